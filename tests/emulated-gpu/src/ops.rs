@@ -3,8 +3,8 @@
 pub(crate) mod atomics;
 mod bits;
 mod convert;
-mod flow;
 mod float;
+mod flow;
 mod half;
 mod integer;
 mod lanes;

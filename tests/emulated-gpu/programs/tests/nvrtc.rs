@@ -50,7 +50,8 @@ fn what_the_real_compiler_makes_for_the_device_runs() {
         let mut launch = stream.launch_builder(&kernel);
         launch.arg(&mut x).arg(&3_i32);
         // SAFETY: the arguments are the kernel's; the shared line has room for three values.
-        unsafe { launch.launch(cudarc::driver::LaunchConfig { shared_mem_bytes: 12, ..grid(1, 32) }) }.unwrap();
+        unsafe { launch.launch(cudarc::driver::LaunchConfig { shared_mem_bytes: 12, ..grid(1, 32) }) }
+            .unwrap();
         assert_eq!(stream.clone_dtoh(&x).unwrap(), [3.0, 2.0, 1.0]);
     });
 }

@@ -23,8 +23,12 @@ fn pinned_copies_and_launches_of_a_stream_keep_their_order() {
     for_all_orders("pinned_copies_and_launches_of_a_stream_keep_their_order", || {
         let device = Device::open();
         // SAFETY: both ranges are written before they are read.
-        let (mut to, mut from) =
-            unsafe { (device.context.alloc_pinned::<f32>(256).unwrap(), device.context.alloc_pinned::<f32>(256).unwrap()) };
+        let (mut to, mut from) = unsafe {
+            (
+                device.context.alloc_pinned::<f32>(256).unwrap(),
+                device.context.alloc_pinned::<f32>(256).unwrap(),
+            )
+        };
         let x = device.stream.clone_htod(&[1.0_f32; 256]).unwrap();
         let mut y = device.stream.alloc_zeros::<f32>(256).unwrap();
         let (kernel, a, n) = (device.kernel("saxpy"), 3.0_f32, 256_i32);
@@ -160,7 +164,8 @@ fn memory_freed_in_one_stream_is_not_read_in_another() {
         let device = Device::open();
         // SAFETY: the test is about a missing order.
         unsafe { device.context.disable_event_tracking() };
-        let (from, to) = (device.stream.clone_htod(&[1_u32]).unwrap(), device.stream.alloc_zeros::<u32>(1).unwrap());
+        let (from, to) =
+            (device.stream.clone_htod(&[1_u32]).unwrap(), device.stream.alloc_zeros::<u32>(1).unwrap());
         let address = from.device_ptr(&device.stream).0;
         drop(from);
         device.stream.synchronize().unwrap();

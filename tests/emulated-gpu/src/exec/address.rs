@@ -2,12 +2,10 @@
 
 use crate::fault::FaultKind;
 use crate::memory::find;
-use crate::program::{
-    Instruction, LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW, Space, WINDOW_BITS,
-};
+use crate::program::{Instruction, LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW, Space, WINDOW_BITS};
 
-use super::rows::{Row, each_lane};
 use super::Warp;
+use super::rows::{Row, each_lane};
 
 /// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,8 +121,9 @@ impl Warp<'_> {
             Space::Global => {
                 let live = &self.run.memory[..];
                 let last_byte = high.saturating_add(u64::from(bytes));
-                let holds =
-                    |i: usize| live.get(i).is_some_and(|a: &std::sync::Arc<_>| low >= a.base && last_byte <= a.end());
+                let holds = |i: usize| {
+                    live.get(i).is_some_and(|a: &std::sync::Arc<_>| low >= a.base && last_byte <= a.end())
+                };
                 if !holds(self.last_allocation) {
                     match find(live, low) {
                         Some(index) if holds(index) => self.last_allocation = index,
@@ -241,9 +240,11 @@ impl Warp<'_> {
                 let size = u64::from(self.program.local_bytes);
                 (self.local as u64 + lane as u64 * size, size, "the thread's local memory")
             }
-            Space::Parameter if !access.writes() => {
-                (self.run.parameters.as_ptr() as u64, self.run.parameters.len() as u64, "the kernel's parameters")
-            }
+            Space::Parameter if !access.writes() => (
+                self.run.parameters.as_ptr() as u64,
+                self.run.parameters.len() as u64,
+                "the kernel's parameters",
+            ),
             _ => return self.global_lane_address(lane, bytes, access, device),
         };
         if end > size {

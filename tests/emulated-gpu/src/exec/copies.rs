@@ -57,8 +57,12 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
             if instruction.from[2] == NONE { Row([bytes; 32]) } else { warp.get::<u32>(instruction.from[2]) };
         (targets, sizes)
     };
-    let source =
-        Place { row: instruction.from[1], wide: true, offset: i64::from(instruction.target as i32), space: Space::Global };
+    let source = Place {
+        row: instruction.from[1],
+        wide: true,
+        offset: i64::from(instruction.target as i32),
+        space: Space::Global,
+    };
     let (mut full, mut sources) = (0, Row::<u64>::zero());
     each_lane(mask, |lane| full |= u32::from(sizes.0[lane] >= bytes) << lane);
     // SAFETY: the row is one of addresses.

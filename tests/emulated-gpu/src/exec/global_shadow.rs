@@ -58,7 +58,9 @@ impl Orders {
 
     /// True if what `first` did is ordered before what `then` does now.
     fn ordered(&self, first: u32, then: u32) -> bool {
-        let time = |times: &[AtomicU64], block: u32| times.get(block as usize).map_or(0, |t| t.load(Ordering::SeqCst));
+        let time = |times: &[AtomicU64], block: u32| {
+            times.get(block as usize).map_or(0, |t| t.load(Ordering::SeqCst))
+        };
         let released = time(&self.released, first) >> 1;
         let acquired = time(&self.acquired, then);
         acquired != 0 && (released != 0 && acquired > released || first == SEVERAL - 1)
@@ -108,7 +110,8 @@ impl Warp<'_> {
             }
         });
         let place = |lane: usize, at: usize| {
-            let lane = if together { (at as u64 + base - out.0[first]) / u64::from(bytes) } else { lane as u64 };
+            let lane =
+                if together { (at as u64 + base - out.0[first]) / u64::from(bytes) } else { lane as u64 };
             (lane as u32, Some(base + at as u64))
         };
         if let Some((lane, at)) = unwritten {
@@ -121,7 +124,8 @@ impl Warp<'_> {
             let (lane, address) = place(lane, at);
             let mine = if access.writes() { "written" } else { "read" };
             let theirs = if wrote { "wrote" } else { "read" };
-            let other = if other == SEVERAL { "several blocks".to_owned() } else { format!("block {}", other - 1) };
+            let other =
+                if other == SEVERAL { "several blocks".to_owned() } else { format!("block {}", other - 1) };
             let what = format!("global memory is {mine} that {other} {theirs} in the same launch");
             self.fail(FaultKind::Race, lane, address, what);
             return None;
@@ -134,9 +138,7 @@ impl Warp<'_> {
         let launch = self.run.launch_number << BLOCK_BITS;
         let number = self.block_index % (SEVERAL - 2) + 1;
         let me = launch | number;
-        let foreign = |tag: u32| {
-            tag & !BLOCK_MASK == launch && tag != me && tag & BLOCK_MASK != STRONG
-        };
+        let foreign = |tag: u32| tag & !BLOCK_MASK == launch && tag != me && tag & BLOCK_MASK != STRONG;
         let unordered = |tag: u32| {
             let block = tag & BLOCK_MASK;
             let first = if block == SEVERAL { SEVERAL - 1 } else { block - 1 };

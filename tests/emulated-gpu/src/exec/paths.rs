@@ -160,7 +160,9 @@ impl Warp<'_> {
                         continue;
                     }
                     // SAFETY: members are a row of masks.
-                    let Some(ready) = (unsafe { self.ready_lanes(instruction, mask) }) else { break Stop::Fault };
+                    let Some(ready) = (unsafe { self.ready_lanes(instruction, mask) }) else {
+                        break Stop::Fault;
+                    };
                     if ready != 0 {
                         if instruction.control == Control::WarpBarrier {
                             self.state.phase += 1;
@@ -226,7 +228,8 @@ impl Warp<'_> {
         });
         if strangers != 0 {
             let lane = strangers.trailing_zeros();
-            let what = format!("lane {lane} is not in its own member mask {:#010x}", members.0[lane as usize]);
+            let what =
+                format!("lane {lane} is not in its own member mask {:#010x}", members.0[lane as usize]);
             self.fail(FaultKind::Barrier, lane, None, what);
             return None;
         }

@@ -194,7 +194,8 @@ impl Warp<'_> {
             SEVERAL_WARPS => "several warps".to_owned(),
             w => format!("warp {w}"),
         };
-        let other = |l: u32| if l == SEVERAL_LANES { "several lanes".to_owned() } else { format!("lane {l}") };
+        let other =
+            |l: u32| if l == SEVERAL_LANES { "several lanes".to_owned() } else { format!("lane {l}") };
         let (kind, what) = match *problem {
             Problem::Unwritten => {
                 (FaultKind::Uninitialised, "shared memory is read that nothing wrote".to_owned())
@@ -212,11 +213,17 @@ impl Warp<'_> {
             ),
             Problem::AfterLaneWrite(l) => (
                 FaultKind::Race,
-                format!("shared memory is {verb} after a write of {} of the warp without __syncwarp between", other(l)),
+                format!(
+                    "shared memory is {verb} after a write of {} of the warp without __syncwarp between",
+                    other(l)
+                ),
             ),
             Problem::AfterLaneRead(l) => (
                 FaultKind::Race,
-                format!("shared memory is {verb} after a read of {} of the warp without __syncwarp between", other(l)),
+                format!(
+                    "shared memory is {verb} after a read of {} of the warp without __syncwarp between",
+                    other(l)
+                ),
             ),
         };
         self.fail(kind, lane as u32, Some(at), what);
@@ -226,7 +233,8 @@ impl Warp<'_> {
     pub fn shade_copy(&mut self, lane: usize, at: u32, bytes: u32) -> Option<()> {
         let me = self.identity();
         let (at, n) = (at as usize, bytes as usize);
-        let problem = if self.run.checks.races { self.shadow.write(me, at, n, lane as u32, false) } else { None };
+        let problem =
+            if self.run.checks.races { self.shadow.write(me, at, n, lane as u32, false) } else { None };
         self.shadow.state[at..at + n].fill(PENDING);
         match problem {
             Some(problem) => {

@@ -16,7 +16,9 @@ impl Warp<'_> {
             Fill::DynamicShared => [0; 32],
             Fill::Variable(index) => [self.run.variables.get(index as usize).copied().unwrap_or(0); 32],
             Fill::Parameter { offset, bytes, signed } => [self.parameter(offset, bytes, signed); 32],
-            Fill::Special(special) => std::array::from_fn(|lane| u64::from(self.special(special, lane as u32))),
+            Fill::Special(special) => {
+                std::array::from_fn(|lane| u64::from(self.special(special, lane as u32)))
+            }
         };
         // SAFETY: the caller's promise.
         unsafe {

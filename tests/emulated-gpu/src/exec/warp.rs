@@ -3,10 +3,10 @@
 use crate::fault::{Fault, FaultKind, SourceLine};
 use crate::program::Program;
 
+use super::Run;
 use super::copies::Copies;
 use super::paths::Path;
 use super::shared_shadow::SharedShadow;
-use super::Run;
 
 /// State of a warp that is not running.
 #[derive(Default)]

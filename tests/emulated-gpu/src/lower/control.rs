@@ -83,7 +83,10 @@ impl<'a> Lowering<'a> {
                 self.emit(draft);
                 Ok(())
             }
-            _ => Err(format!("`{}` with a number of threads or a barrier in a register is not supported", mnemonic.text)),
+            _ => Err(format!(
+                "`{}` with a number of threads or a barrier in a register is not supported",
+                mnemonic.text
+            )),
         }
     }
 

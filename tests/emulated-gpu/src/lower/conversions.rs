@@ -32,7 +32,9 @@ impl<'a> Lowering<'a> {
         mnemonic: &mut Mnemonic<'_>,
         operands: &'a [Operand<'a>],
     ) -> Result<(), String> {
-        let (Some(ty), [target, source]) = (mnemonic.take_type(), operands) else { return mnemonic.unknown() };
+        let (Some(ty), [target, source]) = (mnemonic.take_type(), operands) else {
+            return mnemonic.unknown();
+        };
         if ty.bits > 64 {
             return mnemonic.unknown();
         }
@@ -79,7 +81,9 @@ impl<'a> Lowering<'a> {
         mnemonic: &mut Mnemonic<'_>,
         operands: &'a [Operand<'a>],
     ) -> Result<(), String> {
-        let (Some(ty), [target, source]) = (mnemonic.take_type(), operands) else { return mnemonic.unknown() };
+        let (Some(ty), [target, source]) = (mnemonic.take_type(), operands) else {
+            return mnemonic.unknown();
+        };
         let to = mnemonic.take("to");
         let window = match take_space(mnemonic) {
             Space::Global => 0,
@@ -146,11 +150,8 @@ impl<'a> Lowering<'a> {
             draft.into[0] = self.wide_register(scope, target, least(into))?;
             draft.from[0] = self.wide_register(scope, source, least(from))?;
         }
-        let compute = ops::conversion(
-            plan,
-            self.widths[draft.into[0] as usize],
-            self.widths[draft.from[0] as usize],
-        );
+        let compute =
+            ops::conversion(plan, self.widths[draft.into[0] as usize], self.widths[draft.from[0] as usize]);
         draft.run = compute.run;
         draft.detail = compute.detail;
         self.emit(draft);
@@ -168,7 +169,9 @@ fn permitted(plan: Conversion, named: Option<&str>) -> bool {
         (true, false) => plan.integral,
         (false, true) => named.is_some() && !plan.integral && !plan.away,
         // Same type: rounds to an integer's value, or nothing. Wider: exact.
-        (false, false) if plan.into == plan.from => plan.integral || named.is_none() && plan.into != Number::Tf32,
+        (false, false) if plan.into == plan.from => {
+            plan.integral || named.is_none() && plan.into != Number::Tf32
+        }
         (false, false) if narrows => {
             named.is_some() && !plan.integral && (plan.away == (named == Some("rna")))
         }

@@ -40,7 +40,6 @@ pub(super) struct Lowering<'a> {
     pub at: Source,
 }
 
-
 /// Function that an instruction is in: a kernel, or the number of an inlined call.
 pub(super) type Within = Option<u32>;
 
@@ -118,7 +117,12 @@ impl<'a> Lowering<'a> {
         Err(DecodeError { line: self.at.ptx_line, what })
     }
 
-    pub fn body(&mut self, statements: &'a [Statement<'a>], root: usize, within: Within) -> Result<(), DecodeError> {
+    pub fn body(
+        &mut self,
+        statements: &'a [Statement<'a>],
+        root: usize,
+        within: Within,
+    ) -> Result<(), DecodeError> {
         let mut scope = root;
         for statement in statements {
             match statement {
@@ -128,7 +132,8 @@ impl<'a> Lowering<'a> {
                     if ty.bits > 64 {
                         return self.fail(format!("registers of {} bits are not supported", ty.bits));
                     }
-                    let width = if ty.kind == Kind::Predicate { Width::Predicate } else { Width::of_bits(ty.bits) };
+                    let width =
+                        if ty.kind == Kind::Predicate { Width::Predicate } else { Width::of_bits(ty.bits) };
                     let first = self.widths.len() as u32;
                     self.widths.extend(std::iter::repeat_n(width, count.unwrap_or(1) as usize));
                     match count {

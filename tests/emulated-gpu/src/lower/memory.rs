@@ -48,7 +48,8 @@ impl<'a> Lowering<'a> {
             }
             _ => {}
         }
-        let (store, Some(ty), [first, second]) = (mnemonic.name == "st", mnemonic.take_type(), operands) else {
+        let (store, Some(ty), [first, second]) = (mnemonic.name == "st", mnemonic.take_type(), operands)
+        else {
             return mnemonic.unknown();
         };
         draft.space = take_space(mnemonic);
@@ -235,7 +236,9 @@ impl<'a> Lowering<'a> {
         }
         self.set_address(scope, &mut draft, target)?;
         let (row, wide, offset) = self.address_of(scope, source)?;
-        let Ok(offset) = i32::try_from(offset) else { return Err(format!("the offset {offset} is too large")) };
+        let Ok(offset) = i32::try_from(offset) else {
+            return Err(format!("the offset {offset} is too large"));
+        };
         if !wide {
             return Err("a global address of 32 bits is not supported".to_owned());
         }
@@ -260,7 +263,8 @@ impl<'a> Lowering<'a> {
         let ty = mnemonic.take_type();
         let form = ["sync", "aligned", "m8n8"].iter().all(|m| mnemonic.take(m));
         let count = mnemonic.take_any(&["x1", "x2", "x4"]);
-        let (true, Some(count), Some(16), [targets, address]) = (form, count, ty.map(|t| t.bits), operands) else {
+        let (true, Some(count), Some(16), [targets, address]) = (form, count, ty.map(|t| t.bits), operands)
+        else {
             return mnemonic.unknown();
         };
         draft.detail = if mnemonic.take("trans") { ops::matrix::TRANSPOSED } else { 0 };

@@ -180,7 +180,12 @@ impl<'a> Lowering<'a> {
     }
 
     /// A register of any width that is at least `width`.
-    pub fn wide_register(&mut self, scope: usize, operand: &Operand<'a>, width: Width) -> Result<u32, String> {
+    pub fn wide_register(
+        &mut self,
+        scope: usize,
+        operand: &Operand<'a>,
+        width: Width,
+    ) -> Result<u32, String> {
         if let Operand::Name(name) = *operand
             && let Some(register) = self.register(scope, name)
         {
@@ -189,7 +194,11 @@ impl<'a> Lowering<'a> {
                 return Ok(register);
             }
         }
-        if *operand == Operand::Name("_") { Ok(crate::program::NONE) } else { self.source(scope, operand, width) }
+        if *operand == Operand::Name("_") {
+            Ok(crate::program::NONE)
+        } else {
+            self.source(scope, operand, width)
+        }
     }
 
     fn checked(&self, register: u32, name: &str, width: Width) -> Result<u32, String> {

@@ -54,10 +54,8 @@ fn blocks(program: &Program) -> Vec<Block> {
             _ => true,
         };
         let jumps = last.control == Control::Branch;
-        let next = [
-            falls.then(|| block_of(end)).flatten(),
-            jumps.then(|| block_of(last.target as usize)).flatten(),
-        ];
+        let next =
+            [falls.then(|| block_of(end)).flatten(), jumps.then(|| block_of(last.target as usize)).flatten()];
         Block { start, end, next }
     };
     edges.windows(2).map(whole).collect()

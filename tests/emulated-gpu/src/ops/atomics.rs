@@ -99,9 +99,27 @@ macro_rules! integers {
             Atomic::Or => $old | $a,
             Atomic::Xor => $old ^ $a,
             Atomic::Exchange => $a,
-            Atomic::CompareAndSwap => if $old == $a { $b } else { $old },
-            Atomic::Increment => if $old >= $a { 0 } else { $old + 1 },
-            Atomic::Decrement => if $old == 0 || $old > $a { $a } else { $old - 1 },
+            Atomic::CompareAndSwap => {
+                if $old == $a {
+                    $b
+                } else {
+                    $old
+                }
+            }
+            Atomic::Increment => {
+                if $old >= $a {
+                    0
+                } else {
+                    $old + 1
+                }
+            }
+            Atomic::Decrement => {
+                if $old == 0 || $old > $a {
+                    $a
+                } else {
+                    $old - 1
+                }
+            }
             Atomic::MinSigned => ($old as $S).min($a as $S) as $T,
             Atomic::MaxSigned => ($old as $S).max($a as $S) as $T,
             _ => $other,

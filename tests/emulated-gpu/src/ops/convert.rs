@@ -115,7 +115,8 @@ impl Conversion {
 /// The operation of a conversion between registers of these widths.
 pub(crate) fn conversion(plan: Conversion, into: Width, from: Width) -> Compute {
     if plan.packed {
-        let mut found = binary!(f32, f32 => u32, |a, b| u32::from(Brain::narrow(a)) << 16 | u32::from(Brain::narrow(b)));
+        let mut found =
+            binary!(f32, f32 => u32, |a, b| u32::from(Brain::narrow(a)) << 16 | u32::from(Brain::narrow(b)));
         let usual = plan.rounding == Rounding::Nearest && !plan.relu;
         if plan.into == Number::F16 && usual {
             found = binary!(f32, f32 => u32, |a, b| u32::from(Binary16::narrow(a)) << 16 | u32::from(Binary16::narrow(b)));

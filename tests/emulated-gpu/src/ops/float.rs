@@ -118,7 +118,9 @@ pub(super) fn single(mnemonic: &mut Mnemonic<'_>) -> Option<Compute> {
     let ftz = modes.ftz;
     let must_round = matches!(name, "fma" | "mad");
     let can_approximate = matches!(name, "rcp" | "sqrt" | "div");
-    if must_round && modes.rounding.is_none() || can_approximate && modes.rounding.is_none() != modes.approximate {
+    if must_round && modes.rounding.is_none()
+        || can_approximate && modes.rounding.is_none() != modes.approximate
+    {
         return None;
     }
     let only_approximate = matches!(name, "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh");

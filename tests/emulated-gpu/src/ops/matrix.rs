@@ -116,7 +116,8 @@ unsafe fn multiply_halves<H: Half, const STEPS: usize>(warp: &mut Warp<'_>, inst
             }
         }
         for (half, sums) in sums.iter_mut().enumerate() {
-            let (even, odd) = (&*warp.row::<[[f32; 4]; 8]>(c[2 * half]), &*warp.row::<[[f32; 4]; 8]>(c[2 * half + 1]));
+            let (even, odd) =
+                (&*warp.row::<[[f32; 4]; 8]>(c[2 * half]), &*warp.row::<[[f32; 4]; 8]>(c[2 * half + 1]));
             for g in 0..8 {
                 let mut row = [0f32; 8];
                 row[..4].copy_from_slice(&even[g]);

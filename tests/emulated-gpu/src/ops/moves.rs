@@ -65,7 +65,8 @@ macro_rules! splitting {
                     let mut result = Row::<$P>::zero();
                     let values = result.0.as_mut_ptr();
                     for lane in 0..warp.lanes() {
-                        *values.add(lane) = (*source.0.as_ptr().add(lane) >> (<$P>::BITS * part as u32)) as $P;
+                        *values.add(lane) =
+                            (*source.0.as_ptr().add(lane) >> (<$P>::BITS * part as u32)) as $P;
                     }
                     warp.put(target, mask, &result);
                 }

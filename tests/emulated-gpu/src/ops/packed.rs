@@ -63,7 +63,13 @@ fn one<H: Half>(detail: u32, a: u16, b: u16, c: u16) -> u16 {
             let first = nan(b) || !nan(a) && if larger { x > y } else { x < y };
             let negative = x.is_sign_negative() || !larger && y.is_sign_negative();
             let negative = if larger { negative && y.is_sign_negative() } else { negative };
-            if x == 0.0 && y == 0.0 { if negative { -0.0 } else { 0.0 } } else if first { x } else { y }
+            if x == 0.0 && y == 0.0 {
+                if negative { -0.0 } else { 0.0 }
+            } else if first {
+                x
+            } else {
+                y
+            }
         }
         Sum::Add => rounding::sum(x, y, nearest),
         Sum::Sub => rounding::sum(x, -y, nearest),

@@ -82,7 +82,8 @@ pub(crate) unsafe fn vote(warp: &mut Warp<'_>, instruction: &Instruction, mask: 
 unsafe fn equals<T: Copy + PartialEq>(warp: &Warp<'_>, instruction: &Instruction, mask: u32) -> Row<u32> {
     let mut result = Row::<u32>::zero();
     // SAFETY: the caller's promise.
-    let (value, members) = unsafe { (warp.get::<T>(instruction.from[0]), warp.get::<u32>(instruction.members)) };
+    let (value, members) =
+        unsafe { (warp.get::<T>(instruction.from[0]), warp.get::<u32>(instruction.members)) };
     each_lane(mask, |lane| {
         each_lane(members.0[lane] & mask, |other| {
             result.0[lane] |= u32::from(value.0[other] == value.0[lane]) << other;

@@ -35,9 +35,7 @@ impl<'a> Parser<'a> {
                     self.skip_line();
                 }
                 ".file" => self.file(files)?,
-                ".pragma" => {
-                    while self.next()? != ";" {}
-                }
+                ".pragma" => while self.next()? != ";" {},
                 text if text.starts_with('.') => {
                     self.at -= 1;
                     return self.fail(format!("the directive `{text}` is not supported"));

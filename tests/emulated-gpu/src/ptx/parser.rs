@@ -121,7 +121,9 @@ impl<'a> Parser<'a> {
                 Ok(Operand::Not(self.next()?))
             }
             "-" => Ok(Operand::Number(self.integer()? as u64)),
-            text if text.starts_with(|c: char| c.is_ascii_digit()) => Ok(Operand::Number(self.integer()? as u64)),
+            text if text.starts_with(|c: char| c.is_ascii_digit()) => {
+                Ok(Operand::Number(self.integer()? as u64))
+            }
             text if text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '%' | '_' | '$')) => {
                 self.at += 1;
                 if self.eat("|") { Ok(Operand::Pair(text, self.next()?)) } else { Ok(Operand::Name(text)) }
@@ -158,9 +160,7 @@ impl<'a> Parser<'a> {
                 ".v2" => count = 2,
                 ".v4" => count = 4,
                 ".ptr" | ".global" | ".const" | ".shared" | ".local" => {}
-                ".attribute" => {
-                    while self.next()? != ")" {}
-                }
+                ".attribute" => while self.next()? != ")" {},
                 text => match Type::parse(text) {
                     Some(found) => ty = Some(found),
                     None => return self.fail(format!("`{text}` is no type")),

@@ -13,7 +13,10 @@ pub enum Operand<'a> {
     /// Bits of a number. A negative one is a two's complement of 64 bits.
     Number(u64),
     /// `[%rd1+16]`
-    Address { base: &'a str, offset: i64 },
+    Address {
+        base: &'a str,
+        offset: i64,
+    },
     /// `{%r1, %r2}`
     List(Vec<Operand<'a>>),
     /// `(%r1, %r2)`
@@ -58,7 +61,11 @@ pub struct VariableText<'a> {
 #[derive(Clone, Debug)]
 pub enum Statement<'a> {
     /// Registers of a type; `%r<10>` has a count, a single name has none.
-    Registers { ty: Type, name: &'a str, count: Option<u32> },
+    Registers {
+        ty: Type,
+        name: &'a str,
+        count: Option<u32>,
+    },
     Variable(VariableText<'a>),
     Label(&'a str),
     Open,

@@ -15,40 +15,60 @@ fn sums_round_as_named() {
     let half = ULP / 2.0;
     let quarter = ULP / 4.0;
     let next = 1.0 + ULP;
-    check("add.rn.f32", 32, &[32, 32], &[
-        &[f(1.0), f(half), f(1.0)],
-        &[f(next), f(half), f(1.0 + 2.0 * ULP)],
-        &[f(1.0), f(half + quarter), f(next)],
-        &[f(-0.0), f(-0.0), f(-0.0)],
-        &[f(1.0), f(-1.0), f(0.0)],
-        &[f(INF), f(-INF), NAN],
-        &[0x7fc1_2345, f(1.0), NAN],
-        &[f(f32::MAX), f(f32::MAX), f(INF)],
-        &[f(TINY), f(TINY), 2],
-    ]);
-    check("add.rz.f32", 32, &[32, 32], &[
-        &[f(1.0), f(half + quarter), f(1.0)],
-        &[f(-1.0), f(-half - quarter), f(-1.0)],
-        &[f(1.0), f(1e-38), f(1.0)],
-        &[f(1.0), f(-1e-38), f(1.0 - ULP / 2.0)],
-        &[f(f32::MAX), f(f32::MAX), f(f32::MAX)],
-        &[f(1.0), f(-1.0), f(0.0)],
-    ]);
-    check("add.rm.f32", 32, &[32, 32], &[
-        &[f(1.0), f(half + quarter), f(1.0)],
-        &[f(-1.0), f(-1e-38), f(-next)],
-        &[f(1.0), f(-1.0), f(-0.0)],
-        &[f(0.0), f(-0.0), f(-0.0)],
-        &[f(0.0), f(0.0), f(0.0)],
-        &[f(f32::MAX), f(f32::MAX), f(f32::MAX)],
-        &[f(-f32::MAX), f(-f32::MAX), f(-INF)],
-    ]);
-    check("sub.rp.f32", 32, &[32, 32], &[
-        &[f(1.0), f(-1e-38), f(next)],
-        &[f(-1.0), f(1e-38), f(-1.0)],
-        &[f(1.0), f(1.0), f(0.0)],
-        &[f(f32::MAX), f(-f32::MAX), f(INF)],
-    ]);
+    check(
+        "add.rn.f32",
+        32,
+        &[32, 32],
+        &[
+            &[f(1.0), f(half), f(1.0)],
+            &[f(next), f(half), f(1.0 + 2.0 * ULP)],
+            &[f(1.0), f(half + quarter), f(next)],
+            &[f(-0.0), f(-0.0), f(-0.0)],
+            &[f(1.0), f(-1.0), f(0.0)],
+            &[f(INF), f(-INF), NAN],
+            &[0x7fc1_2345, f(1.0), NAN],
+            &[f(f32::MAX), f(f32::MAX), f(INF)],
+            &[f(TINY), f(TINY), 2],
+        ],
+    );
+    check(
+        "add.rz.f32",
+        32,
+        &[32, 32],
+        &[
+            &[f(1.0), f(half + quarter), f(1.0)],
+            &[f(-1.0), f(-half - quarter), f(-1.0)],
+            &[f(1.0), f(1e-38), f(1.0)],
+            &[f(1.0), f(-1e-38), f(1.0 - ULP / 2.0)],
+            &[f(f32::MAX), f(f32::MAX), f(f32::MAX)],
+            &[f(1.0), f(-1.0), f(0.0)],
+        ],
+    );
+    check(
+        "add.rm.f32",
+        32,
+        &[32, 32],
+        &[
+            &[f(1.0), f(half + quarter), f(1.0)],
+            &[f(-1.0), f(-1e-38), f(-next)],
+            &[f(1.0), f(-1.0), f(-0.0)],
+            &[f(0.0), f(-0.0), f(-0.0)],
+            &[f(0.0), f(0.0), f(0.0)],
+            &[f(f32::MAX), f(f32::MAX), f(f32::MAX)],
+            &[f(-f32::MAX), f(-f32::MAX), f(-INF)],
+        ],
+    );
+    check(
+        "sub.rp.f32",
+        32,
+        &[32, 32],
+        &[
+            &[f(1.0), f(-1e-38), f(next)],
+            &[f(-1.0), f(1e-38), f(-1.0)],
+            &[f(1.0), f(1.0), f(0.0)],
+            &[f(f32::MAX), f(-f32::MAX), f(INF)],
+        ],
+    );
 }
 
 #[test]
@@ -58,11 +78,12 @@ fn products_and_fused_sums_round_once() {
     let square = 1.0 + 2.0 * ULP;
     check("mul.rn.f32", 32, &[32, 32], &[&[f(next), f(next), f(square)], &[f(0.0), f(INF), NAN]]);
     check("mul.rp.f32", 32, &[32, 32], &[&[f(next), f(next), f(square + ULP)], &[f(TINY), f(TINY), 1]]);
-    check("mul.rz.f32", 32, &[32, 32], &[
-        &[f(next), f(next), f(square)],
-        &[f(TINY), f(-TINY), f(-0.0)],
-        &[f(3e38), f(3e38), f(f32::MAX)],
-    ]);
+    check(
+        "mul.rz.f32",
+        32,
+        &[32, 32],
+        &[&[f(next), f(next), f(square)], &[f(TINY), f(-TINY), f(-0.0)], &[f(3e38), f(3e38), f(f32::MAX)]],
+    );
     check("mul.rm.f32", 32, &[32, 32], &[&[f(TINY), f(-TINY), 0x8000_0001], &[f(TINY), f(TINY), 0]]);
     let fma: &[&[u64]] = &[
         // The exact u^2 survives when the sum cancels the rest.
@@ -72,33 +93,47 @@ fn products_and_fused_sums_round_once() {
     ];
     check("fma.rn.f32", 32, &[32, 32, 32], fma);
     check("mad.rn.f32", 32, &[32, 32, 32], fma);
-    check("fma.rz.f32", 32, &[32, 32, 32], &[
-        &[f(1.0), f(1.0), f(1e-30), f(1.0)],
-        &[f(1.0), f(-1.0), f(-1e-30), f(-1.0)],
-        &[f(1.0), f(1.0), f(-1e-30), f(1.0 - ULP / 2.0)],
-        &[f(next), f(next), f(1e-30), f(square)],
-    ]);
-    check("fma.rp.f32", 32, &[32, 32, 32], &[
-        &[f(1.0), f(1.0), f(1e-30), f(next)],
-        &[f(next), f(next), f(-ULP * ULP), f(square)],
-    ]);
-    check("fma.rm.f32", 32, &[32, 32, 32], &[
-        &[f(1.0), f(1.0), f(-1e-30), f(1.0 - ULP / 2.0)],
-        &[f(1.0), f(1.0), f(-1.0), f(-0.0)],
-    ]);
+    check(
+        "fma.rz.f32",
+        32,
+        &[32, 32, 32],
+        &[
+            &[f(1.0), f(1.0), f(1e-30), f(1.0)],
+            &[f(1.0), f(-1.0), f(-1e-30), f(-1.0)],
+            &[f(1.0), f(1.0), f(-1e-30), f(1.0 - ULP / 2.0)],
+            &[f(next), f(next), f(1e-30), f(square)],
+        ],
+    );
+    check(
+        "fma.rp.f32",
+        32,
+        &[32, 32, 32],
+        &[&[f(1.0), f(1.0), f(1e-30), f(next)], &[f(next), f(next), f(-ULP * ULP), f(square)]],
+    );
+    check(
+        "fma.rm.f32",
+        32,
+        &[32, 32, 32],
+        &[&[f(1.0), f(1.0), f(-1e-30), f(1.0 - ULP / 2.0)], &[f(1.0), f(1.0), f(-1.0), f(-0.0)]],
+    );
 }
 
 #[test]
 fn quotients_and_roots_round_as_named() {
     let third = f32::from_bits(0x3eaa_aaab);
     let below = f32::from_bits(0x3eaa_aaaa);
-    check("div.rn.f32", 32, &[32, 32], &[
-        &[f(1.0), f(3.0), f(third)],
-        &[f(-1.0), f(0.0), f(-INF)],
-        &[f(0.0), f(0.0), NAN],
-        &[f(TINY), f(2.0), 0],
-        &[f(f32::from_bits(3)), f(2.0), 2],
-    ]);
+    check(
+        "div.rn.f32",
+        32,
+        &[32, 32],
+        &[
+            &[f(1.0), f(3.0), f(third)],
+            &[f(-1.0), f(0.0), f(-INF)],
+            &[f(0.0), f(0.0), NAN],
+            &[f(TINY), f(2.0), 0],
+            &[f(f32::from_bits(3)), f(2.0), 2],
+        ],
+    );
     check("div.rz.f32", 32, &[32, 32], &[&[f(1.0), f(3.0), f(below)], &[f(-1.0), f(3.0), f(-below)]]);
     check("div.rp.f32", 32, &[32, 32], &[&[f(1.0), f(3.0), f(third)], &[f(-1.0), f(3.0), f(-below)]]);
     check("div.rm.f32", 32, &[32, 32], &[&[f(1.0), f(-3.0), f(-third)], &[f(6.0), f(3.0), f(2.0)]]);
@@ -113,17 +148,24 @@ fn quotients_and_roots_round_as_named() {
 #[test]
 fn subnormals_live_without_ftz_and_are_flushed_with_it() {
     check("add.f32", 32, &[32, 32], &[&[f(SUBNORMAL), f(TINY), f(f32::MIN_POSITIVE)]]);
-    check("add.ftz.f32", 32, &[32, 32], &[
-        &[f(SUBNORMAL), f(TINY), 0],
-        &[f(-SUBNORMAL), f(-TINY), f(-0.0)],
-        &[f(f32::MIN_POSITIVE), f(f32::MIN_POSITIVE), f(2.0 * f32::MIN_POSITIVE)],
-    ]);
+    check(
+        "add.ftz.f32",
+        32,
+        &[32, 32],
+        &[
+            &[f(SUBNORMAL), f(TINY), 0],
+            &[f(-SUBNORMAL), f(-TINY), f(-0.0)],
+            &[f(f32::MIN_POSITIVE), f(f32::MIN_POSITIVE), f(2.0 * f32::MIN_POSITIVE)],
+        ],
+    );
     // The result is flushed, too.
     check("mul.f32", 32, &[32, 32], &[&[f(f32::MIN_POSITIVE), f(0.5), 0x0040_0000]]);
-    check("mul.ftz.f32", 32, &[32, 32], &[
-        &[f(f32::MIN_POSITIVE), f(0.5), 0],
-        &[f(f32::MIN_POSITIVE), f(-0.5), f(-0.0)],
-    ]);
+    check(
+        "mul.ftz.f32",
+        32,
+        &[32, 32],
+        &[&[f(f32::MIN_POSITIVE), f(0.5), 0], &[f(f32::MIN_POSITIVE), f(-0.5), f(-0.0)]],
+    );
     check("mul.rz.ftz.f32", 32, &[32, 32], &[&[f(f32::MIN_POSITIVE), f(0.5), 0], &[f(TINY), f(4.0), 0]]);
     check("fma.rn.ftz.f32", 32, &[32, 32, 32], &[&[f(TINY), f(1e30), f(1.0), f(1.0)]]);
     check("abs.f32", 32, &[32], &[&[f(-TINY), 1], &[f(-INF), f(INF)]]);
@@ -135,37 +177,54 @@ fn subnormals_live_without_ftz_and_are_flushed_with_it() {
 
 #[test]
 fn saturation_limits_to_0_and_1() {
-    check("add.sat.f32", 32, &[32, 32], &[
-        &[f(0.75), f(0.75), f(1.0)],
-        &[f(-3.0), f(1.0), f(0.0)],
-        &[f(0.25), f(0.25), f(0.5)],
-        // NaN becomes zero.
-        &[f(INF), f(-INF), f(0.0)],
-    ]);
-    check("fma.rn.sat.f32", 32, &[32, 32, 32], &[
-        &[f(2.0), f(3.0), f(-5.5), f(0.5)],
-        &[f(2.0), f(3.0), f(0.0), f(1.0)],
-    ]);
+    check(
+        "add.sat.f32",
+        32,
+        &[32, 32],
+        &[
+            &[f(0.75), f(0.75), f(1.0)],
+            &[f(-3.0), f(1.0), f(0.0)],
+            &[f(0.25), f(0.25), f(0.5)],
+            // NaN becomes zero.
+            &[f(INF), f(-INF), f(0.0)],
+        ],
+    );
+    check(
+        "fma.rn.sat.f32",
+        32,
+        &[32, 32, 32],
+        &[&[f(2.0), f(3.0), f(-5.5), f(0.5)], &[f(2.0), f(3.0), f(0.0), f(1.0)]],
+    );
     check("mul.ftz.sat.f32", 32, &[32, 32], &[&[f(f32::MIN_POSITIVE), f(0.5), 0], &[f(3.0), f(3.0), f(1.0)]]);
 }
 
 #[test]
 fn extrema_prefer_numbers_unless_told() {
     let nan = 0x7fc0_0000;
-    check("max.f32", 32, &[32, 32], &[
-        &[nan, f(1.0), f(1.0)],
-        &[f(1.0), nan, f(1.0)],
-        &[nan, nan, NAN],
-        &[f(-0.0), f(0.0), f(0.0)],
-        &[f(0.0), f(-0.0), f(0.0)],
-        &[f(-2.0), f(-3.0), f(-2.0)],
-    ]);
-    check("min.f32", 32, &[32, 32], &[
-        &[nan, f(1.0), f(1.0)],
-        &[f(-0.0), f(0.0), f(-0.0)],
-        &[f(0.0), f(-0.0), f(-0.0)],
-        &[f(INF), f(3.0), f(3.0)],
-    ]);
+    check(
+        "max.f32",
+        32,
+        &[32, 32],
+        &[
+            &[nan, f(1.0), f(1.0)],
+            &[f(1.0), nan, f(1.0)],
+            &[nan, nan, NAN],
+            &[f(-0.0), f(0.0), f(0.0)],
+            &[f(0.0), f(-0.0), f(0.0)],
+            &[f(-2.0), f(-3.0), f(-2.0)],
+        ],
+    );
+    check(
+        "min.f32",
+        32,
+        &[32, 32],
+        &[
+            &[nan, f(1.0), f(1.0)],
+            &[f(-0.0), f(0.0), f(-0.0)],
+            &[f(0.0), f(-0.0), f(-0.0)],
+            &[f(INF), f(3.0), f(3.0)],
+        ],
+    );
     check("max.NaN.f32", 32, &[32, 32], &[&[nan, f(1.0), NAN], &[f(2.0), f(1.0), f(2.0)]]);
     check("min.ftz.f32", 32, &[32, 32], &[&[f(TINY), f(1.0), 0]]);
     check("copysign.f32", 32, &[32, 32], &[&[f(-1.0), f(3.0), f(-3.0)], &[f(1.0), f(-3.0), f(3.0)]]);
@@ -174,7 +233,9 @@ fn extrema_prefer_numbers_unless_told() {
 #[test]
 fn comparisons_of_nan_hold_only_with_u() {
     let nan = 0x7fc0_0000;
-    for (ordered, unordered) in [("lt", "ltu"), ("le", "leu"), ("gt", "gtu"), ("ge", "geu"), ("eq", "equ"), ("ne", "neu")] {
+    for (ordered, unordered) in
+        [("lt", "ltu"), ("le", "leu"), ("gt", "gtu"), ("ge", "geu"), ("eq", "equ"), ("ne", "neu")]
+    {
         let pair = |name: &str, a, b| {
             results(&format!("setp.{name}.f32 %o, %a, %b;\n"), 1, &[32, 32], &[&[a, b]])[0]
         };
@@ -198,7 +259,10 @@ fn approximates(instruction: &str, inputs: &[f32], exact: impl Fn(f64) -> f64, e
         for (&x, found) in chunk.iter().zip(found) {
             let (found, exact) = (f64::from(f32::from_bits(found as u32)), exact(f64::from(x)));
             let off = (found - exact).abs();
-            assert!(off <= error * exact.abs().max(f64::from(f32::MIN_POSITIVE)), "{instruction} of {x}: {found}, not {exact}");
+            assert!(
+                off <= error * exact.abs().max(f64::from(f32::MIN_POSITIVE)),
+                "{instruction} of {x}: {found}, not {exact}"
+            );
         }
     }
 }
@@ -215,34 +279,54 @@ fn approximations_keep_their_promise() {
     let outside: Vec<f32> = positive.iter().copied().filter(|x| !(0.5..=2.0).contains(x)).collect();
     approximates("lg2.approx.f32", &outside, f64::log2, 2f64.powi(-22));
     approximates("tanh.approx.f32", &small, f64::tanh, 2f64.powi(-11));
-    check("ex2.approx.f32", 32, &[32], &[
-        &[f(-INF), 0],
-        &[f(INF), f(INF)],
-        &[f(0.0), f(1.0)],
-        &[f(-126.0), f(f32::MIN_POSITIVE)],
-        &[f(-149.0), 1],
-        &[f(127.0), f(1.7014118e38)],
-        &[0x7fc0_0000, NAN],
-    ]);
+    check(
+        "ex2.approx.f32",
+        32,
+        &[32],
+        &[
+            &[f(-INF), 0],
+            &[f(INF), f(INF)],
+            &[f(0.0), f(1.0)],
+            &[f(-126.0), f(f32::MIN_POSITIVE)],
+            &[f(-149.0), 1],
+            &[f(127.0), f(1.7014118e38)],
+            &[0x7fc0_0000, NAN],
+        ],
+    );
     check("ex2.approx.ftz.f32", 32, &[32], &[&[f(-149.0), 0], &[f(3.0), f(8.0)]]);
-    check("lg2.approx.f32", 32, &[32], &[
-        &[f(0.0), f(-INF)],
-        &[f(-1.0), NAN],
-        &[f(INF), f(INF)],
-        &[f(8.0), f(3.0)],
-        &[f(1.0), f(0.0)],
-        &[f(TINY), f(-149.0)],
-    ]);
+    check(
+        "lg2.approx.f32",
+        32,
+        &[32],
+        &[
+            &[f(0.0), f(-INF)],
+            &[f(-1.0), NAN],
+            &[f(INF), f(INF)],
+            &[f(8.0), f(3.0)],
+            &[f(1.0), f(0.0)],
+            &[f(TINY), f(-149.0)],
+        ],
+    );
     check("lg2.approx.ftz.f32", 32, &[32], &[&[f(TINY), f(-INF)]]);
-    check("rsqrt.approx.f32", 32, &[32], &[&[f(0.0), f(INF)], &[f(-0.0), f(-INF)], &[f(-1.0), NAN], &[f(INF), 0]]);
+    check(
+        "rsqrt.approx.f32",
+        32,
+        &[32],
+        &[&[f(0.0), f(INF)], &[f(-0.0), f(-INF)], &[f(-1.0), NAN], &[f(INF), 0]],
+    );
     check("rcp.approx.ftz.f32", 32, &[32], &[&[f(TINY), f(INF)], &[f(2e38), 0]]);
     // PTX: the quotient by more than 2^126 is zero, and NaN for infinity.
-    check("div.approx.f32", 32, &[32, 32], &[
-        &[f(6.0), f(3.0), f(2.0)],
-        &[f(1e38), f(2e38), 0],
-        &[f(-1e38), f(2e38), f(-0.0)],
-        &[f(INF), f(2e38), NAN],
-    ]);
+    check(
+        "div.approx.f32",
+        32,
+        &[32, 32],
+        &[
+            &[f(6.0), f(3.0), f(2.0)],
+            &[f(1e38), f(2e38), 0],
+            &[f(-1e38), f(2e38), f(-0.0)],
+            &[f(INF), f(2e38), NAN],
+        ],
+    );
     check("sin.approx.f32", 32, &[32], &[&[f(0.0), f(0.0)], &[f(INF), NAN]]);
     check("cos.approx.f32", 32, &[32], &[&[f(0.0), f(1.0)]]);
 }

@@ -61,13 +61,18 @@ fn the_thread_of_a_fault_is_named() {
         assert_eq!((fault.block, fault.thread), ([1, 0, 0], [23, 0, 0]), "{fault}");
         assert_eq!(fault.address, Some(2000));
         let text = fault.to_string();
-        assert!(text.contains("kernel k") && text.contains("kernel.cu:11") && text.contains("thread (23, 0, 0)"), "{text}");
+        assert!(
+            text.contains("kernel k") && text.contains("kernel.cu:11") && text.contains("thread (23, 0, 0)"),
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn use_after_free() {
-    let bench = Bench::new(".visible .entry k(.param .u64 out)\n{ .reg .b64 %x; .reg .b32 %r; ld.param.u64 %x, [out]; ld.global.u32 %r, [%x]; ret; }");
+    let bench = Bench::new(
+        ".visible .entry k(.param .u64 out)\n{ .reg .b64 %x; .reg .b32 %r; ld.param.u64 %x, [out]; ld.global.u32 %r, [%x]; ret; }",
+    );
     let address = bench.words(&[5]);
     bench.run(1, 32, &[address], &Checks::default()).unwrap();
     bench.memory.free(address).unwrap();
@@ -80,7 +85,8 @@ fn bounds_of_shared_and_local_memory() {
     silent("st.shared.u32 [%r3+1020], 1;", 1, 1);
     fires("st.shared.u32 [%r3+1024], 1;", 1, 1, FaultKind::OutOfBounds, "1024 bytes of shared memory");
     fires("st.shared.u32 [%r3-4], 1;", 1, 1, FaultKind::OutOfBounds, "shared memory");
-    let generic = |offset: u32| format!("mov.u64 %x1, tile; cvta.shared.u64 %x2, %x1; st.u32 [%x2+{offset}], 1;");
+    let generic =
+        |offset: u32| format!("mov.u64 %x1, tile; cvta.shared.u64 %x2, %x1; st.u32 [%x2+{offset}], 1;");
     silent(&generic(1020), 1, 1);
     fires(&generic(1024), 1, 1, FaultKind::OutOfBounds, "shared memory");
     let local = |offset: u32| format!(".local .align 4 .b8 own[16]; st.local.u32 [own+{offset}], 1;");
@@ -101,12 +107,19 @@ fn alignment() {
 fn reads_of_what_was_never_written() {
     silent("st.global.u32 [%o], 1; ld.global.u32 %r5, [%o];", 2, 40);
     fires("ld.global.u32 %r5, [%o];", 2, 40, FaultKind::Uninitialised, "global memory");
-    fires("st.global.u16 [%o], 1; ld.global.u32 %r5, [%o];", 2, 40, FaultKind::Uninitialised, "global memory");
+    fires(
+        "st.global.u16 [%o], 1; ld.global.u32 %r5, [%o];",
+        2,
+        40,
+        FaultKind::Uninitialised,
+        "global memory",
+    );
     silent("st.shared.u32 [%r4], 1; ld.shared.u32 %r5, [%r4];", 2, 40);
     fires("ld.shared.u32 %r5, [%r4];", 2, 40, FaultKind::Uninitialised, "shared memory");
     fires("atom.shared.add.u32 %r5, [%r4], 1;", 1, 4, FaultKind::Uninitialised, "shared memory");
     // Shared memory of an earlier block is gone.
-    let second = "setp.ne.u32 %p0, %r0, 0; @%p0 bra READ; st.shared.u32 [%r4], 1;\nREAD: ld.shared.u32 %r5, [%r4];";
+    let second =
+        "setp.ne.u32 %p0, %r0, 0; @%p0 bra READ; st.shared.u32 [%r4], 1;\nREAD: ld.shared.u32 %r5, [%r4];";
     fires(second, 2, 32, FaultKind::Uninitialised, "shared memory");
 }
 
@@ -114,7 +127,9 @@ fn reads_of_what_was_never_written() {
 fn races_between_warps_without_a_barrier() {
     // Each thread reads the word of a thread of the other warp.
     let exchange = |between: &str| {
-        format!("st.shared.u32 [%r4], %t; {between} xor.b32 %r5, %r4, 128; ld.shared.u32 %r6, [%r5]; st.global.u32 [%o], %r6;")
+        format!(
+            "st.shared.u32 [%r4], %t; {between} xor.b32 %r5, %r4, 128; ld.shared.u32 %r6, [%r5]; st.global.u32 [%o], %r6;"
+        )
     };
     silent(&exchange("bar.sync 0;"), 2, 64);
     for outcome in outcomes(&exchange(""), 2, 64) {
@@ -135,7 +150,9 @@ fn races_between_warps_without_a_barrier() {
     fires("st.shared.u32 [%r3], %t;", 1, 64, FaultKind::Race, "after a write of warp");
     // Atomic operations may meet each other, after a barrier behind the first value.
     let atomics = |between: &str| {
-        format!("setp.ne.u32 %p0, %r2, 0; @%p0 bra ADD; st.shared.u32 [%r3], 0;\nADD: {between} atom.shared.add.u32 %r5, [%r3], 1;\n")
+        format!(
+            "setp.ne.u32 %p0, %r2, 0; @%p0 bra ADD; st.shared.u32 [%r3], 0;\nADD: {between} atom.shared.add.u32 %r5, [%r3], 1;\n"
+        )
     };
     silent(&atomics("bar.sync 0;"), 1, 64);
     for outcome in outcomes(&atomics(""), 1, 64) {
@@ -147,13 +164,17 @@ fn races_between_warps_without_a_barrier() {
 #[test]
 fn races_inside_a_warp() {
     let exchange = |between: &str| {
-        format!("st.shared.u32 [%r4], %t; {between} xor.b32 %r5, %r4, 4; ld.shared.u32 %r6, [%r5]; st.global.u32 [%o], %r6;")
+        format!(
+            "st.shared.u32 [%r4], %t; {between} xor.b32 %r5, %r4, 4; ld.shared.u32 %r6, [%r5]; st.global.u32 [%o], %r6;"
+        )
     };
     silent(&exchange("bar.warp.sync 0xffffffff;"), 1, 32);
     silent("st.shared.u32 [%r4], %t; ld.shared.u32 %r6, [%r4];", 1, 32);
     fires(&exchange(""), 1, 32, FaultKind::Race, "without __syncwarp");
     let again = |between: &str| {
-        format!("st.shared.u32 [%r4], %t; bar.warp.sync 0xffffffff; xor.b32 %r5, %r4, 4; ld.shared.u32 %r6, [%r5]; {between} st.shared.u32 [%r4], %r6;")
+        format!(
+            "st.shared.u32 [%r4], %t; bar.warp.sync 0xffffffff; xor.b32 %r5, %r4, 4; ld.shared.u32 %r6, [%r5]; {between} st.shared.u32 [%r4], %r6;"
+        )
     };
     silent(&again("bar.warp.sync 0xffffffff;"), 1, 32);
     fires(&again(""), 1, 32, FaultKind::Race, "after a read of lane");
@@ -173,7 +194,8 @@ fn copies_are_read_after_their_wait() {
     fires(&copy("cp.async.wait_group 1;"), 1, 64, FaultKind::Race, "before its cp.async was waited for");
     // Another warp's copy needs a barrier after its wait.
     let other = |barrier: &str| {
-        copy(&format!("cp.async.wait_all; {barrier}")).replace("ld.shared.u32 %r6, [%r4]", "xor.b32 %r5, %r4, 128; ld.shared.u32 %r6, [%r5]")
+        copy(&format!("cp.async.wait_all; {barrier}"))
+            .replace("ld.shared.u32 %r6, [%r4]", "xor.b32 %r5, %r4, 128; ld.shared.u32 %r6, [%r5]")
     };
     silent(&other("bar.sync 0;"), 1, 64);
     for outcome in outcomes(&other(""), 1, 64) {
@@ -188,7 +210,13 @@ fn copies_are_read_after_their_wait() {
 fn races_of_global_memory_between_blocks() {
     silent("st.global.u32 [%o], %t; ld.global.u32 %r5, [%o];", 4, 32);
     // All blocks write the first block's words.
-    fires("mul.wide.u32 %x1, %r2, 4; add.u64 %x1, %x0, %x1; st.global.u32 [%x1], %t;", 4, 32, FaultKind::Race, "in the same launch");
+    fires(
+        "mul.wide.u32 %x1, %r2, 4; add.u64 %x1, %x0, %x1; st.global.u32 [%x1], %t;",
+        4,
+        32,
+        FaultKind::Race,
+        "in the same launch",
+    );
     silent("mul.wide.u32 %x1, %r2, 4; add.u64 %x1, %x0, %x1; st.global.u32 [%x1], %t;", 1, 32);
     // Atomic operations may meet.
     silent("atom.global.add.u32 %r5, [count], 1;", 4, 32);
@@ -226,7 +254,14 @@ fn shuffles_of_lanes_that_take_no_part() {
     silent(&low("shfl.sync.bfly.b32 %r5, %t, 1, 31, 0xffff;"), 1, 32);
     fires(&low("shfl.sync.bfly.b32 %r5, %t, 16, 31, 0xffff;"), 1, 32, FaultKind::Barrier, "takes no part");
     fires(&low("shfl.sync.bfly.b32 %r5, %t, 1, 31, 0xff;"), 1, 32, FaultKind::Barrier, "own member mask");
-    fires(&low("shfl.sync.bfly.b32 %r5, %t, 1, 31, 0xffffffff; bar.sync 0;").replace("\nDONE:", "\nDONE: bar.sync 0;"), 1, 32, FaultKind::Barrier, "not all lanes");
+    fires(
+        &low("shfl.sync.bfly.b32 %r5, %t, 1, 31, 0xffffffff; bar.sync 0;")
+            .replace("\nDONE:", "\nDONE: bar.sync 0;"),
+        1,
+        32,
+        FaultKind::Barrier,
+        "not all lanes",
+    );
 }
 
 #[test]

@@ -35,14 +35,18 @@ fn between_integers() {
 
 #[test]
 fn floats_to_integers_round_and_clamp() {
-    check("cvt.rni.s32.f32", 32, &[32], &[&[f(2.5), 2], &[f(3.5), 4], &[f(-2.5), s(-2)], &[f(1e10), s(i32::MAX)]]);
-    check("cvt.rzi.s32.f32", 32, &[32], &[
-        &[f(2.9), 2],
-        &[f(-2.9), s(-2)],
-        &[f(-1e10), s(i32::MIN)],
-        &[NAN, 0],
-        &[f(-INF), s(i32::MIN)],
-    ]);
+    check(
+        "cvt.rni.s32.f32",
+        32,
+        &[32],
+        &[&[f(2.5), 2], &[f(3.5), 4], &[f(-2.5), s(-2)], &[f(1e10), s(i32::MAX)]],
+    );
+    check(
+        "cvt.rzi.s32.f32",
+        32,
+        &[32],
+        &[&[f(2.9), 2], &[f(-2.9), s(-2)], &[f(-1e10), s(i32::MIN)], &[NAN, 0], &[f(-INF), s(i32::MIN)]],
+    );
     check("cvt.rmi.s32.f32", 32, &[32], &[&[f(-2.1), s(-3)], &[f(2.9), 2]]);
     check("cvt.rpi.s32.f32", 32, &[32], &[&[f(2.1), 3], &[f(-2.9), s(-2)]]);
     check("cvt.rzi.u32.f32", 32, &[32], &[&[f(-1.0), 0], &[f(5e9), 0xffff_ffff], &[f(3e9), 3_000_000_000]]);
@@ -68,9 +72,19 @@ fn integers_to_floats_round() {
     check("cvt.rz.f32.u32", 32, &[32], &[&[s(-1), f(4_294_967_040.0)]]);
     // A sum of 2^63 and half an f32's place and one: f64 alone would round it to the half, then down.
     let double = (1 << 63) + (1 << 39) + 1;
-    check("cvt.rn.f32.u64", 32, &[64], &[&[double, f(9.223_373e18)], &[u64::MAX, f(18_446_744_073_709_551_616.0)]]);
+    check(
+        "cvt.rn.f32.u64",
+        32,
+        &[64],
+        &[&[double, f(9.223_373e18)], &[u64::MAX, f(18_446_744_073_709_551_616.0)]],
+    );
     check("cvt.rn.f32.s64", 32, &[64], &[&[l(-1), f(-1.0)]]);
-    check("cvt.rn.f64.s64", 64, &[64], &[&[l(-9), (-9f64).to_bits()], &[(1 << 53) + 1, 9_007_199_254_740_992f64.to_bits()]]);
+    check(
+        "cvt.rn.f64.s64",
+        64,
+        &[64],
+        &[&[l(-9), (-9f64).to_bits()], &[(1 << 53) + 1, 9_007_199_254_740_992f64.to_bits()]],
+    );
     check("cvt.rn.f64.u32", 64, &[32], &[&[s(-1), 4_294_967_295f64.to_bits()]]);
     check("cvt.rn.f32.u16", 32, &[16], &[&[0xffff, f(65_535.0)]]);
     check("cvt.rn.f32.s8", 32, &[32], &[&[0x80, f(-128.0)]]);
@@ -82,7 +96,12 @@ fn floats_to_floats() {
     check("cvt.f64.f32", 64, &[32], &[&[f(0.1), f64::from(0.1f32).to_bits()]]);
     let half = 1.0 + f64::from(f32::EPSILON) / 2.0;
     check("cvt.rn.f32.f64", 32, &[64], &[&[half.to_bits(), f(1.0)], &[1e300f64.to_bits(), f(INF)]]);
-    check("cvt.rp.f32.f64", 32, &[64], &[&[half.to_bits(), f(1.0 + f32::EPSILON)], &[1e-300f64.to_bits(), 1]]);
+    check(
+        "cvt.rp.f32.f64",
+        32,
+        &[64],
+        &[&[half.to_bits(), f(1.0 + f32::EPSILON)], &[1e-300f64.to_bits(), 1]],
+    );
     check("cvt.rm.f32.f64", 32, &[64], &[&[(-half).to_bits(), f(-1.0 - f32::EPSILON)]]);
     check("cvt.rz.f32.f64", 32, &[64], &[&[half.to_bits(), f(1.0)], &[1e300f64.to_bits(), f(f32::MAX)]]);
     check("cvt.rni.f32.f32", 32, &[32], &[&[f(2.5), f(2.0)], &[f(-0.3), f(-0.0)]]);
@@ -96,31 +115,57 @@ fn floats_to_floats() {
 #[test]
 fn halves_of_floats() {
     // 1 + 2^-8 lies half way between two bf16: the even one wins.
-    check("cvt.rn.bf16.f32", 16, &[32], &[
-        &[f(1.0 + 1.0 / 256.0), 0x3f80],
-        &[f(1.0 + 3.0 / 256.0), 0x3f82],
-        &[f(1.0 + 1.0 / 256.0 + f32::EPSILON), 0x3f81],
-        &[f(f32::MAX), 0x7f80],
-        &[f(-INF), 0xff80],
-        &[NAN, 0x7fff],
-        &[0x0000_8001, 1],
-        &[0x0000_8000, 0],
-    ]);
+    check(
+        "cvt.rn.bf16.f32",
+        16,
+        &[32],
+        &[
+            &[f(1.0 + 1.0 / 256.0), 0x3f80],
+            &[f(1.0 + 3.0 / 256.0), 0x3f82],
+            &[f(1.0 + 1.0 / 256.0 + f32::EPSILON), 0x3f81],
+            &[f(f32::MAX), 0x7f80],
+            &[f(-INF), 0xff80],
+            &[NAN, 0x7fff],
+            &[0x0000_8001, 1],
+            &[0x0000_8000, 0],
+        ],
+    );
     check("cvt.rz.bf16.f32", 16, &[32], &[&[f(1.999), 0x3fff], &[f(f32::MAX), 0x7f7f], &[f(-1.999), 0xbfff]]);
-    check("cvt.rn.f16.f32", 16, &[32], &[
-        &[f(1.0), 0x3c00],
-        &[f(65_519.9), 0x7bff],
-        &[f(65_520.0), 0x7c00],
-        // Subnormals: 2^-24 is the least, its half rounds to the even zero.
-        &[f(5.960_464_5e-8), 1],
-        &[f(2.980_232_2e-8), 0],
-        &[f(2.980_232_6e-8), 1],
-        &[f(6.1e-5), 0x03ff],
-        &[f(6.103_514_4e-5), 0x0400],
-        &[NAN, 0x7fff],
-    ]);
-    check("cvt.rz.f16.f32", 16, &[32], &[&[f(1e6), 0x7bff], &[f(INF), 0x7c00], &[f(5.9e-8), 0], &[f(-1.9999), 0xbfff]]);
-    check("cvt.f32.f16", 32, &[16], &[&[0x3c00, f(1.0)], &[1, f(5.960_464_5e-8)], &[0xfc00, f(-INF)], &[0x7e00, 0x7fff_ffff], &[0x0400, f(6.103_515_6e-5)]]);
+    check(
+        "cvt.rn.f16.f32",
+        16,
+        &[32],
+        &[
+            &[f(1.0), 0x3c00],
+            &[f(65_519.9), 0x7bff],
+            &[f(65_520.0), 0x7c00],
+            // Subnormals: 2^-24 is the least, its half rounds to the even zero.
+            &[f(5.960_464_5e-8), 1],
+            &[f(2.980_232_2e-8), 0],
+            &[f(2.980_232_6e-8), 1],
+            &[f(6.1e-5), 0x03ff],
+            &[f(6.103_514_4e-5), 0x0400],
+            &[NAN, 0x7fff],
+        ],
+    );
+    check(
+        "cvt.rz.f16.f32",
+        16,
+        &[32],
+        &[&[f(1e6), 0x7bff], &[f(INF), 0x7c00], &[f(5.9e-8), 0], &[f(-1.9999), 0xbfff]],
+    );
+    check(
+        "cvt.f32.f16",
+        32,
+        &[16],
+        &[
+            &[0x3c00, f(1.0)],
+            &[1, f(5.960_464_5e-8)],
+            &[0xfc00, f(-INF)],
+            &[0x7e00, 0x7fff_ffff],
+            &[0x0400, f(6.103_515_6e-5)],
+        ],
+    );
     check("cvt.f32.bf16", 32, &[16], &[&[0x3f81, 0x3f81_0000], &[1, 0x0001_0000]]);
     check("cvt.rn.relu.bf16.f32", 16, &[32], &[&[f(-1.0), 0], &[f(2.0), 0x4000], &[NAN, 0x7fff]]);
     check("cvt.rn.f16.f64", 16, &[64], &[&[(1.0 + 1.0 / 2048.0 + 1e-12f64).to_bits(), 0x3c01]]);
@@ -133,9 +178,8 @@ fn halves_of_floats() {
 
 #[test]
 fn every_half_survives_the_way_through_f32() {
-    let round = |into: &str| {
-        format!("{{ .reg .f32 %w; cvt.f32.{into} %w, %a; cvt.rn.{into}.f32 %o, %w; }}\n")
-    };
+    let round =
+        |into: &str| format!("{{ .reg .f32 %w; cvt.f32.{into} %w, %a; cvt.rn.{into}.f32 %o, %w; }}\n");
     for (into, exponent) in [("f16", 0x7c00), ("bf16", 0x7f80)] {
         let all: Vec<[u64; 2]> = (0..=0xffff_u64)
             .map(|bits| [bits, if bits & 0x7fff > exponent { 0x7fff } else { bits }])
@@ -150,10 +194,20 @@ fn every_half_survives_the_way_through_f32() {
 #[test]
 fn tensor_floats_keep_ten_bits() {
     let ulp = 1.0 / 1024.0;
-    check("cvt.rna.tf32.f32", 32, &[32], &[
-        &[f(1.0 + ulp / 2.0), f(1.0 + ulp)],
-        &[f(1.0 + ulp / 4.0), f(1.0)],
-        &[f(-1.0 - ulp / 2.0), f(-1.0 - ulp)],
-    ]);
-    check("cvt.rn.tf32.f32", 32, &[32], &[&[f(1.0 + ulp / 2.0), f(1.0)], &[f(1.0 + ulp * 1.5), f(1.0 + 2.0 * ulp)]]);
+    check(
+        "cvt.rna.tf32.f32",
+        32,
+        &[32],
+        &[
+            &[f(1.0 + ulp / 2.0), f(1.0 + ulp)],
+            &[f(1.0 + ulp / 4.0), f(1.0)],
+            &[f(-1.0 - ulp / 2.0), f(-1.0 - ulp)],
+        ],
+    );
+    check(
+        "cvt.rn.tf32.f32",
+        32,
+        &[32],
+        &[&[f(1.0 + ulp / 2.0), f(1.0)], &[f(1.0 + ulp * 1.5), f(1.0 + 2.0 * ulp)]],
+    );
 }

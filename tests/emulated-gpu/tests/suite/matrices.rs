@@ -7,7 +7,8 @@ use tutti_emulated_gpu::Checks;
 
 /// A kernel that runs `mma` on fragments that lie in memory, a register's 32 lanes together.
 fn multiply(shape: &str, a: &[Vec<u32>], b: &[Vec<u32>], c: &[Vec<u32>]) -> Vec<Vec<u32>> {
-    let names = |first: usize, n: usize| (first..first + n).map(|i| format!("%r{i}")).collect::<Vec<_>>().join(", ");
+    let names =
+        |first: usize, n: usize| (first..first + n).map(|i| format!("%r{i}")).collect::<Vec<_>>().join(", ");
     let mut body = String::new();
     let inputs: Vec<&Vec<u32>> = a.iter().chain(b).chain(c).collect();
     for i in 0..inputs.len() {
@@ -56,7 +57,11 @@ fn brain(x: f32) -> u16 {
 /// f16 of a small integer.
 fn half(x: f32) -> u16 {
     let bits = x.to_bits();
-    if x == 0.0 { 0 } else { (bits >> 16 & 0x8000) as u16 | (((bits & 0x7fff_ffff) - (112 << 23)) >> 13) as u16 }
+    if x == 0.0 {
+        0
+    } else {
+        (bits >> 16 & 0x8000) as u16 | (((bits & 0x7fff_ffff) - (112 << 23)) >> 13) as u16
+    }
 }
 
 fn sums() -> Vec<Vec<u32>> {
@@ -103,7 +108,9 @@ fn halves_in_fragments_of_m16n8k16_and_m16n8k8() {
 fn tensor_floats_in_fragments_of_m16n8k8() {
     // Bits below the ten of tf32 do not count.
     let dirty = |x: f32| if x == 0.0 { 0 } else { x.to_bits() | 0x1fff };
-    let a = |register: usize, lane: usize| dirty(element(lane / 4 + register % 2 * 8, lane % 4 + register / 2 * 4, 1));
+    let a = |register: usize, lane: usize| {
+        dirty(element(lane / 4 + register % 2 * 8, lane % 4 + register / 2 * 4, 1))
+    };
     let b = |register: usize, lane: usize| dirty(element(lane % 4 + register * 4, lane / 4, 4));
     let a: Vec<Vec<u32>> = (0..4).map(|r| (0..32).map(|lane| a(r, lane)).collect()).collect();
     let b: Vec<Vec<u32>> = (0..2).map(|r| (0..32).map(|lane| b(r, lane)).collect()).collect();

@@ -53,7 +53,14 @@ impl Gpu {
         out
     }
 
-    fn run(&self, kernel: &str, blocks: [u32; 3], threads: u32, arguments: &[&[u8]], checks: &Checks) -> Result<(), Box<Fault>> {
+    fn run(
+        &self,
+        kernel: &str,
+        blocks: [u32; 3],
+        threads: u32,
+        arguments: &[&[u8]],
+        checks: &Checks,
+    ) -> Result<(), Box<Fault>> {
         let kernel = &self.module.kernels[kernel];
         assert_eq!(kernel.error, None);
         assert_eq!(arguments.len(), kernel.parameters.len());
@@ -113,8 +120,13 @@ fn rows_are_normalised() {
     everywhere("rows.cu", |gpu, checks, name| {
         let (x, w) = (gpu.upload(&brain(&input)), gpu.upload(&brain(&weights)));
         let y = gpu.memory.allocate((rows * n * 2) as u64).unwrap();
-        let arguments: [&[u8]; 5] =
-            [&x.to_le_bytes(), &w.to_le_bytes(), &y.to_le_bytes(), &(n as i32).to_le_bytes(), &1e-6f32.to_le_bytes()];
+        let arguments: [&[u8]; 5] = [
+            &x.to_le_bytes(),
+            &w.to_le_bytes(),
+            &y.to_le_bytes(),
+            &(n as i32).to_le_bytes(),
+            &1e-6f32.to_le_bytes(),
+        ];
         gpu.run("normalise", [rows as u32, 1, 1], 192, &arguments, checks).unwrap();
         let found = gpu.download(y, rows * n * 2);
         for (i, found) in found.chunks_exact(2).enumerate() {
@@ -122,7 +134,10 @@ fn rows_are_normalised() {
             let mean = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>() / n as f64;
             let exact = f64::from(input[i]) * f64::from(weights[i % n]) / (mean + 1e-6).sqrt();
             let found = f32::from_bits(u32::from(u16::from_le_bytes([found[0], found[1]])) << 16);
-            assert!((f64::from(found) - exact).abs() <= exact.abs() / 250.0, "{name}: {i}: {found}, not {exact}");
+            assert!(
+                (f64::from(found) - exact).abs() <= exact.abs() / 250.0,
+                "{name}: {i}: {found}, not {exact}"
+            );
         }
     });
 }
@@ -174,7 +189,8 @@ fn histograms_meet_in_the_last_block() {
         let sum = gpu.memory.allocate(4).unwrap();
         let n = (input.len() as i32).to_le_bytes();
         let arguments: [&[u8]; 4] = [&x.to_le_bytes(), &n, &bins.to_le_bytes(), &sum.to_le_bytes()];
-        gpu.run("histogram", [7, 1, 1], 96, &arguments, checks).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+        gpu.run("histogram", [7, 1, 1], 96, &arguments, checks)
+            .unwrap_or_else(|fault| panic!("{name}: {fault}"));
         assert_eq!(words(&gpu.download(bins, 256)), expected, "{name}");
         assert_eq!(words(&gpu.download(sum, 4)), [total], "{name}");
     });
@@ -183,7 +199,8 @@ fn histograms_meet_in_the_last_block() {
 #[test]
 fn functions_of_the_library() {
     // Arguments beyond 105,615 take the slow reduction of the range.
-    let input: Vec<f32> = (0..128).map(|i| (i as f32 - 60.0) * if i % 3 == 0 { 12_345.678 } else { 0.37 }).collect();
+    let input: Vec<f32> =
+        (0..128).map(|i| (i as f32 - 60.0) * if i % 3 == 0 { 12_345.678 } else { 0.37 }).collect();
     everywhere("rows.cu", |gpu, checks, name| {
         let (x, y) = (gpu.upload(&bytes(&input, f32::to_le_bytes)), gpu.memory.allocate(128 * 20).unwrap());
         gpu.run("functions", [2, 1, 1], 64, &[&x.to_le_bytes(), &y.to_le_bytes()], checks).unwrap();
@@ -192,7 +209,8 @@ fn functions_of_the_library() {
             let exact = [wide.sin(), wide.cos(), (wide / 64.0).exp(), (wide.abs() + 0.5).ln(), wide.tanh()];
             for (i, (&found, exact)) in found.iter().zip(exact).enumerate() {
                 let off = (f64::from(found) - exact).abs();
-                let inside = off <= 5e-6 * exact.abs().max(0.1) || !f64::from(found).is_finite() && exact > f64::from(f32::MAX);
+                let inside = off <= 5e-6 * exact.abs().max(0.1)
+                    || !f64::from(found).is_finite() && exact > f64::from(f32::MAX);
                 assert!(inside, "{name}: function {i} of {x}: {found}, not {exact}");
             }
         }
@@ -209,7 +227,8 @@ fn matrices_are_multiplied_on_tensor_cores() {
         let sizes = [m, n, k].map(|n| (n as i32).to_le_bytes());
         let arguments: [&[u8]; 6] =
             [&left.to_le_bytes(), &right.to_le_bytes(), &c.to_le_bytes(), &sizes[0], &sizes[1], &sizes[2]];
-        gpu.run("multiply", [2, 2, 1], 128, &arguments, checks).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+        gpu.run("multiply", [2, 2, 1], 128, &arguments, checks)
+            .unwrap_or_else(|fault| panic!("{name}: {fault}"));
         for (i, found) in floats(&gpu.download(c, m * n * 4)).into_iter().enumerate() {
             let (row, column) = (i / n, i % n);
             let exact: f64 = (0..k).map(|l| f64::from(a[row * k + l]) * f64::from(b[column * k + l])).sum();
@@ -223,7 +242,11 @@ fn mutant(source: &str, from: &str, to: &str, run: impl Fn(&Gpu, &Checks) -> Res
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/sources").join(source);
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(text.contains(from), "{from}");
-    let folder = std::env::temp_dir().join(format!("emulated-gpu-{}-{:x}", std::process::id(), to.len() * 997 + from.len()));
+    let folder = std::env::temp_dir().join(format!(
+        "emulated-gpu-{}-{:x}",
+        std::process::id(),
+        to.len() * 997 + from.len()
+    ));
     std::fs::create_dir_all(&folder).unwrap();
     let changed = folder.join(source);
     std::fs::write(&changed, text.replacen(from, to, 1)).unwrap();
@@ -244,19 +267,52 @@ fn mutants_of_the_sources_are_caught() {
         let (left, right) = (gpu.upload(&brain(&values(m * k, 5))), gpu.upload(&brain(&values(n * k, 6))));
         let c = gpu.memory.allocate((m * n * 4) as u64).unwrap();
         let sizes = [m, n, k].map(|n| (n as i32).to_le_bytes());
-        gpu.run("multiply", [2, 2, 1], 128, &[&left.to_le_bytes(), &right.to_le_bytes(), &c.to_le_bytes(), &sizes[0], &sizes[1], &sizes[2]], checks)
+        gpu.run(
+            "multiply",
+            [2, 2, 1],
+            128,
+            &[&left.to_le_bytes(), &right.to_le_bytes(), &c.to_le_bytes(), &sizes[0], &sizes[1], &sizes[2]],
+            checks,
+        )
     };
     let normalise = |gpu: &Gpu, checks: &Checks| {
         let n = 1000usize;
         let (x, w) = (gpu.upload(&brain(&values(5 * n, 3))), gpu.upload(&brain(&values(n, 4))));
         let y = gpu.memory.allocate((5 * n * 2) as u64).unwrap();
-        gpu.run("normalise", [5, 1, 1], 192, &[&x.to_le_bytes(), &w.to_le_bytes(), &y.to_le_bytes(), &(n as i32).to_le_bytes(), &1e-6f32.to_le_bytes()], checks)
+        gpu.run(
+            "normalise",
+            [5, 1, 1],
+            192,
+            &[
+                &x.to_le_bytes(),
+                &w.to_le_bytes(),
+                &y.to_le_bytes(),
+                &(n as i32).to_le_bytes(),
+                &1e-6f32.to_le_bytes(),
+            ],
+            checks,
+        )
     };
     mutant("tiles.cu", "__syncthreads();  // Before", "// Before", multiply);
     mutant("tiles.cu", "cp.async.wait_group 1;", "cp.async.wait_group 2;", multiply);
     mutant("tiles.cu", "if (row < m && column < n)", "if (row < m)", multiply);
-    mutant("rows.cu", "parts[threadIdx.x / 32] = sum;\n  __syncthreads();", "parts[threadIdx.x / 32] = sum;", normalise);
-    mutant("rows.cu", "sum = threadIdx.x < blockDim.x / 32 ? parts[threadIdx.x] : 0;", "sum = parts[threadIdx.x];", normalise);
+    mutant(
+        "rows.cu",
+        "parts[threadIdx.x / 32] = sum;\n  __syncthreads();",
+        "parts[threadIdx.x / 32] = sum;",
+        normalise,
+    );
+    mutant(
+        "rows.cu",
+        "sum = threadIdx.x < blockDim.x / 32 ? parts[threadIdx.x] : 0;",
+        "sum = parts[threadIdx.x];",
+        normalise,
+    );
     mutant("rows.cu", "for (int i = threadIdx.x; i < n;", "for (int i = threadIdx.x; i <= n;", normalise);
-    mutant("rows.cu", "__shfl_xor_sync(~0u, sum, step);\n  if", "__shfl_xor_sync(0x7fffffffu, sum, step);\n  if", normalise);
+    mutant(
+        "rows.cu",
+        "__shfl_xor_sync(~0u, sum, step);\n  if",
+        "__shfl_xor_sync(0x7fffffffu, sum, step);\n  if",
+        normalise,
+    );
 }

@@ -10,7 +10,8 @@ const OPENING: &str = "{ .reg .b32 %r<32>; .reg .b64 %x<16>; .reg .pred %p<8>; .
 
 /// Words that `body` leaves in the output of `blocks` x `threads` threads, the same in three orders and without one.
 fn words(declarations: &str, body: &str, blocks: u32, threads: u32) -> Vec<u32> {
-    let bench = Bench::new(&format!("{declarations}.visible .entry k(.param .u64 out)\n{OPENING}{body}\nret; }}"));
+    let bench =
+        Bench::new(&format!("{declarations}.visible .entry k(.param .u64 out)\n{OPENING}{body}\nret; }}"));
     let count = (blocks * threads) as usize;
     let mut found: Option<Vec<u32>> = None;
     for checks in [Checks::default(), Checks::all(1), Checks::all(2), Checks::all(77)] {
@@ -99,7 +100,8 @@ fn a_lock_inside_a_warp_makes_progress() {
         membar.gl; atom.global.exch.b32 %r5, [lock], 0; st.global.u32 [%o], %r4;";
     let variables = ".global .align 4 .u32 lock = 0;\n.global .align 4 .u32 sum;\n";
     for checks in [Checks::default(), Checks::all(1), Checks::all(2)] {
-        let bench = Bench::new(&format!("{variables}.visible .entry k(.param .u64 out)\n{OPENING}{body}\nret; }}"));
+        let bench =
+            Bench::new(&format!("{variables}.visible .entry k(.param .u64 out)\n{OPENING}{body}\nret; }}"));
         let out = bench.words(&[0; 64]);
         bench.run(1, 64, &[out], &checks).unwrap();
         let mut found = bench.read(out, 64);
@@ -136,7 +138,8 @@ fn local_memory_is_each_threads_own() {
 
 #[test]
 fn constants_vectors_and_narrow_types() {
-    let declarations = ".const .align 16 .b8 table[16] = {1, 2, 3, 4, 255, 254, 128, 0, 9, 0, 0, 0, 8, 0, 0, 0};\n";
+    let declarations =
+        ".const .align 16 .b8 table[16] = {1, 2, 3, 4, 255, 254, 128, 0, 9, 0, 0, 0, 8, 0, 0, 0};\n";
     let body = "ld.const.v4.u32 {%r3, %r4, %r5, %r6}, [table]; ld.const.s8 %r7, [table+4]; ld.const.u8 %r8, [table+5];\n\
         mov.u64 %x1, table; cvta.const.u64 %x2, %x1; ld.s16 %r9, [%x2+5];\n\
         add.u32 %r10, %r3, %r5; add.u32 %r10, %r10, %r6; add.u32 %r10, %r10, %r7; add.u32 %r10, %r10, %r8;\n\
@@ -173,8 +176,13 @@ fn atomics_count_every_thread() {
 #[test]
 fn copies_arrive_with_zeros_past_their_source() {
     let body = "mov.u32 %r3, tile; shl.b32 %r4, %r2, 4; add.u32 %r4, %r3, %r4; mul.wide.u32 %x1, %r2, 16; add.u64 %x2, %x1, [source];\n";
-    assert!(Module::decode(&format!(".version 9.0\n.visible .entry k()\n{{ {body} }}")).unwrap().kernels["k"].error.is_some());
-    let declarations = ".global .align 16 .u32 source[8] = {1, 2, 3, 4, 5, 6, 7, 8};\n.shared .align 16 .b8 tile[64];\n";
+    assert!(
+        Module::decode(&format!(".version 9.0\n.visible .entry k()\n{{ {body} }}")).unwrap().kernels["k"]
+            .error
+            .is_some()
+    );
+    let declarations =
+        ".global .align 16 .u32 source[8] = {1, 2, 3, 4, 5, 6, 7, 8};\n.shared .align 16 .b8 tile[64];\n";
     let body = "mov.u64 %x3, source; mov.u32 %r3, tile; shl.b32 %r4, %r2, 4; add.u32 %r4, %r3, %r4;\n\
         cp.async.cg.shared.global [%r4], [%x3], 16; cp.async.commit_group;\n\
         cp.async.ca.shared.global [%r4+32], [%x3+16], 16, 12; cp.async.commit_group;\n\
@@ -215,6 +223,14 @@ fn grids_have_three_axes() {
     let bench = Bench::new(text);
     let grid = Grid { blocks: [2, 3, 2], threads: [3, 5, 4], dynamic_shared_bytes: 0 };
     let out = bench.words(&vec![u32::MAX; 720]);
-    launch(&bench.module, &bench.module.kernels["k"], &grid, &out.to_le_bytes(), &bench.memory, &Checks::all(9)).unwrap();
+    launch(
+        &bench.module,
+        &bench.module.kernels["k"],
+        &grid,
+        &out.to_le_bytes(),
+        &bench.memory,
+        &Checks::all(9),
+    )
+    .unwrap();
     assert_eq!(bench.read(out, 720), (0..720).collect::<Vec<u32>>());
 }

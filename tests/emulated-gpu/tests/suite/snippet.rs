@@ -45,7 +45,8 @@ pub fn results(body: &str, into: u32, from: &[u32], cases: &[&[u64]]) -> Vec<u64
     assert_eq!(kernel.error, None, "{body}");
     let memory = DeviceMemory::watched(1 << 20);
     let lanes = cases.len();
-    let (input, output) = (memory.allocate(lanes as u64 * 32).unwrap(), memory.allocate(lanes as u64 * 8).unwrap());
+    let (input, output) =
+        (memory.allocate(lanes as u64 * 32).unwrap(), memory.allocate(lanes as u64 * 8).unwrap());
     let mut bytes = Vec::new();
     for case in cases {
         assert_eq!(case.len(), from.len(), "{body}");
@@ -74,7 +75,12 @@ pub fn check_body(body: &str, into: u32, from: &[u32], cases: &[&[u64]]) {
     let found = results(body, into, from, &inputs);
     for (case, found) in cases.iter().zip(found) {
         let expected = case[case.len() - 1];
-        assert_eq!(found, expected, "{body} of {:#x?}: {found:#x}, not {expected:#x}", &case[..case.len() - 1]);
+        assert_eq!(
+            found,
+            expected,
+            "{body} of {:#x?}: {found:#x}, not {expected:#x}",
+            &case[..case.len() - 1]
+        );
     }
 }
 
@@ -113,7 +119,13 @@ impl Bench {
     }
 
     /// Launches `k` with 64-bit parameters.
-    pub fn run(&self, blocks: u32, threads: u32, parameters: &[u64], checks: &Checks) -> Result<(), Box<Fault>> {
+    pub fn run(
+        &self,
+        blocks: u32,
+        threads: u32,
+        parameters: &[u64],
+        checks: &Checks,
+    ) -> Result<(), Box<Fault>> {
         let kernel = &self.module.kernels["k"];
         assert_eq!(kernel.error, None);
         let grid = Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], dynamic_shared_bytes: 0 };

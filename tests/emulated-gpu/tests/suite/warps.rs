@@ -59,7 +59,8 @@ fn votes() {
     let vote = |rest: &str| lanes(&format!("{odd}{rest}"));
     assert_eq!(vote("vote.sync.ballot.b32 %o, %p1, 0xffffffff;\n"), expected(|_| 0xaaaa_aaaa));
     assert_eq!(vote("vote.sync.ballot.b32 %o, !%p1, 0xffffffff;\n"), expected(|_| 0x5555_5555));
-    let choose = |what: &str| vote(&format!("vote.sync.{what}.pred %p2, %p1, 0xffffffff;\nselp.b32 %o, 1, 0, %p2;\n"));
+    let choose =
+        |what: &str| vote(&format!("vote.sync.{what}.pred %p2, %p1, 0xffffffff;\nselp.b32 %o, 1, 0, %p2;\n"));
     assert_eq!(choose("any"), expected(|_| 1));
     assert_eq!(choose("all"), expected(|_| 0));
     assert_eq!(choose("uni"), expected(|_| 0));
@@ -76,7 +77,8 @@ fn matches_and_reductions() {
     let all = "match.all.sync.b32 %o|%p1, %t1, 0xffffffff;\n@!%p1 mov.b32 %o, 7;\n";
     assert_eq!(lanes(&format!("mov.b32 %t1, 5;\n{all}")), expected(|_| 0xffff_ffff));
     assert_eq!(lanes(&format!("mov.b32 %t1, %a;\n{all}")), expected(|_| 7));
-    let reduce = |what: &str| lanes(&format!("sub.s32 %t1, %a, 4;\nredux.sync.{what} %o, %t1, 0xffffffff;\n"))[9];
+    let reduce =
+        |what: &str| lanes(&format!("sub.s32 %t1, %a, 4;\nredux.sync.{what} %o, %t1, 0xffffffff;\n"))[9];
     assert_eq!(reduce("add.s32"), (0..32u32).sum::<u32>() as u64 - 128);
     assert_eq!(reduce("min.s32"), u64::from(u32::MAX - 3));
     assert_eq!(reduce("max.s32"), 27);
