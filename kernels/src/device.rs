@@ -149,6 +149,10 @@ pub trait Device: Send + Sized + 'static {
     fn describe(&self) -> String;
     /// The device's bounds.
     fn limits(&self) -> DeviceLimits;
+    /// Bytes of the device's own memory that are free; `None` for a device that computes in the host's memory.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
     /// The device's rank in its TP (tensor parallel) group. Every rank calls the collective operations, in the same
     /// order, with tensors that have the same number of live rows (rows that hold values). If one rank omits a call,
     /// all ranks lose their device.

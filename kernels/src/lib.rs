@@ -3,10 +3,11 @@
 //! [`Device`] is the seam: typed buffers that a device owns, and steps of fused operations over them. The operations are
 //! in traits by family: [`Dense`], [`PagedAttention`], [`Collectives`], [`Sampler`]. A step is enqueued, then collected:
 //! its host inputs ([`StepInputs`]) are copied to fixed buffers first, and only sampled ids and requested logprobs come
-//! back ([`StepResults`]). [`cpu`] is the first device. A [`Recorder`] shows a device's operations to an observer.
+//! back ([`StepResults`]). [`cpu`] and [`cuda`] are the devices. A [`Recorder`] shows a device's operations to an observer.
 
 pub mod collective;
 pub mod cpu;
+pub mod cuda;
 mod device;
 mod recorder;
 mod sampling;

@@ -124,6 +124,10 @@ impl<D: Device, O: Observer> Device for Recorder<D, O> {
         self.device.limits()
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        self.device.free_bytes()
+    }
+
     fn group_rank(&self) -> GroupRank {
         self.device.group_rank()
     }

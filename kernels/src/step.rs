@@ -1,5 +1,7 @@
 //! The inputs of one step, which the host gives to the device before any operation runs.
 
+pub(crate) mod check;
+
 use tutti_planes::{PageId, SlotCopy, SlotId};
 
 /// One request's share of a step.

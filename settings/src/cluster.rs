@@ -72,7 +72,7 @@ settings! {
     /// The device of a worker.
     pub struct DeviceSettings {
         "Device and memory" => {
-            /// Device of the workers: auto, cpu, or sim, a cost model that computes nothing
+            /// Device of the workers: auto, cpu, cuda, or sim, a cost model that computes nothing
             device: DeviceChoice = DeviceChoice::Auto;
             /// Compute threads per worker
             threads: Option<u32> = None, unit "N", default "the cores divided by the workers", at least 1, at most 1024;
@@ -106,11 +106,13 @@ choices! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
-    /// The best device of the worker's machine.
+    /// A GPU if the worker's machine has one that this build can use, or else the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
     /// A simulated device: its steps take the time of a cost model, and its tokens have no meaning.
     Sim,
 }
@@ -122,8 +124,9 @@ impl FromStr for DeviceChoice {
         match text {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda),
             "sim" => Ok(Self::Sim),
-            other => Err(format!("this build has no device {other:?}; it has auto, cpu, sim")),
+            other => Err(format!("this build has no device {other:?}; it has auto, cpu, cuda, sim")),
         }
     }
 }
@@ -133,6 +136,7 @@ impl fmt::Display for DeviceChoice {
         f.write_str(match self {
             Self::Auto => "auto",
             Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
             Self::Sim => "sim",
         })
     }

@@ -6,13 +6,15 @@ use tutti_engine::{Engine, EngineSettings, StepMemory, kv_budget};
 use tutti_kernels::{
     Device, DeviceError,
     cpu::{Cores, CpuDevice, Isa},
+    cuda::{CudaDevice, KernelCache},
 };
 use tutti_models::{LoadError, LoadOptions, LoadProgress, Model, SimOptions, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::Error;
-use tutti_settings::{ByteSize, DeviceChoice, WorkerSettings};
+use tutti_settings::{ByteSize, WorkerSettings};
 
 use crate::{
+    device::{self, Chosen},
     engine_thread::PENDING_OUTPUTS,
     group::{Formation, Member},
     isa,
@@ -101,8 +103,12 @@ fn load_model(
             on_progress(pb::LoadProgress { bytes_done: done, bytes_total: total });
         }
     };
-    Ok(match settings.device.device {
-        DeviceChoice::Auto | DeviceChoice::Cpu => {
+    Ok(match device::choose(settings, rank)? {
+        Chosen::Cuda { ordinal } => {
+            let device = CudaDevice::open(ordinal, &KernelCache::of_user()).map_err(LoadError::from)?;
+            load(&options, device, &mut progress)?
+        }
+        Chosen::Cpu => {
             let isa = isa::resolve(settings.device.cpu_isa)?;
             let mut device = cpu_device(settings, rank, isa).map_err(LoadError::from)?;
             if let Some(group) = group {
@@ -118,7 +124,7 @@ fn load_model(
             packed.as_ref().inspect(|packed| packed::finish(packed));
             model
         }
-        DeviceChoice::Sim => load_sim(&SimOptions {
+        Chosen::Sim => load_sim(&SimOptions {
             dir: &settings.model_dir,
             max_step_tokens: settings.engine.max_step_tokens,
             page_tokens: PAGE_TOKENS,

@@ -1,6 +1,7 @@
 //! The device's copy of a step's inputs, in buffers that are reused by every step.
 
 use crate::cpu::memory::Planes;
+use crate::step::check;
 use crate::{DeviceError, PageId, RowInputs, SlotId, StepInputs};
 
 /// One request's share of the step.
@@ -28,16 +29,14 @@ pub(super) struct Step {
     pub(super) logit_rows: Vec<usize>,
     /// The arguments with which [`Step::check_pages`] has succeeded for this step.
     checked: Option<(usize, usize)>,
-    /// Pages that the step writes to, sorted. Used only by [`Step::check_pages`].
-    written: Vec<PageId>,
-    /// Slots of the rows, sorted. Used only by [`Step::check_slots`].
-    slots: Vec<SlotId>,
+    checks: check::Scratch,
 }
 
 impl Step {
     /// Checks the inputs, copies them and performs the slot copies. Nothing is copied if the inputs are refused.
     pub(super) fn begin(&mut self, inputs: &StepInputs<'_>, planes: &mut Planes) -> Result<(), DeviceError> {
-        check_rows(inputs)?;
+        check::rows(inputs)?;
+        check_continues(inputs)?;
         planes.slots.check_copies(inputs.copies)?;
         self.check_slots(inputs, planes)?;
         self.copy(inputs);
@@ -53,14 +52,8 @@ impl Step {
         if planes.slots.is_empty() {
             return Ok(());
         }
-        self.slots.clear();
-        self.slots.extend(inputs.rows.iter().map(|row| row.slot).filter(|&slot| slot != SlotId::NULL));
-        self.slots.iter().try_for_each(|&slot| planes.slots.check(slot))?;
-        self.slots.sort_unstable();
-        match self.slots.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(DeviceError::Misuse(format!("two rows of a step have slot {}", pair[0].0))),
-            None => Ok(()),
-        }
+        inputs.rows.iter().try_for_each(|row| planes.slots.check(row.slot))?;
+        self.checks.slots(inputs)
     }
 
     fn copy(&mut self, inputs: &StepInputs<'_>) {
@@ -98,62 +91,24 @@ impl Step {
         if self.checked == Some((page_tokens, pages)) {
             return Ok(());
         }
-        self.written.clear();
-        for row in &self.rows {
-            let (end, table) = (row.start + row.tokens, &self.pages[row.first_page..][..row.pages]);
-            if table.len() * page_tokens < end {
-                let covered = table.len() * page_tokens;
-                return Err(DeviceError::Misuse(format!(
-                    "a block table of {covered} tokens for {end} tokens"
-                )));
-            }
-            let used = &table[..end.div_ceil(page_tokens)];
-            if let Some(page) = used.iter().find(|page| page.0 as usize >= pages) {
-                return Err(DeviceError::Misuse(format!("page {} of a pool of {pages}", page.0)));
-            }
-            let to = &used[row.start / page_tokens..];
-            self.written.extend(to.iter().filter(|&&page| page != PageId::NULL));
-        }
-        self.written.sort_unstable();
-        if let Some(pair) = self.written.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(DeviceError::Misuse(format!("page {} is written to twice in one step", pair[0].0)));
-        }
+        let tables = self
+            .rows
+            .iter()
+            .map(|row| (row.start, row.tokens, &self.pages[row.first_page..row.first_page + row.pages]));
+        self.checks.tables(tables, page_tokens, pages)?;
         self.checked = Some((page_tokens, pages));
         Ok(())
     }
 }
 
-/// Checks that the rows cover the step's tokens without gaps, and that this device can run them.
-fn check_rows(inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
-    let tokens = inputs.token_ids.len();
-    if let Some(positions) = inputs.positions.iter().find(|positions| positions.len() != tokens) {
-        return Err(DeviceError::Misuse(format!("{} positions for {tokens} tokens", positions.len())));
+/// Refuses rows that continue a step in flight: this device runs one step at a time.
+fn check_continues(inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
+    match inputs.rows.iter().position(|row| row.continues) {
+        Some(index) => Err(DeviceError::Misuse(format!(
+            "row {index} continues a step that is not collected, on a device with one step in flight"
+        ))),
+        None => Ok(()),
     }
-    let mut next = 0;
-    for (index, row) in inputs.rows.iter().enumerate() {
-        if row.first_token != next || row.tokens == 0 {
-            let (first, count) = (row.first_token, row.tokens);
-            return Err(DeviceError::Misuse(format!(
-                "row {index} covers {count} tokens from {first} on, after a row that ends at {next}"
-            )));
-        }
-        if row.continues {
-            return Err(DeviceError::Misuse(format!(
-                "row {index} continues a step that is not collected, on a device with one step in flight"
-            )));
-        }
-        next += row.tokens;
-    }
-    if next != tokens {
-        return Err(DeviceError::Misuse(format!("rows cover {next} of {tokens} tokens")));
-    }
-    if let Some(outside) = inputs.logit_rows.iter().find(|&&row| row >= tokens) {
-        return Err(DeviceError::Misuse(format!("logit row {outside} of {tokens} tokens")));
-    }
-    if let Some(pair) = inputs.logit_rows.windows(2).find(|pair| pair[0] >= pair[1]) {
-        return Err(DeviceError::Misuse(format!("logit rows {} and {} do not ascend", pair[0], pair[1])));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

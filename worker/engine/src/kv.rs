@@ -8,6 +8,9 @@
 //!   share is left to the system, to the conductor and to cached files.
 //! - The planes take no more than that many requests of the longest context can use, and no more than is free now.
 //!
+//! A device with memory of its own has it alone: seven eighths of what is free there once weights and the largest step are
+//! allocated are for planes, and the host's share does not count.
+//!
 //! Memory that is free when a worker measures says nothing about workers that are still loading, so the conductor
 //! measures once, before it starts any.
 
@@ -83,6 +86,10 @@ pub fn kv_budget(model: &dyn Model, settings: &EngineSettings, share: Option<u64
         return size.0;
     }
     let enough = Sizes::of(model, settings).enough();
+    if let Some(free) = model.free_bytes() {
+        // Weights and the largest step have their memory already, which is not the host's.
+        return enough.min(free / 8 * USED_EIGHTHS);
+    }
     let taken = model.weight_bytes().saturating_add(model.step_bytes());
     enough.min(default_bytes(share, taken, memory::available()))
 }

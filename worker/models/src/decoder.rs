@@ -209,6 +209,10 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
         self.device.step_bytes()
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        self.device.free_bytes()
+    }
+
     fn page_bytes(&self) -> usize {
         self.rank_planes.page_bytes()
     }

@@ -116,6 +116,10 @@ pub trait Model: Send {
     /// one tile of logits, and scratch memory. The result includes every buffer only after a step has run and sampled a
     /// token.
     fn step_bytes(&self) -> u64;
+    /// Bytes of the device's own memory that are free; `None` for a device that computes in the host's memory.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
     /// Bytes per KV page, over all layers.
     fn page_bytes(&self) -> usize;
 

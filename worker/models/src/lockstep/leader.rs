@@ -119,6 +119,10 @@ impl Model for Leader {
         self.model.step_bytes()
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        self.model.free_bytes()
+    }
+
     fn page_bytes(&self) -> usize {
         self.model.page_bytes()
     }

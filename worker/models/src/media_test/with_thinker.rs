@@ -41,6 +41,10 @@ impl<D: DecoderDevice> Model for WithThinker<D> {
         self.thinker.step_bytes()
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        self.thinker.free_bytes()
+    }
+
     fn page_bytes(&self) -> usize {
         self.thinker.page_bytes()
     }

@@ -1,0 +1,24 @@
+//! The CUDA device: one GPU, one stream, kernels that NVRTC compiles at the first start.
+//!
+//! Nothing of CUDA is needed to build this crate or to start a program that has it. The libraries are opened at run time, and
+//! [`gpus`] says what is missing. Activations are f32; weights, keys and values have the checkpoint's type. Products run in
+//! cuBLASLt, all else in the kernels of `cuda/sources`. See `docs/cuda.md`.
+
+mod compile;
+mod context;
+mod device;
+mod gemm;
+mod kernels;
+mod library;
+mod memory;
+mod planes;
+mod results;
+mod staging;
+mod step;
+mod tensor;
+
+pub use compile::{KernelCache, SOURCES, Source, compile};
+pub use device::{CudaDevice, Done};
+pub use library::{Missing, gpus};
+pub use planes::Planes;
+pub use tensor::{Matrix, Tensor, Vector};

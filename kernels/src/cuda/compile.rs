@@ -1,0 +1,212 @@
+//! Compilation of the kernels' sources by NVRTC, and the cache of what it made.
+//!
+//! The result is PTX for the GPU's architecture, which the driver translates further. A file of the cache is named by a hash
+//! of the source, the options and the driver's version, so that none is ever stale.
+
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cudarc::nvrtc::result::{self, NvrtcError};
+use cudarc::nvrtc::sys;
+
+use crate::DeviceError;
+
+/// One file of kernels, with the declarations that it begins with.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// File name, for messages.
+    pub name: &'static str,
+    /// Names of the kernels in it.
+    pub kernels: &'static [&'static str],
+    /// Declarations, and then the file.
+    text: &'static [(&'static str, &'static str)],
+}
+
+macro_rules! source {
+    ($name:literal, [$($header:literal),*], $kernels:expr) => {
+        Source {
+            name: $name,
+            kernels: $kernels,
+            text: &[
+                $(($header, include_str!(concat!("sources/", $header))),)*
+                ($name, include_str!(concat!("sources/", $name))),
+            ],
+        }
+    };
+}
+
+/// All files of kernels.
+pub const SOURCES: &[Source] = &[
+    source!("rms_norm.cu", ["prelude.cuh"], &["rms_norm_f32", "rms_norm_bf16", "rms_norm_f16"]),
+    source!("rows.cu", ["prelude.cuh"], &["cast_bf16", "cast_f16", "add", "add_bias", "gated", "keep_rows"]),
+    source!("embed.cu", ["prelude.cuh"], &["embed_f32", "embed_bf16", "embed_f16"]),
+    source!(
+        "rotate.cu",
+        ["prelude.cuh"],
+        &["rope_angles", "rotate_and_store_f32", "rotate_and_store_bf16", "rotate_and_store_f16"]
+    ),
+    source!("attention.cu", ["prelude.cuh"], &["attention_f32", "attention_bf16", "attention_f16"]),
+    source!("recurrence.cu", ["prelude.cuh"], &["decayed_sum"]),
+    source!("argmax.cu", ["prelude.cuh", "logits.cuh"], &["argmax", "partial_argmax", "best_candidates"]),
+    source!("sample.cu", ["prelude.cuh", "logits.cuh"], &["sample", "score_tokens"]),
+];
+
+impl Source {
+    /// The whole text, in which messages of the compiler name the files and lines of this folder.
+    fn text(&self) -> String {
+        self.text.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
+    }
+}
+
+/// Options of every compilation, besides the architecture.
+const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "-lineinfo"];
+
+/// Compiles a source for an architecture such as `compute_90`. Returns the PTX and the compiler's log, which is empty
+/// without warnings. An error holds the log.
+pub fn compile(source: &Source, architecture: &str) -> Result<(String, String), String> {
+    // SAFETY: the call tries to open the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err("libnvrtc.so.13 is missing".to_owned());
+    }
+    let failed = |what: &str, error: NvrtcError| format!("{}: {what}: {error}", source.name);
+    let text = CString::new(source.text()).map_err(|error| format!("{}: {error}", source.name))?;
+    let name = CString::new(source.name).map_err(|error| error.to_string())?;
+    let program = result::create_program(&text, Some(&name)).map_err(|error| failed("NVRTC", error))?;
+    let mut options = vec![format!("--gpu-architecture={architecture}")];
+    options.extend(OPTIONS.iter().map(|&option| option.to_owned()));
+    // SAFETY: the program is alive until it is destroyed, at the end.
+    unsafe {
+        let compiled = result::compile_program(program, &options);
+        let log = result::get_program_log(program).map(text_of).unwrap_or_default();
+        let ptx = match compiled {
+            Ok(()) => result::get_ptx(program).map(text_of).map_err(|error| failed("its PTX", error)),
+            Err(error) => Err(format!("{}\n{log}", failed(architecture, error))),
+        };
+        let _ = result::destroy_program(program);
+        ptx.map(|ptx| (ptx, log))
+    }
+}
+
+/// The text before the first NUL.
+fn text_of(bytes: Vec<std::ffi::c_char>) -> String {
+    let bytes: Vec<u8> = bytes.into_iter().map(|byte| byte as u8).collect();
+    CStr::from_bytes_until_nul(&bytes)
+        .map(|text| text.to_string_lossy().trim().to_owned())
+        .unwrap_or_default()
+}
+
+/// A folder of compiled kernels.
+#[derive(Clone, Debug)]
+pub struct KernelCache {
+    /// `None` compiles at every start.
+    dir: Option<PathBuf>,
+}
+
+impl KernelCache {
+    /// Uses `dir`, which is made when the first file is written.
+    pub fn new(dir: Option<PathBuf>) -> Self {
+        Self { dir }
+    }
+
+    /// `tutti/kernels` in the user's folder of caches: `XDG_CACHE_HOME`, or `.cache` in `HOME`.
+    pub fn of_user() -> Self {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let caches = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
+        Self::new(caches.map(|caches| caches.join("tutti/kernels")))
+    }
+
+    /// Returns the PTX of a source: from the cache or, the first time, from the compiler. A cache that cannot be written
+    /// costs time at the next start, and nothing else.
+    pub(super) fn ptx(
+        &self,
+        source: &Source,
+        architecture: &str,
+        driver: i32,
+    ) -> Result<String, DeviceError> {
+        let file = self.dir.as_ref().map(|dir| dir.join(file_name(source, architecture, driver)));
+        if let Some(ptx) =
+            file.as_ref().and_then(|file| fs::read_to_string(file).ok()).filter(|ptx| !ptx.is_empty())
+        {
+            return Ok(ptx);
+        }
+        let (ptx, _) = compile(source, architecture).map_err(DeviceError::Unsupported)?;
+        if let Some(file) = file {
+            let _ = write(&file, &ptx);
+        }
+        Ok(ptx)
+    }
+}
+
+fn file_name(source: &Source, architecture: &str, driver: i32) -> String {
+    let stem = source.name.trim_end_matches(".cu");
+    let key = format!("{}\0{architecture}\0{OPTIONS:?}\0{driver}", source.text());
+    format!("{stem}-{architecture}-{:032x}.ptx", fnv(key.as_bytes()))
+}
+
+/// Writes a file at once: another worker that starts at the same time sees all of it or nothing.
+fn write(file: &Path, text: &str) -> io::Result<()> {
+    let dir = file.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    let part = dir.join(format!(
+        ".{}-{}",
+        std::process::id(),
+        file.file_name().unwrap_or_default().to_string_lossy()
+    ));
+    fs::write(&part, text)?;
+    fs::rename(&part, file).inspect_err(|_| drop(fs::remove_file(&part)))
+}
+
+/// FNV-1a of 128 bits: Fowler, Noll, Vo, RFC 9923. The files are the user's own, so that nobody looks for collisions.
+fn fnv(bytes: &[u8]) -> u128 {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    bytes.iter().fold(OFFSET, |hash, &byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KernelCache, SOURCES, file_name, fnv};
+
+    #[test]
+    fn every_kernel_that_is_named_is_in_its_source() {
+        for source in SOURCES {
+            let text = source.text();
+            let defined = text.matches("KERNEL(").count() - text.matches("#define KERNEL(").count();
+            assert!(
+                defined > 0 && source.kernels.iter().all(|kernel| text.contains(kernel)),
+                "{}",
+                source.name
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_is_named_by_all_that_decides_its_contents() {
+        let (first, second) = (&SOURCES[0], &SOURCES[1]);
+        let name = file_name(first, "compute_90", 13000);
+        assert_eq!(name, file_name(first, "compute_90", 13000));
+        assert!(name.starts_with("rms_norm-compute_90-") && name.ends_with(".ptx"), "{name}");
+        for other in [
+            file_name(second, "compute_90", 13000),
+            file_name(first, "compute_80", 13000),
+            file_name(first, "compute_90", 13010),
+        ] {
+            assert_ne!(name, other);
+        }
+        // The vector of RFC 9923 for "a".
+        assert_eq!(fnv(b"a"), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
+    }
+
+    #[test]
+    fn a_cached_file_is_read_and_no_compiler_is_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = KernelCache::new(Some(dir.path().to_owned()));
+        let source = &SOURCES[0];
+        std::fs::write(dir.path().join(file_name(source, "compute_0", 1)), "cached").unwrap();
+        assert_eq!(cache.ptx(source, "compute_0", 1).unwrap(), "cached");
+        // No compiler knows this architecture, and none may be here.
+        assert!(cache.ptx(source, "compute_0", 2).is_err());
+    }
+}

@@ -1,0 +1,306 @@
+//! [`CudaDevice`]: weights, buffers, planes and steps. The operations of each family are in a module of their own, which
+//! checks the operands and launches the kernels.
+
+mod attention;
+mod collectives;
+mod dense;
+mod recurrence;
+mod sampler;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::compile::KernelCache;
+use super::context::{Event, Gpu, lost};
+use super::gemm::Gemm;
+use super::kernels::Kernels;
+use super::memory::{DeviceBuffer, PinnedBuffer};
+use super::planes::{FORMAT, Planes};
+use super::results::{Block, Results};
+use super::staging::Staging;
+use super::step::Step;
+use super::tensor::{Matrix, Tensor, Vector, WeightLoader};
+use crate::collective::GroupRank;
+use crate::{
+    Device, DeviceError, DeviceLimits, HostMatrix, PageId, PlanesShape, Quantize, SlotId, StepInputs,
+    StepResults,
+};
+
+/// Steps that may be enqueued and not collected: one runs while the host prepares the next.
+const STEPS_IN_FLIGHT: usize = 2;
+/// Interval at which a bounded wait asks for the end of a step.
+const POLL: Duration = Duration::from_micros(20);
+
+/// Scratch memory of operations, which grows to the largest need.
+#[derive(Default)]
+struct Scratch {
+    /// Normalised or converted input of a product.
+    input: Option<DeviceBuffer>,
+    /// Gate and up, side by side.
+    gate_up: Option<DeviceBuffer>,
+    /// Logits with bias and penalties, probabilities, and counts of tokens, of the rows that are sampled at once.
+    adjusted: Option<DeviceBuffer>,
+    weights: Option<DeviceBuffer>,
+    counts: Option<DeviceBuffer>,
+}
+
+impl Scratch {
+    fn bytes(&self) -> u64 {
+        let all = [&self.input, &self.gate_up, &self.adjusted, &self.weights, &self.counts];
+        all.into_iter().flatten().map(|buffer| buffer.bytes() as u64).sum()
+    }
+}
+
+/// A GPU as a device. Operations are enqueued on one stream; two steps may be in flight.
+///
+/// The fields are dropped in this order: the GPU's context ends with the last value that holds it.
+pub struct CudaDevice {
+    kernels: Kernels,
+    gemm: Gemm,
+    step: Step,
+    inputs: Staging,
+    results: Results,
+    scratch: Scratch,
+    loader: WeightLoader,
+    /// Rotary frequencies on the device, which are few.
+    ropes: Vec<attention::RopeOnDevice>,
+    /// The token that was sampled last for each slot.
+    last_tokens: DeviceBuffer,
+    /// Total size in bytes of all tensors that have been made.
+    tensor_bytes: u64,
+    gpu: Arc<Gpu>,
+}
+
+/// A step in flight.
+pub struct Done {
+    event: Event,
+    blocks: Vec<Block>,
+    last_kernel: &'static str,
+}
+
+impl CudaDevice {
+    /// Opens GPU `ordinal`, counted from 0, and loads its kernels from `cache`, which are compiled the first time.
+    pub fn open(ordinal: usize, cache: &KernelCache) -> Result<Self, DeviceError> {
+        let gpu = Gpu::open(ordinal)?;
+        Ok(Self {
+            kernels: Kernels::load(&gpu, cache)?,
+            gemm: Gemm::new(&gpu)?,
+            step: Step::default(),
+            inputs: Staging::new(&gpu),
+            results: Results::new(&gpu),
+            scratch: Scratch::default(),
+            loader: WeightLoader::new(&gpu),
+            ropes: Vec::new(),
+            last_tokens: DeviceBuffer::zeroed(&gpu, 4, "the last token of each slot")?,
+            tensor_bytes: 0,
+            gpu,
+        })
+    }
+
+    /// Number of slots whose last token is kept.
+    fn kept_slots(&self) -> usize {
+        self.last_tokens.bytes() / 4
+    }
+
+    fn load(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        is_pair: bool,
+        quantize: Quantize,
+    ) -> Result<Matrix, DeviceError> {
+        if quantize != Quantize::None {
+            return Err(DeviceError::Unsupported(format!("quantize {quantize:?}, on {}", self.describe())));
+        }
+        let matrix = Matrix::load(&self.gpu, &mut self.loader, matrices, is_pair)?;
+        self.gemm.prepare(&matrix)?;
+        Ok(matrix)
+    }
+
+    /// Copies values to the live rows of `out` from row `first` on.
+    fn put_rows(&mut self, out: &Tensor, first: usize, values: &[f32]) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        let bytes = size_of_val(values);
+        let mut pair = self.inputs.take(bytes)?;
+        for (to, value) in pair.host.bytes_mut().chunks_exact_mut(4).zip(values) {
+            to.copy_from_slice(&value.to_ne_bytes());
+        }
+        out.data.copy_in(first * out.width * 4, &pair.host, bytes)?;
+        self.inputs.keep(pair);
+        Ok(())
+    }
+}
+
+impl Device for CudaDevice {
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Tensor = Tensor;
+    type Planes = Planes;
+    type Done = Done;
+
+    fn describe(&self) -> String {
+        let (major, minor) = self.gpu.capability;
+        format!("cuda, {}, compute capability {major}.{minor}", self.gpu.name)
+    }
+
+    fn limits(&self) -> DeviceLimits {
+        DeviceLimits { steps_in_flight: STEPS_IN_FLIGHT }
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.gpu.free_bytes()
+    }
+
+    fn group_rank(&self) -> GroupRank {
+        GroupRank::ALONE
+    }
+
+    fn matrix(&mut self, matrices: &[HostMatrix<'_>], quantize: Quantize) -> Result<Matrix, DeviceError> {
+        self.load(matrices, false, quantize)
+    }
+
+    fn gate_up_matrix(
+        &mut self,
+        gate_up: [HostMatrix<'_>; 2],
+        quantize: Quantize,
+    ) -> Result<Matrix, DeviceError> {
+        self.load(&gate_up, true, quantize)
+    }
+
+    fn matrix_bytes(&self, matrix: &Matrix) -> u64 {
+        matrix.bytes() as u64
+    }
+
+    fn matrix_shape(&self, matrix: &Matrix) -> [usize; 2] {
+        [matrix.outputs, matrix.inputs]
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Vector, DeviceError> {
+        Vector::load(&self.gpu, &mut self.loader, values)
+    }
+
+    fn tensor(&mut self, rows: usize, width: usize) -> Result<Tensor, DeviceError> {
+        let tensor = Tensor::new(&self.gpu, rows, width)?;
+        self.tensor_bytes += tensor.data.bytes() as u64;
+        Ok(tensor)
+    }
+
+    fn tensor_shape(&self, tensor: &Tensor) -> [usize; 2] {
+        [tensor.live, tensor.width]
+    }
+
+    fn step_bytes(&self) -> u64 {
+        self.tensor_bytes + self.scratch.bytes() + self.inputs.bytes() + self.results.staging.bytes()
+    }
+
+    fn upload(&mut self, values: &[f32], out: &mut Tensor) -> Result<(), DeviceError> {
+        if out.width == 0 || !values.len().is_multiple_of(out.width) {
+            return Err(DeviceError::Misuse(format!("{} values for rows of {}", values.len(), out.width)));
+        }
+        out.written(values.len() / out.width, out.width)?;
+        self.put_rows(out, 0, values)
+    }
+
+    fn overwrite_rows(&mut self, out: &mut Tensor, first: usize, values: &[f32]) -> Result<(), DeviceError> {
+        let room = out.live.saturating_sub(first).saturating_mul(out.width);
+        if out.width == 0 || values.len() > room || !values.len().is_multiple_of(out.width) {
+            let (count, live, width) = (values.len(), out.live, out.width);
+            return Err(DeviceError::Misuse(format!(
+                "{count} values from row {first} on into {live} rows of {width}"
+            )));
+        }
+        self.put_rows(out, first, values)
+    }
+
+    fn download(&mut self, x: &Tensor, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        let bytes = x.elements() * 4;
+        let mut host = PinnedBuffer::new(&self.gpu, bytes)?;
+        x.data.copy_out(0, bytes, &mut host, 0)?;
+        self.gpu.synchronize()?;
+        let (values, _) = host.bytes().as_chunks::<4>();
+        out.extend(values.iter().map(|value| f32::from_ne_bytes(*value)));
+        Ok(())
+    }
+
+    fn planes(&mut self, shape: &PlanesShape) -> Result<Planes, DeviceError> {
+        let planes = Planes::new(&self.gpu, shape)?;
+        if shape.slots > self.kept_slots() {
+            self.last_tokens =
+                DeviceBuffer::zeroed(&self.gpu, shape.slots * 4, "the last token of each slot")?;
+        }
+        Ok(planes)
+    }
+
+    fn kv_format(&self) -> &'static str {
+        FORMAT
+    }
+
+    fn read_pages(
+        &mut self,
+        planes: &Planes,
+        pages: &[PageId],
+        out: &mut Vec<u8>,
+    ) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        planes.read_pages(pages, out)
+    }
+
+    fn write_pages(&mut self, planes: &mut Planes, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        planes.write_pages(pages, data)
+    }
+
+    fn read_slot(&mut self, planes: &Planes, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        planes.read_slot(slot, out)
+    }
+
+    fn write_slot(&mut self, planes: &mut Planes, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        planes.write_slot(slot, data)
+    }
+
+    fn begin_step(&mut self, inputs: &StepInputs<'_>, planes: &mut Planes) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        for block in self.results.take() {
+            // A step that was begun and not ended. The stream may still write its results.
+            block.discard(&mut self.inputs);
+        }
+        let kept = self.kept_slots();
+        self.step.begin(inputs, planes, kept, &mut self.inputs)
+    }
+
+    fn end_step(&mut self) -> Result<Done, DeviceError> {
+        self.gpu.bind()?;
+        self.inputs.seal()?;
+        self.step.end();
+        let event = Event::record(&self.gpu)?;
+        Ok(Done { event, blocks: self.results.take(), last_kernel: self.kernels.last() })
+    }
+
+    fn collect(
+        &mut self,
+        done: &mut Done,
+        until: Option<Instant>,
+        out: &mut StepResults,
+    ) -> Result<bool, DeviceError> {
+        self.gpu.bind()?;
+        let failed = |error| lost(&format!("a step whose last kernel is {}", done.last_kernel), error);
+        match until {
+            None => done.event.wait().map_err(failed)?,
+            Some(until) => {
+                while !done.event.is_reached().map_err(failed)? {
+                    if Instant::now() >= until {
+                        return Ok(false);
+                    }
+                    std::thread::sleep(POLL);
+                }
+            }
+        }
+        for block in std::mem::take(&mut done.blocks) {
+            block.read(out)?;
+            block.free(&mut self.results.staging);
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,174 @@
+//! Embedding, norms and products with weights.
+
+use std::ops::Range;
+
+use super::CudaDevice;
+use crate::cuda::gemm::{Accumulate, Product};
+use crate::cuda::kernels::{Grid, arguments};
+use crate::cuda::memory::grown;
+use crate::cuda::tensor::{Matrix, Tensor, Vector};
+use crate::{Dense, DeviceError, Embed, GateUp, Linear, Norm, VocabularyShard, WeightType};
+
+/// Threads of the kernels that work element by element, and of the norm.
+const THREADS: u32 = 256;
+/// Threads of the embedding.
+const EMBED_THREADS: u32 = 128;
+
+impl Dense for CudaDevice {
+    fn embed(&mut self, embed: Embed<'_, Matrix>, out: &mut Tensor) -> Result<(), DeviceError> {
+        let Embed { table, shard } = embed;
+        let held = table.plain_outputs()?;
+        let VocabularyShard { first, .. } = shard.unwrap_or(VocabularyShard { first: 0, vocabulary: held });
+        out.written(self.step.tokens, table.inputs)?;
+        let name = match table.dtype {
+            WeightType::F32 => "embed_f32",
+            WeightType::Bf16 => "embed_bf16",
+            WeightType::F16 => "embed_f16",
+        };
+        let (ids, last, width) = (self.step.at.ids, self.last_tokens.at(), table.inputs as u32);
+        let operands = arguments![table.at(), ids, last, first as u32, held as u32, width, out.at()];
+        self.kernels.launch(name, Grid::of(self.step.tokens, EMBED_THREADS), operands)
+    }
+
+    fn rms_norm(&mut self, x: &Tensor, norm: Norm<'_, Vector>, out: &mut Tensor) -> Result<(), DeviceError> {
+        let weight = norm.weight.read(x.width)?;
+        out.written_like(x, x.width)?;
+        self.norm(x, weight, norm.eps, WeightType::F32, out.at())
+    }
+
+    fn linear(
+        &mut self,
+        linear: Linear<'_, Tensor, Matrix, Vector>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let Linear { x, norm, weight, bias } = linear;
+        let outputs = weight.plain_outputs()?;
+        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
+        out.written_like(x, outputs)?;
+        self.product(x, norm, weight, Accumulate::Set, out.at())?;
+        self.add_bias(bias, out)
+    }
+
+    fn linear_add(
+        &mut self,
+        linear: Linear<'_, Tensor, Matrix, Vector>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let Linear { x, norm, weight, bias } = linear;
+        let outputs = weight.plain_outputs()?;
+        let bias = bias.map(|bias| bias.read(outputs)).transpose()?;
+        out.check(x.live, outputs)?;
+        self.product(x, norm, weight, Accumulate::Add, out.at())?;
+        self.add_bias(bias, out)
+    }
+
+    fn gate_up(
+        &mut self,
+        gate_up: GateUp<'_, Tensor, Matrix, Vector>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let GateUp { x, norm, weight } = gate_up;
+        let gates = weight.gates()?;
+        out.written_like(x, gates)?;
+        let bytes = x.capacity * weight.outputs * size_of::<f32>();
+        let both = grown(&mut self.scratch.gate_up, &self.gpu, bytes, "gate and up")?.at();
+        self.product(x, norm, weight, Accumulate::Set, both)?;
+        let elements = out.elements();
+        let operands = arguments![both, gates as u32, elements as u64, out.at()];
+        self.kernels.launch("gated", Grid::over(elements, THREADS), operands)
+    }
+
+    fn keep_logit_rows(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
+        if x.live != self.step.tokens {
+            let (live, tokens) = (x.live, self.step.tokens);
+            return Err(DeviceError::Misuse(format!(
+                "logit rows of {live} rows in a step of {tokens} tokens"
+            )));
+        }
+        let rows = self.step.logit_rows;
+        let operands = arguments![x.at(), self.step.at.logit_rows, rows as u32, x.width as u32];
+        if rows > 0 {
+            self.kernels.launch("keep_rows", Grid::over(x.width, THREADS), operands)?;
+        }
+        (x.live, x.first_logit_row) = (rows, 0);
+        Ok(())
+    }
+
+    fn copy_rows(&mut self, x: &Tensor, rows: Range<usize>, out: &mut Tensor) -> Result<(), DeviceError> {
+        if rows.start > rows.end || rows.end > x.live {
+            return Err(DeviceError::Misuse(format!("rows {rows:?} of a tensor that has {}", x.live)));
+        }
+        out.written(rows.len(), x.width)?;
+        out.first_logit_row = x.first_logit_row + rows.start;
+        let row_bytes = x.width * size_of::<f32>();
+        out.data.copy_from(0, &x.data, rows.start * row_bytes, rows.len() * row_bytes)
+    }
+}
+
+impl CudaDevice {
+    /// Enqueues the norm of the rows of `x`, as `dtype` at `out`.
+    fn norm(
+        &self,
+        x: &Tensor,
+        weight: u64,
+        eps: f32,
+        dtype: WeightType,
+        out: u64,
+    ) -> Result<(), DeviceError> {
+        let name = match dtype {
+            WeightType::F32 => "rms_norm_f32",
+            WeightType::Bf16 => "rms_norm_bf16",
+            WeightType::F16 => "rms_norm_f16",
+        };
+        self.kernels.launch(
+            name,
+            Grid::of(x.live, THREADS),
+            arguments![x.at(), weight, eps, x.width as u32, out],
+        )
+    }
+
+    /// Enqueues a product of `x`, which is normalised first if there is a norm, and converted to the matrix's type.
+    pub(super) fn product(
+        &mut self,
+        x: &Tensor,
+        norm: Option<Norm<'_, Vector>>,
+        matrix: &Matrix,
+        accumulate: Accumulate,
+        out: u64,
+    ) -> Result<(), DeviceError> {
+        x.check_width(matrix.inputs)?;
+        let norm =
+            norm.map(|norm| Ok::<_, DeviceError>((norm.weight.read(x.width)?, norm.eps))).transpose()?;
+        let elements = x.elements();
+        let input = match (norm, matrix.dtype) {
+            (None, WeightType::F32) => x.at(),
+            (norm, dtype) => {
+                let bytes = x.capacity * x.width * dtype.bytes();
+                let input = grown(&mut self.scratch.input, &self.gpu, bytes, "the input of a product")?.at();
+                match (norm, dtype) {
+                    (Some((weight, eps)), dtype) => self.norm(x, weight, eps, dtype, input)?,
+                    (None, dtype) => {
+                        let name = if dtype == WeightType::F16 { "cast_f16" } else { "cast_bf16" };
+                        let operands = arguments![x.at(), elements as u64, input];
+                        self.kernels.launch(name, Grid::over(elements, THREADS), operands)?;
+                    }
+                }
+                input
+            }
+        };
+        self.gemm.product(&Product { x: input, rows: x.live, matrix, accumulate, out })
+    }
+
+    fn add_bias(&self, bias: Option<u64>, out: &Tensor) -> Result<(), DeviceError> {
+        let (Some(bias), elements) = (bias, out.elements()) else { return Ok(()) };
+        let operands = arguments![bias, out.width as u32, elements as u64, out.at()];
+        self.kernels.launch("add_bias", Grid::over(elements, THREADS), operands)
+    }
+
+    /// Enqueues `out += x`.
+    pub(super) fn add(&self, x: &Tensor, out: &Tensor) -> Result<(), DeviceError> {
+        let elements = x.elements();
+        let operands = arguments![x.at(), elements as u64, out.at()];
+        self.kernels.launch("add", Grid::over(elements, THREADS), operands)
+    }
+}

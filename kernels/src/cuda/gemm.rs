@@ -1,0 +1,223 @@
+//! Products with weight matrices, by cuBLASLt.
+//!
+//! An algorithm is asked for once per matrix shape, at a fixed number of rows, and then serves every number of rows: so the
+//! order of each row's sums does not depend on the batch. Algorithms that divide the sums among blocks (split-K) are
+//! excluded for the same reason, and none gets a workspace.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys;
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::context::Gpu;
+use super::tensor::Matrix;
+use crate::{DeviceError, WeightType};
+
+/// Number of rows for which algorithms are asked.
+const ASKED_ROWS: usize = 64;
+
+/// `CUBLAS_OP_T` of the type `cublasOperation_t`, which cudarc's bindings of cuBLASLt lack.
+const TRANSPOSED: i32 = 1;
+
+/// The sums of a product replace the output, or are added to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Accumulate {
+    Set,
+    Add,
+}
+
+/// One product, `out[rows, outputs] = x[rows, inputs] · Wᵀ`. `x` has the matrix's type, `out` is f32.
+pub(super) struct Product<'a> {
+    pub(super) x: CUdeviceptr,
+    pub(super) rows: usize,
+    pub(super) matrix: &'a Matrix,
+    pub(super) accumulate: Accumulate,
+    pub(super) out: CUdeviceptr,
+}
+
+/// The shape and type of a weight matrix: outputs, inputs.
+type Key = (usize, usize, WeightType);
+
+/// What all products with matrices of one shape share.
+struct Plan {
+    description: sys::cublasLtMatmulDesc_t,
+    weight: Layout,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// Handle of cuBLASLt, with a plan per shape.
+pub(super) struct Gemm {
+    gpu: Arc<Gpu>,
+    handle: sys::cublasLtHandle_t,
+    plans: HashMap<Key, Plan>,
+}
+
+// SAFETY: the handle, descriptions and layouts belong to this value, and cuBLASLt ties none of them to a thread.
+unsafe impl Send for Gemm {}
+
+impl Gemm {
+    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
+        gpu.bind()?;
+        let handle = result::create_handle().map_err(|error| lost("opening cuBLASLt", error))?;
+        Ok(Self { gpu: gpu.clone(), handle, plans: HashMap::new() })
+    }
+
+    /// Asks for the algorithm of a matrix, before its first product.
+    pub(super) fn prepare(&mut self, matrix: &Matrix) -> Result<(), DeviceError> {
+        let key = (matrix.outputs, matrix.inputs, matrix.dtype);
+        if !self.plans.contains_key(&key) {
+            let plan = Plan::new(self.handle, key).map_err(|error| {
+                let Matrix { outputs, inputs, dtype, .. } = *matrix;
+                let why = format!("cuBLASLt has no product with {outputs} x {inputs} {dtype:?}: {error}");
+                DeviceError::Unsupported(why)
+            })?;
+            self.plans.insert(key, plan);
+        }
+        Ok(())
+    }
+
+    /// Enqueues a product.
+    pub(super) fn product(&mut self, product: &Product<'_>) -> Result<(), DeviceError> {
+        let Product { x, rows, matrix, accumulate, out } = *product;
+        if rows == 0 || matrix.outputs == 0 {
+            return Ok(());
+        }
+        self.prepare(matrix)?;
+        let key = (matrix.outputs, matrix.inputs, matrix.dtype);
+        let Some(plan) = self.plans.get(&key) else {
+            return Err(DeviceError::Misuse("a product without a plan".to_owned()));
+        };
+        let failed = |error| lost("a product", error);
+        let layout = |dtype, width| Layout::new(dtype, width, rows).map_err(failed);
+        let (input, output) = (layout(type_of(matrix.dtype), matrix.inputs)?, layout(FLOAT, matrix.outputs)?);
+        let (one, beta) = (1f32, if accumulate == Accumulate::Add { 1f32 } else { 0f32 });
+        // SAFETY: handle, description, layouts and algorithm are alive. The buffers have the sizes of the layouts, as the
+        // callers have checked, and live until the stream has passed the product.
+        unsafe {
+            result::matmul(
+                self.handle,
+                plan.description,
+                (&raw const one).cast(),
+                (&raw const beta).cast(),
+                matrix.at() as *const c_void,
+                plan.weight.0,
+                x as *const c_void,
+                input.0,
+                out as *const c_void,
+                output.0,
+                out as *mut c_void,
+                output.0,
+                &plan.algorithm,
+                ptr::null_mut(),
+                0,
+                self.gpu.stream.cast(),
+            )
+        }
+        .map_err(failed)
+    }
+}
+
+impl Drop for Gemm {
+    fn drop(&mut self) {
+        let _ = self.gpu.bind();
+        let _ = self.gpu.synchronize();
+        // SAFETY: no product is under way. Errors change nothing.
+        unsafe {
+            for plan in self.plans.values() {
+                let _ = result::destroy_matmul_desc(plan.description);
+            }
+            let _ = result::destroy_handle(self.handle);
+        }
+    }
+}
+
+impl Plan {
+    fn new(handle: sys::cublasLtHandle_t, key: Key) -> Result<Self, CublasError> {
+        let (outputs, inputs, dtype) = key;
+        // Column by column, a row-major x is its transpose: out^T = W x^T, where W lies transposed.
+        let weight = Layout::new(type_of(dtype), inputs, outputs)?;
+        let input = Layout::new(type_of(dtype), inputs, ASKED_ROWS)?;
+        let output = Layout::new(FLOAT, outputs, ASKED_ROWS)?;
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let description = result::create_matmul_desc(compute, FLOAT)?;
+        let transposed = TRANSPOSED;
+        let transposes = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        let (workspace, reductions) = (0u64, 0u32);
+        // SAFETY: the attributes' pointers are valid for their sizes, and all objects are alive.
+        let algorithm = unsafe {
+            result::set_matmul_desc_attribute(
+                description,
+                transposes,
+                (&raw const transposed).cast(),
+                size_of_val(&transposed),
+            )?;
+            let preference = result::create_matmul_pref()?;
+            let set = |attribute, value: *const c_void, bytes| {
+                result::set_matmul_pref_attribute(preference, attribute, value, bytes)
+            };
+            let limits = set(
+                Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                (&raw const workspace).cast(),
+                size_of_val(&workspace),
+            )
+            .and_then(|()| {
+                set(
+                    Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                    (&raw const reductions).cast(),
+                    size_of_val(&reductions),
+                )
+            });
+            let found = limits.and_then(|()| {
+                result::get_matmul_algo_heuristic(
+                    handle,
+                    description,
+                    weight.0,
+                    input.0,
+                    output.0,
+                    output.0,
+                    preference,
+                )
+            });
+            let _ = result::destroy_matmul_pref(preference);
+            found?.algo
+        };
+        Ok(Self { description, weight, algorithm })
+    }
+}
+
+/// A matrix of columns without gaps.
+struct Layout(sys::cublasLtMatrixLayout_t);
+
+impl Layout {
+    fn new(dtype: sys::cudaDataType, rows: usize, columns: usize) -> Result<Self, CublasError> {
+        result::create_matrix_layout(dtype, rows as u64, columns as u64, rows as i64).map(Self)
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the layout; cuBLASLt reads it only while a product is enqueued.
+        unsafe {
+            let _ = result::destroy_matrix_layout(self.0);
+        }
+    }
+}
+
+const FLOAT: sys::cudaDataType = sys::cudaDataType::CUDA_R_32F;
+
+fn type_of(dtype: WeightType) -> sys::cudaDataType {
+    match dtype {
+        WeightType::F32 => sys::cudaDataType::CUDA_R_32F,
+        WeightType::F16 => sys::cudaDataType::CUDA_R_16F,
+        WeightType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+    }
+}
+
+fn lost(what: &str, error: CublasError) -> DeviceError {
+    DeviceError::Lost(format!("{what}: {error}"))
+}

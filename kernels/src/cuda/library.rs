@@ -1,0 +1,100 @@
+//! The libraries of CUDA, which are opened at run time. cudarc panics at a call into a library that is absent, so every use
+//! begins here.
+
+use std::env;
+use std::ffi::OsString;
+
+use cudarc::driver::result;
+
+/// The library or device that is missing, and where it was looked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Missing {
+    /// A library that the loader does not find.
+    #[error("{library} is missing: {purpose}. It was looked for in {searched}")]
+    Library {
+        /// File name of the library.
+        library: &'static str,
+        /// Use of the library, and the package that has it.
+        purpose: &'static str,
+        /// Folders, in the order of the search.
+        searched: String,
+    },
+    /// A driver that finds no GPU.
+    #[error("libcuda.so.1 is here, and it finds no GPU: {0}")]
+    Gpu(String),
+}
+
+/// File name of the driver's library.
+const DRIVER: &str = "libcuda.so.1";
+
+impl Missing {
+    /// True if the machine has no NVIDIA driver, as most machines without a GPU.
+    pub fn is_driver(&self) -> bool {
+        matches!(self, Self::Library { library: DRIVER, .. })
+    }
+}
+
+/// Returns the number of GPUs, at least 1. Opens the libraries that a [`CudaDevice`](super::CudaDevice) needs.
+pub fn gpus() -> Result<usize, Missing> {
+    let library = |library, purpose| Missing::Library { library, purpose, searched: searched() };
+    // SAFETY: the call tries to open the library, whose initialisers run. It is NVIDIA's own, or an emulation of it.
+    if !unsafe { cudarc::driver::sys::is_culib_present() } {
+        return Err(library(DRIVER, "it comes with the NVIDIA driver"));
+    }
+    let no_gpu = |error: result::DriverError| Missing::Gpu(format!("{error}"));
+    result::init().map_err(no_gpu)?;
+    let count = result::device::get_count().map_err(no_gpu)?;
+    let count = usize::try_from(count).unwrap_or(0);
+    if count == 0 {
+        return Err(Missing::Gpu("it counts 0; CUDA_VISIBLE_DEVICES may hide them".to_owned()));
+    }
+    // SAFETY: as above.
+    if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
+        return Err(library("libnvrtc.so.13", "it compiles the kernels and comes with CUDA 13"));
+    }
+    // SAFETY: as above.
+    if !unsafe { cudarc::cublaslt::sys::is_culib_present() } {
+        return Err(library("libcublasLt.so.13", "it multiplies matrices and comes with CUDA 13"));
+    }
+    Ok(count)
+}
+
+/// The folders that the loader searches, in order.
+fn searched() -> String {
+    folders(env::var_os("LD_LIBRARY_PATH"))
+}
+
+fn folders(path: Option<OsString>) -> String {
+    let own = match path.filter(|path| !path.is_empty()) {
+        Some(path) => format!("LD_LIBRARY_PATH ({})", path.to_string_lossy()),
+        None => "LD_LIBRARY_PATH (empty)".to_owned(),
+    };
+    format!("{own}, the loader's cache (ldconfig -p), /lib and /usr/lib")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Missing, folders, gpus};
+
+    #[test]
+    fn the_folders_that_were_searched_are_named() {
+        assert!(folders(None).starts_with("LD_LIBRARY_PATH (empty), the loader's cache"));
+        assert!(folders(Some("/opt/a:/opt/b".into())).contains("(/opt/a:/opt/b)"));
+    }
+
+    /// The message on a machine without CUDA; a machine that has it proves the other branch.
+    #[test]
+    fn a_machine_without_cuda_learns_what_is_missing() {
+        match gpus() {
+            Ok(count) => assert!(count > 0),
+            Err(missing @ Missing::Library { .. }) => {
+                let text = missing.to_string();
+                assert!(
+                    text.contains("lib") && text.contains(".so.") && text.contains("LD_LIBRARY_PATH"),
+                    "{text}"
+                );
+            }
+            Err(Missing::Gpu(why)) => assert!(!why.is_empty()),
+        }
+    }
+}

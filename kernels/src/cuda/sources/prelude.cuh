@@ -1,0 +1,95 @@
+// Declarations that every source begins with. NVRTC compiles all sources without any header of CUDA.
+//
+// Contraction is off (--fmad=false): a fused multiply-add stands where it is written, so that the same formula has the
+// same bits in every kernel. Nothing here depends on the number of rows of a launch.
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define INF __int_as_float(0x7f800000)
+#define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
+#define DEVICE __device__ __forceinline__
+
+constexpr u32 ALL_LANES = 0xffffffffu;
+
+// Storage types of weights, keys and values. All arithmetic is in f32.
+struct F32 {
+  typedef float Raw;
+  static DEVICE float widen(float x) { return x; }
+  static DEVICE float narrow(float x) { return x; }
+  // Four consecutive elements, aligned to their size.
+  static DEVICE float4 load4(const float* at) { return *reinterpret_cast<const float4*>(at); }
+};
+
+struct Bf16 {
+  typedef u16 Raw;
+  static DEVICE float widen(u16 x) { return __uint_as_float((u32)x << 16); }
+  static DEVICE u16 narrow(float x) {
+    u16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+  }
+  static DEVICE float4 load4(const u16* at) {
+    uint2 x = *reinterpret_cast<const uint2*>(at);
+    return make_float4(__uint_as_float(x.x << 16), __uint_as_float(x.x & 0xffff0000u), __uint_as_float(x.y << 16),
+                       __uint_as_float(x.y & 0xffff0000u));
+  }
+};
+
+struct F16 {
+  typedef u16 Raw;
+  static DEVICE float widen(u16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+  }
+  static DEVICE u16 narrow(float x) {
+    u16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+  }
+  static DEVICE float4 load4(const u16* at) {
+    uint2 x = *reinterpret_cast<const uint2*>(at);
+    return make_float4(widen((u16)x.x), widen((u16)(x.x >> 16)), widen((u16)x.y), widen((u16)(x.y >> 16)));
+  }
+};
+
+// One request's share of a step: its first token, that token's position, its first entry in the step's list of pages.
+struct Row {
+  u32 first_token, start, first_page, slot;
+};
+
+// The sum over a warp's lanes, the same bits in all lanes.
+DEVICE float warp_sum(float x) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) x = __fadd_rn(x, __shfl_xor_sync(ALL_LANES, x, mask));
+  return x;
+}
+
+DEVICE float warp_max(float x) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, mask));
+  return x;
+}
+
+// e to the power of x, by the CPU device's polynomial (kernels/src/cpu/simd/math.rs): 0 below -87, infinity above 88.
+DEVICE float exp_(float x) {
+  float clamped = x < -87.f ? -87.f : x;
+  clamped = clamped > 88.f ? 88.f : clamped;
+  float n = rintf(__fmul_rn(clamped, 1.44269504f));
+  float r = __fmaf_rn(n, -0.693359375f, clamped);
+  r = __fmaf_rn(n, 2.12194440e-4f, r);
+  float p = 1.f / 5040.f;
+  p = __fmaf_rn(p, r, 1.f / 720.f);
+  p = __fmaf_rn(p, r, 1.f / 120.f);
+  p = __fmaf_rn(p, r, 1.f / 24.f);
+  p = __fmaf_rn(p, r, 1.f / 6.f);
+  p = __fmaf_rn(p, r, 0.5f);
+  p = __fmaf_rn(p, r, 1.f);
+  p = __fmaf_rn(p, r, 1.f);
+  float y = __fmul_rn(p, __int_as_float(((int)n + 127) << 23));
+  y = x < -87.f ? 0.f : y;
+  y = x > 88.f ? INF : y;
+  return x != x ? x : y;
+}

@@ -1,0 +1,104 @@
+//! Pairs of pinned and device memory through which the small inputs and the results of steps pass.
+//!
+//! A pair is reused once the stream has passed its last use, so that after the first steps nothing is allocated.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::context::{Event, Gpu};
+use super::memory::{DeviceBuffer, PinnedBuffer};
+use crate::DeviceError;
+
+/// Smallest size of a pair in bytes.
+const SMALLEST: usize = 4 << 10;
+
+/// As many bytes on the host as on the device.
+pub(super) struct Pair {
+    pub(super) host: PinnedBuffer,
+    pub(super) device: DeviceBuffer,
+}
+
+impl Pair {
+    /// Enqueues a copy of the first `bytes` bytes to the host.
+    pub(super) fn fetch(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        self.device.copy_out(0, bytes, &mut self.host, 0)
+    }
+}
+
+/// Pairs that are free, and pairs that the stream may still use.
+pub(super) struct Staging {
+    gpu: Arc<Gpu>,
+    free: Vec<Pair>,
+    /// Inputs since the last [`seal`](Self::seal).
+    open: Vec<Pair>,
+    /// Inputs that are free once the stream has reached the event.
+    sealed: VecDeque<(Event, Vec<Pair>)>,
+    bytes: u64,
+}
+
+impl Staging {
+    pub(super) fn new(gpu: &Arc<Gpu>) -> Self {
+        Self { gpu: gpu.clone(), free: Vec::new(), open: Vec::new(), sealed: VecDeque::new(), bytes: 0 }
+    }
+
+    /// Bytes of device memory of all pairs.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Enqueues a copy of `words` to the device, and returns its address there. The copy stays until the stream has passed
+    /// the next [`seal`](Self::seal).
+    pub(super) fn upload(&mut self, words: &[u32]) -> Result<sys::CUdeviceptr, DeviceError> {
+        let bytes = size_of_val(words);
+        let mut pair = self.take(bytes)?;
+        for (to, word) in pair.host.bytes_mut().chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        pair.device.copy_in(0, &pair.host, bytes)?;
+        let at = pair.device.at();
+        self.keep(pair);
+        Ok(at)
+    }
+
+    /// Keeps a pair until the stream has passed the next [`seal`](Self::seal).
+    pub(super) fn keep(&mut self, pair: Pair) {
+        self.open.push(pair);
+    }
+
+    /// Ends the use of all inputs at this point of the stream.
+    pub(super) fn seal(&mut self) -> Result<(), DeviceError> {
+        if !self.open.is_empty() {
+            self.sealed.push_back((Event::record(&self.gpu)?, std::mem::take(&mut self.open)));
+        }
+        Ok(())
+    }
+
+    /// Returns a pair of at least `bytes` bytes, the smallest that is free.
+    pub(super) fn take(&mut self, bytes: usize) -> Result<Pair, DeviceError> {
+        while let Some((event, _)) = self.sealed.front() {
+            match event.is_reached() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => return Err(super::context::lost("waiting for a step's inputs", error)),
+            }
+            if let Some((_, pairs)) = self.sealed.pop_front() {
+                self.free.extend(pairs);
+            }
+        }
+        let fits = self.free.iter().enumerate().filter(|(_, pair)| pair.device.bytes() >= bytes);
+        if let Some((index, _)) = fits.min_by_key(|(_, pair)| pair.device.bytes()) {
+            return Ok(self.free.swap_remove(index));
+        }
+        let bytes = bytes.max(SMALLEST).next_power_of_two();
+        self.bytes += bytes as u64;
+        let host = PinnedBuffer::new(&self.gpu, bytes)?;
+        Ok(Pair { host, device: DeviceBuffer::new(&self.gpu, bytes, "staging of inputs and results")? })
+    }
+
+    /// Takes back a pair that the stream has passed.
+    pub(super) fn give(&mut self, pair: Pair) {
+        self.free.push(pair);
+    }
+}

@@ -1,0 +1,156 @@
+//! The GPU's copy of a step's inputs, which one upload carries.
+
+use super::planes::Planes;
+use super::staging::Staging;
+use crate::step::check;
+use crate::{DeviceError, PageId, SlotId, StepInputs};
+
+/// Marks an id that stands for the last token of a slot, in the id's other bits: `FROM_SLOT` in `sources/embed.cu`.
+const FROM_SLOT: u32 = 1 << 31;
+
+/// The row that a logit row is the last token of.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Owner {
+    /// The row's slot; the null slot if nothing is kept for it.
+    pub(super) slot: u32,
+    /// True if the row began with the token that was sampled last for the slot.
+    pub(super) continues: bool,
+}
+
+/// Addresses of a step's inputs on the device.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Addresses {
+    pub(super) ids: u64,
+    pub(super) positions: u64,
+    pub(super) row_of: u64,
+    /// Page and index of each token, or -1 in the null page.
+    pub(super) kv_at: u64,
+    pub(super) logit_rows: u64,
+    /// Slot of the row that each logit row ends.
+    pub(super) logit_slots: u64,
+    pub(super) rows: u64,
+    pub(super) pages: u64,
+}
+
+/// A step's inputs.
+#[derive(Default)]
+pub(super) struct Step {
+    pub(super) tokens: usize,
+    pub(super) row_count: usize,
+    pub(super) logit_rows: usize,
+    /// The row of each logit row.
+    pub(super) owners: Vec<Owner>,
+    pub(super) at: Addresses,
+    /// True if the step has pages.
+    pub(super) has_pages: bool,
+    words: Vec<u32>,
+    checks: check::Scratch,
+}
+
+impl Step {
+    /// Checks the inputs, enqueues their upload and the slot copies. Nothing is enqueued if the inputs are refused.
+    /// `kept_slots` is the number of slots whose last token the device keeps.
+    pub(super) fn begin(
+        &mut self,
+        inputs: &StepInputs<'_>,
+        planes: &mut Planes,
+        kept_slots: usize,
+        staging: &mut Staging,
+    ) -> Result<(), DeviceError> {
+        check::rows(inputs)?;
+        planes.check_copies(inputs.copies)?;
+        if !planes.has_no_slots() {
+            inputs.rows.iter().try_for_each(|row| planes.check_slot(row.slot))?;
+            self.checks.slots(inputs)?;
+        }
+        if let Some(row) = inputs.rows.iter().find(|row| row.continues && row.slot.0 as usize >= kept_slots) {
+            return Err(DeviceError::Misuse(format!("a row continues slot {} of {kept_slots}", row.slot.0)));
+        }
+        if let Some(row) = inputs.rows.iter().find(|row| row.continues && row.slot == SlotId::NULL) {
+            return Err(DeviceError::Misuse(format!(
+                "the row from token {} on continues the null slot",
+                row.first_token
+            )));
+        }
+        let kv = planes.kv_shape();
+        if let Some(kv) = &kv {
+            self.checks.pages(inputs, kv.page_tokens, kv.pages)?;
+        }
+        self.fill(inputs, kv.map(|kv| kv.page_tokens), kept_slots);
+        let at = staging.upload(&self.words)?;
+        self.place(at);
+        inputs.copies.iter().try_for_each(|&copy| planes.copy(copy))
+    }
+
+    /// Forgets the rows that end in logit rows: their memory on the device belongs to the next step.
+    pub(super) fn end(&mut self) {
+        self.owners.clear();
+    }
+
+    /// Lays all inputs end to end, in the order of [`place`](Self::place).
+    fn fill(&mut self, inputs: &StepInputs<'_>, page_tokens: Option<usize>, kept_slots: usize) {
+        self.tokens = inputs.token_ids.len();
+        self.row_count = inputs.rows.len();
+        self.logit_rows = inputs.logit_rows.len();
+        self.has_pages = page_tokens.is_some();
+        self.words.clear();
+        self.words.extend_from_slice(inputs.token_ids);
+        for row in inputs.rows.iter().filter(|row| row.continues) {
+            self.words[row.first_token] = FROM_SLOT | row.slot.0;
+        }
+        for positions in inputs.positions {
+            self.words.extend(positions.iter().map(|position| position.to_bits()));
+        }
+        let row_of =
+            (0u32..).zip(inputs.rows).flat_map(|(index, row)| std::iter::repeat_n(index, row.tokens));
+        self.words.extend(row_of);
+        for row in inputs.rows {
+            let place = |position: usize| match (page_tokens, row.block_table) {
+                (None, _) => u32::MAX,
+                (Some(size), table) => match table[position / size] {
+                    PageId::NULL => u32::MAX,
+                    page => page.0 * size as u32 + (position % size) as u32,
+                },
+            };
+            self.words.extend((row.start..row.start + row.tokens).map(place));
+        }
+        self.words.extend(inputs.logit_rows.iter().map(|&row| row as u32));
+        self.owners.clear();
+        let mut row = 0;
+        for &token in inputs.logit_rows {
+            while inputs.rows[row].first_token + inputs.rows[row].tokens <= token {
+                row += 1;
+            }
+            let of = &inputs.rows[row];
+            let is_last = of.first_token + of.tokens == token + 1;
+            let slot = if is_last && (of.slot.0 as usize) < kept_slots { of.slot.0 } else { 0 };
+            self.owners.push(Owner { slot, continues: is_last && of.continues });
+        }
+        self.words.extend(self.owners.iter().map(|owner| owner.slot));
+        let mut first_page = 0;
+        for row in inputs.rows {
+            self.words.extend([row.first_token as u32, row.start as u32, first_page, row.slot.0]);
+            first_page += row.block_table.len() as u32;
+        }
+        inputs.rows.iter().for_each(|row| self.words.extend(row.block_table.iter().map(|page| page.0)));
+    }
+
+    fn place(&mut self, at: u64) {
+        let mut next = at;
+        let mut take = |words: usize| {
+            let at = next;
+            next += words as u64 * 4;
+            at
+        };
+        self.at = Addresses {
+            ids: take(self.tokens),
+            positions: take(3 * self.tokens),
+            row_of: take(self.tokens),
+            kv_at: take(self.tokens),
+            logit_rows: take(self.logit_rows),
+            logit_slots: take(self.logit_rows),
+            rows: take(4 * self.row_count),
+            pages: take(0),
+        };
+    }
+}

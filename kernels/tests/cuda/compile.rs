@@ -1,0 +1,33 @@
+//! All sources compile for all architectures, without a warning.
+
+use tutti_kernels::cuda::{self, SOURCES};
+
+use crate::support::skipped;
+
+/// One of each generation since Ampere, in both forms that differ in code.
+const ARCHITECTURES: [&str; 7] =
+    ["compute_80", "compute_86", "compute_89", "compute_90", "compute_90a", "compute_100a", "compute_120a"];
+
+#[test]
+fn all_sources_compile_for_all_architectures_without_a_warning() {
+    if let Err(why) = cuda::compile(&SOURCES[0], "compute_80")
+        && why.contains("is missing")
+    {
+        return skipped("compilation", &why);
+    }
+    for source in SOURCES {
+        for architecture in ARCHITECTURES {
+            let (ptx, log) = cuda::compile(source, architecture).unwrap();
+            assert_eq!(log, "", "{} for {architecture}", source.name);
+            for kernel in source.kernels {
+                assert!(ptx.contains(&format!(".entry {kernel}(")), "{kernel} for {architecture}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_of_the_compiler_names_the_architecture() {
+    let error = cuda::compile(&SOURCES[0], "compute_1").unwrap_err();
+    assert!(error.contains("compute_1") || error.contains("is missing"), "{error}");
+}

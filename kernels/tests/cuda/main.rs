@@ -1,0 +1,13 @@
+//! The CUDA device: its sources under NVIDIA's compiler, and each operation against the CPU device.
+//!
+//! The tests run where they find NVRTC and a GPU, real or emulated (`tests/emulated-gpu`), and say so where they do not.
+//! With `CUDA_TESTS=required` in the environment they fail instead.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod attention;
+mod compile;
+mod dense;
+mod flight;
+mod sampling;
+mod support;

@@ -1,0 +1,61 @@
+use std::path::PathBuf;
+
+use tutti_settings::{
+    DeviceSettings, EngineSettings, SimSettings, TensorParallelSettings, TraceSettings, WeightSettings,
+};
+
+use super::*;
+
+fn settings(device: DeviceChoice) -> WorkerSettings {
+    WorkerSettings {
+        model_dir: PathBuf::new(),
+        nodes: None,
+        max_waiting_requests: 1,
+        weights: WeightSettings::default(),
+        device: DeviceSettings { device, ..DeviceSettings::default() },
+        tensor_parallel: TensorParallelSettings::default(),
+        engine: EngineSettings::default(),
+        memory_share: None,
+        trace: TraceSettings::default(),
+        sim: SimSettings::default(),
+    }
+}
+
+fn nothing() -> Result<usize, Missing> {
+    let searched = "LD_LIBRARY_PATH (/opt/cuda)".to_owned();
+    Err(Missing::Library { library: "libcuda.so.1", purpose: "it comes with the driver", searched })
+}
+
+#[test]
+fn auto_takes_a_gpu_where_there_is_one() {
+    let choose = |rank, gpus: fn() -> Result<usize, Missing>| {
+        choose_among(&settings(DeviceChoice::Auto), Rank(rank), gpus).unwrap()
+    };
+    assert_eq!(choose(0, nothing), Chosen::Cpu);
+    assert_eq!(choose(1, || Ok(4)), Chosen::Cuda { ordinal: 1 });
+    assert_eq!(choose(5, || Ok(4)), Chosen::Cuda { ordinal: 1 }, "more workers than GPUs share them");
+    assert_eq!(choose(0, || Err(Missing::Gpu("none".into()))), Chosen::Cpu);
+}
+
+#[test]
+fn cuda_without_a_driver_names_the_library_and_where_it_was_looked_for() {
+    let error = choose_among(&settings(DeviceChoice::Cuda), Rank(0), nothing).unwrap_err();
+    assert_eq!(error.field(), Some("device"));
+    let text = error.to_string();
+    assert!(text.contains("libcuda.so.1") && text.contains("/opt/cuda"), "{text}");
+}
+
+#[test]
+fn what_gpus_do_not_serve_yet_is_refused_by_name_and_auto_takes_the_cpu() {
+    for change in [
+        (|settings: &mut WorkerSettings| settings.tensor_parallel.tp = 2) as fn(&mut WorkerSettings),
+        |settings| settings.weights.quantize = Quantize::Int8,
+    ] {
+        let mut settings = settings(DeviceChoice::Cuda);
+        change(&mut settings);
+        let text = choose_among(&settings, Rank(0), || Ok(2)).unwrap_err().to_string();
+        assert!(text.contains("--device cpu"), "{text}");
+        settings.device.device = DeviceChoice::Auto;
+        assert_eq!(choose_among(&settings, Rank(0), || Ok(2)).unwrap(), Chosen::Cpu);
+    }
+}
