@@ -70,8 +70,8 @@ fn time(case: &Case, checks: &Checks) -> Result<f64, Box<dyn std::error::Error>>
     }
     arguments.extend(case.numbers.iter().cloned());
     let mut parameters = vec![0; kernel.parameter_bytes() as usize];
-    for (place, argument) in kernel.parameters.iter().zip(&arguments) {
-        parameters[place.offset as usize..][..argument.len()].copy_from_slice(argument);
+    for (parameter, argument) in kernel.parameters.iter().zip(&arguments) {
+        parameters[parameter.offset as usize..][..argument.len()].copy_from_slice(argument);
     }
     let grid = Grid { blocks: case.blocks, threads: [case.threads, 1, 1], dynamic_shared_bytes: 0 };
     let mut best = f64::INFINITY;

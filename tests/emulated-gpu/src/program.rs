@@ -72,8 +72,8 @@ pub(crate) enum Control {
     /// Ends the lanes whose guard holds.
     Exit,
     /// Waits until all lanes of the member mask are there, then runs.
-    Together,
-    /// `bar.warp.sync`: as `Together`, but lanes may meet from several places, and memory is ordered.
+    Converged,
+    /// `bar.warp.sync`: as `Converged`, but lanes may meet from several places, and memory is ordered.
     WarpBarrier,
     /// Waits for all threads of the block; `detail` is the barrier.
     BlockBarrier,

@@ -154,7 +154,7 @@ impl Warp<'_> {
                     }
                     meet = self.state.meeting(now.pc);
                 }
-                Control::Together | Control::WarpBarrier => {
+                Control::Converged | Control::WarpBarrier => {
                     if mask == 0 {
                         now.pc += 1;
                         continue;
@@ -249,7 +249,7 @@ impl Warp<'_> {
         let first = waiting.first()?;
         let code = &self.program.instructions;
         self.pc = first.pc;
-        let places = waiting.iter().map(|p| {
+        let positions = waiting.iter().map(|p| {
             let source = self.program.sources[p.pc as usize];
             format!("lanes {:#010x} wait at line {} (PTX line {})", p.mask, source.line, source.ptx_line)
         });
@@ -259,7 +259,7 @@ impl Warp<'_> {
         };
         let ended = self.state.alive;
         let what =
-            format!("{what}: {}; lanes {ended:#010x} have not ended", places.collect::<Vec<_>>().join(", "));
+            format!("{what}: {}; lanes {ended:#010x} have not ended", positions.collect::<Vec<_>>().join(", "));
         self.fail(FaultKind::Barrier, first.mask.trailing_zeros(), None, what);
         None
     }
