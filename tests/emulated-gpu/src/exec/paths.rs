@@ -133,7 +133,8 @@ impl Warp<'_> {
                         }
                     }
                     if left <= 0 {
-                        self.state.furthest_first = !self.state.paths.is_empty();
+                        // The two ends take turns: either may wait for the other in a loop.
+                        self.state.furthest_first = !furthest && !self.state.paths.is_empty();
                         self.state.add(now.pc, now.mask, false);
                         break Stop::Slice;
                     }
