@@ -69,6 +69,40 @@ def test_two_ranks_on_either_side_are_bit_identical_to_two_ranks(start):
     assert served_by(start, golden, "--topology", TP_2_DISAGGREGATED, *served) == colocated
 
 
+def test_each_of_two_ranks_carries_half_of_a_hand_over(start, figure):
+    cluster = start("--topology", TP_2_DISAGGREGATED, *QWEN3)
+    cluster.complete(prompt=list(range(300)), max_tokens=20, temperature=0, ignore_eos=True)
+
+    def carried():
+        text = cluster.client.get("/metrics").text
+        found = re.findall(r'^tutti_worker_transfer_bytes\{worker="(\d+)",transport="\w+"\} (\d+)', text, re.M)
+        return [sum(int(bytes_) for rank, bytes_ in found if rank == wanted) for wanted in ("0", "1")]
+
+    # 19 pages of keys and values: 3 layers, 2 heads of 32 floats, one head per rank.
+    half = 19 * 16 * 2 * 3 * 32 * 4
+    wait_for("both ranks' counts", lambda: carried() == [half, half])
+    figure(f"hand-over from two ranks to two: {half} bytes by each rank, of {2 * half}")
+
+
+@pytest.mark.parametrize("victim", (1, 3), ids=("prefill", "decode"))
+def test_every_stream_survives_the_loss_of_one_rank_of_either_side(start, victim):
+    faults = ("--heartbeat-timeout", 2, "--collective-timeout", 2, "--max-replays", 4)
+    cluster = start("--topology", TP_2_DISAGGREGATED, *faults, *QWEN3)
+    ask = dict(max_tokens=150, temperature=1, ignore_eos=True, logprobs=1, return_token_ids=True)
+    bodies = [ask | dict(prompt=list(range(seed, seed + 200)), seed=seed) for seed in range(6)]
+    undisturbed = Streams(cluster, "/v1/completions", bodies).results()
+    streams = Streams(cluster, "/v1/completions", bodies)
+    streams.wait_for_tokens(15)
+    pid = cluster.workers_by_rank()[victim]
+    os.kill(pid, signal.SIGKILL)
+    for body, expected, got in zip(bodies, undisturbed, streams.results()):
+        assert expected == got, body
+    wait_for("a replacement", lambda: cluster.workers_by_rank().get(victim, pid) != pid)
+    cluster.wait_until_ready()
+    cluster.wait_until_idle()
+    assert cluster.metrics()["tutti_request_replays_total"] >= 1
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_prefill_of_two_ranks_continues_on_one_within_the_tolerance(start, figure, model):
     directory = GOLDENS / "seed0" / model

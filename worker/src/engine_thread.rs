@@ -33,7 +33,7 @@ use crate::{
     group::{Formation, Member},
     loading::{self, Loaded},
     step_trace::StepTrace,
-    transfer::Transfer,
+    transfer::{RankTransfer, Transfer},
 };
 
 /// Number of step outputs that may wait for the task. With this many, short steps continue while a busy machine delays
@@ -112,7 +112,7 @@ fn run(
     let _ = channels.outbox.blocking_send(pb::WorkerMessage { message: Some(greeting) });
     let mut engine = match loaded? {
         Loaded::Engine(engine) => *engine,
-        Loaded::Follower(member) => return follow(member, &channels),
+        Loaded::Follower(member) => return follow(member, &channels, runtime),
     };
     if let Some(path) = &settings.trace.trace_steps {
         engine.set_observer(Box::new(StepTrace::start(path, rank, &engine, settings.engine.max_step_tokens)));
@@ -122,11 +122,14 @@ fn run(
 }
 
 /// Runs the leader's plans and counts them for heartbeats.
-fn follow(member: Member, channels: &EngineChannels) -> Result<(), Error> {
+fn follow(member: Member, channels: &EngineChannels, runtime: &Handle) -> Result<(), Error> {
     let kv_pages_total = member.kv().pages.saturating_sub(1) as u32;
-    member.follow(|steps| {
+    let (group_rank, layout) = (member.group_rank(), member.model().page_layout());
+    let mut courier = RankTransfer::new(group_rank, member.leader(), &layout, channels.load.clone(), runtime);
+    member.follow(&mut courier, |steps| {
         channels.forwards.store(steps, Ordering::Relaxed);
-        channels.load.send_replace(pb::WorkerLoad { steps, kv_pages_total, ..Default::default() });
+        // The courier keeps its counts of transfers in the load.
+        channels.load.send_modify(|load| (load.steps, load.kv_pages_total) = (steps, kv_pages_total));
     })
 }
 

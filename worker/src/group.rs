@@ -1,14 +1,14 @@
 //! Formation of a TP group.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     path::PathBuf,
     time::Duration,
 };
 
 use tutti_engine::{EngineSettings, KvSize, kv_budget};
 use tutti_kernels::collective::{Collective, GroupRank, SharedMemory, Tcp};
-use tutti_models::{Model, lockstep};
+use tutti_models::{Model, RankCourier, lockstep};
 use tutti_proto::cluster::v1::{self as pb, form_group};
 use tutti_runtime::Error;
 use tutti_settings::ByteSize;
@@ -121,7 +121,15 @@ impl Formation {
         let kv_cache_memory = Some(ByteSize(least.unwrap_or(budget)));
         let settings = EngineSettings { kv_cache_memory, ..settings.clone() };
         let kv = KvSize::choose(&*model, &settings)?;
-        Ok(Member { model, plans, settings, kv })
+        Ok(Member { model, plans, settings, kv, leader: self.leader() })
+    }
+
+    /// Host at which this rank reaches its leader.
+    fn leader(&self) -> IpAddr {
+        match &self.meeting {
+            Meeting::Dial { leader, .. } => leader.ip(),
+            Meeting::SharedMemory(_) | Meeting::Listen { .. } => Ipv4Addr::LOCALHOST.into(),
+        }
     }
 }
 
@@ -132,12 +140,23 @@ pub struct Member {
     /// The engine's settings, with the budget on which the ranks have agreed.
     settings: EngineSettings,
     kv: KvSize,
+    leader: IpAddr,
 }
 
 impl Member {
     /// Size of the KV pool on each rank.
     pub fn kv(&self) -> KvSize {
         self.kv
+    }
+
+    /// This rank and the size of its group.
+    pub fn group_rank(&self) -> GroupRank {
+        self.plans.group_rank()
+    }
+
+    /// Host at which this rank reaches its leader.
+    pub fn leader(&self) -> IpAddr {
+        self.leader
     }
 
     /// This rank's share of the model.
@@ -150,9 +169,10 @@ impl Member {
         (Box::new(lockstep::Leader::new(self.model, self.plans)), self.settings)
     }
 
-    /// Runs the leader's plans until the leader leaves. Calls `ran` with the number of forward passes so far.
-    pub fn follow(mut self, ran: impl FnMut(u64)) -> Result<(), Error> {
-        lockstep::follow(&mut *self.model, &mut *self.plans, ran)
+    /// Runs the leader's plans until the leader leaves. `courier` exchanges this rank's shares of requests. Calls `ran` with
+    /// the number of forward passes so far.
+    pub fn follow(mut self, courier: &mut dyn RankCourier, ran: impl FnMut(u64)) -> Result<(), Error> {
+        lockstep::follow(&mut *self.model, &mut *self.plans, courier, ran)
             .map_err(|e| Error::internal(format!("this rank can no longer follow its leader: {e}")))
     }
 }

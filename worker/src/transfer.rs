@@ -15,50 +15,53 @@
 //!   carries the pages. The sender chooses: if it can open the receiver's segment, it uses the segment.
 //! - Both sides have the same time limit, the lease. A receiver frees its pages if its sender is silent for the whole
 //!   lease ([`reservations`]). A sender gives up if its receiver takes nothing for the whole lease.
+//! - In a TP group, a transfer from or to a group of as many ranks is one of shares: each rank pushes its own share, and
+//!   takes its own ([`rank`]). The leader decides what is sent and written, and learns of the rest by reports
+//!   ([`rank_reports`]). Between groups of unlike sizes, the leaders alone push whole pages.
 //! - Staged bytes are bounded ([`staging`]). A request whose pages are computed faster than they are sent waits; other
 //!   requests do not.
 
 mod freight;
+mod group_ranks;
+mod listener;
+mod pushes;
+mod rank;
+mod rank_reports;
 mod receiver;
 mod reservations;
 mod segment;
 mod sender;
+mod share_store;
 mod staging;
 mod tally;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::HashMap,
-    io,
-    net::Ipv4Addr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    fs::File,
+    io::{self, Read},
+    sync::Arc,
     time::Duration,
 };
 
-use tokio::{
-    net::TcpListener,
-    runtime::Handle,
-    sync::{OnceCell, mpsc},
-    time::{Instant, sleep_until},
-};
-use tonic::transport::{Server, server::TcpIncoming};
+use tokio::{runtime::Handle, sync::mpsc};
 use tutti_engine::{Arrival, Cargo, Courier, EngineHandle, ExportSummary, PageRun, TransferError, Waker};
+use tutti_kernels::collective::GroupRank;
 use tutti_proto::{
     GraphKey,
-    cluster::v1::{
-        self as pb, plane_transfer_server::PlaneTransferServer, worker_message::Message as ToConductor,
-    },
+    cluster::v1::{self as pb, rank_order::Order, worker_message::Message as ToConductor},
 };
 
+pub use self::rank::RankTransfer;
 use self::{
     freight::Freight,
-    receiver::Receiver,
-    reservations::Reservations,
+    group_ranks::GroupRanks,
+    listener::Listener,
+    pushes::Pushes,
+    rank_reports::ReportReceiver,
+    receiver::{Receiver, Taker},
+    reservations::{Reservations, ReservedSpace},
     segment::Segment,
-    sender::{Connections, Push},
-    staging::{Queue, StagingBudget},
-    tally::Tally,
 };
 
 /// Maximum bytes of units per message, unless one unit is larger.
@@ -90,17 +93,15 @@ struct Hub {
     waker: Waker,
     planes: Freight,
     embeddings: Freight,
+    /// The other ranks of this worker's group; `None` if it works alone.
+    ranks: Option<Arc<GroupRanks>>,
     arrivals: mpsc::Sender<Arrival>,
     /// Weak, because a strong sender would keep the outbox open. The closed outbox tells the conductor that the worker
     /// has ended.
     outbox: mpsc::WeakSender<pb::WorkerMessage>,
-    staging: Arc<StagingBudget>,
-    sending: Mutex<HashMap<GraphKey, Arc<Queue>>>,
+    pushes: Arc<Pushes>,
     reservations: Arc<Reservations>,
-    connections: Arc<Connections>,
-    tally: Arc<Tally>,
-    /// Port on which the receiver listens; unset until the first use starts the receiver.
-    port: OnceCell<u16>,
+    listener: Listener,
 }
 
 impl Transfer {
@@ -112,19 +113,17 @@ impl Transfer {
         let hub = Arc::new(Hub {
             runtime: Handle::current(),
             waker: engine.waker(),
-            staging: Arc::new(StagingBudget::new(planes.largest_unit().max(embeddings.largest_unit()))),
+            pushes: Arc::new(Pushes::new(planes.largest_unit().max(embeddings.largest_unit()))),
+            ranks: group_ranks(engine).map(Arc::new),
             planes,
             embeddings,
             arrivals,
             outbox: outbox.downgrade(),
-            sending: Mutex::default(),
             reservations: Arc::default(),
-            connections: Arc::default(),
-            tally: Arc::default(),
-            port: OnceCell::new(),
+            listener: Listener::default(),
         });
         engine.connect(Box::new(TransferCourier { hub: Arc::clone(&hub), inbox }));
-        hub.runtime.spawn(Arc::clone(&hub.staging).wake_when_freed(hub.waker.clone()));
+        hub.runtime.spawn(Arc::clone(&hub.pushes.staging).wake_when_freed(hub.waker.clone()));
         Self { hub }
     }
 
@@ -138,26 +137,78 @@ impl Transfer {
         }
         if let Some(destination) = &graph.send_to {
             let (cargo, count) = engine.units_to_send(graph);
-            self.hub.push(key, destination.clone(), self.hub.freight(cargo).clone(), count);
+            match self.hub.ranks_for(cargo).filter(|ranks| ranks.is_shared_with(destination.ranks.len())) {
+                Some(ranks) => self.hub.push_shares(ranks, key, destination, count),
+                None => self.hub.push(key, destination.clone(), self.hub.freight(cargo).clone(), count),
+            }
         }
     }
 
     /// Counts of all transfers so far; `None` if there were none.
     pub fn tally(&self) -> Option<pb::TransferTally> {
-        let tally = self.hub.tally.message();
+        let tally = self.hub.pushes.tally.message();
         (tally != pb::TransferTally::default()).then_some(tally)
     }
 }
 
-impl Hub {
-    fn sending(&self) -> MutexGuard<'_, HashMap<GraphKey, Arc<Queue>>> {
-        self.sending.lock().unwrap_or_else(PoisonError::into_inner)
+/// The other ranks of an engine's group. `None` for an engine that works alone.
+fn group_ranks(engine: &EngineHandle) -> Option<GroupRanks> {
+    let layout = engine.share_layout();
+    if layout.ranks == 1 {
+        return None;
     }
+    let mut secret = [0; 16];
+    let read = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut secret));
+    let secret = read.map(|()| secret).map_err(|e| format!("cannot read /dev/urandom: {e}"));
+    let leader = GroupRank { rank: 0, world_size: layout.ranks };
+    Some(GroupRanks::new(layout, Freight::of_share(engine.page_layout(), leader), secret))
+}
 
+impl Hub {
     fn freight(&self, cargo: Cargo) -> &Freight {
         match cargo {
             Cargo::Pages | Cargo::Slot => &self.planes,
             Cargo::Embeddings => &self.embeddings,
+        }
+    }
+
+    /// The group's ranks, if they have shares of a cargo. Embeddings are the leader's alone.
+    fn ranks_for(&self, cargo: Cargo) -> Option<&Arc<GroupRanks>> {
+        self.ranks.as_ref().filter(|_| cargo != Cargo::Embeddings)
+    }
+
+    /// Starts the pushes of the shares of all ranks.
+    fn push_shares(
+        self: &Arc<Self>,
+        ranks: &Arc<GroupRanks>,
+        key: GraphKey,
+        to: &pb::PlaneDestination,
+        count: usize,
+    ) {
+        if let Some(why) = ranks.lost() {
+            let hub = Arc::clone(self);
+            let failed = Arrival::Failed(key, TransferError::Lost(why));
+            self.runtime.spawn(async move { hub.deliver(failed).await });
+            return;
+        }
+        let push = pb::PushShare { key: Some(key.into()), to: Some(to.clone()), count: count as u32 };
+        self.order(ranks, key, Order::Push(push));
+        self.push(key, to.clone(), ranks.freight.clone(), count);
+    }
+
+    /// Queues an order to the other ranks. The first order lets them report here.
+    fn order(self: &Arc<Self>, ranks: &Arc<GroupRanks>, key: GraphKey, order: Order) {
+        if ranks.order(key, order) {
+            let (hub, ranks) = (Arc::clone(self), Arc::clone(ranks));
+            self.runtime.spawn(async move {
+                match hub.port().await {
+                    Ok(port) => ranks.order_reports(port),
+                    Err(error) => {
+                        tracing::error!(%error, "cannot listen for the reports of the group's ranks")
+                    }
+                }
+                hub.waker.wake();
+            });
         }
     }
 
@@ -169,31 +220,18 @@ impl Hub {
         freight: Freight,
         count: usize,
     ) {
-        let queue = Arc::new(Queue::new(Arc::clone(&self.staging)));
-        let mut sending = self.sending();
-        if sending.contains_key(&key) {
-            return;
-        }
-        sending.insert(key, Arc::clone(&queue));
-        drop(sending);
-        let push = Push {
-            destination,
-            freight,
-            count,
-            queue,
-            connections: Arc::clone(&self.connections),
-            tally: Arc::clone(&self.tally),
-        };
+        let Some(push) = self.pushes.begin(key, destination, freight, count) else { return };
         let hub = Arc::clone(self);
         self.runtime.spawn(async move {
-            let Some(outcome) = push.run().await else { return };
-            // Drops units that are still staged, since nothing will send them.
-            let queue = hub.sending().remove(&key);
-            queue.iter().for_each(|queue| queue.close());
+            let Some(outcome) = hub.pushes.run(key, push).await else { return };
             hub.deliver(match outcome {
-                Ok(()) => Arrival::Accepted(key),
+                Ok(()) => {
+                    hub.ranks.iter().for_each(|ranks| ranks.handed_over(key));
+                    Arrival::Accepted(key)
+                }
                 Err(error) => {
                     tracing::info!(%key, %error, "planes did not get across");
+                    hub.ranks.iter().for_each(|ranks| ranks.forget(key));
                     Arrival::Failed(key, error)
                 }
             })
@@ -209,78 +247,61 @@ impl Hub {
     }
 
     /// Announces reserved space to the conductor, and then waits until the reservation ends or its lease expires.
-    async fn offer(self: Arc<Self>, key: GraphKey, space: reservations::ReservedSpace, secret: Vec<u8>) {
-        let reservations::ReservedSpace { freight, count, known, .. } = space;
-        let port = match self.port.get_or_try_init(|| self.serve()).await {
-            Ok(port) => *port,
-            Err(error) => {
-                let why = format!("cannot listen for planes: {error}");
-                return self.deliver(Arrival::Failed(key, TransferError::Lost(why))).await;
-            }
+    async fn offer(self: Arc<Self>, key: GraphKey, space: ReservedSpace, secret: Vec<u8>, lease: Duration) {
+        let lost = |why| self.deliver(Arrival::Failed(key, TransferError::Lost(why)));
+        let ReservedSpace { freight, count, known, share, .. } = space;
+        let port = match self.port().await {
+            Ok(port) => port.into(),
+            Err(error) => return lost(format!("cannot listen for planes: {error}")).await,
         };
-        let shared_memory = match Segment::create(&secret, freight.bytes(count)) {
-            Ok(segment) => {
+        let shared_memory =
+            Segment::offer(&secret, freight.bytes(count)).map_or_else(String::new, |segment| {
                 let path = segment.path();
                 self.reservations.set_segment(key, segment);
                 path
-            }
-            Err(error) => {
-                tracing::warn!(%key, %error, "no shared memory; planes come as bytes");
-                String::new()
-            }
+            });
+        let ranks = match self.ranks.as_ref().filter(|_| share.is_some()) {
+            None => Ok(Vec::new()),
+            Some(ranks) => ranks.rooms(key, lease).await,
         };
-        let reserved = pb::Reserved {
-            key: Some(key.into()),
-            port: port.into(),
-            layout_hash: freight.layout_id,
-            shared_memory,
-            known_pages: known as u32,
+        let ranks = match ranks {
+            Ok(ranks) => ranks,
+            Err(why) => return lost(why).await,
         };
+        // Ranks may have taken long to answer, and no sender could come before.
+        self.reservations.renew(key);
+        let (layout_hash, known_pages) = (freight.layout_id, known as u32);
+        let reserved =
+            pb::Reserved { key: Some(key.into()), port, layout_hash, shared_memory, known_pages, ranks };
         let message = pb::WorkerMessage { message: Some(ToConductor::Reserved(reserved)) };
         let Some(outbox) = self.outbox.upgrade() else { return };
         if outbox.send(message).await.is_err() {
             return;
         }
         drop(outbox);
-        while let Some((until, lease)) = self.reservations.lease_until(key) {
-            if Instant::now() < until {
-                sleep_until(until).await;
-                continue;
-            }
-            self.reservations.end(key);
+        if let Some(lease) = self.reservations.expired(key).await {
             let why = format!("its sender was silent for {lease:?}");
             tracing::warn!(%key, why, "a reservation for planes has expired");
-            return self.deliver(Arrival::Failed(key, TransferError::Lost(why))).await;
+            lost(why).await;
         }
     }
 
     /// Listens for senders as long as the process lives. Returns the port.
-    async fn serve(&self) -> io::Result<u16> {
-        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await?;
-        let port = listener.local_addr()?.port();
-        let receiver = Receiver {
-            reservations: Arc::clone(&self.reservations),
-            arrivals: self.arrivals.clone(),
-            waker: self.waker.clone(),
+    async fn port(&self) -> io::Result<u16> {
+        let services = || {
+            let (arrivals, waker) = (self.arrivals.clone(), self.waker.clone());
+            let reservations = Arc::clone(&self.reservations);
+            let reports = self.ranks.clone().map(|ranks| ReportReceiver {
+                ranks,
+                pushes: Arc::clone(&self.pushes),
+                reservations: Arc::clone(&reservations),
+                arrivals: arrivals.clone(),
+                waker: waker.clone(),
+            });
+            (Receiver { reservations, taker: Taker::Engine { arrivals, waker } }, reports)
         };
-        let longest = message_bytes(self.planes.largest_unit().max(self.embeddings.largest_unit()));
-        let service = PlaneTransferServer::new(receiver).max_decoding_message_size(longest);
-        let server = Server::builder()
-            .max_concurrent_streams(MAX_STREAMS)
-            .http2_keepalive_interval(Some(KEEP_ALIVE))
-            .initial_stream_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(4 * WINDOW_BYTES)
-            .add_service(service);
-        // Without nodelay, an answer of two TCP segments waits for the sender's delayed acknowledgement (about 40 ms).
-        // The setting of `Server` would apply only to listeners that the server opens itself.
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        self.runtime.spawn(async move {
-            if let Err(error) = server.serve_with_incoming(incoming).await {
-                tracing::error!(%error, "no longer listens for planes");
-            }
-        });
-        tracing::info!(port, "listens for planes");
-        Ok(port)
+        let largest = self.planes.largest_unit().max(self.embeddings.largest_unit());
+        self.listener.port(&self.runtime, largest, services).await
     }
 }
 
@@ -292,37 +313,52 @@ struct TransferCourier {
 
 impl Courier for TransferCourier {
     fn room(&self) -> usize {
-        self.hub.staging.left()
+        let own = self.hub.pushes.staging.left();
+        self.hub.ranks.as_ref().map_or(own, |ranks| ranks.left().min(own))
     }
 
     fn send(&mut self, run: PageRun) {
-        let queue = self.hub.sending().get(&run.key).cloned();
-        // The run is dropped if the request has no queue any more, because its push has then ended. The engine learns
-        // of a failed push from an `Arrival::Failed`.
-        if let Some(queue) = queue {
-            queue.put_pages(run);
-        }
+        // The engine learns of a failed push from an `Arrival::Failed`.
+        self.hub.pushes.put(run);
+    }
+
+    fn send_share(&mut self, run: PageRun) {
+        self.hub.ranks.iter().for_each(|ranks| ranks.staged(run.data.len()));
+        self.send(run);
     }
 
     fn export(&mut self, key: GraphKey, summary: ExportSummary) {
-        let queue = self.hub.sending().get(&key).cloned();
-        if let Some(queue) = queue {
-            queue.put_end(summary);
+        if let Some(ranks) = &self.hub.ranks {
+            let (computed_tokens, counts) = (summary.computed as u32, sender::counts(&summary));
+            ranks.order_end(key, pb::EndShare { key: Some(key.into()), computed_tokens, counts });
         }
+        self.hub.pushes.put_end(key, summary);
     }
 
     fn reserved(&mut self, key: GraphKey, cargo: Cargo, count: usize, known: usize) {
-        let freight = self.hub.freight(cargo).clone();
-        let space = reservations::ReservedSpace { freight, count, known, segment: None };
-        if let Some(secret) = self.hub.reservations.hold(key, space.clone()) {
-            self.hub.runtime.spawn(Arc::clone(&self.hub).offer(key, space, secret));
+        let (hub, freight) = (&self.hub, self.hub.freight(cargo).clone());
+        let ranks = hub.ranks_for(cargo).filter(|ranks| ranks.lost().is_none());
+        let share = ranks.map(|ranks| ranks.freight.clone());
+        let space = ReservedSpace { freight, share, count, known, segment: None };
+        let Some(secret) = hub.reservations.hold(key, space.clone()) else { return };
+        let Some((_, lease)) = hub.reservations.lease_until(key) else { return };
+        if let Some(ranks) = ranks {
+            let (secret, lease_ms) = (secret.clone(), lease.as_millis() as u32);
+            let (count, known) = (count as u32, known as u32);
+            let reserve = pb::ReserveShare { key: Some(key.into()), secret, lease_ms, count, known };
+            hub.order(ranks, key, Order::Reserve(reserve));
         }
+        hub.runtime.spawn(Arc::clone(hub).offer(key, space, secret, lease));
     }
 
     fn ended(&mut self, key: GraphKey) {
-        let queue = self.hub.sending().remove(&key);
-        queue.iter().for_each(|queue| queue.close());
+        self.hub.pushes.close(key);
         self.hub.reservations.end(key);
+        self.hub.ranks.iter().for_each(|ranks| ranks.forget(key));
+    }
+
+    fn orders(&mut self) -> Vec<pb::RankOrder> {
+        self.hub.ranks.as_ref().map_or_else(Vec::new, |ranks| ranks.take_orders())
     }
 
     fn take(&mut self) -> Option<Arrival> {

@@ -1,6 +1,9 @@
 //! Launches of worker graphs: placement, the launch message, and the room that workers reserve for transferred data.
 
-use std::{net::SocketAddr, time::Instant};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
 
 use tutti_proto::{GraphKey, RequestId, WorkerId, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::Error;
@@ -74,7 +77,7 @@ impl Cluster {
     pub fn on_reserved(&self, from: WorkerId, reserved: pb::Reserved) {
         let state = &mut *self.state.lock();
         let workers = &mut state.membership.workers;
-        let Some(host) = workers.hear(from).map(|worker| worker.host) else {
+        let Some((rank, host)) = workers.hear(from).map(|worker| (worker.rank, worker.host)) else {
             return self.metrics.dropped(Dropped::Stale);
         };
         let key = GraphKey::from(reserved.key.unwrap_or_default());
@@ -96,12 +99,18 @@ impl Cluster {
             let effects = request.give_room_back();
             return self.apply(state, key.request, effects);
         };
+        let followers = workers.group_of(rank).into_iter().skip(1);
+        let hosts = followers.filter_map(|(rank, _)| workers.by_rank(rank).map(|(_, worker)| worker.host));
+        let ranks = reserved.ranks.into_iter().zip(hosts).map(|(room, host)| pb::RankDestination {
+            address: address(host, room.port),
+            shared_memory: room.shared_memory,
+        });
         let room = ReservedRoom {
-            // An invalid port becomes 0, to which the sender fails to connect.
-            address: SocketAddr::new(host, u16::try_from(reserved.port).unwrap_or_default()).to_string(),
+            address: address(host, reserved.port),
             layout_hash: reserved.layout_hash,
             shared_memory: reserved.shared_memory,
             known_pages: reserved.known_pages,
+            ranks: ranks.collect(),
         };
         let booking = self.record_placement(&mut state.prefixes, request, &placement, now);
         let members = placement.members;
@@ -116,4 +125,9 @@ impl Cluster {
             workers.launch(members, booking, activity, launch);
         }
     }
+}
+
+/// Address at which other workers reach a worker. An invalid port becomes 0, to which a sender fails to connect.
+fn address(host: IpAddr, port: u32) -> String {
+    SocketAddr::new(host, u16::try_from(port).unwrap_or_default()).to_string()
 }

@@ -299,6 +299,7 @@ impl Request {
             layout_hash: room.layout_hash,
             shared_memory: room.shared_memory,
             known_pages: room.known_pages,
+            ranks: room.ranks,
         }
     }
 
@@ -393,6 +394,8 @@ pub struct ReservedRoom {
     pub shared_memory: String,
     /// Number of leading pages that are not sent, because the receiver already has them.
     pub known_pages: u32,
+    /// Rooms for the shares of the other ranks of the worker's group, from rank 1 on.
+    pub ranks: Vec<pb::RankDestination>,
 }
 
 fn conclude(output: mailbox::Sender, ending: Ending) -> EndingKind {

@@ -31,7 +31,8 @@ async fn both() -> (Bench, FakeWorker, FakeWorker) {
 
 async fn reserved(worker: &FakeWorker, key: Option<pb::GraphKey>) {
     let shared_memory = "/dev/shm/room".into();
-    let room = pb::Reserved { key, port: 4321, layout_hash: 5, shared_memory, known_pages: 3 };
+    let ranks = vec![pb::RankRoom { port: 4322, shared_memory: "/dev/shm/share".into() }];
+    let room = pb::Reserved { key, port: 4321, layout_hash: 5, shared_memory, known_pages: 3, ranks };
     worker.say(ToConductor::Reserved(room)).await;
 }
 
@@ -52,7 +53,7 @@ async fn the_prefill_waits_for_room_at_the_decode_and_is_told_where_it_is() {
     let first = prefill.launched().await;
     let to = first.send_to.unwrap();
     assert_eq!((to.key, to.address.as_str(), to.layout_hash), (launch.key, "127.0.0.1:4321", 5));
-    assert_eq!(to.known_pages, 3);
+    assert_eq!((to.known_pages, to.ranks), (3, vec![]), "the worker is in no group");
     assert_eq!((to.secret, to.shared_memory.as_str()), (reservation.secret, "/dev/shm/room"));
     prefill.step(first.key, &[0], handed_over(1)).await;
     decode.step(launch.key, &[1], None).await;
@@ -226,4 +227,24 @@ async fn each_group_has_its_own_size() {
         (last.group.as_str(), last.role(), last.phase()),
         ("back", pb::WorkerRole::DecodeApart, pb::WorkerPhase::Ready)
     );
+}
+
+#[tokio::test]
+async fn a_sender_learns_the_address_of_every_rank_of_its_receiver() {
+    let groups = vec![group("front", "prefill_text", 1), group("back", "thinker_decode", 2)];
+    let bench = Bench::new(Limits { topology: Topology::new(groups), ..limits(0) }).await;
+    let mut prefill = bench.ready(0).await;
+    let (mut leader, mut follower) = (bench.join(1).await, bench.join(2).await);
+    for worker in [&mut leader, &mut follower] {
+        assert!(matches!(worker.hear().await, Some(Message::FormGroup(form)) if form.size == 2));
+        worker.say(ToConductor::Ready(ready())).await;
+    }
+    bench.wait_ready(|state| *state == State::Ok).await;
+    let _submission = bench.submit(2).unwrap();
+    let key = leader.launched().await.key;
+    reserved(&leader, key).await;
+    let to = prefill.launched().await.send_to.unwrap();
+    let share =
+        pb::RankDestination { address: "127.0.0.1:4322".into(), shared_memory: "/dev/shm/share".into() };
+    assert_eq!((to.address.as_str(), to.ranks), ("127.0.0.1:4321", vec![share]));
 }

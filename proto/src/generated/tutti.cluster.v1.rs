@@ -1529,7 +1529,7 @@ pub struct PlaneReservation {
     pub lease_ms: u32,
 }
 /// A worker's answer to `receive` and `receive_media` once it holds the room. The graph waits until then.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Reserved {
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<GraphKey>,
@@ -1545,9 +1545,21 @@ pub struct Reserved {
     /// The first `known_pages` pages of the prefill are in the worker's prefix cache and are not sent.
     #[prost(uint32, tag = "5")]
     pub known_pages: u32,
+    /// Rooms for the shares of the group's other ranks, from rank 1 on. Empty if the worker is alone, and for embeddings.
+    #[prost(message, repeated, tag = "6")]
+    pub ranks: ::prost::alloc::vec::Vec<RankRoom>,
+}
+/// Room for one rank's share of a request's planes.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RankRoom {
+    /// As in Reserved.
+    #[prost(uint32, tag = "1")]
+    pub port: u32,
+    #[prost(string, tag = "2")]
+    pub shared_memory: ::prost::alloc::string::String,
 }
 /// The receiver of planes or embeddings, with the fields of its PlaneReservation and Reserved.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PlaneDestination {
     /// The graph that receives.
     #[prost(message, optional, tag = "1")]
@@ -1567,6 +1579,18 @@ pub struct PlaneDestination {
     pub shared_memory: ::prost::alloc::string::String,
     #[prost(uint32, tag = "7")]
     pub known_pages: u32,
+    /// The receiver's other ranks, from rank 1 on. A group of as many ranks sends each rank's share to the rank of the same
+    /// number, and any other sends whole pages to `address`.
+    #[prost(message, repeated, tag = "8")]
+    pub ranks: ::prost::alloc::vec::Vec<RankDestination>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RankDestination {
+    /// Address as ip:port.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub shared_memory: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CancelGraph {
@@ -2041,6 +2065,12 @@ pub struct TransferManifest {
     /// names one that is missing or has another size.
     #[prost(message, repeated, tag = "5")]
     pub planes: ::prost::alloc::vec::Vec<TransferPlane>,
+    /// Number of ranks among which the units are divided. 0 or 1 for whole units.
+    #[prost(uint32, tag = "6")]
+    pub ranks: u32,
+    /// The rank whose share this push carries, below `ranks`.
+    #[prost(uint32, tag = "7")]
+    pub rank: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferPlane {
@@ -2051,7 +2081,8 @@ pub struct TransferPlane {
     pub unit_bytes: u64,
 }
 /// Consecutive units, in the layout of TP 1: a page holds all paged planes, a slot holds all slot planes, plane after
-/// plane, each with all heads in order. No later message changes them.
+/// plane, each with all heads in order. A rank's share of a unit lacks the heads of the other ranks. No later message
+/// changes the units.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PlaneData {
     /// Index of the cargo in the manifest's counts: 0 for pages or rows, 1 for the slot.
@@ -2089,7 +2120,8 @@ pub struct LeaseRenewal {}
 /// Completes the transfer: the request continues at the receiver.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HandOver {
-    /// The token sampled after the prefill. The receiver counts it as output but does not report it. Absent for a tensor.
+    /// The token sampled after the prefill. The receiver counts it as output but does not report it. Absent for a tensor,
+    /// and for the share of a rank that is not the leader.
     #[prost(message, optional, tag = "1")]
     pub first: ::core::option::Option<SampledToken>,
     /// Number of tokens whose planes or embeddings have been sent. For a prefill, all tokens before `first`.
@@ -2109,6 +2141,69 @@ pub struct TransferReceipt {
     #[prost(uint32, repeated, tag = "3")]
     pub counts: ::prost::alloc::vec::Vec<u32>,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RankReport {
+    #[prost(oneof = "rank_report::Report", tags = "1, 2, 3, 4, 5")]
+    pub report: ::core::option::Option<rank_report::Report>,
+}
+/// Nested message and enum types in `RankReport`.
+pub mod rank_report {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Report {
+        #[prost(message, tag = "1")]
+        Hello(super::RankHello),
+        #[prost(message, tag = "2")]
+        Held(super::ShareRoom),
+        #[prost(message, tag = "3")]
+        Arrived(super::ShareArrived),
+        /// Total of the bytes that the rank's pushes have sent or dropped. The leader bounds what a rank stages by it.
+        #[prost(uint64, tag = "4")]
+        ReleasedBytes(u64),
+        #[prost(message, tag = "5")]
+        Failed(super::ShareFailed),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RankHello {
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    #[prost(bytes = "vec", tag = "2")]
+    pub secret: ::prost::alloc::vec::Vec<u8>,
+}
+/// The answer to ReserveShare: a sender may push from now on.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShareRoom {
+    #[prost(message, optional, tag = "1")]
+    pub key: ::core::option::Option<GraphKey>,
+    #[prost(message, optional, tag = "2")]
+    pub room: ::core::option::Option<RankRoom>,
+}
+/// Units of a share that wait to be written. The leader orders the write.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShareArrived {
+    #[prost(message, optional, tag = "1")]
+    pub key: ::core::option::Option<GraphKey>,
+    /// As in PlaneData.
+    #[prost(uint32, tag = "2")]
+    pub cargo: u32,
+    #[prost(uint32, tag = "3")]
+    pub first: u32,
+    #[prost(uint32, tag = "4")]
+    pub count: u32,
+}
+/// A share was not sent, or did not arrive. The request's transfer fails.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShareFailed {
+    #[prost(message, optional, tag = "1")]
+    pub key: ::core::option::Option<GraphKey>,
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
+    /// True if one side refuses what the other sends, so that another try would fail, too.
+    #[prost(bool, tag = "3")]
+    pub is_refused: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportsEnded {}
 /// Generated client implementations.
 pub mod plane_transfer_client {
     #![allow(
@@ -2417,12 +2512,313 @@ pub mod plane_transfer_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Generated client implementations.
+pub mod rank_reports_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// The reports of a TP group's other ranks to their leader, about transfers of shares.
+    #[derive(Debug, Clone)]
+    pub struct RankReportsClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl RankReportsClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> RankReportsClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> RankReportsClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            RankReportsClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Takes one rank's reports, the hello first, for as long as the group lives.
+        ///
+        /// Errors: UNAUTHENTICATED for a wrong secret, INVALID_ARGUMENT for a rank that is not in the group.
+        pub async fn report(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::RankReport>,
+        ) -> std::result::Result<tonic::Response<super::ReportsEnded>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tutti.cluster.v1.RankReports/Report",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tutti.cluster.v1.RankReports", "Report"));
+            self.inner.client_streaming(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod rank_reports_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with RankReportsServer.
+    #[async_trait]
+    pub trait RankReports: std::marker::Send + std::marker::Sync + 'static {
+        /// Takes one rank's reports, the hello first, for as long as the group lives.
+        ///
+        /// Errors: UNAUTHENTICATED for a wrong secret, INVALID_ARGUMENT for a rank that is not in the group.
+        async fn report(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::RankReport>>,
+        ) -> std::result::Result<tonic::Response<super::ReportsEnded>, tonic::Status>;
+    }
+    /// The reports of a TP group's other ranks to their leader, about transfers of shares.
+    #[derive(Debug)]
+    pub struct RankReportsServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> RankReportsServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for RankReportsServer<T>
+    where
+        T: RankReports,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/tutti.cluster.v1.RankReports/Report" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportSvc<T: RankReports>(pub Arc<T>);
+                    impl<
+                        T: RankReports,
+                    > tonic::server::ClientStreamingService<super::RankReport>
+                    for ReportSvc<T> {
+                        type Response = super::ReportsEnded;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::RankReport>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as RankReports>::report(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.client_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for RankReportsServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "tutti.cluster.v1.RankReports";
+    impl<T> tonic::server::NamedService for RankReportsServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GroupPlan {
     /// Number of the plan, counted from 0. A rank that misses a number, or receives one twice, exits.
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    #[prost(oneof = "group_plan::Action", tags = "2, 3, 4, 5, 6")]
+    #[prost(oneof = "group_plan::Action", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
     pub action: ::core::option::Option<group_plan::Action>,
 }
 /// Nested message and enum types in `GroupPlan`.
@@ -2439,6 +2835,12 @@ pub mod group_plan {
         Read(super::ReadPlanes),
         #[prost(message, tag = "6")]
         Write(super::WritePlanes),
+        #[prost(message, tag = "7")]
+        Orders(super::RankOrders),
+        #[prost(message, tag = "8")]
+        SendShare(super::SendShare),
+        #[prost(message, tag = "9")]
+        WriteShares(super::WriteShares),
     }
 }
 /// Allocates the pages and slots of all planes, and forgets all block tables. Every rank answers whether it could.
@@ -2581,4 +2983,113 @@ pub struct WritePlanes {
     /// If present, the slot is written and `pages` is empty.
     #[prost(uint32, optional, tag = "2")]
     pub slot: ::core::option::Option<u32>,
+}
+/// Instructions for the other ranks' transfers of shares. A share is what one rank holds of a request's pages and slot.
+/// Between groups of as many ranks, each rank sends its share to the rank of its own number.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RankOrders {
+    #[prost(message, repeated, tag = "1")]
+    pub orders: ::prost::alloc::vec::Vec<RankOrder>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RankOrder {
+    #[prost(oneof = "rank_order::Order", tags = "1, 2, 3, 4, 5")]
+    pub order: ::core::option::Option<rank_order::Order>,
+}
+/// Nested message and enum types in `RankOrder`.
+pub mod rank_order {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Order {
+        #[prost(message, tag = "1")]
+        ReportTo(super::ReportTo),
+        #[prost(message, tag = "2")]
+        Reserve(super::ReserveShare),
+        #[prost(message, tag = "3")]
+        Push(super::PushShare),
+        #[prost(message, tag = "4")]
+        End(super::EndShare),
+        /// The request has ended here, or its transfer has. The rank drops everything that it keeps for the request.
+        #[prost(message, tag = "5")]
+        Forget(super::GraphKey),
+    }
+}
+/// The leader takes RankReports. Sent once, before any other order takes effect.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportTo {
+    /// Port of the leader's transfer services, on the machine where the group has met.
+    #[prost(uint32, tag = "1")]
+    pub port: u32,
+    /// 16 bytes that the reporting rank must present.
+    #[prost(bytes = "vec", tag = "2")]
+    pub secret: ::prost::alloc::vec::Vec<u8>,
+}
+/// Holds room for a request's share, which the rank of the same number of another group sends. Answered with `held`.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReserveShare {
+    #[prost(message, optional, tag = "1")]
+    pub key: ::core::option::Option<GraphKey>,
+    /// As in PlaneReservation.
+    #[prost(bytes = "vec", tag = "2")]
+    pub secret: ::prost::alloc::vec::Vec<u8>,
+    #[prost(uint32, tag = "3")]
+    pub lease_ms: u32,
+    /// Number of pages. The first `known` of them are valid here and are not sent.
+    #[prost(uint32, tag = "4")]
+    pub count: u32,
+    #[prost(uint32, tag = "5")]
+    pub known: u32,
+}
+/// Pushes a request's share to the rank of the same number in the group of the receiver.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PushShare {
+    #[prost(message, optional, tag = "1")]
+    pub key: ::core::option::Option<GraphKey>,
+    #[prost(message, optional, tag = "2")]
+    pub to: ::core::option::Option<PlaneDestination>,
+    /// Number of pages of the prefill.
+    #[prost(uint32, tag = "3")]
+    pub count: u32,
+}
+/// The whole share has been given to the push. The fields are those of HandOver.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndShare {
+    #[prost(message, optional, tag = "1")]
+    pub key: ::core::option::Option<GraphKey>,
+    #[prost(uint32, tag = "2")]
+    pub computed_tokens: u32,
+    #[prost(uint32, repeated, tag = "3")]
+    pub counts: ::prost::alloc::vec::Vec<u32>,
+}
+/// Consecutive pages of a request, or its slot.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShareRun {
+    #[prost(message, optional, tag = "1")]
+    pub key: ::core::option::Option<GraphKey>,
+    /// Index of the first page in the request. 0 for the slot.
+    #[prost(uint32, tag = "2")]
+    pub first: u32,
+    #[prost(uint32, repeated, tag = "3")]
+    pub pages: ::prost::alloc::vec::Vec<u32>,
+    /// If present, the run is the slot and `pages` is empty.
+    #[prost(uint32, optional, tag = "4")]
+    pub slot: ::core::option::Option<u32>,
+}
+/// Every rank reads its share of the run and gives it to its own push.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SendShare {
+    #[prost(message, optional, tag = "1")]
+    pub run: ::core::option::Option<ShareRun>,
+}
+/// Each named rank writes runs of its share that it has reported as arrived.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WriteShares {
+    #[prost(message, repeated, tag = "1")]
+    pub writes: ::prost::alloc::vec::Vec<RankWrite>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RankWrite {
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    #[prost(message, optional, tag = "2")]
+    pub run: ::core::option::Option<ShareRun>,
 }

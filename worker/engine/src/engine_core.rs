@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use tutti_models::PageLayout;
+use tutti_models::{PageLayout, ShareLayout};
 use tutti_proto::{GraphKey, Rank, StepNumber, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{
@@ -124,7 +124,7 @@ impl EngineCore {
             self.scheduler.add(launch).map_err(refusal)?;
             if let Some(exchange) = &mut self.exchange {
                 match role {
-                    GraphRole::Prefill => exchange.will_send(key, tokens, sequence.known_elsewhere),
+                    GraphRole::Prefill => exchange.will_send(key, tokens, sequence.elsewhere),
                     GraphRole::Encode => {
                         exchange
                             .will_encode(key, sequence.encodings.iter().map(|call| call.rows.len()).sum());
@@ -161,8 +161,14 @@ impl EngineCore {
     }
 
     /// Allows requests to be divided between this engine and others.
-    pub fn connect(&mut self, courier: Box<dyn Courier>, layout: &PageLayout, width: usize) {
-        self.exchange = Some(Exchange::new(courier, layout, width));
+    pub fn connect(
+        &mut self,
+        courier: Box<dyn Courier>,
+        layout: &PageLayout,
+        share: ShareLayout,
+        width: usize,
+    ) {
+        self.exchange = Some(Exchange::new(courier, layout, share, width));
     }
 
     /// Prepares the next plan as far as possible while a step runs.

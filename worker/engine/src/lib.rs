@@ -57,6 +57,6 @@ pub use kv::{DEFAULT_KV_BYTES, KvSize, kv_budget};
 pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
 pub use overlap::{DeviceLoop, EngineHandle, Waker};
 pub use step_memory::StepMemory;
-pub use transfer::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun};
+pub use transfer::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun, RankRun};
 pub use tutti_scheduler::{OutputToken, TransferError};
 pub use tutti_settings::EngineSettings;

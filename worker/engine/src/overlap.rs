@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tutti_models::{Limits, PageLayout};
+use tutti_models::{Limits, PageLayout, ShareLayout};
 use tutti_proto::{GraphKey, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::Error;
 
@@ -163,6 +163,7 @@ pub struct EngineHandle {
     shared: Arc<Shared>,
     limits: Limits,
     layout: PageLayout,
+    share: ShareLayout,
     began: Instant,
     reporter: Reporter,
     /// Run time of the step that was reported last.
@@ -187,7 +188,7 @@ impl EngineHandle {
     /// these requests.
     pub fn connect(&mut self, courier: Box<dyn Courier>) {
         let width = self.embedding_width();
-        self.shared.lock().core.connect(courier, &self.layout, width);
+        self.shared.lock().core.connect(courier, &self.layout, self.share, width);
     }
 
     /// Elements per embedding of the model's encoders; 0 if the model takes text alone.
@@ -213,6 +214,11 @@ impl EngineHandle {
     /// Layout of the pages that this engine exchanges with others.
     pub fn page_layout(&self) -> &PageLayout {
         &self.layout
+    }
+
+    /// Division of the pages among the ranks of this engine's group.
+    pub fn share_layout(&self) -> ShareLayout {
+        self.share
     }
 
     /// Converts an output into the report for the conductor.
@@ -254,6 +260,7 @@ pub(crate) fn split(
     let state = Mutex::new(State { core, notified: false, closed: false, pending_outputs: 0 });
     let shared = Arc::new(Shared { state, hints: CopyHints::default(), changed: Condvar::new() });
     let mut runner = runner;
+    let share = runner.model.group_shares().map_or(ShareLayout::ALONE, |shares| shares.layout());
     runner.model.set_step_hook(Box::new(CopyHook::new(Arc::clone(&shared))));
     let device_loop = DeviceLoop {
         shared: Arc::clone(&shared),
@@ -262,5 +269,5 @@ pub(crate) fn split(
         collected: None,
         copies: PageCopies::default(),
     };
-    (device_loop, EngineHandle { shared, limits, layout, began, reporter, last_run: Duration::ZERO })
+    (device_loop, EngineHandle { shared, limits, layout, share, began, reporter, last_run: Duration::ZERO })
 }

@@ -4,7 +4,10 @@ use std::{ops::Range, sync::Arc};
 
 use tutti_kernels::{SampleRow, SamplingParams};
 
-use crate::media::{Encoding, Media};
+use crate::{
+    media::{Encoding, Media},
+    transfer::Elsewhere,
+};
 
 /// State of one request, created by [`crate::spec`]. Each committed row from which a token was sampled adds one output
 /// token.
@@ -19,8 +22,8 @@ pub(crate) struct Sequence {
     pub logprobs: Option<u32>,
     /// Number of alternatives to report per prompt token; `None` reports no logprobs.
     pub prompt_logprobs: Option<u32>,
-    /// Number of leading pages that the decoding worker already has. These pages are not sent.
-    pub known_elsewhere: usize,
+    /// The decoding worker, if another one decodes.
+    pub elsewhere: Elsewhere,
     /// Number of leading positions whose prompt logprobs have been reported. A preempted request computes these
     /// positions again, but does not report their logprobs again.
     pub scores_reported: usize,

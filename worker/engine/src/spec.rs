@@ -18,6 +18,7 @@ use tutti_scheduler::{Content, GraphLaunch, GraphRole, Segment, Stopping, Tokens
 use crate::{
     media::{self, Media},
     sequence::Sequence,
+    transfer::Elsewhere,
 };
 
 /// Bytes of the secret that allows another worker to fill a request's pages.
@@ -84,9 +85,11 @@ pub(crate) fn parse(
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
     whole_in_one_step(&launch, model)?;
-    let known_elsewhere = message.send_to.as_ref().map_or(0, |send_to| send_to.known_pages as usize);
+    let elsewhere =
+        |to: &pb::PlaneDestination| Elsewhere { known: to.known_pages as usize, ranks: to.ranks.len() + 1 };
+    let elsewhere = message.send_to.as_ref().map(elsewhere).unwrap_or_default();
     let sequence = Sequence {
-        known_elsewhere,
+        elsewhere,
         prompt,
         output: message.generated,
         sampling: self::sampling(sampling, limits)?,
@@ -144,7 +147,7 @@ fn encoding(
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
     let sequence = Sequence {
-        known_elsewhere: 0,
+        elsewhere: Elsewhere::default(),
         prompt: Arc::default(),
         output: Vec::new(),
         sampling: SamplingParams::GREEDY,

@@ -5,19 +5,21 @@
 //! - [`exchange`]: decides which pages are copied and when a request leaves or arrives.
 //! - [`embeddings`]: decides the same for embeddings of media, which are not stored in pages.
 //! - [`page_copies`]: copies pages between device and host.
-//! - [`requests`]: requests on their way.
+//! - [`outgoing`]: requests that leave.
+//! - [`incoming`]: requests that arrive, and the received runs.
 //! - [`copy_hook`]: runs page copies inside a step, between layers.
 
 mod copy_hook;
 mod courier;
 mod embeddings;
 mod exchange;
+mod incoming;
+mod outgoing;
 mod page_copies;
-mod requests;
 
-pub use self::courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun};
+pub use self::courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun, RankRun};
 pub(crate) use self::{
     copy_hook::{CopyHints, CopyHook, IdleModel},
-    exchange::{Exchange, TransferEvents},
+    exchange::{Elsewhere, Exchange, TransferEvents},
     page_copies::PageCopies,
 };

@@ -12,7 +12,7 @@ pub use tutti_kernels::StepResults as LogitResults;
 use tutti_kernels::{DeviceError, Nomination, PageId, SampleRow, ScoreRow, SlotId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
-use crate::{PageLayout, StepHook};
+use crate::{GroupShares, PageLayout, StepHook};
 
 /// The bounds of a model, known before the first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -154,6 +154,11 @@ pub trait Model: Send {
             [] if !self.declaration().has_slots() => Ok(()),
             data => Err(DeviceError::Misuse(format!("{} bytes of state for slot {}", data.len(), slot.0))),
         }
+    }
+
+    /// The shares of the group's ranks. `None` unless this model is the leader of a TP group.
+    fn group_shares(&mut self) -> Option<&mut dyn GroupShares> {
+        None
     }
 
     /// Sets a hook that every step runs between its layers or, in a model without layers, at short intervals. The hook

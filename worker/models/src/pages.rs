@@ -2,7 +2,7 @@
 //!
 //! On the wire a page or a slot has the same bytes as in a group of one rank. The leader of a larger group joins the
 //! ranks' shares before it sends them, and cuts the ranks' shares from what arrives. The sending and the receiving
-//! group may thus differ in size.
+//! group may thus differ in size. Groups of the same size do without: each rank sends its [share](crate::ShareRun).
 
 use std::ops::Range;
 

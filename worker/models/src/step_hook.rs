@@ -3,6 +3,8 @@
 
 use tutti_kernels::{DeviceError, PageId, SlotId};
 
+use crate::GroupShares;
+
 /// Access to a model's pages while its step is paused.
 pub trait PausedPages {
     /// Appends the contents of `pages` to `out`: see [`Model::read_pages`](crate::Model::read_pages).
@@ -18,6 +20,10 @@ pub trait PausedPages {
     fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
         let _ = data;
         Err(no_slots(slot))
+    }
+    /// The shares of the group's ranks: see [`Model::group_shares`](crate::Model::group_shares).
+    fn group_shares(&mut self) -> Option<&mut dyn GroupShares> {
+        None
     }
 }
 

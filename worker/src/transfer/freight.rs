@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use tutti_engine::{Cargo, EngineHandle};
-use tutti_models::PageLayout;
+use tutti_kernels::collective::GroupRank;
+use tutti_models::{LayoutPart, PageLayout};
 use tutti_proto::cluster::v1 as pb;
 
 use super::FRAME_BYTES;
@@ -21,6 +22,8 @@ pub(super) struct Freight {
     pub slot_bytes: usize,
     /// The model's planes; empty for embeddings.
     pub planes: Arc<[pb::TransferPlane]>,
+    /// The rank whose share of each unit this is; [`GroupRank::ALONE`] for whole units.
+    pub share: GroupRank,
 }
 
 impl Freight {
@@ -40,6 +43,17 @@ impl Freight {
             unit_bytes: layout.page_bytes(),
             slot_bytes: layout.slot_bytes(),
             planes: layout.planes.iter().map(plane).collect(),
+            share: GroupRank::ALONE,
+        }
+    }
+
+    /// A rank's share of the pages and the slot.
+    pub fn of_share(layout: &PageLayout, share: GroupRank) -> Self {
+        Self {
+            unit_bytes: layout.share_bytes(LayoutPart::Pages, share),
+            slot_bytes: layout.share_bytes(LayoutPart::Slots, share),
+            share,
+            ..Self::of_layout(layout)
         }
     }
 
@@ -52,7 +66,13 @@ impl Freight {
             unit_bytes: width * size_of::<f32>(),
             slot_bytes: 0,
             planes: Arc::default(),
+            share: GroupRank::ALONE,
         }
+    }
+
+    /// True if these are shares of units.
+    pub fn is_share(&self) -> bool {
+        !self.share.is_alone()
     }
 
     /// Bytes of the largest unit.

@@ -1,4 +1,5 @@
-//! The receiving side: accepts pushes that show a reservation's secret, and passes their units to the engine.
+//! The receiving side: accepts pushes that show a reservation's secret, and passes their units to the engine, or to the
+//! store of a rank that follows its leader.
 //!
 //! A sender's input is checked before it is used: the length of a message before the message is read, and the range and
 //! length of a run (consecutive units) before the run is passed on. Data that the engine has not taken stays in the
@@ -12,18 +13,28 @@ use tokio::{
 };
 use tonic::{Request, Response, Status, Streaming};
 use tutti_engine::{Arrival, Cargo, ImportRequest, OutputToken, PageRun, Waker};
+use tutti_kernels::collective::GroupRank;
 use tutti_proto::{
     GraphKey,
     cluster::v1::{self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_server::PlaneTransfer},
 };
 use tutti_runtime::ErrorKind;
 
-use super::reservations::{Found, NotFound, Reservations, ReservedSpace};
+use super::{
+    freight::Freight,
+    reservations::{Found, NotFound, Reservations, ReservedSpace},
+    share_store::ShareStore,
+};
 
 pub(super) struct Receiver {
     pub reservations: Arc<Reservations>,
-    pub arrivals: mpsc::Sender<Arrival>,
-    pub waker: Waker,
+    pub taker: Taker,
+}
+
+/// The part of the process that takes what is received.
+pub(super) enum Taker {
+    Engine { arrivals: mpsc::Sender<Arrival>, waker: Waker },
+    Rank(Arc<ShareStore>),
 }
 
 #[tonic::async_trait]
@@ -38,10 +49,16 @@ impl PlaneTransfer for Receiver {
         };
         let key = manifest.key.map(GraphKey::from);
         let key = key.ok_or_else(|| Status::invalid_argument("the manifest names no graph"))?;
-        let space = match self.find(key, &manifest.secret)? {
+        let mut space = match self.find(key, &manifest.secret)? {
             Found::Imported(imported) => return acknowledge_again(key, &imported, &mut pieces).await,
             Found::Waiting(space) => space,
         };
+        // A sender that is in no group states no rank.
+        let ranks = manifest.ranks.max(1);
+        if !space.choose(GroupRank { rank: manifest.rank as usize, world_size: ranks as usize }) {
+            let message = format!("the share of rank {} of {ranks} is none of those here", manifest.rank);
+            return Err(Status::failed_precondition(message));
+        }
         let (layout_id, name) = (space.freight.layout_id, space.freight.name());
         if let Some(difference) = space.freight.difference(&manifest.planes) {
             return Err(Status::failed_precondition(difference));
@@ -61,7 +78,7 @@ impl PlaneTransfer for Receiver {
         }
         while let Some(piece) = next(&mut pieces).await? {
             if !self.reservations.renew(key) {
-                return Err(Status::aborted(format!("{key} no longer waits for planes")));
+                return Err(Status::aborted(self.reservations.why_gone(key)));
             }
             match piece {
                 Piece::Data(data) => self.take(key, &space, data).await?,
@@ -77,7 +94,7 @@ impl PlaneTransfer for Receiver {
 impl Receiver {
     fn find(&self, key: GraphKey, secret: &[u8]) -> Result<Found, Status> {
         self.reservations.find(key, secret).map_err(|error| match error {
-            NotFound::NoSuchGraph => Status::not_found(format!("{key} does not wait for planes here")),
+            NotFound::NoSuchGraph => Status::not_found(self.reservations.why_gone(key)),
             NotFound::WrongSecret => Status::unauthenticated(format!("this is not the secret of {key}")),
         })
     }
@@ -105,7 +122,7 @@ impl Receiver {
         };
         match place {
             Some(Place::Inline(data)) if data.len() == wanted => {
-                self.deliver_run(PageRun { key, cargo, first, data }).await
+                self.deliver_run(freight, PageRun { key, cargo, first, data }).await
             }
             Some(Place::Inline(data)) => Err(wrong_length(data.len() as u64)),
             Some(Place::Shared(range)) if range.length != wanted as u64 => Err(wrong_length(range.length)),
@@ -123,7 +140,7 @@ impl Receiver {
                     let data = read
                         .map_err(|_| Status::unavailable("the worker is ending"))?
                         .map_err(|e| Status::unavailable(format!("cannot read the segment: {e}")))?;
-                    self.deliver_run(PageRun { key, cargo, first: first + done, data }).await?;
+                    self.deliver_run(freight, PageRun { key, cargo, first: first + done, data }).await?;
                 }
                 Ok(())
             }
@@ -131,14 +148,22 @@ impl Receiver {
         }
     }
 
-    async fn deliver_run(&self, run: PageRun) -> Result<(), Status> {
-        self.deliver(Arrival::Pages(run)).await
+    /// Delivers a run, and waits while there is no room for it.
+    async fn deliver_run(&self, freight: &Freight, run: PageRun) -> Result<(), Status> {
+        match &self.taker {
+            Taker::Engine { .. } if freight.is_share() => self.deliver(Arrival::Share(run)).await,
+            Taker::Engine { .. } => self.deliver(Arrival::Pages(run)).await,
+            Taker::Rank(store) => store.put(freight, run).await,
+        }
     }
 
     /// Delivers an arrival to the engine, and waits while the engine's inbox is full.
     async fn deliver(&self, arrival: Arrival) -> Result<(), Status> {
-        self.arrivals.send(arrival).await.map_err(|_| Status::unavailable("the worker is ending"))?;
-        self.waker.wake();
+        let Taker::Engine { arrivals, waker } = &self.taker else {
+            return Err(Status::internal("a rank that follows has no engine"));
+        };
+        arrivals.send(arrival).await.map_err(|_| Status::unavailable("the worker is ending"))?;
+        waker.wake();
         Ok(())
     }
 
@@ -153,6 +178,17 @@ impl Receiver {
             [pages, slots] => (*pages, *slots),
             _ => return Err(Status::invalid_argument("a hand-over counts units of one or two cargoes")),
         };
+        if let Taker::Rank(store) = &self.taker {
+            let complete = store.complete(key, &space.freight, &hand_over).await;
+            // A sender that repeats the hand-over gets the same reason.
+            if let Err(status) = &complete {
+                self.reservations.fail(key, status.message().to_owned());
+            }
+            complete?;
+            let receipt = receipt(key, &hand_over);
+            self.reservations.accept(key, hand_over);
+            return Ok(receipt);
+        }
         if hand_over.first.is_some() != (space.freight.cargo == Cargo::Pages) {
             return Err(Status::invalid_argument(
                 "a hand-over has a first token if and only if it ends pages",
@@ -205,7 +241,8 @@ impl Receiver {
             Some(Err(error)) if error.kind() == ErrorKind::InvalidArgument => {
                 Err(Status::failed_precondition(error.message()))
             }
-            Some(Err(error)) => Err(Status::not_found(error.message())),
+            // The engine says so only of a request that it does not wait for.
+            Some(Err(_)) => Err(Status::not_found(self.reservations.why_gone(key))),
             None => Err(Status::unavailable("the worker is ending")),
         }
     }

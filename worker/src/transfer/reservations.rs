@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
+use tutti_kernels::collective::GroupRank;
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 
 use super::{freight::Freight, segment::Segment};
@@ -15,6 +16,9 @@ use super::{freight::Freight, segment::Segment};
 /// Maximum number of accepted hand-overs that are remembered, for senders that did not receive the answer. The oldest
 /// is forgotten first.
 const MAX_REMEMBERED: usize = 1024;
+
+/// Maximum number of failed reservations whose reasons are remembered, for senders that come later.
+const MAX_REASONS: usize = 64;
 
 /// All reservations of a worker.
 #[derive(Default)]
@@ -28,6 +32,8 @@ struct State {
     imported: HashMap<GraphKey, Imported>,
     /// Keys of `imported`, oldest first.
     order: VecDeque<GraphKey>,
+    /// Reservations that have failed, with the reasons, oldest first.
+    failed: VecDeque<(GraphKey, String)>,
 }
 
 struct Reservation {
@@ -48,6 +54,9 @@ struct Held {
 pub(super) struct ReservedSpace {
     /// Kinds and sizes of the units in the space.
     pub freight: Freight,
+    /// The share of the units that this rank takes if the sender is a group of as many ranks. `None` if `freight` is all
+    /// that this worker takes.
+    pub share: Option<Freight>,
     /// Number of pages or rows in the space.
     pub count: usize,
     /// Number of leading pages that are already valid here. A sender must not fill them.
@@ -74,6 +83,17 @@ pub(super) enum Found {
 pub(super) enum NotFound {
     NoSuchGraph,
     WrongSecret,
+}
+
+impl ReservedSpace {
+    /// Narrows the space to what a sender announces: whole units, or one rank's share. False if this worker takes no such
+    /// units.
+    pub fn choose(&mut self, announced: GroupRank) -> bool {
+        if let Some(share) = self.share.take_if(|share| share.share == announced) {
+            self.freight = share;
+        }
+        self.freight.share == announced
+    }
 }
 
 impl Reservations {
@@ -144,6 +164,39 @@ impl Reservations {
     /// Ends a waiting reservation. An accepted hand-over stays remembered.
     pub fn end(&self, key: GraphKey) {
         self.lock().waiting.remove(&key);
+    }
+
+    /// Ends a waiting reservation that has failed, and remembers the reason for its sender. False if none waits.
+    pub fn fail(&self, key: GraphKey, reason: String) -> bool {
+        let mut state = self.lock();
+        if state.waiting.remove(&key).is_none() {
+            return false;
+        }
+        if state.failed.len() == MAX_REASONS {
+            state.failed.pop_front();
+        }
+        state.failed.push_back((key, reason));
+        true
+    }
+
+    /// The reason why no reservation has this key.
+    pub fn why_gone(&self, key: GraphKey) -> String {
+        let state = self.lock();
+        let failed = state.failed.iter().find(|(failed, _)| *failed == key);
+        failed.map_or_else(|| format!("{key} does not wait for planes here"), |(_, reason)| reason.clone())
+    }
+
+    /// Waits until a reservation ends. If its sender stays silent for the whole lease, ends the reservation and returns the
+    /// lease.
+    pub async fn expired(&self, key: GraphKey) -> Option<Duration> {
+        loop {
+            let (until, lease) = self.lease_until(key)?;
+            if Instant::now() >= until {
+                self.end(key);
+                return Some(lease);
+            }
+            sleep_until(until).await;
+        }
     }
 
     /// Time at which the lease ends if the sender stays silent, and the lease's length. `None` if no open reservation

@@ -34,6 +34,13 @@ impl Segment {
         Ok(Self { file, bytes })
     }
 
+    /// Creates a segment, or logs why there is none.
+    pub fn offer(secret: &[u8], bytes: u64) -> Option<Self> {
+        Self::create(secret, bytes)
+            .inspect_err(|error| tracing::warn!(%error, "no shared memory; planes come as bytes"))
+            .ok()
+    }
+
     /// Path of the segment for other processes of this host.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())

@@ -18,6 +18,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 use tutti_engine::{ExportSummary, OutputToken, PageRun, TransferError};
+use tutti_kernels::collective::GroupRank;
 use tutti_proto::cluster::v1::{
     self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient,
 };
@@ -226,7 +227,9 @@ impl Push {
         let pb::PlaneDestination { key, secret, .. } = self.destination.clone();
         let (layout_hash, counts) = (self.freight.layout_id, self.freight.counts(self.count));
         let planes = self.freight.planes.to_vec();
-        Piece::Manifest(pb::TransferManifest { key, secret, layout_hash, counts, planes })
+        let GroupRank { rank, world_size } = self.freight.share;
+        let (rank, ranks) = (rank as u32, world_size as u32);
+        Piece::Manifest(pb::TransferManifest { key, secret, layout_hash, counts, planes, ranks, rank })
     }
 
     /// Opens the receiver's segment if the receiver is on this host.
@@ -316,7 +319,7 @@ fn hand_over_piece(summary: &ExportSummary) -> Piece {
 }
 
 /// Number of units of each cargo, as messages state them.
-fn counts(summary: &ExportSummary) -> Vec<u32> {
+pub(super) fn counts(summary: &ExportSummary) -> Vec<u32> {
     let slots = (summary.slots > 0).then_some(summary.slots as u32);
     std::iter::once(summary.pages as u32).chain(slots).collect()
 }

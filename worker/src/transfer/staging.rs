@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -23,12 +23,29 @@ pub(super) struct StagingBudget {
     /// Set if the engine has asked for room and may have found too little.
     wanted: AtomicBool,
     freed: Notify,
+    /// Total of the bytes that were freed.
+    released: AtomicU64,
+    more_released: Notify,
 }
 
 impl StagingBudget {
     pub fn new(page_bytes: usize) -> Self {
         let bytes = STAGED_BYTES.max(page_bytes);
-        Self { bytes, used: AtomicUsize::new(0), wanted: AtomicBool::new(false), freed: Notify::new() }
+        Self {
+            bytes,
+            used: AtomicUsize::new(0),
+            wanted: AtomicBool::new(false),
+            freed: Notify::new(),
+            released: AtomicU64::new(0),
+            more_released: Notify::new(),
+        }
+    }
+
+    /// Waits until bytes are freed after the last call, and returns the total of all bytes that were freed. Only one task
+    /// may call this method.
+    pub async fn released(&self) -> u64 {
+        self.more_released.notified().await;
+        self.released.load(Ordering::SeqCst)
     }
 
     /// Wakes the engine whenever bytes become free after the engine found too little room. Never returns. Runs as a
@@ -56,8 +73,16 @@ impl StagingBudget {
         self.used.fetch_add(bytes, Ordering::SeqCst);
     }
 
+    /// Counts bytes that no queue takes as staged and freed.
+    pub fn drop_bytes(&self, bytes: usize) {
+        self.take(bytes);
+        self.give_back(bytes);
+    }
+
     fn give_back(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Ordering::SeqCst);
+        self.released.fetch_add(bytes as u64, Ordering::SeqCst);
+        self.more_released.notify_one();
         if self.wanted.swap(false, Ordering::SeqCst) {
             self.freed.notify_one();
         }

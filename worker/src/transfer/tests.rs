@@ -1,6 +1,7 @@
 //! Tests of transfers between workers with simulated devices and real streams.
 
 mod embeddings;
+mod ranks;
 mod receiver;
 mod sender;
 
@@ -12,12 +13,12 @@ use tokio::{
     time::timeout,
 };
 use tutti_engine::{Engine, EngineSettings};
-use tutti_models::{SimOptions, load_sim};
+use tutti_models::{Model, SimOptions, load_sim};
 use tutti_proto::{
     GraphKey, Rank,
     cluster::v1::{self as pb, completion::Outcome, worker_message::Message as ToConductor},
 };
-use tutti_settings::{SimProfile, SimSettings};
+use tutti_settings::{ByteSize, SimProfile, SimSettings};
 
 use super::*;
 use crate::engine_thread::{self, Command, EngineChannels};
@@ -51,11 +52,16 @@ impl Worker {
         let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
         let options =
             SimOptions { dir: checkpoint, max_step_tokens: 64, page_tokens, nodes, rank: 0, settings: &sim };
-        let model = load_sim(&options).unwrap();
+        Self::serving(load_sim(&options).unwrap(), None)
+    }
+
+    /// Starts a worker that serves a model.
+    fn serving(model: Box<dyn Model>, kv_cache_memory: Option<ByteSize>) -> Self {
         let settings = EngineSettings {
             max_step_tokens: 64,
             max_running_requests: 4,
             max_prefill_chunk_size: Some(24),
+            kv_cache_memory,
             ..EngineSettings::default()
         };
         let (device_loop, handle) = Engine::new(model, Rank(0), &settings, 4).unwrap().split();
@@ -145,6 +151,14 @@ fn prefill(request: u64, reserved: &pb::Reserved) -> pb::LaunchGraph {
         layout_hash: reserved.layout_hash,
         shared_memory: reserved.shared_memory.clone(),
         known_pages: reserved.known_pages,
+        ranks: reserved
+            .ranks
+            .iter()
+            .map(|room| pb::RankDestination {
+                address: format!("127.0.0.1:{}", room.port),
+                shared_memory: room.shared_memory.clone(),
+            })
+            .collect(),
     };
     pb::LaunchGraph { walks: vec![0], send_to: Some(send_to), ..whole(request) }
 }

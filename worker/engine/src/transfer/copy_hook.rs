@@ -12,7 +12,7 @@ use std::{
 };
 
 use tutti_kernels::DeviceError;
-use tutti_models::{Model, PausedPages, StepHook};
+use tutti_models::{GroupShares, Model, PausedPages, StepHook};
 
 use crate::overlap::Shared;
 
@@ -46,6 +46,10 @@ impl PausedPages for IdleModel<'_> {
 
     fn write_slot(&mut self, slot: tutti_kernels::SlotId, data: &[u8]) -> Result<(), DeviceError> {
         self.0.write_slot(slot, data)
+    }
+
+    fn group_shares(&mut self) -> Option<&mut dyn GroupShares> {
+        self.0.group_shares()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use tutti_proto::GraphKey;
+use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::Error;
 use tutti_scheduler::{OutputToken, TransferError};
 
@@ -10,11 +10,15 @@ use tutti_scheduler::{OutputToken, TransferError};
 /// [`Waker::wake`](crate::Waker::wake), which takes a lock that the engine holds during the call. The courier's own
 /// tasks wake the engine when an event has occurred.
 pub trait Courier: Send {
-    /// Number of bytes that the courier accepts now. If the room was too small, the courier wakes the engine when room
+    /// Number of bytes that the courier accepts now, and so does that of any other rank of the group. If the room was too small, the courier wakes the engine when room
     /// becomes free.
     fn room(&self) -> usize;
     /// Sends a run of a request's pages or embedding rows. The content of the run is final.
     fn send(&mut self, run: PageRun);
+    /// Sends this rank's share of a run of a request's pages. The other ranks of the group send theirs.
+    fn send_share(&mut self, run: PageRun) {
+        self.send(run);
+    }
     /// Announces that a request continues on another worker. All of its pages or embedding rows have been passed to
     /// [`send`](Self::send).
     fn export(&mut self, key: GraphKey, summary: ExportSummary);
@@ -24,6 +28,11 @@ pub trait Courier: Send {
     /// Announces that the request has ended here. No more data of the request is sent or received. The request may be
     /// unknown to the courier.
     fn ended(&mut self, key: GraphKey);
+    /// Takes the orders for the couriers of the group's other ranks, in order. They take effect before any page is copied
+    /// after this call. If an order comes up outside of this trait's methods, the courier wakes the engine.
+    fn orders(&mut self) -> Vec<pb::RankOrder> {
+        Vec::new()
+    }
     /// Takes the next arrival from other workers, in order of arrival; `None` if there is none now.
     fn take(&mut self) -> Option<Arrival>;
 }
@@ -49,8 +58,24 @@ pub struct PageRun {
     pub cargo: Cargo,
     /// Index of the first page or embedding row within the request. 0 for a slot.
     pub first: usize,
-    /// Bytes of one or more whole pages or embedding rows, or of one slot.
+    /// Bytes of one or more whole pages or embedding rows, or of one slot. If the transfer is one of shares, the bytes of
+    /// this rank's share of each.
     pub data: Vec<u8>,
+}
+
+/// Pages or the slot of a request, of which a share waits at another rank of this group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankRun {
+    /// The rank that holds the share.
+    pub rank: usize,
+    /// The request's graph.
+    pub key: GraphKey,
+    /// [`Cargo::Pages`] or [`Cargo::Slot`].
+    pub cargo: Cargo,
+    /// Index of the first page within the request. 0 for a slot.
+    pub first: usize,
+    /// Number of pages; 1 for a slot.
+    pub count: usize,
 }
 
 /// End of a prefill or of an encoder's work, as the exporting engine reports it.
@@ -91,7 +116,12 @@ pub struct ImportRequest {
 pub enum Arrival {
     /// Pages or embedding rows for a request that has reserved room for them.
     Pages(PageRun),
-    /// A request continues here. All of its pages or embedding rows have arrived before this event.
+    /// This rank's share of pages or of a slot.
+    Share(PageRun),
+    /// The share of another rank of this group has arrived there.
+    RankShare(RankRun),
+    /// A request continues here. All of its pages or embedding rows have arrived before this event. The shares of other
+    /// ranks may follow.
     Import(ImportRequest),
     /// The other worker has accepted an exported request.
     Accepted(GraphKey),

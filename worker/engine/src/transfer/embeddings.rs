@@ -158,6 +158,13 @@ impl EmbeddingTransfers {
         self.incoming.contains_key(&key)
     }
 
+    /// True if a request's embeddings are made here, awaited here, or have been received here.
+    pub fn is_known(&self, key: GraphKey) -> bool {
+        self.outgoing.contains_key(&key)
+            || self.has(key)
+            || self.queue.iter().any(|(waiting, _)| *waiting == key)
+    }
+
     /// Takes a request's embeddings if all rows have arrived and the sender states the number of rows correctly. On an
     /// error, nothing changes.
     pub fn take(&mut self, request: &ImportRequest) -> Result<Vec<f32>, Error> {

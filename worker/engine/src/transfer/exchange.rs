@@ -2,12 +2,17 @@
 //! arrive.
 //!
 //! The engine core decides the copies under its lock, between two steps or in a step's [pauses](super::copy_hook). The
-//! device's thread then runs the copies ([`PageCopies`]). Only planning frees pages, and the device's thread does the
+//! device's thread then runs the copies (`PageCopies`). Only planning frees pages, and the device's thread does the
 //! planning as well, so no page changes owners between the decision and the copy. In a pause, pages are read only if
 //! they were complete before the step, and written only if they belong to requests that still wait for their pages. The
 //! copies therefore do not disturb the step. Each batch of copies is bounded, so that a decode waits for at most one
 //! batch. A prefill does not wait for its copies: its pages stay valid until they are sent. It is held back only while
 //! the courier has no room, so that a slow receiver does not take steps from other requests.
+//!
+//! In a group of ranks, a transfer from or to a group of as many ranks is one of shares: each rank copies its own bytes.
+//! An import then completes once every rank has written every unit.
+
+mod copies;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,26 +20,18 @@ use std::{
     time::Instant,
 };
 
-use tutti_models::PageLayout;
+use tutti_models::{PageLayout, ShareLayout};
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{Ending, Outcome, Reserved, RowCommit, Scheduler};
 
 use super::{
-    courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun},
+    courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun, RankRun},
     embeddings::EmbeddingTransfers,
-    page_copies::{PageCopies, Pages, Slot},
-    requests::{Incoming, Outgoing},
+    incoming::{Incoming, Missing, Received, Source, Unwritten},
+    outgoing::{Extent, Outgoing},
 };
 use crate::{batch::RowResult, report};
-
-/// Limit on the bytes that one batch copies in each direction inside a step, and the least limit between two steps.
-const BATCH_BYTES: usize = 8 << 20;
-
-/// Bytes per second of the previous step that a batch between two steps may copy: about a tenth of one thread's memory
-/// bandwidth. After a long step a larger batch delays decodes by the same share, and without it a group of ranks, which
-/// copies nothing inside its steps, would send a long prefill in as many steps as it has batches.
-const COPY_BYTES_PER_SECOND: f64 = 400e6;
 
 pub(crate) struct Exchange {
     courier: Box<dyn Courier>,
@@ -42,16 +39,15 @@ pub(crate) struct Exchange {
     page_bytes: usize,
     /// Bytes of a request's state in all slot planes; 0 if the model has none.
     slot_bytes: usize,
+    share: ShareLayout,
     /// Names of the slot planes, for error messages.
     slot_planes: String,
     /// Requests that are prefilled here and decoded elsewhere.
     outgoing: BTreeMap<GraphKey, Outgoing>,
     /// Requests that are prefilled elsewhere and decoded here.
     incoming: BTreeMap<GraphKey, Incoming>,
-    /// Runs of received pages to write to the device, in order of arrival.
-    to_write: VecDeque<PageRun>,
-    /// Bytes in `to_write`.
-    unwritten: usize,
+    /// Received runs to write to the device.
+    unwritten: Unwritten,
     /// Import requests whose pages are not all written yet.
     pending_imports: VecDeque<ImportRequest>,
     /// Exported requests that the receiving worker has not accepted yet, each with the ending to report once it has.
@@ -65,22 +61,22 @@ pub(crate) struct Exchange {
 
 impl Exchange {
     /// Creates an exchange. `width` is the number of elements per embedding.
-    pub fn new(courier: Box<dyn Courier>, layout: &PageLayout, width: usize) -> Self {
+    pub fn new(courier: Box<dyn Courier>, layout: &PageLayout, share: ShareLayout, width: usize) -> Self {
         Self {
             courier,
             page_tokens: layout.page_tokens,
             // A model without pages sends no pages; 1 avoids a division by zero.
             page_bytes: layout.page_bytes().max(1),
             slot_bytes: layout.slot_bytes(),
+            share,
             slot_planes: layout.slot_planes().collect::<Vec<_>>().join(", "),
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
-            to_write: VecDeque::new(),
-            unwritten: 0,
+            unwritten: Unwritten::default(),
             pending_imports: VecDeque::new(),
             unacknowledged: BTreeMap::new(),
             embeddings: EmbeddingTransfers::new(width),
-            batch_bytes: BATCH_BYTES,
+            batch_bytes: copies::BATCH_BYTES,
             turned: Instant::now(),
         }
     }
@@ -95,12 +91,17 @@ impl Exchange {
         !self.outgoing.is_empty() || !self.incoming.is_empty()
     }
 
-    /// Registers a request of `tokens` tokens that is prefilled for another worker. That worker already has the
-    /// request's first `known_elsewhere` pages.
-    pub fn will_send(&mut self, key: GraphKey, tokens: usize, known_elsewhere: usize) {
+    fn is_under_way(&self, key: GraphKey) -> bool {
+        self.outgoing.contains_key(&key) || self.incoming.contains_key(&key) || self.embeddings.is_known(key)
+    }
+
+    /// Registers a request of `tokens` tokens that is prefilled for another worker, or for a group of `ranks` workers.
+    /// There, the request's first `known` pages are valid already.
+    pub fn will_send(&mut self, key: GraphKey, tokens: usize, Elsewhere { known, ranks }: Elsewhere) {
         // The last page is sent even if the other worker has it.
-        let sent = known_elsewhere.min(tokens.div_ceil(self.page_tokens).saturating_sub(1));
-        self.outgoing.insert(key, Outgoing::new(sent));
+        let sent = known.min(tokens.div_ceil(self.page_tokens).saturating_sub(1));
+        let extent = if self.share.is_shared_with(ranks) { Extent::Share } else { Extent::Whole };
+        self.outgoing.insert(key, Outgoing::new(sent, extent));
     }
 
     /// Registers a request whose media are encoded here. The media take `tokens` tokens in sum.
@@ -115,11 +116,9 @@ impl Exchange {
 
     /// Registers a request that holds reserved pages for another worker to fill.
     pub fn reserved(&mut self, reserved: Reserved) {
-        let Reserved { key, pages, known, slot, .. } = reserved;
-        self.courier.reserved(key, Cargo::Pages, pages.len(), known);
-        let written = (0..pages.len()).map(|index| index < known).collect();
-        let pages = pages.into();
-        self.incoming.insert(key, Incoming { pages, first_own: known, written, slot, slot_written: false });
+        let key = reserved.key;
+        self.courier.reserved(key, Cargo::Pages, reserved.pages.len(), reserved.known);
+        self.incoming.insert(key, Incoming::new(reserved, self.share.ranks));
     }
 
     /// Frees the room that a request's embeddings took here: the request's planes hold them now.
@@ -170,16 +169,19 @@ impl Exchange {
     /// Takes the arrivals from other workers. `events` receives the resulting completions, and the requests that
     /// continue here.
     pub fn receive(&mut self, scheduler: &mut Scheduler, rank: Rank, events: &mut TransferEvents) {
-        while self.unwritten < self.batch_bytes
+        while self.unwritten.bytes() < self.batch_bytes
             && let Some(arrival) = self.courier.take()
         {
             match arrival {
                 Arrival::Pages(run) => {
-                    // A run is dropped if no request waits for it, or if it would overwrite shared pages.
-                    if let Some(run) = self.embeddings.fill(run).filter(|run| self.may_write(run)) {
-                        self.unwritten += run.data.len();
-                        self.to_write.push_back(run);
+                    if let Some(run) = self.embeddings.fill(run) {
+                        self.receive_run(run, Extent::Whole);
                     }
+                }
+                Arrival::Share(run) => self.receive_run(run, Extent::Share),
+                Arrival::RankShare(RankRun { rank, key, cargo, first, count }) => {
+                    let bytes = count * self.unit_bytes(Extent::Share, cargo);
+                    self.will_write(Received { key, cargo, first, count, bytes, from: Source::Rank(rank) });
                 }
                 Arrival::Import(request) => self.pending_imports.push_back(request),
                 Arrival::Accepted(key) => {
@@ -191,31 +193,55 @@ impl Exchange {
                         ending.outcome = Outcome::TransferFailed(why);
                         events.completions.push(report::completion(ending, rank));
                     }
-                    None => scheduler.fail_transfer(key, why),
+                    // The failure of a rank may come late, when the request continues here.
+                    None if self.is_under_way(key) => scheduler.fail_transfer(key, why),
+                    None => {}
                 },
             }
         }
         self.finish_imports(scheduler, events);
     }
 
-    /// True if the run's pages belong to a waiting request and none of them is shared, or if the run is the slot of a
-    /// waiting request.
-    fn may_write(&self, run: &PageRun) -> bool {
-        let Some(incoming) = self.incoming.get(&run.key) else { return false };
-        let end = run.first.saturating_add(run.data.len() / self.page_bytes);
-        match run.cargo {
-            Cargo::Pages => run.first >= incoming.first_own && end <= incoming.pages.len(),
-            Cargo::Slot => self.slot_bytes > 0 && run.data.len() == self.slot_bytes,
-            Cargo::Embeddings => false,
+    /// Bytes of one unit that one rank copies.
+    fn unit_bytes(&self, extent: Extent, cargo: Cargo) -> usize {
+        match (extent, cargo) {
+            (Extent::Whole, Cargo::Slot) => self.slot_bytes,
+            (Extent::Share, Cargo::Slot) => self.share.slot_bytes,
+            (Extent::Whole, Cargo::Pages | Cargo::Embeddings) => self.page_bytes,
+            // The layout of a worker alone has no bytes; 1 avoids a division by zero.
+            (Extent::Share, Cargo::Pages | Cargo::Embeddings) => self.share.page_bytes.max(1),
         }
     }
 
-    /// Answers each import request that has no received pages left to write. If the import succeeds, the imported
-    /// request continues here.
+    fn receive_run(&mut self, PageRun { key, cargo, first, data }: PageRun, extent: Extent) {
+        let (bytes, unit) = (data.len(), self.unit_bytes(extent, cargo));
+        let count = if cargo == Cargo::Slot { usize::from(bytes == unit) } else { bytes / unit };
+        let from = match extent {
+            Extent::Whole => Source::Whole(data),
+            Extent::Share => Source::Own(data),
+        };
+        self.will_write(Received { key, cargo, first, count, bytes, from });
+    }
+
+    /// Queues a run to be written. The run is dropped if no request waits for it, or if it would overwrite shared pages.
+    fn will_write(&mut self, run: Received) {
+        let Some(incoming) = self.incoming.get(&run.key) else { return };
+        let may_write = match run.cargo {
+            Cargo::Pages => incoming.may_write(run.first, run.count),
+            Cargo::Slot => self.slot_bytes > 0 && run.count == 1,
+            Cargo::Embeddings => false,
+        };
+        if may_write {
+            self.unwritten.push(run);
+        }
+    }
+
+    /// Answers each import request that has no received runs left to write, here or on other ranks. If the import
+    /// succeeds, the imported request continues here.
     fn finish_imports(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) {
         for request in std::mem::take(&mut self.pending_imports) {
             let key = request.key;
-            if self.to_write.iter().any(|run| run.key == key) {
+            if self.unwritten.has(key) || self.awaits_ranks(&request) {
                 self.pending_imports.push_back(request);
                 continue;
             }
@@ -226,6 +252,17 @@ impl Exchange {
             };
             (request.answer)(outcome);
         }
+    }
+
+    /// True if this rank has written all units of an import, and another rank has not. That rank then gets the rest of
+    /// its share, or the transfer fails: the rank reports either.
+    fn awaits_ranks(&self, request: &ImportRequest) -> bool {
+        let has_slots = self.slot_bytes > 0;
+        self.incoming.get(&request.key).is_some_and(|incoming| {
+            incoming.pages.len() == request.pages
+                && incoming.missing_at(0, has_slots).is_none()
+                && incoming.awaited_rank(has_slots).is_some()
+        })
     }
 
     fn import_embeddings(
@@ -257,7 +294,8 @@ impl Exchange {
         if pages != wanted {
             return Err(refused(format!("{pages} pages are handed over, but {wanted} are reserved")));
         }
-        if let Some(missing) = incoming.written.iter().position(|written| !written) {
+        let missing = incoming.missing_at(0, self.slot_bytes > 0);
+        if let Some(Missing::Page(missing)) = missing {
             return Err(refused(format!("page {missing} of {wanted} is missing")));
         }
         let wanted = usize::from(self.slot_bytes > 0);
@@ -270,7 +308,7 @@ impl Exchange {
                 "{slots} slots are handed over, but {wanted} are wanted ({planes})"
             )));
         }
-        if wanted > 0 && !incoming.slot_written {
+        if missing == Some(Missing::Slot) {
             return Err(refused(format!("the slot is missing, with the planes {}", self.slot_planes)));
         }
         let first = first.ok_or_else(|| refused("pages are handed over without a token".to_owned()))?;
@@ -278,121 +316,6 @@ impl Exchange {
         self.incoming.remove(&key);
         events.imported.push((key, first.token));
         Ok(())
-    }
-
-    /// Sets the limit of the next batch, which is between two steps.
-    pub fn between_steps(&mut self) {
-        let now = Instant::now();
-        let since = now - std::mem::replace(&mut self.turned, now);
-        self.batch_bytes = BATCH_BYTES.max((since.as_secs_f64() * COPY_BYTES_PER_SECOND) as usize);
-    }
-
-    /// Decides the page copies to run now, and sets the limit of a batch inside a step. Holds back requests with pages
-    /// for which the courier has no room. Embeddings need no copy, so this method sends them directly.
-    pub fn start_copies(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) -> PageCopies {
-        let mut copies = PageCopies::default();
-        let encoded =
-            self.embeddings.send(&mut *self.courier, |key, held_back| scheduler.hold_back(key, held_back));
-        for (key, summary) in encoded {
-            self.export(key, summary, scheduler, events);
-        }
-        let batch_bytes = std::mem::replace(&mut self.batch_bytes, BATCH_BYTES);
-        // Pages that the courier takes, and pages of this batch.
-        let mut room = self.courier.room() / self.page_bytes;
-        let mut batch = room.min((batch_bytes / self.page_bytes).max(1));
-        for (&key, outgoing) in &mut self.outgoing {
-            let whole = outgoing.whole_pages(self.page_tokens);
-            let count = whole.saturating_sub(outgoing.sent).min(batch);
-            if count > 0 {
-                let first = outgoing.sent;
-                let pages = outgoing.table[first..first + count].to_vec();
-                copies.reads.push((Pages { key, first, pages }, Vec::with_capacity(count * self.page_bytes)));
-                outgoing.sent += count;
-                (room, batch) = (room - count, batch - count);
-            }
-            let held_back = outgoing.sent < whole && room == 0;
-            if held_back != outgoing.held_back {
-                outgoing.held_back = held_back;
-                scheduler.hold_back(key, held_back);
-            }
-        }
-        self.start_slot_reads(&mut copies);
-        let mut bytes = 0;
-        while bytes < batch_bytes
-            && let Some(PageRun { key, cargo, first, data }) = self.to_write.pop_front()
-        {
-            self.unwritten -= data.len();
-            // The run is dropped if the request has ended since the run arrived, because the request's pages may then
-            // belong to another request.
-            let Some(incoming) = self.incoming.get(&key) else { continue };
-            if cargo == Cargo::Slot {
-                bytes += data.len();
-                copies.slot_writes.push((Slot { key, slot: incoming.slot }, data));
-                continue;
-            }
-            let Some(pages) = incoming.pages.get(first..first + data.len() / self.page_bytes) else {
-                continue;
-            };
-            bytes += data.len();
-            copies.writes.push((Pages { key, first, pages: pages.to_vec() }, data));
-        }
-        copies
-    }
-
-    /// Adds the slots of requests whose prefill is done, as far as the courier has room.
-    fn start_slot_reads(&mut self, copies: &mut PageCopies) {
-        if self.slot_bytes == 0 {
-            return;
-        }
-        let reading: usize = copies.reads.iter().map(|(_, data)| data.capacity()).sum();
-        let mut room = self.courier.room().saturating_sub(reading);
-        for (&key, outgoing) in &mut self.outgoing {
-            if outgoing.first.is_some() && !outgoing.slot_sent && room >= self.slot_bytes {
-                room -= self.slot_bytes;
-                outgoing.slot_sent = true;
-                let slot = Slot { key, slot: outgoing.slot };
-                copies.slot_reads.push((slot, Vec::with_capacity(self.slot_bytes)));
-            }
-        }
-    }
-
-    /// Records that the copies have run.
-    pub fn finish_copies(
-        &mut self,
-        copies: PageCopies,
-        scheduler: &mut Scheduler,
-        events: &mut TransferEvents,
-    ) {
-        for (Pages { key, first, .. }, data) in copies.reads {
-            self.courier.send(PageRun { key, cargo: Cargo::Pages, first, data });
-        }
-        for (Slot { key, .. }, data) in copies.slot_reads {
-            self.courier.send(PageRun { key, cargo: Cargo::Slot, first: 0, data });
-        }
-        for (Slot { key, .. }, _) in copies.slot_writes {
-            if let Some(incoming) = self.incoming.get_mut(&key) {
-                incoming.slot_written = true;
-            }
-        }
-        for (Pages { key, first, pages }, _) in copies.writes {
-            if let Some(incoming) = self.incoming.get_mut(&key) {
-                incoming.written[first..first + pages.len()].fill(true);
-            }
-        }
-        let done = |(key, outgoing): (&GraphKey, &Outgoing)| {
-            let (first, since) = outgoing.first?;
-            let pages = outgoing.whole_pages(self.page_tokens);
-            let (computed, slots) = (outgoing.computed, usize::from(self.slot_bytes > 0));
-            let summary = ExportSummary { first: Some(first), computed, pages, slots, since };
-            let all_sent = outgoing.sent == pages && (slots == 0 || outgoing.slot_sent);
-            all_sent.then_some((*key, summary))
-        };
-        let done: Vec<_> = self.outgoing.iter().filter_map(done).collect();
-        for (key, summary) in done {
-            self.outgoing.remove(&key);
-            self.export(key, summary, scheduler, events);
-        }
-        self.finish_imports(scheduler, events);
     }
 
     /// Exports a request whose pages or embeddings have all been given to the courier. The request's ending is reported
@@ -412,6 +335,15 @@ impl Exchange {
             events.exported.push(key);
         }
     }
+}
+
+/// The receiver of a request, as the prefilling engine knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Elsewhere {
+    /// Number of the request's leading pages that are valid there.
+    pub known: usize,
+    /// Number of ranks in its group.
+    pub ranks: usize,
 }
 
 /// Changes to the engine's requests that a transfer caused.

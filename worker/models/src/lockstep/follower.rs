@@ -8,15 +8,16 @@ use tutti_kernels::{
 use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
 
 use super::{logits, plan, tables::Tables};
-use crate::{LayoutPart, LogitResults, Model};
+use crate::{LayoutPart, LogitResults, Model, RankCourier, ShareRun, ShareUnits};
 
-/// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. After each forward
-/// pass, calls `ran` with the number of forward passes so far.
+/// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. `courier` exchanges this
+/// rank's shares with other groups. After each forward pass, calls `ran` with the number of forward passes so far.
 ///
 /// After an error this rank is out of step with the other ranks, so its process must end.
 pub fn follow(
     model: &mut dyn Model,
     plans: &mut dyn Collective,
+    courier: &mut dyn RankCourier,
     mut ran: impl FnMut(u64),
 ) -> Result<(), DeviceError> {
     let layout = model.page_layout();
@@ -81,6 +82,25 @@ pub fn follow(
                     None => model.write_pages(&page_ids(&pages), &own),
                 }
             }
+            Some(Action::Orders(pb::RankOrders { orders })) => {
+                orders.into_iter().try_for_each(|order| courier.order(order)).map_err(DeviceError::Lost)
+            }
+            Some(Action::SendShare(pb::SendShare { run })) => {
+                let run = ShareRun::from(run.unwrap_or_default());
+                let mut own = Vec::new();
+                let read = match &run.units {
+                    ShareUnits::Pages(pages) => model.read_pages(pages, &mut own),
+                    ShareUnits::Slot(slot) => model.read_slot(*slot, &mut own),
+                };
+                // The courier has no part in the plan's outcome: a share that cannot be sent fails its request alone.
+                read.map(|()| courier.send(&run, own))
+            }
+            Some(Action::WriteShares(pb::WriteShares { writes })) => {
+                let own = plans.group_rank().rank as u32;
+                let mine = writes.into_iter().filter(|write| write.rank == own);
+                let mut mine = mine.map(|write| ShareRun::from(write.run.unwrap_or_default()));
+                mine.try_for_each(|run| write_share(model, courier, &run))
+            }
             None => Err(bad("it has no known action".into())),
         };
         match outcome {
@@ -90,6 +110,24 @@ pub fn follow(
         }
     }
     Ok(())
+}
+
+/// Writes a run that has arrived. Any failure loses the rank: the leader counts on the write, and no other rank shares
+/// in the failure.
+fn write_share(
+    model: &mut dyn Model,
+    courier: &mut dyn RankCourier,
+    run: &ShareRun,
+) -> Result<(), DeviceError> {
+    let ShareRun { key, first, units } = run;
+    let lost =
+        |why: &str| DeviceError::Lost(format!("cannot write the share of {key} from {first} on: {why}"));
+    let data = courier.take(run).ok_or_else(|| lost("it has not arrived"))?;
+    let written = match units {
+        ShareUnits::Pages(pages) => model.write_pages(pages, &data),
+        ShareUnits::Slot(slot) => model.write_slot(*slot, &data),
+    };
+    written.map_err(|error| lost(&error.to_string()))
 }
 
 fn page_ids(pages: &[u32]) -> Vec<PageId> {

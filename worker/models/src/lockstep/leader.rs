@@ -1,5 +1,7 @@
 //! The leader: rank 0, which decides what the group runs.
 
+mod shares;
+
 use std::time::Instant;
 
 use prost::Message;
@@ -13,7 +15,9 @@ use tutti_proto::{
 };
 
 use super::{logits, plan, tables::Tables};
-use crate::{EmbeddedRows, LayoutPart, Limits, LogitRequests, LogitResults, Model, PageLayout, WantedRows};
+use crate::{
+    EmbeddedRows, GroupShares, LayoutPart, Limits, LogitRequests, LogitResults, Model, PageLayout, WantedRows,
+};
 
 /// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
 ///
@@ -172,6 +176,10 @@ impl Model for Leader {
         let plan = pb::WritePlanes { pages: Vec::new(), slot: Some(slot.0) };
         let own = self.scatter(plan, LayoutPart::Slots, 1, data)?;
         self.model.write_slot(slot, &own)
+    }
+
+    fn group_shares(&mut self) -> Option<&mut dyn GroupShares> {
+        Some(self)
     }
 
     fn forward(

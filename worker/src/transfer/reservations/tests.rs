@@ -10,7 +10,7 @@ fn expect(reservations: &Reservations, request: u64) {
 }
 
 fn space(count: usize) -> ReservedSpace {
-    ReservedSpace { freight: Freight::of_embeddings(8), count, known: 0, segment: None }
+    ReservedSpace { freight: Freight::of_embeddings(8), share: None, count, known: 0, segment: None }
 }
 
 #[test]

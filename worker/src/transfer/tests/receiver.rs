@@ -27,6 +27,7 @@ impl Sender {
                 layout_hash: reserved.layout_hash,
                 counts: vec![PAGES as u32],
                 planes: vec![plane("kv", PAGE_BYTES)],
+                ..Default::default()
             },
         }
     }

@@ -2,8 +2,9 @@
 
 use std::sync::Mutex;
 
+use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status, Streaming, transport::Server};
 use tutti_engine::OutputToken;
 use tutti_proto::cluster::v1::{
     plane_piece::Piece,
@@ -11,6 +12,11 @@ use tutti_proto::cluster::v1::{
 };
 
 use super::*;
+use crate::transfer::{
+    sender::Push,
+    staging::{Queue, StagingBudget},
+    tally::Tally,
+};
 
 const PAGE_BYTES: usize = 1 << 20;
 
@@ -92,6 +98,7 @@ async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
             layout_hash: 8,
             shared_memory: String::new(),
             known_pages: 0,
+            ranks: vec![],
         },
         freight: Freight {
             cargo: Cargo::Pages,
@@ -99,6 +106,7 @@ async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
             unit_bytes: PAGE_BYTES,
             slot_bytes: 0,
             planes: [].into(),
+            share: GroupRank::ALONE,
         },
         count: PAGES,
         queue: Arc::clone(&queue),

@@ -17,7 +17,12 @@ pub(super) fn room() -> ReservedRoom {
         layout_hash: 77,
         shared_memory: "/dev/shm/room".into(),
         known_pages: 3,
+        ranks: vec![follower()],
     }
+}
+
+fn follower() -> pb::RankDestination {
+    pb::RankDestination { address: "127.0.0.1:10".into(), shared_memory: "/dev/shm/share".into() }
 }
 
 /// A first try with both graphs launched, and the graphs' keys.
@@ -71,6 +76,7 @@ fn the_decode_is_launched_first_and_the_prefill_is_told_where_it_is() {
         layout_hash: 77,
         shared_memory: "/dev/shm/room".into(),
         known_pages: 3,
+        ranks: vec![follower()],
     };
     assert_eq!(prefill.send_to, Some(to));
     assert_eq!(request.launch_prefill(at(PREFILL), room(), Instant::now()), None);

@@ -156,6 +156,7 @@ impl World {
                     layout_hash: 0,
                     shared_memory: String::new(),
                     known_pages: 0,
+                    ranks: Vec::new(),
                 };
                 let worker = self.new_worker();
                 match wanted {

@@ -1,11 +1,21 @@
-//! Requests on their way between two engines.
+//! Requests that are prefilled here and decoded elsewhere.
 
 use std::{sync::Arc, time::Instant};
 
 use tutti_scheduler::{OutputToken, PageId, SlotId};
 
+/// Part of a unit that one copy holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// The unit of all ranks.
+    Whole,
+    /// The share of each rank, which that rank copies by itself.
+    Share,
+}
+
 /// A request that is prefilled here and decoded elsewhere.
 pub(super) struct Outgoing {
+    pub extent: Extent,
     pub table: Arc<[PageId]>,
     /// Number of tokens whose keys and values are in the pages of `table`.
     pub computed: usize,
@@ -22,24 +32,11 @@ pub(super) struct Outgoing {
     pub held_back: bool,
 }
 
-/// A request that is prefilled elsewhere and decoded here.
-pub(super) struct Incoming {
-    pub pages: Arc<[PageId]>,
-    /// Index of the first page that belongs to this request alone. The pages before this index are shared and valid,
-    /// and are never written.
-    pub first_own: usize,
-    /// True for each page whose content is valid.
-    pub written: Vec<bool>,
-    pub slot: SlotId,
-    /// True once the slot holds the request's state.
-    pub slot_written: bool,
-}
-
 impl Outgoing {
     /// A request that has run in no step. The other worker has its first `sent` pages.
-    pub fn new(sent: usize) -> Self {
+    pub fn new(sent: usize, extent: Extent) -> Self {
         let (table, slot) = (Arc::from([]), SlotId::NULL);
-        Self { table, computed: 0, sent, first: None, slot, slot_sent: false, held_back: false }
+        Self { extent, table, computed: 0, sent, first: None, slot, slot_sent: false, held_back: false }
     }
 
     /// Number of pages whose content is final.

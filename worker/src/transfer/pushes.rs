@@ -1,0 +1,91 @@
+//! All pushes of this process: their queues, and the memory and connections that they share.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tutti_engine::{ExportSummary, PageRun, TransferError};
+use tutti_proto::{GraphKey, cluster::v1 as pb};
+
+use super::{
+    freight::Freight,
+    sender::{Connections, Push},
+    staging::{Queue, StagingBudget},
+    tally::Tally,
+};
+
+pub(super) struct Pushes {
+    pub staging: Arc<StagingBudget>,
+    pub tally: Arc<Tally>,
+    queues: Mutex<HashMap<GraphKey, Arc<Queue>>>,
+    connections: Arc<Connections>,
+}
+
+impl Pushes {
+    /// `largest_unit` is the number of bytes of the largest unit that is ever pushed.
+    pub fn new(largest_unit: usize) -> Self {
+        Self {
+            staging: Arc::new(StagingBudget::new(largest_unit)),
+            tally: Arc::default(),
+            queues: Mutex::default(),
+            connections: Arc::default(),
+        }
+    }
+
+    fn queues(&self) -> MutexGuard<'_, HashMap<GraphKey, Arc<Queue>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the queue of a request's `count` pages or rows. `None` if the request has a queue already.
+    pub fn begin(
+        &self,
+        key: GraphKey,
+        destination: pb::PlaneDestination,
+        freight: Freight,
+        count: usize,
+    ) -> Option<Push> {
+        let queue = Arc::new(Queue::new(Arc::clone(&self.staging)));
+        let mut queues = self.queues();
+        if queues.contains_key(&key) {
+            return None;
+        }
+        queues.insert(key, Arc::clone(&queue));
+        let (connections, tally) = (Arc::clone(&self.connections), Arc::clone(&self.tally));
+        Some(Push { destination, freight, count, queue, connections, tally })
+    }
+
+    /// Runs a push to its end and closes its queue. `None` if the request has ended on this worker.
+    pub async fn run(&self, key: GraphKey, push: Push) -> Option<Result<(), TransferError>> {
+        let outcome = push.run().await;
+        // Drops units that are still staged, since nothing will send them.
+        self.close(key);
+        outcome
+    }
+
+    /// Queues units. They are dropped if the request has no queue any more, because its push has then ended.
+    pub fn put(&self, run: PageRun) {
+        let queue = self.queues().get(&run.key).cloned();
+        match queue {
+            Some(queue) => queue.put_pages(run),
+            None => self.staging.drop_bytes(run.data.len()),
+        }
+    }
+
+    /// Queues the end of a request's units.
+    pub fn put_end(&self, key: GraphKey, summary: ExportSummary) {
+        let queue = self.queues().get(&key).cloned();
+        queue.iter().for_each(|queue| queue.put_end(summary));
+    }
+
+    /// True if the request is being pushed.
+    pub fn has(&self, key: GraphKey) -> bool {
+        self.queues().contains_key(&key)
+    }
+
+    /// Drops a request's queue. Its push ends, unless it awaits the receiver's answer already.
+    pub fn close(&self, key: GraphKey) {
+        let queue = self.queues().remove(&key);
+        queue.iter().for_each(|queue| queue.close());
+    }
+}

@@ -1,0 +1,131 @@
+//! Reports of a group's other ranks to their leader, about transfers of shares.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use tokio::sync::mpsc;
+use tokio_stream::{StreamExt, once, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status, Streaming, transport::Endpoint};
+use tutti_engine::{Arrival, Cargo, RankRun, TransferError, Waker};
+use tutti_proto::{
+    GraphKey,
+    cluster::v1::{
+        self as pb, rank_report::Report, rank_reports_client::RankReportsClient,
+        rank_reports_server::RankReports,
+    },
+};
+
+use super::{KEEP_ALIVE, group_ranks::GroupRanks, pushes::Pushes, reservations::Reservations};
+
+/// The leader's end.
+pub(super) struct ReportReceiver {
+    pub ranks: Arc<GroupRanks>,
+    pub pushes: Arc<Pushes>,
+    pub reservations: Arc<Reservations>,
+    pub arrivals: mpsc::Sender<Arrival>,
+    pub waker: Waker,
+}
+
+#[tonic::async_trait]
+impl RankReports for ReportReceiver {
+    async fn report(
+        &self,
+        request: Request<Streaming<pb::RankReport>>,
+    ) -> Result<Response<pb::ReportsEnded>, Status> {
+        let mut reports = request.into_inner();
+        let Some(Report::Hello(hello)) = reports.message().await?.and_then(|report| report.report) else {
+            return Err(Status::invalid_argument("the first report is not a hello"));
+        };
+        if !self.ranks.is_secret(&hello.secret) {
+            return Err(Status::unauthenticated("this is not the secret of the group"));
+        }
+        let rank = hello.rank as usize;
+        if !self.ranks.followers().contains(&rank) {
+            return Err(Status::invalid_argument(format!("rank {rank} is not in the group, or leads it")));
+        }
+        let ended = self.take_all(rank, &mut reports).await;
+        let why = ended.as_ref().err().map_or("its stream ended", Status::message);
+        let why = format!("rank {rank} reports no more: {why}");
+        for key in self.ranks.lose(&why) {
+            self.fail(key, TransferError::Lost(why.clone())).await;
+        }
+        ended.map(|()| Response::new(pb::ReportsEnded {}))
+    }
+}
+
+impl ReportReceiver {
+    async fn take_all(&self, rank: usize, reports: &mut Streaming<pb::RankReport>) -> Result<(), Status> {
+        while let Some(report) = reports.message().await? {
+            let report = report.report.ok_or_else(|| Status::invalid_argument("a report of unknown kind"))?;
+            self.take(rank, report).await?;
+        }
+        Ok(())
+    }
+
+    async fn take(&self, rank: usize, report: Report) -> Result<(), Status> {
+        match report {
+            Report::Hello(_) => return Err(Status::invalid_argument("a second hello")),
+            Report::Held(pb::ShareRoom { key, room }) => {
+                self.ranks.held(key.unwrap_or_default().into(), rank, room.unwrap_or_default());
+            }
+            Report::Arrived(pb::ShareArrived { key, cargo, first, count }) => {
+                let cargo = if cargo == 0 { Cargo::Pages } else { Cargo::Slot };
+                let (key, first, count) = (key.unwrap_or_default().into(), first as usize, count as usize);
+                self.deliver(Arrival::RankShare(RankRun { rank, key, cargo, first, count })).await;
+            }
+            Report::ReleasedBytes(bytes) => {
+                if self.ranks.released(rank, bytes) {
+                    self.waker.wake();
+                }
+            }
+            Report::Failed(pb::ShareFailed { key, reason, is_refused }) => {
+                let error = if is_refused { TransferError::Refused } else { TransferError::Lost };
+                self.fail(key.unwrap_or_default().into(), error(reason)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails the transfer of one request, unless it has ended or the request continues elsewhere.
+    async fn fail(&self, key: GraphKey, error: TransferError) {
+        if self.pushes.has(key) {
+            self.pushes.close(key);
+            self.ranks.forget(key);
+        } else if !self.reservations.fail(key, error.to_string()) {
+            return;
+        }
+        // The engine lets the ranks forget a request that is received: it may have decided on a write of what they hold.
+        tracing::info!(%key, %error, "a share did not get across");
+        self.deliver(Arrival::Failed(key, error)).await;
+    }
+
+    async fn deliver(&self, arrival: Arrival) {
+        // Sending fails only if the engine has ended, and then there is nothing to wake.
+        if self.arrivals.send(arrival).await.is_ok() {
+            self.waker.wake();
+        }
+    }
+}
+
+/// Streams a rank's reports to its leader. Returns the reason if the stream ends.
+pub(super) async fn report_to(
+    leader: SocketAddr,
+    hello: pb::RankHello,
+    reports: mpsc::Receiver<pb::RankReport>,
+) -> String {
+    let endpoint = match Endpoint::from_shared(format!("http://{leader}")) {
+        Ok(endpoint) => endpoint,
+        Err(error) => return error.to_string(),
+    };
+    let endpoint =
+        endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE).tcp_nodelay(true);
+    let channel = match endpoint.connect().await {
+        Ok(channel) => channel,
+        Err(error) => return error.to_string(),
+    };
+    let hello = pb::RankReport { report: Some(Report::Hello(hello)) };
+    let stream = once(hello).chain(ReceiverStream::new(reports));
+    match RankReportsClient::new(channel).report(stream).await {
+        Ok(_) => "the leader takes no more reports".to_owned(),
+        Err(status) => status.message().to_owned(),
+    }
+}
