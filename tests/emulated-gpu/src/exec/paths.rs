@@ -259,8 +259,10 @@ impl Warp<'_> {
             _ => "an instruction that not all lanes of its member mask reach",
         };
         let ended = self.state.alive;
-        let what =
-            format!("{what}: {}; lanes {ended:#010x} have not ended", positions.collect::<Vec<_>>().join(", "));
+        let what = format!(
+            "{what}: {}; lanes {ended:#010x} have not ended",
+            positions.collect::<Vec<_>>().join(", ")
+        );
         self.fail(FaultKind::Barrier, first.mask.trailing_zeros(), None, what);
         None
     }

@@ -115,9 +115,11 @@ impl SharedShadow {
         let mut race = false;
         for i in 0..bytes {
             let own_lane = me.phase | lanes.of(i);
-            let by_lane = (writer[i] == me.tag) & (write_lane[i] != own_lane) & (write_lane[i] & !63 == me.phase);
+            let by_lane =
+                (writer[i] == me.tag) & (write_lane[i] != own_lane) & (write_lane[i] & !63 == me.phase);
             race |= Self::foreign(writer[i], me) | by_lane;
-            let other_lane = (reader[i] == me.tag) & (read_lane[i] & !63 == me.phase) & (read_lane[i] != own_lane);
+            let other_lane =
+                (reader[i] == me.tag) & (read_lane[i] & !63 == me.phase) & (read_lane[i] != own_lane);
             read_lane[i] = if other_lane { me.phase | SEVERAL_LANES } else { own_lane };
             reader[i] = if Self::foreign(reader[i], me) { me.tag | SEVERAL_WARPS } else { me.tag };
         }
@@ -282,8 +284,11 @@ impl Warp<'_> {
     pub fn shade_copy(&mut self, lane: usize, at: u32, bytes: u32) -> Option<()> {
         let me = self.identity();
         let (at, n) = (at as usize, bytes as usize);
-        let problem =
-            if self.run.checks.races { self.shadow.write(me, at, n, Lanes::one(lane as u32), false) } else { None };
+        let problem = if self.run.checks.races {
+            self.shadow.write(me, at, n, Lanes::one(lane as u32), false)
+        } else {
+            None
+        };
         self.shadow.state[at..at + n].fill(PENDING);
         match problem {
             Some((byte, problem)) => {

@@ -148,7 +148,8 @@ macro_rules! atomics {
             // SAFETY: the rows are the lowering's; `resolve` gives aligned addresses that may be accessed.
             unsafe {
                 let bytes = size_of::<$T>() as u32;
-                if warp.resolve(Addresses::of(instruction), mask, bytes, Access::Atomic, &mut host).is_none() {
+                if warp.resolve(Addresses::of(instruction), mask, bytes, Access::Atomic, &mut host).is_none()
+                {
                     return;
                 }
                 if instruction.detail & RELEASE != 0 {

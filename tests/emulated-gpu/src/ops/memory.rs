@@ -21,7 +21,8 @@ unsafe fn load_as<M: Copy, R: Copy + Default>(
     let mut host = Row::<u64>::zero();
     // SAFETY: the rows are the lowering's; `resolve` gives addresses of as many bytes as are read.
     unsafe {
-        let Some(contiguous) = warp.resolve(Addresses::of(instruction), mask, bytes, access, &mut host) else {
+        let Some(contiguous) = warp.resolve(Addresses::of(instruction), mask, bytes, access, &mut host)
+        else {
             return;
         };
         if access == Access::StrongRead {
@@ -67,7 +68,8 @@ unsafe fn store_as<M: Copy, R: Copy>(
     let mut host = Row::<u64>::zero();
     // SAFETY: as for loads.
     unsafe {
-        let Some(contiguous) = warp.resolve(Addresses::of(instruction), mask, bytes, access, &mut host) else {
+        let Some(contiguous) = warp.resolve(Addresses::of(instruction), mask, bytes, access, &mut host)
+        else {
             return;
         };
         if access == Access::StrongWrite {

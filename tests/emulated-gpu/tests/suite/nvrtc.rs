@@ -25,7 +25,10 @@ fn committed(source: &str) -> &'static str {
 /// PTX of a source, or none if NVRTC is not installed.
 fn compile(source: &str, architecture: &str) -> Option<String> {
     if !root().join("target/nvrtc/lib/libnvrtc.so.13").exists() {
-        assert!(std::env::var_os("CUDA_TESTS").is_none_or(|value| value != "required"), "NVRTC is not installed: run tests/tools/nvrtc");
+        assert!(
+            std::env::var_os("CUDA_TESTS").is_none_or(|value| value != "required"),
+            "NVRTC is not installed: run tests/tools/nvrtc"
+        );
         eprintln!("NVRTC is not installed: run tests/tools/nvrtc");
         return None;
     }
@@ -130,7 +133,10 @@ fn everywhere(source: &str, test: impl Fn(&Gpu, &Checks, &str)) {
 fn the_committed_ptx_is_what_nvrtc_makes() {
     for source in ["rows.cu", "tiles.cu"] {
         if let Some(ptx) = compile(source, "compute_90") {
-            assert!(ptx == committed(source), "{source}: make it again with tests/tools/ptx {source} compute_90");
+            assert!(
+                ptx == committed(source),
+                "{source}: make it again with tests/tools/ptx {source} compute_90"
+            );
         }
     }
 }
