@@ -10,7 +10,7 @@ mod shared_shadow;
 mod specials;
 mod warp;
 
-pub(crate) use address::{Access, Place};
+pub(crate) use address::{Access, Addresses};
 pub(crate) use block::{Run, run_blocks};
 pub(crate) use rows::{Row, each_lane};
 pub(crate) use warp::Warp;

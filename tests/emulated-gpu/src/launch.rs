@@ -40,6 +40,15 @@ pub fn launch(
             None => return refuse(FaultKind::Launch, "the module is not loaded".to_owned()),
         }
     }
+    // Kernels read parameters of eight bytes at their own alignment.
+    let mut aligned = vec![0u64; parameters.len().div_ceil(8)];
+    for (word, bytes) in aligned.iter_mut().zip(parameters.chunks(8)) {
+        let mut padded = [0; 8];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_ne_bytes(padded);
+    }
+    // SAFETY: the words hold at least as many bytes.
+    let parameters = unsafe { std::slice::from_raw_parts(aligned.as_ptr().cast::<u8>(), parameters.len()) };
     let watched = memory.is_watched();
     let races = watched && checks.races;
     let run = Run {

@@ -27,8 +27,8 @@ impl Width {
     pub fn of_bits(bits: u32) -> Self {
         match bits {
             1 => Width::Predicate,
-            ..=16 => Width::W16,
-            ..=32 => Width::W32,
+            0 | 2..=16 => Width::W16,
+            17..=32 => Width::W32,
             _ => Width::W64,
         }
     }
@@ -72,8 +72,8 @@ pub(crate) enum Control {
     /// Ends the lanes whose guard holds.
     Exit,
     /// Waits until all lanes of the member mask are there, then runs.
-    Together,
-    /// `bar.warp.sync`: as `Together`, but lanes may meet from several places, and memory is ordered.
+    Converged,
+    /// `bar.warp.sync`: as `Converged`, but lanes may meet from several places, and memory is ordered.
     WarpBarrier,
     /// Waits for all threads of the block; `detail` is the barrier.
     BlockBarrier,

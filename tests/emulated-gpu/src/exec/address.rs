@@ -36,18 +36,18 @@ impl Access {
 
 /// Addresses of an access: a row, an offset and a space.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Addresses {
     pub row: u32,
     pub wide: bool,
     pub offset: i64,
     pub space: Space,
 }
 
-impl Place {
+impl Addresses {
     /// The address of a load, a store or an atomic operation.
     #[inline(always)]
     pub fn of(instruction: &Instruction) -> Self {
-        Place {
+        Addresses {
             row: instruction.from[0],
             wide: instruction.wide_address,
             offset: instruction.offset,
@@ -62,11 +62,11 @@ impl Warp<'_> {
     ///
     /// # Safety
     ///
-    /// The place's row is one of addresses.
+    /// The row is one of addresses.
     #[inline(always)]
     pub unsafe fn resolve(
         &mut self,
-        place: Place,
+        addresses: Addresses,
         mask: u32,
         bytes: u32,
         access: Access,
@@ -75,16 +75,16 @@ impl Warp<'_> {
         let lanes = self.lanes();
         let address = out.0.as_mut_ptr();
         // SAFETY: the row is one of addresses, and `out` has 32 lanes.
-        let (low, high, bits, together) = unsafe {
-            if place.wide {
-                let row = self.row::<u64>(place.row);
+        let (low, high, bits, contiguous) = unsafe {
+            if addresses.wide {
+                let row = self.row::<u64>(addresses.row);
                 for lane in 0..lanes {
-                    *address.add(lane) = (*row.add(lane)).wrapping_add(place.offset as u64);
+                    *address.add(lane) = (*row.add(lane)).wrapping_add(addresses.offset as u64);
                 }
             } else {
-                let row = self.row::<u32>(place.row);
+                let row = self.row::<u32>(addresses.row);
                 for lane in 0..lanes {
-                    *address.add(lane) = u64::from((*row.add(lane)).wrapping_add(place.offset as u32));
+                    *address.add(lane) = u64::from((*row.add(lane)).wrapping_add(addresses.offset as u32));
                 }
             }
             let first = *address.add(mask.trailing_zeros() as usize);
@@ -110,9 +110,9 @@ impl Warp<'_> {
             self.misaligned(mask, bytes, out);
             return None;
         }
-        let space = match place.space {
+        let space = match addresses.space {
             Space::Generic if low >> WINDOW_BITS != high >> WINDOW_BITS => {
-                return self.each_address(place.space, mask, bytes, access, out);
+                return self.each_address(addresses.space, mask, bytes, access, out);
             }
             Space::Generic => window(low),
             space => space,
@@ -133,13 +133,13 @@ impl Warp<'_> {
                 let allocation = &live[self.last_allocation];
                 let shift = (allocation.host as u64).wrapping_sub(allocation.base);
                 if self.run.watched {
-                    self.shade_global(self.last_allocation, mask, bytes, access, out, together)?;
+                    self.shade_global(self.last_allocation, mask, bytes, access, out, contiguous)?;
                 }
                 // SAFETY: `out` has 32 lanes.
                 unsafe { shift_all(address, lanes, shift) };
             }
             Space::Shared => {
-                let window = if place.space == Space::Generic { SHARED_WINDOW } else { 0 };
+                let window = if addresses.space == Space::Generic { SHARED_WINDOW } else { 0 };
                 // SAFETY: as above.
                 unsafe { shift_all(address, lanes, window.wrapping_neg()) };
                 let end = (high - window).saturating_add(u64::from(bytes));
@@ -148,15 +148,15 @@ impl Warp<'_> {
                     return None;
                 }
                 if self.run.shadows {
-                    self.shade_shared(mask, bytes, access, out, together)?;
+                    self.shade_shared(mask, bytes, access, out, contiguous)?;
                 }
                 let base = self.shared as u64;
                 // SAFETY: as above.
                 unsafe { shift_all(address, lanes, base) };
             }
-            _ => return self.each_address(place.space, mask, bytes, access, out),
+            _ => return self.each_address(addresses.space, mask, bytes, access, out),
         }
-        Some(together)
+        Some(contiguous)
     }
 
     #[cold]

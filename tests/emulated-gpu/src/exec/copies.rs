@@ -4,7 +4,7 @@ use crate::fault::FaultKind;
 use crate::program::{Instruction, NONE, Space};
 
 use super::Warp;
-use super::address::{Access, Place};
+use super::address::{Access, Addresses};
 use super::rows::{Row, each_lane};
 
 /// A copy that was not waited for.
@@ -45,19 +45,19 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
     // SAFETY: the rows are addresses and a size.
     let (targets, sizes) = unsafe {
         let mut targets = Row::<u64>::zero();
-        let place = Place { space: Space::Shared, ..Place::of(instruction) };
+        let addresses = Addresses { space: Space::Shared, ..Addresses::of(instruction) };
         for lane in 0..32 {
-            targets.0[lane] = if place.wide {
-                warp.get::<u64>(place.row).0[lane].wrapping_add(place.offset as u64)
+            targets.0[lane] = if addresses.wide {
+                warp.get::<u64>(addresses.row).0[lane].wrapping_add(addresses.offset as u64)
             } else {
-                u64::from(warp.get::<u32>(place.row).0[lane].wrapping_add(place.offset as u32))
+                u64::from(warp.get::<u32>(addresses.row).0[lane].wrapping_add(addresses.offset as u32))
             };
         }
         let sizes =
             if instruction.from[2] == NONE { Row([bytes; 32]) } else { warp.get::<u32>(instruction.from[2]) };
         (targets, sizes)
     };
-    let source = Place {
+    let source = Addresses {
         row: instruction.from[1],
         wide: true,
         offset: i64::from(instruction.target as i32),
@@ -77,10 +77,11 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
         let (target, taken) = (targets.0[lane], sizes.0[lane].min(bytes));
         if full >> lane & 1 == 0 && taken != 0 {
             let mut one = Row::<u64>::zero();
-            // SAFETY: as above. A part may have any size, so that its bytes are resolved one by one.
+            // A part may have any size, so that its bytes are resolved one by one.
             for byte in 0..taken {
-                let place = Place { offset: source.offset + i64::from(byte), ..source };
-                if unsafe { warp.resolve(place, 1 << lane, 1, Access::Read, &mut one) }.is_none() {
+                let addresses = Addresses { offset: source.offset + i64::from(byte), ..source };
+                // SAFETY: as above.
+                if unsafe { warp.resolve(addresses, 1 << lane, 1, Access::Read, &mut one) }.is_none() {
                     return;
                 }
             }

@@ -77,13 +77,13 @@ impl Warp<'_> {
         bytes: u32,
         access: Access,
         out: &Row<u64>,
-        together: bool,
+        contiguous: bool,
     ) -> Option<()> {
         let run = self.run;
         let allocation = &run.memory[index];
         let first = mask.trailing_zeros() as usize;
-        let whole = if together { 1 << first } else { mask };
-        let bytes_each = if together { 32 * bytes } else { bytes };
+        let whole = if contiguous { 1 << first } else { mask };
+        let bytes_each = if contiguous { 32 * bytes } else { bytes };
         let mut unwritten = None;
         let mut race = None;
         let shadow = if run.checks.races { allocation.race_shadow() } else { None };
@@ -109,19 +109,19 @@ impl Warp<'_> {
                 }
             }
         });
-        let place = |lane: usize, at: usize| {
+        let locate = |lane: usize, at: usize| {
             let lane =
-                if together { (at as u64 + base - out.0[first]) / u64::from(bytes) } else { lane as u64 };
+                if contiguous { (at as u64 + base - out.0[first]) / u64::from(bytes) } else { lane as u64 };
             (lane as u32, Some(base + at as u64))
         };
         if let Some((lane, at)) = unwritten {
-            let (lane, address) = place(lane, at);
+            let (lane, address) = locate(lane, at);
             let what = "global memory is read that nothing wrote".to_owned();
             self.fail(FaultKind::Uninitialised, lane, address, what);
             return None;
         }
         if let Some((lane, at, other, wrote)) = race {
-            let (lane, address) = place(lane, at);
+            let (lane, address) = locate(lane, at);
             let mine = if access.writes() { "written" } else { "read" };
             let theirs = if wrote { "wrote" } else { "read" };
             let other =
@@ -138,12 +138,32 @@ impl Warp<'_> {
         let launch = self.run.launch_number << BLOCK_BITS;
         let number = self.block_index % (SEVERAL - 2) + 1;
         let me = launch | number;
-        let foreign = |tag: u32| tag & !BLOCK_MASK == launch && tag != me && tag & BLOCK_MASK != STRONG;
+        let foreign = |tag: u32| (tag & !BLOCK_MASK == launch) & (tag != me) & (tag & BLOCK_MASK != STRONG);
         let unordered = |tag: u32| {
             let block = tag & BLOCK_MASK;
             let first = if block == SEVERAL { SEVERAL - 1 } else { block - 1 };
             !self.run.orders.ordered(first, self.block_index)
         };
+        // Nearly all accesses meet no other block's tag. These loops become vector code.
+        let mut meets = false;
+        for &tag in writes.iter() {
+            meets |= foreign(tag);
+        }
+        if access.writes() {
+            for &tag in reads.iter() {
+                meets |= foreign(tag);
+            }
+        }
+        if !meets {
+            if access.writes() {
+                writes.fill(if access.strong() { launch | STRONG } else { me });
+            } else if access == Access::Read {
+                for tag in reads.iter_mut() {
+                    *tag = if foreign(*tag) { launch | SEVERAL } else { me };
+                }
+            }
+            return None;
+        }
         let mut found = None;
         for (i, tag) in writes.iter_mut().enumerate() {
             if foreign(*tag) && access != Access::StrongRead && found.is_none() && unordered(*tag) {

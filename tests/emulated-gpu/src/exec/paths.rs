@@ -133,7 +133,8 @@ impl Warp<'_> {
                         }
                     }
                     if left <= 0 {
-                        self.state.furthest_first = !self.state.paths.is_empty();
+                        // The two ends take turns: either may wait for the other in a loop.
+                        self.state.furthest_first = !furthest && !self.state.paths.is_empty();
                         self.state.add(now.pc, now.mask, false);
                         break Stop::Slice;
                     }
@@ -154,7 +155,7 @@ impl Warp<'_> {
                     }
                     meet = self.state.meeting(now.pc);
                 }
-                Control::Together | Control::WarpBarrier => {
+                Control::Converged | Control::WarpBarrier => {
                     if mask == 0 {
                         now.pc += 1;
                         continue;
@@ -249,7 +250,7 @@ impl Warp<'_> {
         let first = waiting.first()?;
         let code = &self.program.instructions;
         self.pc = first.pc;
-        let places = waiting.iter().map(|p| {
+        let positions = waiting.iter().map(|p| {
             let source = self.program.sources[p.pc as usize];
             format!("lanes {:#010x} wait at line {} (PTX line {})", p.mask, source.line, source.ptx_line)
         });
@@ -258,8 +259,10 @@ impl Warp<'_> {
             _ => "an instruction that not all lanes of its member mask reach",
         };
         let ended = self.state.alive;
-        let what =
-            format!("{what}: {}; lanes {ended:#010x} have not ended", places.collect::<Vec<_>>().join(", "));
+        let what = format!(
+            "{what}: {}; lanes {ended:#010x} have not ended",
+            positions.collect::<Vec<_>>().join(", ")
+        );
         self.fail(FaultKind::Barrier, first.mask.trailing_zeros(), None, what);
         None
     }

@@ -43,12 +43,33 @@ enum Problem {
     AfterLaneRead(u32),
 }
 
+/// A problem and its byte in the range.
+type Found = (usize, Problem);
+
 /// Identity of an access: epoch and warp, and the warp's phase.
 #[derive(Clone, Copy)]
 struct Identity {
     tag: u32,
     warp: u32,
     phase: u32,
+}
+
+/// Lanes of the bytes of a range: one lane, or one after the other with `1 << shift` bytes each.
+#[derive(Clone, Copy)]
+struct Lanes {
+    first: u32,
+    shift: u32,
+}
+
+impl Lanes {
+    fn one(lane: u32) -> Self {
+        Lanes { first: lane, shift: 31 }
+    }
+
+    #[inline(always)]
+    fn of(self, byte: usize) -> u32 {
+        self.first + (byte as u32 >> self.shift)
+    }
 }
 
 impl SharedShadow {
@@ -80,62 +101,88 @@ impl SharedShadow {
         self.state.fill(UNWRITTEN);
     }
 
-    /// True if another warp wrote in this epoch.
+    /// True if another warp left this tag in this epoch.
+    #[inline(always)]
     fn foreign(tag: u32, me: Identity) -> bool {
-        tag >> 8 == me.tag >> 8 && tag != me.tag
+        (tag >> 8 == me.tag >> 8) & (tag != me.tag)
     }
 
-    fn read(&mut self, me: Identity, at: usize, bytes: usize, lane: u32) -> Option<Problem> {
+    /// Notes a read; the loop has no branch, so that it becomes vector code.
+    fn read(&mut self, me: Identity, at: usize, bytes: usize, lanes: Lanes) -> Option<Found> {
         let range = at..at + bytes;
-        let mut problem = None;
-        let own_lane = me.phase | lane;
-        for i in range {
-            let (writer, write_lane) = (self.writer[i], self.write_lane[i]);
-            if Self::foreign(writer, me) {
-                problem = Some(Problem::AfterWrite(writer & 0xff));
-            } else if writer == me.tag && write_lane != own_lane && write_lane & !63 == me.phase {
-                problem = Some(Problem::AfterLaneWrite(write_lane & 63));
-            }
-            let reader = self.reader[i];
-            let same_phase = reader == me.tag && self.read_lane[i] & !63 == me.phase;
-            self.read_lane[i] =
-                if same_phase && self.read_lane[i] != own_lane { me.phase | SEVERAL_LANES } else { own_lane };
-            self.reader[i] = if Self::foreign(reader, me) { me.tag | SEVERAL_WARPS } else { me.tag };
+        let (writer, write_lane) = (&self.writer[range.clone()], &self.write_lane[range.clone()]);
+        let (reader, read_lane) = (&mut self.reader[range.clone()], &mut self.read_lane[range]);
+        let mut race = false;
+        for i in 0..bytes {
+            let own_lane = me.phase | lanes.of(i);
+            let by_lane =
+                (writer[i] == me.tag) & (write_lane[i] != own_lane) & (write_lane[i] & !63 == me.phase);
+            race |= Self::foreign(writer[i], me) | by_lane;
+            let other_lane =
+                (reader[i] == me.tag) & (read_lane[i] & !63 == me.phase) & (read_lane[i] != own_lane);
+            read_lane[i] = if other_lane { me.phase | SEVERAL_LANES } else { own_lane };
+            reader[i] = if Self::foreign(reader[i], me) { me.tag | SEVERAL_WARPS } else { me.tag };
         }
-        problem
-    }
-
-    fn write(&mut self, me: Identity, at: usize, bytes: usize, lane: u32, atomic: bool) -> Option<Problem> {
-        let mut problem = None;
-        let own_lane = me.phase | lane;
-        let tag = if atomic { me.tag & !0xff | ATOMIC } else { me.tag };
-        for i in at..at + bytes {
-            let (writer, reader) = (self.writer[i], self.reader[i]);
-            if Self::foreign(writer, me) && writer != tag {
-                problem = Some(Problem::AfterWrite(writer & 0xff));
-            } else if Self::foreign(reader, me) {
-                problem = Some(Problem::AfterRead(reader & 0xff));
-            } else if reader == me.tag {
-                let read_lane = self.read_lane[i];
-                if read_lane != own_lane && read_lane & !63 == me.phase && !atomic {
-                    problem = Some(Problem::AfterLaneRead(read_lane & 63));
-                }
-            }
-            // An atomic operation does not hide a plain write of its own warp from other warps.
-            if !(atomic && writer == me.tag) {
-                self.writer[i] = tag;
-                self.write_lane[i] = own_lane;
-            }
-        }
-        problem
-    }
-
-    fn unwritten(&self, at: usize, bytes: usize) -> Option<Problem> {
-        let state = &self.state[at..at + bytes];
-        if state.iter().all(|&s| s == WRITTEN) {
+        if !race {
             return None;
         }
-        Some(if state.contains(&PENDING) { Problem::Pending } else { Problem::Unwritten })
+        (0..bytes).find_map(|i| {
+            let own_lane = me.phase | lanes.of(i);
+            if Self::foreign(writer[i], me) {
+                Some((i, Problem::AfterWrite(writer[i] & 0xff)))
+            } else if writer[i] == me.tag && write_lane[i] != own_lane && write_lane[i] & !63 == me.phase {
+                Some((i, Problem::AfterLaneWrite(write_lane[i] & 63)))
+            } else {
+                None
+            }
+        })
+    }
+
+    /// Notes a write. An atomic operation does not hide a plain write of its own warp from other warps.
+    fn write(&mut self, me: Identity, at: usize, bytes: usize, lanes: Lanes, atomic: bool) -> Option<Found> {
+        let range = at..at + bytes;
+        let (writer, write_lane) = (&mut self.writer[range.clone()], &mut self.write_lane[range.clone()]);
+        let (reader, read_lane) = (&self.reader[range.clone()], &self.read_lane[range]);
+        let tag = if atomic { me.tag & !0xff | ATOMIC } else { me.tag };
+        let conflict = |i: usize, writer: u32| {
+            let own_lane = me.phase | lanes.of(i);
+            let by_warp = Self::foreign(writer, me) & (writer != tag);
+            let by_reader = Self::foreign(reader[i], me);
+            let same = (reader[i] == me.tag) & (read_lane[i] & !63 == me.phase);
+            (by_warp, by_reader, same & (read_lane[i] != own_lane) & !atomic)
+        };
+        let mut race = false;
+        for (i, &writer) in writer.iter().enumerate() {
+            let (by_warp, by_reader, by_lane) = conflict(i, writer);
+            race |= by_warp | by_reader | by_lane;
+        }
+        let problem = race.then(|| {
+            writer.iter().enumerate().find_map(|(i, &writer)| match conflict(i, writer) {
+                (true, ..) => Some((i, Problem::AfterWrite(writer & 0xff))),
+                (_, true, _) => Some((i, Problem::AfterRead(reader[i] & 0xff))),
+                (_, _, true) => Some((i, Problem::AfterLaneRead(read_lane[i] & 63))),
+                _ => None,
+            })
+        });
+        for i in 0..bytes {
+            let keep = atomic & (writer[i] == me.tag);
+            writer[i] = if keep { me.tag } else { tag };
+            write_lane[i] = if keep { write_lane[i] } else { me.phase | lanes.of(i) };
+        }
+        problem.flatten()
+    }
+
+    fn unwritten(&self, at: usize, bytes: usize) -> Option<Found> {
+        let state = &self.state[at..at + bytes];
+        let mut all = true;
+        for &byte in state {
+            all &= byte == WRITTEN;
+        }
+        if all {
+            return None;
+        }
+        let pending = state.iter().position(|&s| s == PENDING).map(|i| (i, Problem::Pending));
+        pending.or_else(|| state.iter().position(|&s| s == UNWRITTEN).map(|i| (i, Problem::Unwritten)))
     }
 }
 
@@ -153,41 +200,45 @@ impl Warp<'_> {
         bytes: u32,
         access: Access,
         out: &Row<u64>,
-        _together: bool,
+        contiguous: bool,
     ) -> Option<()> {
         let me = self.identity();
         let (races, uninitialised) = (self.run.checks.races, self.run.checks.uninitialised);
         let mut found = None;
         let shadow = &mut self.shadow;
+        // Lanes that lie one after the other are one range.
+        let (mask, range, shift) =
+            if contiguous { (1, 32 * bytes, bytes.trailing_zeros()) } else { (mask, bytes, 31) };
         each_lane(mask, |lane| {
-            let (at, bytes) = (out.0[lane] as usize, bytes as usize);
+            let (at, bytes) = (out.0[lane] as usize, range as usize);
+            let lanes = Lanes { first: lane as u32, shift };
             let mut problem = None;
             if access.reads() {
                 problem = shadow
                     .unwritten(at, bytes)
-                    .filter(|p| uninitialised || races && matches!(p, Problem::Pending));
+                    .filter(|(_, p)| uninitialised || races && matches!(p, Problem::Pending));
             }
             if races && access != Access::StrongRead {
                 let race = if access.writes() {
-                    shadow.write(me, at, bytes, lane as u32, access.strong())
+                    shadow.write(me, at, bytes, lanes, access.strong())
                 } else {
-                    shadow.read(me, at, bytes, lane as u32)
+                    shadow.read(me, at, bytes, lanes)
                 };
                 problem = problem.or(race);
             }
             if access.writes() {
                 shadow.state[at..at + bytes].fill(WRITTEN);
             }
-            if let (Some(problem), None) = (problem, &found) {
-                found = Some((lane, problem));
+            if let (Some((byte, problem)), None) = (problem, &found) {
+                found = Some((lanes.of(byte), (at + byte) as u64, problem));
             }
         });
-        let Some((lane, problem)) = found else { return Some(()) };
-        self.report(lane, out.0[lane], &problem, access.writes());
+        let Some((lane, at, problem)) = found else { return Some(()) };
+        self.report(lane, at, &problem, access.writes());
         None
     }
 
-    fn report(&mut self, lane: usize, at: u64, problem: &Problem, writes: bool) {
+    fn report(&mut self, lane: u32, at: u64, problem: &Problem, writes: bool) {
         let verb = if writes { "written" } else { "read" };
         let warp = |w: u32| match w {
             ATOMIC => "an atomic operation".to_owned(),
@@ -226,19 +277,22 @@ impl Warp<'_> {
                 ),
             ),
         };
-        self.fail(kind, lane as u32, Some(at), what);
+        self.fail(kind, lane, Some(at), what);
     }
 
     /// Notes the target of a `cp.async`, which may not be read before the wait. None after a fault.
     pub fn shade_copy(&mut self, lane: usize, at: u32, bytes: u32) -> Option<()> {
         let me = self.identity();
         let (at, n) = (at as usize, bytes as usize);
-        let problem =
-            if self.run.checks.races { self.shadow.write(me, at, n, lane as u32, false) } else { None };
+        let problem = if self.run.checks.races {
+            self.shadow.write(me, at, n, Lanes::one(lane as u32), false)
+        } else {
+            None
+        };
         self.shadow.state[at..at + n].fill(PENDING);
         match problem {
-            Some(problem) => {
-                self.report(lane, at as u64, &problem, true);
+            Some((byte, problem)) => {
+                self.report(lane as u32, (at + byte) as u64, &problem, true);
                 None
             }
             None => Some(()),

@@ -278,7 +278,7 @@ impl<'a> Lowering<'a> {
             rows.push(self.target(scope, target, Width::W32)?);
         }
         self.set_address(scope, &mut draft, address)?;
-        draft.control = Control::Together;
+        draft.control = Control::Converged;
         draft.run = ops::load_matrix;
         self.emit_list(draft, &rows, &[]);
         Ok(())

@@ -1,7 +1,7 @@
 //! Virtual registers to rows: registers that do not live at once share a row.
 //!
 //! Lanes write their own values only, so it is enough that two registers never live at once in one lane's path. A register
-//! lives from its first to its last instruction in text order, stretched over the blocks through which it is live (linear
+//! lives from its first to its last instruction in text order, extended over the blocks through which it is live (linear
 //! scan; Poletto and Sarkar, "Linear scan register allocation", 1999).
 
 use std::cmp::Reverse;
@@ -96,7 +96,7 @@ fn lives(program: &Program, registers: usize) -> Vec<Option<(usize, usize)>> {
     let mut read = vec![Set::new(registers); blocks.len()];
     let mut written = vec![Set::new(registers); blocks.len()];
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; registers];
-    let stretch = |lives: &mut Vec<Option<(usize, usize)>>, register: usize, pc: usize| {
+    let extend = |lives: &mut Vec<Option<(usize, usize)>>, register: usize, pc: usize| {
         let life = lives[register].get_or_insert((pc, pc));
         *life = (life.0.min(pc), life.1.max(pc));
     };
@@ -104,13 +104,13 @@ fn lives(program: &Program, registers: usize) -> Vec<Option<(usize, usize)>> {
         for pc in block.start..block.end {
             let instruction = &program.instructions[pc];
             each_use(program, instruction, |row| {
-                stretch(&mut lives, row as usize, pc);
+                extend(&mut lives, row as usize, pc);
                 if !written[index].contains(row) {
                     read[index].insert(row);
                 }
             });
             each_target(program, instruction, |row| {
-                stretch(&mut lives, row as usize, pc);
+                extend(&mut lives, row as usize, pc);
                 if instruction.guard == NONE {
                     written[index].insert(row);
                 } else if !written[index].contains(row) {
@@ -138,9 +138,9 @@ fn lives(program: &Program, registers: usize) -> Vec<Option<(usize, usize)>> {
         }
     }
     for (index, block) in blocks.iter().enumerate() {
-        live_in[index].each(|register| stretch(&mut lives, register, block.start));
+        live_in[index].each(|register| extend(&mut lives, register, block.start));
         for next in block.next.into_iter().flatten() {
-            live_in[next].each(|register| stretch(&mut lives, register, block.end - 1));
+            live_in[next].each(|register| extend(&mut lives, register, block.end - 1));
         }
     }
     lives
@@ -185,18 +185,18 @@ pub(super) fn assign(program: &mut Program, widths: &[Width], fixed: &[(u32, Wid
             active.push(Reverse((last, offset)));
         }
     }
-    let place = |row: &mut u32| {
+    let give_offset = |row: &mut u32| {
         if *row != NONE {
             *row = offsets[*row as usize];
         }
     };
     for instruction in &mut program.instructions {
-        instruction.into.iter_mut().for_each(place);
-        instruction.from.iter_mut().for_each(place);
-        place(&mut instruction.guard);
-        place(&mut instruction.members);
+        instruction.into.iter_mut().for_each(give_offset);
+        instruction.from.iter_mut().for_each(give_offset);
+        give_offset(&mut instruction.guard);
+        give_offset(&mut instruction.members);
     }
-    program.lists.iter_mut().for_each(place);
+    program.lists.iter_mut().for_each(give_offset);
     program.rows = fixed.iter().map(|&(row, width, fill)| (offsets[row as usize], width, fill)).collect();
     program.file_bytes = top.next_multiple_of(256);
 }

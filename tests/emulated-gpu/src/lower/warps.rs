@@ -29,7 +29,7 @@ impl<'a> Lowering<'a> {
         if !mnemonic.take("sync") {
             return mnemonic.unknown();
         }
-        draft.control = Control::Together;
+        draft.control = Control::Converged;
         match (mnemonic.name, operands) {
             ("shfl", [target, value, operand, bounds, members]) if ty.bits == 32 => {
                 let Some(mode) = mnemonic.take_any(&["idx", "up", "down", "bfly"]) else {
@@ -140,7 +140,7 @@ impl<'a> Lowering<'a> {
         if counts != [a, b, 4] || targets.len() != 4 || targets.contains(&NONE) {
             return Err(format!("`{}` has fragments of {counts:?} registers", mnemonic.text));
         }
-        draft.control = Control::Together;
+        draft.control = Control::Converged;
         draft.run = ops::multiply_accumulate(shape);
         self.emit_list(draft, &targets, &sources);
         Ok(())

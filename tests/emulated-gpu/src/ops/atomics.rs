@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::exec::{Access, Place, Row, Warp, each_lane};
+use crate::exec::{Access, Addresses, Row, Warp, each_lane};
 use crate::program::{Instruction, NONE, Operation};
 use crate::ptx::{Kind, Type};
 
@@ -148,7 +148,8 @@ macro_rules! atomics {
             // SAFETY: the rows are the lowering's; `resolve` gives aligned addresses that may be accessed.
             unsafe {
                 let bytes = size_of::<$T>() as u32;
-                if warp.resolve(Place::of(instruction), mask, bytes, Access::Atomic, &mut host).is_none() {
+                if warp.resolve(Addresses::of(instruction), mask, bytes, Access::Atomic, &mut host).is_none()
+                {
                     return;
                 }
                 if instruction.detail & RELEASE != 0 {

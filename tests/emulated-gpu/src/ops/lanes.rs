@@ -38,18 +38,19 @@ macro_rules! compute {
             instruction: &$crate::program::Instruction,
             mask: u32,
         ) {
-            let mut result = $crate::exec::Row::<$R>::zero();
-            let target = result.0.as_mut_ptr();
+            let mut result = std::mem::MaybeUninit::<$crate::exec::Row<$R>>::uninit();
+            let target = result.as_mut_ptr().cast::<$R>();
             #[allow(unused_variables)]
             let $detail = instruction.detail;
-            // SAFETY: the lowering gave the operands the widths that `Compute` names; a row has 32 lanes.
+            // SAFETY: the lowering gave the operands the widths that `Compute` names; a row has 32 lanes, and the loop
+            // writes all of them.
             unsafe {
                 $(let $a = warp.row::<$T>(instruction.from[$index]);)+
                 for lane in 0..warp.lanes() {
                     $(let $a = *$a.add(lane);)+
                     *target.add(lane) = $e;
                 }
-                warp.put(instruction.into[0], mask, &result);
+                warp.put(instruction.into[0], mask, result.assume_init_ref());
             }
         }
         $crate::ops::lanes::Compute {

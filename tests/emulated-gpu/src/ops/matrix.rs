@@ -5,7 +5,7 @@
 //! columns 2t and 2t + 1 in two registers. So a row of 32 lanes of A, read as 16-bit values, is a tile by rows, and one of B
 //! a tile by columns.
 
-use crate::exec::{Access, Place, Row, Warp};
+use crate::exec::{Access, Addresses, Row, Warp};
 use crate::program::{Instruction, Operation};
 
 use super::half::{Binary16, Brain, Half};
@@ -22,7 +22,7 @@ pub(crate) unsafe fn load_matrix(warp: &mut Warp<'_>, instruction: &Instruction,
     let mut host = Row::<u64>::zero();
     // SAFETY: each address is one of 16 bytes; the targets have 32 bits.
     unsafe {
-        if warp.resolve(Place::of(instruction), mask, 16, Access::Read, &mut host).is_none() {
+        if warp.resolve(Addresses::of(instruction), mask, 16, Access::Read, &mut host).is_none() {
             return;
         }
         for (matrix, &target) in targets.iter().enumerate() {
@@ -87,7 +87,7 @@ pub(crate) fn multiply_accumulate(shape: Mma) -> Operation {
     }
 }
 
-/// Place of column n among the sums: even columns first, so that a half of them is a register of C.
+/// Addresses of column n among the sums: even columns first, so that a half of them is a register of C.
 const fn column(n: usize) -> usize {
     n / 2 + n % 2 * 4
 }

@@ -1,6 +1,6 @@
 //! `ld` and `st`.
 
-use crate::exec::{Access, Place, Row, Warp, each_lane};
+use crate::exec::{Access, Addresses, Row, Warp, each_lane};
 use crate::program::{Instruction, NONE, Operation, Width};
 use crate::ptx::{Kind, Type};
 
@@ -21,13 +21,14 @@ unsafe fn load_as<M: Copy, R: Copy + Default>(
     let mut host = Row::<u64>::zero();
     // SAFETY: the rows are the lowering's; `resolve` gives addresses of as many bytes as are read.
     unsafe {
-        let Some(together) = warp.resolve(Place::of(instruction), mask, bytes, access, &mut host) else {
+        let Some(contiguous) = warp.resolve(Addresses::of(instruction), mask, bytes, access, &mut host)
+        else {
             return;
         };
         if access == Access::StrongRead {
             warp.run.orders.meet(warp.block_index);
         }
-        if count == 1 && together {
+        if count == 1 && contiguous {
             let source = host.0[0] as *const M;
             let mut result = Row::<R>::zero();
             let target = result.0.as_mut_ptr();
@@ -67,13 +68,14 @@ unsafe fn store_as<M: Copy, R: Copy>(
     let mut host = Row::<u64>::zero();
     // SAFETY: as for loads.
     unsafe {
-        let Some(together) = warp.resolve(Place::of(instruction), mask, bytes, access, &mut host) else {
+        let Some(contiguous) = warp.resolve(Addresses::of(instruction), mask, bytes, access, &mut host)
+        else {
             return;
         };
         if access == Access::StrongWrite {
             warp.run.orders.meet(warp.block_index);
         }
-        if count == 1 && together {
+        if count == 1 && contiguous {
             let source = warp.row::<R>(instruction.from[1]);
             let target = host.0[0] as *mut M;
             for lane in 0..warp.lanes() {

@@ -2,6 +2,8 @@
 //!
 //! Expected values are made by hand from the PTX ISA's text, not by another run of the emulator.
 
+#![allow(clippy::unwrap_used)]
+
 mod arithmetic;
 mod checks;
 mod conversions;

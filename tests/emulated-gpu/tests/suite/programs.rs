@@ -234,3 +234,28 @@ fn grids_have_three_axes() {
     .unwrap();
     assert_eq!(bench.read(out, 720), (0..720).collect::<Vec<u32>>());
 }
+
+#[test]
+fn parameters_are_read_at_computed_offsets() {
+    let text = ".visible .entry k(.param .u64 out, .param .align 8 .b8 table[32])\n{ .reg .b32 %r<4>; .reg .b64 %x<8>;\n\
+        ld.param.u64 %x0, [out]; mov.u32 %r0, %tid.x; mad.wide.u32 %x1, %r0, 4, %x0; mov.b64 %x2, table;\n\
+        and.b32 %r1, %r0, 3; mul.wide.u32 %x3, %r1, 8; add.u64 %x4, %x2, %x3; ld.param.u64 %x5, [%x4];\n\
+        cvta.param.u64 %x6, %x4; ld.u64 %x7, [%x6]; add.u64 %x5, %x5, %x7; cvt.u32.u64 %r2, %x5; st.global.u32 [%x1], %r2; ret; }";
+    let bench = Bench::new(text);
+    let out = bench.words(&[0; 32]);
+    bench.run(1, 32, &[out, 10, 20, 30, 40], &Checks::all(3)).unwrap();
+    assert_eq!(bench.read(out, 32), (0..32).map(|t| 20 * (t % 4 + 1)).collect::<Vec<u32>>());
+}
+
+#[test]
+fn lanes_that_wait_for_each_other_in_loops_make_progress() {
+    // The first loop waits for the second one's lanes, which then wait for what follows the first.
+    let body = "setp.lt.u32 %p0, %t, 16; @%p0 bra LOW;\n\
+        WAIT: ld.volatile.global.u32 %r3, [second]; setp.eq.u32 %p1, %r3, 0; @%p1 bra WAIT;\n\
+        st.volatile.global.u32 [first], 1; bra DONE;\n\
+        LOW: st.volatile.global.u32 [second], 1;\n\
+        SPIN: ld.volatile.global.u32 %r3, [first]; setp.eq.u32 %p1, %r3, 0; @%p1 bra SPIN;\n\
+        DONE: st.global.u32 [%o], %t;";
+    let variables = ".global .align 4 .u32 first = 0;\n.global .align 4 .u32 second = 0;\n";
+    assert_eq!(words(variables, body, 1, 32), (0..32).collect::<Vec<u32>>());
+}
