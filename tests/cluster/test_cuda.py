@@ -2,13 +2,16 @@
 tests/emulated-gpu/run."""
 
 import ctypes
+import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from harness import GOLDENS, run_to_exit
+from harness import GOLDENS, run_to_exit, wait_for
 from safetensors.numpy import load_file
+from streams import Streams
+from test_bits import WHOLE, Cluster, check, check_preempted, check_prefixes, cut, prefills
 from test_golden import BOUND, LENGTHS, MODELS, answers, log_softmax, pick, prompt_logprobs
 
 BUDGETS = (64, 2048)
@@ -103,3 +106,59 @@ def test_sampled_tokens_are_those_of_the_cpu(start):
         ]
         cluster.stop()
     assert got["cuda"] == got["cpu"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """{name: answer} of the requests of test_bits, one after another with whole prompts; the same bits at once."""
+    with Cluster([*ON_GPU, *WHOLE], tmp_path_factory.mktemp("reference")) as cluster:
+        assert "on cuda, " in cluster.server.log()
+        alone = cluster.alone()
+        check(alone, cluster.at_once(), "batched")
+    assert max(size for step in cluster.steps() for size in prefills(step)) == 701
+    return alone
+
+
+ON_GPU = ("--device", "cuda", "--model", GOLDENS / "bf16/qwen3_yarn_swa")
+# Bytes of a page: keys and values of 3 layers, 2 heads of 32 elements, 16 tokens, 2 bytes per element.
+PAGE_BYTES = 2 * 3 * 2 * 32 * 16 * 2
+
+
+@on_a_gpu
+@pytest.mark.parametrize("variant", ("chunking off", "chunking engine", "cut 1", "cut 2", "prefix cache", "preempted"))
+def test_bits_depend_on_the_request_alone_on_a_gpu(alone, tmp_path, variant):
+    match variant:
+        case "chunking off" | "chunking engine":
+            with Cluster([*ON_GPU, "--chunking", variant.split()[1], "--max-step-tokens", 200], tmp_path) as cluster:
+                check(alone, cluster.at_once(), variant)
+        case "cut 1" | "cut 2":
+            cuts, chunk = cut(variant, "cuda")
+            with Cluster([*ON_GPU, *cuts], tmp_path) as cluster:
+                check(alone, cluster.at_once(), f"{variant}: {cuts}")
+            assert max(size for step in cluster.steps() for size in prefills(step)) <= chunk
+        case "prefix cache":
+            check_prefixes(ON_GPU, alone, tmp_path)
+        case "preempted":
+            check_preempted(ON_GPU, PAGE_BYTES, alone, tmp_path)
+
+
+@pytest.mark.skipif("EMULATED_GPUS" not in os.environ, reason="only an emulated GPU fails on demand")
+@pytest.mark.parametrize("fault", ("fail kernel=attention_f32", "fail kernel=argmax", "refuse kernel=embed_f32"))
+def test_streams_survive_a_gpu_that_fails(start, tmp_path, fault):
+    """24 streams on two GPUs, one of which fails: the worker ends at once, and its requests are replayed elsewhere."""
+    now = tmp_path / "now"
+    env = {"EMULATED_GPUS": "2", "EMULATED_GPU_FAULTS": f"{fault} when={now}"}
+    args = ["--workers", 2, "--device", "cuda", "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init"]
+    cluster = start(*args, env=env)
+    body = {"temperature": 0, "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+    bodies = [body | {"prompt": [i + 1] * (1 + 9 * (i % 4))} for i in range(24)]
+    undisturbed = Streams(cluster, "/v1/completions", bodies).results()
+    streams = Streams(cluster, "/v1/completions", bodies)
+    streams.wait_for_tokens(5)
+    now.touch()
+    answers = streams.results()
+    assert [a["choices"][0]["token_ids"] for a in answers] == [a["choices"][0]["token_ids"] for a in undisturbed]
+    assert not now.exists(), "the fault came too late"
+    assert cluster.metrics()["tutti_request_replays_total"] >= 1
+    wait_for("a replacement", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
+    assert "device lost" in cluster.log()

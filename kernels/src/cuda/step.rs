@@ -78,7 +78,7 @@ impl Step {
         }
         self.fill(inputs, kv.map(|kv| kv.page_tokens), kept_slots);
         let at = staging.upload(&self.words)?;
-        self.place(at);
+        self.set_addresses(at);
         inputs.copies.iter().try_for_each(|&copy| planes.copy(copy))
     }
 
@@ -87,7 +87,7 @@ impl Step {
         self.owners.clear();
     }
 
-    /// Lays all inputs end to end, in the order of [`place`](Self::place).
+    /// Lays all inputs end to end, in the order of [`set_addresses`](Self::set_addresses).
     fn fill(&mut self, inputs: &StepInputs<'_>, page_tokens: Option<usize>, kept_slots: usize) {
         self.tokens = inputs.token_ids.len();
         self.row_count = inputs.rows.len();
@@ -105,14 +105,14 @@ impl Step {
             (0u32..).zip(inputs.rows).flat_map(|(index, row)| std::iter::repeat_n(index, row.tokens));
         self.words.extend(row_of);
         for row in inputs.rows {
-            let place = |position: usize| match (page_tokens, row.block_table) {
+            let entry = |position: usize| match (page_tokens, row.block_table) {
                 (None, _) => u32::MAX,
                 (Some(size), table) => match table[position / size] {
                     PageId::NULL => u32::MAX,
                     page => page.0 * size as u32 + (position % size) as u32,
                 },
             };
-            self.words.extend((row.start..row.start + row.tokens).map(place));
+            self.words.extend((row.start..row.start + row.tokens).map(entry));
         }
         self.words.extend(inputs.logit_rows.iter().map(|&row| row as u32));
         self.owners.clear();
@@ -135,7 +135,7 @@ impl Step {
         inputs.rows.iter().for_each(|row| self.words.extend(row.block_table.iter().map(|page| page.0)));
     }
 
-    fn place(&mut self, at: u64) {
+    fn set_addresses(&mut self, at: u64) {
         let mut next = at;
         let mut take = |words: usize| {
             let at = next;

@@ -190,6 +190,34 @@ fn candidates_give_the_tokens_of_whole_rows() {
     }
 }
 
+/// Logits that differ, whose weights are equal at a high temperature: the lowest token ids are the best, whatever their
+/// logits.
+#[test]
+fn tokens_of_equal_weight_are_nominated_by_id() {
+    for (name, mut device) in devices("nominate by weight") {
+        let mut random = Random::new(78);
+        let mut unexpected = 0;
+        for round in 0..60 {
+            let (ranks, top_k) = (2 + random.below(3), [1, 3, 20][random.below(3)]);
+            let near_two = |random: &mut Random| f32::from_bits(2f32.to_bits() + random.below(9) as u32);
+            let logits: Vec<f32> = (0..ranks * 60).map(|_| near_two(&mut random)).collect();
+            let params = SamplingParams { temperature: 1000.0, top_k, seed: round, ..SamplingParams::GREEDY };
+            let (prompt, output, forbidden) = (vec![], vec![], vec![]);
+            let request = Request { params, prompt, output, forbidden, position: 3 };
+            let (rows, nomination) = ([(0, request.row())], request.row().nomination().unwrap());
+            let whole = tensor(&mut device, logits.len(), &logits);
+            device.sample(&whole, &rows).unwrap();
+            let expected = results(&mut device).sampled;
+            let token = expected[0].as_ref().unwrap().token as usize;
+            let larger = logits.iter().filter(|logit| **logit > logits[token]).count();
+            unexpected += usize::from(larger >= top_k as usize);
+            let found = from_candidates(&mut device, ranks, &[logits], &rows, &[(0, &nomination)]);
+            assert_eq!(found, Ok(expected), "{name}, round {round}");
+        }
+        assert!(unexpected > 20, "{name}: in {unexpected} rounds the largest logits are not the best");
+    }
+}
+
 #[test]
 fn rows_that_depend_on_more_than_their_best_tokens_are_not_nominated() {
     fn row(params: &SamplingParams) -> SampleRow<'_> {

@@ -131,7 +131,7 @@ impl PagedAttention for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Refuses a step that began over planes without pages: its tokens have no places in pages.
+    /// Refuses a step that began over planes without pages: no page holds its tokens.
     fn check_pages(&self) -> Result<(), DeviceError> {
         match self.step.has_pages {
             true => Ok(()),
