@@ -2,7 +2,7 @@
 //!
 //! Expected values are made by hand from the PTX ISA's text, not by another run of the emulator.
 
-#![allow(clippy::unwrap_used)] // A failed unwrap is a failed test.
+#![allow(clippy::unwrap_used)]
 
 mod arithmetic;
 mod checks;
