@@ -21,7 +21,7 @@ pub struct BackendOptions {
     pub served: Served,
     /// The listener that workers dial.
     pub listener: WorkerListener,
-    /// The executable that acts as a worker when its name is `worker`.
+    /// The executable of spawned workers. It acts as a worker when its `argv[0]` is `worker`.
     pub worker_program: PathBuf,
     /// Settings of the workers of each group, in the order of the topology. A worker receives them in its `Welcome`.
     pub worker_settings: Vec<String>,

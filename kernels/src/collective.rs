@@ -72,7 +72,7 @@ pub trait Collective: Send {
     fn all_gather(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), CollectiveError>;
     /// Replaces every rank's `message` with rank 0's.
     fn broadcast(&mut self, message: &mut Vec<u8>, patience: Patience) -> Result<(), CollectiveError>;
-    /// Returns once all ranks have called it.
+    /// Returns once all ranks have called `barrier`.
     fn barrier(&mut self) -> Result<(), CollectiveError> {
         self.all_gather(&[], &mut Vec::new())
     }

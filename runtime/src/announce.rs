@@ -13,9 +13,9 @@ use crate::{
 /// The prompt in the command to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// The process takes text.
+    /// A prompt of text, for a process that takes text.
     Text,
-    /// The process takes token ids only.
+    /// A prompt of token ids, for a process that takes nothing else.
     TokenIds,
 }
 

@@ -66,7 +66,7 @@ impl Gemm {
         Ok(Self { gpu: gpu.clone(), handle, plans: HashMap::new() })
     }
 
-    /// Asks for the algorithm of a matrix, before its first product.
+    /// Asks cuBLASLt for the algorithm of products with `matrix`, unless the algorithm of its shape is already known.
     pub(super) fn prepare(&mut self, matrix: &Matrix) -> Result<(), DeviceError> {
         let key = (matrix.outputs, matrix.inputs, matrix.dtype);
         if !self.plans.contains_key(&key) {

@@ -73,7 +73,7 @@ impl Block {
         Ok(())
     }
 
-    /// Gives the memory back, which the stream has passed.
+    /// Gives back memory that the stream no longer uses.
     pub(super) fn free(self, staging: &mut Staging) {
         staging.give(self.pair);
     }

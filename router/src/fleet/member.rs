@@ -218,7 +218,8 @@ impl Standing {
         }
     }
 
-    /// The reason that the conductor gets no requests, or only probes; `None` if it gets requests.
+    /// The reason that the conductor gets no requests, or gets them only as a probe or if there is no better conductor.
+    /// `None` if the conductor is ready, fits, and its circuit breaker is closed.
     pub fn why_out(&self) -> Option<String> {
         match (&self.contact, &self.misfit) {
             (Contact::Unknown, _) => Some("no answer from the conductor yet".into()),

@@ -18,7 +18,7 @@ pub struct InferenceService {
 }
 
 impl InferenceService {
-    /// Creates the service on the front door's generator.
+    /// Creates the service on the generator that it shares with the HTTP API.
     pub fn new(generator: Arc<Generator>) -> Self {
         Self { generator }
     }

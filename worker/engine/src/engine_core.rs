@@ -38,7 +38,7 @@ pub(crate) struct EngineCore {
     /// Completions that `plan` has not returned yet.
     pending_completions: Vec<pb::Completion>,
     arrivals: Arrivals,
-    /// `None` if requests are not divided between workers.
+    /// The exchange of planes and embeddings with other workers; `None` if requests are not divided between workers.
     exchange: Option<Exchange>,
     /// Time spent preparing the next plan while a step ran.
     ahead: Duration,

@@ -226,7 +226,8 @@ fn alternatives(field: &str, asked: Option<u32>) -> Result<Option<u32>, Error> {
     }
 }
 
-/// Checks a priority, which is also the scheduler's class: a lower number is more urgent, and 0 is the default.
+/// Checks that a priority is at most [`MAX_PRIORITY`] above or below 0, the default. The scheduler serves a lower number
+/// first.
 fn priority(asked: i32) -> Result<i32, Error> {
     if (-MAX_PRIORITY..=MAX_PRIORITY).contains(&asked) {
         return Ok(asked);

@@ -12,7 +12,8 @@ use crate::{launch::Refusal, pages::PagePool};
 /// The amounts that a request needs of the resources that can run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Needs {
-    /// Places in the running set, whose size is bounded so that every step has a token for each decode.
+    /// Entries in the running set. The set is at most as large as a step's token budget, so that every step has a token
+    /// for each decode.
     pub running: usize,
     /// Pages, shared ones included.
     pub pages: usize,

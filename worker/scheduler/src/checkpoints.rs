@@ -9,7 +9,7 @@
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ladder {
     page_tokens: usize,
-    /// The last whole block before the last token of the prefill, as a number of blocks.
+    /// The last rung: the number of whole blocks before the last token of the prefill.
     last: usize,
 }
 

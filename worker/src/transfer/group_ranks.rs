@@ -181,7 +181,8 @@ impl GroupRanks {
         self.lock().staged += bytes as u64;
     }
 
-    /// Records a rank's total of released bytes. True if the engine may wait for it.
+    /// Records a rank's total of released bytes. True if the engine may be waiting for room, because the last call of
+    /// [`left`](Self::left) found little.
     pub fn released(&self, rank: usize, total: u64) -> bool {
         let mut state = self.lock();
         state.released[rank - 1] = total;

@@ -30,7 +30,7 @@ use super::{
     share_store::ShareStore,
 };
 
-/// Maximum number of reports that wait to be sent. The tasks of transfers wait for room among them.
+/// Maximum number of reports in the queue to the leader. While the queue is full, the tasks of transfers wait.
 const QUEUED_REPORTS: usize = 64;
 
 /// A follower's side of all transfers of shares.

@@ -14,7 +14,7 @@ use crate::cpu::sampling::sample::{
 use crate::cpu::simd::isa::Path;
 use crate::{Adjustments, DeviceError, Nomination, SampleRow, Sampled};
 
-/// Place of a list of candidates that has none: an impossible token.
+/// Entry of a list of candidates that stands for no candidate: an impossible token.
 const NO_CANDIDATE: [f32; 2] = [f32::NEG_INFINITY, -1.0];
 
 /// The largest logits of a row: without and with adjustments. NaN if any logit is NaN.

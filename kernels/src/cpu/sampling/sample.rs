@@ -14,7 +14,8 @@ use crate::{DeviceError, SampleRow, Sampled};
 /// Memory that one thread's sampling reuses from call to call.
 #[derive(Default)]
 pub(in crate::cpu) struct Scratch {
-    /// Logits with bias and penalties, `[vocabulary]`. For candidates, the chunks of weights that are not all 0.
+    /// Logits with bias and penalties, `[vocabulary]`. When a row is sampled from candidates, this buffer holds weights
+    /// instead: each chunk of the vocabulary that has a weight above 0.
     pub(super) logits: Vec<f32>,
     /// Unnormalised probabilities, `[vocabulary]`.
     pub(super) weights: Vec<f32>,

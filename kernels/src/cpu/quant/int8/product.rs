@@ -1,7 +1,7 @@
 //! `y = x · Wᵀ` in eight bits.
 //!
-//! Activations are quantised first, into tiles of a few rows. A word is a group of quantised activations. Within a
-//! tile, the words that one step of the loop over the inputs needs from all rows are adjacent. Then every panel of
+//! Activations are quantised first, into tiles of a few rows. A word packs two or four quantised activations. Each step
+//! of the loop over the inputs reads one word of every row of a tile, and these words are adjacent. Then every panel of
 //! weights is multiplied by every tile while the panel is in the cache, so that weights are read from memory once for
 //! all rows.
 

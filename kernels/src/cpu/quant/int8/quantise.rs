@@ -39,7 +39,8 @@ pub(super) struct Quantised<S: Simd> {
     pub(super) scale: f32,
     /// Sum of the quantised numbers.
     pub(super) sum: i32,
-    /// Words of [`Simd::DOT_INPUTS`] numbers. With four numbers per word, only the first half of this array is used.
+    /// Vectors of words. A word packs [`Simd::DOT_INPUTS`] numbers. With four numbers per word, only the first half of
+    /// this array is used.
     pub(super) words: [S::I; GROUP / (2 * LANES)],
 }
 

@@ -17,7 +17,7 @@ static LIKELIEST: Nomination = Nomination::LIKELIEST;
 pub(super) struct Candidates<D: Device> {
     /// The largest logits of each row, `[rows, 2]`.
     pub peaks: D::Tensor,
-    /// By the number of candidates per row, ascending.
+    /// One exchange per entry of [`CANDIDATES`], ascending by the number of candidates per row.
     pub exchanges: [Exchange<D>; CANDIDATES.len()],
 }
 

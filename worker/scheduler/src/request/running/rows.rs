@@ -51,8 +51,8 @@ impl Running {
     /// True if the assumption held under which [`next_decode`](Self::next_decode) made the row.
     #[inline]
     pub fn is_next(&self, row: &Row) -> bool {
-        // If the request still holds the pages of the row, the row's position and epoch tell whether the request has
-        // progressed as assumed.
+        // The assumption held if the row's position and epoch are those of the request's next row. Both can be compared
+        // only while the request still holds the row's block table.
         let Progress { computed, epoch, .. } = self.planned;
         row.positions.start == computed && row.epoch == epoch && self.holding.table.is(&row.block_table)
     }
