@@ -83,8 +83,7 @@ impl Supervisor {
     /// killed.
     pub async fn stop(self) {
         self.stop.send_replace(true);
-        // An error is ignored: it means that the supervisor's thread has already ended. The
-        // worker processes ended with it.
+        // An error is ignored: it means that the supervisor's thread has already ended, and the workers with it.
         let _ = self.stopped.await;
     }
 }

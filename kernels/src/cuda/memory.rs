@@ -68,8 +68,8 @@ impl DeviceBuffer {
             .map_err(|error| lost("filling device memory", error))
     }
 
-    /// Enqueues a copy of `bytes` bytes of pinned memory to `start`. The caller keeps the pinned memory as it is until the
-    /// stream has reached the copy.
+    /// Enqueues a copy of `bytes` bytes of pinned memory to `start`. The caller does not change the pinned memory until the
+    /// stream has completed the copy.
     pub(super) fn copy_in(&self, start: usize, from: &PinnedBuffer, bytes: usize) -> Result<(), DeviceError> {
         self.check(start, bytes)?;
         let from = &from.bytes()[..bytes];

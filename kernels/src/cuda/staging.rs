@@ -14,7 +14,7 @@ use crate::DeviceError;
 /// Smallest size of a pair in bytes.
 const SMALLEST: usize = 4 << 10;
 
-/// As many bytes on the host as on the device.
+/// A pinned buffer and a device buffer of the same size.
 pub(super) struct Pair {
     pub(super) host: PinnedBuffer,
     pub(super) device: DeviceBuffer,

@@ -23,7 +23,8 @@ pub(super) struct Addresses {
     pub(super) ids: u64,
     pub(super) positions: u64,
     pub(super) row_of: u64,
-    /// Page and index of each token, or -1 in the null page.
+    /// Position of each token's keys and values among those of all pages: page * tokens per page + index in the page. All
+    /// bits are set if the token lies in the null page or the model has no pages.
     pub(super) kv_at: u64,
     pub(super) logit_rows: u64,
     /// Slot of the row that each logit row ends.

@@ -20,8 +20,9 @@ pub struct DecayedSum<'a, T, V, P> {
 family! {
     /// Linear recurrences over the tokens of each request.
     pub trait Recurrence {
-        /// Computes `state = decay * state + x[t]` and `out[t] = state` for each token of each row in order, in the state
-        /// of the row's slot. Each channel is computed alone, in the same order in prefill and in decode.
+        /// Computes `state = decay * state + x[t]` and `out[t] = state` for each row's tokens in order. `state` is the
+        /// state in the row's slot. Each channel is computed alone, and its operations have the same order in prefill and
+        /// in decode.
         fn decayed_sum(
             &mut self,
             operands: DecayedSum<'_, Self::Tensor, Self::Vector, Self::Planes>,

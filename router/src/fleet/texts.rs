@@ -52,7 +52,7 @@ impl Texts {
         Self { skip_tokenizer_init, own, ahead: Mutex::default() }
     }
 
-    /// Fetches the text that a conductor offers now.
+    /// Returns the conductor's current offer of text. An embedded router's own text is not fetched.
     pub async fn offer(&self, member: &Member) -> Result<Offer, Error> {
         if let Some(own) = &self.own {
             return Ok(Offer::Read(own.clone()));

@@ -230,7 +230,7 @@ impl Forward {
         }
         let (mut sampled, mut scores) = (got.sampled.drain(..), got.scores.drain(..));
         for Answers { row_index, samples, scored } in self.0 {
-            // The row's results are taken from the lists also if the row has failed, because the next row's follow.
+            // A failed row's results are taken from the lists, too: the next row's results come after them.
             let mut failed = None;
             let sampled = if samples { sampled.next() } else { None };
             let sampled = sampled.and_then(|sampled| sampled.map_err(|error| failed = Some(error)).ok());

@@ -235,7 +235,7 @@ impl EngineCore {
             if sequences.get(row).is_some() {
                 continue;
             }
-            // The first row of a request since it waited.
+            // With the first row since the request last waited, its sequence moves from `held` to `sequences`.
             match self.held.insert(row.key, Held::Running(row.slot)) {
                 Some(Held::Waiting(sequence)) => sequences.insert(row.slot, row.key, *sequence),
                 _ => {

@@ -211,7 +211,7 @@ pub trait Model: Send {
     /// An error ends the worker.
     fn collect(&mut self, until: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError>;
 
-    /// Enqueues the logits of a step and waits for them, with no other step in flight.
+    /// Enqueues the logits of a step and waits for its results. No other step may be in flight.
     fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
         self.enqueue_logits(wanted)?;
         self.collect(None, out).map(|_| ())

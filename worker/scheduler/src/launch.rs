@@ -15,8 +15,8 @@ pub struct GraphLaunch {
     pub key: GraphKey,
     /// The phases of the request that this worker runs.
     pub role: GraphRole,
-    /// The prefill, as at least one segment. The last segment includes the output of earlier incarnations (tries) of
-    /// the request. With [`GraphRole::Decode`], only the segments' lengths count, not their walks.
+    /// Segments of the prefill in order, at least one. The last segment includes the output of earlier incarnations (tries)
+    /// of the request. With [`GraphRole::Decode`], only the segments' lengths count, not their walks.
     pub prefill: Vec<Segment>,
     /// The walk of the passes after the prefill. Required when more than one token may be sampled.
     pub decode: Option<WalkId>,

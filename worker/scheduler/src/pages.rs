@@ -1,7 +1,7 @@
 //! Pages of the paged planes: a pool that counts references, and the block tables that hold pages.
 //!
 //! A page is held (its reference count is above 0), idle (not held, but its content can still be found), or free. Idle
-//! pages count as available: they are allocated when no free page is left, the page idle for longest first.
+//! pages count as available: when no free page is left, the page that has been idle longest is allocated.
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 

@@ -39,7 +39,8 @@ pub(crate) struct Ticket {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     Anywhere,
-    /// The segment may begin at any position, for example behind a cached prefix, and then runs uncut to its end.
+    /// The segment's computation may begin at any of its positions, for example behind a cached prefix. It then runs to
+    /// the segment's end in one chunk.
     BeforeOnly,
     Nowhere,
 }
@@ -120,7 +121,8 @@ impl Request {
     /// Takes a slot and `pages` pages, as many of them as possible from the prefix cache. `number` identifies the
     /// request. None if too little is available.
     pub fn take_planes(&self, number: u64, pages: usize, pool: &mut PlanePool) -> Option<Admitted> {
-        // With [`GraphRole::Decode`], the other worker sends the slot's state. An encoder's graph has no state.
+        // A request starts from the null slot's state, with two exceptions. With [`GraphRole::Decode`], the prefill's worker
+        // sends the state. An encoder's graph has no state.
         let has_initial = pool.has_slots() && !matches!(self.role, GraphRole::Decode | GraphRole::Encode);
         let initial = has_initial.then_some(SlotId::NULL);
         let Some(content) = &self.content else {

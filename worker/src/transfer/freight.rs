@@ -9,7 +9,8 @@ use tutti_proto::cluster::v1 as pb;
 
 use super::FRAME_BYTES;
 
-/// A kind of transfer: pages, with the slot in models that have slot planes, or rows of embeddings.
+/// The kind and the sizes of a transfer's units. The units are either rows of embeddings or pages. In models with slot
+/// planes, the slot is sent with the pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Freight {
     /// Pages or embeddings.

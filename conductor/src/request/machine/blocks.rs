@@ -5,7 +5,7 @@ use tutti_runtime::prefix_index::PromptPieces;
 use super::Request;
 
 impl Request {
-    /// Prefixes of the prompt, for the prefix index.
+    /// The prompt's pieces, by which the prefix index finds cached prefixes.
     pub fn pieces(&self) -> &PromptPieces {
         &self.pieces
     }

@@ -1,5 +1,5 @@
-//! The AVX-512 paths, which keep each value in one 512-bit register. They differ in their dot-product instructions:
-//! none, those of integers, or those of bfloat16.
+//! The AVX-512 paths, which keep each value in one 512-bit register. [`Avx512`] has no dot-product instructions,
+//! [`Avx512Vnni`] has those of integers, and [`Avx512Bf16`] has those of bfloat16.
 
 use std::arch::{asm, x86_64::*};
 

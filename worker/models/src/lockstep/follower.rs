@@ -112,8 +112,8 @@ pub fn follow(
     Ok(())
 }
 
-/// Writes a run that has arrived. Any failure loses the rank: the leader counts on the write, and no other rank shares
-/// in the failure.
+/// Writes this rank's share of a run that has arrived. Every failure is a [`DeviceError::Lost`]: the leader counts on the
+/// write, and the other ranks do not see the failure.
 fn write_share(
     model: &mut dyn Model,
     courier: &mut dyn RankCourier,
