@@ -121,8 +121,8 @@ impl Request {
     /// Takes a slot and `pages` pages, as many of them as possible from the prefix cache. `number` identifies the
     /// request. None if too little is available.
     pub fn take_planes(&self, number: u64, pages: usize, pool: &mut PlanePool) -> Option<Admitted> {
-        // A request starts from the null slot's state, with two exceptions. With [`GraphRole::Decode`], the prefill's worker
-        // sends the state. An encoder's graph has no state.
+        // A request starts from the null slot's state, with two exceptions: with [`GraphRole::Decode`], the prefill's
+        // worker sends the state, and an encoder's graph has no state.
         let has_initial = pool.has_slots() && !matches!(self.role, GraphRole::Decode | GraphRole::Encode);
         let initial = has_initial.then_some(SlotId::NULL);
         let Some(content) = &self.content else {
