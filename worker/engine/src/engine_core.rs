@@ -134,6 +134,9 @@ impl EngineCore {
                 if awaits_media {
                     exchange.awaits_media(key, sequence.media.tokens());
                 }
+                if let Some(why) = exchange.take_early_failure(key) {
+                    self.scheduler.fail_transfer(key, why);
+                }
             }
             self.held.insert(key, Held::Waiting(Box::new(sequence)));
             self.arrivals.add(key);

@@ -23,7 +23,7 @@ use std::{
 use tutti_models::{PageLayout, ShareLayout};
 use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
-use tutti_scheduler::{Ending, Outcome, Reserved, RowCommit, Scheduler};
+use tutti_scheduler::{Ending, Outcome, Reserved, RowCommit, Scheduler, TransferError};
 
 use super::{
     courier::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun, RankRun},
@@ -32,6 +32,9 @@ use super::{
     outgoing::{Extent, Outgoing},
 };
 use crate::{batch::RowResult, report};
+
+/// Maximum number of failures that wait for their requests.
+const REMEMBERED_FAILURES: usize = 1024;
 
 pub(crate) struct Exchange {
     courier: Box<dyn Courier>,
@@ -53,6 +56,8 @@ pub(crate) struct Exchange {
     /// Exported requests that the receiving worker has not accepted yet, each with the ending to report once it has.
     unacknowledged: BTreeMap<GraphKey, Ending>,
     embeddings: EmbeddingTransfers,
+    /// Failures of transfers whose requests have not arrived, the oldest first.
+    failed_early: VecDeque<(GraphKey, TransferError)>,
     /// Limit on the bytes that the next batch copies in each direction.
     batch_bytes: usize,
     /// Time of the last batch between two steps.
@@ -76,6 +81,7 @@ impl Exchange {
             pending_imports: VecDeque::new(),
             unacknowledged: BTreeMap::new(),
             embeddings: EmbeddingTransfers::new(width),
+            failed_early: VecDeque::new(),
             batch_bytes: copies::BATCH_BYTES,
             turned: Instant::now(),
         }
@@ -89,6 +95,20 @@ impl Exchange {
     /// True if a request is on its way to or from another worker, so that pages may have to be copied.
     pub fn is_active(&self) -> bool {
         !self.outgoing.is_empty() || !self.incoming.is_empty()
+    }
+
+    /// Keeps the failure of a transfer whose request has not arrived. Its push begins first, so it may fail first.
+    fn remember_failure(&mut self, key: GraphKey, why: TransferError) {
+        if self.failed_early.len() == REMEMBERED_FAILURES {
+            self.failed_early.pop_front();
+        }
+        self.failed_early.push_back((key, why));
+    }
+
+    /// Takes the failure of a transfer that has failed before its request arrived.
+    pub fn take_early_failure(&mut self, key: GraphKey) -> Option<TransferError> {
+        let at = self.failed_early.iter().position(|(failed, _)| *failed == key)?;
+        self.failed_early.remove(at).map(|(_, why)| why)
     }
 
     fn is_under_way(&self, key: GraphKey) -> bool {
@@ -193,9 +213,9 @@ impl Exchange {
                         ending.outcome = Outcome::TransferFailed(why);
                         events.completions.push(report::completion(ending, rank));
                     }
-                    // The failure of a rank may come late, when the request continues here.
                     None if self.is_under_way(key) => scheduler.fail_transfer(key, why),
-                    None => {}
+                    // The failure comes before the request, or late, from a rank, when the request continues here.
+                    None => self.remember_failure(key, why),
                 },
             }
         }
