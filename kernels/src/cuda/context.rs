@@ -15,6 +15,8 @@ pub(super) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     pub(super) stream: sys::CUstream,
+    /// Number of the GPU among those that the process sees.
+    pub(super) ordinal: usize,
     pub(super) name: String,
     /// Compute capability, such as 9 and 0.
     pub(super) capability: (i32, i32),
@@ -60,7 +62,7 @@ impl Gpu {
         let stream = stream::create(stream::StreamKind::NonBlocking).map_err(failed("making a stream"))?;
         let progress = Progress::new().map_err(failed("allocating pinned memory"))?;
         let wait = CurrentWait::new();
-        Ok(Arc::new(Self { device, context, stream, name, capability, driver, progress, wait }))
+        Ok(Arc::new(Self { device, context, stream, ordinal, name, capability, driver, progress, wait }))
     }
 
     /// Makes the context that of the calling thread. Every entry into the device begins with it.

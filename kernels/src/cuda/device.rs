@@ -153,8 +153,8 @@ impl Device for CudaDevice {
     type Done = Done;
 
     fn describe(&self) -> String {
-        let (major, minor) = self.gpu.capability;
-        format!("cuda, {}, compute capability {major}.{minor}", self.gpu.name)
+        let Gpu { ordinal, name, capability: (major, minor), .. } = &*self.gpu;
+        format!("cuda, GPU {ordinal}, {name}, compute capability {major}.{minor}")
     }
 
     fn limits(&self) -> DeviceLimits {
