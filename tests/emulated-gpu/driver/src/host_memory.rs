@@ -72,16 +72,16 @@ pub fn allocate_mapped(context: &Arc<Context>, bytes: usize) -> Outcome<*mut c_v
     Ok(block.cast())
 }
 
-/// Device address of a place in mapped memory.
+/// Device address of a host address in mapped memory.
 ///
 /// # Errors
 ///
-/// `INVALID_VALUE` if the place lies in no mapped memory.
-pub fn device_address(place: *const c_void) -> Outcome<u64> {
+/// `INVALID_VALUE` if the address lies in no mapped memory.
+pub fn device_address(host: *const c_void) -> Outcome<u64> {
     let pinned = pinned();
-    let (base, range) = pinned.range(..=place.addr()).next_back().ok_or(Error::INVALID_VALUE)?;
+    let (base, range) = pinned.range(..=host.addr()).next_back().ok_or(Error::INVALID_VALUE)?;
     let (_, address) = range.mapped.as_ref().ok_or(Error::INVALID_VALUE)?;
-    let offset = place.addr() - base;
+    let offset = host.addr() - base;
     if offset < range.bytes { Ok(address + offset as u64) } else { Err(Error::INVALID_VALUE) }
 }
 

@@ -205,9 +205,9 @@ calls! {
             _ => host_memory::allocate_mapped(&context, bytes)?,
         })
     }
-    fn cuMemHostGetDevicePointer_v2(address: Out<u64>, place: *const c_void, _flags: u32) {
+    fn cuMemHostGetDevicePointer_v2(address: Out<u64>, host: *const c_void, _flags: u32) {
         state::current()?;
-        address.set(host_memory::device_address(place)?)
+        address.set(host_memory::device_address(host)?)
     }
     fn cuMemAllocHost_v2(block: Out<*mut c_void>, bytes: usize) {
         state::current()?.queue.check()?;
