@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{AddressSettings, DrainSettings, Invalid, Settings, TelemetrySettings};
+use crate::{AddressSettings, ConnectionSettings, DrainSettings, Invalid, Settings, TelemetrySettings};
 
 settings! {
     /// The front door.
@@ -150,6 +150,8 @@ process! {
         /// Logs and spans.
         telemetry: TelemetrySettings,
         tables:
+        /// Connections of each listener.
+        connections: ConnectionSettings,
         /// The front door.
         router: RouterSettings,
         /// Faults and load of conductors.
