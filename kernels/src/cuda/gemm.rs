@@ -62,7 +62,8 @@ unsafe impl Send for Gemm {}
 impl Gemm {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
         gpu.bind()?;
-        let handle = result::create_handle().map_err(|error| DeviceError::Lost(format!("opening cuBLASLt: {error}")))?;
+        let handle = result::create_handle()
+            .map_err(|error| DeviceError::Lost(format!("opening cuBLASLt: {error}")))?;
         Ok(Self { gpu: gpu.clone(), handle, plans: HashMap::new() })
     }
 

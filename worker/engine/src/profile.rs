@@ -134,7 +134,11 @@ impl Largest {
         };
         model.forward(&inputs, &[])?;
         let wanted = LogitRequests { sample: &sample, score: &score };
-        if rank.is_leader() { model.enqueue_logits(&wanted) } else { model.follow_logits(&wanted.rows_of_group()) }
+        if rank.is_leader() {
+            model.enqueue_logits(&wanted)
+        } else {
+            model.follow_logits(&wanted.rows_of_group())
+        }
     }
 }
 

@@ -13,8 +13,7 @@ use std::{
 };
 
 use common::{
-    generate,
-    PAGES, SLOTS,
+    PAGES, SLOTS, generate,
     goldens::{Case, LENGTHS},
     try_load, try_load_on,
 };

@@ -104,7 +104,8 @@ fn a_kernel_writes_pinned_memory_that_is_mapped() {
             let host = malloc_host(32 * 4, sys::CU_MEMHOSTALLOC_DEVICEMAP).unwrap();
             std::slice::from_raw_parts_mut(host.cast::<f32>(), 32).fill(1.0);
             let (mut y, mut inside) = (0, 0);
-            let asked = |address: &mut u64, place| sys::cuMemHostGetDevicePointer_v2(address, place, 0).result();
+            let asked =
+                |address: &mut u64, place| sys::cuMemHostGetDevicePointer_v2(address, place, 0).result();
             asked(&mut y, host).unwrap();
             asked(&mut inside, host.byte_add(8)).unwrap();
             assert_eq!(inside, y + 8);

@@ -54,7 +54,13 @@ impl Steps {
     }
 
     /// Runs a step of `batch` requests with `tokens` tokens each, from position `start` on, and waits for its end.
-    pub fn run(&mut self, batch: usize, tokens: usize, start: usize, sample: bool) -> Result<(), DeviceError> {
+    pub fn run(
+        &mut self,
+        batch: usize,
+        tokens: usize,
+        start: usize,
+        sample: bool,
+    ) -> Result<(), DeviceError> {
         self.enqueue(batch, tokens, start, sample)?;
         self.collect()
     }
@@ -68,7 +74,8 @@ impl Steps {
         sample: bool,
     ) -> Result<(), DeviceError> {
         let vocabulary = self.model.limits().vocab_size as u32;
-        let ids: Vec<u32> = (0..(batch * tokens) as u32).map(|i| i * 7919 % vocabulary.min(150_000)).collect();
+        let ids: Vec<u32> =
+            (0..(batch * tokens) as u32).map(|i| i * 7919 % vocabulary.min(150_000)).collect();
         let positions: Vec<f32> = (0..batch * tokens).map(|i| (start + i % tokens) as f32).collect();
         let row = |request: usize| RowInputs {
             first_token: request * tokens,
