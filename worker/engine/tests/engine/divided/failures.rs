@@ -21,7 +21,9 @@ fn a_failure_before_its_request_ends_that_request_alone() {
     from.engine.launch(prefill(&failed));
     from.engine.launch(prefill(&other));
     from.idle();
-    assert!(matches!(&from.outcomes[&1], Outcome::HandoverFailed(fault) if fault.message.contains("the peer is gone")));
+    assert!(
+        matches!(&from.outcomes[&1], Outcome::HandoverFailed(fault) if fault.message.contains("the peer is gone"))
+    );
     from.give(Arrival::Accepted(key(2, 0)));
     from.idle();
     assert!(matches!(from.outcomes[&2], Outcome::HandedOver(_)));
