@@ -1,0 +1,139 @@
+"""Attacks a real cluster, with a good client beside each attack.
+
+The cluster has a simulated device, so that an answer takes as long as on a GPU and costs this machine little. For each
+attack the table has the good client's p99 time to first token, the growth of the conductor's memory, and how the attacker
+was refused. The exit code is 1 if the good client failed or waited more than twice as long as undisturbed, if memory grew
+over the attack's bound, or if an attacker got what no attacker may get.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from harness import Server
+from hostile_attacks import ATTACKS
+
+HERE = pathlib.Path(__file__).parent
+# Shorter patience than the defaults, so that an attack need not last for minutes. Each limit is still longer than any
+# good client takes.
+PATIENCE = {
+    "TUTTI_CONNECTIONS__HEADER_TIMEOUT_MS": "2000",
+    "TUTTI_CONNECTIONS__WRITE_TIMEOUT_MS": "2000",
+    "TUTTI_CONNECTIONS__RECEIVE_TIMEOUT_MS": "2000",
+    "TUTTI_ROUTER__UPLOAD_TIMEOUT_S": "2",
+}
+# Costs of the device: the first token of the good client takes about 50 ms.
+DEVICE = {"TUTTI_SIM__PROFILE": "instant", "TUTTI_SIM__FIXED_US": "5000", "TUTTI_SIM__PREFILL_NS_PER_TOKEN": "40000"}
+# Times of a few milliseconds vary twofold on an idle machine.
+SLACK_MS = 20
+
+
+@dataclasses.dataclass
+class Result:
+    name: str
+    p99_ms: float
+    failures: list
+    grown_mib: float
+    refused: dict
+    problems: list
+
+
+def options(words=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=15, help="length of each attack (default: 15)")
+    parser.add_argument("--size", type=float, default=1, help="share of each attack's connections (default: 1)")
+    parser.add_argument("--only", nargs="*", choices=list(ATTACKS), help="attacks (default: all)")
+    parser.add_argument("--out", type=pathlib.Path, help="file for the figures as JSON")
+    return parser.parse_args(words)
+
+
+def child(script, *arguments, nice=0):
+    # Attackers have machines of their own: here they get what the cluster and its good client leave.
+    command = ["nice", "-n", str(nice), sys.executable, str(HERE / script), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def bystander(cluster, seconds):
+    return child("hostile_bystander.py", "--http", cluster.http_port, "--model", cluster.model, "--seconds", seconds)
+
+
+def p99(values):
+    """The 99th percentile, in milliseconds."""
+    return sorted(values)[max(0, -(-len(values) * 99 // 100) - 1)] * 1000
+
+
+def undisturbed(cluster, seconds):
+    said, _ = bystander(cluster, seconds).communicate()
+    said = json.loads(said)
+    assert not said["failures"], said["failures"][:3]
+    return p99(said["seconds"])
+
+
+def status(pid, field):
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"no {field} in the status of process {pid}")
+
+
+def attacked(cluster, name, chosen):
+    """One attack, and the good client beside it."""
+    attack = ATTACKS[name]
+    before = status(cluster.pid, "VmRSS:")
+    pathlib.Path(f"/proc/{cluster.pid}/clear_refs").write_text("5")  # the peak begins anew
+    addresses = ("--http", cluster.http_port, "--grpc", cluster.grpc_port, "--model", cluster.model)
+    attacker = child("hostile_attacks.py", name, *addresses, "--seconds", chosen.seconds, "--size", chosen.size, nice=19)
+    good = bystander(cluster, chosen.seconds)
+    said = json.loads(good.communicate()[0])
+    refused = json.loads(attacker.communicate()[0])
+    assert attacker.returncode == 0, f"the attacker {name} failed"
+    grown = status(cluster.pid, "VmHWM:") - before
+    problems = [f"outcome {what}: {count} times" for what, count in refused.items() if what not in attack.allowed]
+    if grown > attack.mib:
+        problems.append(f"{grown:.0f} MiB more memory, over {attack.mib}")
+    if said["failures"]:
+        problems.append(f"the good client failed {len(said['failures'])} times: {said['failures'][0]}")
+    cluster.wait_until_idle()
+    return Result(name, p99(said["seconds"]) if said["seconds"] else float("inf"), said["failures"], grown, refused, problems)
+
+
+def run(chosen, say=print):
+    """Runs the chosen attacks. Returns the undisturbed p99 in milliseconds, and the results."""
+    with tempfile.TemporaryDirectory() as logs:
+        cluster = Server("conductor", ("--workers", 1, "--device", "sim"), logs, PATIENCE | DEVICE)
+        try:
+            cluster.wait_until_ready()
+            quiet = undisturbed(cluster, max(chosen.seconds, 4))
+            say(f"undisturbed: p99 {quiet:.0f} ms")
+            results = []
+            for name in chosen.only or ATTACKS:
+                result = attacked(cluster, name, chosen)
+                if result.p99_ms > 2 * quiet + SLACK_MS:
+                    result.problems.append(f"p99 {result.p99_ms:.0f} ms, undisturbed {quiet:.0f}")
+                results.append(result)
+                said = ", ".join(f"{what}: {count}" for what, count in result.refused.items())
+                say(f"{name:28} p99 {result.p99_ms:4.0f} ms, memory {result.grown_mib:+5.0f} MiB, {said}{' BAD: ' if result.problems else ''}{'; '.join(result.problems)}")
+            cluster.stop()
+        except BaseException:
+            cluster.destroy()
+            raise
+    return quiet, results
+
+
+def main():
+    chosen = options()
+    quiet, results = run(chosen)
+    if chosen.out:
+        figures = {"command": ["tests/hostile", *sys.argv[1:]], "cpus": os.cpu_count(), "undisturbed_p99_ms": quiet}
+        figures["attacks"] = [dataclasses.asdict(result) for result in results]
+        chosen.out.write_text(json.dumps(figures, indent=1) + "\n")
+    sys.exit(any(result.problems for result in results))
+
+
+if __name__ == "__main__":
+    main()
