@@ -1,8 +1,8 @@
 //! The readers of answers: a reader that takes nothing loses its request, and the bytes of large answers that wait for
 //! their readers are bounded.
 //!
-//! A server asks a stream for its next item only when its connection has room for it. A stream that has given an item,
-//! and is not asked again, waits for its reader. The time of such waiting is measured by a sweep over all streams, at
+//! A server asks a stream for its next item only when its connection has room for it. A stream that has given an item, or
+//! has woken its server because there is one, and is not asked again, waits for its reader. The time of such waiting is measured by a sweep over all streams, at
 //! fixed intervals, so an item costs two counters and no clock.
 
 use std::{
@@ -11,12 +11,12 @@ use std::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
 
 use axum::body::Bytes;
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, StreamExt, task::AtomicWaker};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::{
@@ -88,10 +88,12 @@ impl Readers {
     where
         S: Stream + Send + Unpin + 'static,
     {
+        let woken = Arc::new(Woken::default());
         let slot = Arc::new(Slot {
             stream: Mutex::new(Some(stream)),
             asked: AtomicU64::new(0),
-            waits: AtomicBool::new(false),
+            waker: woken.clone().into(),
+            woken,
             taken: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             swept: Mutex::default(),
@@ -163,13 +165,33 @@ struct Slot<S> {
     stream: Mutex<Option<S>>,
     /// Number of times that the server has asked for an item.
     asked: AtomicU64,
-    /// True if the server has got an item and has not asked for the next one.
-    waits: AtomicBool,
+    woken: Arc<Woken>,
+    /// Waker of `woken`, made once for all polls.
+    waker: Waker,
     /// Bytes that the server has got.
     taken: AtomicU64,
     /// True once the reader is lost and its stream has not said so.
     lost: AtomicBool,
     swept: Mutex<Swept>,
+}
+
+/// Passes a stream's wakes on to its server, and notes them.
+#[derive(Default)]
+struct Woken {
+    /// True if the server has got an item, or was woken for one, and has not asked since.
+    waits: AtomicBool,
+    server: AtomicWaker,
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.waits.store(true, Relaxed);
+        self.server.wake();
+    }
 }
 
 /// State of the sweep.
@@ -187,16 +209,17 @@ impl<S: Stream + Unpin> Stream for WatchedStream<S> {
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<S::Item>> {
         let slot = &*self.slot;
         slot.asked.fetch_add(1, Relaxed);
-        slot.waits.store(false, Relaxed);
+        slot.woken.waits.store(false, Relaxed);
+        slot.woken.server.register(context.waker());
         let mut held = slot.stream.lock();
         let Some(stream) = held.as_mut() else {
             return Poll::Ready(slot.lost.swap(false, Relaxed).then(self.ending));
         };
-        let item = std::task::ready!(stream.poll_next_unpin(context));
+        let item = std::task::ready!(stream.poll_next_unpin(&mut Context::from_waker(&slot.waker)));
         match &item {
             Some(item) => {
                 slot.taken.fetch_add((self.bytes)(item) as u64, Relaxed);
-                slot.waits.store(true, Relaxed);
+                slot.woken.waits.store(true, Relaxed);
             }
             None => *held = None,
         }
@@ -215,7 +238,7 @@ impl<S: Send> Sweep for Slot<S> {
     fn sweep(&self, interval: Duration, limits: &Shared) -> bool {
         let mut swept = self.swept.lock();
         let asked = self.asked.load(Relaxed);
-        if std::mem::replace(&mut swept.asked, asked) != asked || !self.waits.load(Relaxed) {
+        if std::mem::replace(&mut swept.asked, asked) != asked || !self.woken.waits.load(Relaxed) {
             return false;
         }
         swept.waited += interval;

@@ -70,6 +70,25 @@ async fn a_stream_without_items_does_not_wait_for_its_reader() {
 }
 
 #[tokio::test]
+async fn a_stream_that_wakes_its_server_in_vain_waits_for_its_reader() {
+    let (readers, alive) = (readers(20, 1), Arc::default());
+    let counted: Arc<AtomicUsize> = alive;
+    let (items, mut received) = tokio::sync::mpsc::channel::<()>(1);
+    counted.fetch_add(1, Relaxed);
+    let guard = Alive(counted.clone());
+    let stream = stream::poll_fn(move |context| {
+        let _ = &guard;
+        received.poll_recv(context).map(|item| item.map(Ok))
+    });
+    let mut watched = readers.watch(stream, |_| 0, || Err("lost"));
+    assert!(poll!(watched.next()).is_pending());
+    // The item wakes the server, whose connection has no room: it does not ask.
+    items.send(()).await.unwrap();
+    until_dropped(&counted).await;
+    assert_eq!(watched.next().await, Some(Err("lost")));
+}
+
+#[tokio::test]
 async fn a_slow_reader_has_the_time_that_its_bytes_earn() {
     let readers = readers(8, 1);
     let alive = Arc::default();

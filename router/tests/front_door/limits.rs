@@ -91,7 +91,7 @@ async fn a_caller_over_its_own_limit_gets_429_and_a_stream_counts_until_its_end(
 
 #[tokio::test]
 async fn tokens_are_charged_when_they_are_used() {
-    let (setup, _directory) = with_key("tokens-per-minute=4").await;
+    let (setup, _directory) = with_key("tokens-per-minute=3").await;
     assert_eq!(ask(&setup, Some("Bearer one")).await.status, StatusCode::OK);
     let refused = ask(&setup, Some("Bearer one")).await;
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
@@ -261,7 +261,7 @@ async fn an_answer_that_would_be_huge_is_refused_by_name_before_any_work() {
 async fn a_large_answer_is_whole_and_a_bound_holds_for_all_of_them() {
     let setup = ready_with(RouterSettings { reader_timeout_ms: 200, ..Default::default() }, true).await;
     setup.conductor.play(scored);
-    let body = json!({ "prompt": vec![1; 60], "max_tokens": 1, "prompt_logprobs": 20 });
+    let body = json!({ "prompt": vec![1; 60], "n": 2, "max_tokens": 1, "prompt_logprobs": 20 });
     let answer = setup.post(PATH, &body).await;
     assert!(answer.text.len() > 64 << 10, "{} bytes", answer.text.len());
     assert_eq!(answer.headers[header::CONTENT_LENGTH], answer.text.len().to_string());
@@ -269,7 +269,7 @@ async fn a_large_answer_is_whole_and_a_bound_holds_for_all_of_them() {
     let mut streamed = body.clone();
     streamed["stream"] = json!(true);
     let events = setup.post(PATH, &streamed).await.events();
-    assert_eq!(events.iter().map(|event| scores_of(&event["choices"][0])).sum::<usize>(), 60);
+    assert_eq!(events.iter().map(|event| scores_of(&event["choices"][0])).sum::<usize>(), 120);
 
     let narrow = RouterSettings { reader_timeout_ms: 200, max_unread_bytes: 64 << 10, ..Default::default() };
     let setup = ready_with(narrow, true).await;
