@@ -4,6 +4,7 @@
 //! [`gpus`] says what is missing. Activations are f32; weights, keys and values have the checkpoint's type. Products run in
 //! cuBLASLt, all else in the kernels of `cuda/sources`. See `docs/cuda.md`.
 
+mod attention_work;
 mod compile;
 mod context;
 mod device;

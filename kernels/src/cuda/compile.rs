@@ -48,6 +48,15 @@ pub const SOURCES: &[Source] = &[
         &["rope_angles", "rotate_and_store_f32", "rotate_and_store_bf16", "rotate_and_store_f16"]
     ),
     source!("attention.cu", ["prelude.cuh"], &["attention_f32", "attention_bf16", "attention_f16"]),
+    source!(
+        "attention_tiles.cu",
+        ["prelude.cuh", "mma.cuh"],
+        &[
+            "narrow_bf16_32", "narrow_bf16_64", "narrow_bf16_128", "narrow_f16_32", "narrow_f16_64",
+            "narrow_f16_128", "wide_bf16_32", "wide_bf16_64", "wide_bf16_128", "wide_f16_32", "wide_f16_64",
+            "wide_f16_128", "merge_splits_32", "merge_splits_64", "merge_splits_128",
+        ]
+    ),
     source!("recurrence.cu", ["prelude.cuh"], &["decayed_sum"]),
     source!("argmax.cu", ["prelude.cuh", "logits.cuh"], &["argmax", "partial_argmax", "best_candidates"]),
     source!("sample.cu", ["prelude.cuh", "logits.cuh"], &["sample", "score_tokens"]),
