@@ -18,8 +18,8 @@ mod staging;
 mod step;
 mod tensor;
 
-pub use compile::{KernelCache, SOURCES, Source, compile};
+pub use compile::{KernelCache, SOURCES, Source, compile, compile_all, virtual_architecture};
 pub use device::{CudaDevice, Done};
-pub use library::{Missing, gpus};
+pub use library::{Missing, gpus, gpus_without_compiler};
 pub use planes::Planes;
 pub use tensor::{Matrix, Tensor, Vector};

@@ -105,7 +105,8 @@ fn load_model(
     };
     Ok(match device::choose(settings, rank)? {
         Chosen::Cuda { ordinal } => {
-            let device = CudaDevice::open(ordinal, &KernelCache::of_user()).map_err(LoadError::from)?;
+            let cache = KernelCache::of_user().with_compiled(settings.device.compiled_kernels.clone());
+            let device = CudaDevice::open(ordinal, &cache).map_err(LoadError::from)?;
             load(&options, device, &mut progress)?
         }
         Chosen::Cpu => {

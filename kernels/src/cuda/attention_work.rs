@@ -180,16 +180,16 @@ mod tests {
     }
 
     #[test]
-    fn partial_results_share_no_place_and_stay_within_their_room() {
+    fn partial_results_share_no_index_and_stay_within_their_room() {
         for parts in [0, 64, 1000, 1 << 20] {
             let rows: Vec<(u32, u32)> = (0..9).map(|i| (1 + i * 11 % 40, 300 * i)).collect();
             let work = work(WorkShape { group: 3, kv_heads: 4, parts }, &rows);
-            let mut places: Vec<u32> = items(&work)
+            let mut indexes: Vec<u32> = items(&work)
                 .filter(|item| item.split != ALL_SPLITS)
                 .flat_map(|item| item.part..item.part + item.queries)
                 .collect();
-            places.sort_unstable();
-            assert!(places.iter().copied().eq(0..work.parts as u32), "{parts}");
+            indexes.sort_unstable();
+            assert!(indexes.iter().copied().eq(0..work.parts as u32), "{parts}");
             assert!(work.parts <= parts && (work.parts > 0) == (parts >= 1000), "{} of {parts}", work.parts);
             assert_eq!(work.words(), {
                 let mut words = Vec::new();

@@ -81,17 +81,18 @@ fn chunks_and_neighbours_change_no_bit_of_tiles() {
 #[test]
 fn splits_in_parallel_and_in_turn_give_the_same_bits() {
     let Some(mut gpu) = cuda("splits") else { return };
-    for (kv_heads, lengths, chunks) in [
-        // Wide tiles: 4 * 6 splits times 16 kv heads are more than fill a GPU.
-        (16, vec![320; 4], vec![320]),
-        // Narrow tiles.
-        (64, vec![260; 6], vec![255, 1]),
-    ] {
-        let many = Chunks { dtype: WeightType::F16, lengths, chunks, ..Chunks::new(kv_heads, kv_heads, 32) };
-        let alone = Chunks { lengths: many.lengths[..1].to_vec(), ..many.clone() };
-        let (many, alone) = (many.results(&mut gpu), alone.results(&mut gpu));
-        for of_many in &many {
-            assert_eq!(bits(of_many), bits(&alone[0]), "{kv_heads} kv heads");
+    // Both give more blocks than fill a GPU: wide tiles, then narrow ones.
+    for (kv_heads, lengths, chunks) in [(16, vec![320; 4], vec![320]), (64, vec![260; 6], vec![255, 1])] {
+        let mut many =
+            Chunks { dtype: WeightType::F16, lengths, chunks, ..Chunks::new(kv_heads, kv_heads, 32) };
+        // With a window, a walk begins inside of a split.
+        for window in [None, Some(40)] {
+            many.shape.window = window;
+            let alone = Chunks { lengths: many.lengths[..1].to_vec(), ..many.clone() };
+            let alone = alone.results(&mut gpu);
+            for of_many in many.results(&mut gpu) {
+                assert_eq!(bits(&of_many), bits(&alone[0]), "{kv_heads} kv heads, window {window:?}");
+            }
         }
     }
 }
