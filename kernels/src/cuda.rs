@@ -13,10 +13,12 @@ mod kernels;
 mod library;
 mod memory;
 mod planes;
+mod progress;
 mod results;
 mod staging;
 mod step;
 mod tensor;
+mod watchdog;
 
 pub use compile::{KernelCache, SOURCES, Source, compile, compile_all, virtual_architecture};
 pub use device::{CudaDevice, Done};

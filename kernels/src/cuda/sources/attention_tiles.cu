@@ -276,12 +276,14 @@ DEVICE void merge(const Args& args) {
 
 #define ATTENTION(NAME, TYPE, D, WARPS, BLOCKS)                \
   KERNEL(32 * WARPS, BLOCKS) NAME(PARAMETERS, const u16* kv) { \
+    BEGIN(NAME);                                               \
     __shared__ __align__(16) Shared<D> shared;                 \
     const Args args = ARGS;                                    \
     attend<TYPE, D, WARPS>(args, kv, shared);                  \
   }
 #define MERGE(NAME, D)             \
   KERNEL(128) NAME(PARAMETERS) {   \
+    BEGIN(NAME);                   \
     const Args args = ARGS;        \
     merge<D>(args);                \
   }
