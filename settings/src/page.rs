@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::{ConductorSettings, KernelsProcessSettings, Kind, RouterProcessSettings, Setting, Settings, WorkerProcessSettings};
+use crate::{
+    ConductorSettings, KernelsProcessSettings, Kind, RouterProcessSettings, Setting, Settings,
+    WorkerProcessSettings,
+};
 
 const INTRODUCTION: &str = "\
 # Configuration

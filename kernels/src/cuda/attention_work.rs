@@ -97,9 +97,7 @@ impl AttentionWork {
                 list.push(whole);
                 continue;
             }
-            list.extend(
-                (0..splits).map(|split| Item { split, part: whole.part + split * queries, ..whole }),
-            );
+            list.extend((0..splits).map(|split| Item { split, part: whole.part + split * queries, ..whole }));
             self.merges.push(whole);
             self.parts = parts;
         }
@@ -162,7 +160,9 @@ mod tests {
             assert!(work.wide.iter().all(|item| (NARROW + 1..=WIDE).contains(&item.queries)));
             for (row, &(tokens, start)) in (0..).zip(&rows) {
                 for query in 0..tokens * group as u32 {
-                    let of = |item: &&Item| item.row == row && (item.first..item.first + item.queries).contains(&query);
+                    let of = |item: &&Item| {
+                        item.row == row && (item.first..item.first + item.queries).contains(&query)
+                    };
                     let mut splits: Vec<u32> = items(&work).filter(of).map(|item| item.split).collect();
                     splits.sort_unstable();
                     let last = (start + query / group as u32) / 256;

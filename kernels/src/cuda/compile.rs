@@ -53,9 +53,21 @@ pub const SOURCES: &[Source] = &[
         "attention_tiles.cu",
         ["prelude.cuh", "mma.cuh"],
         &[
-            "narrow_bf16_32", "narrow_bf16_64", "narrow_bf16_128", "narrow_f16_32", "narrow_f16_64",
-            "narrow_f16_128", "wide_bf16_32", "wide_bf16_64", "wide_bf16_128", "wide_f16_32", "wide_f16_64",
-            "wide_f16_128", "merge_splits_32", "merge_splits_64", "merge_splits_128",
+            "narrow_bf16_32",
+            "narrow_bf16_64",
+            "narrow_bf16_128",
+            "narrow_f16_32",
+            "narrow_f16_64",
+            "narrow_f16_128",
+            "wide_bf16_32",
+            "wide_bf16_64",
+            "wide_bf16_128",
+            "wide_f16_32",
+            "wide_f16_64",
+            "wide_f16_128",
+            "merge_splits_32",
+            "merge_splits_64",
+            "merge_splits_128",
         ]
     ),
     source!("recurrence.cu", ["prelude.cuh"], &["decayed_sum"]),
@@ -152,7 +164,9 @@ impl KernelCache {
         }
         let (ptx, _) = compile(source, architecture).map_err(|why| {
             DeviceError::Unsupported(match &self.compiled {
-                Some(dir) => format!("{why}, and {} has no {} for {architecture}", dir.display(), source.name),
+                Some(dir) => {
+                    format!("{why}, and {} has no {} for {architecture}", dir.display(), source.name)
+                }
                 None => why,
             })
         })?;
@@ -269,7 +283,10 @@ mod tests {
             assert_eq!(cache.ptx(source, "compute_0", 2).unwrap(), what);
         }
         let error = cache.ptx(&SOURCES[1], "compute_0", 1).unwrap_err().to_string();
-        assert!(error.contains(&*ahead.path().to_string_lossy()) && error.contains(SOURCES[1].name), "{error}");
+        assert!(
+            error.contains(&*ahead.path().to_string_lossy()) && error.contains(SOURCES[1].name),
+            "{error}"
+        );
     }
 
     #[test]

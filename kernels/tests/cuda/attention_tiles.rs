@@ -103,14 +103,8 @@ fn padding_rows_of_tiles_are_zeros() {
     let Some(mut gpu) = cuda("padding of tiles") else { return };
     let (heads, head_dim) = (4, 64);
     let shape = AttentionShape { heads, kv_heads: 1, head_dim, scale: 0.1, window: None };
-    let kv = KvShape {
-        layers: 1,
-        kv_heads: 1,
-        head_dim,
-        page_tokens: 16,
-        pages: 20,
-        dtype: WeightType::Bf16,
-    };
+    let kv =
+        KvShape { layers: 1, kv_heads: 1, head_dim, page_tokens: 16, pages: 20, dtype: WeightType::Bf16 };
     let mut planes = gpu.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
     gpu.write_pages(&mut planes, &[PageId(0)], &vec![0xff; kv.page_bytes()]).unwrap();
     // A decode, a padding decode, one chunk of each kind, and a padding row with a split behind it.

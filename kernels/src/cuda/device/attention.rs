@@ -112,7 +112,11 @@ impl PagedAttention for CudaDevice {
         // Distances between positions have 32 bits with a sign in the kernels.
         let window = window.unwrap_or(usize::MAX).min(i32::MAX as usize) as u32;
         if let Some(tiles) = Tiles::of(pool.dtype, head_dim) {
-            return self.attention_on_tensor_cores(&tiles, &Heads { qkv: qkv.at(), shape, window, kv, pool }, out);
+            return self.attention_on_tensor_cores(
+                &tiles,
+                &Heads { qkv: qkv.at(), shape, window, kv, pool },
+                out,
+            );
         }
         let name = match pool.dtype {
             WeightType::F32 => "attention_f32",
@@ -194,7 +198,12 @@ impl CudaDevice {
         let part_bytes = (2 + head_dim) * size_of::<f32>();
         let shape =
             WorkShape { group: heads / kv_heads, kv_heads, parts: PART_BYTES / (part_bytes * kv_heads) };
-        let scratch = grown(&mut self.scratch.parts, &self.gpu, PART_BYTES + ALIGNMENT, "partial results of attention")?;
+        let scratch = grown(
+            &mut self.scratch.parts,
+            &self.gpu,
+            PART_BYTES + ALIGNMENT,
+            "partial results of attention",
+        )?;
         let at = self.step.at;
         let work = self.step.attention_work(shape, &mut self.inputs)?;
         let part_sums = scratch.at();
