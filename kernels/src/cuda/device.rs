@@ -44,11 +44,13 @@ struct Scratch {
     adjusted: Option<DeviceBuffer>,
     weights: Option<DeviceBuffer>,
     counts: Option<DeviceBuffer>,
+    /// Partial results of attention.
+    parts: Option<DeviceBuffer>,
 }
 
 impl Scratch {
     fn bytes(&self) -> u64 {
-        let all = [&self.input, &self.gate_up, &self.adjusted, &self.weights, &self.counts];
+        let all = [&self.input, &self.gate_up, &self.adjusted, &self.weights, &self.counts, &self.parts];
         all.into_iter().flatten().map(|buffer| buffer.bytes() as u64).sum()
     }
 }

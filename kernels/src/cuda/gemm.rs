@@ -42,7 +42,7 @@ pub(super) struct Product<'a> {
 /// The shape and type of a weight matrix: outputs, inputs.
 type Key = (usize, usize, WeightType);
 
-/// What all products with matrices of one shape share.
+/// Descriptions and algorithm that all products with matrices of one shape share.
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,
     weight: Layout,

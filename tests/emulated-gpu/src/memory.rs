@@ -45,7 +45,7 @@ pub struct BadAddress {
     pub bytes: u64,
     /// True if the address belongs to an allocation that was freed.
     pub freed: bool,
-    /// What is wrong with the access, in words.
+    /// The access's error in words.
     pub what: String,
 }
 
