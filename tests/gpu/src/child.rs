@@ -30,13 +30,16 @@ impl Ended {
     }
 }
 
-/// The program `name` of the bundle. Compiled kernels are kept in the bundle.
+/// The program `name` of the bundle, without the caller's settings of Tutti. Compiled kernels are kept in the bundle.
 pub fn command(bundle: &Bundle, name: &str) -> Command {
     let mut command = Command::new(bundle.path(name));
     command
         .env("LD_LIBRARY_PATH", &bundle.libraries)
         .env("XDG_CACHE_HOME", bundle.path("cache"))
         .stdin(Stdio::null());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TUTTI_")) {
+        command.env_remove(name);
+    }
     command
 }
 

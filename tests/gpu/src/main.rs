@@ -47,7 +47,7 @@ struct Args {
     only: Vec<String>,
 }
 
-/// What all parts need.
+/// Settings of a run.
 struct Bundle {
     /// Folder of the bundle.
     folder: PathBuf,
@@ -75,18 +75,18 @@ fn main() -> ExitCode {
     println!("libraries of CUDA are looked for in {libraries:?}, and where the loader looks else");
     let bundle = Bundle { folder, libraries, deadline, short: args.short, workers: args.workers };
     let mut report = Report::new(args.json);
-    type Part = fn(&Bundle, &mut Report);
-    let parts: [(&str, Part); 4] = [
+    type Run = fn(&Bundle, &mut Report);
+    let phases: [(&str, Run); 4] = [
         ("kernels", suites::kernels),
         ("goldens", suites::goldens),
         ("serving", serving::run),
         ("benches", figures::run),
     ];
-    for (name, part) in parts {
+    for (name, run) in phases {
         if args.only.is_empty() || args.only.iter().any(|only| only == name) {
             let began = Instant::now();
             println!("== {name}");
-            part(&bundle, &mut report);
+            run(&bundle, &mut report);
             println!("== {name}: {:.0} s", began.elapsed().as_secs_f64());
             report.write(began.elapsed());
         }

@@ -49,7 +49,9 @@ fn serve(bundle: &Bundle, report: &mut Report) -> io::Result<()> {
         .arg(bundle.path("tutti-tiny"));
     let mut child = start(conductor, &bundle.path("conductor.log"))?;
     let asked = ready(&mut child, address, bundle.deadline).map(|()| ask_all(address, &questions, report));
-    interrupt(&child)?;
+    if child.try_wait()?.is_none() {
+        interrupt(&child)?;
+    }
     match (asked, wait(&mut child, Instant::now() + END)?) {
         (Err(error), _) => Err(error),
         (Ok(()), Some(true)) => Ok(()),

@@ -16,10 +16,10 @@ pub fn kernels(bundle: &Bundle, report: &mut Report) {
 
 /// The golden models against Hugging Face transformers.
 pub fn goldens(bundle: &Bundle, report: &mut Report) {
-    let f32_tests: &[&str] = if bundle.short { &["qwen3", "--exact"] } else { &[] };
-    for (part, models, filter) in
-        [("goldens in f32", "goldens/seed0", f32_tests), ("goldens in bf16", "goldens/bf16", &["qwen3", "--exact"])]
-    {
+    const ONE: &[&str] = &["qwen3", "--exact"];
+    let all = [("goldens in f32", "goldens/seed0", &[][..]), ("goldens in bf16", "goldens/bf16", ONE)];
+    let short = [("goldens in f32", "goldens/seed0", ONE)];
+    for &(part, models, filter) in if bundle.short { &short[..] } else { &all } {
         let mut tests = command(bundle, "golden-tests");
         tests.args(["--test-threads=1", "--nocapture"]).args(filter);
         tests.env("GOLDEN_MODELS", bundle.path(models)).env("GOLDEN_DEVICE", "cuda");
