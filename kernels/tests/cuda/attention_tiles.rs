@@ -57,12 +57,8 @@ fn tiles_of_ragged_batches_are_those_of_the_cpu() {
 fn chunks_and_neighbours_change_no_bit_of_tiles() {
     let Some(mut gpu) = cuda("chunks in tiles") else { return };
     let case = |head_dim, window, lengths| {
-        let mut case = Chunks {
-            dtype: WeightType::Bf16,
-            lengths,
-            chunks: vec![600],
-            ..Chunks::new(4, 2, head_dim)
-        };
+        let mut case =
+            Chunks { dtype: WeightType::Bf16, lengths, chunks: vec![600], ..Chunks::new(4, 2, head_dim) };
         case.shape.window = window;
         case
     };
