@@ -17,7 +17,11 @@ const SHORT_STEPS: &str = "prefill-512,decode-1,decode-8";
 fn run_shape(bundle: &Bundle, report: &mut Report, shape: &str) {
     let json = bundle.path(&format!("{shape}.json"));
     let mut bench = child::command(bundle, "forward");
-    bench.args(["--device", "cuda", "--model"]).arg(bundle.path("shapes").join(shape)).arg("--json").arg(&json);
+    bench
+        .args(["--device", "cuda", "--model"])
+        .arg(bundle.path("shapes").join(shape))
+        .arg("--json")
+        .arg(&json);
     if bundle.short {
         bench.args(["--only", SHORT_STEPS, "--rounds", "1", "--times", "2"]);
     }

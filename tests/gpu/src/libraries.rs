@@ -29,7 +29,9 @@ fn python_folders() -> impl Iterator<Item = PathBuf> {
     roots
         .flat_map(|root| below(&root.join("lib")))
         .filter(|folder| folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3")))
-        .flat_map(|python| ["site-packages", "dist-packages"].map(|packages| python.join(packages).join("nvidia")))
+        .flat_map(|python| {
+            ["site-packages", "dist-packages"].map(|packages| python.join(packages).join("nvidia"))
+        })
         .flat_map(|packages| below(&packages))
         .map(|package| package.join("lib"))
 }
