@@ -9,5 +9,6 @@ mod attention;
 mod compile;
 mod dense;
 mod flight;
+mod group;
 mod sampling;
 mod support;
