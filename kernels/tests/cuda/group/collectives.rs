@@ -2,7 +2,7 @@
 
 use tutti_kernels::{Collectives, Device, DeviceError};
 
-use super::{PATIENCE, RankCase, both, has_gpus, on_gpus};
+use super::{PATIENCE, Rank, RankCase, ranks};
 use crate::support::{Families, Random, tensor, values};
 
 /// Rows and widths around the blocks of 256 threads.
@@ -67,44 +67,39 @@ impl RankCase for All {
     }
 }
 
-fn compare(size: usize) {
-    let [gpus, cpus] = both(size, &All);
-    for (rank, (gpu, cpu)) in gpus.iter().zip(&cpus).enumerate() {
-        assert_eq!((gpu.sums.len(), gpu.exact.len()), (cpu.sums.len(), cpu.exact.len()), "rank {rank}");
-        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(&gpu.sums), bits(&gpus[0].sums), "all ranks have the same sums");
-        for (got, want) in gpu.sums.iter().zip(&cpu.sums) {
-            assert!((got - want).abs() <= 2e-6 * want.abs().max(1.0), "rank {rank}: {got} for {want}");
-        }
-        for (index, (got, want)) in gpu.exact.iter().zip(&cpu.exact).enumerate() {
-            // 0 and -0 are equal, and so are any two NaN.
-            let same = got == want || (got.is_nan() && want.is_nan());
-            assert!(same, "rank {rank}, element {index}: {got} for {want}");
-        }
+fn compare(rank: &Rank) {
+    let [gpu, cpu] = rank.both(&All);
+    assert_eq!((gpu.sums.len(), gpu.exact.len()), (cpu.sums.len(), cpu.exact.len()));
+    for (got, want) in gpu.sums.iter().zip(&cpu.sums) {
+        assert!((got - want).abs() <= 2e-6 * want.abs().max(1.0), "{got} for {want}");
     }
-    assert!(gpus[0].exact.iter().any(|x| x.is_nan()), "a NaN of any rank is the largest");
+    for (index, (got, want)) in gpu.exact.iter().zip(&cpu.exact).enumerate() {
+        // 0 and -0 are equal, and so are any two NaN.
+        let same = got == want || (got.is_nan() && want.is_nan());
+        assert!(same, "element {index}: {got} for {want}");
+    }
+    assert!(gpu.exact.iter().any(|x| x.is_nan()), "a NaN of any rank is the largest");
+    let bytes: Vec<u8> = gpu.sums.iter().flat_map(|x| x.to_ne_bytes()).collect();
+    if rank.group_rank.is_leader() {
+        rank.publish("sums", &bytes);
+    }
+    assert!(rank.await_file("sums") == bytes, "all ranks have the same sums, to the last bit");
 }
 
 #[test]
 fn collectives_of_two_gpus_give_the_numbers_of_two_cpus() {
-    if has_gpus("collectives of two GPUs", 2) {
-        compare(2);
-    }
+    ranks("group::collectives::collectives_of_two_gpus_give_the_numbers_of_two_cpus", 2, compare);
 }
 
 #[test]
 fn collectives_of_four_gpus_give_the_numbers_of_four_cpus() {
-    if has_gpus("collectives of four GPUs", 4) {
-        compare(4);
-    }
+    ranks("group::collectives::collectives_of_four_gpus_give_the_numbers_of_four_cpus", 4, compare);
 }
 
 #[test]
 fn what_a_rank_refuses_it_does_not_join() {
-    if !has_gpus("refused collectives", 2) {
-        return;
-    }
-    on_gpus(2, PATIENCE, |mut gpu| {
+    ranks("group::collectives::what_a_rank_refuses_it_does_not_join", 2, |rank| {
+        let mut gpu = rank.join(PATIENCE);
         let leads = gpu.group_rank().is_leader();
         let mut x = tensor(&mut gpu, 4, &[1.0; 12]);
         let mut narrow = tensor(&mut gpu, 3, &[1.0; 9]);
@@ -113,8 +108,9 @@ fn what_a_rank_refuses_it_does_not_join() {
         misuse(gpu.all_reduce_add(&mut x, &mut narrow));
         misuse(gpu.gather_rows(&x, &[3], leads.then_some(&mut wide)));
         // The columns come to rank 0 alone, which passes a tensor for them.
-        misuse(gpu.gather_columns(&x, (!leads).then_some(&mut wide)));
+        gpu.gather_columns(&x, (!leads).then_some(&mut wide)).unwrap_err();
         gpu.all_reduce(&mut x).unwrap();
         assert_eq!(values(&mut gpu, &x), [2.0; 12], "the group goes on");
+        rank.meet("end");
     });
 }

@@ -4,8 +4,8 @@ use tutti_kernels::{
     DeviceError, GatheredRows, Nomination, SampleRow, Sampled, SamplingParams, StepResults, TokenScore,
 };
 
-use super::{RankCase, both, has_gpus};
-use crate::support::{Families, Random, cpu, results, tensor, values};
+use super::{Rank, RankCase, ranks};
+use crate::support::{Families, Random, results, tensor, values};
 
 static GREEDY: SamplingParams = SamplingParams::GREEDY;
 /// Rows of logits.
@@ -162,18 +162,18 @@ fn sampled(results: StepResults) -> Vec<Sampled> {
     results.sampled.into_iter().map(Result::unwrap).collect()
 }
 
-fn compare(size: usize, width: usize, position: u64) {
-    let case = Sampling::new(width, position);
-    let [gpus, cpus] = both(size, &case);
-    for (rank, (gpu, cpu)) in gpus.iter().zip(&cpus).enumerate() {
-        assert_eq!(gpu.1.len(), cpu.1.len());
-        for (index, (got, want)) in gpu.1.iter().zip(&cpu.1).enumerate() {
-            assert_eq!(got, want, "rank {rank} of {size}, {width} logits: element {index} of what it nominates");
-        }
+fn compare(rank: &Rank, width: usize, position: u64) {
+    let (case, size) = (Sampling::new(width, position), rank.group_rank.world_size);
+    let [(gpu, theirs), (cpu, wanted)] = rank.both(&case);
+    assert_eq!(theirs.len(), wanted.len());
+    for (index, (got, want)) in theirs.iter().zip(&wanted).enumerate() {
+        assert_eq!(got, want, "{width} logits: element {index} of what the rank nominates");
     }
-    let alone = sampled(case.alone(&mut cpu()));
-    let (mut gpus, mut cpus) = (gpus.into_iter(), cpus.into_iter());
-    let [gpu, cpu] = [&mut gpus, &mut cpus].map(|ranks| sampled(ranks.next().unwrap().0));
+    if !rank.group_rank.is_leader() {
+        return assert!(gpu.is_empty() && cpu.is_empty(), "only the leader samples");
+    }
+    let alone = sampled(case.alone(&mut crate::support::cpu()));
+    let (gpu, cpu) = (sampled(gpu), sampled(cpu));
     assert_eq!((gpu.len(), cpu.len()), (alone.len(), alone.len()));
     for (_, requests) in case.batches() {
         for (index, &request) in requests.iter().enumerate() {
@@ -183,27 +183,24 @@ fn compare(size: usize, width: usize, position: u64) {
             assert_scores(&gpu[reversed].score, &whole.score);
         }
     }
-    assert!(gpus.chain(cpus).all(|(results, _)| results.is_empty()), "only the leader samples");
 }
 
 #[test]
 fn tokens_of_two_gpus_are_those_of_the_cpu() {
-    if !has_gpus("sampling of two GPUs", 2) {
-        return;
-    }
-    for (width, position) in [(8, 0), (512, 1), (2046, 1 << 40)] {
-        compare(2, width, position);
-    }
+    let test = "group::nominations::tokens_of_two_gpus_are_those_of_the_cpu";
+    ranks(test, 2, |rank| compare(rank, 2046, 1 << 40));
+}
+
+#[test]
+fn tokens_of_two_gpus_are_those_of_the_cpu_with_few_tokens() {
+    let test = "group::nominations::tokens_of_two_gpus_are_those_of_the_cpu_with_few_tokens";
+    ranks(test, 2, |rank| compare(rank, 8, 0));
 }
 
 #[test]
 fn tokens_of_four_gpus_are_those_of_the_cpu() {
-    if !has_gpus("sampling of four GPUs", 4) {
-        return;
-    }
-    for (width, position) in [(12, 3), (1028, 4)] {
-        compare(4, width, position);
-    }
+    let test = "group::nominations::tokens_of_four_gpus_are_those_of_the_cpu";
+    ranks(test, 4, |rank| compare(rank, 1028, 3));
 }
 
 /// Two rows, of which the leader samples one by nomination: one has bad logits, or nothing to sample.
@@ -220,7 +217,7 @@ impl RankCase for Garbage {
         let (leads, first) = (group_rank.is_leader(), group_rank.rank * 10);
         let mut logits = vec![0.25; 20];
         // The bad logit is on rank 1, and rank 0 has to know of it.
-        logits[13] = if leads { 0.25 } else { self.logit };
+        logits[13] = if leads || self.forbids_all { 0.25 } else { self.logit };
         let all: Vec<u32> = (0..20).collect();
         let forbidden = if self.forbids_all { &all[..] } else { &[] };
         let row = SampleRow { params: &GREEDY, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None };
@@ -244,18 +241,36 @@ impl RankCase for Garbage {
 }
 
 #[test]
-fn bad_logits_of_any_rank_lose_the_leader_and_a_row_without_a_token_fails_alone() {
-    if !has_gpus("garbage of two GPUs", 2) {
-        return;
-    }
-    for logit in [f32::NAN, f32::INFINITY] {
-        for ranks in both(2, &Garbage { logit, forbids_all: false }) {
-            assert!(matches!(ranks[0], Err(DeviceError::Lost(_))), "{logit}: {:?}", ranks[0]);
+fn a_nan_of_another_rank_loses_the_leader() {
+    ranks("group::nominations::a_nan_of_another_rank_loses_the_leader", 2, |rank| {
+        let [gpu, cpu] = rank.both(&Garbage { logit: f32::NAN, forbids_all: false });
+        if rank.group_rank.is_leader() {
+            assert!(matches!((&gpu, &cpu), (Err(DeviceError::Lost(_)), Err(DeviceError::Lost(_)))), "{gpu:?} {cpu:?}");
         }
-    }
-    for mut ranks in both(2, &Garbage { logit: 4.0, forbids_all: true }) {
-        let sampled = ranks.remove(0).unwrap().sampled;
-        assert_eq!(sampled[0].as_ref().unwrap().token, 0, "the lowest of equals");
-        assert!(matches!(sampled[1], Err(DeviceError::Misuse(_))), "{sampled:?}");
-    }
+    });
+}
+
+#[test]
+fn an_infinite_logit_of_another_rank_loses_the_leader() {
+    ranks("group::nominations::an_infinite_logit_of_another_rank_loses_the_leader", 2, |rank| {
+        let [gpu, cpu] = rank.both(&Garbage { logit: f32::INFINITY, forbids_all: false });
+        if rank.group_rank.is_leader() {
+            assert!(matches!((&gpu, &cpu), (Err(DeviceError::Lost(_)), Err(DeviceError::Lost(_)))), "{gpu:?} {cpu:?}");
+        }
+    });
+}
+
+#[test]
+fn a_row_without_a_token_fails_alone() {
+    ranks("group::nominations::a_row_without_a_token_fails_alone", 2, |rank| {
+        for results in rank.both(&Garbage { logit: 4.0, forbids_all: true }) {
+            let sampled = results.unwrap().sampled;
+            if !rank.group_rank.is_leader() {
+                assert!(sampled.is_empty());
+                continue;
+            }
+            assert_eq!(sampled[0].as_ref().unwrap().token, 0, "the lowest of equals");
+            assert!(matches!(sampled[1], Err(DeviceError::Misuse(_))), "{sampled:?}");
+        }
+    });
 }
