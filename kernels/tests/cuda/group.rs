@@ -7,7 +7,7 @@ mod nominations;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tutti_kernels::collective::{GroupRank, SharedMemory};
 use tutti_kernels::cpu::{CpuDevice, Isa};
@@ -58,12 +58,12 @@ impl Rank {
     }
 
     fn await_file(&self, name: &str) -> Vec<u8> {
-        loop {
-            match std::fs::read(self.folder.join(name)) {
-                Ok(bytes) => return bytes,
-                Err(_) => std::thread::yield_now(),
-            }
+        let (file, began) = (self.folder.join(name), Instant::now());
+        while !file.exists() {
+            assert!(began.elapsed() < 2 * PATIENCE, "no rank publishes {name}");
+            std::thread::sleep(Duration::from_millis(1));
         }
+        std::fs::read(file).unwrap()
     }
 
     /// Returns once all ranks have come to the barrier of this name.
