@@ -32,7 +32,7 @@ use tutti_runtime::{
     announce::{Announcement, Prompt},
     checkpoint::{self, Checkpoint, HubOptions, ModelSource, Wanted},
     config::{Loaded, print as print_settings},
-    exit, grpc_health,
+    descriptors, exit, grpc_health,
     health::{Health, State},
     listen,
     metrics::Metrics,
@@ -42,7 +42,7 @@ use tutti_runtime::{
     shutdown::Shutdown,
     telemetry,
 };
-use tutti_settings::{ConductorSettings, DeviceChoice, LoadFormat, RouterSettings};
+use tutti_settings::{ConductorSettings, ConnectionSettings, DeviceChoice, LoadFormat, RouterSettings};
 use tutti_worker::{isa, lifeline::Lifeline};
 
 const NAME: &str = "conductor";
@@ -76,6 +76,7 @@ fn main() -> ExitCode {
 
 async fn run(settings: ConductorSettings) -> Result<(), Error> {
     let _telemetry = telemetry::install(&settings.telemetry, NAME)?;
+    descriptors::raise_limit();
     let shutdown = Shutdown::on_signals()?;
     let layout = config::layout(&settings)?;
     // Spawned workers run on this machine, so an instruction path that it lacks is refused at once. A worker that joins
@@ -121,7 +122,7 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     tracing::info!(http = %settings.addresses.http, grpc = %settings.addresses.grpc, "listening");
     tokio::spawn(announcement(&settings, &http, &grpc).when_ready(front.health.clone()));
     let closing = Shutdown::default();
-    let mut servers = front.serve(http, grpc, &closing);
+    let mut servers = front.serve(http, grpc, &settings.connections, &closing);
 
     tokio::select! {
         () = shutdown.begun() => {}
@@ -285,10 +286,18 @@ impl Front {
     }
 
     /// Serves on both ports, with one task per port. The tasks end after `closing` begins.
-    fn serve(&self, http: TcpListener, grpc: TcpListener, closing: &Shutdown) -> JoinSet<Result<(), Error>> {
+    fn serve(
+        &self,
+        http: TcpListener,
+        grpc: TcpListener,
+        connections: &ConnectionSettings,
+        closing: &Shutdown,
+    ) -> JoinSet<Result<(), Error>> {
         let mut servers = JoinSet::new();
-        servers.spawn(serve::http(http, self.routes.clone(), closing.clone()));
-        servers.spawn(serve::grpc(grpc, self.services.clone(), closing.clone()));
+        servers.spawn(serve::http(http, self.routes.clone(), connections.clone(), closing.clone()));
+        let services = self.services.clone();
+        let windows = serve::Windows::default();
+        servers.spawn(serve::grpc(grpc, services, windows, connections.clone(), closing.clone()));
         servers
     }
 

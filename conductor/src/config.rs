@@ -155,6 +155,7 @@ fn common_settings(
         tensor_parallel: settings.tensor_parallel.clone(),
         engine: settings.engine.clone(),
         memory_share: memory_share(workers),
+        hang_timeout: settings.faults.hang_timeout,
         trace,
         sim: settings.sim.clone(),
     })

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::net::{TcpListener, UnixListener};
-use tutti_runtime::{Error, listen};
+use tutti_runtime::{Error, listen, serve};
 use tutti_settings::WorkerAddress;
 
 use crate::private_directory::PrivateDirectory;
@@ -63,6 +63,14 @@ impl WorkerListener {
                     .map_err(|e| Error::internal(format!("the workers' listener has no address: {e}")))?;
                 Ok(format!("http://{}", listen::reachable(address)))
             }
+        }
+    }
+
+    /// The socket, and the directory that must outlive it.
+    pub fn into_parts(self) -> (serve::Listener, Option<PrivateDirectory>) {
+        match self {
+            Self::Unix { listener, directory, .. } => (listener.into(), directory),
+            Self::Tcp(listener) => (listener.into(), None),
         }
     }
 

@@ -8,14 +8,8 @@ use std::{
 };
 
 use tokio::time::timeout;
-use tokio_stream::{
-    Stream, StreamExt,
-    wrappers::{ReceiverStream, UnixListenerStream},
-};
-use tonic::{
-    Request, Response, Status, Streaming,
-    transport::{Server, server::TcpIncoming},
-};
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status, Streaming, service::Routes};
 use tutti_proto::{
     MAX_MESSAGE_BYTES, Rank, WorkerId,
     cluster::v1::{
@@ -25,7 +19,13 @@ use tutti_proto::{
         worker_message::Message as FromWorker,
     },
 };
-use tutti_runtime::{Error, VERSION, progress::LoadDisplay};
+use tutti_runtime::{
+    Error, VERSION,
+    progress::LoadDisplay,
+    serve::{self, Peer},
+    shutdown::Shutdown,
+};
+use tutti_settings::ConnectionSettings;
 
 use crate::{
     cluster::{self, Cluster, Joining},
@@ -35,9 +35,8 @@ use crate::{
 /// Flow-control window of a worker's connection: large enough for a launch with a long prompt, or a report with many
 /// logprobs.
 const WINDOW_BYTES: u32 = 4 << 20;
-/// Interval and timeout of keep-alive pings. A worker that does not answer a ping is either stopped, or its machine is
-/// off.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Streams per connection. A worker has one.
+const STREAMS: u32 = 4;
 /// Time within which a new connection must send its `Hello`.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -111,21 +110,10 @@ impl WorkerService {
         let service = WorkerGateServer::new(self)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let server = Server::builder()
-            .initial_stream_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(WINDOW_BYTES)
-            .http2_keepalive_interval(Some(KEEP_ALIVE))
-            .http2_keepalive_timeout(Some(KEEP_ALIVE))
-            .add_service(service);
-        let served = match listener {
-            WorkerListener::Unix { listener, directory: _directory, .. } => {
-                server.serve_with_incoming(UnixListenerStream::new(listener)).await
-            }
-            WorkerListener::Tcp(listener) => {
-                server.serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))).await
-            }
-        };
-        served.map_err(|e| Error::internal(format!("the service that workers dial has failed: {e}")))
+        let windows = serve::Windows { stream: WINDOW_BYTES, connection: WINDOW_BYTES };
+        let connections = ConnectionSettings { max_streams: STREAMS, ..ConnectionSettings::default() };
+        let (listener, _directory) = listener.into_parts();
+        serve::grpc(listener, Routes::new(service), windows, connections, Shutdown::default()).await
     }
 
     async fn hello(&self, inbound: &mut Streaming<pb::WorkerMessage>) -> Result<pb::Hello, Error> {
@@ -148,8 +136,11 @@ impl WorkerGate for WorkerService {
         &self,
         request: Request<Streaming<pb::WorkerMessage>>,
     ) -> Result<Response<Self::JoinStream>, Status> {
-        // The remote address is `None` over a Unix socket. The worker is then on this machine.
-        let host = request.remote_addr().map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |address| address.ip());
+        let host = match request.extensions().get() {
+            Some(Peer::Ip(address)) => *address,
+            // Over a Unix socket, the worker is on this machine.
+            Some(Peer::Local) | None => IpAddr::from(Ipv4Addr::LOCALHOST),
+        };
         let mut inbound = request.into_inner();
         let hello = self.hello(&mut inbound).await?;
         self.admission.check(&hello)?;

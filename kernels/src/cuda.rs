@@ -13,10 +13,12 @@ mod library;
 mod memory;
 mod nccl;
 mod planes;
+mod progress;
 mod results;
 mod staging;
 mod step;
 mod tensor;
+mod watchdog;
 
 pub use compile::{KernelCache, SOURCES, Source, compile};
 pub use device::{CudaDevice, Done};

@@ -8,6 +8,7 @@ use tutti_runtime::{
     announce::{Announcement, Prompt},
     command_line::Process,
     config::{self, Loaded},
+    descriptors,
     health::{Health, State},
     listen,
     metrics::Metrics,
@@ -51,8 +52,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
 }
 
 async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error> {
-    let RouterProcessSettings { conductors, addresses, drain, telemetry, router, fleet } = settings;
+    let RouterProcessSettings { conductors, addresses, drain, telemetry, connections, router, fleet } =
+        settings;
     let _telemetry = telemetry::install(&telemetry, PROCESS.name)?;
+    descriptors::raise_limit();
     let shutdown = Shutdown::on_signals()?;
     let http = listen::tcp("http", addresses.http).await?;
     let grpc = listen::tcp("grpc", addresses.grpc).await?;
@@ -73,8 +76,8 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
 
     let serving = async {
         tokio::try_join!(
-            serve::http(http, routes, shutdown.clone()),
-            serve::grpc(grpc, services, shutdown.clone()),
+            serve::http(http, routes, connections.clone(), shutdown.clone()),
+            serve::grpc(grpc, services, serve::Windows::default(), connections, shutdown.clone()),
         )
     };
     let drained = async {

@@ -5,6 +5,7 @@ pub mod announce;
 pub mod checkpoint;
 pub mod command_line;
 pub mod config;
+pub mod descriptors;
 mod error;
 pub mod exit;
 pub mod grpc_health;

@@ -1,40 +1,90 @@
-//! Serving of HTTP and gRPC on bound listeners, until shutdown.
+//! Serving of HTTP and gRPC on bound listeners, until shutdown, with bounds on what peers can hold open.
+//!
+//! Every listener of every process is served here, within the limits of [`ConnectionSettings`]: connections in number and
+//! per peer, and the time that a peer may spend on a request's head, on nothing, or on not reading. A gRPC listener also
+//! bounds the messages that are still arriving.
 
-use axum::serve::ListenerExt;
-use tokio::net::TcpListener;
-use tonic::{
-    service::Routes,
-    transport::{Server, server::TcpIncoming},
+mod accept;
+mod activity;
+mod counted;
+mod listener;
+mod open;
+mod receive;
+mod stream;
+
+use std::sync::Arc;
+
+use hyper_util::{
+    rt::{TokioExecutor, TokioTimer},
+    server::conn::auto::Builder,
 };
+use tonic::service::Routes;
+use tutti_settings::ConnectionSettings;
 
+use self::{accept::Server, receive::Receiving};
+pub use self::{listener::Listener, stream::Peer};
 use crate::{Error, shutdown::Shutdown};
 
-/// HTTP/2 flow-control windows in bytes, large enough for a client to send a long prompt without waiting.
-const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Maximum bytes of a request's head over HTTP/1, and of a read of its body.
+const HTTP1_BUFFER: usize = 64 << 10;
+/// Maximum bytes of a request's head over HTTP/2, decoded.
+const HTTP2_HEADERS: u32 = 32 << 10;
+
+/// HTTP/2 flow-control windows of one listener, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    /// Window of one stream.
+    pub stream: u32,
+    /// Window of one connection.
+    pub connection: u32,
+}
+
+/// Windows large enough for a client to send a long prompt without waiting.
+impl Default for Windows {
+    fn default() -> Self {
+        Self { stream: 1 << 20, connection: 16 << 20 }
+    }
+}
 
 /// Serves HTTP. Once `closing` begins, accepts no more connections and returns after the last response.
-pub async fn http(listener: TcpListener, routes: axum::Router, closing: Shutdown) -> Result<(), Error> {
-    // Token messages are small and must not wait for a packet to fill up, so Nagle's algorithm is turned off.
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "a connection keeps Nagle's algorithm");
-        }
-    });
-    axum::serve(listener, routes)
-        .with_graceful_shutdown(async move { closing.begun().await })
-        .await
-        .map_err(|e| Error::internal(format!("the HTTP server broke: {e}")))
+pub async fn http(
+    listener: impl Into<Listener>,
+    routes: axum::Router,
+    connections: ConnectionSettings,
+    closing: Shutdown,
+) -> Result<(), Error> {
+    let builder = builder(&connections, Windows::default());
+    Server::new(routes, builder, None, connections).run(listener.into(), closing).await;
+    Ok(())
 }
 
 /// Serves gRPC. Once `closing` begins, accepts no more connections and returns after the last response.
-pub async fn grpc(listener: TcpListener, routes: Routes, closing: Shutdown) -> Result<(), Error> {
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    Server::builder()
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .add_routes(routes)
-        .serve_with_incoming_shutdown(incoming, async move { closing.begun().await })
-        .await
-        .map_err(|e| Error::internal(format!("the gRPC server broke: {e}")))
+pub async fn grpc(
+    listener: impl Into<Listener>,
+    routes: Routes,
+    windows: Windows,
+    connections: ConnectionSettings,
+    closing: Shutdown,
+) -> Result<(), Error> {
+    let builder = builder(&connections, windows).http2_only();
+    let receiving = Arc::new(Receiving::new(connections.receive_room_bytes, connections.receive_timeout()));
+    let routes = routes.prepare().into_axum_router();
+    Server::new(routes, builder, Some(receiving), connections).run(listener.into(), closing).await;
+    Ok(())
+}
+
+fn builder(connections: &ConnectionSettings, windows: Windows) -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    // hyper's own timeout for heads would also close idle connections, so heads are timed by `Activity`.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HTTP1_BUFFER);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(windows.stream)
+        .initial_connection_window_size(windows.connection)
+        .max_concurrent_streams(connections.max_streams)
+        .max_header_list_size(HTTP2_HEADERS)
+        .keep_alive_interval(connections.keep_alive())
+        .keep_alive_timeout(connections.keep_alive());
+    builder
 }

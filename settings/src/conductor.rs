@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use crate::{
-    AddressSettings, ByteSize, ClusterSettings, DeviceSettings, DrainSettings, EngineSettings, FaultSettings,
-    Invalid, MembershipSettings, ModelSettings, RouterSettings, Settings, SimSettings, TelemetrySettings,
-    TensorParallelSettings, TraceSettings, WeightSettings, WorkerAddress,
+    AddressSettings, ByteSize, ClusterSettings, ConnectionSettings, DeviceSettings, DrainSettings,
+    EngineSettings, FaultSettings, Invalid, MembershipSettings, ModelSettings, RouterSettings, Settings,
+    SimSettings, TelemetrySettings, TensorParallelSettings, TraceSettings, WeightSettings, WorkerAddress,
 };
 
 process! {
@@ -36,6 +36,8 @@ process! {
         /// Logs and spans.
         telemetry: TelemetrySettings,
         tables:
+        /// Connections of each listener.
+        connections: ConnectionSettings,
         /// The embedded router.
         router: RouterSettings,
         /// The simulated device.

@@ -14,6 +14,7 @@ mod declare;
 mod byte_size;
 mod cluster;
 mod conductor;
+mod connections;
 mod engine;
 mod faults;
 mod invalid;
@@ -32,6 +33,7 @@ pub use cluster::{
     MembershipSettings, TensorParallelSettings,
 };
 pub use conductor::ConductorSettings;
+pub use connections::ConnectionSettings;
 pub use declare::{Choice, Kind, Setting, Settings};
 pub use engine::{Admission, Chunking, EngineSettings, PrefillSharing};
 pub use faults::{DrainSettings, FaultSettings};

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tutti_engine::{EngineSettings, KvSize, kv_budget};
+use tutti_engine::{EngineSettings, KvSize, kv_budget, profile};
 use tutti_kernels::{
     collective::{Collective, GroupRank, SharedMemory, Tcp},
     cuda::{GroupId, GroupMeeting},
@@ -134,15 +134,16 @@ impl Formation {
         Ok(group)
     }
 
-    /// Waits until all ranks have loaded. The ranks then agree on one size of the KV pool: the smallest budget that a
-    /// rank has. `share` is this rank's share of its machine's memory: see [`kv_budget`].
+    /// Waits until all ranks have loaded. The ranks then run the largest step together, if their devices have memory of
+    /// their own, and agree on one size of the KV pool: the smallest budget that a rank has. `share` is this rank's share of its machine's memory: see [`kv_budget`].
     pub fn join(
         &self,
-        model: Box<dyn Model>,
+        mut model: Box<dyn Model>,
         settings: &EngineSettings,
         share: Option<u64>,
     ) -> Result<Member, Error> {
         let mut plans = self.for_plans()?;
+        profile(&mut *model, settings, self.group_rank)?;
         let budget = kv_budget(&*model, settings, share);
         let mut all = Vec::new();
         plans

@@ -57,7 +57,7 @@ pub const SOURCES: &[Source] = &[
 
 impl Source {
     /// The whole text, in which messages of the compiler name the files and lines of this folder.
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         self.text.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::compile::KernelCache;
-use super::context::{Event, Gpu, lost};
+use super::context::{Event, Gpu};
 use super::gemm::Gemm;
 use super::kernels::Kernels;
 use super::memory::{DeviceBuffer, PinnedBuffer};
@@ -21,6 +21,7 @@ use super::results::{Block, Results};
 use super::staging::Staging;
 use super::step::Step;
 use super::tensor::{Matrix, Tensor, Vector, WeightLoader};
+use super::watchdog::Watchdog;
 use crate::collective::GroupRank;
 use crate::{
     Device, DeviceError, DeviceLimits, HostMatrix, PageId, PlanesShape, Quantize, SlotId, StepInputs,
@@ -29,7 +30,8 @@ use crate::{
 
 /// Steps that may be enqueued and not collected: one runs while the host prepares the next.
 const STEPS_IN_FLIGHT: usize = 2;
-/// Interval at which a bounded wait asks for the end of a step.
+/// Interval at which a wait with a limit asks for the end of a step. The driver has no such wait, and a thread that waits
+/// without a limit in place of the caller would cost each step two changes of threads. An engine waits without a limit.
 const POLL: Duration = Duration::from_micros(20);
 
 /// Scratch memory of operations, which grows to the largest need.
@@ -75,6 +77,7 @@ pub struct CudaDevice {
     last_tokens: DeviceBuffer,
     /// Total size in bytes of all tensors that have been made.
     tensor_bytes: u64,
+    _watchdog: Option<Watchdog>,
     gpu: Arc<Gpu>,
 }
 
@@ -82,7 +85,6 @@ pub struct CudaDevice {
 pub struct Done {
     event: Event,
     blocks: Vec<Block>,
-    last_kernel: &'static str,
 }
 
 impl CudaDevice {
@@ -101,6 +103,7 @@ impl CudaDevice {
             ropes: Vec::new(),
             last_tokens: DeviceBuffer::zeroed(&gpu, 4, "the last token of each slot")?,
             tensor_bytes: 0,
+            _watchdog: None,
             gpu,
         })
     }
@@ -120,7 +123,8 @@ impl CudaDevice {
     /// Waits for a step until the moment `until`, without a limit for `None`. Returns false if the step is still running
     /// then. In a group, the wait ends when a collective fails or is overdue.
     fn wait_for(&mut self, done: &Done, until: Option<Instant>) -> Result<bool, DeviceError> {
-        let failed = |error| lost(&format!("a step whose last kernel is {}", done.last_kernel), error);
+        let gpu = &self.gpu;
+        let failed = |error| gpu.lost("a step", error);
         if let (None, None) = (&self.group, until) {
             return done.event.wait().map(|()| true).map_err(failed);
         }
@@ -137,6 +141,18 @@ impl CudaDevice {
             }
             std::thread::sleep(POLL);
         }
+    }
+
+    /// Lets a thread report each wait for the GPU that lasts longer than `limit`, in a sentence that names the kernel that
+    /// the GPU began last. A hung GPU ends no wait, and nothing but the end of the process does.
+    pub fn with_watchdog(
+        self,
+        limit: Duration,
+        report: impl Fn(&str) + Send + 'static,
+    ) -> Result<Self, DeviceError> {
+        let started = Watchdog::start(&self.gpu, limit, report);
+        let watchdog = started.map_err(|error| DeviceError::Lost(format!("starting a thread: {error}")))?;
+        Ok(Self { _watchdog: Some(watchdog), ..self })
     }
 
     /// Number of slots whose last token is kept.
@@ -180,8 +196,8 @@ impl Device for CudaDevice {
     type Done = Done;
 
     fn describe(&self) -> String {
-        let (major, minor) = self.gpu.capability;
-        format!("cuda, {}, compute capability {major}.{minor}", self.gpu.name)
+        let Gpu { ordinal, name, capability: (major, minor), .. } = &*self.gpu;
+        format!("cuda, GPU {ordinal}, {name}, compute capability {major}.{minor}")
     }
 
     fn limits(&self) -> DeviceLimits {
@@ -317,7 +333,7 @@ impl Device for CudaDevice {
         self.inputs.seal()?;
         self.step.end();
         let event = Event::record(&self.gpu)?;
-        Ok(Done { event, blocks: self.results.take(), last_kernel: self.kernels.last() })
+        Ok(Done { event, blocks: self.results.take() })
     }
 
     fn collect(

@@ -5,8 +5,8 @@
 //! later both end in an abort, which frees the stream, and in [`DeviceError::Lost`].
 
 mod communicator;
+mod in_flight;
 mod library;
-mod watchdog;
 
 use std::ffi::c_char;
 use std::time::Duration;

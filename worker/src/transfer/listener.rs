@@ -3,14 +3,15 @@
 use std::{io, net::Ipv4Addr};
 
 use tokio::{net::TcpListener, runtime::Handle, sync::OnceCell};
-use tonic::transport::{Server, server::TcpIncoming};
+use tonic::service::Routes;
 use tutti_proto::cluster::v1::{
     plane_transfer_server::PlaneTransferServer, rank_reports_server::RankReportsServer,
 };
 
-use super::{
-    KEEP_ALIVE, MAX_STREAMS, WINDOW_BYTES, message_bytes, rank_reports::ReportReceiver, receiver::Receiver,
-};
+use tutti_runtime::{serve, shutdown::Shutdown};
+use tutti_settings::ConnectionSettings;
+
+use super::{MAX_STREAMS, WINDOW_BYTES, message_bytes, rank_reports::ReportReceiver, receiver::Receiver};
 
 /// A port that is opened on first use.
 #[derive(Default)]
@@ -33,18 +34,17 @@ impl Listener {
             let (receiver, reports) = services();
             let service =
                 PlaneTransferServer::new(receiver).max_decoding_message_size(message_bytes(largest_unit));
-            let server = Server::builder()
-                .max_concurrent_streams(MAX_STREAMS)
-                .http2_keepalive_interval(Some(KEEP_ALIVE))
-                .initial_stream_window_size(WINDOW_BYTES)
-                .initial_connection_window_size(4 * WINDOW_BYTES)
-                .add_service(service)
-                .add_optional_service(reports.map(RankReportsServer::new));
-            // Without nodelay, an answer of two TCP segments waits for the sender's delayed acknowledgement (about
-            // 40 ms). The setting of `Server` would apply only to listeners that the server opens itself.
-            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            let mut routes = Routes::new(service);
+            if let Some(reports) = reports {
+                routes = routes.add_service(RankReportsServer::new(reports));
+            }
+            let windows = serve::Windows { stream: WINDOW_BYTES, connection: 4 * WINDOW_BYTES };
+            let connections =
+                ConnectionSettings { max_streams: MAX_STREAMS, ..ConnectionSettings::default() };
             runtime.spawn(async move {
-                if let Err(error) = server.serve_with_incoming(incoming).await {
+                if let Err(error) =
+                    serve::grpc(listener, routes, windows, connections, Shutdown::default()).await
+                {
                     tracing::error!(%error, "no longer listens for planes");
                 }
             });

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use cudarc::nccl::sys;
 
 use super::GroupMeeting;
+use super::in_flight::InFlight;
 use super::library::{IN_PROGRESS, Nccl, SUCCESS, open};
-use super::watchdog::Watchdog;
 use crate::DeviceError;
 use crate::collective::{CollectiveError, GroupRank, Operation};
 use crate::cuda::context::Gpu;
@@ -44,7 +44,7 @@ pub(in crate::cuda) struct Communicator {
     gpu: Arc<Gpu>,
     group_rank: GroupRank,
     deadline: Duration,
-    watchdog: Watchdog,
+    in_flight: InFlight,
     looked: Instant,
     failed: Option<DeviceError>,
 }
@@ -64,7 +64,7 @@ impl Communicator {
             gpu: gpu.clone(),
             group_rank,
             deadline,
-            watchdog: Watchdog::new(gpu),
+            in_flight: InFlight::new(gpu),
             looked: Instant::now(),
             failed: None,
         };
@@ -158,7 +158,7 @@ impl Communicator {
             SUCCESS | IN_PROGRESS => {}
             code => return Err(self.fail_with(Operation::AllReduce, code)),
         }
-        match self.watchdog.next()? {
+        match self.in_flight.next()? {
             Some((operation, due)) if due >= self.deadline => {
                 Err(self.unfinished(operation, self.deadline))
             }
@@ -174,10 +174,10 @@ impl Communicator {
         }
     }
 
-    /// Waits until NCCL has enqueued a collective, and hands it to the watchdog.
+    /// Waits until NCCL has enqueued a collective, and adds it to those in flight.
     fn end(&mut self, operation: Operation, begun: u32) -> Result<(), DeviceError> {
         self.settle(operation, begun, self.deadline)?;
-        self.watchdog.mark(operation)
+        self.in_flight.mark(operation)
     }
 
     /// Waits until a call has ended: a call of a communicator that does not block may go on in the background, and no other

@@ -16,6 +16,7 @@ DEVICE float peak_of(Best best) { return best.nan ? __int_as_float(0x7fffffff) :
 
 // Applies bias, forbidden tokens and penalties in place. peaks[row] = the largest logit before and after.
 KERNEL(THREADS) adjust_shard(float* all_logits, u32 width, u32 first, const Nomination* tasks, const u32* words, float* peaks) {
+  BEGIN(adjust_shard);
   const Nomination& task = tasks[blockIdx.x];
   float* logits = all_logits + (size_t)task.row * width;
   const Best raw = best_of(logits, width);
@@ -82,6 +83,7 @@ DEVICE Nth nth_largest(u32 count, u32 wanted, Key key) {
 // `task.count` is at most THREADS, `width` and `out_count`, the number of pairs.
 KERNEL(THREADS) nominate(const float* all_logits, u32 width, u32 first, const Nomination* tasks, const float* peaks, u32 out_count,
                          float* all_out) {
+  BEGIN(nominate);
   __shared__ u32 keys[THREADS], ids[THREADS], kept;
   const Nomination& task = tasks[blockIdx.x];
   const float* logits = all_logits + (size_t)task.row * width;

@@ -182,6 +182,7 @@ DEVICE u32 draw(const Task& task, const float* logits, float highest, float* wei
 // `adjusted`, `weights` and `counts` are scratch memory, a row of each per block; `counts` may be undefined.
 KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, const u32* words, float* adjusted, float* weights,
                        u32* counts, u32* last_tokens, Result* results, Top* tops) {
+  BEGIN(sample);
   const Task& task = tasks[blockIdx.x];
   Result* result = results + task.result;
   const float* raw = all_logits + (size_t)task.row * width;
@@ -219,6 +220,7 @@ KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, co
 // each per block.
 KERNEL(THREADS) sample_candidates(const float* all_candidates, u32 width, const float* peaks, const Task* tasks, float* logits,
                                   float* weights, u32* ids, u32* last_tokens, Result* results) {
+  BEGIN(sample_candidates);
   const Task& task = tasks[blockIdx.x];
   const float* candidates = all_candidates + (size_t)task.row * 2 * width;
   const size_t scratch = (size_t)blockIdx.x * width;
@@ -264,6 +266,7 @@ struct ScoreTask {
 };
 
 KERNEL(THREADS) score_tokens(const float* all_logits, u32 width, const ScoreTask* tasks, Result* results, Top* tops) {
+  BEGIN(score_tokens);
   const ScoreTask task = tasks[blockIdx.x];
   const float* logits = all_logits + (size_t)task.row * width;
   const Best best = best_of(logits, width);

@@ -1,4 +1,4 @@
-//! Detects collectives that do not end: a rank that never joins makes the stream of all others wait for ever.
+//! The collectives in flight. A rank that never joins one makes the streams of all others wait for ever.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use crate::DeviceError;
 use crate::collective::Operation;
-use crate::cuda::context::{Event, Gpu, lost};
+use crate::cuda::context::{Event, Gpu};
 
 /// The collectives that the stream has not passed, as far as is known.
 ///
 /// The clock measures the time since the stream last passed a collective, or since one was enqueued while it had none. So a
 /// long step does not count as a hang, as long as its collectives go by.
-pub(super) struct Watchdog {
+pub(super) struct InFlight {
     gpu: Arc<Gpu>,
     /// A point behind each collective.
     ahead: VecDeque<(Event, Operation)>,
@@ -21,7 +21,7 @@ pub(super) struct Watchdog {
     since: Instant,
 }
 
-impl Watchdog {
+impl InFlight {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Self {
         Self { gpu: gpu.clone(), ahead: VecDeque::new(), free: Vec::new(), since: Instant::now() }
     }
@@ -42,7 +42,7 @@ impl Watchdog {
     /// Forgets the collectives that the stream has passed. Returns the next one and the time for which it is due.
     pub(super) fn next(&mut self) -> Result<Option<(Operation, Duration)>, DeviceError> {
         while let Some((event, operation)) = self.ahead.front() {
-            let reached = event.is_reached().map_err(|error| lost("waiting for a collective", error))?;
+            let reached = event.is_reached().map_err(|error| self.gpu.lost("waiting for a collective", error))?;
             if !reached {
                 return Ok(Some((*operation, self.since.elapsed())));
             }

@@ -1,0 +1,26 @@
+//! The number of files and sockets that the process may have open.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Descriptors that are kept for files, pipes and outgoing connections.
+const RESERVED: u64 = 256;
+
+/// Raises the limit on open files as far as the system permits. Called once, at the start of a process that serves
+/// connections: many systems begin with 1024, for programs that use `select`.
+pub fn raise_limit() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::warn!(%error, ?current, ?maximum, "cannot raise the limit on open files");
+    }
+}
+
+/// Descriptors that the connections of one listener may take: half of those that are not reserved, so that a flood on one
+/// listener leaves some to the others.
+pub fn for_connections() -> usize {
+    match getrlimit(Resource::Nofile).current {
+        Some(limit) => (limit.saturating_sub(RESERVED).max(2) / 2) as usize,
+        None => usize::MAX,
+    }
+}

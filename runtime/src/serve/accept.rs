@@ -1,0 +1,179 @@
+//! The accept loop of a listener, and the task of each connection.
+
+use std::{
+    io,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto::Builder,
+    service::TowerToHyperService,
+};
+use tokio::{
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, sleep},
+};
+use tutti_settings::ConnectionSettings;
+
+use super::{
+    activity::{Activity, Overdue},
+    counted::CountedService,
+    listener::Listener,
+    open::{Entry, OpenConnections},
+    receive::Receiving,
+    stream::{Stream, TimedStream},
+};
+use crate::shutdown::Shutdown;
+
+/// Pause of an accept loop after an error of the system, such as too many open files. The error would come again at
+/// once, and the loop would use a core for nothing.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Minimum time between two log lines about connections that are not served.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Time limits are checked this many times during the shorter one.
+const CHECKS: u32 = 8;
+
+/// One listener's server.
+pub(super) struct Server {
+    routes: axum::Router,
+    builder: Arc<Builder<TokioExecutor>>,
+    receiving: Option<Arc<Receiving>>,
+    limits: Arc<ConnectionSettings>,
+    open: Arc<OpenConnections>,
+}
+
+impl Server {
+    pub fn new(
+        routes: axum::Router,
+        builder: Builder<TokioExecutor>,
+        receiving: Option<Arc<Receiving>>,
+        limits: ConnectionSettings,
+    ) -> Self {
+        let open = OpenConnections::new(&limits);
+        Self { routes, builder: Arc::new(builder), receiving, limits: Arc::new(limits), open }
+    }
+
+    /// Accepts and serves connections until `closing` begins, and then waits for the open ones to end.
+    pub async fn run(self, listener: Listener, closing: Shutdown) {
+        let mut tasks = JoinSet::new();
+        let mut log = SeldomLog::default();
+        let mut begun = pin!(closing.begun());
+        loop {
+            let accepted = tokio::select! {
+                () = &mut begun => break,
+                Some(_) = tasks.join_next() => continue,
+                accepted = listener.accept(self.limits.write_timeout()) => accepted,
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    let activity = Activity::new();
+                    let Some(entry) = self.open.enter(peer, &activity) else {
+                        log.warn(|count| {
+                            tracing::warn!(count, ?peer, "closed new connections: too many are open")
+                        });
+                        continue;
+                    };
+                    let service = CountedService {
+                        routes: self.routes.clone(),
+                        peer,
+                        activity: activity.clone(),
+                        receiving: self.receiving.clone(),
+                    };
+                    tasks.spawn(self.connection(stream, service, entry).serve(closing.clone()));
+                }
+                Err(error) if is_of_peer(&error) => {
+                    tracing::debug!(%error, "a connection ended before its accept")
+                }
+                Err(error) => {
+                    log.warn(
+                        |count| tracing::warn!(count, %error, "cannot accept connections; pausing each time"),
+                    );
+                    self.open.make_room();
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+        drop(listener);
+        while tasks.join_next().await.is_some() {}
+    }
+
+    fn connection(&self, stream: Stream, service: CountedService, entry: Entry) -> Connection {
+        let activity = service.activity.clone();
+        let stream = TimedStream::new(stream, activity.clone(), self.limits.write_timeout());
+        let (builder, limits) = (self.builder.clone(), self.limits.clone());
+        Connection { builder, limits, stream, service, activity, _entry: entry }
+    }
+}
+
+/// True if an error of `accept` concerns only the connection that was to be accepted.
+fn is_of_peer(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+/// Counts events, and logs at most one line per [`LOG_INTERVAL`].
+#[derive(Default)]
+struct SeldomLog {
+    count: u64,
+    logged: Option<Instant>,
+}
+
+impl SeldomLog {
+    fn warn(&mut self, log: impl FnOnce(u64)) {
+        self.count += 1;
+        if self.logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
+            log(self.count);
+            (self.count, self.logged) = (0, Some(Instant::now()));
+        }
+    }
+}
+
+/// One connection with what its task needs.
+struct Connection {
+    builder: Arc<Builder<TokioExecutor>>,
+    limits: Arc<ConnectionSettings>,
+    stream: TimedStream,
+    service: CountedService,
+    activity: Arc<Activity>,
+    _entry: Entry,
+}
+
+impl Connection {
+    /// Serves until the peer leaves, a limit is exceeded, or `closing` begins and the last response is sent.
+    async fn serve(self, closing: Shutdown) {
+        let Self { builder, limits, stream, service, activity, _entry } = self;
+        let service = TowerToHyperService::new(service);
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let mut begun = pin!(closing.begun());
+        let mut check = interval(limits.header_timeout().min(limits.idle_timeout()) / CHECKS);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut is_closing, mut is_leaving) = (false, false);
+        loop {
+            tokio::select! {
+                ended = connection.as_mut() => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, "a connection broke");
+                    }
+                    return;
+                }
+                () = activity.evicted() => return,
+                () = &mut begun, if !is_closing => {
+                    is_closing = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+                _ = check.tick() => match activity.overdue(&limits) {
+                    None => {}
+                    Some(Overdue::Idle) if !is_leaving => {
+                        // Over HTTP/2 the peer is told, so that it opens another connection for its next request.
+                        is_leaving = true;
+                        connection.as_mut().graceful_shutdown();
+                    }
+                    Some(Overdue::Head | Overdue::Idle) => return,
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The service of one connection: counts its requests, and tells handlers the peer.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use axum::{BoxError, body::Body};
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Frame, SizeHint};
+use tower::Service;
+
+use super::{
+    activity::{Activity, InFlight},
+    receive::{ReceivedBody, Receiving},
+    stream::Peer,
+};
+
+/// The routes of a listener, for one connection.
+#[derive(Clone)]
+pub(super) struct CountedService {
+    pub routes: axum::Router,
+    pub peer: Peer,
+    pub activity: Arc<Activity>,
+    /// Bounds on messages that arrive; `None` on a listener for HTTP.
+    pub receiving: Option<Arc<Receiving>>,
+}
+
+type Answer = Pin<Box<dyn Future<Output = Result<Response<CountedBody>, Infallible>> + Send>>;
+
+impl<B> Service<Request<B>> for CountedService
+where
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<CountedBody>;
+    type Error = Infallible;
+    type Future = Answer;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Answer {
+        let in_flight = self.activity.begin(request.version());
+        request.extensions_mut().insert(self.peer);
+        let request = request.map(|body| match &self.receiving {
+            Some(receiving) => Body::new(ReceivedBody::new(body, receiving.clone())),
+            None => Body::new(body),
+        });
+        let answer = self.routes.call(request);
+        Box::pin(async move { Ok(answer.await?.map(|body| CountedBody { body, _in_flight: in_flight })) })
+    }
+}
+
+/// A response's body. The request counts as in progress until the body is dropped.
+pub(super) struct CountedBody {
+    body: Body,
+    _in_flight: InFlight,
+}
+
+impl http_body::Body for CountedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,134 @@
+//! The open connections of one listener, within limits in total and per peer.
+//!
+//! A limit is not a way to lock others out: at the limit, connections without a request make room, the longest idle
+//! ones first. Only if every connection is busy, a new one is refused.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tutti_settings::ConnectionSettings;
+
+use super::{activity::Activity, stream::Peer};
+use crate::descriptors;
+
+/// At a limit, one connection in this many makes room at once, so that the table is searched seldom.
+const EVICTED_SHARE: usize = 64;
+
+/// The table of open connections.
+#[derive(Debug)]
+pub(super) struct OpenConnections {
+    max_open: usize,
+    max_per_peer: usize,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// Number of connections so far, for keys.
+    accepted: u64,
+    connections: HashMap<u64, (Option<IpAddr>, Arc<Activity>)>,
+    per_peer: HashMap<IpAddr, usize>,
+}
+
+/// One connection's entry in the table, removed when the value is dropped.
+#[derive(Debug)]
+pub(super) struct Entry {
+    key: u64,
+    open: Arc<OpenConnections>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.open.table.lock().remove(self.key);
+    }
+}
+
+impl OpenConnections {
+    /// A table with these limits, or lower ones where the process may not open so many files.
+    pub fn new(limits: &ConnectionSettings) -> Arc<Self> {
+        let max_open = (limits.max_open as usize).min(descriptors::for_connections());
+        Arc::new(Self { max_open, max_per_peer: limits.max_per_peer as usize, table: Mutex::default() })
+    }
+
+    /// Enters a connection. `None` if a limit is reached and every connection under that limit is busy.
+    pub fn enter(self: &Arc<Self>, peer: Peer, activity: &Arc<Activity>) -> Option<Entry> {
+        let peer = network(peer);
+        let mut table = self.table.lock();
+        if let Some(peer) = peer
+            && table.per_peer.get(&peer).copied().unwrap_or_default() >= self.max_per_peer
+            && table.make_room(self.max_per_peer, |other| other == Some(peer)) == 0
+        {
+            return None;
+        }
+        if table.connections.len() >= self.max_open && table.make_room(self.max_open, |_| true) == 0 {
+            return None;
+        }
+        let key = table.accepted;
+        table.accepted += 1;
+        table.connections.insert(key, (peer, activity.clone()));
+        if let Some(peer) = peer {
+            *table.per_peer.entry(peer).or_default() += 1;
+        }
+        Some(Entry { key, open: self.clone() })
+    }
+
+    /// Closes some connections without a request, because the process can open no more files.
+    pub fn make_room(&self) {
+        let mut table = self.table.lock();
+        let open = table.connections.len();
+        table.make_room(open, |_| true);
+    }
+}
+
+impl Table {
+    /// Closes a share of `limit` among the idle connections whose peer qualifies, the longest idle first. Returns their
+    /// number.
+    fn make_room(&mut self, limit: usize, qualifies: impl Fn(Option<IpAddr>) -> bool) -> usize {
+        let qualified = self.connections.iter().filter(|(_, (peer, _))| qualifies(*peer));
+        let mut idle: Vec<_> =
+            qualified.filter_map(|(key, (_, activity))| Some((activity.idle_since()?, *key))).collect();
+        let share = (limit / EVICTED_SHARE).max(1);
+        if idle.len() > share {
+            idle.select_nth_unstable(share);
+            idle.truncate(share);
+        }
+        for (_, key) in &idle {
+            if let Some(activity) = self.remove(*key) {
+                activity.evict();
+            }
+        }
+        idle.len()
+    }
+
+    fn remove(&mut self, key: u64) -> Option<Arc<Activity>> {
+        let (peer, activity) = self.connections.remove(&key)?;
+        if let Some(peer) = peer
+            && let Some(count) = self.per_peer.get_mut(&peer)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.per_peer.remove(&peer);
+            }
+        }
+        Some(activity)
+    }
+}
+
+/// The network that counts as one peer: an IPv4 address, or the /64 of an IPv6 address, since a host has a whole one.
+/// `None` over a Unix socket.
+fn network(peer: Peer) -> Option<IpAddr> {
+    match peer {
+        Peer::Local => None,
+        Peer::Ip(address) => Some(match address.to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+            address => address,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

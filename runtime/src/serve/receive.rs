@@ -1,0 +1,198 @@
+//! Bounds on gRPC messages that are still arriving: one room in bytes for all of a listener, and a time for each.
+//!
+//! A message's bytes take room as they arrive, not by their declared length, and leave it when the message is whole and
+//! handed on. A call whose message finds no room fails, rather than waits: messages that wait for each other's room with
+//! a part of their own already there would wait forever.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::BoxError;
+use bytes::Bytes;
+use http_body::Frame;
+use tokio::time::{Instant, Sleep, sleep};
+use tonic::Status;
+
+use crate::{Error, ErrorKind};
+
+/// Bytes before each message: a flag, and the length (PROTOCOL-HTTP2.md of gRPC, "Length-Prefixed-Message").
+const PREFIX: usize = 5;
+
+/// The bounds of one listener.
+#[derive(Debug)]
+pub(super) struct Receiving {
+    room: usize,
+    held: AtomicUsize,
+    patience: Duration,
+}
+
+impl Receiving {
+    /// Bounds with `room` bytes for all messages, and `patience` for each.
+    pub fn new(room: usize, patience: Duration) -> Self {
+        Self { room, held: AtomicUsize::new(0), patience }
+    }
+
+    fn take(&self, bytes: usize) -> Result<(), Error> {
+        let fits = |held: usize| held.checked_add(bytes).filter(|held| *held <= self.room);
+        self.held.fetch_update(Relaxed, Relaxed, fits).map(drop).map_err(|held| {
+            let room = self.room;
+            let message =
+                format!("{held} bytes of messages are arriving, the limit is {room}; try again later");
+            Error::new(ErrorKind::Overloaded, message)
+        })
+    }
+}
+
+/// A request's body within the bounds of its listener.
+pub(super) struct ReceivedBody<B> {
+    body: B,
+    receiving: Arc<Receiving>,
+    /// Bytes of room that this body holds.
+    held: usize,
+    framing: Framing,
+    /// Time for which the current message has been waited for. Time in which nobody reads the body does not count: a
+    /// busy receiver makes its sender wait.
+    waited: Duration,
+    /// Start of the wait that lasts, and the end of patience.
+    wait: Option<(Instant, Pin<Box<Sleep>>)>,
+}
+
+impl<B> ReceivedBody<B> {
+    pub fn new(body: B, receiving: Arc<Receiving>) -> Self {
+        let framing = Framing::default();
+        Self { body, receiving, held: 0, framing, waited: Duration::ZERO, wait: None }
+    }
+
+    fn on_data(&mut self, data: &[u8]) -> Result<(), Error> {
+        self.receiving.take(data.len())?;
+        self.held += data.len();
+        let before = self.framing.messages;
+        self.framing.read(data);
+        if self.framing.messages > before {
+            self.waited = Duration::ZERO;
+        }
+        Ok(())
+    }
+
+    /// Waits for more of a message. Ready once the patience is over.
+    fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.framing.is_whole() {
+            return Poll::Pending;
+        }
+        let left = self.receiving.patience.saturating_sub(self.waited);
+        let (_, end) = self.wait.get_or_insert_with(|| (Instant::now(), Box::pin(sleep(left))));
+        end.as_mut().poll(context)
+    }
+
+    fn release(&mut self) {
+        self.receiving.held.fetch_sub(self.held, Relaxed);
+        self.held = 0;
+    }
+}
+
+impl<B> Drop for ReceivedBody<B> {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl<B> http_body::Body for ReceivedBody<B>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        // The next frame is asked for only after all whole messages have been decoded.
+        if self.framing.is_whole() {
+            self.release();
+        }
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if polled.is_ready()
+            && let Some((since, _)) = self.wait.take()
+        {
+            self.waited += since.elapsed();
+        }
+        match polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Some(data) = frame.data_ref()
+                    && let Err(error) = self.on_data(data)
+                {
+                    return Poll::Ready(Some(Err(Status::from(error).into())));
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error.into()))),
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => match self.poll_patience(context) {
+                Poll::Ready(()) => {
+                    let message = format!("the message did not arrive within {:?}", self.receiving.patience);
+                    let error = Error::new(ErrorKind::DeadlineExceeded, message);
+                    Poll::Ready(Some(Err(Status::from(error).into())))
+                }
+                Poll::Pending => Poll::Pending,
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}
+
+/// The position in a stream of messages, each with its prefix.
+#[derive(Debug, Default)]
+struct Framing {
+    prefix: [u8; PREFIX],
+    /// Bytes of the current prefix that have been read.
+    prefix_read: usize,
+    /// Bytes of the current message that have not been read, once its prefix has.
+    remaining: usize,
+    /// Number of whole messages so far.
+    messages: u64,
+}
+
+impl Framing {
+    fn read(&mut self, mut data: &[u8]) {
+        while !data.is_empty() {
+            if self.prefix_read < PREFIX {
+                let count = (PREFIX - self.prefix_read).min(data.len());
+                self.prefix[self.prefix_read..][..count].copy_from_slice(&data[..count]);
+                self.prefix_read += count;
+                data = &data[count..];
+                if self.prefix_read < PREFIX {
+                    return;
+                }
+                let [_, length @ ..] = self.prefix;
+                self.remaining = u32::from_be_bytes(length) as usize;
+            }
+            let count = self.remaining.min(data.len());
+            self.remaining -= count;
+            data = &data[count..];
+            if self.remaining == 0 {
+                self.prefix_read = 0;
+                self.messages += 1;
+            }
+        }
+    }
+
+    /// True between two messages.
+    fn is_whole(&self) -> bool {
+        self.prefix_read == 0 && self.messages > 0
+    }
+}
+
+#[cfg(test)]
+mod tests;
