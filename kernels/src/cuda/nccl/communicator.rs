@@ -8,7 +8,7 @@ use cudarc::nccl::sys;
 
 use super::GroupMeeting;
 use super::in_flight::InFlight;
-use super::library::{IN_PROGRESS, Nccl, SUCCESS, open};
+use super::library::{IN_PROGRESS, INVALID_USAGE, Nccl, SUCCESS, open};
 use crate::DeviceError;
 use crate::collective::{CollectiveError, GroupRank, Operation};
 use crate::cuda::context::Gpu;
@@ -217,14 +217,19 @@ impl Communicator {
     fn fail_with(&mut self, operation: Operation, code: u32) -> DeviceError {
         let GroupRank { rank, world_size } = self.group_rank;
         let handle = (!self.handle.is_null()).then_some(self.handle);
-        let why = self.nccl.describe(code, handle);
-        self.fail(CollectiveError::Transport(format!("NCCL, rank {rank} of {world_size}, {operation}: {why}")))
+        let why = format!("NCCL, rank {rank} of {world_size}, {operation}: {}", self.nccl.describe(code, handle));
+        match (operation, code) {
+            (Operation::Forming, INVALID_USAGE) => {
+                self.fail(DeviceError::Unsupported(format!("{why}. Each rank needs a GPU of its own")))
+            }
+            _ => self.fail(CollectiveError::Transport(why)),
+        }
     }
 
     /// Aborts the communicator, and keeps the error for all later calls.
-    fn fail(&mut self, error: CollectiveError) -> DeviceError {
+    fn fail(&mut self, error: impl Into<DeviceError>) -> DeviceError {
         self.abort();
-        let error = DeviceError::from(error);
+        let error = error.into();
         self.failed = Some(error.clone());
         error
     }

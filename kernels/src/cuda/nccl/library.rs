@@ -15,6 +15,8 @@ const LIBRARY: &str = "libnccl.so.2";
 
 /// Result of a call that has ended well.
 pub(super) const SUCCESS: u32 = sys::ncclResult_t::ncclSuccess as u32;
+/// Result of a call that NCCL does not serve in this way, such as two ranks on one GPU.
+pub(super) const INVALID_USAGE: u32 = sys::ncclResult_t::ncclInvalidUsage as u32;
 /// Result of a call that goes on in the background.
 pub(super) const IN_PROGRESS: u32 = sys::ncclResult_t::ncclInProgress as u32;
 
