@@ -18,6 +18,12 @@ pub enum Chosen {
 
 /// Chooses the device by the settings and by what the worker's machine has, and logs what `auto` stands for.
 pub fn choose(settings: &WorkerSettings, rank: Rank) -> Result<Chosen, Error> {
+    if let Some(dir) = settings.device.compiled_kernels.as_deref().filter(|dir| !dir.is_dir()) {
+        return Err(Error::invalid(
+            "compiled_kernels",
+            format!("is {}, which is no directory", dir.display()),
+        ));
+    }
     let chosen = choose_among(settings, rank, gpus(settings))?;
     if settings.device.device == DeviceChoice::Auto {
         tracing::info!(worker = %rank, device = ?chosen, "the device that --device auto stands for");
@@ -38,8 +44,9 @@ pub fn group_id(settings: &WorkerSettings, rank: Rank) -> Result<Option<GroupId>
 /// Counts the GPUs of this machine, and opens the libraries that these settings need.
 fn gpus(settings: &WorkerSettings) -> impl FnOnce() -> Result<usize, Missing> {
     let in_group = settings.tensor_parallel.tp > 1;
+    let compiles = settings.device.compiled_kernels.is_none();
     move || {
-        let count = cuda::gpus()?;
+        let count = if compiles { cuda::gpus()? } else { cuda::gpus_without_compiler()? };
         if in_group {
             cuda::collectives()?;
         }

@@ -153,7 +153,8 @@ fn join_gpus(device: CudaDevice, group: &Formation) -> Result<CudaDevice, Error>
 /// the last step.
 fn cuda_device(settings: &WorkerSettings, rank: Rank, ordinal: usize) -> Result<CudaDevice, DeviceError> {
     let limit = Duration::from_secs(settings.hang_timeout.into()) / 2;
-    CudaDevice::open(ordinal, &KernelCache::of_user())?
+    let cache = KernelCache::of_user().with_compiled(settings.device.compiled_kernels.clone());
+    CudaDevice::open(ordinal, &cache)?
         .with_watchdog(limit, move |hangs| tracing::error!(worker = %rank, "{hangs}"))
 }
 

@@ -36,7 +36,7 @@ impl Gpu {
     /// Opens GPU `ordinal`, counted from 0.
     pub(super) fn open(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
         let missing = |missing: library::Missing| DeviceError::Unsupported(missing.to_string());
-        let count = library::gpus().map_err(missing)?;
+        let count = library::gpus_without_compiler().map_err(missing)?;
         if ordinal >= count {
             return Err(DeviceError::Unsupported(format!("GPU {ordinal} of {count}")));
         }

@@ -45,6 +45,8 @@ struct Scratch {
     adjusted: Option<DeviceBuffer>,
     weights: Option<DeviceBuffer>,
     counts: Option<DeviceBuffer>,
+    /// Partial results of attention.
+    parts: Option<DeviceBuffer>,
     /// Rows that this rank sends to a gather, and the parts of all ranks that come from it.
     packed: Option<DeviceBuffer>,
     gathered: Option<DeviceBuffer>,
@@ -52,8 +54,8 @@ struct Scratch {
 
 impl Scratch {
     fn bytes(&self) -> u64 {
-        let Self { input, gate_up, adjusted, weights, counts, packed, gathered } = self;
-        let all = [input, gate_up, adjusted, weights, counts, packed, gathered];
+        let Self { input, gate_up, adjusted, weights, counts, parts, packed, gathered } = self;
+        let all = [input, gate_up, adjusted, weights, counts, parts, packed, gathered];
         all.into_iter().flatten().map(|buffer| buffer.bytes() as u64).sum()
     }
 }

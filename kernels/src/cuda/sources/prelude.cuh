@@ -8,7 +8,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define INF __int_as_float(0x7f800000)
-#define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
+// Threads per block, and the blocks that a multiprocessor holds at least.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define DEVICE __device__ __forceinline__
 
 constexpr u32 ALL_LANES = 0xffffffffu;
