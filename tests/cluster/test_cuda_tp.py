@@ -1,6 +1,7 @@
 """A model divided among GPUs, through NCCL: the reference's answers, the CPU's tokens, and the restart of a group that has
 lost a rank. Runs under tests/emulated-gpu/run with 4 GPUs, or on as many real ones."""
 
+import ctypes
 import os
 import pathlib
 import signal
@@ -18,8 +19,18 @@ emulated = pytest.mark.skipif("EMULATED_GPUS" not in os.environ, reason="only an
 COLLECTIVE_TIMEOUT_S = 4
 
 
+def has_gpus(count):
+    """True if each of so many workers can have a GPU of its own. Emulated ones are as many as a test asks for."""
+    if "EMULATED_GPUS" in os.environ:
+        return True
+    driver, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(found)) == 0 and found.value >= count
+
+
 def serve(start, model, workers, tp, *args, env=None):
     """A cluster with a GPU per worker."""
+    if not has_gpus(workers):
+        pytest.skip(f"{workers} GPUs are needed")
     directory = ["--model", GOLDENS / "seed0" / model, "--skip-tokenizer-init"]
     env = {"EMULATED_GPUS": str(workers)} | (env or {})
     cluster = start("--device", "cuda", "--workers", workers, "--tp", tp, *directory, *args, env=env)

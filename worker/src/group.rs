@@ -214,3 +214,6 @@ impl Member {
             .map_err(|e| Error::internal(format!("this rank can no longer follow its leader: {e}")))
     }
 }
+
+#[cfg(test)]
+mod tests;
