@@ -24,13 +24,13 @@ pub struct GroupFormation {
     directory: PathBuf,
     /// Number of groups that have met in shared memory so far. The count gives each group a path of its own.
     formed: u64,
-    /// The place of each TP group whose leader has not yet answered, by leader.
-    places: BTreeMap<WorkerId, MeetingPlace>,
+    /// The meeting point of each TP group whose leader has not yet answered, by leader.
+    points: BTreeMap<WorkerId, MeetingPoint>,
 }
 
-/// The place at which the ranks of a TP group meet.
+/// The point at which the ranks of a TP group meet.
 #[derive(Debug)]
-enum MeetingPlace {
+enum MeetingPoint {
     /// Path of a file in shared memory.
     SharedMemory(String),
     /// The leader's port, where the other ranks present this secret.
@@ -39,7 +39,7 @@ enum MeetingPlace {
 
 impl Default for GroupFormation {
     fn default() -> Self {
-        Self { directory: std::env::temp_dir(), formed: 0, places: BTreeMap::new() }
+        Self { directory: std::env::temp_dir(), formed: 0, points: BTreeMap::new() }
     }
 }
 
@@ -48,9 +48,9 @@ impl GroupFormation {
         self.directory = directory;
     }
 
-    /// Forgets the meeting place of a leader that is gone.
+    /// Forgets the meeting point of a leader that is gone.
     pub fn forget(&mut self, leader: WorkerId) {
-        self.places.remove(&leader);
+        self.points.remove(&leader);
     }
 }
 
@@ -64,29 +64,29 @@ impl Membership {
             return;
         }
         let Some(&(_, leader)) = members.first() else { return };
-        let (place, meeting) = if last.0 < self.spawned_workers() {
+        let (point, meeting) = if last.0 < self.spawned_workers() {
             self.groups.formed += 1;
             let path = self.groups.directory.join(format!("group-{}", self.groups.formed));
             let path = path.to_string_lossy().into_owned();
-            (MeetingPlace::SharedMemory(path.clone()), Meeting::SharedMemory(path))
+            (MeetingPoint::SharedMemory(path.clone()), Meeting::SharedMemory(path))
         } else {
             let listen = pb::ListenForGroup { secret: secret.to_vec() };
-            (MeetingPlace::Leader(secret), Meeting::Listen(listen))
+            (MeetingPoint::Leader(secret), Meeting::Listen(listen))
         };
-        self.groups.places.insert(leader, place);
+        self.groups.points.insert(leader, point);
         self.send_meeting(leader, 0, meeting, Vec::new());
     }
 
     /// Tells the other ranks of a group, whose leader has answered, where to meet.
     pub(super) fn meet_leader(&mut self, leader: WorkerId, listening: pb::GroupListening) {
-        let Some(place) = self.groups.places.remove(&leader) else { return };
+        let Some(point) = self.groups.points.remove(&leader) else { return };
         let Some((rank, host)) = self.workers.get_mut(leader).map(|worker| (worker.rank, worker.host)) else {
             return;
         };
         let pb::GroupListening { port, nccl_id } = listening;
-        let meeting = match place {
-            MeetingPlace::SharedMemory(path) => Meeting::SharedMemory(path),
-            MeetingPlace::Leader(secret) => {
+        let meeting = match point {
+            MeetingPoint::SharedMemory(path) => Meeting::SharedMemory(path),
+            MeetingPoint::Leader(secret) => {
                 let Ok(port) = u16::try_from(port) else {
                     tracing::error!(worker = %rank, port, "the leader of a group reports an invalid port");
                     return;

@@ -107,10 +107,10 @@ fn connect(
     mut root: UnixStream,
     listener: &UnixListener,
     own: &str,
-    place: [u32; 3],
+    identity: [u32; 3],
 ) -> io::Result<Vec<Option<UnixStream>>> {
-    let (rank, size) = (place[0] as usize, place[1] as usize);
-    root.write_all(&place.map(u32::to_ne_bytes).concat())?;
+    let (rank, size) = (identity[0] as usize, identity[1] as usize);
+    root.write_all(&identity.map(u32::to_ne_bytes).concat())?;
     write_text(&mut root, own)?;
     let names: Vec<String> = (0..size).map(|_| read_text(&mut root)).collect::<io::Result<_>>()?;
     if names.iter().any(String::is_empty) {
