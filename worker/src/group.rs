@@ -99,12 +99,7 @@ impl Formation {
     pub fn for_gpus(&self) -> Result<GroupMeeting, Error> {
         let Self { group_rank, gpus, deadline, .. } = self;
         let id = gpus.ok_or_else(|| mixed("a CPU", "a GPU"))?;
-        Ok(GroupMeeting {
-            id,
-            group_rank: *group_rank,
-            patience: STARTING_TIMEOUT,
-            deadline: *deadline,
-        })
+        Ok(GroupMeeting { id, group_rank: *group_rank, patience: STARTING_TIMEOUT, deadline: *deadline })
     }
 
     /// Waits until all ranks have loaded, and forms the group that carries the leader's plans.

@@ -71,9 +71,8 @@ impl Communicator {
         let (rank, size) = (group_rank.rank as c_int, group_rank.world_size as c_int);
         let mut config = not_blocking();
         // SAFETY: the pointers are valid for a handle and a configuration, and the GPU's context is bound.
-        let begun = unsafe {
-            (nccl.ncclCommInitRankConfig)(&mut own.handle, size, id.for_nccl(), rank, &mut config)
-        };
+        let begun =
+            unsafe { (nccl.ncclCommInitRankConfig)(&mut own.handle, size, id.for_nccl(), rank, &mut config) };
         own.settle(Operation::Forming, begun, patience)?;
         Ok(own)
     }
@@ -159,9 +158,7 @@ impl Communicator {
             code => return Err(self.fail_with(Operation::AllReduce, code)),
         }
         match self.in_flight.next()? {
-            Some((operation, due)) if due >= self.deadline => {
-                Err(self.unfinished(operation, self.deadline))
-            }
+            Some((operation, due)) if due >= self.deadline => Err(self.unfinished(operation, self.deadline)),
             next => Ok(next.map(|(operation, _)| operation)),
         }
     }
@@ -217,7 +214,8 @@ impl Communicator {
     fn fail_with(&mut self, operation: Operation, code: u32) -> DeviceError {
         let GroupRank { rank, world_size } = self.group_rank;
         let handle = (!self.handle.is_null()).then_some(self.handle);
-        let why = format!("NCCL, rank {rank} of {world_size}, {operation}: {}", self.nccl.describe(code, handle));
+        let why =
+            format!("NCCL, rank {rank} of {world_size}, {operation}: {}", self.nccl.describe(code, handle));
         match (operation, code) {
             (Operation::Forming, INVALID_USAGE) => {
                 self.fail(DeviceError::Unsupported(format!("{why}. Each rank needs a GPU of its own")))

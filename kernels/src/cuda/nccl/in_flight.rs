@@ -42,7 +42,8 @@ impl InFlight {
     /// Forgets the collectives that the stream has passed. Returns the next one and the time for which it is due.
     pub(super) fn next(&mut self) -> Result<Option<(Operation, Duration)>, DeviceError> {
         while let Some((event, operation)) = self.ahead.front() {
-            let reached = event.is_reached().map_err(|error| self.gpu.lost("waiting for a collective", error))?;
+            let reached =
+                event.is_reached().map_err(|error| self.gpu.lost("waiting for a collective", error))?;
             if !reached {
                 return Ok(Some((*operation, self.since.elapsed())));
             }

@@ -88,8 +88,11 @@ impl Sampling {
         let tokens = self.tokens();
         for (batch, requests) in self.batches() {
             let logits = tensor(device, self.width, &self.logits(batch));
-            let rows: Vec<_> =
-                requests.iter().enumerate().map(|(row, &request)| (row, self.row(request, &tokens))).collect();
+            let rows: Vec<_> = requests
+                .iter()
+                .enumerate()
+                .map(|(row, &request)| (row, self.row(request, &tokens)))
+                .collect();
             device.sample(&logits, &rows).unwrap();
         }
         results(device).unwrap()
@@ -109,8 +112,11 @@ impl RankCase for Sampling {
             let logits = self.logits(batch);
             let shard: Vec<f32> =
                 logits.chunks(self.width).flat_map(|row| row[first..first + own].to_vec()).collect();
-            let rows: Vec<_> =
-                requests.iter().enumerate().map(|(row, &request)| (row, self.row(request, &tokens))).collect();
+            let rows: Vec<_> = requests
+                .iter()
+                .enumerate()
+                .map(|(row, &request)| (row, self.row(request, &tokens)))
+                .collect();
             let nominations: Vec<(usize, Option<Nomination>)> =
                 rows.iter().map(|(row, request)| (*row, request.nomination())).collect();
             let nominated: Vec<(usize, &Nomination)> =
@@ -137,8 +143,12 @@ impl RankCase for Sampling {
             device.gather_rows(&logits, &whole, leads.then_some(&mut gathered)).unwrap();
             if leads {
                 let nominated: Vec<usize> = nominated.iter().map(|(row, _)| *row).collect();
-                let gathered =
-                    GatheredRows { logits: &gathered, candidates: &all, peaks: &peaks, nominated: &nominated };
+                let gathered = GatheredRows {
+                    logits: &gathered,
+                    candidates: &all,
+                    peaks: &peaks,
+                    nominated: &nominated,
+                };
                 // Results come in the order of the requests, which need not be that of the rows.
                 let reversed: Vec<_> = rows.iter().rev().copied().collect();
                 device.sample_gathered(gathered, &reversed).unwrap();
@@ -220,7 +230,14 @@ impl RankCase for Garbage {
         logits[13] = if leads || self.forbids_all { 0.25 } else { self.logit };
         let all: Vec<u32> = (0..20).collect();
         let forbidden = if self.forbids_all { &all[..] } else { &[] };
-        let row = SampleRow { params: &GREEDY, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None };
+        let row = SampleRow {
+            params: &GREEDY,
+            prompt: &[],
+            output: &[],
+            forbidden: &[],
+            position: 0,
+            logprobs: None,
+        };
         let rows = [(0, row), (1, SampleRow { forbidden, ..row })];
         let nominations = rows.map(|(_, row)| row.nomination().unwrap());
         let nominated = [(0, &nominations[0]), (1, &nominations[1])];
@@ -233,7 +250,8 @@ impl RankCase for Garbage {
         device.gather_columns(&best, leads.then_some(&mut all)).unwrap();
         if leads {
             let whole = device.tensor(2, 20).unwrap();
-            let gathered = GatheredRows { logits: &whole, candidates: &all, peaks: &peaks, nominated: &[0, 1] };
+            let gathered =
+                GatheredRows { logits: &whole, candidates: &all, peaks: &peaks, nominated: &[0, 1] };
             device.sample_gathered(gathered, &rows)?;
         }
         results(device)
@@ -245,7 +263,10 @@ fn a_nan_of_another_rank_loses_the_leader() {
     ranks("group::nominations::a_nan_of_another_rank_loses_the_leader", 2, |rank| {
         let [gpu, cpu] = rank.both(&Garbage { logit: f32::NAN, forbids_all: false });
         if rank.group_rank.is_leader() {
-            assert!(matches!((&gpu, &cpu), (Err(DeviceError::Lost(_)), Err(DeviceError::Lost(_)))), "{gpu:?} {cpu:?}");
+            assert!(
+                matches!((&gpu, &cpu), (Err(DeviceError::Lost(_)), Err(DeviceError::Lost(_)))),
+                "{gpu:?} {cpu:?}"
+            );
         }
     });
 }
@@ -255,7 +276,10 @@ fn an_infinite_logit_of_another_rank_loses_the_leader() {
     ranks("group::nominations::an_infinite_logit_of_another_rank_loses_the_leader", 2, |rank| {
         let [gpu, cpu] = rank.both(&Garbage { logit: f32::INFINITY, forbids_all: false });
         if rank.group_rank.is_leader() {
-            assert!(matches!((&gpu, &cpu), (Err(DeviceError::Lost(_)), Err(DeviceError::Lost(_)))), "{gpu:?} {cpu:?}");
+            assert!(
+                matches!((&gpu, &cpu), (Err(DeviceError::Lost(_)), Err(DeviceError::Lost(_)))),
+                "{gpu:?} {cpu:?}"
+            );
         }
     });
 }

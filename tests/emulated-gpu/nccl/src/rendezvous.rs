@@ -65,9 +65,10 @@ fn introduce(listener: &UnixListener) -> io::Result<()> {
         ranks[rank] = Some((stream, (name, device)));
     }
     let (mut streams, hosts): (Vec<UnixStream>, Vec<(String, u32)>) = ranks.into_iter().flatten().unzip();
-    let shared = hosts.iter().enumerate().any(|(rank, (_, device))| {
-        hosts[..rank].iter().any(|(_, other)| other == device)
-    });
+    let shared = hosts
+        .iter()
+        .enumerate()
+        .any(|(rank, (_, device))| hosts[..rank].iter().any(|(_, other)| other == device));
     if shared {
         eprintln!("emulated NCCL: two ranks of a group are on one device: {hosts:?}");
     }
