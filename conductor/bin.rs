@@ -122,6 +122,9 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
         None => Front::bare(conductor, cluster_health, metrics),
         Some(text) => Front::with_router(conductor, text, cluster_health, &settings.router, &metrics)?,
     };
+    if let Some((front_door, _)) = &front.router {
+        front_door.warn_if_open(&[settings.addresses.http, settings.addresses.grpc]);
+    }
     tracing::info!(http = %settings.addresses.http, grpc = %settings.addresses.grpc, "listening");
     tokio::spawn(announcement(&settings, &http, &grpc).when_ready(front.health.clone()));
     let closing = Shutdown::default();
