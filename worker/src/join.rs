@@ -141,7 +141,7 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let heartbeats = tokio::spawn(heartbeats.run(shutdown.clone()));
     let group = match await_group(&mut inbound, &settings, rank, &outbox).await {
         Ok(GroupAssignment::Single) => None,
-        Ok(GroupAssignment::Ranks(group)) => Some(group),
+        Ok(GroupAssignment::Ranks(group)) => Some(*group),
         outcome => {
             heartbeats.abort();
             return outcome.map(|_| ());
@@ -180,7 +180,7 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
 enum GroupAssignment {
     /// The worker computes alone.
     Single,
-    Ranks(Formation),
+    Ranks(Box<Formation>),
     /// The conductor drains this worker.
     Drained,
 }
@@ -205,7 +205,7 @@ async fn await_group(
                 // Ignored: sending fails if the stream has ended, and the next receive reports that.
                 let _ = outbox.send(message).await;
             }
-            Ok(GroupAssignment::Ranks(group))
+            Ok(GroupAssignment::Ranks(Box::new(group)))
         }
         Some(FromConductor::Drain(_)) => Ok(GroupAssignment::Drained),
         Some(_) => Err(Error::internal("the conductor sent another message before it formed the group")),

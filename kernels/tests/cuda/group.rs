@@ -5,6 +5,7 @@ mod collectives;
 mod faults;
 mod nominations;
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -112,17 +113,30 @@ fn ranks(test: &str, size: usize, body: impl FnOnce(&Rank)) {
             .env(TEST, test)
             .env(RANK, rank.to_string())
             .env(FOLDER, folder.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(File::create(folder.path().join(format!("log-{rank}"))).unwrap())
             .spawn()
             .unwrap()
     };
-    let children: Vec<Child> = (0..size).map(start).collect();
-    let ended: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
-    for (rank, output) in ended.iter().enumerate() {
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && text.contains(WELL), "rank {rank} of {size} failed:\n{text}");
+    let mut running: Vec<(usize, Child)> = (0..size).map(start).enumerate().collect();
+    let mut failed = None;
+    while !running.is_empty() && failed.is_none() {
+        running.retain_mut(|(rank, child)| {
+            let Some(status) = child.try_wait().unwrap() else { return true };
+            let text = std::fs::read_to_string(folder.path().join(format!("log-{rank}"))).unwrap();
+            if !status.success() || !text.contains(WELL) {
+                failed.get_or_insert(format!("rank {rank} of {size} failed:\n{text}"));
+            }
+            false
+        });
+        std::thread::sleep(Duration::from_millis(5));
     }
+    // The others would wait for the one that has failed.
+    for (_, mut child) in running {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert!(failed.is_none(), "{}", failed.unwrap_or_default());
 }
 
 fn on_cpus<C: RankCase>(size: usize, case: &C) -> Vec<C::Output> {
