@@ -67,9 +67,8 @@ impl Largest {
         let context = limits.max_context_tokens.max(1);
         let most = settings.max_step_tokens.min(limits.max_step_tokens).max(1);
         let count = settings.max_running_requests.clamp(1, most);
-        let rows: Vec<_> = (0..count)
-            .map(|row| (most / count + usize::from(row < most % count)).min(context))
-            .collect();
+        let rows: Vec<_> =
+            (0..count).map(|row| (most / count + usize::from(row < most % count)).min(context)).collect();
         let positions: Vec<f32> =
             rows.iter().flat_map(|&tokens| (0..tokens).map(|position| position as f32)).collect();
         let vocabulary = limits.vocab_size.max(1) as u32;
