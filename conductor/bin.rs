@@ -1,7 +1,7 @@
 //! The conductor with its workers and, unless `no_router` is set, a router in front.
 //!
 //! Started under the name `worker`, the same executable runs as one of the workers, so a cluster needs only this one
-//! file.
+//! file. `conductor kernels` compiles the kernels of GPUs, and serves nothing.
 
 use std::{
     ffi::OsStr,
@@ -43,7 +43,7 @@ use tutti_runtime::{
     telemetry,
 };
 use tutti_settings::{ConductorSettings, ConnectionSettings, DeviceChoice, LoadFormat, RouterSettings};
-use tutti_worker::{isa, lifeline::Lifeline};
+use tutti_worker::{isa, kernels, lifeline::Lifeline};
 
 const NAME: &str = "conductor";
 /// Path of the executable of this process, even if the file has been replaced since the start. Workers run it, because
@@ -54,6 +54,9 @@ const CLOSING: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().peekable();
+    if std::env::args_os().nth(1).as_deref() == Some(OsStr::new("kernels")) {
+        return kernels::compile(std::iter::once(kernels::NAME.into()).chain(arguments.skip(2)));
+    }
     let name = arguments.peek().and_then(|name| Path::new(name).file_name());
     if name == Some(OsStr::new("worker")) {
         return tutti_worker::spawned(arguments);
@@ -83,6 +86,9 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     // by hand may run on another machine, and checks its own.
     if layout.topology.spawned_workers() > 0 {
         isa::resolve(settings.device.cpu_isa)?;
+    }
+    if !settings.membership.no_router {
+        tutti_router::check_api_keys(&settings.router)?;
     }
     // Ports are bound before anything that takes long, so that a port in use is reported at once.
     let http = listen::tcp("http", settings.addresses.http).await?;
@@ -119,6 +125,9 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
         None => Front::bare(conductor, cluster_health, metrics),
         Some(text) => Front::with_router(conductor, text, cluster_health, &settings.router, &metrics)?,
     };
+    if let Some((front_door, _)) = &front.router {
+        front_door.warn_if_open(&[settings.addresses.http, settings.addresses.grpc]);
+    }
     tracing::info!(http = %settings.addresses.http, grpc = %settings.addresses.grpc, "listening");
     tokio::spawn(announcement(&settings, &http, &grpc).when_ready(front.health.clone()));
     let closing = Shutdown::default();

@@ -4,6 +4,7 @@
 //! [`gpus`] says what is missing. Activations are f32; weights, keys and values have the checkpoint's type. Products run in
 //! cuBLASLt, all else in the kernels of `cuda/sources`. See `docs/cuda.md`.
 
+mod attention_work;
 mod compile;
 mod context;
 mod device;
@@ -11,6 +12,7 @@ mod gemm;
 mod kernels;
 mod library;
 mod memory;
+mod nccl;
 mod planes;
 mod progress;
 mod results;
@@ -19,8 +21,9 @@ mod step;
 mod tensor;
 mod watchdog;
 
-pub use compile::{KernelCache, SOURCES, Source, compile};
+pub use compile::{KernelCache, SOURCES, Source, compile, compile_all, virtual_architecture};
 pub use device::{CudaDevice, Done};
-pub use library::{Missing, gpus};
+pub use library::{Missing, gpus, gpus_without_compiler};
+pub use nccl::{GroupId, GroupMeeting, collectives};
 pub use planes::Planes;
 pub use tensor::{Matrix, Tensor, Vector};

@@ -9,8 +9,10 @@ mod front_door;
 mod generation;
 mod grpc;
 mod http;
+mod keys;
 mod metrics;
 pub mod process;
+mod readers;
 mod served;
 mod text;
 mod uploads;
@@ -20,5 +22,6 @@ mod test_support;
 
 pub use fleet::Conductors;
 pub use front_door::{FrontDoor, tune};
+pub use keys::check_api_keys;
 pub use served::{CheckedText, check_checkpoint};
 pub use tutti_settings::{FleetSettings, RouterSettings};

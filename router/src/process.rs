@@ -18,7 +18,7 @@ use tutti_runtime::{
 };
 use tutti_settings::RouterProcessSettings;
 
-use crate::{Conductors, FrontDoor, fleet::check_conductors};
+use crate::{Conductors, FrontDoor, check_api_keys, fleet::check_conductors};
 
 /// Time for which the process waits, after the last request, for connections to close. The wait is bounded because a
 /// client's health watch never closes by itself.
@@ -44,6 +44,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
             .map_err(|e| Error::internal(format!("cannot print: {e}")));
     }
     check_conductors(&settings.conductors.conductor, settings.conductors.discover.as_deref())?;
+    check_api_keys(&settings.router)?;
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -69,6 +70,7 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     let (health, metrics) = (Health::default(), Metrics::default());
     let conductors = Conductors::new(&conductors.conductor, conductors.discover.as_deref(), &fleet)?;
     let front_door = FrontDoor::before(conductors, fleet, &router, &metrics)?;
+    front_door.warn_if_open(&[addresses.http, addresses.grpc]);
     let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));
     let services = front_door.grpc_routes(&health)?;
     let following = tokio::spawn(front_door.clone().follow(health.clone()));

@@ -2,6 +2,8 @@
 tests/emulated-gpu/run."""
 
 import ctypes
+import os
+import pathlib
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -158,6 +160,35 @@ def test_bits_depend_on_the_request_alone_on_a_gpu(alone, tmp_path, variant):
             check_prefixes(ON_GPU, alone, tmp_path)
         case "preempted":
             check_preempted(ON_GPU, PAGE_BYTES, alone, tmp_path)
+
+
+@on_a_gpu
+def test_kernels_compiled_ahead_need_no_compiler(start, tmp_path):
+    """`conductor kernels` fills a folder. A worker that is told of it starts without NVRTC and serves."""
+    folder, model = tmp_path / "kernels", GOLDENS / "bf16/qwen3"
+    code, log = run_to_exit("conductor", ["kernels", "--arch", "sm_90a", "--arch", "sm_80", "--out", folder], tmp_path)
+    assert code == 0 and "sm_90a: " in log and "sm_80: " in log, log
+    made = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert all(b".target sm_90a" in text or b".target sm_80" in text for text in made.values())
+    # The loader's path without the compiler. The cache is empty, so nothing else has the kernels.
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    without = [path for path in libraries if path and not (pathlib.Path(path) / "libnvrtc.so.13").exists()]
+    bare = {"LD_LIBRARY_PATH": ":".join(without), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    probe = "import ctypes; ctypes.CDLL('libnvrtc.so.13')"
+    if subprocess.run([sys.executable, "-c", probe], env=bare, capture_output=True).returncode == 0:
+        pytest.skip("the loader finds NVRTC everywhere")
+    args = ["--device", "cuda", "--model", model, "--skip-tokenizer-init"]
+    refused, log = run_to_exit("conductor", [*args, "--http=127.0.0.1:0", "--grpc=127.0.0.1:0"], tmp_path, bare)
+    assert refused == 64 and "libnvrtc.so.13 is missing" in log, log
+    refused, log = run_to_exit("conductor", ["kernels", "--arch", "sm_90", "--out", folder], tmp_path, bare)
+    assert refused == 64 and "sm_90: libnvrtc.so.13 is missing" in log, log
+    asked = {"prompt": [1, 2, 3, 4, 5], "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+    cluster = start(*args, "--compiled-kernels", folder, env=bare)
+    ahead = cluster.complete(**asked)["choices"][0]["token_ids"]
+    cluster.stop()
+    assert not (tmp_path / "cache").exists() and made == {path.name: path.read_bytes() for path in folder.iterdir()}
+    # The compiler's own code for the GPU that is there computes the same.
+    assert ahead == start(*args).complete(**asked)["choices"][0]["token_ids"]
 
 
 def hang_up(cluster, body, tokens):

@@ -36,7 +36,7 @@ impl Gpu {
     /// Opens GPU `ordinal`, counted from 0.
     pub(super) fn open(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
         let missing = |missing: library::Missing| DeviceError::Unsupported(missing.to_string());
-        let count = library::gpus().map_err(missing)?;
+        let count = library::gpus_without_compiler().map_err(missing)?;
         if ordinal >= count {
             return Err(DeviceError::Unsupported(format!("GPU {ordinal} of {count}")));
         }
@@ -131,6 +131,14 @@ impl Event {
         // SAFETY: event and stream are alive.
         unsafe { event::record(event.event, gpu.stream) }.map_err(failed)?;
         Ok(event)
+    }
+
+    /// Marks another point in the same way. Nobody waits for the last one.
+    pub(super) fn record_again(self) -> Result<Self, DeviceError> {
+        // SAFETY: event and stream are alive.
+        unsafe { event::record(self.event, self.gpu.stream) }
+            .map_err(|error| self.gpu.lost("recording an event", error))?;
+        Ok(self)
     }
 
     /// True if the stream has reached the point.

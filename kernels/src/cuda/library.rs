@@ -19,6 +19,14 @@ pub enum Missing {
         /// Folders, in the order of the search.
         searched: String,
     },
+    /// A library without a function that is needed: it is too old.
+    #[error("{library} is here, and it lacks {symbol}: it is too old")]
+    Symbol {
+        /// File name of the library.
+        library: &'static str,
+        /// Name of the function.
+        symbol: &'static str,
+    },
     /// A driver that finds no GPU.
     #[error("libcuda.so.1 is here, and it finds no GPU: {0}")]
     Gpu(String),
@@ -36,7 +44,16 @@ impl Missing {
 
 /// Returns the number of GPUs, at least 1. Opens the libraries that a [`CudaDevice`](super::CudaDevice) needs.
 pub fn gpus() -> Result<usize, Missing> {
-    let library = |library, purpose| Missing::Library { library, purpose, searched: searched() };
+    let count = gpus_without_compiler()?;
+    // SAFETY: the call tries to open the library, whose initialisers run. It is NVIDIA's own.
+    if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
+        return Err(library("libnvrtc.so.13", "it compiles the kernels and comes with CUDA 13"));
+    }
+    Ok(count)
+}
+
+/// As [`gpus`], for a worker whose kernels are compiled.
+pub fn gpus_without_compiler() -> Result<usize, Missing> {
     // SAFETY: the call tries to open the library, whose initialisers run. It is NVIDIA's own, or an emulation of it.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return Err(library(DRIVER, "it comes with the NVIDIA driver"));
@@ -49,18 +66,18 @@ pub fn gpus() -> Result<usize, Missing> {
         return Err(Missing::Gpu("it counts 0; CUDA_VISIBLE_DEVICES may hide them".to_owned()));
     }
     // SAFETY: as above.
-    if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
-        return Err(library("libnvrtc.so.13", "it compiles the kernels and comes with CUDA 13"));
-    }
-    // SAFETY: as above.
     if !unsafe { cudarc::cublaslt::sys::is_culib_present() } {
         return Err(library("libcublasLt.so.13", "it multiplies matrices and comes with CUDA 13"));
     }
     Ok(count)
 }
 
+fn library(library: &'static str, purpose: &'static str) -> Missing {
+    Missing::Library { library, purpose, searched: searched() }
+}
+
 /// The folders that the loader searches, in order.
-fn searched() -> String {
+pub(super) fn searched() -> String {
     folders(env::var_os("LD_LIBRARY_PATH"))
 }
 
@@ -95,6 +112,7 @@ mod tests {
                 );
             }
             Err(Missing::Gpu(why)) => assert!(!why.is_empty()),
+            Err(Missing::Symbol { symbol, .. }) => assert!(!symbol.is_empty()),
         }
     }
 }

@@ -6,8 +6,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod attention;
+mod attention_tiles;
 mod compile;
 mod dense;
 mod flight;
+mod group;
 mod sampling;
 mod support;

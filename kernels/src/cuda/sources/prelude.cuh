@@ -8,7 +8,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define INF __int_as_float(0x7f800000)
-#define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
+// Threads per block, and the blocks that a multiprocessor holds at least.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define DEVICE __device__ __forceinline__
 
 constexpr u32 ALL_LANES = 0xffffffffu;
@@ -90,6 +91,17 @@ DEVICE float warp_max(float x) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, mask));
   return x;
+}
+
+// Keys whose order as integers is that of the floats: -0 is 0, and NaN is above infinity.
+DEVICE u32 key_of(float x) {
+  u32 bits = __float_as_uint(__fadd_rn(x, 0.f));
+  if (x != x) return 0xffffffffu;
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+DEVICE float float_of(u32 key) {
+  if (key == 0xffffffffu) return __int_as_float(0x7fffffff);
+  return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
 // e to the power of x, by the CPU device's polynomial (kernels/src/cpu/simd/math.rs): 0 below -87, infinity above 88.
