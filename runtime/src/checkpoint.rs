@@ -195,7 +195,9 @@ fn make_private(path: &Path) -> io::Result<()> {
     let found = path.symlink_metadata()?;
     let owner = found.uid();
     if !found.is_dir() || owner != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
-        return Err(io::Error::other(format!("it is of user {owner}, others may write to it, or it is a link")));
+        return Err(io::Error::other(format!(
+            "it is of user {owner}, others may write to it, or it is a link"
+        )));
     }
     Ok(())
 }

@@ -87,7 +87,7 @@ impl Formation {
     }
 
     fn meet(&self, what: &str, patience: Duration) -> Result<Box<dyn Collective>, Error> {
-        let Self { group_rank, meeting, deadline } = self;
+        let Self { group_rank, meeting, deadline, .. } = self;
         let group: Result<Box<dyn Collective>, _> = match meeting {
             Meeting::SharedMemory(path) => {
                 SharedMemory::meet(&path.with_extension(what), *group_rank, patience, *deadline)

@@ -184,7 +184,10 @@ fn candidates_give_the_tokens_of_whole_rows() {
                 assert_eq!(found, expected, "{name}, round {round}, some of {ROWS} rows nominated");
             }
         }
-        assert!(sampled > 500 && failed > 20 && not_finite > 20 && truncated > 500, "{sampled} {failed} {not_finite}");
+        assert!(
+            sampled > 500 && failed > 20 && not_finite > 20 && truncated > 500,
+            "{sampled} {failed} {not_finite}"
+        );
     }
 }
 

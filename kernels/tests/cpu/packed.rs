@@ -165,7 +165,8 @@ fn a_fifo_in_the_way_of_the_file_holds_up_nothing() {
     products(Some(dir.path()), &matrices(), Quantize::None);
     let file = only_file(dir.path());
     fs::remove_file(&file).unwrap();
-    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
     let (done, ended) = std::sync::mpsc::channel();
     let path = dir.path().to_owned();
     std::thread::spawn(move || done.send(products(Some(&path), &matrices(), Quantize::None).1));

@@ -11,8 +11,8 @@ fn a_process_is_live_while_each_of_its_tasks_makes_progress() {
     assert_eq!(health.live_at(after(9)), State::Ok);
     assert_eq!(health.live_at(after(12)), State::Not("the quick task has made no progress for 12 s".into()));
     // Each beat gives its own task, and no other, another time of patience.
-    *quick.0.last.lock() = after(59);
-    assert_eq!(health.live_at(after(60)), State::Ok);
+    *quick.0.last.lock() = after(57);
+    assert_eq!(health.live_at(after(58)), State::Ok);
     let late = State::Not("the slow task has made no progress for 62 s".into());
     assert_eq!(health.live_at(after(62)), late);
     slow.beat();

@@ -240,7 +240,9 @@ impl Runner {
             return Ok(());
         }
         let count = self.not_finite;
-        Err(DeviceError::Lost(format!("the results of {count} requests were not finite, and none was between")))
+        Err(DeviceError::Lost(format!(
+            "the results of {count} requests were not finite, and none was between"
+        )))
     }
 }
 

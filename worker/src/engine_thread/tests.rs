@@ -34,7 +34,8 @@ fn bench(lose_after: Option<u64>) -> Bench {
     let (commands, inbox) = mpsc::channel(16);
     let (outbox, reports) = mpsc::channel(2);
     let (load, _) = watch::channel(pb::WorkerLoad::default());
-    let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), host: LOCALHOST };
+    let channels =
+        EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), host: LOCALHOST };
     let runtime = Handle::current();
     Bench {
         commands,

@@ -69,7 +69,8 @@ impl Worker {
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(16);
         let (load, seen) = watch::channel(pb::WorkerLoad::default());
-        let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), host: LOCALHOST };
+        let channels =
+            EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), host: LOCALHOST };
         let runtime = Handle::current();
         // The engine ends when its commands close.
         drop(spawn_blocking(move || engine_thread::run_engine(device_loop, handle, channels, &runtime)));

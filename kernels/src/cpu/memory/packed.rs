@@ -75,7 +75,9 @@ impl PackedWeights {
         (VERSION, env!("CARGO_PKG_VERSION"), key).hash(&mut hasher);
         let path = dir.join(format!("tutti-packed-{:016x}.bin", hasher.finish()));
         let name = page(&format!("tutti packed weights {VERSION}\n{key}\n"));
-        let mode = match open_own(File::options().read(true), &path).and_then(|file| Ok((is_whole(&file, &name)?, file))) {
+        let mode = match open_own(File::options().read(true), &path)
+            .and_then(|file| Ok((is_whole(&file, &name)?, file)))
+        {
             Ok((true, file)) => Mode::Mapping { file, at: PAGE },
             _ => match begin(&path) {
                 Ok((file, partial)) => Mode::Writing { file, partial, at: PAGE },
@@ -191,7 +193,8 @@ fn is_whole(mut file: &File, name: &Page) -> io::Result<bool> {
 fn begin(path: &Path) -> Result<(File, PathBuf), String> {
     let partial = path.with_extension("partial");
     let cannot = |error: io::Error| format!("{} cannot be written: {error}", partial.display());
-    let file = open_own(File::options().write(true).create(true).truncate(false), &partial).map_err(cannot)?;
+    let file =
+        open_own(File::options().write(true).create(true).truncate(false), &partial).map_err(cannot)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {

@@ -51,8 +51,9 @@ impl Header {
         };
         let length = u64::from_le_bytes(*length);
         if length > MAX_HEADER_BYTES {
-            let problem =
-                format!("a header of {length} bytes is declared, the limit is {MAX_HEADER_BYTES}: not safetensors");
+            let problem = format!(
+                "a header of {length} bytes is declared, the limit is {MAX_HEADER_BYTES}: not safetensors"
+            );
             return Err(HeaderError::file(problem));
         }
         let Some(json) = usize::try_from(length).ok().and_then(|length| rest.get(..length)) else {

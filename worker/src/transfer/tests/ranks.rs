@@ -361,8 +361,7 @@ async fn a_cancel_on_either_side_ends_the_shares_of_all_ranks() {
 async fn a_rank_that_cannot_report_takes_no_more_orders() {
     let group_rank = GroupRank { rank: 1, world_size: 2 };
     let (layout, load) = (simulated(1).page_layout(), watch::Sender::default());
-    let mut courier =
-        RankTransfer::new(group_rank, HOSTS, &layout, load, &Handle::current());
+    let mut courier = RankTransfer::new(group_rank, HOSTS, &layout, load, &Handle::current());
     // Nothing listens at this port once the listener is dropped.
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let order = |order| pb::RankOrder { order: Some(order) };
