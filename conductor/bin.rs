@@ -1,7 +1,7 @@
 //! The conductor with its workers and, unless `no_router` is set, a router in front.
 //!
 //! Started under the name `worker`, the same executable runs as one of the workers, so a cluster needs only this one
-//! file.
+//! file. `conductor kernels` compiles the kernels of GPUs, and serves nothing.
 
 use std::{
     ffi::OsStr,
@@ -46,7 +46,7 @@ use tutti_runtime::{
 use tutti_settings::{
     AddressSettings, ConductorSettings, ConnectionSettings, DeviceChoice, LoadFormat, RouterSettings,
 };
-use tutti_worker::{isa, lifeline::Lifeline};
+use tutti_worker::{isa, kernels, lifeline::Lifeline};
 
 const NAME: &str = "conductor";
 /// Path of the executable of this process, even if the file has been replaced since the start. Workers run it, because
@@ -59,6 +59,9 @@ const CLOSING: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().peekable();
+    if std::env::args_os().nth(1).as_deref() == Some(OsStr::new("kernels")) {
+        return kernels::compile(std::iter::once(kernels::NAME.into()).chain(arguments.skip(2)));
+    }
     let name = arguments.peek().and_then(|name| Path::new(name).file_name());
     if name == Some(OsStr::new("worker")) {
         return tutti_worker::spawned(arguments);

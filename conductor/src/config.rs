@@ -26,7 +26,8 @@ use crate::cluster::GroupSpec;
 /// The conductor, as `--help` describes it.
 const PROCESS: Process = Process {
     name: "conductor",
-    about: "Serves a model with one conductor, its workers, and a router in front.",
+    about: "Serves a model with one conductor, its workers, and a router in front. `conductor kernels --help` is about \
+            compiling GPU kernels ahead of time.",
     example: ("max_step_tokens", "256"),
     prints_config: true,
 };
@@ -148,12 +149,14 @@ fn common_settings(
         max_waiting_requests: max_waiting_requests(settings),
         weights,
         device: DeviceSettings {
+            compiled_kernels: absolute("compiled_kernels", settings.device.compiled_kernels.as_deref())?,
             threads: Some(threads_per_worker(&settings.device, workers)),
             ..settings.device.clone()
         },
         tensor_parallel: settings.tensor_parallel.clone(),
         engine: settings.engine.clone(),
         memory_share: memory_share(workers),
+        hang_timeout: settings.faults.hang_timeout,
         trace,
         sim: settings.sim.clone(),
     })

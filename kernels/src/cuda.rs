@@ -4,6 +4,7 @@
 //! [`gpus`] says what is missing. Activations are f32; weights, keys and values have the checkpoint's type. Products run in
 //! cuBLASLt, all else in the kernels of `cuda/sources`. See `docs/cuda.md`.
 
+mod attention_work;
 mod compile;
 mod context;
 mod device;
@@ -12,13 +13,15 @@ mod kernels;
 mod library;
 mod memory;
 mod planes;
+mod progress;
 mod results;
 mod staging;
 mod step;
 mod tensor;
+mod watchdog;
 
-pub use compile::{KernelCache, SOURCES, Source, compile};
+pub use compile::{KernelCache, SOURCES, Source, compile, compile_all, virtual_architecture};
 pub use device::{CudaDevice, Done};
-pub use library::{Missing, gpus};
+pub use library::{Missing, gpus, gpus_without_compiler};
 pub use planes::Planes;
 pub use tensor::{Matrix, Tensor, Vector};

@@ -18,6 +18,7 @@ use crate::{
     grpc, http,
     metrics::RouterMetrics,
     served::CheckedText,
+    uploads::{Pace, Uploads},
 };
 
 /// HTTP/2 window of one stream from the conductor, in bytes. The window bounds the data that a slow client leaves
@@ -36,7 +37,7 @@ pub fn tune(endpoint: Endpoint) -> Endpoint {
 #[derive(Clone)]
 pub struct FrontDoor {
     generator: Arc<Generator>,
-    max_body_bytes: usize,
+    uploads: Uploads,
 }
 
 impl FrontDoor {
@@ -85,20 +86,21 @@ impl FrontDoor {
         settings.validate()?;
         let fleet = Fleet::new(conductors, settings, config.skip_tokenizer_init, text, metrics);
         let metrics = RouterMetrics::register(metrics);
-        let max_body_bytes = config.max_body_bytes;
-        Ok(Self { generator: Arc::new(Generator::new(fleet, config, metrics)), max_body_bytes })
+        let pace = Pace::new(config.upload_timeout(), config.upload_bytes_per_second);
+        let uploads = Uploads::new(config.max_body_bytes, pace);
+        Ok(Self { generator: Arc::new(Generator::new(fleet, config, metrics)?), uploads })
     }
 
     /// The OpenAI routes. Unknown routes get an error in OpenAI's shape as well. The caller merges them with
     /// [`tutti_runtime::operations::routes`].
     pub fn http_routes(&self) -> axum::Router {
-        http::routes(self.generator.clone(), self.max_body_bytes)
+        http::routes(self.generator.clone(), self.uploads.clone())
     }
 
     /// The gRPC services: `tutti.v1.Inference`, reflection, and `grpc.health.v1`, which reports the readiness in
     /// `health`. Must be called inside a Tokio runtime. The caller may add services.
     pub fn grpc_routes(&self, health: &Health) -> Result<tonic::service::Routes, Error> {
-        grpc::routes(self.generator.clone(), self.max_body_bytes, health)
+        grpc::routes(self.generator.clone(), self.uploads.clone(), health)
     }
 
     /// Follows the conductors for as long as the future is polled.

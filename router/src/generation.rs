@@ -13,6 +13,6 @@ pub mod validate;
 
 pub use choice::{Delta, Finish, OutputToken, Reason};
 pub use generator::Generator;
-pub use prompts::{EncodedPrompt, to_tokens};
+pub use prompts::{EncodedPrompt, Length, to_tokens};
 pub use request::{GenerationRequest, Media, Output, Prompt, Sampling, Stopping};
 pub use stream::{Generation, Usage};

@@ -30,7 +30,7 @@ use axum::{
 use tutti_runtime::{Error, ErrorKind};
 
 use self::body::BodyReader;
-use crate::generation::Generator;
+use crate::{generation::Generator, text::pool::Lane, uploads::Uploads};
 
 /// Size of a body in bytes above which parsing runs in the text pool, to keep the async threads free.
 const PARSED_IN_PLACE_BYTES: usize = 64 << 10;
@@ -55,13 +55,13 @@ impl Api {
         if body.bytes.len() <= PARSED_IN_PLACE_BYTES {
             return parse(&body.bytes);
         }
-        self.generator.on_text(move || parse(&body.bytes)).await?
+        self.generator.on_text(Lane::Parse, move || parse(&body.bytes)).await?
     }
 }
 
 /// The routes of a front door.
-pub fn routes(generator: Arc<Generator>, max_body_bytes: usize) -> Router {
-    let api = Api { generator, bodies: BodyReader::new(max_body_bytes), since: unix_seconds() };
+pub fn routes(generator: Arc<Generator>, uploads: Uploads) -> Router {
+    let api = Api { generator, bodies: BodyReader::new(uploads), since: unix_seconds() };
     Router::new()
         .route("/v1/completions", post(completions::create))
         .route("/v1/chat/completions", post(chat::create))

@@ -13,6 +13,7 @@ mod metrics;
 pub mod process;
 mod served;
 mod text;
+mod uploads;
 
 #[cfg(test)]
 mod test_support;

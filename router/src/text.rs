@@ -2,6 +2,7 @@
 
 pub mod detokenizer;
 pub mod pool;
+mod segments;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;

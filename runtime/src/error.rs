@@ -11,6 +11,13 @@ const KIND: &str = "tutti-error-kind";
 const FIELD: &str = "tutti-error-field";
 const RETRY_AFTER: &str = "retry-after";
 
+/// Maximum length of an error's message in bytes. A message may quote a value of the request, of any length.
+const MAX_MESSAGE_BYTES: usize = 2048;
+/// Bytes that stay of the end of a message that is too long: the end often names the limit.
+const MESSAGE_END_BYTES: usize = 512;
+/// Maximum length of a field's name in bytes. Unknown fields are refused by name, of any length.
+const MAX_FIELD_BYTES: usize = 256;
+
 /// The kind of an error, from the caller's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
@@ -20,7 +27,7 @@ pub enum ErrorKind {
     NotFound,
     /// The request's body exceeds the limit.
     TooLarge,
-    /// A limit is reached. A later retry may succeed.
+    /// A limit that all callers share is reached: a queue or a pool is full. A later retry may succeed.
     Overloaded,
     /// No process can accept the request now.
     Unavailable,
@@ -32,11 +39,17 @@ pub enum ErrorKind {
     Unsupported,
     /// A fault of Tutti's own.
     Internal,
+    /// The request has no valid API key.
+    Unauthenticated,
+    /// The caller may not send this request.
+    Forbidden,
+    /// A limit of the caller's own is reached, such as its requests per minute. A later retry may succeed.
+    RateLimited,
 }
 
 impl ErrorKind {
     /// Every kind with its codes: gRPC, HTTP, OpenAI's `type`, and the kind on the wire.
-    const TABLE: [(Self, Code, StatusCode, &'static str, pb::ErrorKind); 9] = {
+    const TABLE: [(Self, Code, StatusCode, &'static str, pb::ErrorKind); 12] = {
         use pb::ErrorKind as Wire;
         const GONE: StatusCode = match StatusCode::from_u16(499) {
             Ok(code) => code,
@@ -61,8 +74,8 @@ impl ErrorKind {
             (
                 Self::Overloaded,
                 Code::ResourceExhausted,
-                StatusCode::TOO_MANY_REQUESTS,
-                "rate_limit_error",
+                StatusCode::SERVICE_UNAVAILABLE,
+                "server_error",
                 Wire::Overloaded,
             ),
             (
@@ -93,6 +106,28 @@ impl ErrorKind {
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "server_error",
                 Wire::Internal,
+            ),
+            (
+                Self::Unauthenticated,
+                Code::Unauthenticated,
+                StatusCode::UNAUTHORIZED,
+                "invalid_request_error",
+                Wire::Unauthenticated,
+            ),
+            (
+                Self::Forbidden,
+                Code::PermissionDenied,
+                StatusCode::FORBIDDEN,
+                "invalid_request_error",
+                Wire::Forbidden,
+            ),
+            // The code is also that of `Overloaded`; the kind in the metadata tells them apart.
+            (
+                Self::RateLimited,
+                Code::ResourceExhausted,
+                StatusCode::TOO_MANY_REQUESTS,
+                "rate_limit_error",
+                Wire::RateLimited,
             ),
         ]
     };
@@ -129,6 +164,9 @@ impl ErrorKind {
             Self::Cancelled => "cancelled",
             Self::Unsupported => "unsupported",
             Self::Internal => "internal",
+            Self::Unauthenticated => "unauthenticated",
+            Self::Forbidden => "forbidden",
+            Self::RateLimited => "rate_limited",
         }
     }
 
@@ -151,14 +189,16 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of this kind. By convention the message is lowercase and names the values.
+    /// An error of this kind. By convention the message is lowercase and names the values. The middle of a message over
+    /// 2 KiB is left out.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), field: None, retry_after: None }
+        let message = shorten(message.into(), MAX_MESSAGE_BYTES, MESSAGE_END_BYTES);
+        Self { kind, message, field: None, retry_after: None }
     }
 
     /// An invalid request field. `field` is spelt as in the client's request.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { field: Some(field.into()), ..Self::new(ErrorKind::InvalidArgument, message) }
+        Self::new(ErrorKind::InvalidArgument, message).with_field(field)
     }
 
     /// A fault of Tutti's own. The message is for the operator, and clients see it too.
@@ -171,15 +211,20 @@ impl Error {
         Self { retry_after: Some(Duration::from_secs(1)), ..Self::new(ErrorKind::Unavailable, message) }
     }
 
-    /// A limit is reached. The client may retry after `retry_after`.
+    /// A limit that all callers share is reached. The client may retry after `retry_after`.
     pub fn overloaded(message: impl Into<String>, retry_after: Duration) -> Self {
         Self { retry_after: Some(retry_after), ..Self::new(ErrorKind::Overloaded, message) }
     }
 
-    /// Sets the field at fault.
+    /// A limit of the caller's own is reached. The client may retry after `retry_after`.
+    pub fn rate_limited(message: impl Into<String>, retry_after: Duration) -> Self {
+        Self { retry_after: Some(retry_after), ..Self::new(ErrorKind::RateLimited, message) }
+    }
+
+    /// Sets the field at fault. The middle of a name over 256 bytes is left out.
     #[must_use]
     pub fn with_field(mut self, field: impl Into<String>) -> Self {
-        self.field = Some(field.into());
+        self.field = Some(shorten(field.into(), MAX_FIELD_BYTES, MAX_FIELD_BYTES / 4));
         self
     }
 
@@ -208,6 +253,17 @@ impl Error {
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
+}
+
+/// Leaves out the middle of a text that is longer than `limit` bytes. About `end` bytes of its end stay.
+fn shorten(text: String, limit: usize, end: usize) -> String {
+    if text.len() <= limit {
+        return text;
+    }
+    let left_out = " … ";
+    let head = text.floor_char_boundary(limit - end - left_out.len());
+    let tail = text.ceil_char_boundary(text.len() - end);
+    [&text[..head], left_out, &text[tail..]].concat()
 }
 
 impl fmt::Display for Error {

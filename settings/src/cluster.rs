@@ -84,6 +84,8 @@ settings! {
             pin_threads: bool = false;
             /// Instruction path on a CPU
             cpu_isa: CpuIsa = CpuIsa::Auto;
+            /// Folder of GPU kernels from `conductor kernels`; a worker compiles what it does not find there
+            compiled_kernels: Option<PathBuf> = None, unit "DIR";
         }
     }
 }

@@ -8,7 +8,7 @@ settings! {
     /// Limits of patience, and of the work that a fault may cost.
     pub struct FaultSettings {
         "Scheduling" => {
-            /// Requests that may wait beyond the running ones; further ones get HTTP status 429
+            /// Requests that may wait beyond the running ones; further ones get HTTP status 503
             max_queued_requests: u32 = 1024, unit "N", at most 1 << 20;
         }
         "Faults" => {

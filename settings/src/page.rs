@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::{ConductorSettings, Kind, RouterProcessSettings, Setting, Settings, WorkerProcessSettings};
+use crate::{
+    ConductorSettings, KernelsProcessSettings, Kind, RouterProcessSettings, Setting, Settings,
+    WorkerProcessSettings,
+};
 
 const INTRODUCTION: &str = "\
 # Configuration
@@ -59,6 +62,11 @@ pub fn page() -> String {
             "`worker`",
             "A worker that joins by hand. Its conductor sends it all other settings.",
             WorkerProcessSettings::declared(),
+        ),
+        (
+            "`conductor kernels`",
+            "Compiles the kernels of NVIDIA GPUs [ahead of time](cuda.md#ahead-of-time).",
+            KernelsProcessSettings::declared(),
         ),
     ];
     for (name, about, settings) in processes {

@@ -14,6 +14,10 @@ settings! {
         "Router" => {
             /// Size of the largest HTTP body or gRPC message. A larger one is refused before it is read.
             max_body_bytes: usize = 32 << 20, unit "BYTES", at least 1;
+            /// Time that a body or message may take to arrive.
+            upload_timeout_s: u32 = 120, unit "SECONDS", at least 1;
+            /// Least rate at which a body or message must arrive, after its first ten seconds.
+            upload_bytes_per_second: u32 = 4096, unit "BYTES", at least 1;
             /// Choices in progress at once: `n` times the prompts of each request. A request that alone has more is
             /// refused for good, any other may be sent again later.
             max_concurrent_choices: u32 = 1024, unit "N", at least 1;
@@ -32,6 +36,11 @@ fn default_tokenizer_threads() -> usize {
 }
 
 impl RouterSettings {
+    /// `upload_timeout_s` as a duration.
+    pub fn upload_timeout(&self) -> Duration {
+        Duration::from_secs(self.upload_timeout_s.into())
+    }
+
     /// Refuses values under which nothing could be served.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()

@@ -31,6 +31,8 @@ pub struct WorkerSettings {
     /// Bytes of the conductor's machine for this worker, weights included: an equal share of what was free when the
     /// conductor started. None if the conductor does not start this worker's group, or cannot tell.
     pub memory_share: Option<ByteSize>,
+    /// Time in seconds without a step after which the conductor kills the worker.
+    pub hang_timeout: u32,
     /// The step trace.
     pub trace: TraceSettings,
     /// The simulated device. Used only if `device` names it.

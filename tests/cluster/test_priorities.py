@@ -198,7 +198,7 @@ def test_refusals_and_missed_deadlines_are_counted_by_reason(start):
         waits = pool.submit(cluster.post, PATH, asked(4, timeout_ms=LATE_MS))
         wait_until_waiting(cluster, 1)
         wait_for("an age of the queue", lambda: cluster.metrics()["tutti_queue_age_seconds"] > 0)
-        assert cluster.post(PATH, asked(4)).status_code == 429
+        assert cluster.post(PATH, asked(4)).status_code == 503
         assert cluster.post(PATH, asked(4, priority=9)).json()["error"]["param"] == "priority"
         assert waits.result().status_code == 504
     cluster.wait_until_idle()

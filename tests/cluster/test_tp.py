@@ -8,11 +8,10 @@ import signal
 import subprocess
 import time
 
-import numpy as np
 import pytest
 from harness import GOLDENS, START_S, free_port, run_to_exit, wait_for
 from safetensors.numpy import load_file
-from test_golden import BOUND, LENGTHS, MODELS, answers, log_softmax, pick, prompt_logprobs
+from test_golden import BOUND, LENGTHS, MODELS, answers, greatest_deviation
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
 ASK = dict(prompt=[5, 6, 7], max_tokens=24, temperature=1, seed=11, ignore_eos=True, return_token_ids=True)
@@ -28,20 +27,6 @@ def steps(cluster):
 
 def tokens(cluster, **changes):
     return cluster.complete(**ASK | changes)["choices"][0]["token_ids"]
-
-
-def greatest_deviation(golden, got):
-    """The greatest deviation of a logprob from the reference. Checks that the tokens are equal."""
-    worst = 0.0
-    for length, choice in got.items():
-        ids, greedy = golden[f"t{length}.input_ids"], golden[f"t{length}.greedy"]
-        assert choice["token_ids"] == greedy.tolist(), f"t{length}"
-        prompt = pick(log_softmax(golden[f"t{length}.logits"][:-1]), ids[1:])
-        sampled = pick(log_softmax(golden[f"t{length}.greedy_logits"]), greedy)
-        ours = np.array(choice["logprobs"]["token_logprobs"])
-        for difference in (np.abs(prompt_logprobs(choice, ids) - prompt), np.abs(ours - sampled)):
-            worst = max(worst, difference.max(initial=0.0))
-    return worst
 
 
 @pytest.mark.parametrize("model", MODELS)

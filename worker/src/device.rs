@@ -18,7 +18,17 @@ pub enum Chosen {
 
 /// Chooses the device by the settings and by what the worker's machine has, and logs what `auto` stands for.
 pub fn choose(settings: &WorkerSettings, rank: Rank) -> Result<Chosen, Error> {
-    let chosen = choose_among(settings, rank, cuda::gpus)?;
+    if let Some(dir) = settings.device.compiled_kernels.as_deref().filter(|dir| !dir.is_dir()) {
+        return Err(Error::invalid(
+            "compiled_kernels",
+            format!("is {}, which is no directory", dir.display()),
+        ));
+    }
+    let gpus = match settings.device.compiled_kernels {
+        Some(_) => cuda::gpus_without_compiler,
+        None => cuda::gpus,
+    };
+    let chosen = choose_among(settings, rank, gpus)?;
     if settings.device.device == DeviceChoice::Auto {
         tracing::info!(worker = %rank, device = ?chosen, "the device that --device auto stands for");
     }

@@ -11,6 +11,7 @@ mod engine_thread;
 mod group;
 pub mod isa;
 mod join;
+pub mod kernels;
 pub mod lifeline;
 mod loading;
 mod packed;

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use tutti_engine::{Engine, EngineSettings, StepMemory, kv_budget};
+use tutti_engine::{Engine, EngineSettings, StepMemory, kv_budget, profile};
 use tutti_kernels::{
     Device, DeviceError,
+    collective::GroupRank,
     cpu::{Cores, CpuDevice, Isa},
     cuda::{CudaDevice, KernelCache},
 };
@@ -46,11 +47,12 @@ pub fn load_worker(
     on_progress: impl FnMut(pb::LoadProgress),
 ) -> Result<Loaded, Error> {
     let began = Instant::now();
-    let model = load_model(settings, rank, group, on_progress)?;
+    let mut model = load_model(settings, rank, group, on_progress)?;
     let loaded = Instant::now();
     let share = settings.memory_share.map(|share| share.0);
     let (model, engine_settings) = match group {
         None => {
+            profile(&mut *model, &settings.engine, GroupRank::ALONE)?;
             let kv_cache_memory = Some(ByteSize(kv_budget(&*model, &settings.engine, share)));
             (model, EngineSettings { kv_cache_memory, ..settings.engine.clone() })
         }
@@ -105,7 +107,7 @@ fn load_model(
     };
     Ok(match device::choose(settings, rank)? {
         Chosen::Cuda { ordinal } => {
-            let device = CudaDevice::open(ordinal, &KernelCache::of_user()).map_err(LoadError::from)?;
+            let device = cuda_device(settings, rank, ordinal).map_err(LoadError::from)?;
             load(&options, device, &mut progress)?
         }
         Chosen::Cpu => {
@@ -133,6 +135,15 @@ fn load_model(
             settings: &settings.sim,
         })?,
     })
+}
+
+/// Opens a GPU. The log says what a GPU hangs in before the conductor ends the worker, which it does `hang_timeout` after
+/// the last step.
+fn cuda_device(settings: &WorkerSettings, rank: Rank, ordinal: usize) -> Result<CudaDevice, DeviceError> {
+    let limit = Duration::from_secs(settings.hang_timeout.into()) / 2;
+    let cache = KernelCache::of_user().with_compiled(settings.device.compiled_kernels.clone());
+    CudaDevice::open(ordinal, &cache)?
+        .with_watchdog(limit, move |hangs| tracing::error!(worker = %rank, "{hangs}"))
 }
 
 /// Creates the CPU device. If threads are pinned, the rank selects the cores. The workers that a conductor spawns have

@@ -1,7 +1,8 @@
 //! Compilation of the kernels' sources by NVRTC, and the cache of what it made.
 //!
 //! The result is PTX for the GPU's architecture, which the driver translates further. A file of the cache is named by a hash
-//! of the source, the options and the driver's version, so that none is ever stale.
+//! of the source, the options and the driver's version, so that none is ever stale. A file that was compiled ahead of time
+//! is named by a hash of the source and the options: no driver is there, and whoever fills a folder knows its compiler.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -48,6 +49,27 @@ pub const SOURCES: &[Source] = &[
         &["rope_angles", "rotate_and_store_f32", "rotate_and_store_bf16", "rotate_and_store_f16"]
     ),
     source!("attention.cu", ["prelude.cuh"], &["attention_f32", "attention_bf16", "attention_f16"]),
+    source!(
+        "attention_tiles.cu",
+        ["prelude.cuh", "mma.cuh"],
+        &[
+            "narrow_bf16_32",
+            "narrow_bf16_64",
+            "narrow_bf16_128",
+            "narrow_f16_32",
+            "narrow_f16_64",
+            "narrow_f16_128",
+            "wide_bf16_32",
+            "wide_bf16_64",
+            "wide_bf16_128",
+            "wide_f16_32",
+            "wide_f16_64",
+            "wide_f16_128",
+            "merge_splits_32",
+            "merge_splits_64",
+            "merge_splits_128",
+        ]
+    ),
     source!("recurrence.cu", ["prelude.cuh"], &["decayed_sum"]),
     source!("argmax.cu", ["prelude.cuh", "logits.cuh"], &["argmax", "partial_argmax", "best_candidates"]),
     source!("sample.cu", ["prelude.cuh", "logits.cuh"], &["sample", "score_tokens"]),
@@ -55,7 +77,7 @@ pub const SOURCES: &[Source] = &[
 
 impl Source {
     /// The whole text, in which messages of the compiler name the files and lines of this folder.
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         self.text.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
     }
 }
@@ -102,12 +124,19 @@ fn text_of(bytes: Vec<std::ffi::c_char>) -> String {
 pub struct KernelCache {
     /// `None` compiles at every start.
     dir: Option<PathBuf>,
+    /// What [`compile_all`] has written, which is looked at first and never written here.
+    compiled: Option<PathBuf>,
 }
 
 impl KernelCache {
     /// Uses `dir`, which is made when the first file is written.
     pub fn new(dir: Option<PathBuf>) -> Self {
-        Self { dir }
+        Self { dir, compiled: None }
+    }
+
+    /// Takes kernels from a folder that [`compile_all`] has filled, as far as it has them.
+    pub fn with_compiled(self, compiled: Option<PathBuf>) -> Self {
+        Self { compiled, ..self }
     }
 
     /// `tutti/kernels` in the user's folder of caches: `XDG_CACHE_HOME`, or `.cache` in `HOME`.
@@ -117,21 +146,30 @@ impl KernelCache {
         Self::new(caches.map(|caches| caches.join("tutti/kernels")))
     }
 
-    /// Returns the PTX of a source: from the cache or, the first time, from the compiler. A cache that cannot be written
-    /// costs time at the next start, and nothing else.
+    /// Returns the PTX of a source: what was compiled ahead of time, or what the cache has or, the first time, the
+    /// compiler's. A cache that cannot be written costs time at the next start, and nothing else.
     pub(super) fn ptx(
         &self,
         source: &Source,
         architecture: &str,
         driver: i32,
     ) -> Result<String, DeviceError> {
-        let file = self.dir.as_ref().map(|dir| dir.join(file_name(source, architecture, driver)));
-        if let Some(ptx) =
-            file.as_ref().and_then(|file| fs::read_to_string(file).ok()).filter(|ptx| !ptx.is_empty())
-        {
+        let file = self.dir.as_ref().map(|dir| dir.join(file_name(source, architecture, Some(driver))));
+        // Code for this architecture alone goes before code for it and all later ones.
+        let ahead = [format!("{architecture}a"), architecture.to_owned()]
+            .map(|name| self.compiled.as_ref().map(|dir| dir.join(file_name(source, &name, None))));
+        let known = ahead.iter().chain([&file]).flatten().find_map(|file| fs::read_to_string(file).ok());
+        if let Some(ptx) = known.filter(|ptx| !ptx.is_empty()) {
             return Ok(ptx);
         }
-        let (ptx, _) = compile(source, architecture).map_err(DeviceError::Unsupported)?;
+        let (ptx, _) = compile(source, architecture).map_err(|why| {
+            DeviceError::Unsupported(match &self.compiled {
+                Some(dir) => {
+                    format!("{why}, and {} has no {} for {architecture}", dir.display(), source.name)
+                }
+                None => why,
+            })
+        })?;
         if let Some(file) = file {
             let _ = write(&file, &ptx);
         }
@@ -139,9 +177,29 @@ impl KernelCache {
     }
 }
 
-fn file_name(source: &Source, architecture: &str, driver: i32) -> String {
+/// Compiles all sources for an architecture such as `compute_90a` into `dir`, where
+/// [`with_compiled`](KernelCache::with_compiled) finds them, and returns the number of files.
+pub fn compile_all(dir: &Path, architecture: &str) -> Result<usize, String> {
+    for source in SOURCES {
+        let (ptx, _) = compile(source, architecture)?;
+        let file = dir.join(file_name(source, architecture, None));
+        write(&file, &ptx).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    Ok(SOURCES.len())
+}
+
+/// The name under which NVRTC makes PTX for a GPU: `compute_90a` for `sm_90a`. `None` if `name` has another form.
+pub fn virtual_architecture(name: &str) -> Option<String> {
+    let number = name.strip_prefix("sm_")?;
+    let digits = number.trim_end_matches(['a', 'f']);
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && number.len() <= digits.len() + 1).then(|| format!("compute_{number}"))
+}
+
+/// The name of a file of the cache; without a driver, of one that was compiled ahead of time.
+fn file_name(source: &Source, architecture: &str, driver: Option<i32>) -> String {
     let stem = source.name.trim_end_matches(".cu");
-    let key = format!("{}\0{architecture}\0{OPTIONS:?}\0{driver}", source.text());
+    let key = format!("{}\0{architecture}\0{OPTIONS:?}\0{driver:?}", source.text());
     format!("{stem}-{architecture}-{:032x}.ptx", fnv(key.as_bytes()))
 }
 
@@ -167,7 +225,7 @@ fn fnv(bytes: &[u8]) -> u128 {
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelCache, SOURCES, file_name, fnv};
+    use super::{KernelCache, SOURCES, file_name, fnv, virtual_architecture};
 
     #[test]
     fn every_kernel_that_is_named_is_in_its_source() {
@@ -185,13 +243,14 @@ mod tests {
     #[test]
     fn a_file_is_named_by_all_that_decides_its_contents() {
         let (first, second) = (&SOURCES[0], &SOURCES[1]);
-        let name = file_name(first, "compute_90", 13000);
-        assert_eq!(name, file_name(first, "compute_90", 13000));
+        let name = file_name(first, "compute_90", Some(13000));
+        assert_eq!(name, file_name(first, "compute_90", Some(13000)));
         assert!(name.starts_with("rms_norm-compute_90-") && name.ends_with(".ptx"), "{name}");
         for other in [
-            file_name(second, "compute_90", 13000),
-            file_name(first, "compute_80", 13000),
-            file_name(first, "compute_90", 13010),
+            file_name(second, "compute_90", Some(13000)),
+            file_name(first, "compute_80", Some(13000)),
+            file_name(first, "compute_90", Some(13010)),
+            file_name(first, "compute_90", None),
         ] {
             assert_ne!(name, other);
         }
@@ -204,9 +263,38 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cache = KernelCache::new(Some(dir.path().to_owned()));
         let source = &SOURCES[0];
-        std::fs::write(dir.path().join(file_name(source, "compute_0", 1)), "cached").unwrap();
+        std::fs::write(dir.path().join(file_name(source, "compute_0", Some(1))), "cached").unwrap();
         assert_eq!(cache.ptx(source, "compute_0", 1).unwrap(), "cached");
         // No compiler knows this architecture, and none may be here.
         assert!(cache.ptx(source, "compute_0", 2).is_err());
+    }
+
+    #[test]
+    fn what_was_compiled_ahead_goes_before_the_cache_whatever_the_driver() {
+        let [own, ahead] = [(), ()].map(|()| tempfile::tempdir().unwrap());
+        let source = &SOURCES[0];
+        let cache =
+            KernelCache::new(Some(own.path().to_owned())).with_compiled(Some(ahead.path().to_owned()));
+        std::fs::write(own.path().join(file_name(source, "compute_0", Some(1))), "cached").unwrap();
+        for (name, what) in [("compute_0", "for 0 and later"), ("compute_0a", "for 0 alone")] {
+            assert_ne!(cache.ptx(source, "compute_0", 1).unwrap(), what);
+            std::fs::write(ahead.path().join(file_name(source, name, None)), what).unwrap();
+            assert_eq!(cache.ptx(source, "compute_0", 1).unwrap(), what);
+            assert_eq!(cache.ptx(source, "compute_0", 2).unwrap(), what);
+        }
+        let error = cache.ptx(&SOURCES[1], "compute_0", 1).unwrap_err().to_string();
+        assert!(
+            error.contains(&*ahead.path().to_string_lossy()) && error.contains(SOURCES[1].name),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn architectures_are_named_as_gpus_are() {
+        assert_eq!(virtual_architecture("sm_90a").as_deref(), Some("compute_90a"));
+        assert_eq!(virtual_architecture("sm_120").as_deref(), Some("compute_120"));
+        for wrong in ["90a", "sm_", "sm_a", "sm_90aa", "sm_9x", "compute_90", "sm_90 -DX"] {
+            assert_eq!(virtual_architecture(wrong), None, "{wrong}");
+        }
     }
 }

@@ -6,6 +6,8 @@ use cudarc::driver::result::{self, DriverError, event, stream};
 use cudarc::driver::sys;
 
 use super::library;
+use super::progress::Progress;
+use super::watchdog::CurrentWait;
 use crate::DeviceError;
 
 /// A GPU with a context and a stream.
@@ -13,11 +15,16 @@ pub(super) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     pub(super) stream: sys::CUstream,
+    /// Number of the GPU among those that the process sees.
+    pub(super) ordinal: usize,
     pub(super) name: String,
     /// Compute capability, such as 9 and 0.
     pub(super) capability: (i32, i32),
     /// The driver's version as CUDA counts it, such as 13000.
     pub(super) driver: i32,
+    pub(super) progress: Progress,
+    /// The wait for this GPU that is under way, for the watchdog.
+    pub(super) wait: CurrentWait,
 }
 
 // SAFETY: a context and its stream may be used by any thread that binds the context, as every user of a `Gpu` does.
@@ -29,7 +36,7 @@ impl Gpu {
     /// Opens GPU `ordinal`, counted from 0.
     pub(super) fn open(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
         let missing = |missing: library::Missing| DeviceError::Unsupported(missing.to_string());
-        let count = library::gpus().map_err(missing)?;
+        let count = library::gpus_without_compiler().map_err(missing)?;
         if ordinal >= count {
             return Err(DeviceError::Unsupported(format!("GPU {ordinal} of {count}")));
         }
@@ -53,19 +60,37 @@ impl Gpu {
         // SAFETY: the context is alive.
         unsafe { result::ctx::set_current(context) }.map_err(failed("binding the context"))?;
         let stream = stream::create(stream::StreamKind::NonBlocking).map_err(failed("making a stream"))?;
-        Ok(Arc::new(Self { device, context, stream, name, capability, driver }))
+        let progress = Progress::new().map_err(failed("allocating pinned memory"))?;
+        let wait = CurrentWait::new();
+        Ok(Arc::new(Self { device, context, stream, ordinal, name, capability, driver, progress, wait }))
     }
 
     /// Makes the context that of the calling thread. Every entry into the device begins with it.
     pub(super) fn bind(&self) -> Result<(), DeviceError> {
         // SAFETY: the context is alive until `Drop`.
-        unsafe { result::ctx::set_current(self.context) }.map_err(|error| lost("binding the context", error))
+        unsafe { result::ctx::set_current(self.context) }
+            .map_err(|error| self.lost("binding the context", error))
     }
 
     /// Waits for all that the stream holds.
     pub(super) fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream is alive until `Drop`.
-        unsafe { stream::synchronize(self.stream) }.map_err(|error| lost("waiting for the GPU", error))
+        self.wait
+            .during(|| unsafe { stream::synchronize(self.stream) })
+            .map_err(|error| self.lost("waiting for the GPU", error))
+    }
+
+    /// The loss of the GPU by an error of the driver, with the name of the kernel that began last.
+    pub(super) fn lost(&self, what: &str, error: DriverError) -> DeviceError {
+        DeviceError::Lost(format!("{what}: {error}; {}", self.last_kernel()))
+    }
+
+    /// A clause on the kernel that the GPU began last.
+    pub(super) fn last_kernel(&self) -> String {
+        match self.progress.kernel() {
+            Some(kernel) => format!("the kernel that began last is {kernel}"),
+            None => "no kernel has begun".to_owned(),
+        }
     }
 
     /// Bytes of device memory that nobody has allocated.
@@ -82,6 +107,7 @@ impl Drop for Gpu {
         unsafe {
             let _ = result::ctx::set_current(self.context);
             let _ = stream::destroy(self.stream);
+            self.progress.free();
             let _ = result::primary_ctx::release(self.device);
         }
     }
@@ -99,7 +125,7 @@ unsafe impl Send for Event {}
 impl Event {
     /// Marks the point behind all that the stream holds.
     pub(super) fn record(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
-        let failed = |error| lost("recording an event", error);
+        let failed = |error| gpu.lost("recording an event", error);
         let event = event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed)?;
         let event = Self { gpu: gpu.clone(), event };
         // SAFETY: event and stream are alive.
@@ -120,7 +146,7 @@ impl Event {
     /// Waits until the stream has reached the point.
     pub(super) fn wait(&self) -> Result<(), DriverError> {
         // SAFETY: the event is alive.
-        unsafe { sys::cuEventSynchronize(self.event).result() }
+        self.gpu.wait.during(|| unsafe { sys::cuEventSynchronize(self.event).result() })
     }
 }
 
@@ -134,7 +160,7 @@ impl Drop for Event {
     }
 }
 
-/// The loss of the device by an error of the driver.
-pub(super) fn lost(what: &str, error: DriverError) -> DeviceError {
+/// The failure of opening a GPU, by an error of the driver.
+fn lost(what: &str, error: DriverError) -> DeviceError {
     DeviceError::Lost(format!("{what}: {error}"))
 }

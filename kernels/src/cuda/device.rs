@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::compile::KernelCache;
-use super::context::{Event, Gpu, lost};
+use super::context::{Event, Gpu};
 use super::gemm::Gemm;
 use super::kernels::Kernels;
 use super::memory::{DeviceBuffer, PinnedBuffer};
@@ -20,6 +20,7 @@ use super::results::{Block, Results};
 use super::staging::Staging;
 use super::step::Step;
 use super::tensor::{Matrix, Tensor, Vector, WeightLoader};
+use super::watchdog::Watchdog;
 use crate::collective::GroupRank;
 use crate::{
     Device, DeviceError, DeviceLimits, HostMatrix, PageId, PlanesShape, Quantize, SlotId, StepInputs,
@@ -28,7 +29,8 @@ use crate::{
 
 /// Steps that may be enqueued and not collected: one runs while the host prepares the next.
 const STEPS_IN_FLIGHT: usize = 2;
-/// Interval at which a bounded wait asks for the end of a step.
+/// Interval at which a wait with a limit asks for the end of a step. The driver has no such wait, and a thread that waits
+/// without a limit in place of the caller would cost each step two changes of threads. An engine waits without a limit.
 const POLL: Duration = Duration::from_micros(20);
 
 /// Scratch memory of operations, which grows to the largest need.
@@ -42,11 +44,13 @@ struct Scratch {
     adjusted: Option<DeviceBuffer>,
     weights: Option<DeviceBuffer>,
     counts: Option<DeviceBuffer>,
+    /// Partial results of attention.
+    parts: Option<DeviceBuffer>,
 }
 
 impl Scratch {
     fn bytes(&self) -> u64 {
-        let all = [&self.input, &self.gate_up, &self.adjusted, &self.weights, &self.counts];
+        let all = [&self.input, &self.gate_up, &self.adjusted, &self.weights, &self.counts, &self.parts];
         all.into_iter().flatten().map(|buffer| buffer.bytes() as u64).sum()
     }
 }
@@ -68,6 +72,7 @@ pub struct CudaDevice {
     last_tokens: DeviceBuffer,
     /// Total size in bytes of all tensors that have been made.
     tensor_bytes: u64,
+    _watchdog: Option<Watchdog>,
     gpu: Arc<Gpu>,
 }
 
@@ -75,7 +80,6 @@ pub struct CudaDevice {
 pub struct Done {
     event: Event,
     blocks: Vec<Block>,
-    last_kernel: &'static str,
 }
 
 impl CudaDevice {
@@ -93,8 +97,21 @@ impl CudaDevice {
             ropes: Vec::new(),
             last_tokens: DeviceBuffer::zeroed(&gpu, 4, "the last token of each slot")?,
             tensor_bytes: 0,
+            _watchdog: None,
             gpu,
         })
+    }
+
+    /// Lets a thread report each wait for the GPU that lasts longer than `limit`, in a sentence that names the kernel that
+    /// the GPU began last. A hung GPU ends no wait, and nothing but the end of the process does.
+    pub fn with_watchdog(
+        self,
+        limit: Duration,
+        report: impl Fn(&str) + Send + 'static,
+    ) -> Result<Self, DeviceError> {
+        let started = Watchdog::start(&self.gpu, limit, report);
+        let watchdog = started.map_err(|error| DeviceError::Lost(format!("starting a thread: {error}")))?;
+        Ok(Self { _watchdog: Some(watchdog), ..self })
     }
 
     /// Number of slots whose last token is kept.
@@ -138,8 +155,8 @@ impl Device for CudaDevice {
     type Done = Done;
 
     fn describe(&self) -> String {
-        let (major, minor) = self.gpu.capability;
-        format!("cuda, {}, compute capability {major}.{minor}", self.gpu.name)
+        let Gpu { ordinal, name, capability: (major, minor), .. } = &*self.gpu;
+        format!("cuda, GPU {ordinal}, {name}, compute capability {major}.{minor}")
     }
 
     fn limits(&self) -> DeviceLimits {
@@ -275,7 +292,7 @@ impl Device for CudaDevice {
         self.inputs.seal()?;
         self.step.end();
         let event = Event::record(&self.gpu)?;
-        Ok(Done { event, blocks: self.results.take(), last_kernel: self.kernels.last() })
+        Ok(Done { event, blocks: self.results.take() })
     }
 
     fn collect(
@@ -285,7 +302,8 @@ impl Device for CudaDevice {
         out: &mut StepResults,
     ) -> Result<bool, DeviceError> {
         self.gpu.bind()?;
-        let failed = |error| lost(&format!("a step whose last kernel is {}", done.last_kernel), error);
+        let gpu = &self.gpu;
+        let failed = |error| gpu.lost("a step", error);
         match until {
             None => done.event.wait().map_err(failed)?,
             Some(until) => {

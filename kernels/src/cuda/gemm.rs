@@ -42,7 +42,7 @@ pub(super) struct Product<'a> {
 /// The shape and type of a weight matrix: outputs, inputs.
 type Key = (usize, usize, WeightType);
 
-/// What all products with matrices of one shape share.
+/// Descriptions and algorithm that all products with matrices of one shape share.
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,
     weight: Layout,
@@ -62,7 +62,8 @@ unsafe impl Send for Gemm {}
 impl Gemm {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
         gpu.bind()?;
-        let handle = result::create_handle().map_err(|error| lost("opening cuBLASLt", error))?;
+        let handle = result::create_handle()
+            .map_err(|error| DeviceError::Lost(format!("opening cuBLASLt: {error}")))?;
         Ok(Self { gpu: gpu.clone(), handle, plans: HashMap::new() })
     }
 
@@ -91,7 +92,10 @@ impl Gemm {
         let Some(plan) = self.plans.get(&key) else {
             return Err(DeviceError::Misuse("a product without a plan".to_owned()));
         };
-        let failed = |error| lost("a product", error);
+        let gpu = &self.gpu;
+        let failed = |error: CublasError| {
+            DeviceError::Lost(format!("a product, cublasLtMatmul: {error}; {}", gpu.last_kernel()))
+        };
         let layout = |dtype, width| Layout::new(dtype, width, rows).map_err(failed);
         let (input, output) = (layout(type_of(matrix.dtype), matrix.inputs)?, layout(FLOAT, matrix.outputs)?);
         let (one, beta) = (1f32, if accumulate == Accumulate::Add { 1f32 } else { 0f32 });
@@ -216,8 +220,4 @@ fn type_of(dtype: WeightType) -> sys::cudaDataType {
         WeightType::F16 => sys::cudaDataType::CUDA_R_16F,
         WeightType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
     }
-}
-
-fn lost(what: &str, error: CublasError) -> DeviceError {
-    DeviceError::Lost(format!("{what}: {error}"))
 }

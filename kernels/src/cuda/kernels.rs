@@ -1,15 +1,15 @@
 //! The compiled kernels of a GPU, and their launches.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use cudarc::driver::result::{self, module};
+use cudarc::driver::result::{self, DriverError, module};
 use cudarc::driver::sys;
 
 use super::compile::{KernelCache, SOURCES};
-use super::context::{Gpu, lost};
+use super::context::Gpu;
+use super::progress;
 use crate::DeviceError;
 
 /// An argument of a kernel, with the size that the kernel's source declares.
@@ -72,8 +72,6 @@ pub(super) struct Kernels {
     gpu: Arc<Gpu>,
     modules: Vec<sys::CUmodule>,
     functions: HashMap<&'static str, sys::CUfunction>,
-    /// Name of the kernel that was launched last, for errors that come late.
-    last: Cell<&'static str>,
 }
 
 // SAFETY: modules and functions belong to the context, which any thread may bind.
@@ -84,12 +82,7 @@ impl Kernels {
     pub(super) fn load(gpu: &Arc<Gpu>, cache: &KernelCache) -> Result<Self, DeviceError> {
         gpu.bind()?;
         let architecture = format!("compute_{}{}", gpu.capability.0, gpu.capability.1);
-        let mut kernels = Self {
-            gpu: gpu.clone(),
-            modules: Vec::new(),
-            functions: HashMap::new(),
-            last: Cell::new("none"),
-        };
+        let mut kernels = Self { gpu: gpu.clone(), modules: Vec::new(), functions: HashMap::new() };
         for source in SOURCES {
             let ptx = CString::new(cache.ptx(source, &architecture, gpu.driver)?)
                 .map_err(|error| DeviceError::Unsupported(format!("{}: {error}", source.name)))?;
@@ -101,6 +94,7 @@ impl Kernels {
             // SAFETY: the image is PTX that ends with a NUL.
             let loaded = unsafe { module::load_data(ptx.as_ptr().cast()) }.map_err(refused)?;
             kernels.modules.push(loaded);
+            kernels.set_progress(loaded).map_err(refused)?;
             for &name in source.kernels {
                 let symbol =
                     CString::new(name).map_err(|error| DeviceError::Unsupported(error.to_string()))?;
@@ -112,9 +106,15 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Name of the kernel that was launched last.
-    pub(super) fn last(&self) -> &'static str {
-        self.last.get()
+    /// Tells a module's kernels where they store that they begin.
+    fn set_progress(&self, loaded: sys::CUmodule) -> Result<(), DriverError> {
+        let Ok(name) = CString::new(progress::VARIABLE) else { return Ok(()) };
+        let (mut at, mut bytes) = (0, 0);
+        // SAFETY: the module is loaded, and its variable is a pointer.
+        unsafe {
+            sys::cuModuleGetGlobal_v2(&mut at, &mut bytes, loaded, name.as_ptr()).result()?;
+            result::memcpy_htod_sync(at, std::slice::from_ref(self.gpu.progress.at()))
+        }
     }
 
     /// Enqueues a kernel. A grid without blocks enqueues nothing.
@@ -144,7 +144,6 @@ impl Kernels {
                 Argument::Float(value) => (&raw const *value).cast_mut().cast(),
             })
             .collect();
-        self.last.set(name);
         // SAFETY: each pointer is valid for its parameter, and the driver copies the values at once. The kernels stay
         // inside the buffers whose sizes the callers have checked.
         unsafe {
@@ -157,7 +156,7 @@ impl Kernels {
                 &mut pointers,
             )
         }
-        .map_err(|error| lost(&format!("the kernel {name}"), error))
+        .map_err(|error| self.gpu.lost(&format!("the launch of the kernel {name}"), error))
     }
 }
 

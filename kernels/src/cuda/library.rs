@@ -36,7 +36,16 @@ impl Missing {
 
 /// Returns the number of GPUs, at least 1. Opens the libraries that a [`CudaDevice`](super::CudaDevice) needs.
 pub fn gpus() -> Result<usize, Missing> {
-    let library = |library, purpose| Missing::Library { library, purpose, searched: searched() };
+    let count = gpus_without_compiler()?;
+    // SAFETY: the call tries to open the library, whose initialisers run. It is NVIDIA's own.
+    if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
+        return Err(library("libnvrtc.so.13", "it compiles the kernels and comes with CUDA 13"));
+    }
+    Ok(count)
+}
+
+/// As [`gpus`], for a worker whose kernels are compiled.
+pub fn gpus_without_compiler() -> Result<usize, Missing> {
     // SAFETY: the call tries to open the library, whose initialisers run. It is NVIDIA's own, or an emulation of it.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return Err(library(DRIVER, "it comes with the NVIDIA driver"));
@@ -49,14 +58,14 @@ pub fn gpus() -> Result<usize, Missing> {
         return Err(Missing::Gpu("it counts 0; CUDA_VISIBLE_DEVICES may hide them".to_owned()));
     }
     // SAFETY: as above.
-    if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
-        return Err(library("libnvrtc.so.13", "it compiles the kernels and comes with CUDA 13"));
-    }
-    // SAFETY: as above.
     if !unsafe { cudarc::cublaslt::sys::is_culib_present() } {
         return Err(library("libcublasLt.so.13", "it multiplies matrices and comes with CUDA 13"));
     }
     Ok(count)
+}
+
+fn library(library: &'static str, purpose: &'static str) -> Missing {
+    Missing::Library { library, purpose, searched: searched() }
 }
 
 /// The folders that the loader searches, in order.

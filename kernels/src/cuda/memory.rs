@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use super::context::{Gpu, lost};
+use super::context::Gpu;
 use crate::DeviceError;
 
 /// Device memory. Its contents are undefined at first.
@@ -32,7 +32,7 @@ impl DeviceBuffer {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
                 DeviceError::OutOfMemory { what, wanted: bytes }
             }
-            error => lost("allocating device memory", error),
+            error => gpu.lost("allocating device memory", error),
         })?;
         Ok(Self { gpu: gpu.clone(), at, bytes })
     }
@@ -65,7 +65,7 @@ impl DeviceBuffer {
         }
         // SAFETY: the range lies in this buffer, which is alive until the stream has been waited for.
         unsafe { result::memset_d8_async(self.at + start as u64, 0, bytes, self.gpu.stream) }
-            .map_err(|error| lost("filling device memory", error))
+            .map_err(|error| self.gpu.lost("filling device memory", error))
     }
 
     /// Enqueues a copy of `bytes` bytes of pinned memory to `start`. The caller does not change the pinned memory until the
@@ -78,7 +78,7 @@ impl DeviceBuffer {
         }
         // SAFETY: both ranges have `bytes` bytes.
         unsafe { result::memcpy_htod_async(self.at + start as u64, from, self.gpu.stream) }
-            .map_err(|error| lost("copying to the GPU", error))
+            .map_err(|error| self.gpu.lost("copying to the GPU", error))
     }
 
     /// Enqueues a copy of `bytes` bytes from `start` to pinned memory at `to_start`.
@@ -96,7 +96,7 @@ impl DeviceBuffer {
         }
         // SAFETY: both ranges have `bytes` bytes.
         unsafe { result::memcpy_dtoh_async(to, self.at + start as u64, self.gpu.stream) }
-            .map_err(|error| lost("copying from the GPU", error))
+            .map_err(|error| self.gpu.lost("copying from the GPU", error))
     }
 
     /// Enqueues a copy of `bytes` bytes from `other`. The ranges do not overlap.
@@ -115,7 +115,7 @@ impl DeviceBuffer {
         let (to, from) = (self.at + start as u64, other.at + other_start as u64);
         // SAFETY: both ranges lie in live buffers.
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.gpu.stream) }
-            .map_err(|error| lost("copying on the GPU", error))
+            .map_err(|error| self.gpu.lost("copying on the GPU", error))
     }
 
     fn check(&self, start: usize, bytes: usize) -> Result<(), DeviceError> {
@@ -138,7 +138,16 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Replaces the buffer with one of at least `bytes` bytes if it is smaller, and returns it. The contents are lost.
+/// Makes of an allocation that failed inside a step the loss of the device: the step cannot run, and no part of it may run
+/// twice.
+pub(super) fn in_step(error: DeviceError) -> DeviceError {
+    match error {
+        DeviceError::OutOfMemory { .. } => DeviceError::Lost(format!("in a step, {error}")),
+        error => error,
+    }
+}
+
+/// Replaces a step's buffer with one of at least `bytes` bytes if it is smaller, and returns it. The contents are lost.
 pub(super) fn grown<'a>(
     buffer: &'a mut Option<DeviceBuffer>,
     gpu: &Arc<Gpu>,
@@ -148,7 +157,7 @@ pub(super) fn grown<'a>(
     if buffer.as_ref().is_none_or(|buffer| buffer.bytes < bytes) {
         // The old memory is freed first.
         *buffer = None;
-        *buffer = Some(DeviceBuffer::new(gpu, bytes, what)?);
+        *buffer = Some(DeviceBuffer::new(gpu, bytes, what).map_err(in_step)?);
     }
     buffer.as_ref().ok_or_else(|| DeviceError::Misuse("no scratch memory".to_owned()))
 }
@@ -172,7 +181,7 @@ impl PinnedBuffer {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
                 DeviceError::OutOfMemory { what, wanted: bytes }
             }
-            error => lost("allocating pinned memory", error),
+            error => gpu.lost("allocating pinned memory", error),
         })?;
         // SAFETY: the memory is new and has `bytes` bytes.
         unsafe { at.cast::<u8>().write_bytes(0, bytes) };

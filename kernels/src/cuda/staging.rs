@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::context::{Event, Gpu};
-use super::memory::{DeviceBuffer, PinnedBuffer};
+use super::memory::{DeviceBuffer, PinnedBuffer, in_step};
 use crate::DeviceError;
 
 /// Smallest size of a pair in bytes.
@@ -81,7 +81,7 @@ impl Staging {
             match event.is_reached() {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(error) => return Err(super::context::lost("waiting for a step's inputs", error)),
+                Err(error) => return Err(self.gpu.lost("waiting for a step's inputs", error)),
             }
             if let Some((_, pairs)) = self.sealed.pop_front() {
                 self.free.extend(pairs);
@@ -92,9 +92,10 @@ impl Staging {
             return Ok(self.free.swap_remove(index));
         }
         let bytes = bytes.max(SMALLEST).next_power_of_two();
+        let host = PinnedBuffer::new(&self.gpu, bytes).map_err(in_step)?;
+        let device = DeviceBuffer::new(&self.gpu, bytes, "staging of inputs and results").map_err(in_step)?;
         self.bytes += bytes as u64;
-        let host = PinnedBuffer::new(&self.gpu, bytes)?;
-        Ok(Pair { host, device: DeviceBuffer::new(&self.gpu, bytes, "staging of inputs and results")? })
+        Ok(Pair { host, device })
     }
 
     /// Takes back a pair that the stream has passed.

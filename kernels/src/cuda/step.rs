@@ -1,5 +1,8 @@
 //! The GPU's copy of a step's inputs, which one upload carries.
 
+use std::ops::Range;
+
+use super::attention_work::{AttentionWork, ROW_WORDS, WorkShape};
 use super::planes::Planes;
 use super::staging::Staging;
 use crate::step::check;
@@ -44,7 +47,13 @@ pub(super) struct Step {
     pub(super) at: Addresses,
     /// True if the step has pages.
     pub(super) has_pages: bool,
+    /// Work lists of attention on tensor cores, for each shape that attention has been called with.
+    works: Vec<AttentionWork>,
     words: Vec<u32>,
+    /// Indexes of the rows in `words`.
+    row_words: Range<usize>,
+    /// Total length of the rows' block tables.
+    page_entries: usize,
     checks: check::Scratch,
 }
 
@@ -88,6 +97,25 @@ impl Step {
         self.owners.clear();
     }
 
+    /// Returns the work lists for a shape. The first step with a shape uploads its lists here; later ones have them among
+    /// their inputs.
+    pub(super) fn attention_work(
+        &mut self,
+        shape: WorkShape,
+        staging: &mut Staging,
+    ) -> Result<&AttentionWork, DeviceError> {
+        if !self.works.iter().any(|work| work.shape == shape) {
+            let mut work = AttentionWork::new(shape);
+            work.build(&self.words[self.row_words.clone()], self.tokens);
+            let mut words = Vec::with_capacity(work.words());
+            work.write(&mut words);
+            work.at = staging.upload(&words)?;
+            self.works.push(work);
+        }
+        let work = self.works.iter().find(|work| work.shape == shape);
+        work.ok_or_else(|| DeviceError::Misuse("attention without work lists".to_owned()))
+    }
+
     /// Lays all inputs end to end, in the order of [`set_addresses`](Self::set_addresses).
     fn fill(&mut self, inputs: &StepInputs<'_>, page_tokens: Option<usize>, kept_slots: usize) {
         self.tokens = inputs.token_ids.len();
@@ -129,11 +157,18 @@ impl Step {
         }
         self.words.extend(self.owners.iter().map(|owner| owner.slot));
         let mut first_page = 0;
+        let first_row_word = self.words.len();
         for row in inputs.rows {
             self.words.extend([row.first_token as u32, row.start as u32, first_page, row.slot.0]);
             first_page += row.block_table.len() as u32;
         }
+        self.row_words = first_row_word..self.words.len();
+        self.page_entries = first_page as usize;
         inputs.rows.iter().for_each(|row| self.words.extend(row.block_table.iter().map(|page| page.0)));
+        for work in &mut self.works {
+            work.build(&self.words[self.row_words.clone()], self.tokens);
+            work.write(&mut self.words);
+        }
     }
 
     fn set_addresses(&mut self, at: u64) {
@@ -150,8 +185,9 @@ impl Step {
             kv_at: take(self.tokens),
             logit_rows: take(self.logit_rows),
             logit_slots: take(self.logit_rows),
-            rows: take(4 * self.row_count),
-            pages: take(0),
+            rows: take(ROW_WORDS * self.row_count),
+            pages: take(self.page_entries),
         };
+        self.works.iter_mut().for_each(|work| work.at = take(work.words()));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::context::{Event, Gpu, lost};
+use super::context::{Event, Gpu};
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use crate::{DeviceError, HostMatrix, WeightType};
 
@@ -215,7 +215,7 @@ impl WeightLoader {
     /// Waits until the next buffer's last copy is done.
     fn wait(&mut self) -> Result<(), DeviceError> {
         match self.buffers[self.next].1.take() {
-            Some(event) => event.wait().map_err(|error| lost("loading weights", error)),
+            Some(event) => event.wait().map_err(|error| self.gpu.lost("loading weights", error)),
             None => Ok(()),
         }
     }

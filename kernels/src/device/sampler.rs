@@ -16,7 +16,7 @@ pub struct Argmax<'a, T, M, V> {
     pub logits: &'a mut T,
 }
 
-/// What rank 0 of a TP group has gathered of rows to sample.
+/// Logits and candidates that rank 0 of a TP group has gathered of rows to sample.
 pub struct GatheredRows<'a, T> {
     /// Logits of the rows that were gathered whole, `[rows, vocabulary]`.
     pub logits: &'a T,

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod attention;
+mod attention_tiles;
 mod compile;
 mod dense;
 mod flight;

@@ -222,6 +222,9 @@ pub enum ErrorKind {
     Cancelled = 7,
     Unsupported = 8,
     Internal = 9,
+    Unauthenticated = 10,
+    Forbidden = 11,
+    RateLimited = 12,
 }
 impl ErrorKind {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -240,6 +243,9 @@ impl ErrorKind {
             Self::Cancelled => "CANCELLED",
             Self::Unsupported => "UNSUPPORTED",
             Self::Internal => "INTERNAL",
+            Self::Unauthenticated => "UNAUTHENTICATED",
+            Self::Forbidden => "FORBIDDEN",
+            Self::RateLimited => "RATE_LIMITED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -255,6 +261,9 @@ impl ErrorKind {
             "CANCELLED" => Some(Self::Cancelled),
             "UNSUPPORTED" => Some(Self::Unsupported),
             "INTERNAL" => Some(Self::Internal),
+            "UNAUTHENTICATED" => Some(Self::Unauthenticated),
+            "FORBIDDEN" => Some(Self::Forbidden),
+            "RATE_LIMITED" => Some(Self::RateLimited),
             _ => None,
         }
     }

@@ -1,7 +1,10 @@
 //! Starts generations: admission, validation, tokenising, and one `Submit` call per choice.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -16,7 +19,7 @@ use super::{
     attempts::{Attempts, Wanted},
     choice::{Choice, ChoiceSettings},
     prompts::{self, Echo, EncodedPrompt},
-    request::GenerationRequest,
+    request::{GenerationRequest, Prompt},
     stream::{Accepted, ChoiceStream, Generation},
     validate,
 };
@@ -24,7 +27,11 @@ use crate::{
     fleet::{Fleet, PromptBlocks},
     metrics::{RequestMeter, RouterMetrics},
     served::ServedModel,
-    text::{detokenizer::Detokenizer, pool::TextPool, tokenizer::SpecialTokens},
+    text::{
+        detokenizer::Detokenizer,
+        pool::{Lane, TextPool},
+        tokenizer::SpecialTokens,
+    },
 };
 
 /// State shared by the HTTP and gRPC surfaces: the conductors, the served model, and the bounds on running work.
@@ -34,19 +41,27 @@ pub struct Generator {
     /// One permit per running choice.
     permits: Arc<Semaphore>,
     max_choices: u32,
+    /// True once the process waits for its last requests.
+    draining: AtomicBool,
     metrics: RouterMetrics,
 }
 
 impl Generator {
     /// Creates a generator for these conductors.
-    pub fn new(fleet: Arc<Fleet>, config: &RouterSettings, metrics: RouterMetrics) -> Self {
-        Self {
+    pub fn new(fleet: Arc<Fleet>, config: &RouterSettings, metrics: RouterMetrics) -> Result<Self, Error> {
+        Ok(Self {
             fleet,
-            pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue),
+            pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue)?,
+            draining: AtomicBool::new(false),
             permits: Arc::new(Semaphore::new(config.max_concurrent_choices as usize)),
             max_choices: config.max_concurrent_choices,
             metrics,
-        }
+        })
+    }
+
+    /// Maximum number of choices that run at once, which also bounds the prompts of one request.
+    pub fn max_choices(&self) -> u32 {
+        self.max_choices
     }
 
     /// The metrics of this front door.
@@ -77,13 +92,13 @@ impl Generator {
         }
     }
 
-    /// Runs CPU-bound work on text in the bounded pool.
-    pub async fn on_text<T, F>(&self, work: F) -> Result<T, Error>
+    /// Runs CPU-bound work on text in a lane of the bounded pool.
+    pub async fn on_text<T, F>(&self, lane: Lane, work: F) -> Result<T, Error>
     where
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
-        self.pool.run(work).await
+        self.pool.run(lane, work).await
     }
 
     /// Starts a request. Returns when conductors have accepted all of its choices.
@@ -112,8 +127,12 @@ impl Generator {
             request.output.echo.then_some(Echo { keep_special_tokens: request.output.keep_special_tokens });
         let (prompts, media) = (std::mem::take(&mut request.prompts), std::mem::take(&mut request.media));
         let prompts = {
-            let model = model.clone();
-            self.on_text(move || prompts::encode(prompts, media, &model, echo)).await??
+            let (model, lane) = (model.clone(), lane(&prompts, echo));
+            let encode = move || prompts::encode(prompts, media, &model, echo);
+            match lane {
+                Some(lane) => self.on_text(lane, encode).await??,
+                None => encode()?,
+            }
         };
         let specs = self.specs(&request, sampling, &prompts, n, &model)?;
         let settings = settings(&request, &model, &prompts, n);
@@ -169,6 +188,8 @@ impl Generator {
 
     /// Completes when no generation is running. No generation is admitted while the future is polled.
     pub async fn idle(&self) {
+        self.draining.store(true, Relaxed);
+        let _admitting_again = Draining(&self.draining);
         // All permits are free only if no choice runs. The only possible error is a closed semaphore, and this
         // semaphore is never closed.
         let _ = self.permits.acquire_many(self.max_choices).await;
@@ -182,12 +203,24 @@ impl Generator {
             let message = format!("{prompts} prompts times n = {n} is over the limit of {limit} choices");
             return Err(Error::invalid(if n > 1 { "n" } else { "prompt" }, message));
         };
+        if self.draining.load(Relaxed) {
+            return Err(Error::unavailable("this process is draining and takes no more requests"));
+        }
         self.permits.clone().try_acquire_many_owned(choices).map_err(|_| {
             let busy = limit as usize - self.permits.available_permits().min(limit as usize);
             let message =
                 format!("{busy} choices are running, this request has {choices}, the limit is {limit}");
             Error::overloaded(message, Duration::from_secs(1))
         })
+    }
+}
+
+/// Refusal of requests while the process waits for its last ones. Dropping it admits requests again.
+struct Draining<'a>(&'a AtomicBool);
+
+impl Drop for Draining<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Relaxed);
     }
 }
 
@@ -202,6 +235,19 @@ async fn within<T>(
         let message = format!("the request was not accepted within {} ms", millis(timeout));
         Err(Error::new(ErrorKind::DeadlineExceeded, message))
     })
+}
+
+/// Number of token ids that are checked in place, without a thread of the pool.
+const CHECKED_IN_PLACE: usize = 64 << 10;
+
+/// The pool's lane in which prompts are encoded. `None` for a few token ids, which only need to be checked.
+fn lane(prompts: &[Prompt], echo: Option<Echo>) -> Option<Lane> {
+    let ids = |prompt: &Prompt| if let Prompt::Tokens(ids) = prompt { Some(ids.len()) } else { None };
+    match prompts.iter().map(ids).sum::<Option<usize>>() {
+        Some(ids) if ids <= CHECKED_IN_PLACE && echo.is_none() => None,
+        Some(_) => Some(Lane::Parse),
+        None => Some(Lane::of_text(prompts.iter().map(Prompt::text_bytes).sum())),
+    }
 }
 
 /// Milliseconds, rounded up so that a short time does not become 0.

@@ -15,7 +15,7 @@ use crate::{
     text::{
         detokenizer::Detokenizer,
         template::Message,
-        tokenizer::{SpecialTokens, Tokenizer},
+        tokenizer::{SpecialTokens, Tokenizer, max_text_bytes},
     },
 };
 
@@ -78,7 +78,7 @@ fn encode_one(
     model: &ServedModel,
     echo: Option<Echo>,
 ) -> Result<EncodedPrompt, Error> {
-    let (ids, given) = to_tokens(prompt, model, Some(model.token_limit()))?;
+    let (ids, given) = to_tokens(prompt, model, Length::OfPrompt)?;
     let (ids, media) = media::expand(ids, media, model)?;
     if ids.is_empty() {
         return Err(Error::invalid("prompt", "is empty: it has no tokens"));
@@ -95,16 +95,30 @@ fn encode_one(
     Ok(EncodedPrompt { ids: ids.into(), media, text: text.into(), chars, offsets: offsets.into() })
 }
 
+/// The number of tokens that a text may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// As many as a request may have. A text that has more is refused, where possible without being encoded.
+    OfPrompt,
+    /// Any number, within the size of a text that is encoded at all.
+    Any,
+}
+
 /// Encodes a prompt. Returns the prompt's token ids, and its text unless the prompt was given as token ids. CPU-bound:
 /// run it in the text pool.
-///
-/// `limit` is the maximum number of tokens, with the reason for that maximum. A text that certainly has more tokens
-/// than `limit` is refused without being encoded.
 pub fn to_tokens(
     prompt: Prompt,
     model: &ServedModel,
-    limit: Option<(u32, &str)>,
+    length: Length,
 ) -> Result<(Vec<u32>, Option<String>), Error> {
+    let (limit, what) = model.token_limit();
+    let (bytes, max_bytes) = (prompt.text_bytes(), max_text_bytes(limit));
+    let field = if matches!(prompt, Prompt::Chat { .. }) { "messages" } else { "prompt" };
+    if bytes > max_bytes {
+        let message =
+            format!("has {bytes} bytes of text, but may have at most {max_bytes} for {limit} tokens, {what}");
+        return Err(Error::invalid(field, message));
+    }
     let (text, add_special_tokens, tokenizer) = match prompt {
         Prompt::Tokens(ids) => {
             for &id in &ids {
@@ -125,17 +139,20 @@ pub fn to_tokens(
             };
             let messages = messages.into_iter().map(|message| with_placeholders(message, model));
             let messages = messages.collect::<Result<Vec<_>, Error>>()?;
-            (template.render(&messages, &options)?, add_special_tokens, tokenizer)
+            (template.render(&messages, &options, max_bytes)?, add_special_tokens, tokenizer)
         }
     };
-    if let Some((limit, what)) = limit
-        && tokenizer.surely_exceeds(text.len(), limit)
-    {
+    let most = if length == Length::OfPrompt { limit } else { u32::MAX };
+    if tokenizer.surely_exceeds(text.len(), most) {
         let bytes = text.len();
         let message = format!("has {bytes} bytes, more than {limit} tokens can stand for, which is {what}");
         return Err(Error::invalid("prompt", message));
     }
-    Ok((tokenizer.encode(&text, SpecialTokens::included(add_special_tokens))?, Some(text)))
+    let special_tokens = SpecialTokens::included(add_special_tokens);
+    match tokenizer.encode_up_to(&text, special_tokens, most as usize)? {
+        Some(ids) => Ok((ids, Some(text))),
+        None => Err(Error::invalid("prompt", format!("has more than {limit} tokens, {what}"))),
+    }
 }
 
 /// Inserts the model's placeholders into a message, at the offsets of its media.

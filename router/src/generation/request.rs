@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tutti_proto::cluster::v1::MediaKind;
 
-use crate::text::template::{Message, RenderOptions};
+use crate::text::{
+    pool::Lane,
+    template::{Message, RenderOptions},
+};
 
 /// One request. Fields that are `None` take the checkpoint's default, or OpenAI's if the checkpoint has none.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -51,6 +54,25 @@ pub enum Prompt {
         /// True if the tokenizer adds its special tokens to the rendered text.
         add_special_tokens: bool,
     },
+}
+
+impl Prompt {
+    /// Size of the text in bytes, as far as it is known before rendering; 0 for token ids.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text { text, .. } => text.len(),
+            Self::Tokens(_) => 0,
+            Self::Chat { messages, .. } => messages.iter().map(|message| message.content.len()).sum(),
+        }
+    }
+
+    /// The pool's lane for work on this prompt alone.
+    pub fn lane(&self) -> Lane {
+        match self {
+            Self::Tokens(_) => Lane::Parse,
+            _ => Lane::of_text(self.text_bytes()),
+        }
+    }
 }
 
 /// A media item. The prompt has one placeholder token of the model for each item.

@@ -34,7 +34,8 @@ impl InferenceService {
         &self,
         request: Request<GenerateRequest>,
     ) -> Result<BoxStream<'static, Result<GenerateResponse, Status>>, Error> {
-        let (metadata, _, message) = request.into_parts();
+        // The extensions hold the message's room until the request has started.
+        let (metadata, _extensions, message) = request.into_parts();
         let (wanted, kind) = request::read(message, &metadata)?;
         let started = self.generator.start(wanted).await;
         let generation = started.map_err(|error| request::respell(error, kind))?;

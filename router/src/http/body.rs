@@ -1,124 +1,109 @@
-//! Reads request bodies, with limits on the size of each body, on the size of all bodies, and on time.
+//! Reads request bodies within the limits of [`Uploads`].
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     body::{BodyDataStream, Bytes},
-    extract::Request,
-    http::header,
+    extract::{ConnectInfo, Request},
+    http::{Extensions, header},
 };
 use futures_util::StreamExt;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
+    sync::Semaphore,
+    time::{timeout, timeout_at},
 };
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::Error;
 
-/// Limit of the memory for all bodies together, as a multiple of the maximum size of one body.
-const LARGEST_AT_ONCE: usize = 16;
-/// Unit of the memory limit, in bytes.
-const PIECE_BYTES: usize = 4096;
-/// Maximum time that a client may take to send the next part of a body.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::uploads::{Upload, Uploads, broken};
+
+/// Size of the first allocation for a body. A larger body gets the rest of its memory when this much has arrived.
+const FIRST_BYTES: usize = 64 << 10;
 /// Maximum number of bytes of a refused body that are still read. A client that sends its whole body before it reads
 /// the answer would otherwise get a connection reset instead of the answer.
 const MAX_DRAIN_BYTES: usize = 256 << 20;
 /// Maximum time for which a refused body is still read.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(30);
+/// Maximum number of refused bodies that are read at once. The connections of further ones are closed.
+const MAX_DRAINS: usize = 64;
 
-/// Reads bodies within the limits. Clones share the memory limit.
+/// Reads bodies within the limits. Clones share the limits.
 #[derive(Clone)]
 pub struct BodyReader {
-    /// Maximum size of a body in bytes.
-    limit: usize,
-    patience: Duration,
-    /// One permit per `PIECE_BYTES` of memory.
-    memory: Arc<Semaphore>,
+    uploads: Uploads,
+    /// One permit per refused body that is still read.
+    drains: Arc<Semaphore>,
 }
 
-/// A body, with its permits for memory.
+/// A body, with its room in memory.
 pub struct RequestBody {
     /// The bytes.
     pub bytes: Bytes,
-    _memory: OwnedSemaphorePermit,
+    _upload: Upload,
 }
 
 impl BodyReader {
-    /// Creates a reader of bodies of at most `limit` bytes.
-    pub fn new(limit: usize) -> Self {
-        let pieces = limit.div_ceil(PIECE_BYTES).saturating_mul(LARGEST_AT_ONCE);
-        Self {
-            limit,
-            patience: PATIENCE,
-            memory: Arc::new(Semaphore::new(pieces.min(Semaphore::MAX_PERMITS))),
-        }
+    /// Creates a reader.
+    pub fn new(uploads: Uploads) -> Self {
+        Self { uploads, drains: Arc::new(Semaphore::new(MAX_DRAINS)) }
     }
 
-    /// Reads a body. A body over the limit is refused as soon as its size is known.
+    /// Reads a body. A body over the limit is refused as soon as its size is known, and a slow one when it is due.
     pub async fn read(&self, request: Request) -> Result<RequestBody, Error> {
         let expects_continue = request.headers().contains_key(header::EXPECT);
         let declared = request.headers().get(header::CONTENT_LENGTH);
         let declared: Option<usize> = declared.and_then(|value| value.to_str().ok()?.parse().ok());
+        let mut upload = self.uploads.begin(peer(request.extensions()));
         let mut body = request.into_body().into_data_stream();
-        if declared.is_some_and(|length| length > self.limit) {
+        if declared.is_some_and(|length| length > self.uploads.limit()) {
             // A client that sent `Expect: 100-continue` waits for an answer before it sends the body, so there is
             // nothing to drain.
             if !expects_continue {
-                drain(body);
+                self.drain(body);
             }
-            return Err(self.too_large());
+            return Err(upload.too_large());
         }
-        let memory = self.reserve(declared.unwrap_or(self.limit))?;
-        let mut bytes = Vec::with_capacity(declared.unwrap_or(0));
-        while let Some(piece) = timeout(self.patience, body.next()).await.map_err(|_| self.too_slow())? {
+        let mut bytes = Vec::with_capacity(declared.unwrap_or(0).min(FIRST_BYTES));
+        while let Some(piece) = timeout_at(upload.due(), body.next()).await.map_err(|_| upload.too_slow())? {
             let piece = piece.map_err(|e| broken(format!("could not be read to its end: {e}")))?;
-            if bytes.len() + piece.len() > self.limit {
-                drain(body);
-                return Err(self.too_large());
+            if let Err(error) = upload.take(piece.len()) {
+                self.drain(body);
+                return Err(error);
+            }
+            if bytes.len() + piece.len() > bytes.capacity() {
+                bytes.reserve_exact(declared.unwrap_or(0).saturating_sub(bytes.len()));
             }
             bytes.extend_from_slice(&piece);
         }
-        Ok(RequestBody { bytes: bytes.into(), _memory: memory })
+        Ok(RequestBody { bytes: bytes.into(), _upload: upload })
     }
 
-    fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
-        let pieces = u32::try_from(bytes.div_ceil(PIECE_BYTES)).unwrap_or(u32::MAX);
-        self.memory.clone().try_acquire_many_owned(pieces).map_err(|_| {
-            let limit = self.limit.saturating_mul(LARGEST_AT_ONCE);
-            let message = format!("the bodies being read reach the limit of {limit} bytes");
-            Error::overloaded(message, Duration::from_secs(1))
-        })
-    }
-
-    fn too_slow(&self) -> Error {
-        broken(format!("stopped arriving: no data for {:?}", self.patience))
-    }
-
-    fn too_large(&self) -> Error {
-        let message = format!("the body is over the limit of {} bytes", self.limit);
-        Error::new(ErrorKind::TooLarge, message)
+    /// Reads and discards the rest of a body while the answer is being sent.
+    fn drain(&self, mut body: BodyDataStream) {
+        let Ok(permit) = self.drains.clone().try_acquire_owned() else { return };
+        tokio::spawn(async move {
+            let _permit = permit;
+            let all = async {
+                let mut left = MAX_DRAIN_BYTES;
+                while let Some(Ok(piece)) = body.next().await {
+                    left = match left.checked_sub(piece.len()) {
+                        Some(left) => left,
+                        None => break,
+                    };
+                }
+            };
+            // After the timeout the body is dropped, which closes the connection.
+            let _ = timeout(MAX_DRAIN_TIME, all).await;
+        });
     }
 }
 
-fn broken(how: String) -> Error {
-    Error::new(ErrorKind::InvalidArgument, format!("the body {how}"))
-}
-
-/// Reads and discards the rest of a body while the answer is being sent.
-fn drain(mut body: BodyDataStream) {
-    tokio::spawn(async move {
-        let all = async {
-            let mut left = MAX_DRAIN_BYTES;
-            while let Some(Ok(piece)) = body.next().await {
-                left = match left.checked_sub(piece.len()) {
-                    Some(left) => left,
-                    None => break,
-                };
-            }
-        };
-        // After the timeout the body is dropped, which closes the connection.
-        let _ = timeout(MAX_DRAIN_TIME, all).await;
-    });
+/// The address of the peer, which the server puts into a request's extensions. `None` for a Unix socket.
+pub fn peer(extensions: &Extensions) -> Option<IpAddr> {
+    extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
 }
 
 #[cfg(test)]

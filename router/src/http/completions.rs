@@ -35,6 +35,8 @@ struct Completion {
 
 /// Answers a completion request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
+    let max_prompts = api.generator.max_choices() as usize;
+    let parse = move |body: &[u8]| parse(body, max_prompts);
     let Completion { request, return_token_ids, stream } = api.parse(request, parse).await?;
     let mut generation = api.generator.start(request).await?;
     let render = Renderer::new(&generation, return_token_ids, stream);
@@ -47,14 +49,15 @@ pub async fn create(State(api): State<Api>, request: Request) -> Result<Response
     Ok(Json(render.body(choices, usage)).into_response())
 }
 
-fn parse(body: &[u8]) -> Result<Completion, Error> {
+/// Parses a request with at most `max_prompts` prompts.
+fn parse(body: &[u8], max_prompts: usize) -> Result<Completion, Error> {
     let mut fields = Fields::of_body(body)?;
     let shared = parameters::take(&mut fields)?;
     let add_special_tokens = fields.take("add_special_tokens")?.unwrap_or(true);
     let Some(prompt) = fields.take_raw("prompt") else {
         return Err(Error::invalid("prompt", "is required"));
     };
-    let prompts = prompts(prompt, add_special_tokens)?;
+    let prompts = prompts(prompt, add_special_tokens, max_prompts)?;
     let output = Output {
         logprobs: fields.take("logprobs")?,
         prompt_logprobs: fields.take("prompt_logprobs")?,
@@ -86,7 +89,7 @@ fn parse(body: &[u8]) -> Result<Completion, Error> {
 }
 
 /// Parses the prompt: a text, a list of token ids, a list of texts, or a list of lists of token ids.
-fn prompts(value: &RawValue, add_special_tokens: bool) -> Result<Vec<Prompt>, Error> {
+fn prompts(value: &RawValue, add_special_tokens: bool, max: usize) -> Result<Vec<Prompt>, Error> {
     let text = |text| Prompt::Text { text, add_special_tokens };
     let json = value.get();
     if json.starts_with('"') {
@@ -97,9 +100,9 @@ fn prompts(value: &RawValue, add_special_tokens: bool) -> Result<Vec<Prompt>, Er
         return Err(Error::invalid("prompt", message));
     };
     match inside.trim_start().as_bytes().first() {
-        Some(b'"') => Ok(fields::parse::<Vec<String>>("prompt", value)?.into_iter().map(text).collect()),
+        Some(b'"') => Ok(fields::list("prompt", value, max)?.into_iter().map(text).collect()),
         Some(b'[') => {
-            let lists: Vec<Vec<u32>> = fields::parse("prompt", value)?;
+            let lists: Vec<Vec<u32>> = fields::list("prompt", value, max)?;
             Ok(lists.into_iter().map(Prompt::Tokens).collect())
         }
         _ => Ok(vec![Prompt::Tokens(fields::parse("prompt", value)?)]),

@@ -36,7 +36,9 @@ impl<'a> From<&'a Error> for ErrorBody<'a> {
     fn from(error: &'a Error) -> Self {
         let code = match (error.kind(), error.field()) {
             (ErrorKind::NotFound, Some("model")) => Some("model_not_found"),
-            (ErrorKind::Overloaded, _) => Some("rate_limit_exceeded"),
+            (ErrorKind::RateLimited, _) => Some("rate_limit_exceeded"),
+            (ErrorKind::Overloaded, _) => Some("server_overloaded"),
+            (ErrorKind::Unauthenticated, _) => Some("invalid_api_key"),
             // This error needs a code, because a stream that has begun can no longer report it by an HTTP status.
             (ErrorKind::DeadlineExceeded, _) => Some("deadline_exceeded"),
             _ => None,
@@ -58,7 +60,7 @@ pub fn respond(status: StatusCode, error: &Error) -> Response {
         tracing::error!(%error, "answering with an internal error");
     }
     let mut response = (status, Json(ErrorBody::from(error))).into_response();
-    if matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::Unavailable) {
+    if matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::RateLimited | ErrorKind::Unavailable) {
         let seconds = error.retry_after().map_or(1, |after| after.as_secs().max(1));
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }

@@ -1,10 +1,10 @@
 //! Reads a JSON object member by member. Every error names the member, and unknown members are refused.
 
-use std::{borrow::Cow, fmt};
+use std::{borrow::Cow, fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{self, MapAccess, Visitor},
+    de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Value, value::RawValue};
 use tutti_runtime::Error;
@@ -75,6 +75,11 @@ impl<'a> Fields<'a> {
         self.take_raw(name).map(|value| parse(&self.name(name), value)).transpose()
     }
 
+    /// Takes a member that is a list of at most `max` items; see [`list`].
+    pub fn take_list<T: Deserialize<'a>>(&mut self, name: &str, max: usize) -> Result<Option<Vec<T>>, Error> {
+        self.take_raw(name).map(|value| list(&self.name(name), value, max)).transpose()
+    }
+
     /// Takes a member and parses it as `T`; the default of `T` if the member is absent.
     pub fn take_or_default<T: Deserialize<'a> + Default>(&mut self, name: &str) -> Result<T, Error> {
         Ok(self.take(name)?.unwrap_or_default())
@@ -115,13 +120,54 @@ impl<'a> Fields<'a> {
 
 /// Parses a value. The error names the member and the expected type.
 pub fn parse<'a, T: Deserialize<'a>>(name: &str, value: &'a RawValue) -> Result<T, Error> {
-    serde_json::from_str(value.get()).map_err(|e| {
-        let message = e.to_string();
-        // The position in the message is relative to the value and not to the body. It would mislead the client, so it
-        // is cut off.
-        let message = message.rfind(" at line ").map_or(message.as_str(), |end| &message[..end]);
-        Error::invalid(name, message)
-    })
+    serde_json::from_str(value.get()).map_err(|e| located(name, &e))
+}
+
+fn located(name: &str, error: &serde_json::Error) -> Error {
+    let message = error.to_string();
+    // The position in the message is relative to the value and not to the body. It would mislead the client, so it is
+    // cut off.
+    let message = message.rfind(" at line ").map_or(message.as_str(), |end| &message[..end]);
+    Error::invalid(name, message)
+}
+
+/// Parses a list of at most `max` items. A longer list is refused where the limit is passed, before its other items
+/// take memory.
+pub fn list<'a, T: Deserialize<'a>>(name: &str, value: &'a RawValue, max: usize) -> Result<Vec<T>, Error> {
+    let mut deserializer = serde_json::Deserializer::from_str(value.get());
+    FewItems::<T> { max, items: PhantomData }.deserialize(&mut deserializer).map_err(|e| located(name, &e))
+}
+
+struct FewItems<T> {
+    max: usize,
+    items: PhantomData<T>,
+}
+
+impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for FewItems<T> {
+    type Value = Vec<T>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Vec<T>, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for FewItems<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = list.next_element()? {
+            if items.len() == self.max {
+                return Err(de::Error::custom(format!("has more than {} items", self.max)));
+            }
+            items.push(item);
+        }
+        Ok(items)
+    }
 }
 
 fn invalid_body(message: impl Into<String>) -> Error {

@@ -11,6 +11,11 @@ use crate::{
     text::template::{Message, RenderOptions},
 };
 
+/// Maximum number of messages of a conversation, and of parts of a message.
+const MAX_MESSAGES: usize = 16_384;
+/// Maximum size in bytes of the template's variables. A parsed value takes many times the bytes of its text.
+const MAX_VARIABLE_BYTES: usize = 64 << 10;
+
 /// A parsed conversation.
 pub struct Conversation {
     /// The turns so far; at least one.
@@ -33,7 +38,8 @@ impl Conversation {
 
 /// Takes the members of a request that make up a conversation.
 pub fn take(fields: &mut Fields<'_>) -> Result<Conversation, Error> {
-    let given: Vec<&RawValue> = fields.require("messages")?;
+    let given: Option<Vec<&RawValue>> = fields.take_list("messages", MAX_MESSAGES)?;
+    let given = given.ok_or_else(|| Error::invalid(fields.name("messages"), "is required"))?;
     if given.is_empty() {
         return Err(Error::invalid("messages", "is empty"));
     }
@@ -53,11 +59,23 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Conversation, Error> {
     let options = RenderOptions {
         add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
         continue_final_message,
-        variables: fields.take_or_default("chat_template_kwargs")?,
+        variables: variables(fields)?,
     };
     fields.refuse("chat_template", &[], "the checkpoint's own template is used")?;
     let add_special_tokens = fields.take_or_default("add_special_tokens")?;
     Ok(Conversation { messages, media, options, add_special_tokens })
+}
+
+/// Takes `chat_template_kwargs`, the variables of the template.
+fn variables(fields: &mut Fields<'_>) -> Result<serde_json::Map<String, serde_json::Value>, Error> {
+    let name = fields.name("chat_template_kwargs");
+    let Some(value) = fields.take_raw("chat_template_kwargs") else { return Ok(serde_json::Map::new()) };
+    let bytes = value.get().len();
+    if bytes > MAX_VARIABLE_BYTES {
+        let message = format!("has {bytes} bytes, but may have at most {MAX_VARIABLE_BYTES}");
+        return Err(Error::invalid(name, message));
+    }
+    fields::parse(&name, value)
 }
 
 fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Message, Error> {
@@ -87,7 +105,7 @@ fn parts(
     value: &RawValue,
     media: &mut Vec<Media>,
 ) -> Result<(String, Vec<(MediaKind, usize)>), Error> {
-    let parts: Vec<&RawValue> = fields::parse(path, value)?;
+    let parts: Vec<&RawValue> = fields::list(path, value, MAX_MESSAGES)?;
     let (mut text, mut media_at, mut after_text) = (String::new(), Vec::new(), false);
     for (i, part) in parts.into_iter().enumerate() {
         let path = format!("{path}[{i}]");

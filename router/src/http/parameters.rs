@@ -34,6 +34,10 @@ pub struct Shared {
     pub stream: Option<StreamOptions>,
 }
 
+/// Maximum number of items of `stop`, `stop_token_ids` and `logit_bias` that are parsed. It is above the limits of these
+/// parameters, whose errors name the number of items, and bounds the memory of a list.
+const MAX_LISTED: usize = 4096;
+
 /// `stream_options`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamOptions {
@@ -88,7 +92,7 @@ fn stopping(fields: &mut Fields<'_>) -> Result<Stopping, Error> {
         min_tokens: fields.take_or_default("min_tokens")?,
         stop: stop(fields)?,
         include_stop: fields.take_or_default("include_stop_str_in_output")?,
-        stop_token_ids: fields.take_or_default("stop_token_ids")?,
+        stop_token_ids: fields.take_list("stop_token_ids", MAX_LISTED)?.unwrap_or_default(),
         ignore_eos: fields.take_or_default("ignore_eos")?,
         ..Stopping::default()
     })
@@ -99,7 +103,7 @@ fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, Error> {
     match fields.take_raw("stop") {
         None => Ok(Vec::new()),
         Some(value) if value.get().starts_with('"') => Ok(vec![fields::parse("stop", value)?]),
-        Some(value) => fields::parse("stop", value),
+        Some(value) => fields::list("stop", value, MAX_LISTED),
     }
 }
 
@@ -154,6 +158,9 @@ impl<'de> Deserialize<'de> for LogitBias {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
                 let mut biases = Vec::new();
                 while let Some((id, bias)) = map.next_entry::<String, f32>()? {
+                    if biases.len() == MAX_LISTED {
+                        return Err(de::Error::custom(format!("has more than {MAX_LISTED} tokens")));
+                    }
                     let id = id.parse().map_err(|_| {
                         de::Error::custom(format!("{id:?} is not a token id, an integer from 0"))
                     })?;

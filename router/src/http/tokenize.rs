@@ -9,9 +9,9 @@ use tutti_runtime::Error;
 
 use super::{Api, error::ApiError, fields::Fields, messages};
 use crate::{
-    generation::{Prompt, to_tokens, validate},
+    generation::{Length, Prompt, to_tokens, validate},
     served::ServedModel,
-    text::tokenizer::SpecialTokens,
+    text::{pool::Lane, tokenizer::SpecialTokens},
 };
 
 #[derive(Serialize)]
@@ -63,21 +63,22 @@ fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
 pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<Tokenized>, ApiError> {
     let TokenizeRequest { model, prompt, return_token_strs } = api.parse(request, parse_tokenize).await?;
     let model = api.generator.model_named(model.as_deref())?;
+    let lane = prompt.lane();
     let work = move || {
-        let (tokens, _) = to_tokens(prompt, &model, None)?;
+        let (tokens, _) = to_tokens(prompt, &model, Length::Any)?;
         let tokenizer = model.text.tokenizer.as_ref().filter(|_| return_token_strs);
         let token_strs = tokenizer.map(|tokenizer| tokenizer.spellings(&tokens));
         let max_model_len = model.description.max_context_tokens;
         Ok::<_, Error>(Tokenized { count: tokens.len(), max_model_len, tokens, token_strs })
     };
-    Ok(Json(api.generator.on_text(work).await??))
+    Ok(Json(api.generator.on_text(lane, work).await??))
 }
 
 /// Turns tokens into text. Special tokens are shown.
 pub async fn detokenize(State(api): State<Api>, request: Request) -> Result<Json<Detokenized>, ApiError> {
     let (model, tokens) = api.parse(request, parse_detokenize).await?;
     let model = api.generator.model_named(model.as_deref())?;
-    let prompt = api.generator.on_text(move || decode(&model, &tokens)).await??;
+    let prompt = api.generator.on_text(Lane::Parse, move || decode(&model, &tokens)).await??;
     Ok(Json(Detokenized { prompt }))
 }
 
@@ -90,6 +91,11 @@ fn parse_detokenize(body: &[u8]) -> Result<(Option<String>, Vec<u32>), Error> {
 }
 
 fn decode(model: &ServedModel, tokens: &[u32]) -> Result<String, Error> {
+    let (count, most) = (tokens.len(), model.description.max_context_tokens);
+    if count > most as usize {
+        let message = format!("has {count} tokens, but may have at most {most}, the model's context");
+        return Err(Error::invalid("tokens", message));
+    }
     for &id in tokens {
         validate::token_id("tokens", id, model.description.vocab_size)?;
     }

@@ -58,6 +58,11 @@ impl Detokenizer {
                 let (before, all) = window(&self.tokenizer, tokens, *taken);
                 let cut = all.ends_with('\u{fffd}') && tokens.len() - *taken < MAX_HELD;
                 if cut || all.len() <= before.len() {
+                    // Tokens without text leave the window when they are too far back to affect the text, so that
+                    // any number of them can follow each other.
+                    if tokens.len() - *taken > MAX_HELD {
+                        tokens.remove(*taken);
+                    }
                     return String::new();
                 }
                 let new = after(&all, &before);

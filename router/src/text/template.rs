@@ -1,6 +1,6 @@
 //! The checkpoint's chat template, rendered by minijinja under the conventions of Hugging Face's `apply_chat_template`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, io};
 
 use minijinja::{
     Environment, ErrorKind, Value,
@@ -12,6 +12,8 @@ use tutti_proto::cluster::v1::MediaKind;
 use tutti_runtime::Error;
 
 const NAME: &str = "chat_template";
+/// Maximum number of instructions of one rendering. A template needs some tens of them per message.
+const MAX_INSTRUCTIONS: u64 = 5_000_000;
 
 /// A compiled chat template, and the special tokens that the template may name.
 pub struct ChatTemplate {
@@ -99,6 +101,7 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         // Hugging Face's transformers sets `trim_blocks` and `lstrip_blocks`, and templates rely on them.
         let syntax = environment.syntax().to_builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment.set_syntax(syntax.map_err(|e| Error::internal(format!("jinja's syntax: {e}")))?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
@@ -110,8 +113,14 @@ impl ChatTemplate {
         Ok(Self { environment, special_tokens })
     }
 
-    /// Renders a conversation into the text of a prompt. A failure of the template is an error of the field `messages`.
-    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, Error> {
+    /// Renders a conversation into the text of a prompt of at most `max_bytes` bytes. A failure of the template is an
+    /// error of the field `messages`.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+        max_bytes: usize,
+    ) -> Result<String, Error> {
         let refused =
             |e: minijinja::Error| Error::invalid("messages", format!("the chat template refuses them: {e}"));
         let own = minijinja::context! {
@@ -124,11 +133,34 @@ impl ChatTemplate {
             ..own, ..Value::from(Serde(&options.variables)), ..Value::from(Serde(&self.special_tokens))
         };
         let template = self.environment.get_template(NAME).map_err(refused)?;
-        let mut text = template.render(context).map_err(refused)?;
+        let mut output = BoundedText { bytes: Vec::new(), max_bytes };
+        template.render_captured_to(context, &mut output).map_err(refused)?;
+        let mut text = String::from_utf8(output.bytes)
+            .map_err(|e| Error::internal(format!("the chat template's text is not UTF-8: {e}")))?;
         if options.continue_final_message {
             cut_after_last_message(&mut text, messages)?;
         }
         Ok(text)
+    }
+}
+
+/// A text that grows up to a limit.
+struct BoundedText {
+    bytes: Vec<u8>,
+    max_bytes: usize,
+}
+
+impl io::Write for BoundedText {
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + piece.len() > self.max_bytes {
+            return Err(io::Error::other(format!("the text is over the limit of {} bytes", self.max_bytes)));
+        }
+        self.bytes.extend_from_slice(piece);
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

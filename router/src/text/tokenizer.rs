@@ -2,8 +2,11 @@
 
 use std::{borrow::Cow, collections::HashSet};
 
-use tokenizers::{DecoderWrapper, Tokenizer as Inner};
+use rayon::prelude::*;
+use tokenizers::{DecoderWrapper, Encoding, Tokenizer as Inner};
 use tutti_runtime::Error;
+
+use super::segments;
 
 /// Special tokens in the result of an encoding or a decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +33,33 @@ pub struct Tokenizer {
     byte_level: bool,
     /// Length of the longest token in bytes.
     longest: usize,
+    /// True if a long text may be encoded in segments.
+    cuttable: bool,
 }
 
 /// Upper bound of the factor by which normalisation shortens a text. Unicode composition shortens a text the most, by a
 /// factor of at most three.
 const MOST_SHORTENED: usize = 4;
+
+/// Target size of a segment of a long text, in bytes.
+const SEGMENT_BYTES: usize = 32 << 10;
+
+/// Maximum size in bytes of a run without a break, such as white space or letters only. The pre-tokenizer makes one
+/// piece of a run. A piece takes memory for each of its characters while its tokens are merged, and the regular
+/// expression engine gives up on runs of a million characters without an error.
+pub const MAX_RUN_BYTES: usize = 256 << 10;
+
+/// Bytes per token up to which a text is encoded at all. Texts of people and programs have 3 to 6 bytes per token in
+/// the vocabularies in use; the longest token, often a run of spaces, says little about a text.
+const TEXT_BYTES_PER_TOKEN: usize = 16;
+
+/// Size in bytes up to which a text is encoded whatever the limit of tokens is, because that is quick.
+const ALWAYS_ENCODED_BYTES: usize = 64 << 10;
+
+/// Maximum size in bytes of a text that may have this many tokens.
+pub fn max_text_bytes(tokens: u32) -> usize {
+    (tokens as usize).saturating_mul(TEXT_BYTES_PER_TOKEN).max(ALWAYS_ENCODED_BYTES)
+}
 
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
@@ -51,18 +76,47 @@ impl Tokenizer {
             longest,
             special: added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect(),
             added: added.keys().copied().collect(),
+            cuttable: segments::allowed(&inner),
             byte_level: matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))),
             inner,
         })
     }
 
     /// Encodes a text into token ids.
+    #[cfg(test)]
     pub fn encode(&self, text: &str, special_tokens: SpecialTokens) -> Result<Vec<u32>, Error> {
-        let encoding = self
-            .inner
-            .encode_fast(text, special_tokens == SpecialTokens::Include)
-            .map_err(|e| Error::invalid("prompt", format!("cannot be tokenised: {e}")))?;
-        Ok(encoding.get_ids().to_vec())
+        self.encode_up_to(text, special_tokens, usize::MAX).map(Option::unwrap_or_default)
+    }
+
+    /// Encodes a text into token ids. Returns `None` once it is known that the text has more than `most` tokens; a short
+    /// text is encoded whole nevertheless. A long text is divided among the threads of the current pool if its segments
+    /// have the token ids of the whole text.
+    pub fn encode_up_to(
+        &self,
+        text: &str,
+        special_tokens: SpecialTokens,
+        most: usize,
+    ) -> Result<Option<Vec<u32>>, Error> {
+        check_runs(text)?;
+        let include = special_tokens == SpecialTokens::Include;
+        let segments = if self.cuttable { segments::cut(text, SEGMENT_BYTES) } else { vec![text] };
+        let failed = |e| Error::invalid("prompt", format!("cannot be tokenised: {e}"));
+        if let [whole] = segments[..] {
+            let encoding = self.inner.encode_fast(whole, include).map_err(failed)?;
+            return Ok(Some(encoding.get_ids().to_vec()));
+        }
+        let (mut parts, mut tokens) = (Vec::with_capacity(segments.len()), 0);
+        for wave in segments.chunks(2 * rayon::current_num_threads()) {
+            let encoded = wave.par_iter().map(|segment| self.inner.encode_fast(*segment, false));
+            let encoded = encoded.collect::<Result<Vec<Encoding>, _>>().map_err(failed)?;
+            tokens += encoded.iter().map(|part| part.get_ids().len()).sum::<usize>();
+            if tokens > most {
+                return Ok(None);
+            }
+            parts.extend(encoded);
+        }
+        let whole = self.inner.post_process(Encoding::merge(parts, false), None, include).map_err(failed)?;
+        Ok(Some(whole.get_ids().to_vec()))
     }
 
     /// True if a text of this many bytes certainly has more than `tokens` tokens. This is decided without encoding the
@@ -119,6 +173,23 @@ impl Tokenizer {
                 [Cow::Borrowed("bytes:")].into_iter().chain(hex).collect()
             }
         }
+    }
+}
+
+/// Refuses a text with a run over [`MAX_RUN_BYTES`].
+fn check_runs(text: &str) -> Result<(), Error> {
+    if text.len() <= MAX_RUN_BYTES {
+        return Ok(());
+    }
+    match segments::longest_run(text) {
+        run if run > MAX_RUN_BYTES => {
+            let message = format!(
+                "has a run of {run} bytes without a break, such as white space or letters only; the limit is \
+                 {MAX_RUN_BYTES}"
+            );
+            Err(Error::invalid("prompt", message))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -127,5 +127,5 @@ async fn a_full_conductor_does_not_count_as_broken() {
     assert_eq!(b.count(), 8, "requests that a refuses go to b");
     assert_eq!(router.metric_of("tutti_router_conductor_breaker", &a), 0);
     b.refuse(full());
-    assert_eq!(router.complete(&ask(&[1], 1)).await.0, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(router.complete(&ask(&[1], 1)).await.0, StatusCode::SERVICE_UNAVAILABLE);
 }

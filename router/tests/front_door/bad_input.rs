@@ -209,6 +209,58 @@ async fn a_large_body_is_refused_before_it_is_read() {
 }
 
 #[tokio::test]
+async fn a_value_of_megabytes_is_not_sent_back() {
+    let setup = ready().await;
+    let long = "x".repeat(4 << 20);
+    let mut unknown = json!({ "prompt": "a" });
+    unknown[&long] = json!(1);
+    let cases = [
+        (COMPLETIONS, json!({ "prompt": "a", "model": long }), "model"),
+        (COMPLETIONS, json!({ "prompt": "a", "temperature": long }), "temperature"),
+        (COMPLETIONS, json!({ "prompt": "a", "logit_bias": { &long: 1 } }), "logit_bias"),
+        (
+            CHAT,
+            json!({ "messages": [{ "role": "user", "content": [{ "type": long }] }] }),
+            "messages[0].content[0].type",
+        ),
+        (
+            CHAT,
+            json!({ "messages": [{ "role": "user", "content": "x" }], "chat_template_kwargs": { "a": long } }),
+            "chat_template_kwargs",
+        ),
+    ];
+    for (path, body, expected) in cases {
+        let answer = setup.post(path, &body).await;
+        assert_eq!(param(&answer), expected);
+        assert!(answer.text.len() < 4096, "{expected}: {} bytes", answer.text.len());
+    }
+    let answer = setup.post(COMPLETIONS, &unknown).await;
+    assert!(answer.status == 400 && answer.text.len() < 4096);
+    still_serves(&setup).await;
+}
+
+#[tokio::test]
+async fn texts_far_over_the_limit_are_refused_on_every_route() {
+    let setup = ready().await;
+    // The context has 64 tokens, for which texts of up to 64 KiB are encoded.
+    let words = "hello ".repeat(12_000);
+    for (path, body, expected) in [
+        (COMPLETIONS, json!({ "prompt": words }), "prompt"),
+        (CHAT, json!({ "messages": [{ "role": "user", "content": words }] }), "messages"),
+        ("/tokenize", json!({ "prompt": words }), "prompt"),
+        ("/tokenize", json!({ "messages": [{ "role": "user", "content": words }] }), "messages"),
+        ("/detokenize", json!({ "tokens": vec![1; 65] }), "tokens"),
+    ] {
+        let answer = setup.post(path, &body).await;
+        assert_eq!((answer.status, param(&answer)), (StatusCode::BAD_REQUEST, json!(expected)), "{path}");
+    }
+    // `/tokenize` counts the tokens of texts that are too long for a request.
+    let answer = setup.post("/tokenize", &json!({ "prompt": "hello ".repeat(1000) })).await;
+    assert_eq!(answer.json()["count"], 2000);
+    still_serves(&setup).await;
+}
+
+#[tokio::test]
 async fn unknown_routes_and_methods_have_openai_s_shape() {
     let setup = ready().await;
     for (method, path, status) in [
@@ -233,6 +285,10 @@ async fn the_conductor_s_refusal_keeps_its_field_and_status() {
         (Error::invalid("max_tokens", "is over the KV pool"), StatusCode::BAD_REQUEST),
         (
             Error::overloaded("512 are waiting", std::time::Duration::from_secs(3)),
+            StatusCode::SERVICE_UNAVAILABLE,
+        ),
+        (
+            Error::rate_limited("60 requests in a minute", std::time::Duration::from_secs(30)),
             StatusCode::TOO_MANY_REQUESTS,
         ),
         (Error::unavailable("no worker is ready"), StatusCode::SERVICE_UNAVAILABLE),

@@ -141,9 +141,9 @@ async fn running_choices_are_bounded_and_permits_come_back() {
     let body = json!({ "prompt": "a", "n": 2, "stream": true }).to_string();
     let running = setup.front_door.http_routes().oneshot(post(PATH, body)).await.unwrap();
     let refused = setup.post(PATH, &json!({ "prompt": "a", "n": 2 })).await;
-    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(refused.headers["retry-after"], "1");
-    assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+    assert_eq!(refused.json()["error"]["code"], "server_overloaded");
     // A request with more choices than the limit can never be served: the error is an invalid argument.
     let impossible = setup.post(PATH, &json!({ "prompt": "a", "n": 4 })).await;
     assert_eq!(impossible.status, StatusCode::BAD_REQUEST);
@@ -173,6 +173,9 @@ async fn idle_completes_when_no_generation_is_running() {
     let running = setup.front_door.http_routes().oneshot(post(PATH, body)).await.unwrap();
     let mut idle = Box::pin(setup.front_door.idle());
     assert!(futures_util::poll!(idle.as_mut()).is_pending());
+    // Meanwhile the process drains. Clients are told so, and not that they send too much.
+    let refused = setup.post(PATH, &json!({ "prompt": "a" })).await;
+    assert_eq!((refused.status, refused.text.contains("draining")), (StatusCode::SERVICE_UNAVAILABLE, true));
     drop(running);
     idle.await;
 }

@@ -5,8 +5,22 @@ fn every_kind_has_its_own_row() {
     for (index, row) in ErrorKind::TABLE.iter().enumerate() {
         assert_eq!(row.0 as usize, index);
         assert_eq!(ErrorKind::from_wire(row.4), row.0);
-        assert_eq!(ErrorKind::from_grpc(row.1), row.0);
+        // The code alone does not tell a caller's own limit from one that all callers share.
+        let of_code = if row.0 == ErrorKind::RateLimited { ErrorKind::Overloaded } else { row.0 };
+        assert_eq!(ErrorKind::from_grpc(row.1), of_code);
+        assert_eq!(Error::from(Status::from(Error::new(row.0, "no"))).kind(), row.0);
     }
+}
+
+#[test]
+fn a_value_of_any_length_leaves_a_short_error() {
+    let value = "é".repeat(16 << 20);
+    let error = Error::invalid(value.clone(), format!("is {value:?}, the limit is 7"));
+    assert!(error.message().len() <= MAX_MESSAGE_BYTES && error.message().ends_with("the limit is 7"));
+    assert!(error.message().starts_with("is \"éé") && error.message().contains("é … é"));
+    assert!(error.field().is_some_and(|field| field.len() <= MAX_FIELD_BYTES && field.starts_with('é')));
+    let short = "x".repeat(MAX_MESSAGE_BYTES);
+    assert_eq!(Error::internal(short.clone()).message(), short);
 }
 
 #[test]

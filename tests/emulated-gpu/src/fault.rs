@@ -36,12 +36,12 @@ pub struct SourceLine {
     pub line: u32,
 }
 
-/// What went wrong in a launch, and where.
+/// The first error of a launch, with its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Class of the fault.
     pub kind: FaultKind,
-    /// What was wrong, with the offending values.
+    /// The error in words, with the offending values.
     pub what: String,
     /// Name of the kernel.
     pub kernel: String,

@@ -23,7 +23,7 @@ impl Grid {
     }
 }
 
-/// What is checked beyond bounds, alignment, barriers and shuffles, which always are; and in which order warps run.
+/// Checks beyond those of bounds, alignment, barriers and shuffles, which are always on, and the order of warps.
 ///
 /// `races` of global memory and `uninitialised` need [`DeviceMemory::watched`](crate::DeviceMemory::watched).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

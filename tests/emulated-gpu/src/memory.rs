@@ -14,6 +14,8 @@ const GAP: u64 = 1 << 20;
 const ALIGNMENT: u64 = 256;
 /// Freed ranges that are remembered, to tell a use after free from an address that never was one.
 const FREED_RANGES: usize = 1 << 16;
+/// Bytes that one copy of a fill writes, at most.
+const FILL_BYTES: usize = 16 << 10;
 /// Content of memory that nothing wrote: a NaN as bf16, f16 and f32.
 pub(crate) const POISON: u8 = 0xff;
 
@@ -43,7 +45,7 @@ pub struct BadAddress {
     pub bytes: u64,
     /// True if the address belongs to an allocation that was freed.
     pub freed: bool,
-    /// What is wrong with the access, in words.
+    /// The access's error in words.
     pub what: String,
 }
 
@@ -321,11 +323,13 @@ impl DeviceMemory {
         if pattern.is_empty() {
             return Ok(());
         }
-        for at in (0..bytes).step_by(pattern.len()) {
-            let n = pattern.len().min((bytes - at) as usize);
+        // Whole repetitions, as many as make copies long enough to be quick.
+        let block = pattern.repeat((FILL_BYTES / pattern.len()).max(1));
+        for at in (0..bytes).step_by(block.len()) {
+            let n = block.len().min((bytes - at) as usize);
             // SAFETY: the range was checked, and `at + n` is at most `bytes`.
             unsafe {
-                allocation.host.add((offset + at) as usize).copy_from_nonoverlapping(pattern.as_ptr(), n)
+                allocation.host.add((offset + at) as usize).copy_from_nonoverlapping(block.as_ptr(), n)
             };
         }
         allocation.mark_written(offset, bytes);

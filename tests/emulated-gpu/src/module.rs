@@ -13,7 +13,7 @@ use crate::{DeviceMemory, OutOfMemory};
 pub struct DecodeError {
     /// Line of the PTX text, from 1.
     pub line: u32,
-    /// What is wrong; an unknown opcode or modifier by its name.
+    /// The error in words; an unknown opcode or modifier by its name.
     pub what: String,
 }
 

@@ -62,7 +62,7 @@ pub(crate) enum Space {
     Parameter,
 }
 
-/// What an instruction does to the flow of control.
+/// Effect of an instruction on the flow of control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
     /// Goes on to the next instruction.

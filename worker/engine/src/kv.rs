@@ -8,8 +8,8 @@
 //!   share is left to the system, to the conductor and to cached files.
 //! - The planes take no more than that many requests of the longest context can use, and no more than is free now.
 //!
-//! A device with memory of its own has it alone: seven eighths of what is free there once weights and the largest step are
-//! allocated are for planes, and the host's share does not count.
+//! A device with memory of its own has it alone: what is free there once weights are loaded and the largest step has run
+//! ([`profile`](crate::profile)) is for planes, but for a sixteenth, and the host's share does not count.
 //!
 //! Memory that is free when a worker measures says nothing about workers that are still loading, so the conductor
 //! measures once, before it starts any.
@@ -24,6 +24,10 @@ pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 
 /// A worker takes at most this part of its memory for weights, steps and planes together.
 const USED_EIGHTHS: u64 = 7;
+
+/// Planes leave free one part in this many of what is free on a device with memory of its own: the driver allocates for
+/// itself, and memory is not free in one piece.
+const DEVICE_MARGIN_DIVISOR: u64 = 16;
 
 /// The part of free memory that a worker takes for planes, up to [`DEFAULT_KV_BYTES`], even if its share is smaller:
 /// weights that several workers map from one file count for each of them, but are in memory once.
@@ -88,7 +92,7 @@ pub fn kv_budget(model: &dyn Model, settings: &EngineSettings, share: Option<u64
     let enough = Sizes::of(model, settings).enough();
     if let Some(free) = model.free_bytes() {
         // Weights and the largest step have their memory already, which is not the host's.
-        return enough.min(free / 8 * USED_EIGHTHS);
+        return enough.min(free - free / DEVICE_MARGIN_DIVISOR);
     }
     let taken = model.weight_bytes().saturating_add(model.step_bytes());
     enough.min(default_bytes(share, taken, memory::available()))

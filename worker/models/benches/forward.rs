@@ -1,27 +1,40 @@
-//! Bench of steps of the Qwen3-0.6B shape on the CPU: the time of each operation, compared with the machine's limits.
+//! Bench of steps of the Qwen3-0.6B shape: on the CPU the time of each operation, compared with the machine's limits, on a
+//! GPU the time of each kind of step.
 //!
 //! `cargo bench -p tutti-models --bench forward` runs dummy bfloat16 weights in this process, without a cluster and
 //! without clients; `--int8` quantises them. Each round measures the machine's limits and then a few steps of every
 //! kind, so that other work on the machine affects all kinds alike. The table is of the round with the median time. For
 //! each operation it shows the time, and the share of it that the operation needs at the best limits of all rounds.
+//!
+//! `--device cuda` runs on the first GPU, with as many steps in flight as the device holds. `tests/gpu` does this on
+//! machines without Rust.
 #![allow(clippy::print_stdout)] // The table is the output.
 
 mod forward {
+    pub mod gpu;
     pub mod limits;
+    pub mod steps;
     pub mod timing;
 }
 
-use std::{collections::BTreeMap, path::Path, sync::PoisonError, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::PoisonError,
+    time::Duration,
+};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use tutti_kernels::{
-    PageId, Quantize, Recorder, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs,
+    Quantize, Recorder,
     cpu::{CpuDevice, Isa},
 };
-use tutti_models::{LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, load};
+use tutti_models::{LoadFormat, LoadOptions, load};
 
 use self::forward::{
+    gpu,
     limits::{Clock, Limits, Probe},
+    steps::{PAGE, Steps},
     timing::{Table, Timing, Work},
 };
 
@@ -29,15 +42,31 @@ type Failure = Box<dyn std::error::Error>;
 
 /// Tokens per step of a prefill, and tokens before a decode.
 const CONTEXT: usize = 512;
-/// Tokens per KV page.
-const PAGE: usize = 16;
 /// Number of requests of the largest batch.
 const BATCH: usize = 16;
 /// Tokens of the longest prompt, which only the first request has room for.
 const LONG: usize = 4096;
 
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DeviceKind {
+    Cpu,
+    Cuda,
+}
+
 #[derive(Parser)]
 struct Args {
+    /// Device to run on; `cuda` takes the first GPU.
+    #[arg(long, value_enum, default_value_t = DeviceKind::Cpu)]
+    device: DeviceKind,
+    /// Folder of the config.json whose shape runs [default: tests/bench/qwen3-0.6b].
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// File to write a GPU's figures to.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Repetitions of each kind of step per round, on a GPU [default: by the kind].
+    #[arg(long)]
+    times: Option<usize>,
     /// Threads that compute [default: all cores].
     #[arg(long)]
     threads: Option<usize>,
@@ -54,7 +83,8 @@ struct Args {
     /// Number of rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Kinds of steps: prefill-512, prefill-4096, decode-1, decode-4, decode-16 [default: all].
+    /// Kinds of steps: prefill-512, prefill-4096, decode-1, decode-4, decode-16, and on a GPU prefill-512, prefill-2048,
+    /// decode-1 and so on to decode-64 [default: all].
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// The argument that `cargo bench` adds.
@@ -96,6 +126,12 @@ struct Round {
 
 fn main() -> Result<(), Failure> {
     let args = Args::parse();
+    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/bench/qwen3-0.6b");
+    let shape = args.model.clone().unwrap_or(shape);
+    if args.device == DeviceKind::Cuda {
+        let Args { only, json, rounds, times, .. } = args;
+        return gpu::run(&gpu::Bench { shape, only, json, rounds, times });
+    }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or(cores);
     let isa = match &args.isa {
@@ -116,7 +152,7 @@ fn main() -> Result<(), Failure> {
     let table = timing.table.clone();
     let device = Recorder::new(CpuDevice::new(threads, isa)?, timing);
     let options = LoadOptions {
-        dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/bench/qwen3-0.6b"),
+        dir: shape,
         load_format: LoadFormat::Dummy,
         max_step_tokens: CONTEXT,
         page_tokens: PAGE,
@@ -125,8 +161,9 @@ fn main() -> Result<(), Failure> {
         seed: 1,
     };
     let began = Clock::Wall.now();
-    let mut bench = Bench::new(load(&options, device, &mut |_| {})?, clock)?;
-    println!("{}", bench.model.describe());
+    let mut bench =
+        Bench { steps: Steps::new(load(&options, device, &mut |_| {})?, BATCH, CONTEXT, LONG)?, clock };
+    println!("{}", bench.steps.describe());
     println!("loaded and warm in {:.1} s", (Clock::Wall.now() - began).as_secs_f64());
     let probe = Probe::new(threads, isa, args.int8);
     let mut rounds: Vec<Vec<Round>> = kinds.iter().map(|_| Vec::new()).collect();
@@ -144,73 +181,13 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
+/// Steps with a clock.
 struct Bench {
-    model: Box<dyn Model>,
+    steps: Steps,
     clock: Clock,
-    /// The block table of each request.
-    block_tables: Vec<Vec<PageId>>,
-    params: SamplingParams,
 }
 
 impl Bench {
-    /// Allocates pages, prefills the context of the first request, and copies its pages to all other requests.
-    fn new(mut model: Box<dyn Model>, clock: Clock) -> Result<Self, Failure> {
-        let mut next = 1;
-        let mut pages = |tokens: usize| -> Vec<PageId> {
-            let first = next;
-            next += tokens.div_ceil(PAGE) as u32;
-            (first..next).map(PageId).collect()
-        };
-        let block_tables: Vec<_> =
-            (0..BATCH).map(|request| pages(if request == 0 { LONG + 1 } else { CONTEXT + 1 })).collect();
-        model.allocate_planes(next as usize, 1)?;
-        let params = SamplingParams { seed: 1, ..SamplingParams::GREEDY };
-        let mut bench = Self { model, clock, block_tables, params };
-        bench.step(1, CONTEXT, 0, true)?;
-        let mut data = Vec::new();
-        let context = CONTEXT / PAGE;
-        bench.model.read_pages(&bench.block_tables[0][..context], &mut data)?;
-        for request in 1..BATCH {
-            bench.model.write_pages(&bench.block_tables[request][..context], &data)?;
-        }
-        Ok(bench)
-    }
-
-    fn step(&mut self, batch: usize, tokens: usize, start: usize, sample: bool) -> Result<(), Failure> {
-        let ids: Vec<u32> = (0..(batch * tokens) as u32).map(|i| i * 7919 % 150_000).collect();
-        let positions: Vec<f32> = (0..batch * tokens).map(|i| (start + i % tokens) as f32).collect();
-        let row = |request: usize| RowInputs {
-            first_token: request * tokens,
-            tokens,
-            start,
-            slot: SlotId::NULL,
-            continues: false,
-            block_table: &self.block_tables[request],
-        };
-        let rows: Vec<_> = (0..batch).map(row).collect();
-        let logit_rows: Vec<usize> =
-            (0..batch).filter(|_| sample).map(|request| (request + 1) * tokens - 1).collect();
-        let inputs = StepInputs {
-            token_ids: &ids,
-            positions: [&positions[..]; 3],
-            rows: &rows,
-            copies: &[],
-            logit_rows: &logit_rows,
-        };
-        self.model.forward(&inputs, &[])?;
-        let row = SampleRow {
-            params: &self.params,
-            prompt: &[],
-            output: &[],
-            forbidden: &[],
-            position: (start + tokens) as u64,
-            logprobs: None,
-        };
-        let wanted: Vec<_> = (0..logit_rows.len()).map(|index| (index, row)).collect();
-        let mut out = LogitResults::default();
-        Ok(self.model.read_logits(&LogitRequests { sample: &wanted, score: &[] }, &mut out)?)
-    }
-
     /// Runs a kind's steps, and returns the time and the operations of the fastest repetition.
     fn round(&mut self, kind: Kind, limits: Limits, table: &Table) -> Result<Round, Failure> {
         let Kind { batch, tokens, start, chunks, times, .. } = kind;
@@ -220,7 +197,7 @@ impl Bench {
             clear();
             let began = self.clock.now();
             for chunk in 0..chunks {
-                self.step(batch, tokens, start + chunk * tokens, chunk + 1 == chunks)?;
+                self.steps.run(batch, tokens, start + chunk * tokens, chunk + 1 == chunks)?;
             }
             let round = Round { time: (self.clock.now() - began).as_secs_f64(), limits, operations: clear() };
             if best.as_ref().is_none_or(|best| round.time < best.time) {

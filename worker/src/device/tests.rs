@@ -16,6 +16,7 @@ fn settings(device: DeviceChoice) -> WorkerSettings {
         tensor_parallel: TensorParallelSettings::default(),
         engine: EngineSettings::default(),
         memory_share: None,
+        hang_timeout: 120,
         trace: TraceSettings::default(),
         sim: SimSettings::default(),
     }

@@ -1,11 +1,13 @@
 //! Rotation, storing of keys and values, and attention over pages.
 
 use super::CudaDevice;
+use crate::cuda::attention_work::{ITEM_WORDS, WorkShape};
 use crate::cuda::kernels::{Grid, arguments};
+use crate::cuda::memory::grown;
 use crate::cuda::planes::Planes;
 use crate::cuda::tensor::{Tensor, Vector};
 use crate::{
-    Attention, AttentionShape, DeviceError, PagedAttention, RopeFrequencies, Rotary, RotateAndStore,
+    Attention, AttentionShape, DeviceError, KvShape, PagedAttention, RopeFrequencies, Rotary, RotateAndStore,
     WeightType,
 };
 
@@ -13,6 +15,12 @@ use crate::{
 const THREADS: u32 = 128;
 /// Warps of a block.
 const WARPS: usize = 4;
+/// Threads of a warp.
+const WARP: u32 = 32;
+/// Scratch memory for partial results of attention. Tiles for which no room is left walk their splits one after another.
+const PART_BYTES: usize = 32 << 20;
+/// Alignment in bytes of what a thread reads at once.
+const ALIGNMENT: usize = 16;
 
 /// Rotary frequencies, and their copy on the device.
 pub(super) struct RopeOnDevice {
@@ -101,13 +109,21 @@ impl PagedAttention for CudaDevice {
         let tokens = self.step.tokens;
         qkv.check(tokens, (heads + 2 * kv_heads) * head_dim)?;
         out.written(tokens, heads * head_dim)?;
+        // Distances between positions have 32 bits with a sign in the kernels.
+        let window = window.unwrap_or(usize::MAX).min(i32::MAX as usize) as u32;
+        if let Some(tiles) = Tiles::of(pool.dtype, head_dim) {
+            return self.attention_on_tensor_cores(
+                &tiles,
+                &Heads { qkv: qkv.at(), shape, window, kv, pool },
+                out,
+            );
+        }
         let name = match pool.dtype {
             WeightType::F32 => "attention_f32",
             WeightType::Bf16 => "attention_bf16",
             WeightType::F16 => "attention_f16",
         };
         let at = self.step.at;
-        let window = window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX);
         let operands = arguments![
             qkv.at(),
             at.rows,
@@ -130,6 +146,38 @@ impl PagedAttention for CudaDevice {
     }
 }
 
+/// The kernels of `sources/attention_tiles.cu` for a type and a size of heads.
+struct Tiles {
+    narrow: &'static str,
+    wide: &'static str,
+    merge: &'static str,
+}
+
+impl Tiles {
+    /// `None` if the plain kernel computes such heads.
+    fn of(dtype: WeightType, head_dim: usize) -> Option<Self> {
+        let (narrow, wide, merge) = match (dtype, head_dim) {
+            (WeightType::Bf16, 32) => ("narrow_bf16_32", "wide_bf16_32", "merge_splits_32"),
+            (WeightType::Bf16, 64) => ("narrow_bf16_64", "wide_bf16_64", "merge_splits_64"),
+            (WeightType::Bf16, 128) => ("narrow_bf16_128", "wide_bf16_128", "merge_splits_128"),
+            (WeightType::F16, 32) => ("narrow_f16_32", "wide_f16_32", "merge_splits_32"),
+            (WeightType::F16, 64) => ("narrow_f16_64", "wide_f16_64", "merge_splits_64"),
+            (WeightType::F16, 128) => ("narrow_f16_128", "wide_f16_128", "merge_splits_128"),
+            _ => return None,
+        };
+        Some(Self { narrow, wide, merge })
+    }
+}
+
+/// The checked operands of attention on tensor cores.
+struct Heads {
+    qkv: u64,
+    shape: AttentionShape,
+    window: u32,
+    kv: u64,
+    pool: KvShape,
+}
+
 impl CudaDevice {
     /// Refuses a step that began over planes without pages: no page holds its tokens.
     fn check_pages(&self) -> Result<(), DeviceError> {
@@ -137,6 +185,59 @@ impl CudaDevice {
             true => Ok(()),
             false => Err(DeviceError::Misuse("a step that began without pages".to_owned())),
         }
+    }
+
+    fn attention_on_tensor_cores(
+        &mut self,
+        tiles: &Tiles,
+        of: &Heads,
+        out: &Tensor,
+    ) -> Result<(), DeviceError> {
+        let AttentionShape { heads, kv_heads, head_dim, scale, .. } = of.shape;
+        // A partial result: the greatest score, the sum of weights, the weighted sum of values.
+        let part_bytes = (2 + head_dim) * size_of::<f32>();
+        let shape =
+            WorkShape { group: heads / kv_heads, kv_heads, parts: PART_BYTES / (part_bytes * kv_heads) };
+        let scratch = grown(
+            &mut self.scratch.parts,
+            &self.gpu,
+            PART_BYTES + ALIGNMENT,
+            "partial results of attention",
+        )?;
+        let at = self.step.at;
+        let work = self.step.attention_work(shape, &mut self.inputs)?;
+        let part_sums = scratch.at();
+        let sums_bytes = work.parts * kv_heads * 2 * size_of::<f32>();
+        let part_values = part_sums + sums_bytes.next_multiple_of(ALIGNMENT) as u64;
+        let lists = [
+            (tiles.wide, &work.wide, 4 * WARP, work.narrow.len()),
+            (tiles.narrow, &work.narrow, WARP, 0),
+            (tiles.merge, &work.merges, THREADS, work.narrow.len() + work.wide.len()),
+        ];
+        for (name, items, threads, before) in lists {
+            let operands = arguments![
+                of.qkv,
+                at.rows,
+                work.at + (before * ITEM_WORDS * size_of::<u32>()) as u64,
+                at.kv_at,
+                at.pages,
+                out.at(),
+                part_sums,
+                part_values,
+                work.parts as u32,
+                heads as u32,
+                kv_heads as u32,
+                of.pool.page_tokens as u32,
+                of.window,
+                scale,
+                of.kv,
+            ];
+            // The merge has no pages.
+            let count = operands.len() - usize::from(name == tiles.merge);
+            let grid = Grid { blocks: (items.len(), kv_heads), threads, shared_bytes: 0 };
+            self.kernels.launch(name, grid, &operands[..count])?;
+        }
+        Ok(())
     }
 
     /// Addresses of the inverse frequencies and of their axes, 0 without axes.

@@ -3,6 +3,7 @@
 // Writes a result per row, and the token of each row as the last one of its slot, unless that is the null slot. `slots` may
 // be null: no row has a slot.
 KERNEL(THREADS) argmax(const float* logits, u32 width, const u32* slots, u32* last_tokens, Result* results) {
+  BEGIN(argmax);
   Best best = best_of(logits + (size_t)blockIdx.x * width, width);
   if (threadIdx.x != 0) return;
   u32 status = status_of(best), slot = slots ? slots[blockIdx.x] : 0;
@@ -13,6 +14,7 @@ KERNEL(THREADS) argmax(const float* logits, u32 width, const u32* slots, u32* la
 
 // out[row] = [logit, token id], where token ids begin at `first`. A NaN stands for any NaN in the row.
 KERNEL(THREADS) partial_argmax(const float* logits, u32 width, u32 first, float* out) {
+  BEGIN(partial_argmax);
   Best best = best_of(logits + (size_t)blockIdx.x * width, width);
   if (threadIdx.x != 0) return;
   out[blockIdx.x * 2] = best.nan ? __int_as_float(0x7fffffff) : best.logit;
@@ -21,6 +23,7 @@ KERNEL(THREADS) partial_argmax(const float* logits, u32 width, u32 first, float*
 
 // The best of each row's candidates, pairs of a logit and a token id.
 KERNEL(32) best_candidates(const float* candidates, u32 count, u32 rows, const u32* slots, u32* last_tokens, Result* results) {
+  BEGIN(best_candidates);
   u32 row = blockIdx.x * 32 + threadIdx.x;
   if (row >= rows) return;
   Best best = {-INF, NO_ID, 0};

@@ -116,6 +116,7 @@ DEVICE void attend(const Args& args, const typename Kv::Raw* kv) {
   KERNEL(THREADS) NAME(const float* qkv, const Row* rows, const u32* row_of, const int* kv_at, const u32* pages, float* out, \
                        u32 tokens, u32 heads, u32 kv_heads, u32 head_dim, u32 page_tokens, u32 window, float scale,         \
                        const TYPE::Raw* kv) {                                                                              \
+    BEGIN(NAME);                                                                                                             \
     const Args args = {qkv,   rows,  row_of,   kv_at,    pages,       out,    tokens,                                      \
                        heads, kv_heads, head_dim, page_tokens, window, scale};                                             \
     attend<TYPE>(args, kv);                                                                                                \

@@ -18,6 +18,7 @@ DEVICE void embed(const typename Table::Raw* table, const u32* ids, const u32* l
 #define EMBED(NAME, TYPE)                                                                                               \
   KERNEL(THREADS) NAME(const TYPE::Raw* table, const u32* ids, const u32* last_tokens, u32 first, u32 held, u32 width, \
                        float* out) {                                                                                   \
+    BEGIN(NAME);                                                                                                       \
     embed<TYPE>(table, ids, last_tokens, first, held, width, out);                                                     \
   }
 EMBED(embed_f32, F32)

@@ -8,7 +8,7 @@ constexpr int WARPS = THREADS / 32;
 // Values of Result::status, which kernels/src/cuda/results.rs names.
 constexpr u32 SAMPLED = 0, NOT_A_NUMBER = 1, NOT_FINITE = 2, NO_TOKEN = 3;
 
-// What a sampled or scored row sends to the host. The host computes logprobs, in f64.
+// Numbers that a sampled or scored row sends to the host. The host computes logprobs, in f64.
 struct Result {
   u32 token, status;
   float logit;    // of the token, before penalties and bias

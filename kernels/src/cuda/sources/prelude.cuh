@@ -8,10 +8,30 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define INF __int_as_float(0x7f800000)
-#define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
+// Threads per block, and the blocks that a multiprocessor holds at least.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define DEVICE __device__ __forceinline__
 
 constexpr u32 ALL_LANES = 0xffffffffu;
+
+// Each kernel begins with BEGIN(its name), which stores a hash of the name in pinned memory of the host. The host reads it
+// when the GPU fails or hangs: CUDA reports a failed kernel late and without its name. The host sets `progress` (null: none).
+extern "C" {
+__constant__ volatile u32* progress;
+}
+
+// FNV-1a of 32 bits: Fowler, Noll, Vo, RFC 9923.
+DEVICE constexpr u32 hash_of(const char* name) {
+  u32 hash = 0x811c9dc5u;
+  while (*name) hash = (hash ^ (u8)*name++) * 0x01000193u;
+  return hash;
+}
+
+template <u32 NAME>
+DEVICE void begin() {
+  if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0 && progress) *progress = NAME;
+}
+#define BEGIN(NAME) begin<hash_of(#NAME)>()
 
 // Storage types of weights, keys and values. All arithmetic is in f32.
 struct F32 {

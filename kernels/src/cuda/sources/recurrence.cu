@@ -4,6 +4,7 @@ constexpr int THREADS = 128;
 
 KERNEL(THREADS) decayed_sum(const float* x, const float* decay, const Row* rows, u32 row_count, u32 tokens, u32 width, u8* state,
                             u64 stride, float* out) {
+  BEGIN(decayed_sum);
   u32 channel = blockIdx.x * THREADS + threadIdx.x;
   if (channel >= width) return;
   const Row row = rows[blockIdx.y];

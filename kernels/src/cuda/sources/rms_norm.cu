@@ -20,6 +20,7 @@ DEVICE void rms_norm(const float* x, const float* weight, float eps, int width, 
 
 #define RMS_NORM(NAME, TYPE)                                                                                         \
   KERNEL(THREADS) NAME(const float* x, const float* weight, float eps, int width, TYPE::Raw* out) {                  \
+    BEGIN(NAME);                                                                                                     \
     rms_norm<TYPE>(x, weight, eps, width, out);                                                                      \
   }
 RMS_NORM(rms_norm_f32, F32)

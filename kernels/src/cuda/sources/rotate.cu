@@ -6,6 +6,7 @@ constexpr int THREADS = 128;
 // out[t] = [cos | sin](positions[axis of i][t] * inverse[i]) * scale, `half` of each. `axes` may be null: the first axis.
 KERNEL(THREADS) rope_angles(const float* positions, u32 tokens, const float* inverse, const u32* axes, u32 half, float scale,
                             float* out) {
+  BEGIN(rope_angles);
   u32 at = blockIdx.x * THREADS + threadIdx.x;
   if (at >= tokens * half) return;
   u32 token = at / half, i = at % half, axis = axes ? axes[i] : 0;
@@ -66,6 +67,7 @@ DEVICE void rotate_and_store(float* qkv, const float* angles, const float* q_nor
   KERNEL(THREADS) NAME(float* qkv, const float* angles, const float* q_norm, const float* k_norm, const int* kv_at,         \
                        TYPE::Raw* kv, float eps, u32 tokens, u32 heads, u32 kv_heads, u32 head_dim, u32 rotated,             \
                        u32 page_tokens) {                                                                                   \
+    BEGIN(NAME);                                                                                                            \
     rotate_and_store<TYPE>(qkv, angles, q_norm, k_norm, kv_at, kv, eps, tokens, heads, kv_heads, head_dim, rotated,          \
                            page_tokens);                                                                                    \
   }

@@ -5,28 +5,33 @@ DEVICE size_t element() { return (size_t)blockIdx.x * THREADS + threadIdx.x; }
 
 // out = x, in the type that the next product reads.
 KERNEL(THREADS) cast_bf16(const float* x, u64 count, u16* out) {
+  BEGIN(cast_bf16);
   size_t i = element();
   if (i < count) out[i] = Bf16::narrow(x[i]);
 }
 KERNEL(THREADS) cast_f16(const float* x, u64 count, u16* out) {
+  BEGIN(cast_f16);
   size_t i = element();
   if (i < count) out[i] = F16::narrow(x[i]);
 }
 
 // out += x.
 KERNEL(THREADS) add(const float* x, u64 count, float* out) {
+  BEGIN(add);
   size_t i = element();
   if (i < count) out[i] = __fadd_rn(out[i], x[i]);
 }
 
 // out[row] += bias.
 KERNEL(THREADS) add_bias(const float* bias, u32 width, u64 count, float* out) {
+  BEGIN(add_bias);
   size_t i = element();
   if (i < count) out[i] = __fadd_rn(out[i], bias[i % width]);
 }
 
 // out[row] = silu(gate) * up, where gate and up lie side by side in gate_up[row], `width` elements each.
 KERNEL(THREADS) gated(const float* gate_up, u32 width, u64 count, float* out) {
+  BEGIN(gated);
   size_t i = element();
   if (i >= count) return;
   const float* at = gate_up + i / width * 2 * width + i % width;
@@ -37,6 +42,7 @@ KERNEL(THREADS) gated(const float* gate_up, u32 width, u64 count, float* out) {
 // x[i] = x[rows[i]] for ascending rows, in place. A thread moves one column from the first row on: row i comes from row i
 // or from a later one, so no row is overwritten before it is read.
 KERNEL(THREADS) keep_rows(float* x, const u32* rows, u32 count, u32 width) {
+  BEGIN(keep_rows);
   size_t column = element();
   if (column >= width) return;
   for (u32 i = 0; i < count; i++) x[(size_t)i * width + column] = x[(size_t)rows[i] * width + column];

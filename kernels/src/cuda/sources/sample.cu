@@ -181,6 +181,7 @@ DEVICE u32 draw(const Task& task, const float* logits, float highest, float* wei
 // `adjusted`, `weights` and `counts` are scratch memory, a row of each per block; `counts` may be undefined.
 KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, const u32* words, float* adjusted, float* weights,
                        u32* counts, u32* last_tokens, Result* results, Top* tops) {
+  BEGIN(sample);
   const Task& task = tasks[blockIdx.x];
   Result* result = results + blockIdx.x;
   const float* raw = all_logits + (size_t)task.row * width;
@@ -218,6 +219,7 @@ struct ScoreTask {
 };
 
 KERNEL(THREADS) score_tokens(const float* all_logits, u32 width, const ScoreTask* tasks, Result* results, Top* tops) {
+  BEGIN(score_tokens);
   const ScoreTask task = tasks[blockIdx.x];
   const float* logits = all_logits + (size_t)task.row * width;
   const Best best = best_of(logits, width);

@@ -1,10 +1,17 @@
 use axum::body::Body;
+use tutti_runtime::ErrorKind;
 
 use super::*;
+use crate::uploads::{LARGEST_AT_ONCE, PIECE_BYTES, Pace};
+
+fn reader(limit: usize, whole: Duration) -> BodyReader {
+    let pace = Pace { patience: Duration::from_millis(50), whole, bytes_per_second: 100 };
+    BodyReader::new(Uploads::new(limit, pace))
+}
 
 #[tokio::test]
 async fn bodies_share_the_memory_limit_and_give_it_back() {
-    let reader = BodyReader::new(PIECE_BYTES);
+    let reader = reader(PIECE_BYTES, Duration::from_secs(60));
     let body = || Request::new(Body::from(vec![b' '; PIECE_BYTES]));
     let mut held = Vec::new();
     for _ in 0..LARGEST_AT_ONCE {
@@ -17,9 +24,49 @@ async fn bodies_share_the_memory_limit_and_give_it_back() {
 }
 
 #[tokio::test]
-async fn a_body_that_stops_arriving_is_refused() {
-    let silent = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
-    let reader = BodyReader { patience: Duration::from_millis(1), ..BodyReader::new(PIECE_BYTES) };
-    let refused = reader.read(Request::new(silent)).await.err().unwrap();
-    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+async fn slow_bodies_leave_room_for_others() {
+    let reader = reader(PIECE_BYTES, Duration::from_secs(60));
+    // Each has declared the largest body, and sends nothing.
+    let silent = || {
+        let body = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
+        Request::post("/").header(header::CONTENT_LENGTH, PIECE_BYTES).body(body).unwrap()
+    };
+    let mut slow: Vec<_> = (0..4 * LARGEST_AT_ONCE).map(|_| Box::pin(reader.read(silent()))).collect();
+    for read in &mut slow {
+        assert!(futures_util::poll!(read.as_mut()).is_pending());
+    }
+    let good = reader.read(Request::new(Body::from(vec![b' '; PIECE_BYTES]))).await;
+    assert_eq!(good.ok().unwrap().bytes.len(), PIECE_BYTES);
+    for read in slow {
+        assert_eq!(read.await.err().unwrap().kind(), ErrorKind::InvalidArgument);
+    }
+}
+
+/// A body of single bytes, one every `interval`.
+fn drip(interval: Duration) -> Request {
+    let drops = futures_util::stream::unfold((), move |()| async move {
+        tokio::time::sleep(interval).await;
+        Some((Ok::<_, std::io::Error>(Bytes::from_static(b" ")), ()))
+    });
+    Request::new(Body::from_stream(drops))
+}
+
+#[tokio::test]
+async fn a_body_that_drips_is_refused_though_it_never_stops() {
+    // Fifty bytes per second arrive, and a hundred must.
+    let refused = reader(PIECE_BYTES, Duration::from_secs(600)).read(drip(Duration::from_millis(20))).await;
+    let error = refused.err().unwrap();
+    assert!(error.kind() == ErrorKind::InvalidArgument && error.message().contains("too slowly"), "{error}");
+}
+
+#[tokio::test]
+async fn a_body_at_the_least_rate_ends_with_the_whole_time() {
+    let reader = reader(1 << 20, Duration::from_millis(300));
+    // The bytes come in pieces, each of which earns far more time than it takes.
+    let pieces = futures_util::stream::unfold((), |()| async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        Some((Ok::<_, std::io::Error>(Bytes::from_static(&[b' '; 1000])), ()))
+    });
+    let refused = reader.read(Request::new(Body::from_stream(pieces))).await;
+    assert!(refused.err().unwrap().message().contains("too slowly"));
 }

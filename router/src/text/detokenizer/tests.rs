@@ -26,6 +26,20 @@ fn an_incomplete_character_is_flushed_as_a_replacement() {
     assert_eq!(streamed(&tokenizer, &ids[..3], SpecialTokens::Exclude).1, "\u{fffd}");
 }
 
+#[test]
+fn tokens_without_text_do_not_pile_up() {
+    let tokenizer = test_support::metaspace_tokenizer();
+    let mut detokenizer = Detokenizer::new(tokenizer, SpecialTokens::Exclude);
+    assert_eq!(detokenizer.push(0), "a");
+    for _ in 0..1000 {
+        // The vocabulary has no such token.
+        assert_eq!(detokenizer.push(999), "");
+        let State::Window { tokens, .. } = &detokenizer.state else { panic!("a window") };
+        assert!(tokens.len() <= 1 + MAX_HELD, "{}", tokens.len());
+    }
+    assert_eq!((detokenizer.push(1), detokenizer.flush()), (" b".into(), String::new()));
+}
+
 proptest! {
     #[test]
     fn pieces_add_up_to_the_whole_decode(

@@ -7,6 +7,7 @@ use tutti_emulated_exports::{DriverTable, RawWork, StreamContext, VERSION};
 use crate::context::stream;
 use crate::error::{Error, Outcome, code};
 use crate::faults::FaultKind;
+use crate::launch::{PRODUCT, submit_with};
 use crate::memory::{illegal, report};
 use crate::queue::Entry;
 use crate::state;
@@ -65,8 +66,12 @@ unsafe extern "C" fn describe(of: *mut c_void, out: *mut StreamContext) -> c_int
 unsafe extern "C" fn submit(to: *mut c_void, blocking: bool, work: RawWork, state: *mut c_void) -> c_int {
     let foreign = ForeignWork { work, state };
     code(stream(to).and_then(|(context, line)| {
-        let run = Box::new(move || foreign.run());
-        context.queue.submit(line, if blocking { Entry::Blocking(run) } else { Entry::Run(run) })
+        if blocking {
+            return context.queue.submit(line, Entry::Blocking(Box::new(move || foreign.run())));
+        }
+        let kinds = [FaultKind::Break, FaultKind::Fail, FaultKind::Hang];
+        let fault = context.settings.faults.next(&kinds, context.device, PRODUCT);
+        submit_with(&context, line, fault, PRODUCT.to_owned(), move |_| foreign.run())
     }))
 }
 

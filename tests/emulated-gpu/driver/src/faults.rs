@@ -5,14 +5,15 @@
 //! ```text
 //! out-of-memory at=12              the 12th allocation of a device
 //! fail kernel=argmax at=3          the 3rd launch of `argmax` ends with a sticky CUDA_ERROR_LAUNCH_FAILED
+//! break at=9                       the memory fails at the 9th launch, with a sticky CUDA_ERROR_ECC_UNCORRECTABLE
 //! refuse kernel=argmax             the first launch of `argmax` returns CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, nothing more
-//! hang device=1 when=/tmp/x/hang   device 1 stops answering at the first launch after the file appears
+//! hang device=1 when=/tmp/x/hang   the first launch on device 1 after the file appears never ends
 //! never-joins kernel=ncclAllReduce device=1   rank on device 1 never joins its first all-reduce
 //! ```
 //!
 //! `at` counts the events that the other conditions let through, from 1, in one process. `when` names a file; the rule
 //! takes the file away as it acts, so that it acts once among all processes that wait for it. A rule with neither acts on
-//! the first event.
+//! the first event. A product of cuBLASLt is a launch by the name `cublasLtMatmul`, which is never refused.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,6 +25,8 @@ pub enum FaultKind {
     OutOfMemory,
     /// A kernel fails while it runs.
     Fail,
+    /// The device's memory fails before a kernel runs.
+    Break,
     /// A launch is refused.
     Refuse,
     /// The device answers nothing more.
@@ -77,6 +80,7 @@ impl Rule {
         let kind = match words.next() {
             Some("out-of-memory") => FaultKind::OutOfMemory,
             Some("fail") => FaultKind::Fail,
+            Some("break") => FaultKind::Break,
             Some("refuse") => FaultKind::Refuse,
             Some("hang") => FaultKind::Hang,
             Some("never-joins") => FaultKind::NeverJoins,

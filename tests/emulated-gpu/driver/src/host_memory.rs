@@ -1,10 +1,13 @@
 //! Pinned host memory. Copies from and to it happen when the stream comes to them; other host memory is copied at once.
+//!
+//! Kernels reach pinned memory that was asked for with `CU_MEMHOSTALLOC_DEVICEMAP`, through an address of its own.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::context::Context;
 use crate::error::{Error, Outcome};
 
 /// Alignment of the real driver's pinned memory.
@@ -12,10 +15,17 @@ const PAGE: usize = 4096;
 /// Content of fresh pinned memory: a NaN as f32, so that a missing copy shows.
 const POISON: u8 = 0xff;
 
-/// Bytes of each pinned range by its first address.
-static PINNED: LazyLock<Mutex<BTreeMap<usize, usize>>> = LazyLock::new(Mutex::default);
+/// A pinned range.
+struct Pinned {
+    bytes: usize,
+    /// Context and device address of mapped memory, which is an allocation of the device.
+    mapped: Option<(Weak<Context>, u64)>,
+}
 
-fn pinned() -> MutexGuard<'static, BTreeMap<usize, usize>> {
+/// Pinned ranges by their first addresses.
+static PINNED: LazyLock<Mutex<BTreeMap<usize, Pinned>>> = LazyLock::new(Mutex::default);
+
+fn pinned() -> MutexGuard<'static, BTreeMap<usize, Pinned>> {
     PINNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -39,8 +49,40 @@ pub fn allocate(bytes: usize) -> Outcome<*mut c_void> {
     }
     // SAFETY: the block has `bytes` bytes.
     unsafe { block.write_bytes(POISON, bytes) };
-    pinned().insert(block.expose_provenance(), bytes);
+    pinned().insert(block.expose_provenance(), Pinned { bytes, mapped: None });
     Ok(block.cast())
+}
+
+/// Allocates pinned memory that kernels of `context` reach.
+///
+/// # Errors
+///
+/// As for [`allocate`].
+pub fn allocate_mapped(context: &Arc<Context>, bytes: usize) -> Outcome<*mut c_void> {
+    if bytes == 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let memory = &context.memory.device;
+    let address = memory.allocate(bytes as u64).map_err(|_| Error::OUT_OF_MEMORY)?;
+    let block = memory.host_pointer(address, bytes as u64).map_err(|_| Error::OUT_OF_MEMORY)?;
+    // SAFETY: the block has `bytes` bytes.
+    unsafe { block.write_bytes(POISON, bytes) };
+    let mapped = Some((Arc::downgrade(context), address));
+    pinned().insert(block.expose_provenance(), Pinned { bytes, mapped });
+    Ok(block.cast())
+}
+
+/// Device address of a host address in mapped memory.
+///
+/// # Errors
+///
+/// `INVALID_VALUE` if the address lies in no mapped memory.
+pub fn device_address(host: *const c_void) -> Outcome<u64> {
+    let pinned = pinned();
+    let (base, range) = pinned.range(..=host.addr()).next_back().ok_or(Error::INVALID_VALUE)?;
+    let (_, address) = range.mapped.as_ref().ok_or(Error::INVALID_VALUE)?;
+    let offset = host.addr() - base;
+    if offset < range.bytes { Ok(address + offset as u64) } else { Err(Error::INVALID_VALUE) }
 }
 
 /// Frees pinned memory, which no work of a device uses any more.
@@ -49,15 +91,23 @@ pub fn allocate(bytes: usize) -> Outcome<*mut c_void> {
 ///
 /// `INVALID_VALUE` if no pinned range begins there.
 pub fn free(block: *mut c_void) -> Outcome {
-    let bytes = pinned().remove(&block.addr()).ok_or(Error::INVALID_VALUE)?;
-    // SAFETY: `allocate` made the block with this layout, and it was in the table until now.
-    unsafe { dealloc(block.cast(), layout(bytes)?) };
-    Ok(())
+    let Pinned { bytes, mapped } = pinned().remove(&block.addr()).ok_or(Error::INVALID_VALUE)?;
+    match mapped {
+        // The memory of a context that has ended is gone with it.
+        Some((context, address)) => context.upgrade().map_or(Ok(()), |context| context.memory.free(address)),
+        None => {
+            // SAFETY: `allocate` made the block with this layout, and it was in the table until now.
+            unsafe { dealloc(block.cast(), layout(bytes)?) };
+            Ok(())
+        }
+    }
 }
 
 /// True if a range lies in pinned memory.
 pub fn is_pinned(address: usize, bytes: usize) -> bool {
     let pinned = pinned();
     let range = pinned.range(..=address).next_back();
-    range.is_some_and(|(base, size)| address - base < *size && bytes <= size - (address - base))
+    range.is_some_and(|(base, Pinned { bytes: size, .. })| {
+        address - base < *size && bytes <= size - (address - base)
+    })
 }

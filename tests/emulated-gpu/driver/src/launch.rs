@@ -17,6 +17,12 @@ const MAX_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 /// Largest number of threads in each direction.
 const MAX_THREADS: [u32; 3] = [1024, 1024, 64];
 
+/// Faults on demand that a launch may meet.
+pub const LAUNCH_FAULTS: &[FaultKind] =
+    &[FaultKind::Refuse, FaultKind::Break, FaultKind::Fail, FaultKind::Hang];
+/// Name of a product among launches, for faults on demand.
+pub const PRODUCT: &str = "cublasLtMatmul";
+
 /// Keys of the list `extra` (`CU_LAUNCH_PARAM_…`).
 const END: usize = 0;
 const BUFFER_POINTER: usize = 1;
@@ -41,20 +47,43 @@ pub fn submit(
     }
     let kernel = function.kernel()?;
     check(&function, kernel, &grid)?;
-    let kinds = [FaultKind::Refuse, FaultKind::Fail, FaultKind::Hang];
-    match context.settings.faults.next(&kinds, context.device, &kernel.name) {
-        Some(FaultKind::Refuse) => return Err(Error::LAUNCH_OUT_OF_RESOURCES),
-        Some(FaultKind::Hang) => return context.queue.submit(line, Entry::Hang),
-        Some(_) => {
-            let name = kernel.name.clone();
-            return context.submit(line, move |context| {
-                report(context.device, &format!("kernel {name}: fails on demand"));
-                Err(Error::LAUNCH_FAILED)
-            });
-        }
-        None => {}
+    let fault = context.settings.faults.next(LAUNCH_FAULTS, context.device, &kernel.name);
+    if fault == Some(FaultKind::Refuse) {
+        return Err(Error::LAUNCH_OUT_OF_RESOURCES);
     }
-    context.submit(line, move |context| run(context, &function, &grid, &parameters))
+    let name = kernel.name.clone();
+    submit_with(context, line, fault, name, move |context| run(context, &function, &grid, &parameters))
+}
+
+/// Puts `work`, the launch `name`, into a stream, with what `fault` makes of it. A launch that fails or hangs does so at
+/// its end.
+///
+/// # Errors
+///
+/// As for [`Context::submit`].
+pub fn submit_with(
+    context: &Arc<Context>,
+    line: u64,
+    fault: Option<FaultKind>,
+    name: String,
+    work: impl FnOnce(&Context) -> Outcome + Send + 'static,
+) -> Outcome {
+    match fault {
+        Some(FaultKind::Break) => context.submit(line, move |context| {
+            report(context.device, &format!("kernel {name}: the memory fails on demand"));
+            Err(Error::ECC_UNCORRECTABLE)
+        }),
+        Some(FaultKind::Fail) => context.submit(line, move |context| {
+            work(context)?;
+            report(context.device, &format!("kernel {name}: fails on demand"));
+            Err(Error::LAUNCH_FAILED)
+        }),
+        Some(FaultKind::Hang) => {
+            context.submit(line, work)?;
+            context.queue.submit(line, Entry::Hang)
+        }
+        _ => context.submit(line, work),
+    }
 }
 
 fn check(function: &Function, kernel: &Kernel, grid: &Grid) -> Outcome {

@@ -80,6 +80,49 @@ fn the_named_launch_fails() {
 }
 
 #[test]
+fn memory_that_fails_is_a_sticky_error() {
+    let gpus = Gpus::new(1).with("EMULATED_GPU_FAULTS", "break at=2");
+    gpus.run("memory_that_fails_is_a_sticky_error", |_| {
+        let device = Device::open();
+        saxpy(&device).unwrap();
+        assert_eq!(error(saxpy(&device)), CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
+        assert_eq!(error(device.context.new_stream()), CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
+    });
+}
+
+#[test]
+fn a_kernel_writes_pinned_memory_that_is_mapped() {
+    use cudarc::driver::result::{free_host, malloc_host};
+    // The kernel runs to its end before it fails, and its context's memory can still be read.
+    let gpus = Gpus::new(1).with("EMULATED_GPU_FAULTS", "fail kernel=saxpy");
+    gpus.run("a_kernel_writes_pinned_memory_that_is_mapped", |_| {
+        let device = Device::open();
+        let kernel = device.kernel("saxpy");
+        let x = device.stream.clone_htod(&[3.0_f32; 32]).unwrap();
+        // SAFETY: the memory is written before it is read, and the kernel stays inside it.
+        unsafe {
+            let host = malloc_host(32 * 4, sys::CU_MEMHOSTALLOC_DEVICEMAP).unwrap();
+            std::slice::from_raw_parts_mut(host.cast::<f32>(), 32).fill(1.0);
+            let (mut y, mut inside) = (0, 0);
+            let asked =
+                |address: &mut u64, place| sys::cuMemHostGetDevicePointer_v2(address, place, 0).result();
+            asked(&mut y, host).unwrap();
+            asked(&mut inside, host.byte_add(8)).unwrap();
+            assert_eq!(inside, y + 8);
+            assert_eq!(error(asked(&mut inside, host.byte_add(32 * 4))), CUresult::CUDA_ERROR_INVALID_VALUE);
+            let mut launch = device.stream.launch_builder(&kernel);
+            launch.arg(&2.0_f32).arg(&x).arg(&y).arg(&32_i32);
+            launch.launch(grid(1, 32)).unwrap();
+            assert_eq!(error(device.stream.synchronize()), CUresult::CUDA_ERROR_LAUNCH_FAILED);
+            assert_eq!(std::slice::from_raw_parts(host.cast::<f32>(), 32), [7.0; 32]);
+            free_host(host).unwrap();
+        }
+        let plain = device.stream.context().default_stream();
+        assert_eq!(error(plain.synchronize()), CUresult::CUDA_ERROR_LAUNCH_FAILED, "the error stays");
+    });
+}
+
+#[test]
 fn a_refused_launch_leaves_the_context_whole() {
     let gpus = Gpus::new(1).with("EMULATED_GPU_FAULTS", "refuse at=2");
     gpus.run("a_refused_launch_leaves_the_context_whole", |_| {

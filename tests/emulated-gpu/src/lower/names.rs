@@ -7,7 +7,7 @@ use crate::ptx::Operand;
 
 use super::kernel::Lowering;
 
-/// What a name of memory stands for.
+/// Meaning of a name of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Symbol {
     /// Offset in shared memory.

@@ -9,7 +9,7 @@ use crate::ptx::{Kind, Type};
 use super::half::{Binary16, Brain, Half};
 use super::rounding::canonical;
 
-/// What an atomic operation does.
+/// Update of an atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Atomic {
     Add,

@@ -8,7 +8,7 @@ pub(crate) struct Compute {
     pub run: Operation,
     pub into: Width,
     pub from: &'static [Width],
-    /// What the operation finds in `Instruction::detail`.
+    /// Value that the operation finds in `Instruction::detail`.
     pub detail: u32,
 }
 

@@ -7,7 +7,7 @@ use super::half::{Binary16, Brain, Half, NAN};
 use super::lanes::{Compute, compute};
 use super::rounding::{self, Rounding};
 
-/// What to compute.
+/// Operation on each half.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sum {
     Add,

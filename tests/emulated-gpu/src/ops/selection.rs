@@ -9,7 +9,7 @@ use super::half::{Binary16, Brain, Half};
 use super::lanes::Compute;
 use super::rounding::flush;
 
-/// How a comparison's result meets a third predicate: bits 0-1 of `detail`; bit 2 negates that predicate.
+/// Combination of a comparison's result with a third predicate: bits 0-1 of `detail`; bit 2 negates that predicate.
 pub(crate) mod combine {
     pub const ALONE: u32 = 0;
     pub const AND: u32 = 1;

@@ -1,4 +1,4 @@
-//! What the decoder does not know is an error that names it, in the kernels that hold it only.
+//! An opcode or name that the decoder does not know is an error that names it, in the kernels that hold it only.
 
 use super::snippet::HEADER;
 use tutti_emulated_gpu::{Checks, DeviceMemory, FaultKind, Grid, Module, launch};

@@ -1,5 +1,6 @@
 //! A request that one engine prefills and another decodes gives the same tokens as on one engine.
 
+mod failures;
 mod known_pages;
 mod media;
 mod pauses;

@@ -45,7 +45,7 @@ pub fn of_ranks_as<T>(
 /// Bytes that rank 0 has sent in collectives.
 #[derive(Default)]
 pub struct Traffic {
-    /// Those of gathers, at the root or at all ranks.
+    /// Bytes of gathers, at the root or at all ranks.
     pub gathered: AtomicUsize,
 }
 

@@ -13,7 +13,9 @@ use tutti_kernels::{
     PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotCopy, SlotId, StepInputs, TokenScore,
     cpu::{CpuDevice, Isa},
 };
-use tutti_models::{LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, Quantize, load};
+use tutti_models::{
+    DecoderDevice, LoadError, LoadFormat, LoadOptions, LogitRequests, LogitResults, Model, Quantize, load,
+};
 
 pub const PAGE_TOKENS: usize = 16;
 pub const MAX_STEP_TOKENS: usize = 2048;
@@ -29,7 +31,7 @@ pub fn try_load(dir: &Path, load_format: LoadFormat) -> Result<Box<dyn Model>, L
 }
 
 pub fn try_load_on(
-    device: CpuDevice,
+    device: impl DecoderDevice,
     dir: &Path,
     load_format: LoadFormat,
 ) -> Result<Box<dyn Model>, LoadError> {
@@ -37,7 +39,7 @@ pub fn try_load_on(
 }
 
 pub fn try_load_as(
-    device: CpuDevice,
+    device: impl DecoderDevice,
     dir: &Path,
     load_format: LoadFormat,
     quantize: Quantize,

@@ -14,6 +14,9 @@ use crate::memory::{illegal, is_device_address};
 use crate::queue::LEGACY;
 use crate::state;
 
+/// `CU_MEMHOSTALLOC_DEVICEMAP`: kernels reach the memory.
+const DEVICE_MAP: u32 = 2;
+
 /// A host range that work reads or writes later.
 struct HostRange {
     start: *mut u8,
@@ -194,9 +197,17 @@ calls! {
         bytes.set_if_wanted(size as usize);
         Ok(())
     }
-    fn cuMemHostAlloc(block: Out<*mut c_void>, bytes: usize, _flags: u32) {
-        state::current()?.queue.check()?;
-        block.set(host_memory::allocate(bytes)?)
+    fn cuMemHostAlloc(block: Out<*mut c_void>, bytes: usize, flags: u32) {
+        let context = state::current()?;
+        context.queue.check()?;
+        block.set(match flags & DEVICE_MAP {
+            0 => host_memory::allocate(bytes)?,
+            _ => host_memory::allocate_mapped(&context, bytes)?,
+        })
+    }
+    fn cuMemHostGetDevicePointer_v2(address: Out<u64>, host: *const c_void, _flags: u32) {
+        state::current()?;
+        address.set(host_memory::device_address(host)?)
     }
     fn cuMemAllocHost_v2(block: Out<*mut c_void>, bytes: usize) {
         state::current()?.queue.check()?;

@@ -1,6 +1,6 @@
 use super::*;
 
-const LAUNCH: &[FaultKind] = &[FaultKind::Fail, FaultKind::Refuse, FaultKind::Hang];
+const LAUNCH: &[FaultKind] = crate::launch::LAUNCH_FAULTS;
 
 #[test]
 fn a_rule_counts_only_what_meets_its_conditions() {

@@ -1,0 +1,217 @@
+//! Work lists of attention on tensor cores: which queries form a tile, and which tiles have their splits computed in
+//! parallel. `sources/attention_tiles.cu` describes tiles and splits.
+//!
+//! The lists decide how fast a step is, and no bit of its results.
+
+/// Keys per split: `SPLIT` in `sources/attention_tiles.cu`.
+const SPLIT: u32 = 256;
+/// Queries of one warp, and so of a narrow tile.
+const NARROW: u32 = 16;
+/// Queries of a wide tile.
+const WIDE: u32 = 64;
+/// Marks an item that walks all its splits: `ALL_SPLITS` in `sources/attention_tiles.cu`.
+const ALL_SPLITS: u32 = u32::MAX;
+/// Blocks of narrow tiles that fill a large GPU: four for each of about 130 multiprocessors.
+const NARROW_BLOCKS: usize = 512;
+/// Blocks of wide tiles that fill a large GPU: two per multiprocessor.
+const WIDE_BLOCKS: usize = 256;
+/// Words of a row in a step's inputs: first token, first position, first page, slot.
+pub(super) const ROW_WORDS: usize = 4;
+
+/// One block's work per kv head. The fields are those of the kernels' `Item`, in its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Item {
+    row: u32,
+    first: u32,
+    queries: u32,
+    split: u32,
+    part: u32,
+}
+
+/// Words of an item.
+pub(super) const ITEM_WORDS: usize = 5;
+
+/// A tile of consecutive queries of one row.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    row: u32,
+    first: u32,
+    queries: u32,
+    /// Number of splits up to the last query's position.
+    splits: u32,
+}
+
+/// What the lists depend on besides the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WorkShape {
+    /// Query heads per kv head.
+    pub(super) group: usize,
+    /// Number of kv heads, which are blocks of their own.
+    pub(super) kv_heads: usize,
+    /// Number of queries per kv head whose partial results have room. A query counts once per split.
+    pub(super) parts: usize,
+}
+
+/// The work lists of a step for one number of query heads per kv head.
+#[derive(Debug)]
+pub(super) struct AttentionWork {
+    pub(super) shape: WorkShape,
+    pub(super) narrow: Vec<Item>,
+    pub(super) wide: Vec<Item>,
+    /// Tiles whose splits are items of their own.
+    pub(super) merges: Vec<Item>,
+    /// Number of partial results per kv head.
+    pub(super) parts: usize,
+    /// Address of the lists on the device: narrow, wide, merges.
+    pub(super) at: u64,
+}
+
+impl AttentionWork {
+    pub(super) fn new(shape: WorkShape) -> Self {
+        Self { shape, narrow: Vec::new(), wide: Vec::new(), merges: Vec::new(), parts: 0, at: 0 }
+    }
+
+    /// Makes the lists for a step of `tokens` tokens. `rows` has [`ROW_WORDS`] words per row.
+    pub(super) fn build(&mut self, rows: &[u32], tokens: usize) {
+        self.narrow.clear();
+        self.wide.clear();
+        self.merges.clear();
+        self.parts = 0;
+        let group = self.shape.group as u32;
+        let (mut narrow, mut wide) = (0, 0);
+        for tile in tiles(rows, tokens, group) {
+            *(if tile.queries <= NARROW { &mut narrow } else { &mut wide }) += tile.splits as usize;
+        }
+        // A tile with more splits than an even share of its kind's blocks would run when all others have ended.
+        let share = |splits: usize, blocks: usize| (splits * self.shape.kv_heads).div_ceil(blocks).max(1);
+        let (narrow, wide) = (share(narrow, NARROW_BLOCKS), share(wide, WIDE_BLOCKS));
+        for tile in tiles(rows, tokens, group) {
+            let (list, share) = match tile.queries <= NARROW {
+                true => (&mut self.narrow, narrow),
+                false => (&mut self.wide, wide),
+            };
+            let Tile { row, first, queries, splits } = tile;
+            let parts = self.parts + (queries * splits) as usize;
+            let whole = Item { row, first, queries, split: ALL_SPLITS, part: self.parts as u32 };
+            if splits as usize <= share || parts > self.shape.parts {
+                list.push(whole);
+                continue;
+            }
+            list.extend((0..splits).map(|split| Item { split, part: whole.part + split * queries, ..whole }));
+            self.merges.push(whole);
+            self.parts = parts;
+        }
+    }
+
+    /// Appends the lists' words.
+    pub(super) fn write(&self, words: &mut Vec<u32>) {
+        for item in self.narrow.iter().chain(&self.wide).chain(&self.merges) {
+            words.extend([item.row, item.first, item.queries, item.split, item.part]);
+        }
+    }
+
+    /// Number of words that [`write`](Self::write) appends.
+    pub(super) fn words(&self) -> usize {
+        (self.narrow.len() + self.wide.len() + self.merges.len()) * ITEM_WORDS
+    }
+}
+
+/// The tiles of all rows. Those of a row come in the order of falling numbers of keys, so that the longest begin first.
+fn tiles(rows: &[u32], tokens: usize, group: u32) -> impl Iterator<Item = Tile> {
+    let (rows, _) = rows.as_chunks::<ROW_WORDS>();
+    let ends = rows[1.min(rows.len())..].iter().map(|row| row[0]).chain([tokens as u32]);
+    (0..).zip(rows).zip(ends).flat_map(move |((row, &[first_token, start, ..]), end)| {
+        let all = (end - first_token) * group;
+        (0..all.div_ceil(WIDE)).rev().map(move |index| {
+            let first = index * WIDE;
+            let queries = (all - first).min(WIDE);
+            let last_position = start + (first + queries - 1) / group;
+            Tile { row, first, queries, splits: last_position / SPLIT + 1 }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ALL_SPLITS, AttentionWork, Item, NARROW, WIDE, WorkShape};
+
+    /// Rows as (tokens, first position).
+    fn work(shape: WorkShape, rows: &[(u32, u32)]) -> AttentionWork {
+        let (mut words, mut tokens) = (Vec::new(), 0);
+        for &(count, start) in rows {
+            words.extend([tokens, start, 0, 0]);
+            tokens += count;
+        }
+        let mut work = AttentionWork::new(shape);
+        work.build(&words, tokens as usize);
+        work
+    }
+
+    fn items(work: &AttentionWork) -> impl Iterator<Item = &Item> {
+        work.narrow.iter().chain(&work.wide)
+    }
+
+    #[test]
+    fn each_query_and_split_is_in_one_item() {
+        let rows = [(1, 0), (1, 255), (1, 256), (7, 250), (8, 0), (9, 1000), (40, 3), (300, 100)];
+        for (group, parts) in [(1, 0), (1, 1 << 20), (2, 700), (5, 1 << 20), (20, 5000)] {
+            let work = work(WorkShape { group, kv_heads: 2, parts }, &rows);
+            assert!(work.narrow.iter().all(|item| item.queries <= NARROW));
+            assert!(work.wide.iter().all(|item| (NARROW + 1..=WIDE).contains(&item.queries)));
+            for (row, &(tokens, start)) in (0..).zip(&rows) {
+                for query in 0..tokens * group as u32 {
+                    let of = |item: &&Item| {
+                        item.row == row && (item.first..item.first + item.queries).contains(&query)
+                    };
+                    let mut splits: Vec<u32> = items(&work).filter(of).map(|item| item.split).collect();
+                    splits.sort_unstable();
+                    let last = (start + query / group as u32) / 256;
+                    match work.merges.iter().find(of) {
+                        None => assert_eq!(splits, [ALL_SPLITS], "row {row}, query {query}"),
+                        // The tile's last query may see more splits than this one.
+                        Some(_) => assert!(
+                            splits.len() as u32 > last && splits.iter().zip(0..).all(|(a, b)| *a == b),
+                            "row {row}, query {query}: {splits:?}"
+                        ),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn partial_results_share_no_index_and_stay_within_their_room() {
+        for parts in [0, 64, 1000, 1 << 20] {
+            let rows: Vec<(u32, u32)> = (0..9).map(|i| (1 + i * 11 % 40, 300 * i)).collect();
+            let work = work(WorkShape { group: 3, kv_heads: 4, parts }, &rows);
+            let mut indexes: Vec<u32> = items(&work)
+                .filter(|item| item.split != ALL_SPLITS)
+                .flat_map(|item| item.part..item.part + item.queries)
+                .collect();
+            indexes.sort_unstable();
+            assert!(indexes.iter().copied().eq(0..work.parts as u32), "{parts}");
+            assert!(work.parts <= parts && (work.parts > 0) == (parts > 0), "{} of {parts}", work.parts);
+            assert_eq!(work.words(), {
+                let mut words = Vec::new();
+                work.write(&mut words);
+                words.len()
+            });
+        }
+    }
+
+    #[test]
+    fn splits_run_in_parallel_where_whole_tiles_would_not_fill_the_gpu() {
+        let shape = WorkShape { group: 2, kv_heads: 8, parts: 1 << 20 };
+        assert_eq!(work(shape, &[(1, 4000)]).narrow.len(), 16);
+        // 64 rows and 8 kv heads are 512 blocks.
+        let many = work(shape, &[(1, 4000); 64]);
+        assert_eq!((many.narrow.len(), many.merges.len()), (64, 0));
+        // One long row among them is divided.
+        let mut rows = vec![(1, 500); 64];
+        rows.push((1, 100_000));
+        let mixed = work(shape, &rows);
+        assert_eq!((mixed.merges.len(), mixed.merges[0].row), (1, 64));
+        // A long prompt's own tiles fill the GPU.
+        assert!(work(shape, &[(2048, 0)]).merges.is_empty());
+    }
+}

@@ -1,0 +1,93 @@
+//! The kernel that the GPU began last, for the message of a GPU that fails or hangs.
+//!
+//! CUDA reports the failure of a kernel late, at any later call, and without the kernel's name. So each kernel begins with a
+//! store of a hash of its name (`BEGIN` in `sources/prelude.cuh`) into pinned memory of the host, which can be read when the
+//! GPU is lost. Products of cuBLASLt store nothing: a product that fails is reported under the kernel before it.
+
+use std::ptr;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use super::compile::SOURCES;
+
+/// Name of the variable in each module that holds the word's address.
+pub(super) const VARIABLE: &str = "progress";
+
+/// The word in pinned memory.
+pub(super) struct Progress {
+    word: *mut u32,
+    on_device: sys::CUdeviceptr,
+}
+
+impl Progress {
+    /// Allocates the word. A context is bound.
+    pub(super) fn new() -> Result<Self, DriverError> {
+        // SAFETY: a context is bound, and the memory is written before it is read.
+        unsafe {
+            let word = result::malloc_host(size_of::<u32>(), sys::CU_MEMHOSTALLOC_DEVICEMAP)?.cast::<u32>();
+            word.write_volatile(0);
+            let mut on_device = 0;
+            sys::cuMemHostGetDevicePointer_v2(&mut on_device, word.cast(), 0).result()?;
+            Ok(Self { word, on_device })
+        }
+    }
+
+    /// The word's address on the device.
+    pub(super) fn at(&self) -> &sys::CUdeviceptr {
+        &self.on_device
+    }
+
+    /// Name of the kernel that began last; `None` before the first.
+    pub(super) fn kernel(&self) -> Option<&'static str> {
+        // SAFETY: the word lives until `free`. The GPU may write it meanwhile, as a whole.
+        let hash = unsafe { self.word.read_volatile() };
+        SOURCES.iter().flat_map(|source| source.kernels).find(|name| hash_of(name) == hash).copied()
+    }
+
+    /// Frees the word.
+    ///
+    /// # Safety
+    ///
+    /// A context is bound, no kernel runs any more, and the word is not used afterwards.
+    pub(super) unsafe fn free(&mut self) {
+        // SAFETY: as the caller promises. An error changes nothing.
+        unsafe {
+            let _ = result::free_host(self.word.cast());
+        }
+        self.word = ptr::null_mut();
+    }
+}
+
+/// FNV-1a of 32 bits: Fowler, Noll, Vo, RFC 9923. Equal to `hash_of` in `sources/prelude.cuh`.
+fn hash_of(name: &str) -> u32 {
+    name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::{SOURCES, hash_of};
+
+    #[test]
+    fn each_kernel_has_a_hash_of_its_own() {
+        let names: Vec<_> = SOURCES.iter().flat_map(|source| source.kernels).collect();
+        let hashes: HashSet<_> = names.iter().map(|name| hash_of(name)).collect();
+        assert!(hashes.len() == names.len() && !hashes.contains(&0), "{names:?}");
+        // The vector of RFC 9923 for "foobar".
+        assert_eq!(hash_of("foobar"), 0xbf9c_f968);
+    }
+
+    #[test]
+    fn each_kernel_says_that_it_begins() {
+        for source in SOURCES {
+            let text = source.text();
+            let [kernels, begins] = ["KERNEL(", "BEGIN("].map(|macro_name| {
+                text.matches(macro_name).count() - text.matches(&format!("#define {macro_name}")).count()
+            });
+            // A comment of the declarations names the macro once.
+            assert_eq!(kernels + 1, begins, "{}", source.name);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Attention on tensor cores: keys and values of two bytes, heads of 32, 64 and 128 elements.
+
+use tutti_kernels::{
+    Attention, AttentionShape, Device, KvShape, PageId, PagedAttention, PlanesShape, WeightType,
+};
+
+use crate::attention::{Chunks, store};
+use crate::support::{Random, Share, begin, compare, cuda, tensor, values};
+
+/// Largest deviation from the CPU's numbers, which round neither queries nor weights to two bytes.
+const TOLERANCES: [(WeightType, f32); 2] = [(WeightType::F16, 1e-3), (WeightType::Bf16, 8e-3)];
+
+fn bits(rows: &[f32]) -> Vec<u32> {
+    rows.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn tiles_of_ragged_batches_are_those_of_the_cpu() {
+    let Some(mut gpu) = cuda("attention in tiles") else { return };
+    let windows = |window| {
+        let mut case = Chunks::new(4, 2, 32);
+        case.shape.window = Some(window);
+        case
+    };
+    let cases = [
+        Chunks::new(4, 2, 32),
+        Chunks::new(4, 1, 64),
+        Chunks::new(2, 2, 128),
+        // Tiles that end inside of a token's heads, and heads of one token in two tiles.
+        Chunks::new(5, 1, 32),
+        Chunks::new(18, 1, 32),
+        // Narrow and wide tiles, to the query: 15, 16, 17, 63, 64, 65 and 80 queries.
+        Chunks { lengths: vec![15, 16, 17, 63, 64, 65, 80], chunks: vec![80], ..Chunks::new(1, 1, 32) },
+        Chunks { page_tokens: 48, rotated: 16, norms: false, ..Chunks::new(4, 2, 32) },
+        Chunks { page_tokens: 64, ..Chunks::new(2, 1, 64) },
+        // Up to, on and behind the ends of splits.
+        Chunks { lengths: vec![255, 256, 257, 513], chunks: vec![250, 3, 1, 300], ..Chunks::new(2, 1, 32) },
+        windows(1),
+        windows(7),
+        windows(31),
+        windows(32),
+        windows(33),
+        Chunks { lengths: vec![600], chunks: vec![290, 5], ..windows(270) },
+    ];
+    for (dtype, tolerance) in TOLERANCES {
+        for case in &cases {
+            let case = Chunks { dtype, ..case.clone() };
+            compare(&mut gpu, &format!("{case:?}"), &case, tolerance);
+        }
+    }
+}
+
+/// Promise 8: no bit of a request depends on its chunks, its neighbours, or the division of the work.
+#[test]
+fn chunks_and_neighbours_change_no_bit_of_tiles() {
+    let Some(mut gpu) = cuda("chunks in tiles") else { return };
+    let case = |window| {
+        let mut case = Chunks {
+            dtype: WeightType::Bf16,
+            lengths: vec![70, 17, 530],
+            chunks: vec![600],
+            ..Chunks::new(4, 2, 32)
+        };
+        case.shape.window = window;
+        case
+    };
+    for case in [case(None), case(Some(40)), case(Some(300))] {
+        let whole = case.results(&mut gpu);
+        // One token at a time, in narrow tiles, only where it crosses the first end of a split.
+        for chunks in [vec![1, 16, 100], vec![33], vec![250, 1, 1, 1, 1, 1, 1, 1, 1]] {
+            for (length, want) in case.lengths.iter().zip(&whole) {
+                let alone = Chunks { lengths: vec![*length], chunks: chunks.clone(), ..case.clone() };
+                let got = alone.results(&mut gpu);
+                assert_eq!(bits(&got[0]), bits(want), "{length} in {chunks:?} of {case:?}");
+            }
+        }
+    }
+}
+
+/// A request alone has its splits computed in parallel, and among others walks them one after another.
+#[test]
+fn splits_in_parallel_and_in_turn_give_the_same_bits() {
+    let Some(mut gpu) = cuda("splits") else { return };
+    // Both give more blocks than fill a GPU: wide tiles, then narrow ones.
+    for (kv_heads, lengths, chunks) in [(16, vec![320; 4], vec![320]), (64, vec![260; 6], vec![255, 1])] {
+        let mut many =
+            Chunks { dtype: WeightType::F16, lengths, chunks, ..Chunks::new(kv_heads, kv_heads, 32) };
+        // With a window, a walk begins inside of a split.
+        for window in [None, Some(40)] {
+            many.shape.window = window;
+            let alone = Chunks { lengths: many.lengths[..1].to_vec(), ..many.clone() };
+            let alone = alone.results(&mut gpu);
+            for of_many in many.results(&mut gpu) {
+                assert_eq!(bits(&of_many), bits(&alone[0]), "{kv_heads} kv heads, window {window:?}");
+            }
+        }
+    }
+}
+
+/// Padding rows lie in the null page, whose contents are anything: their output is zeros.
+#[test]
+fn padding_rows_of_tiles_are_zeros() {
+    let Some(mut gpu) = cuda("padding of tiles") else { return };
+    let (heads, head_dim) = (4, 64);
+    let shape = AttentionShape { heads, kv_heads: 1, head_dim, scale: 0.1, window: None };
+    let kv =
+        KvShape { layers: 1, kv_heads: 1, head_dim, page_tokens: 16, pages: 20, dtype: WeightType::Bf16 };
+    let mut planes = gpu.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
+    gpu.write_pages(&mut planes, &[PageId(0)], &vec![0xff; kv.page_bytes()]).unwrap();
+    // A decode, a padding decode, one chunk of each kind, and a padding row with a split behind it.
+    let null = |tokens, start: usize| Share { tokens, start, pages: vec![PageId(0); 18], ..Share::default() };
+    let live = |tokens| Share { tokens, pages: vec![PageId(1); 1], ..Share::default() };
+    let (first, second) = (live(1), Share { pages: vec![PageId(2), PageId(3)], ..live(20) });
+    let shares = [first, null(1, 0), null(6, 3), second, null(1, 280)];
+    begin(&mut gpu, &mut planes, &shares, &[], &[], &[]).unwrap();
+    let tokens: usize = shares.iter().map(|share| share.tokens).sum();
+    let mut qkv = tensor(&mut gpu, 6 * head_dim, &Random::new(2).normals(tokens * 6 * head_dim, 1.0));
+    store(&mut gpu, &mut qkv, shape, &mut planes);
+    let mut out = gpu.tensor(tokens, heads * head_dim).unwrap();
+    gpu.attention(Attention { qkv: &qkv, shape, planes: &planes, layer: 0 }, &mut out).unwrap();
+    let out = values(&mut gpu, &out);
+    let mut rows = out.chunks(heads * head_dim);
+    for (share, is_padding) in shares.iter().zip([false, true, true, false, true]) {
+        for row in rows.by_ref().take(share.tokens) {
+            assert!(row.iter().all(|x| x.is_finite() && (*x == 0.0) == is_padding), "{share:?}: {row:?}");
+        }
+    }
+}
+
+/// The lists of a shape are uploaded with its first step and lie among the inputs of later ones: both give one result.
+#[test]
+fn two_shapes_of_heads_in_one_step_have_lists_of_their_own() {
+    let Some(mut gpu) = cuda("two shapes") else { return };
+    let first = Chunks { dtype: WeightType::Bf16, ..Chunks::new(4, 2, 32) };
+    let second = Chunks { dtype: WeightType::Bf16, ..Chunks::new(6, 2, 32) };
+    let wanted = [&first, &second].map(|case| {
+        let mut fresh = cuda("two shapes")?;
+        Some(case.results(&mut fresh))
+    });
+    for _ in 0..2 {
+        assert_eq!([&first, &second].map(|case| Some(case.results(&mut gpu))), wanted);
+    }
+}

@@ -1,0 +1,197 @@
+//! Room for the bodies and messages that clients send: memory for all of them together, a share of it for each peer, and
+//! the pace at which a body must arrive.
+//!
+//! Memory is taken as bytes arrive. A client that announces a large body, and then sends little of it, holds little.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
+use tutti_runtime::{Error, ErrorKind};
+
+/// Memory for all bodies together, as a multiple of the maximum size of one body.
+pub const LARGEST_AT_ONCE: usize = 16;
+/// Memory for the bodies of one peer, as a multiple of the maximum size of one body.
+pub const LARGEST_PER_PEER: usize = 8;
+/// Unit of the memory limit, in bytes.
+pub const PIECE_BYTES: usize = 4096;
+/// Time that a body may take besides the time that its bytes have at the least rate.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The pace at which a body must arrive.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Time that a body may take besides the time that its bytes have at the least rate.
+    pub patience: Duration,
+    /// Maximum time for a whole body.
+    pub whole: Duration,
+    /// Least rate in bytes per second.
+    pub bytes_per_second: u32,
+}
+
+impl Pace {
+    /// The pace with the default patience.
+    pub fn new(whole: Duration, bytes_per_second: u32) -> Self {
+        Self { patience: PATIENCE, whole, bytes_per_second }
+    }
+}
+
+/// The bodies that are arriving or being parsed. Clones share the limits.
+#[derive(Clone)]
+pub struct Uploads {
+    room: Arc<Room>,
+    pace: Pace,
+}
+
+struct Room {
+    /// Maximum size of one body in bytes.
+    limit: usize,
+    /// One permit per `PIECE_BYTES` of memory.
+    memory: Arc<Semaphore>,
+    /// Bytes per peer. A peer without bytes has no entry.
+    peers: Mutex<HashMap<IpAddr, usize>>,
+}
+
+/// One body that is arriving or being parsed. Dropping it gives its memory back.
+pub struct Upload {
+    room: Arc<Room>,
+    pace: Pace,
+    peer: Option<IpAddr>,
+    started: Instant,
+    /// Bytes received.
+    bytes: usize,
+    /// Bytes that count against the peer.
+    counted: usize,
+    memory: Option<OwnedSemaphorePermit>,
+    /// Number of permits in `memory`.
+    pieces: usize,
+}
+
+impl Uploads {
+    /// Creates the limits for bodies of at most `limit` bytes each.
+    pub fn new(limit: usize, pace: Pace) -> Self {
+        let pieces = limit.div_ceil(PIECE_BYTES).saturating_mul(LARGEST_AT_ONCE);
+        let memory = Arc::new(Semaphore::new(pieces.min(Semaphore::MAX_PERMITS)));
+        Self { room: Arc::new(Room { limit, memory, peers: Mutex::default() }), pace }
+    }
+
+    /// Maximum size of one body in bytes.
+    pub fn limit(&self) -> usize {
+        self.room.limit
+    }
+
+    /// Begins to receive a body. The pace counts from now. Without a known peer, only the limits for all peers together
+    /// hold.
+    pub fn begin(&self, peer: Option<IpAddr>) -> Upload {
+        Upload {
+            room: self.room.clone(),
+            pace: self.pace,
+            peer: peer.map(network),
+            started: Instant::now(),
+            bytes: 0,
+            counted: 0,
+            memory: None,
+            pieces: 0,
+        }
+    }
+}
+
+impl Upload {
+    /// Takes room for bytes that have arrived. Returns an error if the body, its peer or all bodies are over the limit.
+    pub fn take(&mut self, bytes: usize) -> Result<(), Error> {
+        let total = self.bytes + bytes;
+        if total > self.room.limit {
+            return Err(self.too_large());
+        }
+        if let Some(peer) = self.peer {
+            let most = self.room.limit.saturating_mul(LARGEST_PER_PEER);
+            let mut peers = self.room.peers.lock();
+            let held = peers.entry(peer).or_default();
+            if *held + bytes > most {
+                let message = format!("the bodies from {peer} reach the limit of {most} bytes at once");
+                return Err(Error::rate_limited(message, Duration::from_secs(1)));
+            }
+            *held += bytes;
+            self.counted += bytes;
+        }
+        let pieces = total.div_ceil(PIECE_BYTES);
+        let more = u32::try_from(pieces - self.pieces).unwrap_or(u32::MAX);
+        let permit = self.room.memory.clone().try_acquire_many_owned(more).map_err(|_| {
+            let most = self.room.limit.saturating_mul(LARGEST_AT_ONCE);
+            let message = format!("the bodies being read reach the limit of {most} bytes");
+            Error::overloaded(message, Duration::from_secs(1))
+        })?;
+        match &mut self.memory {
+            Some(held) => held.merge(permit),
+            None => self.memory = Some(permit),
+        }
+        (self.pieces, self.bytes) = (pieces, total);
+        Ok(())
+    }
+
+    /// Time at which the body is too slow unless more of it arrives.
+    pub fn due(&self) -> Instant {
+        let seconds = self.bytes as f64 / f64::from(self.pace.bytes_per_second.max(1));
+        // A limit of bytes over a rate of at least one byte per second is far below the longest duration.
+        let earned = Duration::from_secs_f64(seconds.min(1e9));
+        self.started + self.pace.whole.min(self.pace.patience.saturating_add(earned))
+    }
+
+    /// The error of a body that was not there when it was due.
+    pub fn too_slow(&self) -> Error {
+        let (bytes, pace) = (self.bytes, self.pace);
+        broken(format!(
+            "arrives too slowly: {bytes} bytes in {:?}; a body needs {} bytes per second after {:?}, and may take {:?}",
+            self.started.elapsed(),
+            pace.bytes_per_second,
+            pace.patience,
+            pace.whole
+        ))
+    }
+
+    /// The error of a body over the limit.
+    pub fn too_large(&self) -> Error {
+        let message = format!("the body is over the limit of {} bytes", self.room.limit);
+        Error::new(ErrorKind::TooLarge, message)
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let Some(peer) = self.peer.filter(|_| self.counted > 0) else { return };
+        let mut peers = self.room.peers.lock();
+        if let Some(held) = peers.get_mut(&peer) {
+            *held -= self.counted;
+            if *held == 0 {
+                peers.remove(&peer);
+            }
+        }
+    }
+}
+
+/// An error of a body that did not arrive.
+pub fn broken(how: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, format!("the body {how}"))
+}
+
+/// The address that stands for a peer: an IPv4 address, or an IPv6 network of 64 bits, which one host may own whole.
+fn network(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(address) => {
+            let network = u128::from(address) & !u128::from(u64::MAX);
+            IpAddr::V6(Ipv6Addr::from(network))
+        }
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests;

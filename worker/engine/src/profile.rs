@@ -1,0 +1,146 @@
+//! The largest step that requests can ask for, run before the pool of pages is sized.
+//!
+//! A device with memory of its own allocates scratch and staging memory as steps need it. Once the largest step has run on
+//! it, what is still free is for pages, and later steps allocate nothing. A step that fails for want of memory would end the
+//! worker.
+
+use tutti_kernels::{
+    DeviceError, PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs,
+    collective::GroupRank,
+};
+use tutti_models::{LogitRequests, LogitResults, Model};
+use tutti_proto::MAX_LOGPROBS;
+use tutti_runtime::Error;
+
+use crate::EngineSettings;
+
+/// Pages and slots of the planes for the profile: null ones, and one more.
+const PLANES: usize = 2;
+/// Entries of each row's logit bias.
+const BIASES: u32 = 16;
+
+/// Runs the largest step as often as the device holds steps in flight, if the model's device has memory of its own. All
+/// ranks of a TP group call this at the same time. Replaces the planes.
+pub fn profile(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Result<(), Error> {
+    if model.free_bytes().is_none() || !model.has_thinker() {
+        return Ok(());
+    }
+    run(model, settings, rank).map_err(|error| match error {
+        DeviceError::OutOfMemory { .. } | DeviceError::Lost(_) => {
+            Error::invalid("max_step_tokens", format!("the device cannot run the largest step: {error}"))
+        }
+        error => Error::internal(format!("the largest step: {error}")),
+    })
+}
+
+fn run(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Result<(), DeviceError> {
+    model.allocate_planes(PLANES, PLANES)?;
+    let limits = model.limits().clone();
+    let page_tokens = model.declaration().page_tokens().map_or(1, |tokens| tokens as usize);
+    let step = Largest::of(&limits, settings, page_tokens);
+    let mut results = LogitResults::default();
+    for _ in 0..limits.steps_in_flight {
+        step.enqueue(model, rank)?;
+    }
+    for _ in 0..limits.steps_in_flight {
+        model.collect(None, &mut results)?;
+    }
+    results.sampled.drain(..).find_map(Result::err).map_or(Ok(()), Err)
+}
+
+/// The largest step: as many rows and tokens as it may have, at the end of the longest context. Every row is sampled with
+/// penalties over a whole context and lists of likeliest tokens, and every other token is scored. All rows lie in the null
+/// page, which no row reads.
+struct Largest {
+    ids: Vec<u32>,
+    positions: Vec<f32>,
+    logit_rows: Vec<usize>,
+    /// Number of tokens and first position of each row.
+    rows: Vec<(usize, usize)>,
+    block_table: Vec<PageId>,
+    history: Vec<u32>,
+    params: SamplingParams,
+}
+
+impl Largest {
+    fn of(limits: &tutti_models::Limits, settings: &EngineSettings, page_tokens: usize) -> Self {
+        let context = limits.max_context_tokens.max(1);
+        let most = settings.max_step_tokens.min(limits.max_step_tokens).max(1);
+        let count = settings.max_running_requests.clamp(1, most);
+        let rows: Vec<_> = (0..count)
+            .map(|row| (most / count + usize::from(row < most % count)).min(context))
+            .map(|tokens| (tokens, context - tokens))
+            .collect();
+        let positions: Vec<f32> = rows
+            .iter()
+            .flat_map(|&(tokens, start)| (start..start + tokens).map(|position| position as f32))
+            .collect();
+        let vocabulary = limits.vocab_size.max(1) as u32;
+        Self {
+            ids: vec![0; positions.len()],
+            logit_rows: (0..positions.len()).collect(),
+            positions,
+            rows,
+            block_table: vec![PageId::NULL; context.div_ceil(page_tokens)],
+            history: (0..context as u32).map(|token| token % vocabulary).collect(),
+            params: SamplingParams {
+                temperature: 1.0,
+                top_p: 0.9,
+                repetition_penalty: 1.1,
+                presence_penalty: 0.1,
+                frequency_penalty: 0.1,
+                logit_bias: (0..BIASES.min(vocabulary)).map(|token| (token, 0.0)).collect(),
+                ..SamplingParams::GREEDY
+            },
+        }
+    }
+
+    fn enqueue(&self, model: &mut dyn Model, rank: GroupRank) -> Result<(), DeviceError> {
+        let mut first_token = 0;
+        let rows: Vec<RowInputs<'_>> = self
+            .rows
+            .iter()
+            .map(|&(tokens, start)| {
+                let first = first_token;
+                first_token += tokens;
+                RowInputs {
+                    first_token: first,
+                    tokens,
+                    start,
+                    slot: SlotId::NULL,
+                    continues: false,
+                    block_table: &self.block_table,
+                }
+            })
+            .collect();
+        let ends: Vec<usize> = rows.iter().map(|row| row.first_token + row.tokens - 1).collect();
+        let sampled = SampleRow {
+            params: &self.params,
+            prompt: &self.history,
+            output: &[],
+            forbidden: &[],
+            position: 0,
+            logprobs: Some(MAX_LOGPROBS),
+        };
+        let sample: Vec<_> = ends.iter().map(|&end| (end, sampled)).collect();
+        let others = self.logit_rows.iter().filter(|row| ends.binary_search(row).is_err());
+        let score: Vec<_> = others.map(|&row| (row, ScoreRow { token: 0, top: MAX_LOGPROBS })).collect();
+        let inputs = StepInputs {
+            token_ids: &self.ids,
+            positions: [&self.positions[..]; 3],
+            rows: &rows,
+            copies: &[],
+            logit_rows: &self.logit_rows,
+        };
+        model.forward(&inputs, &[])?;
+        let wanted = LogitRequests { sample: &sample, score: &score };
+        if rank.is_leader() {
+            model.enqueue_logits(&wanted)
+        } else {
+            model.follow_logits(&wanted.rows_of_group())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

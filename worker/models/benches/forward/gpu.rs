@@ -1,0 +1,126 @@
+//! The bench on a GPU: milliseconds of each kind of step, printed and as JSON.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use tutti_kernels::{
+    Device, Quantize,
+    cuda::{self, CudaDevice, KernelCache},
+};
+use tutti_models::{LoadFormat, LoadOptions, load};
+
+use super::steps::{PAGE, Steps};
+use crate::Failure;
+
+/// Tokens before a decode.
+const CONTEXT: usize = 512;
+/// Tokens of the longest prefill, which is one step.
+const LONG: usize = 2048;
+/// Requests of the largest batch.
+const BATCH: usize = 64;
+/// Steps per round.
+const PREFILLS: usize = 10;
+const DECODES: usize = 50;
+
+/// What to run.
+pub struct Bench {
+    pub shape: PathBuf,
+    /// Kinds of steps; empty for all.
+    pub only: Vec<String>,
+    pub json: Option<PathBuf>,
+    pub rounds: usize,
+    pub times: Option<usize>,
+}
+
+/// One kind of step.
+struct Kind {
+    name: String,
+    batch: usize,
+    tokens: usize,
+    start: usize,
+    times: usize,
+}
+
+fn kinds(bench: &Bench) -> Vec<Kind> {
+    let times = |default| bench.times.unwrap_or(default).max(1);
+    let prefill = |tokens: usize| Kind {
+        name: format!("prefill-{tokens}"),
+        batch: 1,
+        tokens,
+        start: 0,
+        times: times(PREFILLS),
+    };
+    let decode = |batch: usize| Kind {
+        name: format!("decode-{batch}"),
+        batch,
+        tokens: 1,
+        start: CONTEXT,
+        times: times(DECODES),
+    };
+    let mut kinds: Vec<Kind> = [CONTEXT, LONG].map(prefill).into_iter().collect();
+    kinds.extend([1, 2, 4, 8, 16, 32, BATCH].map(decode));
+    kinds.retain(|kind| bench.only.is_empty() || bench.only.contains(&kind.name));
+    kinds
+}
+
+/// Runs the bench on the first GPU.
+pub fn run(bench: &Bench) -> Result<(), Failure> {
+    cuda::gpus()?;
+    let began = Instant::now();
+    let device = CudaDevice::open(0, &KernelCache::of_user())?;
+    let opened = began.elapsed();
+    let name = device.describe();
+    let options = LoadOptions {
+        dir: bench.shape.clone(),
+        load_format: LoadFormat::Dummy,
+        max_step_tokens: LONG,
+        page_tokens: PAGE,
+        nodes: None,
+        quantize: Quantize::None,
+        seed: 1,
+    };
+    let mut steps = Steps::new(load(&options, device, &mut |_| {})?, BATCH, CONTEXT, LONG)?;
+    let model = steps.describe();
+    println!("{model}");
+    println!("opened, with its kernels, in {opened:.1?}; loaded and warm in {:.1?}", began.elapsed());
+    let mut figures = Vec::new();
+    for kind in kinds(bench) {
+        let mut rounds = (0..bench.rounds.max(1))
+            .map(|_| round(&mut steps, &kind))
+            .collect::<Result<Vec<Duration>, _>>()?;
+        rounds.sort();
+        let (median, best) = (rounds[rounds.len() / 2].as_secs_f64(), rounds[0].as_secs_f64());
+        let rate = (kind.batch * kind.tokens) as f64 / median;
+        println!("{:13} {:9.3} ms (best {:.3}) {rate:10.1} tok/s", kind.name, median * 1e3, best * 1e3);
+        figures.push(json!({
+            "kind": kind.name, "ms": median * 1e3, "best_ms": best * 1e3, "tokens_per_second": rate,
+        }));
+    }
+    if let Some(file) = &bench.json {
+        let result = json!({
+            "device": name, "model": model, "open_seconds": opened.as_secs_f64(), "rounds": bench.rounds,
+            "steps_in_flight": steps.in_flight(), "figures": figures,
+        });
+        std::fs::write(file, serde_json::to_vec_pretty(&result)?)?;
+    }
+    Ok(())
+}
+
+/// Time per step of one round, with as many steps in flight as the device holds.
+fn round(steps: &mut Steps, kind: &Kind) -> Result<Duration, tutti_kernels::DeviceError> {
+    let Kind { batch, tokens, start, times, .. } = *kind;
+    // The first step of a kind may allocate.
+    steps.run(batch, tokens, start, true)?;
+    let (began, in_flight) = (Instant::now(), steps.in_flight());
+    for step in 0..times {
+        if step >= in_flight {
+            steps.collect()?;
+        }
+        steps.enqueue(batch, tokens, start, true)?;
+    }
+    (0..times.min(in_flight)).try_for_each(|_| steps.collect())?;
+    Ok(began.elapsed() / times as u32)
+}
