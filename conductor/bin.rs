@@ -130,6 +130,9 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
         None => Front::bare(cluster_health, metrics),
         Some(text) => Front::with_router(conductor, text, cluster_health, &settings.router, &metrics)?,
     };
+    if let Some(front_door) = &front.router {
+        front_door.warn_if_open(&[settings.addresses.http, settings.addresses.grpc]);
+    }
     let AddressSettings { http: http_address, grpc: grpc_address } = settings.addresses;
     tracing::info!(http = %http_address, grpc = %grpc_address, cluster = routers.local_url()?, "listening");
     tokio::spawn(announcement(&settings, &http, &grpc).when_ready(front.health.clone()));

@@ -1,6 +1,6 @@
 //! The front door: the state shared by the HTTP and gRPC surfaces, and the task that follows the conductors.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use tonic::{
     body::Body,
@@ -14,9 +14,11 @@ use tutti_settings::{FleetSettings, RouterSettings};
 use crate::{
     conductor_channel,
     fleet::{Conductors, Fleet},
-    generation::Generator,
+    generation::{Admission, Generator},
     grpc, http,
+    keys::ApiKeys,
     metrics::RouterMetrics,
+    readers::Readers,
     served::CheckedText,
     uploads::{Pace, Uploads},
 };
@@ -38,6 +40,9 @@ pub fn tune(endpoint: Endpoint) -> Endpoint {
 pub struct FrontDoor {
     generator: Arc<Generator>,
     uploads: Uploads,
+    keys: Arc<ApiKeys>,
+    /// See [`RouterSettings::allowed_origins`].
+    allowed_origins: Arc<[String]>,
 }
 
 impl FrontDoor {
@@ -82,25 +87,32 @@ impl FrontDoor {
         config: &RouterSettings,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
+        let registry = metrics;
         config.validate()?;
         settings.validate()?;
         let fleet = Fleet::new(conductors, settings, config.skip_tokenizer_init, text, metrics);
-        let metrics = RouterMetrics::register(metrics);
+        let readers = Readers::new(config, registry);
+        let metrics = RouterMetrics::register(registry);
         let pace = Pace::new(config.upload_timeout(), config.upload_bytes_per_second);
         let uploads = Uploads::new(config.max_body_bytes, pace);
-        Ok(Self { generator: Arc::new(Generator::new(fleet, config, metrics)?), uploads })
+        let keys = ApiKeys::read(config.api_key_file.as_deref(), registry)?;
+        let admission = Admission::new(config, registry);
+        let generator = Generator::new(fleet, config, admission, readers, metrics)?;
+        let allowed_origins = config.allowed_origins.clone().into();
+        Ok(Self { generator: Arc::new(generator), uploads, keys, allowed_origins })
     }
 
     /// The OpenAI routes. Unknown routes get an error in OpenAI's shape as well. The caller merges them with
     /// [`tutti_runtime::operations::routes`].
     pub fn http_routes(&self) -> axum::Router {
-        http::routes(self.generator.clone(), self.uploads.clone())
+        let Self { generator, uploads, keys, allowed_origins } = self.clone();
+        http::routes(generator, uploads, keys, allowed_origins)
     }
 
     /// The gRPC services: `tutti.v1.Inference`, reflection, and `grpc.health.v1`, which reports the readiness in
     /// `health`. Must be called inside a Tokio runtime. The caller may add services.
     pub fn grpc_routes(&self, health: &Health) -> Result<tonic::service::Routes, Error> {
-        grpc::routes(self.generator.clone(), self.uploads.clone(), health)
+        grpc::routes(self.generator.clone(), self.keys.clone(), self.uploads.limit(), health)
     }
 
     /// Follows the conductors for as long as the future is polled.
@@ -109,7 +121,19 @@ impl FrontDoor {
     /// text changes. Nothing else may write the readiness in `health` meanwhile. "Ready" means that a request sent now
     /// would be served.
     pub async fn follow(self, health: Health) {
-        self.generator.fleet().clone().follow(health).await;
+        tokio::join!(self.generator.fleet().clone().follow(health), self.keys.follow());
+    }
+
+    /// Warns if anyone who reaches one of these addresses may send requests: it is not a loopback address, and no API
+    /// keys are needed.
+    pub fn warn_if_open(&self, addresses: &[SocketAddr]) {
+        for address in open(addresses, self.keys.are_needed()) {
+            tracing::warn!(
+                %address,
+                "other machines may reach this address, and no API keys are needed: anyone there may send requests \
+                 (see --api-key-file)"
+            );
+        }
     }
 
     /// Makes [`FrontDoor::follow`] poll every conductor now, without waiting for the end of its poll interval. Called
@@ -122,5 +146,23 @@ impl FrontDoor {
     /// future is polled.
     pub async fn idle(&self) {
         self.generator.idle().await;
+    }
+}
+
+/// The addresses at which anyone may send requests.
+fn open(addresses: &[SocketAddr], keys_are_needed: bool) -> impl Iterator<Item = &SocketAddr> {
+    addresses.iter().filter(move |address| !keys_are_needed && !address.ip().to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_others_reach_needs_keys() {
+        let given = ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "0.0.0.0:1", "[::]:1", "10.0.0.1:1"];
+        let addresses: Vec<SocketAddr> = given.iter().map(|address| address.parse().unwrap()).collect();
+        assert_eq!(open(&addresses, false).collect::<Vec<_>>(), addresses[3..].iter().collect::<Vec<_>>());
+        assert_eq!(open(&addresses, true).count(), 0);
     }
 }

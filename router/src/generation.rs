@@ -1,6 +1,7 @@
 //! The core below the HTTP and gRPC surfaces: turns a request into choices (the answers that the request asks for), and
 //! each choice into a stream of deltas (new text and tokens).
 
+mod admission;
 mod attempts;
 mod choice;
 mod generator;
@@ -8,11 +9,13 @@ mod media;
 mod prompt_logprobs;
 mod prompts;
 pub mod request;
+mod shared_logprobs;
 mod stream;
 pub mod validate;
 
+pub use admission::Admission;
 pub use choice::{Delta, Finish, OutputToken, Reason};
 pub use generator::Generator;
 pub use prompts::{EncodedPrompt, Length, to_tokens};
 pub use request::{GenerationRequest, Media, Output, Prompt, Sampling, Stopping};
-pub use stream::{Generation, Usage};
+pub use stream::{Generation, GenerationInfo, Usage};

@@ -1,5 +1,6 @@
 //! The OpenAI API over HTTP: the routes and their shared state.
 
+mod answer;
 mod body;
 mod chat;
 mod choices;
@@ -9,6 +10,7 @@ mod fields;
 mod logprobs;
 mod messages;
 mod models;
+mod origin;
 mod parameters;
 mod sse;
 mod tokenize;
@@ -24,13 +26,19 @@ use axum::{
     extract::{MatchedPath, Request, State},
     http::{Method, StatusCode, Uri},
     middleware::{self, Next},
-    response::Response,
+    response::{IntoResponse, Response},
     routing::{get, post},
 };
 use tutti_runtime::{Error, ErrorKind};
 
-use self::body::BodyReader;
-use crate::{generation::Generator, text::pool::Lane, uploads::Uploads};
+use self::{body::BodyReader, error::ApiError};
+use crate::{
+    generation::Generator,
+    keys::{ApiKeys, Entry},
+    metrics::RouterMetrics,
+    text::pool::Lane,
+    uploads::Uploads,
+};
 
 /// Size of a body in bytes above which parsing runs in the text pool, to keep the async threads free.
 const PARSED_IN_PLACE_BYTES: usize = 64 << 10;
@@ -40,11 +48,24 @@ const PARSED_IN_PLACE_BYTES: usize = 64 << 10;
 struct Api {
     generator: Arc<Generator>,
     bodies: BodyReader,
+    keys: Arc<ApiKeys>,
+    /// Origins whose pages may send requests without a key.
+    allowed_origins: Arc<[String]>,
     /// Unix time at which the process began to serve, for `/v1/models`.
     since: u64,
 }
 
 impl Api {
+    /// Lets a request in, or refuses it: by its API key or, if no keys are needed, by its origin.
+    fn enter(&self, request: &Request) -> Result<Entry, Error> {
+        let headers = request.headers();
+        if !self.keys.are_needed() {
+            origin::check(request.uri(), headers, &self.allowed_origins)?;
+        }
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        self.keys.identify(text("authorization"), text("x-api-key"))?.enter()
+    }
+
     /// Reads a request's body and parses it with `parse`.
     async fn parse<T, F>(&self, request: Request, parse: F) -> Result<T, Error>
     where
@@ -60,8 +81,14 @@ impl Api {
 }
 
 /// The routes of a front door.
-pub fn routes(generator: Arc<Generator>, uploads: Uploads) -> Router {
-    let api = Api { generator, bodies: BodyReader::new(uploads), since: unix_seconds() };
+pub fn routes(
+    generator: Arc<Generator>,
+    uploads: Uploads,
+    keys: Arc<ApiKeys>,
+    allowed_origins: Arc<[String]>,
+) -> Router {
+    let bodies = BodyReader::new(uploads);
+    let api = Api { generator, bodies, keys, allowed_origins, since: unix_seconds() };
     Router::new()
         .route("/v1/completions", post(completions::create))
         .route("/v1/chat/completions", post(chat::create))
@@ -70,16 +97,48 @@ pub fn routes(generator: Arc<Generator>, uploads: Uploads) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .method_not_allowed_fallback(wrong_method)
-        .route_layer(middleware::from_fn_with_state(api.clone(), count))
+        .route_layer(middleware::from_fn_with_state(api.clone(), let_in))
         .fallback(no_route)
         .with_state(api)
 }
 
-/// Counts the answers of known routes.
-async fn count(State(api): State<Api>, path: MatchedPath, request: Request, next: Next) -> Response {
-    let response = next.run(request).await;
-    api.generator.metrics().answered(path.as_str(), response.status().as_str());
-    response
+/// Lets callers of known routes in, and counts the answers.
+async fn let_in(State(api): State<Api>, path: MatchedPath, mut request: Request, next: Next) -> Response {
+    let answered = Answered { metrics: api.generator.metrics().clone(), path, done: false };
+    let response = match api.enter(&request) {
+        Ok(entry) => {
+            request.extensions_mut().insert(entry);
+            next.run(request).await
+        }
+        Err(error) => ApiError(error).into_response(),
+    };
+    answered.with(response)
+}
+
+/// The status under which a request is counted whose client left before the answer, as in nginx.
+const CLIENT_LEFT: &str = "499";
+
+/// Counts the answer to a request. Dropping it before there is an answer counts a client that left.
+struct Answered {
+    metrics: RouterMetrics,
+    path: MatchedPath,
+    done: bool,
+}
+
+impl Answered {
+    fn with(mut self, response: Response) -> Response {
+        self.metrics.answered(self.path.as_str(), response.status().as_str());
+        self.done = true;
+        response
+    }
+}
+
+impl Drop for Answered {
+    fn drop(&mut self) {
+        if !self.done {
+            self.metrics.answered(self.path.as_str(), CLIENT_LEFT);
+        }
+    }
 }
 
 async fn no_route(method: Method, uri: Uri) -> Response {

@@ -199,5 +199,8 @@ impl Drop for RequestMeter {
         self.metrics.whole.observe(self.arrived.elapsed().as_secs_f64());
         self.metrics.outcomes.get_or_create(&OutcomeLabel { outcome: self.outcome.name() }).inc();
         self.span.record("outcome", self.outcome.name());
+        if self.outcome == Outcome::Cancelled {
+            self.span.in_scope(|| tracing::info!(status = 499, "the client left"));
+        }
     }
 }

@@ -72,6 +72,7 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     let token = token.map(|path| Token::read("cluster_token_file", path)).transpose()?;
     let conductors = Conductors::new(&conductors.conductor, conductors.discover.as_deref(), token, &fleet)?;
     let front_door = FrontDoor::before(conductors, fleet, &router, &metrics)?;
+    front_door.warn_if_open(&[addresses.http, addresses.grpc]);
     let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));
     let services = front_door.grpc_routes(&health)?;
     tokio::spawn(front_door.clone().follow(health.clone()));

@@ -14,10 +14,27 @@ settings! {
         "Router" => {
             /// Size of the largest HTTP body or gRPC message. A larger one is refused before it is read.
             max_body_bytes: usize = 32 << 20, unit "BYTES", at least 1;
-            /// Time that a body or message may take to arrive.
+            /// File with the names, hashes and limits of API keys; without it, every caller is let in
+            api_key_file: Option<PathBuf> = None, unit "FILE", also a flag;
+            /// Origins whose web pages may send requests although there are no API keys, such as
+            /// https://chat.example.com.
+            allowed_origins: Vec<String> = Vec::new(), unit "ORIGIN";
+            /// Choices of one priority class (urgent, normal, low) that wait for their first tokens.
+            max_queued_choices: u32 = 1024, unit "N", at least 1;
+            /// Tokens in the prompts of these choices. They are estimated before a prompt is tokenised.
+            max_queued_tokens: usize = 8 << 20, unit "TOKENS", at least 1;
+            /// Time that a body may take to arrive.
             upload_timeout_s: u32 = 120, unit "SECONDS", at least 1;
-            /// Least rate at which a body or message must arrive, after its first ten seconds.
+            /// Least rate at which a body must arrive, after its first ten seconds.
             upload_bytes_per_second: u32 = 4096, unit "BYTES", at least 1;
+            /// Time for which the reader of an answer may take nothing. After it, the request ends.
+            reader_timeout_ms: u32 = 30_000, unit "MS", at least 1;
+            /// Least rate at which a reader must take an answer, besides that time.
+            reader_bytes_per_second: u32 = 256, unit "BYTES", at least 1;
+            /// Bytes of large answers (over 64 KiB) that are written or wait for their readers.
+            max_unread_bytes: usize = 256 << 20, unit "BYTES", at least 1;
+            /// Logprobs of prompts in one answer: tokens of the prompt times `n`, times one more than the alternatives.
+            max_prompt_logprobs: usize = 1 << 20, unit "N", at least 1;
             /// Choices in progress at once: `n` times the prompts of each request. A request that alone has more is
             /// refused for good, any other may be sent again later.
             max_concurrent_choices: u32 = 1024, unit "N", at least 1;
@@ -36,6 +53,11 @@ fn default_tokenizer_threads() -> usize {
 }
 
 impl RouterSettings {
+    /// `reader_timeout_ms` as a duration.
+    pub fn reader_timeout(&self) -> Duration {
+        Duration::from_millis(self.reader_timeout_ms.into())
+    }
+
     /// `upload_timeout_s` as a duration.
     pub fn upload_timeout(&self) -> Duration {
         Duration::from_secs(self.upload_timeout_s.into())

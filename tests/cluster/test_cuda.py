@@ -180,6 +180,8 @@ def test_kernels_compiled_ahead_need_no_compiler(start, tmp_path):
     args = ["--device", "cuda", "--model", model, "--skip-tokenizer-init"]
     refused, log = run_to_exit("conductor", [*args, "--http=127.0.0.1:0", "--grpc=127.0.0.1:0"], tmp_path, bare)
     assert refused == 64 and "libnvrtc.so.13 is missing" in log, log
+    refused, log = run_to_exit("conductor", ["kernels", "--arch", "sm_90", "--out", folder], tmp_path, bare)
+    assert refused == 64 and "sm_90: libnvrtc.so.13 is missing" in log, log
     asked = {"prompt": [1, 2, 3, 4, 5], "max_tokens": 8, "temperature": 0, "return_token_ids": True}
     cluster = start(*args, "--compiled-kernels", folder, env=bare)
     ahead = cluster.complete(**asked)["choices"][0]["token_ids"]

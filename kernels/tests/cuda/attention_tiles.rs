@@ -35,6 +35,8 @@ fn tiles_of_ragged_batches_are_those_of_the_cpu() {
         Chunks { page_tokens: 64, ..Chunks::new(2, 1, 64) },
         // Up to, on and behind the ends of splits.
         Chunks { lengths: vec![255, 256, 257, 513], chunks: vec![250, 3, 1, 300], ..Chunks::new(2, 1, 32) },
+        Chunks { lengths: vec![258], chunks: vec![200, 56, 1], ..Chunks::new(4, 1, 64) },
+        Chunks { lengths: vec![258], chunks: vec![200, 56, 1], ..Chunks::new(2, 1, 128) },
         windows(1),
         windows(7),
         windows(31),
@@ -54,17 +56,21 @@ fn tiles_of_ragged_batches_are_those_of_the_cpu() {
 #[test]
 fn chunks_and_neighbours_change_no_bit_of_tiles() {
     let Some(mut gpu) = cuda("chunks in tiles") else { return };
-    let case = |window| {
-        let mut case = Chunks {
-            dtype: WeightType::Bf16,
-            lengths: vec![70, 17, 530],
-            chunks: vec![600],
-            ..Chunks::new(4, 2, 32)
-        };
+    let case = |head_dim, window, lengths| {
+        let mut case =
+            Chunks { dtype: WeightType::Bf16, lengths, chunks: vec![600], ..Chunks::new(4, 2, head_dim) };
         case.shape.window = window;
         case
     };
-    for case in [case(None), case(Some(40)), case(Some(300))] {
+    let ragged = || vec![70, 17, 530];
+    let cases = [
+        case(32, None, ragged()),
+        case(32, Some(40), ragged()),
+        case(32, Some(300), ragged()),
+        case(64, None, vec![20, 265]),
+        case(128, None, vec![20, 265]),
+    ];
+    for case in cases {
         let whole = case.results(&mut gpu);
         // One token at a time, in narrow tiles, only where it crosses the first end of a split.
         for chunks in [vec![1, 16, 100], vec![33], vec![250, 1, 1, 1, 1, 1, 1, 1, 1]] {

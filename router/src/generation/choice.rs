@@ -29,14 +29,21 @@ pub struct Delta {
     pub choice: u32,
     /// True in the first delta of each choice.
     pub first: bool,
-    /// Logprobs of all prompt tokens but the first. Empty if not requested, and in every delta but the first.
-    pub prompt_logprobs: Vec<TokenLogprob>,
+    /// Logprobs of all prompt tokens but the first. `None` if not requested, and in every delta but the first.
+    pub prompt_logprobs: Option<Arc<[TokenLogprob]>>,
     /// New text, whole characters only.
     pub text: String,
     /// New tokens.
     pub tokens: Vec<OutputToken>,
     /// Set in the last delta of each choice.
     pub finish: Option<Finish>,
+}
+
+impl Delta {
+    /// Logprobs of all prompt tokens but the first; empty if there are none.
+    pub fn prompt_logprobs(&self) -> &[TokenLogprob] {
+        self.prompt_logprobs.as_deref().unwrap_or_default()
+    }
 }
 
 /// The end of a choice.
@@ -78,7 +85,7 @@ pub struct ChoiceSettings {
     /// Tokens that may end the output: the request's stop tokens, and the model's end-of-sequence tokens unless
     /// `ignore_eos` is set.
     pub ending_tokens: Arc<[u32]>,
-    /// Number of prompt logprobs that will arrive; `None` if they are not requested.
+    /// Number of prompt logprobs that will arrive; `None` if they are not requested for this choice.
     pub prompt_logprobs: Option<usize>,
 }
 
@@ -256,7 +263,7 @@ impl Choice {
         if delta.first
             && let Some(collected) = self.prompt_logprobs.take()
         {
-            delta.prompt_logprobs = collected.complete()?;
+            delta.prompt_logprobs = Some(collected.complete()?.into());
         }
         Ok(())
     }

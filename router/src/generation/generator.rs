@@ -16,16 +16,20 @@ use tutti_runtime::{Error, ErrorKind};
 use tutti_settings::RouterSettings;
 
 use super::{
+    admission::Admission,
     attempts::{Attempts, Wanted},
     choice::{Choice, ChoiceSettings},
     prompts::{self, Echo, EncodedPrompt},
     request::{GenerationRequest, Prompt},
-    stream::{Accepted, ChoiceStream, Generation},
+    shared_logprobs::SharedLogprobs,
+    stream::{Accepted, ChoiceStream, Generation, GenerationInfo},
     validate,
 };
 use crate::{
     fleet::{Fleet, PromptBlocks},
+    keys::Entry,
     metrics::{RequestMeter, RouterMetrics},
+    readers::Readers,
     served::ServedModel,
     text::{
         detokenizer::Detokenizer,
@@ -43,20 +47,37 @@ pub struct Generator {
     max_choices: u32,
     /// True once the process waits for its last requests.
     draining: AtomicBool,
+    max_prompt_logprobs: usize,
+    admission: Arc<Admission>,
+    readers: Readers,
     metrics: RouterMetrics,
 }
 
 impl Generator {
     /// Creates a generator for these conductors.
-    pub fn new(fleet: Arc<Fleet>, config: &RouterSettings, metrics: RouterMetrics) -> Result<Self, Error> {
+    pub fn new(
+        fleet: Arc<Fleet>,
+        config: &RouterSettings,
+        admission: Arc<Admission>,
+        readers: Readers,
+        metrics: RouterMetrics,
+    ) -> Result<Self, Error> {
         Ok(Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue)?,
             draining: AtomicBool::new(false),
             permits: Arc::new(Semaphore::new(config.max_concurrent_choices as usize)),
             max_choices: config.max_concurrent_choices,
+            max_prompt_logprobs: config.max_prompt_logprobs,
+            admission,
+            readers,
             metrics,
         })
+    }
+
+    /// The readers of answers.
+    pub fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     /// Maximum number of choices that run at once, which also bounds the prompts of one request.
@@ -102,11 +123,11 @@ impl Generator {
     }
 
     /// Starts a request. Returns when conductors have accepted all of its choices.
-    pub async fn start(&self, request: GenerationRequest) -> Result<Generation, Error> {
+    pub async fn start(&self, request: GenerationRequest, entry: Entry) -> Result<Generation, Error> {
         let mut meter = RequestMeter::start(&self.metrics);
         let span = meter.span().clone();
         match within(request.timeout, self.accept(request)).instrument(span).await {
-            Ok(accepted) => Ok(Generation::new(accepted, meter)),
+            Ok(accepted) => Ok(Generation::new(accepted, entry, meter)),
             Err(error) => {
                 meter.refused(&error);
                 Err(error)
@@ -121,7 +142,14 @@ impl Generator {
         validate::check(&request, vocab_size, model.text.tokenizer.is_some())?;
         let sampling = validate::sampling(&request.sampling, &model.text.defaults, vocab_size)?;
         let n = request.n.unwrap_or(1);
+        // Prompts of token ids are checked before any work, and texts as soon as their tokens are known.
+        let known =
+            request.prompts.iter().map(|prompt| if let Prompt::Tokens(ids) = prompt { ids.len() } else { 0 });
+        validate::prompt_logprobs(known, &request.output, n, self.max_prompt_logprobs)?;
         let permits = self.admit(request.prompts.len(), n)?;
+        let estimate: u64 = request.prompts.iter().map(Prompt::estimate_tokens).sum();
+        let choices = request.prompts.len() as u64 * u64::from(n);
+        let mut queued = self.admission.enter(request.priority, choices, estimate * u64::from(n))?;
 
         let echo =
             request.output.echo.then_some(Echo { keep_special_tokens: request.output.keep_special_tokens });
@@ -134,20 +162,28 @@ impl Generator {
                 None => encode()?,
             }
         };
+        let tokens: u64 = prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
+        queued.recount(tokens * u64::from(n));
+        let lengths = prompts.iter().map(|prompt| prompt.ids.len());
+        validate::prompt_logprobs(lengths, &request.output, n, self.max_prompt_logprobs)?;
         let specs = self.specs(&request, sampling, &prompts, n, &model)?;
         let settings = settings(&request, &model, &prompts, n);
+        let scored = request.output.prompt_logprobs_needed().is_some();
+        let shared: Vec<_> = prompts.iter().map(|_| scored.then(SharedLogprobs::default)).collect();
         // The timeout runs from the request's arrival, so tokenising uses some of it. If no time is left, the conductor
         // refuses the request.
         let deadline = request.timeout.and_then(|timeout| arrived.checked_add(timeout));
         let started = specs.into_iter().zip(settings).map(|((prompt, spec), settings)| {
             let wanted = Wanted { model: model.clone(), prompt, spec, deadline };
-            async {
+            let (first, shared) = (settings.index % n == 0, shared[(settings.index / n) as usize].clone());
+            async move {
                 let attempts = Attempts::start(self.fleet.clone(), wanted).await?;
-                Ok::<_, Error>(ChoiceStream::new(Choice::new(settings), attempts))
+                Ok::<_, Error>(ChoiceStream::new(Choice::new(settings), attempts, first, shared))
             }
         });
         let choices = try_join_all(started).await?;
-        Ok(Accepted { model, prompts, n, output: request.output, choices, permits })
+        let info = Arc::new(GenerationInfo { model, prompts, n, output: request.output });
+        Ok(Accepted { info, choices, permits, queued })
     }
 
     /// Returns, for each choice in order, the prompt, and the request without the prompt.
@@ -175,8 +211,8 @@ impl Generator {
                         ignore_eos: request.stopping.ignore_eos,
                     }),
                     logprobs: request.output.logprobs,
-                    // Requested for each choice: every choice reports the logprobs of its prompt.
-                    prompt_logprobs: request.output.prompt_logprobs_needed(),
+                    // Computed once per prompt; see `SharedLogprobs`.
+                    prompt_logprobs: request.output.prompt_logprobs_needed().filter(|_| choice == 0),
                     priority: request.priority,
                     media: prompt.media.clone(),
                 };
@@ -277,6 +313,7 @@ fn settings(
         prompt_logprobs: request
             .output
             .prompt_logprobs_needed()
+            .filter(|_| index.is_multiple_of(n))
             .map(|_| prompts[(index / n) as usize].ids.len() - 1),
     };
     (0..prompts.len() as u32 * n).map(of_choice).collect()

@@ -33,6 +33,9 @@ pub struct GenerationRequest {
     pub timeout: Option<Duration>,
 }
 
+/// Bytes per token of an ordinary text, about.
+const BYTES_PER_TOKEN: usize = 4;
+
 /// A prompt to continue.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
@@ -63,6 +66,14 @@ impl Prompt {
             Self::Text { text, .. } => text.len(),
             Self::Tokens(_) => 0,
             Self::Chat { messages, .. } => messages.iter().map(|message| message.content.len()).sum(),
+        }
+    }
+
+    /// Number of tokens, exact for token ids. A text's is estimated from its size.
+    pub fn estimate_tokens(&self) -> u64 {
+        match self {
+            Self::Tokens(ids) => ids.len() as u64,
+            _ => self.text_bytes().div_ceil(BYTES_PER_TOKEN) as u64,
         }
     }
 

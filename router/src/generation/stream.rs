@@ -12,16 +12,19 @@ use futures_util::{
     stream::{BoxStream, FusedStream, SelectAll},
 };
 use tokio::sync::OwnedSemaphorePermit;
-use tutti_proto::cluster::v1::RequestEvent;
+use tutti_proto::cluster::v1::{RequestEvent, TokenLogprob};
 use tutti_runtime::Error;
 
 use super::{
+    admission::Queued,
     attempts::Attempts,
     choice::{Choice, Delta},
     prompts::EncodedPrompt,
     request::Output,
+    shared_logprobs::SharedLogprobs,
 };
 use crate::{
+    keys::Entry,
     metrics::{Outcome, RequestMeter},
     served::ServedModel,
 };
@@ -37,8 +40,8 @@ pub struct Usage {
     pub cached_tokens: u32,
 }
 
-/// A running request. Dropping it closes the conductors' streams, which cancels the running choices.
-pub struct Generation {
+/// The part of a request that does not change while it runs. Answers are written from it.
+pub struct GenerationInfo {
     /// The served model.
     pub model: Arc<ServedModel>,
     /// The encoded prompts. Choice `i` continues prompt `i / n`.
@@ -47,43 +50,92 @@ pub struct Generation {
     pub n: u32,
     /// Requested outputs besides the text.
     pub output: Output,
+}
+
+/// Bytes of an answer per logprob entry, about: a token's string, its logprob, and the names of the members.
+const ENTRY_BYTES: usize = 64;
+/// Bytes of an answer per token id, about.
+const ID_BYTES: usize = 8;
+
+impl GenerationInfo {
+    /// Number of choices.
+    pub fn choice_count(&self) -> usize {
+        self.prompts.len() * self.n as usize
+    }
+
+    /// The prompt that a choice continues.
+    pub fn prompt_of(&self, choice: u32) -> &EncodedPrompt {
+        &self.prompts[(choice / self.n) as usize]
+    }
+
+    /// About the size in bytes of the delta as it is written, for the choice between writing it in place and in the text
+    /// pool.
+    pub fn estimate(&self, delta: &Delta) -> usize {
+        let outputs = delta.tokens.len()
+            * (ID_BYTES + ENTRY_BYTES * self.output.logprobs.map_or(0, |top| top as usize + 1));
+        if !delta.first {
+            return outputs + delta.text.len();
+        }
+        let prompt = self.prompt_of(delta.choice);
+        let echoed = if self.output.echo { self.output.logprobs } else { None };
+        let entries = |top: Option<u32>| top.map_or(0, |top| top as usize + 1);
+        let per_token = ID_BYTES + ENTRY_BYTES * (entries(self.output.prompt_logprobs) + entries(echoed));
+        outputs + delta.text.len() + prompt.text.len() + prompt.ids.len() * per_token
+    }
+}
+
+/// A running request. Dropping it closes the conductors' streams, which cancels the running choices.
+pub struct Generation {
+    /// The part that does not change.
+    pub info: Arc<GenerationInfo>,
     choices: SelectAll<ChoiceStream>,
     unfinished: usize,
     usage: Usage,
     meter: RequestMeter,
+    /// The request's place in its queue, until it has a token.
+    queued: Option<Queued>,
+    spent: Spent,
     _permits: OwnedSemaphorePermit,
+}
+
+/// The output tokens of a request, charged to its caller when the request ends in any way.
+struct Spent {
+    entry: Entry,
+    tokens: u64,
+}
+
+impl Drop for Spent {
+    fn drop(&mut self) {
+        self.entry.charge(self.tokens);
+    }
 }
 
 /// A request of which every choice has been accepted by a conductor.
 pub(super) struct Accepted {
-    /// The served model.
-    pub model: Arc<ServedModel>,
-    /// The encoded prompts.
-    pub prompts: Vec<EncodedPrompt>,
-    /// Choices per prompt.
-    pub n: u32,
-    /// Requested outputs besides the text.
-    pub output: Output,
+    /// The part that does not change.
+    pub info: Arc<GenerationInfo>,
     /// The choices, in order.
     pub choices: Vec<ChoiceStream>,
     /// One permit per choice. All are given back at the end of the request.
     pub permits: OwnedSemaphorePermit,
+    /// The request's place in its queue.
+    pub queued: Queued,
 }
 
 impl Generation {
-    pub(super) fn new(accepted: Accepted, meter: RequestMeter) -> Self {
-        let Accepted { model, prompts, n, output, choices, permits } = accepted;
-        let prompt_tokens = prompts.iter().map(|p| p.ids.len() as u32).sum();
+    pub(super) fn new(accepted: Accepted, entry: Entry, meter: RequestMeter) -> Self {
+        let Accepted { info, choices, permits, queued } = accepted;
+        let prompt_tokens = info.prompts.iter().map(|p| p.ids.len() as u32).sum();
         meter.accepted(prompt_tokens);
+        entry.charge(prompt_tokens.into());
         Self {
-            model,
-            prompts,
-            n,
-            output,
+            info,
             unfinished: choices.len(),
             choices: choices.into_iter().collect(),
             usage: Usage { prompt_tokens, ..Usage::default() },
             meter,
+            queued: Some(queued),
+            spent: Spent { entry, tokens: 0 },
             _permits: permits,
         }
     }
@@ -102,9 +154,15 @@ impl Generation {
             }
         };
         self.meter.delta(delta.choice, delta.tokens.len(), Instant::now());
+        self.spent.tokens += delta.tokens.len() as u64;
+        if !delta.tokens.is_empty()
+            && let Some(queued) = self.queued.take()
+        {
+            queued.has_token();
+        }
         if let Some(finish) = &delta.finish {
             self.usage.completion_tokens += finish.generated;
-            if delta.choice.is_multiple_of(self.n) {
+            if delta.choice.is_multiple_of(self.info.n) {
                 self.usage.cached_tokens += finish.cached_tokens;
             }
             self.unfinished -= 1;
@@ -119,16 +177,6 @@ impl Generation {
     pub fn usage(&self) -> Usage {
         self.usage
     }
-
-    /// Number of choices.
-    pub fn choice_count(&self) -> usize {
-        self.prompts.len() * self.n as usize
-    }
-
-    /// The prompt that a choice continues.
-    pub fn prompt_of(&self, choice: u32) -> &EncodedPrompt {
-        &self.prompts[(choice / self.n) as usize]
-    }
 }
 
 /// One choice's stream of deltas. After the delta with `finish`, or after an error, the stream ends and drops the
@@ -136,11 +184,51 @@ impl Generation {
 pub struct ChoiceStream {
     choice: Choice,
     events: Option<BoxStream<'static, Result<RequestEvent, Error>>>,
+    prompt: PromptScores,
+}
+
+/// A choice's part in the logprobs of its prompt.
+enum PromptScores {
+    /// They are not requested, or this choice is done with them.
+    None,
+    /// The choice is the prompt's first one. It receives them, and shares them with its first delta.
+    Receives(SharedLogprobs),
+    /// The choice waits for them before its first event.
+    Awaits(SharedLogprobs),
+    /// The choice has them, and reports them with its first delta.
+    Has(Arc<[TokenLogprob]>),
+}
+
+impl PromptScores {
+    /// Shares the logprobs that the first delta of the first choice has, or adds them to the first delta of another
+    /// choice.
+    fn settle(&mut self, delta: &mut Delta) {
+        if !delta.first {
+            return;
+        }
+        match std::mem::replace(self, Self::None) {
+            Self::Receives(shared) => shared.set(delta.prompt_logprobs.clone().unwrap_or_default()),
+            Self::Has(logprobs) => delta.prompt_logprobs = Some(logprobs),
+            Self::None | Self::Awaits(_) => {}
+        }
+    }
 }
 
 impl ChoiceStream {
-    pub(super) fn new(choice: Choice, attempts: Attempts) -> Self {
-        Self { choice, events: Some(attempts.into_stream().boxed()) }
+    /// Creates a choice's stream. `first` is true for the first choice of a prompt, and `shared` is set if the prompt's
+    /// logprobs are requested.
+    pub(super) fn new(
+        choice: Choice,
+        attempts: Attempts,
+        first: bool,
+        shared: Option<SharedLogprobs>,
+    ) -> Self {
+        let prompt = match shared {
+            None => PromptScores::None,
+            Some(shared) if first => PromptScores::Receives(shared),
+            Some(shared) => PromptScores::Awaits(shared),
+        };
+        Self { choice, events: Some(attempts.into_stream().boxed()), prompt }
     }
 
     /// Turns an event, or the end of the events, into a delta or an error; `None` if the client gets nothing.
@@ -157,10 +245,17 @@ impl Stream for ChoiceStream {
     type Item = Result<Delta, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let PromptScores::Awaits(shared) = &self.prompt {
+            let logprobs = std::task::ready!(shared.poll(cx));
+            self.prompt = PromptScores::Has(logprobs);
+        }
         loop {
             let Some(events) = &mut self.events else { return Poll::Ready(None) };
             let event = std::task::ready!(events.poll_next_unpin(cx));
-            let Some(item) = self.on_event(event) else { continue };
+            let Some(mut item) = self.on_event(event) else { continue };
+            if let Ok(delta) = &mut item {
+                self.prompt.settle(delta);
+            }
             if item.as_ref().map_or(true, |delta| delta.finish.is_some()) {
                 self.events = None;
             }

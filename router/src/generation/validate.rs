@@ -84,6 +84,28 @@ pub fn check(request: &GenerationRequest, vocab_size: u32, has_tokenizer: bool) 
     Ok(())
 }
 
+/// Refuses a request whose answer would report more than `limit` logprobs of prompts. `lengths` are the prompts' numbers
+/// of tokens.
+pub fn prompt_logprobs(
+    lengths: impl Iterator<Item = usize>,
+    output: &Output,
+    n: u32,
+    limit: usize,
+) -> Result<(), Error> {
+    let Some(top) = output.prompt_logprobs_needed() else { return Ok(()) };
+    let tokens: usize = lengths.sum();
+    let entries = tokens.saturating_mul(n as usize).saturating_mul(top as usize + 1);
+    if entries <= limit {
+        return Ok(());
+    }
+    let field = if output.prompt_logprobs.is_some() { "prompt_logprobs" } else { "logprobs" };
+    let message = format!(
+        "asks for {entries} logprobs: {tokens} tokens of the prompt, n = {n}, {top} alternatives and the token itself; \
+         the limit is {limit}"
+    );
+    Err(Error::invalid(field, message))
+}
+
 fn check_stopping(
     stopping: &Stopping,
     output: &Output,

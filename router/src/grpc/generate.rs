@@ -1,25 +1,31 @@
 //! Writes a generation as a stream of `tutti.v1.GenerateResponse`.
 
+use std::sync::Arc;
+
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tonic::Status;
 use tutti_proto::{cluster::v1 as cluster, v1 as pb};
+use tutti_runtime::Error;
 
 use super::request::{self, PromptKind};
 use crate::{
-    generation::{Delta, Finish, Generation, Reason},
+    generation::{Delta, Finish, Generation, GenerationInfo, Generator, Reason},
     served::ServedModel,
+    text::pool::Lane,
 };
 
 /// Streams the generation's messages. The last message has the usage.
 pub fn respond(
+    generator: Arc<Generator>,
     generation: Generation,
     kind: PromptKind,
 ) -> BoxStream<'static, Result<pb::GenerateResponse, Status>> {
     let id = format!("gen-{:032x}", fastrand::u128(..));
-    let choices = generation.choice_count();
+    let choices = generation.info.choice_count();
     let start = (generation, Some(choices));
-    stream::unfold(start, move |(mut generation, running)| {
-        let id = id.clone();
+    let readers = generator.readers().clone();
+    let messages = stream::unfold(start, move |(mut generation, running)| {
+        let (id, generator) = (id.clone(), generator.clone());
         async move {
             let running = running?;
             let delta = match generation.next().await? {
@@ -30,7 +36,10 @@ pub fn respond(
                 }
             };
             let running = running - usize::from(delta.finish.is_some());
-            let mut message = message(&generation, id, delta);
+            let mut message = match write(&generator, &generation.info, id, delta).await {
+                Ok(message) => message,
+                Err(error) => return Some((Err(error.into()), (generation, None))),
+            };
             if running == 0 {
                 let usage = generation.usage();
                 message.usage = Some(pb::Usage {
@@ -41,17 +50,40 @@ pub fn respond(
             }
             Some((Ok(message), (generation, Some(running))))
         }
-    })
-    .boxed()
+    });
+    let lost = || Err(Status::cancelled("the reader takes nothing"));
+    readers.watch(messages.boxed(), |_| MESSAGE_BYTES, lost).boxed()
 }
 
-fn message(generation: &Generation, id: String, delta: Delta) -> pb::GenerateResponse {
-    let Generation { model, output, .. } = generation;
-    let prompt = generation.prompt_of(delta.choice);
+/// Bytes that a message counts in a reader's rate.
+const MESSAGE_BYTES: usize = 64;
+/// Size in bytes above which a message is made in the text pool.
+const LARGE_BYTES: usize = 64 << 10;
+
+/// Makes the message of a delta: in place, or in the text pool if it is large.
+async fn write(
+    generator: &Generator,
+    info: &Arc<GenerationInfo>,
+    id: String,
+    delta: Delta,
+) -> Result<pb::GenerateResponse, Error> {
+    let estimate = info.estimate(&delta);
+    if estimate <= LARGE_BYTES {
+        return Ok(message(info, id, delta));
+    }
+    // The room is free again when the message is made: its size on the wire is bounded by the connection's window.
+    let _room = generator.readers().room(estimate).await?;
+    let info = info.clone();
+    generator.on_text(Lane::Render, move || message(&info, id, delta)).await
+}
+
+fn message(info: &GenerationInfo, id: String, delta: Delta) -> pb::GenerateResponse {
+    let GenerationInfo { model, output, .. } = info;
+    let prompt = info.prompt_of(delta.choice);
     let echoes = output.echo && delta.first;
     let mut message = pb::GenerateResponse { id, index: delta.choice, ..Default::default() };
     let prompt_logprobs = || {
-        let logprobs = [None].into_iter().chain(delta.prompt_logprobs.iter().map(Some));
+        let logprobs = [None].into_iter().chain(delta.prompt_logprobs().iter().map(Some));
         prompt.ids.iter().zip(logprobs).map(|(&id, logprob)| token_logprob(model, id, logprob))
     };
     if delta.first && output.prompt_logprobs.is_some() {

@@ -10,7 +10,7 @@ use tutti_proto::v1::{
 use tutti_runtime::Error;
 
 use super::{generate, request};
-use crate::generation::Generator;
+use crate::{generation::Generator, keys::Entry};
 
 /// Implements `tutti.v1.Inference`.
 pub struct InferenceService {
@@ -34,12 +34,11 @@ impl InferenceService {
         &self,
         request: Request<GenerateRequest>,
     ) -> Result<BoxStream<'static, Result<GenerateResponse, Status>>, Error> {
-        // The extensions hold the message's room until the request has started.
-        let (metadata, _extensions, message) = request.into_parts();
+        let (metadata, extensions, message) = request.into_parts();
         let (wanted, kind) = request::read(message, &metadata)?;
-        let started = self.generator.start(wanted).await;
+        let started = self.generator.start(wanted, Entry::of(&extensions)).await;
         let generation = started.map_err(|error| request::respell(error, kind))?;
-        Ok(generate::respond(generation, kind))
+        Ok(generate::respond(self.generator.clone(), generation, kind))
     }
 }
 

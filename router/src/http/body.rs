@@ -1,14 +1,10 @@
 //! Reads request bodies within the limits of [`Uploads`].
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use axum::{
     body::{BodyDataStream, Bytes},
-    extract::{ConnectInfo, Request},
+    extract::Request,
     http::{Extensions, header},
 };
 use futures_util::StreamExt;
@@ -16,7 +12,7 @@ use tokio::{
     sync::Semaphore,
     time::{timeout, timeout_at},
 };
-use tutti_runtime::Error;
+use tutti_runtime::{Error, serve::Peer};
 
 use crate::uploads::{Upload, Uploads, broken};
 
@@ -102,8 +98,11 @@ impl BodyReader {
 }
 
 /// The address of the peer, which the server puts into a request's extensions. `None` for a Unix socket.
-pub fn peer(extensions: &Extensions) -> Option<IpAddr> {
-    extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
+fn peer(extensions: &Extensions) -> Option<IpAddr> {
+    match extensions.get::<Peer>() {
+        Some(Peer::Ip(address)) => Some(*address),
+        Some(Peer::Local) | None => None,
+    }
 }
 
 #[cfg(test)]

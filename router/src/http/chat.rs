@@ -1,16 +1,15 @@
 //! `/v1/chat/completions`.
 
 use axum::{
-    Json,
     extract::{Request, State},
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use serde::Serialize;
 use serde_json::json;
 use tutti_runtime::Error;
 
 use super::{
-    Api,
+    Api, answer,
     choices::{self, StopReason},
     error::ApiError,
     fields::Fields,
@@ -22,7 +21,10 @@ use super::{
     unix_seconds,
     usage::Usage,
 };
-use crate::generation::{Delta, Generation, GenerationRequest, Output, Stopping};
+use crate::{
+    generation::{self, Delta, GenerationInfo, GenerationRequest, Output, Stopping},
+    keys::Entry,
+};
 
 /// A parsed request, with the options of its answer.
 struct Chat {
@@ -36,18 +38,23 @@ struct Chat {
 
 /// Answers a chat request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
+    let entry = Entry::of(request.extensions());
     let Chat { request, return_token_ids, stream, max_tokens_name } = api.parse(request, parse).await?;
     let respell = |error| respell(error, max_tokens_name);
-    let mut generation = api.generator.start(request).await.map_err(respell)?;
-    let render = Renderer::new(&generation, return_token_ids, stream);
+    let mut generation = api.generator.start(request, entry).await.map_err(respell)?;
+    let render = Renderer::new(&generation.info, return_token_ids, stream);
     if stream.is_some() {
-        return Ok(sse::respond(generation, render));
+        return Ok(sse::respond(api.generator.clone(), generation, render));
     }
     let whole = choices::collect(&mut generation).await.map_err(respell)?;
-    let choices = whole.into_iter().map(|delta| render.choice(&generation, delta)).collect();
-    let prompt_token_ids = render.prompt_token_ids(&generation);
-    let usage = Some(Some(generation.usage().into()));
-    Ok(Json(render.body("chat.completion", choices, usage, prompt_token_ids)).into_response())
+    let (info, usage) = (generation.info.clone(), generation.usage());
+    let estimate = whole.iter().map(|delta| info.estimate(delta)).sum();
+    let write = move || {
+        let choices = whole.into_iter().map(|delta| render.choice(&info, delta)).collect();
+        let prompt_token_ids = render.prompt_token_ids(&info);
+        answer::json(&render.body("chat.completion", choices, Some(Some(usage.into())), prompt_token_ids))
+    };
+    Ok(answer::send(&api, estimate, write).await?)
 }
 
 /// Renames the field of an error from the core's name to the chat API's name.
@@ -191,11 +198,11 @@ struct Renderer {
 }
 
 impl Renderer {
-    fn new(generation: &Generation, return_token_ids: bool, stream: Option<StreamOptions>) -> Self {
+    fn new(info: &GenerationInfo, return_token_ids: bool, stream: Option<StreamOptions>) -> Self {
         Self {
             id: response_id("chatcmpl"),
             created: unix_seconds(),
-            model: generation.model.description.served_name.clone(),
+            model: info.model.description.served_name.clone(),
             return_token_ids,
             streams: stream.is_some(),
             include_usage: stream.is_some_and(|options| options.include_usage),
@@ -219,16 +226,16 @@ impl Renderer {
     }
 
     /// The prompt's token ids, if requested. All choices of a chat share one prompt.
-    fn prompt_token_ids(&self, generation: &Generation) -> Option<Vec<u32>> {
-        self.return_token_ids.then(|| generation.prompt_of(0).ids.to_vec())
+    fn prompt_token_ids(&self, info: &GenerationInfo) -> Option<Vec<u32>> {
+        self.return_token_ids.then(|| info.prompt_of(0).ids.to_vec())
     }
 
     /// Writes a whole choice or, in a stream, one delta of a choice.
-    fn choice(&self, generation: &Generation, delta: Delta) -> Choice {
-        let asked = generation.output.logprobs.filter(|_| !self.streams || !delta.tokens.is_empty());
+    fn choice(&self, info: &GenerationInfo, delta: Delta) -> Choice {
+        let asked = info.output.logprobs.filter(|_| !self.streams || !delta.tokens.is_empty());
         Choice {
             index: delta.choice,
-            logprobs: asked.map(|_| ChatLogprobs::new(&generation.model, &delta.tokens)),
+            logprobs: asked.map(|_| ChatLogprobs::new(&info.model, &delta.tokens)),
             finish_reason: choices::finish_reason(delta.finish.as_ref()),
             stop_reason: choices::stop_reason(delta.finish.as_ref()),
             token_ids: choices::token_ids(self.return_token_ids, &delta.tokens),
@@ -243,7 +250,7 @@ impl Renderer {
 
 impl sse::Render for Renderer {
     /// One chunk per choice: every choice begins with a chunk that has the role.
-    fn opening(&mut self, generation: &Generation) -> Vec<Frame> {
+    fn opening(&mut self, info: &GenerationInfo) -> Vec<Frame> {
         let first = |index| {
             let said = Said::Delta(Piece { role: Some(ROLE), content: Some(String::new()) });
             let choice = Choice {
@@ -254,25 +261,25 @@ impl sse::Render for Renderer {
                 stop_reason: None,
                 token_ids: None,
             };
-            let prompt_token_ids = self.prompt_token_ids(generation).filter(|_| index == 0);
+            let prompt_token_ids = self.prompt_token_ids(info).filter(|_| index == 0);
             self.chunk(vec![choice], prompt_token_ids)
         };
-        (0..generation.choice_count() as u32).map(first).collect()
+        (0..info.choice_count() as u32).map(first).collect()
     }
 
-    fn delta(&mut self, generation: &Generation, delta: Delta) -> Vec<Frame> {
-        let shows_tokens = self.return_token_ids || generation.output.logprobs.is_some();
+    fn delta(&mut self, info: &GenerationInfo, delta: Delta) -> Option<Frame> {
+        let shows_tokens = self.return_token_ids || info.output.logprobs.is_some();
         if delta.text.is_empty() && delta.finish.is_none() && !shows_tokens {
-            return Vec::new();
+            return None;
         }
-        vec![self.chunk(vec![self.choice(generation, delta)], None)]
+        Some(self.chunk(vec![self.choice(info, delta)], None))
     }
 
-    fn closing(&mut self, generation: &Generation) -> Vec<Frame> {
+    fn closing(&mut self, usage: generation::Usage) -> Vec<Frame> {
         if !self.include_usage {
             return Vec::new();
         }
-        let usage = Some(Some(generation.usage().into()));
+        let usage = Some(Some(usage.into()));
         vec![Frame::json(&self.body("chat.completion.chunk", Vec::new(), usage, None))]
     }
 }

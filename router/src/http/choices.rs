@@ -39,7 +39,7 @@ pub fn token_ids(wanted: bool, tokens: &[OutputToken]) -> Option<Vec<u32>> {
 
 /// Runs a generation to its end. Returns one delta per choice, in order.
 pub async fn collect(generation: &mut Generation) -> Result<Vec<Delta>, Error> {
-    let mut whole: Vec<Delta> = (0..generation.choice_count() as u32)
+    let mut whole: Vec<Delta> = (0..generation.info.choice_count() as u32)
         .map(|choice| Delta { choice, first: true, ..Delta::default() })
         .collect();
     while let Some(delta) = generation.next().await {

@@ -1,27 +1,31 @@
 //! `/v1/completions`.
 
+use std::collections::HashMap;
+
 use axum::{
-    Json,
     extract::{Request, State},
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use serde::Serialize;
 use serde_json::{json, value::RawValue};
 use tutti_runtime::Error;
 
 use super::{
-    Api,
+    Api, answer,
     choices::{self, StopReason},
     error::ApiError,
     fields::{self, Fields},
-    logprobs::{CompletionLogprobs, PromptLogprobs},
+    logprobs::{CompletionLogprobs, PromptLogprobs, Rendered},
     parameters::{self, StreamOptions},
     response_id,
     sse::{self, Frame},
     unix_seconds,
     usage::Usage,
 };
-use crate::generation::{Delta, Generation, GenerationRequest, Output, Prompt, Stopping};
+use crate::{
+    generation::{self, Delta, GenerationInfo, GenerationRequest, Output, Prompt, Stopping},
+    keys::Entry,
+};
 
 /// OpenAI's default of `max_tokens`.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -35,18 +39,23 @@ struct Completion {
 
 /// Answers a completion request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
+    let entry = Entry::of(request.extensions());
     let max_prompts = api.generator.max_choices() as usize;
     let parse = move |body: &[u8]| parse(body, max_prompts);
     let Completion { request, return_token_ids, stream } = api.parse(request, parse).await?;
-    let mut generation = api.generator.start(request).await?;
-    let render = Renderer::new(&generation, return_token_ids, stream);
+    let mut generation = api.generator.start(request, entry).await?;
+    let mut render = Renderer::new(&generation.info, return_token_ids, stream);
     if stream.is_some() {
-        return Ok(sse::respond(generation, render));
+        return Ok(sse::respond(api.generator.clone(), generation, render));
     }
     let whole = choices::collect(&mut generation).await?;
-    let choices = whole.into_iter().map(|delta| render.choice(&generation, delta)).collect();
-    let usage = Some(Some(generation.usage().into()));
-    Ok(Json(render.body(choices, usage)).into_response())
+    let (info, usage) = (generation.info.clone(), generation.usage());
+    let estimate = whole.iter().map(|delta| info.estimate(delta)).sum();
+    let write = move || {
+        let choices = whole.into_iter().map(|delta| render.choice(&info, delta)).collect();
+        answer::json(&render.body(choices, Some(Some(usage.into()))))
+    };
+    Ok(answer::send(&api, estimate, write).await?)
 }
 
 /// Parses a request with at most `max_prompts` prompts.
@@ -129,7 +138,7 @@ struct Choice {
     finish_reason: Option<&'static str>,
     stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<PromptLogprobs>,
+    prompt_logprobs: Option<Rendered>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -143,16 +152,19 @@ struct Renderer {
     model: String,
     return_token_ids: bool,
     include_usage: bool,
+    /// The logprobs of prompts that several choices report, by the prompt's index.
+    prompt_logprobs: HashMap<u32, Rendered>,
 }
 
 impl Renderer {
-    fn new(generation: &Generation, return_token_ids: bool, stream: Option<StreamOptions>) -> Self {
+    fn new(info: &GenerationInfo, return_token_ids: bool, stream: Option<StreamOptions>) -> Self {
         Self {
             id: response_id("cmpl"),
             created: unix_seconds(),
-            model: generation.model.description.served_name.clone(),
+            model: info.model.description.served_name.clone(),
             return_token_ids,
             include_usage: stream.is_some_and(|options| options.include_usage),
+            prompt_logprobs: HashMap::new(),
         }
     }
 
@@ -161,26 +173,39 @@ impl Renderer {
         Body { id, object: "text_completion", created: *created, model, choices, usage }
     }
 
+    /// The logprobs of the delta's prompt, written once for all choices of the prompt.
+    fn prompt_logprobs(&mut self, info: &GenerationInfo, delta: &Delta) -> Rendered {
+        let write = || {
+            let prompt = info.prompt_of(delta.choice);
+            Rendered::new(&PromptLogprobs::new(&info.model, prompt, delta.prompt_logprobs()))
+        };
+        if info.n == 1 {
+            return write();
+        }
+        self.prompt_logprobs.entry(delta.choice / info.n).or_insert_with(write).clone()
+    }
+
     /// Writes a whole choice or, in a stream, one delta of a choice.
-    fn choice(&self, generation: &Generation, delta: Delta) -> Choice {
-        let Generation { model, output, .. } = generation;
-        let prompt = generation.prompt_of(delta.choice);
+    fn choice(&mut self, info: &GenerationInfo, delta: Delta) -> Choice {
+        let GenerationInfo { model, output, .. } = info;
+        let prompt = info.prompt_of(delta.choice);
         let echoes = output.echo && delta.first;
         let logprobs = output.logprobs.map(|_| {
             let mut logprobs = CompletionLogprobs::default();
             if echoes {
-                logprobs.push_prompt(model, prompt, &delta.prompt_logprobs);
+                logprobs.push_prompt(model, prompt, delta.prompt_logprobs());
             }
             logprobs.push_output(model, &delta.tokens, prompt.chars);
             logprobs
         });
         let of_prompt = delta.first && output.prompt_logprobs.is_some();
+        let prompt_logprobs = of_prompt.then(|| self.prompt_logprobs(info, &delta));
         Choice {
             index: delta.choice,
             logprobs,
             finish_reason: choices::finish_reason(delta.finish.as_ref()),
             stop_reason: choices::stop_reason(delta.finish.as_ref()),
-            prompt_logprobs: of_prompt.then(|| PromptLogprobs::new(model, prompt, &delta.prompt_logprobs)),
+            prompt_logprobs,
             prompt_token_ids: (self.return_token_ids && delta.first).then(|| prompt.ids.to_vec()),
             token_ids: choices::token_ids(self.return_token_ids, &delta.tokens),
             text: if echoes { [&*prompt.text, &delta.text].concat() } else { delta.text },
@@ -189,24 +214,25 @@ impl Renderer {
 }
 
 impl sse::Render for Renderer {
-    fn opening(&mut self, _: &Generation) -> Vec<Frame> {
+    fn opening(&mut self, _: &GenerationInfo) -> Vec<Frame> {
         Vec::new()
     }
 
-    fn delta(&mut self, generation: &Generation, delta: Delta) -> Vec<Frame> {
+    fn delta(&mut self, info: &GenerationInfo, delta: Delta) -> Option<Frame> {
         let usage = self.include_usage.then_some(None);
-        let shows_tokens = self.return_token_ids || generation.output.logprobs.is_some();
+        let shows_tokens = self.return_token_ids || info.output.logprobs.is_some();
         if delta.text.is_empty() && delta.finish.is_none() && !delta.first && !shows_tokens {
-            return Vec::new();
+            return None;
         }
-        vec![Frame::json(&self.body(vec![self.choice(generation, delta)], usage))]
+        let choice = self.choice(info, delta);
+        Some(Frame::json(&self.body(vec![choice], usage)))
     }
 
-    fn closing(&mut self, generation: &Generation) -> Vec<Frame> {
+    fn closing(&mut self, usage: generation::Usage) -> Vec<Frame> {
         if !self.include_usage {
             return Vec::new();
         }
-        vec![Frame::json(&self.body(Vec::new(), Some(Some(generation.usage().into()))))]
+        vec![Frame::json(&self.body(Vec::new(), Some(Some(usage.into()))))]
     }
 }
 

@@ -60,6 +60,9 @@ pub fn respond(status: StatusCode, error: &Error) -> Response {
         tracing::error!(%error, "answering with an internal error");
     }
     let mut response = (status, Json(ErrorBody::from(error))).into_response();
+    if error.kind() == ErrorKind::Unauthenticated {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
     if matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::RateLimited | ErrorKind::Unavailable) {
         let seconds = error.retry_after().map_or(1, |after| after.as_secs().max(1));
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -1,6 +1,9 @@
 //! Logprobs in three formats: OpenAI's for completions, OpenAI's for chat, and vLLM's for prompts.
 
+use std::sync::Arc;
+
 use serde::{Serialize, Serializer, ser::SerializeMap};
+use serde_json::value::{RawValue, to_raw_value};
 use tutti_proto::cluster::v1::TokenLogprob;
 
 use crate::{
@@ -145,6 +148,28 @@ impl PromptLogprobs {
         };
         let rest = prompt.ids.iter().skip(1).zip(logprobs).map(of_token);
         Self([None].into_iter().chain(rest).collect())
+    }
+}
+
+/// JSON that is written once and sent with several choices.
+#[derive(Clone, Debug)]
+pub struct Rendered(Arc<RawValue>);
+
+impl Rendered {
+    /// Writes a value.
+    pub fn new(value: &impl Serialize) -> Self {
+        // Serialisation into memory does not fail: all keys are strings, and all numbers are finite.
+        let written = to_raw_value(value).unwrap_or_else(|error| {
+            tracing::error!(%error, "logprobs do not serialise");
+            RawValue::NULL.to_owned()
+        });
+        Self(written.into())
+    }
+}
+
+impl Serialize for Rendered {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
     }
 }
 

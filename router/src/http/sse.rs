@@ -1,6 +1,6 @@
 //! Writes a generation as server-sent events.
 
-use std::{collections::VecDeque, convert::Infallible, time::Duration};
+use std::{collections::VecDeque, io, sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, Bytes},
@@ -11,8 +11,11 @@ use futures_util::stream;
 use serde::Serialize;
 use tutti_runtime::Error;
 
-use super::error::ErrorBody;
-use crate::generation::{Delta, Generation};
+use super::{answer::LARGE_BYTES, error::ErrorBody};
+use crate::{
+    generation::{Delta, Generation, GenerationInfo, Generator, Usage},
+    text::pool::Lane,
+};
 
 /// Time without events after which a comment line is sent, so that proxies and clients keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -20,15 +23,15 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Writes the chunks of a streamed answer, in the format of one route.
 pub trait Render: Send + 'static {
     /// Chunks sent before the first delta.
-    fn opening(&mut self, generation: &Generation) -> Vec<Frame>;
-    /// Chunks of a delta; empty if the delta has nothing that the client requested.
-    fn delta(&mut self, generation: &Generation, delta: Delta) -> Vec<Frame>;
+    fn opening(&mut self, info: &GenerationInfo) -> Vec<Frame>;
+    /// Chunk of a delta; `None` if the delta has nothing that the client requested.
+    fn delta(&mut self, info: &GenerationInfo, delta: Delta) -> Option<Frame>;
     /// Chunks sent after all choices have finished.
-    fn closing(&mut self, generation: &Generation) -> Vec<Frame>;
+    fn closing(&mut self, usage: Usage) -> Vec<Frame>;
 }
 
 /// One event, as the bytes that are sent.
-pub struct Frame(Bytes);
+pub struct Frame(Vec<u8>);
 
 impl Frame {
     /// An event with this value as its data.
@@ -39,37 +42,47 @@ impl Frame {
             tracing::error!(%error, "an event does not serialise");
         }
         frame.extend_from_slice(b"\n\n");
-        Self(frame.into())
+        Self(frame)
     }
 }
 
-const DONE: Frame = Frame(Bytes::from_static(b"data: [DONE]\n\n"));
-const COMMENT: Frame = Frame(Bytes::from_static(b": waiting\n\n"));
+impl From<Frame> for Bytes {
+    fn from(frame: Frame) -> Self {
+        frame.0.into()
+    }
+}
 
-enum State<R> {
-    Running(Box<Generation>, R),
-    Over,
+const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
+const COMMENT: Bytes = Bytes::from_static(b": waiting\n\n");
+
+/// A streamed answer in progress.
+struct Running<R> {
+    generation: Box<Generation>,
+    /// `None` while a large chunk is written.
+    render: Option<R>,
+    generator: Arc<Generator>,
 }
 
 /// Streams the generation as an answer. The stream ends with `[DONE]`, or with an error event after a failure.
-pub fn respond<R: Render>(generation: Generation, mut render: R) -> Response {
-    let opening = VecDeque::from(render.opening(&generation));
-    let start = (State::Running(Box::new(generation), render), opening);
-    let frames = stream::unfold(start, |(mut state, mut ready)| async move {
+pub fn respond<R: Render>(generator: Arc<Generator>, generation: Generation, mut render: R) -> Response {
+    let opening: VecDeque<Bytes> = render.opening(&generation.info).into_iter().map(Bytes::from).collect();
+    let readers = generator.readers().clone();
+    let running = Running { generation: Box::new(generation), render: Some(render), generator };
+    let frames = stream::unfold((Some(running), opening), |(mut state, mut ready)| async move {
         loop {
-            if let Some(Frame(bytes)) = ready.pop_front() {
-                return Some((Ok::<_, Infallible>(bytes), (state, ready)));
+            if let Some(bytes) = ready.pop_front() {
+                return Some((Ok::<_, io::Error>(bytes), (state, ready)));
             }
-            let State::Running(generation, render) = &mut state else { return None };
-            let (frames, over) = next(generation, render).await;
-            ready.extend(frames);
+            let over = state.as_mut()?.next(&mut ready).await;
             if over {
-                // The new state drops the generation now, which cancels the running choices before the client reads the
-                // last event.
-                state = State::Over;
+                // This drops the generation now, which cancels the running choices before the client reads the last
+                // event.
+                state = None;
             }
         }
     });
+    let lost = || Err(io::Error::other("the reader takes nothing"));
+    let frames = readers.watch(Box::pin(frames), |frame| frame.as_ref().map_or(0, Bytes::len), lost);
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
@@ -79,17 +92,49 @@ pub fn respond<R: Render>(generation: Generation, mut render: R) -> Response {
     (headers, Body::from_stream(frames)).into_response()
 }
 
-/// Returns the next events, and true if these events are the stream's last.
-async fn next(generation: &mut Generation, render: &mut impl Render) -> (Vec<Frame>, bool) {
-    match tokio::time::timeout(KEEP_ALIVE, generation.next()).await {
-        Err(_) => (vec![COMMENT], false),
-        Ok(Some(Ok(delta))) => (render.delta(generation, delta), false),
-        Ok(Some(Err(error))) => (vec![failed(&error)], true),
-        Ok(None) => {
-            let mut frames = render.closing(generation);
-            frames.push(DONE);
-            (frames, true)
+impl<R: Render> Running<R> {
+    /// Adds the next events to `ready`. Returns true if these events are the stream's last.
+    async fn next(&mut self, ready: &mut VecDeque<Bytes>) -> bool {
+        match tokio::time::timeout(KEEP_ALIVE, self.generation.next()).await {
+            Err(_) => ready.push_back(COMMENT),
+            Ok(Some(Ok(delta))) => match self.write(delta).await {
+                Ok(frame) => ready.extend(frame),
+                Err(error) => {
+                    ready.push_back(failed(&error).into());
+                    return true;
+                }
+            },
+            Ok(Some(Err(error))) => {
+                ready.push_back(failed(&error).into());
+                return true;
+            }
+            Ok(None) => {
+                let closing = self.render.as_mut().map(|render| render.closing(self.generation.usage()));
+                ready.extend(closing.into_iter().flatten().map(Bytes::from));
+                ready.push_back(DONE);
+                return true;
+            }
         }
+        false
+    }
+
+    /// Writes a delta: in place, or in the text pool and within the room for large answers.
+    async fn write(&mut self, delta: Delta) -> Result<Option<Bytes>, Error> {
+        let info = &self.generation.info;
+        let estimate = info.estimate(&delta);
+        if estimate <= LARGE_BYTES {
+            return Ok(self.render.as_mut().and_then(|render| render.delta(info, delta)).map(Bytes::from));
+        }
+        let room = self.generator.readers().room(estimate).await?;
+        let Some(mut render) = self.render.take() else { return Ok(None) };
+        let info = info.clone();
+        let write = move || {
+            let frame = render.delta(&info, delta);
+            (render, frame)
+        };
+        let (render, frame) = self.generator.on_text(Lane::Render, write).await?;
+        self.render = Some(render);
+        Ok(frame.map(|frame| room.hold(frame.0)))
     }
 }
 

@@ -28,7 +28,6 @@ pub enum Lane {
     /// Encoding of long texts, each of which may use all threads.
     Long,
     /// Writing of large answers.
-    #[allow(dead_code)]
     Render,
 }
 

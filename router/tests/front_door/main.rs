@@ -8,4 +8,6 @@ mod chat;
 mod completions;
 mod grpc;
 mod life;
+mod limits;
+mod readers;
 mod support;

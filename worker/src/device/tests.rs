@@ -47,6 +47,15 @@ fn cuda_without_a_driver_names_the_library_and_where_it_was_looked_for() {
 }
 
 #[test]
+fn a_folder_of_compiled_kernels_that_is_not_there_is_refused_by_name() {
+    let mut settings = settings(DeviceChoice::Auto);
+    settings.device.compiled_kernels = Some(PathBuf::from("/no/such/folder"));
+    let error = choose(&settings, Rank(0)).unwrap_err();
+    assert_eq!(error.field(), Some("compiled_kernels"));
+    assert!(error.to_string().contains("/no/such/folder"), "{error}");
+}
+
+#[test]
 fn what_gpus_do_not_serve_yet_is_refused_by_name_and_auto_takes_the_cpu() {
     for change in [
         (|settings: &mut WorkerSettings| settings.tensor_parallel.tp = 2) as fn(&mut WorkerSettings),

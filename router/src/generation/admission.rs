@@ -1,0 +1,157 @@
+//! Admission before work: requests that have no token yet are counted, in choices and in tokens of their prompts, before
+//! a prompt is tokenised. Each priority class has bounds of its own, so requests of low priority never fill the room of
+//! urgent ones.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use prometheus_client::encoding::EncodeLabelSet;
+use tutti_runtime::{
+    Error,
+    metrics::{
+        Metrics,
+        metrics::{family::Family, gauge::Gauge},
+    },
+};
+use tutti_settings::RouterSettings;
+
+/// Names of the classes in metrics and errors, by index.
+const CLASSES: [&str; 3] = ["urgent", "normal", "low"];
+/// Weight of the last request in the average waiting time.
+const RECENT: f64 = 0.1;
+/// Longest time after which a client is told to come back.
+const LONGEST_RETRY: f64 = 60.0;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ClassLabel {
+    class: &'static str,
+}
+
+/// The requests without a token, by priority class.
+pub struct Admission {
+    queues: [Mutex<Queue>; CLASSES.len()],
+    max_choices: u64,
+    max_tokens: u64,
+    choices: Family<ClassLabel, Gauge>,
+    tokens: Family<ClassLabel, Gauge>,
+}
+
+#[derive(Default)]
+struct Queue {
+    choices: u64,
+    tokens: u64,
+    /// Average time in seconds from admission to the first token.
+    waited: f64,
+}
+
+/// A request without a token. Dropping it makes room for others.
+pub struct Queued {
+    admission: Arc<Admission>,
+    class: usize,
+    choices: u64,
+    tokens: u64,
+    since: Instant,
+}
+
+impl Admission {
+    /// Creates empty queues, and registers their metrics.
+    pub fn new(settings: &RouterSettings, metrics: &Metrics) -> Arc<Self> {
+        let (choices, tokens) = (Family::default(), Family::default());
+        metrics.register(|registry| {
+            let router = registry.sub_registry_with_prefix("router");
+            let help = "Choices without a token, by priority class";
+            router.register("queued_choices", help, Family::clone(&choices));
+            let help = "Tokens in the prompts of choices without a token, by priority class";
+            router.register("queued_tokens", help, Family::clone(&tokens));
+        });
+        Arc::new(Self {
+            queues: Default::default(),
+            max_choices: settings.max_queued_choices.into(),
+            max_tokens: settings.max_queued_tokens as u64,
+            choices,
+            tokens,
+        })
+    }
+
+    /// Admits a request, or refuses it because its class is full. `tokens` is the number of tokens of all its prompts,
+    /// each counted once per choice, exact or estimated.
+    pub fn enter(self: &Arc<Self>, priority: i32, choices: u64, tokens: u64) -> Result<Queued, Error> {
+        let class = class_of(priority);
+        let mut queue = self.queues[class].lock();
+        // A request that is over the bound alone is admitted to an empty queue: it could never be served otherwise.
+        let full = queue.choices + choices > self.max_choices || queue.tokens + tokens > self.max_tokens;
+        if queue.choices > 0 && full {
+            let message = format!(
+                "the queue of {} requests has {} choices with {} tokens; this request has {choices} with {tokens}, \
+                 the limits are {} and {}",
+                CLASSES[class], queue.choices, queue.tokens, self.max_choices, self.max_tokens
+            );
+            return Err(Error::overloaded(message, queue.retry_after()));
+        }
+        queue.choices += choices;
+        queue.tokens += tokens;
+        drop(queue);
+        self.show(class, choices as i64, tokens as i64);
+        Ok(Queued { admission: self.clone(), class, choices, tokens, since: Instant::now() })
+    }
+
+    fn show(&self, class: usize, choices: i64, tokens: i64) {
+        let label = ClassLabel { class: CLASSES[class] };
+        self.choices.get_or_create(&label).inc_by(choices);
+        self.tokens.get_or_create(&label).inc_by(tokens);
+    }
+}
+
+impl Queue {
+    /// The time that the last requests of the class have waited, as a guess of when there is room again.
+    fn retry_after(&self) -> Duration {
+        Duration::from_secs_f64(self.waited.ceil().clamp(1.0, LONGEST_RETRY))
+    }
+}
+
+impl Queued {
+    /// Replaces an estimate by the exact number of tokens.
+    pub fn recount(&mut self, tokens: u64) {
+        {
+            let mut queue = self.admission.queues[self.class].lock();
+            queue.tokens = queue.tokens - self.tokens + tokens;
+        }
+        self.admission.show(self.class, 0, tokens as i64 - self.tokens as i64);
+        self.tokens = tokens;
+    }
+
+    /// Ends the waiting with the request's first token.
+    pub fn has_token(self) {
+        let waited = self.since.elapsed().as_secs_f64();
+        let mut queue = self.admission.queues[self.class].lock();
+        queue.waited += RECENT * (waited - queue.waited);
+        // The queue is locked again when `self` is dropped.
+        drop(queue);
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        {
+            let mut queue = self.admission.queues[self.class].lock();
+            queue.choices -= self.choices;
+            queue.tokens -= self.tokens;
+        }
+        self.admission.show(self.class, -(self.choices as i64), -(self.tokens as i64));
+    }
+}
+
+/// The class of a priority. Lower priorities run earlier.
+fn class_of(priority: i32) -> usize {
+    match priority {
+        ..0 => 0,
+        0 => 1,
+        1.. => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,49 @@
+//! Sends a whole answer. A large one is written in the text pool, and waits for its reader within the bound of all large
+//! answers.
+
+use std::io;
+
+use axum::{
+    body::{Body, Bytes},
+    http::{HeaderValue, header},
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use tutti_runtime::Error;
+
+use super::Api;
+use crate::text::pool::Lane;
+
+/// Size in bytes above which an answer is large.
+pub const LARGE_BYTES: usize = 64 << 10;
+/// Size of the pieces in which a large answer is handed to its connection, in bytes.
+const PIECE_BYTES: usize = 64 << 10;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// Sends the JSON that `write` returns. `estimate` is about its size in bytes.
+pub async fn send(
+    api: &Api,
+    estimate: usize,
+    write: impl FnOnce() -> Result<Vec<u8>, Error> + Send + 'static,
+) -> Result<Response, Error> {
+    if estimate <= LARGE_BYTES {
+        return Ok(([(header::CONTENT_TYPE, JSON)], write()?).into_response());
+    }
+    let room = api.generator.readers().room(estimate).await?;
+    let bytes = room.hold(api.generator.on_text(Lane::Render, write).await??);
+    let headers = [(header::CONTENT_TYPE, JSON), (header::CONTENT_LENGTH, HeaderValue::from(bytes.len()))];
+    let pieces = stream::unfold(bytes, |mut rest| {
+        let piece = rest.split_to(rest.len().min(PIECE_BYTES));
+        std::future::ready((!piece.is_empty()).then_some((Ok::<_, io::Error>(piece), rest)))
+    });
+    let lost = || Err(io::Error::other("the reader takes nothing"));
+    let watched =
+        api.generator.readers().watch(Box::pin(pieces), |piece| piece.as_ref().map_or(0, Bytes::len), lost);
+    Ok((headers, Body::from_stream(watched)).into_response())
+}
+
+/// Writes a value as JSON.
+pub fn json(value: &impl serde::Serialize) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(value).map_err(|e| Error::internal(format!("an answer does not serialise: {e}")))
+}

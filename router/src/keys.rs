@@ -1,0 +1,313 @@
+//! API keys: who may send requests, and how many.
+//!
+//! The file has the hash of each key and never the key itself. A key is compared with all hashes, in constant time. The
+//! file is read again when it changes, and a key keeps the state of its limits as long as its name stays.
+
+mod bucket;
+mod file;
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use axum::http::Extensions;
+use parking_lot::{Mutex, RwLock};
+use prometheus_client::encoding::EncodeLabelSet;
+use ring::digest::{SHA256, digest};
+use subtle::ConstantTimeEq;
+use tutti_runtime::{
+    Error, ErrorKind,
+    metrics::{
+        Metrics,
+        metrics::{counter::Counter, family::Family, gauge::Gauge},
+    },
+};
+
+use self::{bucket::Bucket, file::KeyLine};
+
+/// Interval at which the file is checked for changes.
+const CHECKED_EVERY: Duration = Duration::from_secs(1);
+/// Time after which a request over the limit of concurrency may be sent again. Nothing says when another one ends.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+const SETTING: &str = "api_key_file";
+
+/// The keys of a front door.
+pub struct ApiKeys {
+    /// `None` if every caller is let in.
+    file: Option<PathBuf>,
+    table: RwLock<Arc<Vec<Arc<ApiKey>>>>,
+    metrics: KeyMetrics,
+}
+
+/// One key with its limits, and what its caller has used of them.
+struct ApiKey {
+    line: KeyLine,
+    usage: Arc<KeyUsage>,
+}
+
+struct KeyUsage {
+    name: String,
+    state: Mutex<UsageState>,
+    metrics: KeyMetrics,
+}
+
+struct UsageState {
+    running: u32,
+    requests: Bucket,
+    tokens: Bucket,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KeyLabel {
+    key: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RefusalLabel {
+    key: String,
+    limit: &'static str,
+}
+
+#[derive(Clone, Default)]
+struct KeyMetrics {
+    requests: Family<KeyLabel, Counter>,
+    running: Family<KeyLabel, Gauge>,
+    tokens: Family<KeyLabel, Counter>,
+    refused: Family<RefusalLabel, Counter>,
+    unknown: Counter,
+}
+
+impl KeyMetrics {
+    fn register(metrics: &Metrics) -> Self {
+        let own = Self::default();
+        metrics.register(|registry| {
+            let router = registry.sub_registry_with_prefix("router");
+            router.register(
+                "key_requests",
+                "Requests let in, by the name of their API key",
+                own.requests.clone(),
+            );
+            router.register(
+                "key_requests_in_flight",
+                "Requests now running, by API key",
+                own.running.clone(),
+            );
+            router.register("key_tokens", "Tokens of prompts and outputs, by API key", own.tokens.clone());
+            let help = "Requests refused for a limit of their API key, by key and limit";
+            router.register("key_requests_refused", help, own.refused.clone());
+            router.register(
+                "requests_unauthenticated",
+                "Requests without a valid API key",
+                own.unknown.clone(),
+            );
+        });
+        own
+    }
+}
+
+impl ApiKeys {
+    /// Reads the keys from a file. Without a file, every caller is let in.
+    pub fn read(file: Option<&Path>, metrics: &Metrics) -> Result<Arc<Self>, Error> {
+        let keys = Self {
+            file: file.map(Path::to_owned),
+            table: RwLock::default(),
+            metrics: KeyMetrics::register(metrics),
+        };
+        if let Some(file) = file {
+            keys.install(&std::fs::read_to_string(file).map_err(|e| unreadable(file, &e))?)?;
+        }
+        Ok(Arc::new(keys))
+    }
+
+    /// True if callers need a key.
+    pub fn are_needed(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Finds the caller of a request by the value of its `authorization` header, `Bearer KEY`, or of its `x-api-key`
+    /// header.
+    pub fn identify(&self, authorization: Option<&str>, api_key: Option<&str>) -> Result<Caller, Error> {
+        if !self.are_needed() {
+            return Ok(Caller(None));
+        }
+        let bearer = authorization.and_then(|value| {
+            let (scheme, key) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+        });
+        let Some(given) = bearer.or(api_key) else {
+            self.metrics.unknown.inc();
+            let message = "an API key is required: send it as the header `authorization: Bearer KEY`";
+            return Err(Error::new(ErrorKind::Unauthenticated, message));
+        };
+        let hash = digest(&SHA256, given.as_bytes());
+        let table = self.table.read().clone();
+        // All hashes are compared, so that the time does not tell which one is near.
+        let found = table.iter().fold(None, |found, key| {
+            if bool::from(key.line.hash[..].ct_eq(hash.as_ref())) { Some(key) } else { found }
+        });
+        match found {
+            Some(key) => Ok(Caller(Some(key.clone()))),
+            None => {
+                self.metrics.unknown.inc();
+                Err(Error::new(ErrorKind::Unauthenticated, "the API key is not known here"))
+            }
+        }
+    }
+
+    /// Reads the file again whenever it changes, for as long as the future is polled. A file that cannot be read leaves
+    /// the keys as they are.
+    pub async fn follow(self: Arc<Self>) {
+        let Some(file) = &self.file else { return };
+        let mut seen = stamp(file);
+        loop {
+            tokio::time::sleep(CHECKED_EVERY).await;
+            let now = stamp(file);
+            if now == seen {
+                continue;
+            }
+            seen = now;
+            let read = tokio::fs::read_to_string(file).await.map_err(|e| unreadable(file, &e));
+            match read.and_then(|text| self.install(&text)) {
+                Ok(()) => {
+                    tracing::info!(file = %file.display(), keys = self.table.read().len(), "read the API keys")
+                }
+                Err(error) => tracing::error!(%error, "the API keys stay as they were"),
+            }
+        }
+    }
+
+    /// Replaces the keys by those in `text`. Keys keep what they have used under the same name.
+    fn install(&self, text: &str) -> Result<(), Error> {
+        let lines = file::parse(text).map_err(|message| Error::invalid(SETTING, message))?;
+        let mut table = self.table.write();
+        let known: HashMap<&str, &Arc<KeyUsage>> =
+            table.iter().map(|key| (key.line.name.as_str(), &key.usage)).collect();
+        let now = Instant::now();
+        let keys = lines.into_iter().map(|line| {
+            let fresh = || Arc::new(KeyUsage::new(line.name.clone(), self.metrics.clone(), now));
+            let usage = known.get(line.name.as_str()).map_or_else(fresh, |usage| Arc::clone(usage));
+            Arc::new(ApiKey { line, usage })
+        });
+        let keys = keys.collect();
+        *table = Arc::new(keys);
+        Ok(())
+    }
+}
+
+fn unreadable(file: &Path, error: &std::io::Error) -> Error {
+    Error::invalid(SETTING, format!("cannot read {}: {error}", file.display()))
+}
+
+/// Properties of a file that change with its content.
+fn stamp(file: &Path) -> Option<(SystemTime, u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = std::fs::metadata(file).ok()?;
+    Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
+}
+
+impl KeyUsage {
+    fn new(name: String, metrics: KeyMetrics, now: Instant) -> Self {
+        let state = UsageState { running: 0, requests: Bucket::full(now), tokens: Bucket::full(now) };
+        Self { name, state: Mutex::new(state), metrics }
+    }
+
+    fn label(&self) -> KeyLabel {
+        KeyLabel { key: self.name.clone() }
+    }
+}
+
+/// The caller of a request: the holder of a key, or anyone if no keys are needed.
+#[derive(Clone)]
+pub struct Caller(Option<Arc<ApiKey>>);
+
+impl Caller {
+    /// Lets a request in, or refuses it for a limit of the caller.
+    pub fn enter(&self) -> Result<Entry, Error> {
+        match &self.0 {
+            None => Ok(Entry(None)),
+            Some(key) => key.enter(Instant::now()),
+        }
+    }
+}
+
+impl ApiKey {
+    fn enter(&self, now: Instant) -> Result<Entry, Error> {
+        let (limits, usage) = (&self.line, &self.usage);
+        let refuse = |limit: &'static str, message: String, after: Duration| {
+            let label = RefusalLabel { key: usage.name.clone(), limit };
+            usage.metrics.refused.get_or_create(&label).inc();
+            Err(Error::rate_limited(message, after))
+        };
+        let mut state = usage.state.lock();
+        if let Some(most) = limits.concurrent.filter(|&most| state.running >= most) {
+            let message =
+                format!("{} requests of this API key are running, the limit is {most}", state.running);
+            return refuse("concurrent", message, RETRY_AFTER);
+        }
+        // Tokens are known when they are used. A key that has used too many waits until they are earned again.
+        if let Some(per_minute) = limits.tokens_per_minute
+            && let Err(after) = state.tokens.is_positive(per_minute, now)
+        {
+            return refuse(
+                "tokens",
+                format!("the limit of {per_minute} tokens per minute is reached"),
+                after,
+            );
+        }
+        if let Some(per_minute) = limits.requests_per_minute
+            && let Err(after) = state.requests.take_one(per_minute, now)
+        {
+            return refuse(
+                "requests",
+                format!("the limit of {per_minute} requests per minute is reached"),
+                after,
+            );
+        }
+        state.running += 1;
+        drop(state);
+        usage.metrics.requests.get_or_create(&usage.label()).inc();
+        usage.metrics.running.get_or_create(&usage.label()).inc();
+        let tokens_per_minute = limits.tokens_per_minute;
+        Ok(Entry(Some(Arc::new(Running { usage: usage.clone(), tokens_per_minute }))))
+    }
+}
+
+/// A request that was let in. It counts as running until the last clone is dropped. The default is a request that needs
+/// no key.
+#[derive(Clone, Default)]
+pub struct Entry(Option<Arc<Running>>);
+
+struct Running {
+    usage: Arc<KeyUsage>,
+    tokens_per_minute: Option<u32>,
+}
+
+impl Entry {
+    /// The entry that was put into a request's extensions when the request was let in.
+    pub fn of(extensions: &Extensions) -> Self {
+        extensions.get::<Self>().cloned().unwrap_or_default()
+    }
+
+    /// Counts tokens that the request used.
+    pub fn charge(&self, tokens: u64) {
+        let Some(running) = &self.0 else { return };
+        let usage = &running.usage;
+        usage.metrics.tokens.get_or_create(&usage.label()).inc_by(tokens);
+        if let Some(per_minute) = running.tokens_per_minute {
+            usage.state.lock().tokens.charge(tokens, per_minute, Instant::now());
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.usage.state.lock().running -= 1;
+        self.usage.metrics.running.get_or_create(&self.usage.label()).dec();
+    }
+}
+
+#[cfg(test)]
+mod tests;

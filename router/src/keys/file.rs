@@ -1,0 +1,137 @@
+//! The file of API keys: one line per key.
+//!
+//! ```text
+//! # name   SHA-256 of the key, in hexadecimal      limits
+//! alice    2bd806c97f0e00af1a1fc3328fa763a9…      concurrent=8 requests-per-minute=60
+//! batch    fcde2b2edba56bf408601fb721fe9b5c…      tokens-per-minute=1000000
+//! ```
+//!
+//! A name has letters, digits, `-`, `_` and `.`, and stands in logs and metrics. Limits that are left out do not hold.
+
+/// Length of a SHA-256 hash in bytes.
+const HASH_BYTES: usize = 32;
+/// Maximum number of keys: each request is compared with all of them.
+const MAX_KEYS: usize = 10_000;
+/// Maximum length of a name in bytes.
+const MAX_NAME_BYTES: usize = 64;
+
+/// One key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyLine {
+    /// The name.
+    pub name: String,
+    /// SHA-256 of the key.
+    pub hash: [u8; HASH_BYTES],
+    /// Maximum number of requests that run at once.
+    pub concurrent: Option<u32>,
+    /// Maximum number of requests per minute.
+    pub requests_per_minute: Option<u32>,
+    /// Maximum number of tokens per minute, of prompts and outputs.
+    pub tokens_per_minute: Option<u32>,
+}
+
+/// Reads the file's text. The error names the line.
+pub fn parse(text: &str) -> Result<Vec<KeyLine>, String> {
+    let mut keys: Vec<KeyLine> = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let words: Vec<&str> = line.split('#').next().unwrap_or_default().split_whitespace().collect();
+        let [name, hash, limits @ ..] = &words[..] else {
+            match words.first() {
+                None => continue,
+                Some(_) => return Err(format!("line {number} has a name, but no hash")),
+            }
+        };
+        let key = parse_key(name, hash, limits).map_err(|problem| format!("line {number}: {problem}"))?;
+        if let Some(other) = keys.iter().find(|other| other.name == key.name || other.hash == key.hash) {
+            let same = if other.name == key.name { "name" } else { "key" };
+            return Err(format!("line {number} has the {same} of {}", other.name));
+        }
+        keys.push(key);
+    }
+    match keys.len() {
+        0 => Err("has no keys".into()),
+        count if count > MAX_KEYS => Err(format!("has {count} keys, the limit is {MAX_KEYS}")),
+        _ => Ok(keys),
+    }
+}
+
+fn parse_key(name: &str, hash: &str, limits: &[&str]) -> Result<KeyLine, String> {
+    let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.len() > MAX_NAME_BYTES || !name.chars().all(known) {
+        return Err(format!("the name must be at most {MAX_NAME_BYTES} letters, digits, '-', '_' or '.'"));
+    }
+    // A hash is not repeated in an error: it may be a key that was written in its place.
+    let hash = parse_hash(hash)
+        .ok_or_else(|| format!("{name} needs the SHA-256 of its key, 64 hexadecimal digits"))?;
+    let mut key = KeyLine {
+        name: name.into(),
+        hash,
+        concurrent: None,
+        requests_per_minute: None,
+        tokens_per_minute: None,
+    };
+    for limit in limits {
+        let (what, number) = limit.split_once('=').ok_or_else(|| format!("{limit:?} is not LIMIT=NUMBER"))?;
+        let slot = match what {
+            "concurrent" => &mut key.concurrent,
+            "requests-per-minute" => &mut key.requests_per_minute,
+            "tokens-per-minute" => &mut key.tokens_per_minute,
+            _ => {
+                let known = "concurrent, requests-per-minute, tokens-per-minute";
+                return Err(format!("there is no limit {what:?}; there are {known}"));
+            }
+        };
+        let value: u32 = number.parse().map_err(|_| format!("{what} is {number:?}, but must be a number"))?;
+        if value == 0 || slot.replace(value).is_some() {
+            return Err(format!("{what} must be at least 1, and given once"));
+        }
+    }
+    Ok(key)
+}
+
+fn parse_hash(hash: &str) -> Option<[u8; HASH_BYTES]> {
+    if hash.len() != 2 * HASH_BYTES || !hash.is_ascii() {
+        return None;
+    }
+    let mut bytes = [0; HASH_BYTES];
+    for (byte, at) in bytes.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(&hash[at..at + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_a_name_a_hash_and_limits() {
+        let hash = "ab".repeat(32);
+        let text = format!("# people\n\nalice {hash} concurrent=2 # and no more\n");
+        let keys = parse(&text).unwrap();
+        assert_eq!((keys.len(), keys[0].name.as_str(), keys[0].hash), (1, "alice", [0xab; 32]));
+        assert_eq!((keys[0].concurrent, keys[0].tokens_per_minute), (Some(2), None));
+    }
+
+    #[test]
+    fn a_wrong_line_is_named_and_no_key_is_repeated() {
+        let hash = "ab".repeat(32);
+        let secret = "sk-secret";
+        for (text, word) in [
+            (String::new(), "no keys"),
+            ("alice".into(), "no hash"),
+            (format!("alice {secret}"), "SHA-256"),
+            (format!("alice {hash}0"), "SHA-256"),
+            (format!("al/ice {hash}"), "name"),
+            (format!("a {hash} speed=1"), "speed"),
+            (format!("a {hash} concurrent=0"), "at least 1"),
+            (format!("a {hash} concurrent=1 concurrent=2"), "once"),
+            (format!("a {hash} concurrent=x"), "number"),
+            (format!("a {hash}\nb {hash}"), "line 2 has the key of a"),
+            (format!("a {hash}\na {}", "cd".repeat(32)), "line 2 has the name of a"),
+        ] {
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(word) && !error.contains(secret), "{error}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+use super::*;
+
+/// SHA-256 of a text in hexadecimal.
+fn hash(key: &str) -> String {
+    digest(&SHA256, key.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn keys(text: &str) -> (Arc<ApiKeys>, Metrics, tempfile::TempDir) {
+    let (directory, metrics) = (tempfile::tempdir().unwrap(), Metrics::default());
+    let file = directory.path().join("keys");
+    std::fs::write(&file, text).unwrap();
+    (ApiKeys::read(Some(&file), &metrics).unwrap(), metrics, directory)
+}
+
+fn caller(keys: &ApiKeys, key: &str) -> Result<Caller, Error> {
+    keys.identify(Some(&format!("Bearer {key}")), None)
+}
+
+fn reason(result: Result<Entry, Error>) -> ErrorKind {
+    result.err().unwrap().kind()
+}
+
+#[test]
+fn the_hash_is_that_of_sha256sum() {
+    // `printf %s abc | sha256sum`, FIPS 180-2 appendix B.1.
+    assert_eq!(hash("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+#[test]
+fn a_caller_is_known_by_its_key_alone() {
+    let (keys, metrics, _directory) = keys(&format!("a {}\nb {}\n", hash("one"), hash("two")));
+    for (authorization, api_key) in [
+        (None, None),
+        (Some("one"), None),
+        (Some("Basic one"), None),
+        (Some("Bearer "), None),
+        (Some("Bearer three"), None),
+        (Some("Bearer on"), Some("one")),
+    ] {
+        let refused = keys.identify(authorization, api_key).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::Unauthenticated, "{authorization:?}");
+        assert!(!refused.message().contains("three"));
+    }
+    // A hash is no key.
+    assert!(caller(&keys, &hash("one")).is_err());
+    for (authorization, api_key, name) in
+        [(Some("Bearer one"), None, "a"), (Some("bearer  two"), None, "b"), (None, Some("two"), "b")]
+    {
+        let caller = keys.identify(authorization, api_key).unwrap();
+        assert_eq!(caller.0.unwrap().line.name, name);
+    }
+    assert!(
+        metrics.encode().contains("tutti_router_requests_unauthenticated_total 7"),
+        "{}",
+        metrics.encode()
+    );
+}
+
+#[test]
+fn without_a_file_everyone_is_let_in() {
+    let keys = ApiKeys::read(None, &Metrics::default()).unwrap();
+    keys.identify(None, None).unwrap().enter().unwrap().charge(5);
+}
+
+#[test]
+fn a_missing_file_is_an_error_of_its_setting() {
+    let error = ApiKeys::read(Some(Path::new("/nowhere/keys")), &Metrics::default()).err().unwrap();
+    assert_eq!(error.field(), Some("api_key_file"));
+}
+
+#[test]
+fn each_limit_holds_for_its_own_key() {
+    let (keys, metrics, _directory) = keys(&format!(
+        "many {}\nfew {} concurrent=1\nslow {} requests-per-minute=2\nshort {} tokens-per-minute=10\n",
+        hash("1"),
+        hash("2"),
+        hash("3"),
+        hash("4")
+    ));
+    let [many, few, slow, short] = ["1", "2", "3", "4"].map(|key| caller(&keys, key).unwrap());
+    let _held: Vec<Entry> = (0..100).map(|_| many.enter().unwrap()).collect();
+
+    let running = few.enter().unwrap();
+    assert_eq!(reason(few.enter()), ErrorKind::RateLimited);
+    let clone = running.clone();
+    drop(running);
+    assert_eq!(reason(few.enter()), ErrorKind::RateLimited);
+    drop(clone);
+    few.enter().unwrap();
+
+    slow.enter().unwrap();
+    slow.enter().unwrap();
+    let refused = slow.enter().err().unwrap();
+    assert!(
+        refused.kind() == ErrorKind::RateLimited && refused.retry_after().unwrap() > Duration::from_secs(20)
+    );
+
+    short.enter().unwrap().charge(11);
+    assert_eq!(reason(short.enter()), ErrorKind::RateLimited);
+    let text = metrics.encode();
+    for line in [
+        r#"tutti_router_key_requests_total{key="many"} 100"#,
+        r#"tutti_router_key_requests_in_flight{key="many"} 100"#,
+        r#"tutti_router_key_requests_in_flight{key="few"} 0"#,
+        r#"tutti_router_key_requests_refused_total{key="few",limit="concurrent"} 2"#,
+        r#"tutti_router_key_requests_refused_total{key="slow",limit="requests"} 1"#,
+        r#"tutti_router_key_requests_refused_total{key="short",limit="tokens"} 1"#,
+        r#"tutti_router_key_tokens_total{key="short"} 11"#,
+    ] {
+        assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+    }
+}
+
+#[test]
+fn a_refused_request_uses_nothing_of_the_other_limits() {
+    let (keys, _, _directory) = keys(&format!("a {} concurrent=1 requests-per-minute=2\n", hash("1")));
+    let caller = caller(&keys, "1").unwrap();
+    let running = caller.enter().unwrap();
+    for _ in 0..5 {
+        assert_eq!(reason(caller.enter()), ErrorKind::RateLimited);
+    }
+    drop(running);
+    caller.enter().unwrap();
+}
+
+#[tokio::test]
+async fn a_changed_file_is_read_and_a_broken_one_is_not() {
+    let (keys, _, directory) = keys(&format!("a {} concurrent=1\n", hash("old")));
+    let held = caller(&keys, "old").unwrap().enter().unwrap();
+    let following = tokio::spawn(keys.clone().follow());
+    let replace = |text: &str| {
+        // As Kubernetes does: a new file takes the place of the old one.
+        let (new, file) = (directory.path().join("new"), directory.path().join("keys"));
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, file).unwrap();
+    };
+    let until = async |key: &str| {
+        let known = async {
+            while caller(&keys, key).is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), known).await.unwrap();
+    };
+    // The future that follows has seen the first file before this one replaces it, or reads this one now.
+    tokio::task::yield_now().await;
+    replace(&format!("a {} concurrent=1\n", hash("new")));
+    until("new").await;
+    assert!(caller(&keys, "old").is_err());
+    // The key keeps what it has used under its name.
+    assert_eq!(reason(caller(&keys, "new").unwrap().enter()), ErrorKind::RateLimited);
+    drop(held);
+    caller(&keys, "new").unwrap().enter().unwrap();
+    keys.install("a broken").unwrap_err();
+    assert!(caller(&keys, "new").is_ok());
+    following.abort();
+}

@@ -1,0 +1,282 @@
+//! The readers of answers: a reader that takes nothing loses its request, and the bytes of large answers that wait for
+//! their readers are bounded.
+//!
+//! A server asks a stream for its next item only when its connection has room for it. A stream that has given an item, or
+//! has woken its server because there is one, and is not asked again, waits for its reader. The time of such waiting is measured by a sweep over all streams, at
+//! fixed intervals, so an item costs two counters and no clock.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use axum::body::Bytes;
+use futures_util::{Stream, StreamExt, task::AtomicWaker};
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+use tutti_runtime::{Error, metrics::Metrics};
+use tutti_settings::RouterSettings;
+
+/// Unit of the room for large answers, in bytes.
+const PIECE_BYTES: usize = 1024;
+/// Parts of the patience: the sweep measures waiting in these.
+const SWEEPS: u32 = 8;
+
+/// Watches readers. Clones share the state.
+#[derive(Clone)]
+pub struct Readers {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// Time that a reader may keep its stream waiting, besides the time that its bytes have at the least rate.
+    patience: Duration,
+    bytes_per_second: u32,
+    /// One permit per `PIECE_BYTES` of large answers that are written or wait for their readers.
+    room: Arc<Semaphore>,
+    pieces: u32,
+    watched: Mutex<Watched>,
+    lost: Counter,
+}
+
+#[derive(Default)]
+struct Watched {
+    streams: Vec<Weak<dyn Sweep>>,
+    /// True while a task sweeps.
+    sweeping: bool,
+}
+
+impl Readers {
+    /// Creates the state, and registers its metric.
+    pub fn new(settings: &RouterSettings, metrics: &Metrics) -> Self {
+        let pieces = (settings.max_unread_bytes / PIECE_BYTES).clamp(1, Semaphore::MAX_PERMITS);
+        let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
+        let lost = Counter::default();
+        metrics.register(|registry| {
+            let help = "Answers ended because their readers took nothing, or took it too slowly";
+            registry.sub_registry_with_prefix("router").register("readers_lost", help, lost.clone());
+        });
+        let shared = Shared {
+            patience: settings.reader_timeout(),
+            bytes_per_second: settings.reader_bytes_per_second.max(1),
+            room: Arc::new(Semaphore::new(pieces as usize)),
+            pieces,
+            watched: Mutex::default(),
+            lost,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Watches the reader of a stream. `bytes` is the size of an item, and `ending` the item in place of the rest of the
+    /// stream when the reader is lost. The stream itself is dropped at that time, which frees what it holds, although its
+    /// server still waits for the reader. Must be called inside a Tokio runtime.
+    pub fn watch<S>(
+        &self,
+        stream: S,
+        bytes: fn(&S::Item) -> usize,
+        ending: fn() -> S::Item,
+    ) -> WatchedStream<S>
+    where
+        S: Stream + Send + Unpin + 'static,
+    {
+        let woken = Arc::new(Woken::default());
+        let slot = Arc::new(Slot {
+            stream: Mutex::new(Some(stream)),
+            asked: AtomicU64::new(0),
+            waker: woken.clone().into(),
+            woken,
+            taken: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            swept: Mutex::default(),
+        });
+        let watched: Weak<Slot<S>> = Arc::downgrade(&slot);
+        self.enter(watched);
+        WatchedStream { slot, bytes, ending }
+    }
+
+    fn enter(&self, stream: Weak<dyn Sweep>) {
+        let mut watched = self.shared.watched.lock();
+        watched.streams.push(stream);
+        if !std::mem::replace(&mut watched.sweeping, true) {
+            tokio::spawn(sweep(Arc::downgrade(&self.shared)));
+        }
+    }
+
+    /// Takes room for a large answer of about this many bytes, and waits for it if necessary.
+    pub async fn room(&self, bytes: usize) -> Result<Room, Error> {
+        let shared = &self.shared;
+        let pieces = u32::try_from(bytes.div_ceil(PIECE_BYTES)).unwrap_or(u32::MAX).clamp(1, shared.pieces);
+        // Readers that take nothing are lost after `patience`, and then their room is free.
+        let acquired = timeout(2 * shared.patience, shared.room.clone().acquire_many_owned(pieces)).await;
+        match acquired {
+            Ok(Ok(permit)) => Ok(Room(permit)),
+            _ => {
+                let limit = shared.pieces as usize * PIECE_BYTES;
+                let message = format!("answers of {limit} bytes wait for their readers, which is the limit");
+                Err(Error::overloaded(message, Duration::from_secs(1)))
+            }
+        }
+    }
+}
+
+/// Room for a large answer.
+pub struct Room(OwnedSemaphorePermit);
+
+impl Room {
+    /// Joins an answer with its room. The room is free again once the bytes are written to the connection. Room that the
+    /// answer does not need is given back now.
+    pub fn hold(self, bytes: Vec<u8>) -> Bytes {
+        let mut permit = self.0;
+        let unneeded = permit.num_permits().saturating_sub(bytes.len().div_ceil(PIECE_BYTES));
+        drop(permit.split(unneeded));
+        Bytes::from_owner(Held { bytes, _permit: permit })
+    }
+}
+
+struct Held {
+    bytes: Vec<u8>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// A stream whose reader is watched.
+pub struct WatchedStream<S: Stream> {
+    slot: Arc<Slot<S>>,
+    bytes: fn(&S::Item) -> usize,
+    ending: fn() -> S::Item,
+}
+
+struct Slot<S> {
+    /// `None` after the end, and once the reader is lost.
+    stream: Mutex<Option<S>>,
+    /// Number of times that the server has asked for an item.
+    asked: AtomicU64,
+    woken: Arc<Woken>,
+    /// Waker of `woken`, made once for all polls.
+    waker: Waker,
+    /// Bytes that the server has got.
+    taken: AtomicU64,
+    /// True once the reader is lost and its stream has not said so.
+    lost: AtomicBool,
+    swept: Mutex<Swept>,
+}
+
+/// Passes a stream's wakes on to its server, and notes them.
+#[derive(Default)]
+struct Woken {
+    /// True if the server has got an item, or was woken for one, and has not asked since.
+    waits: AtomicBool,
+    server: AtomicWaker,
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.waits.store(true, Relaxed);
+        self.server.wake();
+    }
+}
+
+/// State of the sweep.
+#[derive(Default)]
+struct Swept {
+    /// The value of `asked` at the last sweep.
+    asked: u64,
+    /// Time for which the stream has waited for its reader.
+    waited: Duration,
+}
+
+impl<S: Stream + Unpin> Stream for WatchedStream<S> {
+    type Item = S::Item;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<S::Item>> {
+        let slot = &*self.slot;
+        slot.asked.fetch_add(1, Relaxed);
+        slot.woken.waits.store(false, Relaxed);
+        slot.woken.server.register(context.waker());
+        let mut held = slot.stream.lock();
+        let Some(stream) = held.as_mut() else {
+            return Poll::Ready(slot.lost.swap(false, Relaxed).then(self.ending));
+        };
+        let item = std::task::ready!(stream.poll_next_unpin(&mut Context::from_waker(&slot.waker)));
+        match &item {
+            Some(item) => {
+                slot.taken.fetch_add((self.bytes)(item) as u64, Relaxed);
+                slot.woken.waits.store(true, Relaxed);
+            }
+            None => *held = None,
+        }
+        Poll::Ready(item)
+    }
+}
+
+/// A stream under the sweep.
+trait Sweep: Send + Sync {
+    /// Adds `interval` to the stream's waiting if it has waited since the last sweep. Returns true if the reader is lost
+    /// now.
+    fn sweep(&self, interval: Duration, limits: &Shared) -> bool;
+}
+
+impl<S: Send> Sweep for Slot<S> {
+    fn sweep(&self, interval: Duration, limits: &Shared) -> bool {
+        let mut swept = self.swept.lock();
+        let asked = self.asked.load(Relaxed);
+        if std::mem::replace(&mut swept.asked, asked) != asked || !self.woken.waits.load(Relaxed) {
+            return false;
+        }
+        swept.waited += interval;
+        let earned = self.taken.load(Relaxed) / u64::from(limits.bytes_per_second);
+        if swept.waited <= limits.patience + Duration::from_secs(earned) {
+            return false;
+        }
+        // A stream that is being asked for an item does not wait.
+        let Some(mut stream) = self.stream.try_lock() else { return false };
+        self.lost.store(true, Relaxed);
+        stream.take().is_some()
+    }
+}
+
+/// Sweeps over all streams at intervals, until there are none.
+async fn sweep(shared: Weak<Shared>) {
+    loop {
+        let Some(interval) = shared.upgrade().map(|shared| shared.patience / SWEEPS) else { return };
+        tokio::time::sleep(interval.max(Duration::from_millis(1))).await;
+        let Some(shared) = shared.upgrade() else { return };
+        // The streams are dropped outside of the lock.
+        let streams: Vec<Arc<dyn Sweep>> = {
+            let mut watched = shared.watched.lock();
+            watched.streams.retain(|stream| stream.strong_count() > 0);
+            if watched.streams.is_empty() {
+                watched.sweeping = false;
+                return;
+            }
+            watched.streams.iter().filter_map(Weak::upgrade).collect()
+        };
+        for stream in streams {
+            if stream.sweep(interval, &shared) {
+                shared.lost.inc();
+                tracing::warn!("the reader of an answer takes nothing, or too little: its request ends");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,82 @@
+"""The doors of real processes: API keys, web pages of other origins, and the warning of an open address."""
+
+import hashlib
+import os
+
+import grpc
+import httpx
+import pytest
+from harness import Process, free_port, wait_for
+
+PATH = "/v1/completions"
+SIM = ("--workers", 1, "--device", "sim")
+
+
+def line(name, key, *limits):
+    return " ".join([name, hashlib.sha256(key.encode()).hexdigest(), *limits]) + "\n"
+
+
+def asked(key=None, **headers):
+    body = {"prompt": [1, 2, 3], "max_tokens": 4}
+    return dict(json=body, headers=headers | ({"authorization": f"Bearer {key}"} if key else {}))
+
+
+def test_keys_are_needed_limited_and_read_again(start, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(line("alice", "one") + line("bob", "two", "requests-per-minute=1"))
+    cluster = start(*SIM, "--api-key-file", file)
+    post = lambda *args, **more: cluster.client.post(PATH, **asked(*args, **more))
+    assert [post(key).status_code for key in (None, "three", "one", "two", "two")] == [401, 401, 200, 200, 429]
+    # A page that knows a key may use it, and probes need none.
+    assert post("one", origin="https://chat.example").status_code == 200
+    assert cluster.client.get("/health").status_code == cluster.client.get("/metrics").status_code == 200
+
+    from tutti.v1 import inference_pb2 as messages
+    from tutti.v1 import inference_pb2_grpc
+
+    ask = messages.GenerateRequest(token_ids=messages.TokenIds(ids=[1, 2, 3]))
+    with grpc.insecure_channel(cluster.grpc) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            list(stub.Generate(ask))
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert list(stub.Generate(ask, metadata=[("authorization", "Bearer one")]))[-1].HasField("usage")
+
+    replacement = tmp_path / "new"
+    replacement.write_text(line("carol", "three"))
+    os.replace(replacement, file)
+    wait_for("the new key", lambda: post("three").status_code == 200)
+    assert post("one").status_code == 401
+    text = cluster.client.get("/metrics").text
+    assert 'tutti_router_key_requests_total{key="alice"} 3' in text, text
+
+
+def test_a_page_of_another_origin_is_refused(start):
+    cluster = start(*SIM)
+    post = lambda **headers: cluster.client.post(PATH, **asked(**headers)).status_code
+    assert (post(), post(origin=cluster.url)) == (200, 200)
+    assert (post(origin="https://evil.example"), post(origin="null")) == (403, 403)
+    rebound = {"origin": "http://evil.example", "host": "evil.example"}
+    assert post(**rebound) == 403
+    with httpx.Client(base_url=cluster.url) as page:
+        text = {"content-type": "text/plain", "origin": cluster.url}
+        assert page.post(PATH, content=b'{"prompt": [1], "max_tokens": 1}', headers=text).status_code == 403
+
+
+def test_an_open_address_without_keys_is_warned_of(tmp_path):
+    (tmp_path / "keys").write_text(line("alice", "one"))
+    addresses = lambda ip: ("--http", f"{ip}:{free_port()}", "--grpc", f"{ip}:{free_port()}")
+    warned = {}
+    for name, args in {
+        "open": addresses("0.0.0.0"),
+        "keys": (*addresses("0.0.0.0"), "--api-key-file", tmp_path / "keys"),
+        "loopback": addresses("127.0.0.1"),
+    }.items():
+        process = Process("conductor", [*SIM, *args], tmp_path)
+        try:
+            wait_for("the start", lambda: " listening" in process.log(), seconds=60)
+            wait_for("workers", lambda: process.workers(), seconds=60)
+            warned[name] = "anyone there may send requests" in process.log()
+        finally:
+            process.destroy()
+    assert warned == {"open": True, "keys": False, "loopback": False}
