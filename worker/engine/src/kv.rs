@@ -9,7 +9,7 @@
 //! - The planes take no more than that many requests of the longest context can use, and no more than is free now.
 //!
 //! A device with memory of its own has it alone: what is free there once weights are loaded and the largest step has run
-//! ([`profile`](crate::profile)) is for planes, but for a sixteenth, and the host's share does not count.
+//! ([`profile`](crate::profile())) is for planes, but for a sixteenth, and the host's share does not count.
 //!
 //! Memory that is free when a worker measures says nothing about workers that are still loading, so the conductor
 //! measures once, before it starts any.

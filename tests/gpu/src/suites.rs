@@ -1,0 +1,77 @@
+//! Test executables of the bundle: each of their tests is a check.
+
+use crate::Bundle;
+use crate::child::{Ended, command, run};
+use crate::report::Report;
+
+/// Each operation against the CPU device.
+pub fn kernels(bundle: &Bundle, report: &mut Report) {
+    let mut tests = command(bundle, "kernel-tests");
+    tests.arg("--test-threads=1").env("CUDA_TESTS", "required");
+    if bundle.short {
+        tests.args(["dense::", "flight::"]);
+    }
+    suite(report, "kernels", &run(bundle, tests, "kernel-tests"));
+}
+
+/// The golden models against Hugging Face transformers.
+pub fn goldens(bundle: &Bundle, report: &mut Report) {
+    const ONE: &[&str] = &["qwen3", "--exact"];
+    let all = [("goldens in f32", "goldens/seed0", &[][..]), ("goldens in bf16", "goldens/bf16", ONE)];
+    let short = [("goldens in f32", "goldens/seed0", ONE)];
+    for &(part, models, filter) in if bundle.short { &short[..] } else { &all } {
+        let mut tests = command(bundle, "golden-tests");
+        tests.args(["--test-threads=1", "--nocapture"]).args(filter);
+        tests.env("GOLDEN_MODELS", bundle.path(models)).env("GOLDEN_DEVICE", "cuda");
+        suite(report, part, &run(bundle, tests, "golden-tests"));
+    }
+}
+
+/// Adds a check per test.
+fn suite(report: &mut Report, part: &str, ended: &Ended) {
+    let mut checks = 0;
+    for (name, passed) in results(&ended.text) {
+        report.check(part, name, passed, if passed { "" } else { &ended.text });
+        checks += 1;
+    }
+    // A crash ends a suite between two tests.
+    report.check(part, &format!("all of {checks} tests end"), ended.well && checks > 0, &ended.tail());
+}
+
+/// Names of the tests in the output of Rust's test harness, and true for those that passed. Without capture, a test's own
+/// output may stand between its name and its end.
+fn results(text: &str) -> Vec<(&str, bool)> {
+    let mut open = None;
+    let mut results = Vec::new();
+    for line in text.lines() {
+        if let Some((name, end)) = line.strip_prefix("test ").and_then(|line| line.split_once(" ... ")) {
+            open = Some(name);
+            if let Some(passed) = passed(end) {
+                results.extend(open.take().map(|name| (name, passed)));
+            }
+        } else if let Some(passed) = passed(line) {
+            results.extend(open.take().map(|name| (name, passed)));
+        }
+    }
+    results
+}
+
+fn passed(end: &str) -> Option<bool> {
+    match end.trim() {
+        "ok" => Some(true),
+        "FAILED" => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::results;
+
+    #[test]
+    fn tests_are_read_with_and_without_their_output() {
+        let text = "running 4 tests\ntest a::b ... ok\ntest c ... some words\nmore words\nok\ntest d ... FAILED\n\
+                    test e ... half a line, and a crash\n";
+        assert_eq!(results(text), [("a::b", true), ("c", true), ("d", false)]);
+    }
+}
