@@ -84,9 +84,8 @@ impl Fleet {
             // Forgets the tasks that have ended because their member was removed.
             while tasks.try_join_next().is_some() {}
             pulse.beat();
-            match timeout(BEAT, changes.changed()).await {
-                Ok(Err(_)) => return,
-                Ok(Ok(())) | Err(_) => {}
+            if let Ok(Err(_)) = timeout(BEAT, changes.changed()).await {
+                return;
             }
         }
     }
