@@ -92,6 +92,9 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     if layout.topology.spawned_workers() > 0 {
         isa::resolve(settings.device.cpu_isa)?;
     }
+    if !settings.membership.no_router {
+        tutti_router::check_api_keys(&settings.router)?;
+    }
     // Ports are bound before anything that takes long, so that a port in use is reported at once.
     let http = listen::tcp("http", settings.addresses.http).await?;
     let grpc = listen::tcp("grpc", settings.addresses.grpc).await?;

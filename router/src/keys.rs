@@ -25,6 +25,7 @@ use tutti_runtime::{
         metrics::{counter::Counter, family::Family, gauge::Gauge},
     },
 };
+use tutti_settings::RouterSettings;
 
 use self::{bucket::Bucket, file::KeyLine};
 
@@ -108,6 +109,21 @@ impl KeyMetrics {
     }
 }
 
+/// Checks the file of API keys before anything starts: an error of the file is then an error of usage at once.
+pub fn check_api_keys(settings: &RouterSettings) -> Result<(), Error> {
+    settings.api_key_file.as_deref().map_or(Ok(()), |file| lines(file).map(drop))
+}
+
+/// Reads the lines of a file.
+fn lines(file: &Path) -> Result<Vec<KeyLine>, Error> {
+    let read = std::fs::read_to_string(file).map_err(|e| unreadable(file, &e))?;
+    parse(file, &read)
+}
+
+fn parse(file: &Path, text: &str) -> Result<Vec<KeyLine>, Error> {
+    file::parse(text).map_err(|problem| Error::invalid(SETTING, format!("{}: {problem}", file.display())))
+}
+
 impl ApiKeys {
     /// Reads the keys from a file. Without a file, every caller is let in.
     pub fn read(file: Option<&Path>, metrics: &Metrics) -> Result<Arc<Self>, Error> {
@@ -117,7 +133,7 @@ impl ApiKeys {
             metrics: KeyMetrics::register(metrics),
         };
         if let Some(file) = file {
-            keys.install(&std::fs::read_to_string(file).map_err(|e| unreadable(file, &e))?)?;
+            keys.install(lines(file)?);
         }
         Ok(Arc::new(keys))
     }
@@ -170,18 +186,18 @@ impl ApiKeys {
             }
             seen = now;
             let read = tokio::fs::read_to_string(file).await.map_err(|e| unreadable(file, &e));
-            match read.and_then(|text| self.install(&text)) {
-                Ok(()) => {
-                    tracing::info!(file = %file.display(), keys = self.table.read().len(), "read the API keys")
+            match read.and_then(|text| parse(file, &text)) {
+                Ok(lines) => {
+                    tracing::info!(file = %file.display(), keys = lines.len(), "read the API keys");
+                    self.install(lines);
                 }
                 Err(error) => tracing::error!(%error, "the API keys stay as they were"),
             }
         }
     }
 
-    /// Replaces the keys by those in `text`. Keys keep what they have used under the same name.
-    fn install(&self, text: &str) -> Result<(), Error> {
-        let lines = file::parse(text).map_err(|message| Error::invalid(SETTING, message))?;
+    /// Replaces the keys. They keep what they have used under the same name.
+    fn install(&self, lines: Vec<KeyLine>) {
         let mut table = self.table.write();
         let known: HashMap<&str, &Arc<KeyUsage>> =
             table.iter().map(|key| (key.line.name.as_str(), &key.usage)).collect();
@@ -193,7 +209,6 @@ impl ApiKeys {
         });
         let keys = keys.collect();
         *table = Arc::new(keys);
-        Ok(())
     }
 }
 

@@ -22,5 +22,6 @@ mod test_support;
 
 pub use fleet::Conductors;
 pub use front_door::{FrontDoor, tune};
+pub use keys::check_api_keys;
 pub use served::{CheckedText, check_checkpoint};
 pub use tutti_settings::{FleetSettings, RouterSettings};

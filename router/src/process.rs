@@ -19,7 +19,7 @@ use tutti_runtime::{
 };
 use tutti_settings::RouterProcessSettings;
 
-use crate::{Conductors, FrontDoor, fleet::check_conductors};
+use crate::{Conductors, FrontDoor, check_api_keys, fleet::check_conductors};
 
 /// Time for which the process waits, after the last request, for connections to close. The wait is bounded because a
 /// client's health watch never closes by itself.
@@ -45,6 +45,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
             .map_err(|e| Error::internal(format!("cannot print: {e}")));
     }
     check_conductors(&settings.conductors.conductor, settings.conductors.discover.as_deref())?;
+    check_api_keys(&settings.router)?;
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -2,7 +2,7 @@
 //! their readers are bounded.
 //!
 //! A server asks a stream for its next item only when its connection has room for it. A stream that has given an item, or
-//! has woken its server because there is one, and is not asked again, waits for its reader. The time of such waiting is measured by a sweep over all streams, at
+//! has woken its server because there is one, and is not asked again, waits for its reader. The time of such waiting is measured by an inspection of all streams, at
 //! fixed intervals, so an item costs two counters and no clock.
 
 use std::{
@@ -28,8 +28,8 @@ use tutti_settings::RouterSettings;
 
 /// Unit of the room for large answers, in bytes.
 const PIECE_BYTES: usize = 1024;
-/// Parts of the patience: the sweep measures waiting in these.
-const SWEEPS: u32 = 8;
+/// Inspections per patience: waiting is measured in these parts.
+const INSPECTIONS: u32 = 8;
 
 /// Watches readers. Clones share the state.
 #[derive(Clone)]
@@ -50,9 +50,9 @@ struct Shared {
 
 #[derive(Default)]
 struct Watched {
-    streams: Vec<Weak<dyn Sweep>>,
-    /// True while a task sweeps.
-    sweeping: bool,
+    streams: Vec<Weak<dyn Inspect>>,
+    /// True while a task inspects the streams.
+    inspecting: bool,
 }
 
 impl Readers {
@@ -96,18 +96,18 @@ impl Readers {
             woken,
             taken: AtomicU64::new(0),
             lost: AtomicBool::new(false),
-            swept: Mutex::default(),
+            inspected: Mutex::default(),
         });
         let watched: Weak<Slot<S>> = Arc::downgrade(&slot);
         self.enter(watched);
         WatchedStream { slot, bytes, ending }
     }
 
-    fn enter(&self, stream: Weak<dyn Sweep>) {
+    fn enter(&self, stream: Weak<dyn Inspect>) {
         let mut watched = self.shared.watched.lock();
         watched.streams.push(stream);
-        if !std::mem::replace(&mut watched.sweeping, true) {
-            tokio::spawn(sweep(Arc::downgrade(&self.shared)));
+        if !std::mem::replace(&mut watched.inspecting, true) {
+            tokio::spawn(inspect(Arc::downgrade(&self.shared)));
         }
     }
 
@@ -172,7 +172,7 @@ struct Slot<S> {
     taken: AtomicU64,
     /// True once the reader is lost and its stream has not said so.
     lost: AtomicBool,
-    swept: Mutex<Swept>,
+    inspected: Mutex<Inspected>,
 }
 
 /// Passes a stream's wakes on to its server, and notes them.
@@ -194,10 +194,10 @@ impl Wake for Woken {
     }
 }
 
-/// State of the sweep.
+/// State of the inspection.
 #[derive(Default)]
-struct Swept {
-    /// The value of `asked` at the last sweep.
+struct Inspected {
+    /// The value of `asked` at the last inspection.
     asked: u64,
     /// Time for which the stream has waited for its reader.
     waited: Duration,
@@ -227,23 +227,23 @@ impl<S: Stream + Unpin> Stream for WatchedStream<S> {
     }
 }
 
-/// A stream under the sweep.
-trait Sweep: Send + Sync {
-    /// Adds `interval` to the stream's waiting if it has waited since the last sweep. Returns true if the reader is lost
+/// A stream under inspection.
+trait Inspect: Send + Sync {
+    /// Adds `interval` to the stream's waiting if it has waited since the last inspection. Returns true if the reader is lost
     /// now.
-    fn sweep(&self, interval: Duration, limits: &Shared) -> bool;
+    fn inspect(&self, interval: Duration, limits: &Shared) -> bool;
 }
 
-impl<S: Send> Sweep for Slot<S> {
-    fn sweep(&self, interval: Duration, limits: &Shared) -> bool {
-        let mut swept = self.swept.lock();
+impl<S: Send> Inspect for Slot<S> {
+    fn inspect(&self, interval: Duration, limits: &Shared) -> bool {
+        let mut inspected = self.inspected.lock();
         let asked = self.asked.load(Relaxed);
-        if std::mem::replace(&mut swept.asked, asked) != asked || !self.woken.waits.load(Relaxed) {
+        if std::mem::replace(&mut inspected.asked, asked) != asked || !self.woken.waits.load(Relaxed) {
             return false;
         }
-        swept.waited += interval;
+        inspected.waited += interval;
         let earned = self.taken.load(Relaxed) / u64::from(limits.bytes_per_second);
-        if swept.waited <= limits.patience + Duration::from_secs(earned) {
+        if inspected.waited <= limits.patience + Duration::from_secs(earned) {
             return false;
         }
         // A stream that is being asked for an item does not wait.
@@ -253,24 +253,24 @@ impl<S: Send> Sweep for Slot<S> {
     }
 }
 
-/// Sweeps over all streams at intervals, until there are none.
-async fn sweep(shared: Weak<Shared>) {
+/// Inspects all streams at intervals, until there are none.
+async fn inspect(shared: Weak<Shared>) {
     loop {
-        let Some(interval) = shared.upgrade().map(|shared| shared.patience / SWEEPS) else { return };
+        let Some(interval) = shared.upgrade().map(|shared| shared.patience / INSPECTIONS) else { return };
         tokio::time::sleep(interval.max(Duration::from_millis(1))).await;
         let Some(shared) = shared.upgrade() else { return };
         // The streams are dropped outside of the lock.
-        let streams: Vec<Arc<dyn Sweep>> = {
+        let streams: Vec<Arc<dyn Inspect>> = {
             let mut watched = shared.watched.lock();
             watched.streams.retain(|stream| stream.strong_count() > 0);
             if watched.streams.is_empty() {
-                watched.sweeping = false;
+                watched.inspecting = false;
                 return;
             }
             watched.streams.iter().filter_map(Weak::upgrade).collect()
         };
         for stream in streams {
-            if stream.sweep(interval, &shared) {
+            if stream.inspect(interval, &shared) {
                 shared.lost.inc();
                 tracing::warn!("the reader of an answer takes nothing, or too little: its request ends");
             }

@@ -1,4 +1,4 @@
-"""The doors of real processes: API keys, web pages of other origins, and the warning of an open address."""
+"""The front doors of real processes: API keys, web pages of other origins, and the warning of an open address."""
 
 import hashlib
 import os

@@ -151,7 +151,11 @@ async fn a_changed_file_is_read_and_a_broken_one_is_not() {
     assert_eq!(reason(caller(&keys, "new").unwrap().enter()), ErrorKind::RateLimited);
     drop(held);
     caller(&keys, "new").unwrap().enter().unwrap();
-    keys.install("a broken").unwrap_err();
-    assert!(caller(&keys, "new").is_ok());
+    let file = directory.path().join("keys");
+    let settings = RouterSettings { api_key_file: Some(file), ..RouterSettings::default() };
+    check_api_keys(&settings).unwrap();
+    replace("a broken");
+    let error = check_api_keys(&settings).unwrap_err();
+    assert!(error.field() == Some("api_key_file") && error.message().contains("line 1"), "{error}");
     following.abort();
 }

@@ -102,12 +102,12 @@ async fn a_slow_reader_has_the_time_that_its_bytes_earn() {
 }
 
 #[tokio::test]
-async fn the_sweep_ends_with_the_last_stream_and_begins_again() {
+async fn the_inspection_ends_with_the_last_stream_and_begins_again() {
     let (readers, alive) = (readers(8, 1), Arc::default());
     for _ in 0..2 {
         drop(readers.watch(endless(&alive), |_| 0, || Err("lost")));
         let ended = async {
-            while readers.shared.watched.lock().sweeping {
+            while readers.shared.watched.lock().inspecting {
                 tokio::task::yield_now().await;
             }
         };
