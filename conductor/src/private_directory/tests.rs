@@ -45,7 +45,7 @@ fn traps_of_other_users_hold_up_no_start_and_lose_no_file() {
     // An owner that is a FIFO: its open waits for a writer that never comes.
     let fifo = named("tutti-conductor-fifo");
     fs::DirBuilder::new().mode(0o700).create(&fifo).unwrap();
-    mknodat(CWD, &fifo.join(OWNER), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    mknodat(CWD, fifo.join(OWNER), FileType::Fifo, Mode::RWXU, 0).unwrap();
     // A link to a directory that looks abandoned.
     fs::write(victim.path().join(OWNER), "").unwrap();
     symlink(victim.path(), named("tutti-conductor-link")).unwrap();
