@@ -246,7 +246,7 @@ impl Reader {
                 self.cluster.on_load_failed(self.worker, failed.fault.unwrap_or_default());
             }
             FromWorker::GroupListening(listening) => {
-                self.cluster.on_group_listening(self.worker, listening.port);
+                self.cluster.on_group_listening(self.worker, listening);
             }
             FromWorker::Reserved(reserved) => self.cluster.on_reserved(self.worker, reserved),
             FromWorker::Leaving(_) => self.cluster.on_leaving(self.worker),

@@ -2,10 +2,10 @@
 //!
 //! [`Collective`] is the seam: models call their device for a sum over ranks, and the device calls its group. Ranks on
 //! one machine use shared memory ([`SharedMemory`]), and ranks on several machines use TCP ([`Tcp`]). A group of GPUs
-//! will use the collectives of the GPUs' library, which the device enqueues.
+//! has collectives of its own, which the device enqueues: see `cuda/nccl.rs`. It uses this seam for plans alone.
 //!
-//! Every rank makes the same calls in the same order. Sums are computed in f32 and in the order of ranks, for every
-//! transport and order of arrival: for a given number of ranks, every run gives the same bits. Each call has a
+//! Every rank makes the same calls in the same order. Sums are computed in f32 and in the order of ranks, for each of
+//! these transports and order of arrival: for a given number of ranks, every run gives the same bits. Each call has a
 //! deadline. When the deadline passes, the call fails and names the missing rank. After any error the group is
 //! unusable.
 
@@ -92,6 +92,18 @@ pub enum CollectiveError {
         operation: Operation,
         /// Duration of the wait.
         deadline: Duration,
+    },
+    /// A collective that the group's transport runs by itself has not ended: some rank has not joined it.
+    #[error("a collective ({operation}) has not ended at rank {rank} of {size} within {limit:?}")]
+    Unfinished {
+        /// The rank that waited.
+        rank: usize,
+        /// Number of ranks in the group.
+        size: usize,
+        /// The collective that the rank had joined.
+        operation: Operation,
+        /// Duration of the wait.
+        limit: Duration,
     },
     /// A rank has left the group.
     #[error("rank {rank} of {size} has left the group")]

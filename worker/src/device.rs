@@ -1,6 +1,6 @@
 //! The device that a worker computes on.
 
-use tutti_kernels::cuda::{self, Missing};
+use tutti_kernels::cuda::{self, GroupId, Missing};
 use tutti_proto::Rank;
 use tutti_runtime::Error;
 use tutti_settings::{DeviceChoice, Quantize, WorkerSettings};
@@ -24,15 +24,34 @@ pub fn choose(settings: &WorkerSettings, rank: Rank) -> Result<Chosen, Error> {
             format!("is {}, which is no directory", dir.display()),
         ));
     }
-    let gpus = match settings.device.compiled_kernels {
-        Some(_) => cuda::gpus_without_compiler,
-        None => cuda::gpus,
-    };
-    let chosen = choose_among(settings, rank, gpus)?;
+    let chosen = choose_among(settings, rank, gpus(settings))?;
     if settings.device.device == DeviceChoice::Auto {
         tracing::info!(worker = %rank, device = ?chosen, "the device that --device auto stands for");
     }
     Ok(chosen)
+}
+
+/// Makes the id of the TP group that this worker leads. `None` if the worker computes on a CPU, or if its device cannot be
+/// used, which loading reports.
+pub fn group_id(settings: &WorkerSettings, rank: Rank) -> Result<Option<GroupId>, Error> {
+    match choose_among(settings, rank, gpus(settings)) {
+        Ok(Chosen::Cuda { .. }) => {}
+        Ok(Chosen::Cpu | Chosen::Sim) | Err(_) => return Ok(None),
+    }
+    GroupId::make().map(Some).map_err(|error| Error::internal(error.to_string()))
+}
+
+/// Counts the GPUs of this machine, and opens the libraries that these settings need.
+fn gpus(settings: &WorkerSettings) -> impl FnOnce() -> Result<usize, Missing> {
+    let in_group = settings.tensor_parallel.tp > 1;
+    let compiles = settings.device.compiled_kernels.is_none();
+    move || {
+        let count = if compiles { cuda::gpus()? } else { cuda::gpus_without_compiler()? };
+        if in_group {
+            cuda::collectives()?;
+        }
+        Ok(count)
+    }
 }
 
 /// As [`choose`], on a machine where `gpus` counts the GPUs.
@@ -69,9 +88,6 @@ fn choose_among(
 
 /// The setting that the CUDA device of this build does not serve.
 fn unfit(settings: &WorkerSettings) -> Option<String> {
-    if settings.tensor_parallel.tp > 1 {
-        return Some("this build divides no model among GPUs: --tp needs --device cpu".to_owned());
-    }
     if settings.weights.quantize != Quantize::None {
         let quantize = settings.weights.quantize;
         return Some(format!(

@@ -6,8 +6,11 @@ use std::{
     time::Duration,
 };
 
-use tutti_engine::{EngineSettings, KvSize, kv_budget};
-use tutti_kernels::collective::{Collective, GroupRank, SharedMemory, Tcp};
+use tutti_engine::{EngineSettings, KvSize, kv_budget, profile};
+use tutti_kernels::{
+    collective::{Collective, GroupRank, SharedMemory, Tcp},
+    cuda::{GroupId, GroupMeeting},
+};
 use tutti_models::{Model, RankCourier, lockstep};
 use tutti_proto::cluster::v1::{self as pb, form_group};
 use tutti_runtime::Error;
@@ -26,6 +29,8 @@ const LOADING_TIMEOUT: Duration = Duration::from_secs(3600);
 pub struct Formation {
     group_rank: GroupRank,
     meeting: Meeting,
+    /// The id of a group of GPUs; `None` if the group computes on CPUs.
+    gpus: Option<GroupId>,
     /// Time limit of each collective operation.
     deadline: Duration,
     /// Address at which other workers dial this one.
@@ -40,9 +45,15 @@ enum Meeting {
 }
 
 impl Formation {
-    /// Reads the conductor's message. The leader of a group over TCP starts to listen here.
-    /// `host` is the address at which other workers dial this one.
-    pub fn new(message: pb::FormGroup, deadline: Duration, host: IpAddr) -> Result<Self, Error> {
+    /// Reads the conductor's message. The leader of a group over TCP starts to listen here. `host` is the address at which
+    /// other workers dial this one. `id` is the one that the leader of a group of GPUs has made; the other ranks find it in
+    /// the message.
+    pub fn new(
+        message: pb::FormGroup,
+        deadline: Duration,
+        host: IpAddr,
+        id: Option<GroupId>,
+    ) -> Result<Self, Error> {
         let group_rank = GroupRank { rank: message.rank as usize, world_size: message.size as usize };
         let malformed = |what: &str| Error::internal(format!("the conductor's FormGroup lacks {what}"));
         let secret = |bytes: Vec<u8>| bytes.try_into().map_err(|_| malformed("a secret of 16 bytes"));
@@ -58,16 +69,27 @@ impl Formation {
                 Meeting::Dial { leader, secret: secret(dial.secret)? }
             }
         };
-        Ok(Self { group_rank, meeting, deadline, host })
+        let gpus = match &message.nccl_id[..] {
+            [] => id,
+            bytes => Some(GroupId::from_bytes(bytes).ok_or_else(|| malformed("an id of 128 bytes"))?),
+        };
+        Ok(Self { group_rank, meeting, gpus, deadline, host })
     }
 
-    /// Message with the port that the conductor passes to the other ranks; `None` unless this rank listens.
+    /// The leader's message, which the conductor passes to the other ranks; `None` at another rank.
     pub fn listening(&self) -> Result<Option<pb::GroupListening>, Error> {
-        let Meeting::Listen { listener, .. } = &self.meeting else { return Ok(None) };
-        let address = listener
-            .local_addr()
-            .map_err(|e| Error::internal(format!("the group's listener has no address: {e}")))?;
-        Ok(Some(pb::GroupListening { port: address.port().into() }))
+        if !self.leads() {
+            return Ok(None);
+        }
+        let port = match &self.meeting {
+            Meeting::Listen { listener, .. } => listener
+                .local_addr()
+                .map_err(|e| Error::internal(format!("the group's listener has no address: {e}")))?
+                .port(),
+            Meeting::SharedMemory(_) | Meeting::Dial { .. } => 0,
+        };
+        let nccl_id = self.gpus.map(|id| id.as_bytes().to_vec()).unwrap_or_default();
+        Ok(Some(pb::GroupListening { port: port.into(), nccl_id }))
     }
 
     /// True if this rank is the leader.
@@ -75,10 +97,19 @@ impl Formation {
         self.group_rank.is_leader()
     }
 
-    /// Forms the group for the device's collective operations. The conductor has already asked all ranks to join this
-    /// group.
-    pub fn for_device(&self) -> Result<Box<dyn Collective>, Error> {
-        self.meet("data", STARTING_TIMEOUT)
+    /// Forms the group for the collective operations of CPUs. The conductor has already asked all ranks to join this group.
+    pub fn for_cpus(&self) -> Result<Box<dyn Collective>, Error> {
+        match self.gpus {
+            None => self.meet("data", STARTING_TIMEOUT),
+            Some(_) => Err(mixed("a GPU", "a CPU")),
+        }
+    }
+
+    /// Returns this rank's way into the group for the collective operations of GPUs.
+    pub fn for_gpus(&self) -> Result<GroupMeeting, Error> {
+        let Self { group_rank, gpus, deadline, .. } = self;
+        let id = gpus.ok_or_else(|| mixed("a CPU", "a GPU"))?;
+        Ok(GroupMeeting { id, group_rank: *group_rank, patience: STARTING_TIMEOUT, deadline: *deadline })
     }
 
     /// Waits until all ranks have loaded, and forms the group that carries the leader's plans.
@@ -108,15 +139,16 @@ impl Formation {
         Ok(group)
     }
 
-    /// Waits until all ranks have loaded. The ranks then agree on one size of the KV pool: the smallest budget that a
-    /// rank has. `share` is this rank's share of its machine's memory: see [`kv_budget`].
+    /// Waits until all ranks have loaded. The ranks then run the largest step together, if their devices have memory of
+    /// their own, and agree on one size of the KV pool: the smallest budget that a rank has. `share` is this rank's share of its machine's memory: see [`kv_budget`].
     pub fn join(
         &self,
-        model: Box<dyn Model>,
+        mut model: Box<dyn Model>,
         settings: &EngineSettings,
         share: Option<u64>,
     ) -> Result<Member, Error> {
         let mut plans = self.for_plans()?;
+        profile(&mut *model, settings, self.group_rank)?;
         let budget = kv_budget(&*model, settings, share);
         let mut all = Vec::new();
         plans
@@ -137,6 +169,12 @@ impl Formation {
             Meeting::SharedMemory(_) | Meeting::Listen { .. } => self.host,
         }
     }
+}
+
+/// The error of a group whose ranks have different devices.
+fn mixed(leader: &str, own: &str) -> Error {
+    let why = format!("the leader of this rank's group computes on {leader}, and this rank on {own}");
+    Error::invalid("device", why)
 }
 
 /// A rank of a complete group.

@@ -18,6 +18,7 @@ use tonic::{
     Request, Streaming,
     transport::{Channel, Endpoint},
 };
+use tutti_kernels::cuda::GroupId;
 use tutti_proto::{
     MAX_MESSAGE_BYTES, Rank,
     cluster::v1::{
@@ -29,6 +30,7 @@ use tutti_runtime::{Error, ErrorKind, VERSION, shutdown::Shutdown, token::Token}
 use tutti_settings::WorkerSettings;
 
 use crate::{
+    device,
     engine_thread::{self, Command, EngineChannels},
     group::Formation,
 };
@@ -141,9 +143,9 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let forwards = Arc::<AtomicU64>::default();
     let heartbeats = Heartbeats { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() };
     let heartbeats = tokio::spawn(heartbeats.run(shutdown.clone()));
-    let group = match await_group(&mut inbound, &settings, host, &outbox).await {
+    let group = match await_group(&mut inbound, &settings, rank, host, &outbox).await {
         Ok(GroupAssignment::Single) => None,
-        Ok(GroupAssignment::Ranks(group)) => Some(group),
+        Ok(GroupAssignment::Ranks(group)) => Some(*group),
         outcome => {
             heartbeats.abort();
             return outcome.map(|_| ());
@@ -182,7 +184,7 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
 enum GroupAssignment {
     /// The worker computes alone.
     Single,
-    Ranks(Formation),
+    Ranks(Box<Formation>),
     /// The conductor drains this worker.
     Drained,
 }
@@ -191,6 +193,7 @@ enum GroupAssignment {
 async fn await_group(
     inbound: &mut Streaming<pb::ConductorMessage>,
     settings: &WorkerSettings,
+    rank: Rank,
     host: IpAddr,
     outbox: &mpsc::Sender<pb::WorkerMessage>,
 ) -> Result<GroupAssignment, Error> {
@@ -200,18 +203,27 @@ async fn await_group(
     match inbound.message().await.map_err(why_ended)?.and_then(|message| message.message) {
         Some(FromConductor::FormGroup(group)) => {
             let deadline = Duration::from_secs(settings.tensor_parallel.collective_timeout.into());
-            let group = Formation::new(group, deadline, host)?;
+            let id = if group.rank == 0 { group_id(settings, rank).await? } else { None };
+            let group = Formation::new(group, deadline, host, id)?;
             if let Some(listening) = group.listening()? {
                 let message = pb::WorkerMessage { message: Some(ToConductor::GroupListening(listening)) };
                 // Ignored: sending fails if the stream has ended, and the next receive reports that.
                 let _ = outbox.send(message).await;
             }
-            Ok(GroupAssignment::Ranks(group))
+            Ok(GroupAssignment::Ranks(Box::new(group)))
         }
         Some(FromConductor::Drain(_)) => Ok(GroupAssignment::Drained),
         Some(_) => Err(Error::internal("the conductor sent another message before it formed the group")),
         None => Err(Error::unavailable("the conductor has closed the stream")),
     }
+}
+
+/// Makes the id of a group whose leader, this worker, computes on a GPU. Runs on a thread of its own: opening the driver
+/// may take seconds, in which heartbeats continue.
+async fn group_id(settings: &WorkerSettings, rank: Rank) -> Result<Option<GroupId>, Error> {
+    let settings = settings.clone();
+    let made = tokio::task::spawn_blocking(move || device::group_id(&settings, rank)).await;
+    made.map_err(|e| Error::internal(format!("cannot make the id of a group: {e}")))?
 }
 
 /// Side that ended the service, with its outcome.

@@ -107,14 +107,17 @@ fn load_model(
     };
     Ok(match device::choose(settings, rank)? {
         Chosen::Cuda { ordinal } => {
-            let device = cuda_device(settings, rank, ordinal).map_err(LoadError::from)?;
+            let mut device = cuda_device(settings, rank, ordinal).map_err(LoadError::from)?;
+            if let Some(group) = group {
+                device = join_gpus(device, group)?;
+            }
             load(&options, device, &mut progress)?
         }
         Chosen::Cpu => {
             let isa = isa::resolve(settings.device.cpu_isa)?;
             let mut device = cpu_device(settings, rank, isa).map_err(LoadError::from)?;
             if let Some(group) = group {
-                device = device.with_group(group.for_device()?);
+                device = device.with_group(group.for_cpus()?);
             }
             let packed = settings.weights.packed_weights.as_deref();
             let packed =
@@ -135,6 +138,15 @@ fn load_model(
             settings: &settings.sim,
         })?,
     })
+}
+
+/// Makes the device a rank of its group.
+fn join_gpus(device: CudaDevice, group: &Formation) -> Result<CudaDevice, Error> {
+    let meeting = group.for_gpus()?;
+    let GroupRank { rank, world_size: size } = meeting.group_rank;
+    let device = device.join(&meeting).map_err(LoadError::from)?;
+    tracing::info!(rank, size, transport = "nccl", what = "data", "group formed");
+    Ok(device)
 }
 
 /// Opens a GPU. The log says what a GPU hangs in before the conductor ends the worker, which it does `hang_timeout` after

@@ -1,9 +1,10 @@
 //! Formation of TP groups. A TP group consists of the ranks of one replica. These ranks start together and end
 //! together.
 //!
-//! A TP group is formed once all its ranks have joined. Ranks that this conductor has spawned are on one machine and
-//! meet in shared memory. Among ranks that have joined by hand, the leader listens and reports its port, and the other
-//! ranks dial that port. Each TP group has its own meeting path or secret. Every step needs every rank, so the end of
+//! A TP group is formed once all its ranks have joined: first the leader is told, and once it has answered, the other
+//! ranks. Ranks that this conductor has spawned are on one machine and meet in shared memory. Among ranks that have joined
+//! by hand, the leader listens and reports its port, and the other ranks dial that port. The leader of a group of GPUs also
+//! reports the id by which NCCL finds the ranks. Each TP group has its own meeting path or secret. Every step needs every rank, so the end of
 //! one rank ends the group: the remaining ranks are removed at once, and spawned ranks are started again. Late messages
 //! of a group that has ended are dropped.
 
@@ -23,13 +24,22 @@ pub struct GroupFormation {
     directory: PathBuf,
     /// Number of groups that have met in shared memory so far. The count gives each group a path of its own.
     formed: u64,
-    /// Secret of each TP group whose leader has not yet reported its port, by leader.
-    secrets: BTreeMap<WorkerId, [u8; 16]>,
+    /// The meeting point of each TP group whose leader has not yet answered, by leader.
+    points: BTreeMap<WorkerId, MeetingPoint>,
+}
+
+/// The point at which the ranks of a TP group meet.
+#[derive(Debug)]
+enum MeetingPoint {
+    /// Path of a file in shared memory.
+    SharedMemory(String),
+    /// The leader's port, where the other ranks present this secret.
+    Leader([u8; 16]),
 }
 
 impl Default for GroupFormation {
     fn default() -> Self {
-        Self { directory: std::env::temp_dir(), formed: 0, secrets: BTreeMap::new() }
+        Self { directory: std::env::temp_dir(), formed: 0, points: BTreeMap::new() }
     }
 }
 
@@ -38,9 +48,9 @@ impl GroupFormation {
         self.directory = directory;
     }
 
-    /// Forgets the secret of a leader that is gone.
+    /// Forgets the meeting point of a leader that is gone.
     pub fn forget(&mut self, leader: WorkerId) {
-        self.secrets.remove(&leader);
+        self.points.remove(&leader);
     }
 }
 
@@ -53,44 +63,49 @@ impl Membership {
         if tp <= 1 || members.len() < tp as usize {
             return;
         }
-        if last.0 < self.spawned_workers() {
+        let Some(&(_, leader)) = members.first() else { return };
+        let (point, meeting) = if last.0 < self.spawned_workers() {
             self.groups.formed += 1;
             let path = self.groups.directory.join(format!("group-{}", self.groups.formed));
             let path = path.to_string_lossy().into_owned();
-            tracing::debug!(?members, path, "group meets");
-            for (rank, (_, id)) in (0..).zip(members) {
-                self.send_meeting(id, rank, Meeting::SharedMemory(path.clone()));
-            }
-        } else if let Some((_, leader)) = members.first() {
-            self.groups.secrets.insert(*leader, secret);
+            (MeetingPoint::SharedMemory(path.clone()), Meeting::SharedMemory(path))
+        } else {
             let listen = pb::ListenForGroup { secret: secret.to_vec() };
-            self.send_meeting(*leader, 0, Meeting::Listen(listen));
-        }
+            (MeetingPoint::Leader(secret), Meeting::Listen(listen))
+        };
+        self.groups.points.insert(leader, point);
+        self.send_meeting(leader, 0, meeting, Vec::new());
     }
 
-    /// Tells the other ranks of a group to dial their leader, which listens on `port`.
-    pub(super) fn dial_leader(&mut self, leader: WorkerId, port: u32) {
-        let Some(secret) = self.groups.secrets.remove(&leader) else { return };
+    /// Tells the other ranks of a group, whose leader has answered, where to meet.
+    pub(super) fn meet_leader(&mut self, leader: WorkerId, listening: pb::GroupListening) {
+        let Some(point) = self.groups.points.remove(&leader) else { return };
         let Some((rank, host)) = self.workers.get_mut(leader).map(|worker| (worker.rank, worker.host)) else {
             return;
         };
-        let Ok(port) = u16::try_from(port) else {
-            tracing::error!(worker = %rank, port, "the leader of a group reports an invalid port");
-            return;
+        let pb::GroupListening { port, nccl_id } = listening;
+        let meeting = match point {
+            MeetingPoint::SharedMemory(path) => Meeting::SharedMemory(path),
+            MeetingPoint::Leader(secret) => {
+                let Ok(port) = u16::try_from(port) else {
+                    tracing::error!(worker = %rank, port, "the leader of a group reports an invalid port");
+                    return;
+                };
+                let address = SocketAddr::new(host, port).to_string();
+                Meeting::Dial(pb::DialLeader { address, secret: secret.to_vec() })
+            }
         };
-        let address = SocketAddr::new(host, port).to_string();
         let members = self.workers.group_of(rank);
-        tracing::debug!(?members, address, "group meets");
+        tracing::debug!(?members, gpus = !nccl_id.is_empty(), "group meets");
         for (rank, (_, id)) in (0..).zip(members).skip(1) {
-            let dial = pb::DialLeader { address: address.clone(), secret: secret.to_vec() };
-            self.send_meeting(id, rank, Meeting::Dial(dial));
+            self.send_meeting(id, rank, meeting.clone(), nccl_id.clone());
         }
     }
 
-    fn send_meeting(&mut self, to: WorkerId, rank: u32, meeting: Meeting) {
+    fn send_meeting(&mut self, to: WorkerId, rank: u32, meeting: Meeting, nccl_id: Vec<u8>) {
         let Some(member) = self.workers.get_mut(to).map(|worker| worker.rank) else { return };
         let size = self.limits.topology.tp_of(member);
-        let form = pb::FormGroup { rank, size, meeting: Some(meeting) };
+        let form = pb::FormGroup { rank, size, meeting: Some(meeting), nccl_id };
         self.workers.send(to, ToWorker::FormGroup(form));
     }
 }

@@ -164,9 +164,9 @@ impl Cluster {
         }
     }
 
-    /// Handles a leader that listens on `port` for the other ranks of its TP group.
-    pub fn on_group_listening(&self, leader: WorkerId, port: u32) {
-        self.state.lock().membership.dial_leader(leader, port);
+    /// Handles a leader that is ready to meet the other ranks of its TP group.
+    pub fn on_group_listening(&self, leader: WorkerId, listening: pb::GroupListening) {
+        self.state.lock().membership.meet_leader(leader, listening);
     }
 
     /// State of the process `pid` that was spawned for this rank.

@@ -200,13 +200,22 @@ async fn a_client_that_leaves_frees_both_sides() {
     bench.idle().await;
 }
 
+/// Hears of a group of two ranks. The leader answers, upon which the other rank hears of it.
+async fn joins_a_pair(worker: &mut FakeWorker) {
+    let Some(Message::FormGroup(form)) = worker.hear().await else { panic!("no group") };
+    assert_eq!(form.size, 2);
+    if form.rank == 0 {
+        worker.say(ToConductor::GroupListening(pb::GroupListening::default())).await;
+    }
+}
+
 #[tokio::test]
 async fn each_group_has_its_own_size() {
     let groups = vec![group("front", "prefill_text", 2), group("back", "thinker_decode", 1)];
     let bench = Bench::new(Limits { topology: Topology::new(groups), ..limits(0) }).await;
     let (mut leader, mut follower) = (bench.join(0).await, bench.join(1).await);
     for worker in [&mut leader, &mut follower] {
-        assert!(matches!(worker.hear().await, Some(Message::FormGroup(form)) if form.size == 2));
+        joins_a_pair(worker).await;
         worker.say(ToConductor::Ready(ready())).await;
     }
     let mut decode = bench.ready(2).await;
@@ -234,7 +243,7 @@ async fn a_sender_learns_the_address_of_every_rank_of_its_receiver() {
     let mut prefill = bench.ready(0).await;
     let (mut leader, mut follower) = (bench.join(1).await, bench.join(2).await);
     for worker in [&mut leader, &mut follower] {
-        assert!(matches!(worker.hear().await, Some(Message::FormGroup(form)) if form.size == 2));
+        joins_a_pair(worker).await;
         worker.say(ToConductor::Ready(ready())).await;
     }
     bench.wait_ready(|state| *state == State::Ok).await;

@@ -23,9 +23,15 @@ async fn formed(worker: &mut FakeWorker) -> (u32, Meeting) {
     }
 }
 
+/// The meeting path of a rank. The leader answers, upon which the other ranks hear of it.
 async fn meeting_path(worker: &mut FakeWorker) -> (u32, String) {
     match formed(worker).await {
-        (rank, Meeting::SharedMemory(path)) => (rank, path),
+        (rank, Meeting::SharedMemory(path)) => {
+            if rank == 0 {
+                worker.say(ToConductor::GroupListening(pb::GroupListening::default())).await;
+            }
+            (rank, path)
+        }
         other => panic!("{other:?} is not in shared memory"),
     }
 }
@@ -101,11 +107,31 @@ async fn ranks_that_join_by_hand_dial_their_leader_where_it_listens() {
         panic!("the leader does not listen")
     };
     // A port from a rank that was not asked is ignored.
-    second.say(ToConductor::GroupListening(pb::GroupListening { port: 1 })).await;
-    leader.say(ToConductor::GroupListening(pb::GroupListening { port: 4321 })).await;
+    let listening =
+        |port| ToConductor::GroupListening(pb::GroupListening { port, ..pb::GroupListening::default() });
+    second.say(listening(1)).await;
+    leader.say(listening(4321)).await;
     let (1, Meeting::Dial(dial)) = formed(&mut second).await else { panic!("the other does not dial") };
     assert_eq!((dial.address.as_str(), &dial.secret), ("127.0.0.1:4321", &listen.secret));
     assert_eq!(listen.secret.len(), 16);
+}
+
+#[tokio::test]
+async fn the_id_of_a_group_of_gpus_goes_from_its_leader_to_all_other_ranks() {
+    let bench = Bench::new(Limits { topology: Topology::all_in_one(6, 3), ..limits(6) }).await;
+    let mut ranks = [bench.join(0).await, bench.join(1).await, bench.join(2).await];
+    let mut others = [bench.join(3).await, bench.join(4).await, bench.join(5).await];
+    for (group, nccl_id) in [(&mut ranks, vec![7; 128]), (&mut others, Vec::new())] {
+        let [leader, followers @ ..] = group;
+        let Some(FromConductor::FormGroup(form)) = leader.hear().await else { panic!("no group") };
+        assert_eq!((form.rank, form.size, form.nccl_id), (0, 3, Vec::new()), "the leader makes the id");
+        let listening = pb::GroupListening { port: 0, nccl_id: nccl_id.clone() };
+        leader.say(ToConductor::GroupListening(listening)).await;
+        for (rank, follower) in (1..).zip(followers) {
+            let Some(FromConductor::FormGroup(theirs)) = follower.hear().await else { panic!("no group") };
+            assert_eq!((theirs.rank, &theirs.nccl_id, &theirs.meeting), (rank, &nccl_id, &form.meeting));
+        }
+    }
 }
 
 #[tokio::test]

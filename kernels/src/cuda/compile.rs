@@ -72,7 +72,9 @@ pub const SOURCES: &[Source] = &[
     ),
     source!("recurrence.cu", ["prelude.cuh"], &["decayed_sum"]),
     source!("argmax.cu", ["prelude.cuh", "logits.cuh"], &["argmax", "partial_argmax", "best_candidates"]),
-    source!("sample.cu", ["prelude.cuh", "logits.cuh"], &["sample", "score_tokens"]),
+    source!("sample.cu", ["prelude.cuh", "logits.cuh"], &["sample", "sample_candidates", "score_tokens"]),
+    source!("nominate.cu", ["prelude.cuh", "logits.cuh"], &["adjust_shard", "nominate"]),
+    source!("collectives.cu", ["prelude.cuh"], &["pack_rows", "lay_side_by_side", "to_keys", "from_keys"]),
 ];
 
 impl Source {

@@ -133,6 +133,14 @@ impl Event {
         Ok(event)
     }
 
+    /// Marks another point in the same way. Nobody waits for the last one.
+    pub(super) fn record_again(self) -> Result<Self, DeviceError> {
+        // SAFETY: event and stream are alive.
+        unsafe { event::record(self.event, self.gpu.stream) }
+            .map_err(|error| self.gpu.lost("recording an event", error))?;
+        Ok(self)
+    }
+
     /// True if the stream has reached the point.
     pub(super) fn is_reached(&self) -> Result<bool, DriverError> {
         // SAFETY: the event is alive.

@@ -15,6 +15,7 @@ use super::context::{Event, Gpu};
 use super::gemm::Gemm;
 use super::kernels::Kernels;
 use super::memory::{DeviceBuffer, PinnedBuffer};
+use super::nccl::{Communicator, GroupMeeting};
 use super::planes::{FORMAT, Planes};
 use super::results::{Block, Results};
 use super::staging::Staging;
@@ -46,11 +47,15 @@ struct Scratch {
     counts: Option<DeviceBuffer>,
     /// Partial results of attention.
     parts: Option<DeviceBuffer>,
+    /// Rows that this rank sends to a gather, and the parts of all ranks that come from it.
+    packed: Option<DeviceBuffer>,
+    gathered: Option<DeviceBuffer>,
 }
 
 impl Scratch {
     fn bytes(&self) -> u64 {
-        let all = [&self.input, &self.gate_up, &self.adjusted, &self.weights, &self.counts, &self.parts];
+        let Self { input, gate_up, adjusted, weights, counts, parts, packed, gathered } = self;
+        let all = [input, gate_up, adjusted, weights, counts, parts, packed, gathered];
         all.into_iter().flatten().map(|buffer| buffer.bytes() as u64).sum()
     }
 }
@@ -59,6 +64,8 @@ impl Scratch {
 ///
 /// The fields are dropped in this order: the GPU's context ends with the last value that holds it.
 pub struct CudaDevice {
+    /// `None` if the device is alone. First, because its drop frees the stream, for which the other drops wait.
+    group: Option<Communicator>,
     kernels: Kernels,
     gemm: Gemm,
     step: Step,
@@ -87,6 +94,7 @@ impl CudaDevice {
     pub fn open(ordinal: usize, cache: &KernelCache) -> Result<Self, DeviceError> {
         let gpu = Gpu::open(ordinal)?;
         Ok(Self {
+            group: None,
             kernels: Kernels::load(&gpu, cache)?,
             gemm: Gemm::new(&gpu)?,
             step: Step::default(),
@@ -100,6 +108,41 @@ impl CudaDevice {
             _watchdog: None,
             gpu,
         })
+    }
+
+    /// Makes this device a rank of a group of GPUs. Waits until all ranks have joined.
+    pub fn join(mut self, meeting: &GroupMeeting) -> Result<Self, DeviceError> {
+        self.group = Some(Communicator::join(&self.gpu, meeting)?);
+        Ok(self)
+    }
+
+    /// Prepares an access that waits for the stream. In a group, waits for the collectives in a bounded time.
+    fn bind_to_wait(&mut self) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        self.group.as_mut().map_or(Ok(()), Communicator::wait)
+    }
+
+    /// Waits for a step until the moment `until`, without a limit for `None`. Returns false if the step is still running
+    /// then. In a group, the wait ends when a collective fails or is overdue.
+    fn wait_for(&mut self, done: &Done, until: Option<Instant>) -> Result<bool, DeviceError> {
+        let gpu = &self.gpu;
+        let failed = |error| gpu.lost("a step", error);
+        if let (None, None) = (&self.group, until) {
+            return done.event.wait().map(|()| true).map_err(failed);
+        }
+        loop {
+            let reached = done.event.is_reached().map_err(failed)?;
+            match &mut self.group {
+                // The results of an aborted collective are nobody's.
+                Some(group) if reached => group.look().map(drop)?,
+                Some(group) => group.check()?,
+                None => {}
+            }
+            if reached || until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(reached);
+            }
+            std::thread::sleep(POLL);
+        }
     }
 
     /// Lets a thread report each wait for the GPU that lasts longer than `limit`, in a sentence that names the kernel that
@@ -168,7 +211,7 @@ impl Device for CudaDevice {
     }
 
     fn group_rank(&self) -> GroupRank {
-        GroupRank::ALONE
+        self.group.as_ref().map_or(GroupRank::ALONE, Communicator::group_rank)
     }
 
     fn matrix(&mut self, matrices: &[HostMatrix<'_>], quantize: Quantize) -> Result<Matrix, DeviceError> {
@@ -229,7 +272,7 @@ impl Device for CudaDevice {
     }
 
     fn download(&mut self, x: &Tensor, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
+        self.bind_to_wait()?;
         let bytes = x.elements() * 4;
         let mut host = PinnedBuffer::new(&self.gpu, bytes)?;
         x.data.copy_out(0, bytes, &mut host, 0)?;
@@ -258,22 +301,22 @@ impl Device for CudaDevice {
         pages: &[PageId],
         out: &mut Vec<u8>,
     ) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
+        self.bind_to_wait()?;
         planes.read_pages(pages, out)
     }
 
     fn write_pages(&mut self, planes: &mut Planes, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
+        self.bind_to_wait()?;
         planes.write_pages(pages, data)
     }
 
     fn read_slot(&mut self, planes: &Planes, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
+        self.bind_to_wait()?;
         planes.read_slot(slot, out)
     }
 
     fn write_slot(&mut self, planes: &mut Planes, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
+        self.bind_to_wait()?;
         planes.write_slot(slot, data)
     }
 
@@ -302,18 +345,8 @@ impl Device for CudaDevice {
         out: &mut StepResults,
     ) -> Result<bool, DeviceError> {
         self.gpu.bind()?;
-        let gpu = &self.gpu;
-        let failed = |error| gpu.lost("a step", error);
-        match until {
-            None => done.event.wait().map_err(failed)?,
-            Some(until) => {
-                while !done.event.is_reached().map_err(failed)? {
-                    if Instant::now() >= until {
-                        return Ok(false);
-                    }
-                    std::thread::sleep(POLL);
-                }
-            }
+        if !self.wait_for(done, until)? {
+            return Ok(false);
         }
         for block in std::mem::take(&mut done.blocks) {
             block.read(out)?;

@@ -19,6 +19,14 @@ pub enum Missing {
         /// Folders, in the order of the search.
         searched: String,
     },
+    /// A library without a function that is needed: it is too old.
+    #[error("{library} is here, and it lacks {symbol}: it is too old")]
+    Symbol {
+        /// File name of the library.
+        library: &'static str,
+        /// Name of the function.
+        symbol: &'static str,
+    },
     /// A driver that finds no GPU.
     #[error("libcuda.so.1 is here, and it finds no GPU: {0}")]
     Gpu(String),
@@ -69,7 +77,7 @@ fn library(library: &'static str, purpose: &'static str) -> Missing {
 }
 
 /// The folders that the loader searches, in order.
-fn searched() -> String {
+pub(super) fn searched() -> String {
     folders(env::var_os("LD_LIBRARY_PATH"))
 }
 
@@ -104,6 +112,7 @@ mod tests {
                 );
             }
             Err(Missing::Gpu(why)) => assert!(!why.is_empty()),
+            Err(Missing::Symbol { symbol, .. }) => assert!(!symbol.is_empty()),
         }
     }
 }

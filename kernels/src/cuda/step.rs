@@ -116,6 +116,11 @@ impl Step {
         work.ok_or_else(|| DeviceError::Misuse("attention without work lists".to_owned()))
     }
 
+    /// The owner of a logit row; no slot and no continuation for another row.
+    pub(super) fn owner(&self, logit_row: usize) -> Owner {
+        self.owners.get(logit_row).copied().unwrap_or_default()
+    }
+
     /// Lays all inputs end to end, in the order of [`set_addresses`](Self::set_addresses).
     fn fill(&mut self, inputs: &StepInputs<'_>, page_tokens: Option<usize>, kept_slots: usize) {
         self.tokens = inputs.token_ids.len();

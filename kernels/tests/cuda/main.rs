@@ -10,5 +10,6 @@ mod attention_tiles;
 mod compile;
 mod dense;
 mod flight;
+mod group;
 mod sampling;
 mod support;

@@ -1401,7 +1401,8 @@ pub struct Welcome {
     #[prost(string, tag = "3")]
     pub host: ::prost::alloc::string::String,
 }
-/// Sent to each rank of a TP group once all ranks have joined, before anything is loaded. Not sent to a group of one.
+/// Sent to the leader of a TP group once all ranks have joined, before anything is loaded, and to the other ranks once the
+/// leader has answered with GroupListening. Not sent to a group of one.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FormGroup {
     /// Rank within the group; rank 0 is the leader.
@@ -1409,6 +1410,10 @@ pub struct FormGroup {
     pub rank: u32,
     #[prost(uint32, tag = "2")]
     pub size: u32,
+    /// For the other ranks of a group of GPUs: the id by which NCCL finds the ranks, as the leader has made it. Empty in a group
+    /// that computes on CPUs.
+    #[prost(bytes = "vec", tag = "6")]
+    pub nccl_id: ::prost::alloc::vec::Vec<u8>,
     /// The group's transport. New for each group that is formed.
     #[prost(oneof = "form_group::Meeting", tags = "3, 4, 5")]
     pub meeting: ::core::option::Option<form_group::Meeting>,
@@ -1443,11 +1448,15 @@ pub struct DialLeader {
     #[prost(bytes = "vec", tag = "2")]
     pub secret: ::prost::alloc::vec::Vec<u8>,
 }
-/// A leader's answer to `listen`. Its host is the address from which it joined the conductor.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+/// A leader's answer to FormGroup: it is ready to meet the other ranks.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GroupListening {
+    /// Answer to `listen`: the port. Its host is the address from which the leader joined the conductor. 0 in shared memory.
     #[prost(uint32, tag = "1")]
     pub port: u32,
+    /// The id of a group of GPUs, 128 bytes; empty if the leader computes on a CPU.
+    #[prost(bytes = "vec", tag = "2")]
+    pub nccl_id: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LoadProgress {

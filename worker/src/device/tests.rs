@@ -57,15 +57,27 @@ fn a_folder_of_compiled_kernels_that_is_not_there_is_refused_by_name() {
 
 #[test]
 fn what_gpus_do_not_serve_yet_is_refused_by_name_and_auto_takes_the_cpu() {
-    for change in [
-        (|settings: &mut WorkerSettings| settings.tensor_parallel.tp = 2) as fn(&mut WorkerSettings),
-        |settings| settings.weights.quantize = Quantize::Int8,
-    ] {
-        let mut settings = settings(DeviceChoice::Cuda);
-        change(&mut settings);
-        let text = choose_among(&settings, Rank(0), || Ok(2)).unwrap_err().to_string();
-        assert!(text.contains("--device cpu"), "{text}");
-        settings.device.device = DeviceChoice::Auto;
-        assert_eq!(choose_among(&settings, Rank(0), || Ok(2)).unwrap(), Chosen::Cpu);
-    }
+    let mut settings = settings(DeviceChoice::Cuda);
+    settings.weights.quantize = Quantize::Int8;
+    let text = choose_among(&settings, Rank(0), || Ok(2)).unwrap_err().to_string();
+    assert!(text.contains("--device cpu"), "{text}");
+    settings.device.device = DeviceChoice::Auto;
+    assert_eq!(choose_among(&settings, Rank(0), || Ok(2)).unwrap(), Chosen::Cpu);
+}
+
+#[test]
+fn a_group_needs_the_library_of_collectives() {
+    let nccl = || {
+        let (library, purpose) = ("libnccl.so.2", "it comes with NCCL");
+        Err(Missing::Library { library, purpose, searched: "/nowhere".to_owned() })
+    };
+    let mut settings = settings(DeviceChoice::Cuda);
+    settings.tensor_parallel.tp = 2;
+    let text = choose_among(&settings, Rank(1), nccl).unwrap_err().to_string();
+    assert!(text.contains("libnccl.so.2") && text.contains("/nowhere"), "{text}");
+    assert_eq!(choose_among(&settings, Rank(3), || Ok(2)).unwrap(), Chosen::Cuda { ordinal: 1 });
+    settings.device.device = DeviceChoice::Auto;
+    assert_eq!(choose_among(&settings, Rank(1), nccl).unwrap(), Chosen::Cpu);
+    settings.device.device = DeviceChoice::Cpu;
+    assert_eq!(group_id(&settings, Rank(0)).unwrap(), None, "CPUs meet without an id");
 }

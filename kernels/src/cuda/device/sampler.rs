@@ -1,21 +1,22 @@
 //! The arg max, sampling and scores. Their results wait on the device for the end of the step.
 
+mod candidates;
+mod tasks;
+
+use self::tasks::{Lists, Request};
 use super::CudaDevice;
 use crate::cuda::gemm::Accumulate;
 use crate::cuda::kernels::{Grid, arguments};
 use crate::cuda::memory::grown;
 use crate::cuda::results::{Block, Kind};
-use crate::cuda::step::Owner;
 use crate::cuda::tensor::{Matrix, Tensor, Vector};
-use crate::{Argmax, DeviceError, SampleRow, Sampler, ScoreRow};
+use crate::{Argmax, DeviceError, GatheredRows, Nomination, SampleRow, Sampler, ScoreRow};
 
 /// Threads of a block, which works on one row of logits.
 const THREADS: u32 = 256;
 /// Upper bound of the bytes of each of the three scratch arrays of sampling, unless one row takes more: rows beyond it are
 /// sampled by further launches.
 const SCRATCH_BYTES: usize = 32 << 20;
-/// Words of `Task` in `sources/sample.cu`.
-const TASK_WORDS: usize = 26;
 
 impl Sampler for CudaDevice {
     fn argmax(&mut self, argmax: Argmax<'_, Tensor, Matrix, Vector>) -> Result<(), DeviceError> {
@@ -53,13 +54,41 @@ impl Sampler for CudaDevice {
         self.results.push(block)
     }
 
+    fn adjust(
+        &mut self,
+        logits: &mut Tensor,
+        rows: &[(usize, &Nomination)],
+        first: usize,
+        peaks: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        self.adjust_shard(logits, rows, first, peaks)
+    }
+
+    fn nominate(
+        &mut self,
+        logits: &Tensor,
+        rows: &[(usize, &Nomination)],
+        first: usize,
+        peaks: &Tensor,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        self.nominate_shard(logits, rows, first, peaks, out)
+    }
+
+    fn sample_gathered(
+        &mut self,
+        gathered: GatheredRows<'_, Tensor>,
+        rows: &[(usize, SampleRow<'_>)],
+    ) -> Result<(), DeviceError> {
+        self.sample_rows(gathered, rows)
+    }
+
     fn sample(&mut self, logits: &Tensor, rows: &[(usize, SampleRow<'_>)]) -> Result<(), DeviceError> {
-        let row_bytes = logits.width * size_of::<f32>();
-        let at_once = (SCRATCH_BYTES / row_bytes.max(1)).clamp(1, logits.capacity.max(1));
-        for rows in rows.chunks(at_once) {
-            self.sample_at_once(logits, rows, at_once * row_bytes)?;
-        }
-        Ok(())
+        let owner_of = |index| self.step.owner(logits.first_logit_row + index);
+        let (requests, tops) = tasks::requests(rows, logits.width, owner_of)?;
+        let block = Block::new(&mut self.results.staging, tops, Kind::Sampled)?;
+        self.sample_whole(logits, &requests, &block)?;
+        self.results.push(block)
     }
 
     fn score(&mut self, logits: &Tensor, rows: &[(usize, ScoreRow)]) -> Result<(), DeviceError> {
@@ -103,114 +132,38 @@ impl CudaDevice {
         }
     }
 
-    fn sample_at_once(
+    /// Enqueues the sampling of whole rows of logits, whose results are part of `block`.
+    fn sample_whole(
         &mut self,
         logits: &Tensor,
-        rows: &[(usize, SampleRow<'_>)],
-        scratch_bytes: usize,
+        requests: &[Request<'_>],
+        block: &Block,
     ) -> Result<(), DeviceError> {
-        let mut tasks = Tasks { words: vec![0; rows.len() * TASK_WORDS], tops: Vec::new(), first_top: 0 };
-        for (task, (index, row)) in rows.iter().enumerate() {
-            check_row(logits, *index)?;
-            let owner = self.step.owners.get(logits.first_logit_row + index).copied().unwrap_or_default();
-            tasks.push(task, *index, row, owner, logits.width)?;
-        }
+        requests.iter().try_for_each(|request| check_row(logits, request.index))?;
+        let row_bytes = logits.width * size_of::<f32>();
+        let at_once = (SCRATCH_BYTES / row_bytes.max(1)).clamp(1, logits.capacity.max(1));
         let what = "scratch memory of sampling";
-        let adjusted = grown(&mut self.scratch.adjusted, &self.gpu, scratch_bytes, what)?.at();
-        let weights = grown(&mut self.scratch.weights, &self.gpu, scratch_bytes, what)?.at();
-        let counts = grown(&mut self.scratch.counts, &self.gpu, scratch_bytes, what)?.at();
-        let list = self.inputs.upload(&tasks.words)?;
-        let block = Block::new(&mut self.results.staging, tasks.tops, Kind::Sampled)?;
-        let operands = arguments![
-            logits.at(),
-            logits.width as u32,
-            list,
-            list,
-            adjusted,
-            weights,
-            counts,
-            self.last_tokens.at(),
-            block.results_at(),
-            block.tops_at(),
-        ];
-        self.kernels.launch("sample", Grid::of(rows.len(), THREADS), operands)?;
-        self.results.push(block)
-    }
-}
-
-/// The tasks of one launch, and behind them their lists of tokens.
-struct Tasks {
-    words: Vec<u32>,
-    tops: Vec<Option<usize>>,
-    first_top: u32,
-}
-
-impl Tasks {
-    fn push(
-        &mut self,
-        task: usize,
-        index: usize,
-        row: &SampleRow<'_>,
-        owner: Owner,
-        vocabulary: usize,
-    ) -> Result<(), DeviceError> {
-        let params = row.params;
-        let penalises = params.repetition_penalty != 1.0
-            || params.presence_penalty != 0.0
-            || params.frequency_penalty != 0.0;
-        let biased = params.logit_bias.iter().map(|(token, _)| token).chain(row.forbidden);
-        let seen = row.prompt.iter().chain(row.output).take(if row.adjusts() { usize::MAX } else { 0 });
-        if let Some(token) = biased.chain(seen).find(|&&token| token as usize >= vocabulary) {
-            return Err(DeviceError::Misuse(format!("token {token} of a vocabulary of {vocabulary}")));
+        for requests in requests.chunks(at_once) {
+            let bytes = at_once * row_bytes;
+            let adjusted = grown(&mut self.scratch.adjusted, &self.gpu, bytes, what)?.at();
+            let weights = grown(&mut self.scratch.weights, &self.gpu, bytes, what)?.at();
+            let counts = grown(&mut self.scratch.counts, &self.gpu, bytes, what)?.at();
+            let list = self.inputs.upload(&tasks::words(requests, Lists::OfAdjustments))?;
+            let operands = arguments![
+                logits.at(),
+                logits.width as u32,
+                list,
+                list,
+                adjusted,
+                weights,
+                counts,
+                self.last_tokens.at(),
+                block.results_at(),
+                block.tops_at(),
+            ];
+            self.kernels.launch("sample", Grid::of(requests.len(), THREADS), operands)?;
         }
-        let history = |tokens| if penalises { tokens } else { &[][..] };
-        let bias = self.words.len() as u32;
-        let pairs = params.logit_bias.iter();
-        self.words.extend(pairs.flat_map(|&(token, bias)| [token, bias.to_bits()]));
-        let forbidden = self.list(row.forbidden);
-        let prompt = self.list(history(row.prompt));
-        let output = self.list(history(row.output));
-        let tops = row.logprobs.map(|top| (top as usize).min(vocabulary));
-        let count = tops.unwrap_or(0) as u32;
-        let words = [
-            params.seed as u32,
-            (params.seed >> 32) as u32,
-            row.position as u32,
-            (row.position >> 32) as u32,
-            index as u32,
-            owner.slot,
-            u32::from(owner.continues && penalises),
-            u32::from(tops.is_some()),
-            params.temperature.to_bits(),
-            params.min_p.to_bits(),
-            params.top_p.to_bits(),
-            params.repetition_penalty.to_bits(),
-            params.presence_penalty.to_bits(),
-            params.frequency_penalty.to_bits(),
-            params.top_k,
-            count,
-            self.first_top,
-            bias,
-            params.logit_bias.len() as u32,
-            forbidden,
-            row.forbidden.len() as u32,
-            prompt,
-            history(row.prompt).len() as u32,
-            output,
-            history(row.output).len() as u32,
-            u32::from(row.adjusts()),
-        ];
-        self.words[task * TASK_WORDS..][..TASK_WORDS].copy_from_slice(&words);
-        self.first_top += count;
-        self.tops.push(tops);
         Ok(())
-    }
-
-    /// Appends a list, and returns the index of its first word.
-    fn list(&mut self, tokens: &[u32]) -> u32 {
-        let first = self.words.len() as u32;
-        self.words.extend_from_slice(tokens);
-        first
     }
 }
 

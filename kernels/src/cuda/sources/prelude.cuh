@@ -93,6 +93,17 @@ DEVICE float warp_max(float x) {
   return x;
 }
 
+// Keys whose order as integers is that of the floats: -0 is 0, and NaN is above infinity.
+DEVICE u32 key_of(float x) {
+  u32 bits = __float_as_uint(__fadd_rn(x, 0.f));
+  if (x != x) return 0xffffffffu;
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+DEVICE float float_of(u32 key) {
+  if (key == 0xffffffffu) return __int_as_float(0x7fffffff);
+  return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
 // e to the power of x, by the CPU device's polynomial (kernels/src/cpu/simd/math.rs): 0 below -87, infinity above 88.
 DEVICE float exp_(float x) {
   float clamped = x < -87.f ? -87.f : x;

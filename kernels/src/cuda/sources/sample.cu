@@ -19,6 +19,7 @@ struct Task {
   u32 prompt, prompt_count;
   u32 output, output_count;
   u32 adjusts;  // 1: bias, forbidden tokens or penalties change the logits
+  u32 result;   // index of the result
 };
 
 DEVICE u64 philox(u64 seed, u64 position) {
@@ -183,7 +184,7 @@ KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, co
                        u32* counts, u32* last_tokens, Result* results, Top* tops) {
   BEGIN(sample);
   const Task& task = tasks[blockIdx.x];
-  Result* result = results + blockIdx.x;
+  Result* result = results + task.result;
   const float* raw = all_logits + (size_t)task.row * width;
   const size_t scratch = (size_t)blockIdx.x * width;
   const Best largest = best_of(raw, width);
@@ -211,6 +212,52 @@ KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, co
     if (task.slot) last_tokens[task.slot] = token;
   }
   if (task.scores) score(raw, width, token, task.tops, largest, result, tops + task.first_top);
+}
+
+// Samples from a row's best tokens, `width` pairs of a logit and a token id, where an id below 0 stands for no token. `peaks`
+// holds the largest logit of the whole row before and after its adjustments. The token is that of `sample` on the whole row,
+// because tokens that truncation cuts off have no part in any sum. `logits`, `weights` and `ids` are scratch memory, a row of
+// each per block.
+KERNEL(THREADS) sample_candidates(const float* all_candidates, u32 width, const float* peaks, const Task* tasks, float* logits,
+                                  float* weights, u32* ids, u32* last_tokens, Result* results) {
+  BEGIN(sample_candidates);
+  const Task& task = tasks[blockIdx.x];
+  const float* candidates = all_candidates + (size_t)task.row * 2 * width;
+  const size_t scratch = (size_t)blockIdx.x * width;
+  logits += scratch, weights += scratch, ids += scratch;
+  // By ascending token id, as in the whole row.
+  u64 mine = 0;
+  for (u32 i = threadIdx.x; i < width; i += THREADS) {
+    const float id = candidates[2 * i + 1];
+    if (!(id >= 0.f)) continue;
+    u32 before = 0;
+    for (u32 j = 0; j < width; j++) {
+      float other = candidates[2 * j + 1];
+      before += other >= 0.f && other < id;
+    }
+    logits[before] = candidates[2 * i], ids[before] = (u32)id;
+    mine++;
+  }
+  const u32 count = (u32)block_sum_of(mine);
+  const float raw = peaks[2 * task.row], highest = task.adjusts ? peaks[2 * task.row + 1] : raw;
+  auto is_finite = [](float x) { return x < INF && x > -INF; };
+  u32 status = raw != raw ? NOT_A_NUMBER : !is_finite(raw) ? NOT_FINITE : !is_finite(highest) ? NO_TOKEN : SAMPLED;
+  u32 token = 0;
+  if (status == SAMPLED) {
+    u32 chosen = count;
+    if (task.temperature > 0.f) {
+      chosen = draw(task, logits, highest, weights, count);
+    } else {
+      const Best best = best_of(logits, count);
+      if (best.logit == highest) chosen = best.token;
+    }
+    if (chosen < count) token = ids[chosen];
+    else status = NOT_FINITE;
+  }
+  if (threadIdx.x == 0) {
+    results[task.result] = Result{token, status, raw, raw, 0, 0, 0};
+    if (task.slot) last_tokens[task.slot] = token;
+  }
 }
 
 // The score of a known token in a row of logits.

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tutti_emulated_exports::{Driver, Stream};
 
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, Mode};
 use crate::group;
 use crate::id::UniqueId;
 use crate::operation::{Call, Operation, buffer_bytes};
@@ -27,6 +27,25 @@ pub struct Config {
     magic: u32,
     version: u32,
     blocking: i32,
+    cluster_size: i32,
+    least_blocks: i32,
+    most_blocks: i32,
+}
+
+/// Value of a field that is left to the library (`NCCL_CONFIG_UNDEF_INT`).
+const UNDEFINED: i32 = i32::MIN;
+
+impl Config {
+    /// True if the library takes the values, as NVIDIA's does.
+    fn is_valid(&self) -> bool {
+        let positive = |number| number == UNDEFINED || number > 0;
+        self.magic == CONFIG_MAGIC
+            && self.size >= size_of::<Config>()
+            && [UNDEFINED, 0, 1].contains(&self.blocking)
+            && (self.cluster_size == UNDEFINED || self.cluster_size >= 0)
+            && positive(self.least_blocks)
+            && positive(self.most_blocks)
+    }
 }
 
 /// Communicators by their handles, which are never used again.
@@ -91,11 +110,12 @@ unsafe fn begin_join(
     id: UniqueId,
     rank: i32,
     size: i32,
+    mode: Mode,
 ) -> Outcome<Arc<Communicator>> {
     let driver = Driver::open().ok_or(Error::UNHANDLED_CUDA_ERROR)?;
     let of = driver.describe(Stream(std::ptr::null_mut())).map_err(|_| Error::UNHANDLED_CUDA_ERROR)?;
     let number = |value| usize::try_from(value).map_err(|_| Error::INVALID_ARGUMENT);
-    let communicator = Communicator::join(driver, of, id, number(rank)?, number(size)?)?;
+    let communicator = Communicator::join(driver, of, id, number(rank)?, number(size)?, mode)?;
     let made = NEXT.fetch_add(16, Ordering::Relaxed);
     // SAFETY: as the caller promises.
     unsafe { put(handle, std::ptr::without_provenance_mut(made)) }?;
@@ -111,7 +131,7 @@ pub unsafe extern "C" fn ncclCommInitRank(
     rank: i32,
 ) -> i32 {
     // SAFETY: the program's pointer.
-    code(unsafe { begin_join(handle, id, rank, size) }.and_then(group::add_joining))
+    code(unsafe { begin_join(handle, id, rank, size, Mode::Blocking) }.and_then(group::add_joining))
 }
 
 #[unsafe(no_mangle)]
@@ -123,16 +143,15 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     config: *const Config,
 ) -> i32 {
     // SAFETY: the program's pointer: null or a configuration.
-    let blocking = match unsafe { config.as_ref() } {
-        Some(config) if config.magic != CONFIG_MAGIC || config.size < size_of::<Config>() => {
-            return Error::INVALID_ARGUMENT.0;
-        }
-        Some(config) => config.blocking != 0,
-        None => true,
+    let mode = match unsafe { config.as_ref() } {
+        Some(config) if !config.is_valid() => return Error::INVALID_ARGUMENT.0,
+        Some(config) if config.blocking == 0 => Mode::NonBlocking,
+        Some(_) | None => Mode::Blocking,
     };
     // SAFETY: the program's pointer.
-    code(unsafe { begin_join(handle, id, rank, size) }.and_then(|communicator| {
-        if blocking { group::add_joining(communicator) } else { Err(Error::IN_PROGRESS) }
+    code(unsafe { begin_join(handle, id, rank, size, mode) }.and_then(|communicator| match mode {
+        Mode::Blocking => group::add_joining(communicator),
+        Mode::NonBlocking => Err(Error::IN_PROGRESS),
     }))
 }
 

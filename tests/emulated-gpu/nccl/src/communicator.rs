@@ -23,6 +23,19 @@ pub enum Channel {
     Arrived = 3,
 }
 
+/// Mode of a communicator's calls (`blocking` of `ncclConfig_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A call returns once it has done its work.
+    Blocking,
+    /// A call returns at once and goes on in the background. No other may begin before `ncclCommGetAsyncError` has said that
+    /// it has ended.
+    NonBlocking,
+}
+
+/// Number of times for which `ncclCommGetAsyncError` says that a call in the background goes on.
+const BACKGROUND_LOOKS: u32 = 2;
+
 /// Last message of a rank that leaves in good order.
 const GOODBYE: u64 = 4;
 
@@ -59,6 +72,8 @@ struct Numbers {
 #[derive(Default)]
 struct State {
     joining: bool,
+    /// Number of looks after which the call in the background has ended.
+    background: u32,
     /// Socket and listener that an abort wakes while the rank joins.
     rendezvous: Option<(UnixStream, String)>,
     links: Vec<Option<Arc<Link>>>,
@@ -76,6 +91,8 @@ pub struct Communicator {
     pub rank: usize,
     /// Number of ranks.
     pub size: usize,
+    /// Mode of its calls.
+    pub mode: Mode,
     /// Device of the rank.
     pub of: StreamContext,
     /// The driver.
@@ -97,6 +114,7 @@ impl Communicator {
         id: UniqueId,
         rank: usize,
         size: usize,
+        mode: Mode,
     ) -> Outcome<Arc<Self>> {
         if rank >= size {
             return Err(Error::INVALID_ARGUMENT);
@@ -106,6 +124,7 @@ impl Communicator {
         let communicator = Arc::new(Communicator {
             rank,
             size,
+            mode,
             of,
             driver,
             state: Mutex::new(state),
@@ -128,7 +147,7 @@ impl Communicator {
             }
             state.rendezvous = root.try_clone().ok().map(|root| (root, listener.to_owned()));
         };
-        let joined = rendezvous::join(id, self.rank, self.size, opened);
+        let joined = rendezvous::join(id, self.rank, self.size, self.of.device, opened);
         let mut state = self.lock();
         state.joining = false;
         state.rendezvous = None;
@@ -163,19 +182,44 @@ impl Communicator {
         state.error.map_or(Ok(()), Err)
     }
 
-    /// The asynchronous error; `IN_PROGRESS` while the rank joins.
+    /// The asynchronous error; `IN_PROGRESS` while the rank joins or a call goes on in the background.
     pub fn error(&self) -> Option<Error> {
-        let state = self.lock();
-        if state.joining { Some(Error::IN_PROGRESS) } else { state.error }
+        let mut state = self.lock();
+        if state.joining {
+            return Some(Error::IN_PROGRESS);
+        }
+        if state.background > 0 && state.error.is_none() {
+            state.background -= 1;
+            return Some(Error::IN_PROGRESS);
+        }
+        state.error
+    }
+
+    /// Says that calls which have been submitted go on in the background, if the communicator does not block.
+    ///
+    /// # Errors
+    ///
+    /// `IN_PROGRESS` then.
+    pub fn go_on(&self) -> Outcome {
+        if self.mode == Mode::Blocking {
+            return Ok(());
+        }
+        self.lock().background = BACKGROUND_LOOKS;
+        Err(Error::IN_PROGRESS)
     }
 
     /// Checks that an operation may begin.
     ///
     /// # Errors
     ///
-    /// The asynchronous error; `INVALID_USAGE` while the rank joins or after an abort.
+    /// The asynchronous error; `INVALID_USAGE` while the rank joins or after an abort; `INVALID_ARGUMENT` while another call
+    /// goes on in the background.
     pub fn check(&self) -> Outcome {
         let state = self.lock();
+        if state.background > 0 && !state.aborted && state.error.is_none() {
+            eprintln!("emulated NCCL: rank {} of {}: a call while another goes on", self.rank, self.size);
+            return Err(Error::INVALID_ARGUMENT);
+        }
         if state.joining || state.aborted {
             return Err(Error::INVALID_USAGE);
         }

@@ -49,14 +49,18 @@ pub fn end() -> Outcome {
             None => sets.push((stream, vec![operation])),
         }
     }
-    sets.into_iter().try_for_each(|(stream, set)| submit(stream, set))
+    // A call that goes on does not keep others from being submitted.
+    let outcomes: Vec<Outcome> = sets.into_iter().map(|(stream, set)| submit(stream, set)).collect();
+    let is_failure = |outcome: &&Outcome| outcome.is_err_and(|error| error != Error::IN_PROGRESS);
+    let worst = outcomes.iter().find(is_failure).or_else(|| outcomes.iter().find(|outcome| outcome.is_err()));
+    worst.copied().unwrap_or(Ok(()))
 }
 
 /// Submits an operation, or keeps it for the end of the group.
 ///
 /// # Errors
 ///
-/// `UNHANDLED_CUDA_ERROR` if the stream does not take it.
+/// `UNHANDLED_CUDA_ERROR` if the stream does not take it; `IN_PROGRESS` if the communicator does not block.
 pub fn add(stream: Stream, operation: Operation) -> Outcome {
     let kept = GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {
@@ -85,9 +89,11 @@ pub fn add_joining(communicator: Arc<Communicator>) -> Outcome {
 }
 
 fn submit(stream: Stream, operations: Vec<Operation>) -> Outcome {
-    let Some(driver) = operations.first().map(|operation| operation.communicator.driver) else {
+    let Some(communicator) = operations.first().map(|operation| operation.communicator.clone()) else {
         return Ok(());
     };
+    let driver = communicator.driver;
     let work = Box::new(move || operation::run(&operations));
-    driver.submit(stream, WorkKind::Blocking, work).map_err(|_| Error::UNHANDLED_CUDA_ERROR)
+    driver.submit(stream, WorkKind::Blocking, work).map_err(|_| Error::UNHANDLED_CUDA_ERROR)?;
+    communicator.go_on()
 }

@@ -45,13 +45,16 @@ pub fn open() -> Outcome<UniqueId> {
     Ok(UniqueId::new(&name))
 }
 
-/// Waits for all ranks and sends each the names of all.
+/// A rank that waits for the others: its socket, its name and its device.
+type Waiting = (UnixStream, (String, u32));
+
+/// Waits for all ranks and sends each the names of all. Two ranks on one device get no names, as NCCL has them.
 fn introduce(listener: &UnixListener) -> io::Result<()> {
-    let mut ranks: Vec<Option<(UnixStream, String)>> = Vec::new();
+    let mut ranks: Vec<Option<Waiting>> = Vec::new();
     while ranks.is_empty() || ranks.iter().any(Option::is_none) {
         let (mut stream, _) = listener.accept()?;
         let (rank, size) = (read_number(&mut stream)? as usize, read_number(&mut stream)? as usize);
-        let name = read_text(&mut stream)?;
+        let (device, name) = (read_number(&mut stream)?, read_text(&mut stream)?);
         if ranks.is_empty() {
             ranks.resize_with(size, || None);
         }
@@ -59,12 +62,19 @@ fn introduce(listener: &UnixListener) -> io::Result<()> {
             eprintln!("emulated NCCL: rank {rank} of {size} does not fit into a group of {}", ranks.len());
             continue;
         }
-        ranks[rank] = Some((stream, name));
+        ranks[rank] = Some((stream, (name, device)));
     }
-    let (mut streams, names): (Vec<UnixStream>, Vec<String>) = ranks.into_iter().flatten().unzip();
+    let (mut streams, hosts): (Vec<UnixStream>, Vec<(String, u32)>) = ranks.into_iter().flatten().unzip();
+    let shared = hosts
+        .iter()
+        .enumerate()
+        .any(|(rank, (_, device))| hosts[..rank].iter().any(|(_, other)| other == device));
+    if shared {
+        eprintln!("emulated NCCL: two ranks of a group are on one device: {hosts:?}");
+    }
     for stream in &mut streams {
-        for name in &names {
-            write_text(stream, name)?;
+        for (name, _) in &hosts {
+            write_text(stream, if shared { "" } else { name })?;
         }
     }
     Ok(())
@@ -75,30 +85,38 @@ fn introduce(listener: &UnixListener) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// `REMOTE_ERROR` if the rendezvous or a rank is gone, `SYSTEM_ERROR` if no socket can be opened.
+/// `REMOTE_ERROR` if the rendezvous or a rank is gone, `INVALID_USAGE` if two ranks are on one device, `SYSTEM_ERROR` if no
+/// socket can be opened.
 pub fn join(
     id: &UniqueId,
     rank: usize,
     size: usize,
+    device: u32,
     opened: impl Fn(&UnixStream, &str),
 ) -> Outcome<Vec<Option<UnixStream>>> {
     let own = unused_name();
     let listener = UnixListener::bind_addr(&address(&own)?).map_err(|_| Error::SYSTEM_ERROR)?;
     let root = UnixStream::connect_addr(&address(id.name()?)?).map_err(|_| Error::REMOTE_ERROR)?;
     opened(&root, &own);
-    connect(root, &listener, &own, rank, size).map_err(|_| Error::REMOTE_ERROR)
+    connect(root, &listener, &own, [rank as u32, size as u32, device]).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => Error::INVALID_USAGE,
+        _ => Error::REMOTE_ERROR,
+    })
 }
 
 fn connect(
     mut root: UnixStream,
     listener: &UnixListener,
     own: &str,
-    rank: usize,
-    size: usize,
+    identity: [u32; 3],
 ) -> io::Result<Vec<Option<UnixStream>>> {
-    root.write_all(&[(rank as u32).to_ne_bytes(), (size as u32).to_ne_bytes()].concat())?;
+    let (rank, size) = (identity[0] as usize, identity[1] as usize);
+    root.write_all(&identity.map(u32::to_ne_bytes).concat())?;
     write_text(&mut root, own)?;
     let names: Vec<String> = (0..size).map(|_| read_text(&mut root)).collect::<io::Result<_>>()?;
+    if names.iter().any(String::is_empty) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     let mut peers: Vec<Option<UnixStream>> = (0..size).map(|_| None).collect();
     for (peer, name) in names.iter().enumerate().take(rank) {
         let address = address(name).map_err(|_| io::Error::other("a name that is no socket's"))?;

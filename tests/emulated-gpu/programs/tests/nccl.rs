@@ -238,6 +238,11 @@ fn joining_without_waiting_ends_when_the_last_rank_comes_or_with_an_abort() {
             // SAFETY: a configuration of zeros is one; its head is set.
             let mut config: sys::ncclConfig_t = unsafe { std::mem::zeroed() };
             (config.size, config.magic, config.blocking) = (size_of::<sys::ncclConfig_t>(), 0xcafe_beef, 0);
+            // SAFETY: as below. The library leaves no field of zeros to itself: 0 thread blocks are refused.
+            let refused =
+                unsafe { sys::ncclCommInitRankConfig(&mut handle, 2, id, rank as i32, &mut config) };
+            assert_eq!(refused, Code::ncclInvalidArgument);
+            (config.cgaClusterSize, config.minCTAs, config.maxCTAs) = (i32::MIN, i32::MIN, i32::MIN);
             // SAFETY: results and configuration live.
             let begun = unsafe { sys::ncclCommInitRankConfig(&mut handle, 2, id, rank as i32, &mut config) };
             assert_eq!(begun, Code::ncclInProgress);
@@ -254,10 +259,27 @@ fn joining_without_waiting_ends_when_the_last_rank_comes_or_with_an_abort() {
         }
         assert_eq!(comm.error(), Code::ncclSuccess);
         let buffer = comm.stream.clone_htod(&[2.0_f32; 8]).unwrap();
-        assert_eq!(comm.all_reduce(&buffer), Code::ncclSuccess);
+        assert_eq!(comm.all_reduce(&buffer), Code::ncclInProgress);
+        assert_eq!(comm.all_reduce(&buffer), Code::ncclInvalidArgument, "one call at a time");
+        while comm.error() == Code::ncclInProgress {
+            std::thread::yield_now();
+        }
         assert_eq!(comm.stream.clone_dtoh(&buffer).unwrap(), [4.0; 8]);
         // SAFETY: the communicator is not used after this.
         unsafe { result::comm_destroy(comm.handle) }.unwrap();
+    });
+    all_well(&ended);
+}
+
+#[test]
+fn two_ranks_on_one_device_are_refused() {
+    let ended = Gpus::new(1).processes("two_ranks_on_one_device_are_refused", 2, |process| {
+        let _stream = CudaContext::new(0).unwrap().new_stream().unwrap();
+        let (rank, id) = (process.rank as i32, raw_id(id(&process.folder, "id", process.rank)));
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the result is good for a write.
+        let joined = unsafe { sys::ncclCommInitRank(&mut handle, 2, id, rank) };
+        assert_eq!(joined, Code::ncclInvalidUsage);
     });
     all_well(&ended);
 }

@@ -1,0 +1,165 @@
+//! Rows of a TP group that are sampled from the ranks' best tokens: see `sources/nominate.cu`.
+
+use super::tasks::{self, Lists, Request};
+use super::{CudaDevice, SCRATCH_BYTES, THREADS};
+use crate::cuda::kernels::{Grid, arguments};
+use crate::cuda::memory::grown;
+use crate::cuda::results::{Block, Kind};
+use crate::cuda::tensor::Tensor;
+use crate::{DeviceError, GatheredRows, Nomination, SampleRow};
+
+/// Words of `Nomination` in `sources/nominate.cu`.
+const TASK_WORDS: usize = 15;
+
+impl CudaDevice {
+    pub(super) fn adjust_shard(
+        &mut self,
+        logits: &mut Tensor,
+        rows: &[(usize, &Nomination)],
+        first: usize,
+        peaks: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        check_rows(rows, logits.live)?;
+        peaks.written_like(logits, 2)?;
+        // Rows without a nomination have peaks, too, so that the peaks of all rows can be compared.
+        peaks.data.fill_zeros(0, peaks.elements() * size_of::<f32>())?;
+        let tasks = self.inputs.upload(&words(rows, logits.width, Lists::OfAdjustments))?;
+        let (width, first) = (logits.width as u32, first as u32);
+        let operands = arguments![logits.at(), width, first, tasks, tasks, peaks.at()];
+        self.kernels.launch("adjust_shard", Grid::of(rows.len(), THREADS), operands)
+    }
+
+    pub(super) fn nominate_shard(
+        &mut self,
+        logits: &Tensor,
+        rows: &[(usize, &Nomination)],
+        first: usize,
+        peaks: &Tensor,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        check_rows(rows, logits.live)?;
+        peaks.check(logits.live, 2)?;
+        let most = rows.iter().map(|(_, nomination)| nomination.count as usize).max().unwrap_or(0);
+        let most = most.min(logits.width);
+        if !out.width.is_multiple_of(2) || most > (out.width / 2).min(THREADS as usize) {
+            let width = out.width;
+            return Err(DeviceError::Misuse(format!("{most} nominated tokens in rows of {width} numbers")));
+        }
+        out.written_like(logits, out.width)?;
+        // The other rows are gathered with them.
+        out.data.fill_zeros(0, out.elements() * size_of::<f32>())?;
+        let tasks = self.inputs.upload(&words(rows, logits.width, Lists::Empty))?;
+        let (width, first, pairs) = (logits.width as u32, first as u32, (out.width / 2) as u32);
+        let operands = arguments![logits.at(), width, first, tasks, peaks.at(), pairs, out.at()];
+        self.kernels.launch("nominate", Grid::of(rows.len(), THREADS), operands)
+    }
+
+    pub(super) fn sample_rows(
+        &mut self,
+        gathered: GatheredRows<'_, Tensor>,
+        rows: &[(usize, SampleRow<'_>)],
+    ) -> Result<(), DeviceError> {
+        let GatheredRows { logits, candidates, peaks, nominated } = gathered;
+        let (width, live) = (candidates.width, candidates.live);
+        if !width.is_multiple_of(2) || nominated.last().is_some_and(|row| *row >= live) {
+            let what = format!("candidates of {width} numbers in {live} rows for {nominated:?}");
+            return Err(DeviceError::Misuse(what));
+        }
+        peaks.check(live, 2)?;
+        let owner_of = |index| self.step.owner(candidates.first_logit_row + index);
+        let (requests, tops) = tasks::requests(rows, logits.width, owner_of)?;
+        let (drawn, whole): (Vec<Request<'_>>, Vec<_>) =
+            requests.iter().partition(|request| nominated.binary_search(&request.index).is_ok());
+        if let Some(request) = drawn.iter().find(|request| request.owner.continues && request.penalises()) {
+            // Its nomination could not count the token that the step in flight has sampled.
+            return Err(DeviceError::Misuse(format!("row {} is nominated and continues", request.index)));
+        }
+        // All results are in one block, in the order of `rows`.
+        let block = Block::new(&mut self.results.staging, tops, Kind::Sampled)?;
+        self.sample_whole(logits, &whole, &block)?;
+        self.sample_candidates(candidates, peaks, &drawn, &block)?;
+        self.results.push(block)
+    }
+
+    fn sample_candidates(
+        &mut self,
+        candidates: &Tensor,
+        peaks: &Tensor,
+        requests: &[Request<'_>],
+        block: &Block,
+    ) -> Result<(), DeviceError> {
+        let row_bytes = candidates.width / 2 * size_of::<f32>();
+        let at_once = (SCRATCH_BYTES / row_bytes.max(1)).clamp(1, candidates.capacity.max(1));
+        let what = "scratch memory of sampling";
+        for requests in requests.chunks(at_once) {
+            let bytes = at_once * row_bytes;
+            let logits = grown(&mut self.scratch.adjusted, &self.gpu, bytes, what)?.at();
+            let weights = grown(&mut self.scratch.weights, &self.gpu, bytes, what)?.at();
+            let ids = grown(&mut self.scratch.counts, &self.gpu, bytes, what)?.at();
+            let tasks = self.inputs.upload(&tasks::words(requests, Lists::Empty))?;
+            let operands = arguments![
+                candidates.at(),
+                (candidates.width / 2) as u32,
+                peaks.at(),
+                tasks,
+                logits,
+                weights,
+                ids,
+                self.last_tokens.at(),
+                block.results_at(),
+            ];
+            self.kernels.launch("sample_candidates", Grid::of(requests.len(), THREADS), operands)?;
+        }
+        Ok(())
+    }
+}
+
+/// The nominations of one launch, and behind them their lists, whose indices count from the first word.
+fn words(rows: &[(usize, &Nomination)], tokens: usize, lists: Lists) -> Vec<u32> {
+    let mut words = vec![0; rows.len() * TASK_WORDS];
+    for (task, (row, nomination)) in rows.iter().enumerate() {
+        let adjustments = nomination.adjustments.as_ref().filter(|_| lists == Lists::OfAdjustments);
+        let adjusts = u32::from(adjustments.is_some());
+        let adjustments = adjustments.cloned().unwrap_or_default();
+        let mut list = |own: &mut dyn Iterator<Item = u32>, words_each: u32| {
+            let first = words.len();
+            words.extend(own);
+            [first as u32, (words.len() - first) as u32 / words_each]
+        };
+        let pairs = adjustments.bias.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]);
+        let [bias, bias_count] = list(&mut pairs.into_iter(), 2);
+        let [forbidden, forbidden_count] = list(&mut adjustments.forbidden.iter().copied(), 1);
+        let [repeated, repeated_count] = list(&mut adjustments.repeated.iter().copied(), 1);
+        let pairs = adjustments.counted.iter().flat_map(|&(token, count)| [token, count]);
+        let [counted, counted_count] = list(&mut pairs.into_iter(), 2);
+        let fields: [u32; TASK_WORDS] = [
+            *row as u32,
+            nomination.count.min(tokens as u32),
+            nomination.temperature.to_bits(),
+            adjustments.repetition_penalty.to_bits(),
+            adjustments.presence_penalty.to_bits(),
+            adjustments.frequency_penalty.to_bits(),
+            adjusts,
+            bias,
+            bias_count,
+            forbidden,
+            forbidden_count,
+            repeated,
+            repeated_count,
+            counted,
+            counted_count,
+        ];
+        words[task * TASK_WORDS..][..TASK_WORDS].copy_from_slice(&fields);
+    }
+    words
+}
+
+/// Refuses row indices that do not ascend or lie beyond the `live` rows.
+fn check_rows(rows: &[(usize, &Nomination)], live: usize) -> Result<(), DeviceError> {
+    let ascends = rows.windows(2).all(|pair| pair[0].0 < pair[1].0);
+    if ascends && rows.last().is_none_or(|(row, _)| *row < live) {
+        return Ok(());
+    }
+    let rows: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
+    Err(DeviceError::Misuse(format!("nominations for rows {rows:?} of {live}, which must ascend")))
+}

@@ -1,0 +1,123 @@
+//! Requests to sample, as the kernels read them.
+
+use crate::cuda::step::Owner;
+use crate::{DeviceError, SampleRow};
+
+/// Words of `Task` in `sources/sample.cu`, with those that its alignment adds.
+const TASK_WORDS: usize = 28;
+
+/// One request of a call.
+#[derive(Clone, Copy)]
+pub(super) struct Request<'a> {
+    /// Index of the row of logits, or of candidates.
+    pub(super) index: usize,
+    pub(super) row: SampleRow<'a>,
+    pub(super) owner: Owner,
+    /// Index of the result.
+    result: u32,
+    /// Index of the first of its likeliest tokens.
+    first_top: u32,
+    /// Number of likeliest tokens; `None` without a score.
+    tops: Option<usize>,
+}
+
+/// Numbers the requests of a call, and returns the lengths of their lists of likeliest tokens.
+pub(super) fn requests<'a>(
+    rows: &[(usize, SampleRow<'a>)],
+    vocabulary: usize,
+    owner_of: impl Fn(usize) -> Owner,
+) -> Result<(Vec<Request<'a>>, Vec<Option<usize>>), DeviceError> {
+    let (mut requests, mut first_top) = (Vec::with_capacity(rows.len()), 0);
+    for (result, &(index, row)) in (0..).zip(rows) {
+        check_tokens(&row, vocabulary)?;
+        let tops = row.logprobs.map(|top| (top as usize).min(vocabulary));
+        requests.push(Request { index, row, owner: owner_of(index), result, first_top, tops });
+        first_top += tops.unwrap_or(0) as u32;
+    }
+    let tops = requests.iter().map(|request| request.tops).collect();
+    Ok((requests, tops))
+}
+
+/// Refuses bias, forbidden tokens and penalties of tokens outside of the vocabulary.
+fn check_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<(), DeviceError> {
+    let biased = row.params.logit_bias.iter().map(|(token, _)| token).chain(row.forbidden);
+    let seen = row.prompt.iter().chain(row.output).take(if row.adjusts() { usize::MAX } else { 0 });
+    match biased.chain(seen).find(|&&token| token as usize >= vocabulary) {
+        Some(token) => Err(DeviceError::Misuse(format!("token {token} of a vocabulary of {vocabulary}"))),
+        None => Ok(()),
+    }
+}
+
+/// The lists of tokens that a launch reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lists {
+    /// Those of bias, forbidden tokens and penalties.
+    OfAdjustments,
+    /// None: the logits are adjusted.
+    Empty,
+}
+
+impl Request<'_> {
+    /// True if a penalty counts the tokens of the request.
+    pub(super) fn penalises(&self) -> bool {
+        let params = self.row.params;
+        params.repetition_penalty != 1.0 || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0
+    }
+
+    /// Appends the lists to `words`, and returns the task.
+    fn task(&self, words: &mut Vec<u32>, lists: Lists) -> [u32; TASK_WORDS] {
+        let (row, params) = (&self.row, self.row.params);
+        let mut list = |tokens: &[u32], wanted: bool| {
+            let (first, tokens) = (words.len() as u32, if wanted { tokens } else { &[][..] });
+            words.extend_from_slice(tokens);
+            [first, tokens.len() as u32]
+        };
+        let adjusts = lists == Lists::OfAdjustments;
+        let pairs: Vec<u32> =
+            params.logit_bias.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]).collect();
+        let [bias, bias_words] = list(&pairs, adjusts);
+        let [forbidden, forbidden_count] = list(row.forbidden, adjusts);
+        let [prompt, prompt_count] = list(row.prompt, adjusts && self.penalises());
+        let [output, output_count] = list(row.output, adjusts && self.penalises());
+        [
+            params.seed as u32,
+            (params.seed >> 32) as u32,
+            row.position as u32,
+            (row.position >> 32) as u32,
+            self.index as u32,
+            self.owner.slot,
+            u32::from(self.owner.continues && self.penalises()),
+            u32::from(self.tops.is_some()),
+            params.temperature.to_bits(),
+            params.min_p.to_bits(),
+            params.top_p.to_bits(),
+            params.repetition_penalty.to_bits(),
+            params.presence_penalty.to_bits(),
+            params.frequency_penalty.to_bits(),
+            params.top_k,
+            self.tops.unwrap_or(0) as u32,
+            self.first_top,
+            bias,
+            bias_words / 2,
+            forbidden,
+            forbidden_count,
+            prompt,
+            prompt_count,
+            output,
+            output_count,
+            u32::from(row.adjusts()),
+            self.result,
+            0,
+        ]
+    }
+}
+
+/// The tasks of one launch, and behind them their lists of tokens, whose indices count from the first word.
+pub(super) fn words(requests: &[Request<'_>], lists: Lists) -> Vec<u32> {
+    let mut words = vec![0; requests.len() * TASK_WORDS];
+    for (index, request) in requests.iter().enumerate() {
+        let task = request.task(&mut words, lists);
+        words[index * TASK_WORDS..][..TASK_WORDS].copy_from_slice(&task);
+    }
+    words
+}

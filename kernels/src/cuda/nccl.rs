@@ -1,0 +1,74 @@
+//! Groups of GPUs: a communicator of NCCL per group, whose collectives are enqueued on the device's stream.
+//!
+//! The leader makes a [`GroupId`], which the conductor brings to the other ranks. Every wait is bounded: joining by the
+//! patience of the [`GroupMeeting`], a collective by its deadline. A rank that stays away and an error that NCCL reports
+//! later both end in an abort, which frees the stream, and in [`DeviceError::Lost`].
+
+mod communicator;
+mod in_flight;
+mod library;
+
+use std::ffi::c_char;
+use std::time::Duration;
+
+use cudarc::nccl::sys;
+
+pub(super) use self::communicator::{Communicator, Reduction};
+pub use self::library::collectives;
+use crate::DeviceError;
+use crate::collective::GroupRank;
+
+/// The id by which the ranks of a group find each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct GroupId([u8; Self::BYTES]);
+
+impl GroupId {
+    /// Size of an id in bytes.
+    pub const BYTES: usize = 128;
+
+    /// Makes an id. Ranks that join turn to this process, so it lives until all have joined.
+    pub fn make() -> Result<Self, DeviceError> {
+        let nccl = library::open().map_err(|missing| DeviceError::Unsupported(missing.to_string()))?;
+        let mut id = sys::ncclUniqueId { internal: [0; Self::BYTES] };
+        // SAFETY: the pointer is valid for one id.
+        match unsafe { (nccl.ncclGetUniqueId)(&mut id) } {
+            library::SUCCESS => Ok(Self(id.internal.map(|byte| byte as u8))),
+            code => {
+                Err(DeviceError::Lost(format!("NCCL makes no id of a group: {}", nccl.describe(code, None))))
+            }
+        }
+    }
+
+    /// The id that [`as_bytes`](Self::as_bytes) has given; `None` for another number of bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
+    /// The id as bytes, to be sent to the other ranks.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn for_nccl(self) -> sys::ncclUniqueId {
+        sys::ncclUniqueId { internal: self.0.map(|byte| byte as c_char) }
+    }
+}
+
+impl std::fmt::Debug for GroupId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GroupId")
+    }
+}
+
+/// A rank's way into its group.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupMeeting {
+    /// The group's id.
+    pub id: GroupId,
+    /// This rank and the size of the group.
+    pub group_rank: GroupRank,
+    /// Longest wait for the other ranks to join.
+    pub patience: Duration,
+    /// Longest time in which the stream passes no collective although one is due.
+    pub deadline: Duration,
+}

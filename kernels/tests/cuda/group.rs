@@ -1,0 +1,158 @@
+//! Groups of GPUs, a process per rank as in a cluster, against groups of CPUs: collectives, and sampling from the ranks'
+//! best tokens.
+
+mod collectives;
+mod faults;
+mod nominations;
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tutti_kernels::collective::{GroupRank, SharedMemory};
+use tutti_kernels::cpu::{CpuDevice, Isa};
+use tutti_kernels::cuda::{self, CudaDevice, GroupId, GroupMeeting, KernelCache};
+
+use crate::support::{Families, skipped};
+
+/// Longest wait of a test for something that happens.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Tells a child which test it runs.
+const TEST: &str = "GROUP_TEST";
+/// Tells a child its rank.
+const RANK: &str = "GROUP_TEST_RANK";
+/// Tells a child the folder that the ranks share.
+const FOLDER: &str = "GROUP_TEST_FOLDER";
+/// Printed by a child whose body returned.
+const WELL: &str = "the rank has ended well";
+
+/// A computation of one rank that is the same on every device.
+trait RankCase: Sync {
+    type Output: Send;
+    fn run<D: Families>(&self, device: &mut D) -> Self::Output;
+}
+
+/// One rank of a test, a process.
+struct Rank {
+    group_rank: GroupRank,
+    folder: PathBuf,
+}
+
+impl Rank {
+    /// Joins the group of all ranks on the rank's own GPU.
+    fn join(&self, deadline: Duration) -> CudaDevice {
+        let Self { group_rank, .. } = *self;
+        let device = CudaDevice::open(group_rank.rank, &KernelCache::of_user()).unwrap();
+        if group_rank.is_leader() {
+            self.publish("id", GroupId::make().unwrap().as_bytes());
+        }
+        let id = GroupId::from_bytes(&self.await_file("id")).unwrap();
+        device.join(&GroupMeeting { id, group_rank, patience: PATIENCE, deadline }).unwrap()
+    }
+
+    /// Writes a file that the others see whole.
+    fn publish(&self, name: &str, bytes: &[u8]) {
+        let part = self.folder.join(format!(".{name}-{}", self.group_rank.rank));
+        std::fs::write(&part, bytes).unwrap();
+        std::fs::rename(part, self.folder.join(name)).unwrap();
+    }
+
+    fn await_file(&self, name: &str) -> Vec<u8> {
+        let (file, began) = (self.folder.join(name), Instant::now());
+        while !file.exists() {
+            assert!(began.elapsed() < 2 * PATIENCE, "no rank publishes {name}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::fs::read(file).unwrap()
+    }
+
+    /// Returns once all ranks have come to the barrier of this name.
+    fn meet(&self, name: &str) {
+        let file = |rank| format!("{name}-{rank}");
+        self.publish(&file(self.group_rank.rank), &[]);
+        (0..self.group_rank.world_size).for_each(|rank| drop(self.await_file(&file(rank))));
+    }
+
+    /// The results of a case on this rank: of GPUs, and of CPUs.
+    fn both<C: RankCase>(&self, case: &C) -> [C::Output; 2] {
+        let mut device = self.join(PATIENCE);
+        let own = case.run(&mut device);
+        // The end of a rank is an error of ranks that are not at their end.
+        self.meet("end");
+        let mut cpus = on_cpus(self.group_rank.world_size, case);
+        [own, cpus.swap_remove(self.group_rank.rank)]
+    }
+}
+
+/// Runs `body` in a process per rank. `test` is the calling test's path. Does nothing where there are too few GPUs, and says
+/// so; too few emulated ones are an error, because their number is the caller's choice.
+fn ranks(test: &str, size: usize, body: impl FnOnce(&Rank)) {
+    let variable = |name| std::env::var(name).ok();
+    if let (Some(name), Some(rank), Some(folder)) = (variable(TEST), variable(RANK), variable(FOLDER)) {
+        assert_eq!(name, test, "a child runs its own test");
+        let rank = rank.parse().unwrap();
+        body(&Rank { group_rank: GroupRank { rank, world_size: size }, folder: folder.into() });
+        return eprintln!("{WELL}");
+    }
+    let enough = match (cuda::gpus(), cuda::collectives()) {
+        (Ok(count), Ok(())) if count >= size => Ok(()),
+        (Ok(count), _) if count < size && std::env::var_os("EMULATED_GPUS").is_none() => {
+            return eprintln!("{test}: SKIPPED: {size} GPUs are needed, and there are {count}");
+        }
+        (Ok(count), Ok(())) => Err(format!("{size} GPUs are needed, there are {count}: run --gpus 4")),
+        (Err(missing), _) | (_, Err(missing)) => Err(missing.to_string()),
+    };
+    if let Err(why) = enough {
+        return skipped(test, &why);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let start = |rank: usize| -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .env(TEST, test)
+            .env(RANK, rank.to_string())
+            .env(FOLDER, folder.path())
+            .stdout(Stdio::null())
+            .stderr(File::create(folder.path().join(format!("log-{rank}"))).unwrap())
+            .spawn()
+            .unwrap()
+    };
+    let mut running: Vec<(usize, Child)> = (0..size).map(start).enumerate().collect();
+    let mut failed = None;
+    while !running.is_empty() && failed.is_none() {
+        running.retain_mut(|(rank, child)| {
+            let Some(status) = child.try_wait().unwrap() else { return true };
+            let text = std::fs::read_to_string(folder.path().join(format!("log-{rank}"))).unwrap();
+            if !status.success() || !text.contains(WELL) {
+                failed.get_or_insert(format!("rank {rank} of {size} failed:\n{text}"));
+            }
+            false
+        });
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The others would wait for the one that has failed.
+    for (_, mut child) in running {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert!(failed.is_none(), "{}", failed.unwrap_or_default());
+}
+
+fn on_cpus<C: RankCase>(size: usize, case: &C) -> Vec<C::Output> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("group");
+    std::thread::scope(|scope| {
+        let start = |rank| {
+            let path = &path;
+            scope.spawn(move || {
+                let rank = GroupRank { rank, world_size: size };
+                let group = SharedMemory::meet(path, rank, PATIENCE, PATIENCE).unwrap();
+                let mut device = CpuDevice::new(1, Isa::detect()).unwrap().with_group(Box::new(group));
+                case.run(&mut device)
+            })
+        };
+        let threads: Vec<_> = (0..size).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
