@@ -6,7 +6,12 @@ use super::*;
 
 fn formation(rank: u32, nccl_id: Vec<u8>, own: Option<GroupId>) -> Result<Formation, Error> {
     let meeting = Some(form_group::Meeting::SharedMemory("/dev/shm/nobody-meets-here".to_owned()));
-    Formation::new(pb::FormGroup { rank, size: 2, meeting, nccl_id }, Duration::from_secs(1), Ipv4Addr::LOCALHOST.into(), own)
+    Formation::new(
+        pb::FormGroup { rank, size: 2, meeting, nccl_id },
+        Duration::from_secs(1),
+        Ipv4Addr::LOCALHOST.into(),
+        own,
+    )
 }
 
 #[test]
@@ -38,7 +43,12 @@ fn a_group_of_unlike_devices_is_refused() {
 #[test]
 fn a_leader_listens_only_where_its_ranks_dial() {
     let listen = pb::ListenForGroup { secret: vec![7; 16] };
-    let message = pb::FormGroup { rank: 0, size: 2, meeting: Some(form_group::Meeting::Listen(listen)), nccl_id: Vec::new() };
+    let message = pb::FormGroup {
+        rank: 0,
+        size: 2,
+        meeting: Some(form_group::Meeting::Listen(listen)),
+        nccl_id: Vec::new(),
+    };
     let group = Formation::new(message, Duration::from_secs(1), Ipv4Addr::LOCALHOST.into(), None).unwrap();
     let port = group.listening().unwrap().unwrap().port as u16;
     assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
