@@ -225,6 +225,7 @@ pub enum ErrorKind {
     Unauthenticated = 10,
     Forbidden = 11,
     RateLimited = 12,
+    TooSlow = 13,
 }
 impl ErrorKind {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -246,6 +247,7 @@ impl ErrorKind {
             Self::Unauthenticated => "UNAUTHENTICATED",
             Self::Forbidden => "FORBIDDEN",
             Self::RateLimited => "RATE_LIMITED",
+            Self::TooSlow => "TOO_SLOW",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -264,6 +266,7 @@ impl ErrorKind {
             "UNAUTHENTICATED" => Some(Self::Unauthenticated),
             "FORBIDDEN" => Some(Self::Forbidden),
             "RATE_LIMITED" => Some(Self::RateLimited),
+            "TOO_SLOW" => Some(Self::TooSlow),
             _ => None,
         }
     }
