@@ -48,15 +48,15 @@ fn run(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Res
     results.sampled.drain(..).find_map(Result::err).map_or(Ok(()), Err)
 }
 
-/// The largest step: as many rows and tokens as it may have, at the end of the longest context. Every row is sampled with
-/// penalties over a whole context and lists of likeliest tokens, and every other token is scored. All rows lie in the null
-/// page, which no row reads.
+/// The largest step: as many rows and tokens as it may have, with block tables of the longest context. Every row is sampled
+/// with penalties over a whole context and lists of likeliest tokens, and every other token is scored. All rows lie in the
+/// null page. They begin at position 0, since attention has scratch memory of one size and long contexts only take time.
 struct Largest {
     ids: Vec<u32>,
     positions: Vec<f32>,
     logit_rows: Vec<usize>,
-    /// Number of tokens and first position of each row.
-    rows: Vec<(usize, usize)>,
+    /// Number of tokens of each row.
+    rows: Vec<usize>,
     block_table: Vec<PageId>,
     history: Vec<u32>,
     params: SamplingParams,
@@ -67,14 +67,10 @@ impl Largest {
         let context = limits.max_context_tokens.max(1);
         let most = settings.max_step_tokens.min(limits.max_step_tokens).max(1);
         let count = settings.max_running_requests.clamp(1, most);
-        let rows: Vec<_> = (0..count)
-            .map(|row| (most / count + usize::from(row < most % count)).min(context))
-            .map(|tokens| (tokens, context - tokens))
-            .collect();
-        let positions: Vec<f32> = rows
-            .iter()
-            .flat_map(|&(tokens, start)| (start..start + tokens).map(|position| position as f32))
-            .collect();
+        let rows: Vec<_> =
+            (0..count).map(|row| (most / count + usize::from(row < most % count)).min(context)).collect();
+        let positions: Vec<f32> =
+            rows.iter().flat_map(|&tokens| (0..tokens).map(|position| position as f32)).collect();
         let vocabulary = limits.vocab_size.max(1) as u32;
         Self {
             ids: vec![0; positions.len()],
@@ -100,13 +96,13 @@ impl Largest {
         let rows: Vec<RowInputs<'_>> = self
             .rows
             .iter()
-            .map(|&(tokens, start)| {
+            .map(|&tokens| {
                 let first = first_token;
                 first_token += tokens;
                 RowInputs {
                     first_token: first,
                     tokens,
-                    start,
+                    start: 0,
                     slot: SlotId::NULL,
                     continues: false,
                     block_table: &self.block_table,
