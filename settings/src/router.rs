@@ -151,10 +151,12 @@ settings! {
     /// The addresses of conductors.
     pub struct ConductorsSettings {
         "Cluster" => {
-            /// gRPC address of a conductor, such as http://10.0.0.1:50051; repeat it for each
+            /// A conductor's --cluster-grpc, such as http://10.0.0.1:50052 or unix:/path; repeat it for each
             conductor: Vec<String> = Vec::new(), unit "URL";
             /// DNS name whose addresses are all conductors; it is looked up periodically
             discover: Option<String> = None, unit "HOST:PORT";
+            /// File with the conductors' secret for routers
+            cluster_token_file: Option<PathBuf> = None, unit "FILE";
         }
     }
 }
