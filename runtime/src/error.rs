@@ -302,6 +302,14 @@ impl From<Error> for Status {
     }
 }
 
+impl Error {
+    /// The error as a status with the code UNAUTHENTICATED: the caller has not shown who it is.
+    pub fn into_unauthenticated(self) -> Status {
+        let status = Status::from(self);
+        Status::with_metadata(Code::Unauthenticated, status.message(), status.metadata().clone())
+    }
+}
+
 impl From<Status> for Error {
     fn from(status: Status) -> Self {
         let text = |key| status.metadata().get(key).and_then(|v| v.to_str().ok());
