@@ -14,17 +14,17 @@ use std::{
 
 use tokio::{
     net::TcpListener,
-    task::{AbortHandle, JoinSet},
-    time::{Instant, timeout, timeout_at},
+    task::JoinSet,
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tonic::service::Routes;
 use tutti_conductor::{
     Backend, BackendOptions,
     cluster::{Limits, Served},
     config::{self, Layout},
-    listen::WorkerListener,
+    listen::{Callers, ClusterListener},
     random_token,
-    service::{ConductorServer, ConductorService},
+    service::{ConductorServer, ConductorService, cluster_routes},
 };
 use tutti_router::{CheckedText, FrontDoor};
 use tutti_runtime::{
@@ -33,7 +33,7 @@ use tutti_runtime::{
     checkpoint::{self, Checkpoint, HubOptions, ModelSource, Wanted},
     config::{Loaded, print as print_settings},
     descriptors, exit, grpc_health,
-    health::{Health, State},
+    health::Health,
     listen,
     metrics::Metrics,
     operations,
@@ -41,14 +41,19 @@ use tutti_runtime::{
     serve,
     shutdown::Shutdown,
     telemetry,
+    token::Token,
 };
-use tutti_settings::{ConductorSettings, ConnectionSettings, DeviceChoice, LoadFormat, RouterSettings};
+use tutti_settings::{
+    AddressSettings, ConductorSettings, ConnectionSettings, DeviceChoice, LoadFormat, RouterSettings,
+};
 use tutti_worker::{isa, kernels, lifeline::Lifeline};
 
 const NAME: &str = "conductor";
 /// Path of the executable of this process, even if the file has been replaced since the start. Workers run it, because
 /// they must be of the same build as the conductor.
 const WORKER_PROGRAM: &str = "/proc/self/exe";
+/// Requests in progress on one router's connection. Calls have shown a token, and a router bounds its requests.
+const ROUTER_STREAMS: u32 = 1 << 16;
 /// Maximum time for connections to close once no request is left.
 const CLOSING: Duration = Duration::from_secs(3);
 
@@ -93,7 +98,9 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     // Ports are bound before anything that takes long, so that a port in use is reported at once.
     let http = listen::tcp("http", settings.addresses.http).await?;
     let grpc = listen::tcp("grpc", settings.addresses.grpc).await?;
-    let workers = WorkerListener::bind(settings.membership.worker_listen.as_ref()).await?;
+    let workers = ClusterListener::bind(Callers::Workers, settings.membership.worker_listen.as_ref()).await?;
+    let routers = ClusterListener::bind(Callers::Routers, settings.membership.cluster_grpc.as_ref()).await?;
+    let cluster_token = config::cluster_token(&settings)?;
     let display = LoadDisplay::default();
     let checkpoint = tokio::select! {
         checkpoint = resolve(&settings, &layout, &display) => Arc::new(checkpoint?),
@@ -121,17 +128,28 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
         }
     };
     let conductor = ConductorService::new(backend.cluster().clone(), checkpoint).into_server();
+    let cluster_routes = cluster_routes(conductor.clone(), cluster_token, cluster_health.clone());
     let front = match text {
-        None => Front::bare(conductor, cluster_health, metrics),
+        None => Front::bare(cluster_health, metrics),
         Some(text) => Front::with_router(conductor, text, cluster_health, &settings.router, &metrics)?,
     };
-    if let Some((front_door, _)) = &front.router {
+    if let Some(front_door) = &front.router {
         front_door.warn_if_open(&[settings.addresses.http, settings.addresses.grpc]);
     }
-    tracing::info!(http = %settings.addresses.http, grpc = %settings.addresses.grpc, "listening");
+    let AddressSettings { http: http_address, grpc: grpc_address } = settings.addresses;
+    tracing::info!(http = %http_address, grpc = %grpc_address, cluster = routers.local_url()?, "listening");
     tokio::spawn(announcement(&settings, &http, &grpc).when_ready(front.health.clone()));
     let closing = Shutdown::default();
     let mut servers = front.serve(http, grpc, &settings.connections, &closing);
+    let (routers, _routers_directory) = routers.into_parts();
+    let connections = ConnectionSettings { max_streams: ROUTER_STREAMS, ..settings.connections.clone() };
+    servers.spawn(serve::grpc(
+        routers,
+        cluster_routes,
+        serve::Windows::default(),
+        connections,
+        closing.clone(),
+    ));
 
     tokio::select! {
         () = shutdown.begun() => {}
@@ -141,7 +159,11 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
             return ended.and(Err(Error::internal("a server has stopped serving")));
         }
     }
-    front.not_ready("draining");
+    front.health.drain();
+    tokio::select! {
+        () = sleep(settings.drain.lame_duck(&settings.addresses)) => {}
+        error = backend.failed() => return Err(error),
+    }
     let deadline = Instant::now() + settings.drain.drain_timeout();
     backend.drain(settings.drain.drain_timeout()).await;
     // Clients may still be reading the output of ended requests, so the router gets the rest of the drain timeout.
@@ -207,7 +229,7 @@ fn backend_options(
     settings: &ConductorSettings,
     layout: &Layout,
     checkpoint: &Checkpoint,
-    listener: WorkerListener,
+    listener: ClusterListener,
     display: LoadDisplay,
 ) -> Result<BackendOptions, Error> {
     let worker_settings = config::worker_settings(settings, layout, &checkpoint.dir)?;
@@ -231,7 +253,7 @@ fn backend_options(
         listener,
         worker_program: PathBuf::from(WORKER_PROGRAM),
         worker_settings: worker_settings.iter().map(json).collect::<Result<_, _>>()?,
-        spawn_token,
+        spawn_token: Token::new("join_token", &spawn_token)?,
         lifeline_line: json(&lifeline)?,
         join_token: config::join_token(settings)?,
         display,
@@ -256,25 +278,19 @@ struct Front {
     routes: axum::Router,
     services: Routes,
     health: Health,
-    /// The embedded router, and the task that writes the router's readiness to the process's health; `None` without an
-    /// embedded router.
-    router: Option<(FrontDoor, AbortHandle)>,
+    /// The embedded router, if there is one.
+    router: Option<FrontDoor>,
 }
 
 impl Front {
-    /// Creates the services of a conductor without an embedded router, for routers in other processes.
-    fn bare(conductor: ConductorServer<ConductorService>, health: Health, metrics: Metrics) -> Self {
+    /// Creates the services of a conductor without an embedded router: those of operators and probes.
+    fn bare(health: Health, metrics: Metrics) -> Self {
         let services = Routes::new(grpc_health::service::<ConductorServer<ConductorService>>(health.clone()));
-        Self {
-            routes: operations::routes(health.clone(), metrics),
-            services: services.add_service(conductor),
-            health,
-            router: None,
-        }
+        Self { routes: operations::routes(health.clone(), metrics), services, health, router: None }
     }
 
     /// Creates the services of a conductor with an embedded router. The router calls the conductor's gRPC service as a
-    /// router in another process would.
+    /// router in another process would. Clients cannot reach that service.
     fn with_router(
         conductor: ConductorServer<ConductorService>,
         text: CheckedText,
@@ -282,15 +298,15 @@ impl Front {
         config: &RouterSettings,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
-        let front_door = FrontDoor::new(conductor.clone(), Some(text), config, metrics)?;
-        let health = Health::default();
+        let front_door = FrontDoor::new(conductor, Some(text), config, metrics)?;
+        let health = cluster.of_same_process();
         let (follow, hear) = (front_door.clone().follow(health.clone()), hear(cluster, front_door.clone()));
-        let follower = tokio::spawn(async { tokio::join!(follow, hear) });
+        tokio::spawn(async { tokio::join!(follow, hear) });
         Ok(Self {
             routes: operations::routes(health.clone(), metrics.clone()).merge(front_door.http_routes()),
-            services: front_door.grpc_routes(&health)?.add_service(conductor),
+            services: front_door.grpc_routes(&health)?,
             health,
-            router: Some((front_door, follower.abort_handle())),
+            router: Some(front_door),
         })
     }
 
@@ -310,17 +326,9 @@ impl Front {
         servers
     }
 
-    /// Reports to probes from now on that the process is not ready, whatever state the router finds.
-    fn not_ready(&self, why: &str) {
-        if let Some((_, follower)) = &self.router {
-            follower.abort();
-        }
-        self.health.set_ready(State::Not(why.into()));
-    }
-
     /// Completes once no answer is being sent to a client.
     async fn idle(&self) {
-        if let Some((front_door, _)) = &self.router {
+        if let Some(front_door) = &self.router {
             front_door.idle().await;
         }
     }

@@ -3,14 +3,14 @@
 use std::{fs::File, io::Read, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{task::JoinHandle, time::timeout};
-use tutti_runtime::{Error, health::Health, metrics::Metrics, progress::LoadDisplay};
+use tutti_runtime::{Error, health::Health, metrics::Metrics, progress::LoadDisplay, token::Token};
 
 use crate::{
     cluster::{Cluster, Limits, Served},
-    listen::WorkerListener,
+    listen::ClusterListener,
     private_directory::PrivateDirectory,
     supervise::{Supervisor, WorkerCommand},
-    worker_service::{Admission, WorkerService},
+    worker_service::{Admission, ByHand, WorkerService},
 };
 
 /// The inputs of [`Backend::start`]. Workers' settings are opaque text to this crate.
@@ -20,17 +20,17 @@ pub struct BackendOptions {
     /// The model's name, and whether it has a tokenizer. Both are known before a worker has loaded the model.
     pub served: Served,
     /// The listener that workers dial.
-    pub listener: WorkerListener,
+    pub listener: ClusterListener,
     /// The executable of spawned workers. It acts as a worker when its `argv[0]` is `worker`.
     pub worker_program: PathBuf,
     /// Settings of the workers of each group, in the order of the topology. A worker receives them in its `Welcome`.
     pub worker_settings: Vec<String>,
     /// The token that spawned workers show when they join; see [`random_token`].
-    pub spawn_token: String,
+    pub spawn_token: Token,
     /// The first line of each spawned worker's stdin, which contains the token.
     pub lifeline_line: String,
     /// The secret that workers show when they join by hand; `None` if no secret is set.
-    pub join_token: Option<String>,
+    pub join_token: Option<Token>,
     /// Shows the progress of loading.
     pub display: LoadDisplay,
 }
@@ -54,10 +54,12 @@ impl Backend {
             conductor_url: options.listener.local_url()?,
             lifeline_line: options.lifeline_line,
         };
-        // Only permitted users reach a private socket, so workers that join by hand over it may show an empty token.
-        let open = options.listener.is_private().then(String::new);
-        let join_token = options.join_token.or(open);
-        let admission = Admission { spawned_workers, spawn_token: options.spawn_token, join_token };
+        let by_hand = match options.join_token {
+            Some(token) => ByHand::WithToken(token),
+            None if options.listener.is_private() => ByHand::Open,
+            None => ByHand::Refused,
+        };
+        let admission = Admission { spawned_workers, spawn_token: options.spawn_token, by_hand };
         let meeting_directory = options.limits.topology.has_tp().then(shared_memory_directory).transpose()?;
         let cluster = Cluster::new(options.limits, options.served, metrics, health);
         let cluster = Arc::new(match &meeting_directory {

@@ -13,6 +13,7 @@ use tutti_runtime::{
     command_line::Process,
     config::{self, Loaded},
     memory,
+    token::Token,
 };
 use tutti_settings::{
     ByteSize, CpuIsa, DeviceSettings, LoadFormat, MAX_RANKS, Quantize, TensorParallelSettings, WorkerSettings,
@@ -102,17 +103,15 @@ pub fn layout(settings: &ConductorSettings) -> Result<Layout, Error> {
 }
 
 /// Returns the secret of workers that join by hand, if there is one.
-pub fn join_token(settings: &ConductorSettings) -> Result<Option<String>, Error> {
-    settings.membership.join_token_file.as_deref().map(read_token).transpose()
+pub fn join_token(settings: &ConductorSettings) -> Result<Option<Token>, Error> {
+    let file = settings.membership.join_token_file.as_deref();
+    file.map(|path| Token::read("join_token_file", path)).transpose()
 }
 
-fn read_token(path: &Path) -> Result<String, Error> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Error::invalid("join_token_file", format!("cannot read {}: {e}", path.display())))?;
-    match text.trim() {
-        "" => Err(Error::invalid("join_token_file", format!("{} is empty", path.display()))),
-        token => Ok(token.to_owned()),
-    }
+/// Returns the secret of routers and operators, if there is one.
+pub fn cluster_token(settings: &ConductorSettings) -> Result<Option<Token>, Error> {
+    let file = settings.membership.cluster_token_file.as_deref();
+    file.map(|path| Token::read("cluster_token_file", path)).transpose()
 }
 
 /// Returns the settings for the workers of each group, in the order of the groups.

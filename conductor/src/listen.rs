@@ -1,25 +1,58 @@
-//! The listener that workers dial. It is bound before any worker is spawned.
+//! The listeners inside a cluster: the one that workers dial, and the one of routers and operators.
+//!
+//! By default each is a Unix socket in a directory that only this user can enter. At an address of the operator's choice,
+//! TCP or a path, others may reach the listener as well, so callers must show a token there.
 
 use std::{
     io,
-    os::unix::net::UnixStream as StdUnixStream,
+    os::unix::{fs::FileTypeExt, net::UnixStream as StdUnixStream},
     path::{Path, PathBuf},
 };
 
+use rustix::{
+    fs::{Mode, fchmod},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen as listen_on, socket_with},
+};
 use tokio::net::{TcpListener, UnixListener};
 use tutti_runtime::{Error, listen, serve};
-use tutti_settings::WorkerAddress;
+use tutti_settings::ClusterAddress;
 
 use crate::private_directory::PrivateDirectory;
 
-const FIELD: &str = "worker_listen";
-/// File name of the socket in a private directory.
-const SOCKET: &str = "workers.sock";
+/// Connections that may wait for their accept.
+const BACKLOG: i32 = 1024;
 
-/// A bound listener for workers.
+/// The callers of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Callers {
+    /// Workers, which join.
+    Workers,
+    /// Routers and operators, which call `tutti.cluster.v1.Conductor`.
+    Routers,
+}
+
+impl Callers {
+    /// The setting with the listener's address.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Workers => "worker_listen",
+            Self::Routers => "cluster_grpc",
+        }
+    }
+
+    /// File name of the socket in a private directory.
+    fn socket(self) -> &'static str {
+        match self {
+            Self::Workers => "workers.sock",
+            Self::Routers => "cluster.sock",
+        }
+    }
+}
+
+/// A bound listener.
 #[derive(Debug)]
-pub enum WorkerListener {
-    /// A Unix socket, for workers of this machine.
+pub enum ClusterListener {
+    /// A Unix socket, for processes of this user on this machine.
     Unix {
         /// The bound socket.
         listener: UnixListener,
@@ -29,38 +62,38 @@ pub enum WorkerListener {
         /// is dropped.
         directory: Option<PrivateDirectory>,
     },
-    /// A TCP socket, for workers of any machine.
+    /// A TCP socket, for processes of any machine.
     Tcp(TcpListener),
 }
 
-impl WorkerListener {
+impl ClusterListener {
     /// Binds `address`, or by default a socket in a directory that only this user can enter.
-    pub async fn bind(address: Option<&WorkerAddress>) -> Result<Self, Error> {
+    pub async fn bind(callers: Callers, address: Option<&ClusterAddress>) -> Result<Self, Error> {
+        let field = callers.field();
         match address {
-            Some(WorkerAddress::Tcp(address)) => Ok(Self::Tcp(listen::tcp(FIELD, *address).await?)),
-            Some(WorkerAddress::Unix(path)) => {
-                clear_stale(path)?;
-                Ok(Self::Unix { listener: bind_unix(path)?, path: path.clone(), directory: None })
+            Some(ClusterAddress::Tcp(address)) => Ok(Self::Tcp(listen::tcp(field, *address).await?)),
+            Some(ClusterAddress::Unix(path)) => {
+                clear_stale(field, path)?;
+                Ok(Self::Unix { listener: bind_unix(field, path)?, path: path.clone(), directory: None })
             }
             None => {
-                // A process that reaches the socket can join as a worker, so only this user may reach it.
                 let directory = PrivateDirectory::new_in(&std::env::temp_dir()).map_err(|e| {
-                    Error::internal(format!("cannot make a directory for the workers' socket: {e}"))
+                    Error::internal(format!("cannot make a directory for the socket of {field}: {e}"))
                 })?;
-                let path = directory.path().join(SOCKET);
-                Ok(Self::Unix { listener: bind_unix(&path)?, path, directory: Some(directory) })
+                let path = directory.path().join(callers.socket());
+                Ok(Self::Unix { listener: bind_unix(field, &path)?, path, directory: Some(directory) })
             }
         }
     }
 
-    /// The URL that a worker on this machine gets as `--conductor`.
+    /// The URL at which a process of this machine dials the listener.
     pub fn local_url(&self) -> Result<String, Error> {
         match self {
             Self::Unix { path, .. } => Ok(format!("unix:{}", path.display())),
             Self::Tcp(listener) => {
                 let address = listener
                     .local_addr()
-                    .map_err(|e| Error::internal(format!("the workers' listener has no address: {e}")))?;
+                    .map_err(|e| Error::internal(format!("the listener has no address: {e}")))?;
                 Ok(format!("http://{}", listen::reachable(address)))
             }
         }
@@ -74,23 +107,37 @@ impl WorkerListener {
         }
     }
 
-    /// True if only permitted users of this machine can reach the listener.
+    /// True if the listener is in a directory that only this user can enter.
     pub fn is_private(&self) -> bool {
-        matches!(self, Self::Unix { .. })
+        matches!(self, Self::Unix { directory: Some(_), .. })
     }
 }
 
-fn bind_unix(path: &Path) -> Result<UnixListener, Error> {
-    UnixListener::bind(path)
-        .map_err(|e| Error::invalid(FIELD, format!("cannot listen on unix:{}: {e}", path.display())))
+/// Binds a socket that only this user can connect to.
+fn bind_unix(field: &str, path: &Path) -> Result<UnixListener, Error> {
+    let bound = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // The mode is set before the bind, which passes it on to the file: at no time may others connect, whatever the
+        // umask is.
+        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        bind(&socket, &SocketAddrUnix::new(path)?)?;
+        listen_on(&socket, BACKLOG)?;
+        UnixListener::from_std(socket.into())
+    };
+    bound().map_err(|e: io::Error| {
+        Error::invalid(field, format!("cannot listen on unix:{}: {e}", path.display()))
+    })
 }
 
-/// Removes a socket that a killed conductor has left at `path`. A live conductor's socket is kept, so that binding then
-/// fails.
-fn clear_stale(path: &Path) -> Result<(), Error> {
+/// Removes a socket that a killed conductor has left at `path`. A live conductor's socket is kept, and so is every file
+/// that is no socket, so that binding then fails.
+fn clear_stale(field: &str, path: &Path) -> Result<(), Error> {
+    // A link is not followed: the file that it names may be of another program.
+    let is_socket = path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket());
     match StdUnixStream::connect(path) {
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)
-            .map_err(|e| Error::invalid(FIELD, format!("cannot replace unix:{}: {e}", path.display()))),
+        Err(e) if is_socket && e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)
+            .map_err(|e| Error::invalid(field, format!("cannot replace unix:{}: {e}", path.display()))),
         _ => Ok(()),
     }
 }

@@ -6,10 +6,11 @@
 use std::{
     fs::{self, File, Permissions, TryLockError},
     io,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     path::Path,
 };
 
+use rustix::fs::OFlags;
 use tempfile::TempDir;
 
 const PREFIX: &str = "tutti-conductor-";
@@ -47,12 +48,16 @@ impl PrivateDirectory {
 }
 
 /// Removes directories of killed conductors. A directory without an owner file is kept. A directory that cannot be
-/// removed is left behind, which does no harm.
+/// removed is left behind, which does no harm. Everyone may write to `parent`, so what bears our name may be another
+/// user's: it is not opened, and nothing here waits.
 fn remove_abandoned(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     let private = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(PREFIX);
     for path in entries.flatten().filter(private).map(|entry| entry.path()) {
-        let Ok(owner) = File::open(path.join(OWNER)) else { continue };
+        if !is_own_directory(&path) {
+            continue;
+        }
+        let Some(owner) = open_regular(&path.join(OWNER)) else { continue };
         match owner.try_lock() {
             Ok(()) if fs::remove_dir_all(&path).is_ok() => {
                 tracing::debug!(directory = %path.display(), "removed the directory of a killed conductor");
@@ -60,6 +65,20 @@ fn remove_abandoned(parent: &Path) {
             Ok(()) | Err(TryLockError::WouldBlock | TryLockError::Error(_)) => {}
         }
     }
+}
+
+/// True for a directory of this user, which no other user can write to. A link is none.
+fn is_own_directory(path: &Path) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    path.symlink_metadata()
+        .is_ok_and(|found| found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0)
+}
+
+/// Opens a regular file. The open of a FIFO would wait for a writer, so it does not block.
+fn open_regular(path: &Path) -> Option<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
+    file.metadata().is_ok_and(|found| found.is_file()).then_some(file)
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
-//! The gRPC service `tutti.cluster.v1.Conductor`, which routers call.
+//! The gRPC service `tutti.cluster.v1.Conductor`, which routers and operators call.
+//!
+//! It is served on a listener of its own, never beside the services for clients: it drains workers, and its requests pass
+//! the limits of routers.
 
 use std::{
     pin::Pin,
@@ -7,7 +10,10 @@ use std::{
 };
 
 use tokio_stream::{Stream, iter};
-use tonic::{Request, Response, Status};
+use tonic::{
+    Request, Response, Status,
+    service::{Routes, interceptor::InterceptedService},
+};
 use tutti_proto::{
     MAX_MESSAGE_BYTES, Rank,
     cluster::v1::{self as pb, conductor_server::Conductor},
@@ -15,6 +21,9 @@ use tutti_proto::{
 use tutti_runtime::{
     Error, ErrorKind,
     checkpoint::{Checkpoint, CheckpointFile},
+    grpc_health,
+    health::Health,
+    token::Token,
 };
 
 pub use tutti_proto::cluster::v1::conductor_server::ConductorServer;
@@ -43,6 +52,25 @@ impl ConductorService {
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
+}
+
+/// Services of the listener for routers and operators: the conductor, and the health of the cluster. If `token` is given,
+/// a call of the conductor must show it, which is checked before a message is read. Must be called inside a Tokio
+/// runtime.
+pub fn cluster_routes(
+    conductor: ConductorServer<ConductorService>,
+    token: Option<Token>,
+    health: Health,
+) -> Routes {
+    let check = move |request: Request<()>| match &token {
+        Some(token) if !token.is_in(request.metadata().as_ref()) => {
+            let message = "the call does not show the secret in the conductor's cluster token file";
+            Err(Error::invalid("cluster_token_file", message).into_unauthenticated())
+        }
+        _ => Ok(request),
+    };
+    Routes::new(grpc_health::service::<ConductorServer<ConductorService>>(health))
+        .add_service(InterceptedService::new(conductor, check))
 }
 
 /// A submission whose errors are gRPC statuses.
@@ -97,8 +125,13 @@ impl Conductor for ConductorService {
             .ok_or_else(|| {
                 Error::new(ErrorKind::NotFound, format!("the checkpoint has no {}", file.name()))
             })?;
-        let pieces: Vec<_> =
-            bytes.chunks(PIECE_BYTES).map(|piece| Ok(pb::FilePiece { data: piece.to_vec() })).collect();
+        let length = bytes.len();
+        let piece = move |at: usize| {
+            let end = bytes.len().min(at + PIECE_BYTES);
+            Ok(pb::FilePiece { data: bytes[at..end].to_vec() })
+        };
+        // Each piece is copied when it is sent, so that slow readers do not hold a second copy of the file.
+        let pieces = (0..length).step_by(PIECE_BYTES).map(piece);
         Ok(Response::new(Box::pin(iter(pieces))))
     }
 
@@ -113,7 +146,10 @@ impl Conductor for ConductorService {
         &self,
         request: Request<pb::DrainWorkerRequest>,
     ) -> Result<Response<pb::DrainWorkerResponse>, Status> {
-        let phase = self.cluster.drain_worker(Rank(request.into_inner().worker))?;
+        let worker = request.into_inner().worker.ok_or_else(|| {
+            Error::invalid("worker", "is missing: the rank of the worker to drain, also if it is 0")
+        })?;
+        let phase = self.cluster.drain_worker(Rank(worker))?;
         Ok(Response::new(pb::DrainWorkerResponse { phase: phase.into() }))
     }
 }

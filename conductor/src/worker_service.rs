@@ -1,4 +1,5 @@
-//! The gRPC service that workers dial. Each worker has one stream, which begins with its `Hello`.
+//! The gRPC service that workers dial. Each worker has one stream, which begins with its `Hello`. A worker's token is in
+//! the call's metadata, and is checked before a message is read.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -9,7 +10,11 @@ use std::{
 
 use tokio::time::timeout;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
-use tonic::{Request, Response, Status, Streaming, service::Routes};
+use tonic::{
+    Request, Response, Status, Streaming,
+    codegen::http::HeaderMap,
+    service::{Routes, interceptor::InterceptedService},
+};
 use tutti_proto::{
     MAX_MESSAGE_BYTES, Rank, WorkerId,
     cluster::v1::{
@@ -24,12 +29,13 @@ use tutti_runtime::{
     progress::LoadDisplay,
     serve::{self, Peer},
     shutdown::Shutdown,
+    token::{self, Token},
 };
 use tutti_settings::ConnectionSettings;
 
 use crate::{
     cluster::{self, Cluster, Joining},
-    listen::WorkerListener,
+    listen::ClusterListener,
 };
 
 /// Flow-control window of a worker's connection: large enough for a launch with a long prompt, or a report with many
@@ -46,42 +52,66 @@ pub struct Admission {
     /// Number of workers that the conductor spawns. Workers of ranks below this number must show `spawn_token`.
     pub spawned_workers: u32,
     /// The token of spawned workers, random per conductor.
-    pub spawn_token: String,
-    /// The token of workers that join by hand. Empty if the listener itself keeps strangers out; `None` if no worker
-    /// may join by hand.
-    pub join_token: Option<String>,
+    pub spawn_token: Token,
+    /// The rule for all other workers.
+    pub by_hand: ByHand,
+}
+
+/// The rule for workers that join by hand.
+#[derive(Clone, Debug)]
+pub enum ByHand {
+    /// They may not join: the listener has no token, and others than this user may reach it.
+    Refused,
+    /// They join without a token: only this user reaches the listener.
+    Open,
+    /// They must show this token.
+    WithToken(Token),
+}
+
+/// The token that a worker has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Credential {
+    Spawned,
+    ByHand,
 }
 
 impl Admission {
-    fn check(&self, hello: &pb::Hello) -> Result<(), Error> {
+    /// Checks the token of a call, before a message of the call is read.
+    fn identify(&self, headers: &HeaderMap) -> Result<Credential, Error> {
+        if self.spawn_token.is_in(headers) {
+            return Ok(Credential::Spawned);
+        }
+        let refused = |message: &str| Err(Error::invalid("join_token_file", message));
+        match &self.by_hand {
+            ByHand::Open if token::shown(headers).is_none() => Ok(Credential::ByHand),
+            ByHand::WithToken(token) if token.is_in(headers) => Ok(Credential::ByHand),
+            ByHand::Open | ByHand::WithToken(_) => refused("the join token is not the conductor's"),
+            ByHand::Refused => {
+                refused("joining over --worker-listen needs a conductor started with --join-token-file")
+            }
+        }
+    }
+
+    fn check(&self, credential: Credential, hello: &pb::Hello) -> Result<(), Error> {
         if hello.version != VERSION {
             let message = format!("the worker is of version {}, the conductor of {VERSION}", hello.version);
             return Err(Error::invalid("version", message));
         }
-        if hello.rank < self.spawned_workers {
-            if !same(&hello.join_token, &self.spawn_token) {
+        match (credential, hello.rank < self.spawned_workers) {
+            (Credential::Spawned, true) | (Credential::ByHand, false) => Ok(()),
+            (Credential::ByHand, true) => {
                 let message = format!(
                     "ranks below {} belong to workers that the conductor spawns; join with rank {} or above",
                     self.spawned_workers, self.spawned_workers
                 );
-                return Err(Error::invalid("rank", message));
+                Err(Error::invalid("rank", message))
             }
-            return Ok(());
-        }
-        match &self.join_token {
-            Some(token) if same(&hello.join_token, token) => Ok(()),
-            Some(_) => Err(Error::invalid("join_token_file", "the join token is not the conductor's")),
-            None => Err(Error::invalid(
-                "join_token_file",
-                "joining over TCP needs a conductor started with --join-token-file",
-            )),
+            (Credential::Spawned, false) => {
+                let message = format!("rank {} is none of those that the conductor spawns", hello.rank);
+                Err(Error::invalid("rank", message))
+            }
         }
     }
-}
-
-/// Compares secrets in constant time, so that timing does not reveal where they differ.
-fn same(a: &str, b: &str) -> bool {
-    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
 }
 
 /// The gRPC service `WorkerGate`.
@@ -106,14 +136,22 @@ impl WorkerService {
     }
 
     /// Serves workers at `listener` for as long as the future is polled.
-    pub async fn serve(self, listener: WorkerListener) -> Result<(), Error> {
+    pub async fn serve(self, listener: ClusterListener) -> Result<(), Error> {
+        let admission = self.admission.clone();
         let service = WorkerGateServer::new(self)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let windows = serve::Windows { stream: WINDOW_BYTES, connection: WINDOW_BYTES };
         let connections = ConnectionSettings { max_streams: STREAMS, ..ConnectionSettings::default() };
         let (listener, _directory) = listener.into_parts();
-        serve::grpc(listener, Routes::new(service), windows, connections, Shutdown::default()).await
+        let check = move |mut request: Request<()>| {
+            let credential =
+                admission.identify(request.metadata().as_ref()).map_err(Error::into_unauthenticated)?;
+            request.extensions_mut().insert(credential);
+            Ok(request)
+        };
+        let routes = Routes::new(InterceptedService::new(service, check));
+        serve::grpc(listener, routes, windows, connections, Shutdown::default()).await
     }
 
     async fn hello(&self, inbound: &mut Streaming<pb::WorkerMessage>) -> Result<pb::Hello, Error> {
@@ -141,9 +179,11 @@ impl WorkerGate for WorkerService {
             // Over a Unix socket, the worker is on this machine.
             Some(Peer::Local) | None => IpAddr::from(Ipv4Addr::LOCALHOST),
         };
+        let credential = request.extensions().get().copied();
+        let credential = credential.ok_or_else(|| Error::internal("the caller's token was not checked"))?;
         let mut inbound = request.into_inner();
         let hello = self.hello(&mut inbound).await?;
-        self.admission.check(&hello)?;
+        self.admission.check(credential, &hello)?;
         let (link, outbound) = cluster::link(self.cluster.limits().link_capacity());
         let rank = Rank(hello.rank);
         let worker = self.cluster.join(Joining { rank, pid: hello.pid, host }, link)?;
@@ -151,7 +191,7 @@ impl WorkerGate for WorkerService {
         let settings =
             self.cluster.limits().topology.group_of(rank).and_then(|group| self.settings_json.get(group));
         let settings_json = settings.cloned().unwrap_or_default();
-        let welcome = pb::Welcome { worker: worker.0, settings_json };
+        let welcome = pb::Welcome { worker: worker.0, settings_json, host: host.to_string() };
         let welcome = pb::ConductorMessage { message: Some(ToWorker::Welcome(welcome)) };
         let reader = Reader { cluster: self.cluster.clone(), loading: self.loading.clone(), worker, rank };
         tokio::spawn(reader.run(inbound));

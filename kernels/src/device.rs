@@ -103,7 +103,11 @@ pub enum DeviceError {
     /// that two requests write to. The device remains usable.
     #[error("misuse of the device: {0}")]
     Misuse(String),
-    /// The device failed, or computed a NaN or infinity.
+    /// Logits or embeddings of one row that are NaN or infinite: no token may be sampled from them. The other rows of the
+    /// step are sound, since no row's numbers enter another's.
+    #[error("not finite: {0}")]
+    NotFinite(String),
+    /// The device failed.
     #[error("device lost: {0}")]
     Lost(String),
 }

@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tutti_runtime::{
     metrics::Metrics,
     prefix_index::{Holder, PrefixIndex, PromptPieces, block_tokens},
+    token::Token,
 };
 pub use tutti_settings::FleetSettings;
 
@@ -51,6 +52,8 @@ pub struct Fleet {
     settings: FleetSettings,
     texts: Texts,
     discover: Option<String>,
+    /// The secret that calls to a discovered conductor show.
+    token: Option<Token>,
     roster: RwLock<Roster>,
     /// Error of the last DNS lookup of `discover`; `None` if the lookup succeeded.
     lookup_trouble: Mutex<Option<String>>,
@@ -143,6 +146,7 @@ impl Fleet {
             settings,
             texts: Texts::new(skip_tokenizer_init, text),
             discover: conductors.discover,
+            token: conductors.token,
             roster: RwLock::default(),
             lookup_trouble: Mutex::default(),
             index: Mutex::new(index),

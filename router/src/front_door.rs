@@ -65,6 +65,7 @@ impl FrontDoor {
         let conductors = Conductors {
             fixed: vec![("embedded".into(), conductor_channel::over(conductor))],
             discover: None,
+            token: None,
         };
         Self::to(conductors, FleetSettings::embedded(), text, config, metrics)
     }

@@ -9,12 +9,13 @@ use tutti_runtime::{
     command_line::Process,
     config::{self, Loaded},
     descriptors,
-    health::{Health, State},
+    health::Health,
     listen,
     metrics::Metrics,
     operations, serve,
     shutdown::Shutdown,
     telemetry,
+    token::Token,
 };
 use tutti_settings::RouterProcessSettings;
 
@@ -68,26 +69,28 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     };
 
     let (health, metrics) = (Health::default(), Metrics::default());
-    let conductors = Conductors::new(&conductors.conductor, conductors.discover.as_deref(), &fleet)?;
+    let token = conductors.cluster_token_file.as_deref();
+    let token = token.map(|path| Token::read("cluster_token_file", path)).transpose()?;
+    let conductors = Conductors::new(&conductors.conductor, conductors.discover.as_deref(), token, &fleet)?;
     let front_door = FrontDoor::before(conductors, fleet, &router, &metrics)?;
     front_door.warn_if_open(&[addresses.http, addresses.grpc]);
     let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));
     let services = front_door.grpc_routes(&health)?;
-    let following = tokio::spawn(front_door.clone().follow(health.clone()));
+    tokio::spawn(front_door.clone().follow(health.clone()));
     tokio::spawn(announcement.when_ready(health.clone()));
 
+    let closing = Shutdown::default();
     let serving = async {
         tokio::try_join!(
-            serve::http(http, routes, connections.clone(), shutdown.clone()),
-            serve::grpc(grpc, services, serve::Windows::default(), connections, shutdown.clone()),
+            serve::http(http, routes, connections.clone(), closing.clone()),
+            serve::grpc(grpc, services, serve::Windows::default(), connections, closing.clone()),
         )
     };
     let drained = async {
         shutdown.begun().await;
-        // Readiness must have a single writer. From here on the drain writes it, so the task that wrote it until now is
-        // stopped.
-        following.abort();
-        health.set_ready(State::Not("draining".into()));
+        health.drain();
+        tokio::time::sleep(drain.lame_duck(&addresses)).await;
+        closing.begin();
         let patience = drain.drain_timeout();
         if timeout(patience, front_door.idle()).await.is_err() {
             tracing::warn!(seconds = drain.drain_timeout, "ending with requests unfinished");

@@ -148,13 +148,14 @@ impl Upload {
     /// The error of a body that was not there when it was due.
     pub fn too_slow(&self) -> Error {
         let (bytes, pace) = (self.bytes, self.pace);
-        broken(format!(
-            "arrives too slowly: {bytes} bytes in {:?}; a body needs {} bytes per second after {:?}, and may take {:?}",
+        let message = format!(
+            "the body arrives too slowly: {bytes} bytes in {:?}; a body needs {} bytes per second after {:?}, and may take {:?}",
             self.started.elapsed(),
             pace.bytes_per_second,
             pace.patience,
             pace.whole
-        ))
+        );
+        Error::new(ErrorKind::TooSlow, message)
     }
 
     /// The error of a body over the limit.

@@ -4,7 +4,9 @@ mod hub;
 mod shipped;
 
 use std::{
-    fs, io,
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -140,10 +142,12 @@ pub async fn resolve(
             Checkpoint::open(&dir, name)
         }
         ModelSource::Hub(id) => {
+            check_cache()?;
             let dir = hub::download(id, wanted, hub, display).await?;
             Checkpoint::open(&dir, id.to_string())
         }
         ModelSource::Shipped => {
+            check_cache()?;
             let dir = tokio::task::spawn_blocking(|| shipped::unpack(&cache_home()))
                 .await
                 .map_err(|e| Error::internal(format!("unpacking the shipped model: {e}")))??;
@@ -152,12 +156,50 @@ pub async fn resolve(
     }
 }
 
-/// The user's cache directory by the XDG base directory specification. The temporary directory if there is no home.
+/// The user's cache directory by the XDG base directory specification; a directory of this user's below the temporary
+/// directory if there is no home.
 fn cache_home() -> PathBuf {
+    home_cache().unwrap_or_else(|| {
+        let user = rustix::process::geteuid().as_raw();
+        std::env::temp_dir().join(format!("tutti-cache-{user}"))
+    })
+}
+
+fn home_cache() -> Option<PathBuf> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    absolute("XDG_CACHE_HOME")
-        .or_else(|| absolute("HOME").map(|home| home.join(".cache")))
-        .unwrap_or_else(std::env::temp_dir)
+    absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))
+}
+
+/// Makes the cache directory below the temporary directory, if that is where the cache is.
+fn check_cache() -> Result<(), Error> {
+    if home_cache().is_some() {
+        return Ok(());
+    }
+    let cache = cache_home();
+    make_private(&cache).map_err(|error| {
+        let message = format!(
+            "cannot keep files in {}: {error}; set XDG_CACHE_HOME to a directory of your own",
+            cache.display()
+        );
+        model_error(ErrorKind::InvalidArgument, message)
+    })
+}
+
+/// Makes a directory that only this user can write to, unless it is there. Everyone may write to its parent, so what has
+/// its name may be another user's, or a link to elsewhere.
+fn make_private(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => return made,
+    }
+    let found = path.symlink_metadata()?;
+    let owner = found.uid();
+    if !found.is_dir() || owner != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
+        return Err(io::Error::other(format!(
+            "it is of user {owner}, others may write to it, or it is a link"
+        )));
+    }
+    Ok(())
 }
 
 /// An error about the source that `--model` names.

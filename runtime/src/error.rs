@@ -45,11 +45,13 @@ pub enum ErrorKind {
     Forbidden,
     /// A limit of the caller's own is reached, such as its requests per minute. A later retry may succeed.
     RateLimited,
+    /// The request's body arrives too slowly.
+    TooSlow,
 }
 
 impl ErrorKind {
     /// Every kind with its codes: gRPC, HTTP, OpenAI's `type`, and the kind on the wire.
-    const TABLE: [(Self, Code, StatusCode, &'static str, pb::ErrorKind); 12] = {
+    const TABLE: [(Self, Code, StatusCode, &'static str, pb::ErrorKind); 13] = {
         use pb::ErrorKind as Wire;
         const GONE: StatusCode = match StatusCode::from_u16(499) {
             Ok(code) => code,
@@ -121,13 +123,20 @@ impl ErrorKind {
                 "invalid_request_error",
                 Wire::Forbidden,
             ),
-            // The code is also that of `Overloaded`; the kind in the metadata tells them apart.
+            // The codes of this kind and the next are also those of others; the kind in the metadata tells them apart.
             (
                 Self::RateLimited,
                 Code::ResourceExhausted,
                 StatusCode::TOO_MANY_REQUESTS,
                 "rate_limit_error",
                 Wire::RateLimited,
+            ),
+            (
+                Self::TooSlow,
+                Code::DeadlineExceeded,
+                StatusCode::REQUEST_TIMEOUT,
+                "invalid_request_error",
+                Wire::TooSlow,
             ),
         ]
     };
@@ -167,6 +176,7 @@ impl ErrorKind {
             Self::Unauthenticated => "unauthenticated",
             Self::Forbidden => "forbidden",
             Self::RateLimited => "rate_limited",
+            Self::TooSlow => "too_slow",
         }
     }
 
@@ -289,6 +299,14 @@ impl From<Error> for Status {
             metadata.insert(RETRY_AFTER, MetadataValue::from(after.as_secs().max(1)));
         }
         status
+    }
+}
+
+impl Error {
+    /// The error as a status with the code UNAUTHENTICATED: the caller has not shown who it is.
+    pub fn into_unauthenticated(self) -> Status {
+        let status = Status::from(self);
+        Status::with_metadata(Code::Unauthenticated, status.message(), status.metadata().clone())
     }
 }
 

@@ -1,5 +1,15 @@
-//! Liveness and readiness. A ready process serves a request that is sent now. A live process needs no restart.
+//! Liveness and readiness. A ready process serves a request that is sent now. A live process makes progress: a restart
+//! would not help it.
 
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// The answer of `/ready` or `/health`.
@@ -11,33 +21,69 @@ pub enum State {
     Not(String),
 }
 
-/// Readiness and liveness of a process. At any time a single task writes each of the two. Clones share the state.
+/// Readiness and liveness of a process. At any time a single task writes the readiness. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct Health {
     ready: watch::Sender<State>,
-    live: watch::Sender<State>,
+    /// True once the process drains: readiness no longer changes.
+    draining: Arc<AtomicBool>,
+    pulses: Arc<Mutex<Vec<Arc<Beats>>>>,
     /// Remarks for the operator about a process that is ready.
     remarks: watch::Sender<Vec<String>>,
+}
+
+/// The last sign of progress of one task.
+#[derive(Debug)]
+struct Beats {
+    name: &'static str,
+    patience: Duration,
+    last: Mutex<Instant>,
+}
+
+/// A task's signs of progress. The process counts as dead when one of its tasks gives none for too long, also when the
+/// task has ended.
+#[derive(Debug)]
+pub struct Pulse(Arc<Beats>);
+
+impl Pulse {
+    /// Notes that the task makes progress now.
+    pub fn beat(&self) {
+        *self.0.last.lock() = Instant::now();
+    }
 }
 
 impl Default for Health {
     fn default() -> Self {
         Self {
             ready: watch::Sender::new(State::Not("starting".into())),
-            live: watch::Sender::new(State::Ok),
+            draining: Arc::default(),
+            pulses: Arc::default(),
             remarks: watch::Sender::default(),
         }
     }
 }
 
 impl Health {
-    /// Sets readiness.
+    /// A readiness of its own, with the liveness of the same process.
+    pub fn of_same_process(&self) -> Self {
+        Self { pulses: self.pulses.clone(), ..Self::default() }
+    }
+
+    /// Sets readiness. Has no effect once the process drains.
     pub fn set_ready(&self, state: State) {
         self.ready.send_if_modified(|old| {
-            let changed = *old != state;
-            *old = state;
+            let changed = *old != state && !self.draining.load(Relaxed);
+            if changed {
+                *old = state;
+            }
             changed
         });
+    }
+
+    /// Sets readiness to "draining" for good. Load balancers then send no more requests.
+    pub fn drain(&self) {
+        self.set_ready(State::Not("draining".into()));
+        self.draining.store(true, Relaxed);
     }
 
     /// Sets the remarks about a process that is ready but has problems, one line per problem.
@@ -50,9 +96,12 @@ impl Health {
         self.remarks.borrow().clone()
     }
 
-    /// Sets liveness.
-    pub fn set_live(&self, state: State) {
-        self.live.send_replace(state);
+    /// Makes liveness depend on a task, which must beat more often than every `patience`. `name` is the task's name in
+    /// the reason.
+    pub fn pulse(&self, name: &'static str, patience: Duration) -> Pulse {
+        let beats = Arc::new(Beats { name, patience, last: Mutex::new(Instant::now()) });
+        self.pulses.lock().push(beats.clone());
+        Pulse(beats)
     }
 
     /// Readiness: whether a request sent now would be served.
@@ -60,9 +109,20 @@ impl Health {
         self.ready.borrow().clone()
     }
 
-    /// Liveness: whether the process should keep running.
+    /// Liveness: whether every task that must make progress does.
     pub fn live(&self) -> State {
-        self.live.borrow().clone()
+        self.live_at(Instant::now())
+    }
+
+    /// Liveness at a time: whether every task that must make progress has made some shortly before.
+    pub fn live_at(&self, now: Instant) -> State {
+        for Beats { name, patience, last } in self.pulses.lock().iter().map(Arc::as_ref) {
+            let silence = now.saturating_duration_since(*last.lock());
+            if silence > *patience {
+                return State::Not(format!("{name} has made no progress for {} s", silence.as_secs()));
+            }
+        }
+        State::Ok
     }
 
     /// A receiver that waits for readiness to change.
@@ -70,3 +130,6 @@ impl Health {
         self.ready.subscribe()
     }
 }
+
+#[cfg(test)]
+mod tests;

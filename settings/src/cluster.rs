@@ -5,7 +5,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Kind, WorkerAddress,
+    ClusterAddress, Kind,
     value::{self, Value},
 };
 
@@ -49,9 +49,13 @@ settings! {
             /// Do not start the embedded router
             no_router: bool = false;
             /// Address that workers dial: unix:/path or ip:port
-            worker_listen: Option<WorkerAddress> = None, unit "ADDR", default "a Unix socket in a private directory";
-            /// File with the secret of workers that join by hand; they need one over TCP
+            worker_listen: Option<ClusterAddress> = None, unit "ADDR", default "a Unix socket in a private directory";
+            /// File with the secret of workers that join by hand; they need one if --worker-listen is given
             join_token_file: Option<PathBuf> = None, unit "FILE";
+            /// Address that routers and operators dial: unix:/path or ip:port
+            cluster_grpc: Option<ClusterAddress> = None, unit "ADDR", default "a Unix socket in a private directory";
+            /// File with the secret of routers and operators; required if --cluster-grpc is given
+            cluster_token_file: Option<PathBuf> = None, unit "FILE";
         }
     }
 }
@@ -62,7 +66,7 @@ settings! {
         "Cluster" => {
             /// HTTP address: OpenAI API, health and metrics
             http: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 8000)), unit "ADDR";
-            /// gRPC address: inference API, and a conductor's API for routers
+            /// gRPC address: inference API, health and reflection
             grpc: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 50051)), unit "ADDR";
         }
     }

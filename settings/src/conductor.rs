@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use crate::{
-    AddressSettings, ByteSize, ClusterSettings, ConnectionSettings, DeviceSettings, DrainSettings,
-    EngineSettings, FaultSettings, Invalid, MembershipSettings, ModelSettings, RouterSettings, Settings,
-    SimSettings, TelemetrySettings, TensorParallelSettings, TraceSettings, WeightSettings, WorkerAddress,
+    AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ConnectionSettings, DeviceSettings,
+    DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings, ModelSettings, RouterSettings,
+    Settings, SimSettings, TelemetrySettings, TensorParallelSettings, TraceSettings, WeightSettings,
 };
 
 process! {
@@ -63,18 +63,32 @@ impl ConductorSettings {
         if self.model.served_model_name.as_deref() == Some("") {
             return Err(Invalid::new("served_model_name", "is empty"));
         }
+        let MembershipSettings { cluster_grpc, cluster_token_file, worker_listen, .. } = &self.membership;
+        if cluster_grpc.is_some() && cluster_token_file.is_none() {
+            let message = "is required with --cluster-grpc: a file with the secret of routers and operators";
+            return Err(Invalid::new("cluster_token_file", message));
+        }
+        if cluster_grpc.is_some() && cluster_grpc == worker_listen && !has_port_0(cluster_grpc.as_ref()) {
+            return Err(Invalid::new("cluster_grpc", "is also the address of worker_listen"));
+        }
         self.sim.validate()?;
         self.check_addresses()
     }
 
     /// Refuses two services on one port. Port 0 never clashes, since it stands for a free port each time.
     fn check_addresses(&self) -> Result<(), Invalid> {
-        let workers = match self.membership.worker_listen {
-            Some(WorkerAddress::Tcp(address)) => Some(address),
+        let tcp = |address: &Option<ClusterAddress>| match address {
+            Some(ClusterAddress::Tcp(address)) => Some(*address),
             _ => None,
         };
+        let (workers, cluster) = (tcp(&self.membership.worker_listen), tcp(&self.membership.cluster_grpc));
         let AddressSettings { http, grpc } = self.addresses;
-        let named = [("http", Some(http)), ("grpc", Some(grpc)), ("worker_listen", workers)];
+        let named = [
+            ("http", Some(http)),
+            ("grpc", Some(grpc)),
+            ("worker_listen", workers),
+            ("cluster_grpc", cluster),
+        ];
         for (index, (field, address)) in named.iter().enumerate() {
             let taken = named[..index]
                 .iter()
@@ -85,6 +99,10 @@ impl ConductorSettings {
         }
         Ok(())
     }
+}
+
+fn has_port_0(address: Option<&ClusterAddress>) -> bool {
+    matches!(address, Some(ClusterAddress::Tcp(address)) if address.port() == 0)
 }
 
 fn clash(a: SocketAddr, b: SocketAddr) -> bool {

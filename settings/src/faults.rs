@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::AddressSettings;
+
 settings! {
     /// Limits of patience, and of the work that a fault may cost.
     pub struct FaultSettings {
@@ -45,6 +47,8 @@ settings! {
         "Faults" => {
             /// Time that running requests have to finish after the first Ctrl-C or SIGTERM
             drain_timeout: u32 = 30, unit "SECONDS";
+            /// Time after that signal for which new requests are served while /ready says no, so that load balancers notice
+            lame_duck: Option<u32> = None, unit "SECONDS", default "5 if other machines can connect, else 0", at most 600;
         }
     }
 }
@@ -53,5 +57,13 @@ impl DrainSettings {
     /// `drain_timeout` as a duration.
     pub fn drain_timeout(&self) -> Duration {
         Duration::from_secs(self.drain_timeout.into())
+    }
+
+    /// `lame_duck` as a duration, for a process that serves clients at these addresses.
+    pub fn lame_duck(&self, addresses: &AddressSettings) -> Duration {
+        // Load balancers that poll `/ready` do it every few seconds. On loopback there are none, and a developer who
+        // presses Ctrl-C does not want to wait.
+        let is_local = addresses.http.ip().is_loopback() && addresses.grpc.ip().is_loopback();
+        Duration::from_secs(self.lame_duck.unwrap_or(if is_local { 0 } else { 5 }).into())
     }
 }

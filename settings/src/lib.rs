@@ -13,6 +13,7 @@
 mod declare;
 mod byte_size;
 mod cluster;
+mod cluster_address;
 mod conductor;
 mod connections;
 mod engine;
@@ -26,13 +27,13 @@ mod router;
 mod sim;
 mod value;
 mod worker;
-mod worker_address;
 
 pub use byte_size::ByteSize;
 pub use cluster::{
     AddressSettings, ClusterSettings, CpuIsa, DeviceChoice, DeviceSettings, MAX_RANKS, MAX_WORKERS,
     MembershipSettings, TensorParallelSettings,
 };
+pub use cluster_address::ClusterAddress;
 pub use conductor::ConductorSettings;
 pub use connections::ConnectionSettings;
 pub use declare::{Choice, Kind, Setting, Settings};
@@ -45,4 +46,3 @@ pub use output::{LogFormat, TelemetrySettings, TraceSettings};
 pub use router::{ConductorsSettings, FleetSettings, RouterProcessSettings, RouterSettings};
 pub use sim::{SimCosts, SimProfile, SimSettings};
 pub use worker::{JoinSettings, WorkerProcessSettings, WorkerSettings};
-pub use worker_address::WorkerAddress;

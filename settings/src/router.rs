@@ -16,8 +16,7 @@ settings! {
             max_body_bytes: usize = 32 << 20, unit "BYTES", at least 1;
             /// File with the names, hashes and limits of API keys; without it, every caller is let in
             api_key_file: Option<PathBuf> = None, unit "FILE", also a flag;
-            /// Origins whose web pages may send requests although there are no API keys, such as
-            /// https://chat.example.com.
+            /// Origins (scheme, host and port) whose web pages may send requests although there are no API keys.
             allowed_origins: Vec<String> = Vec::new(), unit "ORIGIN";
             /// Choices of one priority class (urgent, normal, low) that wait for their first tokens.
             max_queued_choices: u32 = 1024, unit "N", at least 1;
@@ -152,10 +151,12 @@ settings! {
     /// The addresses of conductors.
     pub struct ConductorsSettings {
         "Cluster" => {
-            /// gRPC address of a conductor, such as http://10.0.0.1:50051; repeat it for each
+            /// A conductor's --cluster-grpc, such as http://10.0.0.1:50052 or unix:/path; repeat it for each
             conductor: Vec<String> = Vec::new(), unit "URL";
             /// DNS name whose addresses are all conductors; it is looked up periodically
             discover: Option<String> = None, unit "HOST:PORT";
+            /// File with the conductors' secret for routers
+            cluster_token_file: Option<PathBuf> = None, unit "FILE";
         }
     }
 }

@@ -18,6 +18,8 @@ BINARIES = pathlib.Path(os.environ.get("TUTTI_TEST_BINARIES", REPO / "target/deb
 GOLDENS = REPO / "target/goldens"
 MARK = "CLUSTER_TEST"  # an environment variable that every process of a cluster inherits
 
+CLUSTER_TOKEN = "the routers' own secret"
+
 # Deadlines in seconds, for machines under load. A wait normally takes a tenth of them or less.
 START_S = 90
 STOP_S = 30
@@ -165,10 +167,19 @@ class Server(Process):
     """A conductor or a router with its own HTTP and gRPC address."""
 
     def __init__(self, name, args, log_dir, env=None):
-        self.http_port = self.grpc_port = free_port()
-        while self.grpc_port == self.http_port:
-            self.grpc_port = free_port()
+        ports = set()
+        while len(ports) < 3:
+            ports.add(free_port())
+        self.http_port, self.grpc_port, cluster_port = ports
         addresses = ["--http", f"127.0.0.1:{self.http_port}", "--grpc", f"127.0.0.1:{self.grpc_port}"]
+        # The address of routers and operators, and the secret that they show there.
+        self.cluster, token = f"127.0.0.1:{cluster_port}", pathlib.Path(log_dir) / "cluster-token"
+        token.write_text(CLUSTER_TOKEN)
+        self.cluster_flags = ["--cluster-grpc", self.cluster, "--cluster-token-file", token]
+        if name == "conductor":
+            addresses += self.cluster_flags
+        elif "--cluster-token-file" not in args:
+            addresses += ["--cluster-token-file", token]
         super().__init__(name, [*args, *addresses], log_dir, env)
         self.url = f"http://127.0.0.1:{self.http_port}"
         self.grpc = f"127.0.0.1:{self.grpc_port}"

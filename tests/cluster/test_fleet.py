@@ -18,7 +18,7 @@ PACE = {"TUTTI_SIM__FIXED_US": "8000"}
 def fleet(start, count=2):
     """A router that is ready, and its conductors."""
     conductors = [start(*SIM, env=PACE) for _ in range(count)]
-    flags = [part for conductor in conductors for part in ("--conductor", f"http://{conductor.grpc}")]
+    flags = [part for conductor in conductors for part in ("--conductor", f"http://{conductor.cluster}")]
     router = start(*flags, name="router", env=QUICK)
     everyone_in(router)
     return router, *conductors
@@ -106,11 +106,11 @@ def test_kill_9_of_a_whole_conductor_costs_no_stream_and_it_is_used_again(start,
     figure(f"kill -9 of a conductor under 40 streams: {moved[0]:.0f} replayed, {moved[1]:.0f} retried, none lost")
     assert sum(moved) >= 10, router.explain(f"the killed one had no share: {seen}")
     second.wait_until_idle()
-    wait_for("a remark about it", lambda: any(f"http://{first.grpc}: " in line for line in remarks(router)))
+    wait_for("a remark about it", lambda: any(f"http://{first.cluster}: " in line for line in remarks(router)))
     assert router.client.get("/ready").status_code == 200 and router.metrics()["tutti_router_conductor_up"] == 1
 
     port = free_port()
-    spawn("conductor", *SIM, "--http", f"127.0.0.1:{port}", "--grpc", first.grpc)
+    spawn("conductor", *SIM, "--http", f"127.0.0.1:{port}", "--grpc", first.grpc, *first.cluster_flags)
     everyone_in(router)
     before = router.metrics()["tutti_router_conductor_picks_total"], served(second)
     for kind in range(10):
@@ -137,7 +137,7 @@ def content(events):
 
 def test_a_replay_is_the_same_in_every_bit_with_a_real_model(start):
     conductors = [start("--no-router", "--workers", 1) for _ in range(2)]
-    router = start(*(part for c in conductors for part in ("--conductor", f"http://{c.grpc}")), name="router", env=QUICK)
+    router = start(*(part for c in conductors for part in ("--conductor", f"http://{c.cluster}")), name="router", env=QUICK)
     everyone_in(router)
     body = dict(prompt="Tutti is", n=2, seed=5, temperature=0.9, top_p=0.95, max_tokens=900, min_tokens=800, logprobs=3)
     body |= dict(presence_penalty=0.3, frequency_penalty=0.1, repetition_penalty=1.05, echo=True, stop=["\n\n\n", "zq"])
@@ -161,7 +161,7 @@ def test_a_stopped_conductor_counts_as_dead_and_does_no_harm_when_it_continues(s
 
     try:
         undisturbed_by(router, stop, count=16)
-        wait_for("a remark about it", lambda: any(first.grpc in line for line in remarks(router)))
+        wait_for("a remark about it", lambda: any(first.cluster in line for line in remarks(router)))
     finally:
         for pid in first.processes():
             os.kill(pid, signal.SIGCONT)
@@ -179,14 +179,14 @@ def test_the_only_conductor_continues_its_streams_when_it_is_back(start, spawn):
     def replace():
         only.signal(signal.SIGKILL)
         only.wait()
-        spawn("conductor", *SIM, "--http", f"127.0.0.1:{free_port()}", "--grpc", only.grpc)
+        spawn("conductor", *SIM, "--http", f"127.0.0.1:{free_port()}", "--grpc", only.grpc, *only.cluster_flags)
 
     undisturbed_by(router, replace, count=8)
 
 
 def test_conductors_behind_a_name(start):
     conductor = start(*SIM)
-    port = conductor.grpc.rpartition(":")[2]
+    port = conductor.cluster.rpartition(":")[2]
     router = start("--discover", f"localhost:{port}", name="router", env=QUICK)
     tokens = router.complete(prompt=[1, 2], max_tokens=5, temperature=0, ignore_eos=True, return_token_ids=True)
     assert tokens["choices"][0]["token_ids"] == sampled([1, 2], 0, 0, 5)

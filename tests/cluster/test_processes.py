@@ -9,7 +9,7 @@ import time
 import grpc
 import httpx
 import pytest
-from harness import GOLDENS, cpu_paths, free_port, run_to_exit, wait_for
+from harness import ANSWER_S, CLUSTER_TOKEN, GOLDENS, cpu_paths, free_port, run_to_exit, wait_for
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
 # A request that fills the context: it still runs when the test needs it, unless it is stopped.
@@ -124,11 +124,57 @@ def test_the_next_conductor_removes_the_socket_of_a_killed_one(start, tmp_path):
 
 def drain(cluster, worker):
     """Drains a worker. Returns the phase in the conductor's answer: 4 is draining, 6 is drained."""
-    with grpc.insecure_channel(cluster.grpc) as channel:
-        call = channel.unary_unary("/tutti.cluster.v1.Conductor/DrainWorker")
-        # Request and answer have one varint each.
-        request = b"" if worker == 0 else bytes([8, worker])
-        return call(request)[1]
+    # Request and answer have one varint each.
+    return control(cluster.cluster, "DrainWorker", bytes([8, worker]))[1]
+
+
+def control(address, method, request=b"", token=CLUSTER_TOKEN):
+    """Calls the service of routers and operators at this address. Returns the answer's bytes."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary(f"/tutti.cluster.v1.Conductor/{method}")
+        return call(request, metadata=[("authorization", f"Bearer {token}")] if token else None, timeout=ANSWER_S)
+
+
+def test_clients_do_not_reach_the_cluster_s_control(start):
+    cluster = start("--workers", 1, *QWEN3)
+    for method in ("DrainWorker", "Submit", "ReadCheckpointFile", "GetCluster", "Describe"):
+        with pytest.raises(grpc.RpcError) as refused:
+            control(cluster.grpc, method)
+        assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED, method
+        for token in (None, "a guess"):
+            with pytest.raises(grpc.RpcError) as refused:
+                control(cluster.cluster, method, token=token)
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED, method
+    # A drain must name the worker, also if its rank is 0.
+    with pytest.raises(grpc.RpcError, match="worker") as refused:
+        control(cluster.cluster, "DrainWorker")
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert len(control(cluster.cluster, "GetCluster")) > 0
+    assert cluster.complete(prompt=[1, 2, 3], max_tokens=3)["usage"]["completion_tokens"] == 3
+    assert cluster.metrics()["tutti_workers_ready"] == 1
+
+
+def test_a_router_without_the_secret_gets_no_requests(start, tmp_path):
+    conductor = start("--workers", 1, "--no-router", *QWEN3, ready=False)
+    stranger = tmp_path / "stranger"
+    stranger.write_text("a guess")
+    router = start("--conductor", f"http://{conductor.cluster}", "--cluster-token-file", stranger, name="router", ready=False)
+    wait_for("the reason in /ready", lambda: status(router, "/ready") == 503 and "secret" in router.client.get("/ready").text)
+
+
+@pytest.mark.parametrize("name", ("conductor", "router"))
+def test_new_requests_are_served_while_load_balancers_notice_the_end(start, name):
+    conductor = start("--workers", 1, *QWEN3, *(["--lame-duck", 5] if name == "conductor" else ["--no-router"]), ready=name == "conductor")
+    server = conductor
+    if name == "router":
+        server = start("--conductor", f"http://{conductor.cluster}", "--skip-tokenizer-init", "--lame-duck", 5, name="router")
+    model = server.model
+    server.signal(signal.SIGTERM)
+    wait_for("not ready", lambda: httpx.get(f"{server.url}/ready").status_code == 503)
+    # A new connection, as of a client that has not noticed yet.
+    answer = httpx.post(f"{server.url}/v1/completions", json={"model": model, "prompt": [1, 2, 3], "max_tokens": 3}, timeout=ANSWER_S)
+    assert answer.status_code == 200, answer.text
+    assert server.wait() == 0, server.explain("exit code")
 
 
 def test_a_drained_worker_finishes_its_streams_and_is_not_replaced(start):
@@ -149,7 +195,7 @@ def test_a_drained_worker_finishes_its_streams_and_is_not_replaced(start):
 
 def test_a_stand_alone_router_serves_a_conductor(start):
     conductor = start("--workers", 2, "--no-router", *QWEN3, ready=False)
-    router = start("--conductor", f"http://{conductor.grpc}", "--skip-tokenizer-init", name="router")
+    router = start("--conductor", f"http://{conductor.cluster}", "--skip-tokenizer-init", name="router")
     ask = dict(prompt=[5, 6, 7], max_tokens=8, temperature=0, return_token_ids=True)
     alone = router.complete(**ask)["choices"][0]["token_ids"]
     streamed = [t for e in router.stream("/v1/completions", **ask) for c in e["choices"] for t in c["token_ids"]]

@@ -81,20 +81,25 @@ def test_a_file_and_workers_contradict_each_other(tmp_path):
 
 
 def test_a_group_may_join_by_hand(start, spawn, tmp_path):
-    path, socket = tmp_path / "topology.toml", tmp_path / "socket"
+    path, socket, secret = tmp_path / "topology.toml", tmp_path / "socket", tmp_path / "secret"
+    secret.write_text("open sesame")
+    joining = ("--join-token-file", secret)
     path.write_text(
         "[[group]]\nname = 'far'\nwalks = ['thinker_decode']\nspawn = false\n"
         "[[group]]\nname = 'near'\nwalks = ['prefill_text']\n"
     )
-    cluster = start(
-        "--topology", path, "--worker-listen", f"unix:{socket}", *SIM, "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", ready=False
-    )
+    near = ("--topology", path, "--worker-listen", f"unix:{socket}", *joining)
+    cluster = start(*near, *SIM, "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", ready=False)
     not_ready = wait_for("the prefill group", lambda: (r := reason(cluster)) and "none of them a decode group" in r and r)
     assert "1 of 1 workers have loaded the model" in not_ready
     # Rank 0 is spawned; the topology has no rank 2.
-    stranger = spawn("worker", "--conductor", f"unix:{socket}", "--rank", 2)
+    assert socket.stat().st_mode & 0o777 == 0o600, "others than this user may join"
+    # At a path of the operator's choice, a worker needs the secret.
+    nobody = spawn("worker", "--conductor", f"unix:{socket}", "--rank", 1)
+    assert nobody.wait() == 64 and "join_token_file: " in nobody.log()
+    stranger = spawn("worker", "--conductor", f"unix:{socket}", "--rank", 2, *joining)
     assert stranger.wait() == 64 and "rank: is 2, the limit is 1" in stranger.log()
-    spawn("worker", "--conductor", f"unix:{socket}", "--rank", 1)
+    spawn("worker", "--conductor", f"unix:{socket}", "--rank", 1, *joining)
     cluster.wait_until_ready()
     ask = dict(prompt=[1, 2, 3], max_tokens=5, ignore_eos=True, return_token_ids=True)
     assert len(cluster.complete(**ask)["choices"][0]["token_ids"]) == 5

@@ -5,10 +5,11 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
 import time
 
 import pytest
-from harness import GOLDENS, free_port, run_to_exit, wait_for
+from harness import GOLDENS, START_S, free_port, run_to_exit, wait_for
 from safetensors.numpy import load_file
 from test_golden import BOUND, LENGTHS, MODELS, answers, greatest_deviation
 
@@ -196,3 +197,15 @@ def test_groups_of_simulated_workers_keep_in_step(start):
     alone = start("--workers", 1, "--device", "sim", *QWEN3)
     assert tokens(cluster) == tokens(alone)
     cluster.wait_until_idle()
+
+
+# A command under which /dev/shm has almost no room.
+SMALL_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" "$@"')
+
+
+@pytest.mark.skipif(subprocess.run([*SMALL_SHM, "true"], capture_output=True).returncode, reason="no mounts here")
+def test_shared_memory_without_room_is_an_error_and_no_signal(spawn):
+    # Without an allocation, the first write to a page would end the process with SIGBUS (signal 7).
+    conductor = spawn("conductor", "--workers", 2, "--tp", 2, *QWEN3, "--http=127.0.0.1:0", "--grpc=127.0.0.1:0", under=SMALL_SHM)
+    wait_for("the reason", lambda: "No space left on device" in conductor.log(), START_S)
+    assert "signal: 7" not in conductor.log(), conductor.log()

@@ -9,7 +9,9 @@
 //! process at once, because heartbeats must not continue while the engine is broken.
 
 use std::{
-    io, process,
+    io,
+    net::IpAddr,
+    process,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -33,7 +35,7 @@ use crate::{
     group::{Formation, Member},
     loading::{self, Loaded},
     step_trace::StepTrace,
-    transfer::{RankTransfer, Transfer},
+    transfer::{RankHosts, RankTransfer, Transfer},
 };
 
 /// Number of step outputs that may wait for the task. With this many, short steps continue while a busy machine delays
@@ -62,6 +64,8 @@ pub struct EngineChannels {
     pub load: watch::Sender<pb::WorkerLoad>,
     /// Number of forward passes that have returned. Heartbeats report this number, also while a step runs.
     pub forwards: Arc<AtomicU64>,
+    /// Address at which other workers dial this one.
+    pub host: IpAddr,
 }
 
 /// Starts the engine's thread. The thread loads the model, sends `Ready` or `LoadFailed`, and runs steps until the
@@ -125,7 +129,8 @@ fn run(
 fn follow(member: Member, channels: &EngineChannels, runtime: &Handle) -> Result<(), Error> {
     let kv_pages_total = member.kv().pages.saturating_sub(1) as u32;
     let (group_rank, layout) = (member.group_rank(), member.model().page_layout());
-    let mut courier = RankTransfer::new(group_rank, member.leader(), &layout, channels.load.clone(), runtime);
+    let hosts = RankHosts { own: channels.host, leader: member.leader() };
+    let mut courier = RankTransfer::new(group_rank, hosts, &layout, channels.load.clone(), runtime);
     member.follow(&mut courier, |steps| {
         channels.forwards.store(steps, Ordering::Relaxed);
         // The courier keeps its counts of transfers in the load.
@@ -181,8 +186,8 @@ async fn serve_handle(
     mut outputs: mpsc::Receiver<StepOutput>,
 ) {
     let _guard = ExitOnPanic;
-    let EngineChannels { mut commands, outbox, load, .. } = channels;
-    let transfer = Transfer::connect(&mut handle, &outbox);
+    let EngineChannels { mut commands, outbox, load, host, .. } = channels;
+    let transfer = Transfer::connect(&mut handle, &outbox, host);
     let mut mode = RunMode::Serving;
     while mode == RunMode::Serving || !handle.is_idle() {
         let output = tokio::select! {

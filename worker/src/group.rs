@@ -1,7 +1,7 @@
 //! Formation of a TP group.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener},
     path::PathBuf,
     time::Duration,
 };
@@ -15,6 +15,8 @@ use tutti_models::{Model, RankCourier, lockstep};
 use tutti_proto::cluster::v1::{self as pb, form_group};
 use tutti_runtime::Error;
 use tutti_settings::ByteSize;
+
+use crate::bound;
 
 /// Longest wait for ranks that are still starting.
 const STARTING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -31,6 +33,8 @@ pub struct Formation {
     gpus: Option<GroupId>,
     /// Time limit of each collective operation.
     deadline: Duration,
+    /// Address at which other workers dial this one.
+    host: IpAddr,
 }
 
 #[derive(Debug)]
@@ -41,16 +45,22 @@ enum Meeting {
 }
 
 impl Formation {
-    /// Reads the conductor's message. The leader of a group over TCP starts to listen here. `id` is the one that the leader
-    /// of a group of GPUs has made; the other ranks find it in the message.
-    pub fn new(message: pb::FormGroup, deadline: Duration, id: Option<GroupId>) -> Result<Self, Error> {
+    /// Reads the conductor's message. The leader of a group over TCP starts to listen here. `host` is the address at which
+    /// other workers dial this one. `id` is the one that the leader of a group of GPUs has made; the other ranks find it in
+    /// the message.
+    pub fn new(
+        message: pb::FormGroup,
+        deadline: Duration,
+        host: IpAddr,
+        id: Option<GroupId>,
+    ) -> Result<Self, Error> {
         let group_rank = GroupRank { rank: message.rank as usize, world_size: message.size as usize };
         let malformed = |what: &str| Error::internal(format!("the conductor's FormGroup lacks {what}"));
         let secret = |bytes: Vec<u8>| bytes.try_into().map_err(|_| malformed("a secret of 16 bytes"));
         let meeting = match message.meeting.ok_or_else(|| malformed("a meeting"))? {
             form_group::Meeting::SharedMemory(path) => Meeting::SharedMemory(path.into()),
             form_group::Meeting::Listen(listen) => {
-                let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))
+                let listener = bound::bind(host)
                     .map_err(|e| Error::internal(format!("cannot listen for the group's ranks: {e}")))?;
                 Meeting::Listen { listener, secret: secret(listen.secret)? }
             }
@@ -63,7 +73,7 @@ impl Formation {
             [] => id,
             bytes => Some(GroupId::from_bytes(bytes).ok_or_else(|| malformed("an id of 128 bytes"))?),
         };
-        Ok(Self { group_rank, meeting, gpus, deadline })
+        Ok(Self { group_rank, meeting, gpus, deadline, host })
     }
 
     /// The leader's message, which the conductor passes to the other ranks; `None` at another rank.
@@ -155,7 +165,8 @@ impl Formation {
     fn leader(&self) -> IpAddr {
         match &self.meeting {
             Meeting::Dial { leader, .. } => leader.ip(),
-            Meeting::SharedMemory(_) | Meeting::Listen { .. } => Ipv4Addr::LOCALHOST.into(),
+            // Ranks that share memory are on one machine, and the conductor sees them all at one address.
+            Meeting::SharedMemory(_) | Meeting::Listen { .. } => self.host,
         }
     }
 }

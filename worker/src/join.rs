@@ -1,6 +1,7 @@
 //! The worker's stream to its conductor: dials, sends Hello, and then passes commands in and reports out.
 
 use std::{
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -14,7 +15,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Streaming,
+    Request, Streaming,
     transport::{Channel, Endpoint},
 };
 use tutti_kernels::cuda::GroupId;
@@ -25,7 +26,7 @@ use tutti_proto::{
         worker_message::Message as ToConductor,
     },
 };
-use tutti_runtime::{Error, ErrorKind, VERSION, shutdown::Shutdown};
+use tutti_runtime::{Error, ErrorKind, VERSION, shutdown::Shutdown, token::Token};
 use tutti_settings::WorkerSettings;
 
 use crate::{
@@ -61,8 +62,8 @@ pub struct Joining {
     pub conductor: String,
     /// Rank in the cluster.
     pub rank: Rank,
-    /// Join secret; empty if the conductor requires none.
-    pub join_token: String,
+    /// Join secret; `None` if the conductor requires none.
+    pub join_token: Option<Token>,
 }
 
 /// Joins the conductor. Retries while the conductor is unavailable. An error means that a retry would not help, for
@@ -98,6 +99,7 @@ pub struct Joined {
     inbound: Streaming<pb::ConductorMessage>,
     outbox: mpsc::Sender<pb::WorkerMessage>,
     settings: WorkerSettings,
+    host: IpAddr,
 }
 
 async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Error> {
@@ -109,15 +111,14 @@ async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Erro
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let (outbox, outbound) = mpsc::channel(OUTBOX);
-    let hello = pb::Hello {
-        rank: joining.rank.0,
-        pid: std::process::id(),
-        version: VERSION.into(),
-        join_token: joining.join_token.clone(),
-    };
+    let hello = pb::Hello { rank: joining.rank.0, pid: std::process::id(), version: VERSION.into() };
     let hello = pb::WorkerMessage { message: Some(ToConductor::Hello(hello)) };
     outbox.send(hello).await.map_err(|_| Error::internal("a new channel is closed"))?;
-    let mut inbound = client.join(ReceiverStream::new(outbound)).await?.into_inner();
+    let mut request = Request::new(ReceiverStream::new(outbound));
+    if let Some(token) = &joining.join_token {
+        token.add_to(request.metadata_mut().as_mut());
+    }
+    let mut inbound = client.join(request).await?.into_inner();
     let Some(pb::ConductorMessage { message: Some(FromConductor::Welcome(welcome)) }) =
         inbound.message().await?
     else {
@@ -126,20 +127,23 @@ async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Erro
     let settings = serde_json::from_str(&welcome.settings_json).map_err(|e| {
         Error::internal(format!("cannot read the conductor's settings, which may be of another build: {e}"))
     })?;
-    Ok(Joined { rank: joining.rank, inbound, outbox, settings })
+    let host = welcome.host.parse().map_err(|_| {
+        Error::internal(format!("the conductor sees this worker at {:?}, which is no address", welcome.host))
+    })?;
+    Ok(Joined { rank: joining.rank, inbound, outbox, settings, host })
 }
 
 /// Serves until the conductor drops this worker, or until the worker is told to shut down and all its requests have
 /// ended. An error of kind *unavailable* means that the conductor is gone and that no engine runs any more. If loading
 /// failed, the conductor has already received the error.
 pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
-    let Joined { rank, mut inbound, outbox, settings } = joined;
+    let Joined { rank, mut inbound, outbox, settings, host } = joined;
     let (commands, inbox) = mpsc::channel(INBOX);
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
     let forwards = Arc::<AtomicU64>::default();
     let heartbeats = Heartbeats { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() };
     let heartbeats = tokio::spawn(heartbeats.run(shutdown.clone()));
-    let group = match await_group(&mut inbound, &settings, rank, &outbox).await {
+    let group = match await_group(&mut inbound, &settings, rank, host, &outbox).await {
         Ok(GroupAssignment::Single) => None,
         Ok(GroupAssignment::Ranks(group)) => Some(*group),
         outcome => {
@@ -148,7 +152,7 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
         }
     };
     let alone = group.is_none();
-    let channels = EngineChannels { commands: inbox, outbox, load, forwards };
+    let channels = EngineChannels { commands: inbox, outbox, load, forwards, host };
     let mut ended = engine_thread::start(settings, rank, group, channels)
         .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
     let end = pass_commands(&mut inbound, commands, &mut ended).await;
@@ -190,6 +194,7 @@ async fn await_group(
     inbound: &mut Streaming<pb::ConductorMessage>,
     settings: &WorkerSettings,
     rank: Rank,
+    host: IpAddr,
     outbox: &mpsc::Sender<pb::WorkerMessage>,
 ) -> Result<GroupAssignment, Error> {
     if settings.tensor_parallel.tp <= 1 {
@@ -199,7 +204,7 @@ async fn await_group(
         Some(FromConductor::FormGroup(group)) => {
             let deadline = Duration::from_secs(settings.tensor_parallel.collective_timeout.into());
             let id = if group.rank == 0 { group_id(settings, rank).await? } else { None };
-            let group = Formation::new(group, deadline, id)?;
+            let group = Formation::new(group, deadline, host, id)?;
             if let Some(listening) = group.listening()? {
                 let message = pb::WorkerMessage { message: Some(ToConductor::GroupListening(listening)) };
                 // Ignored: sending fails if the stream has ended, and the next receive reports that.

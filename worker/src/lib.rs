@@ -5,6 +5,7 @@
 //! only if the conductor stops reading. `transfer` moves the data of requests that are divided between workers, for
 //! example if one worker prefills and another decodes. [`lifeline`] ties a spawned worker to its conductor.
 
+mod bound;
 mod device;
 mod engine_thread;
 mod group;

@@ -6,9 +6,10 @@ use tutti_proto::Rank;
 use tutti_runtime::{
     Error, ErrorKind,
     command_line::{self, Process},
-    config, exit,
+    config, descriptors, exit,
     shutdown::Shutdown,
     telemetry,
+    token::Token,
 };
 use tutti_settings::{JoinSettings, TelemetrySettings, WorkerProcessSettings};
 
@@ -35,7 +36,8 @@ pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let ended = Lifeline::take().and_then(|lifeline| {
         let settings: WorkerProcessSettings = command_line::settings(flags)?;
         let (conductor, rank) = address(&settings.join)?;
-        let joining = Joining { conductor, rank, join_token: lifeline.join_token };
+        let join_token = Some(Token::new("join_token", &lifeline.join_token)?);
+        let joining = Joining { conductor, rank, join_token };
         run(&lifeline.telemetry, async |shutdown| join_once(&joining, shutdown).await)
     });
     match ended {
@@ -86,12 +88,9 @@ fn address(settings: &JoinSettings) -> Result<(String, Rank), Error> {
     Ok((conductor, Rank(settings.rank.ok_or_else(|| missing("rank"))?)))
 }
 
-/// Join secret of a worker that is started by hand; empty if no file is set.
-fn join_token(settings: &JoinSettings) -> Result<String, Error> {
-    let Some(path) = &settings.join_token_file else { return Ok(String::new()) };
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Error::invalid("join_token_file", format!("cannot read {}: {e}", path.display())))?;
-    Ok(text.trim().to_owned())
+/// Join secret of a worker that is started by hand; `None` if no file is set.
+fn join_token(settings: &JoinSettings) -> Result<Option<Token>, Error> {
+    settings.join_token_file.as_deref().map(|path| Token::read("join_token_file", path)).transpose()
 }
 
 /// Runs `life` on this thread alone. One thread suffices for one stream, and the other cores are left to the engine.
@@ -100,6 +99,7 @@ fn run<T>(
     life: impl AsyncFnOnce(&Shutdown) -> Result<T, Error>,
 ) -> Result<T, Error> {
     name_process();
+    descriptors::raise_limit();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

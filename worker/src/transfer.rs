@@ -40,6 +40,7 @@ mod tests;
 use std::{
     fs::File,
     io::{self, Read},
+    net::IpAddr,
     sync::Arc,
     time::Duration,
 };
@@ -52,7 +53,7 @@ use tutti_proto::{
     cluster::v1::{self as pb, rank_order::Order, worker_message::Message as ToConductor},
 };
 
-pub use self::rank::RankTransfer;
+pub use self::rank::{RankHosts, RankTransfer};
 use self::{
     freight::Freight,
     group_ranks::GroupRanks,
@@ -106,7 +107,12 @@ struct Hub {
 
 impl Transfer {
     /// Allows requests to be divided between this worker and others. Must be called inside a Tokio runtime.
-    pub fn connect(engine: &mut EngineHandle, outbox: &mpsc::Sender<pb::WorkerMessage>) -> Self {
+    /// `host` is the address at which other workers dial this one.
+    pub fn connect(
+        engine: &mut EngineHandle,
+        outbox: &mpsc::Sender<pb::WorkerMessage>,
+        host: IpAddr,
+    ) -> Self {
         let (planes, embeddings) =
             (Freight::of_planes(engine), Freight::of_embeddings(engine.embedding_width()));
         let (arrivals, inbox) = mpsc::channel(QUEUED_ARRIVALS);
@@ -120,7 +126,7 @@ impl Transfer {
             arrivals,
             outbox: outbox.downgrade(),
             reservations: Arc::default(),
-            listener: Listener::default(),
+            listener: Listener::at(host),
         });
         engine.connect(Box::new(TransferCourier { hub: Arc::clone(&hub), inbox }));
         hub.runtime.spawn(Arc::clone(&hub.pushes.staging).wake_when_freed(hub.waker.clone()));

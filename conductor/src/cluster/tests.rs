@@ -1,7 +1,12 @@
 //! The whole cluster under random deaths, colocated and disaggregated: every request ends once, with all of its tokens
 //! in order, and no request stays booked or waiting.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::Ipv4Addr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures_util::FutureExt;
 use proptest::prelude::*;
@@ -13,7 +18,11 @@ use tutti_proto::{
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
     declaration::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
-use tutti_runtime::{Error, ErrorKind, health::Health, metrics::Metrics};
+use tutti_runtime::{
+    Error, ErrorKind,
+    health::{Health, State},
+    metrics::Metrics,
+};
 use tutti_settings::{EngineSettings, FaultSettings, ModelSettings};
 
 use super::{Cluster, GroupSpec, Joining, Limits, Served, Topology, link};
@@ -40,6 +49,10 @@ fn topology(shape: Shape) -> Topology {
 }
 
 fn cluster(shape: Shape) -> Arc<Cluster> {
+    cluster_with_health(shape).0
+}
+
+fn cluster_with_health(shape: Shape) -> (Arc<Cluster>, Health) {
     let limits = Limits {
         topology: topology(shape),
         model: ModelSettings::default(),
@@ -52,7 +65,29 @@ fn cluster(shape: Shape) -> Arc<Cluster> {
             hang_timeout: 60,
         },
     };
-    Arc::new(Cluster::new(limits, Served::default(), &Metrics::default(), Health::default()))
+    let health = Health::default();
+    (Arc::new(Cluster::new(limits, Served::default(), &Metrics::default(), health.clone())), health)
+}
+
+#[tokio::test]
+async fn a_conductor_is_live_as_long_as_its_watchdog_works() {
+    let (cluster, health) = cluster_with_health(Shape::Colocated);
+    let watching = async { cluster.watch().await };
+    let progress = async {
+        tokio::task::yield_now().await;
+        // A time at which the process counts as dead unless the watchdog gives another sign.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while health.live_at(deadline) != State::Ok {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = watching => {}
+        () = progress => {}
+    }
+    // From here on nobody polls it.
+    let later = Instant::now() + Duration::from_secs(31);
+    assert!(matches!(health.live_at(later), State::Not(why) if why.contains("watchdog")));
 }
 
 fn ready() -> pb::Ready {

@@ -19,15 +19,20 @@ use super::{Cluster, Limits, ranks::Manner, roles::GroupRole, workers::Worker};
 
 /// Time between two checks.
 const TICK: Duration = Duration::from_millis(250);
+/// Time without a check after which the process counts as dead.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Cluster {
     /// Checks the workers for as long as the future is polled.
     pub async fn watch(&self) {
+        let pulse = self.health.pulse("the watchdog over workers", PATIENCE);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
+            // Takes the lock that every request takes, so a conductor that is stuck in there misses its beats.
             self.tick(TICK);
+            pulse.beat();
         }
     }
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use tutti_runtime::command_line::{self, CommandLine};
-use tutti_settings::{ByteSize, WorkerAddress};
+use tutti_settings::{ByteSize, ClusterAddress};
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn flags_reach_their_settings() {
     assert_eq!((config.cluster.workers, config.device.device), (2, DeviceChoice::Cpu));
     assert!(config.router.skip_tokenizer_init && config.membership.no_router);
     assert_eq!(config.engine.kv_cache_memory, Some(ByteSize(512 << 20)));
-    assert_eq!(config.membership.worker_listen, Some(WorkerAddress::Unix("/tmp/x".into())));
+    assert_eq!(config.membership.worker_listen, Some(ClusterAddress::Unix("/tmp/x".into())));
     assert_eq!((config.weights.quantize, config.device.cpu_isa), (Quantize::Int8, CpuIsa::Avx512Vnni));
     assert_eq!((config.weights.load_format, config.drain.drain_timeout), (LoadFormat::Dummy, 5));
 }
@@ -77,6 +77,8 @@ fn settings_that_cannot_serve_are_refused_by_name() {
         ("--grpc=127.0.0.1:8000", "grpc"),
         ("--grpc=0.0.0.0:8000", "grpc"),
         ("--worker-listen=127.0.0.1:50051", "worker_listen"),
+        ("--cluster-grpc=127.0.0.1:50052", "cluster_token_file"),
+        ("--cluster-grpc=unix:/tmp/x", "cluster_token_file"),
         ("--trace-steps=/no/such/directory/steps", "trace_steps"),
         ("--packed-weights=/no/such/directory", "packed_weights"),
     ] {
@@ -128,6 +130,20 @@ fn a_topology_file_says_how_many_workers_there_are() {
     let layout = layout(&config).unwrap();
     assert_eq!((layout.topology.spawned_workers(), layout.devices), (3, vec![DeviceChoice::Sim]));
     assert_eq!(load(&[&topology, "--workers=2"]).unwrap_err().field(), Some("workers"));
+}
+
+#[test]
+fn routers_and_workers_have_an_address_each() {
+    let token = "--cluster-token-file=/tmp/token";
+    assert!(load(&["--cluster-grpc=127.0.0.1:50052", token]).is_ok());
+    for workers in ["--worker-listen=0.0.0.0:50052", "--worker-listen=127.0.0.1:50052"] {
+        let error = load(&["--cluster-grpc=127.0.0.1:50052", token, workers]).unwrap_err();
+        assert_eq!(error.field(), Some("cluster_grpc"));
+    }
+    let both = load(&["--cluster-grpc=unix:/tmp/x", token, "--worker-listen=unix:/tmp/x"]);
+    assert_eq!(both.unwrap_err().field(), Some("cluster_grpc"));
+    let both = load(&["--cluster-grpc=127.0.0.1:50051", token]);
+    assert_eq!(both.unwrap_err().field(), Some("cluster_grpc"));
 }
 
 #[test]

@@ -1,22 +1,59 @@
-use std::net::SocketAddr;
+use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt};
 
 use super::*;
+
+async fn bind_workers(address: Option<&ClusterAddress>) -> Result<ClusterListener, Error> {
+    ClusterListener::bind(Callers::Workers, address).await
+}
 
 #[tokio::test]
 async fn a_dead_conductors_socket_is_replaced_and_a_live_ones_is_not() {
     let directory = tempfile::tempdir().unwrap();
-    let address = WorkerAddress::Unix(directory.path().join("socket"));
-    let first = WorkerListener::bind(Some(&address)).await.unwrap();
-    let error = WorkerListener::bind(Some(&address)).await.unwrap_err();
+    let address = ClusterAddress::Unix(directory.path().join("socket"));
+    let first = bind_workers(Some(&address)).await.unwrap();
+    let error = bind_workers(Some(&address)).await.unwrap_err();
     assert_eq!(error.field(), Some("worker_listen"));
     drop(first);
-    assert!(WorkerListener::bind(Some(&address)).await.is_ok());
+    assert!(bind_workers(Some(&address)).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_socket_is_never_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, link, stale) =
+        (directory.path().join("file"), directory.path().join("link"), directory.path().join("stale"));
+    fs::write(&file, "a year of work").unwrap();
+    // A link to a dead socket is not ours to remove either.
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    std::os::unix::fs::symlink(&stale, &link).unwrap();
+    for path in [&file, &link] {
+        for callers in [Callers::Workers, Callers::Routers] {
+            let address = ClusterAddress::Unix(path.clone());
+            let error = ClusterListener::bind(callers, Some(&address)).await.unwrap_err();
+            assert_eq!(error.field(), Some(callers.field()));
+        }
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "a year of work");
+    assert!(link.is_symlink());
+}
+
+#[tokio::test]
+async fn only_this_user_can_connect_to_a_socket_at_a_given_path() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = bind_workers(Some(&ClusterAddress::Unix(path.clone()))).await.unwrap();
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(
+        !listener.is_private(),
+        "another container's root may reach the path, so callers must show a token"
+    );
 }
 
 #[tokio::test]
 async fn the_default_socket_goes_away() {
-    let listener = WorkerListener::bind(None).await.unwrap();
-    let WorkerListener::Unix { path, .. } = &listener else { panic!("not a Unix socket") };
+    let listener = bind_workers(None).await.unwrap();
+    assert!(listener.is_private());
+    let ClusterListener::Unix { path, .. } = &listener else { panic!("not a Unix socket") };
     let path = path.clone();
     assert!(path.exists());
     drop(listener);
@@ -25,7 +62,7 @@ async fn the_default_socket_goes_away() {
 
 #[tokio::test]
 async fn a_tcp_listener_is_dialled_at_loopback() {
-    let any = WorkerAddress::Tcp(SocketAddr::from(([0, 0, 0, 0], 0)));
-    let listener = WorkerListener::bind(Some(&any)).await.unwrap();
+    let any = ClusterAddress::Tcp(SocketAddr::from(([0, 0, 0, 0], 0)));
+    let listener = bind_workers(Some(&any)).await.unwrap();
     assert!(listener.local_url().unwrap().starts_with("http://127.0.0.1:"));
 }

@@ -1,3 +1,12 @@
+use std::{
+    os::unix::fs::{DirBuilderExt, symlink},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
 use super::*;
 
 #[test]
@@ -17,7 +26,8 @@ fn only_what_a_dead_conductor_left_is_removed() {
     let named = |name: &str| parent.path().join(name);
     let (dead, new, other) = (named("tutti-conductor-dead"), named("tutti-conductor-new"), named("other"));
     for directory in [&dead, &new, &other] {
-        fs::create_dir(directory).unwrap();
+        // As `PrivateDirectory` creates them, whatever the umask is.
+        fs::DirBuilder::new().mode(0o700).create(directory).unwrap();
     }
     for directory in [&dead, &other] {
         fs::write(directory.join(OWNER), "").unwrap();
@@ -26,4 +36,33 @@ fn only_what_a_dead_conductor_left_is_removed() {
     remove_abandoned(parent.path());
     let left = [alive.path(), &dead, &new, &other].map(Path::exists);
     assert_eq!(left, [true, false, true, true]);
+}
+
+#[test]
+fn traps_of_other_users_hold_up_no_start_and_lose_no_file() {
+    let (parent, victim) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let named = |name: &str| parent.path().join(name);
+    // An owner that is a FIFO: its open waits for a writer that never comes.
+    let fifo = named("tutti-conductor-fifo");
+    fs::DirBuilder::new().mode(0o700).create(&fifo).unwrap();
+    mknodat(CWD, fifo.join(OWNER), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    // A link to a directory that looks abandoned.
+    fs::write(victim.path().join(OWNER), "").unwrap();
+    symlink(victim.path(), named("tutti-conductor-link")).unwrap();
+    // An owner that is a link to a file.
+    let linked = named("tutti-conductor-linked");
+    fs::DirBuilder::new().mode(0o700).create(&linked).unwrap();
+    symlink("/etc/passwd", linked.join(OWNER)).unwrap();
+    // A directory in which others may put what they like.
+    let open = named("tutti-conductor-open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
+    fs::write(open.join(OWNER), "").unwrap();
+
+    let (done, ended) = mpsc::channel();
+    let path = parent.path().to_owned();
+    thread::spawn(move || done.send(PrivateDirectory::new_in(&path).map(drop)));
+    ended.recv_timeout(Duration::from_secs(20)).expect("the start waits for the FIFO").unwrap();
+    assert!(victim.path().join(OWNER).exists());
+    assert!([&fifo, &linked, &open].iter().all(|path| path.exists()));
 }

@@ -8,8 +8,8 @@ use tonic::{Status, Streaming, transport::Endpoint};
 use tutti_conductor::{
     Submission,
     cluster::{Cluster, Limits, Served, Topology},
-    listen::WorkerListener,
-    worker_service::{Admission, WorkerService},
+    listen::{Callers, ClusterListener},
+    worker_service::{Admission, ByHand, WorkerService},
 };
 use tutti_proto::{
     cluster::v1::{
@@ -23,6 +23,7 @@ use tutti_runtime::{
     health::{Health, State},
     metrics::Metrics,
     progress::LoadDisplay,
+    token::Token,
 };
 use tutti_settings::{EngineSettings, FaultSettings, ModelSettings};
 
@@ -58,17 +59,17 @@ pub struct Bench {
 
 impl Bench {
     pub async fn new(limits: Limits) -> Self {
-        Self::with_join_token(limits, Some(String::new())).await
+        Self::with_workers_by_hand(limits, ByHand::Open).await
     }
 
-    pub async fn with_join_token(limits: Limits, join_token: Option<String>) -> Self {
+    pub async fn with_workers_by_hand(limits: Limits, by_hand: ByHand) -> Self {
         let (metrics, health) = (Metrics::default(), Health::default());
         let spawned_workers = limits.topology.spawned_workers();
         let settings = vec![SETTINGS.to_owned(); limits.topology.groups().len()];
         let served = Served { name: "tiny".into(), has_tokenizer: true };
         let cluster = Arc::new(Cluster::new(limits, served, &metrics, health.clone()));
-        let admission = Admission { spawned_workers, spawn_token: SPAWN_TOKEN.into(), join_token };
-        let listener = WorkerListener::bind(None).await.unwrap();
+        let admission = Admission { spawned_workers, spawn_token: token(SPAWN_TOKEN), by_hand };
+        let listener = ClusterListener::bind(Callers::Workers, None).await.unwrap();
         let url = listener.local_url().unwrap();
         let service = WorkerService::new(cluster.clone(), admission, settings, LoadDisplay::new(false));
         tokio::spawn(service.serve(listener));
@@ -100,17 +101,36 @@ impl Bench {
         worker
     }
 
+    /// Joins with the token of spawned workers.
     pub async fn try_join(&self, hello: pb::Hello) -> Result<FakeWorker, Error> {
-        let channel = Endpoint::from_shared(self.url.clone()).unwrap().connect().await.unwrap();
+        self.try_join_with(hello, SPAWN_TOKEN).await
+    }
+
+    /// Joins with this token; the empty one is not sent.
+    pub async fn try_join_with(&self, hello: pb::Hello, token: &str) -> Result<FakeWorker, Error> {
         let (to, outbound) = mpsc::channel(16);
         to.send(pb::WorkerMessage { message: Some(ToConductor::Hello(hello.clone())) }).await.unwrap();
-        let stream = WorkerGateClient::new(channel).join(ReceiverStream::new(outbound)).await?;
+        let stream = self.call(outbound, token).await?;
         let mut worker = FakeWorker { rank: hello.rank, to, from: stream.into_inner() };
         match worker.hear().await {
             Some(FromConductor::Welcome(welcome)) => assert_eq!(welcome.settings_json, SETTINGS),
             other => panic!("{other:?} is no Welcome"),
         }
         Ok(worker)
+    }
+
+    /// Calls `Join` with these messages.
+    pub async fn call(
+        &self,
+        messages: mpsc::Receiver<pb::WorkerMessage>,
+        shown: &str,
+    ) -> Result<tonic::Response<Streaming<pb::ConductorMessage>>, Status> {
+        let channel = Endpoint::from_shared(self.url.clone()).unwrap().connect().await.unwrap();
+        let mut request = tonic::Request::new(ReceiverStream::new(messages));
+        if !shown.is_empty() {
+            token(shown).add_to(request.metadata_mut().as_mut());
+        }
+        WorkerGateClient::new(channel).join(request).await
     }
 
     pub fn submit(&self, max_tokens: u32) -> Result<Submission, Error> {
@@ -144,8 +164,12 @@ pub async fn metric(bench: &Bench, name: &str, value: u64) {
     .await;
 }
 
+pub fn token(text: &str) -> Token {
+    Token::new("token", text).unwrap()
+}
+
 pub fn hello(rank: u32) -> pb::Hello {
-    pb::Hello { rank, pid: 1000 + rank, version: VERSION.into(), join_token: SPAWN_TOKEN.into() }
+    pb::Hello { rank, pid: 1000 + rank, version: VERSION.into() }
 }
 
 pub fn ready() -> pb::Ready {

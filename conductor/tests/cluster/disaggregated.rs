@@ -94,9 +94,7 @@ async fn two_groups_that_keep_planes_in_different_layouts_are_refused_by_name() 
 #[tokio::test]
 async fn a_rank_that_the_topology_does_not_have_is_turned_away() {
     let bench = Bench::new(topology()).await;
-    let Err(error) = bench.try_join(pb::Hello { join_token: String::new(), ..hello(2) }).await else {
-        panic!("there is no such rank")
-    };
+    let Err(error) = bench.try_join_with(hello(2), "").await else { panic!("there is no such rank") };
     assert!(error.message().contains("is 2, the limit is 1"), "{error}");
 }
 

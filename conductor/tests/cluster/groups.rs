@@ -101,9 +101,8 @@ async fn the_end_of_one_rank_is_the_end_of_its_group_which_forms_anew_elsewhere(
 #[tokio::test]
 async fn ranks_that_join_by_hand_dial_their_leader_where_it_listens() {
     let bench = Bench::new(in_pairs(2)).await;
-    let by_hand = |rank| pb::Hello { join_token: String::new(), ..hello(rank) };
-    let mut leader = bench.try_join(by_hand(2)).await.unwrap();
-    let mut second = bench.try_join(by_hand(3)).await.unwrap();
+    let mut leader = bench.try_join_with(hello(2), "").await.unwrap();
+    let mut second = bench.try_join_with(hello(3), "").await.unwrap();
     let (0, Meeting::Listen(listen)) = formed(&mut leader).await else {
         panic!("the leader does not listen")
     };

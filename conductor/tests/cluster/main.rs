@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test")]
 
 mod bench;
+mod control;
 mod deaths;
 mod disaggregated;
 mod groups;

@@ -4,7 +4,11 @@ use futures_util::FutureExt;
 use tutti_proto::cluster::v1::{self as pb, worker_message::Message as ToConductor};
 use tutti_runtime::{Error, ErrorKind, health::State};
 
-use crate::bench::{Bench, hello, limits, ready, soon};
+use tokio::sync::mpsc;
+use tonic::Code;
+use tutti_conductor::worker_service::ByHand;
+
+use crate::bench::{Bench, hello, limits, ready, soon, token};
 
 #[tokio::test]
 async fn it_is_ready_only_when_all_spawned_workers_are() {
@@ -42,8 +46,11 @@ async fn the_last_workers_end_is_the_end_of_readiness() {
 #[tokio::test]
 async fn a_spawned_workers_rank_needs_its_token() {
     let bench = Bench::new(limits(1)).await;
-    let stranger = pb::Hello { join_token: "guess".into(), ..hello(0) };
-    let error = bench.try_join(stranger).await.err().unwrap();
+    let error = bench.try_join_with(hello(0), "").await.err().unwrap();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("rank")));
+    let error = bench.try_join_with(hello(0), "guess").await.err().unwrap();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("join_token_file")));
+    let error = bench.try_join(hello(1)).await.err().unwrap();
     assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("rank")));
 }
 
@@ -65,14 +72,26 @@ async fn a_rank_is_held_by_one_worker_at_a_time() {
 
 #[tokio::test]
 async fn joining_by_hand_takes_the_operators_token() {
-    let by_hand = |token: &str| pb::Hello { join_token: token.into(), ..hello(1) };
     let private = Bench::new(limits(1)).await;
-    assert!(private.try_join(by_hand("")).await.is_ok());
-    let shared = Bench::with_join_token(limits(1), Some("secret".into())).await;
-    assert!(shared.try_join(by_hand("")).await.is_err());
-    assert!(shared.try_join(by_hand("secret")).await.is_ok());
-    let closed = Bench::with_join_token(limits(1), None).await;
-    assert_eq!(closed.try_join(by_hand("")).await.err().unwrap().field(), Some("join_token_file"));
+    assert!(private.try_join_with(hello(1), "").await.is_ok());
+    let shared = Bench::with_workers_by_hand(limits(1), ByHand::WithToken(token("secret"))).await;
+    assert!(shared.try_join_with(hello(1), "").await.is_err());
+    assert!(shared.try_join_with(hello(1), "secret").await.is_ok());
+    let closed = Bench::with_workers_by_hand(limits(1), ByHand::Refused).await;
+    let error = closed.try_join_with(hello(1), "").await.err().unwrap();
+    assert_eq!(error.field(), Some("join_token_file"));
+}
+
+#[tokio::test]
+async fn a_strangers_call_is_refused_before_any_message_of_it_is_read() {
+    let bench = Bench::with_workers_by_hand(limits(1), ByHand::WithToken(token("secret"))).await;
+    for shown in ["", "guess"] {
+        // The call never sends a message, so an answer cannot depend on one.
+        let (_to, messages) = mpsc::channel(1);
+        let status = soon("the refusal", bench.call(messages, shown)).await.err().unwrap();
+        assert_eq!(status.code(), Code::Unauthenticated, "{status}");
+        assert_eq!(Error::from(status).field(), Some("join_token_file"));
+    }
 }
 
 #[tokio::test]

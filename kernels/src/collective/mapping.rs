@@ -11,7 +11,10 @@ use std::{
     sync::atomic::{AtomicU32, AtomicU64},
 };
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::{
+    fs::{FallocateFlags, fallocate},
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
 
 /// Number of slots per rank. The slots alternate: while other ranks still read one slot, its owner fills the other.
 pub(super) const SLOTS: usize = 2;
@@ -47,10 +50,18 @@ impl Mapping {
         ranks * (size_of::<Flags>() + SLOTS * SLOT_BYTES)
     }
 
-    /// Extends `file` to the size of the group's memory and maps it. The size is the same at all ranks.
-    pub fn new(file: &File, ranks: usize) -> io::Result<Self> {
+    /// Extends `file` to the size of the group's memory and maps it. The size is the same at all ranks. `rank` is the
+    /// caller's own.
+    ///
+    /// The memory that this rank writes is allocated here: a write to a page that the file system has no room for would
+    /// end the process with SIGBUS. Each rank allocates its own slots, which lie on the memory node where it runs.
+    pub fn new(file: &File, rank: usize, ranks: usize) -> io::Result<Self> {
         let bytes = Self::bytes(ranks);
         file.set_len(bytes as u64)?;
+        let (flags, slots) = (ranks * size_of::<Flags>(), SLOTS * SLOT_BYTES);
+        for (first, bytes) in [(0, flags), (flags + rank * slots, slots)] {
+            fallocate(file, FallocateFlags::empty(), first as u64, bytes as u64)?;
+        }
         // SAFETY: a new mapping at an address of the operating system's choice affects no other memory.
         let start = unsafe {
             mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)

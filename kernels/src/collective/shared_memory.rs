@@ -69,7 +69,8 @@ impl SharedMemory {
             CollectiveError::Transport(format!("cannot {what} {}: {e}", path.display()))
         };
         let file = open(path).map_err(|e| failed("open", e))?;
-        let map = Mapping::new(&file, group_rank.world_size).map_err(|e| failed("map", e))?;
+        let map =
+            Mapping::new(&file, group_rank.rank, group_rank.world_size).map_err(|e| failed("map", e))?;
         let mut group = Self { map, group_rank, deadline: patience, number: 0, tiles: 0 };
         group.bring(Operation::Forming, group_rank.world_size, |_, _| {})?;
         group.await_all(Operation::Forming, Some(group_rank.world_size))?;

@@ -3,15 +3,12 @@
 //! All data goes through rank 0. Rank 0 therefore detects a missing rank, and reports it to the other ranks before rank
 //! 0's own call fails. A secret keeps other clients out of the group. Data is not encrypted.
 
+mod admission;
+
 use std::{
     io::{self, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     time::{Duration, Instant},
-};
-
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
 };
 
 use super::{Collective, CollectiveError, GroupRank, Operation, Patience, check_parts, mapping::bytes_of};
@@ -24,8 +21,6 @@ const HEADER: usize = 8;
 const GIVEN_UP: u8 = 0;
 /// Maximum length of a reason in bytes.
 const MAX_REASON: usize = 1 << 10;
-/// Limit on the time that a new connection takes to authenticate.
-const HELLO: Duration = Duration::from_secs(2);
 
 /// One rank of a group over TCP.
 pub struct Tcp {
@@ -61,24 +56,8 @@ impl Tcp {
         patience: Duration,
         deadline: Duration,
     ) -> Result<Self, CollectiveError> {
-        let until = Instant::now() + patience;
-        let mut admitted: Vec<Option<TcpStream>> = (1..size).map(|_| None).collect();
-        listener.set_nonblocking(true).map_err(|e| broken("listen", &e))?;
-        while let Some(missing) = admitted.iter().position(Option::is_none) {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let (rank, operation) = (missing + 1, Operation::Forming);
-                return Err(CollectiveError::Missing { rank, size, operation, deadline: patience });
-            }
-            await_connection(listener, left)?;
-            let Ok((stream, _)) = listener.accept() else { continue };
-            // A client that does not know the secret or that disconnected is ignored.
-            let Ok(rank) = greet(&stream, secret) else { continue };
-            if let Some(slot @ None) = rank.checked_sub(1).and_then(|index| admitted.get_mut(index)) {
-                *slot = Some(stream);
-            }
-        }
-        let peers = (1..).zip(admitted.into_iter().flatten()).map(|(rank, stream)| Peer { rank, stream });
+        let admitted = admission::admit(listener, size, secret, patience)?;
+        let peers = (1..).zip(admitted).map(|(rank, stream)| Peer { rank, stream });
         let mut group = Self {
             group_rank: GroupRank { rank: 0, world_size: size },
             deadline,
@@ -379,29 +358,4 @@ fn header(code: u8, len: usize) -> [u8; HEADER] {
 
 fn broken(what: &str, error: &io::Error) -> CollectiveError {
     CollectiveError::Transport(format!("cannot {what}: {error}"))
-}
-
-/// Waits until a client connects or `limit` has passed.
-fn await_connection(listener: &TcpListener, limit: Duration) -> Result<(), CollectiveError> {
-    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) as _ };
-    match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&limit)) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(broken("wait for other ranks", &error.into())),
-    }
-}
-
-/// Authenticates a new connection and returns its rank. Returns an error if the client does not know the secret.
-fn greet(mut stream: &TcpStream, secret: &[u8; 16]) -> io::Result<usize> {
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(HELLO))?;
-    let (mut theirs, mut rank) = ([0; 16], [0; 4]);
-    stream.read_exact(&mut theirs)?;
-    stream.read_exact(&mut rank)?;
-    // Compares in constant time, so that the duration reveals nothing about the secret.
-    let differences = theirs.iter().zip(secret).fold(0, |differences, (a, b)| differences | (a ^ b));
-    if differences != 0 {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    Ok(u32::from_le_bytes(rank) as usize)
 }

@@ -32,7 +32,7 @@ family! {
     /// Operations whose results are [collected](Device::collect), each list in the order of enqueueing.
     ///
     /// A request that cannot be answered, such as a row whose bias forbids every token, has an error of its own among the
-    /// results. Logits that are NaN or infinite are [`DeviceError::Lost`], here or in `collect`.
+    /// results. So has a row with logits that are NaN or infinite: [`DeviceError::NotFinite`].
     pub trait Sampler {
         /// Samples the likeliest token of each row of `norm(x) · Wᵀ`. For a row that [takes the likeliest
         /// token](SampleRow::takes_the_likeliest), the result equals that of [`sample`](Self::sample).

@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use std::{
-    net::TcpListener,
+    io::Write,
+    net::{TcpListener, TcpStream},
     path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -285,5 +287,33 @@ fn a_stranger_takes_no_rank() {
         let member = Tcp::connect(address, group_rank, SECRET, LONG, LONG).unwrap();
         leader.join().unwrap().unwrap();
         drop(member);
+    });
+}
+
+#[test]
+fn strangers_that_drip_do_not_delay_a_group() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let group_rank = GroupRank { rank: 1, world_size: 2 };
+    // Each of these alone would occupy a leader that hears one connection at a time: a byte comes before every timeout
+    // of a read, and the whole greeting takes far longer than the group may.
+    let formed = AtomicBool::new(false);
+    let strangers: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !formed.load(Relaxed) {
+                for mut stranger in &strangers {
+                    // The leader may have closed it by now.
+                    let _ = stranger.write_all(b"x");
+                }
+                thread::sleep(Duration::from_millis(300));
+            }
+        });
+        let leader = scope.spawn(|| Tcp::accept(&listener, 2, SECRET, Duration::from_secs(10), LONG));
+        let member = Tcp::connect(address, group_rank, SECRET, LONG, LONG);
+        let leader = leader.join().unwrap();
+        formed.store(true, Relaxed);
+        leader.unwrap();
+        member.unwrap();
     });
 }

@@ -138,3 +138,37 @@ fn where_nothing_can_be_written_weights_are_packed() {
     assert!(matches!(outcome, Some(PackedOutcome::Unused(_))), "{outcome:?}");
     assert!(got == plain);
 }
+
+#[test]
+fn a_link_in_the_way_of_the_file_is_not_followed() {
+    let (dir, victim) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+    let (plain, _) = products(Some(dir.path()), &matrices(), Quantize::None);
+    let file = only_file(dir.path());
+    let partial = file.with_extension("partial");
+    // A link where the file is written, and one where it is read: both lead to another file of this user.
+    for link in [&partial, &file] {
+        fs::write(victim.path(), "a year of work").unwrap();
+        let _ = (fs::remove_file(&file), fs::remove_file(&partial));
+        std::os::unix::fs::symlink(victim.path(), link).unwrap();
+        let (found, outcome) = products(Some(dir.path()), &matrices(), Quantize::None);
+        assert!(found == plain);
+        let written = outcome == Some(PackedOutcome::Written);
+        assert_eq!(written, link == &file, "{link:?}: {outcome:?}");
+        assert_eq!(fs::read_to_string(victim.path()).unwrap(), "a year of work");
+    }
+    assert!(!file.is_symlink(), "the link to another file was not replaced");
+}
+
+#[test]
+fn a_fifo_in_the_way_of_the_file_holds_up_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    products(Some(dir.path()), &matrices(), Quantize::None);
+    let file = only_file(dir.path());
+    fs::remove_file(&file).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    let (done, ended) = std::sync::mpsc::channel();
+    let path = dir.path().to_owned();
+    std::thread::spawn(move || done.send(products(Some(&path), &matrices(), Quantize::None).1));
+    ended.recv_timeout(std::time::Duration::from_secs(60)).expect("the load waits for the FIFO");
+}

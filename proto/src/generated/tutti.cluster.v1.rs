@@ -225,6 +225,7 @@ pub enum ErrorKind {
     Unauthenticated = 10,
     Forbidden = 11,
     RateLimited = 12,
+    TooSlow = 13,
 }
 impl ErrorKind {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -246,6 +247,7 @@ impl ErrorKind {
             Self::Unauthenticated => "UNAUTHENTICATED",
             Self::Forbidden => "FORBIDDEN",
             Self::RateLimited => "RATE_LIMITED",
+            Self::TooSlow => "TOO_SLOW",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -264,6 +266,7 @@ impl ErrorKind {
             "UNAUTHENTICATED" => Some(Self::Unauthenticated),
             "FORBIDDEN" => Some(Self::Forbidden),
             "RATE_LIMITED" => Some(Self::RateLimited),
+            "TOO_SLOW" => Some(Self::TooSlow),
             _ => None,
         }
     }
@@ -473,9 +476,9 @@ pub struct FilePiece {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainWorkerRequest {
-    /// The worker's rank.
-    #[prost(uint32, tag = "1")]
-    pub worker: u32,
+    /// The worker's rank. A request without it is refused: rank 0 must be named, too.
+    #[prost(uint32, optional, tag = "1")]
+    pub worker: ::core::option::Option<u32>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainWorkerResponse {
@@ -1388,9 +1391,6 @@ pub struct Hello {
     /// Version of the build. A worker of another version is rejected.
     #[prost(string, tag = "3")]
     pub version: ::prost::alloc::string::String,
-    /// The secret that spawned children get. Empty for a worker that is started by hand.
-    #[prost(string, tag = "4")]
-    pub join_token: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Welcome {
@@ -1400,6 +1400,9 @@ pub struct Welcome {
     /// build.
     #[prost(string, tag = "2")]
     pub settings_json: ::prost::alloc::string::String,
+    /// The IP address at which the conductor sees the worker, and at which other workers dial it.
+    #[prost(string, tag = "3")]
+    pub host: ::prost::alloc::string::String,
 }
 /// Sent to the leader of a TP group once all ranks have joined, before anything is loaded, and to the other ranks once the
 /// leader has answered with GroupListening. Not sent to a group of one.

@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
-use tonic::transport::Endpoint;
-use tutti_runtime::Error;
+use tonic::{body::Body, codegen::http::Request, transport::Endpoint};
+use tower::ServiceExt;
+use tutti_runtime::{Error, token::Token};
 
 use super::FleetSettings;
 use crate::{
@@ -20,6 +21,8 @@ pub struct Conductors {
     pub fixed: Vec<(String, ConductorChannel)>,
     /// `HOST:PORT`, looked up by DNS. Every address of the host is a conductor.
     pub discover: Option<String>,
+    /// The secret that calls to a conductor show; `None` if the conductors require none.
+    pub token: Option<Token>,
 }
 
 impl Conductors {
@@ -28,18 +31,23 @@ impl Conductors {
     ///
     /// # Errors
     /// Names the setting at fault, `conductor` or `discover`.
-    pub fn new(urls: &[String], discover: Option<&str>, settings: &FleetSettings) -> Result<Self, Error> {
+    pub fn new(
+        urls: &[String],
+        discover: Option<&str>,
+        token: Option<Token>,
+        settings: &FleetSettings,
+    ) -> Result<Self, Error> {
         check(urls, discover)?;
-        let named = |url: &String| Ok((url.clone(), connection(url, settings)?));
+        let named = |url: &String| Ok((url.clone(), connection(url, token.as_ref(), settings)?));
         let fixed = urls.iter().map(named).collect::<Result<_, Error>>()?;
-        Ok(Self { fixed, discover: discover.map(str::to_owned) })
+        Ok(Self { fixed, discover: discover.map(str::to_owned), token })
     }
 }
 
 /// Validates the settings `conductor` and `discover`.
 pub fn check(urls: &[String], discover: Option<&str>) -> Result<(), Error> {
     if urls.is_empty() && discover.is_none() {
-        let message = "is required: the gRPC address of a conductor, unless --discover names them";
+        let message = "is required: the cluster address of a conductor, unless --discover names them";
         return Err(Error::invalid("conductor", message));
     }
     let mut seen = BTreeSet::new();
@@ -52,7 +60,7 @@ pub fn check(urls: &[String], discover: Option<&str>) -> Result<(), Error> {
     let Some(name) = discover else { return Ok(()) };
     match name.rsplit_once(':') {
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0) => Ok(()),
-        _ => Err(Error::invalid("discover", format!("{name:?} is not a HOST:PORT such as conductors:50051"))),
+        _ => Err(Error::invalid("discover", format!("{name:?} is not a HOST:PORT such as conductors:50052"))),
     }
 }
 
@@ -61,20 +69,33 @@ pub fn url(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
-/// A channel that connects when it is first used, and reconnects whenever the connection breaks.
-pub fn connection(url: &str, settings: &FleetSettings) -> Result<ConductorChannel, Error> {
+/// A channel that connects when it is first used, and reconnects whenever the connection breaks. Each call shows `token`.
+pub fn connection(
+    url: &str,
+    token: Option<&Token>,
+    settings: &FleetSettings,
+) -> Result<ConductorChannel, Error> {
     let endpoint = tune(endpoint(url)?)
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(settings.keep_alive())
         .keep_alive_timeout(settings.keep_alive())
         .keep_alive_while_idle(true);
-    Ok(conductor_channel::over(endpoint.connect_lazy()))
+    let token = token.cloned();
+    let show_token = move |mut request: Request<Body>| {
+        token.iter().for_each(|token| token.add_to(request.headers_mut()));
+        request
+    };
+    Ok(conductor_channel::over(endpoint.connect_lazy().map_request(show_token)))
 }
 
 fn endpoint(url: &str) -> Result<Endpoint, Error> {
-    let invalid =
-        || Error::invalid("conductor", format!("{url:?} is not a URL such as http://10.0.0.1:50051"));
-    if !url.starts_with("http://") {
+    let invalid = || {
+        Error::invalid(
+            "conductor",
+            format!("{url:?} is not a URL such as http://10.0.0.1:50052 or unix:/path"),
+        )
+    };
+    if !url.starts_with("http://") && !url.starts_with("unix:/") {
         return Err(invalid());
     }
     Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())

@@ -6,7 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{net::lookup_host, task::JoinSet, time::sleep};
+use tokio::{
+    net::lookup_host,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tutti_proto::cluster::v1::ModelDescription;
 use tutti_runtime::{
     Error, ErrorKind,
@@ -25,6 +29,10 @@ use crate::served::ServedModel;
 
 /// Poll interval of a conductor that is not ready.
 const POLL_STARTING: Duration = Duration::from_millis(100);
+/// Interval at which the conductors' states are looked at though none has changed.
+const BEAT: Duration = Duration::from_secs(1);
+/// Time without such a look after which the process counts as dead.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A conductor's answer to a poll.
 struct Answer {
@@ -39,6 +47,7 @@ impl Fleet {
     /// Follows the conductors for as long as the future is polled. No other task writes the readiness in `health`.
     /// "Ready" means that a request sent now would be served.
     pub async fn follow(self: Arc<Self>, health: Health) {
+        let pulse = health.pulse("the task that follows the conductors", PATIENCE);
         let mut tasks = JoinSet::new();
         if let Some(name) = self.discover.clone() {
             tasks.spawn(self.clone().look_up(name));
@@ -74,7 +83,8 @@ impl Fleet {
             health.set_ready(state);
             // Forgets the tasks that have ended because their member was removed.
             while tasks.try_join_next().is_some() {}
-            if changes.changed().await.is_err() {
+            pulse.beat();
+            if let Ok(Err(_)) = timeout(BEAT, changes.changed()).await {
                 return;
             }
         }
@@ -298,7 +308,12 @@ impl Fleet {
             return Some(format!("discover: {name} has no address"));
         }
         let join =
-            |url: &str| Some(self.member(url.to_owned(), address::connection(url, &self.settings).ok()?));
+            |url: &str| {
+                Some(self.member(
+                    url.to_owned(),
+                    address::connection(url, self.token.as_ref(), &self.settings).ok()?,
+                ))
+            };
         let change = self.roster.write().update(&found, join);
         for member in &change.joined {
             tracing::info!(conductor = %member.name, "found a conductor");

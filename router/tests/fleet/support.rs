@@ -59,7 +59,7 @@ impl Router {
     /// Starts a router to these URLs.
     pub async fn to(urls: &[String], settings: FleetSettings) -> Self {
         let (health, metrics) = (Health::default(), Metrics::default());
-        let conductors = Conductors::new(urls, None, &settings).unwrap();
+        let conductors = Conductors::new(urls, None, None, &settings).unwrap();
         let front_door =
             FrontDoor::before(conductors, settings, &RouterSettings::default(), &metrics).unwrap();
         tokio::spawn(front_door.clone().follow(health.clone()));

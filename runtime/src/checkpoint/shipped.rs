@@ -63,7 +63,9 @@ fn put(path: &Path, contents: &[u8]) -> io::Result<()> {
         return Ok(());
     }
     let temporary = path.with_extension(format!("{}.part", std::process::id()));
-    let mut file = fs::File::create(&temporary)?;
+    // A process of the same id may have left one. A link with that name is removed, not followed.
+    let _ = fs::remove_file(&temporary);
+    let mut file = fs::File::create_new(&temporary)?;
     file.write_all(contents)?;
     drop(file);
     fs::rename(&temporary, path)

@@ -51,3 +51,22 @@ fn a_missing_file_is_none() {
     assert_eq!(checkpoint.read(CheckpointFile::Config), Ok(Some(b"{}".to_vec())));
     assert_eq!(checkpoint.read(CheckpointFile::Tokenizer), Ok(None));
 }
+
+#[test]
+fn a_cache_below_the_temporary_directory_is_this_users_alone() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let parent = tempfile::tempdir().unwrap();
+    let cache = parent.path().join("cache");
+    make_private(&cache).unwrap();
+    assert_eq!(cache.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    make_private(&cache).unwrap();
+    std::fs::set_permissions(&cache, std::fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(make_private(&cache).is_err(), "others may write to it");
+    let link = parent.path().join("link");
+    std::fs::set_permissions(&cache, std::fs::Permissions::from_mode(0o700)).unwrap();
+    symlink(&cache, &link).unwrap();
+    assert!(make_private(&link).is_err(), "a link");
+    let file = parent.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    assert!(make_private(&file).is_err(), "a file");
+}

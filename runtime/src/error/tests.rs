@@ -5,8 +5,12 @@ fn every_kind_has_its_own_row() {
     for (index, row) in ErrorKind::TABLE.iter().enumerate() {
         assert_eq!(row.0 as usize, index);
         assert_eq!(ErrorKind::from_wire(row.4), row.0);
-        // The code alone does not tell a caller's own limit from one that all callers share.
-        let of_code = if row.0 == ErrorKind::RateLimited { ErrorKind::Overloaded } else { row.0 };
+        // The code alone does not tell these kinds from others.
+        let of_code = match row.0 {
+            ErrorKind::RateLimited => ErrorKind::Overloaded,
+            ErrorKind::TooSlow => ErrorKind::DeadlineExceeded,
+            kind => kind,
+        };
         assert_eq!(ErrorKind::from_grpc(row.1), of_code);
         assert_eq!(Error::from(Status::from(Error::new(row.0, "no"))).kind(), row.0);
     }

@@ -26,11 +26,12 @@ pub(crate) fn encode(
         let items: Vec<&[u8]> = items.iter().map(Vec::as_slice).collect();
         model.encode(*walk, &items, &mut out)?;
         let encoded = &out[before..];
-        if encoded.len() != own.len() * width || !encoded.iter().all(|value| value.is_finite()) {
-            let (values, embeddings) = (encoded.len(), own.len());
-            return Err(DeviceError::Lost(format!(
-                "{values} values for {embeddings} embeddings of {width}, or some that are no numbers"
-            )));
+        let (values, embeddings) = (encoded.len(), own.len());
+        if values != embeddings * width {
+            return Err(DeviceError::Lost(format!("{values} values for {embeddings} embeddings of {width}")));
+        }
+        if !encoded.iter().all(|value| value.is_finite()) {
+            return Err(DeviceError::NotFinite(format!("some of {embeddings} embeddings are no numbers")));
         }
     }
     Ok(out)

@@ -3,6 +3,10 @@
 //! Nothing runs twice. A model that refuses a forward has not run any of it, so the forward's chunks are enqueued again
 //! one by one, and only the rows at fault fail. Once a forward is enqueued, a row can fail only by itself, and any other
 //! error is the loss of the device.
+//!
+//! A row with results that are not finite fails its own request. A device that is broken, or damaged weights, would fail
+//! every request in this way for ever, so after [`NOT_FINITE_LIMIT`] such rows without a sound one between them the device
+//! counts as lost.
 
 use std::{
     collections::VecDeque,
@@ -24,6 +28,9 @@ use crate::{
     sequences::Sequences,
 };
 
+/// Rows in a row, each of another request, whose results are not finite, by which a device counts as lost.
+const NOT_FINITE_LIMIT: usize = 8;
+
 pub(crate) struct Runner {
     pub model: Box<dyn Model>,
     pub batch: Batch,
@@ -39,6 +46,8 @@ pub(crate) struct Runner {
     collected: Instant,
     /// Buffer for the results of one forward.
     results: LogitResults,
+    /// Number of rows whose results were not finite since a row had sound ones.
+    not_finite: usize,
 }
 
 struct StepInFlight {
@@ -73,6 +82,7 @@ impl Runner {
             in_flight: 0,
             collected: Instant::now(),
             results: LogitResults::default(),
+            not_finite: 0,
         }
     }
 
@@ -210,9 +220,29 @@ impl Runner {
             self.in_flight -= 1;
             self.forwards.fetch_add(1, Ordering::Relaxed);
         }
+        self.count_not_finite(&progress.results).map_err(fatal)?;
         let since = self.collected.max(enqueued);
         self.collected = Instant::now();
         Ok(Some(CollectedStep { job, results: progress.results, took: self.collected - since }))
+    }
+}
+
+impl Runner {
+    /// Counts rows that are not finite. An error is the loss of the device.
+    fn count_not_finite(&mut self, results: &RowResults) -> Result<(), DeviceError> {
+        if results.iter().flatten().any(|row| row.sampled.is_some() || !row.encoded.is_empty()) {
+            self.not_finite = 0;
+            return Ok(());
+        }
+        let of_row = |error: &&DeviceError| matches!(error, DeviceError::NotFinite(_));
+        self.not_finite += results.iter().filter_map(|row| row.as_ref().err()).filter(of_row).count();
+        if self.not_finite < NOT_FINITE_LIMIT {
+            return Ok(());
+        }
+        let count = self.not_finite;
+        Err(DeviceError::Lost(format!(
+            "the results of {count} requests were not finite, and none was between"
+        )))
     }
 }
 

@@ -1,4 +1,4 @@
-use std::path::Path;
+use std::{net::Ipv4Addr, path::Path};
 
 use tokio::task::{JoinHandle, spawn_blocking};
 use tutti_engine::{Engine, EngineSettings};
@@ -6,6 +6,8 @@ use tutti_models::{SimOptions, load_sim};
 use tutti_settings::{SimProfile, SimSettings};
 
 use super::*;
+
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 struct Bench {
     commands: mpsc::Sender<Command>,
@@ -32,7 +34,8 @@ fn bench(lose_after: Option<u64>) -> Bench {
     let (commands, inbox) = mpsc::channel(16);
     let (outbox, reports) = mpsc::channel(2);
     let (load, _) = watch::channel(pb::WorkerLoad::default());
-    let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default() };
+    let channels =
+        EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), host: LOCALHOST };
     let runtime = Handle::current();
     Bench {
         commands,

@@ -1,6 +1,6 @@
 //! The port at which this process takes pushes, and the leader of a group its ranks' reports.
 
-use std::{io, net::Ipv4Addr};
+use std::{io, net::IpAddr};
 
 use tokio::{net::TcpListener, runtime::Handle, sync::OnceCell};
 use tonic::service::Routes;
@@ -11,15 +11,22 @@ use tutti_proto::cluster::v1::{
 use tutti_runtime::{serve, shutdown::Shutdown};
 use tutti_settings::ConnectionSettings;
 
+use crate::bound;
+
 use super::{MAX_STREAMS, WINDOW_BYTES, message_bytes, rank_reports::ReportReceiver, receiver::Receiver};
 
 /// A port that is opened on first use.
-#[derive(Default)]
 pub(super) struct Listener {
+    host: IpAddr,
     port: OnceCell<u16>,
 }
 
 impl Listener {
+    /// A port at the address that other workers dial.
+    pub fn at(host: IpAddr) -> Self {
+        Self { host, port: OnceCell::new() }
+    }
+
     /// Listens for senders from the first call on, as long as the process lives. Returns the port. `largest_unit` is the
     /// number of bytes of the largest unit that is received.
     pub async fn port(
@@ -29,7 +36,9 @@ impl Listener {
         services: impl FnOnce() -> (Receiver, Option<ReportReceiver>),
     ) -> io::Result<u16> {
         let port = self.port.get_or_try_init(|| async {
-            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await?;
+            let listener = bound::bind(self.host)?;
+            listener.set_nonblocking(true)?;
+            let listener = TcpListener::from_std(listener)?;
             let port = listener.local_addr()?.port();
             let (receiver, reports) = services();
             let service =

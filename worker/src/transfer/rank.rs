@@ -57,11 +57,20 @@ struct RankHub {
     load: watch::Sender<pb::WorkerLoad>,
 }
 
+/// Hosts of a rank's group.
+#[derive(Clone, Copy, Debug)]
+pub struct RankHosts {
+    /// Host at which other workers reach this rank.
+    pub own: IpAddr,
+    /// Host at which this rank reaches its leader.
+    pub leader: IpAddr,
+}
+
 impl RankTransfer {
-    /// `leader` is the host at which this rank reaches its leader.
+    /// The transfer of a rank that has no part in any yet.
     pub fn new(
         group_rank: GroupRank,
-        leader: IpAddr,
+        hosts: RankHosts,
         layout: &PageLayout,
         load: watch::Sender<pb::WorkerLoad>,
         runtime: &Handle,
@@ -75,12 +84,12 @@ impl RankTransfer {
             freight,
             reservations: Arc::default(),
             store: Arc::new(ShareStore::new(group_rank.rank, reports.clone())),
-            listener: Listener::default(),
+            listener: Listener::at(hosts.own),
             reports,
             cut_off: OnceLock::new(),
             load,
         });
-        Self { hub, reports: Some(inbox), leader }
+        Self { hub, reports: Some(inbox), leader: hosts.leader }
     }
 
     fn start_reports(&mut self, to: pb::ReportTo) {

@@ -5,7 +5,7 @@ mod ranks;
 mod receiver;
 mod sender;
 
-use std::{path::Path, sync::Arc};
+use std::{net::Ipv4Addr, path::Path, sync::Arc};
 
 use tokio::{
     sync::{mpsc, watch},
@@ -25,6 +25,7 @@ use crate::engine_thread::{self, Command, EngineChannels};
 
 /// Time limit that no correct operation reaches.
 const WAIT: Duration = Duration::from_secs(120);
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SECRET: [u8; 16] = *b"opens the pages!";
 /// Five pages of sixteen tokens.
 const PROMPT: usize = 70;
@@ -68,7 +69,8 @@ impl Worker {
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(16);
         let (load, seen) = watch::channel(pb::WorkerLoad::default());
-        let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default() };
+        let channels =
+            EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), host: LOCALHOST };
         let runtime = Handle::current();
         // The engine ends when its commands close.
         drop(spawn_blocking(move || engine_thread::run_engine(device_loop, handle, channels, &runtime)));

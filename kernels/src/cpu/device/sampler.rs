@@ -10,10 +10,9 @@ use crate::{Argmax, DeviceError, GatheredRows, Nomination, SampleRow, Sampler, S
 impl Sampler for CpuDevice {
     fn argmax(&mut self, argmax: Argmax<'_, Tensor, Weights, Vector>) -> Result<(), DeviceError> {
         let rows = self.find_largest(argmax)?;
-        (0..rows).try_for_each(|row| {
-            self.results.sampled.push(Ok(argmax::merged(&self.best, rows, row).token()?));
-            Ok(())
-        })
+        let token = |row| argmax::merged(&self.best, rows, row).token();
+        self.results.sampled.extend((0..rows).map(token));
+        Ok(())
     }
 
     fn partial_argmax(
@@ -37,7 +36,7 @@ impl Sampler for CpuDevice {
             return Err(DeviceError::Misuse(format!("candidates of {width} numbers")));
         }
         for row in candidates.values().chunks_exact(candidates.width()) {
-            self.results.sampled.push(Ok(argmax::best_of(row.as_chunks().0).token()?));
+            self.results.sampled.push(argmax::best_of(row.as_chunks().0).token());
         }
         Ok(())
     }

@@ -6,12 +6,15 @@
 //! renamed when it is complete. A matrix is only taken from the file if the description there (shape, type, and a hash
 //! of a few samples of the source bytes) matches the matrix that is being loaded.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 
 use crate::cpu::memory::fused_matrices::{FusedMatrices, Shape};
 use crate::cpu::memory::weights::Weights;
@@ -72,7 +75,9 @@ impl PackedWeights {
         (VERSION, env!("CARGO_PKG_VERSION"), key).hash(&mut hasher);
         let path = dir.join(format!("tutti-packed-{:016x}.bin", hasher.finish()));
         let name = page(&format!("tutti packed weights {VERSION}\n{key}\n"));
-        let mode = match File::open(&path).and_then(|file| Ok((is_whole(&file, &name)?, file))) {
+        let mode = match open_own(File::options().read(true), &path)
+            .and_then(|file| Ok((is_whole(&file, &name)?, file)))
+        {
             Ok((true, file)) => Mode::Mapping { file, at: PAGE },
             _ => match begin(&path) {
                 Ok((file, partial)) => Mode::Writing { file, partial, at: PAGE },
@@ -188,8 +193,8 @@ fn is_whole(mut file: &File, name: &Page) -> io::Result<bool> {
 fn begin(path: &Path) -> Result<(File, PathBuf), String> {
     let partial = path.with_extension("partial");
     let cannot = |error: io::Error| format!("{} cannot be written: {error}", partial.display());
-    let open = File::options().write(true).create(true).truncate(false).open(&partial);
-    let file = open.map_err(cannot)?;
+    let file =
+        open_own(File::options().write(true).create(true).truncate(false), &partial).map_err(cannot)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -199,12 +204,25 @@ fn begin(path: &Path) -> Result<(File, PathBuf), String> {
     }
     // Another writer may have finished and renamed the file after this process opened it and before this process locked
     // it. Then `partial` no longer names the locked file.
-    let (mine, there) = (file.metadata().map_err(cannot)?, fs::metadata(&partial).map_err(cannot)?);
+    let (mine, there) = (file.metadata().map_err(cannot)?, partial.symlink_metadata().map_err(cannot)?);
     if (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
         return Err(format!("{} has just been written by another process", path.display()));
     }
     file.set_len(0).map_err(cannot)?;
     Ok((file, partial))
+}
+
+/// Opens a regular file of this user or of root. The directory may be one that others write to: a link there would lead
+/// the write to another file, and another user's weights would be taken for the checkpoint's.
+fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = options.custom_flags(flags).open(path)?;
+    let found = file.metadata()?;
+    let owner = found.uid();
+    if !found.is_file() || ![0, geteuid().as_raw()].contains(&owner) {
+        return Err(io::Error::other(format!("it is of user {owner}, or no regular file")));
+    }
+    Ok(file)
 }
 
 /// Appends a description page and a matrix's bytes at `at`, and advances `at`.

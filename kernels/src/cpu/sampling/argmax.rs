@@ -34,10 +34,10 @@ impl Best {
     /// Returns the token. Fails if a logit was NaN or the largest logit is not finite.
     pub(in crate::cpu) fn token(self) -> Result<Sampled, DeviceError> {
         if self.nan {
-            return Err(DeviceError::Lost("a logit is not a number".to_owned()));
+            return Err(DeviceError::NotFinite("a logit is not a number".to_owned()));
         }
         if !self.logit.is_finite() {
-            return Err(DeviceError::Lost(format!("the largest logit is {}", self.logit)));
+            return Err(DeviceError::NotFinite(format!("the largest logit is {}", self.logit)));
         }
         Ok(Sampled { token: self.token, score: None })
     }

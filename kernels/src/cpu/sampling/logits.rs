@@ -8,8 +8,8 @@ use crate::{DeviceError, TokenScore};
 /// fixed, so that the order of every sum is fixed.
 pub(in crate::cpu) const CHUNK: usize = 1024;
 
-/// Returns the largest element, or an error if an element is NaN or the largest is not finite. An error means that the
-/// device or the weights are broken: no token may be sampled from such logits.
+/// Returns the largest element, or an error if an element is NaN or the largest is not finite: no token may be sampled
+/// from such logits.
 pub(in crate::cpu) fn largest(path: Path, logits: &[f32]) -> Result<f32, DeviceError> {
     check_largest(path.run(Largest(logits)))
 }
@@ -18,8 +18,8 @@ pub(in crate::cpu) fn largest(path: Path, logits: &[f32]) -> Result<f32, DeviceE
 pub(in crate::cpu) fn check_largest(largest: Option<f32>) -> Result<f32, DeviceError> {
     match largest {
         Some(largest) if largest.is_finite() => Ok(largest),
-        Some(largest) => Err(DeviceError::Lost(format!("the largest logit is {largest}"))),
-        None => Err(DeviceError::Lost("a logit is not a number".to_owned())),
+        Some(largest) => Err(DeviceError::NotFinite(format!("the largest logit is {largest}"))),
+        None => Err(DeviceError::NotFinite("a logit is not a number".to_owned())),
     }
 }
 

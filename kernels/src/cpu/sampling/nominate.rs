@@ -103,7 +103,7 @@ pub(in crate::cpu) fn sample(
     } else {
         by_token.iter().find(|(_, logit)| *logit == highest).map(|(token, _)| *token)
     };
-    let token = token.ok_or_else(|| DeviceError::Lost("no token has any probability".to_owned()))?;
+    let token = token.ok_or_else(|| DeviceError::NotFinite("no token has any probability".to_owned()))?;
     Ok(Sampled { token, score: None })
 }
 

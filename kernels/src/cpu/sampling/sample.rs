@@ -58,7 +58,7 @@ pub(in crate::cpu) fn sample(
     } else {
         logits.iter().position(|&logit| logit == highest).map(|id| id as u32)
     };
-    let token = token.ok_or_else(|| DeviceError::Lost("no token has any probability".to_owned()))?;
+    let token = token.ok_or_else(|| DeviceError::NotFinite("no token has any probability".to_owned()))?;
     let score = row.logprobs.map(|top| score(path, raw, token, top)).transpose()?;
     Ok(Sampled { token, score })
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::fleet::{FleetSettings, address, member::Timeouts};
 
 fn member(name: &str) -> Option<Member> {
-    let channel = address::connection(name, &FleetSettings::default()).ok()?;
+    let channel = address::connection(name, None, &FleetSettings::default()).ok()?;
     let timeouts = Timeouts { answer: Duration::from_secs(1), accept: Duration::from_secs(1) };
     Some(Member::new(name.to_owned(), channel, timeouts, Holder(0)))
 }

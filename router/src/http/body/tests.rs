@@ -38,7 +38,7 @@ async fn slow_bodies_leave_room_for_others() {
     let good = reader.read(Request::new(Body::from(vec![b' '; PIECE_BYTES]))).await;
     assert_eq!(good.ok().unwrap().bytes.len(), PIECE_BYTES);
     for read in slow {
-        assert_eq!(read.await.err().unwrap().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(read.await.err().unwrap().kind(), ErrorKind::TooSlow);
     }
 }
 
@@ -56,7 +56,10 @@ async fn a_body_that_drips_is_refused_though_it_never_stops() {
     // Fifty bytes per second arrive, and a hundred must.
     let refused = reader(PIECE_BYTES, Duration::from_secs(600)).read(drip(Duration::from_millis(20))).await;
     let error = refused.err().unwrap();
-    assert!(error.kind() == ErrorKind::InvalidArgument && error.message().contains("too slowly"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::TooSlow && error.message().contains("100 bytes per second"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -43,3 +43,17 @@ fn a_cache_that_cannot_be_written_is_named() {
     let error = unpack_files(cache.path(), &SMALL).unwrap_err();
     assert!(error.message().contains(cache.path().to_str().unwrap()), "{error}");
 }
+
+#[test]
+fn a_link_in_the_way_of_a_file_is_not_followed() {
+    let (cache, victim) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+    fs::write(victim.path(), "a year of work").unwrap();
+    let dir = unpack_files(cache.path(), &SMALL).unwrap();
+    let config = dir.join("config.json");
+    fs::remove_file(&config).unwrap();
+    let temporary = config.with_extension(format!("{}.part", std::process::id()));
+    std::os::unix::fs::symlink(victim.path(), temporary).unwrap();
+    unpack_files(cache.path(), &SMALL).unwrap();
+    assert_eq!(fs::read(&config).unwrap(), b"{}");
+    assert_eq!(fs::read_to_string(victim.path()).unwrap(), "a year of work");
+}

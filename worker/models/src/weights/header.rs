@@ -15,6 +15,9 @@ use serde_json::Value;
 /// The key of the file's free-text metadata, which is not a tensor.
 const METADATA: &str = "__metadata__";
 
+/// Maximum bytes of a header. The entry of a tensor takes about 100.
+const MAX_HEADER_BYTES: u64 = 32 << 20;
+
 /// A parsed header. Every tensor lies within the file.
 #[derive(Debug)]
 pub(super) struct Header {
@@ -47,6 +50,12 @@ impl Header {
             )));
         };
         let length = u64::from_le_bytes(*length);
+        if length > MAX_HEADER_BYTES {
+            let problem = format!(
+                "a header of {length} bytes is declared, the limit is {MAX_HEADER_BYTES}: not safetensors"
+            );
+            return Err(HeaderError::file(problem));
+        }
         let Some(json) = usize::try_from(length).ok().and_then(|length| rest.get(..length)) else {
             let found = rest.len();
             let problem = format!(

@@ -2,7 +2,6 @@
 //! threads of the test, which meet in shared memory as processes do.
 
 use std::{
-    net::Ipv4Addr,
     sync::{Mutex, atomic::AtomicUsize, atomic::Ordering},
     thread,
 };
@@ -24,6 +23,8 @@ use tutti_proto::cluster::v1::{
 };
 
 use super::*;
+
+const HOSTS: RankHosts = RankHosts { own: LOCALHOST, leader: LOCALHOST };
 
 /// The followers' side of a group that the test inspects and disturbs.
 #[derive(Default)]
@@ -82,8 +83,7 @@ impl Group {
         thread::spawn(move || {
             let (mut model, mut plans, group_rank) = other(1);
             let (layout, load) = (model.page_layout(), disturbed.load.clone());
-            let leader = Ipv4Addr::LOCALHOST.into();
-            let courier = RankTransfer::new(group_rank, leader, &layout, load, &runtime);
+            let courier = RankTransfer::new(group_rank, HOSTS, &layout, load, &runtime);
             follow(&mut *model, &mut *plans, &mut Disturbed { courier, follower: disturbed }, |_| {})
                 .unwrap();
         });
@@ -361,8 +361,7 @@ async fn a_cancel_on_either_side_ends_the_shares_of_all_ranks() {
 async fn a_rank_that_cannot_report_takes_no_more_orders() {
     let group_rank = GroupRank { rank: 1, world_size: 2 };
     let (layout, load) = (simulated(1).page_layout(), watch::Sender::default());
-    let mut courier =
-        RankTransfer::new(group_rank, Ipv4Addr::LOCALHOST.into(), &layout, load, &Handle::current());
+    let mut courier = RankTransfer::new(group_rank, HOSTS, &layout, load, &Handle::current());
     // Nothing listens at this port once the listener is dropped.
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let order = |order| pb::RankOrder { order: Some(order) };

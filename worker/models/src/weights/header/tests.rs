@@ -58,3 +58,16 @@ fn a_shape_whose_size_overflows_is_refused() {
     let error = Header::parse(&file(&TWO.replace("[2,2]", "[4294967296,4294967296]"), 22)).unwrap_err();
     assert!(error.problem.contains("too large"), "{error:?}");
 }
+
+#[test]
+fn a_header_that_is_too_long_is_not_parsed() {
+    // A header of as many bytes is there: blanks, which JSON permits before the object.
+    let mut long = (MAX_HEADER_BYTES + 1).to_le_bytes().to_vec();
+    long.resize(8 + MAX_HEADER_BYTES as usize + 1 - 2, b' ');
+    long.extend(b"{}");
+    let error = Header::parse(&long).unwrap_err();
+    assert!(error.problem.contains("the limit is 33554432"), "{}", error.problem);
+    long[..8].copy_from_slice(&MAX_HEADER_BYTES.to_le_bytes());
+    long.remove(8);
+    assert!(Header::parse(&long).is_ok());
+}

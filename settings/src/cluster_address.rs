@@ -1,4 +1,4 @@
-//! The address that workers dial.
+//! The address of a listener inside a cluster.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
@@ -9,17 +9,17 @@ use crate::{
     value::{self, Value},
 };
 
-/// An address on which a conductor listens for workers.
+/// An address on which a conductor listens for processes of its cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum WorkerAddress {
+pub enum ClusterAddress {
     /// `unix:/path`.
     Unix(PathBuf),
-    /// `ip:port`, for workers on other machines.
+    /// `ip:port`, for processes on other machines.
     Tcp(SocketAddr),
 }
 
-impl FromStr for WorkerAddress {
+impl FromStr for ClusterAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -33,7 +33,7 @@ impl FromStr for WorkerAddress {
     }
 }
 
-impl TryFrom<String> for WorkerAddress {
+impl TryFrom<String> for ClusterAddress {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -41,13 +41,13 @@ impl TryFrom<String> for WorkerAddress {
     }
 }
 
-impl From<WorkerAddress> for String {
-    fn from(address: WorkerAddress) -> Self {
+impl From<ClusterAddress> for String {
+    fn from(address: ClusterAddress) -> Self {
         address.to_string()
     }
 }
 
-impl fmt::Display for WorkerAddress {
+impl fmt::Display for ClusterAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
@@ -56,7 +56,7 @@ impl fmt::Display for WorkerAddress {
     }
 }
 
-impl Value for WorkerAddress {
+impl Value for ClusterAddress {
     const KIND: Kind = Kind::Parsed(value::parse::<Self>);
 
     fn written(&self) -> Option<String> {

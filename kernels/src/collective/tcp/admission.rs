@@ -1,0 +1,133 @@
+//! Admission of ranks to a group: rank 0 hears all new connections at once, so that a stranger that sends its greeting
+//! byte by byte, or none, delays nobody.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Read},
+    net::{TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+
+use super::{CollectiveError, Operation, broken};
+
+/// Time that a new connection has to authenticate.
+const HELLO: Duration = Duration::from_secs(2);
+/// Bytes of a greeting: the secret and the rank.
+const GREETING: usize = 20;
+/// Connections that may authenticate at once. Beyond it, the oldest of them makes room: a rank greets at once.
+const MAX_STRANGERS: usize = 64;
+/// Pause after an accept that the system refuses, for example for lack of descriptors.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A connection that has not authenticated yet.
+struct Stranger {
+    stream: TcpStream,
+    greeting: [u8; GREETING],
+    /// Bytes of the greeting so far.
+    read: usize,
+    since: Instant,
+}
+
+/// Waits up to `patience` for the ranks 1 to `size - 1`, and returns their connections in order.
+pub(super) fn admit(
+    listener: &TcpListener,
+    size: usize,
+    secret: &[u8; 16],
+    patience: Duration,
+) -> Result<Vec<TcpStream>, CollectiveError> {
+    let until = Instant::now() + patience;
+    let mut admitted: Vec<Option<TcpStream>> = (1..size).map(|_| None).collect();
+    let mut strangers: VecDeque<Stranger> = VecDeque::new();
+    listener.set_nonblocking(true).map_err(|e| broken("listen", &e))?;
+    while let Some(missing) = admitted.iter().position(Option::is_none) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let (rank, operation) = (missing + 1, Operation::Forming);
+            return Err(CollectiveError::Missing { rank, size, operation, deadline: patience });
+        }
+        await_any(listener, &strangers, left.min(HELLO))?;
+        match listener.accept() {
+            Ok((stream, _)) => {
+                if strangers.len() == MAX_STRANGERS {
+                    strangers.pop_front();
+                }
+                strangers.extend(Stranger::new(stream));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => thread::sleep(PAUSE),
+        }
+        for _ in 0..strangers.len() {
+            let Some(mut stranger) = strangers.pop_front() else { break };
+            match stranger.hear(secret) {
+                Ok(Some(rank)) => {
+                    let slot = rank.checked_sub(1).and_then(|index| admitted.get_mut(index));
+                    if let Some(slot @ None) = slot {
+                        *slot = stranger.admitted().ok();
+                    }
+                }
+                Ok(None) => strangers.push_back(stranger),
+                // A client that does not know the secret, is slow, or has disconnected is ignored.
+                Err(_) => {}
+            }
+        }
+    }
+    Ok(admitted.into_iter().flatten().collect())
+}
+
+impl Stranger {
+    fn new(stream: TcpStream) -> Option<Self> {
+        stream.set_nonblocking(true).ok()?;
+        Some(Self { stream, greeting: [0; GREETING], read: 0, since: Instant::now() })
+    }
+
+    /// Reads what has arrived of the greeting. Returns the rank once the greeting is whole and has the secret.
+    fn hear(&mut self, secret: &[u8; 16]) -> io::Result<Option<usize>> {
+        while self.read < GREETING {
+            match self.stream.read(&mut self.greeting[self.read..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => self.read += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let late = self.since.elapsed() >= HELLO;
+                    return if late { Err(io::ErrorKind::TimedOut.into()) } else { Ok(None) };
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let (theirs, rank) = self.greeting.split_at(secret.len());
+        // Compares in constant time, so that the duration reveals nothing about the secret.
+        let differences = theirs.iter().zip(secret).fold(0, |differences, (a, b)| differences | (a ^ b));
+        if differences != 0 {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Ok(rank.first_chunk().map(|rank| u32::from_le_bytes(*rank) as usize))
+    }
+
+    /// The connection, as collective operations use it.
+    fn admitted(self) -> io::Result<TcpStream> {
+        self.stream.set_nonblocking(false)?;
+        self.stream.set_nodelay(true)?;
+        Ok(self.stream)
+    }
+}
+
+/// Waits until a client connects or sends something, or `limit` has passed.
+fn await_any(
+    listener: &TcpListener,
+    strangers: &VecDeque<Stranger>,
+    limit: Duration,
+) -> Result<(), CollectiveError> {
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) as _ };
+    let streams = strangers.iter().map(|stranger| PollFd::new(&stranger.stream, PollFlags::IN));
+    let mut polled: Vec<_> = streams.chain([PollFd::new(listener, PollFlags::IN)]).collect();
+    match poll(&mut polled, Some(&limit)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(broken("wait for other ranks", &error.into())),
+    }
+}

@@ -1,0 +1,67 @@
+//! Secrets by which the processes of a cluster know each other. They travel as `authorization: Bearer` in the metadata of
+//! a call, so that they are checked before any message of the call is read.
+
+use std::{fmt, fs, path::Path, sync::Arc};
+
+use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
+
+use crate::Error;
+
+/// The scheme of RFC 6750, section 2.1.
+const SCHEME: &str = "Bearer ";
+
+/// A secret. It is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    header: HeaderValue,
+    text: Arc<str>,
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+impl Token {
+    /// The secret of this text. `field` is the setting that an error names.
+    pub fn new(field: &str, text: &str) -> Result<Self, Error> {
+        let invalid = |_| Error::invalid(field, "the token has a character that is not printable ASCII");
+        let mut header = HeaderValue::from_str(&format!("{SCHEME}{text}")).map_err(invalid)?;
+        header.set_sensitive(true);
+        Ok(Self { header, text: text.into() })
+    }
+
+    /// Reads the secret from the file that the setting `field` names. Space around it does not count.
+    pub fn read(field: &str, path: &Path) -> Result<Self, Error> {
+        let text = fs::read_to_string(path)
+            .map_err(|e| Error::invalid(field, format!("cannot read {}: {e}", path.display())))?;
+        match text.trim() {
+            "" => Err(Error::invalid(field, format!("{} is empty", path.display()))),
+            token => Self::new(field, token),
+        }
+    }
+
+    /// Adds the secret to the headers of a call.
+    pub fn add_to(&self, headers: &mut HeaderMap) {
+        headers.insert(AUTHORIZATION, self.header.clone());
+    }
+
+    /// True if the call shows this secret.
+    pub fn is_in(&self, headers: &HeaderMap) -> bool {
+        shown(headers).is_some_and(|shown| is_same(shown, self.text.as_bytes()))
+    }
+}
+
+/// The secret that a call shows; `None` if it shows none.
+pub fn shown(headers: &HeaderMap) -> Option<&[u8]> {
+    headers.get(AUTHORIZATION)?.as_bytes().strip_prefix(SCHEME.as_bytes())
+}
+
+/// Compares secrets in constant time, so that timing does not reveal where they differ.
+fn is_same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,51 @@
+"""Rows whose numbers are not finite fail their own requests, and no others."""
+
+import itertools
+import json
+import shutil
+import struct
+
+import pytest
+from harness import GOLDENS, wait_for
+
+# A token whose embedding is poisoned. No undisturbed answer of these tests has it.
+POISON = 9
+NAN = {"F32": struct.pack("<f", float("nan")), "BF16": b"\xc0\x7f", "F16": b"\x00\x7e"}
+ASK = dict(prompt=[5, 6, 7], temperature=0, ignore_eos=True, return_token_ids=True)
+
+
+@pytest.fixture
+def poisoned(tmp_path):
+    """A checkpoint in which the embedding of one token is NaN."""
+    model = tmp_path / "poisoned"
+    shutil.copytree(GOLDENS / "seed0/qwen3", model)
+    path = model / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    entry = json.loads(data[8:start])["model.embed_tokens.weight"]
+    nan, width = NAN[entry["dtype"]], entry["shape"][1]
+    row = start + entry["data_offsets"][0] + POISON * width * len(nan)
+    data[row : row + width * len(nan)] = nan * width
+    path.write_bytes(data)
+    return model
+
+
+def test_a_poisonous_request_fails_alone_and_a_broken_device_is_still_noticed(start, poisoned):
+    cluster = start("--workers", 1, "--model", poisoned, "--skip-tokenizer-init")
+    long = ASK | dict(max_tokens=1500)
+    right = cluster.complete(**long)["choices"][0]["token_ids"]
+    assert POISON not in right
+    (worker,) = cluster.workers()
+    streams = [cluster.stream("/v1/completions", **long) for _ in range(3)]
+    streams = [itertools.chain([next(stream)], stream) for stream in streams]
+    for _ in range(4):
+        answer = cluster.post("/v1/completions", ASK | dict(prompt=[5, POISON, 6], max_tokens=4))
+        assert answer.status_code == 500, answer.text
+    for stream in streams:
+        assert [token for event in stream for choice in event["choices"] for token in choice["token_ids"]] == right
+    assert cluster.workers() == [worker] and cluster.metrics().get("tutti_request_replays_total", 0) == 0
+    # If nothing else succeeds between them, the device or the weights are broken, and the worker starts again.
+    for _ in range(8):
+        assert cluster.post("/v1/completions", ASK | dict(prompt=[POISON], max_tokens=4)).status_code == 500
+    wait_for("another worker", lambda: worker not in cluster.workers() and cluster.metrics()["tutti_workers_ready"] == 1)
+    assert cluster.complete(**long)["choices"][0]["token_ids"] == right
