@@ -1,8 +1,8 @@
 //! The largest step that requests can ask for, run before the pool of pages is sized.
 //!
 //! A device with memory of its own allocates scratch and staging memory as steps need it. Once the largest step has run on
-//! it, what is still free is for pages, and later steps allocate nothing. A step that fails for want of memory would end the
-//! worker.
+//! it, what is still free is for pages, and later steps allocate no scratch memory. A step that fails for want of memory
+//! would end the worker.
 
 use tutti_kernels::{
     DeviceError, PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs,
