@@ -53,7 +53,8 @@ impl Block {
         self.pair.fetch(size_of_block(&self.rows))
     }
 
-    /// Appends the results to `out`. The stream has passed the copy. Fails if the logits were not finite.
+    /// Appends the results to `out`. The stream has passed the copy. A row whose logits are not finite has an
+    /// error of its own.
     pub(super) fn read(&self, out: &mut StepResults) -> Result<(), DeviceError> {
         let bytes = self.pair.host.bytes();
         let mut first_top = self.rows.len() * RESULT_BYTES;
@@ -117,13 +118,13 @@ impl Record {
         }
     }
 
-    /// Returns the row's own error, if it has one. Logits that are not finite are the loss of the device.
+    /// Returns the row's own error, if it has one.
     fn refusal(&self) -> Result<Option<DeviceError>, DeviceError> {
         let nothing_left = "bias, forbidden tokens and penalties leave no token to sample";
         match self.status {
             0 => Ok(None),
-            1 => Err(DeviceError::Lost("a logit is not a number".to_owned())),
-            2 => Err(DeviceError::Lost(format!("the largest logit is {}", self.largest))),
+            1 => Ok(Some(DeviceError::NotFinite("a logit is not a number".to_owned()))),
+            2 => Ok(Some(DeviceError::NotFinite(format!("the largest logit is {}", self.largest)))),
             3 => Ok(Some(DeviceError::Misuse(nothing_left.to_owned()))),
             other => Err(DeviceError::Lost(format!("a sampled row has status {other}"))),
         }
