@@ -152,7 +152,8 @@ async fn a_page_of_another_origin_is_refused_unless_there_are_keys() {
 
 #[tokio::test]
 async fn a_full_class_is_refused_before_any_work_and_others_are_not() {
-    let mut setup = ready_with(RouterSettings { max_queued_choices: Some(1), ..Default::default() }, true).await;
+    let mut setup =
+        ready_with(RouterSettings { max_queued_choices: Some(1), ..Default::default() }, true).await;
     setup.conductor.play(|_| vec![Step::Hang]);
     let body = |priority| json!({ "prompt": "a", "stream": true, "priority": priority }).to_string();
     let send = async |priority: i32| {
