@@ -41,7 +41,7 @@ struct Tile {
     splits: u32,
 }
 
-/// What the lists depend on besides the rows.
+/// Numbers that the lists depend on besides the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WorkShape {
     /// Query heads per kv head.

@@ -126,7 +126,7 @@ fn text_of(bytes: Vec<std::ffi::c_char>) -> String {
 pub struct KernelCache {
     /// `None` compiles at every start.
     dir: Option<PathBuf>,
-    /// What [`compile_all`] has written, which is looked at first and never written here.
+    /// Folder that [`compile_all`] has filled. It is looked at first, and never written here.
     compiled: Option<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! What one connection is doing: requests in progress, a head that arrives, or nothing.
+//! The activity of one connection: requests in progress, a head that arrives, or nothing.
 
 use std::{sync::Arc, time::Duration};
 

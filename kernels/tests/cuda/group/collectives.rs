@@ -16,7 +16,7 @@ fn own(rank: usize, count: usize, round: u64) -> Vec<f32> {
 /// All collectives, one after the other.
 struct All;
 
-/// What a rank has after them.
+/// Tensors that a rank has after them.
 struct Outcome {
     /// Sums, whose order of additions is the transport's own.
     sums: Vec<f32>,

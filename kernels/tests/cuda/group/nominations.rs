@@ -44,7 +44,7 @@ struct Sampling {
     kinds: Vec<SamplingParams>,
 }
 
-/// What the requests look back at.
+/// Tokens that the requests look back at.
 struct Tokens {
     prompt: [u32; 4],
     output: [u32; 5],

@@ -25,7 +25,7 @@ const BATCH: usize = 64;
 const PREFILLS: usize = 10;
 const DECODES: usize = 50;
 
-/// What to run.
+/// The steps to run.
 pub struct Bench {
     pub shape: PathBuf,
     /// Kinds of steps; empty for all.

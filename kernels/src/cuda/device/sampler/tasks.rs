@@ -51,7 +51,7 @@ fn check_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<(), DeviceErro
 /// The lists of tokens that a launch reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lists {
-    /// Those of bias, forbidden tokens and penalties.
+    /// The lists of bias, forbidden tokens and penalties.
     OfAdjustments,
     /// None: the logits are adjusted.
     Empty,
