@@ -21,6 +21,8 @@ import grpc
 # Loopback has a whole network of addresses. The good client has another one.
 ATTACKER = "127.0.0.2"
 MIB = 1 << 20
+# Time for which a slow attacker waits after its window. The patience of the cluster (hostile.py) is shorter.
+VERDICT_S = 10
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # Frames of HTTP/2 (RFC 9113 §6).
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, CONTINUATION = 0, 1, 3, 4, 7, 9
@@ -140,14 +142,14 @@ async def each(count, one):
 
 
 async def drip(target, peer, data, read=outcome, pause=1.0):
-    """Sends a byte a second until the window ends or the server closes."""
+    """Sends a byte a second until the window ends or the server closes. Then waits for a verdict that is due."""
     for at in range(len(data)):
         if target.left() < pause:
             break
         await send(peer, data[at : at + 1])
         if (seen := await read(peer, pause)) != "open":
             return seen
-    return await read(peer)
+    return await read(peer, VERDICT_S)
 
 
 def post(target, path, length=None, more=""):
@@ -322,7 +324,7 @@ async def uploads_a_byte_a_second(target):
                 await send(peer, b"1\r\n \r\n")
                 if (seen := await outcome(peer, 1)) != "open":
                     return seen
-            return await outcome(peer)
+            return await outcome(peer, VERDICT_S)
         finally:
             peer.close()
 
@@ -385,7 +387,7 @@ async def messages_a_byte_a_second(target):
                 await send(peer, frame(DATA, 0, 1, b"\0"))
                 if (seen := await outcome_http2(peer, 1)) != "open":
                     return seen
-            return await outcome_http2(peer)
+            return await outcome_http2(peer, VERDICT_S)
         finally:
             peer.close()
 

@@ -145,7 +145,7 @@ def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_
         live.append(heap.read(pids))
     seen = cluster.metrics()
     assert seen["tutti_requests_total"] == 4 * STREAMS_AT_ONCE
-    assert seen["tutti_kv_pages_cached"] > 0.9 * seen["tutti_kv_pages_total"]
+    assert seen["tutti_kv_pages_cached"] > 0.85 * seen["tutti_kv_pages_total"]
     for what, values in (("resident, kB", resident), ("allocated, (bytes, blocks)", live)):
         figure(f"conductor after each wave: {what}: {[value[cluster.pid] for value in values]}")
     # The first wave fills pools and caches. Two more after the second leave nothing of their requests, which each
