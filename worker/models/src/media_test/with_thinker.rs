@@ -10,11 +10,11 @@ use crate::{
     DecoderDevice, PageLayout, StepHook,
     decoder::Decoder,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
-    qwen3::Qwen3,
+    llama::Llama,
 };
 
 pub(super) struct WithThinker<D: Device> {
-    pub thinker: Decoder<D, Qwen3<D>>,
+    pub thinker: Decoder<D, Llama<D>>,
     pub encoder: Option<Encoder<D>>,
     pub declaration: ModelDeclaration,
 }
