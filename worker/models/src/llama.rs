@@ -14,9 +14,9 @@ use tutti_kernels::{
     RotateAndStore,
 };
 
+pub(crate) use self::family::{FAMILIES, Family};
 #[cfg(feature = "media-test-model")]
 pub(crate) use self::{config::Config as Shape, family::QWEN3};
-pub(crate) use self::family::{FAMILIES, Family};
 use self::{
     config::Config,
     weights::{Layer, LayerSpecs},

@@ -61,7 +61,9 @@ pub fn load<D: DecoderDevice>(
         file.architectures.iter().any(|name| name == architecture)
             || file.architectures.is_empty() && file.model_type.as_deref() == Some(model_type)
     };
-    if let Some(family) = llama::FAMILIES.into_iter().find(|family| named(family.architecture, family.model_type)) {
+    if let Some(family) =
+        llama::FAMILIES.into_iter().find(|family| named(family.architecture, family.model_type))
+    {
         return Ok(Box::new(llama::load(family, &file, dir, options, device, progress)?));
     }
     #[cfg(feature = "media-test-model")]

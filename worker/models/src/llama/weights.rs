@@ -58,10 +58,9 @@ impl LayerSpecs {
                     bias("self_attn.v_proj", kv, kv_heads),
                 ]
             }),
-            head_norms: config
-                .family
-                .head_norms
-                .then(|| ["self_attn.q_norm", "self_attn.k_norm"].map(|module| norm(module, config.head_dim))),
+            head_norms: config.family.head_norms.then(|| {
+                ["self_attn.q_norm", "self_attn.k_norm"].map(|module| norm(module, config.head_dim))
+            }),
             o: linear("self_attn.o_proj", hidden, q, Cut::Columns(config.heads)),
             o_bias: config.o_bias.then(|| bias("self_attn.o_proj", hidden, Cut::Leader)),
             post_norm: norm("post_attention_layernorm", hidden),

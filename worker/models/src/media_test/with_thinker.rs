@@ -9,8 +9,8 @@ use super::encoder::Encoder;
 use crate::{
     DecoderDevice, PageLayout, StepHook,
     decoder::Decoder,
-    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
     llama::Llama,
+    model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
 };
 
 pub(super) struct WithThinker<D: Device> {

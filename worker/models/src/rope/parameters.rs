@@ -58,7 +58,9 @@ impl RopeKeys {
             "yarn" => Scaling::Yarn(parameters.yarn(max_context)?),
             "llama3" => Scaling::Llama3(parameters.llama3(max_context)?),
             other => {
-                return Err(format!("rope_type: {other:?} is not supported; supported: default, yarn, llama3"));
+                return Err(format!(
+                    "rope_type: {other:?} is not supported; supported: default, yarn, llama3"
+                ));
             }
         };
         let interleaved = parameters.mrope_interleaved.unwrap_or(false);
