@@ -1,9 +1,6 @@
 use serde_json::{Value, json};
 
-use super::{
-    super::family::FAMILIES,
-    *,
-};
+use super::{super::family::FAMILIES, *};
 
 /// Parses a config of three layers with some keys replaced. A null replaces a key by null and does not remove it.
 fn parse(changes: &Value) -> Result<Config, LoadError> {
