@@ -55,16 +55,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
 }
 
 async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error> {
-    let RouterProcessSettings {
-        conductors,
-        addresses,
-        tls,
-        drain,
-        telemetry,
-        connections,
-        router,
-        fleet,
-    } = settings;
+    let RouterProcessSettings { conductors, addresses, tls, drain, telemetry, connections, router, fleet } =
+        settings;
     let _telemetry = telemetry::install(&telemetry, PROCESS.name)?;
     descriptors::raise_limit();
     let shutdown = Shutdown::on_signals()?;

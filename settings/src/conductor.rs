@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use crate::{
     AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ConnectionSettings, DeviceSettings,
     DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings, ModelSettings, RouterSettings,
-    Settings, SimSettings, TelemetrySettings, TensorParallelSettings, TlsSettings, TraceSettings, WeightSettings,
+    Settings, SimSettings, TelemetrySettings, TensorParallelSettings, TlsSettings, TraceSettings,
+    WeightSettings,
 };
 
 process! {

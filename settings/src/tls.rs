@@ -75,7 +75,8 @@ impl ClusterTlsSettings {
             }
             _ => {
                 let missing = named.iter().find(|(_, file)| file.is_none()).map_or("", |(field, _)| field);
-                let message = "is required: --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together";
+                let message =
+                    "is required: --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together";
                 Err(Invalid::new(missing, message))
             }
         }

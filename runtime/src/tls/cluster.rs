@@ -8,9 +8,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
-use rustls::{
-    ClientConfig, ServerConfig, client::Resumption, server::NoServerSessionStorage,
-};
+use rustls::{ClientConfig, ServerConfig, client::Resumption, server::NoServerSessionStorage};
 use tutti_settings::ClusterTlsSettings;
 
 use super::{
@@ -205,8 +203,7 @@ impl Files {
             let builder = ServerConfig::builder_with_provider(provider())
                 .with_safe_default_protocol_versions()
                 .map_err(|e| unusable(&e))?;
-            let mut config =
-                builder.with_client_cert_verifier(verifier).with_cert_resolver(identity.clone());
+            let mut config = builder.with_client_cert_verifier(verifier).with_cert_resolver(identity.clone());
             config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
             // A resumed session would skip the check of the certificate, which may have expired since.
             config.session_storage = Arc::new(NoServerSessionStorage {});

@@ -27,7 +27,9 @@ fn of_tls(error: &Error) -> String {
 
 fn of_certificate(error: &CertificateError) -> String {
     match error {
-        CertificateError::UnknownIssuer => "its certificate is of an authority that is not trusted here".into(),
+        CertificateError::UnknownIssuer => {
+            "its certificate is of an authority that is not trusted here".into()
+        }
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
             "its certificate has expired".into()
         }

@@ -67,7 +67,8 @@ async fn served(files: &Files, connections: ConnectionSettings) -> SocketAddr {
     let listener = bind().await;
     let address = listener.local_addr().unwrap();
     let (listener, _) = serve::encrypted(listener, bind().await, tls);
-    let routes = Router::new().route("/", get(|version: http::Version| async move { format!("{version:?}") }));
+    let routes =
+        Router::new().route("/", get(|version: http::Version| async move { format!("{version:?}") }));
     tokio::spawn(serve::http(listener, routes, connections, Shutdown::default()));
     address
 }
@@ -92,9 +93,7 @@ async fn https_serves_and_offers_both_versions_of_http() {
     let address = served(&files, patient()).await;
     let mut stream = connect(address, &trusting).await.unwrap();
     assert!(get_root(&mut stream).await.starts_with("HTTP/1.1 200 OK"));
-    for (offered, chosen) in
-        [(&[&b"h2"[..], b"http/1.1"][..], &b"h2"[..]), (&[b"http/1.1"], b"http/1.1")]
-    {
+    for (offered, chosen) in [(&[&b"h2"[..], b"http/1.1"][..], &b"h2"[..]), (&[b"http/1.1"], b"http/1.1")] {
         let mut config = trusting.clone();
         config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
         let stream = connect(address, &config).await.unwrap();
@@ -152,8 +151,7 @@ async fn handshakes_that_stall_end_and_hold_up_nobody() {
 async fn handshakes_count_against_the_limit_of_connections_and_make_room() {
     let files = Files::new();
     let trusting = files.renew();
-    let connections =
-        ConnectionSettings { handshake_timeout_ms: 3_600_000, max_per_peer: 4, ..patient() };
+    let connections = ConnectionSettings { handshake_timeout_ms: 3_600_000, max_per_peer: 4, ..patient() };
     let address = served(&files, connections).await;
     let mut stalled = Vec::new();
     for _ in 0..4 {
@@ -188,9 +186,19 @@ fn a_mistake_in_the_files_is_named_with_its_setting_and_its_file() {
     for (name, text, field, word) in [
         ("cert.pem", "", "tls_cert", "no certificate"),
         ("cert.pem", "-----BEGIN CERTIFICATE-----\n", "tls_cert", "not PEM"),
-        ("cert.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "tls_cert", "cannot be used"),
+        (
+            "cert.pem",
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+            "tls_cert",
+            "cannot be used",
+        ),
         ("key.pem", "", "tls_key", "no private key"),
-        ("key.pem", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "tls_key", "cannot be used"),
+        (
+            "key.pem",
+            "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+            "tls_key",
+            "cannot be used",
+        ),
     ] {
         files.renew();
         files.write(name, text);
