@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::{
-    AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ConnectionSettings, DeviceSettings,
+    AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ClusterTlsSettings, ConnectionSettings, DeviceSettings,
     DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings, ModelSettings, RouterSettings,
     Settings, SimSettings, TelemetrySettings, TensorParallelSettings, TlsSettings, TraceSettings,
     WeightSettings,
@@ -24,6 +24,8 @@ process! {
         addresses: AddressSettings,
         /// Encryption of the ports that clients reach.
         tls: TlsSettings,
+        /// Encryption inside the cluster.
+        cluster_tls: ClusterTlsSettings,
         /// Roles of workers, and the way in which they join.
         membership: MembershipSettings,
         /// The device of each worker.
@@ -75,6 +77,7 @@ impl ConductorSettings {
             return Err(Invalid::new("cluster_grpc", "is also the address of worker_listen"));
         }
         self.tls.files()?;
+        self.cluster_tls.files()?;
         self.sim.validate()?;
         self.check_addresses()
     }

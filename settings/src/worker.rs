@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ByteSize, DeviceSettings, EngineSettings, SimSettings, TelemetrySettings, TensorParallelSettings,
+    ByteSize, ClusterTlsSettings, DeviceSettings, EngineSettings, SimSettings, TelemetrySettings, TensorParallelSettings,
     TraceSettings, WeightSettings,
 };
 
@@ -58,6 +58,8 @@ process! {
     pub struct WorkerProcessSettings {
         /// The conductor and the rank.
         join: JoinSettings,
+        /// Encryption inside the cluster.
+        cluster_tls: ClusterTlsSettings,
         /// Logs and spans.
         telemetry: TelemetrySettings,
         tables:

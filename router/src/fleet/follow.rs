@@ -311,7 +311,7 @@ impl Fleet {
             |url: &str| {
                 Some(self.member(
                     url.to_owned(),
-                    address::connection(url, self.token.as_ref(), &self.settings).ok()?,
+                    address::connection(url, &self.way, &self.settings).ok()?,
                 ))
             };
         let change = self.roster.write().update(&found, join);

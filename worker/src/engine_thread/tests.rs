@@ -35,7 +35,7 @@ fn bench(lose_after: Option<u64>) -> Bench {
     let (outbox, reports) = mpsc::channel(2);
     let (load, _) = watch::channel(pb::WorkerLoad::default());
     let channels =
-        EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), host: LOCALHOST };
+        EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), network: LOCALHOST.into() };
     let runtime = Handle::current();
     Bench {
         commands,

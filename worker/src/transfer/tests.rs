@@ -70,7 +70,7 @@ impl Worker {
         let (outbox, reports) = mpsc::channel(16);
         let (load, seen) = watch::channel(pb::WorkerLoad::default());
         let channels =
-            EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), host: LOCALHOST };
+            EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), network: LOCALHOST.into() };
         let runtime = Handle::current();
         // The engine ends when its commands close.
         drop(spawn_blocking(move || engine_thread::run_engine(device_loop, handle, channels, &runtime)));
