@@ -45,7 +45,8 @@ use tutti_runtime::{
     token::Token,
 };
 use tutti_settings::{
-    AddressSettings, ConductorSettings, ConnectionSettings, DeviceChoice, LoadFormat, MembershipSettings, RouterSettings,
+    AddressSettings, ConductorSettings, ConnectionSettings, DeviceChoice, LoadFormat, MembershipSettings,
+    RouterSettings,
 };
 use tutti_worker::{isa, kernels, lifeline::Lifeline};
 

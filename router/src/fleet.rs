@@ -31,7 +31,7 @@ use tutti_runtime::{
 pub use tutti_settings::FleetSettings;
 
 pub use self::{
-    address::{Conductors, Way, check as check_conductors, check_reach},
+    address::{Access, Conductors, check as check_conductors, check_reach},
     failure::Failure,
     lease::Lease,
     member::Member,
@@ -52,7 +52,7 @@ pub struct Fleet {
     texts: Texts,
     discover: Option<String>,
     /// The way to a discovered conductor.
-    way: Way,
+    access: Access,
     roster: RwLock<Roster>,
     /// Error of the last DNS lookup of `discover`; `None` if the lookup succeeded.
     lookup_trouble: Mutex<Option<String>>,
@@ -145,7 +145,7 @@ impl Fleet {
             settings,
             texts: Texts::new(skip_tokenizer_init, text),
             discover: conductors.discover,
-            way: conductors.way,
+            access: conductors.access,
             roster: RwLock::default(),
             lookup_trouble: Mutex::default(),
             index: Mutex::new(index),

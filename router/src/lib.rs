@@ -20,7 +20,7 @@ mod uploads;
 #[cfg(test)]
 mod test_support;
 
-pub use fleet::{Conductors, Way};
+pub use fleet::{Access, Conductors};
 pub use front_door::{FrontDoor, tune};
 pub use keys::check_api_keys;
 pub use served::{CheckedText, check_checkpoint};

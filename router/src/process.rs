@@ -21,7 +21,7 @@ use tutti_runtime::{
 use tutti_settings::RouterProcessSettings;
 
 use crate::{
-    Conductors, FrontDoor, Way, check_api_keys,
+    Access, Conductors, FrontDoor, check_api_keys,
     fleet::{check_conductors, check_reach},
 };
 
@@ -90,8 +90,8 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     let token = conductors.cluster_token_file.as_deref();
     let token = token.map(|path| Token::read("cluster_token_file", path)).transpose()?;
     tokio::spawn(transport.clone().follow());
-    let way = Way { token, transport };
-    let conductors = Conductors::new(&conductors.conductor, conductors.discover.as_deref(), way, &fleet)?;
+    let access = Access { token, transport };
+    let conductors = Conductors::new(&conductors.conductor, conductors.discover.as_deref(), access, &fleet)?;
     let front_door = FrontDoor::before(conductors, fleet, &router, &metrics)?;
     front_door.warn_if_open(&[addresses.http, addresses.grpc]);
     let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));

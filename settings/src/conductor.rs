@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 
 use crate::{
-    AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ClusterTlsSettings, ConnectionSettings, DeviceSettings,
-    DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings, ModelSettings, RouterSettings,
-    Settings, SimSettings, TelemetrySettings, TensorParallelSettings, TlsSettings, TraceSettings,
-    WeightSettings,
+    AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ClusterTlsSettings, ConnectionSettings,
+    DeviceSettings, DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings, ModelSettings,
+    RouterSettings, Settings, SimSettings, TelemetrySettings, TensorParallelSettings, TlsSettings,
+    TraceSettings, WeightSettings,
 };
 
 process! {

@@ -3,7 +3,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use crate::{
-    AddressSettings, ClusterTlsSettings, ConnectionSettings, DrainSettings, Invalid, Settings, TelemetrySettings, TlsSettings,
+    AddressSettings, ClusterTlsSettings, ConnectionSettings, DrainSettings, Invalid, Settings,
+    TelemetrySettings, TlsSettings,
 };
 
 settings! {

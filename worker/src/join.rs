@@ -122,7 +122,7 @@ async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
     if let Some(token) = &joining.join_token {
         token.add_to(request.metadata_mut().as_mut());
     }
-    let mut inbound = client.join(request).await?.into_inner();
+    let mut inbound = client.join(request).await.map_err(|status| broken(status, joining))?.into_inner();
     let Some(pb::ConductorMessage { message: Some(FromConductor::Welcome(welcome)) }) =
         inbound.message().await?
     else {
@@ -135,7 +135,19 @@ async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
         Error::internal(format!("the conductor sees this worker at {:?}, which is no address", welcome.host))
     })?;
     let network = Network { host, transport: joining.transport.clone() };
+    tracing::debug!(conductor = joining.conductor, rank = joining.rank.0, "joined");
     Ok(Joined { rank: joining.rank, inbound, outbox, settings, network })
+}
+
+/// The error of a call that the conductor has not answered, or of its refusal.
+fn broken(status: tonic::Status, joining: &Joining) -> Error {
+    let Some(cause) = std::error::Error::source(&status) else { return status.into() };
+    let url = &joining.conductor;
+    let hint = match joining.transport.is_encrypted() || url.starts_with("unix:") {
+        true => "",
+        false => " (this process has no --cluster-tls-cert and speaks no TLS)",
+    };
+    Error::unavailable(format!("the connection to {url} broke: {}{hint}", tls::with_causes(cause)))
 }
 
 /// Serves until the conductor drops this worker, or until the worker is told to shut down and all its requests have

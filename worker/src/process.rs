@@ -61,7 +61,8 @@ fn conductor_knows(error: &Error) -> bool {
 /// the same address.
 pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit::run(NAME, || {
-        let WorkerProcessSettings { join, telemetry, cluster_tls } = config::load(PROCESS, arguments)?.settings;
+        let WorkerProcessSettings { join, telemetry, cluster_tls } =
+            config::load(PROCESS, arguments)?.settings;
         let (conductor, rank) = address(&join)?;
         let (join_token, transport) = (join_token(&join)?, ClusterTransport::read(&cluster_tls)?);
         let joining = Joining { conductor, rank, join_token, transport };

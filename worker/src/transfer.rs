@@ -120,7 +120,10 @@ impl Transfer {
         let hub = Arc::new(Hub {
             runtime: Handle::current(),
             waker: engine.waker(),
-            pushes: Arc::new(Pushes::new(planes.largest_unit().max(embeddings.largest_unit()), network.clone())),
+            pushes: Arc::new(Pushes::new(
+                planes.largest_unit().max(embeddings.largest_unit()),
+                network.clone(),
+            )),
             ranks: group_ranks(engine).map(Arc::new),
             planes,
             embeddings,

@@ -29,7 +29,9 @@ async fn a_file_that_is_no_socket_is_never_removed() {
     for path in [&file, &link] {
         for callers in [Callers::Workers, Callers::Routers] {
             let address = ClusterAddress::Unix(path.clone());
-            let error = ClusterListener::bind(callers, Some(&address), &ClusterTransport::default()).await.unwrap_err();
+            let error = ClusterListener::bind(callers, Some(&address), &ClusterTransport::default())
+                .await
+                .unwrap_err();
             assert_eq!(error.field(), Some(callers.field()));
         }
     }

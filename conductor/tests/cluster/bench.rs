@@ -70,7 +70,8 @@ impl Bench {
         let served = Served { name: "tiny".into(), has_tokenizer: true };
         let cluster = Arc::new(Cluster::new(limits, served, &metrics, health.clone()));
         let admission = Admission { spawned_workers, spawn_token: token(SPAWN_TOKEN), by_hand };
-        let listener = ClusterListener::bind(Callers::Workers, None, &ClusterTransport::default()).await.unwrap();
+        let listener =
+            ClusterListener::bind(Callers::Workers, None, &ClusterTransport::default()).await.unwrap();
         let url = listener.local_url().unwrap();
         let service = WorkerService::new(cluster.clone(), admission, settings, LoadDisplay::new(false));
         tokio::spawn(service.serve(listener));

@@ -53,7 +53,9 @@ fn group<T: Send>(
             Transport::Tcp if rank == 0 => {
                 Box::new(Tcp::accept(&listener, size, &terms(SECRET, LONG, deadline)).unwrap())
             }
-            Transport::Tcp => Box::new(Tcp::connect(address, group_rank, &terms(SECRET, LONG, deadline)).unwrap()),
+            Transport::Tcp => {
+                Box::new(Tcp::connect(address, group_rank, &terms(SECRET, LONG, deadline)).unwrap())
+            }
         }
     };
     let results = thread::scope(|scope| {

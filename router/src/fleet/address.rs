@@ -26,12 +26,12 @@ pub struct Conductors {
     /// `HOST:PORT`, looked up by DNS. Every address of the host is a conductor.
     pub discover: Option<String>,
     /// The way to each of them.
-    pub way: Way,
+    pub access: Access,
 }
 
 /// The way to conductors: what calls show, and the encryption of connections.
 #[derive(Clone, Debug, Default)]
-pub struct Way {
+pub struct Access {
     /// The secret that calls to a conductor show; `None` if the conductors require none.
     pub token: Option<Token>,
     /// The rule for connections.
@@ -47,13 +47,13 @@ impl Conductors {
     pub fn new(
         urls: &[String],
         discover: Option<&str>,
-        way: Way,
+        access: Access,
         settings: &FleetSettings,
     ) -> Result<Self, Error> {
         check(urls, discover)?;
-        let named = |url: &String| Ok((url.clone(), connection(url, &way, settings)?));
+        let named = |url: &String| Ok((url.clone(), connection(url, &access, settings)?));
         let fixed = urls.iter().map(named).collect::<Result<_, Error>>()?;
-        Ok(Self { fixed, discover: discover.map(str::to_owned), way })
+        Ok(Self { fixed, discover: discover.map(str::to_owned), access })
     }
 }
 
@@ -95,19 +95,15 @@ pub fn url(address: SocketAddr) -> String {
 }
 
 /// A channel that connects when it is first used, and reconnects whenever the connection breaks. Each call shows `token`.
-pub fn connection(
-    url: &str,
-    way: &Way,
-    settings: &FleetSettings,
-) -> Result<ConductorChannel, Error> {
-    let dial: Dial = way.transport.dial("conductor", url, Role::Conductor)?.tuned(|endpoint| {
+pub fn connection(url: &str, access: &Access, settings: &FleetSettings) -> Result<ConductorChannel, Error> {
+    let dial: Dial = access.transport.dial("conductor", url, Role::Conductor)?.tuned(|endpoint| {
         tune(endpoint)
             .connect_timeout(CONNECT_TIMEOUT)
             .http2_keep_alive_interval(settings.keep_alive())
             .keep_alive_timeout(settings.keep_alive())
             .keep_alive_while_idle(true)
     });
-    let token = way.token.clone();
+    let token = access.token.clone();
     let show_token = move |mut request: Request<Body>| {
         token.iter().for_each(|token| token.add_to(request.headers_mut()));
         request

@@ -110,7 +110,10 @@ async fn each_side_refuses_a_wrong_certificate_and_says_why() {
     for (client, why) in [
         (good(Role::Router), "refuses this process's certificate: it is for another name"),
         (expired(Role::Worker), "refuses this process's certificate: it has expired"),
-        (foreign(Role::Worker), "refuses this process's certificate: it is of an authority that is not trusted"),
+        (
+            foreign(Role::Worker),
+            "refuses this process's certificate: it is of an authority that is not trusted",
+        ),
     ] {
         let error = call(&client, address, Role::Worker).await.unwrap_err();
         assert!(error.contains(why) && error.contains(&address.to_string()), "{error}");
@@ -204,14 +207,21 @@ fn ranks_talk_encrypted_and_refuse_a_wrong_certificate_by_name() {
     for (wrong, leader_says, rank_is_told) in [
         (process(Role::Router, &ours, &ours, Valid::Now), "router.tutti.internal", "for another name"),
         (process(Role::Worker, &ours, &ours, Valid::LongAgo), "has expired", "has expired"),
-        (process(Role::Worker, &theirs, &ours, Valid::Now), "an authority that is not trusted here", "an authority"),
+        (
+            process(Role::Worker, &theirs, &ours, Valid::Now),
+            "an authority that is not trusted here",
+            "an authority",
+        ),
     ] {
         let (leader, rank) = ranks(&good, &wrong);
         let (leader, rank) = (leader.unwrap_err(), rank.unwrap_err());
         assert!(leader.contains("127.0.0.1:") && leader.contains(leader_says), "{leader}");
         assert!(rank.contains("refuses this process's certificate") && rank.contains(rank_is_told), "{rank}");
         let (leader, rank) = ranks(&wrong, &good);
-        assert!(rank.unwrap_err().contains("its certificate"), "the rank does not say why it refuses its leader");
+        assert!(
+            rank.unwrap_err().contains("its certificate"),
+            "the rank does not say why it refuses its leader"
+        );
         assert!(leader.unwrap_err().contains("refuses this process's certificate"));
     }
 }

@@ -1,4 +1,7 @@
-use std::{net::Ipv4Addr, path::Path};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+};
 
 use tokio::task::{JoinHandle, spawn_blocking};
 use tutti_engine::{Engine, EngineSettings};

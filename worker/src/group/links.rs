@@ -49,10 +49,7 @@ impl RankLinks for Network {
     }
 }
 
-fn link(
-    socket: TcpStream,
-    encrypted: Option<Result<BlockingTls, Error>>,
-) -> io::Result<Box<dyn RankStream>> {
+fn link(socket: TcpStream, encrypted: Option<Result<BlockingTls, Error>>) -> io::Result<Box<dyn RankStream>> {
     match encrypted {
         None => Ok(Box::new(socket)),
         Some(Ok(tls)) => Ok(Box::new(EncryptedLink(tls))),

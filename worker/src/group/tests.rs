@@ -49,7 +49,9 @@ fn a_leader_listens_only_where_its_ranks_dial() {
         meeting: Some(form_group::Meeting::Listen(listen)),
         nccl_id: Vec::new(),
     };
-    let group = Formation::new(message, Duration::from_secs(1), IpAddr::from(Ipv4Addr::LOCALHOST).into(), None).unwrap();
+    let group =
+        Formation::new(message, Duration::from_secs(1), IpAddr::from(Ipv4Addr::LOCALHOST).into(), None)
+            .unwrap();
     let port = group.listening().unwrap().unwrap().port as u16;
     assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
     assert!(TcpStream::connect((Ipv4Addr::new(127, 0, 0, 2), port)).is_err());

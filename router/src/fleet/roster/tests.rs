@@ -4,12 +4,12 @@ use tutti_runtime::{prefix_index::Holder, tls::ClusterTransport};
 use tutti_settings::ClusterTlsSettings;
 
 use super::*;
-use crate::fleet::{FleetSettings, Way, address, member::Timeouts};
+use crate::fleet::{Access, FleetSettings, address, member::Timeouts};
 
 /// A way to hosts that do not exist.
-fn insecure() -> Way {
+fn insecure() -> Access {
     let settings = ClusterTlsSettings { insecure_plaintext: true, ..ClusterTlsSettings::default() };
-    Way { transport: ClusterTransport::read(&settings).unwrap(), ..Way::default() }
+    Access { transport: ClusterTransport::read(&settings).unwrap(), ..Access::default() }
 }
 
 fn member(name: &str) -> Option<Member> {
