@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tutti_kernels::{Collectives, Dense, PagedAttention, Quantize, Recurrence, Sampler};
+use tutti_kernels::{Collectives, DeltaRule, Dense, PagedAttention, Quantize, Recurrence, Sampler};
 pub use tutti_settings::LoadFormat;
 
 #[cfg(feature = "hybrid-test-model")]
@@ -42,9 +42,9 @@ const SUPPORTED: &[&str] = &[
 ];
 
 /// A device with all operations that the families of this build use.
-pub trait DecoderDevice: Dense + PagedAttention + Recurrence + Collectives + Sampler {}
+pub trait DecoderDevice: Dense + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler {}
 
-impl<D: Dense + PagedAttention + Recurrence + Collectives + Sampler> DecoderDevice for D {}
+impl<D: Dense + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> DecoderDevice for D {}
 
 /// Loads the checkpoint of `options` onto `device`, and calls `progress` as tensors are loaded.
 ///
