@@ -9,13 +9,13 @@ mod decoder;
 mod error;
 #[cfg(feature = "hybrid-test-model")]
 mod hybrid_test;
+mod llama;
 mod load;
 pub mod lockstep;
 #[cfg(feature = "media-test-model")]
 mod media_test;
 mod model;
 mod pages;
-mod qwen3;
 mod rope;
 mod shares;
 mod sim_device;
