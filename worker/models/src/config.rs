@@ -63,7 +63,12 @@ impl ConfigFile {
     pub fn section(&self, key: &str) -> Option<Self> {
         let value = self.value.get(key).filter(|value| !value.is_null())?.clone();
         let Self { path, architectures, model_type, .. } = self;
-        Some(Self { path: path.clone(), architectures: architectures.clone(), model_type: model_type.clone(), value })
+        Some(Self {
+            path: path.clone(),
+            architectures: architectures.clone(),
+            model_type: model_type.clone(),
+            value,
+        })
     }
 
     /// Returns an error about this file.

@@ -16,6 +16,7 @@ pub mod lockstep;
 mod media_test;
 mod model;
 mod pages;
+mod qwen3_5;
 mod rope;
 mod shares;
 mod sim_device;

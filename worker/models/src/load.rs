@@ -9,7 +9,7 @@ pub use tutti_settings::LoadFormat;
 use crate::hybrid_test;
 #[cfg(feature = "media-test-model")]
 use crate::media_test;
-use crate::{LoadError, LoadProgress, Model, config::ConfigFile, llama};
+use crate::{LoadError, LoadProgress, Model, config::ConfigFile, llama, qwen3_5};
 
 /// The checkpoint to load, and the sizes of steps and pages that the model is loaded for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +34,8 @@ pub struct LoadOptions {
 
 /// The architectures that this build loads, beside those of [`llama::FAMILIES`].
 const OTHERS: &[&str] = &[
+    qwen3_5::ARCHITECTURES[0],
+    qwen3_5::ARCHITECTURES[1],
     #[cfg(feature = "media-test-model")]
     media_test::ARCHITECTURE,
     #[cfg(feature = "hybrid-test-model")]
@@ -65,6 +67,10 @@ pub fn load<D: DecoderDevice>(
         llama::FAMILIES.into_iter().find(|family| named(family.architecture, family.model_type))
     {
         return Ok(Box::new(llama::load(family, &file, dir, options, device, progress)?));
+    }
+    let mut of_qwen3_5 = qwen3_5::ARCHITECTURES.into_iter().zip(qwen3_5::MODEL_TYPES);
+    if of_qwen3_5.any(|(architecture, model_type)| named(architecture, model_type)) {
+        return Ok(Box::new(qwen3_5::load(&file, dir, options, device, progress)?));
     }
     #[cfg(feature = "media-test-model")]
     if named(media_test::ARCHITECTURE, media_test::MODEL_TYPE) {

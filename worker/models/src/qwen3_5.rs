@@ -87,8 +87,7 @@ pub(crate) fn load<D: DecoderDevice>(
     Decoder::load(text, all, (dir, options), device, progress, |loader| {
         let layers = specs.iter().map(|specs| Layer::load(specs, loader)).collect::<Result<_, _>>()?;
         let device = loader.device();
-        let (q, kv, delta) =
-            (shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim, shard.delta);
+        let (q, kv, delta) = (shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim, shard.delta);
         let mut tensor = |width| device.tensor(tokens, width);
         Ok(Qwen35 {
             layers,

@@ -12,7 +12,7 @@ use crate::{
     decoder::{KvPlane, TextShape},
     model::Limits,
     rope::{RopeKeys, RopeTables},
-    weights::share,
+    weights::{Values, share},
 };
 
 /// The keys of a published config. Any key may be missing or null. [`Config::parse`] refuses a config that lacks a
@@ -225,6 +225,7 @@ impl Config {
             prefix: "model.",
             hidden_size,
             norm_eps: self.rms_norm_eps,
+            norm_values: Values::AsStored,
             tied: self.tied,
             dtype: self.dtype,
             limits: self.limits(dir, max_step_tokens)?,

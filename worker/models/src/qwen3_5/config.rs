@@ -106,9 +106,9 @@ impl Config {
         let rope = keys.rope.clone().rotating(ROTATED);
         let rope = RopeTables::resolve(&rope, &["full_attention"], max_position_embeddings);
         let layers = at_least_one("num_hidden_layers", keys.num_hidden_layers)?;
-        let dtype = [&top, &keys.shared].into_iter().find_map(|keys| {
-            keys.dtype.as_deref().or(keys.torch_dtype.as_deref())
-        });
+        let dtype = [&top, &keys.shared]
+            .into_iter()
+            .find_map(|keys| keys.dtype.as_deref().or(keys.torch_dtype.as_deref()));
         let heads = at_least_one("num_attention_heads", keys.num_attention_heads)?;
         let config = Self {
             prefix,
@@ -185,18 +185,16 @@ impl Config {
             [("num_key_value_heads", self.kv_heads), ("linear_num_key_heads", delta.key_heads)]
         {
             if !number.is_multiple_of(tp) && !tp.is_multiple_of(number) {
-                return Err(format!("{key}: {number} is neither a multiple nor a divisor of tp, which is {tp}"));
+                return Err(format!(
+                    "{key}: {number} is neither a multiple nor a divisor of tp, which is {tp}"
+                ));
             }
         }
         let of = |units| share(units, group_rank).len();
         Ok(Self {
             heads: of(self.heads),
             kv_heads: of(self.kv_heads),
-            delta: DeltaShape {
-                key_heads: of(delta.key_heads),
-                value_heads: of(delta.value_heads),
-                ..delta
-            },
+            delta: DeltaShape { key_heads: of(delta.key_heads), value_heads: of(delta.value_heads), ..delta },
             intermediate_size: of(self.intermediate_size),
             vocab_size: of(self.vocab_size),
             ..self.clone()

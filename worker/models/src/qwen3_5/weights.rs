@@ -123,9 +123,8 @@ impl MixerSpecs {
         let of_values = Section { rows: shape.values(), units: values };
         let qkv = Cut::Sections([of_keys, of_keys, of_values]);
         let of_heads = |module, width| names.matrix(module, values * width, hidden, Cut::Rows(values));
-        let vector = |name: &str| {
-            TensorSpec::vector(names.tensor(name), Role::Bias, values).cut(Cut::Rows(values))
-        };
+        let vector =
+            |name: &str| TensorSpec::vector(names.tensor(name), Role::Bias, values).cut(Cut::Rows(values));
         let shape_of_taps = [shape.channels(), 1, shape.taps];
         let taps = names.tensor("linear_attn.conv1d.weight");
         let norm = names.tensor("linear_attn.norm.weight");

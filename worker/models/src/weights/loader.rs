@@ -219,8 +219,10 @@ impl<'a, D: Device> Loader<'a, D> {
     pub fn columns(&mut self, spec: &TensorSpec) -> Result<D::Vector, LoadError> {
         let (rows, width) = (self.widened(&[spec])?, spec.dims.columns);
         let count = rows.len().checked_div(width).unwrap_or(0);
-        let values: Vec<f32> =
-            (0..width).flat_map(|column| (0..count).map(move |row| (row, column))).map(|(row, column)| rows[row * width + column]).collect();
+        let values: Vec<f32> = (0..width)
+            .flat_map(|column| (0..count).map(move |row| (row, column)))
+            .map(|(row, column)| rows[row * width + column])
+            .collect();
         Ok(self.device.vector(&values)?)
     }
 

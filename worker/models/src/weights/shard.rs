@@ -82,7 +82,8 @@ impl Cut {
             share.start * unit..share.end * unit
         };
         let moved = |range: Range<usize>, by: usize| range.start + by..range.end + by;
-        let of_parts = |range: Range<usize>| (0..parts).map(|part| moved(range.clone(), part * height)).collect();
+        let of_parts =
+            |range: Range<usize>| (0..parts).map(|part| moved(range.clone(), part * height)).collect();
         let whole =
             ShardRange { matrices: 0..matrices, rows: of_parts(0..height), columns: 0..columns, dims };
         match self {
