@@ -25,7 +25,7 @@ pub(super) struct LayerSpecs {
 enum MixerSpecs {
     Full {
         /// q, k and v.
-        qkv: [TensorSpec; 3],
+        qkv: Vec<TensorSpec>,
         gate: TensorSpec,
         q_norm: TensorSpec,
         k_norm: TensorSpec,
@@ -33,7 +33,7 @@ enum MixerSpecs {
     },
     Delta {
         /// q, k and v in one, z, b, a.
-        inward: [TensorSpec; 4],
+        inward: Vec<TensorSpec>,
         taps: TensorSpec,
         rate: TensorSpec,
         bias: TensorSpec,
@@ -108,7 +108,7 @@ impl MixerSpecs {
         };
         let of_kv = |module| names.matrix(module, kv_heads * dim, hidden, Cut::Rows(kv_heads));
         Self::Full {
-            qkv: [half(0), of_kv("self_attn.k_proj"), of_kv("self_attn.v_proj")],
+            qkv: vec![half(0), of_kv("self_attn.k_proj"), of_kv("self_attn.v_proj")],
             gate: half(1),
             q_norm: names.norm("self_attn.q_norm", dim),
             k_norm: names.norm("self_attn.k_norm", dim),
@@ -129,7 +129,7 @@ impl MixerSpecs {
         let taps = names.tensor("linear_attn.conv1d.weight");
         let norm = names.tensor("linear_attn.norm.weight");
         Self::Delta {
-            inward: [
+            inward: vec![
                 names.matrix("linear_attn.in_proj_qkv", shape.channels(), hidden, qkv),
                 of_heads("linear_attn.in_proj_z", shape.value_dim),
                 of_heads("linear_attn.in_proj_b", 1),
@@ -205,14 +205,14 @@ impl<D: Device> Layer<D> {
         let input_norm = loader.vector(&[&specs.input_norm])?;
         let mixer = match &specs.mixer {
             MixerSpecs::Full { qkv, gate, q_norm, k_norm, o } => Mixer::Full(AttentionWeights {
-                qkv: loader.matrix(&qkv.each_ref())?,
+                qkv: loader.matrix(&qkv.iter().collect::<Vec<_>>())?,
                 gate: loader.matrix(&[gate])?,
                 q_norm: loader.vector(&[q_norm])?,
                 k_norm: loader.vector(&[k_norm])?,
                 o: loader.matrix(&[o])?,
             }),
             MixerSpecs::Delta { inward, taps, rate, bias, norm, out } => Mixer::Delta(DeltaWeights {
-                inward: loader.matrix(&inward.each_ref())?,
+                inward: loader.matrix(&inward.iter().collect::<Vec<_>>())?,
                 taps: loader.columns(taps)?,
                 rate: loader.vector(&[rate])?,
                 bias: loader.vector(&[bias])?,
