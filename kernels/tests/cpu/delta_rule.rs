@@ -338,7 +338,7 @@ fn gates_are_those_of_double_precision() {
         // One gate per row.
         let values = Random::new(6).normals(3 * 19, 2.0);
         let (mut x, gate) = (tensor(&mut device, 19, &values), tensor(&mut device, 1, &[0.5, -3.0, 2.0]));
-        let sigmoid = |row: usize| 1.0 / (1.0 + (-[0.5, -3.0, 2.0][row]).exp());
+        let sigmoid = |row: usize| 1.0 / (1.0 + (-[0.5f64, -3.0, 2.0][row]).exp());
         let want: Vec<f64> =
             values.iter().enumerate().map(|(i, &x)| f64::from(x) * sigmoid(i / 19)).collect();
         device.sigmoid_gate(&gate, &mut x).unwrap();
