@@ -3,6 +3,10 @@
 //! Paper: "Qwen3 Technical Report", arXiv:2505.09388. Reference: transformers `models/qwen3/modeling_qwen3.py`.
 
 mod config;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing {
+    pub(crate) use super::config::Config;
+}
 mod weights;
 
 use std::path::Path;
