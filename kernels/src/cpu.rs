@@ -2,6 +2,7 @@
 //! that the machine supports is chosen at run time.
 
 mod attention;
+mod delta;
 mod device;
 mod gemm;
 mod memory;

@@ -6,6 +6,7 @@
 
 mod attention;
 mod collectives;
+mod delta_rule;
 mod dense;
 mod family;
 mod planes;
@@ -19,6 +20,7 @@ pub use tutti_settings::Quantize;
 
 pub use self::attention::{Attention, AttentionShape, HeadNorms, PagedAttention, RotateAndStore};
 pub use self::collectives::Collectives;
+pub use self::delta_rule::{DeltaInputs, DeltaMemory, DeltaRule, DeltaShape, GatedNorm};
 pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
 pub use self::planes::{KvShape, PlanesShape};
 pub use self::recurrence::{DecayedSum, Recurrence};

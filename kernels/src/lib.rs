@@ -14,10 +14,10 @@ mod sampling;
 mod step;
 
 pub use device::{
-    Argmax, Attention, AttentionShape, Collectives, DecayedSum, Dense, Device, DeviceError, DeviceLimits,
-    Embed, GateUp, GatheredRows, GraphId, HeadNorms, HostMatrix, KvShape, Linear, Norm, PagedAttention,
-    PlanesShape, Quantize, Recurrence, RopeFrequencies, Rotary, RotateAndStore, Sampler, VocabularyShard,
-    WeightType,
+    Argmax, Attention, AttentionShape, Collectives, DecayedSum, DeltaInputs, DeltaMemory, DeltaRule,
+    DeltaShape, Dense, Device, DeviceError, DeviceLimits, Embed, GateUp, GatedNorm, GatheredRows, GraphId,
+    HeadNorms, HostMatrix, KvShape, Linear, Norm, PagedAttention, PlanesShape, Quantize, Recurrence,
+    RopeFrequencies, Rotary, RotateAndStore, Sampler, VocabularyShard, WeightType,
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{

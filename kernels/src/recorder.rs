@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use crate::{
-    AttentionShape, Device, DeviceError, DeviceLimits, HostMatrix, KvShape, PageId, PlanesShape, Quantize,
-    SlotId, StepInputs, StepResults, collective::GroupRank,
+    AttentionShape, DeltaShape, Device, DeviceError, DeviceLimits, HostMatrix, KvShape, PageId, PlanesShape,
+    Quantize, SlotId, StepInputs, StepResults, collective::GroupRank,
 };
 
 /// One call of an operation of a family, or of [`Device::begin_step`].
@@ -89,6 +89,18 @@ impl<D: Device, O: Observer> Recorder<D, O> {
             product_operations: 2.0 * (rows * outputs * inputs) as f64,
             bytes: self.device.matrix_bytes(weight) as f64,
             ..Operation::default()
+        }
+    }
+
+    /// Returns the record of a delta rule over the step's tokens: for each token, each element of a memory is decayed and
+    /// enters two products and one sum of products. Every row reads and writes its memories once.
+    pub(crate) fn delta_rule(&self, shape: &DeltaShape) -> Operation {
+        let memory_bytes = (shape.value_heads * shape.memory_bytes()) as f64;
+        let by_token = self.by_token();
+        Operation {
+            flops: 7.0 * by_token.rows as f64 * memory_bytes / size_of::<f32>() as f64,
+            bytes: 2.0 * self.rows.len() as f64 * memory_bytes,
+            ..by_token
         }
     }
 

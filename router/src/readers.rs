@@ -2,8 +2,8 @@
 //! their readers are bounded.
 //!
 //! A server asks a stream for its next item only when its connection has room for it. A stream that has given an item, or
-//! has woken its server because there is one, and is not asked again, waits for its reader. The time of such waiting is measured by an inspection of all streams, at
-//! fixed intervals, so an item costs two counters and no clock.
+//! has woken its server because there is one, and is not asked again, waits for its reader. The time of such waiting is
+//! measured by an inspection of all streams, at fixed intervals, so an item costs two counters and no clock.
 
 use std::{
     pin::Pin,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 settings! {
-    /// What is compiled, and where it goes.
+    /// Architectures that kernels are compiled for, and the folder that receives them.
     pub struct KernelSettings {
         "Device and memory" => {
             /// Architecture of the GPUs, such as sm_90a; may be repeated

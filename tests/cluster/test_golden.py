@@ -12,6 +12,8 @@ from harness import GOLDENS
 from safetensors.numpy import load_file
 
 MODELS = ("qwen3", "qwen3_tied", "qwen3_yarn_swa")
+# Families whose layers are those of MODELS with other variants: one budget suffices, since worker/models/tests has all.
+VARIANTS = ("llama3", "smollm", "qwen2", "mistral", "qwen3_embedding")
 LENGTHS = (1, 7, 37, 125, 300)
 GENERATED = 16
 BUDGETS = (8, 64, 2048)
@@ -101,6 +103,17 @@ def test_f32_weights_match_the_reference_under_every_step_budget(start, figure, 
         first = first or got
         assert got == first, f"a budget of {budget} changes bits that {BUDGETS[0]} gives"
     figure(f"{seed}/{model} f32: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
+
+
+@pytest.mark.parametrize("model", VARIANTS)
+@pytest.mark.parametrize("seed", ("seed0", "seed1"))
+def test_other_families_match_the_reference(start, figure, seed, model):
+    directory = GOLDENS / seed / model
+    golden = load_file(directory / "goldens.safetensors")
+    cluster = serve(start, directory, 64)
+    worst = greatest_deviation(golden, answers(cluster, golden))
+    figure(f"{seed}/{model} f32: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
+    assert worst <= BOUND
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -140,7 +140,8 @@ impl Formation {
     }
 
     /// Waits until all ranks have loaded. The ranks then run the largest step together, if their devices have memory of
-    /// their own, and agree on one size of the KV pool: the smallest budget that a rank has. `share` is this rank's share of its machine's memory: see [`kv_budget`].
+    /// their own, and agree on one size of the KV pool: the smallest budget that a rank has. `share` is this rank's
+    /// share of its machine's memory: see [`kv_budget`].
     pub fn join(
         &self,
         mut model: Box<dyn Model>,

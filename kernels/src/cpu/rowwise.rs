@@ -13,7 +13,7 @@ use crate::{DeviceError, RopeFrequencies};
 const TASK_ELEMENTS: usize = 8 << 10;
 
 /// Calls `f` for each row of `out`, which is `width` wide, in parallel.
-fn each_row(
+pub(super) fn each_row(
     pool: &mut ThreadPool,
     out: &mut [f32],
     width: usize,
@@ -171,10 +171,43 @@ impl Op for SiluMul<'_> {
     fn run<S: Simd>(self, s: S) {
         let blocks = self.gate.chunks(LANES).zip(self.up.chunks(LANES)).zip(self.out.chunks_mut(LANES));
         for ((gate, up), out) in blocks {
-            let gate = s.load_some(gate, 0.0);
-            let decay = exp(s, s.sub(s.splat(0.0), gate));
-            let silu = s.div(gate, s.add(s.splat(1.0), decay));
+            let silu = silu(s, s.load_some(gate, 0.0));
             s.store_some(out, s.mul(silu, s.load_some(up, 0.0)));
+        }
+    }
+}
+
+/// Returns `x / (1 + e^-x)`.
+#[inline(always)]
+pub(super) fn silu<S: Simd>(s: S, x: S::F) -> S::F {
+    let decay = exp(s, s.sub(s.splat(0.0), x));
+    s.div(x, s.add(s.splat(1.0), decay))
+}
+
+/// Computes `x = x * sigmoid(gate)`, row by row.
+pub(super) fn sigmoid_gate(
+    path: Path,
+    pool: &mut ThreadPool,
+    gate: &[f32],
+    width: usize,
+    x: &mut [f32],
+) -> Result<(), DeviceError> {
+    each_row(pool, x, width, |row, x| path.run(SigmoidGate { gate: &gate[row * width..][..width], x }))
+}
+
+/// The sigmoid gate of one row.
+struct SigmoidGate<'a> {
+    gate: &'a [f32],
+    x: &'a mut [f32],
+}
+
+impl Op for SigmoidGate<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (x, gate) in self.x.chunks_mut(LANES).zip(self.gate.chunks(LANES)) {
+            let decay = exp(s, s.sub(s.splat(0.0), s.load_some(gate, 0.0)));
+            s.store_some(x, s.div(s.load_some(x, 0.0), s.add(s.splat(1.0), decay)));
         }
     }
 }

@@ -5,6 +5,7 @@
 
 mod argmax;
 mod attention;
+mod delta_rule;
 mod gate_up;
 mod int8;
 mod linear;

@@ -39,7 +39,7 @@ impl Chunks {
         let pages = 1 + self.lengths.iter().map(|&length| pages_of(length)).sum::<usize>();
         let kv = KvShape { layers: 2, kv_heads, head_dim, page_tokens, pages, dtype: self.dtype };
         let mut planes = device.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
-        // What nothing has written is NaN, in f32, f16 and bf16.
+        // Memory that nothing has written is NaN, in f32, f16 and bf16.
         let all: Vec<PageId> = (0..pages as u32).map(PageId).collect();
         device.write_pages(&mut planes, &all, &vec![0xff; kv.page_bytes() * pages]).unwrap();
         // Pages in an order that no request's own order is.

@@ -79,11 +79,11 @@ async fn an_idle_connection_is_closed_and_one_with_a_long_request_is_not() {
 }
 
 /// A body without an end, which reports that it is dropped.
-struct Endless(mpsc::UnboundedSender<()>);
+struct Endless(mpsc::Sender<()>);
 
 impl Drop for Endless {
     fn drop(&mut self) {
-        let _ = self.0.send(());
+        let _ = self.0.try_send(());
     }
 }
 
@@ -101,7 +101,7 @@ impl http_body::Body for Endless {
 
 #[tokio::test]
 async fn a_reader_that_does_not_read_loses_its_connection() {
-    let (dropped, mut drops) = mpsc::unbounded_channel();
+    let (dropped, mut drops) = mpsc::channel(1);
     let endless = move || async move { Body::new(Endless(dropped.clone())) };
     let limits = ConnectionSettings { write_timeout_ms: 300, ..patient() };
     let served = http(Router::new().route("/", get(endless)), limits).await;
@@ -226,6 +226,6 @@ async fn a_flood_of_headers_is_refused() {
     let (answer, sent) = soon("the refusal", async { tokio::join!(answer, flood) }).await;
     let answer = String::from_utf8_lossy(&answer);
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
-    // What the server has not read lies in the sockets' buffers.
+    // Bytes that the server has not read lie in the sockets' buffers.
     assert!(sent < 16 << 20, "the server took {sent} bytes of headers");
 }

@@ -45,6 +45,8 @@ pub(crate) trait Layers<D: DecoderDevice>: Send + 'static {
 pub(crate) struct TextShape {
     /// Family and size, for logs.
     pub summary: String,
+    /// First part of the names of embedding and final norm in the checkpoint.
+    pub prefix: &'static str,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Value added to the mean square in the final norm.
@@ -106,7 +108,7 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         let group_rank = device.group_rank();
         let (vocabulary, hidden_size, tokens) =
             (shape.limits.vocab_size, shape.hidden_size, options.max_step_tokens);
-        let ends = EndSpecs::new(vocabulary, hidden_size, shape.tied);
+        let ends = EndSpecs::new(&shape);
         let mut all: Vec<&TensorSpec> = ends.all().collect();
         specs.for_each(|spec| all.push(spec));
         let mut loader = Loader::new(source, options.quantize, all.into_iter(), &mut device, progress)?;

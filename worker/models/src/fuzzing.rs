@@ -8,7 +8,7 @@ use tutti_settings::SimSettings;
 pub use crate::weights::fuzzing::{safetensors_header, safetensors_index};
 use crate::{
     LayoutPart, PageLayout, PlaneLayout, PlaneStorage, Section, SimOptions, config::ConfigFile, load_sim,
-    qwen3::fuzzing::Config,
+    llama::{FAMILIES, Shape},
 };
 
 /// Reads the `config.json` of a directory as each family does.
@@ -20,7 +20,14 @@ pub fn config(dir: &Path) {
         assert!(model.limits().vocab_size > 0 && model.limits().max_context_tokens > 0);
     }
     let Ok(file) = ConfigFile::read(dir) else { return };
-    let Ok(config) = Config::parse(&file) else { return };
+    for family in FAMILIES {
+        if let Ok(config) = Shape::parse(&file, family) {
+            shape(dir, &config);
+        }
+    }
+}
+
+fn shape(dir: &Path, config: &Shape) {
     assert_eq!(config.windows.len(), config.layers);
     assert_eq!(config.rope.of_layer.len(), config.layers);
     for world_size in [1, 2, 8] {

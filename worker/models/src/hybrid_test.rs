@@ -70,6 +70,7 @@ impl Config {
         let (layers, unit_bytes) = (count.div_ceil(2), size_of::<f32>());
         TextShape {
             summary: "hybrid (for tests)".into(),
+            prefix: "model.",
             hidden_size: self.hidden_size,
             norm_eps: EPS,
             tied: true,

@@ -11,13 +11,13 @@ mod error;
 pub mod fuzzing;
 #[cfg(feature = "hybrid-test-model")]
 mod hybrid_test;
+mod llama;
 mod load;
 pub mod lockstep;
 #[cfg(feature = "media-test-model")]
 mod media_test;
 mod model;
 mod pages;
-mod qwen3;
 mod rope;
 mod shares;
 mod sim_device;

@@ -9,7 +9,7 @@ pub use tutti_settings::LoadFormat;
 use crate::hybrid_test;
 #[cfg(feature = "media-test-model")]
 use crate::media_test;
-use crate::{LoadError, LoadProgress, Model, config::ConfigFile, qwen3};
+use crate::{LoadError, LoadProgress, Model, config::ConfigFile, llama};
 
 /// The checkpoint to load, and the sizes of steps and pages that the model is loaded for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,9 +32,8 @@ pub struct LoadOptions {
     pub seed: u64,
 }
 
-/// The architectures that this build loads.
-const SUPPORTED: &[&str] = &[
-    qwen3::ARCHITECTURE,
+/// The architectures that this build loads, beside those of [`llama::FAMILIES`].
+const OTHERS: &[&str] = &[
     #[cfg(feature = "media-test-model")]
     media_test::ARCHITECTURE,
     #[cfg(feature = "hybrid-test-model")]
@@ -62,8 +61,10 @@ pub fn load<D: DecoderDevice>(
         file.architectures.iter().any(|name| name == architecture)
             || file.architectures.is_empty() && file.model_type.as_deref() == Some(model_type)
     };
-    if named(qwen3::ARCHITECTURE, qwen3::MODEL_TYPE) {
-        return Ok(Box::new(qwen3::load(&file, dir, options, device, progress)?));
+    if let Some(family) =
+        llama::FAMILIES.into_iter().find(|family| named(family.architecture, family.model_type))
+    {
+        return Ok(Box::new(llama::load(family, &file, dir, options, device, progress)?));
     }
     #[cfg(feature = "media-test-model")]
     if named(media_test::ARCHITECTURE, media_test::MODEL_TYPE) {
@@ -77,6 +78,11 @@ pub fn load<D: DecoderDevice>(
         path: file.path,
         architectures: file.architectures,
         model_type: file.model_type,
-        supported: SUPPORTED.join(", "),
+        supported: supported().join(", "),
     })
+}
+
+/// The architectures that this build loads.
+fn supported() -> Vec<&'static str> {
+    llama::FAMILIES.iter().map(|family| family.architecture).chain(OTHERS.iter().copied()).collect()
 }

@@ -2,7 +2,7 @@
 //! running, transfer) until a real family has an encoder. The test model's weights are random (`--load-format dummy`)
 //! or made by a test. The cargo feature `media-test-model` adds the family to a build.
 //!
-//! The thinker is [`qwen3`](crate::qwen3), unchanged. The encoder takes 16-bit samples in frames of
+//! The thinker is a dense Qwen3 of [`llama`](crate::llama), unchanged. The encoder takes 16-bit samples in frames of
 //! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the loudest sample of a call's items and
 //! by the number of these items, so neither an item nor the items of a call can be divided. It then maps each frame to an
 //! embedding by a linear map and a norm.
@@ -24,7 +24,7 @@ use self::{encoder::Encoder, encoder_only::EncoderOnly, with_thinker::WithThinke
 use crate::{
     DecoderDevice, LoadError, LoadOptions, Model,
     config::ConfigFile,
-    qwen3::{self, Shape},
+    llama::{self, QWEN3, Shape},
     thinker::{self, Audio, HeldNodes},
     weights::Progress,
 };
@@ -52,7 +52,7 @@ pub(crate) fn load<D: DecoderDevice>(
     mut device: D,
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
-    let shape = Shape::parse(file)?;
+    let shape = Shape::parse(file, &QWEN3)?;
     let keys: Keys = file.parse()?;
     if keys.audio_bytes_per_token == 0 || !keys.audio_bytes_per_token.is_multiple_of(2) {
         let bytes = keys.audio_bytes_per_token;
@@ -82,7 +82,7 @@ pub(crate) fn load<D: DecoderDevice>(
             Ok(Box::new(EncoderOnly { device, encoder, declaration, limits }))
         }
         encoder => {
-            let thinker = qwen3::load(file, dir, options, device, progress)?;
+            let thinker = llama::load(&QWEN3, file, dir, options, device, progress)?;
             let declaration = declare(thinker.declaration())?;
             Ok(Box::new(WithThinker { thinker, encoder, declaration }))
         }

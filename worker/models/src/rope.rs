@@ -1,11 +1,12 @@
-//! Rotary position embedding: tables of frequencies, plain or YaRN, from the keys of a config in either spelling.
+//! Rotary position embedding: tables of frequencies, plain, YaRN or Llama 3, from the keys of a config in either spelling.
 //!
 //! A model may have several tables, one per type of its layers. A table may rotate only the first elements of a head, and
 //! it may take its positions from three axes (M-RoPE: time, height and width; Wang et al., arXiv:2409.12191, §2.1). Text
 //! has equal positions on all axes.
 //!
 //! RoPE: Su et al., "RoFormer", arXiv:2104.09864. YaRN: Peng et al., arXiv:2309.00071, §3.2 and §3.4. Reference:
-//! transformers `modeling_rope_utils.py`.
+//! transformers `modeling_rope_utils.py`. Llama 3 ("The Llama 3 Herd of Models", arXiv:2407.21783) has its rule in the
+//! reference only: `_compute_llama3_parameters`.
 
 mod parameters;
 
@@ -33,7 +34,7 @@ pub(crate) struct Rope {
     theta: f64,
     /// Share of a head's elements that are rotated, from the first on; 1 rotates the whole head.
     rotated: f64,
-    yarn: Option<Yarn>,
+    scaling: Scaling,
     /// `None` if all frequencies use the first axis.
     sections: Option<Sections>,
 }
@@ -46,6 +47,34 @@ struct Sections {
     /// False if each axis has consecutive frequencies. True if the axes take turns, as long as they have frequencies
     /// left.
     interleaved: bool,
+}
+
+/// The extension of the context beyond that of training.
+#[derive(Clone, Debug, PartialEq)]
+enum Scaling {
+    None,
+    Yarn(Yarn),
+    Llama3(Llama3),
+}
+
+/// The parameters of Llama 3's rule.
+#[derive(Clone, Debug, PartialEq)]
+struct Llama3 {
+    factor: f64,
+    original_context: f64,
+    low_freq_factor: f64,
+    high_freq_factor: f64,
+}
+
+impl Llama3 {
+    /// Scales the frequency `plain`. Frequencies of few turns over the original context are divided by `factor`, those
+    /// of many turns stay as trained, and those between are blended.
+    fn scaled(&self, plain: f64) -> f64 {
+        let turns = self.original_context * plain / (2.0 * PI);
+        let Self { factor, low_freq_factor: low, high_freq_factor: high, .. } = *self;
+        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        (1.0 - kept) * plain / factor + kept * plain
+    }
 }
 
 /// The parameters of YaRN, with defaults filled in.
@@ -88,7 +117,10 @@ impl RopeTables {
 
 impl Rope {
     fn extended_context(&self) -> Option<usize> {
-        self.yarn.as_ref().map(|yarn| (yarn.factor * yarn.original_context) as usize)
+        match &self.scaling {
+            Scaling::Yarn(yarn) => Some((yarn.factor * yarn.original_context) as usize),
+            Scaling::None | Scaling::Llama3(_) => None,
+        }
     }
 
     /// Number of elements of a head that are rotated, from the first on: an even number.
@@ -122,9 +154,16 @@ impl Rope {
         let rotated = self.rotated(head_dim);
         let half = rotated / 2;
         let plain = |i: usize| self.theta.powf(-((2 * i) as f64) / rotated as f64);
-        let Some(yarn) = &self.yarn else {
-            let inverse = (0..half).map(|i| plain(i) as f32).collect();
-            return Ok(RopeFrequencies { inverse, axes, scale: 1.0 });
+        let yarn = match &self.scaling {
+            Scaling::None => {
+                let inverse = (0..half).map(|i| plain(i) as f32).collect();
+                return Ok(RopeFrequencies { inverse, axes, scale: 1.0 });
+            }
+            Scaling::Llama3(rule) => {
+                let inverse = (0..half).map(|i| rule.scaled(plain(i)) as f32).collect();
+                return Ok(RopeFrequencies { inverse, axes, scale: 1.0 });
+            }
+            Scaling::Yarn(yarn) => yarn,
         };
         // Returns the index, not rounded, of the frequency that makes this number of turns over the original context.
         let index_of = |turns: f64| {

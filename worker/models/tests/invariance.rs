@@ -45,3 +45,21 @@ fn windows_yarn_and_biases() {
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
     }));
 }
+
+/// Llama 3, with grouped heads and no norm of heads.
+#[test]
+fn llama3_scaling_in_bf16() {
+    unchanged_by_chunks_and_mates(json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 64},
+    }));
+}
+
+/// Mistral, whose every layer has a window.
+#[test]
+fn windows_on_all_layers() {
+    unchanged_by_chunks_and_mates(json!({
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 16,
+    }));
+}

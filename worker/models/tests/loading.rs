@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::{fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use common::{Tensor, config, generate, loaded, tensors, try_load, write_config, write_tensors};
 use safetensors::tensor::Dtype;
@@ -74,6 +74,25 @@ fn tied_weights_need_no_lm_head_and_others_do() {
     assert_eq!(model.weight_bytes(), 4 * elements as u64);
 }
 
+/// Embedding models are published as the base model: tied, and without the prefix `model.`.
+#[test]
+fn a_base_model_gives_what_the_model_with_a_head_gives() {
+    let whole = checkpoint();
+    write_config(whole.path(), &config(&json!({"tie_word_embeddings": true})));
+    let base = checkpoint();
+    write_config(base.path(), &config(&json!({"tie_word_embeddings": true})));
+    let named = tensors().into_iter().map(|(name, tensor)| (name.replacen("model.", "", 1), tensor));
+    let mut renamed: BTreeMap<String, Tensor> = named.collect();
+    write_tensors(&base.path().join("model.safetensors"), &renamed);
+    let prompt: &[u32] = &[5, 90, 17, 3];
+    let run = |dir: &Path| generate(&mut *loaded(dir, Auto), &[prompt], 8, 4);
+    assert_eq!(run(base.path()), run(whole.path()));
+
+    renamed.remove("layers.1.mlp.up_proj.weight");
+    write_tensors(&base.path().join("model.safetensors"), &renamed);
+    refuses(base.path(), &["model.layers.1.mlp.up_proj.weight"]);
+}
+
 #[test]
 fn a_missing_tensor_is_named() {
     let dir = checkpoint();
@@ -137,8 +156,9 @@ fn a_tensor_in_two_shards_and_a_missing_shard_are_named() {
 #[test]
 fn an_unknown_architecture_is_named_beside_what_is_supported() {
     let dir = checkpoint();
-    write_config(dir.path(), &config(&json!({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})));
-    refuses(dir.path(), &["config.json", "LlamaForCausalLM", "\"llama\"", "Qwen3ForCausalLM"]);
+    write_config(dir.path(), &config(&json!({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"})));
+    let supported = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"];
+    refuses(dir.path(), &[&["config.json", "GemmaForCausalLM", "\"gemma\""][..], &supported].concat());
     // Without `architectures` the type decides.
     write_config(dir.path(), &config(&json!({"architectures": null})));
     loaded(dir.path(), Auto);

@@ -73,6 +73,31 @@ fn qwen3_yarn_swa() {
     agrees("qwen3_yarn_swa");
 }
 
+#[test]
+fn llama3() {
+    agrees("llama3");
+}
+
+#[test]
+fn smollm() {
+    agrees("smollm");
+}
+
+#[test]
+fn qwen2() {
+    agrees("qwen2");
+}
+
+#[test]
+fn mistral() {
+    agrees("mistral");
+}
+
+#[test]
+fn qwen3_embedding() {
+    agrees("qwen3_embedding");
+}
+
 /// Returns a checkpoint that four ranks can divide. Its two key heads are each held twice by four ranks.
 fn divisible(changes: Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();

@@ -148,6 +148,17 @@ fn a_gap_fails_the_request_and_frees_the_worker() {
     assert!(request.is_over());
 }
 
+/// Found by `tests/fuzz cluster`.
+#[test]
+fn a_worker_that_sends_more_tokens_than_were_asked_for_fails_the_request() {
+    let (mut request, mut receiver) = running(alone());
+    let most = spec().stopping.unwrap().max_tokens;
+    let all: Vec<u32> = (0..=most).collect();
+    let outcome = request.on_row(WORKER, row(0, &all));
+    assert_eq!((outcome.taken, outcome.dropped), (0, all.len()));
+    assert_eq!(read(&mut receiver), (vec![], Some(Err(ErrorKind::Internal))));
+}
+
 #[test]
 fn rows_of_another_try_graph_or_worker_are_dropped() {
     let (mut request, mut receiver) = running(pair());

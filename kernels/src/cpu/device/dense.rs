@@ -59,6 +59,12 @@ impl Dense for CpuDevice {
         self.product(x, norm, weight, Epilogue::Gated, out)
     }
 
+    fn sigmoid_gate(&mut self, gate: &Tensor, x: &mut Tensor) -> Result<(), DeviceError> {
+        let width = gate.width();
+        let x = x.change(gate.live(), width)?;
+        rowwise::sigmoid_gate(self.path, &mut self.pool, gate.values(), width, x)
+    }
+
     fn keep_logit_rows(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
         x.keep(&self.step.logit_rows)
     }

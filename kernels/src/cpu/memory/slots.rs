@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::memory::Buffer;
+use crate::cpu::memory::{Buffer, Shared};
 use crate::{DeviceError, SlotCopy, SlotId};
 
 /// The state of each slot begins at a multiple of this number of bytes: a cache line, so that no two requests share one.
@@ -21,6 +21,41 @@ impl Plane {
     fn range(&self, slot: SlotId) -> Range<usize> {
         let start = slot.0 as usize * self.stride;
         start..start + self.bytes
+    }
+}
+
+/// A range of the f32 state of every slot in one plane, for tasks that each write the state of other slots or other parts
+/// of it.
+pub(in crate::cpu) struct SlotStates<'a> {
+    data: Shared<'a, f32>,
+    /// Distance in elements between the beginnings of two slots.
+    stride: usize,
+    start: usize,
+    len: usize,
+}
+
+impl SlotStates<'_> {
+    /// Elements `first .. first + len` of a slot's state. The step has checked the slot.
+    ///
+    /// # Safety
+    ///
+    /// No two slices that exist at the same time overlap.
+    #[allow(clippy::mut_from_ref)] // The safety contract excludes slices that overlap.
+    pub(in crate::cpu) unsafe fn part(&self, slot: SlotId, first: usize, len: usize) -> &mut [f32] {
+        // SAFETY: the caller's contract.
+        unsafe { self.data.slice_mut(self.index(slot, first, len), len) }
+    }
+
+    /// Address of the elements that [`part`](Self::part) returns.
+    pub(in crate::cpu) fn pointer(&self, slot: SlotId, first: usize, len: usize) -> *mut f32 {
+        let index = self.index(slot, first, len);
+        assert!(index + len <= self.data.len(), "part of a state out of bounds");
+        self.data.as_ptr().wrapping_add(index)
+    }
+
+    fn index(&self, slot: SlotId, first: usize, len: usize) -> usize {
+        assert!(first <= self.len && len <= self.len - first, "part of a state out of bounds");
+        slot.0 as usize * self.stride + self.start + first
     }
 }
 
@@ -95,6 +130,34 @@ impl Slots {
         });
         let what = || format!("{len} bytes at {start} of slot plane {plane} of {count}");
         state.ok_or_else(|| DeviceError::Misuse(what()))
+    }
+
+    /// The f32 states of one layer in several planes, for all slots. `of` names planes, which differ, the layer, and the
+    /// bytes of a layer's state.
+    pub(in crate::cpu) fn states<const N: usize>(
+        &mut self,
+        of: [(usize, usize, usize); N],
+    ) -> Result<[SlotStates<'_>; N], DeviceError> {
+        const SIZE: usize = size_of::<f32>();
+        for (plane, layer, bytes) in of {
+            let end = layer.checked_add(1).and_then(|layers| layers.checked_mul(bytes));
+            let own = self.planes.get(plane).map_or(0, |plane| plane.bytes);
+            if end.is_none_or(|end| end > own) || !bytes.is_multiple_of(SIZE) {
+                let what = format!("layer {layer} of {bytes} bytes in slot plane {plane} of {own} bytes");
+                return Err(DeviceError::Misuse(what));
+            }
+        }
+        let planes = self.planes.get_disjoint_mut(of.map(|(plane, ..)| plane));
+        let planes = planes.map_err(|error| DeviceError::Misuse(format!("slot planes: {error}")))?;
+        let mut of = of.into_iter();
+        Ok(planes.map(|plane| {
+            let (_, layer, bytes) = of.next().unwrap_or_default();
+            let (stride, len) = (plane.stride / SIZE, bytes / SIZE);
+            // SAFETY: every bit pattern is an f32. The buffer begins at a page and slots at multiples of ALIGNMENT, so no
+            // bytes are left over at either end.
+            let (_, data, _) = unsafe { plane.data.align_to_mut::<f32>() };
+            SlotStates { data: Shared::new(data), stride, start: layer * len, len }
+        }))
     }
 
     /// Appends a slot's state to `out`, plane by plane.

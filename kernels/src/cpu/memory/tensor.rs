@@ -125,6 +125,11 @@ impl Vector {
         Ok(Self(data))
     }
 
+    /// The elements.
+    pub(in crate::cpu) fn values(&self) -> &[f32] {
+        &self.0
+    }
+
     /// The elements; an error unless there are `len`.
     pub(in crate::cpu) fn read(&self, len: usize) -> Result<&[f32], DeviceError> {
         if self.0.len() == len {

@@ -4,7 +4,7 @@ use super::CudaDevice;
 use crate::cuda::kernels::{Grid, arguments};
 use crate::cuda::planes::Planes;
 use crate::cuda::tensor::{Tensor, Vector};
-use crate::{DecayedSum, DeviceError, Recurrence};
+use crate::{DecayedSum, DeltaRule, DeviceError, Recurrence};
 
 const THREADS: u32 = 128;
 
@@ -40,3 +40,6 @@ impl Recurrence for CudaDevice {
         self.kernels.launch("decayed_sum", grid, operands)
     }
 }
+
+/// The gated delta rule does not run on a GPU yet.
+impl DeltaRule for CudaDevice {}

@@ -127,7 +127,7 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
   const u32 warp_low = query_at(args, row, item, warp * WARP_QUERIES).position;
   const u32 warp_high = query_at(args, row, item, warp * WARP_QUERIES + WARP_QUERIES - 1).position;
 
-  // Of the splits before, and of this split. The sums of a split are this lane's share until the split ends.
+  // Results of the splits before, and of this split. The sums of a split are this lane's share until the split ends.
   float total_top[2] = {-INF, -INF}, total_sum[2] = {0.f, 0.f}, total[D / 8][4] = {};
   float top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f}, values[D / 8][4] = {};
 

@@ -1,4 +1,4 @@
-// What stands around the collectives of a TP group: rows that are packed before, parts that are laid side by side after,
+// Kernels around the collectives of a TP group: rows that are packed before, parts that are laid side by side after,
 // and keys in place of floats.
 constexpr int THREADS = 256;
 

@@ -38,7 +38,7 @@ async fn bytes_take_room_as_they_arrive_and_leave_it_with_the_message() {
         let frame = std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await;
         frame.map(|frame| frame.map(drop))
     }
-    // Of two messages that each take most of the room, one fails, although neither is whole.
+    // If two messages each take most of the room, one fails, although neither is whole.
     let mut partial = body(message(1000)[..60].to_vec());
     frame(&mut partial).await.unwrap().unwrap();
     let error = frame(&mut body(message(1000)[..60].to_vec())).await.unwrap().unwrap_err();

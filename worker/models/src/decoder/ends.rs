@@ -4,6 +4,7 @@
 
 use tutti_kernels::{Device, Norm};
 
+use super::TextShape;
 use crate::{
     LoadError,
     weights::{Cut, Loader, Role, TensorSpec},
@@ -18,13 +19,15 @@ pub(super) struct EndSpecs {
 }
 
 impl EndSpecs {
-    pub fn new(vocabulary: usize, hidden: usize, tied: bool) -> Self {
+    pub fn new(shape: &TextShape) -> Self {
+        let TextShape { prefix, hidden_size: hidden, tied, .. } = *shape;
+        let vocabulary = shape.limits.vocab_size;
         let table =
             |name, role| TensorSpec::matrix(name, role, vocabulary, hidden).cut(Cut::Rows(vocabulary));
         Self {
-            embedding: table("model.embed_tokens.weight", Role::Embedding),
-            lm_head: (!tied).then(|| table("lm_head.weight", Role::Projection)),
-            final_norm: TensorSpec::vector("model.norm.weight", Role::Norm, hidden),
+            embedding: table(format!("{prefix}embed_tokens.weight"), Role::Embedding),
+            lm_head: (!tied).then(|| table("lm_head.weight".to_owned(), Role::Projection)),
+            final_norm: TensorSpec::vector(format!("{prefix}norm.weight"), Role::Norm, hidden),
         }
     }
 

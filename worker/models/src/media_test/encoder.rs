@@ -6,7 +6,7 @@ use tutti_kernels::{Dense, Device, DeviceError, Linear, Norm, Quantize};
 
 use crate::{
     LoadError, LoadFormat, LoadOptions,
-    qwen3::Shape,
+    llama::Shape,
     thinker::Audio,
     weights::{Dummy, Loader, Role, SafetensorsDir, Source, TensorSpec},
 };

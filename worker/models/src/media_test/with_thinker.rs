@@ -9,12 +9,12 @@ use super::encoder::Encoder;
 use crate::{
     DecoderDevice, PageLayout, StepHook,
     decoder::Decoder,
+    llama::Llama,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
-    qwen3::Qwen3,
 };
 
 pub(super) struct WithThinker<D: Device> {
-    pub thinker: Decoder<D, Qwen3<D>>,
+    pub thinker: Decoder<D, Llama<D>>,
     pub encoder: Option<Encoder<D>>,
     pub declaration: ModelDeclaration,
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{DEFAULT_THETA, Rope, Sections, Yarn};
+use super::{DEFAULT_THETA, Llama3, Rope, Scaling, Sections, Yarn};
 
 /// The keys of a config that describe rotation. Older configs have `rope_theta` and `rope_scaling`. Configs saved by
 /// transformers 5 have `rope_parameters` instead, possibly one set per type of layer. Any key may be missing or null.
@@ -31,6 +31,8 @@ pub(super) struct Parameters {
     mscale_all_dim: Option<f64>,
     beta_fast: Option<f64>,
     beta_slow: Option<f64>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
     truncate: Option<bool>,
     mrope_section: Option<[usize; 3]>,
     mrope_interleaved: Option<bool>,
@@ -50,15 +52,20 @@ impl RopeKeys {
             return Err(format!("rope_theta: must be a number above 1, not {theta}"));
         }
         let kind = parameters.rope_type.as_deref().or(parameters.kind.as_deref());
-        let yarn = match kind.unwrap_or("default") {
+        let scaling = match kind.unwrap_or("default") {
             // The first vision models called plain frequencies with three axes a type of its own.
-            "default" | "mrope" => None,
-            "yarn" => Some(parameters.yarn(max_context)?),
-            other => return Err(format!("rope_type: {other:?} is not supported; supported: default, yarn")),
+            "default" | "mrope" => Scaling::None,
+            "yarn" => Scaling::Yarn(parameters.yarn(max_context)?),
+            "llama3" => Scaling::Llama3(parameters.llama3(max_context)?),
+            other => {
+                return Err(format!(
+                    "rope_type: {other:?} is not supported; supported: default, yarn, llama3"
+                ));
+            }
         };
         let interleaved = parameters.mrope_interleaved.unwrap_or(false);
         let sections = parameters.mrope_section.map(|lengths| Sections { lengths, interleaved });
-        Ok(Rope { theta, rotated, yarn, sections })
+        Ok(Rope { theta, rotated, scaling, sections })
     }
 
     /// Returns the set of parameters of a type of layer. `rope_scaling` wins over `rope_parameters`, as in transformers.
@@ -84,6 +91,27 @@ impl RopeKeys {
 }
 
 impl Parameters {
+    /// Returns the parameters of Llama 3's rule. Only `original_max_position_embeddings` has a default.
+    fn llama3(&self, max_context: usize) -> Result<Llama3, String> {
+        let positive = |name: &str, value: Option<f64>| match value {
+            Some(value) if value.is_finite() && value > 0.0 => Ok(value),
+            Some(value) => Err(format!("{name}: must be a positive number, not {value}")),
+            None => Err(format!("{name}: is missing, but rope_type \"llama3\" needs it")),
+        };
+        let original = self.original_max_position_embeddings.unwrap_or(max_context as f64);
+        let rule = Llama3 {
+            factor: positive("factor", self.factor)?,
+            original_context: positive("original_max_position_embeddings", Some(original))?,
+            low_freq_factor: positive("low_freq_factor", self.low_freq_factor)?,
+            high_freq_factor: positive("high_freq_factor", self.high_freq_factor)?,
+        };
+        if rule.high_freq_factor <= rule.low_freq_factor {
+            let Llama3 { low_freq_factor: low, high_freq_factor: high, .. } = rule;
+            return Err(format!("high_freq_factor: must be above low_freq_factor, {low}, but is {high}"));
+        }
+        Ok(rule)
+    }
+
     /// Fills in YaRN's defaults.
     fn yarn(&self, max_context: usize) -> Result<Yarn, String> {
         let original_context = self.original_max_position_embeddings.unwrap_or(max_context as f64);

@@ -155,6 +155,49 @@ fn yarn_over_the_whole_context_with_a_given_attention_factor_agrees_with_the_ref
 }
 
 #[test]
+fn llama3_agrees_with_the_reference() {
+    let keys = |changes: Value| {
+        let mut scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                                 "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
+        scaling.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        json!({"rope_theta": 5e5, "rope_scaling": scaling})
+    };
+    agrees(
+        keys(json!({})),
+        1.0,
+        [
+            1.0,
+            0.4403666,
+            0.07940301,
+            0.01067464,
+            0.004700754,
+            0.002070055,
+            0.0009115831,
+            0.0004014308,
+            0.0001767767,
+            7.784655e-05,
+            3.428102e-05,
+            1.509622e-05,
+            6.64787e-06,
+            2.9275e-06,
+            1.289173e-06,
+            5.677088e-07,
+        ],
+    );
+    // The context of a config is that after scaling.
+    assert_eq!(tables(keys(json!({})), &["full_attention"]).unwrap().extended_context(), None);
+    for (changes, key) in [
+        (json!({"factor": null}), "factor"),
+        (json!({"low_freq_factor": 0.0}), "low_freq_factor"),
+        (json!({"high_freq_factor": 1.0}), "high_freq_factor"),
+        (json!({"original_max_position_embeddings": -1}), "original_max_position_embeddings"),
+    ] {
+        let error = tables(keys(changes), &["full_attention"]).unwrap_err();
+        assert!(error.starts_with(key), "{error}");
+    }
+}
+
+#[test]
 fn partial_rotation_has_the_frequencies_of_a_smaller_head() {
     let keys = |factor: f64| json!({"rope_theta": 1e4, "partial_rotary_factor": factor});
     let half = [1.0, 0.316_227_76, 0.1, 0.031_622_78, 0.01, 0.003_162_277_7, 0.001, 0.000_316_227_77];

@@ -197,7 +197,7 @@ impl<'a, D: Device> Loader<'a, D> {
         if let Source::Files(files) = &*source
             && let Some(other) = held.iter().position(|window| window.dtype != held[0].dtype)
         {
-            return Err(files.differs(windows[other].0, windows[0].0));
+            return Err(files.differs(windows[other].0, windows[0].0)?);
         }
         let configured = windows.iter().all(|(spec, _)| spec.precision == Precision::Configured);
         let quantize = if configured { *quantize } else { Quantize::None };

@@ -63,18 +63,29 @@ impl SafetensorsDir {
         Ok(Self { dir: dir.into(), files, file_of, unused })
     }
 
-    /// Returns the type of a tensor. Fails if the tensor is missing, has another shape, or has an unsupported type.
-    pub fn check(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
-        let name = &spec.name;
-        let Some(&index) = self.file_of.get(name) else {
+    /// Returns the name under which the files hold a tensor. A checkpoint of a base model without LM head, as embedding
+    /// models are published, lacks the prefix `model.`.
+    fn name_in_files<'s>(&self, name: &'s str) -> Option<&'s str> {
+        let held = |name: &&str| self.file_of.contains_key(*name);
+        Some(name).filter(held).or_else(|| name.strip_prefix("model.").filter(held))
+    }
+
+    /// Returns the file that holds a tensor, and the tensor's name there.
+    fn find<'s>(&self, spec: &'s TensorSpec) -> Result<(&WeightFile, &'s str), LoadError> {
+        let name = self.name_in_files(&spec.name).ok_or_else(|| {
             let (files, shape) = (self.files.len(), &spec.shape);
             let problem = format!("of shape {shape:?} is in none of its {files} safetensors files");
-            return Err(LoadError::Tensor { path: self.dir.clone(), name: name.clone(), problem });
-        };
-        let file = &self.files[index];
+            LoadError::Tensor { path: self.dir.clone(), name: spec.name.clone(), problem }
+        })?;
+        Ok((&self.files[self.file_of[name]], name))
+    }
+
+    /// Returns the type of a tensor. Fails if the tensor is missing, has another shape, or has an unsupported type.
+    pub fn check(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
+        let (file, name) = self.find(spec)?;
         let info = &file.header.tensors[name];
         let fault =
-            |problem: String| LoadError::Tensor { path: file.path.clone(), name: name.clone(), problem };
+            |problem: String| LoadError::Tensor { path: file.path.clone(), name: name.into(), problem };
         if info.shape != spec.shape {
             let (found, expected) = (&info.shape, &spec.shape);
             return Err(fault(format!("has shape {found:?}, but config.json asks for {expected:?}")));
@@ -88,26 +99,27 @@ impl SafetensorsDir {
     }
 
     /// Returns the error for a tensor that cannot be fused with another because their types differ.
-    pub fn differs(&self, spec: &TensorSpec, with: &TensorSpec) -> LoadError {
-        let dtype = |spec: &TensorSpec| self.files[self.file_of[&spec.name]].header.tensors[&spec.name].dtype;
-        let problem = format!("is of type {}, but {:?} is of type {}", dtype(spec), with.name, dtype(with));
-        let path = self.files[self.file_of[&spec.name]].path.clone();
-        LoadError::Tensor { path, name: spec.name.clone(), problem }
+    pub fn differs(&self, spec: &TensorSpec, with: &TensorSpec) -> Result<LoadError, LoadError> {
+        let (file, name) = self.find(spec)?;
+        let (other, other_name) = self.find(with)?;
+        let dtypes = [file.header.tensors[name].dtype, other.header.tensors[other_name].dtype];
+        let problem = format!("is of type {}, but {other_name:?} is of type {}", dtypes[0], dtypes[1]);
+        Ok(LoadError::Tensor { path: file.path.clone(), name: name.into(), problem })
     }
 
     /// Returns a window of a tensor in the mapped file, as it is stored there: a window of a transposed matrix has its
     /// outputs as columns.
     pub fn window(&self, spec: &TensorSpec, window: &Window) -> Result<HostMatrix<'_>, LoadError> {
         let dtype = self.check(spec)?;
-        let file = &self.files[self.file_of[&spec.name]];
-        Ok(window.view(&file.map[file.extent(&spec.name)], dtype))
+        let (file, name) = self.find(spec)?;
+        Ok(window.view(&file.map[file.extent(name)], dtype))
     }
 
     /// Returns the bytes of a window in its file, from its first element to its last.
     pub fn extent(&self, spec: &TensorSpec, window: &Window) -> Result<Extent, LoadError> {
         let size = self.check(spec)?.bytes();
-        let file = &self.files[self.file_of[&spec.name]];
-        let (start, elements) = (file.extent(&spec.name).start, window.extent());
+        let (file, name) = self.find(spec)?;
+        let (start, elements) = (file.extent(name).start, window.extent());
         Ok(Extent {
             map: file.map.clone(),
             bytes: start + elements.start * size..start + elements.end * size,
@@ -116,7 +128,9 @@ impl SafetensorsDir {
 
     /// Releases the mapped pages of a window that the device has copied. The pages stay in the page cache.
     pub fn release(&mut self, spec: &TensorSpec, window: &Window) -> Result<(), LoadError> {
-        self.unused.remove(&spec.name);
+        if let Some(name) = self.name_in_files(&spec.name) {
+            self.unused.remove(name);
+        }
         let Extent { map, bytes } = self.extent(spec, window)?;
         // SAFETY: the mapping of the file is shared, read-only and never written through. A later access to a dropped
         // page reads the same contents from the file again.

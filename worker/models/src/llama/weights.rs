@@ -1,4 +1,4 @@
-//! The tensors of the layers of a Qwen3 checkpoint: their names, their division among ranks, and their fusion on a
+//! The tensors of the layers of a checkpoint: their names, their division among ranks, and their fusion on a
 //! device.
 //!
 //! The division among ranks is Megatron's (arXiv:1909.08053). q, k, v, gate and up are cut by outputs; o and
@@ -17,8 +17,7 @@ pub(super) struct LayerSpecs {
     input_norm: TensorSpec,
     qkv: [TensorSpec; 3],
     qkv_bias: Option<[TensorSpec; 3]>,
-    q_norm: TensorSpec,
-    k_norm: TensorSpec,
+    head_norms: Option<[TensorSpec; 2]>,
     o: TensorSpec,
     o_bias: Option<TensorSpec>,
     post_norm: TensorSpec,
@@ -52,17 +51,18 @@ impl LayerSpecs {
                 linear("self_attn.k_proj", kv, hidden, kv_heads),
                 linear("self_attn.v_proj", kv, hidden, kv_heads),
             ],
-            qkv_bias: config.attention_bias.then(|| {
+            qkv_bias: config.qkv_bias.then(|| {
                 [
                     bias("self_attn.q_proj", q, heads),
                     bias("self_attn.k_proj", kv, kv_heads),
                     bias("self_attn.v_proj", kv, kv_heads),
                 ]
             }),
-            q_norm: norm("self_attn.q_norm", config.head_dim),
-            k_norm: norm("self_attn.k_norm", config.head_dim),
+            head_norms: config.family.head_norms.then(|| {
+                ["self_attn.q_norm", "self_attn.k_norm"].map(|module| norm(module, config.head_dim))
+            }),
             o: linear("self_attn.o_proj", hidden, q, Cut::Columns(config.heads)),
-            o_bias: config.attention_bias.then(|| bias("self_attn.o_proj", hidden, Cut::Leader)),
+            o_bias: config.o_bias.then(|| bias("self_attn.o_proj", hidden, Cut::Leader)),
             post_norm: norm("post_attention_layernorm", hidden),
             gate_up: [
                 linear("mlp.gate_proj", intermediate, hidden, Cut::Rows(intermediate)),
@@ -74,11 +74,10 @@ impl LayerSpecs {
 
     /// All tensors, in the order of loading.
     pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
-        let norms = [&self.q_norm, &self.k_norm].into_iter();
         std::iter::once(&self.input_norm)
             .chain(&self.qkv)
             .chain(self.qkv_bias.iter().flatten())
-            .chain(norms)
+            .chain(self.head_norms.iter().flatten())
             .chain([&self.o])
             .chain(&self.o_bias)
             .chain([&self.post_norm])
@@ -93,8 +92,8 @@ pub(super) struct Layer<D: Device> {
     /// q, k and v fused: `[(heads + 2 * kv_heads) * head_dim, hidden]`.
     pub qkv: D::Matrix,
     pub qkv_bias: Option<D::Vector>,
-    q_norm: D::Vector,
-    k_norm: D::Vector,
+    /// Norms of the heads of q and of k.
+    head_norms: Option<[D::Vector; 2]>,
     /// `[hidden, heads * head_dim]`.
     pub o: D::Matrix,
     /// Only rank 0 holds this bias, so that the sum over ranks adds it once.
@@ -112,8 +111,10 @@ impl<D: Device> Layer<D> {
             input_norm: loader.vector(&[&specs.input_norm])?,
             qkv: loader.matrix(&specs.qkv.each_ref())?,
             qkv_bias: specs.qkv_bias.as_ref().map(|biases| loader.vector(&biases.each_ref())).transpose()?,
-            q_norm: loader.vector(&[&specs.q_norm])?,
-            k_norm: loader.vector(&[&specs.k_norm])?,
+            head_norms: match &specs.head_norms {
+                Some([q, k]) => Some([loader.vector(&[q])?, loader.vector(&[k])?]),
+                None => None,
+            },
             o: loader.matrix(&[&specs.o])?,
             o_bias: specs
                 .o_bias
@@ -127,8 +128,8 @@ impl<D: Device> Layer<D> {
         })
     }
 
-    /// The norms that apply to each head of q and of k.
-    pub fn head_norms(&self, eps: f32) -> HeadNorms<'_, D::Vector> {
-        HeadNorms { q: &self.q_norm, k: &self.k_norm, eps }
+    /// The norms that apply to each head of q and of k, if there are any.
+    pub fn head_norms(&self, eps: f32) -> Option<HeadNorms<'_, D::Vector>> {
+        self.head_norms.as_ref().map(|[q, k]| HeadNorms { q, k, eps })
     }
 }

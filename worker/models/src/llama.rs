@@ -1,12 +1,10 @@
-//! Dense Qwen3: pre-norm decoder, grouped-query attention with an RMS norm on each head of q and k, RoPE, SwiGLU.
+//! The architecture of Llama: pre-norm decoder with RMS norms, grouped-query attention, RoPE and SwiGLU.
 //!
-//! Paper: "Qwen3 Technical Report", arXiv:2505.09388. Reference: transformers `models/qwen3/modeling_qwen3.py`.
+//! Paper: Touvron et al., "LLaMA", arXiv:2302.13971. Several families share it, and differ in biases, sliding windows,
+//! norms of heads and defaults of their configs: see [`family`], which names the paper and the reference of each.
 
 mod config;
-#[cfg(fuzzing)]
-pub(crate) mod fuzzing {
-    pub(crate) use super::config::Config;
-}
+mod family;
 mod weights;
 
 use std::path::Path;
@@ -16,8 +14,11 @@ use tutti_kernels::{
     RotateAndStore,
 };
 
-#[cfg(feature = "media-test-model")]
+pub(crate) use self::family::{FAMILIES, Family};
+#[cfg(any(fuzzing, feature = "media-test-model"))]
 pub(crate) use self::config::Config as Shape;
+#[cfg(feature = "media-test-model")]
+pub(crate) use self::family::QWEN3;
 use self::{
     config::Config,
     weights::{Layer, LayerSpecs},
@@ -29,14 +30,9 @@ use crate::{
     weights::Progress,
 };
 
-/// The name of this family in a config's `architectures`.
-pub(crate) const ARCHITECTURE: &str = "Qwen3ForCausalLM";
-/// The name of this family in a config's `model_type`, which is used only if `architectures` is missing.
-pub(crate) const MODEL_TYPE: &str = "qwen3";
-
-/// The layers of a dense Qwen3, with buffers for the largest step, of `T` tokens. In the shapes below, `heads`,
+/// The layers of a model, with buffers for the largest step, of `T` tokens. In the shapes below, `heads`,
 /// `kv_heads` and `intermediate` are the sizes of this rank's shard.
-pub(crate) struct Qwen3<D: Device> {
+pub(crate) struct Llama<D: Device> {
     layers: Vec<Layer<D>>,
     eps: f32,
     /// Frequencies of each rotary table.
@@ -55,15 +51,16 @@ pub(crate) struct Qwen3<D: Device> {
     activated: D::Tensor,
 }
 
-/// Loads a model of this family from `dir`, whose `config.json` is `file`.
+/// Loads a model of `family` from `dir`, whose `config.json` is `file`.
 pub(crate) fn load<D: DecoderDevice>(
+    family: &'static Family,
     file: &ConfigFile,
     dir: &Path,
     options: &LoadOptions,
     device: D,
     progress: Progress<'_>,
-) -> Result<Decoder<D, Qwen3<D>>, LoadError> {
-    let config = Config::parse(file)?;
+) -> Result<Decoder<D, Llama<D>>, LoadError> {
+    let config = Config::parse(file, family)?;
     let invalid = |problem| file.invalid(problem);
     let shard = config.shard(device.group_rank()).map_err(invalid)?;
     let rope = config.rope.frequencies(config.head_dim).map_err(invalid)?;
@@ -75,7 +72,7 @@ pub(crate) fn load<D: DecoderDevice>(
         let layers = specs.iter().map(|specs| Layer::load(specs, loader)).collect::<Result<_, _>>()?;
         let device = loader.device();
         let angles = rope.iter().map(|rope| device.tensor(tokens, 2 * rope.inverse.len()));
-        Ok(Qwen3 {
+        Ok(Llama {
             layers,
             eps: config.rms_norm_eps,
             angles: angles.collect::<Result<_, _>>()?,
@@ -89,7 +86,7 @@ pub(crate) fn load<D: DecoderDevice>(
     })
 }
 
-impl<D: DecoderDevice> Layers<D> for Qwen3<D> {
+impl<D: DecoderDevice> Layers<D> for Llama<D> {
     fn run(&mut self, step: &mut LayerStep<'_, D>) -> Result<(), DeviceError> {
         let Self { layers, eps, rope, table_of, attention, angles, qkv, attended, activated } = self;
         let (eps, count) = (*eps, layers.len());
@@ -103,7 +100,7 @@ impl<D: DecoderDevice> Layers<D> for Qwen3<D> {
             step.device.rotate_and_store(RotateAndStore {
                 qkv,
                 shape,
-                norms: Some(layer.head_norms(eps)),
+                norms: layer.head_norms(eps),
                 rotary: Rotary { angles: &angles[table_of[index]] },
                 planes: step.planes,
                 layer: index,

@@ -1,10 +1,11 @@
-//! The keys of a Qwen3 `config.json`, checked.
+//! The keys of a `config.json` of this architecture, checked.
 
 use std::path::Path;
 
 use serde::Deserialize;
 use tutti_kernels::{AttentionShape, WeightType, collective::GroupRank};
 
+use super::family::{Biases, Family, HeadDim, Windows};
 use crate::{
     LoadError,
     config::{ConfigFile, TokenIds, eos_token_ids, parse_dtype},
@@ -13,6 +14,11 @@ use crate::{
     rope::{RopeKeys, RopeTables},
     weights::share,
 };
+
+/// Maximum number of layers of a config. A checkpoint's files are not checked against its config until much later.
+const MAX_LAYERS: usize = 4096;
+/// Maximum width of a head.
+const MAX_HEAD_DIM: usize = 1 << 16;
 
 /// The keys of a published config. Any key may be missing or null. [`Config::parse`] refuses a config that lacks a
 /// required key.
@@ -30,6 +36,7 @@ struct Keys {
     rms_norm_eps: Option<f32>,
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
     use_sliding_window: Option<bool>,
     // A missing key means a window of 4096; null means no window.
     #[serde(default = "default_window")]
@@ -47,9 +54,10 @@ fn default_window() -> Option<usize> {
     Some(4096)
 }
 
-/// The checked shape of a Qwen3 model.
+/// The checked shape of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Config {
+    pub family: &'static Family,
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub intermediate_size: usize,
@@ -61,8 +69,10 @@ pub(crate) struct Config {
     pub rms_norm_eps: f32,
     /// True if the embedding matrix serves as LM head.
     pub tied: bool,
-    /// True if q, k, v and o have biases.
-    pub attention_bias: bool,
+    /// True if q, k and v have biases.
+    pub qkv_bias: bool,
+    /// True if o has a bias.
+    pub o_bias: bool,
     /// Sliding window of each layer: the number of keys that a query sees, that of its own position included. `None`
     /// means all keys.
     pub windows: Vec<Option<usize>>,
@@ -75,19 +85,42 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Reads and checks the keys. Defaults are those of transformers' `Qwen3Config`.
-    pub fn parse(file: &ConfigFile) -> Result<Self, LoadError> {
+    /// Reads and checks the keys. Defaults are those of the family's config class in transformers.
+    pub fn parse(file: &ConfigFile, family: &'static Family) -> Result<Self, LoadError> {
         let keys: Keys = file.parse()?;
         let needed = |name: &str, value: Option<usize>| match value {
             Some(0) => Err(file.invalid(format!("{name}: must be at least 1, not 0"))),
             Some(value) => Ok(value),
             None => Err(file.invalid(format!("{name}: is missing"))),
         };
+        let few = |name: &str, value: usize, limit: usize| match value {
+            value if value <= limit => Ok(value),
+            value => Err(file.invalid(format!("{name}: is {value}, the limit is {limit}"))),
+        };
         let heads = needed("num_attention_heads", keys.num_attention_heads)?;
-        let layers = needed("num_hidden_layers", keys.num_hidden_layers)?;
+        let layers = few("num_hidden_layers", needed("num_hidden_layers", keys.num_hidden_layers)?, MAX_LAYERS)?;
+        let hidden_size = needed("hidden_size", keys.hidden_size)?;
+        let default_context = Some(family.max_position_embeddings);
         let max_position_embeddings =
-            needed("max_position_embeddings", keys.max_position_embeddings.or(Some(32_768)))?;
-        let windows = keys.windows(layers).map_err(|problem| file.invalid(problem))?;
+            needed("max_position_embeddings", keys.max_position_embeddings.or(default_context))?;
+        let head_dim = match (keys.head_dim, family.head_dim) {
+            (None, HeadDim::ShareOfHidden) if hidden_size % heads != 0 => {
+                return Err(file.invalid(format!(
+                    "hidden_size: {hidden_size} is not a multiple of num_attention_heads, {heads}, and head_dim is missing"
+                )));
+            }
+            (None, HeadDim::ShareOfHidden) => hidden_size / heads,
+            (None, HeadDim::Fixed(width)) => width,
+            (Some(_), _) => needed("head_dim", keys.head_dim)?,
+        };
+        let head_dim = few("head_dim", head_dim, MAX_HEAD_DIM)?;
+        let by_key = keys.attention_bias == Some(true);
+        let (qkv_bias, o_bias) = match family.biases {
+            Biases::Never => (false, false),
+            Biases::Qkv => (true, false),
+            Biases::ByKey => (by_key, by_key),
+        };
+        let windows = keys.windows(family.windows, layers).map_err(|problem| file.invalid(problem))?;
         let layer_type = |window: &Option<usize>| match window {
             Some(_) => "sliding_attention",
             None => "full_attention",
@@ -95,22 +128,27 @@ impl Config {
         let layer_types: Vec<_> = windows.iter().map(layer_type).collect();
         let rope = RopeTables::resolve(&keys.rope, &layer_types, max_position_embeddings);
         let config = Self {
+            family,
             vocab_size: needed("vocab_size", keys.vocab_size)?,
-            hidden_size: needed("hidden_size", keys.hidden_size)?,
+            hidden_size,
             intermediate_size: needed("intermediate_size", keys.intermediate_size)?,
             layers,
             heads,
             kv_heads: needed("num_key_value_heads", keys.num_key_value_heads.or(Some(heads)))?,
-            head_dim: needed("head_dim", keys.head_dim.or(Some(128)))?,
+            head_dim,
             max_position_embeddings,
             rms_norm_eps: keys.rms_norm_eps.unwrap_or(1e-6),
             tied: keys.tie_word_embeddings.unwrap_or(false),
-            attention_bias: keys.attention_bias.unwrap_or(false),
+            qkv_bias,
+            o_bias,
             windows,
             rope: rope.map_err(|problem| file.invalid(problem))?,
             dtype: keys.weight_type().map_err(|problem| file.invalid(problem))?,
             eos_token_id: keys.eos_token_id,
         };
+        if keys.mlp_bias == Some(true) {
+            return Err(file.invalid("mlp_bias: true is not supported"));
+        }
         config.check(keys.hidden_act.as_deref()).map_err(|problem| file.invalid(problem))?;
         Ok(config)
     }
@@ -125,11 +163,12 @@ impl Config {
         if head_dim % 2 != 0 {
             return Err(format!("head_dim: {head_dim} is odd, but rotation needs pairs"));
         }
-        // transformers' Qwen3 rotates whole heads, whatever this key says.
+        // transformers rotates whole heads in these families, whatever this key says.
         if let Some(rope) = self.rope.tables.iter().find(|rope| rope.rotated(*head_dim) != *head_dim) {
             let rotated = rope.rotated(*head_dim);
             return Err(format!(
-                "partial_rotary_factor: rotates {rotated} of {head_dim} elements, but Qwen3 rotates all"
+                "partial_rotary_factor: rotates {rotated} of {head_dim} elements, but {} rotates all",
+                self.family.name
             ));
         }
         if let Some(other) = hidden_act.filter(|act| *act != "silu") {
@@ -189,9 +228,11 @@ impl Config {
         let Self { layers, heads, kv_heads, head_dim, hidden_size, vocab_size, .. } = *self;
         Ok(TextShape {
             summary: format!(
-                "Qwen3, {layers} layers of width {hidden_size}, {heads} + {kv_heads} heads of {head_dim}, \
-                 vocabulary {vocab_size}"
+                "{}, {layers} layers of width {hidden_size}, {heads} + {kv_heads} heads of {head_dim}, \
+                 vocabulary {vocab_size}",
+                self.family.name
             ),
+            prefix: "model.",
             hidden_size,
             norm_eps: self.rms_norm_eps,
             tied: self.tied,
@@ -221,11 +262,18 @@ impl Config {
 }
 
 impl Keys {
-    /// Returns the window of each layer: from `layer_types` if given, else from `max_window_layers`.
-    fn windows(&self, layers: usize) -> Result<Vec<Option<usize>>, String> {
-        let window = self.sliding_window.filter(|_| self.use_sliding_window == Some(true));
+    /// Returns the window of each layer.
+    fn windows(&self, rule: Windows, layers: usize) -> Result<Vec<Option<usize>>, String> {
+        let window = match rule {
+            Windows::Never => None,
+            Windows::All => self.sliding_window,
+            Windows::ByLayer => self.sliding_window.filter(|_| self.use_sliding_window == Some(true)),
+        };
         if window == Some(0) {
             return Err("sliding_window: must be at least 1, not 0".into());
+        }
+        if rule != Windows::ByLayer {
+            return Ok(vec![window; layers]);
         }
         let Some(types) = &self.layer_types else {
             let first = self.max_window_layers.unwrap_or(28);

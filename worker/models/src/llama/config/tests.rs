@@ -1,9 +1,15 @@
 use serde_json::{Value, json};
 
-use super::*;
+use super::{super::family::FAMILIES, *};
 
 /// Parses a config of three layers with some keys replaced. A null replaces a key by null and does not remove it.
 fn parse(changes: &Value) -> Result<Config, LoadError> {
+    parse_as("qwen3", changes)
+}
+
+/// Parses the config of [`parse`] as one of a family.
+fn parse_as(model_type: &str, changes: &Value) -> Result<Config, LoadError> {
+    let family = FAMILIES.into_iter().find(|family| family.model_type == model_type).unwrap();
     let mut value = json!({
         "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
@@ -13,7 +19,7 @@ fn parse(changes: &Value) -> Result<Config, LoadError> {
         value[key] = change.clone();
     }
     let path = "config.json".into();
-    Config::parse(&ConfigFile { path, architectures: Vec::new(), model_type: None, value })
+    Config::parse(&ConfigFile { path, architectures: Vec::new(), model_type: None, value }, family)
 }
 
 #[test]
@@ -43,6 +49,15 @@ fn a_value_of_the_wrong_type_is_reported_by_its_key() {
     for value in [json!("many"), json!(-1), json!(1.5)] {
         let error = parse(&json!({"num_hidden_layers": value})).unwrap_err().to_string();
         assert!(error.contains("num_hidden_layers"), "{error}");
+    }
+}
+
+/// Both are sizes of tables that are made before any tensor is looked for.
+#[test]
+fn a_config_of_absurd_size_is_refused_before_memory_is_taken_for_it() {
+    for (key, limit) in [("num_hidden_layers", "4096"), ("head_dim", "65536")] {
+        let error = parse(&json!({key: u64::MAX / 2})).unwrap_err().to_string();
+        assert!(error.contains(&format!("{key}: is 9223372036854775807, the limit is {limit}")), "{error}");
     }
 }
 
@@ -90,4 +105,43 @@ fn a_value_that_cannot_be_honoured_names_its_key() {
             assert!(error.contains(expected), "{expected:?} is not in {error:?}");
         }
     }
+}
+
+#[test]
+fn families_differ_in_biases_norms_and_windows() {
+    let found = |model_type: &str, changes: Value| {
+        let config = parse_as(model_type, &changes).unwrap();
+        (config.qkv_bias, config.o_bias, config.family.head_norms, config.windows[0], config.windows[2])
+    };
+    let all = json!({
+        "attention_bias": true, "use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1,
+    });
+    assert_eq!(found("llama", all.clone()), (true, true, false, None, None));
+    assert_eq!(found("mistral", all.clone()), (false, false, false, Some(16), Some(16)));
+    assert_eq!(found("qwen2", all.clone()), (true, false, false, None, Some(16)));
+    assert_eq!(found("qwen3", all), (true, true, true, None, Some(16)));
+
+    assert_eq!(found("llama", json!({})), (false, false, false, None, None));
+    // A Mistral config without the key has transformers' window, and one with null has none.
+    assert_eq!(found("mistral", json!({})), (false, false, false, Some(4096), Some(4096)));
+    assert_eq!(found("mistral", json!({"sliding_window": null})), (false, false, false, None, None));
+    assert_eq!(found("qwen2", json!({})), (true, false, false, None, None));
+}
+
+#[test]
+fn a_missing_head_dim_is_a_share_of_the_hidden_size_or_fixed() {
+    let head_dim = |model_type: &str| parse_as(model_type, &json!({"head_dim": null})).map(|c| c.head_dim);
+    for model_type in ["llama", "mistral", "qwen2"] {
+        assert_eq!(head_dim(model_type).unwrap(), 16, "{model_type}");
+    }
+    assert_eq!(head_dim("qwen3").unwrap(), 128);
+    let error = parse_as("llama", &json!({"head_dim": null, "hidden_size": 66})).unwrap_err().to_string();
+    assert!(error.contains("hidden_size: 66 is not a multiple of num_attention_heads, 4"), "{error}");
+}
+
+#[test]
+fn biases_of_the_mlp_are_refused() {
+    let error = parse_as("llama", &json!({"mlp_bias": true})).unwrap_err().to_string();
+    assert!(error.contains("mlp_bias"), "{error}");
+    parse_as("llama", &json!({"mlp_bias": false})).unwrap();
 }

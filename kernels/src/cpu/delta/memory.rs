@@ -1,0 +1,208 @@
+//! The memories of the delta rule, `S ← decay·S + k ⊗ δ` with `δ = (v - decay·Sᵀk)·beta`, and their outputs `Sᵀq`.
+//!
+//! Each column of a memory is computed alone: its sums run over the rows of the memory in order, for any number of tokens
+//! and of columns per task. While a token's update passes over a memory, it also sums the next token's `Sᵀk`, so that a
+//! token costs one pass.
+
+use crate::cpu::memory::Shared;
+use crate::cpu::memory::slots::SlotStates;
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{LANES, Op, Simd};
+use crate::cpu::step::Row;
+use crate::cpu::threads::pool::ThreadPool;
+use crate::{DeltaShape, DeviceError, SlotId};
+
+/// Columns that are computed side by side: two vectors, whose four sums hide the latency of their additions.
+const COLUMNS: usize = 2 * LANES;
+/// Maximum number of rows of a memory. The columns of a task are copied to the stack, where they fit the first-level
+/// cache.
+pub(in crate::cpu) const MAX_KEY_DIM: usize = 256;
+/// Number of tokens from which the copy pays.
+const COPIED_TOKENS: usize = 4;
+
+/// The operands of [`delta_rule`].
+pub(in crate::cpu) struct Memory<'a> {
+    /// `[tokens, shape.inputs()]`.
+    pub(in crate::cpu) inputs: &'a [f32],
+    pub(in crate::cpu) shape: DeltaShape,
+    pub(in crate::cpu) states: SlotStates<'a>,
+    /// `[tokens, shape.values()]`.
+    pub(in crate::cpu) out: &'a mut [f32],
+}
+
+/// Applies the delta rule to the tokens of all rows. A task is a value head of a row or, if those are too few for the
+/// threads, some columns of it.
+pub(in crate::cpu) fn delta_rule(
+    path: Path,
+    pool: &mut ThreadPool,
+    rows: &[Row],
+    operands: Memory<'_>,
+) -> Result<(), DeviceError> {
+    let Memory { inputs, shape, states, out } = operands;
+    let heads = rows.len() * shape.value_heads;
+    let blocks = shape.value_dim.div_ceil(COLUMNS);
+    let parts = if heads < 4 * pool.threads() { blocks } else { 1 };
+    let blocks_per_part = blocks.div_ceil(parts.max(1)) * COLUMNS;
+    let out = Shared::new(out);
+    pool.run(heads * parts, |task, _| {
+        let (head, part) = (task / parts, task % parts);
+        let (row, head) = (&rows[head / shape.value_heads], head % shape.value_heads);
+        let columns = part * blocks_per_part..shape.value_dim.min((part + 1) * blocks_per_part);
+        for first in columns.clone().step_by(COLUMNS) {
+            let width = COLUMNS.min(columns.end - first);
+            path.run(Columns { row, head, first, width, inputs, shape, states: &states, out: &out });
+        }
+    })
+}
+
+/// Up to [`COLUMNS`] columns of one memory, over the tokens of one row.
+struct Columns<'a> {
+    row: &'a Row,
+    head: usize,
+    /// First column.
+    first: usize,
+    width: usize,
+    inputs: &'a [f32],
+    shape: DeltaShape,
+    states: &'a SlotStates<'a>,
+    out: &'a Shared<'a, f32>,
+}
+
+impl Op for Columns<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (row, shape) = (self.row, self.shape);
+        let DeltaShape { key_dim, value_dim, .. } = shape;
+        if row.slot == SlotId::NULL {
+            (0..row.tokens).for_each(|token| self.out(token).fill(0.0));
+            return;
+        }
+        let memory = self.head * key_dim * value_dim;
+        if self.width == COLUMNS && row.tokens < COPIED_TOKENS {
+            let state = self.states.pointer(row.slot, memory, key_dim * value_dim).wrapping_add(self.first);
+            // SAFETY: `key_dim` rows of `COLUMNS` columns lie in the memory, `value_dim` elements apart. They belong to this
+            // task alone.
+            return unsafe { self.tokens(s, state, value_dim) };
+        }
+        // SAFETY: these elements belong to this task alone, which holds one slice at a time.
+        let row_of =
+            |i: usize| unsafe { self.states.part(row.slot, memory + i * value_dim + self.first, self.width) };
+        let mut copy = [0.0; MAX_KEY_DIM * COLUMNS];
+        for (i, copy) in copy.chunks_exact_mut(COLUMNS).take(key_dim).enumerate() {
+            copy[..self.width].copy_from_slice(row_of(i));
+        }
+        // SAFETY: the copy has at least `key_dim` rows of `COLUMNS` columns.
+        unsafe { self.tokens(s, copy.as_mut_ptr(), COLUMNS) };
+        for (i, copy) in copy.chunks_exact(COLUMNS).take(key_dim).enumerate() {
+            row_of(i).copy_from_slice(&copy[..self.width]);
+        }
+    }
+}
+
+impl Columns<'_> {
+    /// The output of a token in the task's columns.
+    #[allow(clippy::mut_from_ref)] // Each element belongs to one task.
+    #[inline(always)]
+    fn out(&self, token: usize) -> &mut [f32] {
+        let start = (self.row.first_token + token) * self.shape.values()
+            + self.head * self.shape.value_dim
+            + self.first;
+        // SAFETY: these columns of this row belong to this task, which holds one slice at a time.
+        unsafe { self.out.slice_mut(start, self.width) }
+    }
+
+    /// Applies the delta rule to the row's tokens.
+    ///
+    /// # Safety
+    ///
+    /// `key_dim` rows of [`COLUMNS`] columns are writable at `state`, `stride` elements apart.
+    #[inline(always)]
+    unsafe fn tokens<S: Simd>(&self, s: S, state: *mut f32, stride: usize) {
+        let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = self.shape;
+        let key_head = self.head / (value_heads / key_heads);
+        let input = |token: usize| {
+            let width = self.shape.inputs();
+            &self.inputs[(self.row.first_token + token) * width..][..width]
+        };
+        let key = |token: usize| &input(token)[(key_heads + key_head) * key_dim..][..key_dim];
+        let mut sums = [s.splat(0.0); 2];
+        for (i, &k) in key(0).iter().enumerate() {
+            let (row, k) = (state.wrapping_add(i * stride), s.splat(k));
+            // SAFETY: the caller's contract.
+            sums = unsafe { [s.fma(s.load(row), k, sums[0]), s.fma(s.load(row.add(LANES)), k, sums[1])] };
+        }
+        for token in 0..self.row.tokens {
+            let inputs = input(token);
+            let q = &inputs[key_head * key_dim..][..key_dim];
+            let v = &inputs[2 * key_heads * key_dim + self.head * value_dim + self.first..][..self.width];
+            let gates = &inputs[self.shape.channels()..];
+            let (decay, beta) = (s.splat(gates[self.head]), s.splat(gates[value_heads + self.head]));
+            let (low, high) = v.split_at(LANES.min(v.len()));
+            let delta = |v: &[f32], sum: S::F| s.mul(s.sub(s.load_some(v, 0.0), s.mul(decay, sum)), beta);
+            let update = Update {
+                k: key(token),
+                q,
+                decay,
+                delta: [delta(low, sums[0]), delta(high, sums[1])],
+                stride,
+            };
+            // SAFETY: the caller's contract.
+            let out = unsafe {
+                if token + 1 < self.row.tokens {
+                    update.run::<S, true>(s, state, key(token + 1), &mut sums)
+                } else {
+                    update.run::<S, false>(s, state, key(token), &mut sums)
+                }
+            };
+            let (low, high) = self.out(token).split_at_mut(LANES.min(self.width));
+            s.store_some(low, out[0]);
+            s.store_some(high, out[1]);
+        }
+    }
+}
+
+/// One token's update of [`COLUMNS`] columns of a memory.
+struct Update<'a, F> {
+    k: &'a [f32],
+    q: &'a [f32],
+    decay: F,
+    delta: [F; 2],
+    stride: usize,
+}
+
+impl<F: Copy> Update<'_, F> {
+    /// Updates the columns, and returns the token's output. With `NEXT`, `sums` receives the products of the new memory
+    /// with the next token's key.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Columns::tokens`].
+    #[inline(always)]
+    unsafe fn run<S: Simd<F = F>, const NEXT: bool>(
+        &self,
+        s: S,
+        state: *mut f32,
+        next: &[f32],
+        sums: &mut [F; 2],
+    ) -> [F; 2] {
+        let (mut out, mut following) = ([s.splat(0.0); 2], [s.splat(0.0); 2]);
+        for (i, ((&k, &q), &next)) in self.k.iter().zip(self.q).zip(next).enumerate() {
+            let row = state.wrapping_add(i * self.stride);
+            for half in 0..2 {
+                let at = row.wrapping_add(half * LANES);
+                // SAFETY: the caller's contract.
+                let old = unsafe { s.load(at) };
+                let new = s.fma(s.splat(k), self.delta[half], s.mul(self.decay, old));
+                // SAFETY: the caller's contract.
+                unsafe { s.store(at, new) };
+                out[half] = s.fma(new, s.splat(q), out[half]);
+                if NEXT {
+                    following[half] = s.fma(new, s.splat(next), following[half]);
+                }
+            }
+        }
+        *sums = following;
+        out
+    }
+}

@@ -1,0 +1,100 @@
+//! The gated delta rule over slots.
+
+use super::CpuDevice;
+use crate::cpu::delta::{inputs, memory, norm};
+use crate::cpu::memory::{Planes, Tensor, Vector};
+use crate::cpu::rowwise::each_row;
+use crate::{DeltaInputs, DeltaMemory, DeltaRule, DeltaShape, DeviceError, GatedNorm};
+
+impl DeltaRule for CpuDevice {
+    fn delta_inputs(
+        &mut self,
+        operands: DeltaInputs<'_, Tensor, Vector, Planes>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let DeltaInputs { projected, shape, taps, rate, bias, planes, plane, layer } = operands;
+        check(&shape)?;
+        let tokens = self.check_tokens(projected)?;
+        let DeltaShape { key_heads, value_heads, .. } = shape;
+        let [keys, values] = planes.slots.states([
+            (plane, layer, key_heads * shape.key_conv_bytes()),
+            (plane + 1, layer, value_heads * shape.value_conv_bytes()),
+        ])?;
+        let operands = inputs::Inputs {
+            projected: projected.read(shape.projected())?,
+            shape,
+            taps: taps.read(shape.taps * shape.channels())?,
+            rate: rate.read(value_heads)?,
+            bias: bias.read(value_heads)?,
+            keys,
+            values,
+            out: out.written(tokens, shape.inputs())?,
+        };
+        inputs::inputs(self.path, &mut self.pool, &self.step.rows, operands)
+    }
+
+    fn delta_rule(
+        &mut self,
+        operands: DeltaMemory<'_, Tensor, Planes>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let DeltaMemory { inputs, shape, planes, plane, layer } = operands;
+        check(&shape)?;
+        let tokens = self.check_tokens(inputs)?;
+        let [states] = planes.slots.states([(plane + 2, layer, shape.value_heads * shape.memory_bytes())])?;
+        let (inputs, out) = (inputs.read(shape.inputs())?, out.written(tokens, shape.values())?);
+        let operands = memory::Memory { inputs, shape, states, out };
+        memory::delta_rule(self.path, &mut self.pool, &self.step.rows, operands)
+    }
+
+    fn gated_norm(
+        &mut self,
+        operands: GatedNorm<'_, Tensor, Vector>,
+        x: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let GatedNorm { gate, column, norm } = operands;
+        let (width, gates, eps) = (x.width(), gate.width(), norm.eps);
+        let weight = norm.weight.values();
+        if weight.is_empty() || !width.is_multiple_of(weight.len()) || column.saturating_add(width) > gates {
+            let head = weight.len();
+            return Err(DeviceError::Misuse(format!(
+                "heads of {head} in rows of {width}, with gates from column {column} on of {gates}"
+            )));
+        }
+        if gate.live() != x.live() {
+            return Err(DeviceError::Misuse(format!("{} rows of gates for {} rows", gate.live(), x.live())));
+        }
+        let (path, gate) = (self.path, gate.values());
+        each_row(&mut self.pool, x.values_mut(), width, |row, x| {
+            let gate = &gate[row * gates + column..][..width];
+            path.run(norm::GatedNorm { x, gate, weight, eps });
+        })
+    }
+}
+
+impl CpuDevice {
+    /// Returns the number of tokens of the step; an error unless `x` has one row per token.
+    fn check_tokens(&self, x: &Tensor) -> Result<usize, DeviceError> {
+        match (x.live(), self.step.tokens()) {
+            (rows, tokens) if rows == tokens => Ok(tokens),
+            (rows, tokens) => Err(DeviceError::Misuse(format!("{rows} rows of input for {tokens} tokens"))),
+        }
+    }
+}
+
+/// Refuses heads that do not fit each other, or that are too large for the kernels.
+fn check(shape: &DeltaShape) -> Result<(), DeviceError> {
+    let DeltaShape { key_heads, value_heads, key_dim, value_dim, taps } = *shape;
+    if [key_heads, value_heads, key_dim, value_dim, taps].contains(&0)
+        || !value_heads.is_multiple_of(key_heads)
+    {
+        return Err(DeviceError::Misuse(format!("a delta rule of {shape:?}")));
+    }
+    if key_dim > memory::MAX_KEY_DIM {
+        let most = memory::MAX_KEY_DIM;
+        return Err(DeviceError::Unsupported(format!(
+            "key heads of {key_dim} elements, the limit is {most}"
+        )));
+    }
+    Ok(())
+}
