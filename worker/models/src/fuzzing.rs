@@ -7,8 +7,10 @@ use tutti_settings::SimSettings;
 
 pub use crate::weights::fuzzing::{safetensors_header, safetensors_index};
 use crate::{
-    LayoutPart, PageLayout, PlaneLayout, PlaneStorage, Section, SimOptions, config::ConfigFile, load_sim,
+    LayoutPart, PageLayout, PlaneLayout, PlaneStorage, Section, SimOptions,
+    config::ConfigFile,
     llama::{FAMILIES, Shape},
+    load_sim,
 };
 
 /// Reads the `config.json` of a directory as each family does.

@@ -98,7 +98,8 @@ impl Config {
             value => Err(file.invalid(format!("{name}: is {value}, the limit is {limit}"))),
         };
         let heads = needed("num_attention_heads", keys.num_attention_heads)?;
-        let layers = few("num_hidden_layers", needed("num_hidden_layers", keys.num_hidden_layers)?, MAX_LAYERS)?;
+        let layers =
+            few("num_hidden_layers", needed("num_hidden_layers", keys.num_hidden_layers)?, MAX_LAYERS)?;
         let hidden_size = needed("hidden_size", keys.hidden_size)?;
         let default_context = Some(family.max_position_embeddings);
         let max_position_embeddings =
