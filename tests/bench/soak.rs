@@ -49,10 +49,10 @@ struct Args {
     output: results::Output,
 }
 
-/// What a client does with a request.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Deed {
+enum Kind {
     /// Sends token ids and reads the whole stream.
     Ids,
     /// Sends text and reads the whole stream.
@@ -63,7 +63,7 @@ enum Deed {
     Refused,
 }
 
-impl Deed {
+impl Kind {
     fn of(index: usize) -> Self {
         match index % 100 {
             0 => Self::Leaves,
@@ -144,7 +144,7 @@ async fn measure(args: Args) -> Result<(), String> {
     let pids: Vec<u32> = processes.iter().map(|(_, pid)| *pid).collect();
     let readings = tokio::spawn(read_all(pids, answered.clone(), args.requests));
     let began = Instant::now();
-    let deeds = send(&doors, args.requests, args.warm_up, answered).await?;
+    let kinds = send(&doors, args.requests, args.warm_up, answered).await?;
     let seconds = began.elapsed().as_secs_f64();
     let readings = readings.await.map_err(|e| format!("the readings failed: {e}"))??;
     if cluster.workers()? != workers {
@@ -163,7 +163,7 @@ async fn measure(args: Args) -> Result<(), String> {
     cluster.stop()?;
     let figures = json!({
         "goal_growth": GOAL_GROWTH, "largest_growth": worst, "requests": args.requests, "warm_up": args.warm_up,
-        "seconds": seconds, "requests_per_s": args.requests as f64 / seconds, "deeds": deeds, "processes": found,
+        "seconds": seconds, "requests_per_s": args.requests as f64 / seconds, "kinds": kinds, "processes": found,
     });
     results::write(&origin, figures, &args.output)
 }
@@ -197,34 +197,34 @@ async fn send(
     answered: Arc<AtomicUsize>,
 ) -> Result<BTreeMap<String, usize>, String> {
     let next = Arc::<AtomicUsize>::default();
-    let mut clients: JoinSet<Result<BTreeMap<Deed, usize>, String>> = JoinSet::new();
+    let mut clients: JoinSet<Result<BTreeMap<Kind, usize>, String>> = JoinSet::new();
     for client in 0..CLIENTS {
         let (door, next, answered) = (doors[client % 2].clone(), next.clone(), answered.clone());
         clients.spawn(async move {
-            let mut deeds = BTreeMap::new();
+            let mut kinds = BTreeMap::new();
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 if index >= requests {
-                    return Ok(deeds);
+                    return Ok(kinds);
                 }
-                let deed = Deed::of(index);
-                request(&door, deed, (first + index) as u64).await?;
-                *deeds.entry(deed).or_insert(0) += 1;
+                let kind = Kind::of(index);
+                request(&door, kind, (first + index) as u64).await?;
+                *kinds.entry(kind).or_insert(0) += 1;
                 answered.fetch_add(1, Ordering::Relaxed);
             }
         });
     }
     let mut all = BTreeMap::new();
-    for deeds in clients.join_all().await {
-        for (deed, times) in deeds? {
-            *all.entry(format!("{deed:?}").to_lowercase()).or_insert(0) += times;
+    for kinds in clients.join_all().await {
+        for (kind, times) in kinds? {
+            *all.entry(format!("{kind:?}").to_lowercase()).or_insert(0) += times;
         }
     }
     Ok(all)
 }
 
 /// Sends one request. Fails if its outcome is not that of its kind.
-async fn request(door: &Target, deed: Deed, seed: u64) -> Result<(), String> {
+async fn request(door: &Target, kind: Kind, seed: u64) -> Result<(), String> {
     let plan = Workload {
         requests: 1,
         rate: f64::INFINITY,
@@ -235,15 +235,15 @@ async fn request(door: &Target, deed: Deed, seed: u64) -> Result<(), String> {
     };
     let prompt = plan.plan().remove(0).prompt;
     let tokens = 1 + (seed % 4) as u32;
-    let failure = match deed {
-        Deed::Ids => door.generate(&prompt, tokens, seed).await.failure,
-        Deed::Text => {
+    let failure = match kind {
+        Kind::Ids => door.generate(&prompt, tokens, seed).await.failure,
+        Kind::Text => {
             let text = format!(
                 "Request {seed} asks for {tokens} tokens. Which instrument gives the note to tune by?"
             );
             door.send(door.body(text, tokens, seed), tokens, |_| {}).await.failure
         }
-        Deed::Leaves => {
+        Kind::Leaves => {
             let first = Notify::new();
             let stream = door.generate_watched(&prompt, 512, seed, |record| {
                 if !record.arrivals.is_empty() {
@@ -255,13 +255,13 @@ async fn request(door: &Target, deed: Deed, seed: u64) -> Result<(), String> {
                 () = first.notified() => None,
             }
         }
-        Deed::Refused => match door.generate(&prompt, 1_000_000, seed).await.failure {
+        Kind::Refused => match door.generate(&prompt, 1_000_000, seed).await.failure {
             Some(why) if why.starts_with("status 400") => None,
             Some(why) => Some(why),
             None => Some("a request for a million tokens was not refused".into()),
         },
     };
-    failure.map_or(Ok(()), |why| Err(format!("{deed:?} {seed}: {why}")))
+    failure.map_or(Ok(()), |why| Err(format!("{kind:?} {seed}: {why}")))
 }
 
 /// Reads all processes until all requests are answered.
