@@ -20,6 +20,7 @@ mod text;
 mod uploads;
 
 #[cfg(any(test, fuzzing))]
+#[allow(clippy::unwrap_used)]
 mod test_support;
 
 pub use fleet::Conductors;
