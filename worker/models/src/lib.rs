@@ -7,6 +7,8 @@
 mod config;
 mod decoder;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 #[cfg(feature = "hybrid-test-model")]
 mod hybrid_test;
 mod llama;

@@ -2,6 +2,8 @@
 
 mod convert;
 mod dummy;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod header;
 mod loader;
 mod read_ahead;
