@@ -7,6 +7,7 @@
 mod config;
 mod decoder;
 mod error;
+mod experts;
 #[cfg(feature = "hybrid-test-model")]
 mod hybrid_test;
 mod llama;

@@ -90,6 +90,7 @@ fn a_step_that_scores_all_its_tokens_stays_within_step_bytes() {
         quantize: Quantize::None,
         max_step_tokens: TOKENS,
         page_tokens: PAGE_TOKENS,
+        expert_parallel: false,
         nodes: None,
         seed: 0,
     };

@@ -17,7 +17,6 @@ pub(crate) enum Cut {
     /// The ranks divide the inputs of each matrix, which form this number of equal units. The ranks' products are summed.
     Columns(usize),
     /// The ranks divide the matrices of a stack: each holds whole experts.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts"))]
     Matrices,
     /// Only rank 0 holds the tensor. Used for a bias that is added to a sum over ranks, so that the bias is added once.
     Leader,
