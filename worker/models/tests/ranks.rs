@@ -322,11 +322,12 @@ fn experts_that_the_ranks_cannot_divide_are_refused_by_the_key() {
 }
 
 #[test]
-fn quantised_experts_are_the_same_on_ranks_that_hold_them_whole() {
+fn quantised_experts_are_the_same_model_on_ranks_that_hold_them_whole() {
     let dir = divisible(experts());
     let prompt: Vec<u32> = prompt(40).iter().map(|token| token % 96).collect();
     let act = |model: &mut dyn Model| generate(model, &[&prompt], usize::MAX, 8);
     let one = of_ranks_as(1, dir.path(), Dummy, Quantize::Int8, act);
     let two = of_ranks_with_whole_experts(2, dir.path(), Dummy, Quantize::Int8, act);
-    assert!(greatest_difference(&two, &one) < 2e-2, "{}", greatest_difference(&two, &one));
+    // The dense projections are quantised anew on each rank, in narrower groups.
+    assert!(greatest_difference(&two, &one) < 0.1, "{}", greatest_difference(&two, &one));
 }
