@@ -41,6 +41,7 @@ use tutti_runtime::{
     serve,
     shutdown::Shutdown,
     telemetry,
+    tls::PublicTls,
     token::Token,
 };
 use tutti_settings::{
@@ -96,6 +97,7 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
         tutti_router::check_api_keys(&settings.router)?;
     }
     // Ports are bound before anything that takes long, so that a port in use is reported at once.
+    let tls = PublicTls::read(&settings.tls)?;
     let http = listen::tcp("http", settings.addresses.http).await?;
     let grpc = listen::tcp("grpc", settings.addresses.grpc).await?;
     let workers = ClusterListener::bind(Callers::Workers, settings.membership.worker_listen.as_ref()).await?;
@@ -139,6 +141,7 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     let AddressSettings { http: http_address, grpc: grpc_address } = settings.addresses;
     tracing::info!(http = %http_address, grpc = %grpc_address, cluster = routers.local_url()?, "listening");
     tokio::spawn(announcement(&settings, &http, &grpc).when_ready(front.health.clone()));
+    let (http, grpc) = serve::encrypted(http, grpc, tls);
     let closing = Shutdown::default();
     let mut servers = front.serve(http, grpc, &settings.connections, &closing);
     let (routers, _routers_directory) = routers.into_parts();
@@ -184,6 +187,7 @@ fn announcement(settings: &ConductorSettings, http: &TcpListener, grpc: &TcpList
         http: http.local_addr().unwrap_or(settings.addresses.http),
         grpc: grpc.local_addr().unwrap_or(settings.addresses.grpc),
         prompt: (!settings.membership.no_router).then_some(prompt),
+        is_encrypted: settings.tls.tls_cert.is_some(),
     }
 }
 
@@ -313,8 +317,8 @@ impl Front {
     /// Serves on both ports, with one task per port. The tasks end after `closing` begins.
     fn serve(
         &self,
-        http: TcpListener,
-        grpc: TcpListener,
+        http: serve::Listener,
+        grpc: serve::Listener,
         connections: &ConnectionSettings,
         closing: &Shutdown,
     ) -> JoinSet<Result<(), Error>> {

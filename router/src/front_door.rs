@@ -30,9 +30,16 @@ const STREAM_WINDOW: u32 = 64 << 10;
 /// do not stall other clients' streams.
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
-/// Sets the flow-control windows that every connection to a conductor needs.
+/// Sets the flow-control windows that every connection to a conductor needs, and lifts a limit.
+///
+/// A client that leaves makes the router reset a stream, whose next events may be on their way. HTTP/2 counts such events
+/// as errors over the life of a connection. At its limit it closes the connection, with the streams of all clients. The
+/// conductor is trusted, so the count needs no limit.
 pub fn tune(endpoint: Endpoint) -> Endpoint {
-    endpoint.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW)
+    endpoint
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .http2_max_local_error_reset_streams(None)
 }
 
 /// A front door to one or more conductors. Clones share the state.

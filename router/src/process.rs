@@ -15,6 +15,7 @@ use tutti_runtime::{
     operations, serve,
     shutdown::Shutdown,
     telemetry,
+    tls::PublicTls,
     token::Token,
 };
 use tutti_settings::RouterProcessSettings;
@@ -54,11 +55,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
 }
 
 async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error> {
-    let RouterProcessSettings { conductors, addresses, drain, telemetry, connections, router, fleet } =
+    let RouterProcessSettings { conductors, addresses, tls, drain, telemetry, connections, router, fleet } =
         settings;
     let _telemetry = telemetry::install(&telemetry, PROCESS.name)?;
     descriptors::raise_limit();
     let shutdown = Shutdown::on_signals()?;
+    let tls = PublicTls::read(&tls)?;
     let http = listen::tcp("http", addresses.http).await?;
     let grpc = listen::tcp("grpc", addresses.grpc).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
@@ -66,7 +68,9 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
         http: http.local_addr().unwrap_or(addresses.http),
         grpc: grpc.local_addr().unwrap_or(addresses.grpc),
         prompt: Some(if router.skip_tokenizer_init { Prompt::TokenIds } else { Prompt::Text }),
+        is_encrypted: tls.is_some(),
     };
+    let (http, grpc) = serve::encrypted(http, grpc, tls);
 
     let (health, metrics) = (Health::default(), Metrics::default());
     let token = conductors.cluster_token_file.as_deref();

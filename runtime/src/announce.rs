@@ -28,6 +28,8 @@ pub struct Announcement {
     pub grpc: SocketAddr,
     /// The prompt in the command to try. `None` for a process without completions over HTTP.
     pub prompt: Option<Prompt>,
+    /// True if the addresses speak TLS.
+    pub is_encrypted: bool,
 }
 
 impl Announcement {
@@ -39,11 +41,15 @@ impl Announcement {
             return;
         }
         let (http, grpc) = (reachable(self.http), reachable(self.grpc));
-        tracing::info!(http = %format!("http://{http}"), grpc = %grpc, "ready for requests");
+        tracing::info!(http = %format!("{}://{http}", self.scheme()), grpc = %grpc, "ready for requests");
         if let Some(command) = self.command().filter(|_| stderr().is_terminal()) {
             // Errors are ignored: the command is only a courtesy, and the terminal may be closed.
             let _ = writeln!(stderr(), "Try it:\n  {command}");
         }
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.is_encrypted { "https" } else { "http" }
     }
 
     /// A command that sends a completion.
@@ -53,8 +59,8 @@ impl Announcement {
             Prompt::TokenIds => "[1, 2, 3]",
         };
         let body = format!(r#"{{"prompt": {prompt}, "max_tokens": 16}}"#);
-        let http = reachable(self.http);
-        Some(format!("curl http://{http}/v1/completions -H 'Content-Type: application/json' -d '{body}'"))
+        let (scheme, http) = (self.scheme(), reachable(self.http));
+        Some(format!("curl {scheme}://{http}/v1/completions -H 'Content-Type: application/json' -d '{body}'"))
     }
 }
 

@@ -19,6 +19,7 @@ pub mod progress;
 pub mod serve;
 pub mod shutdown;
 pub mod telemetry;
+pub mod tls;
 pub mod token;
 
 pub use error::{Error, ErrorKind};

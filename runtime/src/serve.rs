@@ -23,7 +23,7 @@ use tutti_settings::ConnectionSettings;
 
 use self::{accept::Server, receive::Receiving};
 pub use self::{listener::Listener, stream::Peer};
-use crate::{Error, shutdown::Shutdown};
+use crate::{Error, shutdown::Shutdown, tls::PublicTls};
 
 /// Maximum bytes of a request's head over HTTP/1, and of a read of its body.
 const HTTP1_BUFFER: usize = 64 << 10;
@@ -44,6 +44,20 @@ impl Default for Windows {
     fn default() -> Self {
         Self { stream: 1 << 20, connection: 16 << 20 }
     }
+}
+
+/// The listeners of HTTP and gRPC, with TLS if there is a certificate. Its files are followed from now on. Must be called
+/// inside a Tokio runtime.
+pub fn encrypted(
+    http: impl Into<Listener>,
+    grpc: impl Into<Listener>,
+    tls: Option<PublicTls>,
+) -> (Listener, Listener) {
+    let (http, grpc) = (http.into(), grpc.into());
+    let Some(tls) = tls else { return (http, grpc) };
+    let listeners = (http.with_tls(Some(tls.http())), grpc.with_tls(Some(tls.grpc())));
+    tokio::spawn(tls.follow());
+    listeners
 }
 
 /// Serves HTTP. Once `closing` begins, accepts no more connections and returns after the last response.

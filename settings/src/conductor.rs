@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use crate::{
     AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ConnectionSettings, DeviceSettings,
     DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings, ModelSettings, RouterSettings,
-    Settings, SimSettings, TelemetrySettings, TensorParallelSettings, TraceSettings, WeightSettings,
+    Settings, SimSettings, TelemetrySettings, TensorParallelSettings, TlsSettings, TraceSettings,
+    WeightSettings,
 };
 
 process! {
@@ -21,6 +22,8 @@ process! {
         tensor_parallel: TensorParallelSettings,
         /// Addresses that clients and operators reach.
         addresses: AddressSettings,
+        /// Encryption of the ports that clients reach.
+        tls: TlsSettings,
         /// Roles of workers, and the way in which they join.
         membership: MembershipSettings,
         /// The device of each worker.
@@ -74,6 +77,7 @@ impl ConductorSettings {
         if cluster_grpc.is_some() && cluster_grpc == worker_listen && !has_port_0(cluster_grpc.as_ref()) {
             return Err(Invalid::new("cluster_grpc", "is also the address of worker_listen"));
         }
+        self.tls.files()?;
         self.sim.validate()?;
         self.check_addresses()
     }

@@ -13,6 +13,8 @@ settings! {
             max_per_peer: u32 = 4096, unit "N", at least 1;
             /// Time in which a connection must send the whole head of a request, from its first byte on.
             header_timeout_ms: u32 = 15_000, unit "MS", at least 1;
+            /// Time in which the TLS handshake of a connection must end.
+            handshake_timeout_ms: u32 = 10_000, unit "MS", at least 1;
             /// Time after which a connection without a request is closed.
             idle_timeout_ms: u32 = 120_000, unit "MS", at least 1;
             /// Time in which a peer must take at least one byte of the output that waits for it.
@@ -33,6 +35,11 @@ impl ConnectionSettings {
     /// `header_timeout_ms` as a duration.
     pub fn header_timeout(&self) -> Duration {
         Duration::from_millis(self.header_timeout_ms.into())
+    }
+
+    /// `handshake_timeout_ms` as a duration.
+    pub fn handshake_timeout(&self) -> Duration {
+        Duration::from_millis(self.handshake_timeout_ms.into())
     }
 
     /// `idle_timeout_ms` as a duration.

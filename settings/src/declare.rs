@@ -123,7 +123,8 @@ pub fn deserialize<'de, S: Settings, D: Deserializer<'de>>(deserializer: D) -> R
 }
 
 /// The sections of `--help`, in order.
-const HEADINGS: [&str; 6] = ["Model", "Cluster", "Scheduling", "Device and memory", "Faults", "Output"];
+const HEADINGS: [&str; 7] =
+    ["Model", "Cluster", "Encryption", "Scheduling", "Device and memory", "Faults", "Output"];
 
 /// Sorts settings by heading. Within a heading the order stays.
 pub fn in_order(mut declared: Vec<Setting>) -> Vec<Setting> {

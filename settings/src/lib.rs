@@ -25,6 +25,7 @@ mod output;
 pub mod page;
 mod router;
 mod sim;
+mod tls;
 mod value;
 mod worker;
 
@@ -45,4 +46,5 @@ pub use model::{LoadFormat, ModelSettings, Quantize, WeightSettings};
 pub use output::{LogFormat, TelemetrySettings, TraceSettings};
 pub use router::{ConductorsSettings, FleetSettings, RouterProcessSettings, RouterSettings};
 pub use sim::{SimCosts, SimProfile, SimSettings};
+pub use tls::{ClusterTlsFiles, ClusterTlsSettings, TlsSettings};
 pub use worker::{JoinSettings, WorkerProcessSettings, WorkerSettings};

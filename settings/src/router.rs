@@ -2,7 +2,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::{AddressSettings, ConnectionSettings, DrainSettings, Invalid, Settings, TelemetrySettings};
+use crate::{
+    AddressSettings, ConnectionSettings, DrainSettings, Invalid, Settings, TelemetrySettings, TlsSettings,
+};
 
 settings! {
     /// The front door.
@@ -168,6 +170,8 @@ process! {
         conductors: ConductorsSettings,
         /// Addresses that clients and operators reach.
         addresses: AddressSettings,
+        /// Encryption of the ports that clients reach.
+        tls: TlsSettings,
         /// The end of the process.
         drain: DrainSettings,
         /// Logs and spans.
@@ -185,7 +189,8 @@ process! {
 impl RouterProcessSettings {
     /// Refuses settings under which nothing could be served.
     pub fn validate(&self) -> Result<(), Invalid> {
-        self.check_ranges()
+        self.check_ranges()?;
+        self.tls.files().map(drop)
     }
 }
 

@@ -28,6 +28,23 @@ async fn an_unavailable_conductor_costs_a_retry_and_no_request() {
 }
 
 #[tokio::test]
+async fn clients_that_leave_never_cost_the_others_their_connection() {
+    let fake = Fake::start();
+    let router = Router::before(&[&fake], settings()).await;
+    // HTTP/2's own limit over the life of a connection is 1024.
+    for kind in 0..3000 {
+        let mut left = router.stream(&ask(&[kind % 256; 20], 60)).await;
+        left.next().await.unwrap();
+    }
+    let (status, answer) = router.complete(&ask(&[1; 20], 3)).await;
+    assert_eq!((status, token_ids(&answer, 0)), (StatusCode::OK, expected(&[1; 20], 3)));
+    for name in ["retries", "replays"] {
+        let name = format!("tutti_router_conductor_{name}_total");
+        assert_eq!(router.metric_of(&name, &fake), 0, "{name}");
+    }
+}
+
+#[tokio::test]
 async fn a_conductor_s_refusal_is_final_and_opens_no_breaker() {
     let (a, b) = (Fake::start(), Fake::start());
     let router = Router::before(&[&a, &b], settings()).await;

@@ -1,7 +1,7 @@
 use super::*;
 
 fn at(http: [u8; 4], prompt: Option<Prompt>) -> Announcement {
-    Announcement { http: (http, 8000).into(), grpc: (http, 50051).into(), prompt }
+    Announcement { http: (http, 8000).into(), grpc: (http, 50051).into(), prompt, is_encrypted: false }
 }
 
 #[test]
@@ -17,6 +17,8 @@ fn the_command_names_a_reachable_address_and_a_prompt_that_the_process_takes() {
         "{everywhere}"
     );
     assert_eq!(at([127, 0, 0, 1], None).command(), None);
+    let encrypted = Announcement { is_encrypted: true, ..at([127, 0, 0, 1], Some(Prompt::Text)) };
+    assert!(encrypted.command().unwrap().contains(" https://127.0.0.1:8000/"));
 }
 
 #[tokio::test]

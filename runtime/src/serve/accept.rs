@@ -12,6 +12,7 @@ use hyper_util::{
     server::conn::auto::Builder,
     service::TowerToHyperService,
 };
+use parking_lot::Mutex;
 use tokio::{
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep},
@@ -24,9 +25,12 @@ use super::{
     listener::Listener,
     open::{Entry, OpenConnections},
     receive::Receiving,
-    stream::{Stream, TimedStream},
+    stream::{ActiveStream, Peer, Socket, Stream, TimedSocket},
 };
-use crate::shutdown::Shutdown;
+use crate::{
+    shutdown::Shutdown,
+    tls::{RefusalLog, ServerTls},
+};
 
 /// Pause of an accept loop after an error of the system, such as too many open files. The error would come again at
 /// once, and the loop would use a core for nothing.
@@ -43,6 +47,7 @@ pub(super) struct Server {
     receiving: Option<Arc<Receiving>>,
     limits: Arc<ConnectionSettings>,
     open: Arc<OpenConnections>,
+    refusals: Arc<Mutex<RefusalLog>>,
 }
 
 impl Server {
@@ -53,7 +58,8 @@ impl Server {
         limits: ConnectionSettings,
     ) -> Self {
         let open = OpenConnections::new(&limits);
-        Self { routes, builder: Arc::new(builder), receiving, limits: Arc::new(limits), open }
+        let (builder, limits) = (Arc::new(builder), Arc::new(limits));
+        Self { routes, builder, receiving, limits, open, refusals: Arc::default() }
     }
 
     /// Accepts and serves connections until `closing` begins, and then waits for the open ones to end.
@@ -68,7 +74,7 @@ impl Server {
                 accepted = listener.accept(self.limits.write_timeout()) => accepted,
             };
             match accepted {
-                Ok((stream, peer)) => {
+                Ok((socket, peer)) => {
                     let activity = Activity::new();
                     let Some(entry) = self.open.enter(peer, &activity) else {
                         log.warn(|count| {
@@ -82,7 +88,9 @@ impl Server {
                         activity: activity.clone(),
                         receiving: self.receiving.clone(),
                     };
-                    tasks.spawn(self.connection(stream, service, entry).serve(closing.clone()));
+                    let handshake = self.handshake(socket, peer, listener.tls().cloned());
+                    let connection = self.connection(service, entry);
+                    tasks.spawn(connection.open(handshake, closing.clone()));
                 }
                 Err(error) if is_of_peer(&error) => {
                     tracing::debug!(%error, "a connection ended before its accept")
@@ -100,11 +108,41 @@ impl Server {
         while tasks.join_next().await.is_some() {}
     }
 
-    fn connection(&self, stream: Stream, service: CountedService, entry: Entry) -> Connection {
+    /// Makes a socket a stream of bytes, by a TLS handshake if the listener has TLS. `None` if the handshake fails.
+    fn handshake(
+        &self,
+        socket: Socket,
+        peer: Peer,
+        tls: Option<ServerTls>,
+    ) -> impl Future<Output = Option<Stream>> + Send + use<> {
+        let socket = TimedSocket::new(socket, self.limits.write_timeout());
+        let (limit, refusals) = (self.limits.handshake_timeout(), self.refusals.clone());
+        async move {
+            let Some(tls) = tls else { return Some(Stream::Plain(socket)) };
+            match tls.accept(socket, limit).await {
+                Ok(stream) => Some(Stream::Tls(Box::new(stream))),
+                Err(reason) => {
+                    refuse(peer, &reason, &tls, &refusals);
+                    None
+                }
+            }
+        }
+    }
+
+    fn connection(&self, service: CountedService, entry: Entry) -> Connection {
         let activity = service.activity.clone();
-        let stream = TimedStream::new(stream, activity.clone(), self.limits.write_timeout());
         let (builder, limits) = (self.builder.clone(), self.limits.clone());
-        Connection { builder, limits, stream, service, activity, _entry: entry }
+        Connection { builder, limits, service, activity, _entry: entry }
+    }
+}
+
+/// Logs that a peer is refused. At a public port this is usual, inside the cluster it is not.
+fn refuse(peer: Peer, reason: &str, tls: &ServerTls, log: &Mutex<RefusalLog>) {
+    let Some(more) = log.lock().count() else { return };
+    if tls.is_mutual() {
+        tracing::warn!(%peer, reason, more, "refused a connection");
+    } else {
+        tracing::info!(%peer, reason, more, "refused a connection");
     }
 }
 
@@ -135,16 +173,29 @@ impl SeldomLog {
 struct Connection {
     builder: Arc<Builder<TokioExecutor>>,
     limits: Arc<ConnectionSettings>,
-    stream: TimedStream,
     service: CountedService,
     activity: Arc<Activity>,
     _entry: Entry,
 }
 
 impl Connection {
+    /// Performs the handshake and serves. Until the handshake ends, the connection counts as one without a request: it
+    /// makes room for others.
+    async fn open(self, handshake: impl Future<Output = Option<Stream>>, closing: Shutdown) {
+        let stream = tokio::select! {
+            stream = handshake => stream,
+            () = self.activity.evicted() => return,
+            () = closing.begun() => return,
+        };
+        if let Some(stream) = stream {
+            let stream = ActiveStream::new(stream, self.activity.clone());
+            self.serve(stream, closing).await;
+        }
+    }
+
     /// Serves until the peer leaves, a limit is exceeded, or `closing` begins and the last response is sent.
-    async fn serve(self, closing: Shutdown) {
-        let Self { builder, limits, stream, service, activity, _entry } = self;
+    async fn serve(self, stream: ActiveStream, closing: Shutdown) {
+        let Self { builder, limits, service, activity, _entry } = self;
         let service = TowerToHyperService::new(service);
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let mut begun = pin!(closing.begun());

@@ -5,45 +5,61 @@ use std::{io, time::Duration};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 
-use super::stream::{Peer, Stream};
+use super::stream::{Peer, Socket};
+use crate::tls::ServerTls;
 
 /// Time without traffic after which the kernel probes a TCP peer.
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 
 /// A bound listener.
 #[derive(Debug)]
-pub enum Listener {
-    /// A TCP socket.
+pub struct Listener {
+    socket: BoundSocket,
+    tls: Option<ServerTls>,
+}
+
+#[derive(Debug)]
+enum BoundSocket {
     Tcp(TcpListener),
-    /// A Unix socket.
     Unix(UnixListener),
 }
 
 impl From<TcpListener> for Listener {
     fn from(listener: TcpListener) -> Self {
-        Self::Tcp(listener)
+        Self { socket: BoundSocket::Tcp(listener), tls: None }
     }
 }
 
 impl From<UnixListener> for Listener {
     fn from(listener: UnixListener) -> Self {
-        Self::Unix(listener)
+        Self { socket: BoundSocket::Unix(listener), tls: None }
     }
 }
 
 impl Listener {
+    /// The listener with TLS, if there is one, in place of plaintext. A Unix socket stays plain.
+    pub fn with_tls(self, tls: Option<ServerTls>) -> Self {
+        let tls = tls.filter(|_| matches!(self.socket, BoundSocket::Tcp(_)));
+        Self { tls, ..self }
+    }
+
+    /// The TLS of its connections.
+    pub(super) fn tls(&self) -> Option<&ServerTls> {
+        self.tls.as_ref()
+    }
+
     /// Accepts one connection. `write_timeout` also bounds the time for which the kernel sends data again that a TCP
     /// peer does not acknowledge.
-    pub(super) async fn accept(&self, write_timeout: Duration) -> io::Result<(Stream, Peer)> {
-        match self {
-            Self::Tcp(listener) => {
+    pub(super) async fn accept(&self, write_timeout: Duration) -> io::Result<(Socket, Peer)> {
+        match &self.socket {
+            BoundSocket::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
                 if let Err(error) = tune(&stream, write_timeout) {
                     tracing::debug!(%error, "a connection keeps the system's settings");
                 }
-                Ok((Stream::Tcp(stream), Peer::Ip(address.ip())))
+                Ok((Socket::Tcp(stream), Peer::Ip(address.ip())))
             }
-            Self::Unix(listener) => Ok((Stream::Unix(listener.accept().await?.0), Peer::Local)),
+            BoundSocket::Unix(listener) => Ok((Socket::Unix(listener.accept().await?.0), Peer::Local)),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! One accepted connection's bytes, with the time limit on a peer that does not read.
+//! One accepted connection's bytes, with the time limit on a peer that does not read, and with or without TLS.
 
 use std::{
-    io,
+    fmt, io,
     net::IpAddr,
     pin::Pin,
     sync::Arc,
@@ -14,6 +14,7 @@ use tokio::{
     net::{TcpStream, UnixStream},
     time::{Sleep, sleep},
 };
+use tokio_rustls::server::TlsStream;
 
 use super::activity::Activity;
 
@@ -26,14 +27,23 @@ pub enum Peer {
     Local,
 }
 
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(address) => address.fmt(f),
+            Self::Local => f.write_str("a process of this machine"),
+        }
+    }
+}
+
 /// The socket of a connection.
 #[derive(Debug)]
-pub(super) enum Stream {
+pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-impl Stream {
+impl Socket {
     /// The socket as one type.
     fn reader(&mut self) -> Pin<&mut (dyn AsyncRead + Unpin)> {
         match self {
@@ -50,19 +60,17 @@ impl Stream {
     }
 }
 
-/// A socket that reports its reads to [`Activity`], and fails once output has waited for `patience` without the peer
-/// taking a byte.
-pub(super) struct TimedStream {
-    stream: Stream,
-    activity: Arc<Activity>,
+/// A socket whose writes fail once output has waited for `patience` without the peer taking a byte.
+pub(super) struct TimedSocket {
+    socket: Socket,
     patience: Duration,
     /// The end of the wait for the peer; `None` while no output waits.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl TimedStream {
-    pub fn new(stream: Stream, activity: Arc<Activity>, patience: Duration) -> Self {
-        Self { stream, activity, patience, stalled: None }
+impl TimedSocket {
+    pub fn new(socket: Socket, patience: Duration) -> Self {
+        Self { socket, patience, stalled: None }
     }
 
     /// Passes on the outcome of a write, and bounds the time for which writes are pending.
@@ -78,28 +86,23 @@ impl TimedStream {
     }
 }
 
-impl AsyncRead for TimedStream {
+impl AsyncRead for TimedSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        ready!(self.stream.reader().poll_read(context, buffer))?;
-        if buffer.filled().len() > before {
-            self.activity.bytes_read();
-        }
-        Poll::Ready(Ok(()))
+        self.socket.reader().poll_read(context, buffer)
     }
 }
 
-impl AsyncWrite for TimedStream {
+impl AsyncWrite for TimedSocket {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let outcome = self.stream.writer().poll_write(context, bytes);
+        let outcome = self.socket.writer().poll_write(context, bytes);
         self.timed(context, outcome)
     }
 
@@ -108,7 +111,7 @@ impl AsyncWrite for TimedStream {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let outcome = self.stream.writer().poll_write_vectored(context, slices);
+        let outcome = self.socket.writer().poll_write_vectored(context, slices);
         self.timed(context, outcome)
     }
 
@@ -118,10 +121,85 @@ impl AsyncWrite for TimedStream {
 
     // A socket has no buffer of its own, so neither a flush nor a shutdown waits for the peer.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.writer().poll_flush(context)
+        self.socket.writer().poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.writer().poll_shutdown(context)
+        self.socket.writer().poll_shutdown(context)
+    }
+}
+
+/// A connection's bytes, decrypted.
+pub(super) enum Stream {
+    Plain(TimedSocket),
+    /// The box keeps plain connections small.
+    Tls(Box<TlsStream<TimedSocket>>),
+}
+
+/// A connection that reports its reads to [`Activity`]. The bytes of a handshake do not count: they are no part of a
+/// request's head.
+pub(super) struct ActiveStream {
+    stream: Stream,
+    activity: Arc<Activity>,
+}
+
+impl ActiveStream {
+    pub fn new(stream: Stream, activity: Arc<Activity>) -> Self {
+        Self { stream, activity }
+    }
+
+    fn writer(&mut self) -> Pin<&mut (dyn AsyncWrite + Unpin)> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream),
+            Stream::Tls(stream) => Pin::new(stream),
+        }
+    }
+}
+
+impl AsyncRead for ActiveStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        })?;
+        if buffer.filled().len() > before {
+            self.activity.bytes_read();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for ActiveStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.writer().poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.writer().poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.writer().poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.writer().poll_shutdown(context)
     }
 }

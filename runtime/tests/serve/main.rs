@@ -5,3 +5,4 @@
 mod grpc;
 mod http;
 mod support;
+mod tls;

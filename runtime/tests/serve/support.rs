@@ -22,6 +22,7 @@ pub fn patient() -> ConnectionSettings {
     const NEVER: u32 = 3_600_000;
     ConnectionSettings {
         header_timeout_ms: NEVER,
+        handshake_timeout_ms: NEVER,
         idle_timeout_ms: NEVER,
         write_timeout_ms: NEVER,
         receive_timeout_ms: NEVER,

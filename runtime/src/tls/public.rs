@@ -1,0 +1,91 @@
+//! TLS on the ports that clients reach: a certificate chain and its key.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{ServerConfig, sign::SingleCertAndKey};
+use tutti_settings::TlsSettings;
+
+use super::{
+    certificate::{File, identity},
+    provider,
+    reload::Watched,
+    server::ServerTls,
+};
+use crate::Error;
+
+/// Protocols over TLS on the HTTP port, the preferred one first (RFC 7301).
+const HTTP: &[&[u8]] = &[b"h2", b"http/1.1"];
+/// The protocol over TLS of gRPC.
+pub(super) const GRPC: &[&[u8]] = &[b"h2"];
+
+/// The certificate of the public ports.
+#[derive(Debug)]
+pub struct PublicTls {
+    cert: PathBuf,
+    key: PathBuf,
+    watched: Watched,
+    http: ServerTls,
+    grpc: ServerTls,
+}
+
+impl PublicTls {
+    /// Reads the files that the settings name. `None` if they name none, and the ports are not encrypted.
+    ///
+    /// # Errors
+    /// Names the setting, the file and the mistake.
+    pub fn read(settings: &TlsSettings) -> Result<Option<Self>, Error> {
+        let Some((cert, key)) = settings.files().map_err(Error::from)? else { return Ok(None) };
+        let watched = Watched::new(vec![cert.clone(), key.clone()]);
+        let configs = configs(cert, key)?;
+        Ok(Some(Self {
+            cert: cert.clone(),
+            key: key.clone(),
+            watched,
+            http: ServerTls::new(configs.http, false),
+            grpc: ServerTls::new(configs.grpc, false),
+        }))
+    }
+
+    /// The TLS of the HTTP port.
+    pub fn http(&self) -> ServerTls {
+        self.http.clone()
+    }
+
+    /// The TLS of the gRPC port.
+    pub fn grpc(&self) -> ServerTls {
+        self.grpc.clone()
+    }
+
+    /// Reads the files again whenever they change, as long as the future is polled.
+    pub async fn follow(self) {
+        let reload = || {
+            let Configs { http, grpc } = configs(&self.cert, &self.key)?;
+            self.http.install(http);
+            self.grpc.install(grpc);
+            Ok(())
+        };
+        self.watched.clone().follow("the certificates of the public ports", reload).await;
+    }
+}
+
+struct Configs {
+    http: ServerConfig,
+    grpc: ServerConfig,
+}
+
+fn configs(cert: &Path, key: &Path) -> Result<Configs, Error> {
+    let identity = identity(File { field: "tls_cert", path: cert }, File { field: "tls_key", path: key })?;
+    Ok(Configs { http: config(identity.clone(), HTTP)?, grpc: config(identity, GRPC)? })
+}
+
+fn config(identity: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> Result<ServerConfig, Error> {
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|e| Error::internal(format!("the cryptography has no version of TLS: {e}")))?;
+    let mut config = builder.with_no_client_auth().with_cert_resolver(identity);
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    Ok(config)
+}
