@@ -123,13 +123,13 @@ fn choose(logits: &[f32], renormalise: bool, choices: &mut [Choice]) {
     let mut chosen = 0;
     for (expert, &logit) in (0..).zip(logits) {
         // The first logit that is smaller makes room. Of equal logits the one of lower index came first and stays.
-        let place = choices[..chosen].partition_point(|other| other.weight >= logit);
-        if place == choices.len() {
+        let index = choices[..chosen].partition_point(|other| other.weight >= logit);
+        if index == choices.len() {
             continue;
         }
         chosen = (chosen + 1).min(choices.len());
-        choices[place..chosen].rotate_right(1);
-        choices[place] = Choice { expert, weight: logit };
+        choices[index..chosen].rotate_right(1);
+        choices[index] = Choice { expert, weight: logit };
     }
     let most = choices.first().map_or(0.0, |choice| choice.weight);
     let power = |logit: f32| (logit - most).exp();
