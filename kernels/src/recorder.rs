@@ -101,7 +101,8 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         down: &[D::Matrix],
     ) -> Operation {
         let by_row = self.by_row(x);
-        let read = gate_up.iter().chain(down).map(|matrix| self.device.matrix_bytes(matrix) as f64).sum::<f64>();
+        let read =
+            gate_up.iter().chain(down).map(|matrix| self.device.matrix_bytes(matrix) as f64).sum::<f64>();
         let elements = |matrices: &[D::Matrix]| {
             matrices.first().map_or(0, |matrix| self.device.matrix_shape(matrix).iter().product())
         };

@@ -205,7 +205,8 @@ impl Device for CpuDevice {
         // Only rank 0 gathers columns, so only rank 0 needs memory for the widest tensor's columns.
         let gathers = self.group.as_ref().is_some_and(|group| group.group_rank().is_leader());
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
-        let scratch = self.products.bytes() + self.int8.bytes() + self.attention.bytes() + self.routes.bytes();
+        let scratch =
+            self.products.bytes() + self.int8.bytes() + self.attention.bytes() + self.routes.bytes();
         self.tensor_bytes + (scratch + sampling + gathered) as u64
     }
 

@@ -8,8 +8,11 @@ use tutti_kernels::{
 
 use crate::support::{Random, assert_near, bits, bytes, devices, tensor};
 
-const STORED: [(WeightType, Quantize); 3] =
-    [(WeightType::F32, Quantize::None), (WeightType::Bf16, Quantize::None), (WeightType::Bf16, Quantize::Int8)];
+const STORED: [(WeightType, Quantize); 3] = [
+    (WeightType::F32, Quantize::None),
+    (WeightType::Bf16, Quantize::None),
+    (WeightType::Bf16, Quantize::Int8),
+];
 const WIDTH: usize = 130;
 const INTERMEDIATE: usize = 40;
 const EXPERTS: usize = 7;
@@ -35,7 +38,9 @@ impl Layer {
             let [gate, up, back] = [(); 3].map(|()| values(expert, WIDTH * INTERMEDIATE));
             let part = |bytes| HostMatrix::new(bytes, dtype, INTERMEDIATE, WIDTH);
             gate_up.push(device.gate_up_matrix([part(&gate), part(&up)], quantize).unwrap());
-            down.push(device.matrix(&[HostMatrix::new(&back, dtype, WIDTH, INTERMEDIATE)], quantize).unwrap());
+            down.push(
+                device.matrix(&[HostMatrix::new(&back, dtype, WIDTH, INTERMEDIATE)], quantize).unwrap(),
+            );
         }
         let mut buffer = |width| device.tensor(ROWS, width).unwrap();
         let buffers =
@@ -113,7 +118,10 @@ fn a_row_is_the_weighted_sum_of_its_experts_in_any_batch() {
                     let x = &x[first * WIDTH..][..rows * WIDTH];
                     let logits = &logits[first * EXPERTS..][..rows * EXPERTS];
                     let batch = layer.mix(&mut device, (x, logits), routing, (0, EXPERTS));
-                    assert!(bits(&batch) == bits(&alone[first * WIDTH..][..rows * WIDTH]), "{what}: {rows} rows");
+                    assert!(
+                        bits(&batch) == bits(&alone[first * WIDTH..][..rows * WIDTH]),
+                        "{what}: {rows} rows"
+                    );
                 }
             }
         }
@@ -174,7 +182,8 @@ fn operands_of_experts_that_do_not_fit_are_refused() {
     let mut out = device.tensor(2, WIDTH).unwrap();
     let mut refuses = |logits, top_k, first, gate_up: &[Weights], down: &[Weights], why: &str| {
         let routing = Routing { top_k, renormalise: true };
-        let mix = MixExperts { x: &x, logits, routing, first, gate_up, down, buffers: &mut buffers, layer: 0 };
+        let mix =
+            MixExperts { x: &x, logits, routing, first, gate_up, down, buffers: &mut buffers, layer: 0 };
         match device.mix_experts(mix, &mut out) {
             Err(DeviceError::Misuse(text)) => assert!(text.contains(why), "{text}"),
             other => panic!("{other:?}"),

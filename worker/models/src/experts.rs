@@ -99,7 +99,10 @@ pub(crate) struct ExpertSpecs {
 enum Tensors {
     /// Gate, up and down of each expert that the rank holds.
     Each(Vec<[TensorSpec; 3]>),
-    Stacked { gate_up: TensorSpec, down: TensorSpec },
+    Stacked {
+        gate_up: TensorSpec,
+        down: TensorSpec,
+    },
 }
 
 impl ExpertSpecs {
@@ -125,7 +128,11 @@ impl ExpertSpecs {
             ]
         };
         let stack = |projection: &str, rows, columns| {
-            TensorSpec::stack(name(&format!("experts.{projection}")), Role::Projection, [experts, rows, columns])
+            TensorSpec::stack(
+                name(&format!("experts.{projection}")),
+                Role::Projection,
+                [experts, rows, columns],
+            )
         };
         Self {
             router: linear(name("gate.weight"), experts, hidden, Cut::Replicated)
@@ -165,7 +172,8 @@ impl<D: Device> ExpertWeights<D> {
         let router = loader.matrix(&[&specs.router])?;
         let (gate_up, down) = match &specs.experts {
             Tensors::Each(each) => {
-                let (mut gate_ups, mut downs) = (Vec::with_capacity(each.len()), Vec::with_capacity(each.len()));
+                let (mut gate_ups, mut downs) =
+                    (Vec::with_capacity(each.len()), Vec::with_capacity(each.len()));
                 for [gate, up, down] in each {
                     gate_ups.push(loader.gate_up([gate, up])?);
                     downs.push(loader.matrix(&[down])?);

@@ -73,8 +73,7 @@ pub(crate) fn load<D: DecoderDevice>(
         Some(layer) => ExpertLayout::of(dir, options, &mlp_name(layer))?,
         None => ExpertLayout::Each,
     };
-    let (tokens, specs) =
-        (options.max_step_tokens, LayerSpecs::of(&config, layout, device.group_rank()));
+    let (tokens, specs) = (options.max_step_tokens, LayerSpecs::of(&config, layout, device.group_rank()));
     let (q, kv) = (shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim);
     let text = config.text(dir, tokens)?;
     let all = specs.iter().flat_map(LayerSpecs::all);

@@ -218,7 +218,8 @@ fn with_experts(stacked: bool) -> BTreeMap<String, Tensor> {
     add("gate.weight", vec![EXPERTS, 48], (0..EXPERTS * 48).map(|i| value(5, i * i)).collect());
     let of_expert = |expert: usize| [0, 1, 2].map(|projection| values(expert * 3 + projection));
     if stacked {
-        let gate_up = (0..EXPERTS).flat_map(|expert| of_expert(expert).into_iter().take(2).flatten()).collect();
+        let gate_up =
+            (0..EXPERTS).flat_map(|expert| of_expert(expert).into_iter().take(2).flatten()).collect();
         let down = (0..EXPERTS).flat_map(|expert| of_expert(expert).into_iter().skip(2).flatten()).collect();
         add("experts.gate_up_proj", vec![EXPERTS, 2 * WIDTH, 48], gate_up);
         add("experts.down_proj", vec![EXPERTS, 48, WIDTH], down);
@@ -253,7 +254,8 @@ fn stacked_experts_give_what_single_ones_give_on_any_division() {
     let [single, stacked] = dirs.each_ref().map(|dir| run(&mut *loaded(dir.path(), Auto)));
     assert_eq!(single, stacked);
     // One rank of one: whole experts are all experts.
-    let whole = dirs.each_ref().map(|dir| of_ranks_with_whole_experts(1, dir.path(), Auto, Quantize::None, run));
+    let whole =
+        dirs.each_ref().map(|dir| of_ranks_with_whole_experts(1, dir.path(), Auto, Quantize::None, run));
     assert!(whole.iter().all(|runs| *runs == single));
 }
 

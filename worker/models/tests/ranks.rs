@@ -68,9 +68,8 @@ fn agrees_on(model: &str, groups: &[(usize, bool)]) {
         for chunk in [usize::MAX, 1, 7, 64] {
             assert!(bits(&run(chunk)) == bits(&first), "{size} ranks: chunks of {chunk} differ");
         }
-        let alone = act(&|model| {
-            prompts.iter().flat_map(|prompt| generate(model, &[prompt], 32, output)).collect()
-        });
+        let alone =
+            act(&|model| prompts.iter().flat_map(|prompt| generate(model, &[prompt], 32, output)).collect());
         assert!(bits(&alone) == bits(&first), "{size} ranks: batch-mates make a difference");
     }
 }
@@ -307,8 +306,18 @@ fn experts_that_the_ranks_cannot_divide_are_refused_by_the_key() {
         try_load_with(device, &options).map(|model| model.weight_bytes())
     };
     for (changes, keys, expert_parallel, expected) in [
-        (experts(), json!({"moe_intermediate_size": 25}), false, "moe_intermediate_size: 25 is not a multiple of tp"),
-        (experts(), json!({"num_experts": 9}), true, "num_experts: 9 is not a multiple of tp, which is 2, and --ep"),
+        (
+            experts(),
+            json!({"moe_intermediate_size": 25}),
+            false,
+            "moe_intermediate_size: 25 is not a multiple of tp",
+        ),
+        (
+            experts(),
+            json!({"num_experts": 9}),
+            true,
+            "num_experts: 9 is not a multiple of tp, which is 2, and --ep",
+        ),
         (json!({}), json!({}), true, "num_experts: the model has none that --ep could divide"),
     ] {
         let error = load(changes, keys, 2, expert_parallel).unwrap_err().to_string();

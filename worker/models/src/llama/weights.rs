@@ -153,10 +153,9 @@ impl<D: Device> Layer<D> {
                 .transpose()?,
             post_norm: loader.vector(&[&specs.post_norm])?,
             mlp: match &specs.mlp {
-                MlpSpecs::Dense { gate_up, down } => Mlp::Dense {
-                    gate_up: loader.gate_up(gate_up.each_ref())?,
-                    down: loader.matrix(&[down])?,
-                },
+                MlpSpecs::Dense { gate_up, down } => {
+                    Mlp::Dense { gate_up: loader.gate_up(gate_up.each_ref())?, down: loader.matrix(&[down])? }
+                }
                 MlpSpecs::Experts(specs) => Mlp::Experts(ExpertWeights::load(specs, loader)?),
             },
         })
