@@ -27,8 +27,14 @@ pub(super) struct LayerSpecs {
 
 /// The tensors of one layer's MLP.
 enum MlpSpecs {
-    Dense { gate_up: Box<[TensorSpec; 2]>, down: TensorSpec },
-    Experts(ExpertSpecs),
+    Dense(Box<DenseSpecs>),
+    Experts(Box<ExpertSpecs>),
+}
+
+/// The tensors of a dense MLP.
+struct DenseSpecs {
+    gate_up: [TensorSpec; 2],
+    down: TensorSpec,
 }
 
 /// The name of a layer's MLP in the checkpoint.
@@ -77,15 +83,14 @@ impl LayerSpecs {
             post_norm: norm("post_attention_layernorm", hidden),
             mlp: match &config.moe {
                 Some(moe) if moe.sparse[layer] => {
-                    MlpSpecs::Experts(ExpertSpecs::new(&mlp_name(layer), &moe.shape, layout, rank))
+                    let specs = ExpertSpecs::new(&mlp_name(layer), &moe.shape, layout, rank);
+                    MlpSpecs::Experts(Box::new(specs))
                 }
-                _ => MlpSpecs::Dense {
-                    gate_up: Box::new(
-                        ["mlp.gate_proj", "mlp.up_proj"]
-                            .map(|module| linear(module, intermediate, hidden, Cut::Rows(intermediate))),
-                    ),
+                _ => MlpSpecs::Dense(Box::new(DenseSpecs {
+                    gate_up: ["mlp.gate_proj", "mlp.up_proj"]
+                        .map(|module| linear(module, intermediate, hidden, Cut::Rows(intermediate))),
                     down: linear("mlp.down_proj", hidden, intermediate, Cut::Columns(intermediate)),
-                },
+                })),
             },
         }
     }
@@ -93,7 +98,7 @@ impl LayerSpecs {
     /// All tensors, in the order of loading.
     pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
         let mlp: Box<dyn Iterator<Item = &TensorSpec>> = match &self.mlp {
-            MlpSpecs::Dense { gate_up, down } => Box::new(gate_up.iter().chain([down])),
+            MlpSpecs::Dense(dense) => Box::new(dense.gate_up.iter().chain([&dense.down])),
             MlpSpecs::Experts(experts) => Box::new(experts.all()),
         };
         std::iter::once(&self.input_norm)
@@ -153,9 +158,10 @@ impl<D: Device> Layer<D> {
                 .transpose()?,
             post_norm: loader.vector(&[&specs.post_norm])?,
             mlp: match &specs.mlp {
-                MlpSpecs::Dense { gate_up, down } => {
-                    Mlp::Dense { gate_up: loader.gate_up(gate_up.each_ref())?, down: loader.matrix(&[down])? }
-                }
+                MlpSpecs::Dense(dense) => Mlp::Dense {
+                    gate_up: loader.gate_up(dense.gate_up.each_ref())?,
+                    down: loader.matrix(&[&dense.down])?,
+                },
                 MlpSpecs::Experts(specs) => Mlp::Experts(ExpertWeights::load(specs, loader)?),
             },
         })
