@@ -99,10 +99,8 @@ pub(crate) struct ExpertSpecs {
 enum Tensors {
     /// Gate, up and down of each expert that the rank holds.
     Each(Vec<[TensorSpec; 3]>),
-    Stacked {
-        gate_up: TensorSpec,
-        down: TensorSpec,
-    },
+    /// Gate and up of all experts, and down of all experts.
+    Stacked(Box<[TensorSpec; 2]>),
 }
 
 impl ExpertSpecs {
@@ -139,21 +137,21 @@ impl ExpertSpecs {
                 .held_as(Precision::Type(WeightType::F32)),
             experts: match layout {
                 ExpertLayout::Each => Tensors::Each(shape.held(rank).map(each).collect()),
-                ExpertLayout::Stacked => Tensors::Stacked {
-                    gate_up: stack("gate_up_proj", 2 * width, hidden).in_parts(2).cut(rows),
-                    down: stack("down_proj", hidden, width).cut(columns),
-                },
+                ExpertLayout::Stacked => Tensors::Stacked(Box::new([
+                    stack("gate_up_proj", 2 * width, hidden).in_parts(2).cut(rows),
+                    stack("down_proj", hidden, width).cut(columns),
+                ])),
             },
         }
     }
 
     /// All tensors, in the order of loading.
     pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
-        let (each, stacked): (&[_], _) = match &self.experts {
-            Tensors::Each(each) => (each, None),
-            Tensors::Stacked { gate_up, down } => (&[], Some([gate_up, down])),
+        let experts = match &self.experts {
+            Tensors::Each(each) => each.as_flattened(),
+            Tensors::Stacked(stacks) => &stacks[..],
         };
-        std::iter::once(&self.router).chain(each.iter().flatten()).chain(stacked.into_iter().flatten())
+        std::iter::once(&self.router).chain(experts)
     }
 }
 
@@ -180,7 +178,10 @@ impl<D: Device> ExpertWeights<D> {
                 }
                 (gate_ups, downs)
             }
-            Tensors::Stacked { gate_up, down } => (loader.gate_ups(gate_up)?, loader.matrices(down)?),
+            Tensors::Stacked(stacks) => {
+                let [gate_up, down] = &**stacks;
+                (loader.gate_ups(gate_up)?, loader.matrices(down)?)
+            }
         };
         Ok(Self { router, gate_up, down })
     }

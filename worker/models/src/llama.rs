@@ -15,9 +15,11 @@ use tutti_kernels::{
     RotateAndStore,
 };
 
-pub(crate) use self::family::{FAMILIES, Family};
+#[cfg(any(fuzzing, feature = "media-test-model"))]
+pub(crate) use self::config::Config as Shape;
 #[cfg(feature = "media-test-model")]
-pub(crate) use self::{config::Config as Shape, family::QWEN3};
+pub(crate) use self::family::QWEN3;
+pub(crate) use self::family::{FAMILIES, Family};
 use self::{
     config::Config,
     weights::{Layer, LayerSpecs, Mlp, mlp_name},

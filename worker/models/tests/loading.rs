@@ -99,6 +99,92 @@ fn a_base_model_gives_what_the_model_with_a_head_gives() {
     refuses(base.path(), &["model.layers.1.mlp.up_proj.weight"]);
 }
 
+/// A Qwen3.5 of a delta net and an attention, as a text model or beside a vision encoder.
+fn hybrid_checkpoint(vision: bool, change: impl FnOnce(&mut BTreeMap<String, Tensor>)) -> TempDir {
+    let text = json!({
+        "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+        "full_attention_interval": 2, "max_position_embeddings": 1024, "tie_word_embeddings": true,
+    });
+    let mut config = if vision { json!({"text_config": text, "tie_word_embeddings": true}) } else { text };
+    let architecture = if vision { "Qwen3_5ForConditionalGeneration" } else { "Qwen3_5ForCausalLM" };
+    config["architectures"] = json!([architecture]);
+    let prefix = if vision { "model.language_model." } else { "model." };
+    let mut tensors = BTreeMap::new();
+    let mut add = |name: String, shape: &[usize]| {
+        let value = |i: usize| ((i * 37 + name.len() * 11) % 61) as f32 / 61.0 - 0.5;
+        let bytes = (0..shape.iter().product()).flat_map(|i| value(i).to_le_bytes()).collect();
+        let named = if name.starts_with("mtp.") { name.clone() } else { format!("{prefix}{name}") };
+        tensors.insert(named, (Dtype::F32, shape.to_vec(), bytes));
+    };
+    add("embed_tokens.weight".into(), &[97, 48]);
+    add("norm.weight".into(), &[48]);
+    for layer in 0..2 {
+        let mut add = |name: &str, shape: &[usize]| add(format!("layers.{layer}.{name}"), shape);
+        add("input_layernorm.weight", &[48]);
+        add("post_attention_layernorm.weight", &[48]);
+        add("mlp.gate_proj.weight", &[80, 48]);
+        add("mlp.up_proj.weight", &[80, 48]);
+        add("mlp.down_proj.weight", &[48, 80]);
+    }
+    for (name, shape) in [
+        ("in_proj_qkv.weight", &[40, 48][..]),
+        ("in_proj_z.weight", &[24, 48]),
+        ("in_proj_b.weight", &[2, 48]),
+        ("in_proj_a.weight", &[2, 48]),
+        ("conv1d.weight", &[40, 1, 4]),
+        ("A_log", &[2]),
+        ("dt_bias", &[2]),
+        ("norm.weight", &[12]),
+        ("out_proj.weight", &[48, 24]),
+    ] {
+        add(format!("layers.0.linear_attn.{name}"), shape);
+    }
+    for (name, shape) in [
+        ("q_proj", &[64, 48][..]),
+        ("k_proj", &[16, 48]),
+        ("v_proj", &[16, 48]),
+        ("q_norm", &[16]),
+        ("k_norm", &[16]),
+        ("o_proj", &[48, 32]),
+    ] {
+        add(format!("layers.1.self_attn.{name}.weight"), shape);
+    }
+    if vision {
+        // Tensors that the text model does not use.
+        add("mtp.layers.0.mlp.up_proj.weight".into(), &[3, 5]);
+    }
+    change(&mut tensors);
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), &config);
+    write_tensors(&dir.path().join("model.safetensors"), &tensors);
+    dir
+}
+
+#[test]
+fn a_vision_model_gives_what_its_text_model_gives() {
+    let run = |vision| {
+        let dir = hybrid_checkpoint(vision, |_| ());
+        generate(&mut *loaded(dir.path(), Auto), &[&[5, 90, 17, 3]], 8, 6)
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
+fn tensors_of_a_delta_net_are_checked_by_name_and_shape() {
+    let conv = "model.layers.0.linear_attn.conv1d.weight";
+    let dir = hybrid_checkpoint(false, |tensors| drop(tensors.remove(conv)));
+    refuses(dir.path(), &[conv, "[40, 1, 4]"]);
+    let wider = |tensors: &mut BTreeMap<String, Tensor>| {
+        *tensors.get_mut(conv).unwrap() = (Dtype::F32, vec![40, 1, 5], vec![0; 40 * 5 * 4]);
+    };
+    refuses(hybrid_checkpoint(false, wider).path(), &[conv, "[40, 1, 4]", "[40, 1, 5]"]);
+    let q = "model.language_model.layers.1.self_attn.q_proj.weight";
+    let dir = hybrid_checkpoint(true, |tensors| drop(tensors.remove(q)));
+    refuses(dir.path(), &[q, "[64, 48]"]);
+}
+
 #[test]
 fn a_missing_tensor_is_named() {
     let dir = checkpoint();

@@ -9,7 +9,7 @@ use std::{fs, path::PathBuf};
 
 use common::{
     bits, config, device, generate,
-    goldens::{Case, LENGTHS},
+    goldens::{Case, LENGTHS, bound},
     group::{Lone, of_ranks, of_ranks_as, of_ranks_with_whole_experts},
     options, prompt, tensors, try_load_on, try_load_with, write_config, write_tensors,
 };
@@ -20,8 +20,6 @@ use tutti_models::{
     LoadFormat::{self, Auto, Dummy},
     LoadOptions, LogitRequests, LogitResults, Model, Quantize,
 };
-
-const BOUND: f64 = 2e-4;
 
 /// The output and the scores of several prompts.
 type Runs = Vec<(Vec<u32>, Vec<TokenScore>)>;
@@ -36,8 +34,8 @@ fn agrees_with_experts(model: &str) {
     agrees_on(model, &[(1, false), (2, false), (4, false), (2, true), (4, true)]);
 }
 
-/// Compares a model with its goldens on groups of several sizes, true for those whose ranks hold whole experts. Neither a second run, nor chunks, nor batch-mates change a
-/// bit.
+/// Compares a model with its goldens on groups of several sizes, true for those whose ranks hold whole experts. Neither
+/// a second run, nor chunks, nor batch-mates change a bit.
 fn agrees_on(model: &str, groups: &[(usize, bool)]) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");
@@ -64,7 +62,7 @@ fn agrees_on(model: &str, groups: &[(usize, bool)]) {
             }
         }
         eprintln!("{}: {size} ranks, greatest |Δ logprob| {worst:.2e}", dir.display());
-        assert!(worst < BOUND, "{size} ranks: greatest deviation {worst}");
+        assert!(worst < bound(model), "{size} ranks: greatest deviation {worst}");
         for chunk in [usize::MAX, 1, 7, 64] {
             assert!(bits(&run(chunk)) == bits(&first), "{size} ranks: chunks of {chunk} differ");
         }
@@ -122,6 +120,16 @@ fn qwen3_moe_nonorm() {
 #[test]
 fn qwen3_embedding() {
     agrees("qwen3_embedding");
+}
+
+#[test]
+fn qwen3_5() {
+    agrees("qwen3_5");
+}
+
+#[test]
+fn qwen3_5_text_tied() {
+    agrees("qwen3_5_text_tied");
 }
 
 /// Returns a checkpoint that four ranks can divide. Its two key heads are each held twice by four ranks.

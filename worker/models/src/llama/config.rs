@@ -16,8 +16,13 @@ use crate::{
     experts::{Division, ExpertShape},
     model::Limits,
     rope::{RopeKeys, RopeTables},
-    weights::share,
+    weights::{Values, share},
 };
+
+/// Maximum number of layers of a config. A checkpoint's files are not checked against its config until much later.
+const MAX_LAYERS: usize = 4096;
+/// Maximum width of a head.
+const MAX_HEAD_DIM: usize = 1 << 16;
 
 /// The keys of a published config. Any key may be missing or null. [`Config::parse`] refuses a config that lacks a
 /// required key.
@@ -96,8 +101,13 @@ impl Config {
             Some(value) => Ok(value),
             None => Err(file.invalid(format!("{name}: is missing"))),
         };
+        let few = |name: &str, value: usize, limit: usize| match value {
+            value if value <= limit => Ok(value),
+            value => Err(file.invalid(format!("{name}: is {value}, the limit is {limit}"))),
+        };
         let heads = needed("num_attention_heads", keys.num_attention_heads)?;
-        let layers = needed("num_hidden_layers", keys.num_hidden_layers)?;
+        let layers =
+            few("num_hidden_layers", needed("num_hidden_layers", keys.num_hidden_layers)?, MAX_LAYERS)?;
         let hidden_size = needed("hidden_size", keys.hidden_size)?;
         let default_context = Some(family.max_position_embeddings);
         let max_position_embeddings =
@@ -112,6 +122,7 @@ impl Config {
             (None, HeadDim::Fixed(width)) => width,
             (Some(_), _) => needed("head_dim", keys.head_dim)?,
         };
+        let head_dim = few("head_dim", head_dim, MAX_HEAD_DIM)?;
         let by_key = keys.attention_bias == Some(true);
         let (qkv_bias, o_bias) = match family.biases {
             Biases::Never => (false, false),
@@ -262,6 +273,7 @@ impl Config {
             prefix: "model.",
             hidden_size,
             norm_eps: self.rms_norm_eps,
+            norm_values: Values::AsStored,
             tied: self.tied,
             dtype: self.dtype,
             limits: self.limits(dir, max_step_tokens)?,

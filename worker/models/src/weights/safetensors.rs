@@ -178,7 +178,7 @@ impl WeightFile {
 }
 
 /// Returns the paths of the files that an index names, each once, in order of name.
-fn indexed_paths(dir: &Path, index: &Path) -> Result<BTreeSet<PathBuf>, LoadError> {
+pub(super) fn indexed_paths(dir: &Path, index: &Path) -> Result<BTreeSet<PathBuf>, LoadError> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,

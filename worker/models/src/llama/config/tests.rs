@@ -52,6 +52,15 @@ fn a_value_of_the_wrong_type_is_reported_by_its_key() {
     }
 }
 
+/// Both are sizes of tables that are made before any tensor is looked for.
+#[test]
+fn a_config_of_absurd_size_is_refused_before_memory_is_taken_for_it() {
+    for (key, limit) in [("num_hidden_layers", "4096"), ("head_dim", "65536")] {
+        let error = parse(&json!({key: u64::MAX / 2})).unwrap_err().to_string();
+        assert!(error.contains(&format!("{key}: is 9223372036854775807, the limit is {limit}")), "{error}");
+    }
+}
+
 #[test]
 fn windows_need_to_be_switched_on() {
     let windows = |changes: Value| parse(&changes).unwrap().windows;
