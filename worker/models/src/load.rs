@@ -45,9 +45,15 @@ const OTHERS: &[&str] = &[
 ];
 
 /// A device with all operations that the families of this build use.
-pub trait DecoderDevice: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler {}
+pub trait DecoderDevice:
+    Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler
+{
+}
 
-impl<D: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> DecoderDevice for D {}
+impl<D: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> DecoderDevice
+    for D
+{
+}
 
 /// Loads the checkpoint of `options` onto `device`, and calls `progress` as tensors are loaded.
 ///
