@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 
 MODELS = ("qwen3", "qwen3_tied", "qwen3_yarn_swa")
 # Families whose layers are those of MODELS with other variants: one budget suffices, since worker/models/tests has all.
-VARIANTS = ("llama3", "smollm", "qwen2", "mistral", "qwen3_embedding", "qwen3_5", "qwen3_5_text_tied")
+VARIANTS = ("llama3", "smollm", "qwen2", "mistral", "qwen3_embedding", "qwen3_moe", "qwen3_moe_nonorm")
+VARIANTS += ("qwen3_5", "qwen3_5_text_tied")
 LENGTHS = (1, 7, 37, 125, 300)
 GENERATED = 16
 BUDGETS = (8, 64, 2048)
@@ -119,6 +120,17 @@ def test_other_families_match_the_reference(start, figure, seed, model):
     worst = greatest_deviation(golden, answers(cluster, golden))
     figure(f"{seed}/{model} f32: greatest |logprob - reference| {worst:.1e}, bound {bound(model):.0e}")
     assert worst <= bound(model)
+
+
+@pytest.mark.parametrize("division", ((), ("--ep",)), ids=("width", "whole"))
+def test_experts_divided_among_ranks_match_the_reference(start, figure, division):
+    directory = GOLDENS / "seed0/qwen3_moe"
+    golden = load_file(directory / "goldens.safetensors")
+    args = ("--workers", 2, "--tp", 2, *division, "--model", directory, "--skip-tokenizer-init")
+    cluster = start(*args, "--max-step-tokens", 64)
+    worst = greatest_deviation(golden, answers(cluster, golden))
+    figure(f"qwen3_moe, 2 ranks {' '.join(division)}: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
+    assert worst <= BOUND
 
 
 @pytest.mark.parametrize("model", MODELS)

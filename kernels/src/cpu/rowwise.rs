@@ -10,7 +10,7 @@ use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, RopeFrequencies};
 
 /// Minimum number of elements per task, below which waking another thread costs more than it saves.
-const TASK_ELEMENTS: usize = 8 << 10;
+pub(super) const TASK_ELEMENTS: usize = 8 << 10;
 
 /// Calls `f` for each row of `out`, which is `width` wide, in parallel.
 pub(super) fn each_row(

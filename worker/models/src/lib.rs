@@ -7,6 +7,7 @@
 mod config;
 mod decoder;
 mod error;
+mod experts;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 #[cfg(feature = "hybrid-test-model")]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tutti_kernels::{Collectives, DeltaRule, Dense, PagedAttention, Quantize, Recurrence, Sampler};
+use tutti_kernels::{Collectives, DeltaRule, Dense, Experts, PagedAttention, Quantize, Recurrence, Sampler};
 pub use tutti_settings::LoadFormat;
 
 #[cfg(feature = "hybrid-test-model")]
@@ -25,6 +25,8 @@ pub struct LoadOptions {
     pub max_step_tokens: usize,
     /// Tokens per KV page.
     pub page_tokens: usize,
+    /// True if the ranks of a group divide whole experts among themselves, false if they divide each expert.
+    pub expert_parallel: bool,
     /// Names of the nodes to load; `None` loads all. Names that the model's declaration lacks are not checked here: the
     /// conductor refuses them.
     pub nodes: Option<Vec<String>>,
@@ -43,9 +45,15 @@ const OTHERS: &[&str] = &[
 ];
 
 /// A device with all operations that the families of this build use.
-pub trait DecoderDevice: Dense + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler {}
+pub trait DecoderDevice:
+    Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler
+{
+}
 
-impl<D: Dense + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> DecoderDevice for D {}
+impl<D: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> DecoderDevice
+    for D
+{
+}
 
 /// Loads the checkpoint of `options` onto `device`, and calls `progress` as tensors are loaded.
 ///
@@ -67,6 +75,9 @@ pub fn load<D: DecoderDevice>(
         llama::FAMILIES.into_iter().find(|family| named(family.architecture, family.model_type))
     {
         return Ok(Box::new(llama::load(family, &file, dir, options, device, progress)?));
+    }
+    if options.expert_parallel {
+        return Err(file.invalid("num_experts: the model has none that --ep could divide"));
     }
     let mut of_qwen3_5 = qwen3_5::ARCHITECTURES.into_iter().zip(qwen3_5::MODEL_TYPES);
     if of_qwen3_5.any(|(architecture, model_type)| named(architecture, model_type)) {

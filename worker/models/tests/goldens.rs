@@ -117,6 +117,16 @@ fn mistral() {
 }
 
 #[test]
+fn qwen3_moe() {
+    agrees("qwen3_moe", 0.0365);
+}
+
+#[test]
+fn qwen3_moe_nonorm() {
+    agrees("qwen3_moe_nonorm", 0.0330);
+}
+
+#[test]
 fn qwen3_embedding() {
     agrees_within("qwen3_embedding", 0.0254, 0.0150);
 }

@@ -6,11 +6,17 @@ mod common;
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use common::{Tensor, config, generate, loaded, tensors, try_load, write_config, write_tensors};
+use common::{
+    Tensor, config, generate, group::of_ranks_with_whole_experts, loaded, tensors, try_load, write_config,
+    write_tensors,
+};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 use tempfile::TempDir;
-use tutti_models::LoadFormat::{Auto, Dummy};
+use tutti_models::{
+    LoadFormat::{Auto, Dummy},
+    Model, Quantize,
+};
 use tutti_runtime::{Error, ErrorKind};
 
 /// Returns a sound checkpoint in one file, which a test may damage.
@@ -276,4 +282,86 @@ fn dummy_weights_need_the_config_alone() {
         assert_eq!(run, generate(&mut *loaded(dir.path(), Dummy), &[&[1, 2, 3]], 8, 6), "{dtype}");
         assert!(run[0].1.iter().all(|score| score.logprob.is_finite()), "{dtype}");
     }
+}
+
+const EXPERTS: usize = 4;
+/// Intermediate width per expert.
+const WIDTH: usize = 20;
+
+/// Returns the tensors of a model whose last layer has experts, with a tensor per expert or stacked.
+fn with_experts(stacked: bool) -> BTreeMap<String, Tensor> {
+    let mut tensors = tensors();
+    let of_layer = |tensor: &str| format!("model.layers.1.mlp.{tensor}");
+    for projection in ["gate", "up", "down"] {
+        tensors.remove(&of_layer(&format!("{projection}_proj.weight"))).unwrap();
+    }
+    let mut add = |name: &str, shape: Vec<usize>, values: Vec<f32>| {
+        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        tensors.insert(of_layer(name), (Dtype::F32, shape, bytes));
+    };
+    let value = |seed: usize, i: usize| ((i * 37 + seed * 11) % 61) as f32 / 61.0 - 0.5;
+    let values = |seed: usize| (0..WIDTH * 48).map(|i| value(seed, i)).collect::<Vec<_>>();
+    add("gate.weight", vec![EXPERTS, 48], (0..EXPERTS * 48).map(|i| value(5, i * i)).collect());
+    let of_expert = |expert: usize| [0, 1, 2].map(|projection| values(expert * 3 + projection));
+    if stacked {
+        let gate_up =
+            (0..EXPERTS).flat_map(|expert| of_expert(expert).into_iter().take(2).flatten()).collect();
+        let down = (0..EXPERTS).flat_map(|expert| of_expert(expert).into_iter().skip(2).flatten()).collect();
+        add("experts.gate_up_proj", vec![EXPERTS, 2 * WIDTH, 48], gate_up);
+        add("experts.down_proj", vec![EXPERTS, 48, WIDTH], down);
+        return tensors;
+    }
+    for expert in 0..EXPERTS {
+        let [gate, up, down] = of_expert(expert);
+        add(&format!("experts.{expert}.gate_proj.weight"), vec![WIDTH, 48], gate);
+        add(&format!("experts.{expert}.up_proj.weight"), vec![WIDTH, 48], up);
+        add(&format!("experts.{expert}.down_proj.weight"), vec![48, WIDTH], down);
+    }
+    tensors
+}
+
+/// Returns a checkpoint of these tensors, whose last layer has experts.
+fn moe_checkpoint(tensors: &BTreeMap<String, Tensor>) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": EXPERTS,
+        "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH, "norm_topk_prob": true, "mlp_only_layers": [0],
+    });
+    write_config(dir.path(), &config(&keys));
+    write_tensors(&dir.path().join("model.safetensors"), tensors);
+    dir
+}
+
+#[test]
+fn stacked_experts_give_what_single_ones_give_on_any_division() {
+    let dirs = [false, true].map(|stacked| moe_checkpoint(&with_experts(stacked)));
+    let prompt: &[u32] = &[5, 90, 17, 3, 41, 41, 8];
+    let run = |model: &mut dyn Model| generate(model, &[prompt], 8, 4);
+    let [single, stacked] = dirs.each_ref().map(|dir| run(&mut *loaded(dir.path(), Auto)));
+    assert_eq!(single, stacked);
+    // One rank of one: whole experts are all experts.
+    let whole =
+        dirs.each_ref().map(|dir| of_ranks_with_whole_experts(1, dir.path(), Auto, Quantize::None, run));
+    assert!(whole.iter().all(|runs| *runs == single));
+}
+
+#[test]
+fn damaged_experts_are_named() {
+    for (stacked, name, shape) in [
+        (false, "model.layers.1.mlp.experts.3.up_proj.weight", "[20, 48]"),
+        (false, "model.layers.1.mlp.gate.weight", "[4, 48]"),
+        (true, "model.layers.1.mlp.experts.down_proj", "[4, 48, 20]"),
+    ] {
+        let mut tensors = with_experts(stacked);
+        let (_, found, _) = tensors.get_mut(name).unwrap();
+        found.reverse();
+        let reversed = format!("{found:?}");
+        refuses(moe_checkpoint(&tensors).path(), &[name, shape, &reversed]);
+        tensors.remove(name).unwrap();
+        refuses(moe_checkpoint(&tensors).path(), &[name, shape, "none of its 1"]);
+    }
+    // Without the stack of gate and up, single experts are looked for.
+    let mut tensors = with_experts(true);
+    tensors.remove("model.layers.1.mlp.experts.gate_up_proj").unwrap();
+    refuses(moe_checkpoint(&tensors).path(), &["model.layers.1.mlp.experts.0.gate_proj.weight"]);
 }

@@ -104,6 +104,7 @@ fn stays_within_step_bytes(config: &serde_json::Value) {
         quantize: Quantize::None,
         max_step_tokens: TOKENS,
         page_tokens: PAGE_TOKENS,
+        expert_parallel: false,
         nodes: None,
         seed: 0,
     };

@@ -154,7 +154,6 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 
     /// Loads each matrix of a stack that this rank holds, its parts end to end.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts"))]
     pub fn matrices(&mut self, spec: &TensorSpec) -> Result<Vec<D::Matrix>, LoadError> {
         let range = spec.shard_range(self.group_rank());
         let load = |matrix| {
@@ -165,7 +164,6 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 
     /// Loads each matrix of a stack that this rank holds, whose two parts are gate and up.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts"))]
     pub fn gate_ups(&mut self, spec: &TensorSpec) -> Result<Vec<D::Matrix>, LoadError> {
         let range = spec.shard_range(self.group_rank());
         let load = |matrix| {

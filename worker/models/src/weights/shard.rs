@@ -17,7 +17,6 @@ pub(crate) enum Cut {
     /// The ranks divide the inputs of each matrix, which form this number of equal units. The ranks' products are summed.
     Columns(usize),
     /// The ranks divide the matrices of a stack: each holds whole experts.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts"))]
     Matrices,
     /// The outputs of each matrix are three sections of different heights, one below another. The ranks divide the units
     /// of each.

@@ -224,6 +224,7 @@ fn dummy_on(dir: &Path, device: CpuDevice) -> Box<dyn Model> {
         quantize: Quantize::None,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: 16,
+        expert_parallel: false,
         nodes: None,
         seed: 5,
     };
