@@ -30,6 +30,10 @@ load *flags:
 chaos *flags:
     tests/chaos {{ flags }}
 
+# Fuzzers, a minute per target
+fuzz *flags:
+    tests/fuzz {{ flags }}
+
 # The scheduler's properties over four million steps
 properties:
     tests/long-properties

@@ -8,6 +8,8 @@
 //! `Requests` and `Prefixes`. [`Cluster`] holds the lock, and carries decisions from one part to another, to metrics
 //! and to health.
 
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod groups;
 mod launches;
 mod membership;

@@ -7,6 +7,8 @@
 mod backend;
 pub mod cluster;
 pub mod config;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod listen;
 pub mod mailbox;
 mod metrics;

@@ -201,11 +201,11 @@ impl WorkerGate for WorkerService {
 }
 
 /// Reads one worker's messages until its stream ends.
-struct Reader {
-    cluster: Arc<Cluster>,
-    loading: LoadDisplay,
-    worker: WorkerId,
-    rank: Rank,
+pub(crate) struct Reader {
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) loading: LoadDisplay,
+    pub(crate) worker: WorkerId,
+    pub(crate) rank: Rank,
 }
 
 impl Reader {
@@ -229,7 +229,7 @@ impl Reader {
         format!("worker {}", self.rank)
     }
 
-    fn on_message(&self, message: FromWorker) {
+    pub(crate) fn on_message(&self, message: FromWorker) {
         match message {
             FromWorker::StepReport(report) => self.cluster.on_report(self.worker, report),
             FromWorker::Heartbeat(beat) => self.cluster.on_heartbeat(self.worker, &beat),

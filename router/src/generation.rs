@@ -4,6 +4,8 @@
 mod admission;
 mod attempts;
 mod choice;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod generator;
 mod media;
 mod prompt_logprobs;

@@ -1,5 +1,7 @@
 //! The gRPC surface: `tutti.v1.Inference`, reflection, and `grpc.health.v1`.
 
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod generate;
 mod guard;
 mod request;

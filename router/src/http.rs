@@ -7,6 +7,8 @@ mod choices;
 mod completions;
 mod error;
 mod fields;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod logprobs;
 mod messages;
 mod models;

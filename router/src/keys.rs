@@ -324,5 +324,14 @@ impl Drop for Running {
     }
 }
 
+/// Reads the text of a file, for fuzzers: names and hashes of keys that are accepted are unique.
+#[cfg(fuzzing)]
+pub fn read_lines(text: &str) {
+    let Ok(keys) = file::parse(text) else { return };
+    let names: std::collections::HashSet<_> = keys.iter().map(|key| &key.name).collect();
+    let hashes: std::collections::HashSet<_> = keys.iter().map(|key| key.hash).collect();
+    assert!(!keys.is_empty() && names.len() == keys.len() && hashes.len() == keys.len());
+}
+
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,8 @@
 mod conductor_channel;
 mod fleet;
 mod front_door;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod generation;
 mod grpc;
 mod http;
@@ -17,7 +19,8 @@ mod served;
 mod text;
 mod uploads;
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
+#[allow(clippy::unwrap_used)]
 mod test_support;
 
 pub use fleet::{Access, Conductors};

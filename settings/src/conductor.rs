@@ -58,6 +58,9 @@ impl ConductorSettings {
         if !workers.is_multiple_of(tp) {
             return Err(Invalid::new("tp", format!("is {tp}, which does not divide the {workers} workers")));
         }
+        if self.tensor_parallel.ep && tp == 1 && self.membership.topology.is_none() {
+            return Err(Invalid::new("ep", "divides experts among the ranks of a group, but tp is 1"));
+        }
         if self.membership.topology.is_some() && (workers, tp) != (1, 1) {
             let field = if workers == 1 { "tp" } else { "workers" };
             return Err(Invalid::new(field, "is for the topology file to say, where there is one"));

@@ -136,15 +136,15 @@ async fn measure(args: Args) -> Result<(), String> {
     let mut processes =
         vec![("conductor".to_owned(), cluster.conductor()), ("router".to_owned(), router.0.id())];
     processes.extend(workers.iter().enumerate().map(|(rank, pid)| (format!("worker {rank}"), *pid)));
-    let doors = [cluster.target.clone(), routed];
+    let targets = [cluster.target.clone(), routed];
     eprintln!("warm-up: {} requests", args.warm_up);
-    send(&doors, args.warm_up, 0, Arc::default()).await?;
+    send(&targets, args.warm_up, 0, Arc::default()).await?;
 
     let answered = Arc::<AtomicUsize>::default();
     let pids: Vec<u32> = processes.iter().map(|(_, pid)| *pid).collect();
     let readings = tokio::spawn(read_all(pids, answered.clone(), args.requests));
     let began = Instant::now();
-    let kinds = send(&doors, args.requests, args.warm_up, answered).await?;
+    let kinds = send(&targets, args.requests, args.warm_up, answered).await?;
     let seconds = began.elapsed().as_secs_f64();
     let readings = readings.await.map_err(|e| format!("the readings failed: {e}"))??;
     if cluster.workers()? != workers {
@@ -191,7 +191,7 @@ async fn start_router(cluster_port: u16, token_file: &str) -> Result<(Router, Ta
 
 /// Sends requests from all clients, and returns how many there were of each kind. `first` is the index of the first one.
 async fn send(
-    doors: &[Target; 2],
+    targets: &[Target; 2],
     requests: usize,
     first: usize,
     answered: Arc<AtomicUsize>,
@@ -199,7 +199,7 @@ async fn send(
     let next = Arc::<AtomicUsize>::default();
     let mut clients: JoinSet<Result<BTreeMap<Kind, usize>, String>> = JoinSet::new();
     for client in 0..CLIENTS {
-        let (door, next, answered) = (doors[client % 2].clone(), next.clone(), answered.clone());
+        let (target, next, answered) = (targets[client % 2].clone(), next.clone(), answered.clone());
         clients.spawn(async move {
             let mut kinds = BTreeMap::new();
             loop {
@@ -208,7 +208,7 @@ async fn send(
                     return Ok(kinds);
                 }
                 let kind = Kind::of(index);
-                request(&door, kind, (first + index) as u64).await?;
+                request(&target, kind, (first + index) as u64).await?;
                 *kinds.entry(kind).or_insert(0) += 1;
                 answered.fetch_add(1, Ordering::Relaxed);
             }
@@ -224,7 +224,7 @@ async fn send(
 }
 
 /// Sends one request. Fails if its outcome is not that of its kind.
-async fn request(door: &Target, kind: Kind, seed: u64) -> Result<(), String> {
+async fn request(target: &Target, kind: Kind, seed: u64) -> Result<(), String> {
     let plan = Workload {
         requests: 1,
         rate: f64::INFINITY,
@@ -236,16 +236,16 @@ async fn request(door: &Target, kind: Kind, seed: u64) -> Result<(), String> {
     let prompt = plan.plan().remove(0).prompt;
     let tokens = 1 + (seed % 4) as u32;
     let failure = match kind {
-        Kind::Ids => door.generate(&prompt, tokens, seed).await.failure,
+        Kind::Ids => target.generate(&prompt, tokens, seed).await.failure,
         Kind::Text => {
             let text = format!(
                 "Request {seed} asks for {tokens} tokens. Which instrument gives the note to tune by?"
             );
-            door.send(door.body(text, tokens, seed), tokens, |_| {}).await.failure
+            target.send(target.body(text, tokens, seed), tokens, |_| {}).await.failure
         }
         Kind::Leaves => {
             let first = Notify::new();
-            let stream = door.generate_watched(&prompt, 512, seed, |record| {
+            let stream = target.generate_watched(&prompt, 512, seed, |record| {
                 if !record.arrivals.is_empty() {
                     first.notify_one();
                 }
@@ -255,7 +255,7 @@ async fn request(door: &Target, kind: Kind, seed: u64) -> Result<(), String> {
                 () = first.notified() => None,
             }
         }
-        Kind::Refused => match door.generate(&prompt, 1_000_000, seed).await.failure {
+        Kind::Refused => match target.generate(&prompt, 1_000_000, seed).await.failure {
             Some(why) if why.starts_with("status 400") => None,
             Some(why) => Some(why),
             None => Some("a request for a million tokens was not refused".into()),

@@ -8,6 +8,8 @@
 mod bound;
 mod device;
 mod engine_thread;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod group;
 pub mod isa;
 mod join;

@@ -22,6 +22,8 @@
 //!   requests do not.
 
 mod freight;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod group_ranks;
 mod listener;
 mod pushes;

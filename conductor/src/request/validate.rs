@@ -4,6 +4,9 @@
 use tutti_proto::{MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKENS, cluster::v1 as pb};
 use tutti_runtime::Error;
 
+/// The smallest number above 0, which is subnormal.
+const LEAST_POSITIVE: f32 = f32::from_bits(1);
+
 /// Refuses a request that `model` cannot run. Errors name fields as clients spell them.
 pub fn check_spec(spec: &pb::RequestSpec, model: &pb::ModelDescription) -> Result<(), Error> {
     let stopping = spec.stopping.as_ref().ok_or_else(|| Error::invalid("max_tokens", "is missing"))?;
@@ -75,7 +78,7 @@ fn check_room(prompt: usize, max_tokens: u32, model: &pb::ModelDescription) -> R
 
 fn check_sampling(sampling: &pb::Sampling, model: &pb::ModelDescription) -> Result<(), Error> {
     within("temperature", sampling.temperature, 0.0, f32::MAX, "0 or more")?;
-    within("top_p", sampling.top_p, f32::MIN_POSITIVE, 1.0, "in (0, 1]")?;
+    within("top_p", sampling.top_p, LEAST_POSITIVE, 1.0, "in (0, 1]")?;
     within("min_p", sampling.min_p, 0.0, 1.0, "in [0, 1]")?;
     // The penalties are bounded, because a logit could overflow with a penalty beyond these bounds.
     within("repetition_penalty", sampling.repetition_penalty, 0.01, 100.0, "in [0.01, 100]")?;

@@ -200,23 +200,7 @@ impl Generator {
             let max_tokens = validate::max_tokens(&request.stopping, prompt.ids.len(), model.token_limit())?;
             let blocks = Arc::new(self.fleet.cut(model, prompt.ids.clone()));
             for choice in 0..n {
-                let seed = validate::choice_seed(sampling.seed, choice);
-                let spec = pb::RequestSpec {
-                    prompt: Vec::new(),
-                    sampling: Some(pb::Sampling { seed, ..sampling.clone() }),
-                    stopping: Some(pb::Stopping {
-                        max_tokens,
-                        min_tokens: request.stopping.min_tokens,
-                        stop_token_ids: request.stopping.stop_token_ids.clone(),
-                        ignore_eos: request.stopping.ignore_eos,
-                    }),
-                    logprobs: request.output.logprobs,
-                    // Computed once per prompt; see `SharedLogprobs`.
-                    prompt_logprobs: request.output.prompt_logprobs_needed().filter(|_| choice == 0),
-                    priority: request.priority,
-                    media: prompt.media.clone(),
-                };
-                specs.push((blocks.clone(), spec));
+                specs.push((blocks.clone(), spec(request, &sampling, prompt, max_tokens, choice)));
             }
         }
         Ok(specs)
@@ -248,6 +232,32 @@ impl Generator {
                 format!("{busy} choices are running, this request has {choices}, the limit is {limit}");
             Error::overloaded(message, Duration::from_secs(1))
         })
+    }
+}
+
+/// The request of one choice, without its prompt's tokens.
+pub(super) fn spec(
+    request: &GenerationRequest,
+    sampling: &pb::Sampling,
+    prompt: &EncodedPrompt,
+    max_tokens: u32,
+    choice: u32,
+) -> pb::RequestSpec {
+    let seed = validate::choice_seed(sampling.seed, choice);
+    pb::RequestSpec {
+        prompt: Vec::new(),
+        sampling: Some(pb::Sampling { seed, ..sampling.clone() }),
+        stopping: Some(pb::Stopping {
+            max_tokens,
+            min_tokens: request.stopping.min_tokens,
+            stop_token_ids: request.stopping.stop_token_ids.clone(),
+            ignore_eos: request.stopping.ignore_eos,
+        }),
+        logprobs: request.output.logprobs,
+        // Computed once per prompt; see `SharedLogprobs`.
+        prompt_logprobs: request.output.prompt_logprobs_needed().filter(|_| choice == 0),
+        priority: request.priority,
+        media: prompt.media.clone(),
     }
 }
 

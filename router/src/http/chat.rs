@@ -27,8 +27,8 @@ use crate::{
 };
 
 /// A parsed request, with the options of its answer.
-struct Chat {
-    request: GenerationRequest,
+pub(super) struct Chat {
+    pub(super) request: GenerationRequest,
     return_token_ids: bool,
     stream: Option<StreamOptions>,
     /// The name by which the client set the limit of output tokens: `max_completion_tokens` or `max_tokens`. Errors
@@ -67,7 +67,8 @@ fn respell(error: Error, max_tokens_name: &'static str) -> Error {
     }
 }
 
-fn parse(body: &[u8]) -> Result<Chat, Error> {
+/// Parses a request.
+pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
     let mut fields = Fields::of_body(body)?;
     let shared = parameters::take(&mut fields)?;
     let conversation = messages::take(&mut fields)?;

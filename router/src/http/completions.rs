@@ -31,8 +31,8 @@ use crate::{
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// A parsed request, with the options of its answer.
-struct Completion {
-    request: GenerationRequest,
+pub(super) struct Completion {
+    pub(super) request: GenerationRequest,
     return_token_ids: bool,
     stream: Option<StreamOptions>,
 }
@@ -59,7 +59,7 @@ pub async fn create(State(api): State<Api>, request: Request) -> Result<Response
 }
 
 /// Parses a request with at most `max_prompts` prompts.
-fn parse(body: &[u8], max_prompts: usize) -> Result<Completion, Error> {
+pub(super) fn parse(body: &[u8], max_prompts: usize) -> Result<Completion, Error> {
     let mut fields = Fields::of_body(body)?;
     let shared = parameters::take(&mut fields)?;
     let add_special_tokens = fields.take("add_special_tokens")?.unwrap_or(true);

@@ -27,13 +27,13 @@ pub struct Detokenized {
     prompt: String,
 }
 
-struct TokenizeRequest {
+pub(super) struct TokenizeRequest {
     model: Option<String>,
-    prompt: Prompt,
+    pub(super) prompt: Prompt,
     return_token_strs: bool,
 }
 
-fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
+pub(super) fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
     let mut fields = Fields::of_body(body)?;
     let model = fields.take("model")?;
     let return_token_strs = fields.take_or_default("return_token_strs")?;
@@ -83,14 +83,14 @@ pub async fn detokenize(State(api): State<Api>, request: Request) -> Result<Json
 }
 
 /// Parses the model's name and the tokens.
-fn parse_detokenize(body: &[u8]) -> Result<(Option<String>, Vec<u32>), Error> {
+pub(super) fn parse_detokenize(body: &[u8]) -> Result<(Option<String>, Vec<u32>), Error> {
     let mut fields = Fields::of_body(body)?;
     let parsed = (fields.take("model")?, fields.require("tokens")?);
     fields.finish()?;
     Ok(parsed)
 }
 
-fn decode(model: &ServedModel, tokens: &[u32]) -> Result<String, Error> {
+pub(super) fn decode(model: &ServedModel, tokens: &[u32]) -> Result<String, Error> {
     let (count, most) = (tokens.len(), model.description.max_context_tokens);
     if count > most as usize {
         let message = format!("has {count} tokens, but may have at most {most}, the model's context");

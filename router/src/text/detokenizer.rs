@@ -53,15 +53,17 @@ impl Detokenizer {
                 held.extend(self.tokenizer.token_bytes(id));
                 take_whole_characters(held)
             }
+            // It has no text, and the decoder does not see it.
+            State::Window { .. } if !self.tokenizer.is_known(id) => String::new(),
             State::Window { tokens, taken } => {
                 tokens.push(id);
                 let (before, all) = window(&self.tokenizer, tokens, *taken);
                 let cut = all.ends_with('\u{fffd}') && tokens.len() - *taken < MAX_HELD;
                 if cut || all.len() <= before.len() {
-                    // Tokens without text leave the window when they are too far back to affect the text, so that
-                    // any number of them can follow each other.
+                    // Tokens without text leave the window, so that any number of them can follow each other. The
+                    // first one stays: a decoder may treat the first token of the text in another way.
                     if tokens.len() - *taken > MAX_HELD {
-                        tokens.remove(*taken);
+                        tokens.remove(*taken + 1);
                     }
                     return String::new();
                 }

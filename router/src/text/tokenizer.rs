@@ -143,6 +143,11 @@ impl Tokenizer {
         self.special.contains(&id)
     }
 
+    /// True if the vocabulary has the id.
+    pub fn is_known(&self, id: u32) -> bool {
+        self.inner.id_to_token(id).is_some()
+    }
+
     /// True if decoding concatenates the tokens' bytes and reads them as UTF-8.
     pub fn is_byte_level(&self) -> bool {
         self.byte_level

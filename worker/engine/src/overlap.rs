@@ -143,9 +143,10 @@ impl DeviceLoop {
     }
 }
 
-/// Wakes the device's thread. A waker has no effect once the engine is dropped. The methods of a [`Courier`] must not
-/// call [`wake`](Self::wake): the engine calls these methods while it holds its lock, and `wake` takes the same lock.
-#[derive(Clone)]
+/// Wakes the device's thread. A waker has no effect once the engine is dropped, and the default one has no engine. The
+/// methods of a [`Courier`] must not call [`wake`](Self::wake): the engine calls these methods while it holds its lock,
+/// and `wake` takes the same lock.
+#[derive(Clone, Default)]
 pub struct Waker(Weak<Shared>);
 
 impl Waker {

@@ -19,8 +19,11 @@ use super::*;
 const LEADER: WorkerId = WorkerId(10);
 const FOLLOWER: WorkerId = WorkerId(11);
 
+const MAX_TOKENS: u32 = 1000;
+
 fn spec() -> pb::RequestSpec {
-    pb::RequestSpec { prompt: vec![1, 2, 3], ..Default::default() }
+    let stopping = Some(pb::Stopping { max_tokens: MAX_TOKENS, ..Default::default() });
+    pb::RequestSpec { prompt: vec![1, 2, 3], stopping, ..Default::default() }
 }
 
 /// A request that waits for its placement, and the receiver of its output.
@@ -146,6 +149,16 @@ fn a_gap_fails_the_request_and_frees_the_worker() {
     let cancelled = pb::completion::Outcome::Cancelled(pb::CancelledOutcome {});
     assert_eq!(request.on_completion(LEADER, completion(0, 2, cancelled)).released, [at(LEADER)]);
     assert!(request.is_over());
+}
+
+/// Found by `tests/fuzz cluster`.
+#[test]
+fn a_worker_that_sends_more_tokens_than_were_asked_for_fails_the_request() {
+    let (mut request, mut receiver) = running(alone());
+    let all: Vec<u32> = (0..=MAX_TOKENS).collect();
+    let outcome = request.on_row(LEADER, row(0, &all));
+    assert_eq!((outcome.taken, outcome.dropped), (0, all.len()));
+    assert_eq!(read(&mut receiver), (vec![], Some(Err(ErrorKind::Internal))));
 }
 
 #[test]

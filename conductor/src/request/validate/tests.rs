@@ -56,6 +56,14 @@ fn a_good_request_passes_and_fills_the_pool_to_the_brim() {
     assert_eq!(check_spec(&full, &model()), Ok(()));
 }
 
+/// The router takes it; found by `tests/fuzz grpc`.
+#[test]
+fn any_top_p_above_0_is_taken() {
+    let mut least = good();
+    least.sampling.as_mut().unwrap().top_p = f32::from_bits(1);
+    assert_eq!(check_spec(&least, &model()), Ok(()));
+}
+
 #[test]
 fn a_prompt_may_be_scored_without_any_output() {
     let mut spec = good();

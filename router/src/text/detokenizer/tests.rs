@@ -26,6 +26,18 @@ fn an_incomplete_character_is_flushed_as_a_replacement() {
     assert_eq!(streamed(&tokenizer, &ids[..3], SpecialTokens::Exclude).1, "\u{fffd}");
 }
 
+/// Found by `tests/fuzz stop`.
+#[test]
+fn tokens_without_text_do_not_push_out_the_start_of_the_text() {
+    let tokenizer = test_support::metaspace_tokenizer();
+    // A space that begins the text has no text itself, and the vocabulary has no token 999.
+    for ids in [[&[3][..], &[999; 20], &[0]].concat(), [&[999; 20][..], &[3], &[999; 20], &[0]].concat()] {
+        let (_, whole) = streamed(&tokenizer, &ids, SpecialTokens::Exclude);
+        assert_eq!(whole, tokenizer.decode(&ids, SpecialTokens::Exclude).unwrap());
+        assert_eq!(whole, " a");
+    }
+}
+
 #[test]
 fn tokens_without_text_do_not_pile_up() {
     let tokenizer = test_support::metaspace_tokenizer();

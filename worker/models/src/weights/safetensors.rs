@@ -63,6 +63,11 @@ impl SafetensorsDir {
         Ok(Self { dir: dir.into(), files, file_of, unused })
     }
 
+    /// True if the files hold a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.name_in_files(name).is_some()
+    }
+
     /// Returns the name under which the files hold a tensor. A checkpoint of a base model without LM head, as embedding
     /// models are published, lacks the prefix `model.`.
     fn name_in_files<'s>(&self, name: &'s str) -> Option<&'s str> {
@@ -173,7 +178,7 @@ impl WeightFile {
 }
 
 /// Returns the paths of the files that an index names, each once, in order of name.
-fn indexed_paths(dir: &Path, index: &Path) -> Result<BTreeSet<PathBuf>, LoadError> {
+pub(super) fn indexed_paths(dir: &Path, index: &Path) -> Result<BTreeSet<PathBuf>, LoadError> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,

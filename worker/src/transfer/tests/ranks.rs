@@ -109,6 +109,7 @@ impl Group {
                 quantize: Quantize::None,
                 max_step_tokens: 64,
                 page_tokens: 16,
+                expert_parallel: false,
                 nodes: None,
                 seed: 0,
             };

@@ -52,6 +52,15 @@ fn a_value_of_the_wrong_type_is_reported_by_its_key() {
     }
 }
 
+/// Both are sizes of tables that are made before any tensor is looked for.
+#[test]
+fn a_config_of_absurd_size_is_refused_before_memory_is_taken_for_it() {
+    for (key, limit) in [("num_hidden_layers", "4096"), ("head_dim", "65536")] {
+        let error = parse(&json!({key: u64::MAX / 2})).unwrap_err().to_string();
+        assert!(error.contains(&format!("{key}: is 9223372036854775807, the limit is {limit}")), "{error}");
+    }
+}
+
 #[test]
 fn windows_need_to_be_switched_on() {
     let windows = |changes: Value| parse(&changes).unwrap().windows;
@@ -135,4 +144,41 @@ fn biases_of_the_mlp_are_refused() {
     let error = parse_as("llama", &json!({"mlp_bias": true})).unwrap_err().to_string();
     assert!(error.contains("mlp_bias"), "{error}");
     parse_as("llama", &json!({"mlp_bias": false})).unwrap();
+}
+
+#[test]
+fn experts_are_in_the_layers_that_the_keys_name() {
+    let sparse = |changes: Value| {
+        let mut keys = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20});
+        keys.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        parse_as("qwen3_moe", &keys).map(|config| config.moe)
+    };
+    let layers = |changes: Value| sparse(changes).unwrap().unwrap().sparse;
+    assert_eq!(layers(json!({})), [true; 3]);
+    assert_eq!(layers(json!({"mlp_only_layers": [1]})), [true, false, true]);
+    assert_eq!(layers(json!({"decoder_sparse_step": 2})), [false, true, false]);
+    for dense in [
+        json!({"num_experts": 0}),
+        json!({"mlp_only_layers": [0, 1, 2]}),
+        json!({"decoder_sparse_step": 4}),
+        json!({"decoder_sparse_step": 2, "mlp_only_layers": [1]}),
+    ] {
+        assert_eq!(sparse(dense).unwrap(), None);
+    }
+    // The class default does not renormalise.
+    assert!(!sparse(json!({})).unwrap().unwrap().shape.routing.renormalise);
+    assert!(sparse(json!({"norm_topk_prob": true})).unwrap().unwrap().shape.routing.renormalise);
+    for (changes, key) in [
+        (json!({"num_experts_per_tok": 5}), "num_experts_per_tok: 5 of num_experts, 4"),
+        (json!({"num_experts_per_tok": 0}), "num_experts_per_tok: 0"),
+        (json!({"moe_intermediate_size": 0}), "moe_intermediate_size"),
+        (json!({"decoder_sparse_step": 0}), "decoder_sparse_step"),
+    ] {
+        let error = sparse(changes).unwrap_err().to_string();
+        assert!(error.contains(key) && error.contains("config.json"), "{error}");
+    }
+    assert_eq!(parse_as("qwen3", &json!({"num_experts": 4})).unwrap().moe, None);
+    // A window is on all layers, unlike in dense Qwen3.
+    let windows = json!({"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1});
+    assert_eq!(parse_as("qwen3_moe", &windows).unwrap().windows, [Some(16); 3]);
 }

@@ -1,0 +1,212 @@
+//! A cluster whose workers send any messages, for fuzzers.
+
+use std::{
+    collections::BTreeMap,
+    net::Ipv4Addr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tonic::Status;
+use tutti_proto::{
+    GraphKey, Rank, WorkerId,
+    cluster::v1::{
+        self as pb, conductor_message::Message as ToWorker, worker_message::Message as FromWorker,
+    },
+};
+use tutti_runtime::{health::Health, metrics::Metrics, progress::LoadDisplay};
+use tutti_settings::{EngineSettings, FaultSettings, MAX_RANKS, ModelSettings};
+
+use super::{Cluster, GroupSpec, Joining, Limits, Served, Topology, link};
+use crate::{submission::Submission, worker_service::Reader};
+
+/// Workers of the cluster.
+const RANKS: u32 = 3;
+
+/// An event of a cluster.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A worker joins with this rank.
+    Join(u32),
+    /// The worker of this rank sends a message.
+    Says(u32, FromWorker),
+    /// The worker of this rank sends a message about the graph that it got as the last, or as one of those before.
+    SaysOfGraph(u32, u8, FromWorker),
+    /// The stream of this rank's worker ends.
+    Leaves(u32),
+    /// A client asks for something.
+    Submit(pb::RequestSpec, Vec<u32>),
+    /// A client leaves.
+    Cancel(u8),
+    /// A client reads.
+    Read,
+}
+
+struct Worker {
+    id: WorkerId,
+    inbox: mpsc::Receiver<Result<pb::ConductorMessage, Status>>,
+    launched: Vec<(GraphKey, u32)>,
+}
+
+/// A client, and the number of its tokens.
+struct Client {
+    submission: Submission,
+    first: u32,
+    tokens: u32,
+    most: u32,
+    ended: bool,
+}
+
+/// Plays events on a cluster of the shape that `shape` selects. Each output has its tokens in order and ends once, and
+/// nothing is left when all have gone.
+pub fn play(shape: u8, events: Vec<Event>) {
+    let cluster = cluster(shape);
+    let mut workers = BTreeMap::new();
+    let mut clients: Vec<Client> = Vec::new();
+    for event in events {
+        match event {
+            Event::Join(rank) => join(&cluster, &mut workers, rank),
+            Event::Says(rank, message) => says(&cluster, &mut workers, rank, message),
+            Event::SaysOfGraph(rank, back, mut message) => {
+                if let Some(worker) = workers.get_mut(&rank) {
+                    worker.hear();
+                    worker.direct(back, &mut message);
+                }
+                says(&cluster, &mut workers, rank, message);
+            }
+            Event::Leaves(rank) => {
+                if let Some(worker) = workers.remove(&rank) {
+                    cluster.on_lost(worker.id, "it left");
+                }
+            }
+            Event::Submit(spec, generated) => {
+                let most = spec.stopping.as_ref().map_or(0, |stopping| stopping.max_tokens);
+                let first = generated.len() as u32;
+                if let Ok(submission) = cluster.resume(spec, None, generated) {
+                    clients.push(Client { submission, first, tokens: 0, most, ended: false });
+                }
+            }
+            Event::Cancel(index) if !clients.is_empty() => {
+                clients.swap_remove(usize::from(index) % clients.len());
+            }
+            Event::Cancel(_) => {}
+            Event::Read => clients.iter_mut().for_each(Client::read),
+        }
+    }
+    clients.iter_mut().for_each(Client::read);
+    cluster.status();
+    cluster.begin_drain();
+    drop(clients);
+    for worker in workers.into_values() {
+        cluster.on_lost(worker.id, "the end");
+    }
+    let state = cluster.state.lock();
+    assert!(
+        state.requests.len() == 0 && !state.requests.any_waiting(),
+        "requests are left: {:?}",
+        state.requests
+    );
+    assert!(state.membership.workers.iter().next().is_none(), "workers are left");
+}
+
+fn cluster(shape: u8) -> Arc<Cluster> {
+    let group = |name: &str, walks: &[&str], tp, replicas| {
+        let walks = (!walks.is_empty()).then(|| walks.iter().map(|walk| (*walk).to_owned()).collect());
+        GroupSpec { name: name.into(), nodes: None, walks, tp, replicas, spawned: true }
+    };
+    let topology = match shape % 4 {
+        0 => Topology::all_in_one(RANKS, 1),
+        1 => Topology::new(vec![group("p", &["prefill"], 1, 1), group("d", &["decode"], 1, RANKS - 1)]),
+        2 => Topology::new(vec![
+            group("all", &["prefill", "decode"], 1, RANKS - 1),
+            group("e", &["encode"], 1, 1),
+        ]),
+        _ => Topology::new(vec![group("pair", &[], 2, 1), group("one", &[], 1, 1)]),
+    };
+    let limits = Limits {
+        topology,
+        model: ModelSettings::default(),
+        engine: EngineSettings { max_running_requests: 4, ..EngineSettings::default() },
+        faults: FaultSettings { max_queued_requests: 4, max_replays: 2, ..FaultSettings::default() },
+    };
+    Arc::new(Cluster::new(limits, Served::default(), &Metrics::default(), Health::default()))
+}
+
+fn join(cluster: &Cluster, workers: &mut BTreeMap<u32, Worker>, rank: u32) {
+    let (link, inbox) = link(cluster.limits().link_capacity());
+    let joining = Joining { rank: Rank(rank), pid: 1, host: Ipv4Addr::LOCALHOST.into() };
+    match cluster.join(joining, link) {
+        Ok(id) => {
+            assert!(rank < MAX_RANKS, "rank {rank} has joined");
+            // A worker of this rank may still be there, if the cluster has taken it for dead.
+            workers.insert(rank, Worker { id, inbox, launched: Vec::new() });
+        }
+        Err(_) => assert!(rank >= RANKS || workers.contains_key(&rank), "rank {rank} may not join"),
+    }
+}
+
+fn says(cluster: &Arc<Cluster>, workers: &mut BTreeMap<u32, Worker>, rank: u32, message: FromWorker) {
+    let Some(worker) = workers.get_mut(&rank) else { return };
+    worker.hear();
+    let loading = LoadDisplay::new(false);
+    let reader = Reader { cluster: cluster.clone(), loading, worker: worker.id, rank: Rank(rank) };
+    reader.on_message(message);
+}
+
+impl Worker {
+    /// Reads what the conductor has sent.
+    fn hear(&mut self) {
+        while let Ok(Ok(pb::ConductorMessage { message })) = self.inbox.try_recv() {
+            if let Some(ToWorker::Launch(launch)) = message {
+                let key = GraphKey::from(launch.key.expect("a launch has a key"));
+                assert!(launch.spec.is_some(), "a launch without a request");
+                self.launched.push((key, launch.generated.len() as u32));
+            }
+        }
+    }
+
+    /// Makes a message speak of a graph that this worker holds, and lets its tokens follow each other.
+    fn direct(&mut self, back: u8, message: &mut FromWorker) {
+        let count = self.launched.len();
+        let Some(index) = count.checked_sub(1 + usize::from(back) % count.max(1)) else { return };
+        let (key, next) = &mut self.launched[index];
+        match message {
+            FromWorker::StepReport(report) => {
+                for row in &mut report.rows {
+                    row.key = Some((*key).into());
+                    for token in &mut row.tokens {
+                        token.index = *next;
+                        *next += 1;
+                    }
+                }
+                for completion in &mut report.completions {
+                    completion.key = Some((*key).into());
+                }
+            }
+            FromWorker::Reserved(reserved) => reserved.key = Some((*key).into()),
+            _ => {}
+        }
+    }
+}
+
+impl Client {
+    fn read(&mut self) {
+        let mut context = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(event)) = Pin::new(&mut self.submission).poll_next(&mut context) {
+            assert!(!self.ended, "something follows the end");
+            let Ok(event) = event else {
+                self.ended = true;
+                continue;
+            };
+            for token in event.tokens {
+                assert_eq!(token.index, self.first + self.tokens, "tokens out of order");
+                self.tokens += 1;
+            }
+            assert!(self.first + self.tokens <= self.most, "more tokens than max_tokens {}", self.most);
+            self.ended = event.finished.is_some();
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Entry points of the fuzzers, compiled by `tests/fuzz` alone. A check that fails is a finding.
+
+mod template;
+mod text;
+
+use std::sync::{Arc, LazyLock};
+
+use tutti_proto::{
+    cluster::v1::{self as pb, MediaKind},
+    declaration::{MediaInput, ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
+    v1,
+};
+use tutti_runtime::{Error, ErrorKind};
+
+use crate::{
+    generation::{self, Sampling, validate},
+    http::fuzzing::Route,
+    served::{SamplingDefaults, ServedModel, ServedText, TextFiles},
+    test_support,
+    text::template::ChatTemplate,
+};
+
+pub use self::{
+    template::chat_template,
+    text::{Outputs, stop_strings},
+};
+
+/// Tokens per request of the served model.
+const CONTEXT: u32 = 256;
+/// Maximum number of choices per request.
+const MAX_CHOICES: u32 = 64;
+/// Maximum number of logprobs of prompts per request.
+const MAX_PROMPT_LOGPROBS: usize = 100_000;
+/// Longest error in bytes: field and message, with the rest of a message that was left out.
+const MAX_ERROR_BYTES: usize = 3072;
+
+const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'forbidden' %}{{ raise_exception('no such role') }}\
+    {% endif %}<|role|>{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}{% if enable_thinking %}<t>{% endif %}\
+    {% if add_generation_prompt %}<|role|>assistant:{% endif %}";
+
+/// The description of a model that takes text and audio.
+pub fn model() -> pb::ModelDescription {
+    let batched_by = WalkId(2);
+    let walk = |name: &str, kind| Walk { name: name.into(), nodes: vec![NodeId(0)], kind };
+    let walks = vec![
+        walk("prefill", WalkKind::Chunkable { batched_by }),
+        walk("decode", WalkKind::Decode { batched_by }),
+        walk("step", WalkKind::Mixed),
+        walk("encode", WalkKind::Atomic { batched_by: WalkId(4) }),
+        walk("encoders", WalkKind::Mixed),
+    ];
+    let audio = MediaInput {
+        kind: MediaKind::Audio,
+        walk: WalkId(3),
+        placeholder: 263,
+        bytes_per_token: 4,
+        width: 4,
+        formats: vec!["wav".into(), "mp3".into()],
+        encoded_together: true,
+        max_call_tokens: Some(64),
+    };
+    let declaration =
+        ModelDeclaration::new(vec!["thinker".into()], walks, vec![]).expect("a sound declaration");
+    let declaration = declaration.with_media(vec![audio]).expect("a sound declaration");
+    pb::ModelDescription {
+        served_name: "tiny".into(),
+        vocab_size: test_support::VOCAB,
+        max_context_tokens: CONTEXT,
+        max_request_tokens: CONTEXT,
+        eos_token_ids: vec![261],
+        has_tokenizer: true,
+        declaration: Some((&declaration).into()),
+        ..Default::default()
+    }
+}
+
+fn served() -> &'static ServedModel {
+    static SERVED: LazyLock<ServedModel> = LazyLock::new(|| {
+        let config = br#"{"eos_token": "<|end|>"}"#;
+        let template = ChatTemplate::read(Some(config), Some(TEMPLATE.as_bytes())).expect("a template");
+        let text = ServedText {
+            tokenizer: Some(test_support::tokenizer()),
+            template: template.map(Arc::new),
+            defaults: SamplingDefaults::default(),
+        };
+        ServedModel { description: model(), text: Arc::new(text) }
+    });
+    &SERVED
+}
+
+/// Parses a body of the route that `route` selects, as far as the requests to the conductor. A body with white space
+/// around it must mean the same.
+pub fn http_body(route: u8, body: &[u8]) -> Vec<pb::RequestSpec> {
+    let route = [Route::Completions, Route::Chat, Route::Tokenize, Route::Detokenize][usize::from(route % 4)];
+    let parsed = route.parse(body, MAX_CHOICES as usize, served());
+    let padded = [b" \r\n\t", body, b"\n "].concat();
+    match (&parsed, &route.parse(&padded, MAX_CHOICES as usize, served())) {
+        (Ok(parsed), Ok(padded)) => assert_eq!(parsed, padded, "white space changes a request"),
+        (Err(_), Err(_)) => {}
+        (parsed, padded) => panic!("white space changes an outcome: {parsed:?}, {padded:?}"),
+    }
+    let specs = parsed.and_then(|request| match request {
+        Some(request) => generation::fuzzing::specs(request, served(), MAX_CHOICES, MAX_PROMPT_LOGPROBS),
+        None => Ok(Vec::new()),
+    });
+    specs.inspect_err(check_refusal).unwrap_or_default()
+}
+
+/// Reads a message of `tutti.v1.Inference/Generate`, as far as the requests to the conductor. `timeout` is the call's
+/// `grpc-timeout`.
+pub fn grpc_message(message: v1::GenerateRequest, timeout: &[u8]) -> Vec<pb::RequestSpec> {
+    let (request, kind) = match crate::grpc::fuzzing::read(message, timeout) {
+        Ok(read) => read,
+        Err(error) => {
+            check_refusal(&error);
+            return Vec::new();
+        }
+    };
+    match generation::fuzzing::specs(request, served(), MAX_CHOICES, MAX_PROMPT_LOGPROBS) {
+        Ok(specs) => specs,
+        Err(error) => {
+            let error = crate::grpc::fuzzing::respell(error, kind);
+            check_refusal(&error);
+            // A client sees what was decided here.
+            let seen = Error::from(tonic::Status::from(error.clone()));
+            assert_eq!((seen.kind(), seen.message()), (error.kind(), error.message()));
+            assert_eq!(seen.field(), error.field(), "the field is lost on the way");
+            Vec::new()
+        }
+    }
+}
+
+/// A refusal is the caller's to mend, and short.
+fn check_refusal(error: &Error) {
+    let known = [ErrorKind::InvalidArgument, ErrorKind::NotFound, ErrorKind::DeadlineExceeded];
+    assert!(known.contains(&error.kind()), "a request is refused as {:?}: {error}", error.kind());
+    assert!(error.to_string().len() <= MAX_ERROR_BYTES, "an error of {} bytes", error.to_string().len());
+    assert!(!error.message().is_empty(), "an error without a reason");
+}
+
+/// Reads a file of API keys, a `generation_config.json` and the text files of a checkpoint.
+pub fn files(data: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(data) {
+        crate::keys::read_lines(text);
+    }
+    let files = TextFiles { generation_config: Some(data.to_vec()), ..TextFiles::default() };
+    if let Ok(text) = ServedText::read(&files, true) {
+        // Defaults that are accepted are good for a request without parameters.
+        assert!(validate::sampling(&Sampling::default(), &text.defaults, 0).is_ok());
+    }
+    let tokenizer_config = TextFiles {
+        tokenizer: Some(test_support::tokenizer_json()),
+        tokenizer_config: Some(data.to_vec()),
+        ..TextFiles::default()
+    };
+    let _ = ServedText::read(&tokenizer_config, false);
+}

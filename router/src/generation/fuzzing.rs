@@ -1,0 +1,51 @@
+//! The way of a request to its conductor, without a conductor, for fuzzers.
+
+use tutti_proto::cluster::v1 as pb;
+use tutti_runtime::Error;
+
+use super::{
+    generator,
+    prompts::{self, Echo},
+    request::{GenerationRequest, Prompt},
+    validate,
+};
+use crate::served::ServedModel;
+
+pub use super::choice::{Choice, ChoiceSettings};
+
+/// Validates and encodes a request in the order of `Generator::start`. Returns what conductors would get.
+pub fn specs(
+    mut request: GenerationRequest,
+    model: &ServedModel,
+    max_choices: u32,
+    max_prompt_logprobs: usize,
+) -> Result<Vec<pb::RequestSpec>, Error> {
+    let vocab_size = model.description.vocab_size;
+    validate::check(&request, vocab_size, model.text.tokenizer.is_some())?;
+    let sampling = validate::sampling(&request.sampling, &model.text.defaults, vocab_size)?;
+    let n = request.n.unwrap_or(1);
+    let ids = |prompt: &Prompt| if let Prompt::Tokens(ids) = prompt { ids.len() } else { 0 };
+    validate::prompt_logprobs(request.prompts.iter().map(ids), &request.output, n, max_prompt_logprobs)?;
+    if request.prompts.len() as u64 * u64::from(n) > u64::from(max_choices) {
+        return Err(Error::invalid("n", "has too many choices"));
+    }
+    let echo =
+        request.output.echo.then_some(Echo { keep_special_tokens: request.output.keep_special_tokens });
+    let (prompts, media) = (std::mem::take(&mut request.prompts), std::mem::take(&mut request.media));
+    let prompts = prompts::encode(prompts, media, model, echo)?;
+    let lengths = prompts.iter().map(|prompt| prompt.ids.len());
+    validate::prompt_logprobs(lengths, &request.output, n, max_prompt_logprobs)?;
+    let mut specs = Vec::new();
+    for prompt in &prompts {
+        if echo.is_some() {
+            assert_eq!(prompt.offsets.len(), prompt.ids.len());
+            assert!(prompt.offsets.is_sorted(), "the offsets of an echo go back: {:?}", prompt.offsets);
+        }
+        let max_tokens = validate::max_tokens(&request.stopping, prompt.ids.len(), model.token_limit())?;
+        for choice in 0..n {
+            let spec = generator::spec(&request, &sampling, prompt, max_tokens, choice);
+            specs.push(pb::RequestSpec { prompt: prompt.ids.to_vec(), ..spec });
+        }
+    }
+    Ok(specs)
+}

@@ -1,0 +1,51 @@
+//! The bodies of each route, for fuzzers.
+
+use tutti_runtime::Error;
+
+use super::{chat, completions, tokenize};
+use crate::{
+    generation::{GenerationRequest, Length, to_tokens},
+    served::ServedModel,
+};
+
+/// A route that takes a body.
+#[derive(Clone, Copy, Debug)]
+pub enum Route {
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/tokenize`.
+    Tokenize,
+    /// `/detokenize`.
+    Detokenize,
+}
+
+impl Route {
+    /// Parses a body. Returns the generation that it asks for, if it asks for one.
+    pub fn parse(
+        self,
+        body: &[u8],
+        max_prompts: usize,
+        model: &ServedModel,
+    ) -> Result<Option<GenerationRequest>, Error> {
+        match self {
+            Self::Completions => Ok(Some(completions::parse(body, max_prompts)?.request)),
+            Self::Chat => Ok(Some(chat::parse(body)?.request)),
+            Self::Tokenize => {
+                let request = tokenize::parse_tokenize(body)?;
+                let (ids, text) = to_tokens(request.prompt, model, Length::Any)?;
+                if let (Some(text), Some(tokenizer)) = (text, &model.text.tokenizer) {
+                    assert!(ids.len() <= text.len() + 8, "{} tokens of {} bytes", ids.len(), text.len());
+                    assert_eq!(tokenizer.spellings(&ids).len(), ids.len());
+                }
+                Ok(None)
+            }
+            Self::Detokenize => {
+                let (_, tokens) = tokenize::parse_detokenize(body)?;
+                tokenize::decode(model, &tokens)?;
+                Ok(None)
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Files and values of configuration: a checkpoint's, a cluster's, and an operator's.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+use tutti_settings::{ByteSize, ClusterAddress, ConductorSettings, RouterProcessSettings};
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let Some((kind, rest)) = data.split_first() else { return };
+    let directory = Directory::shared();
+    match kind % 8 {
+        0 => {
+            let mut parts = rest.split(|byte| *byte == 0);
+            directory.write("config.json", parts.next().unwrap_or_default());
+            if let Some(generation) = parts.next() {
+                directory.write("generation_config.json", generation);
+            }
+            tutti_models::fuzzing::config(directory.dir());
+        }
+        1 => settings::<ConductorSettings>(&directory.write("c.toml", rest), |s| s.validate().is_ok()),
+        2 => settings::<ConductorSettings>(&directory.write("c.yaml", rest), |s| s.validate().is_ok()),
+        3 => settings::<RouterProcessSettings>(&directory.write("r.toml", rest), |_| true),
+        4 => tutti_conductor::fuzzing::topology(&directory.write("t.toml", rest)),
+        5 => tutti_conductor::fuzzing::topology(&directory.write("t.yaml", rest)),
+        6 => tutti_router::fuzzing::files(rest),
+        _ => values(&String::from_utf8_lossy(rest)),
+    }
+    directory.clear();
+}
+
+/// Reads a file of settings. What is printed is read back as the same.
+fn settings<S>(path: &Path, validate: impl Fn(&S) -> bool)
+where
+    S: Default + Serialize + DeserializeOwned,
+{
+    let Ok(read) = tutti_runtime::config::layered::<S>(Some(path), &()) else { return };
+    let valid = validate(&read);
+    let printed = tutti_runtime::config::print(&read).expect("settings are printed");
+    let again: S = serde_json::from_str(&printed).expect("what is printed is read");
+    assert_eq!(tutti_runtime::config::print(&again).ok(), Some(printed));
+    assert_eq!(validate(&again), valid);
+}
+
+/// Reads single values. What is shown is read back as the same.
+fn values(text: &str) {
+    if let Ok(size) = text.parse::<ByteSize>() {
+        assert_eq!(size.to_string().parse(), Ok(size));
+    }
+    if let Ok(address) = text.parse::<ClusterAddress>() {
+        assert_eq!(address.to_string().parse(), Ok(address));
+    }
+}
+
+/// A directory in memory.
+pub struct Directory(PathBuf);
+
+impl Directory {
+    /// The directory of this process.
+    pub fn shared() -> &'static Self {
+        static SHARED: LazyLock<Directory> = LazyLock::new(|| {
+            let base = Path::new("/dev/shm");
+            let base = if base.is_dir() { base.to_owned() } else { std::env::temp_dir() };
+            let path = base.join(format!("tutti-fuzz-{}", std::process::id()));
+            fs::create_dir(&path).expect("a directory");
+            Directory(path)
+        });
+        &SHARED
+    }
+
+    /// Its path.
+    pub fn dir(&self) -> &Path {
+        &self.0
+    }
+
+    /// The path of a file.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Writes a file.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, bytes).expect("a file");
+        path
+    }
+
+    /// Removes all files.
+    pub fn clear(&self) {
+        let files = fs::read_dir(&self.0).expect("a directory");
+        let removed: io::Result<()> = files.map(|file| fs::remove_file(file?.path())).collect();
+        removed.expect("files");
+    }
+}

@@ -1,0 +1,45 @@
+//! The fuzzers: libFuzzer with the target that `FUZZ_TARGET` names. See `tests/fuzz`.
+#![no_main]
+
+mod cluster;
+mod config;
+mod input;
+mod memory;
+mod safetensors;
+mod seeds;
+mod targets;
+
+use std::sync::LazyLock;
+
+use self::{memory::Counting, targets::Target};
+
+#[global_allocator]
+static MEMORY: Counting = Counting::new();
+
+/// Memory that any input may take, in bytes.
+const BASE_BYTES: usize = 16 << 20;
+/// Memory that an input may take per byte, in bytes.
+const BYTES_PER_BYTE: usize = 256;
+
+static TARGET: LazyLock<Target> = LazyLock::new(|| {
+    if let Ok(directory) = std::env::var("FUZZ_WRITE_SEEDS") {
+        seeds::write(directory.as_ref());
+        std::process::exit(0);
+    }
+    let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
+    let target = Target::named(&name);
+    let target =
+        target.unwrap_or_else(|| panic!("FUZZ_TARGET is {name:?}, but must be one of {}", Target::names()));
+    // Statics are made before memory is counted.
+    target.run(&[]);
+    target
+});
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let target = &*TARGET;
+    let used = MEMORY.begin();
+    target.run(data);
+    let peak = MEMORY.peak().saturating_sub(used);
+    let limit = BASE_BYTES + data.len() * BYTES_PER_BYTE;
+    assert!(peak <= limit, "an input of {} bytes takes {peak} bytes of memory, over {limit}", data.len());
+});

@@ -1,0 +1,146 @@
+//! Seeds of the targets whose inputs are not text, made from messages. `FUZZ_WRITE_SEEDS=DIRECTORY` writes them.
+
+use std::{fs, path::Path};
+
+use prost::Message;
+use tutti_conductor::config::{ConductorSettings, DeviceChoice, Layout, worker_settings};
+use tutti_proto::{cluster::v1 as pb, v1};
+
+use crate::cluster;
+
+/// Writes the seeds, one directory per target.
+pub fn write(directory: &Path) {
+    let mut number = 0;
+    let mut seed = |target: &str, parts: &[&[u8]]| {
+        let directory = directory.join(target);
+        fs::create_dir_all(&directory).expect("a directory");
+        fs::write(directory.join(format!("seed-{number}")), parts.concat()).expect("a file");
+        number += 1;
+    };
+    for request in requests() {
+        seed("grpc", &[&piece(b"10S"), &request.encode_to_vec()]);
+    }
+    let says = |message| pb::WorkerMessage { message: Some(message) }.encode_to_vec();
+    use pb::worker_message::Message as From;
+    let load = pb::WorkerLoad { steps: 3, ..Default::default() };
+    let reserved = pb::Reserved { port: 9, layout_hash: 1, known_pages: 1, ..Default::default() };
+    let listening = pb::GroupListening { port: 9, ..Default::default() };
+    for (shape, message) in (0..).zip([
+        From::Heartbeat(pb::Heartbeat { load: Some(load), forwards: 9 }),
+        From::LoadProgress(pb::LoadProgress { bytes_done: 5, bytes_total: 9 }),
+        From::Reserved(reserved.clone()),
+        From::Leaving(pb::Leaving {}),
+        From::GroupListening(listening),
+        From::LoadFailed(pb::LoadFailed {
+            fault: Some(pb::Fault { message: "no".into(), ..Default::default() }),
+        }),
+        From::Ready(cluster::ready()),
+    ]) {
+        let message = piece(&says(message));
+        let joins = [1, 0, 1, 1, 1, 2];
+        let rest = [5, 9, 2, 1];
+        // Two steps, a finished request, and a client that reads.
+        let steps = [9, 0, 0, 0, 1, 9, 1, 0, 0, 1, 9, 2, 0, 0, 1, 10, 0, 0, 1, 9, 8, 0, 4, 1];
+        seed("cluster", &[&[0, shape], &joins, &rest, &message, &[3, 2, 0], &message, &steps]);
+    }
+    let reserve = piece(&says(From::Reserved(reserved)));
+    let handed = [9, 0, 0, 0, 1, 54, 0, 0, 1, 1, 9, 1, 0, 1, 3, 9, 2, 0, 1, 3, 8, 0];
+    seed("cluster", &[&[0, 1, 1, 0, 1, 1, 1, 2, 5, 9], &[3, 1, 0], &reserve, &[3, 2, 0], &reserve, &handed]);
+    for kind in 0..12 {
+        seed("cluster", &[&[1, kind], &transfer(kind)]);
+    }
+    for message in conductor_messages() {
+        seed("cluster", &[&[2], &pb::ConductorMessage { message: Some(message) }.encode_to_vec()]);
+    }
+    let declaration = cluster::ready().model.and_then(|model| model.declaration).unwrap_or_default();
+    seed("cluster", &[&[3], &declaration.encode_to_vec()]);
+    seed("cluster", &[&[4, 1, 2, 0, 2, 3, 1, 1, 5], &[7; 200]]);
+}
+
+/// A piece of an input, with its length.
+fn piece(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u16).to_le_bytes(), bytes].concat()
+}
+
+fn requests() -> Vec<v1::GenerateRequest> {
+    use v1::generate_request::Prompt;
+    let chat = v1::Chat { messages: vec![v1::ChatMessage { role: "user".into(), content: "hello".into() }] };
+    let prompts = [
+        Prompt::Text("hello".into()),
+        Prompt::TokenIds(v1::TokenIds { ids: vec![1, 2] }),
+        Prompt::Chat(chat),
+    ];
+    let request = |prompt| v1::GenerateRequest {
+        model: "tiny".into(),
+        prompt: Some(prompt),
+        n: Some(2),
+        sampling: Some(v1::Sampling {
+            temperature: Some(0.5),
+            top_p: Some(0.9),
+            logit_bias: [(3, 1.0)].into_iter().collect(),
+            ..Default::default()
+        }),
+        stopping: Some(v1::Stopping { max_tokens: Some(5), stop: vec!["x".into()], ..Default::default() }),
+        output: Some(v1::Output { logprobs: Some(2), echo: true, ..Default::default() }),
+        priority: 1,
+        timeout_ms: Some(100),
+        ..Default::default()
+    };
+    let media = v1::Media { kind: v1::media::Kind::Audio.into(), format: "wav".into(), data: vec![1; 9] };
+    let text = Prompt::Text("a<think>b".into());
+    let mut all: Vec<_> = prompts.into_iter().map(request).collect();
+    all.push(v1::GenerateRequest { media: vec![media], n: None, ..request(text) });
+    all
+}
+
+/// The pieces of a push that is accepted.
+fn transfer(kind: u8) -> Vec<u8> {
+    use pb::{plane_data::Place, plane_piece::Piece};
+    let (has_slot, share) = (kind & 4 != 0, kind % 3 == 2);
+    let (first, unit, slot) = match kind % 3 {
+        0 => (1, 8, 6),
+        1 => (0, 8, 0),
+        _ => (1, 4, 3),
+    };
+    let count = 5 - first;
+    let counts = if has_slot && slot > 0 { vec![5, 1] } else { vec![5] };
+    let plane = |name: &str, unit_bytes| pb::TransferPlane { name: name.into(), unit_bytes };
+    let planes = if kind % 3 == 1 { vec![] } else { vec![plane("kv", 8), plane("state", 6)] };
+    let key = Some(pb::GraphKey { request: 1, incarnation: 0, graph: 1 });
+    let manifest = pb::TransferManifest {
+        key,
+        secret: b"open".to_vec(),
+        layout_hash: tutti_worker::fuzzing::layout_id(kind),
+        counts: counts.clone(),
+        planes: planes.into_iter().take(1 + usize::from(has_slot)).collect(),
+        ranks: if share { 2 } else { 0 },
+        rank: u32::from(share),
+    };
+    let data = |cargo, first, count, bytes| {
+        Piece::Data(pb::PlaneData { cargo, first, count, place: Some(Place::Inline(vec![3; bytes])) })
+    };
+    let mut pieces = vec![Piece::Manifest(manifest), data(0, first, count, (count * unit) as usize)];
+    pieces.push(Piece::Renewal(pb::LeaseRenewal {}));
+    if counts.len() > 1 {
+        pieces.push(data(1, 0, 1, slot));
+    }
+    let token = pb::SampledToken { token_id: 5, index: 0, logprob: None };
+    let token = (kind % 3 != 1).then_some(token);
+    pieces.push(Piece::HandOver(pb::HandOver { first: token, computed_tokens: 70, counts }));
+    let pieces = pieces.into_iter().map(|p| pb::PlanePiece { piece: Some(p) });
+    pieces.flat_map(|p| piece(&p.encode_to_vec())).collect()
+}
+
+fn conductor_messages() -> Vec<pb::conductor_message::Message> {
+    use pb::{conductor_message::Message, form_group::Meeting};
+    let layout = Layout::all_in_one(1, 1, DeviceChoice::Cpu);
+    let settings = worker_settings(&ConductorSettings::default(), &layout, Path::new("/model"));
+    let settings_json = serde_json::to_string(&settings.unwrap_or_default()[0]).unwrap_or_default();
+    let dial = pb::DialLeader { address: "127.0.0.1:9".into(), secret: vec![1; 16] };
+    let group = |meeting| pb::FormGroup { rank: 1, size: 2, meeting: Some(meeting), ..Default::default() };
+    vec![
+        Message::Welcome(pb::Welcome { worker: 1, settings_json, host: "127.0.0.1".into() }),
+        Message::FormGroup(group(Meeting::Dial(dial))),
+        Message::FormGroup(group(Meeting::SharedMemory("/dev/shm/x".into()))),
+    ]
+}

@@ -1,0 +1,86 @@
+//! The targets by name. The files of a corpus begin with a byte that selects one of a target's kinds of input.
+
+use prost::Message;
+use tutti_proto::v1;
+use tutti_router::fuzzing::Outputs;
+
+use crate::{cluster, config, input::Input, safetensors};
+
+/// A target.
+#[derive(Clone, Copy)]
+pub struct Target {
+    name: &'static str,
+    run: fn(&[u8]),
+}
+
+const TARGETS: [Target; 7] = [
+    Target { name: "http", run: http },
+    Target { name: "grpc", run: grpc },
+    Target { name: "cluster", run: cluster::run },
+    Target { name: "safetensors", run: safetensors::run },
+    Target { name: "config", run: config::run },
+    Target { name: "template", run: template },
+    Target { name: "stop", run: stop },
+];
+
+impl Target {
+    /// The target of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        TARGETS.into_iter().find(|target| target.name == name)
+    }
+
+    /// All names.
+    pub fn names() -> String {
+        TARGETS.map(|target| target.name).join(", ")
+    }
+
+    /// Runs one input.
+    pub fn run(&self, data: &[u8]) {
+        (self.run)(data);
+    }
+}
+
+/// A route, and a body.
+fn http(data: &[u8]) {
+    let Some((route, body)) = data.split_first() else { return };
+    for spec in tutti_router::fuzzing::http_body(*route, body) {
+        tutti_conductor::fuzzing::takes(&spec, &tutti_router::fuzzing::model());
+    }
+}
+
+/// The call's timeout, and a message.
+fn grpc(data: &[u8]) {
+    let mut input = Input(data);
+    let timeout = input.piece();
+    let Ok(message) = v1::GenerateRequest::decode(input.0) else { return };
+    let again = v1::GenerateRequest::decode(&*message.encode_to_vec()).expect("what was encoded is decoded");
+    // A number that is not one differs from itself.
+    if again == again.clone() {
+        assert_eq!(again, message);
+    }
+    for spec in tutti_router::fuzzing::grpc_message(message, timeout) {
+        tutti_conductor::fuzzing::takes(&spec, &tutti_router::fuzzing::model());
+    }
+}
+
+/// Options, a template, its variables, and messages.
+fn template(data: &[u8]) {
+    let mut input = Input(data);
+    let (flags, source, variables) = (input.byte(), input.piece(), input.piece());
+    let mut messages = Vec::new();
+    while !input.is_empty() && messages.len() < 16 {
+        messages.push((input.text(), input.text()));
+    }
+    tutti_router::fuzzing::chat_template(source, variables, &messages, flags);
+}
+
+/// Options, stop strings, the sizes of events, and a token per byte.
+fn stop(data: &[u8]) {
+    let mut input = Input(data);
+    let flags = input.byte();
+    let count = input.byte() % 5;
+    let stops = (0..count).map(|_| input.text().to_owned()).filter(|stop| !stop.is_empty()).collect();
+    let events = input.piece().to_vec();
+    let ids = input.0.iter().take(512).map(|&byte| if byte == 255 { 260 } else { byte.into() }).collect();
+    tutti_router::fuzzing::stop_strings(&Outputs { stops, ids, events, flags });
+}
