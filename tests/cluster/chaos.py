@@ -1,6 +1,7 @@
 """Chaos: clusters under mixed load and random faults.
 
-The clusters have simulated devices, CPU workers, TP groups, and disaggregated prefill and decode. Each answer is compared
+The clusters have simulated devices, CPU workers, TP groups, disaggregated prefill and decode, and hosts of their own with
+mutual TLS between them. Each answer is compared
 with the answer without faults. All random choices come from one seed. The log has a JSON line for each fault and for each
 failed request; --replay injects the faults of a log again, at the same times. A JSON summary is written next to the log.
 """
@@ -20,6 +21,7 @@ from chaos_faults import Disk, Faults, again
 from chaos_load import Client, bodies
 from chaos_log import Log
 from harness import GOLDENS, REPO, Server
+from hosts import EncryptedCluster, possible
 
 # Faults are more frequent here than the default number of replays allows for.
 ALL = ("--max-replays", 50, "--heartbeat-timeout", 2)
@@ -37,6 +39,8 @@ class Shape:
     args: tuple
     clients: int
     computes: bool = True
+    # On hosts of their own, with mutual TLS between all processes.
+    encrypted: bool = False
 
 
 SHAPES = {
@@ -49,6 +53,8 @@ SHAPES = {
     "cpu-disaggregated": Shape(2, ("--topology", TOPOLOGIES / "disaggregated.toml", *QWEN3), clients=4),
     # Both sides have the same number of ranks: with different numbers, a token computed again rounds differently.
     "tp-disaggregated": Shape(4, ("--topology", TOPOLOGIES / "tp2-disaggregated.toml", "--collective-timeout", 1, *QWEN3), clients=3),
+    # A router, a conductor and workers on hosts of their own (network namespaces): two prefill for one that decodes.
+    "mtls": Shape(3, ("--topology", TOPOLOGIES / "two-prefill-by-hand.toml", "--device", "sim"), clients=8, computes=False, encrypted=True),
 }
 
 
@@ -90,6 +96,13 @@ def check_nothing_is_left(name, cluster, log):
         log.leak(name, problem)
 
 
+def cluster(shape, args, directory):
+    """Starts a cluster of this shape."""
+    if shape.encrypted:
+        return EncryptedCluster(args, shape.workers, directory)
+    return Server("conductor", args, directory)
+
+
 def run(options, say=print):
     """Runs chaos and returns the summary. `say` prints the progress."""
     directory = options.log.parent if options.log else pathlib.Path(tempfile.mkdtemp(prefix="chaos-"))
@@ -97,17 +110,17 @@ def run(options, say=print):
     say(f"seed {options.seed}; log: {log.file.name}")
     clusters, disks = {}, {}
     try:
-        for name in options.shape or SHAPES:
+        for name in options.shape or [name for name, shape in SHAPES.items() if not shape.encrypted or possible()]:
             disks[name] = disk = Disk(directory, name)
-            clusters[name] = Server("conductor", [*SHAPES[name].args, *ALL, "--trace-steps", disk.trace], directory)
-        for cluster in clusters.values():
-            cluster.wait_until_ready()
+            clusters[name] = cluster(SHAPES[name], [*SHAPES[name].args, *ALL, "--trace-steps", disk.trace], directory)
+        for one in clusters.values():
+            one.wait_until_ready()
         asyncio.run(disturb(clusters, disks, log, options))
-        for name, cluster in clusters.items():
-            check_nothing_is_left(name, cluster, log)
+        for name, one in clusters.items():
+            check_nothing_is_left(name, one, log)
     finally:
-        for cluster in clusters.values():
-            cluster.destroy()
+        for one in clusters.values():
+            one.destroy()
         for disk in disks.values():
             disk.destroy()
     summary = log.summary(options.minutes)

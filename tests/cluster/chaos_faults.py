@@ -12,6 +12,8 @@ import time
 RECOVERY_S = 90
 # Each kind of fault, and its number per round.
 KINDS = {"kill": 6, "stop": 2, "pause": 3, "kill two": 2, "pause conductor": 1, "full disk": 2}
+# Faults after which no worker starts again.
+UNHARMFUL = {"pause", "pause conductor", "renew certificates", "strangers"}
 DISK_BYTES = 1 << 20
 
 
@@ -66,9 +68,9 @@ class Faults:
         self.name, self.cluster, self.workers, self.disk, self.log, self.rng = name, cluster, workers, disk, log, rng
 
     async def run(self, ended):
-        left = []
+        left, kinds = [], KINDS | getattr(self.cluster, "kinds", {})
         while not ended.is_set():
-            left = left or self.rng.sample(tuple(KINDS), sum(KINDS.values()), counts=KINDS.values())
+            left = left or self.rng.sample(tuple(kinds), sum(kinds.values()), counts=kinds.values())
             kind = left.pop()
             index, seconds = self.rng.randrange(self.workers), self.rng.random()
             await self.inject(kind, index, seconds)
@@ -106,7 +108,16 @@ class Faults:
                 self.disk.fill(self.workers)
                 await asyncio.sleep(1 + seconds)
                 self.signal(pid, signal.SIGKILL)
-        if "pause" not in kind:
+            case "cut link":
+                self.cluster.cut(rank)
+                # Longer than the time to detect it.
+                await asyncio.sleep(3 + seconds)
+                self.cluster.mend(rank)
+            case "renew certificates":
+                await asyncio.to_thread(self.cluster.renew)
+            case "strangers":
+                await asyncio.to_thread(self.cluster.refuse_strangers)
+        if kind not in UNHARMFUL:
             await self.recovered(began, restarts)
         if kind == "full disk":
             lost = await self.seen("tutti_trace_steps_lost")

@@ -120,9 +120,9 @@ class Client:
     async def connect(self, patient):
         """Connects to the cluster. A slow reader has a small receive buffer, so that the server notices it."""
         if patient:
-            return await asyncio.open_connection("127.0.0.1", self.cluster.http_port)
+            return await asyncio.open_connection(self.cluster.host, self.cluster.http_port)
         slow = socket.socket()
         slow.setblocking(False)
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        await asyncio.get_running_loop().sock_connect(slow, ("127.0.0.1", self.cluster.http_port))
+        await asyncio.get_running_loop().sock_connect(slow, (self.cluster.host, self.cluster.http_port))
         return await asyncio.open_connection(sock=slow, limit=2048)

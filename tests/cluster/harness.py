@@ -166,23 +166,24 @@ class Process:
 class Server(Process):
     """A conductor or a router with its own HTTP and gRPC address."""
 
-    def __init__(self, name, args, log_dir, env=None):
+    def __init__(self, name, args, log_dir, env=None, under=(), host="127.0.0.1"):
+        """`under` is a command that runs the executable, on the host whose address is `host`."""
         ports = set()
         while len(ports) < 3:
             ports.add(free_port())
         self.http_port, self.grpc_port, cluster_port = ports
-        addresses = ["--http", f"127.0.0.1:{self.http_port}", "--grpc", f"127.0.0.1:{self.grpc_port}"]
+        addresses = ["--http", f"{host}:{self.http_port}", "--grpc", f"{host}:{self.grpc_port}"]
         # The address of routers and operators, and the secret that they show there.
         self.cluster, token = f"127.0.0.1:{cluster_port}", pathlib.Path(log_dir) / "cluster-token"
         token.write_text(CLUSTER_TOKEN)
         self.cluster_flags = ["--cluster-grpc", self.cluster, "--cluster-token-file", token]
         if name == "conductor":
-            addresses += self.cluster_flags
+            addresses += self.cluster_flags if "--cluster-grpc" not in args else []
         elif "--cluster-token-file" not in args:
             addresses += ["--cluster-token-file", token]
-        super().__init__(name, [*args, *addresses], log_dir, env)
-        self.url = f"http://127.0.0.1:{self.http_port}"
-        self.grpc = f"127.0.0.1:{self.grpc_port}"
+        super().__init__(name, [*args, *addresses], log_dir, env, under)
+        self.host, self.url = host, f"http://{host}:{self.http_port}"
+        self.grpc = f"{host}:{self.grpc_port}"
         self.client = httpx.Client(base_url=self.url, timeout=ANSWER_S)
         self._model = None
 

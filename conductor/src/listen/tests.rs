@@ -6,6 +6,12 @@ async fn bind_workers(address: Option<&ClusterAddress>) -> Result<ClusterListene
     ClusterListener::bind(Callers::Workers, address, &ClusterTransport::default()).await
 }
 
+/// The rule that allows plaintext between machines.
+fn allowing() -> ClusterTransport {
+    let settings = tutti_settings::ClusterTlsSettings { insecure_plaintext: true, ..Default::default() };
+    ClusterTransport::read(&settings).unwrap()
+}
+
 #[tokio::test]
 async fn a_dead_conductors_socket_is_replaced_and_a_live_ones_is_not() {
     let directory = tempfile::tempdir().unwrap();
@@ -65,7 +71,7 @@ async fn the_default_socket_goes_away() {
 #[tokio::test]
 async fn a_tcp_listener_is_dialled_at_loopback() {
     let any = ClusterAddress::Tcp(SocketAddr::from(([0, 0, 0, 0], 0)));
-    let listener = bind_workers(Some(&any)).await.unwrap();
+    let listener = ClusterListener::bind(Callers::Workers, Some(&any), &allowing()).await.unwrap();
     assert!(listener.local_url().unwrap().starts_with("http://127.0.0.1:"));
 }
 
@@ -78,9 +84,7 @@ async fn an_address_that_others_reach_needs_certificates_or_the_flag() {
         let (address, message) = (address.to_string(), error.message());
         assert!(message.contains(&address) && message.contains("--insecure-plaintext"), "{error}");
     }
-    let allowing = tutti_settings::ClusterTlsSettings { insecure_plaintext: true, ..Default::default() };
-    let allowing = ClusterTransport::read(&allowing).unwrap();
     let everywhere = "0.0.0.0:0".parse().unwrap();
-    assert!(ClusterListener::bind(Callers::Routers, Some(&everywhere), &allowing).await.is_ok());
+    assert!(ClusterListener::bind(Callers::Routers, Some(&everywhere), &allowing()).await.is_ok());
     assert!(bind_workers(Some(&"127.0.0.1:0".parse().unwrap())).await.is_ok());
 }
