@@ -41,11 +41,12 @@ use tutti_runtime::{
     serve,
     shutdown::Shutdown,
     telemetry,
-    tls::PublicTls,
+    tls::{ClusterTransport, PublicTls},
     token::Token,
 };
 use tutti_settings::{
-    AddressSettings, ConductorSettings, ConnectionSettings, DeviceChoice, LoadFormat, RouterSettings,
+    AddressSettings, ConductorSettings, ConnectionSettings, DeviceChoice, LoadFormat, MembershipSettings,
+    RouterSettings,
 };
 use tutti_worker::{isa, kernels, lifeline::Lifeline};
 
@@ -100,8 +101,11 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     let tls = PublicTls::read(&settings.tls)?;
     let http = listen::tcp("http", settings.addresses.http).await?;
     let grpc = listen::tcp("grpc", settings.addresses.grpc).await?;
-    let workers = ClusterListener::bind(Callers::Workers, settings.membership.worker_listen.as_ref()).await?;
-    let routers = ClusterListener::bind(Callers::Routers, settings.membership.cluster_grpc.as_ref()).await?;
+    let transport = ClusterTransport::read(&settings.cluster_tls)?;
+    tokio::spawn(transport.clone().follow());
+    let MembershipSettings { worker_listen, cluster_grpc, .. } = &settings.membership;
+    let workers = ClusterListener::bind(Callers::Workers, worker_listen.as_ref(), &transport).await?;
+    let routers = ClusterListener::bind(Callers::Routers, cluster_grpc.as_ref(), &transport).await?;
     let cluster_token = config::cluster_token(&settings)?;
     let display = LoadDisplay::default();
     let checkpoint = tokio::select! {
@@ -242,6 +246,7 @@ fn backend_options(
         parent_pid: process::id(),
         join_token: spawn_token.clone(),
         telemetry: settings.telemetry.clone(),
+        cluster_tls: settings.cluster_tls.clone(),
     };
     Ok(BackendOptions {
         limits: Limits {

@@ -14,7 +14,10 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen as listen_on, socket_with},
 };
 use tokio::net::{TcpListener, UnixListener};
-use tutti_runtime::{Error, listen, serve};
+use tutti_runtime::{
+    Error, listen, serve,
+    tls::{ClusterTransport, ServerTls, roles::Role},
+};
 use tutti_settings::ClusterAddress;
 
 use crate::private_directory::PrivateDirectory;
@@ -37,6 +40,14 @@ impl Callers {
         match self {
             Self::Workers => "worker_listen",
             Self::Routers => "cluster_grpc",
+        }
+    }
+
+    /// The role that certificates of callers name.
+    fn role(self) -> Role {
+        match self {
+            Self::Workers => Role::Worker,
+            Self::Routers => Role::Router,
         }
     }
 
@@ -63,15 +74,29 @@ pub enum ClusterListener {
         directory: Option<PrivateDirectory>,
     },
     /// A TCP socket, for processes of any machine.
-    Tcp(TcpListener),
+    Tcp {
+        /// The bound socket.
+        listener: TcpListener,
+        /// The TLS of its connections; `None` without encryption.
+        tls: Option<ServerTls>,
+    },
 }
 
 impl ClusterListener {
-    /// Binds `address`, or by default a socket in a directory that only this user can enter.
-    pub async fn bind(callers: Callers, address: Option<&ClusterAddress>) -> Result<Self, Error> {
+    /// Binds `address`, or by default a socket in a directory that only this user can enter. An address that other
+    /// machines reach needs encryption, unless `transport` allows plaintext.
+    pub async fn bind(
+        callers: Callers,
+        address: Option<&ClusterAddress>,
+        transport: &ClusterTransport,
+    ) -> Result<Self, Error> {
         let field = callers.field();
         match address {
-            Some(ClusterAddress::Tcp(address)) => Ok(Self::Tcp(listen::tcp(field, *address).await?)),
+            Some(ClusterAddress::Tcp(address)) => {
+                transport.check_listen(field, *address)?;
+                let listener = listen::tcp(field, *address).await?;
+                Ok(Self::Tcp { listener, tls: transport.server(callers.role()) })
+            }
             Some(ClusterAddress::Unix(path)) => {
                 clear_stale(field, path)?;
                 Ok(Self::Unix { listener: bind_unix(field, path)?, path: path.clone(), directory: None })
@@ -90,11 +115,12 @@ impl ClusterListener {
     pub fn local_url(&self) -> Result<String, Error> {
         match self {
             Self::Unix { path, .. } => Ok(format!("unix:{}", path.display())),
-            Self::Tcp(listener) => {
+            Self::Tcp { listener, tls } => {
+                let scheme = if tls.is_some() { "https" } else { "http" };
                 let address = listener
                     .local_addr()
                     .map_err(|e| Error::internal(format!("the listener has no address: {e}")))?;
-                Ok(format!("http://{}", listen::reachable(address)))
+                Ok(format!("{scheme}://{}", listen::reachable(address)))
             }
         }
     }
@@ -103,7 +129,7 @@ impl ClusterListener {
     pub fn into_parts(self) -> (serve::Listener, Option<PrivateDirectory>) {
         match self {
             Self::Unix { listener, directory, .. } => (listener.into(), directory),
-            Self::Tcp(listener) => (listener.into(), None),
+            Self::Tcp { listener, tls } => (serve::Listener::from(listener).with_tls(tls), None),
         }
     }
 

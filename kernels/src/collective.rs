@@ -15,7 +15,10 @@ mod tcp;
 
 use std::time::Duration;
 
-pub use self::{shared_memory::SharedMemory, tcp::Tcp};
+pub use self::{
+    shared_memory::SharedMemory,
+    tcp::{PlainLinks, RankLinks, RankStream, Tcp, Terms},
+};
 use crate::DeviceError;
 
 /// A rank and the size of its TP group.

@@ -4,6 +4,7 @@
 mod attention;
 mod delta;
 mod device;
+mod experts;
 mod gemm;
 mod memory;
 mod quant;

@@ -1,6 +1,6 @@
 //! The seam between models and devices: [`Device`], what every device has, and its operations in traits by family.
 //!
-//! A family is a trait in a file of its own ([`Dense`], [`PagedAttention`], [`Collectives`], [`Sampler`]). An operation
+//! A family is a trait in a file of its own ([`Dense`], [`Experts`], [`PagedAttention`], [`Collectives`], [`Sampler`]). An operation
 //! takes a struct of operands whose fields are the operation's variants. A device implements the families that it runs;
 //! every other operation is [`DeviceError::Unsupported`]. A model bounds the families that it uses.
 
@@ -8,6 +8,7 @@ mod attention;
 mod collectives;
 mod delta_rule;
 mod dense;
+mod experts;
 mod family;
 mod planes;
 mod recurrence;
@@ -22,6 +23,7 @@ pub use self::attention::{Attention, AttentionShape, HeadNorms, PagedAttention, 
 pub use self::collectives::Collectives;
 pub use self::delta_rule::{DeltaInputs, DeltaMemory, DeltaRule, DeltaShape, GatedNorm};
 pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
+pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
 pub use self::planes::{KvShape, PlanesShape};
 pub use self::recurrence::{DecayedSum, Recurrence};
 pub use self::rotary::{RopeFrequencies, Rotary};

@@ -1,7 +1,7 @@
 //! Device operations behind one seam; models never see which device runs them.
 //!
 //! [`Device`] is the seam: typed buffers that a device owns, and steps of fused operations over them. The operations are
-//! in traits by family: [`Dense`], [`PagedAttention`], [`Collectives`], [`Sampler`]. A step is enqueued, then collected:
+//! in traits by family: [`Dense`], [`Experts`], [`PagedAttention`], [`Collectives`], [`Sampler`]. A step is enqueued, then collected:
 //! its host inputs ([`StepInputs`]) are copied to fixed buffers first, and only sampled ids and requested logprobs come
 //! back ([`StepResults`]). [`cpu`] and [`cuda`] are the devices. A [`Recorder`] shows a device's operations to an observer.
 
@@ -15,9 +15,10 @@ mod step;
 
 pub use device::{
     Argmax, Attention, AttentionShape, Collectives, DecayedSum, DeltaInputs, DeltaMemory, DeltaRule,
-    DeltaShape, Dense, Device, DeviceError, DeviceLimits, Embed, GateUp, GatedNorm, GatheredRows, GraphId,
-    HeadNorms, HostMatrix, KvShape, Linear, Norm, PagedAttention, PlanesShape, Quantize, Recurrence,
-    RopeFrequencies, Rotary, RotateAndStore, Sampler, VocabularyShard, WeightType,
+    DeltaShape, Dense, Device, DeviceError, DeviceLimits, Embed, ExpertBuffers, Experts, GateUp, GatedNorm,
+    GatheredRows, GraphId, HeadNorms, HostMatrix, KvShape, Linear, MixExperts, Norm, PagedAttention,
+    PlanesShape, Quantize, Recurrence, RopeFrequencies, Rotary, RotateAndStore, Routing, Sampler,
+    VocabularyShard, WeightType,
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{

@@ -92,6 +92,28 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         }
     }
 
+    /// Returns the record of a mixture of experts, as if tokens were spread over as many experts as they can be.
+    pub(crate) fn experts(
+        &self,
+        x: &D::Tensor,
+        top_k: usize,
+        gate_up: &[D::Matrix],
+        down: &[D::Matrix],
+    ) -> Operation {
+        let by_row = self.by_row(x);
+        let read =
+            gate_up.iter().chain(down).map(|matrix| self.device.matrix_bytes(matrix) as f64).sum::<f64>();
+        let elements = |matrices: &[D::Matrix]| {
+            matrices.first().map_or(0, |matrix| self.device.matrix_shape(matrix).iter().product())
+        };
+        let hit = (by_row.rows * top_k).min(gate_up.len()) as f64 / gate_up.len().max(1) as f64;
+        Operation {
+            product_operations: 2.0 * (by_row.rows * top_k * (elements(gate_up) + elements(down))) as f64,
+            bytes: read * hit,
+            ..by_row
+        }
+    }
+
     /// Returns the record of a delta rule over the step's tokens: for each token, each element of a memory is decayed and
     /// enters two products and one sum of products. Every row reads and writes its memories once.
     pub(crate) fn delta_rule(&self, shape: &DeltaShape) -> Operation {

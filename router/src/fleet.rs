@@ -27,12 +27,11 @@ use tokio::sync::watch;
 use tutti_runtime::{
     metrics::Metrics,
     prefix_index::{Holder, PrefixIndex, PromptPieces, block_tokens},
-    token::Token,
 };
 pub use tutti_settings::FleetSettings;
 
 pub use self::{
-    address::{Conductors, check as check_conductors},
+    address::{Access, Conductors, check as check_conductors, check_reach},
     failure::Failure,
     lease::Lease,
     member::Member,
@@ -52,8 +51,8 @@ pub struct Fleet {
     settings: FleetSettings,
     texts: Texts,
     discover: Option<String>,
-    /// The secret that calls to a discovered conductor show.
-    token: Option<Token>,
+    /// The way to a discovered conductor.
+    access: Access,
     roster: RwLock<Roster>,
     /// Error of the last DNS lookup of `discover`; `None` if the lookup succeeded.
     lookup_trouble: Mutex<Option<String>>,
@@ -146,7 +145,7 @@ impl Fleet {
             settings,
             texts: Texts::new(skip_tokenizer_init, text),
             discover: conductors.discover,
-            token: conductors.token,
+            access: conductors.access,
             roster: RwLock::default(),
             lookup_trouble: Mutex::default(),
             index: Mutex::new(index),

@@ -13,7 +13,7 @@ use tutti_settings::{FleetSettings, RouterSettings};
 
 use crate::{
     conductor_channel,
-    fleet::{Conductors, Fleet},
+    fleet::{Access, Conductors, Fleet},
     generation::{Admission, Generator},
     grpc, http,
     keys::ApiKeys,
@@ -72,7 +72,7 @@ impl FrontDoor {
         let conductors = Conductors {
             fixed: vec![("embedded".into(), conductor_channel::over(conductor))],
             discover: None,
-            token: None,
+            access: Access::default(),
         };
         Self::to(conductors, FleetSettings::embedded(), text, config, metrics)
     }

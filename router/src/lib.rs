@@ -23,7 +23,7 @@ mod uploads;
 #[allow(clippy::unwrap_used)]
 mod test_support;
 
-pub use fleet::Conductors;
+pub use fleet::{Access, Conductors};
 pub use front_door::{FrontDoor, tune};
 pub use keys::check_api_keys;
 pub use served::{CheckedText, check_checkpoint};

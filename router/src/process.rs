@@ -15,12 +15,15 @@ use tutti_runtime::{
     operations, serve,
     shutdown::Shutdown,
     telemetry,
-    tls::PublicTls,
+    tls::{ClusterTransport, PublicTls},
     token::Token,
 };
 use tutti_settings::RouterProcessSettings;
 
-use crate::{Conductors, FrontDoor, check_api_keys, fleet::check_conductors};
+use crate::{
+    Access, Conductors, FrontDoor, check_api_keys,
+    fleet::{check_conductors, check_reach},
+};
 
 /// Time for which the process waits, after the last request, for connections to close. The wait is bounded because a
 /// client's health watch never closes by itself.
@@ -55,12 +58,23 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
 }
 
 async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error> {
-    let RouterProcessSettings { conductors, addresses, tls, drain, telemetry, connections, router, fleet } =
-        settings;
+    let RouterProcessSettings {
+        conductors,
+        addresses,
+        tls,
+        cluster_tls,
+        drain,
+        telemetry,
+        connections,
+        router,
+        fleet,
+    } = settings;
     let _telemetry = telemetry::install(&telemetry, PROCESS.name)?;
     descriptors::raise_limit();
     let shutdown = Shutdown::on_signals()?;
     let tls = PublicTls::read(&tls)?;
+    let transport = ClusterTransport::read(&cluster_tls)?;
+    check_reach(&conductors.conductor, conductors.discover.as_deref(), &transport)?;
     let http = listen::tcp("http", addresses.http).await?;
     let grpc = listen::tcp("grpc", addresses.grpc).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
@@ -75,7 +89,9 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     let (health, metrics) = (Health::default(), Metrics::default());
     let token = conductors.cluster_token_file.as_deref();
     let token = token.map(|path| Token::read("cluster_token_file", path)).transpose()?;
-    let conductors = Conductors::new(&conductors.conductor, conductors.discover.as_deref(), token, &fleet)?;
+    tokio::spawn(transport.clone().follow());
+    let access = Access { token, transport };
+    let conductors = Conductors::new(&conductors.conductor, conductors.discover.as_deref(), access, &fleet)?;
     let front_door = FrontDoor::before(conductors, fleet, &router, &metrics)?;
     front_door.warn_if_open(&[addresses.http, addresses.grpc]);
     let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));

@@ -32,6 +32,8 @@ settings! {
         "Cluster" => {
             /// Workers that divide one model: N workers are N/T replicas of T ranks
             tp: u32 = 1, unit "T", at least 1;
+            /// Give each of the T ranks whole experts of a mixture of experts, not a share of every expert
+            ep: bool = false;
         }
         "Faults" => {
             /// Time that a rank may keep its group waiting before the group restarts

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 
 use crate::{
-    AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ConnectionSettings, DeviceSettings,
-    DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings, ModelSettings, RouterSettings,
-    Settings, SimSettings, TelemetrySettings, TensorParallelSettings, TlsSettings, TraceSettings,
-    WeightSettings,
+    AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ClusterTlsSettings, ConnectionSettings,
+    DeviceSettings, DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings, ModelSettings,
+    RouterSettings, Settings, SimSettings, TelemetrySettings, TensorParallelSettings, TlsSettings,
+    TraceSettings, WeightSettings,
 };
 
 process! {
@@ -24,6 +24,8 @@ process! {
         addresses: AddressSettings,
         /// Encryption of the ports that clients reach.
         tls: TlsSettings,
+        /// Encryption inside the cluster.
+        cluster_tls: ClusterTlsSettings,
         /// Roles of workers, and the way in which they join.
         membership: MembershipSettings,
         /// The device of each worker.
@@ -56,6 +58,9 @@ impl ConductorSettings {
         if !workers.is_multiple_of(tp) {
             return Err(Invalid::new("tp", format!("is {tp}, which does not divide the {workers} workers")));
         }
+        if self.tensor_parallel.ep && tp == 1 && self.membership.topology.is_none() {
+            return Err(Invalid::new("ep", "divides experts among the ranks of a group, but tp is 1"));
+        }
         if self.membership.topology.is_some() && (workers, tp) != (1, 1) {
             let field = if workers == 1 { "tp" } else { "workers" };
             return Err(Invalid::new(field, "is for the topology file to say, where there is one"));
@@ -75,6 +80,7 @@ impl ConductorSettings {
             return Err(Invalid::new("cluster_grpc", "is also the address of worker_listen"));
         }
         self.tls.files()?;
+        self.cluster_tls.files()?;
         self.sim.validate()?;
         self.check_addresses()
     }

@@ -3,7 +3,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use crate::{
-    AddressSettings, ConnectionSettings, DrainSettings, Invalid, Settings, TelemetrySettings, TlsSettings,
+    AddressSettings, ClusterTlsSettings, ConnectionSettings, DrainSettings, Invalid, Settings,
+    TelemetrySettings, TlsSettings,
 };
 
 settings! {
@@ -174,6 +175,8 @@ process! {
         addresses: AddressSettings,
         /// Encryption of the ports that clients reach.
         tls: TlsSettings,
+        /// Encryption inside the cluster.
+        cluster_tls: ClusterTlsSettings,
         /// The end of the process.
         drain: DrainSettings,
         /// Logs and spans.
@@ -192,7 +195,8 @@ impl RouterProcessSettings {
     /// Refuses settings under which nothing could be served.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
-        self.tls.files().map(drop)
+        self.tls.files()?;
+        self.cluster_tls.files().map(drop)
     }
 }
 

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ByteSize, DeviceSettings, EngineSettings, SimSettings, TelemetrySettings, TensorParallelSettings,
-    TraceSettings, WeightSettings,
+    ByteSize, ClusterTlsSettings, DeviceSettings, EngineSettings, SimSettings, TelemetrySettings,
+    TensorParallelSettings, TraceSettings, WeightSettings,
 };
 
 /// The settings that a conductor sends to a worker in its `Welcome`, as JSON. Both processes are of the same version,
@@ -58,6 +58,8 @@ process! {
     pub struct WorkerProcessSettings {
         /// The conductor and the rank.
         join: JoinSettings,
+        /// Encryption inside the cluster.
+        cluster_tls: ClusterTlsSettings,
         /// Logs and spans.
         telemetry: TelemetrySettings,
         tables:

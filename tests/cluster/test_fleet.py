@@ -195,7 +195,7 @@ def test_conductors_behind_a_name(start):
 
 
 def test_a_failed_lookup_is_reported(start):
-    router = start("--discover", "nowhere.invalid:50051", name="router", ready=False)
+    router = start("--discover", "nowhere.invalid:50051", "--insecure-plaintext", name="router", ready=False)
     named = lambda: "nowhere.invalid" in router.client.get("/ready").text
     wait_for("the name in /ready", lambda: "listening" in router.log() and named())
     assert router.client.get("/health").status_code == 200

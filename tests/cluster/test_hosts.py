@@ -11,6 +11,8 @@ from test_disaggregation import DISAGGREGATED, ELSEWHERE
 from test_sim import VOCAB, sampled
 
 SIM = ("--device", "sim", "--heartbeat-timeout", 2)
+# tests/cluster/test_tls.py encrypts between hosts.
+PLAIN = ("--insecure-plaintext",)
 TOKENS = 250
 
 
@@ -71,8 +73,8 @@ def joined(host, start, spawn, tmp_path):
     def joined(rank, *flags):
         address, secret = f"{host.here}:{free_port()}", tmp_path / "secret"
         secret.write_text("open sesame\n")
-        cluster = start(*flags, *SIM, "--worker-listen", address, "--join-token-file", secret, ready=False)
-        spawn("worker", "--conductor", f"http://{address}", "--rank", rank, "--join-token-file", secret, under=host.under)
+        cluster = start(*flags, *SIM, "--worker-listen", address, "--join-token-file", secret, *PLAIN, ready=False)
+        spawn("worker", "--conductor", f"http://{address}", "--rank", rank, "--join-token-file", secret, *PLAIN, under=host.under)
         cluster.wait_until_ready()
         all_ready(cluster, rank + 1)
         return cluster

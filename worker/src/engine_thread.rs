@@ -9,9 +9,7 @@
 //! process at once, because heartbeats must not continue while the engine is broken.
 
 use std::{
-    io,
-    net::IpAddr,
-    process,
+    io, process,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -34,6 +32,7 @@ use tutti_settings::WorkerSettings;
 use crate::{
     group::{Formation, Member},
     loading::{self, Loaded},
+    network::Network,
     step_trace::StepTrace,
     transfer::{RankHosts, RankTransfer, Transfer},
 };
@@ -64,8 +63,8 @@ pub struct EngineChannels {
     pub load: watch::Sender<pb::WorkerLoad>,
     /// Number of forward passes that have returned. Heartbeats report this number, also while a step runs.
     pub forwards: Arc<AtomicU64>,
-    /// Address at which other workers dial this one.
-    pub host: IpAddr,
+    /// The way to other workers.
+    pub network: Network,
 }
 
 /// Starts the engine's thread. The thread loads the model, sends `Ready` or `LoadFailed`, and runs steps until the
@@ -129,7 +128,7 @@ fn run(
 fn follow(member: Member, channels: &EngineChannels, runtime: &Handle) -> Result<(), Error> {
     let kv_pages_total = member.kv().pages.saturating_sub(1) as u32;
     let (group_rank, layout) = (member.group_rank(), member.model().page_layout());
-    let hosts = RankHosts { own: channels.host, leader: member.leader() };
+    let hosts = RankHosts { own: channels.network.clone(), leader: member.leader() };
     let mut courier = RankTransfer::new(group_rank, hosts, &layout, channels.load.clone(), runtime);
     member.follow(&mut courier, |steps| {
         channels.forwards.store(steps, Ordering::Relaxed);
@@ -186,8 +185,8 @@ async fn serve_handle(
     mut outputs: mpsc::Receiver<StepOutput>,
 ) {
     let _guard = ExitOnPanic;
-    let EngineChannels { mut commands, outbox, load, host, .. } = channels;
-    let transfer = Transfer::connect(&mut handle, &outbox, host);
+    let EngineChannels { mut commands, outbox, load, network, .. } = channels;
+    let transfer = Transfer::connect(&mut handle, &outbox, network);
     let mut mode = RunMode::Serving;
     while mode == RunMode::Serving || !handle.is_idle() {
         let output = tokio::select! {

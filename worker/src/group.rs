@@ -8,7 +8,7 @@ use std::{
 
 use tutti_engine::{EngineSettings, KvSize, kv_budget, profile};
 use tutti_kernels::{
-    collective::{Collective, GroupRank, SharedMemory, Tcp},
+    collective::{Collective, GroupRank, SharedMemory, Tcp, Terms},
     cuda::{GroupId, GroupMeeting},
 };
 use tutti_models::{Model, RankCourier, lockstep};
@@ -16,7 +16,9 @@ use tutti_proto::cluster::v1::{self as pb, form_group};
 use tutti_runtime::Error;
 use tutti_settings::ByteSize;
 
-use crate::bound;
+use crate::network::Network;
+
+mod links;
 
 /// Longest wait for ranks that are still starting.
 const STARTING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -33,8 +35,8 @@ pub struct Formation {
     gpus: Option<GroupId>,
     /// Time limit of each collective operation.
     deadline: Duration,
-    /// Address at which other workers dial this one.
-    host: IpAddr,
+    /// The way to other workers.
+    network: Network,
 }
 
 #[derive(Debug)]
@@ -45,13 +47,13 @@ enum Meeting {
 }
 
 impl Formation {
-    /// Reads the conductor's message. The leader of a group over TCP starts to listen here. `host` is the address at which
-    /// other workers dial this one. `id` is the one that the leader of a group of GPUs has made; the other ranks find it in
+    /// Reads the conductor's message. The leader of a group over TCP starts to listen here. `network` is
+    /// the way to other workers. `id` is the one that the leader of a group of GPUs has made; the other ranks find it in
     /// the message.
     pub fn new(
         message: pb::FormGroup,
         deadline: Duration,
-        host: IpAddr,
+        network: Network,
         id: Option<GroupId>,
     ) -> Result<Self, Error> {
         let group_rank = GroupRank { rank: message.rank as usize, world_size: message.size as usize };
@@ -60,7 +62,8 @@ impl Formation {
         let meeting = match message.meeting.ok_or_else(|| malformed("a meeting"))? {
             form_group::Meeting::SharedMemory(path) => Meeting::SharedMemory(path.into()),
             form_group::Meeting::Listen(listen) => {
-                let listener = bound::bind(host)
+                let listener = network
+                    .bind()
                     .map_err(|e| Error::internal(format!("cannot listen for the group's ranks: {e}")))?;
                 Meeting::Listen { listener, secret: secret(listen.secret)? }
             }
@@ -73,7 +76,7 @@ impl Formation {
             [] => id,
             bytes => Some(GroupId::from_bytes(bytes).ok_or_else(|| malformed("an id of 128 bytes"))?),
         };
-        Ok(Self { group_rank, meeting, gpus, deadline, host })
+        Ok(Self { group_rank, meeting, gpus, deadline, network })
     }
 
     /// The leader's message, which the conductor passes to the other ranks; `None` at another rank.
@@ -118,19 +121,18 @@ impl Formation {
     }
 
     fn meet(&self, what: &str, patience: Duration) -> Result<Box<dyn Collective>, Error> {
-        let Self { group_rank, meeting, deadline, .. } = self;
+        let Self { group_rank, meeting, deadline, network, .. } = self;
+        let terms = |secret| Terms { secret, patience, deadline: *deadline, links: network };
         let group: Result<Box<dyn Collective>, _> = match meeting {
             Meeting::SharedMemory(path) => {
                 SharedMemory::meet(&path.with_extension(what), *group_rank, patience, *deadline)
                     .map(|group| Box::new(group) as _)
             }
             Meeting::Listen { listener, secret } => {
-                Tcp::accept(listener, group_rank.world_size, secret, patience, *deadline)
-                    .map(|group| Box::new(group) as _)
+                Tcp::accept(listener, group_rank.world_size, &terms(secret)).map(|group| Box::new(group) as _)
             }
             Meeting::Dial { leader, secret } => {
-                Tcp::connect(*leader, *group_rank, secret, patience, *deadline)
-                    .map(|group| Box::new(group) as _)
+                Tcp::connect(*leader, *group_rank, &terms(secret)).map(|group| Box::new(group) as _)
             }
         };
         let GroupRank { rank, world_size: size } = *group_rank;
@@ -167,7 +169,7 @@ impl Formation {
         match &self.meeting {
             Meeting::Dial { leader, .. } => leader.ip(),
             // Ranks that share memory are on one machine, and the conductor sees them all at one address.
-            Meeting::SharedMemory(_) | Meeting::Listen { .. } => self.host,
+            Meeting::SharedMemory(_) | Meeting::Listen { .. } => self.network.host,
         }
     }
 }

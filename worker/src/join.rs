@@ -1,7 +1,6 @@
 //! The worker's stream to its conductor: dials, sends Hello, and then passes commands in and reports out.
 
 use std::{
-    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -14,10 +13,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{
-    Request, Streaming,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Request, Streaming};
 use tutti_kernels::cuda::GroupId;
 use tutti_proto::{
     MAX_MESSAGE_BYTES, Rank,
@@ -26,13 +22,19 @@ use tutti_proto::{
         worker_message::Message as ToConductor,
     },
 };
-use tutti_runtime::{Error, ErrorKind, VERSION, shutdown::Shutdown, token::Token};
+use tutti_runtime::{
+    Error, ErrorKind, VERSION,
+    shutdown::Shutdown,
+    tls::{self, ClusterTransport, Dial, roles::Role},
+    token::Token,
+};
 use tutti_settings::WorkerSettings;
 
 use crate::{
     device,
     engine_thread::{self, Command, EngineChannels},
     group::Formation,
+    network::Network,
 };
 
 /// Number of messages to the conductor that may wait to be sent. If the outbox stays full, the engine soon pauses.
@@ -64,22 +66,25 @@ pub struct Joining {
     pub rank: Rank,
     /// Join secret; `None` if the conductor requires none.
     pub join_token: Option<Token>,
+    /// The rule for connections.
+    pub transport: ClusterTransport,
 }
 
 /// Joins the conductor. Retries while the conductor is unavailable. An error means that a retry would not help, for
 /// example because the conductor rejects this worker.
 pub async fn join(joining: &Joining) -> Result<Joined, Error> {
-    let endpoint = Endpoint::from_shared(joining.conductor.clone())
-        .map_err(|e| Error::invalid("conductor", format!("{:?} is not an address: {e}", joining.conductor)))?
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .tcp_nodelay(true);
+    let dial = joining.transport.dial("conductor", &joining.conductor, Role::Conductor)?.tuned(|endpoint| {
+        endpoint
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE)
+            .tcp_nodelay(true)
+    });
     let began = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
-        match try_join(&endpoint, joining).await {
+        match try_join(&dial, joining).await {
             Err(error) if error.field() == Some("rank") && began.elapsed() > RANK_TAKEN_TIMEOUT => {
                 return Err(Error::invalid("rank", error.message()));
             }
@@ -99,13 +104,12 @@ pub struct Joined {
     inbound: Streaming<pb::ConductorMessage>,
     outbox: mpsc::Sender<pb::WorkerMessage>,
     settings: WorkerSettings,
-    host: IpAddr,
+    network: Network,
 }
 
-async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Error> {
-    let channel: Channel = endpoint.connect().await.map_err(|e| {
-        let cause = std::error::Error::source(&e).map(ToString::to_string).unwrap_or_default();
-        Error::unavailable(format!("cannot reach {}: {e}: {cause}", joining.conductor))
+async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
+    let channel = dial.connect().await.map_err(|e| {
+        Error::unavailable(format!("cannot reach {}: {}", joining.conductor, tls::with_causes(&e)))
     })?;
     let mut client = WorkerGateClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -118,7 +122,7 @@ async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Erro
     if let Some(token) = &joining.join_token {
         token.add_to(request.metadata_mut().as_mut());
     }
-    let mut inbound = client.join(request).await?.into_inner();
+    let mut inbound = client.join(request).await.map_err(|status| broken(status, joining))?.into_inner();
     let Some(pb::ConductorMessage { message: Some(FromConductor::Welcome(welcome)) }) =
         inbound.message().await?
     else {
@@ -130,20 +134,33 @@ async fn try_join(endpoint: &Endpoint, joining: &Joining) -> Result<Joined, Erro
     let host = welcome.host.parse().map_err(|_| {
         Error::internal(format!("the conductor sees this worker at {:?}, which is no address", welcome.host))
     })?;
-    Ok(Joined { rank: joining.rank, inbound, outbox, settings, host })
+    let network = Network { host, transport: joining.transport.clone() };
+    tracing::debug!(conductor = joining.conductor, rank = joining.rank.0, "joined");
+    Ok(Joined { rank: joining.rank, inbound, outbox, settings, network })
+}
+
+/// The error of a call that the conductor has not answered, or of its refusal.
+fn broken(status: tonic::Status, joining: &Joining) -> Error {
+    let Some(cause) = std::error::Error::source(&status) else { return status.into() };
+    let url = &joining.conductor;
+    let hint = match joining.transport.is_encrypted() || url.starts_with("unix:") {
+        true => "",
+        false => " (this process has no --cluster-tls-cert and speaks no TLS)",
+    };
+    Error::unavailable(format!("the connection to {url} broke: {}{hint}", tls::with_causes(cause)))
 }
 
 /// Serves until the conductor drops this worker, or until the worker is told to shut down and all its requests have
 /// ended. An error of kind *unavailable* means that the conductor is gone and that no engine runs any more. If loading
 /// failed, the conductor has already received the error.
 pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
-    let Joined { rank, mut inbound, outbox, settings, host } = joined;
+    let Joined { rank, mut inbound, outbox, settings, network } = joined;
     let (commands, inbox) = mpsc::channel(INBOX);
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
     let forwards = Arc::<AtomicU64>::default();
     let heartbeats = Heartbeats { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() };
     let heartbeats = tokio::spawn(heartbeats.run(shutdown.clone()));
-    let group = match await_group(&mut inbound, &settings, rank, host, &outbox).await {
+    let group = match await_group(&mut inbound, &settings, rank, &network, &outbox).await {
         Ok(GroupAssignment::Single) => None,
         Ok(GroupAssignment::Ranks(group)) => Some(*group),
         outcome => {
@@ -152,7 +169,7 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
         }
     };
     let alone = group.is_none();
-    let channels = EngineChannels { commands: inbox, outbox, load, forwards, host };
+    let channels = EngineChannels { commands: inbox, outbox, load, forwards, network };
     let mut ended = engine_thread::start(settings, rank, group, channels)
         .map_err(|e| Error::internal(format!("cannot start the engine's thread: {e}")))?;
     let end = pass_commands(&mut inbound, commands, &mut ended).await;
@@ -194,7 +211,7 @@ async fn await_group(
     inbound: &mut Streaming<pb::ConductorMessage>,
     settings: &WorkerSettings,
     rank: Rank,
-    host: IpAddr,
+    network: &Network,
     outbox: &mpsc::Sender<pb::WorkerMessage>,
 ) -> Result<GroupAssignment, Error> {
     if settings.tensor_parallel.tp <= 1 {
@@ -204,7 +221,7 @@ async fn await_group(
         Some(FromConductor::FormGroup(group)) => {
             let deadline = Duration::from_secs(settings.tensor_parallel.collective_timeout.into());
             let id = if group.rank == 0 { group_id(settings, rank).await? } else { None };
-            let group = Formation::new(group, deadline, host, id)?;
+            let group = Formation::new(group, deadline, network.clone(), id)?;
             if let Some(listening) = group.listening()? {
                 let message = pb::WorkerMessage { message: Some(ToConductor::GroupListening(listening)) };
                 // Ignored: sending fails if the stream has ended, and the next receive reports that.

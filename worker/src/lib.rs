@@ -16,6 +16,7 @@ mod join;
 pub mod kernels;
 pub mod lifeline;
 mod loading;
+mod network;
 mod packed;
 mod process;
 mod step_trace;

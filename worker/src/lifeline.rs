@@ -12,7 +12,7 @@ use std::{
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 use tutti_runtime::{Error, exit};
-use tutti_settings::TelemetrySettings;
+use tutti_settings::{ClusterTlsSettings, TelemetrySettings};
 
 /// The pipe's first line, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +24,8 @@ pub struct Lifeline {
     pub join_token: String,
     /// Settings of logs and spans.
     pub telemetry: TelemetrySettings,
+    /// Encryption inside the cluster: a spawned worker shows its conductor's certificate.
+    pub cluster_tls: ClusterTlsSettings,
 }
 
 impl Lifeline {

@@ -95,6 +95,7 @@ fn load_model(
         quantize: settings.weights.quantize,
         max_step_tokens: settings.engine.max_step_tokens,
         page_tokens: PAGE_TOKENS,
+        expert_parallel: settings.tensor_parallel.ep,
         nodes: settings.nodes.clone(),
         seed: DUMMY_SEED,
     };

@@ -37,8 +37,9 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
         }
     }
     files.sort();
-    let mut key =
-        format!("{isa} {quantize:?} rank {} of {} nodes {nodes:?}\n", group_rank.rank, group_rank.world_size);
+    let GroupRank { rank, world_size } = group_rank;
+    let experts = if settings.tensor_parallel.ep { " whole experts" } else { "" };
+    let mut key = format!("{isa} {quantize:?} rank {rank} of {world_size}{experts} nodes {nodes:?}\n");
     for (name, bytes, written) in files {
         // The packed file's header page holds only the start of a long key, for example of a thousand files. The whole
         // key still counts, because its hash is part of the packed file's name.

@@ -9,6 +9,7 @@ use tutti_runtime::{
     config, descriptors, exit,
     shutdown::Shutdown,
     telemetry,
+    tls::ClusterTransport,
     token::Token,
 };
 use tutti_settings::{JoinSettings, TelemetrySettings, WorkerProcessSettings};
@@ -37,8 +38,12 @@ pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         let settings: WorkerProcessSettings = command_line::settings(flags)?;
         let (conductor, rank) = address(&settings.join)?;
         let join_token = Some(Token::new("join_token", &lifeline.join_token)?);
-        let joining = Joining { conductor, rank, join_token };
-        run(&lifeline.telemetry, async |shutdown| join_once(&joining, shutdown).await)
+        let transport = ClusterTransport::read(&lifeline.cluster_tls)?;
+        let joining = Joining { conductor, rank, join_token, transport };
+        run(&lifeline.telemetry, async |shutdown| {
+            tokio::spawn(joining.transport.clone().follow());
+            join_once(&joining, shutdown).await
+        })
     });
     match ended {
         Ok(Err(error)) if conductor_knows(&error) => ExitCode::from(exit::code(&error)),
@@ -56,10 +61,13 @@ fn conductor_knows(error: &Error) -> bool {
 /// the same address.
 pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit::run(NAME, || {
-        let WorkerProcessSettings { join, telemetry } = config::load(PROCESS, arguments)?.settings;
+        let WorkerProcessSettings { join, telemetry, cluster_tls } =
+            config::load(PROCESS, arguments)?.settings;
         let (conductor, rank) = address(&join)?;
-        let joining = Joining { conductor, rank, join_token: join_token(&join)? };
+        let (join_token, transport) = (join_token(&join)?, ClusterTransport::read(&cluster_tls)?);
+        let joining = Joining { conductor, rank, join_token, transport };
         run(&telemetry, async |shutdown| {
+            tokio::spawn(joining.transport.clone().follow());
             loop {
                 match join_once(&joining, shutdown).await? {
                     Err(error) if error.kind() == ErrorKind::Unavailable && !shutdown.is_draining() => {

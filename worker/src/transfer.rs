@@ -42,7 +42,6 @@ mod tests;
 use std::{
     fs::File,
     io::{self, Read},
-    net::IpAddr,
     sync::Arc,
     time::Duration,
 };
@@ -54,6 +53,8 @@ use tutti_proto::{
     GraphKey,
     cluster::v1::{self as pb, rank_order::Order, worker_message::Message as ToConductor},
 };
+
+use crate::network::Network;
 
 pub use self::rank::{RankHosts, RankTransfer};
 use self::{
@@ -109,11 +110,11 @@ struct Hub {
 
 impl Transfer {
     /// Allows requests to be divided between this worker and others. Must be called inside a Tokio runtime.
-    /// `host` is the address at which other workers dial this one.
+    /// `network` is the way to other workers.
     pub fn connect(
         engine: &mut EngineHandle,
         outbox: &mpsc::Sender<pb::WorkerMessage>,
-        host: IpAddr,
+        network: Network,
     ) -> Self {
         let (planes, embeddings) =
             (Freight::of_planes(engine), Freight::of_embeddings(engine.embedding_width()));
@@ -121,14 +122,17 @@ impl Transfer {
         let hub = Arc::new(Hub {
             runtime: Handle::current(),
             waker: engine.waker(),
-            pushes: Arc::new(Pushes::new(planes.largest_unit().max(embeddings.largest_unit()))),
+            pushes: Arc::new(Pushes::new(
+                planes.largest_unit().max(embeddings.largest_unit()),
+                network.clone(),
+            )),
             ranks: group_ranks(engine).map(Arc::new),
             planes,
             embeddings,
             arrivals,
             outbox: outbox.downgrade(),
             reservations: Arc::default(),
-            listener: Listener::at(host),
+            listener: Listener::at(network),
         });
         engine.connect(Box::new(TransferCourier { hub: Arc::clone(&hub), inbox }));
         hub.runtime.spawn(Arc::clone(&hub.pushes.staging).wake_when_freed(hub.waker.clone()));

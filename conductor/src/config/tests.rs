@@ -59,6 +59,7 @@ fn settings_that_cannot_serve_are_refused_by_name() {
         ("--workers=257", "workers"),
         ("--tp=0", "tp"),
         ("--tp=2", "tp"),
+        ("--ep", "ep"),
         ("--topology=/no/such/file.toml", "topology"),
         ("--transfer-timeout=0", "transfer_timeout"),
         ("--collective-timeout=0", "collective_timeout"),

@@ -3,7 +3,7 @@ use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt};
 use super::*;
 
 async fn bind_workers(address: Option<&ClusterAddress>) -> Result<ClusterListener, Error> {
-    ClusterListener::bind(Callers::Workers, address).await
+    ClusterListener::bind(Callers::Workers, address, &ClusterTransport::default()).await
 }
 
 #[tokio::test]
@@ -29,7 +29,9 @@ async fn a_file_that_is_no_socket_is_never_removed() {
     for path in [&file, &link] {
         for callers in [Callers::Workers, Callers::Routers] {
             let address = ClusterAddress::Unix(path.clone());
-            let error = ClusterListener::bind(callers, Some(&address)).await.unwrap_err();
+            let error = ClusterListener::bind(callers, Some(&address), &ClusterTransport::default())
+                .await
+                .unwrap_err();
             assert_eq!(error.field(), Some(callers.field()));
         }
     }
@@ -65,4 +67,20 @@ async fn a_tcp_listener_is_dialled_at_loopback() {
     let any = ClusterAddress::Tcp(SocketAddr::from(([0, 0, 0, 0], 0)));
     let listener = bind_workers(Some(&any)).await.unwrap();
     assert!(listener.local_url().unwrap().starts_with("http://127.0.0.1:"));
+}
+
+#[tokio::test]
+async fn an_address_that_others_reach_needs_certificates_or_the_flag() {
+    for address in ["0.0.0.0:0", "[::]:0", "10.1.2.3:7000"] {
+        let address = address.parse().unwrap();
+        let error = bind_workers(Some(&address)).await.unwrap_err();
+        assert_eq!(error.field(), Some("worker_listen"));
+        let (address, message) = (address.to_string(), error.message());
+        assert!(message.contains(&address) && message.contains("--insecure-plaintext"), "{error}");
+    }
+    let allowing = tutti_settings::ClusterTlsSettings { insecure_plaintext: true, ..Default::default() };
+    let allowing = ClusterTransport::read(&allowing).unwrap();
+    let everywhere = "0.0.0.0:0".parse().unwrap();
+    assert!(ClusterListener::bind(Callers::Routers, Some(&everywhere), &allowing).await.is_ok());
+    assert!(bind_workers(Some(&"127.0.0.1:0".parse().unwrap())).await.is_ok());
 }

@@ -23,6 +23,7 @@ use tutti_runtime::{
     health::{Health, State},
     metrics::Metrics,
     progress::LoadDisplay,
+    tls::ClusterTransport,
     token::Token,
 };
 use tutti_settings::{ConnectionSettings, EngineSettings, FaultSettings, ModelSettings};
@@ -73,7 +74,8 @@ impl Bench {
         let served = Served { name: "tiny".into(), has_tokenizer: true };
         let cluster = Arc::new(Cluster::new(limits, served, &metrics, health.clone()));
         let admission = Admission { spawned_workers, spawn_token: token(SPAWN_TOKEN), by_hand };
-        let listener = ClusterListener::bind(Callers::Workers, None).await.unwrap();
+        let listener =
+            ClusterListener::bind(Callers::Workers, None, &ClusterTransport::default()).await.unwrap();
         let url = listener.local_url().unwrap();
         let service = WorkerService::new(cluster.clone(), admission, settings, LoadDisplay::new(false));
         tokio::spawn(service.with_connections(connections).serve(listener));

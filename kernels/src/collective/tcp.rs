@@ -1,9 +1,11 @@
 //! Collectives of ranks on several machines, over TCP: a star with rank 0 at the centre.
 //!
 //! All data goes through rank 0. Rank 0 therefore detects a missing rank, and reports it to the other ranks before rank
-//! 0's own call fails. A secret keeps other clients out of the group. Data is not encrypted.
+//! 0's own call fails. A secret keeps other clients out of the group. [`RankLinks`] may
+//! encrypt the connections.
 
 mod admission;
+mod links;
 
 use std::{
     io::{self, Read, Write},
@@ -12,6 +14,8 @@ use std::{
 };
 
 use super::{Collective, CollectiveError, GroupRank, Operation, Patience, check_parts, mapping::bytes_of};
+
+pub use self::links::{PlainLinks, RankLinks, RankStream};
 
 /// Maximum number of bytes per transfer (a tile). Rank 0 buffers one tile of one other rank at a time.
 const TILE_BYTES: usize = 256 << 10;
@@ -33,7 +37,20 @@ pub struct Tcp {
 
 struct Peer {
     rank: usize,
-    stream: TcpStream,
+    stream: Box<dyn RankStream>,
+}
+
+/// The terms on which ranks form a group.
+#[derive(Clone, Copy)]
+pub struct Terms<'a> {
+    /// The secret that all ranks know.
+    pub secret: &'a [u8; 16],
+    /// Time limit of the formation.
+    pub patience: Duration,
+    /// Time limit of every later collective.
+    pub deadline: Duration,
+    /// The connections between ranks.
+    pub links: &'a dyn RankLinks,
 }
 
 /// The operation and the time limit of one call.
@@ -47,20 +64,13 @@ struct Call {
 }
 
 impl Tcp {
-    /// Forms the group at rank 0: waits up to `patience` for `size - 1` ranks that know the secret. `deadline` applies
-    /// to every later collective.
-    pub fn accept(
-        listener: &TcpListener,
-        size: usize,
-        secret: &[u8; 16],
-        patience: Duration,
-        deadline: Duration,
-    ) -> Result<Self, CollectiveError> {
-        let admitted = admission::admit(listener, size, secret, patience)?;
+    /// Forms the group at rank 0: waits for `size - 1` ranks that know the secret.
+    pub fn accept(listener: &TcpListener, size: usize, terms: &Terms) -> Result<Self, CollectiveError> {
+        let admitted = admission::admit(listener, size, terms)?;
         let peers = (1..).zip(admitted).map(|(rank, stream)| Peer { rank, stream });
         let mut group = Self {
             group_rank: GroupRank { rank: 0, world_size: size },
-            deadline,
+            deadline: terms.deadline,
             peers: peers.collect(),
             tile: Vec::new(),
         };
@@ -68,20 +78,22 @@ impl Tcp {
         Ok(group)
     }
 
-    /// Joins the group at a rank other than 0: dials rank 0 and waits up to `patience` until all ranks have joined.
+    /// Joins the group at a rank other than 0: dials rank 0 and waits until all ranks have joined.
     pub fn connect(
         address: SocketAddr,
         group_rank: GroupRank,
-        secret: &[u8; 16],
-        patience: Duration,
-        deadline: Duration,
+        terms: &Terms,
     ) -> Result<Self, CollectiveError> {
+        let Terms { secret, patience, deadline, links } = *terms;
         let failed = |e: io::Error| broken(&format!("reach rank 0 at {address}"), &e);
-        let mut stream = TcpStream::connect_timeout(&address, patience).map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
+        let socket = TcpStream::connect_timeout(&address, patience).map_err(failed)?;
+        socket.set_nodelay(true).map_err(failed)?;
+        // A handshake waits for rank 0, which may still be loading.
+        socket.set_read_timeout(Some(patience)).map_err(failed)?;
+        let mut stream = links.dialed(socket).map_err(failed)?;
         let mut hello = secret.to_vec();
         hello.extend((group_rank.rank as u32).to_le_bytes());
-        stream.write_all(&hello).map_err(failed)?;
+        stream.write_all(&hello).and_then(|()| stream.flush()).map_err(failed)?;
         let peers = vec![Peer { rank: 0, stream }];
         let mut group = Self { group_rank, deadline: patience, peers, tile: Vec::new() };
         group.broadcast(&mut Vec::new(), Patience::Deadline)?;
@@ -106,9 +118,9 @@ impl Tcp {
             for peer in &mut self.peers {
                 // Failures to send are ignored: a rank that does not get the reason sees its stream end when rank 0
                 // closes it. The timeout keeps a peer that does not read from blocking rank 0.
-                let _ = peer.stream.set_write_timeout(Some(Duration::from_millis(100)));
+                let _ = peer.stream.socket().set_write_timeout(Some(Duration::from_millis(100)));
                 let _ = peer.stream.write_all(&header(GIVEN_UP, reason.len()));
-                let _ = peer.stream.write_all(&reason);
+                let _ = peer.stream.write_all(&reason).and_then(|()| peer.stream.flush());
             }
         }
         outcome
@@ -265,7 +277,7 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         for peer in &self.peers {
             // Ignored: an error means that the other side has already closed the stream.
-            let _ = peer.stream.shutdown(Shutdown::Both);
+            let _ = peer.stream.socket().shutdown(Shutdown::Both);
         }
     }
 }
@@ -274,14 +286,25 @@ impl Peer {
     fn send(&mut self, call: Call, data: &[u8]) -> Result<(), CollectiveError> {
         for mut rest in [&header(call.operation as u8, data.len())[..], data] {
             while !rest.is_empty() {
-                self.stream.set_write_timeout(self.left(call)?).map_err(|e| self.fault(call, &e))?;
+                self.limit_write(call)?;
                 match self.stream.write(rest) {
                     Ok(written) => rest = &rest[written..],
                     Err(error) => self.check(call, &error)?,
                 }
             }
         }
-        Ok(())
+        loop {
+            match self.stream.flush() {
+                Ok(()) => return Ok(()),
+                Err(error) => self.check(call, &error)?,
+            }
+            self.limit_write(call)?;
+        }
+    }
+
+    fn limit_write(&self, call: Call) -> Result<(), CollectiveError> {
+        let left = self.left(call)?;
+        self.stream.socket().set_write_timeout(left).map_err(|e| self.fault(call, &e))
     }
 
     /// Receives a header and returns the length of the data that follows. Returns an error if the header names another
@@ -303,7 +326,8 @@ impl Peer {
 
     fn receive(&mut self, call: Call, mut data: &mut [u8]) -> Result<(), CollectiveError> {
         while !data.is_empty() {
-            self.stream.set_read_timeout(self.left(call)?).map_err(|e| self.fault(call, &e))?;
+            let left = self.left(call)?;
+            self.stream.socket().set_read_timeout(left).map_err(|e| self.fault(call, &e))?;
             match self.stream.read(data) {
                 Ok(0) => return Err(CollectiveError::Left { rank: self.rank, size: call.size }),
                 Ok(read) => data = &mut data[read..],

@@ -5,11 +5,14 @@ mod attention;
 mod collectives;
 mod delta_rule;
 mod dense;
+mod experts;
 mod recurrence;
 mod sampler;
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
+use super::experts::Routes;
 use super::gemm;
 use super::memory::fused_matrices::FusedMatrices;
 use super::memory::{PackedWeights, Planes, Tensor, Vector, Weights, kv};
@@ -38,6 +41,9 @@ pub struct CpuDevice {
     int8: int8::Scratch,
     attention: super::attention::Scratch,
     best: Vec<argmax::Best>,
+    routes: Routes,
+    /// Number of tokens that chose each expert, by layer.
+    expert_tokens: BTreeMap<usize, Vec<u64>>,
     /// One scratch per thread.
     sampling: Vec<sample::Scratch>,
     /// The results of the step so far.
@@ -84,6 +90,8 @@ impl CpuDevice {
             int8: int8::Scratch::new()?,
             attention: super::attention::Scratch::default(),
             best: Vec::new(),
+            routes: Routes::default(),
+            expert_tokens: BTreeMap::new(),
             sampling,
             results: StepResults::default(),
             group: None,
@@ -197,7 +205,8 @@ impl Device for CpuDevice {
         // Only rank 0 gathers columns, so only rank 0 needs memory for the widest tensor's columns.
         let gathers = self.group.as_ref().is_some_and(|group| group.group_rank().is_leader());
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
-        let scratch = self.products.bytes() + self.int8.bytes() + self.attention.bytes();
+        let scratch =
+            self.products.bytes() + self.int8.bytes() + self.attention.bytes() + self.routes.bytes();
         self.tensor_bytes + (scratch + sampling + gathered) as u64
     }
 

@@ -10,7 +10,7 @@ use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, RopeFrequencies};
 
 /// Minimum number of elements per task, below which waking another thread costs more than it saves.
-const TASK_ELEMENTS: usize = 8 << 10;
+pub(super) const TASK_ELEMENTS: usize = 8 << 10;
 
 /// Calls `f` for each row of `out`, which is `width` wide, in parallel.
 pub(super) fn each_row(
@@ -184,15 +184,15 @@ pub(super) fn silu<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(x, s.add(s.splat(1.0), decay))
 }
 
-/// Computes `x = x * sigmoid(gate)`, row by row.
+/// Computes `x = x * sigmoid(gate)`, row by row. `gates` is the number of gates per row: `width`, or 1 for all elements.
 pub(super) fn sigmoid_gate(
     path: Path,
     pool: &mut ThreadPool,
-    gate: &[f32],
+    (gate, gates): (&[f32], usize),
     width: usize,
     x: &mut [f32],
 ) -> Result<(), DeviceError> {
-    each_row(pool, x, width, |row, x| path.run(SigmoidGate { gate: &gate[row * width..][..width], x }))
+    each_row(pool, x, width, |row, x| path.run(SigmoidGate { gate: &gate[row * gates..][..gates], x }))
 }
 
 /// The sigmoid gate of one row.
@@ -205,8 +205,12 @@ impl Op for SigmoidGate<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (x, gate) in self.x.chunks_mut(LANES).zip(self.gate.chunks(LANES)) {
-            let decay = exp(s, s.sub(s.splat(0.0), s.load_some(gate, 0.0)));
+        for (index, x) in self.x.chunks_mut(LANES).enumerate() {
+            let gate = match *self.gate {
+                [gate] => s.splat(gate),
+                _ => s.load_some(&self.gate[index * LANES..], 0.0),
+            };
+            let decay = exp(s, s.sub(s.splat(0.0), gate));
             s.store_some(x, s.div(s.load_some(x, 0.0), s.add(s.splat(1.0), decay)));
         }
     }

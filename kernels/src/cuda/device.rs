@@ -4,6 +4,7 @@
 mod attention;
 mod collectives;
 mod dense;
+mod experts;
 mod recurrence;
 mod sampler;
 

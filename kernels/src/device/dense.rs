@@ -87,7 +87,7 @@ family! {
             gate_up: GateUp<'_, Self::Tensor, Self::Matrix, Self::Vector>,
             out: &mut Self::Tensor,
         ) => |recorder| recorder.product(gate_up.x, gate_up.weight);
-        /// Computes `x = x * sigmoid(gate)`. `gate` is as wide as `x`.
+        /// Computes `x = x * sigmoid(gate)`. `gate` is as wide as `x`, or has one element per row.
         fn sigmoid_gate(&mut self, gate: &Self::Tensor, x: &mut Self::Tensor) => |recorder| recorder.by_row(x);
         /// Keeps only the rows whose logits are needed: computes `x[i] = x[logit_rows[i]]`. Later operations on `x`, and
         /// on tensors computed from `x`, cover `logit_rows.len()` rows. The step's `logit_rows` ascend.

@@ -12,11 +12,15 @@ use std::{
 };
 
 use tutti_kernels::collective::{
-    Collective, CollectiveError, GroupRank, Operation, Patience, SharedMemory, Tcp,
+    Collective, CollectiveError, GroupRank, Operation, Patience, PlainLinks, SharedMemory, Tcp, Terms,
 };
 
 const LONG: Duration = Duration::from_secs(60);
 const SECRET: &[u8; 16] = b"0123456789abcdef";
+
+fn terms(secret: &[u8; 16], patience: Duration, deadline: Duration) -> Terms<'_> {
+    Terms { secret, patience, deadline, links: &PlainLinks }
+}
 
 type Member = Box<dyn Collective>;
 
@@ -47,9 +51,11 @@ fn group<T: Send>(
                 Box::new(SharedMemory::meet(&path, group_rank, LONG, deadline).unwrap())
             }
             Transport::Tcp if rank == 0 => {
-                Box::new(Tcp::accept(&listener, size, SECRET, LONG, deadline).unwrap())
+                Box::new(Tcp::accept(&listener, size, &terms(SECRET, LONG, deadline)).unwrap())
             }
-            Transport::Tcp => Box::new(Tcp::connect(address, group_rank, SECRET, LONG, deadline).unwrap()),
+            Transport::Tcp => {
+                Box::new(Tcp::connect(address, group_rank, &terms(SECRET, LONG, deadline)).unwrap())
+            }
         }
     };
     let results = thread::scope(|scope| {
@@ -281,10 +287,10 @@ fn a_stranger_takes_no_rank() {
     let address = listener.local_addr().unwrap();
     let group_rank = GroupRank { rank: 1, world_size: 2 };
     thread::scope(|scope| {
-        let leader = scope.spawn(|| Tcp::accept(&listener, 2, SECRET, LONG, LONG));
-        let stranger = Tcp::connect(address, group_rank, b"fedcba9876543210", LONG, LONG);
+        let leader = scope.spawn(|| Tcp::accept(&listener, 2, &terms(SECRET, LONG, LONG)));
+        let stranger = Tcp::connect(address, group_rank, &terms(b"fedcba9876543210", LONG, LONG));
         assert!(matches!(stranger, Err(CollectiveError::Left { rank: 0, .. })), "{:?}", stranger.err());
-        let member = Tcp::connect(address, group_rank, SECRET, LONG, LONG).unwrap();
+        let member = Tcp::connect(address, group_rank, &terms(SECRET, LONG, LONG)).unwrap();
         leader.join().unwrap().unwrap();
         drop(member);
     });
@@ -309,8 +315,8 @@ fn strangers_that_drip_do_not_delay_a_group() {
                 thread::sleep(Duration::from_millis(300));
             }
         });
-        let leader = scope.spawn(|| Tcp::accept(&listener, 2, SECRET, Duration::from_secs(10), LONG));
-        let member = Tcp::connect(address, group_rank, SECRET, LONG, LONG);
+        let leader = scope.spawn(|| Tcp::accept(&listener, 2, &terms(SECRET, Duration::from_secs(10), LONG)));
+        let member = Tcp::connect(address, group_rank, &terms(SECRET, LONG, LONG));
         let leader = leader.join().unwrap();
         formed.store(true, Relaxed);
         leader.unwrap();

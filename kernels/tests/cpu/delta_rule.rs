@@ -335,8 +335,17 @@ fn gates_are_those_of_double_precision() {
         let (mut x, gate) = (tensor(&mut device, 19, &x), tensor(&mut device, 19, &gate));
         device.sigmoid_gate(&gate, &mut x).unwrap();
         assert_near(&name, x.values(), &want, 1e-6);
-        let other = tensor(&mut device, 19, &[0.0; 19]);
-        assert!(matches!(device.sigmoid_gate(&other, &mut x), Err(DeviceError::Misuse(_))), "{name}");
+        // One gate per row.
+        let values = Random::new(6).normals(3 * 19, 2.0);
+        let (mut x, gate) = (tensor(&mut device, 19, &values), tensor(&mut device, 1, &[0.5, -3.0, 2.0]));
+        let sigmoid = |row: usize| 1.0 / (1.0 + (-[0.5f64, -3.0, 2.0][row]).exp());
+        let want: Vec<f64> =
+            values.iter().enumerate().map(|(i, &x)| f64::from(x) * sigmoid(i / 19)).collect();
+        device.sigmoid_gate(&gate, &mut x).unwrap();
+        assert_near(&name, x.values(), &want, 1e-6);
+        for other in [tensor(&mut device, 19, &[0.0; 19]), tensor(&mut device, 5, &[0.0; 15])] {
+            assert!(matches!(device.sigmoid_gate(&other, &mut x), Err(DeviceError::Misuse(_))), "{name}");
+        }
     }
 }
 

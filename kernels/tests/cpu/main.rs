@@ -6,6 +6,7 @@
 mod argmax;
 mod attention;
 mod delta_rule;
+mod experts;
 mod gate_up;
 mod int8;
 mod linear;

@@ -2,9 +2,13 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
-use tonic::{body::Body, codegen::http::Request, transport::Endpoint};
+use tonic::{body::Body, codegen::http::Request};
 use tower::ServiceExt;
-use tutti_runtime::{Error, token::Token};
+use tutti_runtime::{
+    Error,
+    tls::{ClusterTransport, Dial, roles::Role},
+    token::Token,
+};
 
 use super::FleetSettings;
 use crate::{
@@ -21,8 +25,17 @@ pub struct Conductors {
     pub fixed: Vec<(String, ConductorChannel)>,
     /// `HOST:PORT`, looked up by DNS. Every address of the host is a conductor.
     pub discover: Option<String>,
+    /// The way to each of them.
+    pub access: Access,
+}
+
+/// The way to conductors: what calls show, and the encryption of connections.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
     /// The secret that calls to a conductor show; `None` if the conductors require none.
     pub token: Option<Token>,
+    /// The rule for connections.
+    pub transport: ClusterTransport,
 }
 
 impl Conductors {
@@ -34,13 +47,13 @@ impl Conductors {
     pub fn new(
         urls: &[String],
         discover: Option<&str>,
-        token: Option<Token>,
+        access: Access,
         settings: &FleetSettings,
     ) -> Result<Self, Error> {
         check(urls, discover)?;
-        let named = |url: &String| Ok((url.clone(), connection(url, token.as_ref(), settings)?));
+        let named = |url: &String| Ok((url.clone(), connection(url, &access, settings)?));
         let fixed = urls.iter().map(named).collect::<Result<_, Error>>()?;
-        Ok(Self { fixed, discover: discover.map(str::to_owned), token })
+        Ok(Self { fixed, discover: discover.map(str::to_owned), access })
     }
 }
 
@@ -52,7 +65,7 @@ pub fn check(urls: &[String], discover: Option<&str>) -> Result<(), Error> {
     }
     let mut seen = BTreeSet::new();
     for url in urls {
-        endpoint(url)?;
+        check_url(url)?;
         if !seen.insert(url) {
             return Err(Error::invalid("conductor", format!("{url:?} is given twice")));
         }
@@ -64,41 +77,51 @@ pub fn check(urls: &[String], discover: Option<&str>) -> Result<(), Error> {
     }
 }
 
+/// Refuses conductors that could be reached only without encryption, unless that is allowed.
+pub fn check_reach(
+    urls: &[String],
+    discover: Option<&str>,
+    transport: &ClusterTransport,
+) -> Result<(), Error> {
+    for url in urls {
+        transport.dial("conductor", url, Role::Conductor)?;
+    }
+    discover.map_or(Ok(()), |name| transport.check_dial("discover", name))
+}
+
 /// The URL of a discovered address.
 pub fn url(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
 /// A channel that connects when it is first used, and reconnects whenever the connection breaks. Each call shows `token`.
-pub fn connection(
-    url: &str,
-    token: Option<&Token>,
-    settings: &FleetSettings,
-) -> Result<ConductorChannel, Error> {
-    let endpoint = tune(endpoint(url)?)
-        .connect_timeout(CONNECT_TIMEOUT)
-        .http2_keep_alive_interval(settings.keep_alive())
-        .keep_alive_timeout(settings.keep_alive())
-        .keep_alive_while_idle(true);
-    let token = token.cloned();
+pub fn connection(url: &str, access: &Access, settings: &FleetSettings) -> Result<ConductorChannel, Error> {
+    let dial: Dial = access.transport.dial("conductor", url, Role::Conductor)?.tuned(|endpoint| {
+        tune(endpoint)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(settings.keep_alive())
+            .keep_alive_timeout(settings.keep_alive())
+            .keep_alive_while_idle(true)
+    });
+    let token = access.token.clone();
     let show_token = move |mut request: Request<Body>| {
         token.iter().for_each(|token| token.add_to(request.headers_mut()));
         request
     };
-    Ok(conductor_channel::over(endpoint.connect_lazy().map_request(show_token)))
+    Ok(conductor_channel::over(dial.connect_lazy().map_request(show_token)))
 }
 
-fn endpoint(url: &str) -> Result<Endpoint, Error> {
+fn check_url(url: &str) -> Result<(), Error> {
     let invalid = || {
         Error::invalid(
             "conductor",
             format!("{url:?} is not a URL such as http://10.0.0.1:50052 or unix:/path"),
         )
     };
-    if !url.starts_with("http://") && !url.starts_with("unix:/") {
+    if !["http://", "https://", "unix:/"].iter().any(|scheme| url.starts_with(scheme)) {
         return Err(invalid());
     }
-    Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())
+    tonic::transport::Endpoint::from_shared(url.to_owned()).map(drop).map_err(|_| invalid())
 }
 
 #[cfg(test)]

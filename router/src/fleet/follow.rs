@@ -307,13 +307,9 @@ impl Fleet {
         if found.is_empty() {
             return Some(format!("discover: {name} has no address"));
         }
-        let join =
-            |url: &str| {
-                Some(self.member(
-                    url.to_owned(),
-                    address::connection(url, self.token.as_ref(), &self.settings).ok()?,
-                ))
-            };
+        let join = |url: &str| {
+            Some(self.member(url.to_owned(), address::connection(url, &self.access, &self.settings).ok()?))
+        };
         let change = self.roster.write().update(&found, join);
         for member in &change.joined {
             tracing::info!(conductor = %member.name, "found a conductor");

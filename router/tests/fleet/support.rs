@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream::BoxStream};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tower::ServiceExt;
-use tutti_router::{Conductors, FleetSettings, FrontDoor, RouterSettings};
+use tutti_router::{Access, Conductors, FleetSettings, FrontDoor, RouterSettings};
 use tutti_runtime::{
     health::{Health, State},
     metrics::Metrics,
@@ -59,7 +59,7 @@ impl Router {
     /// Starts a router to these URLs.
     pub async fn to(urls: &[String], settings: FleetSettings) -> Self {
         let (health, metrics) = (Health::default(), Metrics::default());
-        let conductors = Conductors::new(urls, None, None, &settings).unwrap();
+        let conductors = Conductors::new(urls, None, Access::default(), &settings).unwrap();
         let front_door =
             FrontDoor::before(conductors, settings, &RouterSettings::default(), &metrics).unwrap();
         tokio::spawn(front_door.clone().follow(health.clone()));

@@ -27,7 +27,8 @@ fn of_tls(error: &Error) -> String {
 
 fn of_certificate(error: &CertificateError) -> String {
     match error {
-        CertificateError::UnknownIssuer => {
+        // A bad signature is that of an authority with the name of a trusted one.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "its certificate is of an authority that is not trusted here".into()
         }
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
@@ -46,7 +47,9 @@ fn of_certificate(error: &CertificateError) -> String {
 
 fn of_alert(alert: AlertDescription) -> String {
     let why = match alert {
-        AlertDescription::UnknownCA => "it is of an authority that is not trusted there",
+        AlertDescription::UnknownCA | AlertDescription::DecryptError => {
+            "it is of an authority that is not trusted there"
+        }
         AlertDescription::CertificateExpired => "it has expired, or is not valid yet",
         AlertDescription::CertificateRequired => "none was shown",
         AlertDescription::BadCertificate => "it is for another name, or malformed",

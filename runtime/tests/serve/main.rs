@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A failed unwrap is a failed test.
 
+mod cluster_tls;
 mod grpc;
 mod http;
 mod support;

@@ -301,6 +301,7 @@ fn cpu(dir: PathBuf, load_format: LoadFormat) -> Result<Box<dyn Model>, Failure>
         quantize: Quantize::None,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: PAGE_TOKENS,
+        expert_parallel: false,
         nodes: None,
         seed: 0,
     };

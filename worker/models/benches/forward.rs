@@ -156,6 +156,7 @@ fn main() -> Result<(), Failure> {
         load_format: LoadFormat::Dummy,
         max_step_tokens: CONTEXT,
         page_tokens: PAGE,
+        expert_parallel: false,
         nodes: None,
         quantize: if args.int8 { Quantize::Int8 } else { Quantize::None },
         seed: 1,

@@ -59,6 +59,18 @@ impl ConfigFile {
         })
     }
 
+    /// Returns the object under `key` as a file of its own; `None` if the key is missing or null.
+    pub fn section(&self, key: &str) -> Option<Self> {
+        let value = self.value.get(key).filter(|value| !value.is_null())?.clone();
+        let Self { path, architectures, model_type, .. } = self;
+        Some(Self {
+            path: path.clone(),
+            architectures: architectures.clone(),
+            model_type: model_type.clone(),
+            value,
+        })
+    }
+
     /// Returns an error about this file.
     pub fn invalid(&self, problem: impl Into<String>) -> LoadError {
         LoadError::Config { path: self.path.clone(), problem: problem.into() }

@@ -30,7 +30,7 @@ pub(crate) use self::{
 use crate::{
     DecoderDevice, LoadError, LoadFormat, LoadOptions, PageLayout, StepHook,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
-    weights::{Dummy, Loader, Progress, SafetensorsDir, Source, TensorSpec, share},
+    weights::{Dummy, Loader, Progress, SafetensorsDir, Source, TensorSpec, Values, share},
 };
 
 /// The layers of a family, with their weights and buffers.
@@ -51,6 +51,8 @@ pub(crate) struct TextShape {
     pub hidden_size: usize,
     /// Value added to the mean square in the final norm.
     pub norm_eps: f32,
+    /// Values of the final norm's weight on the device.
+    pub norm_values: Values,
     /// True if the embedding matrix serves as LM head.
     pub tied: bool,
     /// Type of dummy weights.

@@ -20,7 +20,7 @@ use crate::{
     decoder::{Decoder, KvPlane, LayerStep, Layers, SlotPlane, TextShape},
     model::Limits,
     rope::{RopeKeys, RopeTables},
-    weights::{Cut, Progress, Role, TensorSpec, share},
+    weights::{Cut, Progress, Role, TensorSpec, Values, share},
 };
 
 pub(crate) const ARCHITECTURE: &str = "TuttiHybridTestForCausalLM";
@@ -73,6 +73,7 @@ impl Config {
             prefix: "model.",
             hidden_size: self.hidden_size,
             norm_eps: EPS,
+            norm_values: Values::AsStored,
             tied: true,
             dtype: WeightType::F32,
             limits: Limits::new(self.vocab_size, self.max_position_embeddings, max_step_tokens),

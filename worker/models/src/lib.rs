@@ -7,6 +7,7 @@
 mod config;
 mod decoder;
 mod error;
+mod experts;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 #[cfg(feature = "hybrid-test-model")]
@@ -18,6 +19,7 @@ pub mod lockstep;
 mod media_test;
 mod model;
 mod pages;
+mod qwen3_5;
 mod rope;
 mod shares;
 mod sim_device;

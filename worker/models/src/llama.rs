@@ -5,6 +5,7 @@
 
 mod config;
 mod family;
+mod moe;
 mod weights;
 
 use std::path::Path;
@@ -21,12 +22,13 @@ pub(crate) use self::family::QWEN3;
 pub(crate) use self::family::{FAMILIES, Family};
 use self::{
     config::Config,
-    weights::{Layer, LayerSpecs},
+    weights::{Layer, LayerSpecs, Mlp, mlp_name},
 };
 use crate::{
     DecoderDevice, LoadError, LoadOptions,
     config::ConfigFile,
     decoder::{Decoder, LayerStep, Layers},
+    experts::{ExpertLayout, ExpertMixer},
     weights::Progress,
 };
 
@@ -47,8 +49,10 @@ pub(crate) struct Llama<D: Device> {
     qkv: D::Tensor,
     /// Output of the attention, `[T, heads * head_dim]`.
     attended: D::Tensor,
-    /// Input of the down projection, `[T, intermediate]`.
-    activated: D::Tensor,
+    /// Input of the down projection of a dense MLP, `[T, intermediate]`. `None` if all layers have experts.
+    activated: Option<D::Tensor>,
+    /// `None` if all layers have a dense MLP.
+    experts: Option<ExpertMixer<D>>,
 }
 
 /// Loads a model of `family` from `dir`, whose `config.json` is `file`.
@@ -60,11 +64,18 @@ pub(crate) fn load<D: DecoderDevice>(
     device: D,
     progress: Progress<'_>,
 ) -> Result<Decoder<D, Llama<D>>, LoadError> {
-    let config = Config::parse(file, family)?;
     let invalid = |problem| file.invalid(problem);
+    let mut config = Config::parse(file, family)?;
+    if options.expert_parallel {
+        config.divide_whole_experts().map_err(invalid)?;
+    }
     let shard = config.shard(device.group_rank()).map_err(invalid)?;
     let rope = config.rope.frequencies(config.head_dim).map_err(invalid)?;
-    let (tokens, specs) = (options.max_step_tokens, LayerSpecs::of(&config));
+    let layout = match (0..config.layers).find(|&layer| config.is_sparse(layer)) {
+        Some(layer) => ExpertLayout::of(dir, options, &mlp_name(layer))?,
+        None => ExpertLayout::Each,
+    };
+    let (tokens, specs) = (options.max_step_tokens, LayerSpecs::of(&config, layout, device.group_rank()));
     let (q, kv) = (shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim);
     let text = config.text(dir, tokens)?;
     let all = specs.iter().flat_map(LayerSpecs::all);
@@ -81,14 +92,22 @@ pub(crate) fn load<D: DecoderDevice>(
             attention: shard.windows.iter().map(|&window| shard.attention(window)).collect(),
             qkv: device.tensor(tokens, q + 2 * kv)?,
             attended: device.tensor(tokens, q)?,
-            activated: device.tensor(tokens, shard.intermediate_size)?,
+            activated: config
+                .has_dense_mlps()
+                .then(|| device.tensor(tokens, shard.intermediate_size))
+                .transpose()?,
+            experts: config
+                .moe
+                .as_ref()
+                .map(|moe| ExpertMixer::allocate(&moe.shape, tokens, device))
+                .transpose()?,
         })
     })
 }
 
 impl<D: DecoderDevice> Layers<D> for Llama<D> {
     fn run(&mut self, step: &mut LayerStep<'_, D>) -> Result<(), DeviceError> {
-        let Self { layers, eps, rope, table_of, attention, angles, qkv, attended, activated } = self;
+        let Self { layers, eps, rope, table_of, attention, angles, qkv, attended, activated, experts } = self;
         let (eps, count) = (*eps, layers.len());
         for (rope, angles) in rope.iter().zip(&mut *angles) {
             step.device.rope_angles(rope, angles)?;
@@ -115,9 +134,16 @@ impl<D: DecoderDevice> Layers<D> for Llama<D> {
             let bias = layer.o_bias.as_ref();
             step.add(Linear { x: attended, norm: None, weight: &layer.o, bias })?;
 
-            let norm = Some(Norm { weight: &layer.post_norm, eps });
-            step.device.gate_up(GateUp { x: step.hidden, norm, weight: &layer.gate_up }, activated)?;
-            step.add(Linear::plain(activated, &layer.down))?;
+            let norm = Norm { weight: &layer.post_norm, eps };
+            match (&layer.mlp, &mut *activated, &mut *experts) {
+                (Mlp::Dense { gate_up, down }, Some(activated), _) => {
+                    let norm = Some(norm);
+                    step.device.gate_up(GateUp { x: step.hidden, norm, weight: gate_up }, activated)?;
+                    step.add(Linear::plain(activated, down))?;
+                }
+                (Mlp::Experts(weights), _, Some(experts)) => experts.run(step, weights, norm, index)?,
+                _ => return Err(DeviceError::Misuse(format!("layer {index} has no buffers for its MLP"))),
+            }
             step.pause()?;
         }
         Ok(())

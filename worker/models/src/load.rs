@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use tutti_kernels::{Collectives, Dense, PagedAttention, Quantize, Recurrence, Sampler};
+use tutti_kernels::{Collectives, DeltaRule, Dense, Experts, PagedAttention, Quantize, Recurrence, Sampler};
 pub use tutti_settings::LoadFormat;
 
 #[cfg(feature = "hybrid-test-model")]
 use crate::hybrid_test;
 #[cfg(feature = "media-test-model")]
 use crate::media_test;
-use crate::{LoadError, LoadProgress, Model, config::ConfigFile, llama};
+use crate::{LoadError, LoadProgress, Model, config::ConfigFile, llama, qwen3_5};
 
 /// The checkpoint to load, and the sizes of steps and pages that the model is loaded for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct LoadOptions {
     pub max_step_tokens: usize,
     /// Tokens per KV page.
     pub page_tokens: usize,
+    /// True if the ranks of a group divide whole experts among themselves, false if they divide each expert.
+    pub expert_parallel: bool,
     /// Names of the nodes to load; `None` loads all. Names that the model's declaration lacks are not checked here: the
     /// conductor refuses them.
     pub nodes: Option<Vec<String>>,
@@ -34,6 +36,8 @@ pub struct LoadOptions {
 
 /// The architectures that this build loads, beside those of [`llama::FAMILIES`].
 const OTHERS: &[&str] = &[
+    qwen3_5::ARCHITECTURES[0],
+    qwen3_5::ARCHITECTURES[1],
     #[cfg(feature = "media-test-model")]
     media_test::ARCHITECTURE,
     #[cfg(feature = "hybrid-test-model")]
@@ -41,9 +45,15 @@ const OTHERS: &[&str] = &[
 ];
 
 /// A device with all operations that the families of this build use.
-pub trait DecoderDevice: Dense + PagedAttention + Recurrence + Collectives + Sampler {}
+pub trait DecoderDevice:
+    Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler
+{
+}
 
-impl<D: Dense + PagedAttention + Recurrence + Collectives + Sampler> DecoderDevice for D {}
+impl<D: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> DecoderDevice
+    for D
+{
+}
 
 /// Loads the checkpoint of `options` onto `device`, and calls `progress` as tensors are loaded.
 ///
@@ -65,6 +75,13 @@ pub fn load<D: DecoderDevice>(
         llama::FAMILIES.into_iter().find(|family| named(family.architecture, family.model_type))
     {
         return Ok(Box::new(llama::load(family, &file, dir, options, device, progress)?));
+    }
+    if options.expert_parallel {
+        return Err(file.invalid("num_experts: the model has none that --ep could divide"));
+    }
+    let mut of_qwen3_5 = qwen3_5::ARCHITECTURES.into_iter().zip(qwen3_5::MODEL_TYPES);
+    if of_qwen3_5.any(|(architecture, model_type)| named(architecture, model_type)) {
+        return Ok(Box::new(qwen3_5::load(&file, dir, options, device, progress)?));
     }
     #[cfg(feature = "media-test-model")]
     if named(media_test::ARCHITECTURE, media_test::MODEL_TYPE) {

@@ -13,7 +13,7 @@ mod shard;
 pub(crate) use dummy::Dummy;
 pub(crate) use loader::{Loader, Progress, Source};
 pub(crate) use safetensors::SafetensorsDir;
-pub(crate) use shard::{Cut, ShardRange, Window, share};
+pub(crate) use shard::{Cut, Section, ShardRange, Window, share};
 
 pub use loader::LoadProgress;
 use tutti_kernels::{WeightType, collective::GroupRank};
@@ -33,6 +33,8 @@ pub(crate) struct TensorSpec {
     pub cut: Cut,
     /// Precision on the device.
     pub precision: Precision,
+    /// Values of a vector on the device.
+    pub values: Values,
 }
 
 /// A tensor as a number of matrices of one size. A vector is one matrix of one column: each element belongs to one
@@ -78,6 +80,28 @@ pub(crate) enum Precision {
     Type(WeightType),
 }
 
+/// The value that the device holds for an element `x` of a vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// `x`.
+    AsStored,
+    /// `1 + x`: a norm's weight that is stored as its difference from 1.
+    PlusOne,
+    /// `-exp(x)`: a rate of decay that is stored as its logarithm.
+    NegatedExp,
+}
+
+impl Values {
+    /// Returns the device's value of a stored element.
+    pub fn of(self, x: f32) -> f32 {
+        match self {
+            Self::AsStored => x,
+            Self::PlusOne => 1.0 + x,
+            Self::NegatedExp => -x.exp(),
+        }
+    }
+}
+
 impl TensorSpec {
     fn new(
         name: impl Into<String>,
@@ -92,6 +116,7 @@ impl TensorSpec {
             role,
             cut: Cut::Replicated,
             precision: Precision::Configured,
+            values: Values::AsStored,
         }
     }
 
@@ -110,18 +135,9 @@ impl TensorSpec {
         Self { cut, ..self }
     }
 
-    /// Returns the part of the tensor that a rank holds.
-    pub fn shard_range(&self, group_rank: GroupRank) -> ShardRange {
-        self.cut.shard_range(self.dims, group_rank)
-    }
-}
-
-/// Constructors for families with experts, convolutions or mixed precision.
-#[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts or convolutions"))]
-impl TensorSpec {
-    /// Returns a replicated stack of matrices, stored as one tensor `[matrices, rows, columns]`.
-    pub fn stack(name: impl Into<String>, role: Role, shape: [usize; 3]) -> Self {
-        Self::new(name, role, &shape, shape)
+    /// Sets the values of a vector on the device.
+    pub fn with_values(self, values: Values) -> Self {
+        Self { values, ..self }
     }
 
     /// Returns a replicated tensor of any shape as one matrix: the first dimension is its rows (outputs), all others are
@@ -130,6 +146,20 @@ impl TensorSpec {
         let rows = shape.first().copied().unwrap_or(1);
         let columns = shape.iter().skip(1).fold(1, |product: usize, &n| product.saturating_mul(n));
         Self::new(name, role, shape, [1, rows, columns])
+    }
+
+    /// Returns the part of the tensor that a rank holds.
+    pub fn shard_range(&self, group_rank: GroupRank) -> ShardRange {
+        self.cut.shard_range(self.dims, group_rank)
+    }
+}
+
+/// Constructors for families with experts or mixed precision.
+#[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts"))]
+impl TensorSpec {
+    /// Returns a replicated stack of matrices, stored as one tensor `[matrices, rows, columns]`.
+    pub fn stack(name: impl Into<String>, role: Role, shape: [usize; 3]) -> Self {
+        Self::new(name, role, &shape, shape)
     }
 
     /// States that each matrix consists of this number of equally tall parts, one below another.

@@ -1,5 +1,5 @@
-//! The model whose layers keep state in slots: neither chunks, batch-mates, preemption, a restored prefix nor a hand-over
-//! change a bit, alone and in a TP group.
+//! The models whose layers keep state in slots: neither chunks, batch-mates, padding, preemption, a restored prefix nor a
+//! hand-over change a bit, alone and in a TP group.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -9,22 +9,56 @@ use common::{
     Bits, Request, bits, generate, group::of_ranks, loaded, prompt, requests, step, step_with, write_config,
 };
 use serde_json::json;
+use tempfile::TempDir;
 use tutti_kernels::{PageId, SlotCopy, SlotId};
-use tutti_models::{LoadFormat::Dummy, Model};
+use tutti_models::{LoadFormat::Dummy, Model, PlaneStorage};
 
 const PROMPT: usize = 40;
 const OUTPUT: usize = 8;
 
-fn checkpoint() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    let config = json!({
+/// The test model of recurrences and attention.
+fn recurrence() -> TempDir {
+    checkpoint(&json!({
         "architectures": ["TuttiHybridTestForCausalLM"], "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 5,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "state_size": 24,
         "max_position_embeddings": 1024, "rope_theta": 1e6, "partial_rotary_factor": 0.5,
-    });
-    write_config(dir.path(), &config);
+    }))
+}
+
+/// A Qwen3.5 whose last layer is a delta net. Four ranks hold each of its two heads of keys twice.
+fn delta_net() -> TempDir {
+    checkpoint(&json!({
+        "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 24, "max_position_embeddings": 1024, "rope_theta": 1e6,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    }))
+}
+
+fn checkpoint(config: &serde_json::Value) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), config);
     dir
 }
+
+/// Runs each test on each model.
+macro_rules! on_each_model {
+    ($($test:ident),* $(,)?) => {
+        mod of_recurrences { $(#[test] fn $test() { super::$test(&super::recurrence()); })* }
+        mod of_delta_nets { $(#[test] fn $test() { super::$test(&super::delta_net()); })* }
+    };
+}
+
+on_each_model!(
+    neither_chunks_nor_mates_change_a_bit,
+    random_slices_and_padding_change_no_bit,
+    ranks_agree_and_chunks_change_no_bit_in_a_group,
+    preemption_and_replay_change_no_bit,
+    a_prefix_with_a_checkpoint_changes_no_bit,
+    a_group_of_any_size_goes_on_where_another_stopped,
+    every_plane_of_the_state_is_needed,
+);
 
 fn ids(tokens: usize) -> Vec<u32> {
     prompt(tokens).iter().map(|token| token % 96).collect()
@@ -51,9 +85,7 @@ fn alone(model: &mut dyn Model) -> (Request, Bits) {
     (fresh, outcome(&request))
 }
 
-#[test]
-fn neither_chunks_nor_mates_change_a_bit() {
-    let dir = checkpoint();
+fn neither_chunks_nor_mates_change_a_bit(dir: &TempDir) {
     let mut model = loaded(dir.path(), Dummy);
     assert!(model.declaration().has_slots());
     let prompts: Vec<Vec<u32>> = [1, 9, 64, 150].map(ids).into();
@@ -67,9 +99,66 @@ fn neither_chunks_nor_mates_change_a_bit() {
     }
 }
 
-#[test]
-fn ranks_agree_and_chunks_change_no_bit_in_a_group() {
-    let dir = checkpoint();
+/// Each step takes another number of tokens of each request, beside rows of padding: null slot, null page.
+fn random_slices_and_padding_change_no_bit(dir: &TempDir) {
+    let mut model = loaded(dir.path(), Dummy);
+    let (_, whole) = alone(&mut *model);
+    let mates = [ids(90), ids(23)];
+    for seed in 0..4u32 {
+        let mut draw = seed;
+        let mut chunk = || {
+            draw = draw.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            [1, 1, 2, 3, 5, 17][(draw >> 16) as usize % 6]
+        };
+        let mut all = requests(&[&mates[0], &ids(PROMPT), &mates[1]]);
+        let padding = |tokens: usize| Request {
+            tokens: ids(tokens),
+            // No state begins: a row of padding continues at any position.
+            computed: 1,
+            pages: vec![PageId::NULL; 8],
+            slot: SlotId::NULL,
+            scores: Vec::new(),
+        };
+        while all[1].tokens.len() < PROMPT + OUTPUT {
+            let mut rows = vec![padding(4), padding(2)];
+            rows.extend(all.iter().cloned());
+            step(&mut *model, &mut rows, chunk());
+            all = rows.split_off(2);
+        }
+        assert!(outcome(&all[1]) == whole, "seed {seed}");
+    }
+}
+
+/// A state of which one plane is missing gives another result, so no plane is sent for nothing, and a test of a hand-over
+/// that loses one can fail.
+fn every_plane_of_the_state_is_needed(dir: &TempDir) {
+    let mut model = loaded(dir.path(), Dummy);
+    let (fresh, whole) = alone(&mut *model);
+    let mut request = fresh;
+    while request.computed < 24 {
+        step(&mut *model, std::slice::from_mut(&mut request), 8);
+    }
+    let mut state = Vec::new();
+    model.read_slot(request.slot, &mut state).unwrap();
+    let layout = model.page_layout();
+    let (mut first, mut planes) = (0, 0);
+    for plane in layout.planes.iter().filter(|plane| plane.storage == PlaneStorage::Slot) {
+        let bytes: usize = plane.sections.iter().map(|section| section.units * section.unit_bytes).sum();
+        let mut lost = state.clone();
+        lost[first..first + bytes].fill(0);
+        let mut other = request.clone();
+        model.write_slot(other.slot, &lost).unwrap();
+        go_on(&mut *model, &mut other, 7);
+        assert!(outcome(&other) != whole, "{} is not needed", plane.name);
+        (first, planes) = (first + bytes, planes + 1);
+    }
+    assert!(first == state.len() && planes > 0);
+    model.write_slot(request.slot, &state).unwrap();
+    go_on(&mut *model, &mut request, 7);
+    assert!(outcome(&request) == whole);
+}
+
+fn ranks_agree_and_chunks_change_no_bit_in_a_group(dir: &TempDir) {
     let prompts = [ids(9), ids(PROMPT)];
     let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
     let run =
@@ -84,9 +173,7 @@ fn ranks_agree_and_chunks_change_no_bit_in_a_group() {
 
 /// A preempted request, or one whose worker was lost, is computed again with its output as a part of its prompt: in
 /// another slot, in other pages, with state of an earlier request in both.
-#[test]
-fn preemption_and_replay_change_no_bit() {
-    let dir = checkpoint();
+fn preemption_and_replay_change_no_bit(dir: &TempDir) {
     for ranks in [1, 2] {
         of_ranks(ranks, dir.path(), Dummy, |model| {
             let (fresh, whole) = alone(model);
@@ -110,47 +197,45 @@ fn preemption_and_replay_change_no_bit() {
 
 /// A checkpoint is saved at the head of the step after its last token, while another request runs, and restored for a
 /// request that shares the pages before it.
-#[test]
-fn a_prefix_with_a_checkpoint_changes_no_bit() {
-    const SHARED: usize = 32;
-    let dir = checkpoint();
-    for ranks in [1, 2] {
+fn a_prefix_with_a_checkpoint_changes_no_bit(dir: &TempDir) {
+    for (ranks, shared) in [(1, 16), (1, 32), (2, 16), (2, 32)] {
         of_ranks(ranks, dir.path(), Dummy, |model| {
             let (fresh, whole) = alone(model);
             let (own, checkpoint) = (fresh.slot, SlotId(12));
             let mut first = fresh.clone();
-            step(model, std::slice::from_mut(&mut first), SHARED);
+            step(model, std::slice::from_mut(&mut first), shared);
             let save = SlotCopy { from: own, to: checkpoint };
             step_with(model, std::slice::from_mut(&mut first), usize::MAX, &[save]);
             go_on(model, &mut first, 1);
-            assert!(outcome(&first) == whole, "{ranks} ranks: a save changes its request");
+            assert!(outcome(&first) == whole, "{ranks} ranks, {shared} tokens: a save changes its request");
 
+            // The slot that receives the state held another request's, which is poisoned here.
+            let poison = vec![0xff; model.page_layout().slot_bytes()];
+            model.write_slot(SlotId(5), &poison).unwrap();
             let mut second = fresh.clone();
             second.slot = SlotId(5);
-            second.computed = SHARED;
-            second.pages[SHARED / 16..].iter_mut().for_each(|page| page.0 -= 100);
+            second.computed = shared;
+            second.pages[shared / 16..].iter_mut().for_each(|page| page.0 -= 100);
             let restore = |from| SlotCopy { from, to: SlotId(5) };
             step_with(model, std::slice::from_mut(&mut second), 3, &[restore(checkpoint)]);
             go_on(model, &mut second, usize::MAX);
             let (tokens, scores) = outcome(&second);
             // The shared tokens are not scored again.
-            assert_eq!(tokens, whole.0, "{ranks} ranks");
-            assert!(scores == whole.1[SHARED..], "{ranks} ranks");
+            assert_eq!(tokens, whole.0, "{ranks} ranks, {shared} tokens");
+            assert!(scores == whole.1[shared..], "{ranks} ranks, {shared} tokens");
 
             // Another state gives other results, so the test would notice a wrong one.
             let mut wrong = fresh.clone();
             wrong.slot = SlotId(5);
-            wrong.computed = SHARED;
+            wrong.computed = shared;
             step_with(model, std::slice::from_mut(&mut wrong), usize::MAX, &[restore(SlotId::NULL)]);
             go_on(model, &mut wrong, usize::MAX);
-            assert!(outcome(&wrong).1 != whole.1[SHARED..], "{ranks} ranks");
+            assert!(outcome(&wrong).1 != whole.1[shared..], "{ranks} ranks, {shared} tokens");
         });
     }
 }
 
-#[test]
-fn a_group_of_any_size_goes_on_where_another_stopped() {
-    let dir = checkpoint();
+fn a_group_of_any_size_goes_on_where_another_stopped(dir: &TempDir) {
     for from in [1, 2, 4] {
         let (pages, state, request, whole) = of_ranks(from, dir.path(), Dummy, |model| {
             let (fresh, whole) = alone(model);

@@ -4,16 +4,20 @@
 
 mod common;
 
-use common::{bits, config, generate, loaded, prompt, write_config};
+use common::{bits, config, generate, loaded_as, prompt, write_config};
 use serde_json::json;
-use tutti_models::LoadFormat::Dummy;
+use tutti_models::{LoadFormat::Dummy, Quantize};
 
 const OUTPUT: usize = 8;
 
 fn unchanged_by_chunks_and_mates(changes: serde_json::Value) {
+    unchanged(&changes, Quantize::None);
+}
+
+fn unchanged(changes: &serde_json::Value, quantize: Quantize) {
     let dir = tempfile::tempdir().unwrap();
-    write_config(dir.path(), &config(&changes));
-    let mut model = loaded(dir.path(), Dummy);
+    write_config(dir.path(), &config(changes));
+    let mut model = loaded_as(dir.path(), Dummy, quantize);
     let prompts: Vec<Vec<u32>> = [1, 9, 64, 150].map(prompt).into();
     let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
 
@@ -62,4 +66,18 @@ fn windows_on_all_layers() {
     unchanged_by_chunks_and_mates(json!({
         "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 16,
     }));
+}
+
+/// Experts, some of which have no rows in a small step and many in a large one.
+#[test]
+fn experts_in_f32_bf16_and_int8() {
+    for (dtype, quantize) in
+        [("float32", Quantize::None), ("bfloat16", Quantize::None), ("bfloat16", Quantize::Int8)]
+    {
+        let changes = json!({
+            "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "torch_dtype": dtype,
+            "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "mlp_only_layers": [0],
+        });
+        unchanged(&changes, quantize);
+    }
 }

@@ -6,11 +6,17 @@ mod common;
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use common::{Tensor, config, generate, loaded, tensors, try_load, write_config, write_tensors};
+use common::{
+    Tensor, config, generate, group::of_ranks_with_whole_experts, loaded, tensors, try_load, write_config,
+    write_tensors,
+};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 use tempfile::TempDir;
-use tutti_models::LoadFormat::{Auto, Dummy};
+use tutti_models::{
+    LoadFormat::{Auto, Dummy},
+    Model, Quantize,
+};
 use tutti_runtime::{Error, ErrorKind};
 
 /// Returns a sound checkpoint in one file, which a test may damage.
@@ -91,6 +97,92 @@ fn a_base_model_gives_what_the_model_with_a_head_gives() {
     renamed.remove("layers.1.mlp.up_proj.weight");
     write_tensors(&base.path().join("model.safetensors"), &renamed);
     refuses(base.path(), &["model.layers.1.mlp.up_proj.weight"]);
+}
+
+/// A Qwen3.5 of a delta net and an attention, as a text model or beside a vision encoder.
+fn hybrid_checkpoint(vision: bool, change: impl FnOnce(&mut BTreeMap<String, Tensor>)) -> TempDir {
+    let text = json!({
+        "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+        "full_attention_interval": 2, "max_position_embeddings": 1024, "tie_word_embeddings": true,
+    });
+    let mut config = if vision { json!({"text_config": text, "tie_word_embeddings": true}) } else { text };
+    let architecture = if vision { "Qwen3_5ForConditionalGeneration" } else { "Qwen3_5ForCausalLM" };
+    config["architectures"] = json!([architecture]);
+    let prefix = if vision { "model.language_model." } else { "model." };
+    let mut tensors = BTreeMap::new();
+    let mut add = |name: String, shape: &[usize]| {
+        let value = |i: usize| ((i * 37 + name.len() * 11) % 61) as f32 / 61.0 - 0.5;
+        let bytes = (0..shape.iter().product()).flat_map(|i| value(i).to_le_bytes()).collect();
+        let named = if name.starts_with("mtp.") { name.clone() } else { format!("{prefix}{name}") };
+        tensors.insert(named, (Dtype::F32, shape.to_vec(), bytes));
+    };
+    add("embed_tokens.weight".into(), &[97, 48]);
+    add("norm.weight".into(), &[48]);
+    for layer in 0..2 {
+        let mut add = |name: &str, shape: &[usize]| add(format!("layers.{layer}.{name}"), shape);
+        add("input_layernorm.weight", &[48]);
+        add("post_attention_layernorm.weight", &[48]);
+        add("mlp.gate_proj.weight", &[80, 48]);
+        add("mlp.up_proj.weight", &[80, 48]);
+        add("mlp.down_proj.weight", &[48, 80]);
+    }
+    for (name, shape) in [
+        ("in_proj_qkv.weight", &[40, 48][..]),
+        ("in_proj_z.weight", &[24, 48]),
+        ("in_proj_b.weight", &[2, 48]),
+        ("in_proj_a.weight", &[2, 48]),
+        ("conv1d.weight", &[40, 1, 4]),
+        ("A_log", &[2]),
+        ("dt_bias", &[2]),
+        ("norm.weight", &[12]),
+        ("out_proj.weight", &[48, 24]),
+    ] {
+        add(format!("layers.0.linear_attn.{name}"), shape);
+    }
+    for (name, shape) in [
+        ("q_proj", &[64, 48][..]),
+        ("k_proj", &[16, 48]),
+        ("v_proj", &[16, 48]),
+        ("q_norm", &[16]),
+        ("k_norm", &[16]),
+        ("o_proj", &[48, 32]),
+    ] {
+        add(format!("layers.1.self_attn.{name}.weight"), shape);
+    }
+    if vision {
+        // Tensors that the text model does not use.
+        add("mtp.layers.0.mlp.up_proj.weight".into(), &[3, 5]);
+    }
+    change(&mut tensors);
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), &config);
+    write_tensors(&dir.path().join("model.safetensors"), &tensors);
+    dir
+}
+
+#[test]
+fn a_vision_model_gives_what_its_text_model_gives() {
+    let run = |vision| {
+        let dir = hybrid_checkpoint(vision, |_| ());
+        generate(&mut *loaded(dir.path(), Auto), &[&[5, 90, 17, 3]], 8, 6)
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
+fn tensors_of_a_delta_net_are_checked_by_name_and_shape() {
+    let conv = "model.layers.0.linear_attn.conv1d.weight";
+    let dir = hybrid_checkpoint(false, |tensors| drop(tensors.remove(conv)));
+    refuses(dir.path(), &[conv, "[40, 1, 4]"]);
+    let wider = |tensors: &mut BTreeMap<String, Tensor>| {
+        *tensors.get_mut(conv).unwrap() = (Dtype::F32, vec![40, 1, 5], vec![0; 40 * 5 * 4]);
+    };
+    refuses(hybrid_checkpoint(false, wider).path(), &[conv, "[40, 1, 4]", "[40, 1, 5]"]);
+    let q = "model.language_model.layers.1.self_attn.q_proj.weight";
+    let dir = hybrid_checkpoint(true, |tensors| drop(tensors.remove(q)));
+    refuses(dir.path(), &[q, "[64, 48]"]);
 }
 
 #[test]
@@ -190,4 +282,86 @@ fn dummy_weights_need_the_config_alone() {
         assert_eq!(run, generate(&mut *loaded(dir.path(), Dummy), &[&[1, 2, 3]], 8, 6), "{dtype}");
         assert!(run[0].1.iter().all(|score| score.logprob.is_finite()), "{dtype}");
     }
+}
+
+const EXPERTS: usize = 4;
+/// Intermediate width per expert.
+const WIDTH: usize = 20;
+
+/// Returns the tensors of a model whose last layer has experts, with a tensor per expert or stacked.
+fn with_experts(stacked: bool) -> BTreeMap<String, Tensor> {
+    let mut tensors = tensors();
+    let of_layer = |tensor: &str| format!("model.layers.1.mlp.{tensor}");
+    for projection in ["gate", "up", "down"] {
+        tensors.remove(&of_layer(&format!("{projection}_proj.weight"))).unwrap();
+    }
+    let mut add = |name: &str, shape: Vec<usize>, values: Vec<f32>| {
+        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        tensors.insert(of_layer(name), (Dtype::F32, shape, bytes));
+    };
+    let value = |seed: usize, i: usize| ((i * 37 + seed * 11) % 61) as f32 / 61.0 - 0.5;
+    let values = |seed: usize| (0..WIDTH * 48).map(|i| value(seed, i)).collect::<Vec<_>>();
+    add("gate.weight", vec![EXPERTS, 48], (0..EXPERTS * 48).map(|i| value(5, i * i)).collect());
+    let of_expert = |expert: usize| [0, 1, 2].map(|projection| values(expert * 3 + projection));
+    if stacked {
+        let gate_up =
+            (0..EXPERTS).flat_map(|expert| of_expert(expert).into_iter().take(2).flatten()).collect();
+        let down = (0..EXPERTS).flat_map(|expert| of_expert(expert).into_iter().skip(2).flatten()).collect();
+        add("experts.gate_up_proj", vec![EXPERTS, 2 * WIDTH, 48], gate_up);
+        add("experts.down_proj", vec![EXPERTS, 48, WIDTH], down);
+        return tensors;
+    }
+    for expert in 0..EXPERTS {
+        let [gate, up, down] = of_expert(expert);
+        add(&format!("experts.{expert}.gate_proj.weight"), vec![WIDTH, 48], gate);
+        add(&format!("experts.{expert}.up_proj.weight"), vec![WIDTH, 48], up);
+        add(&format!("experts.{expert}.down_proj.weight"), vec![48, WIDTH], down);
+    }
+    tensors
+}
+
+/// Returns a checkpoint of these tensors, whose last layer has experts.
+fn moe_checkpoint(tensors: &BTreeMap<String, Tensor>) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": EXPERTS,
+        "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH, "norm_topk_prob": true, "mlp_only_layers": [0],
+    });
+    write_config(dir.path(), &config(&keys));
+    write_tensors(&dir.path().join("model.safetensors"), tensors);
+    dir
+}
+
+#[test]
+fn stacked_experts_give_what_single_ones_give_on_any_division() {
+    let dirs = [false, true].map(|stacked| moe_checkpoint(&with_experts(stacked)));
+    let prompt: &[u32] = &[5, 90, 17, 3, 41, 41, 8];
+    let run = |model: &mut dyn Model| generate(model, &[prompt], 8, 4);
+    let [single, stacked] = dirs.each_ref().map(|dir| run(&mut *loaded(dir.path(), Auto)));
+    assert_eq!(single, stacked);
+    // One rank of one: whole experts are all experts.
+    let whole =
+        dirs.each_ref().map(|dir| of_ranks_with_whole_experts(1, dir.path(), Auto, Quantize::None, run));
+    assert!(whole.iter().all(|runs| *runs == single));
+}
+
+#[test]
+fn damaged_experts_are_named() {
+    for (stacked, name, shape) in [
+        (false, "model.layers.1.mlp.experts.3.up_proj.weight", "[20, 48]"),
+        (false, "model.layers.1.mlp.gate.weight", "[4, 48]"),
+        (true, "model.layers.1.mlp.experts.down_proj", "[4, 48, 20]"),
+    ] {
+        let mut tensors = with_experts(stacked);
+        let (_, found, _) = tensors.get_mut(name).unwrap();
+        found.reverse();
+        let reversed = format!("{found:?}");
+        refuses(moe_checkpoint(&tensors).path(), &[name, shape, &reversed]);
+        tensors.remove(name).unwrap();
+        refuses(moe_checkpoint(&tensors).path(), &[name, shape, "none of its 1"]);
+    }
+    // Without the stack of gate and up, single experts are looked for.
+    let mut tensors = with_experts(true);
+    tensors.remove("model.layers.1.mlp.experts.gate_up_proj").unwrap();
+    refuses(moe_checkpoint(&tensors).path(), &["model.layers.1.mlp.experts.0.gate_proj.weight"]);
 }

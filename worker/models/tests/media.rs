@@ -26,6 +26,7 @@ fn try_load(dir: &Path, nodes: Option<&[&str]>) -> Result<Box<dyn Model>, LoadEr
         load_format,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens,
+        expert_parallel: false,
         nodes,
         seed: 11,
         quantize: tutti_kernels::Quantize::None,

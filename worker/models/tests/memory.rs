@@ -92,6 +92,7 @@ fn loading_takes_little_more_than_the_weights() {
                 quantize,
                 max_step_tokens: 16,
                 page_tokens: 16,
+                expert_parallel: false,
                 nodes: None,
                 seed: 0,
             };

@@ -9,23 +9,34 @@ use std::{fs, path::PathBuf};
 
 use common::{
     bits, config, device, generate,
-    goldens::{Case, LENGTHS},
-    group::{Lone, of_ranks},
-    prompt, tensors, try_load_on, write_config, write_tensors,
+    goldens::{Case, LENGTHS, bound},
+    group::{Lone, of_ranks, of_ranks_as, of_ranks_with_whole_experts},
+    options, prompt, tensors, try_load_on, try_load_with, write_config, write_tensors,
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use tutti_kernels::{DeviceError, PageId, RowInputs, SlotId, StepInputs, TokenScore, collective::GroupRank};
 use tutti_models::{
     LoadFormat::{self, Auto, Dummy},
-    LogitRequests, LogitResults,
+    LoadOptions, LogitRequests, LogitResults, Model, Quantize,
 };
 
-const BOUND: f64 = 2e-4;
+/// The output and the scores of several prompts.
+type Runs = Vec<(Vec<u32>, Vec<TokenScore>)>;
 
-/// Compares a model on 1, 2 and 4 ranks with its goldens. Neither a second run, nor chunks, nor batch-mates change a
-/// bit.
+/// Compares a model on 1, 2 and 4 ranks with its goldens.
 fn agrees(model: &str) {
+    agrees_on(model, &[(1, false), (2, false), (4, false)]);
+}
+
+/// Runs [`agrees`] with a share of each expert on every rank, and with whole experts.
+fn agrees_with_experts(model: &str) {
+    agrees_on(model, &[(1, false), (2, false), (4, false), (2, true), (4, true)]);
+}
+
+/// Compares a model with its goldens on groups of several sizes, true for those whose ranks hold whole experts. Neither
+/// a second run, nor chunks, nor batch-mates change a bit.
+fn agrees_on(model: &str, groups: &[(usize, bool)]) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");
         return;
@@ -36,8 +47,12 @@ fn agrees(model: &str) {
     let cases: Vec<Case> = LENGTHS.iter().map(|&length| Case::read(&goldens, length)).collect();
     let prompts: Vec<&[u32]> = cases.iter().map(|case| &case.prompt[..]).collect();
     let output = cases[0].greedy.len();
-    for size in [1, 2, 4] {
-        let run = |chunk| of_ranks(size, &dir, Auto, |model| generate(model, &prompts, chunk, output));
+    for &(size, whole_experts) in groups {
+        let act = |act: &dyn Fn(&mut dyn Model) -> Runs| match whole_experts {
+            true => of_ranks_with_whole_experts(size, &dir, Auto, Quantize::None, act),
+            false => of_ranks(size, &dir, Auto, act),
+        };
+        let run = |chunk| act(&|model| generate(model, &prompts, chunk, output));
         let first = run(usize::MAX);
         let mut worst = 0.0f64;
         for (case, (tokens, scores)) in cases.iter().zip(&first) {
@@ -47,13 +62,12 @@ fn agrees(model: &str) {
             }
         }
         eprintln!("{}: {size} ranks, greatest |Δ logprob| {worst:.2e}", dir.display());
-        assert!(worst < BOUND, "{size} ranks: greatest deviation {worst}");
+        assert!(worst < bound(model), "{size} ranks: greatest deviation {worst}");
         for chunk in [usize::MAX, 1, 7, 64] {
             assert!(bits(&run(chunk)) == bits(&first), "{size} ranks: chunks of {chunk} differ");
         }
-        let alone = of_ranks(size, &dir, Auto, |model| {
-            prompts.iter().flat_map(|prompt| generate(model, &[prompt], 32, output)).collect::<Vec<_>>()
-        });
+        let alone =
+            act(&|model| prompts.iter().flat_map(|prompt| generate(model, &[prompt], 32, output)).collect());
         assert!(bits(&alone) == bits(&first), "{size} ranks: batch-mates make a difference");
     }
 }
@@ -94,8 +108,28 @@ fn mistral() {
 }
 
 #[test]
+fn qwen3_moe() {
+    agrees_with_experts("qwen3_moe");
+}
+
+#[test]
+fn qwen3_moe_nonorm() {
+    agrees_with_experts("qwen3_moe_nonorm");
+}
+
+#[test]
 fn qwen3_embedding() {
     agrees("qwen3_embedding");
+}
+
+#[test]
+fn qwen3_5() {
+    agrees("qwen3_5");
+}
+
+#[test]
+fn qwen3_5_text_tied() {
+    agrees("qwen3_5_text_tied");
 }
 
 /// Returns a checkpoint that four ranks can divide. Its two key heads are each held twice by four ranks.
@@ -260,4 +294,57 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
         }
         assert_eq!(generate(model, &[&[3, 4, 5]], usize::MAX, 4), reference);
     });
+}
+
+/// Changes of a config for a model of eight experts, with a dense layer before a layer of experts.
+fn experts() -> Value {
+    json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": true, "mlp_only_layers": [0],
+    })
+}
+
+#[test]
+fn experts_that_the_ranks_cannot_divide_are_refused_by_the_key() {
+    let load = |mut changes: Value, keys: Value, size, expert_parallel| {
+        changes.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let dir = divisible(changes);
+        let options = LoadOptions { expert_parallel, ..options(dir.path(), Dummy, Quantize::None) };
+        let device = device().with_group(Box::new(Lone(GroupRank { rank: 0, world_size: size })));
+        try_load_with(device, &options).map(|model| model.weight_bytes())
+    };
+    for (changes, keys, expert_parallel, expected) in [
+        (
+            experts(),
+            json!({"moe_intermediate_size": 25}),
+            false,
+            "moe_intermediate_size: 25 is not a multiple of tp",
+        ),
+        (
+            experts(),
+            json!({"num_experts": 9}),
+            true,
+            "num_experts: 9 is not a multiple of tp, which is 2, and --ep",
+        ),
+        (json!({}), json!({}), true, "num_experts: the model has none that --ep could divide"),
+    ] {
+        let error = load(changes, keys, 2, expert_parallel).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("config.json"), "{error}");
+    }
+    // Neither key matters to the other division. A rank holds half of the experts' bytes either way.
+    load(experts(), json!({"moe_intermediate_size": 25}), 2, true).unwrap();
+    load(experts(), json!({"num_experts": 9}), 2, false).unwrap();
+    let [width, whole] = [false, true].map(|whole| load(experts(), json!({}), 2, whole).unwrap());
+    assert_eq!(width, whole);
+}
+
+#[test]
+fn quantised_experts_are_the_same_model_on_ranks_that_hold_them_whole() {
+    let dir = divisible(experts());
+    let prompt: Vec<u32> = prompt(40).iter().map(|token| token % 96).collect();
+    let act = |model: &mut dyn Model| generate(model, &[&prompt], usize::MAX, 8);
+    let one = of_ranks_as(1, dir.path(), Dummy, Quantize::Int8, act);
+    let two = of_ranks_with_whole_experts(2, dir.path(), Dummy, Quantize::Int8, act);
+    // The dense projections are quantised anew on each rank, in narrower groups.
+    assert!(greatest_difference(&two, &one) < 0.1, "{}", greatest_difference(&two, &one));
 }

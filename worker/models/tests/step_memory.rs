@@ -33,7 +33,7 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
         first_token: 0,
         tokens,
         start: 0,
-        slot: SlotId::NULL,
+        slot: SlotId(1),
         continues: false,
         block_table: &pages,
     }];
@@ -72,17 +72,31 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
     out
 }
 
+/// A dense model, and one with state in slots.
+fn configs() -> [serde_json::Value; 2] {
+    let dense = config(&json!({
+        "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": true,
+        "torch_dtype": "bfloat16",
+    }));
+    let mut hybrid = dense.clone();
+    let changes = json!({
+        "architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 2, "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "full_attention_interval": 2,
+    });
+    hybrid.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    [dense, hybrid]
+}
+
 #[test]
 fn a_step_that_scores_all_its_tokens_stays_within_step_bytes() {
+    configs().iter().for_each(stays_within_step_bytes);
+}
+
+fn stays_within_step_bytes(config: &serde_json::Value) {
     let dir = tempfile::tempdir().unwrap();
-    write_config(
-        dir.path(),
-        &config(&json!({
-            "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-            "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": true,
-            "torch_dtype": "bfloat16",
-        })),
-    );
+    write_config(dir.path(), config);
     let (dir, load_format) = (dir.path().to_owned(), LoadFormat::Dummy);
     let options = LoadOptions {
         dir,
@@ -90,11 +104,12 @@ fn a_step_that_scores_all_its_tokens_stays_within_step_bytes() {
         quantize: Quantize::None,
         max_step_tokens: TOKENS,
         page_tokens: PAGE_TOKENS,
+        expert_parallel: false,
         nodes: None,
         seed: 0,
     };
     let mut model = load(&options, device(), &mut |_| {}).unwrap();
-    model.allocate_planes(1 + TOKENS / PAGE_TOKENS, 1).unwrap();
+    model.allocate_planes(1 + TOKENS / PAGE_TOKENS, 2).unwrap();
     step(&mut *model, 1);
     let declared = model.step_bytes();
 

@@ -1,4 +1,7 @@
-use std::{net::Ipv4Addr, path::Path};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+};
 
 use tokio::task::{JoinHandle, spawn_blocking};
 use tutti_engine::{Engine, EngineSettings};
@@ -35,7 +38,7 @@ fn bench(lose_after: Option<u64>) -> Bench {
     let (outbox, reports) = mpsc::channel(2);
     let (load, _) = watch::channel(pb::WorkerLoad::default());
     let channels =
-        EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), host: LOCALHOST };
+        EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), network: LOCALHOST.into() };
     let runtime = Handle::current();
     Bench {
         commands,

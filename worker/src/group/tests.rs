@@ -9,7 +9,7 @@ fn formation(rank: u32, nccl_id: Vec<u8>, own: Option<GroupId>) -> Result<Format
     Formation::new(
         pb::FormGroup { rank, size: 2, meeting, nccl_id },
         Duration::from_secs(1),
-        Ipv4Addr::LOCALHOST.into(),
+        IpAddr::from(Ipv4Addr::LOCALHOST).into(),
         own,
     )
 }
@@ -49,7 +49,9 @@ fn a_leader_listens_only_where_its_ranks_dial() {
         meeting: Some(form_group::Meeting::Listen(listen)),
         nccl_id: Vec::new(),
     };
-    let group = Formation::new(message, Duration::from_secs(1), Ipv4Addr::LOCALHOST.into(), None).unwrap();
+    let group =
+        Formation::new(message, Duration::from_secs(1), IpAddr::from(Ipv4Addr::LOCALHOST).into(), None)
+            .unwrap();
     let port = group.listening().unwrap().unwrap().port as u16;
     assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
     assert!(TcpStream::connect((Ipv4Addr::new(127, 0, 0, 2), port)).is_err());
@@ -57,8 +59,8 @@ fn a_leader_listens_only_where_its_ranks_dial() {
 
 #[test]
 fn ranks_that_share_memory_reach_their_leader_where_others_reach_them() {
-    let host = Ipv4Addr::new(10, 1, 2, 3).into();
+    let host = IpAddr::from(Ipv4Addr::new(10, 1, 2, 3));
     let meeting = Some(form_group::Meeting::SharedMemory("/tmp/group".into()));
     let message = pb::FormGroup { rank: 1, size: 2, meeting, nccl_id: Vec::new() };
-    assert_eq!(Formation::new(message, Duration::from_secs(1), host, None).unwrap().leader(), host);
+    assert_eq!(Formation::new(message, Duration::from_secs(1), host.into(), None).unwrap().leader(), host);
 }

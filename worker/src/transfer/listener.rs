@@ -1,6 +1,6 @@
 //! The port at which this process takes pushes, and the leader of a group its ranks' reports.
 
-use std::{io, net::IpAddr};
+use std::io;
 
 use tokio::{net::TcpListener, runtime::Handle, sync::OnceCell};
 use tonic::service::Routes;
@@ -11,20 +11,20 @@ use tutti_proto::cluster::v1::{
 use tutti_runtime::{serve, shutdown::Shutdown};
 use tutti_settings::ConnectionSettings;
 
-use crate::bound;
+use crate::network::Network;
 
 use super::{MAX_STREAMS, WINDOW_BYTES, message_bytes, rank_reports::ReportReceiver, receiver::Receiver};
 
 /// A port that is opened on first use.
 pub(super) struct Listener {
-    host: IpAddr,
+    network: Network,
     port: OnceCell<u16>,
 }
 
 impl Listener {
     /// A port at the address that other workers dial.
-    pub fn at(host: IpAddr) -> Self {
-        Self { host, port: OnceCell::new() }
+    pub fn at(network: Network) -> Self {
+        Self { network, port: OnceCell::new() }
     }
 
     /// Listens for senders from the first call on, as long as the process lives. Returns the port. `largest_unit` is the
@@ -36,7 +36,7 @@ impl Listener {
         services: impl FnOnce() -> (Receiver, Option<ReportReceiver>),
     ) -> io::Result<u16> {
         let port = self.port.get_or_try_init(|| async {
-            let listener = bound::bind(self.host)?;
+            let listener = self.network.bind()?;
             listener.set_nonblocking(true)?;
             let listener = TcpListener::from_std(listener)?;
             let port = listener.local_addr()?.port();
@@ -50,6 +50,7 @@ impl Listener {
             let windows = serve::Windows { stream: WINDOW_BYTES, connection: 4 * WINDOW_BYTES };
             let connections =
                 ConnectionSettings { max_streams: MAX_STREAMS, ..ConnectionSettings::default() };
+            let listener = self.network.secured(listener);
             runtime.spawn(async move {
                 if let Err(error) =
                     serve::grpc(listener, routes, windows, connections, Shutdown::default()).await

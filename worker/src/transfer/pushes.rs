@@ -8,6 +8,8 @@ use std::{
 use tutti_engine::{ExportSummary, PageRun, TransferError};
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 
+use crate::network::Network;
+
 use super::{
     freight::Freight,
     sender::{Connections, Push},
@@ -24,12 +26,12 @@ pub(super) struct Pushes {
 
 impl Pushes {
     /// `largest_unit` is the number of bytes of the largest unit that is ever pushed.
-    pub fn new(largest_unit: usize) -> Self {
+    pub fn new(largest_unit: usize, network: Network) -> Self {
         Self {
             staging: Arc::new(StagingBudget::new(largest_unit)),
             tally: Arc::default(),
             queues: Mutex::default(),
-            connections: Arc::default(),
+            connections: Arc::new(Connections::new(network)),
         }
     }
 

@@ -19,6 +19,8 @@ use tutti_proto::{
     cluster::v1::{self as pb, rank_order::Order, rank_report::Report},
 };
 
+use crate::network::Network;
+
 use super::{
     freight::Freight,
     listener::Listener,
@@ -38,8 +40,7 @@ pub struct RankTransfer {
     hub: Arc<RankHub>,
     /// `None` once the leader has said where it takes reports.
     reports: Option<mpsc::Receiver<pb::RankReport>>,
-    /// Host of the leader.
-    leader: IpAddr,
+    hosts: RankHosts,
 }
 
 struct RankHub {
@@ -58,10 +59,10 @@ struct RankHub {
 }
 
 /// Hosts of a rank's group.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RankHosts {
-    /// Host at which other workers reach this rank.
-    pub own: IpAddr,
+    /// Host at which other workers reach this rank, and its way to them.
+    pub own: Network,
     /// Host at which this rank reaches its leader.
     pub leader: IpAddr,
 }
@@ -80,25 +81,25 @@ impl RankTransfer {
         let hub = Arc::new(RankHub {
             runtime: runtime.clone(),
             group_rank,
-            pushes: Pushes::new(freight.largest_unit()),
+            pushes: Pushes::new(freight.largest_unit(), hosts.own.clone()),
             freight,
             reservations: Arc::default(),
             store: Arc::new(ShareStore::new(group_rank.rank, reports.clone())),
-            listener: Listener::at(hosts.own),
+            listener: Listener::at(hosts.own.clone()),
             reports,
             cut_off: OnceLock::new(),
             load,
         });
-        Self { hub, reports: Some(inbox), leader: hosts.leader }
+        Self { hub, reports: Some(inbox), hosts }
     }
 
     fn start_reports(&mut self, to: pb::ReportTo) {
         let Some(inbox) = self.reports.take() else { return };
-        let leader = SocketAddr::new(self.leader, u16::try_from(to.port).unwrap_or_default());
+        let leader = SocketAddr::new(self.hosts.leader, u16::try_from(to.port).unwrap_or_default());
         let hello = pb::RankHello { rank: self.hub.group_rank.rank as u32, secret: to.secret };
-        let hub = Arc::clone(&self.hub);
+        let (hub, network) = (Arc::clone(&self.hub), self.hosts.own.clone());
         self.hub.runtime.spawn(async move {
-            let why = report_to(leader, hello, inbox).await;
+            let why = report_to(&network, leader, hello, inbox).await;
             tracing::error!(%leader, why, "no longer reports to the group's leader");
             // The first reason stays, and there is no other.
             let _ = hub.cut_off.set(why);

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, once, wrappers::ReceiverStream};
-use tonic::{Request, Response, Status, Streaming, transport::Endpoint};
+use tonic::{Request, Response, Status, Streaming};
 use tutti_engine::{Arrival, Cargo, RankRun, TransferError, Waker};
 use tutti_proto::{
     GraphKey,
@@ -13,6 +13,10 @@ use tutti_proto::{
         rank_reports_server::RankReports,
     },
 };
+
+use tutti_runtime::tls::with_causes;
+
+use crate::network::Network;
 
 use super::{KEEP_ALIVE, group_ranks::GroupRanks, pushes::Pushes, reservations::Reservations};
 
@@ -108,19 +112,21 @@ impl ReportReceiver {
 
 /// Streams a rank's reports to its leader. Returns the reason if the stream ends.
 pub(super) async fn report_to(
+    network: &Network,
     leader: SocketAddr,
     hello: pb::RankHello,
     reports: mpsc::Receiver<pb::RankReport>,
 ) -> String {
-    let endpoint = match Endpoint::from_shared(format!("http://{leader}")) {
-        Ok(endpoint) => endpoint,
+    let dial = match network.dial(&leader.to_string()) {
+        Ok(dial) => dial,
         Err(error) => return error.to_string(),
     };
-    let endpoint =
-        endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE).tcp_nodelay(true);
-    let channel = match endpoint.connect().await {
+    let dial = dial.tuned(|endpoint| {
+        endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE).tcp_nodelay(true)
+    });
+    let channel = match dial.connect().await {
         Ok(channel) => channel,
-        Err(error) => return error.to_string(),
+        Err(error) => return with_causes(&error),
     };
     let hello = pb::RankReport { report: Some(Report::Hello(hello)) };
     let stream = once(hello).chain(ReceiverStream::new(reports));

@@ -13,15 +13,14 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{
-    Code, Status,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Code, Status, transport::Channel};
 use tutti_engine::{ExportSummary, OutputToken, PageRun, TransferError};
 use tutti_kernels::collective::GroupRank;
 use tutti_proto::cluster::v1::{
     self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient,
 };
+
+use crate::network::Network;
 
 use super::{
     KEEP_ALIVE, WINDOW_BYTES,
@@ -39,8 +38,8 @@ const RETRIES: usize = 3;
 const MAX_CONNECTIONS: usize = 64;
 
 /// Connections to receivers, opened on first use and again after a failure.
-#[derive(Default)]
 pub(super) struct Connections {
+    network: Network,
     open: Mutex<HashMap<String, Connection>>,
 }
 
@@ -51,18 +50,25 @@ struct Connection {
 }
 
 impl Connections {
+    pub fn new(network: Network) -> Self {
+        Self { network, open: Mutex::default() }
+    }
+
     fn to(&self, address: &str) -> Result<Channel, TransferError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = open.get(address) {
             return Ok(connection.channel.clone());
         }
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))
-            .map_err(|e| TransferError::Refused(format!("{address:?} is not an address: {e}")))?
-            .initial_stream_window_size(WINDOW_BYTES)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE)
-            .tcp_nodelay(true);
-        let channel = endpoint.connect_lazy();
+        let dial = self.network.dial(address).map_err(|e| TransferError::Refused(e.to_string()))?;
+        let channel = dial
+            .tuned(|endpoint| {
+                endpoint
+                    .initial_stream_window_size(WINDOW_BYTES)
+                    .http2_keep_alive_interval(KEEP_ALIVE)
+                    .keep_alive_timeout(KEEP_ALIVE)
+                    .tcp_nodelay(true)
+            })
+            .connect_lazy();
         if open.len() == MAX_CONNECTIONS {
             open.clear();
         }

@@ -5,7 +5,11 @@ mod ranks;
 mod receiver;
 mod sender;
 
-use std::{net::Ipv4Addr, path::Path, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+    sync::Arc,
+};
 
 use tokio::{
     sync::{mpsc, watch},
@@ -69,8 +73,13 @@ impl Worker {
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(16);
         let (load, seen) = watch::channel(pb::WorkerLoad::default());
-        let channels =
-            EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), host: LOCALHOST };
+        let channels = EngineChannels {
+            commands: inbox,
+            outbox,
+            load,
+            forwards: Arc::default(),
+            network: LOCALHOST.into(),
+        };
         let runtime = Handle::current();
         // The engine ends when its commands close.
         drop(spawn_blocking(move || engine_thread::run_engine(device_loop, handle, channels, &runtime)));

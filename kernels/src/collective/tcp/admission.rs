@@ -3,7 +3,7 @@
 
 use std::{
     collections::VecDeque,
-    io::{self, Read},
+    io,
     net::{TcpListener, TcpStream},
     thread,
     time::{Duration, Instant},
@@ -14,7 +14,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{CollectiveError, Operation, broken};
+use super::{CollectiveError, Operation, RankLinks, RankStream, Terms, broken};
 
 /// Time that a new connection has to authenticate.
 const HELLO: Duration = Duration::from_secs(2);
@@ -27,22 +27,22 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection that has not authenticated yet.
 struct Stranger {
-    stream: TcpStream,
+    stream: Box<dyn RankStream>,
     greeting: [u8; GREETING],
     /// Bytes of the greeting so far.
     read: usize,
     since: Instant,
 }
 
-/// Waits up to `patience` for the ranks 1 to `size - 1`, and returns their connections in order.
+/// Waits for the ranks 1 to `size - 1`, and returns their connections in order.
 pub(super) fn admit(
     listener: &TcpListener,
     size: usize,
-    secret: &[u8; 16],
-    patience: Duration,
-) -> Result<Vec<TcpStream>, CollectiveError> {
+    terms: &Terms,
+) -> Result<Vec<Box<dyn RankStream>>, CollectiveError> {
+    let Terms { secret, patience, links, .. } = *terms;
     let until = Instant::now() + patience;
-    let mut admitted: Vec<Option<TcpStream>> = (1..size).map(|_| None).collect();
+    let mut admitted: Vec<Option<Box<dyn RankStream>>> = (1..size).map(|_| None).collect();
     let mut strangers: VecDeque<Stranger> = VecDeque::new();
     listener.set_nonblocking(true).map_err(|e| broken("listen", &e))?;
     while let Some(missing) = admitted.iter().position(Option::is_none) {
@@ -57,7 +57,7 @@ pub(super) fn admit(
                 if strangers.len() == MAX_STRANGERS {
                     strangers.pop_front();
                 }
-                strangers.extend(Stranger::new(stream));
+                strangers.extend(Stranger::new(stream, links));
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => thread::sleep(PAUSE),
@@ -81,8 +81,9 @@ pub(super) fn admit(
 }
 
 impl Stranger {
-    fn new(stream: TcpStream) -> Option<Self> {
-        stream.set_nonblocking(true).ok()?;
+    fn new(socket: TcpStream, links: &dyn RankLinks) -> Option<Self> {
+        socket.set_nonblocking(true).ok()?;
+        let stream = links.accepted(socket).ok()?;
         Some(Self { stream, greeting: [0; GREETING], read: 0, since: Instant::now() })
     }
 
@@ -110,9 +111,9 @@ impl Stranger {
     }
 
     /// The connection, as collective operations use it.
-    fn admitted(self) -> io::Result<TcpStream> {
-        self.stream.set_nonblocking(false)?;
-        self.stream.set_nodelay(true)?;
+    fn admitted(self) -> io::Result<Box<dyn RankStream>> {
+        self.stream.socket().set_nonblocking(false)?;
+        self.stream.socket().set_nodelay(true)?;
         Ok(self.stream)
     }
 }
@@ -124,7 +125,7 @@ fn await_any(
     limit: Duration,
 ) -> Result<(), CollectiveError> {
     let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) as _ };
-    let streams = strangers.iter().map(|stranger| PollFd::new(&stranger.stream, PollFlags::IN));
+    let streams = strangers.iter().map(|stranger| PollFd::new(stranger.stream.socket(), PollFlags::IN));
     let mut polled: Vec<_> = streams.chain([PollFd::new(listener, PollFlags::IN)]).collect();
     match poll(&mut polled, Some(&limit)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),

@@ -60,9 +60,12 @@ impl Dense for CpuDevice {
     }
 
     fn sigmoid_gate(&mut self, gate: &Tensor, x: &mut Tensor) -> Result<(), DeviceError> {
-        let width = gate.width();
+        let (width, gates) = (x.width(), gate.width());
+        if gates != width && gates != 1 {
+            return Err(DeviceError::Misuse(format!("{gates} gates per row of {width}")));
+        }
         let x = x.change(gate.live(), width)?;
-        rowwise::sigmoid_gate(self.path, &mut self.pool, gate.values(), width, x)
+        rowwise::sigmoid_gate(self.path, &mut self.pool, (gate.values(), gates), width, x)
     }
 
     fn keep_logit_rows(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {

@@ -2,7 +2,7 @@
 
 use super::CpuDevice;
 use crate::cpu::memory::{Planes, Tensor, Vector};
-use crate::{DecayedSum, DeviceError, Recurrence};
+use crate::{DecayedSum, DeviceError, Recurrence, SlotId};
 
 impl Recurrence for CpuDevice {
     fn decayed_sum(
@@ -19,8 +19,12 @@ impl Recurrence for CpuDevice {
         let out = out.written(tokens, width)?;
         let bytes = width * size_of::<f32>();
         for row in &self.step.rows {
-            let state = planes.slots.state(plane, row.slot, layer * bytes, bytes)?;
             let elements = row.first_token * width..(row.first_token + row.tokens) * width;
+            if row.slot == SlotId::NULL {
+                out[elements].fill(0.0);
+                continue;
+            }
+            let state = planes.slots.state(plane, row.slot, layer * bytes, bytes)?;
             let mut sums: Vec<f32> = state.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
             for (x, out) in
                 x.values()[elements.clone()].chunks_exact(width).zip(out[elements].chunks_exact_mut(width))

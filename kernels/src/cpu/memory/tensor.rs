@@ -19,6 +19,11 @@ impl Tensor {
         Ok(Self { capacity, width, live: 0, data })
     }
 
+    /// Maximum number of rows.
+    pub(in crate::cpu) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// Number of elements per row.
     pub fn width(&self) -> usize {
         self.width

@@ -19,3 +19,25 @@ fn an_invalid_address_is_refused_by_the_setting_s_name() {
         assert_eq!(refused(&[], Some(name)).as_deref(), Some("discover"), "{name:?}");
     }
 }
+
+#[test]
+fn a_conductor_elsewhere_needs_certificates_or_the_flag() {
+    let plain = ClusterTransport::default();
+    let reach = |url: &str, transport: &ClusterTransport| check_reach(&[url.to_owned()], None, transport);
+    for near in ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:1", "unix:/run/x"] {
+        assert!(reach(near, &plain).is_ok(), "{near}");
+    }
+    for far in ["http://10.0.0.1:1", "http://conductor:1", "http://[2001:db8::1]:1", "https://127.0.0.1:1"] {
+        let error = reach(far, &plain).unwrap_err();
+        assert_eq!(error.field(), Some("conductor"));
+        assert!(error.message().contains("--cluster-tls-cert"), "{error}");
+    }
+    let error = reach("http://10.0.0.1:50052", &plain).unwrap_err();
+    let message = error.message();
+    assert!(message.contains("10.0.0.1:50052") && message.contains("--insecure-plaintext"), "{error}");
+    let error = check_reach(&[], Some("conductors:50052"), &plain).unwrap_err();
+    assert_eq!(error.field(), Some("discover"));
+    let settings = tutti_settings::ClusterTlsSettings { insecure_plaintext: true, ..Default::default() };
+    let allowed = ClusterTransport::read(&settings).unwrap();
+    assert!(reach("http://10.0.0.1:1", &allowed).is_ok());
+}

@@ -31,6 +31,7 @@ fn engine(max_step_tokens: usize, max_prefill_chunk_size: Option<usize>) -> Engi
         quantize: Quantize::None,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: 16,
+        expert_parallel: false,
         nodes: None,
         seed: 5,
     };

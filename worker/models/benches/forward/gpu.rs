@@ -78,6 +78,7 @@ pub fn run(bench: &Bench) -> Result<(), Failure> {
         load_format: LoadFormat::Dummy,
         max_step_tokens: LONG,
         page_tokens: PAGE,
+        expert_parallel: false,
         nodes: None,
         quantize: Quantize::None,
         seed: 1,

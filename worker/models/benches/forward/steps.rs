@@ -30,7 +30,8 @@ impl Steps {
         };
         let block_tables: Vec<_> =
             (0..batch).map(|request| pages(if request == 0 { long + 1 } else { context + 1 })).collect();
-        model.allocate_planes(next as usize, 1)?;
+        // A slot per request, for models with state.
+        model.allocate_planes(next as usize, 1 + batch)?;
         let params = SamplingParams { seed: 1, ..SamplingParams::GREEDY };
         let mut steps = Self { model, block_tables, params };
         steps.run(1, context, 0, true)?;
@@ -81,7 +82,7 @@ impl Steps {
             first_token: request * tokens,
             tokens,
             start,
-            slot: SlotId::NULL,
+            slot: SlotId(1 + request as u32),
             continues: false,
             block_table: &self.block_tables[request],
         };

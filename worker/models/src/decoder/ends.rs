@@ -27,7 +27,8 @@ impl EndSpecs {
         Self {
             embedding: table(format!("{prefix}embed_tokens.weight"), Role::Embedding),
             lm_head: (!tied).then(|| table("lm_head.weight".to_owned(), Role::Projection)),
-            final_norm: TensorSpec::vector(format!("{prefix}norm.weight"), Role::Norm, hidden),
+            final_norm: TensorSpec::vector(format!("{prefix}norm.weight"), Role::Norm, hidden)
+                .with_values(shape.norm_values),
         }
     }
 

@@ -30,6 +30,12 @@ impl<D: DecoderDevice> LayerStep<'_, D> {
         self.device.all_reduce_add(partial, self.hidden)
     }
 
+    /// Adds a sublayer's output, which the family has computed, to the residual stream. If the group has several ranks,
+    /// `output` is this rank's part of a sum, and holds the sum over the ranks afterwards.
+    pub fn add_sum(&mut self, output: &mut D::Tensor) -> Result<(), DeviceError> {
+        self.device.all_reduce_add(output, self.hidden)
+    }
+
     /// True if the step has logit rows. If not, the last layer need only write its planes.
     pub fn has_logit_rows(&self) -> bool {
         self.logit_rows > 0

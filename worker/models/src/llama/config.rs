@@ -5,14 +5,18 @@ use std::path::Path;
 use serde::Deserialize;
 use tutti_kernels::{AttentionShape, WeightType, collective::GroupRank};
 
-use super::family::{Biases, Family, HeadDim, Windows};
+use super::{
+    family::{Biases, Family, HeadDim, Windows},
+    moe::{Moe, MoeKeys},
+};
 use crate::{
     LoadError,
     config::{ConfigFile, TokenIds, eos_token_ids, parse_dtype},
     decoder::{KvPlane, TextShape},
+    experts::{Division, ExpertShape},
     model::Limits,
     rope::{RopeKeys, RopeTables},
-    weights::share,
+    weights::{Values, share},
 };
 
 /// Maximum number of layers of a config. A checkpoint's files are not checked against its config until much later.
@@ -48,6 +52,8 @@ struct Keys {
     torch_dtype: Option<String>,
     #[serde(flatten)]
     rope: RopeKeys,
+    #[serde(flatten)]
+    moe: MoeKeys,
 }
 
 fn default_window() -> Option<usize> {
@@ -76,6 +82,8 @@ pub(crate) struct Config {
     /// Sliding window of each layer: the number of keys that a query sees, that of its own position included. `None`
     /// means all keys.
     pub windows: Vec<Option<usize>>,
+    /// `None` if all layers have a dense MLP.
+    pub moe: Option<Moe>,
     /// Rotation of each layer.
     pub rope: RopeTables,
     pub eos_token_id: Option<TokenIds>,
@@ -121,6 +129,10 @@ impl Config {
             Biases::Qkv => (true, false),
             Biases::ByKey => (by_key, by_key),
         };
+        let moe = match family.experts {
+            true => keys.moe.resolve(layers, hidden_size).map_err(|problem| file.invalid(problem))?,
+            false => None,
+        };
         let windows = keys.windows(family.windows, layers).map_err(|problem| file.invalid(problem))?;
         let layer_type = |window: &Option<usize>| match window {
             Some(_) => "sliding_attention",
@@ -143,6 +155,7 @@ impl Config {
             qkv_bias,
             o_bias,
             windows,
+            moe,
             rope: rope.map_err(|problem| file.invalid(problem))?,
             dtype: keys.weight_type().map_err(|problem| file.invalid(problem))?,
             eos_token_id: keys.eos_token_id,
@@ -185,9 +198,12 @@ impl Config {
     /// Refuses a number of ranks among which these cannot be divided equally.
     pub fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
         let Self { heads, kv_heads, intermediate_size, vocab_size, .. } = *self;
+        if let Some(moe) = &self.moe {
+            moe.shape.check(group_rank)?;
+        }
         for (key, number) in [
             ("num_attention_heads", heads),
-            ("intermediate_size", intermediate_size),
+            ("intermediate_size", if self.has_dense_mlps() { intermediate_size } else { 0 }),
             ("vocab_size", vocab_size),
         ] {
             if !number.is_multiple_of(group_rank.world_size) {
@@ -213,6 +229,23 @@ impl Config {
         })
     }
 
+    /// Makes ranks divide whole experts among themselves. Refuses a model without experts.
+    pub fn divide_whole_experts(&mut self) -> Result<(), String> {
+        let moe = self.moe.as_mut().ok_or("num_experts: the model has none that --ep could divide")?;
+        moe.shape.division = Division::Experts;
+        Ok(())
+    }
+
+    /// True if the MLP of this layer is experts.
+    pub fn is_sparse(&self, layer: usize) -> bool {
+        self.moe.as_ref().is_some_and(|moe| moe.sparse[layer])
+    }
+
+    /// True if any layer has a dense MLP.
+    pub fn has_dense_mlps(&self) -> bool {
+        (0..self.layers).any(|layer| !self.is_sparse(layer))
+    }
+
     /// Returns the limits of this model, whose checkpoint is in `dir`.
     pub fn limits(&self, dir: &Path, max_step_tokens: usize) -> Result<Limits, LoadError> {
         Ok(Limits {
@@ -227,15 +260,20 @@ impl Config {
     /// Returns the decoder around the layers.
     pub fn text(&self, dir: &Path, max_step_tokens: usize) -> Result<TextShape, LoadError> {
         let Self { layers, heads, kv_heads, head_dim, hidden_size, vocab_size, .. } = *self;
+        let experts = self.moe.as_ref().map_or(String::new(), |moe| {
+            let ExpertShape { experts, routing, intermediate_size, .. } = &moe.shape;
+            format!(", {} of {experts} experts of {intermediate_size} per token", routing.top_k)
+        });
         Ok(TextShape {
             summary: format!(
-                "{}, {layers} layers of width {hidden_size}, {heads} + {kv_heads} heads of {head_dim}, \
+                "{}{experts}, {layers} layers of width {hidden_size}, {heads} + {kv_heads} heads of {head_dim}, \
                  vocabulary {vocab_size}",
                 self.family.name
             ),
             prefix: "model.",
             hidden_size,
             norm_eps: self.rms_norm_eps,
+            norm_values: Values::AsStored,
             tied: self.tied,
             dtype: self.dtype,
             limits: self.limits(dir, max_step_tokens)?,
@@ -268,7 +306,9 @@ impl Keys {
         let window = match rule {
             Windows::Never => None,
             Windows::All => self.sliding_window,
-            Windows::ByLayer => self.sliding_window.filter(|_| self.use_sliding_window == Some(true)),
+            Windows::AllIfUsed | Windows::ByLayer => {
+                self.sliding_window.filter(|_| self.use_sliding_window == Some(true))
+            }
         };
         if window == Some(0) {
             return Err("sliding_window: must be at least 1, not 0".into());

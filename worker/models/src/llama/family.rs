@@ -15,6 +15,8 @@ pub(crate) struct Family {
     pub biases: Biases,
     /// Layers with a sliding window.
     pub windows: Windows,
+    /// True if layers may have experts in place of an MLP.
+    pub experts: bool,
     /// `head_dim` of a config without that key.
     pub head_dim: HeadDim,
     /// `max_position_embeddings` of a config without that key.
@@ -39,6 +41,8 @@ pub(crate) enum Windows {
     Never,
     /// All layers have `sliding_window`, unless it is null.
     All,
+    /// All layers have `sliding_window` if `use_sliding_window` is true.
+    AllIfUsed,
     /// The layers that `layer_types` names, or those from `max_window_layers` on, if `use_sliding_window` is true.
     ByLayer,
 }
@@ -61,6 +65,7 @@ const LLAMA: Family = Family {
     head_norms: false,
     biases: Biases::ByKey,
     windows: Windows::Never,
+    experts: false,
     head_dim: HeadDim::ShareOfHidden,
     max_position_embeddings: 2048,
 };
@@ -97,9 +102,20 @@ pub(crate) const QWEN3: Family = Family {
     head_norms: true,
     biases: Biases::ByKey,
     windows: Windows::ByLayer,
+    experts: false,
     head_dim: HeadDim::Fixed(128),
     max_position_embeddings: 32_768,
 };
 
+/// Qwen3 with experts. Reference: transformers `models/qwen3_moe/modeling_qwen3_moe.py`. Paper: arXiv:2505.09388.
+const QWEN3_MOE: Family = Family {
+    architecture: "Qwen3MoeForCausalLM",
+    model_type: "qwen3_moe",
+    name: "Qwen3-MoE",
+    windows: Windows::AllIfUsed,
+    experts: true,
+    ..QWEN3
+};
+
 /// The families of this architecture.
-pub(crate) const FAMILIES: [&Family; 4] = [&LLAMA, &MISTRAL, &QWEN2, &QWEN3];
+pub(crate) const FAMILIES: [&Family; 5] = [&LLAMA, &MISTRAL, &QWEN2, &QWEN3, &QWEN3_MOE];

@@ -4,11 +4,12 @@
 //! The division among ranks is Megatron's (arXiv:1909.08053). q, k, v, gate and up are cut by outputs; o and
 //! down are cut by inputs. Each layer thus needs two sums over ranks. Norms are replicated.
 
-use tutti_kernels::{Device, HeadNorms};
+use tutti_kernels::{Device, HeadNorms, collective::GroupRank};
 
 use super::config::Config;
 use crate::{
     LoadError,
+    experts::{ExpertLayout, ExpertSpecs, ExpertWeights},
     weights::{Cut, Loader, Role, TensorSpec},
 };
 
@@ -21,17 +22,33 @@ pub(super) struct LayerSpecs {
     o: TensorSpec,
     o_bias: Option<TensorSpec>,
     post_norm: TensorSpec,
+    mlp: MlpSpecs,
+}
+
+/// The tensors of one layer's MLP.
+enum MlpSpecs {
+    Dense(Box<DenseSpecs>),
+    Experts(Box<ExpertSpecs>),
+}
+
+/// The tensors of a dense MLP.
+struct DenseSpecs {
     gate_up: [TensorSpec; 2],
     down: TensorSpec,
 }
 
+/// The name of a layer's MLP in the checkpoint.
+pub(super) fn mlp_name(layer: usize) -> String {
+    format!("model.layers.{layer}.mlp")
+}
+
 impl LayerSpecs {
-    /// The tensors of all layers.
-    pub fn of(config: &Config) -> Vec<Self> {
-        (0..config.layers).map(|layer| Self::new(config, layer)).collect()
+    /// The tensors of all layers that a rank loads. `layout` is that of the experts, if there are any.
+    pub fn of(config: &Config, layout: ExpertLayout, rank: GroupRank) -> Vec<Self> {
+        (0..config.layers).map(|layer| Self::new(config, layer, layout, rank)).collect()
     }
 
-    fn new(config: &Config, layer: usize) -> Self {
+    fn new(config: &Config, layer: usize, layout: ExpertLayout, rank: GroupRank) -> Self {
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let (heads, kv_heads) = (Cut::Rows(config.heads), Cut::Rows(config.kv_heads));
@@ -64,16 +81,26 @@ impl LayerSpecs {
             o: linear("self_attn.o_proj", hidden, q, Cut::Columns(config.heads)),
             o_bias: config.o_bias.then(|| bias("self_attn.o_proj", hidden, Cut::Leader)),
             post_norm: norm("post_attention_layernorm", hidden),
-            gate_up: [
-                linear("mlp.gate_proj", intermediate, hidden, Cut::Rows(intermediate)),
-                linear("mlp.up_proj", intermediate, hidden, Cut::Rows(intermediate)),
-            ],
-            down: linear("mlp.down_proj", hidden, intermediate, Cut::Columns(intermediate)),
+            mlp: match &config.moe {
+                Some(moe) if moe.sparse[layer] => {
+                    let specs = ExpertSpecs::new(&mlp_name(layer), &moe.shape, layout, rank);
+                    MlpSpecs::Experts(Box::new(specs))
+                }
+                _ => MlpSpecs::Dense(Box::new(DenseSpecs {
+                    gate_up: ["mlp.gate_proj", "mlp.up_proj"]
+                        .map(|module| linear(module, intermediate, hidden, Cut::Rows(intermediate))),
+                    down: linear("mlp.down_proj", hidden, intermediate, Cut::Columns(intermediate)),
+                })),
+            },
         }
     }
 
     /// All tensors, in the order of loading.
     pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
+        let mlp: Box<dyn Iterator<Item = &TensorSpec>> = match &self.mlp {
+            MlpSpecs::Dense(dense) => Box::new(dense.gate_up.iter().chain([&dense.down])),
+            MlpSpecs::Experts(experts) => Box::new(experts.all()),
+        };
         std::iter::once(&self.input_norm)
             .chain(&self.qkv)
             .chain(self.qkv_bias.iter().flatten())
@@ -81,8 +108,7 @@ impl LayerSpecs {
             .chain([&self.o])
             .chain(&self.o_bias)
             .chain([&self.post_norm])
-            .chain(&self.gate_up)
-            .chain([&self.down])
+            .chain(mlp)
     }
 }
 
@@ -99,10 +125,18 @@ pub(super) struct Layer<D: Device> {
     /// Only rank 0 holds this bias, so that the sum over ranks adds it once.
     pub o_bias: Option<D::Vector>,
     pub post_norm: D::Vector,
-    /// gate and up fused: `[2 * intermediate, hidden]`.
-    pub gate_up: D::Matrix,
-    /// `[hidden, intermediate]`.
-    pub down: D::Matrix,
+    pub mlp: Mlp<D>,
+}
+
+/// The weights of one layer's MLP.
+pub(super) enum Mlp<D: Device> {
+    Dense {
+        /// gate and up fused: `[2 * intermediate, hidden]`.
+        gate_up: D::Matrix,
+        /// `[hidden, intermediate]`.
+        down: D::Matrix,
+    },
+    Experts(ExpertWeights<D>),
 }
 
 impl<D: Device> Layer<D> {
@@ -123,8 +157,13 @@ impl<D: Device> Layer<D> {
                 .map(|spec| loader.vector(&[spec]))
                 .transpose()?,
             post_norm: loader.vector(&[&specs.post_norm])?,
-            gate_up: loader.gate_up(specs.gate_up.each_ref())?,
-            down: loader.matrix(&[&specs.down])?,
+            mlp: match &specs.mlp {
+                MlpSpecs::Dense(dense) => Mlp::Dense {
+                    gate_up: loader.gate_up(dense.gate_up.each_ref())?,
+                    down: loader.matrix(&[&dense.down])?,
+                },
+                MlpSpecs::Experts(specs) => Mlp::Experts(ExpertWeights::load(specs, loader)?),
+            },
         })
     }
 

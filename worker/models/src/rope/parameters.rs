@@ -39,6 +39,11 @@ pub(super) struct Parameters {
 }
 
 impl RopeKeys {
+    /// Sets the share of a head's elements that is rotated if no key says it.
+    pub fn rotating(self, share: f64) -> Self {
+        Self { partial_rotary_factor: self.partial_rotary_factor.or(Some(share)), ..self }
+    }
+
     /// Resolves the keys for layers of the type `layer_type`. `max_context` is the config's `max_position_embeddings`.
     /// The error names the key at fault.
     pub fn resolve(&self, layer_type: &str, max_context: usize) -> Result<Rope, String> {

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use tutti_kernels::{Device, DeviceError, WeightType};
 
-use super::{Precision, Role, TensorSpec, Window, convert};
+use super::{Precision, Role, TensorSpec, Values, Window, convert};
 
 /// Number of elements that one thread draws at a time.
 const TASK_ELEMENTS: usize = 1 << 16;
@@ -44,11 +44,12 @@ impl Dummy {
         Ok(bytes)
     }
 
-    /// Fills `bytes` with rows of a window, from its row `first` on. Norms consist of ones and biases of zeros. All other
+    /// Fills `bytes` with rows of a window, from its row `first` on. Norms are ones on the device, and biases are zeros. All other
     /// tensors are uniformly random, with the variance that keeps activations near unit size.
     fn fill_rows(&self, spec: &TensorSpec, window: &Window, first: usize, bytes: &mut [u8]) {
         let dtype = self.dtype(spec);
         let deviation = match spec.role {
+            Role::Norm if spec.values == Values::PlusOne => return constant(dtype, 0.0, bytes),
             Role::Norm => return constant(dtype, 1.0, bytes),
             Role::Bias => return constant(dtype, 0.0, bytes),
             Role::Embedding => 1.0,

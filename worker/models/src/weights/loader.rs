@@ -154,7 +154,6 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 
     /// Loads each matrix of a stack that this rank holds, its parts end to end.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts"))]
     pub fn matrices(&mut self, spec: &TensorSpec) -> Result<Vec<D::Matrix>, LoadError> {
         let range = spec.shard_range(self.group_rank());
         let load = |matrix| {
@@ -165,7 +164,6 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 
     /// Loads each matrix of a stack that this rank holds, whose two parts are gate and up.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts"))]
     pub fn gate_ups(&mut self, spec: &TensorSpec) -> Result<Vec<D::Matrix>, LoadError> {
         let range = spec.shard_range(self.group_rank());
         let load = |matrix| {
@@ -215,23 +213,41 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(matrix)
     }
 
+    /// Loads this rank's rows of a matrix as one vector, column by column, widened to f32.
+    pub fn columns(&mut self, spec: &TensorSpec) -> Result<D::Vector, LoadError> {
+        let (rows, width) = (self.widened(&[spec])?, spec.dims.columns);
+        let count = rows.len().checked_div(width).unwrap_or(0);
+        let values: Vec<f32> = (0..width)
+            .flat_map(|column| (0..count).map(move |row| (row, column)))
+            .map(|(row, column)| rows[row * width + column])
+            .collect();
+        Ok(self.device.vector(&values)?)
+    }
+
     /// Loads several vectors as one, end to end, widened to f32.
     pub fn vector(&mut self, specs: &[&TensorSpec]) -> Result<D::Vector, LoadError> {
+        let values = self.widened(specs)?;
+        Ok(self.device.vector(&values)?)
+    }
+
+    /// Reads this rank's share of tensors, row by row and end to end, as the device's values of each.
+    fn widened(&mut self, specs: &[&TensorSpec]) -> Result<Vec<f32>, LoadError> {
         let windows = self.windows(specs);
         let (mut values, mut held) = (Vec::new(), 0);
         for (spec, window) in &windows {
             let host = HostWindow::read(&self.source, self.device, spec, window)?;
+            let first = values.len();
             if host.stride == host.columns {
                 widen(&host.bytes, host.dtype, &mut values);
             } else {
                 (0..host.rows).for_each(|row| widen(host.view().row(row), host.dtype, &mut values));
             }
+            values[first..].iter_mut().for_each(|x| *x = spec.values.of(*x));
             held += (window.elements() * host.dtype.bytes()) as u64;
         }
-        let vector = self.device.vector(&values)?;
         self.held += held;
         self.advance(&windows)?;
-        Ok(vector)
+        Ok(values)
     }
 
     /// Logs the tensors that the model does not use, and returns the number of bytes of the loaded tensors on the

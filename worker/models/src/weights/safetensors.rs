@@ -63,6 +63,11 @@ impl SafetensorsDir {
         Ok(Self { dir: dir.into(), files, file_of, unused })
     }
 
+    /// True if the files hold a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.name_in_files(name).is_some()
+    }
+
     /// Returns the name under which the files hold a tensor. A checkpoint of a base model without LM head, as embedding
     /// models are published, lacks the prefix `model.`.
     fn name_in_files<'s>(&self, name: &'s str) -> Option<&'s str> {

@@ -17,20 +17,34 @@ pub(crate) enum Cut {
     /// The ranks divide the inputs of each matrix, which form this number of equal units. The ranks' products are summed.
     Columns(usize),
     /// The ranks divide the matrices of a stack: each holds whole experts.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no family of this build has experts"))]
     Matrices,
+    /// The outputs of each matrix are three sections of different heights, one below another. The ranks divide the units
+    /// of each.
+    Sections([Section; 3]),
+    /// The outputs of each matrix form `units` equal units, each of `parts` equal parts. The spec stands for the part
+    /// with the index `part` of every unit, and the ranks divide the units. Other specs stand for the other parts.
+    PartOfRows { units: usize, parts: usize, part: usize },
     /// Only rank 0 holds the tensor. Used for a bias that is added to a sum over ranks, so that the bias is added once.
     Leader,
 }
 
-/// The part of a tensor that a rank holds: a range of its matrices and, of each of these, the same rows of every part and
-/// the same columns.
+/// One of several sections of a matrix's outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Section {
+    /// Number of outputs.
+    pub rows: usize,
+    /// Number of equal units that the outputs form.
+    pub units: usize,
+}
+
+/// The part of a tensor that a rank holds: a range of its matrices and, of each of these, the same rows and the same
+/// columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShardRange {
     /// Range of matrices.
     pub matrices: Range<usize>,
-    /// Range of rows within each part.
-    pub rows: Range<usize>,
+    /// Ranges of rows of each matrix, ascending.
+    pub rows: Vec<Range<usize>>,
     /// Range of columns.
     pub columns: Range<usize>,
     /// The whole tensor.
@@ -61,14 +75,28 @@ impl Cut {
     /// Returns the part of a tensor that a rank holds.
     pub fn shard_range(self, dims: Dims, group_rank: GroupRank) -> ShardRange {
         let Dims { matrices, rows, columns, parts, .. } = dims;
-        let rows = rows / parts.max(1);
+        let height = rows / parts.max(1);
         let within = |units: usize, length: usize| {
             let (share, unit) = (share(units, group_rank), length / units.max(1));
             share.start * unit..share.end * unit
         };
-        let whole = ShardRange { matrices: 0..matrices, rows: 0..rows, columns: 0..columns, dims };
+        let moved = |range: Range<usize>, by: usize| range.start + by..range.end + by;
+        let of_parts =
+            |range: Range<usize>| (0..parts).map(|part| moved(range.clone(), part * height)).collect();
+        let whole =
+            ShardRange { matrices: 0..matrices, rows: of_parts(0..height), columns: 0..columns, dims };
         match self {
-            Self::Rows(units) => ShardRange { rows: within(units, rows), ..whole },
+            Self::Rows(units) => ShardRange { rows: of_parts(within(units, height)), ..whole },
+            Self::Sections(sections) => {
+                let first = |index: usize| sections[..index].iter().map(|section| section.rows).sum();
+                let section = |(index, Section { rows, units })| moved(within(units, rows), first(index));
+                ShardRange { rows: sections.into_iter().enumerate().map(section).collect(), ..whole }
+            }
+            Self::PartOfRows { units, parts, part } => {
+                let height = rows / units.max(1) / parts.max(1);
+                let of_unit = |unit: usize| moved(0..height, (unit * parts + part) * height);
+                ShardRange { rows: share(units, group_rank).map(of_unit).collect(), ..whole }
+            }
             Self::Columns(units) => ShardRange { columns: within(units, columns), ..whole },
             Self::Matrices => ShardRange { matrices: share(matrices, group_rank), ..whole },
             Self::Leader if !group_rank.is_leader() => ShardRange { matrices: 0..0, ..whole },
@@ -80,19 +108,14 @@ impl Cut {
 impl ShardRange {
     /// Number of elements. Saturates instead of overflowing, for a config so absurd that no file matches it.
     pub fn elements(&self) -> usize {
-        [self.dims.parts, self.rows.len(), self.columns.len()]
-            .iter()
-            .fold(self.matrices.len(), |product, &n| product.saturating_mul(n))
+        let rows = self.rows.iter().fold(0, |sum: usize, rows| sum.saturating_add(rows.len()));
+        [rows, self.columns.len()].iter().fold(self.matrices.len(), |product, &n| product.saturating_mul(n))
     }
 
-    /// The windows that the rank holds of the matrix with this index, one per part.
+    /// The windows that the rank holds of the matrix with this index, one per range of rows.
     pub fn windows(&self, matrix: usize) -> impl Iterator<Item = Window> {
         let Self { rows, columns, dims, .. } = self.clone();
-        let tall = dims.rows / dims.parts.max(1);
-        (0..dims.parts).map(move |part| {
-            let rows = part * tall + rows.start..part * tall + rows.end;
-            Window { matrix, rows, columns: columns.clone(), dims }
-        })
+        rows.into_iter().map(move |rows| Window { matrix, rows, columns: columns.clone(), dims })
     }
 
     /// The windows that the rank holds of all its matrices, in order.

@@ -12,11 +12,11 @@ use std::{
 
 use tutti_kernels::collective::{Collective, CollectiveError, GroupRank, Patience, SharedMemory};
 use tutti_models::{
-    LoadFormat, Model, NoCourier, Quantize,
+    LoadFormat, LoadOptions, Model, NoCourier, Quantize,
     lockstep::{Leader, follow},
 };
 
-use super::{PAGES, SLOTS, device, try_load_as};
+use super::{PAGES, SLOTS, device, options, try_load_with};
 
 /// Deadline of a collective, far above what a working group takes.
 const WAIT: Duration = Duration::from_secs(120);
@@ -39,7 +39,19 @@ pub fn of_ranks_as<T>(
     quantize: Quantize,
     act: impl FnOnce(&mut dyn Model) -> T,
 ) -> T {
-    of_ranks_over(size, dir, (load_format, quantize), &|_, group| group, act)
+    of_ranks_over(size, &options(dir, load_format, quantize), &|_, group| group, act)
+}
+
+/// Runs [`of_ranks`] with whole experts on each rank.
+pub fn of_ranks_with_whole_experts<T>(
+    size: usize,
+    dir: &Path,
+    load_format: LoadFormat,
+    quantize: Quantize,
+    act: impl FnOnce(&mut dyn Model) -> T,
+) -> T {
+    let options = LoadOptions { expert_parallel: true, ..options(dir, load_format, quantize) };
+    of_ranks_over(size, &options, &|_, group| group, act)
 }
 
 /// Bytes that rank 0 has sent in collectives.
@@ -63,7 +75,7 @@ pub fn of_ranks_counted<T>(
             _ => group,
         }
     };
-    of_ranks_over(size, dir, (load_format, Quantize::None), &count, act)
+    of_ranks_over(size, &options(dir, load_format, Quantize::None), &count, act)
 }
 
 /// A collective that counts bytes.
@@ -112,8 +124,7 @@ impl Collective for Counted {
 /// Runs [`of_ranks`] with each rank's collective of data replaced by what `over` makes of it.
 fn of_ranks_over<T>(
     size: usize,
-    dir: &Path,
-    (load_format, quantize): (LoadFormat, Quantize),
+    options: &LoadOptions,
     over: &(dyn Fn(usize, Box<dyn Collective>) -> Box<dyn Collective> + Sync),
     act: impl FnOnce(&mut dyn Model) -> T,
 ) -> T {
@@ -124,7 +135,7 @@ fn of_ranks_over<T>(
     };
     let load = |rank| {
         let device = device().with_group(over(rank, meet("data", rank)));
-        try_load_as(device, dir, load_format, quantize).unwrap()
+        try_load_with(device, options).unwrap()
     };
     thread::scope(|scope| {
         let (meet, load) = (&meet, &load);

@@ -44,17 +44,26 @@ pub fn try_load_as(
     load_format: LoadFormat,
     quantize: Quantize,
 ) -> Result<Box<dyn Model>, LoadError> {
-    let options = LoadOptions {
+    try_load_with(device, &options(dir, load_format, quantize))
+}
+
+/// The options of [`try_load_as`].
+pub fn options(dir: &Path, load_format: LoadFormat, quantize: Quantize) -> LoadOptions {
+    LoadOptions {
         dir: dir.into(),
         load_format,
         quantize,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: PAGE_TOKENS,
+        expert_parallel: false,
         nodes: None,
         seed: 11,
-    };
+    }
+}
+
+pub fn try_load_with(device: impl DecoderDevice, options: &LoadOptions) -> Result<Box<dyn Model>, LoadError> {
     let mut last = None;
-    let model = load(&options, device, &mut |progress| last = Some(progress))?;
+    let model = load(options, device, &mut |progress| last = Some(progress))?;
     let last = last.unwrap();
     assert_eq!(last.done, last.total, "progress ends at the whole");
     Ok(model)

@@ -24,7 +24,9 @@ use tutti_proto::cluster::v1::{
 
 use super::*;
 
-const HOSTS: RankHosts = RankHosts { own: LOCALHOST, leader: LOCALHOST };
+fn hosts() -> RankHosts {
+    RankHosts { own: LOCALHOST.into(), leader: LOCALHOST }
+}
 
 /// The followers' side of a group that the test inspects and disturbs.
 #[derive(Default)]
@@ -83,7 +85,7 @@ impl Group {
         thread::spawn(move || {
             let (mut model, mut plans, group_rank) = other(1);
             let (layout, load) = (model.page_layout(), disturbed.load.clone());
-            let courier = RankTransfer::new(group_rank, HOSTS, &layout, load, &runtime);
+            let courier = RankTransfer::new(group_rank, hosts(), &layout, load, &runtime);
             follow(&mut *model, &mut *plans, &mut Disturbed { courier, follower: disturbed }, |_| {})
                 .unwrap();
         });
@@ -107,6 +109,7 @@ impl Group {
                 quantize: Quantize::None,
                 max_step_tokens: 64,
                 page_tokens: 16,
+                expert_parallel: false,
                 nodes: None,
                 seed: 0,
             };
@@ -361,7 +364,7 @@ async fn a_cancel_on_either_side_ends_the_shares_of_all_ranks() {
 async fn a_rank_that_cannot_report_takes_no_more_orders() {
     let group_rank = GroupRank { rank: 1, world_size: 2 };
     let (layout, load) = (simulated(1).page_layout(), watch::Sender::default());
-    let mut courier = RankTransfer::new(group_rank, HOSTS, &layout, load, &Handle::current());
+    let mut courier = RankTransfer::new(group_rank, hosts(), &layout, load, &Handle::current());
     // Nothing listens at this port once the listener is dropped.
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let order = |order| pb::RankOrder { order: Some(order) };

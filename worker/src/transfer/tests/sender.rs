@@ -13,7 +13,7 @@ use tutti_proto::cluster::v1::{
 
 use super::*;
 use crate::transfer::{
-    sender::Push,
+    sender::{Connections, Push},
     staging::{Queue, StagingBudget},
     tally::Tally,
 };
@@ -110,7 +110,7 @@ async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
         },
         count: PAGES,
         queue: Arc::clone(&queue),
-        connections: Arc::default(),
+        connections: Arc::new(Connections::new(LOCALHOST.into())),
         tally: Arc::clone(&tally),
     };
     Bench { heard, queue, tally, push }

@@ -30,16 +30,19 @@ pub enum Stateful {
     Sim { steps_in_flight: usize, late_us: u32 },
     /// The test model of recurrences and attention, on the CPU, divided among the ranks of a TP group.
     Hybrid { state_size: usize, ranks: usize },
+    /// A Qwen3.5, whose state is in three slot planes, on the CPU.
+    Qwen35,
 }
 
 impl Stateful {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Sim { steps_in_flight: 1, late_us: 0 },
         Self::Sim { steps_in_flight: 1, late_us: 100 },
         Self::Sim { steps_in_flight: 2, late_us: 0 },
         Self::Sim { steps_in_flight: 2, late_us: 100 },
         Self::Hybrid { state_size: 240, ranks: 1 },
         Self::Hybrid { state_size: 240, ranks: 2 },
+        Self::Qwen35,
     ];
 
     /// A model whose slots are so large that checkpoints are few and replace each other.
@@ -52,23 +55,24 @@ impl Stateful {
         match self {
             Self::Sim { .. } => 4,
             // The CPU's pages are whole panels.
-            Self::Hybrid { .. } => 16,
+            Self::Hybrid { .. } | Self::Qwen35 => 16,
         }
     }
 
-    /// Name of the slot plane.
-    pub fn plane(self) -> &'static str {
+    /// Names of the slot planes, as errors list them.
+    pub fn planes(self) -> &'static str {
         match self {
             Self::Sim { .. } => "state",
             Self::Hybrid { .. } => "recurrence",
+            Self::Qwen35 => "conv_keys, conv_values, delta",
         }
     }
 
-    /// Settings of the simulated device, which the hybrid model ignores.
+    /// Settings of the simulated device, which other models ignore.
     fn sim_settings(self) -> SimSettings {
         let (steps_in_flight, late_us) = match self {
             Self::Sim { steps_in_flight, late_us } => (steps_in_flight, late_us),
-            Self::Hybrid { .. } => (1, 0),
+            Self::Hybrid { .. } | Self::Qwen35 => (1, 0),
         };
         SimSettings {
             profile: SimProfile::Instant,
@@ -96,6 +100,7 @@ impl Stateful {
         let model = match self {
             Self::Sim { .. } => sim(&sim_settings),
             Self::Hybrid { state_size, ranks } => hybrid(state_size, ranks),
+            Self::Qwen35 => qwen3_5(),
         };
         engine_of(model, settings, pages)
     }
@@ -173,14 +178,14 @@ fn hybrid(state_size: usize, ranks: usize) -> Box<dyn Model> {
     });
     std::fs::write(dir.path().join("config.json"), config.to_string()).expect("it is writable");
     if ranks == 1 {
-        return hybrid_on(dir.path(), cpu());
+        return dummy_on(dir.path(), cpu());
     }
     let meet = |what: &str, rank| {
         let group_rank = GroupRank { rank, world_size: ranks };
         let met = SharedMemory::meet(&dir.path().join(what), group_rank, WAIT, WAIT);
         Box::new(met.expect("the other ranks meet"))
     };
-    let load = |rank| hybrid_on(dir.path(), cpu().with_group(meet("data", rank)));
+    let load = |rank| dummy_on(dir.path(), cpu().with_group(meet("data", rank)));
     thread::scope(|scope| {
         let (meet, load) = (&meet, &load);
         let others: Vec<_> =
@@ -194,17 +199,32 @@ fn hybrid(state_size: usize, ranks: usize) -> Box<dyn Model> {
     })
 }
 
+/// A Qwen3.5 whose last layer is a delta net.
+fn qwen3_5() -> Box<dyn Model> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = json!({
+        "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+        "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8, "max_position_embeddings": CONTEXT, "rope_theta": 1e6,
+        "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
+    });
+    std::fs::write(dir.path().join("config.json"), config.to_string()).expect("it is writable");
+    dummy_on(dir.path(), cpu())
+}
+
 fn cpu() -> CpuDevice {
     CpuDevice::new(1, Isa::detect()).expect("there is a CPU")
 }
 
-fn hybrid_on(dir: &Path, device: CpuDevice) -> Box<dyn Model> {
+fn dummy_on(dir: &Path, device: CpuDevice) -> Box<dyn Model> {
     let options = LoadOptions {
         dir: dir.into(),
         load_format: LoadFormat::Dummy,
         quantize: Quantize::None,
         max_step_tokens: MAX_STEP_TOKENS,
         page_tokens: 16,
+        expert_parallel: false,
         nodes: None,
         seed: 5,
     };

@@ -41,6 +41,7 @@ fn model(encoded_together: bool, max_call_tokens: Option<u32>) -> Box<dyn Model>
         quantize: Quantize::None,
         max_step_tokens: 64,
         page_tokens: 16,
+        expert_parallel: false,
         nodes: None,
         seed: 5,
     };

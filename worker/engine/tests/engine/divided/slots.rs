@@ -94,7 +94,7 @@ fn a_slot_that_is_missing_or_of_another_size_is_refused() {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             assert!(error.message().contains(why), "{error}");
         };
-        let missing = format!("the slot is missing, with the planes {}", model.plane());
+        let missing = format!("the slot is missing, with the planes {}", model.planes());
         refused(&mut to, exported, &missing);
         let shorter = slot.data[1..].to_vec();
         for data in [vec![], shorter, [&slot.data[..], &[0]].concat(), slot.data.repeat(2)] {
@@ -104,7 +104,7 @@ fn a_slot_that_is_missing_or_of_another_size_is_refused() {
         to.give(Arrival::Pages(PageRun { key: key(7, 1), ..slot.clone() }));
         refused(&mut to, exported, &missing);
         to.give(Arrival::Pages(slot.clone()));
-        let none = format!("0 slots are handed over, but 1 are wanted ({})", model.plane());
+        let none = format!("0 slots are handed over, but 1 are wanted ({})", model.planes());
         refused(&mut to, ExportSummary { slots: 0, ..exported }, &none);
         assert_eq!((to.ids(1), to.load.running), (vec![], 0), "no step has had a row of it");
 

@@ -145,3 +145,40 @@ fn biases_of_the_mlp_are_refused() {
     assert!(error.contains("mlp_bias"), "{error}");
     parse_as("llama", &json!({"mlp_bias": false})).unwrap();
 }
+
+#[test]
+fn experts_are_in_the_layers_that_the_keys_name() {
+    let sparse = |changes: Value| {
+        let mut keys = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20});
+        keys.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        parse_as("qwen3_moe", &keys).map(|config| config.moe)
+    };
+    let layers = |changes: Value| sparse(changes).unwrap().unwrap().sparse;
+    assert_eq!(layers(json!({})), [true; 3]);
+    assert_eq!(layers(json!({"mlp_only_layers": [1]})), [true, false, true]);
+    assert_eq!(layers(json!({"decoder_sparse_step": 2})), [false, true, false]);
+    for dense in [
+        json!({"num_experts": 0}),
+        json!({"mlp_only_layers": [0, 1, 2]}),
+        json!({"decoder_sparse_step": 4}),
+        json!({"decoder_sparse_step": 2, "mlp_only_layers": [1]}),
+    ] {
+        assert_eq!(sparse(dense).unwrap(), None);
+    }
+    // The class default does not renormalise.
+    assert!(!sparse(json!({})).unwrap().unwrap().shape.routing.renormalise);
+    assert!(sparse(json!({"norm_topk_prob": true})).unwrap().unwrap().shape.routing.renormalise);
+    for (changes, key) in [
+        (json!({"num_experts_per_tok": 5}), "num_experts_per_tok: 5 of num_experts, 4"),
+        (json!({"num_experts_per_tok": 0}), "num_experts_per_tok: 0"),
+        (json!({"moe_intermediate_size": 0}), "moe_intermediate_size"),
+        (json!({"decoder_sparse_step": 0}), "decoder_sparse_step"),
+    ] {
+        let error = sparse(changes).unwrap_err().to_string();
+        assert!(error.contains(key) && error.contains("config.json"), "{error}");
+    }
+    assert_eq!(parse_as("qwen3", &json!({"num_experts": 4})).unwrap().moe, None);
+    // A window is on all layers, unlike in dense Qwen3.
+    let windows = json!({"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1});
+    assert_eq!(parse_as("qwen3_moe", &windows).unwrap().windows, [Some(16); 3]);
+}

@@ -47,6 +47,26 @@ fn a_matrix_is_cut_by_rows_or_columns() {
 }
 
 #[test]
+fn sections_and_parts_of_heads_are_cut_by_their_units() {
+    // q and k of two heads of one row, v of two heads of two rows.
+    let matrix = Dims { rows: 8, columns: 1, ..MATRIX };
+    let (of_keys, of_values) = (Section { rows: 2, units: 2 }, Section { rows: 4, units: 2 });
+    let qkv = Cut::Sections([of_keys, of_keys, of_values]);
+    assert_eq!(elements(matrix, qkv, group_rank(0, 1)), (0..8).collect::<Vec<u16>>());
+    assert_eq!(elements(matrix, qkv, group_rank(0, 2)), [0, 2, 4, 5]);
+    assert_eq!(elements(matrix, qkv, group_rank(1, 2)), [1, 3, 6, 7]);
+    // Four heads of value, one head of keys that all ranks hold.
+    let shared = Section { rows: 2, units: 1 };
+    let qkv = Cut::Sections([shared, shared, Section { rows: 4, units: 4 }]);
+    assert_eq!(elements(matrix, qkv, group_rank(2, 4)), [0, 1, 2, 3, 6]);
+    // Two heads, each of two rows of queries and two of gates.
+    let half = |part| Cut::PartOfRows { units: 2, parts: 2, part };
+    assert_eq!(elements(matrix, half(0), group_rank(0, 1)), [0, 1, 4, 5]);
+    assert_eq!(elements(matrix, half(1), group_rank(0, 1)), [2, 3, 6, 7]);
+    assert_eq!(elements(matrix, half(1), group_rank(1, 2)), [6, 7]);
+}
+
+#[test]
 fn experts_are_divided_whole_or_each_by_its_intermediate_width() {
     // Two experts. Each has gate and up, of two rows and three columns each: 12 elements per expert.
     let gate_up = Dims { matrices: 2, rows: 4, columns: 3, parts: 2, transposed: false };

@@ -1,0 +1,41 @@
+//! The connections between ranks, which may be encrypted.
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+};
+
+/// A connection between two ranks. A call that ends with `WouldBlock` or `TimedOut` may be repeated.
+pub trait RankStream: Read + Write + Send {
+    /// The socket below, for its time limits.
+    fn socket(&self) -> &TcpStream;
+}
+
+impl RankStream for TcpStream {
+    fn socket(&self) -> &TcpStream {
+        self
+    }
+}
+
+/// The way in which sockets become connections between ranks. A handshake, if there is one, takes place when the stream
+/// is first read or written.
+pub trait RankLinks: Send + Sync {
+    /// Wraps a socket that rank 0 has accepted.
+    fn accepted(&self, socket: TcpStream) -> io::Result<Box<dyn RankStream>>;
+    /// Wraps a socket that another rank has connected to rank 0.
+    fn dialed(&self, socket: TcpStream) -> io::Result<Box<dyn RankStream>>;
+}
+
+/// Connections without encryption.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainLinks;
+
+impl RankLinks for PlainLinks {
+    fn accepted(&self, socket: TcpStream) -> io::Result<Box<dyn RankStream>> {
+        Ok(Box::new(socket))
+    }
+
+    fn dialed(&self, socket: TcpStream) -> io::Result<Box<dyn RankStream>> {
+        Ok(Box::new(socket))
+    }
+}

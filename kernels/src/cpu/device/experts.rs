@@ -1,0 +1,72 @@
+//! Mixtures of experts: each expert that has rows computes its MLP over them, with the kernels of dense layers.
+
+use super::CpuDevice;
+use crate::cpu::experts::{gather, scatter_add};
+use crate::cpu::gemm::Epilogue;
+use crate::cpu::memory::{Tensor, Weights};
+use crate::{DeviceError, ExpertBuffers, Experts, MixExperts, Routing};
+
+impl Experts for CpuDevice {
+    fn mix_experts(
+        &mut self,
+        mix: MixExperts<'_, Tensor, Weights>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let MixExperts { x, logits, routing, first, gate_up, down, buffers, layer } = mix;
+        let (rows, width, experts) = (x.live(), x.width(), logits.width());
+        check(logits, rows, routing, (first, [gate_up.len(), down.len()]))?;
+        let out = out.written(rows, width)?;
+        out.fill(0.0);
+        // The routes leave the device while its other operations run.
+        let mut routes = std::mem::take(&mut self.routes);
+        routes.fit(buffers.inputs.capacity(), experts, routing.top_k);
+        routes.route(&mut self.pool, logits.values(), experts, routing)?;
+        let totals = self.expert_tokens.entry(layer).or_default();
+        totals.resize(experts, 0);
+        routes.count(totals);
+
+        let ExpertBuffers { inputs, activated, outputs } = buffers;
+        for (index, (gate_up, down)) in gate_up.iter().zip(down).enumerate() {
+            let rows = routes.of(first + index);
+            if rows.is_empty() {
+                continue;
+            }
+            gather(&mut self.pool, x.values(), width, rows, inputs.written(rows.len(), width)?)?;
+            let gates = activated.written(rows.len(), gate_up.gates()?)?;
+            self.product(inputs, None, gate_up, Epilogue::Gated, gates)?;
+            let down_outputs = outputs.written(rows.len(), down.plain_outputs()?)?;
+            self.product(activated, None, down, Epilogue::Set(None), down_outputs)?;
+            scatter_add(&mut self.pool, outputs.read(width)?, width, rows, out)?;
+        }
+        self.routes = routes;
+        Ok(())
+    }
+
+    fn expert_tokens(&mut self, layer: usize, out: &mut Vec<u64>) -> Result<(), DeviceError> {
+        out.clear();
+        out.extend(self.expert_tokens.get(&layer).into_iter().flatten());
+        Ok(())
+    }
+}
+
+/// Refuses operands that do not fit each other. `held` has the index of the first expert that is here, and the numbers of
+/// its matrices.
+fn check(
+    logits: &Tensor,
+    rows: usize,
+    Routing { top_k, .. }: Routing,
+    (first, held): (usize, [usize; 2]),
+) -> Result<(), DeviceError> {
+    let (found, experts) = (logits.live(), logits.width());
+    let refuse = |why: String| Err(DeviceError::Misuse(why));
+    if found != rows {
+        return refuse(format!("{found} rows of router logits for {rows} rows"));
+    }
+    if top_k == 0 || top_k > experts {
+        return refuse(format!("{top_k} of {experts} experts per token"));
+    }
+    if held[0] != held[1] || first.checked_add(held[0]).is_none_or(|end| end > experts) {
+        return refuse(format!("matrices of {held:?} experts from {first} on, of {experts}"));
+    }
+    Ok(())
+}

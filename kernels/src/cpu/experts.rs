@@ -1,0 +1,179 @@
+//! Routing of tokens to experts, and the order in which experts compute.
+//!
+//! Each row's weights are computed from its own logits alone. Rows are then sorted by expert (a counting sort), so that
+//! an expert's weights are read once for all of its rows. An expert adds to a row after all experts of lower index, so
+//! that a row's sum has one order in any batch.
+
+use std::ops::Range;
+
+use crate::cpu::memory::Shared;
+use crate::cpu::rowwise::{TASK_ELEMENTS, each_row};
+use crate::cpu::threads::pool::ThreadPool;
+use crate::{DeviceError, Routing};
+
+/// An expert of a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Choice {
+    expert: u32,
+    weight: f32,
+}
+
+/// A row of an expert, and the expert's weight in the row's sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Routed {
+    pub(super) row: u32,
+    pub(super) weight: f32,
+}
+
+/// The routes of one layer's rows. The memory is reused by every layer and step.
+#[derive(Default)]
+pub(super) struct Routes {
+    /// The choices of each row, `[rows, top_k]`.
+    choices: Vec<Choice>,
+    /// All choices, sorted by expert and then by row.
+    sorted: Vec<Routed>,
+    /// Index into `sorted` of each expert's first row, and the end of the last.
+    starts: Vec<usize>,
+}
+
+impl Routes {
+    /// Makes room for steps of up to `rows` rows.
+    pub(super) fn fit(&mut self, rows: usize, experts: usize, top_k: usize) {
+        let Self { choices, sorted, starts } = self;
+        choices.clear();
+        choices.reserve_exact(rows * top_k);
+        sorted.clear();
+        sorted.reserve_exact(rows * top_k);
+        starts.clear();
+        starts.reserve_exact(experts + 2);
+    }
+
+    /// Size in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        let Self { choices, sorted, starts } = self;
+        choices.capacity() * size_of::<Choice>()
+            + sorted.capacity() * size_of::<Routed>()
+            + starts.capacity() * size_of::<usize>()
+    }
+
+    /// Routes rows by their logits, `[rows, experts]`.
+    pub(super) fn route(
+        &mut self,
+        pool: &mut ThreadPool,
+        logits: &[f32],
+        experts: usize,
+        routing: Routing,
+    ) -> Result<(), DeviceError> {
+        let top_k = routing.top_k;
+        let rows = logits.len() / experts;
+        self.choices.clear();
+        self.choices.resize(rows * top_k, Choice::default());
+        let choices = Shared::new(&mut self.choices[..]);
+        let share = (TASK_ELEMENTS / experts).max(1);
+        pool.run(rows.div_ceil(share), |task, _| {
+            for row in task * share..rows.min((task + 1) * share) {
+                // SAFETY: each row belongs to one task.
+                let choices = unsafe { choices.slice_mut(row * top_k, top_k) };
+                choose(&logits[row * experts..][..experts], routing.renormalise, choices);
+            }
+        })?;
+        self.sort(experts, top_k);
+        Ok(())
+    }
+
+    fn sort(&mut self, experts: usize, top_k: usize) {
+        let Self { choices, sorted, starts } = self;
+        // Each entry first counts the rows of the expert two before it. The sums over them are then the starts of the
+        // expert before it, which the placement of rows moves to the starts of the expert itself.
+        starts.clear();
+        starts.resize(experts + 2, 0);
+        choices.iter().for_each(|choice| starts[choice.expert as usize + 2] += 1);
+        for expert in 2..starts.len() {
+            starts[expert] += starts[expert - 1];
+        }
+        sorted.clear();
+        sorted.resize(choices.len(), Routed::default());
+        for (index, &Choice { expert, weight }) in choices.iter().enumerate() {
+            let next = &mut starts[expert as usize + 1];
+            sorted[*next] = Routed { row: (index / top_k) as u32, weight };
+            *next += 1;
+        }
+        starts.pop();
+    }
+
+    /// The rows of an expert, ascending.
+    pub(super) fn of(&self, expert: usize) -> &[Routed] {
+        &self.sorted[self.range(expert)]
+    }
+
+    fn range(&self, expert: usize) -> Range<usize> {
+        self.starts[expert]..self.starts[expert + 1]
+    }
+
+    /// Adds the number of rows of each expert to `totals`.
+    pub(super) fn count(&self, totals: &mut [u64]) {
+        for (expert, total) in totals.iter_mut().enumerate() {
+            *total += self.range(expert).len() as u64;
+        }
+    }
+}
+
+/// Chooses the experts of one row, as many as `choices` has entries, in the order of their logits.
+fn choose(logits: &[f32], renormalise: bool, choices: &mut [Choice]) {
+    let mut chosen = 0;
+    for (expert, &logit) in (0..).zip(logits) {
+        // The first logit that is smaller makes room. Of equal logits the one of lower index came first and stays.
+        let index = choices[..chosen].partition_point(|other| other.weight >= logit);
+        if index == choices.len() {
+            continue;
+        }
+        chosen = (chosen + 1).min(choices.len());
+        choices[index..chosen].rotate_right(1);
+        choices[index] = Choice { expert, weight: logit };
+    }
+    let most = choices.first().map_or(0.0, |choice| choice.weight);
+    let power = |logit: f32| (logit - most).exp();
+    // A logit that is NaN or positive infinity makes this sum NaN, and so all weights of the row.
+    let sum: f32 = logits.iter().map(|&logit| power(logit)).sum();
+    for choice in &mut *choices {
+        choice.weight = power(choice.weight) / sum;
+    }
+    if renormalise {
+        let sum: f32 = choices.iter().map(|choice| choice.weight).sum();
+        choices.iter_mut().for_each(|choice| choice.weight /= sum);
+    }
+}
+
+/// Copies the rows of an expert from `x` to `to`; both are `width` wide.
+pub(super) fn gather(
+    pool: &mut ThreadPool,
+    x: &[f32],
+    width: usize,
+    rows: &[Routed],
+    to: &mut [f32],
+) -> Result<(), DeviceError> {
+    each_row(pool, to, width, |index, to| to.copy_from_slice(&x[rows[index].row as usize * width..][..width]))
+}
+
+/// Adds an expert's outputs, weighted, to the rows of `out`; both are `width` wide.
+pub(super) fn scatter_add(
+    pool: &mut ThreadPool,
+    outputs: &[f32],
+    width: usize,
+    rows: &[Routed],
+    out: &mut [f32],
+) -> Result<(), DeviceError> {
+    let share = (TASK_ELEMENTS / width.max(1)).max(1);
+    let out = Shared::new(out);
+    pool.run(rows.len().div_ceil(share), |task, _| {
+        for index in task * share..rows.len().min((task + 1) * share) {
+            let Routed { row, weight } = rows[index];
+            // SAFETY: an expert has a row at most once, so no other task accesses the row.
+            let out = unsafe { out.slice_mut(row as usize * width, width) };
+            out.iter_mut().zip(&outputs[index * width..]).for_each(|(out, y)| *out += weight * y);
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;

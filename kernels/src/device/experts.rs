@@ -1,0 +1,65 @@
+//! Mixtures of experts: MLPs of which each token uses a few.
+
+use super::family::family;
+use crate::{Device, DeviceError};
+
+/// The choice of experts by a router's logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routing {
+    /// Number of experts per token.
+    pub top_k: usize,
+    /// True if the weights of a token's experts are divided by their sum.
+    pub renormalise: bool,
+}
+
+/// Buffers for the intermediate results of one expert. A token chooses an expert at most once, so each has room for the
+/// tokens of the largest step.
+pub struct ExpertBuffers<T> {
+    /// Inputs of the expert's tokens, `[tokens, width]`.
+    pub inputs: T,
+    /// Gated activations, `[tokens, intermediate]`.
+    pub activated: T,
+    /// Outputs of the expert, `[tokens, width]`.
+    pub outputs: T,
+}
+
+/// The operands of [`Experts::mix_experts`].
+pub struct MixExperts<'a, T, M> {
+    /// Input, `[rows, width]`.
+    pub x: &'a T,
+    /// Logits of the router, `[rows, experts]`.
+    pub logits: &'a T,
+    /// The choice of experts.
+    pub routing: Routing,
+    /// Index of the first expert whose weights are here: 0 unless the ranks divide whole experts among themselves.
+    pub first: usize,
+    /// Gate and up of each expert that is here, from [`Device::gate_up_matrix`].
+    pub gate_up: &'a [M],
+    /// Down projection of each expert that is here, `[width, intermediate]`.
+    pub down: &'a [M],
+    /// Buffers, which any number of layers may share.
+    pub buffers: &'a mut ExpertBuffers<T>,
+    /// Index of the layer, for [`Experts::expert_tokens`].
+    pub layer: usize,
+}
+
+family! {
+    /// Operations of mixtures of experts.
+    pub trait Experts {
+        /// Computes `out[t] = Σ w[e] · down[e](silu(gate[e](x[t])) * up[e](x[t]))` over the experts `e` of token `t` that
+        /// are here, in ascending order.
+        ///
+        /// The experts of a token are those with the `top_k` largest logits; of equal logits the lower index wins. `w` is
+        /// the softmax of the logits over all experts in f32, divided by its sum over the token's experts if
+        /// [`Routing::renormalise`] is true. An expert without tokens is not read. The `w` of a row with a logit that is
+        /// NaN or positive infinity are NaN.
+        fn mix_experts(
+            &mut self,
+            mix: MixExperts<'_, Self::Tensor, Self::Matrix>,
+            out: &mut Self::Tensor,
+        ) => |recorder| recorder.experts(mix.x, mix.routing.top_k, mix.gate_up, mix.down);
+        /// Sets `out` to the number of tokens that chose each expert of a layer since the device was made. `out` is empty
+        /// if the layer has not run.
+        fn expert_tokens(&mut self, layer: usize, out: &mut Vec<u64>) => |recorder| recorder.by_token();
+    }
+}

@@ -1,0 +1,198 @@
+//! Mixtures of experts, compared with products of one expert at a time.
+
+use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
+use tutti_kernels::{
+    Dense, Device, DeviceError, ExpertBuffers, Experts, GateUp, HostMatrix, Linear, MixExperts, Quantize,
+    Routing, WeightType,
+};
+
+use crate::support::{Random, assert_near, bits, bytes, devices, tensor};
+
+const STORED: [(WeightType, Quantize); 3] = [
+    (WeightType::F32, Quantize::None),
+    (WeightType::Bf16, Quantize::None),
+    (WeightType::Bf16, Quantize::Int8),
+];
+const WIDTH: usize = 130;
+const INTERMEDIATE: usize = 40;
+const EXPERTS: usize = 7;
+const ROWS: usize = 64;
+
+/// The experts of one layer on a device, with buffers for [`ROWS`] rows.
+struct Layer {
+    gate_up: Vec<Weights>,
+    down: Vec<Weights>,
+    buffers: ExpertBuffers<Tensor>,
+}
+
+impl Layer {
+    /// Makes random experts. All weights of the experts in `poisoned` are NaN.
+    fn new(device: &mut CpuDevice, (dtype, quantize): (WeightType, Quantize), poisoned: &[usize]) -> Self {
+        let mut random = Random::new(5);
+        let mut values = |expert: usize, count: usize| match poisoned.contains(&expert) {
+            true => bytes(dtype, &vec![f32::NAN; count]),
+            false => bytes(dtype, &random.normals(count, 0.2)),
+        };
+        let (mut gate_up, mut down) = (Vec::new(), Vec::new());
+        for expert in 0..EXPERTS {
+            let [gate, up, back] = [(); 3].map(|()| values(expert, WIDTH * INTERMEDIATE));
+            let part = |bytes| HostMatrix::new(bytes, dtype, INTERMEDIATE, WIDTH);
+            gate_up.push(device.gate_up_matrix([part(&gate), part(&up)], quantize).unwrap());
+            down.push(
+                device.matrix(&[HostMatrix::new(&back, dtype, WIDTH, INTERMEDIATE)], quantize).unwrap(),
+            );
+        }
+        let mut buffer = |width| device.tensor(ROWS, width).unwrap();
+        let buffers =
+            ExpertBuffers { inputs: buffer(WIDTH), activated: buffer(INTERMEDIATE), outputs: buffer(WIDTH) };
+        Self { gate_up, down, buffers }
+    }
+
+    /// Mixes the experts `first..end`.
+    fn mix(
+        &mut self,
+        device: &mut CpuDevice,
+        (x, logits): (&[f32], &[f32]),
+        routing: Routing,
+        (first, end): (usize, usize),
+    ) -> Vec<f32> {
+        let (x, logits) = (tensor(device, WIDTH, x), tensor(device, EXPERTS, logits));
+        let (gate_up, down) = (&self.gate_up[first..end], &self.down[first..end]);
+        let (buffers, layer) = (&mut self.buffers, 3);
+        let mut out = device.tensor(ROWS, WIDTH).unwrap();
+        let mix = MixExperts { x: &x, logits: &logits, routing, first, gate_up, down, buffers, layer };
+        device.mix_experts(mix, &mut out).unwrap();
+        out.values().to_vec()
+    }
+
+    /// Mixes the experts of one row in double precision, from the products of single experts.
+    fn reference(&self, device: &mut CpuDevice, x: &[f32], logits: &[f32], routing: Routing) -> Vec<f64> {
+        let power: Vec<f64> = logits.iter().map(|&logit| f64::from(logit).exp()).collect();
+        let mut order: Vec<usize> = (0..EXPERTS).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+        order.truncate(routing.top_k);
+        let whole: f64 = match routing.renormalise {
+            true => order.iter().map(|&expert| power[expert]).sum(),
+            false => power.iter().sum(),
+        };
+        let x = tensor(device, WIDTH, x);
+        let mut sum = vec![0.0; WIDTH];
+        for expert in order {
+            let mut activated = device.tensor(1, INTERMEDIATE).unwrap();
+            let mut out = device.tensor(1, WIDTH).unwrap();
+            let weight = &self.gate_up[expert];
+            device.gate_up(GateUp { x: &x, norm: None, weight }, &mut activated).unwrap();
+            device.linear(Linear::plain(&activated, &self.down[expert]), &mut out).unwrap();
+            let weight = power[expert] / whole;
+            sum.iter_mut().zip(out.values()).for_each(|(sum, &y)| *sum += weight * f64::from(y));
+        }
+        sum
+    }
+}
+
+fn inputs() -> (Vec<f32>, Vec<f32>) {
+    let mut random = Random::new(9);
+    (random.normals(ROWS * WIDTH, 1.0), random.normals(ROWS * EXPERTS, 2.0))
+}
+
+#[test]
+fn a_row_is_the_weighted_sum_of_its_experts_in_any_batch() {
+    let (x, logits) = inputs();
+    let row = |row: usize| (&x[row * WIDTH..][..WIDTH], &logits[row * EXPERTS..][..EXPERTS]);
+    for (name, mut device) in devices("experts") {
+        for stored in STORED {
+            let mut layer = Layer::new(&mut device, stored, &[]);
+            for routing in [
+                Routing { top_k: 2, renormalise: true },
+                Routing { top_k: 3, renormalise: false },
+                Routing { top_k: EXPERTS, renormalise: false },
+            ] {
+                let what = format!("{name} {stored:?} {routing:?}");
+                let (mut alone, mut want) = (Vec::new(), Vec::new());
+                for (x, logits) in (0..ROWS).map(row) {
+                    alone.extend(layer.mix(&mut device, (x, logits), routing, (0, EXPERTS)));
+                    want.extend(layer.reference(&mut device, x, logits, routing));
+                }
+                assert_near(&what, &alone, &want, 1e-6);
+                for (first, rows) in [(0, ROWS), (3, 2), (17, 5), (30, 33)] {
+                    let x = &x[first * WIDTH..][..rows * WIDTH];
+                    let logits = &logits[first * EXPERTS..][..rows * EXPERTS];
+                    let batch = layer.mix(&mut device, (x, logits), routing, (0, EXPERTS));
+                    assert!(
+                        bits(&batch) == bits(&alone[first * WIDTH..][..rows * WIDTH]),
+                        "{what}: {rows} rows"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// NaN in an expert would reach every row that reads it.
+#[test]
+fn experts_without_rows_are_not_read_and_a_rank_reads_only_its_own() {
+    let (x, mut logits) = inputs();
+    for row in logits.chunks_mut(EXPERTS) {
+        (row[2], row[6]) = (-1e9, -2e9);
+    }
+    let routing = Routing { top_k: 3, renormalise: true };
+    let stored = STORED[0];
+    let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
+    let sound = Layer::new(&mut device, stored, &[]).mix(&mut device, (&x, &logits), routing, (0, EXPERTS));
+    // The random numbers of the others differ, since the poisoned experts draw none.
+    let mut layer = Layer::new(&mut device, stored, &[2, 6]);
+    let mixed = layer.mix(&mut device, (&x, &logits), routing, (0, EXPERTS));
+    assert!(mixed.iter().chain(&sound).all(|x| x.is_finite()));
+    let parts = [(0, 4), (4, EXPERTS)].map(|part| layer.mix(&mut device, (&x, &logits), routing, part));
+    let sum: Vec<f32> = parts[0].iter().zip(&parts[1]).map(|(a, b)| a + b).collect();
+    let mixed: Vec<f64> = mixed.into_iter().map(f64::from).collect();
+    assert_near("two ranks", &sum, &mixed, 1e-6);
+    // A row that chooses a poisoned expert is NaN, and no other.
+    logits[2] = 1e9;
+    let mixed = layer.mix(&mut device, (&x, &logits), routing, (0, EXPERTS));
+    for (row, values) in mixed.chunks(WIDTH).enumerate() {
+        assert_eq!(values.iter().all(|x| x.is_nan()), row == 0, "{row}");
+        assert_eq!(values.iter().any(|x| x.is_nan()), row == 0, "{row}");
+    }
+}
+
+#[test]
+fn tokens_are_counted_by_layer_and_expert() {
+    let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
+    let mut layer = Layer::new(&mut device, STORED[0], &[]);
+    let x = vec![1.0; 2 * WIDTH];
+    let logits = [[0.0, 9.0, 8.0, 0.0, 0.0, 0.0, 0.0], [9.0, 0.0, 8.0, 0.0, 0.0, 0.0, 0.0]].concat();
+    let routing = Routing { top_k: 2, renormalise: true };
+    // A rank that holds few experts counts all, as every other rank.
+    layer.mix(&mut device, (&x, &logits), routing, (0, 1));
+    layer.mix(&mut device, (&x, &logits), routing, (0, EXPERTS));
+    let mut tokens = vec![7];
+    device.expert_tokens(3, &mut tokens).unwrap();
+    assert_eq!(tokens, [2, 2, 4, 0, 0, 0, 0]);
+    device.expert_tokens(2, &mut tokens).unwrap();
+    assert_eq!(tokens, [0u64; 0]);
+}
+
+#[test]
+fn operands_of_experts_that_do_not_fit_are_refused() {
+    let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
+    let Layer { gate_up, down, mut buffers } = Layer::new(&mut device, STORED[0], &[]);
+    let x = tensor(&mut device, WIDTH, &[1.0; 2 * WIDTH]);
+    let logits = [2, 3].map(|rows| tensor(&mut device, EXPERTS, &vec![1.0; rows * EXPERTS]));
+    let mut out = device.tensor(2, WIDTH).unwrap();
+    let mut refuses = |logits, top_k, first, gate_up: &[Weights], down: &[Weights], why: &str| {
+        let routing = Routing { top_k, renormalise: true };
+        let mix =
+            MixExperts { x: &x, logits, routing, first, gate_up, down, buffers: &mut buffers, layer: 0 };
+        match device.mix_experts(mix, &mut out) {
+            Err(DeviceError::Misuse(text)) => assert!(text.contains(why), "{text}"),
+            other => panic!("{other:?}"),
+        }
+    };
+    refuses(&logits[1], 2, 0, &gate_up, &down, "3 rows of router logits for 2");
+    refuses(&logits[0], 0, 0, &gate_up, &down, "0 of 7 experts");
+    refuses(&logits[0], 8, 0, &gate_up, &down, "8 of 7 experts");
+    refuses(&logits[0], 2, 1, &gate_up, &down, "from 1 on, of 7");
+    refuses(&logits[0], 2, 0, &gate_up[1..], &down, "[6, 7] experts");
+    refuses(&logits[0], 7, 0, &down, &gate_up, "plain matrix");
+}

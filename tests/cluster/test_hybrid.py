@@ -1,0 +1,118 @@
+"""Qwen3.5, whose delta nets keep state in slots, on a running cluster: the answers of a colocated, undisturbed request are
+those of the reference, and hand-over, preemption, cached prefixes and lost workers change no digit of them."""
+
+import os
+import signal
+
+import pytest
+from harness import GOLDENS, wait_for
+from safetensors.numpy import load_file
+from streams import Streams
+from test_disaggregation import DISAGGREGATED, TP_2_DISAGGREGATED, TP_2_TO_1, TWO_PREFILL, handovers, served_by
+from test_golden import LENGTHS, answers, bound, greatest_deviation
+
+MODEL = "qwen3_5"
+DIRECTORY = GOLDENS / "seed0" / MODEL
+SERVED = ("--model", DIRECTORY, "--skip-tokenizer-init", "--max-step-tokens", 64)
+# Bytes of the golden model: a page of its two layers with attention, and a slot of its three delta nets.
+PAGE_BYTES = 2 * 2 * 2 * 32 * 16 * 4
+SLOT_BYTES = 3 * 4 * (2 * 2 * 16 * 3 + 4 * 24 * 3 + 4 * 16 * 24)
+RUNNING = 6
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return load_file(DIRECTORY / "goldens.safetensors")
+
+
+def test_disaggregated_is_bit_identical_to_colocated(start, figure, golden):
+    colocated = served_by(start, golden, "--workers", 1, *SERVED)
+    for topology in (DISAGGREGATED, TWO_PREFILL):
+        assert served_by(start, golden, "--topology", topology, *SERVED) == colocated, topology
+    worst = greatest_deviation(golden, colocated)
+    assert worst <= bound(MODEL)
+    figure(f"{MODEL}, disaggregated prefill: equal to colocated; greatest |logprob - reference| {worst:.1e}")
+
+
+def test_groups_match_the_reference_and_hand_over_their_state(start, figure, golden):
+    colocated = served_by(start, golden, "--workers", 2, "--tp", 2, *SERVED)
+    worst = greatest_deviation(golden, colocated)
+    assert worst <= bound(MODEL)
+    assert served_by(start, golden, "--topology", TP_2_DISAGGREGATED, *SERVED) == colocated
+    cluster = start("--topology", TP_2_TO_1, *SERVED)
+    worst = max(worst, greatest_deviation(golden, answers(cluster, golden)))
+    assert worst <= bound(MODEL) and handovers(cluster) == len(LENGTHS)
+    figure(f"{MODEL} tp 2, tp 2 disaggregated, tp 2 to tp 1: greatest |logprob - reference| {worst:.1e}")
+
+
+def test_a_warm_prefix_gives_the_same_answer(start, golden):
+    cluster = start("--workers", 1, *SERVED)
+    prompt = golden["t300.input_ids"].tolist()
+    ask = dict(max_tokens=16, temperature=0, logprobs=3, return_token_ids=True)
+
+    def answer(tokens):
+        got = cluster.complete(prompt=tokens, **ask)
+        return got["choices"][0], (got["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+    cold = answer(prompt)
+    assert cold[1] == 0 and cold[0]["token_ids"] == golden["t300.greedy"].tolist()
+    # The slot of the first request is used by another one before the prefix is restored.
+    answer(golden["t125.input_ids"].tolist())
+    warm = answer(prompt)
+    assert warm[0] == cold[0] and warm[1] > 0
+    # Prompts that leave the cached one at all kinds of places: on a checkpoint, before, after, within a block.
+    fresh = start("--workers", 1, "--no-prefix-cache", *SERVED)
+    for shared in (15, 16, 17, 33, 64, 130, 256, 299):
+        tokens = prompt[:shared] + [7, 3, 7, 250, 9]
+        expected = fresh.complete(prompt=tokens, **ask)["choices"][0]
+        assert answer(tokens)[0] == expected, shared
+
+
+def bodies(golden, output):
+    prompts = [golden[f"t{length}.input_ids"].tolist() for length in (37, 125, 7, 300)]
+    ask = dict(max_tokens=output, temperature=0, logprobs=2, ignore_eos=True, return_token_ids=True)
+    return [ask | dict(prompt=[*prompts[index % 4], index]) for index in range(16)]
+
+
+def test_preempted_requests_give_the_same_answers(start, golden, figure):
+    asked = bodies(golden, 60)
+    cluster = start("--workers", 1, *SERVED)
+    alone = [Streams(cluster, "/v1/completions", [body]).results()[0] for body in asked]
+    cluster.stop()
+    # Room for the state of all running requests, for the pages of few of them, and for some checkpoints.
+    memory = (1 + RUNNING) * SLOT_BYTES + 40 * PAGE_BYTES
+    for flags in ((), ("--no-prefix-cache",)):
+        cluster = start(
+            "--workers", 1, *SERVED, "--admission", "optimistic", "--max-running-requests", RUNNING,
+            "--kv-cache-memory", memory, *flags,
+        )
+        assert Streams(cluster, "/v1/completions", asked).results() == alone, flags
+        preemptions = cluster.metrics()["tutti_worker_preemptions"]
+        assert preemptions > 0, "the requests never outgrew the pool"
+        cluster.wait_until_idle()
+        cluster.stop()
+        figure(f"{MODEL}, 16 requests, {RUNNING} slots {' '.join(flags)}: {preemptions:.0f} preemptions, equal answers")
+
+
+def test_more_requests_than_slots_all_end(start, golden):
+    # 64 requests of which three may run: state is what is short, and is counted before a request begins.
+    memory = (1 + 3) * SLOT_BYTES + 400 * PAGE_BYTES
+    cluster = start("--workers", 1, *SERVED, "--max-running-requests", 3, "--kv-cache-memory", memory)
+    asked = bodies(golden, 8) * 4
+    got = Streams(cluster, "/v1/completions", asked).results()
+    assert [len(answer["choices"][0]["token_ids"]) for answer in got] == [8] * 64
+    assert all(got[index] == got[index % 16] for index in range(64))
+    cluster.wait_until_idle()
+
+
+def test_a_lost_worker_changes_no_answer(start, golden):
+    cluster = start("--workers", 2, *SERVED)
+    asked = bodies(golden, 200)[:6]
+    undisturbed = Streams(cluster, "/v1/completions", asked).results()
+    streams = Streams(cluster, "/v1/completions", asked)
+    streams.wait_for_tokens(20)
+    os.kill(cluster.workers()[0], signal.SIGKILL)
+    assert streams.results() == undisturbed
+    assert cluster.metrics()["tutti_request_replays_total"] >= 1, "the death came too late for a replay"
+    wait_for("a replacement", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
+    cluster.wait_until_idle()

@@ -1,0 +1,239 @@
+//! Mixtures of experts as families share them: tensors and their division among ranks, and the computation of a layer.
+//!
+//! A router, a linear map held in f32, gives each token a logit per expert; the token's MLP is the weighted sum of a few
+//! experts (Shazeer et al., arXiv:1701.06538; routing as in Qwen3-MoE, arXiv:2505.09388). The ranks of a group divide the
+//! intermediate width of every expert, as they do in dense layers, or whole experts among themselves (Lepikhin et al.,
+//! arXiv:2006.16668). Either way every rank routes all tokens, and the ranks' sums are added up.
+
+use std::{ops::Range, path::Path};
+
+use tutti_kernels::{
+    Device, DeviceError, ExpertBuffers, Linear, MixExperts, Norm, Routing, WeightType, collective::GroupRank,
+};
+
+use crate::{
+    DecoderDevice, LoadError, LoadFormat, LoadOptions,
+    decoder::LayerStep,
+    weights::{Cut, Loader, Precision, Role, SafetensorsDir, TensorSpec, share},
+};
+
+/// The experts of a model. All layers with experts have the same shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ExpertShape {
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Intermediate width per expert.
+    pub intermediate_size: usize,
+    /// Number of experts.
+    pub experts: usize,
+    /// The choice of a token's experts.
+    pub routing: Routing,
+    /// Division among ranks.
+    pub division: Division,
+}
+
+/// The division of experts among the ranks of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Division {
+    /// Each rank holds a share of the intermediate width of every expert.
+    Width,
+    /// Each rank holds whole experts.
+    Experts,
+}
+
+/// The layout of experts in a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpertLayout {
+    /// Three tensors per expert.
+    Each,
+    /// One tensor for gate and up of all experts of a layer, and one for their down projections.
+    Stacked,
+}
+
+impl ExpertLayout {
+    /// Returns the layout of the checkpoint in `dir`, of which `module` is an MLP with experts. Dummy weights have
+    /// tensors per expert.
+    pub fn of(dir: &Path, options: &LoadOptions, module: &str) -> Result<Self, LoadError> {
+        let stacked = options.load_format == LoadFormat::Auto
+            && SafetensorsDir::open(dir)?.has(&format!("{module}.experts.gate_up_proj"));
+        Ok(if stacked { Self::Stacked } else { Self::Each })
+    }
+}
+
+impl ExpertShape {
+    /// Refuses a number of ranks among which the experts cannot be divided equally. The error names the key.
+    pub fn check(&self, GroupRank { world_size, .. }: GroupRank) -> Result<(), String> {
+        let (key, number, why) = match self.division {
+            Division::Width => ("moe_intermediate_size", self.intermediate_size, ""),
+            Division::Experts => ("num_experts", self.experts, ", and --ep divides whole experts"),
+        };
+        match number.is_multiple_of(world_size) {
+            true => Ok(()),
+            false => Err(format!("{key}: {number} is not a multiple of tp, which is {world_size}{why}")),
+        }
+    }
+
+    /// The experts of which a rank holds weights.
+    fn held(&self, rank: GroupRank) -> Range<usize> {
+        match self.division {
+            Division::Width => 0..self.experts,
+            Division::Experts => share(self.experts, rank),
+        }
+    }
+
+    /// Intermediate width per expert on a rank.
+    fn width(&self, rank: GroupRank) -> usize {
+        match self.division {
+            Division::Width => share(self.intermediate_size, rank).len(),
+            Division::Experts => self.intermediate_size,
+        }
+    }
+}
+
+/// The tensors of one layer's experts.
+pub(crate) struct ExpertSpecs {
+    router: TensorSpec,
+    experts: Tensors,
+}
+
+enum Tensors {
+    /// Gate, up and down of each expert that the rank holds.
+    Each(Vec<[TensorSpec; 3]>),
+    /// Gate and up of all experts, and down of all experts.
+    Stacked(Box<[TensorSpec; 2]>),
+}
+
+impl ExpertSpecs {
+    /// Declares the tensors of the MLP that is named `module` in the checkpoint.
+    pub fn new(module: &str, shape: &ExpertShape, layout: ExpertLayout, rank: GroupRank) -> Self {
+        let ExpertShape { hidden_size: hidden, intermediate_size: width, experts, division, .. } = *shape;
+        let (rows, columns) = match (division, layout) {
+            (Division::Width, _) => (Cut::Rows(width), Cut::Columns(width)),
+            (Division::Experts, ExpertLayout::Stacked) => (Cut::Matrices, Cut::Matrices),
+            // The rank's own experts are declared, and no others.
+            (Division::Experts, ExpertLayout::Each) => (Cut::Replicated, Cut::Replicated),
+        };
+        let name = |tensor: &str| format!("{module}.{tensor}");
+        let linear = |name: String, rows, columns, cut| {
+            TensorSpec::matrix(name, Role::Projection, rows, columns).cut(cut)
+        };
+        let each = |expert: usize| {
+            let name = |projection: &str| name(&format!("experts.{expert}.{projection}.weight"));
+            [
+                linear(name("gate_proj"), width, hidden, rows),
+                linear(name("up_proj"), width, hidden, rows),
+                linear(name("down_proj"), hidden, width, columns),
+            ]
+        };
+        let stack = |projection: &str, rows, columns| {
+            TensorSpec::stack(
+                name(&format!("experts.{projection}")),
+                Role::Projection,
+                [experts, rows, columns],
+            )
+        };
+        Self {
+            router: linear(name("gate.weight"), experts, hidden, Cut::Replicated)
+                .held_as(Precision::Type(WeightType::F32)),
+            experts: match layout {
+                ExpertLayout::Each => Tensors::Each(shape.held(rank).map(each).collect()),
+                ExpertLayout::Stacked => Tensors::Stacked(Box::new([
+                    stack("gate_up_proj", 2 * width, hidden).in_parts(2).cut(rows),
+                    stack("down_proj", hidden, width).cut(columns),
+                ])),
+            },
+        }
+    }
+
+    /// All tensors, in the order of loading.
+    pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
+        let experts = match &self.experts {
+            Tensors::Each(each) => each.as_flattened(),
+            Tensors::Stacked(stacks) => &stacks[..],
+        };
+        std::iter::once(&self.router).chain(experts)
+    }
+}
+
+/// The experts of one layer on a device.
+pub(crate) struct ExpertWeights<D: Device> {
+    /// `[experts, hidden]`.
+    router: D::Matrix,
+    /// Gate and up of each expert that is here.
+    gate_up: Vec<D::Matrix>,
+    /// Down projection of each expert that is here.
+    down: Vec<D::Matrix>,
+}
+
+impl<D: Device> ExpertWeights<D> {
+    pub fn load(specs: &ExpertSpecs, loader: &mut Loader<'_, D>) -> Result<Self, LoadError> {
+        let router = loader.matrix(&[&specs.router])?;
+        let (gate_up, down) = match &specs.experts {
+            Tensors::Each(each) => {
+                let (mut gate_ups, mut downs) =
+                    (Vec::with_capacity(each.len()), Vec::with_capacity(each.len()));
+                for [gate, up, down] in each {
+                    gate_ups.push(loader.gate_up([gate, up])?);
+                    downs.push(loader.matrix(&[down])?);
+                }
+                (gate_ups, downs)
+            }
+            Tensors::Stacked(stacks) => {
+                let [gate_up, down] = &**stacks;
+                (loader.gate_ups(gate_up)?, loader.matrices(down)?)
+            }
+        };
+        Ok(Self { router, gate_up, down })
+    }
+}
+
+/// Buffers of the layers with experts, for the largest step, of `T` tokens.
+pub(crate) struct ExpertMixer<D: Device> {
+    routing: Routing,
+    /// Index of the first expert that is here.
+    first: usize,
+    /// Input of the experts, `[T, hidden]`.
+    normed: D::Tensor,
+    /// Logits of the router, `[T, experts]`.
+    logits: D::Tensor,
+    buffers: ExpertBuffers<D::Tensor>,
+    /// This rank's part of the experts' sums, `[T, hidden]`.
+    mixed: D::Tensor,
+}
+
+impl<D: DecoderDevice> ExpertMixer<D> {
+    pub fn allocate(shape: &ExpertShape, tokens: usize, device: &mut D) -> Result<Self, DeviceError> {
+        let (rank, hidden) = (device.group_rank(), shape.hidden_size);
+        let mut buffer = |width| device.tensor(tokens, width);
+        Ok(Self {
+            routing: shape.routing,
+            first: shape.held(rank).start,
+            normed: buffer(hidden)?,
+            logits: buffer(shape.experts)?,
+            buffers: ExpertBuffers {
+                inputs: buffer(hidden)?,
+                activated: buffer(shape.width(rank))?,
+                outputs: buffer(hidden)?,
+            },
+            mixed: buffer(hidden)?,
+        })
+    }
+
+    /// Adds the experts' output for the normalised residual stream to the residual stream. `layer` counts all layers.
+    pub fn run(
+        &mut self,
+        step: &mut LayerStep<'_, D>,
+        weights: &ExpertWeights<D>,
+        norm: Norm<'_, D::Vector>,
+        layer: usize,
+    ) -> Result<(), DeviceError> {
+        let Self { routing, first, normed, logits, buffers, mixed } = self;
+        step.device.rms_norm(step.hidden, norm, normed)?;
+        step.device.linear(Linear::plain(normed, &weights.router), logits)?;
+        let ExpertWeights { gate_up, down, .. } = weights;
+        let (x, routing, first) = (&*normed, *routing, *first);
+        let mix = MixExperts { x, logits, routing, first, gate_up, down, buffers, layer };
+        step.device.mix_experts(mix, mixed)?;
+        step.add_sum(mixed)
+    }
+}

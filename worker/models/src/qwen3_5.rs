@@ -1,0 +1,220 @@
+//! Qwen3.5, text: pre-norm decoder whose layers are of two kinds. Most have a gated delta net, whose state is in slots; the
+//! others have grouped-query attention, whose output is multiplied by a sigmoid gate. Norms store their weight's
+//! difference from 1, and rotation covers a part of each head.
+//!
+//! Paper of the delta net: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464. Reference: transformers
+//! `models/qwen3_5/modeling_qwen3_5.py`. A checkpoint with a vision encoder loads as its text model.
+
+mod config;
+mod weights;
+
+use std::path::Path;
+
+use tutti_kernels::{
+    Attention, AttentionShape, DeltaInputs, DeltaMemory, DeltaShape, Device, DeviceError, GateUp, GatedNorm,
+    Linear, Norm, RopeFrequencies, Rotary, RotateAndStore,
+};
+
+use self::{
+    config::{Config, LayerKind},
+    weights::{AttentionWeights, DeltaWeights, Layer, LayerSpecs, Mixer},
+};
+use crate::{
+    DecoderDevice, LoadError, LoadOptions,
+    config::ConfigFile,
+    decoder::{Decoder, LayerStep, Layers},
+    weights::Progress,
+};
+
+/// The names of this family in a config's `architectures`: with a vision encoder, and as a text model.
+pub(crate) const ARCHITECTURES: [&str; 2] = ["Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"];
+/// The names of this family in a config's `model_type`, which is used only if `architectures` is missing.
+pub(crate) const MODEL_TYPES: [&str; 2] = ["qwen3_5", "qwen3_5_text"];
+
+/// Index of the first of the three slot planes.
+const PLANE: usize = 0;
+
+/// The layers of a Qwen3.5, with buffers for the largest step, of `T` tokens. In the shapes below, numbers of heads and
+/// `intermediate` are those of this rank's shard.
+pub(crate) struct Qwen35<D: Device> {
+    layers: Vec<Layer<D>>,
+    eps: f32,
+    full: FullAttention<D>,
+    delta: DeltaNet<D>,
+    /// Input of the down projection, `[T, intermediate]`.
+    activated: D::Tensor,
+}
+
+/// Shape and buffers of the layers with attention.
+struct FullAttention<D: Device> {
+    rope: RopeFrequencies,
+    shape: AttentionShape,
+    /// `[T, rotated elements of a head]`.
+    angles: D::Tensor,
+    /// q, k and v, `[T, (heads + 2 * kv_heads) * head_dim]`.
+    qkv: D::Tensor,
+    /// `[T, heads * head_dim]`.
+    gate: D::Tensor,
+    /// Output of the attention, `[T, heads * head_dim]`.
+    attended: D::Tensor,
+}
+
+/// Shape and buffers of the layers with a delta net.
+struct DeltaNet<D: Device> {
+    shape: DeltaShape,
+    /// `[T, shape.projected()]`.
+    projected: D::Tensor,
+    /// `[T, shape.inputs()]`.
+    inputs: D::Tensor,
+    /// Output of the delta rule, `[T, value_heads * value_dim]`.
+    remembered: D::Tensor,
+}
+
+/// Loads a model of this family from `dir`, whose `config.json` is `file`.
+pub(crate) fn load<D: DecoderDevice>(
+    file: &ConfigFile,
+    dir: &Path,
+    options: &LoadOptions,
+    device: D,
+    progress: Progress<'_>,
+) -> Result<Decoder<D, Qwen35<D>>, LoadError> {
+    let config = Config::parse(file)?;
+    let shard = config.shard(device.group_rank()).map_err(|problem| file.invalid(problem))?;
+    let rope = config.rope_frequencies().map_err(|problem| file.invalid(problem))?;
+    let (tokens, specs) = (options.max_step_tokens, LayerSpecs::of(&config));
+    let text = config.text(dir, tokens)?;
+    let all = specs.iter().flat_map(LayerSpecs::all);
+    Decoder::load(text, all, (dir, options), device, progress, |loader| {
+        let layers = specs.iter().map(|specs| Layer::load(specs, loader)).collect::<Result<_, _>>()?;
+        let device = loader.device();
+        let (q, kv, delta) = (shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim, shard.delta);
+        let mut tensor = |width| device.tensor(tokens, width);
+        Ok(Qwen35 {
+            layers,
+            eps: config.rms_norm_eps,
+            full: FullAttention {
+                shape: shard.attention(),
+                angles: tensor(2 * rope.inverse.len())?,
+                qkv: tensor(q + 2 * kv)?,
+                gate: tensor(q)?,
+                attended: tensor(q)?,
+                rope,
+            },
+            delta: DeltaNet {
+                shape: delta,
+                projected: tensor(delta.projected())?,
+                inputs: tensor(delta.inputs())?,
+                remembered: tensor(delta.values())?,
+            },
+            activated: tensor(shard.intermediate_size)?,
+        })
+    })
+}
+
+/// One layer's place: its index among the layers of its kind, which is that of its plane's layer, and its role as the last
+/// layer of the model.
+#[derive(Clone, Copy)]
+struct Position {
+    of_kind: usize,
+    last: bool,
+}
+
+impl<D: DecoderDevice> Layers<D> for Qwen35<D> {
+    fn run(&mut self, step: &mut LayerStep<'_, D>) -> Result<(), DeviceError> {
+        let Self { layers, eps, full, delta, activated } = self;
+        let (eps, count) = (*eps, layers.len());
+        step.device.rope_angles(&full.rope, &mut full.angles)?;
+        let (mut attentions, mut deltas) = (0, 0);
+        for (index, layer) in layers.iter().enumerate() {
+            let last = index + 1 == count;
+            let norm = Norm { weight: &layer.input_norm, eps };
+            match &layer.mixer {
+                Mixer::Full(weights) => {
+                    full.run(step, norm, weights, Position { of_kind: attentions, last })?;
+                    attentions += 1;
+                }
+                Mixer::Delta(weights) => {
+                    delta.run(step, norm, weights, Position { of_kind: deltas, last })?;
+                    deltas += 1;
+                }
+            }
+            if last && !step.has_logit_rows() {
+                break;
+            }
+            let norm = Some(Norm { weight: &layer.post_norm, eps });
+            step.device.gate_up(GateUp { x: step.hidden, norm, weight: &layer.gate_up }, activated)?;
+            step.add(Linear::plain(activated, &layer.down))?;
+            step.pause()?;
+        }
+        Ok(())
+    }
+}
+
+impl<D: DecoderDevice> FullAttention<D> {
+    /// Adds the gated attention of a layer to the residual stream. Without logit rows the last layer writes its keys and
+    /// values only.
+    fn run(
+        &mut self,
+        step: &mut LayerStep<'_, D>,
+        norm: Norm<'_, D::Vector>,
+        weights: &AttentionWeights<D>,
+        Position { of_kind: layer, last }: Position,
+    ) -> Result<(), DeviceError> {
+        let Self { shape, angles, qkv, gate, attended, .. } = self;
+        let (shape, eps) = (*shape, norm.eps);
+        let normed = || Some(Norm { weight: norm.weight, eps });
+        let product = Linear { x: &*step.hidden, norm: normed(), weight: &weights.qkv, bias: None };
+        step.device.linear(product, qkv)?;
+        step.device.rotate_and_store(RotateAndStore {
+            qkv,
+            shape,
+            norms: Some(weights.head_norms(eps)),
+            rotary: Rotary { angles },
+            planes: step.planes,
+            layer,
+        })?;
+        if last && !step.has_logit_rows() {
+            return Ok(());
+        }
+        step.device.attention(Attention { qkv, shape, planes: step.planes, layer }, attended)?;
+        if last {
+            step.keep_logit_rows(&mut [attended])?;
+        }
+        let product = Linear { x: &*step.hidden, norm: normed(), weight: &weights.gate, bias: None };
+        step.device.linear(product, gate)?;
+        step.device.sigmoid_gate(gate, attended)?;
+        step.add(Linear::plain(attended, &weights.o))
+    }
+}
+
+impl<D: DecoderDevice> DeltaNet<D> {
+    /// Adds the delta net of a layer to the residual stream. Without logit rows the last layer changes its state only.
+    fn run(
+        &mut self,
+        step: &mut LayerStep<'_, D>,
+        norm: Norm<'_, D::Vector>,
+        weights: &DeltaWeights<D>,
+        Position { of_kind: layer, last }: Position,
+    ) -> Result<(), DeviceError> {
+        let Self { shape, projected, inputs, remembered } = self;
+        let (shape, plane, eps) = (*shape, PLANE, norm.eps);
+        let product = Linear { x: &*step.hidden, norm: Some(norm), weight: &weights.inward, bias: None };
+        step.device.linear(product, projected)?;
+        let (taps, rate, bias) = (&weights.taps, &weights.rate, &weights.bias);
+        let planes = &mut *step.planes;
+        let operands = DeltaInputs { projected, shape, taps, rate, bias, planes, plane, layer };
+        step.device.delta_inputs(operands, inputs)?;
+        let planes = &mut *step.planes;
+        step.device.delta_rule(DeltaMemory { inputs, shape, planes, plane, layer }, remembered)?;
+        if last {
+            if !step.has_logit_rows() {
+                return Ok(());
+            }
+            step.keep_logit_rows(&mut [remembered, projected])?;
+        }
+        let norm = Norm { weight: &weights.norm, eps };
+        let gated = GatedNorm { gate: &*projected, column: shape.channels(), norm };
+        step.device.gated_norm(gated, remembered)?;
+        step.add(Linear::plain(remembered, &weights.out))
+    }
+}

@@ -1,0 +1,117 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Parses a config of four layers with some keys replaced.
+fn parse(changes: &Value) -> Result<Config, LoadError> {
+    let mut value = json!({
+        "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+        "max_position_embeddings": 4096, "rope_theta": 1e7, "dtype": "bfloat16", "eos_token_id": 7,
+    });
+    for (key, change) in changes.as_object().unwrap() {
+        value[key] = change.clone();
+    }
+    parse_value(value)
+}
+
+fn parse_value(value: Value) -> Result<Config, LoadError> {
+    let path = "config.json".into();
+    Config::parse(&ConfigFile { path, architectures: Vec::new(), model_type: None, value })
+}
+
+#[test]
+fn both_spellings_and_a_vision_model_mean_the_same() {
+    let published = parse(&json!({"tie_word_embeddings": true})).unwrap();
+    let saved = json!({
+        "rope_theta": null, "tie_word_embeddings": true,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    });
+    assert_eq!(parse(&saved).unwrap(), published);
+    assert_eq!(
+        parse(&json!({"tie_word_embeddings": true, "full_attention_interval": 4})).unwrap(),
+        published
+    );
+
+    // Keys that a vision model has at the top win; those it has in one place only are read there.
+    let mut text = json!({
+        "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+        "max_position_embeddings": 4096, "rope_theta": 1e7, "dtype": "bfloat16", "eos_token_id": 7,
+    });
+    text["tie_word_embeddings"] = json!(false);
+    let whole = parse_value(json!({"text_config": text, "tie_word_embeddings": true})).unwrap();
+    assert_eq!(whole, Config { prefix: "model.language_model.", ..published });
+}
+
+#[test]
+fn a_quarter_of_a_head_is_rotated_by_default_and_axes_take_turns() {
+    let angles = |changes| parse(&changes).unwrap().rope_frequencies().unwrap();
+    assert_eq!(angles(json!({})).inverse.len(), 4);
+    assert_eq!(angles(json!({"partial_rotary_factor": 0.5})).inverse.len(), 8);
+    let sections = json!({"rope_type": "default", "rope_theta": 1e7, "mrope_section": [2, 1, 1], "mrope_interleaved": true});
+    assert_eq!(angles(json!({"rope_parameters": sections})).axes, [0, 1, 2, 0]);
+}
+
+#[test]
+fn state_is_declared_in_slots_and_keys_for_layers_with_attention_only() {
+    let config = parse(
+        &json!({"layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]}),
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let text = config.unwrap().text(dir.path(), 8).unwrap();
+    assert_eq!(text.kv, Some(KvPlane { layers: 2, heads: 2, head_dim: 32 }));
+    let units: Vec<_> =
+        text.slots.iter().map(|plane| (plane.layers, plane.units, plane.unit_bytes)).collect();
+    assert_eq!(units, [(2, 2, 3 * 2 * 16 * 4), (2, 4, 3 * 24 * 4), (2, 4, 16 * 24 * 4)]);
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_key() {
+    for (changes, words) in [
+        (json!({"linear_num_value_heads": 3}), "linear_num_value_heads: 3"),
+        (json!({"linear_conv_kernel_dim": 1}), "linear_conv_kernel_dim"),
+        (json!({"linear_key_head_dim": 0}), "linear_key_head_dim: must be at least 1"),
+        (json!({"attention_bias": true}), "attention_bias"),
+        (json!({"hidden_act": "gelu"}), "hidden_act: \"gelu\""),
+        (
+            json!({"layer_types": ["linear_attention", "linear_attention", "full_attention"]}),
+            "layer_types: names 3 layers",
+        ),
+        (
+            json!({"layer_types": ["linear_attention", "linear_attention", "linear_attention", "linear_attention"]}),
+            "layer_types: none",
+        ),
+        (
+            json!({"layer_types": ["linear_attention", "sliding_attention", "full_attention", "full_attention"]}),
+            "sliding_attention",
+        ),
+        (json!({"full_attention_interval": 0}), "full_attention_interval"),
+        (json!({"num_hidden_layers": null}), "num_hidden_layers: is missing"),
+        (json!({"dtype": "int8"}), "dtype: \"int8\""),
+    ] {
+        let error = parse(&changes).err().unwrap().to_string();
+        assert!(error.contains(words) && error.contains("config.json"), "{error}");
+    }
+}
+
+#[test]
+fn ranks_share_heads_or_hold_the_same_head_of_keys() {
+    let config = parse(&json!({})).unwrap();
+    let shard = |size| config.shard(GroupRank { rank: 0, world_size: size });
+    let heads = |size| {
+        shard(size).map(|shard| (shard.heads, shard.kv_heads, shard.delta.key_heads, shard.delta.value_heads))
+    };
+    assert_eq!(heads(2), Ok((2, 1, 1, 2)));
+    assert_eq!(heads(4), Ok((1, 1, 1, 1)));
+    assert!(heads(8).unwrap_err().contains("num_attention_heads: 4 is not a multiple of tp, which is 8"));
+    let odd = parse(&json!({"linear_num_key_heads": 3, "linear_num_value_heads": 12})).unwrap();
+    let refused = odd.shard(GroupRank { rank: 0, world_size: 2 }).unwrap_err();
+    assert!(
+        refused.contains("linear_num_key_heads: 3 is neither a multiple nor a divisor of tp"),
+        "{refused}"
+    );
+}

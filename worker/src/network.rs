@@ -1,0 +1,51 @@
+//! A worker's place in the network: the address at which others dial it, and the rule for connections to them.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, TcpListener},
+};
+
+use tutti_runtime::{
+    Error, serve,
+    tls::{ClusterTransport, Dial, roles::Role},
+};
+
+use crate::bound;
+
+/// The setting that an error of an address names: the conductor says at which address it sees this worker.
+const FIELD: &str = "conductor";
+
+/// The network as a worker sees it.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// Address at which other workers dial this one.
+    pub host: IpAddr,
+    /// The rule for connections.
+    pub transport: ClusterTransport,
+}
+
+impl Network {
+    /// Binds a free port at `host`. Other machines that reach it need encryption, unless plaintext is allowed.
+    pub fn bind(&self) -> io::Result<TcpListener> {
+        let allowed = self.transport.check_listen(FIELD, SocketAddr::new(self.host, 0));
+        allowed.map_err(|error| io::Error::other(error.to_string()))?;
+        bound::bind(self.host)
+    }
+
+    /// The listener with the encryption of connections between workers.
+    pub fn secured(&self, listener: tokio::net::TcpListener) -> serve::Listener {
+        serve::Listener::from(listener).with_tls(self.transport.server(Role::Worker))
+    }
+
+    /// A way to the worker at `HOST:PORT`.
+    pub fn dial(&self, address: &str) -> Result<Dial, Error> {
+        self.transport.dial(FIELD, &format!("http://{address}"), Role::Worker)
+    }
+}
+
+#[cfg(test)]
+impl From<IpAddr> for Network {
+    fn from(host: IpAddr) -> Self {
+        Self { host, transport: ClusterTransport::default() }
+    }
+}
