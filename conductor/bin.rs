@@ -260,6 +260,7 @@ fn backend_options(
             has_tokenizer: checkpoint.dir.join(checkpoint::CheckpointFile::Tokenizer.name()).is_file(),
         },
         listener,
+        connections: settings.connections.clone(),
         worker_program: PathBuf::from(WORKER_PROGRAM),
         worker_settings: worker_settings.iter().map(json).collect::<Result<_, _>>()?,
         spawn_token: Token::new("join_token", &spawn_token)?,

@@ -4,6 +4,7 @@ use std::{fs::File, io::Read, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{task::JoinHandle, time::timeout};
 use tutti_runtime::{Error, health::Health, metrics::Metrics, progress::LoadDisplay, token::Token};
+use tutti_settings::ConnectionSettings;
 
 use crate::{
     cluster::{Cluster, Limits, Served},
@@ -21,6 +22,8 @@ pub struct BackendOptions {
     pub served: Served,
     /// The listener that workers dial.
     pub listener: ClusterListener,
+    /// Limits on the connections of workers.
+    pub connections: ConnectionSettings,
     /// The executable of spawned workers. It acts as a worker when its `argv[0]` is `worker`.
     pub worker_program: PathBuf,
     /// Settings of the workers of each group, in the order of the topology. A worker receives them in its `Welcome`.
@@ -67,7 +70,8 @@ impl Backend {
             None => cluster,
         });
         let worker_service =
-            WorkerService::new(cluster.clone(), admission, options.worker_settings, options.display);
+            WorkerService::new(cluster.clone(), admission, options.worker_settings, options.display)
+                .with_connections(options.connections);
         let worker_service = tokio::spawn(worker_service.serve(options.listener));
         let watched = cluster.clone();
         let watchdog = tokio::spawn(async move { watched.watch().await });

@@ -121,6 +121,7 @@ pub struct WorkerService {
     /// Settings of each group's workers, as JSON. The worker defines the schema.
     settings_json: Vec<String>,
     loading: LoadDisplay,
+    connections: ConnectionSettings,
 }
 
 impl WorkerService {
@@ -132,17 +133,24 @@ impl WorkerService {
         settings_json: Vec<String>,
         loading: LoadDisplay,
     ) -> Self {
-        Self { cluster, admission, settings_json, loading }
+        let connections = ConnectionSettings::default();
+        Self { cluster, admission, settings_json, loading, connections }
+    }
+
+    /// Sets the limits on connections of workers.
+    #[must_use]
+    pub fn with_connections(self, connections: ConnectionSettings) -> Self {
+        Self { connections, ..self }
     }
 
     /// Serves workers at `listener` for as long as the future is polled.
     pub async fn serve(self, listener: ClusterListener) -> Result<(), Error> {
         let admission = self.admission.clone();
+        let connections = ConnectionSettings { max_streams: STREAMS, ..self.connections.clone() };
         let service = WorkerGateServer::new(self)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let windows = serve::Windows { stream: WINDOW_BYTES, connection: WINDOW_BYTES };
-        let connections = ConnectionSettings { max_streams: STREAMS, ..ConnectionSettings::default() };
         let (listener, _directory) = listener.into_parts();
         let check = move |mut request: Request<()>| {
             let credential =

@@ -19,9 +19,9 @@ pub fn tokenizer() -> Arc<Tokenizer> {
     BUILT.clone()
 }
 
-/// A tokenizer whose decoder puts a space between two words, and no space before the first word.
+/// A tokenizer whose decoder puts a space between two words, and no space before the first word. Token 7 is empty.
 pub fn metaspace_tokenizer() -> Arc<Tokenizer> {
-    let vocab = json!({ "▁a": 0, "▁b": 1, "c": 2, "▁": 3, "é": 4, "▁日": 5, "<unk>": 6 });
+    let vocab = json!({ "▁a": 0, "▁b": 1, "c": 2, "▁": 3, "é": 4, "▁日": 5, "<unk>": 6, "": 7 });
     let json = json!({
         "version": "1.0",
         "pre_tokenizer": { "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true },

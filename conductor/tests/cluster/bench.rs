@@ -26,7 +26,7 @@ use tutti_runtime::{
     tls::ClusterTransport,
     token::Token,
 };
-use tutti_settings::{EngineSettings, FaultSettings, ModelSettings};
+use tutti_settings::{ConnectionSettings, EngineSettings, FaultSettings, ModelSettings};
 
 pub const SPAWN_TOKEN: &str = "spawned";
 pub const SETTINGS: &str = r#"{"threads":1}"#;
@@ -64,6 +64,10 @@ impl Bench {
     }
 
     pub async fn with_workers_by_hand(limits: Limits, by_hand: ByHand) -> Self {
+        Self::with(limits, by_hand, ConnectionSettings::default()).await
+    }
+
+    pub async fn with(limits: Limits, by_hand: ByHand, connections: ConnectionSettings) -> Self {
         let (metrics, health) = (Metrics::default(), Health::default());
         let spawned_workers = limits.topology.spawned_workers();
         let settings = vec![SETTINGS.to_owned(); limits.topology.groups().len()];
@@ -74,7 +78,7 @@ impl Bench {
             ClusterListener::bind(Callers::Workers, None, &ClusterTransport::default()).await.unwrap();
         let url = listener.local_url().unwrap();
         let service = WorkerService::new(cluster.clone(), admission, settings, LoadDisplay::new(false));
-        tokio::spawn(service.serve(listener));
+        tokio::spawn(service.with_connections(connections).serve(listener));
         Self { cluster, metrics, health, url }
     }
 
@@ -127,7 +131,8 @@ impl Bench {
         messages: mpsc::Receiver<pb::WorkerMessage>,
         shown: &str,
     ) -> Result<tonic::Response<Streaming<pb::ConductorMessage>>, Status> {
-        let channel = Endpoint::from_shared(self.url.clone()).unwrap().connect().await.unwrap();
+        let channel = Endpoint::from_shared(self.url.clone()).unwrap().connect().await;
+        let channel = channel.map_err(|e| Status::unavailable(e.to_string()))?;
         let mut request = tonic::Request::new(ReceiverStream::new(messages));
         if !shown.is_empty() {
             token(shown).add_to(request.metadata_mut().as_mut());

@@ -7,6 +7,7 @@ use tutti_runtime::{Error, ErrorKind, health::State};
 use tokio::sync::mpsc;
 use tonic::Code;
 use tutti_conductor::worker_service::ByHand;
+use tutti_settings::ConnectionSettings;
 
 use crate::bench::{Bench, hello, limits, ready, soon, token};
 
@@ -92,6 +93,15 @@ async fn a_strangers_call_is_refused_before_any_message_of_it_is_read() {
         assert_eq!(status.code(), Code::Unauthenticated, "{status}");
         assert_eq!(Error::from(status).field(), Some("join_token_file"));
     }
+}
+
+#[tokio::test]
+async fn the_settings_of_connections_hold_for_workers_too() {
+    let connections = ConnectionSettings { max_open: 1, ..ConnectionSettings::default() };
+    let bench = Bench::with(limits(2), ByHand::Open, connections).await;
+    let _first = bench.join(0).await;
+    let second = soon("the end of the second connection", bench.try_join(hello(1))).await;
+    assert!(second.is_err(), "it has joined over a connection too many");
 }
 
 #[tokio::test]

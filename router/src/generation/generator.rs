@@ -48,6 +48,7 @@ pub struct Generator {
     /// True once the process waits for its last requests.
     draining: AtomicBool,
     max_prompt_logprobs: usize,
+    max_output_logprobs: usize,
     admission: Arc<Admission>,
     readers: Readers,
     metrics: RouterMetrics,
@@ -69,6 +70,7 @@ impl Generator {
             permits: Arc::new(Semaphore::new(config.max_concurrent_choices as usize)),
             max_choices: config.max_concurrent_choices,
             max_prompt_logprobs: config.max_prompt_logprobs,
+            max_output_logprobs: config.max_output_logprobs,
             admission,
             readers,
             metrics,
@@ -167,6 +169,10 @@ impl Generator {
         let lengths = prompts.iter().map(|prompt| prompt.ids.len());
         validate::prompt_logprobs(lengths, &request.output, n, self.max_prompt_logprobs)?;
         let specs = self.specs(&request, sampling, &prompts, n, &model)?;
+        let max_tokens =
+            |(_, spec): &(_, pb::RequestSpec)| spec.stopping.as_ref().map_or(0, |s| s.max_tokens.into());
+        let output_tokens = specs.iter().map(max_tokens).sum();
+        validate::output_logprobs(output_tokens, &request.output, self.max_output_logprobs)?;
         let settings = settings(&request, &model, &prompts, n);
         let scored = request.output.prompt_logprobs_needed().is_some();
         let shared: Vec<_> = prompts.iter().map(|_| scored.then(SharedLogprobs::default)).collect();

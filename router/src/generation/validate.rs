@@ -106,6 +106,21 @@ pub fn prompt_logprobs(
     Err(Error::invalid(field, message))
 }
 
+/// Refuses a request whose answer could report more than `limit` logprobs of output tokens. They are kept until they are
+/// read, or in a whole answer until its end. `tokens` is the sum of `max_tokens` over all choices.
+pub fn output_logprobs(tokens: u64, output: &Output, limit: usize) -> Result<(), Error> {
+    let Some(top) = output.logprobs else { return Ok(()) };
+    let entries = tokens.saturating_mul(u64::from(top) + 1);
+    if entries <= limit as u64 {
+        return Ok(());
+    }
+    let message = format!(
+        "asks for up to {entries} logprobs: {tokens} output tokens of all choices (max_tokens), {top} alternatives and the \
+         token itself; the limit is {limit}"
+    );
+    Err(Error::invalid("logprobs", message))
+}
+
 fn check_stopping(
     stopping: &Stopping,
     output: &Output,

@@ -258,6 +258,31 @@ async fn an_answer_that_would_be_huge_is_refused_by_name_before_any_work() {
     assert_eq!(setup.post(PATH, &body).await.status, StatusCode::OK);
 }
 
+/// Without the bound, a request of a few bytes makes an answer of gigabytes, all of it in memory until its end.
+#[tokio::test]
+async fn an_answer_of_too_many_output_logprobs_is_refused_by_name() {
+    let setup = ready_with(RouterSettings { max_output_logprobs: 100, ..Default::default() }, true).await;
+    for body in [
+        json!({ "prompt": [1], "n": 4, "max_tokens": 10, "logprobs": 2 }),
+        json!({ "prompt": [1], "n": 4, "max_tokens": 10, "logprobs": 2, "stream": true }),
+        json!({ "prompt": [[1], [2], [3], [4]], "max_tokens": 10, "logprobs": 2 }),
+    ] {
+        let refused = setup.post(PATH, &body).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{}", refused.text);
+        assert_eq!(refused.json()["error"]["param"], "logprobs");
+        assert!(refused.text.contains("120") && refused.text.contains("100"), "{}", refused.text);
+    }
+    assert_eq!(setup.conductor.count(), 0);
+    // As many as the context allows, without max_tokens.
+    let chat =
+        json!({ "messages": [{ "role": "user", "content": "x" }], "logprobs": true, "top_logprobs": 20 });
+    let refused = setup.post("/v1/chat/completions", &chat).await;
+    assert_eq!(
+        (refused.status, &refused.json()["error"]["param"]),
+        (StatusCode::BAD_REQUEST, &json!("top_logprobs"))
+    );
+}
+
 #[tokio::test]
 async fn a_large_answer_is_whole_and_a_bound_holds_for_all_of_them() {
     let setup = ready_with(RouterSettings { reader_timeout_ms: 200, ..Default::default() }, true).await;
