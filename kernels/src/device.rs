@@ -1,8 +1,8 @@
 //! The seam between models and devices: [`Device`], what every device has, and its operations in traits by family.
 //!
-//! A family is a trait in a file of its own ([`Dense`], [`Experts`], [`PagedAttention`], [`Collectives`], [`Sampler`]). An operation
-//! takes a struct of operands whose fields are the operation's variants. A device implements the families that it runs;
-//! every other operation is [`DeviceError::Unsupported`]. A model bounds the families that it uses.
+//! A family is a trait in a file of its own ([`Dense`], [`Experts`], [`PagedAttention`], [`Collectives`], [`Sampler`]).
+//! An operation takes a struct of operands whose fields are the operation's variants. A device implements the families
+//! that it runs; every other operation is [`DeviceError::Unsupported`]. A model bounds the families that it uses.
 
 mod attention;
 mod collectives;

@@ -115,7 +115,7 @@ class EncryptedCluster:
                     self.respawned += 1
                     self.start_worker(rank)
 
-    # What chaos uses of a server.
+    # The methods of a server that chaos uses.
 
     @property
     def pid(self):

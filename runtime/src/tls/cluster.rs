@@ -181,7 +181,7 @@ impl MutualTls {
         Ok(())
     }
 
-    /// What a gRPC connection to a process of this role uses.
+    /// The configuration of connections to a process of this role.
     pub fn client(&self, to: Role) -> Arc<ClientConfig> {
         let clients = self.clients.read();
         match to {
