@@ -51,10 +51,10 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Spawns workers of ranks 0 to `workers` - 1.
+    /// Spawns workers of ranks 0 to `workers` - 1. `workers` is 0 if all workers join by hand.
     pub fn start(cluster: Arc<Cluster>, command: WorkerCommand, workers: u32) -> Result<Self, Error> {
         let failed = |e| Error::internal(format!("cannot start the supervisor: {e}"));
-        let (stop, stopping) = watch::channel(false);
+        let (stop, mut stopping) = watch::channel(false);
         let (done, stopped) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let supervise = async move {
@@ -64,6 +64,10 @@ impl Supervisor {
                 ranks.spawn(supervisor.run(stopping.clone()));
             }
             ranks.join_all().await;
+            if workers == 0 {
+                // An error means that the supervisor is gone, and nobody waits for its end.
+                let _ = stopping.wait_for(|stop| *stop).await;
+            }
             // Ignored: sending fails if the process ends without waiting for the supervisor.
             let _ = done.send(());
         };

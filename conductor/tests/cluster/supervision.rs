@@ -1,7 +1,8 @@
 //! Spawned processes: their arguments and secret, restarts, and their end with the supervisor. The worker is a script.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path, process};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, process, time::Duration};
 
+use tokio::time::timeout;
 use tutti_conductor::supervise::{Supervisor, WorkerCommand};
 
 use crate::bench::{Bench, limits, soon};
@@ -45,6 +46,19 @@ async fn a_worker_gets_its_rank_its_secret_and_a_process_group_and_does_not_outl
     assert_ne!(*pid, process::id().to_string());
     soon("the supervisor stops", supervisor.stop()).await;
     assert!(!Path::new("/proc").join(pid).exists(), "{pid} is still there");
+}
+
+#[tokio::test]
+async fn a_supervisor_without_workers_of_its_own_does_not_end() {
+    let bench = Bench::new(limits(1)).await;
+    let program = Path::new("/nonexistent").to_owned();
+    let command =
+        WorkerCommand { program, conductor_url: "unix:/workers".into(), lifeline_line: "private".into() };
+    let mut supervisor = Supervisor::start(bench.cluster.clone(), command, 0).unwrap();
+    // Its end would be a fault of the conductor, whose workers all join by hand.
+    let ended = timeout(Duration::from_millis(300), supervisor.ended()).await;
+    assert!(ended.is_err(), "the supervisor has ended");
+    soon("the supervisor stops", supervisor.stop()).await;
 }
 
 #[tokio::test]
