@@ -302,13 +302,19 @@ impl Fleet {
         }
     }
 
-    /// Updates the roster with the addresses found. Returns an error text if `found` is empty.
+    /// Updates the roster with the addresses found. Returns an error text if `found` is empty, or has an address that may
+    /// not be used.
     fn take_found(&self, name: &str, found: BTreeSet<String>) -> Option<String> {
         if found.is_empty() {
             return Some(format!("discover: {name} has no address"));
         }
-        let join = |url: &str| {
-            Some(self.member(url.to_owned(), address::connection(url, &self.access, &self.settings).ok()?))
+        let mut refused = None;
+        let join = |url: &str| match address::connection(url, &self.access, &self.settings) {
+            Ok(channel) => Some(self.member(url.to_owned(), channel)),
+            Err(error) => {
+                refused = Some(format!("discover: {error}"));
+                None
+            }
         };
         let change = self.roster.write().update(&found, join);
         for member in &change.joined {
@@ -318,7 +324,7 @@ impl Fleet {
             tracing::info!(conductor = %member.name, "the lookup no longer finds the conductor; its running requests continue");
             self.metrics.removed(member);
         }
-        None
+        refused
     }
 }
 

@@ -1,12 +1,20 @@
-use tutti_runtime::metrics::Metrics;
+use tutti_runtime::{metrics::Metrics, tls::ClusterTransport};
+use tutti_settings::ClusterTlsSettings;
 
 use super::*;
-use crate::fleet::{Conductors, FleetSettings};
+use crate::fleet::{Access, Conductors, FleetSettings};
+
+/// A way to hosts that do not exist, in plaintext.
+fn insecure() -> Access {
+    let settings = ClusterTlsSettings { insecure_plaintext: true, ..ClusterTlsSettings::default() };
+    Access { transport: ClusterTransport::read(&settings).unwrap(), ..Access::default() }
+}
 
 #[tokio::test]
 async fn found_conductors_join_the_fleet_and_an_empty_lookup_changes_nothing() {
     let metrics = Metrics::default();
-    let conductors = Conductors { discover: Some("conductors:1".into()), ..Conductors::default() };
+    let discover = Some("conductors:1".into());
+    let conductors = Conductors { discover, access: insecure(), ..Conductors::default() };
     let fleet = Fleet::new(conductors, FleetSettings::default(), true, None, &metrics);
     let names = |text: &str| text.split_whitespace().map(str::to_owned).collect::<BTreeSet<_>>();
     let why = || match fleet.readiness() {
@@ -27,4 +35,13 @@ async fn found_conductors_join_the_fleet_and_an_empty_lookup_changes_nothing() {
     fleet.note_lookup(fleet.take_found("conductors:1", names("http://a:1")));
     assert_eq!(why(), "http://a:1: no answer from the conductor yet");
     assert!(b.is_removed() && !metrics.encode().contains("http://b:1"));
+}
+
+#[tokio::test]
+async fn an_address_found_that_may_not_be_used_is_named() {
+    let conductors = Conductors { discover: Some("localhost:1".into()), ..Conductors::default() };
+    let fleet = Fleet::new(conductors, FleetSettings::default(), true, None, &Metrics::default());
+    let found = BTreeSet::from(["http://10.0.0.1:1".to_owned()]);
+    let problem = fleet.take_found("localhost:1", found).unwrap();
+    assert!(problem.contains("10.0.0.1:1") && problem.contains("--insecure-plaintext"), "{problem}");
 }
