@@ -104,8 +104,8 @@ class TestCheckpoints:
         self.refused(tmp_path, checkpoint, name, "I32")
 
     def test_an_unknown_architecture(self, tmp_path, checkpoint):
-        config(checkpoint, architectures=["LlamaForCausalLM"], model_type="llama")
-        self.refused(tmp_path, checkpoint, "LlamaForCausalLM", "Qwen3ForCausalLM")
+        config(checkpoint, architectures=["UnheardOfForCausalLM"], model_type="unheard_of")
+        self.refused(tmp_path, checkpoint, "UnheardOfForCausalLM", "Qwen3ForCausalLM")
 
     @pytest.mark.parametrize("field", ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"))
     @pytest.mark.parametrize("value", (..., 0, -1, "many", 1e30), ids=("missing", "0", "-1", "text", "huge"))

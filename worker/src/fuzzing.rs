@@ -1,6 +1,9 @@
 //! Entry points of the fuzzers, compiled by `tests/fuzz` alone. A check that fails is a finding.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
 use tutti_proto::cluster::v1::{self as pb, form_group::Meeting};
 use tutti_settings::WorkerSettings;
@@ -22,8 +25,8 @@ pub fn conductor_message(message: pb::ConductorMessage) {
         }
         // A group that listens takes a port.
         Some(Message::FormGroup(group)) if !matches!(group.meeting, Some(Meeting::Listen(_))) => {
-            let host = Ipv4Addr::LOCALHOST.into();
-            if let Ok(group) = Formation::new(group, Duration::from_secs(1), host, None) {
+            let network = IpAddr::from(Ipv4Addr::LOCALHOST).into();
+            if let Ok(group) = Formation::new(group, Duration::from_secs(1), network, None) {
                 let listening = group.listening().expect("no listener is asked");
                 assert_eq!(listening.is_some(), group.leads());
             }

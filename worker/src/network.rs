@@ -43,7 +43,7 @@ impl Network {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl From<IpAddr> for Network {
     fn from(host: IpAddr) -> Self {
         Self { host, transport: ClusterTransport::default() }
