@@ -34,8 +34,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Creates an engine, and sizes and allocates its KV pool. While the engine holds `settings.max_running_requests +
-    /// max_waiting_requests` requests, a further launch is refused as overload. If no request could run under a
+    /// Creates an engine, and sizes and allocates its KV pool. While the engine holds as many requests as may run
+    /// and `max_waiting_requests` more, a further launch is refused as overload. If no request could run under a
     /// setting, the error names that setting.
     pub fn new(
         mut model: Box<dyn Model>,
@@ -51,7 +51,11 @@ impl Engine {
         }
         let kv = KvSize::choose(&*model, settings)?;
         let config = SchedulerConfig {
-            settings: settings.clone(),
+            // Slots may limit a number that is not set.
+            settings: EngineSettings {
+                max_running_requests: settings.max_running_requests.or(Some(kv.running)),
+                ..settings.clone()
+            },
             max_waiting_requests,
             max_context: limits.max_context_tokens,
             page_tokens: kv.page_tokens,
@@ -88,7 +92,10 @@ impl Engine {
 
     /// Runs one small step before the first request, so that no request waits for weights to be read.
     pub fn warm_up(&mut self) -> Result<(), Error> {
-        warm_up::run(&mut *self.runner.model, self.reporter.max_step_tokens, self.kv.page_tokens)
+        let model = &mut *self.runner.model;
+        warm_up::run(model, self.reporter.max_step_tokens, self.kv.page_tokens)
+            // Its tokens are all the same, and choose the same experts.
+            .and_then(|()| model.restart_expert_loads())
             .map_err(|e| Error::internal(format!("warm-up failed: {e}")))
     }
 

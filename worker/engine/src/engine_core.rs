@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use tutti_models::{PageLayout, ShareLayout};
+use tutti_models::{ExpertLoad, PageLayout, ShareLayout};
 use tutti_proto::{GraphKey, Rank, StepNumber, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{
@@ -87,6 +87,8 @@ pub(crate) struct CommittedStep {
     pub rows: Vec<(RowCommit, RowResult)>,
     pub started: SystemTime,
     pub times: StepTimes,
+    /// Loads of the model's experts; empty if they were not read after this step.
+    pub expert_loads: Vec<ExpertLoad>,
 }
 
 impl EngineCore {
@@ -308,7 +310,7 @@ impl EngineCore {
         sequences: &mut Sequences,
     ) -> (StepNumber, CommittedStep) {
         let mut watch = Stopwatch::start();
-        let CollectedStep { job: Job { step, started, mut times }, results, took } = collected;
+        let CollectedStep { job: Job { step, started, mut times }, results, took, expert_loads } = collected;
         self.in_flight -= 1;
         let (number, batch_walk) = (step.number, step.batch_walk);
         let outcome = |result: &Result<RowResult, _>| match result {
@@ -334,7 +336,7 @@ impl EngineCore {
         }
         let rows = commits.into_iter().zip(results.into_iter().map(Result::unwrap_or_default)).collect();
         (times.run, times.commit) = (took, watch.lap());
-        (number, CommittedStep { batch_walk, rows, started, times })
+        (number, CommittedStep { batch_walk, rows, started, times, expert_loads })
     }
 
     fn forget(&mut self, ending: &Ending, sequences: &mut Sequences) {

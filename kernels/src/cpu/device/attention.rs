@@ -10,6 +10,8 @@ use crate::{
 };
 
 impl PagedAttention for CpuDevice {
+    const IMPLEMENTED: bool = true;
+
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Tensor) -> Result<(), DeviceError> {
         let out = out.written(self.step.tokens(), 2 * rope.inverse.len())?;
         rowwise::rope_angles(&mut self.pool, rope, &self.step.positions, out)
