@@ -99,8 +99,8 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     }
     // Ports are bound before anything that takes long, so that a port in use is reported at once.
     let tls = PublicTls::read(&settings.tls)?;
-    let http = listen::tcp("http", settings.addresses.http).await?;
-    let grpc = listen::tcp("grpc", settings.addresses.grpc).await?;
+    let http = listen::tcp("http", settings.addresses.http)?;
+    let grpc = listen::tcp("grpc", settings.addresses.grpc)?;
     let transport = ClusterTransport::read(&settings.cluster_tls)?;
     tokio::spawn(transport.clone().follow());
     let MembershipSettings { worker_listen, cluster_grpc, .. } = &settings.membership;

@@ -75,8 +75,8 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     let tls = PublicTls::read(&tls)?;
     let transport = ClusterTransport::read(&cluster_tls)?;
     check_reach(&conductors.conductor, conductors.discover.as_deref(), &transport)?;
-    let http = listen::tcp("http", addresses.http).await?;
-    let grpc = listen::tcp("grpc", addresses.grpc).await?;
+    let http = listen::tcp("http", addresses.http)?;
+    let grpc = listen::tcp("grpc", addresses.grpc)?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
     let announcement = Announcement {
         http: http.local_addr().unwrap_or(addresses.http),

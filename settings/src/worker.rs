@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ByteSize, ClusterTlsSettings, DeviceSettings, EngineSettings, SimSettings, TelemetrySettings,
+    ByteSize, ClusterTlsSettings, ConnectionSettings, DeviceSettings, EngineSettings, SimSettings, TelemetrySettings,
     TensorParallelSettings, TraceSettings, WeightSettings,
 };
 
@@ -24,6 +24,8 @@ pub struct WorkerSettings {
     pub weights: WeightSettings,
     /// The device, as the topology gives it to this worker's group. The number of threads is already computed.
     pub device: DeviceSettings,
+    /// Limits on the connections of other workers.
+    pub connections: ConnectionSettings,
     /// The number of ranks in this worker's group, and the time that they wait for each other.
     pub tensor_parallel: TensorParallelSettings,
     /// The engine.
