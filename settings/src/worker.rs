@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ByteSize, ClusterTlsSettings, ConnectionSettings, DeviceSettings, EngineSettings, SimSettings, TelemetrySettings,
-    TensorParallelSettings, TraceSettings, WeightSettings,
+    ByteSize, ClusterTlsSettings, ConnectionSettings, DeviceSettings, EngineSettings, SimSettings,
+    TelemetrySettings, TensorParallelSettings, TraceSettings, WeightSettings,
 };
 
 /// The settings that a conductor sends to a worker in its `Welcome`, as JSON. Both processes are of the same version,

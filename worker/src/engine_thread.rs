@@ -78,11 +78,8 @@ pub fn start(
     channels: EngineChannels,
 ) -> io::Result<oneshot::Receiver<Result<(), Error>>> {
     let (done, ended) = oneshot::channel();
-    let runtime = runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .thread_name("reports")
-        .enable_all()
-        .build()?;
+    let runtime =
+        runtime::Builder::new_multi_thread().worker_threads(1).thread_name("reports").enable_all().build()?;
     thread::Builder::new().name("engine".into()).spawn(move || {
         let _guard = ExitOnPanic;
         // Ignored: sending fails only if the receiver is dropped, and it is dropped only when the process ends.

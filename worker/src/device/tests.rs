@@ -1,7 +1,8 @@
 use std::path::PathBuf;
 
 use tutti_settings::{
-    ConnectionSettings, DeviceSettings, EngineSettings, SimSettings, TensorParallelSettings, TraceSettings, WeightSettings,
+    ConnectionSettings, DeviceSettings, EngineSettings, SimSettings, TensorParallelSettings, TraceSettings,
+    WeightSettings,
 };
 
 use super::*;
