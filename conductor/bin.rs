@@ -97,8 +97,8 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     if !settings.membership.no_router {
         tutti_router::check_api_keys(&settings.router)?;
     }
-    // Ports are bound before anything that takes long, so that a port in use is reported at once.
     let tls = PublicTls::read(&settings.tls)?;
+    // Ports are bound before anything that takes long, so that a port in use is reported at once.
     let http = listen::tcp("http", settings.addresses.http)?;
     let grpc = listen::tcp("grpc", settings.addresses.grpc)?;
     let transport = ClusterTransport::read(&settings.cluster_tls)?;
