@@ -10,7 +10,7 @@ use std::{
     collections::HashMap,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use axum::http::Extensions;
@@ -24,13 +24,12 @@ use tutti_runtime::{
         Metrics,
         metrics::{counter::Counter, family::Family, gauge::Gauge},
     },
+    watched_files::WatchedFiles,
 };
 use tutti_settings::RouterSettings;
 
 use self::{bucket::Bucket, file::KeyLine};
 
-/// Interval at which the file is checked for changes.
-const CHECKED_EVERY: Duration = Duration::from_secs(1);
 /// Time after which a request over the limit of concurrency may be sent again. Nothing says when another one ends.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const SETTING: &str = "api_key_file";
@@ -39,6 +38,7 @@ const SETTING: &str = "api_key_file";
 pub struct ApiKeys {
     /// `None` if every caller is let in.
     file: Option<PathBuf>,
+    watched: WatchedFiles,
     table: RwLock<Arc<Vec<Arc<ApiKey>>>>,
     metrics: KeyMetrics,
 }
@@ -116,12 +116,10 @@ pub fn check_api_keys(settings: &RouterSettings) -> Result<(), Error> {
 
 /// Reads the lines of a file.
 fn lines(file: &Path) -> Result<Vec<KeyLine>, Error> {
-    let read = std::fs::read_to_string(file).map_err(|e| unreadable(file, &e))?;
-    parse(file, &read)
-}
-
-fn parse(file: &Path, text: &str) -> Result<Vec<KeyLine>, Error> {
-    file::parse(text).map_err(|problem| Error::invalid(SETTING, format!("{}: {problem}", file.display())))
+    let invalid = |problem: String| Error::invalid(SETTING, problem);
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| invalid(format!("cannot read {}: {error}", file.display())))?;
+    file::parse(&text).map_err(|problem| invalid(format!("{}: {problem}", file.display())))
 }
 
 impl ApiKeys {
@@ -129,6 +127,7 @@ impl ApiKeys {
     pub fn read(file: Option<&Path>, metrics: &Metrics) -> Result<Arc<Self>, Error> {
         let keys = Self {
             file: file.map(Path::to_owned),
+            watched: WatchedFiles::new(file.into_iter().map(Path::to_owned).collect()),
             table: RwLock::default(),
             metrics: KeyMetrics::register(metrics),
         };
@@ -176,28 +175,18 @@ impl ApiKeys {
     /// Reads the file again whenever it changes, for as long as the future is polled. A file that cannot be read leaves
     /// the keys as they are.
     pub async fn follow(self: Arc<Self>) {
-        let Some(file) = &self.file else { return };
-        let mut seen = stamp(file);
-        loop {
-            tokio::time::sleep(CHECKED_EVERY).await;
-            let now = stamp(file);
-            if now == seen {
-                continue;
-            }
-            seen = now;
-            let read = tokio::fs::read_to_string(file).await.map_err(|e| unreadable(file, &e));
-            match read.and_then(|text| parse(file, &text)) {
-                Ok(lines) => {
-                    tracing::info!(file = %file.display(), keys = lines.len(), "read the API keys");
-                    self.install(lines);
-                }
-                Err(error) => tracing::error!(%error, "the API keys stay as they were"),
-            }
-        }
+        let Some(file) = self.file.clone() else { return };
+        let watched = self.watched.clone();
+        let reload = move || {
+            self.install(lines(&file)?);
+            Ok(())
+        };
+        watched.follow("the API keys", reload).await;
     }
 
     /// Replaces the keys. They keep what they have used under the same name.
     fn install(&self, lines: Vec<KeyLine>) {
+        tracing::info!(keys = lines.len(), "API keys are in force");
         let mut table = self.table.write();
         let known: HashMap<&str, &Arc<KeyUsage>> =
             table.iter().map(|key| (key.line.name.as_str(), &key.usage)).collect();
@@ -210,17 +199,6 @@ impl ApiKeys {
         let keys = keys.collect();
         *table = Arc::new(keys);
     }
-}
-
-fn unreadable(file: &Path, error: &std::io::Error) -> Error {
-    Error::invalid(SETTING, format!("cannot read {}: {error}", file.display()))
-}
-
-/// Properties of a file that change with its content.
-fn stamp(file: &Path) -> Option<(SystemTime, u64, u64)> {
-    use std::os::unix::fs::MetadataExt;
-    let metadata = std::fs::metadata(file).ok()?;
-    Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
 }
 
 impl KeyUsage {

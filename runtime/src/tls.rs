@@ -12,7 +12,6 @@ mod cluster;
 mod dial;
 mod public;
 mod reasons;
-mod reload;
 pub mod roles;
 mod server;
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 MODELS = ("qwen3", "qwen3_tied", "qwen3_yarn_swa")
 # Families whose layers are those of MODELS with other variants: one budget suffices, since worker/models/tests has all.
 VARIANTS = ("llama3", "smollm", "qwen2", "mistral", "qwen3_embedding", "qwen3_moe", "qwen3_moe_nonorm")
-VARIANTS += ("qwen3_5", "qwen3_5_text_tied")
+VARIANTS += ("qwen3_5", "qwen3_5_text_tied", "qwen3_5_moe", "qwen3_5_moe_text")
 LENGTHS = (1, 7, 37, 125, 300)
 GENERATED = 16
 BUDGETS = (8, 64, 2048)
@@ -123,14 +123,16 @@ def test_other_families_match_the_reference(start, figure, seed, model):
 
 
 @pytest.mark.parametrize("division", ((), ("--ep",)), ids=("width", "whole"))
-def test_experts_divided_among_ranks_match_the_reference(start, figure, division):
-    directory = GOLDENS / "seed0/qwen3_moe"
+@pytest.mark.parametrize("model", ("qwen3_moe", "qwen3_5_moe"))
+def test_experts_divided_among_ranks_match_the_reference(start, figure, model, division):
+    directory = GOLDENS / "seed0" / model
     golden = load_file(directory / "goldens.safetensors")
     args = ("--workers", 2, "--tp", 2, *division, "--model", directory, "--skip-tokenizer-init")
     cluster = start(*args, "--max-step-tokens", 64)
     worst = greatest_deviation(golden, answers(cluster, golden))
-    figure(f"qwen3_moe, 2 ranks {' '.join(division)}: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
-    assert worst <= BOUND
+    limit = bound(model)
+    figure(f"{model}, 2 ranks {' '.join(division)}: greatest |logprob - reference| {worst:.1e}, bound {limit:.0e}")
+    assert worst <= limit
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -1,5 +1,6 @@
-"""Qwen3.5, whose delta nets keep state in slots, on a running cluster: the answers of a colocated, undisturbed request are
-those of the reference, and hand-over, preemption, cached prefixes and lost workers change no digit of them."""
+"""Qwen3.5 and Qwen3.5-MoE, whose delta nets keep state in slots, on a running cluster: the answers of a colocated,
+undisturbed request are those of the reference, and hand-over, preemption, cached prefixes and lost workers change no digit
+of them."""
 
 import os
 import signal
@@ -11,42 +12,50 @@ from streams import Streams
 from test_disaggregation import DISAGGREGATED, TP_2_DISAGGREGATED, TP_2_TO_1, TWO_PREFILL, handovers, served_by
 from test_golden import LENGTHS, answers, bound, greatest_deviation
 
-MODEL = "qwen3_5"
-DIRECTORY = GOLDENS / "seed0" / MODEL
-SERVED = ("--model", DIRECTORY, "--skip-tokenizer-init", "--max-step-tokens", 64)
-# Bytes of the golden model: a page of its two layers with attention, and a slot of its three delta nets.
+MODELS = ("qwen3_5", "qwen3_5_moe")
+# Bytes of a golden model: a page of its two layers with attention, and a slot of its three delta nets.
 PAGE_BYTES = 2 * 2 * 2 * 32 * 16 * 4
 SLOT_BYTES = 3 * 4 * (2 * 2 * 16 * 3 + 4 * 24 * 3 + 4 * 16 * 24)
 RUNNING = 6
 
 
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def golden():
-    return load_file(DIRECTORY / "goldens.safetensors")
+def served(model):
+    return ("--model", GOLDENS / "seed0" / model, "--skip-tokenizer-init", "--max-step-tokens", 64)
 
 
-def test_disaggregated_is_bit_identical_to_colocated(start, figure, golden):
-    colocated = served_by(start, golden, "--workers", 1, *SERVED)
+@pytest.fixture(scope="module")
+def golden(model):
+    return load_file(GOLDENS / "seed0" / model / "goldens.safetensors")
+
+
+def test_disaggregated_is_bit_identical_to_colocated(start, figure, model, served, golden):
+    colocated = served_by(start, golden, "--workers", 1, *served)
     for topology in (DISAGGREGATED, TWO_PREFILL):
-        assert served_by(start, golden, "--topology", topology, *SERVED) == colocated, topology
+        assert served_by(start, golden, "--topology", topology, *served) == colocated, topology
     worst = greatest_deviation(golden, colocated)
-    assert worst <= bound(MODEL)
-    figure(f"{MODEL}, disaggregated prefill: equal to colocated; greatest |logprob - reference| {worst:.1e}")
+    assert worst <= bound(model)
+    figure(f"{model}, disaggregated prefill: equal to colocated; greatest |logprob - reference| {worst:.1e}")
 
 
-def test_groups_match_the_reference_and_hand_over_their_state(start, figure, golden):
-    colocated = served_by(start, golden, "--workers", 2, "--tp", 2, *SERVED)
+def test_groups_match_the_reference_and_hand_over_their_state(start, figure, model, served, golden):
+    colocated = served_by(start, golden, "--workers", 2, "--tp", 2, *served)
     worst = greatest_deviation(golden, colocated)
-    assert worst <= bound(MODEL)
-    assert served_by(start, golden, "--topology", TP_2_DISAGGREGATED, *SERVED) == colocated
-    cluster = start("--topology", TP_2_TO_1, *SERVED)
+    assert worst <= bound(model)
+    assert served_by(start, golden, "--topology", TP_2_DISAGGREGATED, *served) == colocated
+    cluster = start("--topology", TP_2_TO_1, *served)
     worst = max(worst, greatest_deviation(golden, answers(cluster, golden)))
-    assert worst <= bound(MODEL) and handovers(cluster) == len(LENGTHS)
-    figure(f"{MODEL} tp 2, tp 2 disaggregated, tp 2 to tp 1: greatest |logprob - reference| {worst:.1e}")
+    assert worst <= bound(model) and handovers(cluster) == len(LENGTHS)
+    figure(f"{model} tp 2, tp 2 disaggregated, tp 2 to tp 1: greatest |logprob - reference| {worst:.1e}")
 
 
-def test_a_warm_prefix_gives_the_same_answer(start, golden):
-    cluster = start("--workers", 1, *SERVED)
+def test_a_warm_prefix_gives_the_same_answer(start, served, golden):
+    cluster = start("--workers", 1, *served)
     prompt = golden["t300.input_ids"].tolist()
     ask = dict(max_tokens=16, temperature=0, logprobs=3, return_token_ids=True)
 
@@ -61,7 +70,7 @@ def test_a_warm_prefix_gives_the_same_answer(start, golden):
     warm = answer(prompt)
     assert warm[0] == cold[0] and warm[1] > 0
     # Prompts that leave the cached one at all kinds of places: on a checkpoint, before, after, within a block.
-    fresh = start("--workers", 1, "--no-prefix-cache", *SERVED)
+    fresh = start("--workers", 1, "--no-prefix-cache", *served)
     for shared in (15, 16, 17, 33, 64, 130, 256, 299):
         tokens = prompt[:shared] + [7, 3, 7, 250, 9]
         expected = fresh.complete(prompt=tokens, **ask)["choices"][0]
@@ -74,16 +83,16 @@ def bodies(golden, output):
     return [ask | dict(prompt=[*prompts[index % 4], index]) for index in range(16)]
 
 
-def test_preempted_requests_give_the_same_answers(start, golden, figure):
+def test_preempted_requests_give_the_same_answers(start, model, served, golden, figure):
     asked = bodies(golden, 60)
-    cluster = start("--workers", 1, *SERVED)
+    cluster = start("--workers", 1, *served)
     alone = [Streams(cluster, "/v1/completions", [body]).results()[0] for body in asked]
     cluster.stop()
     # Room for the state of all running requests, for the pages of few of them, and for some checkpoints.
     memory = (1 + RUNNING) * SLOT_BYTES + 40 * PAGE_BYTES
     for flags in ((), ("--no-prefix-cache",)):
         cluster = start(
-            "--workers", 1, *SERVED, "--admission", "optimistic", "--max-running-requests", RUNNING,
+            "--workers", 1, *served, "--admission", "optimistic", "--max-running-requests", RUNNING,
             "--kv-cache-memory", memory, *flags,
         )
         assert Streams(cluster, "/v1/completions", asked).results() == alone, flags
@@ -91,13 +100,13 @@ def test_preempted_requests_give_the_same_answers(start, golden, figure):
         assert preemptions > 0, "the requests never outgrew the pool"
         cluster.wait_until_idle()
         cluster.stop()
-        figure(f"{MODEL}, 16 requests, {RUNNING} slots {' '.join(flags)}: {preemptions:.0f} preemptions, equal answers")
+        figure(f"{model}, 16 requests, {RUNNING} slots {' '.join(flags)}: {preemptions:.0f} preemptions, equal answers")
 
 
-def test_more_requests_than_slots_all_end(start, golden):
+def test_more_requests_than_slots_all_end(start, served, golden):
     # 64 requests of which three may run: state is what is short, and is counted before a request begins.
     memory = (1 + 3) * SLOT_BYTES + 400 * PAGE_BYTES
-    cluster = start("--workers", 1, *SERVED, "--max-running-requests", 3, "--kv-cache-memory", memory)
+    cluster = start("--workers", 1, *served, "--max-running-requests", 3, "--kv-cache-memory", memory)
     asked = bodies(golden, 8) * 4
     got = Streams(cluster, "/v1/completions", asked).results()
     assert [len(answer["choices"][0]["token_ids"]) for answer in got] == [8] * 64
@@ -105,8 +114,8 @@ def test_more_requests_than_slots_all_end(start, golden):
     cluster.wait_until_idle()
 
 
-def test_a_lost_worker_changes_no_answer(start, golden):
-    cluster = start("--workers", 2, *SERVED)
+def test_a_lost_worker_changes_no_answer(start, served, golden):
+    cluster = start("--workers", 2, *served)
     asked = bodies(golden, 200)[:6]
     undisturbed = Streams(cluster, "/v1/completions", asked).results()
     streams = Streams(cluster, "/v1/completions", asked)

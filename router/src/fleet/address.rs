@@ -38,6 +38,16 @@ pub struct Access {
     pub transport: ClusterTransport,
 }
 
+#[cfg(test)]
+impl Access {
+    /// A way to any host without encryption and without a secret.
+    pub fn insecure() -> Self {
+        let insecure_plaintext = true;
+        let settings = tutti_settings::ClusterTlsSettings { insecure_plaintext, ..Default::default() };
+        Self { token: None, transport: ClusterTransport::read(&settings).unwrap() }
+    }
+}
+
 impl Conductors {
     /// The conductors at `urls`, and those found by DNS lookup of `discover`. They need not be reachable yet. Must be
     /// called inside a Tokio runtime.

@@ -17,11 +17,10 @@ use super::{
     dial::Dial,
     provider,
     public::GRPC,
-    reload::Watched,
     roles::{self, Role},
     server::{RefusalLog, ServerTls},
 };
-use crate::Error;
+use crate::{Error, watched_files::WatchedFiles};
 
 /// The protocol over TLS between the ranks of a group.
 const RANKS: &[&[u8]] = &[b"tutti-ranks"];
@@ -51,7 +50,7 @@ impl ClusterTransport {
     /// Reads the files again whenever they change, as long as the future is polled.
     pub async fn follow(self) {
         let Some(tls) = self.tls else { return };
-        tls.watched.clone().follow("the certificates of the cluster", || tls.reload()).await;
+        tls.watched.clone().follow("the certificates of the cluster", move || tls.reload()).await;
     }
 
     /// True if TCP connections are encrypted.
@@ -134,7 +133,7 @@ struct Files {
 #[derive(Debug)]
 pub(super) struct MutualTls {
     files: Files,
-    watched: Watched,
+    watched: WatchedFiles,
     workers: ServerTls,
     routers: ServerTls,
     ranks: ServerTls,
@@ -159,7 +158,7 @@ struct Clients {
 
 impl MutualTls {
     fn read(files: Files) -> Result<Self, Error> {
-        let watched = Watched::new(vec![files.cert.clone(), files.key.clone(), files.ca.clone()]);
+        let watched = WatchedFiles::new(vec![files.cert.clone(), files.key.clone(), files.ca.clone()]);
         let (servers, clients) = files.configs()?;
         Ok(Self {
             files,

@@ -11,10 +11,9 @@ use tutti_settings::TlsSettings;
 use super::{
     certificate::{File, identity},
     provider,
-    reload::Watched,
     server::ServerTls,
 };
-use crate::Error;
+use crate::{Error, watched_files::WatchedFiles};
 
 /// Protocols over TLS on the HTTP port, the preferred one first (RFC 7301).
 const HTTP: &[&[u8]] = &[b"h2", b"http/1.1"];
@@ -26,7 +25,7 @@ pub(super) const GRPC: &[&[u8]] = &[b"h2"];
 pub struct PublicTls {
     cert: PathBuf,
     key: PathBuf,
-    watched: Watched,
+    watched: WatchedFiles,
     http: ServerTls,
     grpc: ServerTls,
 }
@@ -38,7 +37,7 @@ impl PublicTls {
     /// Names the setting, the file and the mistake.
     pub fn read(settings: &TlsSettings) -> Result<Option<Self>, Error> {
         let Some((cert, key)) = settings.files().map_err(Error::from)? else { return Ok(None) };
-        let watched = Watched::new(vec![cert.clone(), key.clone()]);
+        let watched = WatchedFiles::new(vec![cert.clone(), key.clone()]);
         let configs = configs(cert, key)?;
         Ok(Some(Self {
             cert: cert.clone(),
@@ -61,13 +60,14 @@ impl PublicTls {
 
     /// Reads the files again whenever they change, as long as the future is polled.
     pub async fn follow(self) {
-        let reload = || {
+        let watched = self.watched.clone();
+        let reload = move || {
             let Configs { http, grpc } = configs(&self.cert, &self.key)?;
             self.http.install(http);
             self.grpc.install(grpc);
             Ok(())
         };
-        self.watched.clone().follow("the certificates of the public ports", reload).await;
+        watched.follow("the certificates of the public ports", reload).await;
     }
 }
 

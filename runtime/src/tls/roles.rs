@@ -49,7 +49,7 @@ impl Role {
         ServerName::try_from(self.name()).map_err(|e| Error::General(e.to_string()))
     }
 
-    /// The names that a process may have that acts in this role.
+    /// The names that a process may have that acts in this role, the role's own first.
     fn accepted(self) -> &'static [Self] {
         match self {
             Self::Conductor => &[Self::Conductor],
@@ -58,13 +58,12 @@ impl Role {
         }
     }
 
-    /// Checks a certificate's names.
-    fn check(self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
-        let certificate = ParsedCertificate::try_from(certificate)?;
+    /// Calls `verify` with the accepted names until one is right. The error is that of the role's own name.
+    fn verify_any<T>(self, verify: impl Fn(&ServerName<'_>) -> Result<T, Error>) -> Result<T, Error> {
         let mut refused = Error::InvalidCertificate(CertificateError::NotValidForName);
         for role in self.accepted().iter().rev() {
-            match verify_server_name(&certificate, &role.server_name()?) {
-                Ok(()) => return Ok(()),
+            match verify(&role.server_name()?) {
+                Ok(verified) => return Ok(verified),
                 Err(error) => refused = error,
             }
         }
@@ -106,15 +105,9 @@ impl ServerCertVerifier for RoleVerifier<WebPkiServerVerifier> {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let mut refused = Error::InvalidCertificate(CertificateError::NotValidForName);
-        for role in self.role.accepted().iter().rev() {
-            let name = role.server_name()?;
-            match self.chain.verify_server_cert(end_entity, intermediates, &name, ocsp_response, now) {
-                Ok(verified) => return Ok(verified),
-                Err(error) => refused = error,
-            }
-        }
-        Err(refused)
+        self.role.verify_any(|name| {
+            self.chain.verify_server_cert(end_entity, intermediates, name, ocsp_response, now)
+        })
     }
 
     fn verify_tls12_signature(
@@ -152,7 +145,8 @@ impl ClientCertVerifier for RoleVerifier<dyn ClientCertVerifier> {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
-        self.role.check(end_entity)?;
+        let certificate = ParsedCertificate::try_from(end_entity)?;
+        self.role.verify_any(|name| verify_server_name(&certificate, name))?;
         Ok(verified)
     }
 

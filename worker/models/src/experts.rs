@@ -5,7 +5,7 @@
 //! intermediate width of every expert, as they do in dense layers, or whole experts among themselves (Lepikhin et al.,
 //! arXiv:2006.16668). Either way every rank routes all tokens, and the ranks' sums are added up.
 
-use std::{ops::Range, path::Path};
+use std::{fmt, ops::Range, path::Path};
 
 use tutti_kernels::{
     Device, DeviceError, ExpertBuffers, Linear, MixExperts, Norm, Routing, WeightType, collective::GroupRank,
@@ -16,6 +16,9 @@ use crate::{
     decoder::LayerStep,
     weights::{Cut, Loader, Precision, Role, SafetensorsDir, TensorSpec, share},
 };
+
+/// Refusal of `--ep` for a model without experts.
+pub(crate) const NO_EXPERTS: &str = "num_experts: the model has none that --ep could divide";
 
 /// The experts of a model. All layers with experts have the same shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +33,13 @@ pub(crate) struct ExpertShape {
     pub routing: Routing,
     /// Division among ranks.
     pub division: Division,
+}
+
+impl fmt::Display for ExpertShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { experts, routing, intermediate_size, .. } = self;
+        write!(f, "{} of {experts} experts of {intermediate_size} per token", routing.top_k)
+    }
 }
 
 /// The division of experts among the ranks of a group.

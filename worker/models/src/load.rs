@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use tutti_kernels::{Collectives, DeltaRule, Dense, Experts, PagedAttention, Quantize, Recurrence, Sampler};
 pub use tutti_settings::LoadFormat;
 
+#[cfg(any(feature = "media-test-model", feature = "hybrid-test-model"))]
+use crate::experts::NO_EXPERTS;
 #[cfg(feature = "hybrid-test-model")]
 use crate::hybrid_test;
 #[cfg(feature = "media-test-model")]
@@ -34,10 +36,8 @@ pub struct LoadOptions {
     pub seed: u64,
 }
 
-/// The architectures that this build loads, beside those of [`llama::FAMILIES`].
+/// The architectures that this build loads, beside those of [`llama::FAMILIES`] and [`qwen3_5::FAMILIES`].
 const OTHERS: &[&str] = &[
-    qwen3_5::ARCHITECTURES[0],
-    qwen3_5::ARCHITECTURES[1],
     #[cfg(feature = "media-test-model")]
     media_test::ARCHITECTURE,
     #[cfg(feature = "hybrid-test-model")]
@@ -76,12 +76,14 @@ pub fn load<D: DecoderDevice>(
     {
         return Ok(Box::new(llama::load(family, &file, dir, options, device, progress)?));
     }
-    if options.expert_parallel {
-        return Err(file.invalid("num_experts: the model has none that --ep could divide"));
+    if let Some(family) =
+        qwen3_5::FAMILIES.into_iter().find(|family| named(family.architecture, family.model_type))
+    {
+        return Ok(Box::new(qwen3_5::load(family, &file, dir, options, device, progress)?));
     }
-    let mut of_qwen3_5 = qwen3_5::ARCHITECTURES.into_iter().zip(qwen3_5::MODEL_TYPES);
-    if of_qwen3_5.any(|(architecture, model_type)| named(architecture, model_type)) {
-        return Ok(Box::new(qwen3_5::load(&file, dir, options, device, progress)?));
+    #[cfg(any(feature = "media-test-model", feature = "hybrid-test-model"))]
+    if options.expert_parallel {
+        return Err(file.invalid(NO_EXPERTS));
     }
     #[cfg(feature = "media-test-model")]
     if named(media_test::ARCHITECTURE, media_test::MODEL_TYPE) {
@@ -101,5 +103,7 @@ pub fn load<D: DecoderDevice>(
 
 /// The architectures that this build loads.
 fn supported() -> Vec<&'static str> {
-    llama::FAMILIES.iter().map(|family| family.architecture).chain(OTHERS.iter().copied()).collect()
+    let llama = llama::FAMILIES.iter().map(|family| family.architecture);
+    let qwen3_5 = qwen3_5::FAMILIES.iter().map(|family| family.architecture);
+    llama.chain(qwen3_5).chain(OTHERS.iter().copied()).collect()
 }

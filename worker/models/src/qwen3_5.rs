@@ -1,6 +1,7 @@
 //! Qwen3.5, text: pre-norm decoder whose layers are of two kinds. Most have a gated delta net, whose state is in slots; the
 //! others have grouped-query attention, whose output is multiplied by a sigmoid gate. Norms store their weight's
-//! difference from 1, and rotation covers a part of each head.
+//! difference from 1, and rotation covers a part of each head. In Qwen3.5-MoE each MLP is a mixture of experts and a shared
+//! expert, which a sigmoid gate scales.
 //!
 //! Paper of the delta net: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464. Reference: transformers
 //! `models/qwen3_5/modeling_qwen3_5.py`. A checkpoint with a vision encoder loads as its text model.
@@ -17,19 +18,51 @@ use tutti_kernels::{
 
 use self::{
     config::{Config, LayerKind},
-    weights::{AttentionWeights, DeltaWeights, Layer, LayerSpecs, Mixer},
+    weights::{AttentionWeights, DeltaWeights, Layer, LayerSpecs, Mixer, mlp_name},
 };
 use crate::{
     DecoderDevice, LoadError, LoadOptions,
     config::ConfigFile,
     decoder::{Decoder, LayerStep, Layers},
+    experts::{ExpertLayout, ExpertMixer},
     weights::Progress,
 };
 
-/// The names of this family in a config's `architectures`: with a vision encoder, and as a text model.
-pub(crate) const ARCHITECTURES: [&str; 2] = ["Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"];
-/// The names of this family in a config's `model_type`, which is used only if `architectures` is missing.
-pub(crate) const MODEL_TYPES: [&str; 2] = ["qwen3_5", "qwen3_5_text"];
+/// One family of this architecture: its names, and the kind of its MLPs.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Family {
+    /// Name in a config's `architectures`.
+    pub architecture: &'static str,
+    /// Name in a config's `model_type`, which is used only if `architectures` is missing.
+    pub model_type: &'static str,
+    /// Name in logs and errors.
+    pub name: &'static str,
+    /// True if each layer has experts in place of an MLP.
+    pub experts: bool,
+}
+
+const DENSE: Family = Family {
+    architecture: "Qwen3_5ForConditionalGeneration",
+    model_type: "qwen3_5",
+    name: "Qwen3.5",
+    experts: false,
+};
+
+/// Reference: transformers `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
+const MOE: Family = Family {
+    architecture: "Qwen3_5MoeForConditionalGeneration",
+    model_type: "qwen3_5_moe",
+    name: "Qwen3.5-MoE",
+    experts: true,
+};
+
+/// The families of this architecture, each with a vision encoder and as a text model.
+pub(crate) const FAMILIES: [&Family; 4] = [
+    &DENSE,
+    &Family { architecture: "Qwen3_5ForCausalLM", model_type: "qwen3_5_text", ..DENSE },
+    &MOE,
+    &Family { architecture: "Qwen3_5MoeForCausalLM", model_type: "qwen3_5_moe_text", ..MOE },
+];
 
 /// Index of the first of the three slot planes.
 const PLANE: usize = 0;
@@ -43,6 +76,15 @@ pub(crate) struct Qwen35<D: Device> {
     delta: DeltaNet<D>,
     /// Input of the down projection, `[T, intermediate]`.
     activated: D::Tensor,
+    /// `None` in a dense model.
+    mixture: Option<Mixture<D>>,
+}
+
+/// Buffers of the layers with experts.
+struct Mixture<D: Device> {
+    /// Gate of the shared expert, `[T, 1]`.
+    gate: D::Tensor,
+    mixer: ExpertMixer<D>,
 }
 
 /// Shape and buffers of the layers with attention.
@@ -70,24 +112,39 @@ struct DeltaNet<D: Device> {
     remembered: D::Tensor,
 }
 
-/// Loads a model of this family from `dir`, whose `config.json` is `file`.
+/// Loads a model of `family` from `dir`, whose `config.json` is `file`.
 pub(crate) fn load<D: DecoderDevice>(
+    family: &'static Family,
     file: &ConfigFile,
     dir: &Path,
     options: &LoadOptions,
     device: D,
     progress: Progress<'_>,
 ) -> Result<Decoder<D, Qwen35<D>>, LoadError> {
-    let config = Config::parse(file)?;
-    let shard = config.shard(device.group_rank()).map_err(|problem| file.invalid(problem))?;
-    let rope = config.rope_frequencies().map_err(|problem| file.invalid(problem))?;
-    let (tokens, specs) = (options.max_step_tokens, LayerSpecs::of(&config));
+    let invalid = |problem| file.invalid(problem);
+    let mut config = Config::parse(file, family)?;
+    if options.expert_parallel {
+        config.divide_whole_experts().map_err(invalid)?;
+    }
+    let shard = config.shard(device.group_rank()).map_err(invalid)?;
+    let rope = config.rope_frequencies().map_err(invalid)?;
+    let rank = device.group_rank();
+    let layout = match &config.experts {
+        Some(_) => ExpertLayout::of(dir, options, &mlp_name(config.prefix, 0))?,
+        None => ExpertLayout::Each,
+    };
+    let (tokens, specs) = (options.max_step_tokens, LayerSpecs::of(&config, layout, rank));
     let text = config.text(dir, tokens)?;
     let all = specs.iter().flat_map(LayerSpecs::all);
     Decoder::load(text, all, (dir, options), device, progress, |loader| {
         let layers = specs.iter().map(|specs| Layer::load(specs, loader)).collect::<Result<_, _>>()?;
         let device = loader.device();
         let (q, kv, delta) = (shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim, shard.delta);
+        let mixture = config.experts.as_ref().map(|shape| {
+            let mixer = ExpertMixer::allocate(shape, tokens, device)?;
+            Ok::<_, DeviceError>(Mixture { gate: device.tensor(tokens, 1)?, mixer })
+        });
+        let mixture = mixture.transpose()?;
         let mut tensor = |width| device.tensor(tokens, width);
         Ok(Qwen35 {
             layers,
@@ -107,6 +164,7 @@ pub(crate) fn load<D: DecoderDevice>(
                 remembered: tensor(delta.values())?,
             },
             activated: tensor(shard.intermediate_size)?,
+            mixture,
         })
     })
 }
@@ -121,7 +179,7 @@ struct Position {
 
 impl<D: DecoderDevice> Layers<D> for Qwen35<D> {
     fn run(&mut self, step: &mut LayerStep<'_, D>) -> Result<(), DeviceError> {
-        let Self { layers, eps, full, delta, activated } = self;
+        let Self { layers, eps, full, delta, activated, mixture } = self;
         let (eps, count) = (*eps, layers.len());
         step.device.rope_angles(&full.rope, &mut full.angles)?;
         let (mut attentions, mut deltas) = (0, 0);
@@ -141,8 +199,16 @@ impl<D: DecoderDevice> Layers<D> for Qwen35<D> {
             if last && !step.has_logit_rows() {
                 break;
             }
-            let norm = Some(Norm { weight: &layer.post_norm, eps });
-            step.device.gate_up(GateUp { x: step.hidden, norm, weight: &layer.gate_up }, activated)?;
+            let norm = || Norm { weight: &layer.post_norm, eps };
+            let x = GateUp { x: &*step.hidden, norm: Some(norm()), weight: &layer.gate_up };
+            step.device.gate_up(x, activated)?;
+            if let (Some(Mixture { gate, mixer }), Some(weights)) = (mixture.as_mut(), &layer.mixture) {
+                // A row's gate commutes with the down projection, which is linear.
+                let x = Linear { x: &*step.hidden, norm: Some(norm()), weight: &weights.gate, bias: None };
+                step.device.linear(x, gate)?;
+                step.device.sigmoid_gate(gate, activated)?;
+                mixer.run(step, &weights.experts, norm(), index)?;
+            }
             step.add(Linear::plain(activated, &layer.down))?;
             step.pause()?;
         }

@@ -27,13 +27,24 @@ fn recurrence() -> TempDir {
 
 /// A Qwen3.5 whose last layer is a delta net. Four ranks hold each of its two heads of keys twice.
 fn delta_net() -> TempDir {
-    checkpoint(&json!({
-        "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80,
+    checkpoint(&qwen3_5("Qwen3_5ForCausalLM"))
+}
+
+/// A model of that shape with a shared expert and routed experts in each layer.
+fn experts() -> TempDir {
+    checkpoint(&qwen3_5("Qwen3_5MoeForCausalLM"))
+}
+
+fn qwen3_5(architecture: &str) -> serde_json::Value {
+    json!({
+        "architectures": [architecture], "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80,
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
         "linear_value_head_dim": 24, "max_position_embeddings": 1024, "rope_theta": 1e6,
         "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-    }))
+        "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+    })
 }
 
 fn checkpoint(config: &serde_json::Value) -> TempDir {
@@ -47,6 +58,7 @@ macro_rules! on_each_model {
     ($($test:ident),* $(,)?) => {
         mod of_recurrences { $(#[test] fn $test() { super::$test(&super::recurrence()); })* }
         mod of_delta_nets { $(#[test] fn $test() { super::$test(&super::delta_net()); })* }
+        mod of_delta_nets_and_experts { $(#[test] fn $test() { super::$test(&super::experts()); })* }
     };
 }
 

@@ -68,6 +68,22 @@ fn windows_on_all_layers() {
     }));
 }
 
+/// Experts beside a shared expert, whose gate and router are held in f32 whatever the rest is.
+#[test]
+fn shared_experts_in_f32_bf16_and_int8() {
+    for (dtype, quantize) in
+        [("float32", Quantize::None), ("bfloat16", Quantize::None), ("bfloat16", Quantize::Int8)]
+    {
+        let changes = json!({
+            "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "torch_dtype": dtype,
+            "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40, "full_attention_interval": 2, "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        });
+        unchanged(&changes, quantize);
+    }
+}
+
 /// Experts, some of which have no rows in a small step and many in a large one.
 #[test]
 fn experts_in_f32_bf16_and_int8() {

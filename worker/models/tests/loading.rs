@@ -186,6 +186,55 @@ fn tensors_of_a_delta_net_are_checked_by_name_and_shape() {
 }
 
 #[test]
+fn tensors_of_a_shared_expert_are_checked_by_name_and_shape() {
+    let checkpoint = |change: &dyn Fn(&mut BTreeMap<String, Tensor>)| {
+        let dir = hybrid_checkpoint(true, |tensors| {
+            let mut value = |name: String, shape: &[usize]| {
+                let bytes = (0..shape.iter().product()).flat_map(|i: usize| (i as f32).sin().to_le_bytes());
+                tensors.insert(name, (Dtype::F32, shape.to_vec(), bytes.collect()));
+            };
+            for layer in 0..2 {
+                let mut add = |name: &str, shape: &[usize]| {
+                    value(format!("model.language_model.layers.{layer}.mlp.{name}"), shape);
+                };
+                add("shared_expert.gate_proj.weight", &[24, 48]);
+                add("shared_expert.up_proj.weight", &[24, 48]);
+                add("shared_expert.down_proj.weight", &[48, 24]);
+                add("shared_expert_gate.weight", &[1, 48]);
+                add("gate.weight", &[EXPERTS, 48]);
+                add("experts.gate_up_proj", &[EXPERTS, 2 * WIDTH, 48]);
+                add("experts.down_proj", &[EXPERTS, 48, WIDTH]);
+            }
+            change(tensors);
+        });
+        let path = dir.path().join("config.json");
+        let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        config["architectures"] = json!(["Qwen3_5MoeForConditionalGeneration"]);
+        let keys = json!({
+            "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH,
+            "shared_expert_intermediate_size": 24, "intermediate_size": null,
+        });
+        config["text_config"].as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        write_config(dir.path(), &config);
+        dir
+    };
+    let run = |dir: TempDir| generate(&mut *loaded(dir.path(), Auto), &[&[5, 90, 17, 3]], 8, 4);
+    let sound = run(checkpoint(&|_| ()));
+    for (name, shape) in [
+        ("shared_expert.up_proj.weight", "[24, 48]"),
+        ("shared_expert_gate.weight", "[1, 48]"),
+        ("experts.down_proj", "[4, 48, 20]"),
+    ] {
+        let name = format!("model.language_model.layers.1.mlp.{name}");
+        let missing = checkpoint(&|tensors| drop(tensors.remove(&name)));
+        refuses(missing.path(), &[&name, shape]);
+        // Each of them matters to the result.
+        let zero = checkpoint(&|tensors| tensors.get_mut(&name).unwrap().2.fill(0));
+        assert!(run(zero) != sound, "{name}");
+    }
+}
+
+#[test]
 fn a_missing_tensor_is_named() {
     let dir = checkpoint();
     let mut tensors = tensors();

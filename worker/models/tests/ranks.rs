@@ -132,6 +132,16 @@ fn qwen3_5_text_tied() {
     agrees("qwen3_5_text_tied");
 }
 
+#[test]
+fn qwen3_5_moe() {
+    agrees_with_experts("qwen3_5_moe");
+}
+
+#[test]
+fn qwen3_5_moe_text() {
+    agrees_with_experts("qwen3_5_moe_text");
+}
+
 /// Returns a checkpoint that four ranks can divide. Its two key heads are each held twice by four ranks.
 fn divisible(changes: Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -329,6 +339,12 @@ fn experts_that_the_ranks_cannot_divide_are_refused_by_the_key() {
             "num_experts: 9 is not a multiple of tp, which is 2, and --ep",
         ),
         (json!({}), json!({}), true, "num_experts: the model has none that --ep could divide"),
+        (
+            json!({"architectures": ["Qwen3_5ForCausalLM"], "full_attention_interval": 2}),
+            json!({}),
+            true,
+            "num_experts: the model has none that --ep could divide",
+        ),
     ] {
         let error = load(changes, keys, 2, expert_parallel).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("config.json"), "{error}");

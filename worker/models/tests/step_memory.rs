@@ -73,8 +73,8 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
     out
 }
 
-/// A dense model, and one with state in slots.
-fn configs() -> [serde_json::Value; 2] {
+/// A dense model, one with state in slots, and one with experts besides.
+fn configs() -> [serde_json::Value; 3] {
     let dense = config(&json!({
         "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
         "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": true,
@@ -87,7 +87,13 @@ fn configs() -> [serde_json::Value; 2] {
         "full_attention_interval": 2,
     });
     hybrid.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    [dense, hybrid]
+    let mut experts = hybrid.clone();
+    let changes = json!({
+        "architectures": ["Qwen3_5MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    });
+    experts.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    [dense, hybrid, experts]
 }
 
 #[test]

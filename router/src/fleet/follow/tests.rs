@@ -1,20 +1,13 @@
-use tutti_runtime::{metrics::Metrics, tls::ClusterTransport};
-use tutti_settings::ClusterTlsSettings;
+use tutti_runtime::metrics::Metrics;
 
 use super::*;
 use crate::fleet::{Access, Conductors, FleetSettings};
-
-/// A way to hosts that do not exist, in plaintext.
-fn insecure() -> Access {
-    let settings = ClusterTlsSettings { insecure_plaintext: true, ..ClusterTlsSettings::default() };
-    Access { transport: ClusterTransport::read(&settings).unwrap(), ..Access::default() }
-}
 
 #[tokio::test]
 async fn found_conductors_join_the_fleet_and_an_empty_lookup_changes_nothing() {
     let metrics = Metrics::default();
     let discover = Some("conductors:1".into());
-    let conductors = Conductors { discover, access: insecure(), ..Conductors::default() };
+    let conductors = Conductors { discover, access: Access::insecure(), ..Conductors::default() };
     let fleet = Fleet::new(conductors, FleetSettings::default(), true, None, &metrics);
     let names = |text: &str| text.split_whitespace().map(str::to_owned).collect::<BTreeSet<_>>();
     let why = || match fleet.readiness() {

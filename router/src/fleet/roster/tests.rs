@@ -1,19 +1,12 @@
 use std::time::Duration;
 
-use tutti_runtime::{prefix_index::Holder, tls::ClusterTransport};
-use tutti_settings::ClusterTlsSettings;
+use tutti_runtime::prefix_index::Holder;
 
 use super::*;
 use crate::fleet::{Access, FleetSettings, address, member::Timeouts};
 
-/// A way to hosts that do not exist.
-fn insecure() -> Access {
-    let settings = ClusterTlsSettings { insecure_plaintext: true, ..ClusterTlsSettings::default() };
-    Access { transport: ClusterTransport::read(&settings).unwrap(), ..Access::default() }
-}
-
 fn member(name: &str) -> Option<Member> {
-    let channel = address::connection(name, &insecure(), &FleetSettings::default()).ok()?;
+    let channel = address::connection(name, &Access::insecure(), &FleetSettings::default()).ok()?;
     let timeouts = Timeouts { answer: Duration::from_secs(1), accept: Duration::from_secs(1) };
     Some(Member::new(name.to_owned(), channel, timeouts, Holder(0)))
 }

@@ -13,7 +13,7 @@ use crate::{
     LoadError,
     config::{ConfigFile, TokenIds, eos_token_ids, parse_dtype},
     decoder::{KvPlane, TextShape},
-    experts::{Division, ExpertShape},
+    experts::{Division, NO_EXPERTS},
     model::Limits,
     rope::{RopeKeys, RopeTables},
     weights::{Values, share},
@@ -231,7 +231,7 @@ impl Config {
 
     /// Makes ranks divide whole experts among themselves. Refuses a model without experts.
     pub fn divide_whole_experts(&mut self) -> Result<(), String> {
-        let moe = self.moe.as_mut().ok_or("num_experts: the model has none that --ep could divide")?;
+        let moe = self.moe.as_mut().ok_or(NO_EXPERTS)?;
         moe.shape.division = Division::Experts;
         Ok(())
     }
@@ -260,10 +260,7 @@ impl Config {
     /// Returns the decoder around the layers.
     pub fn text(&self, dir: &Path, max_step_tokens: usize) -> Result<TextShape, LoadError> {
         let Self { layers, heads, kv_heads, head_dim, hidden_size, vocab_size, .. } = *self;
-        let experts = self.moe.as_ref().map_or(String::new(), |moe| {
-            let ExpertShape { experts, routing, intermediate_size, .. } = &moe.shape;
-            format!(", {} of {experts} experts of {intermediate_size} per token", routing.top_k)
-        });
+        let experts = self.moe.as_ref().map_or(String::new(), |moe| format!(", {}", moe.shape));
         Ok(TextShape {
             summary: format!(
                 "{}{experts}, {layers} layers of width {hidden_size}, {heads} + {kv_heads} heads of {head_dim}, \

@@ -4,12 +4,16 @@
 use std::path::Path;
 
 use serde::Deserialize;
-use tutti_kernels::{AttentionShape, DeltaShape, RopeFrequencies, WeightType, collective::GroupRank};
+use tutti_kernels::{
+    AttentionShape, DeltaShape, RopeFrequencies, Routing, WeightType, collective::GroupRank,
+};
 
+use super::Family;
 use crate::{
     LoadError,
     config::{ConfigFile, TokenIds, eos_token_ids, parse_dtype},
     decoder::{KvPlane, SlotPlane, TextShape},
+    experts::{Division, ExpertShape, NO_EXPERTS},
     model::Limits,
     rope::{RopeKeys, RopeTables},
     weights::{Values, share},
@@ -40,6 +44,10 @@ struct Keys {
     linear_value_head_dim: Option<usize>,
     linear_num_key_heads: Option<usize>,
     linear_num_value_heads: Option<usize>,
+    num_experts: Option<usize>,
+    num_experts_per_tok: Option<usize>,
+    moe_intermediate_size: Option<usize>,
+    shared_expert_intermediate_size: Option<usize>,
     #[serde(flatten)]
     shared: SharedKeys,
     #[serde(flatten)]
@@ -67,11 +75,15 @@ pub(crate) enum LayerKind {
 /// The checked shape of a Qwen3.5 text model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Config {
+    pub family: &'static Family,
     /// First part of the names of the text model's tensors.
     pub prefix: &'static str,
     pub vocab_size: usize,
     pub hidden_size: usize,
+    /// Intermediate width of the dense MLP or of the shared expert.
     pub intermediate_size: usize,
+    /// The routed experts; `None` in a dense model.
+    pub experts: Option<ExpertShape>,
     pub layers: Vec<LayerKind>,
     pub heads: usize,
     pub kv_heads: usize,
@@ -90,8 +102,8 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Reads and checks the keys. Defaults are those of transformers' `Qwen3_5TextConfig`.
-    pub fn parse(file: &ConfigFile) -> Result<Self, LoadError> {
+    /// Reads and checks the keys. Defaults are those of transformers' `Qwen3_5TextConfig` and `Qwen3_5MoeTextConfig`.
+    pub fn parse(file: &ConfigFile, family: &'static Family) -> Result<Self, LoadError> {
         let nested = file.section("text_config");
         let prefix = if nested.is_some() { "model.language_model." } else { "model." };
         let keys: Keys = nested.as_ref().unwrap_or(file).parse()?;
@@ -110,11 +122,31 @@ impl Config {
             .into_iter()
             .find_map(|keys| keys.dtype.as_deref().or(keys.torch_dtype.as_deref()));
         let heads = at_least_one("num_attention_heads", keys.num_attention_heads)?;
+        let hidden_size = at_least_one("hidden_size", keys.hidden_size)?;
+        let experts = match family.experts {
+            true => Some(ExpertShape {
+                hidden_size,
+                intermediate_size: or("moe_intermediate_size", keys.moe_intermediate_size, 512)?,
+                experts: or("num_experts", keys.num_experts, 256)?,
+                routing: Routing {
+                    top_k: or("num_experts_per_tok", keys.num_experts_per_tok, 8)?,
+                    renormalise: true,
+                },
+                division: Division::Width,
+            }),
+            false => None,
+        };
+        let intermediate_size = match family.experts {
+            true => or("shared_expert_intermediate_size", keys.shared_expert_intermediate_size, 512)?,
+            false => at_least_one("intermediate_size", keys.intermediate_size)?,
+        };
         let config = Self {
+            family,
             prefix,
             vocab_size: at_least_one("vocab_size", keys.vocab_size)?,
-            hidden_size: at_least_one("hidden_size", keys.hidden_size)?,
-            intermediate_size: at_least_one("intermediate_size", keys.intermediate_size)?,
+            hidden_size,
+            intermediate_size,
+            experts,
             layers: keys.layers(layers).map_err(|problem| file.invalid(problem))?,
             heads,
             kv_heads: or("num_key_value_heads", keys.num_key_value_heads, 4)?,
@@ -139,6 +171,11 @@ impl Config {
 
     fn check(&self, keys: &Keys) -> Result<(), String> {
         let Self { heads, kv_heads, head_dim, delta, .. } = self;
+        if let Some(ExpertShape { experts, routing, .. }) = self.experts
+            && routing.top_k > experts
+        {
+            return Err(format!("num_experts_per_tok: {} of num_experts, {experts}", routing.top_k));
+        }
         if heads % kv_heads != 0 {
             return Err(format!(
                 "num_attention_heads: {heads} is not a multiple of num_key_value_heads, {kv_heads}"
@@ -171,10 +208,17 @@ impl Config {
     /// Returns the shape of one rank's shard. Refuses a number of ranks among which it cannot be divided.
     pub fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
         let (tp, delta) = (group_rank.world_size, self.delta);
+        let intermediate = match &self.experts {
+            Some(experts) => {
+                experts.check(group_rank)?;
+                "shared_expert_intermediate_size"
+            }
+            None => "intermediate_size",
+        };
         for (key, number) in [
             ("num_attention_heads", self.heads),
             ("linear_num_value_heads", delta.value_heads),
-            ("intermediate_size", self.intermediate_size),
+            (intermediate, self.intermediate_size),
             ("vocab_size", self.vocab_size),
         ] {
             if !number.is_multiple_of(tp) {
@@ -201,6 +245,13 @@ impl Config {
         })
     }
 
+    /// Makes ranks divide whole experts among themselves. Refuses a model without experts.
+    pub fn divide_whole_experts(&mut self) -> Result<(), String> {
+        let experts = self.experts.as_mut().ok_or(NO_EXPERTS)?;
+        experts.division = Division::Experts;
+        Ok(())
+    }
+
     /// Number of layers of a kind.
     fn count(&self, kind: LayerKind) -> usize {
         self.layers.iter().filter(|layer| **layer == kind).count()
@@ -216,10 +267,12 @@ impl Config {
             plane("conv_values", delta.value_heads, delta.value_conv_bytes()),
             plane("delta", delta.value_heads, delta.memory_bytes()),
         ];
+        let experts = self.experts.as_ref().map_or(String::new(), |shape| format!(", {shape}"));
         Ok(TextShape {
             summary: format!(
-                "Qwen3.5, {} layers of width {hidden_size}, {attentions} with {heads} + {kv_heads} heads of {head_dim}, \
-                 vocabulary {vocab_size}",
+                "{}{experts}, {} layers of width {hidden_size}, {attentions} with {heads} + {kv_heads} heads of \
+                 {head_dim}, vocabulary {vocab_size}",
+                self.family.name,
                 self.layers.len()
             ),
             prefix: self.prefix,

@@ -4,12 +4,13 @@
 //! The division among ranks is Megatron's (arXiv:1909.08053), by heads: a rank holds whole heads of the attention and of
 //! the delta net, with the channels of their convolutions and their state.
 
-use tutti_kernels::{Device, HeadNorms};
+use tutti_kernels::{Device, HeadNorms, WeightType, collective::GroupRank};
 
 use super::{LayerKind, config::Config};
 use crate::{
     LoadError,
-    weights::{Cut, Loader, Role, Section, TensorSpec, Values},
+    experts::{ExpertLayout, ExpertSpecs, ExpertWeights},
+    weights::{Cut, Loader, Precision, Role, Section, TensorSpec, Values},
 };
 
 /// The tensors of one layer.
@@ -17,8 +18,16 @@ pub(super) struct LayerSpecs {
     input_norm: TensorSpec,
     mixer: MixerSpecs,
     post_norm: TensorSpec,
+    /// Of the dense MLP or the shared expert.
     gate_up: [TensorSpec; 2],
     down: TensorSpec,
+    /// Gate of the shared expert, and the routed experts. `None` in a dense model.
+    mixture: Option<(TensorSpec, ExpertSpecs)>,
+}
+
+/// The name of a layer's MLP in the checkpoint.
+pub(super) fn mlp_name(prefix: &str, layer: usize) -> String {
+    format!("{prefix}layers.{layer}.mlp")
 }
 
 /// The tensors of the sublayer that mixes tokens.
@@ -43,15 +52,24 @@ enum MixerSpecs {
 }
 
 impl LayerSpecs {
-    /// The tensors of all layers.
-    pub fn of(config: &Config) -> Vec<Self> {
-        (0..config.layers.len()).map(|layer| Self::new(config, layer)).collect()
+    /// The tensors of all layers that a rank loads. `layout` is that of the experts, if there are any.
+    pub fn of(config: &Config, layout: ExpertLayout, rank: GroupRank) -> Vec<Self> {
+        (0..config.layers.len()).map(|layer| Self::new(config, layer, layout, rank)).collect()
     }
 
-    fn new(config: &Config, layer: usize) -> Self {
+    fn new(config: &Config, layer: usize, layout: ExpertLayout, rank: GroupRank) -> Self {
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
         let names = Names { prefix: config.prefix, layer };
-        let linear = |module: &str, outputs, inputs, cut| names.matrix(module, outputs, inputs, cut);
+        let mlp = if config.experts.is_some() { "mlp.shared_expert" } else { "mlp" };
+        let linear = |module: &str, outputs, inputs, cut| {
+            names.matrix(&format!("{mlp}.{module}"), outputs, inputs, cut)
+        };
+        let mixture = |shape| {
+            // A single row, held as the router is: quantisation would save nothing.
+            let gate = names.matrix("mlp.shared_expert_gate", 1, hidden, Cut::Replicated);
+            let gate = gate.held_as(Precision::Type(WeightType::F32));
+            (gate, ExpertSpecs::new(&mlp_name(config.prefix, layer), shape, layout, rank))
+        };
         Self {
             input_norm: names.norm("input_layernorm", hidden),
             mixer: match config.layers[layer] {
@@ -60,17 +78,24 @@ impl LayerSpecs {
             },
             post_norm: names.norm("post_attention_layernorm", hidden),
             gate_up: [
-                linear("mlp.gate_proj", intermediate, hidden, Cut::Rows(intermediate)),
-                linear("mlp.up_proj", intermediate, hidden, Cut::Rows(intermediate)),
+                linear("gate_proj", intermediate, hidden, Cut::Rows(intermediate)),
+                linear("up_proj", intermediate, hidden, Cut::Rows(intermediate)),
             ],
-            down: linear("mlp.down_proj", hidden, intermediate, Cut::Columns(intermediate)),
+            down: linear("down_proj", hidden, intermediate, Cut::Columns(intermediate)),
+            mixture: config.experts.as_ref().map(mixture),
         }
     }
 
     /// All tensors, in the order of loading.
     pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
-        let Self { input_norm, mixer, post_norm, gate_up, down } = self;
-        std::iter::once(input_norm).chain(mixer.all()).chain([post_norm]).chain(gate_up).chain([down])
+        let Self { input_norm, mixer, post_norm, gate_up, down, mixture } = self;
+        let mixture = mixture.iter().flat_map(|(gate, experts)| [gate].into_iter().chain(experts.all()));
+        std::iter::once(input_norm)
+            .chain(mixer.all())
+            .chain([post_norm])
+            .chain(gate_up)
+            .chain([down])
+            .chain(mixture)
     }
 }
 
@@ -164,6 +189,15 @@ pub(super) struct Layer<D: Device> {
     pub gate_up: D::Matrix,
     /// `[hidden, intermediate]`.
     pub down: D::Matrix,
+    /// `None` in a dense model.
+    pub mixture: Option<MixtureWeights<D>>,
+}
+
+/// The weights of a mixture of experts beside the shared expert.
+pub(super) struct MixtureWeights<D: Device> {
+    /// Gate of the shared expert, `[1, hidden]`.
+    pub gate: D::Matrix,
+    pub experts: ExpertWeights<D>,
 }
 
 /// The sublayer that mixes tokens.
@@ -226,6 +260,13 @@ impl<D: Device> Layer<D> {
             post_norm: loader.vector(&[&specs.post_norm])?,
             gate_up: loader.gate_up(specs.gate_up.each_ref())?,
             down: loader.matrix(&[&specs.down])?,
+            mixture: match &specs.mixture {
+                Some((gate, experts)) => Some(MixtureWeights {
+                    gate: loader.matrix(&[gate])?,
+                    experts: ExpertWeights::load(experts, loader)?,
+                }),
+                None => None,
+            },
         })
     }
 }

@@ -1,9 +1,14 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::qwen3_5::FAMILIES;
 
 /// Parses a config of four layers with some keys replaced.
 fn parse(changes: &Value) -> Result<Config, LoadError> {
+    parse_as(FAMILIES[1], changes)
+}
+
+fn parse_as(family: &'static Family, changes: &Value) -> Result<Config, LoadError> {
     let mut value = json!({
         "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "linear_num_key_heads": 2,
@@ -13,12 +18,12 @@ fn parse(changes: &Value) -> Result<Config, LoadError> {
     for (key, change) in changes.as_object().unwrap() {
         value[key] = change.clone();
     }
-    parse_value(value)
+    parse_value(family, value)
 }
 
-fn parse_value(value: Value) -> Result<Config, LoadError> {
+fn parse_value(family: &'static Family, value: Value) -> Result<Config, LoadError> {
     let path = "config.json".into();
-    Config::parse(&ConfigFile { path, architectures: Vec::new(), model_type: None, value })
+    Config::parse(&ConfigFile { path, architectures: Vec::new(), model_type: None, value }, family)
 }
 
 #[test]
@@ -43,8 +48,9 @@ fn both_spellings_and_a_vision_model_mean_the_same() {
         "max_position_embeddings": 4096, "rope_theta": 1e7, "dtype": "bfloat16", "eos_token_id": 7,
     });
     text["tie_word_embeddings"] = json!(false);
-    let whole = parse_value(json!({"text_config": text, "tie_word_embeddings": true})).unwrap();
-    assert_eq!(whole, Config { prefix: "model.language_model.", ..published });
+    let nested = json!({"text_config": text, "tie_word_embeddings": true});
+    let whole = parse_value(FAMILIES[0], nested).unwrap();
+    assert_eq!(whole, Config { family: FAMILIES[0], prefix: "model.language_model.", ..published });
 }
 
 #[test]
@@ -114,4 +120,42 @@ fn ranks_share_heads_or_hold_the_same_head_of_keys() {
         refused.contains("linear_num_key_heads: 3 is neither a multiple nor a divisor of tp"),
         "{refused}"
     );
+}
+
+/// Defaults of transformers' `Qwen3_5MoeTextConfig`. The weights of a token's experts always have the sum 1.
+#[test]
+fn experts_are_those_of_the_architecture() {
+    let parse = |changes| parse_as(FAMILIES[3], &changes);
+    let config = parse(json!({"intermediate_size": null, "norm_topk_prob": false})).unwrap();
+    let shape = ExpertShape {
+        hidden_size: 64,
+        intermediate_size: 512,
+        experts: 256,
+        routing: Routing { top_k: 8, renormalise: true },
+        division: Division::Width,
+    };
+    assert_eq!((config.experts, config.intermediate_size), (Some(shape), 512));
+    // A dense model has none, whatever its config says of them.
+    assert_eq!(parse_as(FAMILIES[1], &json!({"num_experts": 8})).unwrap().experts, None);
+    for (changes, words) in [
+        (json!({"num_experts": 4}), "num_experts_per_tok: 8 of num_experts, 4"),
+        (json!({"num_experts": 0}), "num_experts: must be at least 1"),
+        (json!({"num_experts_per_tok": 0}), "num_experts_per_tok: must be at least 1"),
+        (json!({"moe_intermediate_size": 0}), "moe_intermediate_size: must be at least 1"),
+    ] {
+        let error = parse(changes).err().unwrap().to_string();
+        assert!(error.contains(words) && error.contains("config.json"), "{error}");
+    }
+}
+
+#[test]
+fn ranks_divide_the_shared_expert_and_the_experts() {
+    let changes = json!({"moe_intermediate_size": 41, "shared_expert_intermediate_size": 58});
+    let mut config = parse_as(FAMILIES[3], &changes).unwrap();
+    let shard = |config: &Config, size| config.shard(GroupRank { rank: 0, world_size: size });
+    assert!(shard(&config, 2).unwrap_err().contains("moe_intermediate_size: 41 is not a multiple"));
+    config.divide_whole_experts().unwrap();
+    assert_eq!(shard(&config, 2).unwrap().intermediate_size, 29);
+    assert!(shard(&config, 4).unwrap_err().contains("shared_expert_intermediate_size: 58 is not a multiple"));
+    assert!(parse(&json!({})).unwrap().divide_whole_experts().is_err());
 }

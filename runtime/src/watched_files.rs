@@ -1,0 +1,110 @@
+//! Files that are read again when they change: certificates and API keys.
+//!
+//! Files are polled and not watched by inotify, which misses changes on network file systems and needs care where a
+//! volume of Kubernetes exchanges a symbolic link.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    panic,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{task::spawn_blocking, time::sleep};
+
+use crate::Error;
+
+/// Interval at which files are checked for changes.
+const CHECKED_EVERY: Duration = Duration::from_secs(1);
+
+/// Files, and their state when they were last looked at.
+#[derive(Clone, Debug)]
+pub struct WatchedFiles {
+    files: Vec<PathBuf>,
+    seen: Vec<Option<Stamp>>,
+}
+
+/// Properties of a file that change with its content. The time is that of the last change of the content or of the
+/// permissions (`st_ctime`), so that a file is read again when it becomes readable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    changed: (i64, i64),
+    bytes: u64,
+    device_and_inode: (u64, u64),
+}
+
+impl Stamp {
+    /// `None` if there is no such file.
+    fn of(file: &Path) -> Option<Self> {
+        let metadata = fs::metadata(file).ok()?;
+        Some(Self {
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            bytes: metadata.len(),
+            device_and_inode: (metadata.dev(), metadata.ino()),
+        })
+    }
+}
+
+impl WatchedFiles {
+    /// Looks at the files. Call it before they are read for the first time, so that a change in between is noticed.
+    pub fn new(files: Vec<PathBuf>) -> Self {
+        let seen = stamps(&files);
+        Self { files, seen }
+    }
+
+    /// Calls `reload` on a thread for blocking calls whenever one of the files has changed since [`WatchedFiles::new`],
+    /// as long as the future is polled. An error is only logged, so `reload` must leave the content of before in force
+    /// then. `what` names the content in the log, in the plural.
+    pub async fn follow(
+        self,
+        what: &'static str,
+        reload: impl Fn() -> Result<(), Error> + Send + Sync + 'static,
+    ) {
+        self.follow_every(CHECKED_EVERY, what, reload).await;
+    }
+
+    async fn follow_every(
+        mut self,
+        interval: Duration,
+        what: &'static str,
+        reload: impl Fn() -> Result<(), Error> + Send + Sync + 'static,
+    ) {
+        let reload = Arc::new(reload);
+        loop {
+            sleep(interval).await;
+            let reload = reload.clone();
+            let check = move || {
+                self.check(what, &*reload);
+                self
+            };
+            self = match spawn_blocking(check).await {
+                Ok(files) => files,
+                Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
+                Err(_) => return, // The Tokio runtime is shutting down.
+            };
+        }
+    }
+
+    /// Calls `reload` if a file has changed.
+    fn check(&mut self, what: &str, reload: impl Fn() -> Result<(), Error>) {
+        // The stamps are older than what `reload` reads, so that a change during the reload is noticed by the next check.
+        let now = stamps(&self.files);
+        if now == self.seen {
+            return;
+        }
+        self.seen = now;
+        match reload() {
+            Ok(()) => tracing::info!(files = ?self.files, "read {what} again"),
+            Err(error) => tracing::error!(%error, "{what} stay as they were"),
+        }
+    }
+}
+
+fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
+    files.iter().map(|file| Stamp::of(file)).collect()
+}
+
+#[cfg(test)]
+mod tests;
