@@ -57,7 +57,8 @@ impl FromStr for ChunkShapes {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let parts = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
-        let number = |part: &str| part.parse().map_err(|_| format!("has {part:?}, which is no number of tokens"));
+        let number =
+            |part: &str| part.parse().map_err(|_| format!("has {part:?}, which is no number of tokens"));
         Self::new(parts.map(number).collect::<Result<_, _>>()?)
     }
 }

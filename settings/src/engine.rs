@@ -55,7 +55,8 @@ impl EngineSettings {
         if budget <= greatest {
             return Ok(());
         }
-        let message = format!("has no shape above {greatest}, but a step has up to {budget} tokens (max_step_tokens)");
+        let message =
+            format!("has no shape above {greatest}, but a step has up to {budget} tokens (max_step_tokens)");
         Err(Invalid::new("chunk_shapes", message))
     }
 }

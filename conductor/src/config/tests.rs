@@ -101,7 +101,10 @@ fn fixed_shapes_are_given_as_a_list_and_refused_by_name_with_the_limit() {
     assert_eq!(config.engine.chunk_shapes.unwrap().to_string(), "64,256,512");
     assert!(load(&["--chunk-shapes=8", "--max-step-tokens=8"]).is_ok());
     let error = load(&["--chunk-shapes=64,256"]).unwrap_err().to_string();
-    assert!(error.contains("no shape above 256") && error.contains("512 tokens (max_step_tokens)"), "{error}");
+    assert!(
+        error.contains("no shape above 256") && error.contains("512 tokens (max_step_tokens)"),
+        "{error}"
+    );
     for (shapes, why) in
         [("", "no shape"), ("0,512", "0 tokens"), ("512,64", "64 after 512"), ("512,512", "512 after 512")]
     {

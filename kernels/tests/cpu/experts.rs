@@ -73,7 +73,8 @@ impl Layer {
         let (gate_up, down) = (&self.gate_up[first..end], &self.down[first..end]);
         let (buffers, layer) = (&mut self.buffers, 3);
         let mut out = device.tensor(ROWS, WIDTH).unwrap();
-        let mix = MixExperts { x: &x, valid_rows, logits: &logits, routing, first, gate_up, down, buffers, layer };
+        let mix =
+            MixExperts { x: &x, valid_rows, logits: &logits, routing, first, gate_up, down, buffers, layer };
         device.mix_experts(mix, &mut out).unwrap();
         out.values().to_vec()
     }
@@ -219,8 +220,7 @@ fn operands_of_experts_that_do_not_fit_are_refused() {
     let mut refuses = |logits, top_k, first, gate_up: &[Weights], down: &[Weights], why: &str| {
         let routing = Routing { top_k, renormalise: true };
         let (valid_rows, buffers) = (if top_k == 1 { 3 } else { 2 }, &mut buffers);
-        let mix =
-            MixExperts { x: &x, valid_rows, logits, routing, first, gate_up, down, buffers, layer: 0 };
+        let mix = MixExperts { x: &x, valid_rows, logits, routing, first, gate_up, down, buffers, layer: 0 };
         match device.mix_experts(mix, &mut out) {
             Err(DeviceError::Misuse(text)) => assert!(text.contains(why), "{text}"),
             other => panic!("{other:?}"),

@@ -4,8 +4,7 @@ use super::*;
 fn a_step_gets_the_smallest_shape_that_has_room() {
     let shapes: ChunkShapes = "64, 256,1024".parse().unwrap();
     let fits = [0, 1, 64, 65, 256, 257, 1024, 1025].map(|tokens| shapes.fit(tokens));
-    let expected =
-        [Some(64), Some(64), Some(64), Some(256), Some(256), Some(1024), Some(1024), None];
+    let expected = [Some(64), Some(64), Some(64), Some(256), Some(256), Some(1024), Some(1024), None];
     assert_eq!(fits, expected);
     assert_eq!((shapes.greatest(), shapes.to_string().as_str()), (1024, "64,256,1024"));
 }

@@ -3,9 +3,7 @@
 
 use std::ops::Range;
 
-use tutti_kernels::{
-    DeviceError, RowInputs, SampleRow, Sampled, ScoreRow, SlotCopy, StepInputs, TokenScore,
-};
+use tutti_kernels::{DeviceError, RowInputs, SampleRow, Sampled, ScoreRow, SlotCopy, StepInputs, TokenScore};
 use tutti_models::{EmbeddedRows, LogitRequests, LogitResults, Model};
 use tutti_proto::declaration::{ModelDeclaration, WalkKind};
 use tutti_scheduler::{Row, Terminality};

@@ -52,7 +52,8 @@ impl Engine {
         settings.check_chunk_shapes()?;
         if settings.max_padded_tokens() > limits.max_step_tokens {
             let (asked, most) = (settings.max_padded_tokens(), limits.max_step_tokens);
-            let message = format!("has a shape of {asked}, but the model was loaded for steps of {most} tokens");
+            let message =
+                format!("has a shape of {asked}, but the model was loaded for steps of {most} tokens");
             return Err(Error::invalid("chunk_shapes", message));
         }
         let kv = KvSize::choose(&*model, settings)?;

@@ -28,18 +28,14 @@ pub(crate) fn run(model: &mut dyn Model, limits: &BatchLimits) -> Result<(), Dev
     }
     match &limits.shapes {
         None => step(model, limits, None),
-        Some(shapes) => shapes.iter().try_for_each(|rows| {
-            step(model, limits, Some(StepShape { tokens: rows, logit_rows: rows }))
-        }),
+        Some(shapes) => shapes
+            .iter()
+            .try_for_each(|rows| step(model, limits, Some(StepShape { tokens: rows, logit_rows: rows }))),
     }
 }
 
 /// Runs a prefill and samples from its last token.
-fn step(
-    model: &mut dyn Model,
-    limits: &BatchLimits,
-    shape: Option<StepShape>,
-) -> Result<(), DeviceError> {
+fn step(model: &mut dyn Model, limits: &BatchLimits, shape: Option<StepShape>) -> Result<(), DeviceError> {
     let context = model.limits().max_context_tokens;
     // All tokens fit one page, so that no two of them share a slot of the null page.
     let fitting = limits.max_tokens.min(shape.map_or(MAX_TOKENS, |shape| shape.tokens));

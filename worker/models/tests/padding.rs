@@ -392,7 +392,8 @@ fn shapes_that_do_not_fit_are_refused_before_anything_runs() {
         (most + 1, 2, "the limit is"),
     ] {
         let block_table = &[PageId(1)];
-        let row = RowInputs { first_token: 0, tokens: 4, start: 0, slot: SlotId(1), continues: false, block_table };
+        let row =
+            RowInputs { first_token: 0, tokens: 4, start: 0, slot: SlotId(1), continues: false, block_table };
         let inputs = StepInputs {
             token_ids: &prompt(4),
             positions: [&[0.0, 1.0, 2.0, 3.0]; 3],

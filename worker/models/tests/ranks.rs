@@ -269,8 +269,14 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
         }
         // This step is refused before any operation.
         let long = vec![1; model.limits().max_step_tokens + 1];
-        let inputs =
-            StepInputs { token_ids: &long, positions: [&[]; 3], rows: &[], copies: &[], logit_rows: &[], shape: None };
+        let inputs = StepInputs {
+            token_ids: &long,
+            positions: [&[]; 3],
+            rows: &[],
+            copies: &[],
+            logit_rows: &[],
+            shape: None,
+        };
         assert!(matches!(model.forward(&inputs, &[]), Err(DeviceError::Misuse(_))));
         // One request fails in the first of three tiles of logits.
         let tokens = [1; 80];

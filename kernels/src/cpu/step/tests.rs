@@ -4,8 +4,14 @@ use crate::{RowInputs, SlotCopy, SlotId};
 
 fn check(rows: &[RowInputs<'_>], tokens: usize) -> Result<(), DeviceError> {
     let (mut step, ids, zeros) = (Step::default(), vec![0; tokens], vec![0.0; tokens]);
-    let inputs =
-        StepInputs { token_ids: &ids, positions: [&zeros[..]; 3], rows, copies: &[], logit_rows: &[], shape: None };
+    let inputs = StepInputs {
+        token_ids: &ids,
+        positions: [&zeros[..]; 3],
+        rows,
+        copies: &[],
+        logit_rows: &[],
+        shape: None,
+    };
     step.begin(&inputs, &mut no_planes())?;
     step.check_pages(16, 8)
 }

@@ -7,14 +7,14 @@ fn shape(shapes: &str, tokens: usize, logit_rows: usize) -> Option<(usize, usize
 
 #[test]
 fn tokens_and_logit_rows_have_the_smallest_shape_that_has_room() {
-    for (tokens, logit_rows, expected) in [
-        (1, 1, (8, 8)),
-        (8, 8, (8, 8)),
-        (9, 1, (32, 8)),
-        (32, 9, (32, 32)),
-        (32, 0, (32, 0)),
-    ] {
-        assert_eq!(shape("8,32", tokens, logit_rows), Some(expected), "{tokens} tokens, {logit_rows} logit rows");
+    for (tokens, logit_rows, expected) in
+        [(1, 1, (8, 8)), (8, 8, (8, 8)), (9, 1, (32, 8)), (32, 9, (32, 32)), (32, 0, (32, 0))]
+    {
+        assert_eq!(
+            shape("8,32", tokens, logit_rows),
+            Some(expected),
+            "{tokens} tokens, {logit_rows} logit rows"
+        );
     }
     assert_eq!(shape("8,32", 33, 1), None);
     assert_eq!(shape_of(None, 1, 1), None);

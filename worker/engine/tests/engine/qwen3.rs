@@ -115,7 +115,10 @@ fn fixed_shapes_change_no_bit_and_their_padding_is_counted() {
             let ran = run_to_end(&mut engine, launches);
             let offset = if is_warm { 100 } else { 0 };
             for (request, expected) in &expected {
-                assert!(ran.results[&(request + offset)] == *expected, "{shapes}, {chunking}, request {request}");
+                assert!(
+                    ran.results[&(request + offset)] == *expected,
+                    "{shapes}, {chunking}, request {request}"
+                );
             }
             assert_eq!(ran.load.cached_tokens > 0, is_warm, "{shapes}");
         }

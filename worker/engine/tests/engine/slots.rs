@@ -35,7 +35,8 @@ fn every_chunking_gives_the_results_of_a_request_alone() {
                     EngineSettings { max_step_tokens, max_prefill_chunk_size, chunking, ..settings() };
                 let ran = run_to_end(&mut model.engine(&settings, 65), &launches);
                 assert!(ran.results == alone, "{model:?}, {settings:?}");
-                let padded = EngineSettings { chunk_shapes: Some("5,64".parse().unwrap()), ..settings.clone() };
+                let padded =
+                    EngineSettings { chunk_shapes: Some("5,64".parse().unwrap()), ..settings.clone() };
                 let ran_padded = run_to_end(&mut model.engine(&padded, 65), &launches);
                 assert!(ran_padded.results == alone, "{model:?}, {padded:?}");
                 let running = 1 + settings.max_running_requests.min(max_step_tokens) as u32;

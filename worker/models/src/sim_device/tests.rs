@@ -44,7 +44,8 @@ fn forward(model: &mut dyn Model, tokens: &[u32], start: usize) -> Result<(), De
     let positions = vec![0.0; tokens.len()];
     let logit_rows = &[tokens.len() - 1];
     let positions = [&positions[..]; 3];
-    let inputs = StepInputs { token_ids: tokens, positions, rows: &[row], copies: &[], logit_rows, shape: None };
+    let inputs =
+        StepInputs { token_ids: tokens, positions, rows: &[row], copies: &[], logit_rows, shape: None };
     model.forward(&inputs, &[])
 }
 
