@@ -153,6 +153,7 @@ impl ConductorMetrics {
             step_seconds: Family::new_with_constructor(STEP_SECONDS),
             budget_fill: Family::new_with_constructor(BUDGET_FILL),
             rows: Default::default(),
+            padding: Default::default(),
             memory: Default::default(),
             transfers: Default::default(),
             planes: Default::default(),
