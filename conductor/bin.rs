@@ -38,7 +38,7 @@ use tutti_runtime::{
     metrics::Metrics,
     operations,
     progress::LoadDisplay,
-    serve,
+    serve::{self, ConnectionMetrics, Purpose},
     shutdown::Shutdown,
     telemetry,
     tls::{ClusterTransport, PublicTls},
@@ -99,8 +99,8 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     }
     let tls = PublicTls::read(&settings.tls)?;
     // Ports are bound before anything that takes long, so that a port in use is reported at once.
-    let http = listen::tcp("http", settings.addresses.http).await?;
-    let grpc = listen::tcp("grpc", settings.addresses.grpc).await?;
+    let http = listen::tcp("http", settings.addresses.http)?;
+    let grpc = listen::tcp("grpc", settings.addresses.grpc)?;
     let transport = ClusterTransport::read(&settings.cluster_tls)?;
     tokio::spawn(transport.clone().follow());
     let MembershipSettings { worker_listen, cluster_grpc, .. } = &settings.membership;
@@ -114,8 +114,9 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     };
 
     let metrics = Metrics::default();
+    let counts = ConnectionMetrics::register(&metrics);
     let cluster_health = Health::default();
-    let options = backend_options(&settings, &layout, &checkpoint, workers, display)?;
+    let options = backend_options(&settings, &layout, &checkpoint, (workers, counts.clone()), display)?;
     // Reading the tokenizer and loading the model both take time, so they run at the same time.
     let text = read_text(&settings, &checkpoint);
     let model = &options.served.name;
@@ -146,12 +147,13 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     tracing::info!(http = %http_address, grpc = %grpc_address, cluster = routers.local_url()?, "listening");
     tokio::spawn(announcement(&settings, &http, &grpc).when_ready(front.health.clone()));
     let (http, grpc) = serve::encrypted(http, grpc, tls);
+    let (http, grpc) = (http.counted(&counts, Purpose::Http), grpc.counted(&counts, Purpose::Grpc));
     let closing = Shutdown::default();
     let mut servers = front.serve(http, grpc, &settings.connections, &closing);
     let (routers, _routers_directory) = routers.into_parts();
     let connections = ConnectionSettings { max_streams: ROUTER_STREAMS, ..settings.connections.clone() };
     servers.spawn(serve::grpc(
-        routers,
+        routers.counted(&counts, Purpose::Cluster),
         cluster_routes,
         serve::Windows::default(),
         connections,
@@ -237,7 +239,7 @@ fn backend_options(
     settings: &ConductorSettings,
     layout: &Layout,
     checkpoint: &Checkpoint,
-    listener: ClusterListener,
+    (listener, connection_metrics): (ClusterListener, ConnectionMetrics),
     display: LoadDisplay,
 ) -> Result<BackendOptions, Error> {
     let worker_settings = config::worker_settings(settings, layout, &checkpoint.dir)?;
@@ -261,6 +263,7 @@ fn backend_options(
         },
         listener,
         connections: settings.connections.clone(),
+        connection_metrics,
         worker_program: PathBuf::from(WORKER_PROGRAM),
         worker_settings: worker_settings.iter().map(json).collect::<Result<_, _>>()?,
         spawn_token: Token::new("join_token", &spawn_token)?,

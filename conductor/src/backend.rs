@@ -3,7 +3,9 @@
 use std::{fs::File, io::Read, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{task::JoinHandle, time::timeout};
-use tutti_runtime::{Error, health::Health, metrics::Metrics, progress::LoadDisplay, token::Token};
+use tutti_runtime::{
+    Error, health::Health, metrics::Metrics, progress::LoadDisplay, serve::ConnectionMetrics, token::Token,
+};
 use tutti_settings::ConnectionSettings;
 
 use crate::{
@@ -24,6 +26,8 @@ pub struct BackendOptions {
     pub listener: ClusterListener,
     /// Limits on the connections of workers.
     pub connections: ConnectionSettings,
+    /// Counts of the connections of workers.
+    pub connection_metrics: ConnectionMetrics,
     /// The executable of spawned workers. It acts as a worker when its `argv[0]` is `worker`.
     pub worker_program: PathBuf,
     /// Settings of the workers of each group, in the order of the topology. A worker receives them in its `Welcome`.
@@ -71,7 +75,7 @@ impl Backend {
         });
         let worker_service =
             WorkerService::new(cluster.clone(), admission, options.worker_settings, options.display)
-                .with_connections(options.connections);
+                .with_connections(options.connections, options.connection_metrics);
         let worker_service = tokio::spawn(worker_service.serve(options.listener));
         let watched = cluster.clone();
         let watchdog = tokio::spawn(async move { watched.watch().await });

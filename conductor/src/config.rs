@@ -153,6 +153,7 @@ fn common_settings(
             threads: Some(threads_per_worker(&settings.device, workers)),
             ..settings.device.clone()
         },
+        connections: settings.connections.clone(),
         tensor_parallel: settings.tensor_parallel.clone(),
         engine: settings.engine.clone(),
         memory_share: memory_share(workers),

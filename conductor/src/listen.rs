@@ -22,9 +22,6 @@ use tutti_settings::ClusterAddress;
 
 use crate::private_directory::PrivateDirectory;
 
-/// Connections that may wait for their accept.
-const BACKLOG: i32 = 1024;
-
 /// The callers of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Callers {
@@ -94,7 +91,7 @@ impl ClusterListener {
         match address {
             Some(ClusterAddress::Tcp(address)) => {
                 transport.check_listen(field, *address)?;
-                let listener = listen::tcp(field, *address).await?;
+                let listener = listen::tcp(field, *address)?;
                 Ok(Self::Tcp { listener, tls: transport.server(callers.role()) })
             }
             Some(ClusterAddress::Unix(path)) => {
@@ -148,7 +145,7 @@ fn bind_unix(field: &str, path: &Path) -> Result<UnixListener, Error> {
         // umask is.
         fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
-        listen_on(&socket, BACKLOG)?;
+        listen_on(&socket, listen::BACKLOG as i32)?;
         UnixListener::from_std(socket.into())
     };
     bound().map_err(|e: io::Error| {

@@ -27,7 +27,7 @@ use tutti_proto::{
 use tutti_runtime::{
     Error, VERSION,
     progress::LoadDisplay,
-    serve::{self, Peer},
+    serve::{self, ConnectionMetrics, Peer, Purpose},
     shutdown::Shutdown,
     token::{self, Token},
 };
@@ -122,6 +122,7 @@ pub struct WorkerService {
     settings_json: Vec<String>,
     loading: LoadDisplay,
     connections: ConnectionSettings,
+    connection_metrics: ConnectionMetrics,
 }
 
 impl WorkerService {
@@ -133,20 +134,25 @@ impl WorkerService {
         settings_json: Vec<String>,
         loading: LoadDisplay,
     ) -> Self {
-        let connections = ConnectionSettings::default();
-        Self { cluster, admission, settings_json, loading, connections }
+        let (connections, connection_metrics) = Default::default();
+        Self { cluster, admission, settings_json, loading, connections, connection_metrics }
     }
 
-    /// Sets the limits on connections of workers.
+    /// Sets the limits on connections of workers, and where these are counted.
     #[must_use]
-    pub fn with_connections(self, connections: ConnectionSettings) -> Self {
-        Self { connections, ..self }
+    pub fn with_connections(
+        self,
+        connections: ConnectionSettings,
+        connection_metrics: ConnectionMetrics,
+    ) -> Self {
+        Self { connections, connection_metrics, ..self }
     }
 
     /// Serves workers at `listener` for as long as the future is polled.
     pub async fn serve(self, listener: ClusterListener) -> Result<(), Error> {
         let admission = self.admission.clone();
         let connections = ConnectionSettings { max_streams: STREAMS, ..self.connections.clone() };
+        let counts = self.connection_metrics.clone();
         let service = WorkerGateServer::new(self)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -159,6 +165,7 @@ impl WorkerService {
             Ok(request)
         };
         let routes = Routes::new(InterceptedService::new(service, check));
+        let listener = listener.counted(&counts, Purpose::Workers);
         serve::grpc(listener, routes, windows, connections, Shutdown::default()).await
     }
 

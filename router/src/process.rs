@@ -12,7 +12,8 @@ use tutti_runtime::{
     health::Health,
     listen,
     metrics::Metrics,
-    operations, serve,
+    operations,
+    serve::{self, ConnectionMetrics, Purpose},
     shutdown::Shutdown,
     telemetry,
     tls::{ClusterTransport, PublicTls},
@@ -75,8 +76,8 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     let tls = PublicTls::read(&tls)?;
     let transport = ClusterTransport::read(&cluster_tls)?;
     check_reach(&conductors.conductor, conductors.discover.as_deref(), &transport)?;
-    let http = listen::tcp("http", addresses.http).await?;
-    let grpc = listen::tcp("grpc", addresses.grpc).await?;
+    let http = listen::tcp("http", addresses.http)?;
+    let grpc = listen::tcp("grpc", addresses.grpc)?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
     let announcement = Announcement {
         http: http.local_addr().unwrap_or(addresses.http),
@@ -84,9 +85,10 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
         prompt: Some(if router.skip_tokenizer_init { Prompt::TokenIds } else { Prompt::Text }),
         is_encrypted: tls.is_some(),
     };
-    let (http, grpc) = serve::encrypted(http, grpc, tls);
-
     let (health, metrics) = (Health::default(), Metrics::default());
+    let (http, grpc) = serve::encrypted(http, grpc, tls);
+    let counts = ConnectionMetrics::register(&metrics);
+    let (http, grpc) = (http.counted(&counts, Purpose::Http), grpc.counted(&counts, Purpose::Grpc));
     let token = conductors.cluster_token_file.as_deref();
     let token = token.map(|path| Token::read("cluster_token_file", path)).transpose()?;
     tokio::spawn(transport.clone().follow());

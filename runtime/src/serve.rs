@@ -8,6 +8,7 @@ mod accept;
 mod activity;
 mod counted;
 mod listener;
+mod metrics;
 mod open;
 mod receive;
 mod stream;
@@ -22,7 +23,11 @@ use tonic::service::Routes;
 use tutti_settings::ConnectionSettings;
 
 use self::{accept::Server, receive::Receiving};
-pub use self::{listener::Listener, stream::Peer};
+pub use self::{
+    listener::Listener,
+    metrics::{ConnectionMetrics, Purpose},
+    stream::Peer,
+};
 use crate::{Error, shutdown::Shutdown, tls::PublicTls};
 
 /// Maximum bytes of a request's head over HTTP/1, and of a read of its body.

@@ -75,8 +75,7 @@ impl ClusterTlsSettings {
             }
             _ => {
                 let missing = named.iter().find(|(_, file)| file.is_none()).map_or("", |(field, _)| field);
-                let message =
-                    "is required: --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together";
+                let message = "is missing: give all of --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca, or none";
                 Err(Invalid::new(missing, message))
             }
         }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ByteSize, ClusterTlsSettings, DeviceSettings, EngineSettings, SimSettings, TelemetrySettings,
-    TensorParallelSettings, TraceSettings, WeightSettings,
+    ByteSize, ClusterTlsSettings, ConnectionSettings, DeviceSettings, EngineSettings, SimSettings,
+    TelemetrySettings, TensorParallelSettings, TraceSettings, WeightSettings,
 };
 
 /// The settings that a conductor sends to a worker in its `Welcome`, as JSON. Both processes are of the same version,
@@ -24,6 +24,8 @@ pub struct WorkerSettings {
     pub weights: WeightSettings,
     /// The device, as the topology gives it to this worker's group. The number of threads is already computed.
     pub device: DeviceSettings,
+    /// Limits on the connections of other workers.
+    pub connections: ConnectionSettings,
     /// The number of ranks in this worker's group, and the time that they wait for each other.
     pub tensor_parallel: TensorParallelSettings,
     /// The engine.

@@ -174,7 +174,7 @@ class EncryptedCluster:
             self.authority.inside("worker", name=f"worker-{rank}")
 
     def refuse_strangers(self):
-        """A worker and a router with certificates of another authority knock: each side must refuse by name."""
+        """A worker and a router with certificates of another authority try to join. The log of each side must name the reason."""
         self.strangers += 1
         name = f"stranger-{self.strangers}"
         cert, key = self.other.issue(name, "worker.tutti.internal", "router.tutti.internal")
@@ -182,8 +182,8 @@ class EncryptedCluster:
         join = ("--conductor", f"https://{self.joined}", "--rank", 1000, "--join-token-file", self.secret)
         stranger = Process("worker", [*join, *flags], self.directory, under=self.network.hosts[-1].under)
         try:
-            wait_for("the stranger is told", lambda: "refuses this process's certificate" in stranger.log(), seconds=60)
-            wait_for("the conductor says so", lambda: "of an authority that is not trusted here" in self.conductor.log(), seconds=60)
+            wait_for("the refusal in the log of the stranger", lambda: "refuses this process's certificate" in stranger.log(), seconds=60)
+            wait_for("the refusal in the log of the conductor", lambda: "of an authority that is not trusted here" in self.conductor.log(), seconds=60)
         finally:
             stranger.destroy()
 

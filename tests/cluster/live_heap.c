@@ -1,14 +1,17 @@
 // Counts what a process has allocated and not freed, for tests that look for leaks: resident memory alone also holds
 // what the allocator keeps for later. Preloaded (LD_PRELOAD), it writes two numbers, bytes and blocks, to a file named
-// by the process id in the directory LIVE_HEAP. For glibc, whose allocator it calls by its inner names.
+// by the process id in the directory LIVE_HEAP. For each byte written to the pipe PID.trim, it gives the system back what
+// the allocator keeps, and writes a byte to PID.trimmed. For glibc, whose allocator it calls by its inner names.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
@@ -61,6 +64,24 @@ void free(void *block) {
     __libc_free(block);
 }
 
+static int pipe_of(const char *path, const char *suffix) {
+    char name[4200];
+    if (snprintf(name, sizeof name, "%s.%s", path, suffix) >= (int)sizeof name || mkfifo(name, 0600)) return -1;
+    // For both directions, so that opening never waits for the other side.
+    return open(name, O_RDWR | O_CLOEXEC);
+}
+
+static int asked, answered;
+
+static void *trim(void *nothing) {
+    char byte;
+    while (read(asked, &byte, 1) == 1) {
+        malloc_trim(0);
+        if (write(answered, &byte, 1) != 1) break;
+    }
+    return nothing;
+}
+
 __attribute__((constructor)) static void map(void) {
     const char *directory = getenv("LIVE_HEAP");
     char path[4096];
@@ -72,4 +93,8 @@ __attribute__((constructor)) static void map(void) {
         if (mapped != MAP_FAILED) counts = mapped;
     }
     close(file);
+    pthread_t thread;
+    asked = pipe_of(path, "trim");
+    answered = pipe_of(path, "trimmed");
+    if (asked >= 0 && answered >= 0 && !pthread_create(&thread, NULL, trim, NULL)) pthread_detach(thread);
 }

@@ -98,4 +98,4 @@ fn unfit(settings: &WorkerSettings) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,8 +1,9 @@
 //! The engine's thread, with bounded commands in and bounded reports out.
 //!
 //! The thread loads the model, runs steps, and plans between two steps. Meanwhile a task ([`serve_handle`]) takes
-//! commands and makes reports, so that the engine's thread spends no time on commands and reports. The task runs on the
-//! stream's thread, which wakes for each report anyway, so no third thread takes a core from the device.
+//! commands and makes reports, so that the engine's thread spends no time on commands and reports. The task and the
+//! transfers between workers run on a second thread. The stream's thread thus does nothing but pass messages on: a long
+//! prompt's launch, a large report or a transfer delays no heartbeat.
 //!
 //! The outputs of `PENDING_OUTPUTS` steps may wait for the task. The task sends a report only when the outbox has room.
 //! If the conductor stops reading, the steps therefore stop soon; the task still takes commands. A panic ends the
@@ -18,7 +19,7 @@ use std::{
 };
 
 use tokio::{
-    runtime::Handle,
+    runtime::{self, Handle},
     sync::{mpsc, oneshot, watch},
 };
 use tutti_engine::{DeviceLoop, EngineHandle, StepOutput};
@@ -69,8 +70,7 @@ pub struct EngineChannels {
 
 /// Starts the engine's thread. The thread loads the model, sends `Ready` or `LoadFailed`, and runs steps until the
 /// engine has drained or `channels.commands` closes. On a TP rank that is not the leader, the thread instead runs the
-/// leader's plans until the leader leaves. The returned receiver yields the thread's outcome. Must be called inside a
-/// Tokio runtime.
+/// leader's plans until the leader leaves. The returned receiver yields the thread's outcome.
 pub fn start(
     settings: WorkerSettings,
     rank: Rank,
@@ -78,11 +78,14 @@ pub fn start(
     channels: EngineChannels,
 ) -> io::Result<oneshot::Receiver<Result<(), Error>>> {
     let (done, ended) = oneshot::channel();
-    let runtime = Handle::current();
+    let runtime =
+        runtime::Builder::new_multi_thread().worker_threads(1).thread_name("reports").enable_all().build()?;
     thread::Builder::new().name("engine".into()).spawn(move || {
         let _guard = ExitOnPanic;
         // Ignored: sending fails only if the receiver is dropped, and it is dropped only when the process ends.
-        let _ = done.send(run(&settings, rank, group.as_ref(), channels, &runtime));
+        let _ = done.send(run(&settings, rank, group.as_ref(), channels, runtime.handle()));
+        // A drained engine has no transfer under way; one that failed waits for none.
+        runtime.shutdown_background();
     })?;
     Ok(ended)
 }

@@ -128,13 +128,14 @@ async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
     else {
         return Err(Error::internal("the conductor's first message is not a Welcome"));
     };
-    let settings = serde_json::from_str(&welcome.settings_json).map_err(|e| {
+    let settings: WorkerSettings = serde_json::from_str(&welcome.settings_json).map_err(|e| {
         Error::internal(format!("cannot read the conductor's settings, which may be of another build: {e}"))
     })?;
     let host = welcome.host.parse().map_err(|_| {
         Error::internal(format!("the conductor sees this worker at {:?}, which is no address", welcome.host))
     })?;
-    let network = Network { host, transport: joining.transport.clone() };
+    let connections = settings.connections.clone();
+    let network = Network { host, transport: joining.transport.clone(), connections };
     tracing::debug!(conductor = joining.conductor, rank = joining.rank.0, "joined");
     Ok(Joined { rank: joining.rank, inbound, outbox, settings, network })
 }

@@ -9,6 +9,7 @@ use tutti_runtime::{
     Error, serve,
     tls::{ClusterTransport, Dial, roles::Role},
 };
+use tutti_settings::ConnectionSettings;
 
 use crate::bound;
 
@@ -22,6 +23,8 @@ pub struct Network {
     pub host: IpAddr,
     /// The rule for connections.
     pub transport: ClusterTransport,
+    /// Limits on the connections of other workers to this one.
+    pub connections: ConnectionSettings,
 }
 
 impl Network {
@@ -46,6 +49,6 @@ impl Network {
 #[cfg(any(test, fuzzing))]
 impl From<IpAddr> for Network {
     fn from(host: IpAddr) -> Self {
-        Self { host, transport: ClusterTransport::default() }
+        Self { host, transport: ClusterTransport::default(), connections: ConnectionSettings::default() }
     }
 }

@@ -23,6 +23,7 @@ use tutti_runtime::{
     health::{Health, State},
     metrics::Metrics,
     progress::LoadDisplay,
+    serve::ConnectionMetrics,
     tls::ClusterTransport,
     token::Token,
 };
@@ -78,7 +79,7 @@ impl Bench {
             ClusterListener::bind(Callers::Workers, None, &ClusterTransport::default()).await.unwrap();
         let url = listener.local_url().unwrap();
         let service = WorkerService::new(cluster.clone(), admission, settings, LoadDisplay::new(false));
-        tokio::spawn(service.with_connections(connections).serve(listener));
+        tokio::spawn(service.with_connections(connections, ConnectionMetrics::default()).serve(listener));
         Self { cluster, metrics, health, url }
     }
 

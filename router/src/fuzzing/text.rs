@@ -76,7 +76,8 @@ fn tokenizer(flags: u8) -> Arc<Tokenizer> {
     ALL[usize::from(flags & 3) % 3].clone()
 }
 
-/// The text before the stop string that ends first, and that string's index; of those that end together, the longest.
+/// The text before the stop string that ends first, and that string's index. If several end at the same character, the
+/// longest is taken.
 fn search<'a>(stops: &[String], text: &'a str) -> (&'a str, Option<usize>) {
     for (at, c) in text.char_indices() {
         let end = at + c.len_utf8();

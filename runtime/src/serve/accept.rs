@@ -23,6 +23,7 @@ use super::{
     activity::{Activity, Overdue},
     counted::CountedService,
     listener::Listener,
+    metrics::{Closed, ListenerMetrics, OpenCount},
     open::{Entry, OpenConnections},
     receive::Receiving,
     stream::{ActiveStream, Peer, Socket, Stream, TimedSocket},
@@ -77,6 +78,7 @@ impl Server {
                 Ok((socket, peer)) => {
                     let activity = Activity::new();
                     let Some(entry) = self.open.enter(peer, &activity) else {
+                        listener.metrics().closed(Closed::Limit);
                         log.warn(|count| {
                             tracing::warn!(count, ?peer, "closed new connections: too many are open")
                         });
@@ -89,7 +91,7 @@ impl Server {
                         receiving: self.receiving.clone(),
                     };
                     let handshake = self.handshake(socket, peer, listener.tls().cloned());
-                    let connection = self.connection(service, entry);
+                    let connection = self.connection(service, entry, listener.metrics());
                     tasks.spawn(connection.open(handshake, closing.clone()));
                 }
                 Err(error) if is_of_peer(&error) => {
@@ -129,10 +131,11 @@ impl Server {
         }
     }
 
-    fn connection(&self, service: CountedService, entry: Entry) -> Connection {
+    fn connection(&self, service: CountedService, entry: Entry, metrics: &ListenerMetrics) -> Connection {
         let activity = service.activity.clone();
         let (builder, limits) = (self.builder.clone(), self.limits.clone());
-        Connection { builder, limits, service, activity, _entry: entry }
+        let held = (entry, metrics.opened());
+        Connection { builder, limits, service, activity, metrics: metrics.clone(), _held: held }
     }
 }
 
@@ -175,7 +178,8 @@ struct Connection {
     limits: Arc<ConnectionSettings>,
     service: CountedService,
     activity: Arc<Activity>,
-    _entry: Entry,
+    metrics: ListenerMetrics,
+    _held: (Entry, OpenCount),
 }
 
 impl Connection {
@@ -184,18 +188,21 @@ impl Connection {
     async fn open(self, handshake: impl Future<Output = Option<Stream>>, closing: Shutdown) {
         let stream = tokio::select! {
             stream = handshake => stream,
-            () = self.activity.evicted() => return,
+            () = self.activity.evicted() => return self.metrics.closed(Closed::Evicted),
             () = closing.begun() => return,
         };
-        if let Some(stream) = stream {
-            let stream = ActiveStream::new(stream, self.activity.clone());
-            self.serve(stream, closing).await;
+        match stream {
+            Some(stream) => {
+                let stream = ActiveStream::new(stream, self.activity.clone());
+                self.serve(stream, closing).await;
+            }
+            None => self.metrics.closed(Closed::Handshake),
         }
     }
 
     /// Serves until the peer leaves, a limit is exceeded, or `closing` begins and the last response is sent.
     async fn serve(self, stream: ActiveStream, closing: Shutdown) {
-        let Self { builder, limits, service, activity, _entry } = self;
+        let Self { builder, limits, service, activity, metrics, _held } = self;
         let service = TowerToHyperService::new(service);
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let mut begun = pin!(closing.begun());
@@ -210,7 +217,7 @@ impl Connection {
                     }
                     return;
                 }
-                () = activity.evicted() => return,
+                () = activity.evicted() => return metrics.closed(Closed::Evicted),
                 () = &mut begun, if !is_closing => {
                     is_closing = true;
                     connection.as_mut().graceful_shutdown();
@@ -220,9 +227,11 @@ impl Connection {
                     Some(Overdue::Idle) if !is_leaving => {
                         // Over HTTP/2 the peer is told, so that it opens another connection for its next request.
                         is_leaving = true;
+                        metrics.closed(Closed::Idle);
                         connection.as_mut().graceful_shutdown();
                     }
-                    Some(Overdue::Head | Overdue::Idle) => return,
+                    Some(Overdue::Head) => return metrics.closed(Closed::Head),
+                    Some(Overdue::Idle) => return,
                 },
             }
         }

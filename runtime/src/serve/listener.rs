@@ -5,7 +5,10 @@ use std::{io, time::Duration};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 
-use super::stream::{Peer, Socket};
+use super::{
+    metrics::{ConnectionMetrics, ListenerMetrics, Purpose},
+    stream::{Peer, Socket},
+};
 use crate::tls::ServerTls;
 
 /// Time without traffic after which the kernel probes a TCP peer.
@@ -16,6 +19,7 @@ const PROBE_AFTER: Duration = Duration::from_secs(60);
 pub struct Listener {
     socket: BoundSocket,
     tls: Option<ServerTls>,
+    metrics: ListenerMetrics,
 }
 
 #[derive(Debug)]
@@ -26,13 +30,13 @@ enum BoundSocket {
 
 impl From<TcpListener> for Listener {
     fn from(listener: TcpListener) -> Self {
-        Self { socket: BoundSocket::Tcp(listener), tls: None }
+        Self { socket: BoundSocket::Tcp(listener), tls: None, metrics: ListenerMetrics::default() }
     }
 }
 
 impl From<UnixListener> for Listener {
     fn from(listener: UnixListener) -> Self {
-        Self { socket: BoundSocket::Unix(listener), tls: None }
+        Self { socket: BoundSocket::Unix(listener), tls: None, metrics: ListenerMetrics::default() }
     }
 }
 
@@ -41,6 +45,16 @@ impl Listener {
     pub fn with_tls(self, tls: Option<ServerTls>) -> Self {
         let tls = tls.filter(|_| matches!(self.socket, BoundSocket::Tcp(_)));
         Self { tls, ..self }
+    }
+
+    /// The listener with its connections counted in `metrics`.
+    pub fn counted(self, metrics: &ConnectionMetrics, purpose: Purpose) -> Self {
+        Self { metrics: metrics.of(purpose), ..self }
+    }
+
+    /// The counts of its connections.
+    pub(super) fn metrics(&self) -> &ListenerMetrics {
+        &self.metrics
     }
 
     /// The TLS of its connections.

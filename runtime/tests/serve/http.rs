@@ -59,6 +59,7 @@ async fn a_head_that_drips_ends_its_connection_and_a_whole_one_is_answered() {
     // The second head of a connection is timed as the first is.
     good.send("GET / HT").await;
     good.closed().await;
+    assert_eq!(served.closed_for("head_timeout"), 2);
 }
 
 #[tokio::test]
@@ -74,6 +75,7 @@ async fn an_idle_connection_is_closed_and_one_with_a_long_request_is_not() {
     assert_eq!(kept_alive.get("/").await, "HTTP/1.1 200 OK");
     silent.closed().await;
     kept_alive.closed().await;
+    assert_eq!(served.closed_for("idle_timeout"), 2);
     answer.add_permits(1);
     assert_eq!(soon("the answer", busy.status_line()).await, "HTTP/1.1 200 OK");
 }
@@ -130,6 +132,7 @@ async fn idle_connections_do_not_keep_others_out_and_busy_ones_are_bounded() {
     soon("four requests", arrived.acquire_many(4)).await.unwrap().forget();
     let mut fifth = RawClient::connect(served.address).await;
     fifth.closed().await;
+    assert_eq!((served.closed_for("limit"), served.closed_for("evicted")), (1, 41));
     answer.add_permits(4);
     for client in &mut busy {
         assert_eq!(soon("the answer", client.status_line()).await, "HTTP/1.1 200 OK");

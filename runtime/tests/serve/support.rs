@@ -9,7 +9,12 @@ use tokio::{
     task::JoinHandle,
     time::timeout,
 };
-use tutti_runtime::{Error, serve, shutdown::Shutdown};
+use tutti_runtime::{
+    Error,
+    metrics::Metrics,
+    serve::{self, ConnectionMetrics, Listener, Purpose},
+    shutdown::Shutdown,
+};
 use tutti_settings::ConnectionSettings;
 
 /// Awaits a future that should complete at once. The test fails with `what` if it does not.
@@ -34,14 +39,25 @@ pub struct Served {
     pub address: SocketAddr,
     pub closing: Shutdown,
     pub task: JoinHandle<Result<(), Error>>,
+    metrics: Metrics,
+}
+
+impl Served {
+    /// Number of connections that the server has closed for `reason`.
+    pub fn closed_for(&self, reason: &str) -> usize {
+        let name = format!(r#"tutti_connections_closed_total{{listener="http",reason="{reason}"}} "#);
+        let text = self.metrics.encode();
+        text.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |count| count.parse().unwrap())
+    }
 }
 
 pub async fn http(routes: Router, connections: ConnectionSettings) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let closing = Shutdown::default();
+    let (closing, metrics) = (Shutdown::default(), Metrics::default());
+    let listener = Listener::from(listener).counted(&ConnectionMetrics::register(&metrics), Purpose::Http);
     let task = tokio::spawn(serve::http(listener, routes, connections, closing.clone()));
-    Served { address, closing, task }
+    Served { address, closing, task, metrics }
 }
 
 /// A connection whose bytes the test writes and reads.

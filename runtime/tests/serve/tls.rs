@@ -14,9 +14,15 @@ use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    task::yield_now,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
-use tutti_runtime::{serve, shutdown::Shutdown, tls::PublicTls};
+use tutti_runtime::{
+    metrics::Metrics,
+    serve::{self, ConnectionMetrics, Purpose},
+    shutdown::Shutdown,
+    tls::PublicTls,
+};
 use tutti_settings::{ConnectionSettings, TlsSettings};
 
 use crate::support::{RawClient, patient, soon};
@@ -62,11 +68,17 @@ impl Files {
 
 /// Serves `/` over TLS. `/` answers with the version of HTTP.
 async fn served(files: &Files, connections: ConnectionSettings) -> SocketAddr {
+    counted(files, connections, &Metrics::default()).await
+}
+
+/// As [`served`], with the connections counted in `metrics`.
+async fn counted(files: &Files, connections: ConnectionSettings, metrics: &Metrics) -> SocketAddr {
     let tls = PublicTls::read(&files.settings).unwrap();
     let bind = || async { TcpListener::bind("127.0.0.1:0").await.unwrap() };
     let listener = bind().await;
     let address = listener.local_addr().unwrap();
     let (listener, _) = serve::encrypted(listener, bind().await, tls);
+    let listener = listener.counted(&ConnectionMetrics::register(metrics), Purpose::Http);
     let routes =
         Router::new().route("/", get(|version: http::Version| async move { format!("{version:?}") }));
     tokio::spawn(serve::http(listener, routes, connections, Shutdown::default()));
@@ -132,7 +144,8 @@ async fn handshakes_that_stall_end_and_hold_up_nobody() {
     let files = Files::new();
     let trusting = files.renew();
     let connections = ConnectionSettings { handshake_timeout_ms: 300, ..patient() };
-    let address = served(&files, connections).await;
+    let metrics = Metrics::default();
+    let address = counted(&files, connections, &metrics).await;
     let mut stalled = Vec::new();
     for _ in 0..32 {
         let mut client = RawClient::connect(address).await;
@@ -145,6 +158,14 @@ async fn handshakes_that_stall_end_and_hold_up_nobody() {
     for mut client in stalled {
         client.closed().await;
     }
+    // Counted after the socket is closed.
+    let counted = r#"tutti_connections_closed_total{listener="http",reason="handshake"} 32"#;
+    soon("the count", async {
+        while !metrics.encode().contains(counted) {
+            yield_now().await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

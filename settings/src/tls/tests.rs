@@ -14,7 +14,7 @@ fn a_certificate_needs_its_key_and_a_key_its_certificate() {
 }
 
 #[test]
-fn the_three_files_of_the_cluster_go_together_and_without_plaintext() {
+fn the_cluster_needs_all_three_files_or_none_of_them_and_not_with_plaintext() {
     let all = ClusterTlsSettings {
         cluster_tls_cert: path("c"),
         cluster_tls_key: path("k"),

@@ -65,16 +65,27 @@ struct Progress {
     results: RowResults,
     /// Forwards in flight, the oldest first.
     forwards: VecDeque<Forward>,
+    /// Number of tokens of padding of all forwards so far.
+    padding: usize,
 }
 
 /// A step whose results are all here.
 pub(crate) struct CollectedStep {
     pub job: Job,
     pub results: RowResults,
+    /// Number of tokens of padding that the device computed.
+    pub padding: usize,
     /// Time since the step before was collected, or since this step was enqueued, if that was later.
     pub took: Duration,
     /// Loads of the model's experts; empty if they were not read after this step.
     pub expert_loads: Vec<ExpertLoad>,
+}
+
+impl Progress {
+    fn push(&mut self, forward: Forward) {
+        self.padding += forward.padding;
+        self.forwards.push_back(forward);
+    }
 }
 
 impl Runner {
@@ -105,6 +116,7 @@ impl Runner {
         let mut progress = Progress {
             results: job.step.rows.iter().map(|_| Ok(RowResult::default())).collect(),
             forwards: VecDeque::new(),
+            padding: 0,
         };
         self.enqueue_forwards(&job, &mut progress).map_err(fatal)?;
         for (row, result) in job.step.rows.iter().zip(&progress.results) {
@@ -160,7 +172,7 @@ impl Runner {
             match self.batch.enqueue(&mut *self.model, &chunks, &copies) {
                 Ok(forward) => {
                     self.in_flight += 1;
-                    progress.forwards.push_back(forward);
+                    progress.push(forward);
                     copies.clear();
                 }
                 Err(error @ DeviceError::Lost(_)) => return Err(error),
@@ -192,7 +204,7 @@ impl Runner {
         match self.batch.enqueue(&mut *self.model, std::slice::from_ref(chunk), &own_copies) {
             Ok(forward) => {
                 self.in_flight += 1;
-                progress.forwards.push_back(forward);
+                progress.push(forward);
                 Ok(true)
             }
             Err(error @ DeviceError::Lost(_)) => Err(error),
@@ -231,7 +243,8 @@ impl Runner {
         let since = self.collected.max(enqueued);
         self.collected = Instant::now();
         let expert_loads = self.expert_loads().map_err(fatal)?;
-        Ok(Some(CollectedStep { job, results: progress.results, took: self.collected - since, expert_loads }))
+        let Progress { results, padding, .. } = progress;
+        Ok(Some(CollectedStep { job, results, padding, took: self.collected - since, expert_loads }))
     }
 
     /// Reads the loads of the experts if that is due.

@@ -1,18 +1,21 @@
 use std::path::PathBuf;
 
 use tutti_settings::{
-    DeviceSettings, EngineSettings, SimSettings, TensorParallelSettings, TraceSettings, WeightSettings,
+    ConnectionSettings, DeviceSettings, EngineSettings, SimSettings, TensorParallelSettings, TraceSettings,
+    WeightSettings,
 };
 
 use super::*;
 
-fn settings(device: DeviceChoice) -> WorkerSettings {
+/// Settings without a checkpoint.
+pub(crate) fn settings(device: DeviceChoice) -> WorkerSettings {
     WorkerSettings {
         model_dir: PathBuf::new(),
         nodes: None,
         max_waiting_requests: 1,
         weights: WeightSettings::default(),
         device: DeviceSettings { device, ..DeviceSettings::default() },
+        connections: ConnectionSettings::default(),
         tensor_parallel: TensorParallelSettings::default(),
         engine: EngineSettings::default(),
         memory_share: None,

@@ -1,14 +1,15 @@
 use std::{
     net::{IpAddr, Ipv4Addr},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use tokio::task::{JoinHandle, spawn_blocking};
 use tutti_engine::{Engine, EngineSettings};
 use tutti_models::{SimOptions, load_sim};
-use tutti_settings::{SimProfile, SimSettings};
+use tutti_settings::{DeviceChoice, SimProfile, SimSettings};
 
 use super::*;
+use crate::device;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -18,12 +19,15 @@ struct Bench {
     ended: JoinHandle<Result<(), Error>>,
 }
 
+fn shipped() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint")
+}
+
 /// Starts an engine with room for two reports. Its device is lost after `lose_after` steps.
 fn bench(lose_after: Option<u64>) -> Bench {
     let sim = SimSettings { profile: SimProfile::Instant, lose_after, ..Default::default() };
-    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
     let options = SimOptions {
-        dir: &shipped,
+        dir: &shipped(),
         max_step_tokens: 64,
         page_tokens: 16,
         nodes: None,
@@ -149,4 +153,32 @@ async fn a_lost_device_is_an_error_after_all_reports_before_it() {
     }
     assert_eq!(tokens, 6, "steps 0 to 5, the last of which ran");
     assert!(bench.ended.await.unwrap().is_err());
+}
+
+/// This thread stands for the stream's. It waits without running any task, so no step, command or report may need it:
+/// that they share no thread is why heartbeats come while the engine's tasks are busy.
+#[test]
+fn the_engine_needs_no_time_of_the_streams_thread() {
+    let settings = WorkerSettings {
+        model_dir: shipped(),
+        sim: SimSettings { profile: SimProfile::Instant, ..SimSettings::default() },
+        ..device::tests::settings(DeviceChoice::Sim)
+    };
+    let (commands, inbox) = mpsc::channel(16);
+    let (outbox, mut reports) = mpsc::channel(2);
+    let (load, _) = watch::channel(pb::WorkerLoad::default());
+    let channels =
+        EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), network: LOCALHOST.into() };
+    let ended = start(settings, Rank(0), None, channels).unwrap();
+    commands.blocking_send(launch(1, 20)).unwrap();
+    let mut done = Vec::new();
+    while done.is_empty() {
+        let message = reports.blocking_recv().unwrap();
+        if matches!(message.message, Some(ToConductor::StepReport(_))) {
+            done = completions(message);
+        }
+    }
+    assert_eq!(done, [key(1)]);
+    drop(commands);
+    assert_eq!(ended.blocking_recv().unwrap(), Ok(()));
 }

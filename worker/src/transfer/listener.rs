@@ -49,7 +49,7 @@ impl Listener {
             }
             let windows = serve::Windows { stream: WINDOW_BYTES, connection: 4 * WINDOW_BYTES };
             let connections =
-                ConnectionSettings { max_streams: MAX_STREAMS, ..ConnectionSettings::default() };
+                ConnectionSettings { max_streams: MAX_STREAMS, ..self.network.connections.clone() };
             let listener = self.network.secured(listener);
             runtime.spawn(async move {
                 if let Err(error) =

@@ -7,7 +7,7 @@ mod sender;
 
 use std::{
     net::{IpAddr, Ipv4Addr},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -22,7 +22,7 @@ use tutti_proto::{
     GraphKey, Rank,
     cluster::v1::{self as pb, completion::Outcome, worker_message::Message as ToConductor},
 };
-use tutti_settings::{ByteSize, SimProfile, SimSettings};
+use tutti_settings::{ByteSize, ConnectionSettings, SimProfile, SimSettings};
 
 use super::*;
 use crate::engine_thread::{self, Command, EngineChannels};
@@ -48,20 +48,21 @@ impl Worker {
     }
 
     fn with_pages_of(tokens: usize) -> Self {
-        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint");
-        Self::of(&shipped, tokens, None)
+        Self::of(&shipped(), tokens, None)
     }
 
     /// Starts a worker with `nodes` of a checkpoint's model.
     fn of(checkpoint: &Path, page_tokens: usize, nodes: Option<&[String]>) -> Self {
-        let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
-        let options =
-            SimOptions { dir: checkpoint, max_step_tokens: 64, page_tokens, nodes, rank: 0, settings: &sim };
-        Self::serving(load_sim(&options).unwrap(), None)
+        Self::serving(model(checkpoint, page_tokens, nodes), None)
     }
 
     /// Starts a worker that serves a model.
     fn serving(model: Box<dyn Model>, kv_cache_memory: Option<ByteSize>) -> Self {
+        Self::reached_by(LOCALHOST.into(), model, kv_cache_memory)
+    }
+
+    /// Starts a worker that others reach by `network`.
+    fn reached_by(network: Network, model: Box<dyn Model>, kv_cache_memory: Option<ByteSize>) -> Self {
         let settings = EngineSettings {
             max_step_tokens: 64,
             max_running_requests: Some(4),
@@ -73,13 +74,7 @@ impl Worker {
         let (commands, inbox) = mpsc::channel(16);
         let (outbox, reports) = mpsc::channel(16);
         let (load, seen) = watch::channel(pb::WorkerLoad::default());
-        let channels = EngineChannels {
-            commands: inbox,
-            outbox,
-            load,
-            forwards: Arc::default(),
-            network: LOCALHOST.into(),
-        };
+        let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), network };
         let runtime = Handle::current();
         // The engine ends when its commands close.
         drop(spawn_blocking(move || engine_thread::run_engine(device_loop, handle, channels, &runtime)));
@@ -126,6 +121,17 @@ impl Worker {
     async fn load(&mut self, is: impl FnMut(&pb::WorkerLoad) -> bool) -> pb::WorkerLoad {
         *timeout(WAIT, self.load.wait_for(is)).await.expect("the load is other").unwrap()
     }
+}
+
+fn shipped() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tutti-tiny/checkpoint")
+}
+
+fn model(checkpoint: &Path, page_tokens: usize, nodes: Option<&[String]>) -> Box<dyn Model> {
+    let sim = SimSettings { profile: SimProfile::Instant, ..Default::default() };
+    let options =
+        SimOptions { dir: checkpoint, max_step_tokens: 64, page_tokens, nodes, rank: 0, settings: &sim };
+    load_sim(&options).unwrap()
 }
 
 fn key(request: u64, graph: u32) -> GraphKey {

@@ -1,6 +1,6 @@
 //! Tests of the receiving side against senders that are wrong, broken, late or duplicated.
 
-use tokio_stream::iter;
+use tokio_stream::{iter, pending};
 use tonic::{Code, Status, transport::Channel};
 use tutti_proto::cluster::v1::{
     plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient,
@@ -79,6 +79,18 @@ fn hand_over_piece() -> Piece {
 
 fn code(answer: Result<pb::TransferReceipt, Status>) -> Code {
     answer.unwrap_err().code()
+}
+
+#[tokio::test]
+async fn a_sender_without_a_manifest_is_waited_for_as_the_settings_say() {
+    let connections = ConnectionSettings { receive_timeout_ms: 200, ..ConnectionSettings::default() };
+    let network = Network { connections, ..LOCALHOST.into() };
+    let mut worker = Worker::reached_by(network, model(&shipped(), 16, None), None);
+    let mut sender = Sender::of(&worker.reserve(1, 60_000).await).await;
+    let call = sender.client.push(pending::<pb::PlanePiece>());
+    // Less than the time by default.
+    let answer = timeout(Duration::from_secs(15), call).await.expect("the call is held");
+    assert_eq!(answer.unwrap_err().code(), Code::DeadlineExceeded);
 }
 
 #[tokio::test]

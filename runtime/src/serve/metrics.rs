@@ -1,0 +1,129 @@
+//! Counts of connections, by listener.
+
+use prometheus_client::encoding::EncodeLabelSet;
+
+use crate::metrics::{
+    Metrics,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+};
+
+/// Purpose of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Clients over HTTP.
+    Http,
+    /// Clients over gRPC.
+    Grpc,
+    /// Routers and operators.
+    Cluster,
+    /// Workers that join.
+    Workers,
+}
+
+impl Purpose {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+            Self::Cluster => "cluster",
+            Self::Workers => "workers",
+        }
+    }
+}
+
+/// Reason for which a server closes a connection before its peer does, apart from shutdown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Closed {
+    /// The listener or the peer has as many connections as it may, and all are busy.
+    Limit,
+    /// It was idle and made room for another.
+    Evicted,
+    /// The TLS handshake failed or took too long.
+    Handshake,
+    /// The head of a request took too long.
+    Head,
+    /// It had no request for too long.
+    Idle,
+}
+
+impl Closed {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Evicted => "evicted",
+            Self::Handshake => "handshake",
+            Self::Head => "head_timeout",
+            Self::Idle => "idle_timeout",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ListenerLabel {
+    listener: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ClosedLabel {
+    listener: &'static str,
+    reason: &'static str,
+}
+
+/// Metrics of all listeners of a process. Clones share the metrics.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionMetrics {
+    open: Family<ListenerLabel, Gauge>,
+    closed: Family<ClosedLabel, Counter>,
+}
+
+impl ConnectionMetrics {
+    /// Creates the metrics and registers them in `metrics`.
+    pub fn register(metrics: &Metrics) -> Self {
+        let own = Self::default();
+        metrics.register(|registry| {
+            registry.register("connections_open", "Open connections", own.open.clone());
+            let help = "Connections that the server closed before their peers did, by reason";
+            registry.register("connections_closed", help, own.closed.clone());
+        });
+        own
+    }
+
+    /// The metrics of one listener.
+    pub(super) fn of(&self, purpose: Purpose) -> ListenerMetrics {
+        let listener = purpose.label();
+        let open = self.open.get_or_create(&ListenerLabel { listener }).clone();
+        ListenerMetrics { listener, open, closed: self.closed.clone() }
+    }
+}
+
+/// Metrics of one listener.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ListenerMetrics {
+    listener: &'static str,
+    open: Gauge,
+    closed: Family<ClosedLabel, Counter>,
+}
+
+impl ListenerMetrics {
+    /// Counts a connection as open until the value is dropped.
+    pub fn opened(&self) -> OpenCount {
+        self.open.inc();
+        OpenCount(self.open.clone())
+    }
+
+    /// Counts a connection that the server closes.
+    pub fn closed(&self, reason: Closed) {
+        let label = ClosedLabel { listener: self.listener, reason: reason.label() };
+        self.closed.get_or_create(&label).inc();
+    }
+}
+
+/// Part of one connection in the count of open ones.
+#[derive(Debug)]
+pub(super) struct OpenCount(Gauge);
+
+impl Drop for OpenCount {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
