@@ -115,6 +115,7 @@ pub struct ConductorMetrics {
     step_seconds: Family<WalkLabel, Histogram, Buckets>,
     budget_fill: Family<WorkerLabel, Histogram, Buckets>,
     rows: Family<RowLabel, Counter>,
+    padding: Family<WorkerLabel, Counter>,
     memory: Family<MemoryLabel, Gauge>,
     transfers: TransferMetrics,
     planes: PlaneMetrics,
@@ -152,6 +153,7 @@ impl ConductorMetrics {
             step_seconds: Family::new_with_constructor(STEP_SECONDS),
             budget_fill: Family::new_with_constructor(BUDGET_FILL),
             rows: Default::default(),
+            padding: Default::default(),
             memory: Default::default(),
             transfers: Default::default(),
             planes: Default::default(),
@@ -206,6 +208,8 @@ impl ConductorMetrics {
             let help =
                 "Rows of steps: decode, prefill (more of the prompt follows), last_prefill (samples a token)";
             r.register("step_rows", help, new.rows.clone());
+            let help = "Tokens of padding that steps computed to reach a fixed shape (--chunk-shapes)";
+            r.register("step_padding_tokens", help, new.padding.clone());
             let help = "Most bytes that a worker uses, estimated at its start, by kind: weights, kv, step (the largest step)";
             r.register("worker_memory_bytes", help, new.memory.clone());
         });
@@ -272,6 +276,9 @@ impl ConductorMetrics {
         ];
         for (kind, count) in rows {
             self.rows.get_or_create(&RowLabel { worker, kind }).inc_by(count.into());
+        }
+        if work.padding_tokens > 0 {
+            self.padding.get_or_create(&WorkerLabel { worker }).inc_by(work.padding_tokens.into());
         }
     }
 

@@ -275,6 +275,7 @@ impl Bench {
             rows: &inputs,
             copies: &[],
             logit_rows: &[],
+            shape: None,
         };
         self.device.begin_step(&inputs, planes)?;
         let width = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim;

@@ -133,7 +133,8 @@ pub struct GraphId(pub u64);
 ///
 /// A `Tensor` is an activation buffer of fixed capacity `[rows, width]`. Inside a step, an operation works on the
 /// tensor's first rows: one row per token of the step or, after [`Dense::keep_logit_rows`], one per logit row. No
-/// memory is allocated inside a step.
+/// memory is allocated inside a step. If the step has a [`StepShape`](crate::StepShape), rows of padding follow, of both
+/// kinds: all operations compute them or leave them undefined, and no other row depends on them.
 ///
 /// A step is enqueued between [`begin_step`](Self::begin_step) and [`end_step`](Self::end_step), and its results are
 /// [collected](Self::collect) later. Operations run in the order in which they are enqueued. A device may run them at

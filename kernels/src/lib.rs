@@ -25,5 +25,5 @@ pub use sampling::{
     Adjustments, MAX_NOMINATED, Nomination, SampleRow, Sampled, SamplingParams, ScoreRow, StepResults,
     TokenScore,
 };
-pub use step::{RowInputs, StepInputs};
+pub use step::{RowInputs, StepInputs, StepShape};
 pub use tutti_planes::{PageId, SlotCopy, SlotId};

@@ -44,6 +44,8 @@ pub struct Recorder<D, O> {
     observer: O,
     /// The rows of the last step.
     rows: Vec<RowExtent>,
+    /// Number of tokens of the last step, padding included.
+    padded_tokens: usize,
     /// The plane of keys and values that was allocated last.
     kv: Option<KvShape>,
 }
@@ -51,7 +53,7 @@ pub struct Recorder<D, O> {
 impl<D: Device, O: Observer> Recorder<D, O> {
     /// Wraps `device`.
     pub fn new(device: D, observer: O) -> Self {
-        Self { device, observer, rows: Vec::new(), kv: None }
+        Self { device, observer, rows: Vec::new(), padded_tokens: 0, kv: None }
     }
 
     /// The observer.
@@ -69,9 +71,9 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         self.observer.observe(operation, || run(device))
     }
 
-    /// Returns the record of an operation on all tokens of the step.
+    /// Returns the record of an operation on all tokens of the step and its padding.
     pub(crate) fn by_token(&self) -> Operation {
-        Operation { rows: self.rows.iter().map(|(tokens, _)| tokens).sum(), ..Operation::default() }
+        Operation { rows: self.padded_tokens, ..Operation::default() }
     }
 
     /// Returns the record of an operation on the rows of a tensor.
@@ -119,8 +121,9 @@ impl<D: Device, O: Observer> Recorder<D, O> {
     pub(crate) fn delta_rule(&self, shape: &DeltaShape) -> Operation {
         let memory_bytes = (shape.value_heads * shape.memory_bytes()) as f64;
         let by_token = self.by_token();
+        let tokens: usize = self.rows.iter().map(|(tokens, _)| tokens).sum();
         Operation {
-            flops: 7.0 * by_token.rows as f64 * memory_bytes / size_of::<f32>() as f64,
+            flops: 7.0 * tokens as f64 * memory_bytes / size_of::<f32>() as f64,
             bytes: 2.0 * self.rows.len() as f64 * memory_bytes,
             ..by_token
         }
@@ -265,6 +268,7 @@ impl<D: Device, O: Observer> Device for Recorder<D, O> {
     fn begin_step(&mut self, inputs: &StepInputs<'_>, planes: &mut D::Planes) -> Result<(), DeviceError> {
         self.rows.clear();
         self.rows.extend(inputs.rows.iter().map(|row| (row.tokens, row.start)));
+        self.padded_tokens = inputs.padded_tokens();
         let operation = Operation { name: "begin_step", ..self.by_token() };
         self.observe(&operation, |device| device.begin_step(inputs, planes))
     }

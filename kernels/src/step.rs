@@ -23,6 +23,20 @@ pub struct RowInputs<'a> {
     pub block_table: &'a [PageId],
 }
 
+/// The fixed shape of a step, for devices that compute only shapes that they were compiled for.
+///
+/// The tokens of a step are followed by padding, up to [`tokens`](Self::tokens). Padding belongs to no row: it has no
+/// position, reads no page, writes to no page and no slot, chooses no expert, and gives no logits. Its values are
+/// undefined, and no row's result depends on them. A device may compute it where that costs nothing but time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepShape {
+    /// Number of tokens, padding included.
+    pub tokens: usize,
+    /// Number of rows that [`Dense::keep_logit_rows`](crate::Dense::keep_logit_rows) keeps, padding included. Not more
+    /// than `tokens`.
+    pub logit_rows: usize,
+}
+
 /// The inputs of one forward pass (a step): the rows of several requests, one after the other.
 ///
 /// `token_ids` and each axis of `positions` are `[tokens]`. `rows` cover the tokens in order, without gaps.
@@ -41,4 +55,19 @@ pub struct StepInputs<'a> {
     /// Indices of the tokens whose logits are needed. A row that samples no token and needs no prompt logprobs has
     /// none.
     pub logit_rows: &'a [usize],
+    /// The shape to which the device pads the step; `None` for a step without padding. The lengths of `token_ids` and
+    /// `logit_rows` are the numbers of valid tokens and valid logit rows.
+    pub shape: Option<StepShape>,
+}
+
+impl StepInputs<'_> {
+    /// Number of tokens that operations over tokens compute, padding included.
+    pub fn padded_tokens(&self) -> usize {
+        self.shape.map_or(self.token_ids.len(), |shape| shape.tokens)
+    }
+
+    /// Number of rows that operations over logit rows compute, padding included.
+    pub fn padded_logit_rows(&self) -> usize {
+        self.shape.map_or(self.logit_rows.len(), |shape| shape.logit_rows)
+    }
 }

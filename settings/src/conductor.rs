@@ -68,6 +68,7 @@ impl ConductorSettings {
         if self.engine.kv_cache_memory == Some(ByteSize(0)) {
             return Err(Invalid::new("kv_cache_memory", "is 0, but requests need some"));
         }
+        self.engine.check_chunk_shapes()?;
         if self.model.served_model_name.as_deref() == Some("") {
             return Err(Invalid::new("served_model_name", "is empty"));
         }

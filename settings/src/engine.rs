@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::ByteSize;
+use crate::{ByteSize, ChunkShapes, Invalid};
 
 settings! {
     /// Settings of a worker's engine and of the scheduler in it.
@@ -14,6 +14,8 @@ settings! {
             chunking: Chunking = Chunking::Scheduler;
             /// Limit of one prompt's chunk in one forward
             max_prefill_chunk_size: Option<usize> = None, unit "TOKENS", default "max-step-tokens", at least 1;
+            /// Fixed token counts to which steps are padded, for devices with compiled graphs, such as 64,256,1024
+            chunk_shapes: Option<ChunkShapes> = None, unit "TOKENS,...", default "none";
             /// Limit of a chunk in a step with other requests, if the scheduler cuts
             long_prefill_token_threshold: Option<usize> = None, unit "TOKENS", default "max-prefill-chunk-size", at least 1;
             /// Division among prompts of what decodes leave of a step
@@ -39,6 +41,23 @@ impl EngineSettings {
     /// `target_itl_ms` as a duration: the target for the duration of a step with decodes.
     pub fn target_itl(&self) -> Option<Duration> {
         self.target_itl_ms.map(|ms| Duration::from_millis(ms.into()))
+    }
+
+    /// Maximum number of tokens that a device computes in a step, padding included. Buffers have this size.
+    pub fn max_padded_tokens(&self) -> usize {
+        self.max_step_tokens.max(self.chunk_shapes.as_ref().map_or(0, ChunkShapes::greatest))
+    }
+
+    /// Refuses fixed shapes of which none has room for the largest step.
+    pub fn check_chunk_shapes(&self) -> Result<(), Invalid> {
+        let Some(shapes) = &self.chunk_shapes else { return Ok(()) };
+        let (greatest, budget) = (shapes.greatest(), self.max_step_tokens);
+        if budget <= greatest {
+            return Ok(());
+        }
+        let message =
+            format!("has no shape above {greatest}, but a step has up to {budget} tokens (max_step_tokens)");
+        Err(Invalid::new("chunk_shapes", message))
     }
 }
 

@@ -12,6 +12,7 @@
 #[macro_use]
 mod declare;
 mod byte_size;
+mod chunk_shapes;
 mod cluster;
 mod cluster_address;
 mod conductor;
@@ -30,6 +31,7 @@ mod value;
 mod worker;
 
 pub use byte_size::ByteSize;
+pub use chunk_shapes::ChunkShapes;
 pub use cluster::{
     AddressSettings, ClusterSettings, CpuIsa, DeviceChoice, DeviceSettings, MAX_RANKS, MAX_WORKERS,
     MembershipSettings, TensorParallelSettings,

@@ -144,6 +144,8 @@ class TestSettings:
             (["--wrokers", "2"], ["wrokers"]),
             (["--max-step-tokens", "0"], ["max_step_tokens", "0"]),
             (["--kv-cache-memory", "1"], ["kv_cache_memory"]),
+            (["--chunk-shapes", "64,256"], ["chunk_shapes", "256", "512"]),
+            (["--chunk-shapes", "256,64"], ["chunk_shapes", "64 after 256"]),
             (["--http", "nowhere"], ["http", "nowhere"]),
             (["--model", "/no/such/directory"], ["/no/such/directory"]),
             (["--model", "not/a/hub/name"], ["not/a/hub/name"]),

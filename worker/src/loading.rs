@@ -93,7 +93,7 @@ fn load_model(
         dir: settings.model_dir.clone(),
         load_format: settings.weights.load_format,
         quantize: settings.weights.quantize,
-        max_step_tokens: settings.engine.max_step_tokens,
+        max_step_tokens: settings.engine.max_padded_tokens(),
         page_tokens: PAGE_TOKENS,
         expert_parallel: settings.tensor_parallel.ep,
         nodes: settings.nodes.clone(),
@@ -138,7 +138,7 @@ fn load_model(
         }
         Chosen::Sim => load_sim(&SimOptions {
             dir: &settings.model_dir,
-            max_step_tokens: settings.engine.max_step_tokens,
+            max_step_tokens: settings.engine.max_padded_tokens(),
             page_tokens: PAGE_TOKENS,
             nodes: settings.nodes.as_deref(),
             rank: rank.0,

@@ -132,6 +132,7 @@ impl Writer {
             slots: [step.slots_used, step.slots_total],
             checkpoints: step.checkpoints,
             void_rows: step.void_rows,
+            padding_tokens: step.padding_tokens,
             rows: step.rows.iter().map(|row| self.row(row)).collect(),
         }
     }
@@ -195,6 +196,8 @@ struct Step<'a> {
     checkpoints: u32,
     /// Number of rows without an effect, because their requests had ended. They are not in `rows`.
     void_rows: u32,
+    /// Number of tokens of padding that the device computed beside `tokens`.
+    padding_tokens: u32,
     rows: Vec<Row<'a>>,
 }
 

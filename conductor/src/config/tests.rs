@@ -65,6 +65,7 @@ fn settings_that_cannot_serve_are_refused_by_name() {
         ("--collective-timeout=0", "collective_timeout"),
         ("--max-step-tokens=0", "max_step_tokens"),
         ("--max-prefill-chunk-size=0", "max_prefill_chunk_size"),
+        ("--chunk-shapes=64,256", "chunk_shapes"),
         ("--long-prefill-token-threshold=0", "long_prefill_token_threshold"),
         ("--target-itl-ms=0", "target_itl_ms"),
         ("--max-running-requests=0", "max_running_requests"),
@@ -92,6 +93,24 @@ fn settings_that_cannot_serve_are_refused_by_name() {
 fn a_device_of_a_later_build_is_refused_with_what_there_is() {
     let error = command_line(&["--device=tpu"]).unwrap_err().to_string();
     assert!(error.contains("tpu") && error.contains("auto, cpu, cuda, sim"), "{error}");
+}
+
+#[test]
+fn fixed_shapes_are_given_as_a_list_and_refused_by_name_with_the_limit() {
+    let config = load(&["--chunk-shapes=64,256,512"]).unwrap();
+    assert_eq!(config.engine.chunk_shapes.unwrap().to_string(), "64,256,512");
+    assert!(load(&["--chunk-shapes=8", "--max-step-tokens=8"]).is_ok());
+    let error = load(&["--chunk-shapes=64,256"]).unwrap_err().to_string();
+    assert!(
+        error.contains("no shape above 256") && error.contains("512 tokens (max_step_tokens)"),
+        "{error}"
+    );
+    for (shapes, why) in
+        [("", "no shape"), ("0,512", "0 tokens"), ("512,64", "64 after 512"), ("512,512", "512 after 512")]
+    {
+        let error = command_line(&[&format!("--chunk-shapes={shapes}")]).unwrap_err().to_string();
+        assert!(error.contains("--chunk-shapes") && error.contains(why), "{error}");
+    }
 }
 
 #[test]

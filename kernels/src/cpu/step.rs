@@ -4,6 +4,9 @@ use crate::cpu::memory::Planes;
 use crate::step::check;
 use crate::{DeviceError, PageId, RowInputs, SlotId, StepInputs};
 
+/// Contents of rows of padding, by which an operation that lets padding into another row's result shows itself.
+pub(super) const PADDING: f32 = f32::NAN;
+
 /// One request's share of the step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
@@ -27,6 +30,10 @@ pub(super) struct Step {
     pub(super) rows: Vec<Row>,
     pages: Vec<PageId>,
     pub(super) logit_rows: Vec<usize>,
+    /// Number of rows of a tensor with a row per token, padding included.
+    token_rows: usize,
+    /// Number of rows that are kept as logit rows, padding included.
+    kept_rows: usize,
     /// The arguments with which [`Step::check_pages`] has succeeded for this step.
     checked: Option<(usize, usize)>,
     checks: check::Scratch,
@@ -65,6 +72,7 @@ impl Step {
         }
         self.logit_rows.clear();
         self.logit_rows.extend_from_slice(inputs.logit_rows);
+        (self.token_rows, self.kept_rows) = (inputs.padded_tokens(), inputs.padded_logit_rows());
         self.rows.clear();
         self.pages.clear();
         for row in inputs.rows {
@@ -76,8 +84,27 @@ impl Step {
         self.checked = None;
     }
 
+    /// Number of tokens, without padding.
     pub(super) fn tokens(&self) -> usize {
         self.token_ids.len()
+    }
+
+    /// Number of rows of a tensor with a row per token, padding included.
+    pub(super) fn token_rows(&self) -> usize {
+        self.token_rows
+    }
+
+    /// Number of rows that are kept as logit rows, padding included.
+    pub(super) fn kept_rows(&self) -> usize {
+        self.kept_rows
+    }
+
+    /// Overwrites the padding of an operation's output, which has a row of `width` per token and per padding. Returns the
+    /// rows of the tokens.
+    pub(super) fn pad<'a>(&self, out: &'a mut [f32], width: usize) -> &'a mut [f32] {
+        let (tokens, padding) = out.split_at_mut(self.tokens() * width);
+        padding.fill(PADDING);
+        tokens
     }
 
     /// The row's pages, in order of position.

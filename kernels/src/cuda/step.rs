@@ -11,6 +11,9 @@ use crate::{DeviceError, PageId, SlotId, StepInputs};
 /// Marks an id that stands for the last token of a slot, in the id's other bits: `FROM_SLOT` in `sources/embed.cu`.
 const FROM_SLOT: u32 = 1 << 31;
 
+/// Marks padding: an id that no table holds, without the bit of [`FROM_SLOT`].
+const NO_ID: u32 = FROM_SLOT - 1;
+
 /// The row that a logit row is the last token of.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Owner {
@@ -27,7 +30,7 @@ pub(super) struct Addresses {
     pub(super) positions: u64,
     pub(super) row_of: u64,
     /// Position of each token's keys and values among those of all pages: page * tokens per page + index in the page. All
-    /// bits are set if the token lies in the null page or the model has no pages.
+    /// bits are set for padding, and if the token lies in the null page or the model has no pages.
     pub(super) kv_at: u64,
     pub(super) logit_rows: u64,
     /// Slot of the row that each logit row ends.
@@ -39,9 +42,14 @@ pub(super) struct Addresses {
 /// A step's inputs.
 #[derive(Default)]
 pub(super) struct Step {
+    /// Number of tokens, without padding.
     pub(super) tokens: usize,
+    /// Number of rows of a tensor with a row per token, padding included.
+    pub(super) token_rows: usize,
     pub(super) row_count: usize,
     pub(super) logit_rows: usize,
+    /// Number of rows that are kept as logit rows, padding included.
+    pub(super) kept_rows: usize,
     /// The row of each logit row.
     pub(super) owners: Vec<Owner>,
     pub(super) at: Addresses,
@@ -124,6 +132,9 @@ impl Step {
     /// Lays all inputs end to end, in the order of [`set_addresses`](Self::set_addresses).
     fn fill(&mut self, inputs: &StepInputs<'_>, page_tokens: Option<usize>, kept_slots: usize) {
         self.tokens = inputs.token_ids.len();
+        (self.token_rows, self.kept_rows) = (inputs.padded_tokens(), inputs.padded_logit_rows());
+        let padding = self.token_rows - self.tokens;
+        let pad = |words: &mut Vec<u32>, word| words.extend(std::iter::repeat_n(word, padding));
         self.row_count = inputs.rows.len();
         self.logit_rows = inputs.logit_rows.len();
         self.has_pages = page_tokens.is_some();
@@ -132,12 +143,15 @@ impl Step {
         for row in inputs.rows.iter().filter(|row| row.continues) {
             self.words[row.first_token] = FROM_SLOT | row.slot.0;
         }
+        pad(&mut self.words, NO_ID);
         for positions in inputs.positions {
             self.words.extend(positions.iter().map(|position| position.to_bits()));
+            pad(&mut self.words, 0);
         }
         let row_of =
             (0u32..).zip(inputs.rows).flat_map(|(index, row)| std::iter::repeat_n(index, row.tokens));
         self.words.extend(row_of);
+        pad(&mut self.words, 0);
         for row in inputs.rows {
             let entry = |position: usize| match (page_tokens, row.block_table) {
                 (None, _) => u32::MAX,
@@ -148,6 +162,7 @@ impl Step {
             };
             self.words.extend((row.start..row.start + row.tokens).map(entry));
         }
+        pad(&mut self.words, u32::MAX);
         self.words.extend(inputs.logit_rows.iter().map(|&row| row as u32));
         self.owners.clear();
         let mut row = 0;
@@ -184,10 +199,10 @@ impl Step {
             at
         };
         self.at = Addresses {
-            ids: take(self.tokens),
-            positions: take(3 * self.tokens),
-            row_of: take(self.tokens),
-            kv_at: take(self.tokens),
+            ids: take(self.token_rows),
+            positions: take(3 * self.token_rows),
+            row_of: take(self.token_rows),
+            kv_at: take(self.token_rows),
             logit_rows: take(self.logit_rows),
             logit_slots: take(self.logit_rows),
             rows: take(ROW_WORDS * self.row_count),

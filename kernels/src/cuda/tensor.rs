@@ -64,6 +64,15 @@ impl Tensor {
         Ok(())
     }
 
+    /// Enqueues zeros for the live rows from index `row` on.
+    pub(super) fn clear_from(&self, row: usize) -> Result<(), DeviceError> {
+        let row_bytes = self.width * size_of::<f32>();
+        match self.live.saturating_sub(row) {
+            0 => Ok(()),
+            rows => self.data.fill_zeros(row * row_bytes, rows * row_bytes),
+        }
+    }
+
     /// As [`written`](Self::written), with the rows of `x`.
     pub(super) fn written_like(&mut self, x: &Self, width: usize) -> Result<(), DeviceError> {
         self.written(x.live, width)?;

@@ -27,6 +27,8 @@ pub struct ExpertBuffers<T> {
 pub struct MixExperts<'a, T, M> {
     /// Input, `[rows, width]`.
     pub x: &'a T,
+    /// Number of rows that choose experts. The rows behind them are padding: zeros in the output, and not counted.
+    pub valid_rows: usize,
     /// Logits of the router, `[rows, experts]`.
     pub logits: &'a T,
     /// The choice of experts.

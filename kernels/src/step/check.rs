@@ -2,7 +2,7 @@
 
 use crate::{DeviceError, PageId, SlotId, StepInputs};
 
-/// Checks that the rows cover the step's tokens without gaps, and that its logit rows ascend.
+/// Checks that the rows cover the step's tokens without gaps, that its logit rows ascend, and that both fit its shape.
 pub(crate) fn rows(inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
     let tokens = inputs.token_ids.len();
     if let Some(positions) = inputs.positions.iter().find(|positions| positions.len() != tokens) {
@@ -26,6 +26,13 @@ pub(crate) fn rows(inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
     }
     if let Some(pair) = inputs.logit_rows.windows(2).find(|pair| pair[0] >= pair[1]) {
         return Err(DeviceError::Misuse(format!("logit rows {} and {} do not ascend", pair[0], pair[1])));
+    }
+    let (padded_tokens, padded_rows) = (inputs.padded_tokens(), inputs.padded_logit_rows());
+    let logit_rows = inputs.logit_rows.len();
+    if padded_tokens < tokens || padded_rows < logit_rows || padded_rows > padded_tokens {
+        return Err(DeviceError::Misuse(format!(
+            "{tokens} tokens and {logit_rows} logit rows in a shape of {padded_tokens} and {padded_rows}"
+        )));
     }
     Ok(())
 }

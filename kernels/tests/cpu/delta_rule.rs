@@ -110,6 +110,7 @@ impl<'a> Runner<'a> {
             rows: &inputs,
             copies,
             logit_rows: &[],
+            shape: None,
         };
         let Self { device, planes, .. } = self;
         device.begin_step(&step, planes).unwrap();

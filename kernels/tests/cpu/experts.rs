@@ -54,13 +54,27 @@ impl Layer {
         device: &mut CpuDevice,
         (x, logits): (&[f32], &[f32]),
         routing: Routing,
+        part: (usize, usize),
+    ) -> Vec<f32> {
+        let rows = x.len() / WIDTH;
+        self.mix_padded(device, (x, logits), rows, routing, part)
+    }
+
+    /// As [`mix`](Self::mix), with rows of padding behind the first `valid_rows`.
+    fn mix_padded(
+        &mut self,
+        device: &mut CpuDevice,
+        (x, logits): (&[f32], &[f32]),
+        valid_rows: usize,
+        routing: Routing,
         (first, end): (usize, usize),
     ) -> Vec<f32> {
         let (x, logits) = (tensor(device, WIDTH, x), tensor(device, EXPERTS, logits));
         let (gate_up, down) = (&self.gate_up[first..end], &self.down[first..end]);
         let (buffers, layer) = (&mut self.buffers, 3);
         let mut out = device.tensor(ROWS, WIDTH).unwrap();
-        let mix = MixExperts { x: &x, logits: &logits, routing, first, gate_up, down, buffers, layer };
+        let mix =
+            MixExperts { x: &x, valid_rows, logits: &logits, routing, first, gate_up, down, buffers, layer };
         device.mix_experts(mix, &mut out).unwrap();
         out.values().to_vec()
     }
@@ -173,6 +187,29 @@ fn tokens_are_counted_by_layer_and_expert() {
     assert_eq!(tokens, [0u64; 0]);
 }
 
+/// Padding would choose an expert that is NaN, if it chose any.
+#[test]
+fn padding_chooses_no_expert_and_is_not_counted() {
+    let (mut x, mut logits) = inputs();
+    for (index, row) in logits.chunks_mut(EXPERTS).enumerate() {
+        row[2] = if index < ROWS / 2 { -1e9 } else { 1e9 };
+    }
+    let (valid, routing) = (ROWS / 2, Routing { top_k: 3, renormalise: true });
+    let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
+    let mut layer = Layer::new(&mut device, STORED[0], &[2]);
+    let alone = (&x[..valid * WIDTH], &logits[..valid * EXPERTS]);
+    let alone = layer.mix(&mut device, alone, routing, (0, EXPERTS));
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    device.expert_tokens(3, &mut before).unwrap();
+    x[valid * WIDTH..].fill(f32::NAN);
+    let padded = layer.mix_padded(&mut device, (&x, &logits), valid, routing, (0, EXPERTS));
+    device.expert_tokens(3, &mut after).unwrap();
+    assert!(bits(&padded[..valid * WIDTH]) == bits(&alone));
+    assert!(padded[valid * WIDTH..].iter().all(|x| *x == 0.0));
+    before.iter_mut().for_each(|count| *count *= 2);
+    assert_eq!(after, before, "the same tokens once more");
+}
+
 #[test]
 fn operands_of_experts_that_do_not_fit_are_refused() {
     let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
@@ -182,8 +219,8 @@ fn operands_of_experts_that_do_not_fit_are_refused() {
     let mut out = device.tensor(2, WIDTH).unwrap();
     let mut refuses = |logits, top_k, first, gate_up: &[Weights], down: &[Weights], why: &str| {
         let routing = Routing { top_k, renormalise: true };
-        let mix =
-            MixExperts { x: &x, logits, routing, first, gate_up, down, buffers: &mut buffers, layer: 0 };
+        let (valid_rows, buffers) = (if top_k == 1 { 3 } else { 2 }, &mut buffers);
+        let mix = MixExperts { x: &x, valid_rows, logits, routing, first, gate_up, down, buffers, layer: 0 };
         match device.mix_experts(mix, &mut out) {
             Err(DeviceError::Misuse(text)) => assert!(text.contains(why), "{text}"),
             other => panic!("{other:?}"),
@@ -195,4 +232,5 @@ fn operands_of_experts_that_do_not_fit_are_refused() {
     refuses(&logits[0], 2, 1, &gate_up, &down, "from 1 on, of 7");
     refuses(&logits[0], 2, 0, &gate_up[1..], &down, "[6, 7] experts");
     refuses(&logits[0], 7, 0, &down, &gate_up, "plain matrix");
+    refuses(&logits[0], 1, 0, &gate_up, &down, "3 valid rows of 2");
 }

@@ -87,6 +87,7 @@ fn a_step_is_refused_before_anything_runs() {
         rows: &good,
         copies: &copies,
         logit_rows: &[0, 1],
+        shape: None,
     };
     let state = |device: &mut CpuDevice, planes: &_, slot| {
         let mut out = Vec::new();
@@ -138,8 +139,14 @@ fn copies_run_in_order_before_the_step() {
     let copy = |from, to| SlotCopy { from: SlotId(from), to: SlotId(to) };
     // Slot 1 is saved in slot 3, then set to zeros, then slot 2 receives the saved state.
     let copies = [copy(1, 3), copy(0, 1), copy(3, 2)];
-    let inputs =
-        StepInputs { token_ids: &[], positions: [&[]; 3], rows: &[], copies: &copies, logit_rows: &[] };
+    let inputs = StepInputs {
+        token_ids: &[],
+        positions: [&[]; 3],
+        rows: &[],
+        copies: &copies,
+        logit_rows: &[],
+        shape: None,
+    };
     device.begin_step(&inputs, &mut planes).unwrap();
     let mut states = Vec::new();
     for slot in 1..4 {

@@ -69,8 +69,14 @@ fn layer<D: Dense + PagedAttention + Collectives + Sampler>(
     };
     let rows = [row(0, 3, 2, 1, &[PageId(1)]), row(3, 1, 0, 2, &[PageId(2)])];
     let positions = [&[2.0, 3.0, 4.0, 0.0][..]; 3];
-    let inputs =
-        StepInputs { token_ids: &[1, 2, 3, 4], positions, rows: &rows, copies: &[], logit_rows: &[2, 3] };
+    let inputs = StepInputs {
+        token_ids: &[1, 2, 3, 4],
+        positions,
+        rows: &rows,
+        copies: &[],
+        logit_rows: &[2, 3],
+        shape: None,
+    };
     device.write_pages(&mut planes, &[PageId(1)], &[0; 16 * 2 * 16 * 2])?;
     device.begin_step(&inputs, &mut planes)?;
     device.embed(Embed { table: &table, shard: None }, &mut hidden)?;

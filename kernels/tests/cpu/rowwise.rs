@@ -95,7 +95,14 @@ fn each_frequency_reads_its_own_axis() {
             block_table: &[],
         };
         let (positions, rows) = ([&time[..], &height, &width], [row]);
-        let inputs = StepInputs { token_ids: &[0, 0], positions, rows: &rows, copies: &[], logit_rows: &[] };
+        let inputs = StepInputs {
+            token_ids: &[0, 0],
+            positions,
+            rows: &rows,
+            copies: &[],
+            logit_rows: &[],
+            shape: None,
+        };
         device.begin_step(&inputs, &mut planes).unwrap();
         let mut out = device.tensor(2, 6).unwrap();
         for axes in [vec![], vec![2, 0, 1], vec![1, 1, 2]] {

@@ -139,7 +139,10 @@ pub fn try_begin(
     let zeros = vec![0; positions.len()];
     let token_ids = if ids.is_empty() { &zeros } else { ids };
     let positions = [&positions[..]; 3];
-    device.begin_step(&StepInputs { token_ids, positions, rows: &rows, copies: &[], logit_rows }, planes)
+    device.begin_step(
+        &StepInputs { token_ids, positions, rows: &rows, copies: &[], logit_rows, shape: None },
+        planes,
+    )
 }
 
 /// Ends the step and returns its results.

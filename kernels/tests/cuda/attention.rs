@@ -216,8 +216,14 @@ impl Case for Angles {
         };
         let positions = [&axes[0][..], &axes[1], &axes[2]];
         let (token_ids, rows) = ([0; 40], [row]);
-        let inputs =
-            StepInputs { token_ids: &token_ids, positions, rows: &rows, copies: &[], logit_rows: &[] };
+        let inputs = StepInputs {
+            token_ids: &token_ids,
+            positions,
+            rows: &rows,
+            copies: &[],
+            logit_rows: &[],
+            shape: None,
+        };
         device.begin_step(&inputs, &mut planes).unwrap();
         let inverse: Vec<f32> = (0..6).map(|i| 1e6_f32.powf(-(i as f32) / 6.0)).collect();
         let mut out = device.tensor(40, 12).unwrap();

@@ -144,7 +144,8 @@ pub fn begin<D: Device>(
     let zeros = vec![0; positions.len()];
     let token_ids = if ids.is_empty() { &zeros } else { ids };
     let positions = [&positions[..]; 3];
-    device.begin_step(&StepInputs { token_ids, positions, rows: &rows, copies, logit_rows }, planes)
+    let shape = None;
+    device.begin_step(&StepInputs { token_ids, positions, rows: &rows, copies, logit_rows, shape }, planes)
 }
 
 /// Ends the step and returns its results.

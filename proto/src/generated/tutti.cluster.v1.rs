@@ -1664,6 +1664,9 @@ pub struct StepWork {
     /// Rows whose requests had ended when the step was collected. They are in no other field.
     #[prost(uint32, tag = "9")]
     pub void_rows: u32,
+    /// Tokens of padding that the device computed beside the step's own.
+    #[prost(uint32, tag = "10")]
+    pub padding_tokens: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RowReport {
@@ -2913,6 +2916,17 @@ pub struct ForwardPlan {
     pub logit_rows: ::prost::alloc::vec::Vec<u32>,
     #[prost(message, repeated, tag = "12")]
     pub embeddings: ::prost::alloc::vec::Vec<EmbeddedRows>,
+    /// The shape to which every rank pads the forward. Absent without padding.
+    #[prost(message, optional, tag = "13")]
+    pub shape: ::core::option::Option<StepShape>,
+}
+/// Fixed numbers of tokens and of kept rows, padding included. The plan lists the valid ones.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StepShape {
+    #[prost(uint32, tag = "1")]
+    pub tokens: u32,
+    #[prost(uint32, tag = "2")]
+    pub logit_rows: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SlotCopy {

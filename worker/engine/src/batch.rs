@@ -7,15 +7,27 @@ use tutti_kernels::{DeviceError, RowInputs, SampleRow, Sampled, ScoreRow, SlotCo
 use tutti_models::{EmbeddedRows, LogitRequests, LogitResults, Model};
 use tutti_proto::declaration::{ModelDeclaration, WalkKind};
 use tutti_scheduler::{Row, Terminality};
+use tutti_settings::ChunkShapes;
 
-use crate::sequence::Sequence;
+use crate::{padding::shape_of, sequence::Sequence};
+
+/// Sizes of forwards, and what they are filled for.
+#[derive(Debug)]
+pub(crate) struct BatchLimits {
+    /// Maximum number of tokens per forward.
+    pub max_tokens: usize,
+    /// Maximum number of tokens of one row per forward.
+    pub row_tokens: usize,
+    /// Tokens per page.
+    pub page_tokens: usize,
+    /// The shapes to which forwards are padded; `None` for no padding.
+    pub shapes: Option<ChunkShapes>,
+}
 
 /// Input buffers of forward passes (forwards), sized for the largest forward and refilled for each forward.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    max_tokens: usize,
-    row_tokens: usize,
-    page_tokens: usize,
+    limits: BatchLimits,
     /// True for each walk whose rows must not be cut, by the walk's number.
     is_atomic: Vec<bool>,
     token_ids: Vec<u32>,
@@ -61,7 +73,11 @@ pub(crate) struct ForwardChunk<'a> {
 
 /// A forward in flight: which of its results belong to which row.
 #[derive(Debug)]
-pub(crate) struct Forward(Vec<Answers>);
+pub(crate) struct Forward {
+    answers: Vec<Answers>,
+    /// Number of tokens of padding.
+    pub padding: usize,
+}
 
 /// Number and place of one chunk's results.
 #[derive(Debug)]
@@ -90,18 +106,22 @@ impl ForwardChunk<'_> {
 }
 
 impl Batch {
-    /// Creates buffers for forwards of up to `max_tokens` tokens, at most `row_tokens` of them from one row.
-    pub fn new(max_tokens: usize, row_tokens: usize, page_tokens: usize, model: &ModelDeclaration) -> Self {
+    /// Creates buffers for forwards within these limits.
+    pub fn new(limits: BatchLimits, model: &ModelDeclaration) -> Self {
         let is_atomic = |walk: &tutti_proto::declaration::Walk| matches!(walk.kind, WalkKind::Atomic { .. });
+        let max_tokens = limits.max_tokens;
         Self {
-            max_tokens,
-            row_tokens,
-            page_tokens,
+            limits,
             is_atomic: model.walks().iter().map(is_atomic).collect(),
             token_ids: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
             logit_rows: Vec::with_capacity(max_tokens),
         }
+    }
+
+    /// The limits of forwards.
+    pub fn limits(&self) -> &BatchLimits {
+        &self.limits
     }
 
     /// Takes the next chunk of each row that has one and fits. Empty if no row has positions left. A step takes more
@@ -110,14 +130,14 @@ impl Batch {
     /// A row of an atomic walk is one chunk, whatever its length: it waits for a forward that has room for it, and runs
     /// alone if none has. The model refuses it if its buffers are too small.
     pub fn chunks<'a>(&self, rows: &mut [StepRow<'a>]) -> Vec<ForwardChunk<'a>> {
-        let mut room = self.max_tokens;
+        let mut room = self.limits.max_tokens;
         let mut chunks = Vec::with_capacity(rows.len());
         for (row_index, StepRow { row, sequence, next }) in rows.iter_mut().enumerate() {
             let left = row.positions.end - *next;
             let tokens = match self.is_atomic.get(row.walk.0 as usize) {
                 Some(true) if left <= room || chunks.is_empty() => left,
                 Some(true) => 0,
-                _ => left.min(self.row_tokens).min(room),
+                _ => left.min(self.limits.row_tokens).min(room),
             };
             if tokens > 0 {
                 let positions = *next..*next + tokens;
@@ -150,7 +170,9 @@ impl Batch {
             rows: &rows,
             copies,
             logit_rows: &self.logit_rows,
+            shape: shape_of(self.limits.shapes.as_ref(), self.token_ids.len(), self.logit_rows.len()),
         };
+        let padding = inputs.padded_tokens() - self.token_ids.len();
         model.forward(&inputs, &embedded)?;
         // The layers run, so this forward must not be enqueued again.
         model.enqueue_logits(&LogitRequests { sample: &sample, score: &score }).map_err(lost)?;
@@ -159,7 +181,7 @@ impl Batch {
             samples: chunk.forbidden().is_some(),
             scored: chunk.sequence.scored(&chunk.positions).map_or(0..0, |(scored, _)| scored),
         };
-        Ok(Forward(chunks.iter().map(answers).collect()))
+        Ok(Forward { answers: chunks.iter().map(answers).collect(), padding })
     }
 
     /// Fills the inputs with the chunks, end to end. Returns the samples and the scores to read from the logits, each
@@ -201,7 +223,7 @@ impl Batch {
         let mut first_token = 0;
         let inputs = |chunk: &ForwardChunk<'a>| {
             let tokens = chunk.positions.len();
-            let pages = chunk.positions.end.div_ceil(self.page_tokens);
+            let pages = chunk.positions.end.div_ceil(self.limits.page_tokens);
             let inputs = RowInputs {
                 first_token,
                 tokens,
@@ -220,8 +242,8 @@ impl Batch {
 impl Forward {
     /// Moves the results of this forward to its rows.
     pub fn distribute(self, got: &mut LogitResults, rows: &mut RowResults) -> Result<(), DeviceError> {
-        let samples = self.0.iter().filter(|answers| answers.samples).count();
-        let scores = self.0.iter().map(|answers| answers.scored.len()).sum::<usize>();
+        let samples = self.answers.iter().filter(|answers| answers.samples).count();
+        let scores = self.answers.iter().map(|answers| answers.scored.len()).sum::<usize>();
         if (got.sampled.len(), got.scores.len()) != (samples, scores) {
             let (tokens, found) = (got.sampled.len(), got.scores.len());
             return Err(DeviceError::Lost(format!(
@@ -229,7 +251,7 @@ impl Forward {
             )));
         }
         let (mut sampled, mut scores) = (got.sampled.drain(..), got.scores.drain(..));
-        for Answers { row_index, samples, scored } in self.0 {
+        for Answers { row_index, samples, scored } in self.answers {
             // A failed row's results are taken from the lists, too: the next row's results come after them.
             let mut failed = None;
             let sampled = if samples { sampled.next() } else { None };

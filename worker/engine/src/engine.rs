@@ -13,7 +13,7 @@ use tutti_settings::{Admission, Chunking};
 
 use crate::{
     EngineSettings, StepObserver,
-    batch::Batch,
+    batch::{Batch, BatchLimits},
     engine_core::EngineCore,
     kv::KvSize,
     overlap::{self, DeviceLoop, EngineHandle},
@@ -49,6 +49,13 @@ impl Engine {
             let message = format!("is {asked}, but the model was loaded for steps of {most} tokens");
             return Err(Error::invalid("max_step_tokens", message));
         }
+        settings.check_chunk_shapes()?;
+        if settings.max_padded_tokens() > limits.max_step_tokens {
+            let (asked, most) = (settings.max_padded_tokens(), limits.max_step_tokens);
+            let message =
+                format!("has a shape of {asked}, but the model was loaded for steps of {most} tokens");
+            return Err(Error::invalid("chunk_shapes", message));
+        }
         let kv = KvSize::choose(&*model, settings)?;
         let config = SchedulerConfig {
             settings: settings.clone(),
@@ -69,8 +76,13 @@ impl Engine {
             .map_err(|e| Error::invalid("kv_cache_memory", format!("cannot allocate the KV pool: {e}")))?;
         let began = Instant::now();
         let declaration = model.declaration();
-        let batch =
-            Batch::new(settings.max_step_tokens, forward_tokens(settings), kv.page_tokens, declaration);
+        let batch_limits = BatchLimits {
+            max_tokens: settings.max_step_tokens,
+            row_tokens: forward_tokens(settings),
+            page_tokens: kv.page_tokens,
+            shapes: settings.chunk_shapes.clone(),
+        };
+        let batch = Batch::new(batch_limits, declaration);
         let reporter = Reporter {
             rank,
             declaration: model.declaration().clone(),
@@ -86,9 +98,11 @@ impl Engine {
         })
     }
 
-    /// Runs one small step before the first request, so that no request waits for weights to be read.
+    /// Runs one small step, or one of each fixed shape, before the first request, so that no request waits for weights to
+    /// be read or for a shape to be compiled.
     pub fn warm_up(&mut self) -> Result<(), Error> {
-        warm_up::run(&mut *self.runner.model, self.reporter.max_step_tokens, self.kv.page_tokens)
+        let Runner { model, batch, .. } = &mut self.runner;
+        warm_up::run(&mut **model, batch.limits())
             .map_err(|e| Error::internal(format!("warm-up failed: {e}")))
     }
 

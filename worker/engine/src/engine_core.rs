@@ -85,6 +85,8 @@ pub struct StepOutput {
 pub(crate) struct CommittedStep {
     pub batch_walk: WalkId,
     pub rows: Vec<(RowCommit, RowResult)>,
+    /// Number of tokens of padding.
+    pub padding: usize,
     pub started: SystemTime,
     pub times: StepTimes,
 }
@@ -308,7 +310,7 @@ impl EngineCore {
         sequences: &mut Sequences,
     ) -> (StepNumber, CommittedStep) {
         let mut watch = Stopwatch::start();
-        let CollectedStep { job: Job { step, started, mut times }, results, took } = collected;
+        let CollectedStep { job: Job { step, started, mut times }, results, padding, took } = collected;
         self.in_flight -= 1;
         let (number, batch_walk) = (step.number, step.batch_walk);
         let outcome = |result: &Result<RowResult, _>| match result {
@@ -334,7 +336,7 @@ impl EngineCore {
         }
         let rows = commits.into_iter().zip(results.into_iter().map(Result::unwrap_or_default)).collect();
         (times.run, times.commit) = (took, watch.lap());
-        (number, CommittedStep { batch_walk, rows, started, times })
+        (number, CommittedStep { batch_walk, rows, padding, started, times })
     }
 
     fn forget(&mut self, ending: &Ending, sequences: &mut Sequences) {

@@ -41,6 +41,7 @@ mod kv;
 mod media;
 mod observe;
 mod overlap;
+mod padding;
 mod profile;
 mod report;
 mod reporter;

@@ -45,6 +45,8 @@ pub struct StepRecord {
     pub checkpoints: u32,
     /// Number of rows without an effect, because their requests had ended. They are not among `rows`.
     pub void_rows: u32,
+    /// Number of tokens of padding that the device computed beside those of the rows.
+    pub padding_tokens: u32,
 }
 
 /// Record of a row, which is one request's share of a step.
@@ -105,13 +107,12 @@ impl From<&RowCommit> for RowRecord {
     }
 }
 
-/// Summarizes a step in numbers, for the conductor's metrics.
+/// Summarizes the rows and times of a step in numbers, for the conductor's metrics.
 pub(crate) fn work<'a>(
     rows: impl Iterator<Item = &'a RowCommit>,
     model: &ModelDeclaration,
     times: StepTimes,
     budget: usize,
-    void_rows: u32,
 ) -> pb::StepWork {
     let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
     let mut work = pb::StepWork {
@@ -119,7 +120,6 @@ pub(crate) fn work<'a>(
         run_us: us(times.run),
         commit_us: us(times.commit),
         budget_tokens: budget as u32,
-        void_rows,
         ..Default::default()
     };
     for RowCommit { row, .. } in rows {

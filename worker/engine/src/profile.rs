@@ -5,7 +5,7 @@
 //! would end the worker.
 
 use tutti_kernels::{
-    DeviceError, PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs,
+    DeviceError, PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs, StepShape,
     collective::GroupRank,
 };
 use tutti_models::{LogitRequests, LogitResults, Model};
@@ -58,6 +58,8 @@ struct Largest {
     /// Number of tokens of each row.
     rows: Vec<usize>,
     block_table: Vec<PageId>,
+    /// The greatest fixed shape, if there are any.
+    shape: Option<StepShape>,
     history: Vec<u32>,
     params: SamplingParams,
 }
@@ -77,6 +79,10 @@ impl Largest {
             logit_rows: (0..positions.len()).collect(),
             positions,
             rows,
+            shape: settings.chunk_shapes.as_ref().map(|shapes| {
+                let rows = shapes.greatest();
+                StepShape { tokens: rows, logit_rows: rows }
+            }),
             block_table: vec![PageId::NULL; context.div_ceil(page_tokens)],
             history: (0..context as u32).map(|token| token % vocabulary).collect(),
             params: SamplingParams {
@@ -127,6 +133,7 @@ impl Largest {
             rows: &rows,
             copies: &[],
             logit_rows: &self.logit_rows,
+            shape: self.shape,
         };
         model.forward(&inputs, &[])?;
         let wanted = LogitRequests { sample: &sample, score: &score };

@@ -22,11 +22,16 @@ impl Reporter {
         let mut batch_walk = 0;
         let mut rows = Vec::new();
         let mut work = None;
-        if let Some(CommittedStep { batch_walk: walk, rows: committed, started, times }) = step {
+        if let Some(CommittedStep { batch_walk: walk, rows: committed, padding, started, times }) = step {
             batch_walk = walk.0;
             let commits = || committed.iter().map(|(commit, _)| commit).filter(|commit| !commit.is_void);
             let void_rows = (committed.len() - commits().count()) as u32;
-            work = Some(observe::work(commits(), &self.declaration, times, self.max_step_tokens, void_rows));
+            let padding_tokens = padding as u32;
+            work = Some(pb::StepWork {
+                void_rows,
+                padding_tokens,
+                ..observe::work(commits(), &self.declaration, times, self.max_step_tokens)
+            });
             if let Some(observer) = &mut self.observer {
                 observer.observe(StepRecord {
                     number,
@@ -40,6 +45,7 @@ impl Reporter {
                     slots_total: load.slots_total as u32,
                     checkpoints: load.slots_cached as u32,
                     void_rows,
+                    padding_tokens,
                 });
             }
             rows.reserve(committed.len());

@@ -61,14 +61,25 @@ struct Progress {
     results: RowResults,
     /// Forwards in flight, the oldest first.
     forwards: VecDeque<Forward>,
+    /// Number of tokens of padding of all forwards so far.
+    padding: usize,
 }
 
 /// A step whose results are all here.
 pub(crate) struct CollectedStep {
     pub job: Job,
     pub results: RowResults,
+    /// Number of tokens of padding that the device computed.
+    pub padding: usize,
     /// Time since the step before was collected, or since this step was enqueued, if that was later.
     pub took: Duration,
+}
+
+impl Progress {
+    fn push(&mut self, forward: Forward) {
+        self.padding += forward.padding;
+        self.forwards.push_back(forward);
+    }
 }
 
 impl Runner {
@@ -98,6 +109,7 @@ impl Runner {
         let mut progress = Progress {
             results: job.step.rows.iter().map(|_| Ok(RowResult::default())).collect(),
             forwards: VecDeque::new(),
+            padding: 0,
         };
         self.enqueue_forwards(&job, &mut progress).map_err(fatal)?;
         for (row, result) in job.step.rows.iter().zip(&progress.results) {
@@ -153,7 +165,7 @@ impl Runner {
             match self.batch.enqueue(&mut *self.model, &chunks, &copies) {
                 Ok(forward) => {
                     self.in_flight += 1;
-                    progress.forwards.push_back(forward);
+                    progress.push(forward);
                     copies.clear();
                 }
                 Err(error @ DeviceError::Lost(_)) => return Err(error),
@@ -185,7 +197,7 @@ impl Runner {
         match self.batch.enqueue(&mut *self.model, std::slice::from_ref(chunk), &own_copies) {
             Ok(forward) => {
                 self.in_flight += 1;
-                progress.forwards.push_back(forward);
+                progress.push(forward);
                 Ok(true)
             }
             Err(error @ DeviceError::Lost(_)) => Err(error),
@@ -223,7 +235,8 @@ impl Runner {
         self.count_not_finite(&progress.results).map_err(fatal)?;
         let since = self.collected.max(enqueued);
         self.collected = Instant::now();
-        Ok(Some(CollectedStep { job, results: progress.results, took: self.collected - since }))
+        let Progress { results, padding, .. } = progress;
+        Ok(Some(CollectedStep { job, results, padding, took: self.collected - since }))
     }
 }
 

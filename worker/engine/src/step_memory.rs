@@ -35,10 +35,11 @@ impl StepMemory {
     /// Memory that steps of `model` take. The model must have run once. `longest` is the largest number of tokens of a
     /// request. `waiting` is the largest number of steps that wait to be reported or whose reports wait to be sent.
     pub fn of(model: &dyn Model, settings: &EngineSettings, longest: usize, waiting: usize) -> Self {
+        let step = settings.max_padded_tokens();
         let tokens = match settings.chunking {
-            Chunking::Scheduler => settings.max_step_tokens,
+            Chunking::Scheduler => step,
             // One step can hold a whole prompt.
-            Chunking::Engine | Chunking::Off => settings.max_step_tokens.max(longest),
+            Chunking::Engine | Chunking::Off => step.max(longest),
         };
         // The factor 2 before `GROWTH` stands for two messages: one is being encoded and one may be in transmission.
         let host =

@@ -1,19 +1,21 @@
-//! Runs one step before the first request, so that weights are in memory and every code path has run once.
+//! Runs one step before the first request, so that weights are in memory and every code path has run once. With fixed
+//! shapes there is one step of each, in which both tokens and logit rows have the shape, so that a device that compiles or
+//! records a shape at its first use has done so.
 
-use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs};
+use tutti_kernels::{
+    DeviceError, PageId, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs, StepShape,
+};
 use tutti_models::{LogitRequests, LogitResults, Model};
+
+use crate::batch::BatchLimits;
 
 /// Maximum number of tokens in the warm-up step: enough for the matrix kernels of a prefill, and few enough that a
 /// large model on a small CPU is ready in seconds.
 const MAX_TOKENS: usize = 32;
 
-/// Encodes one token of each kind of media, runs a small prefill and samples from it. Only the null page is written,
-/// and no request reads that page.
-pub(crate) fn run(
-    model: &mut dyn Model,
-    max_step_tokens: usize,
-    page_tokens: usize,
-) -> Result<(), DeviceError> {
+/// Encodes one token of each kind of media, runs small prefills and samples from each. Only the null page is written, and
+/// no request reads that page.
+pub(crate) fn run(model: &mut dyn Model, limits: &BatchLimits) -> Result<(), DeviceError> {
     for input in model.declaration().media().to_vec() {
         match model.encode(input.walk, &[&vec![0; input.bytes_per_token as usize]], &mut Vec::new()) {
             // The model lacks this encoder, because another worker holds the encoder.
@@ -24,9 +26,20 @@ pub(crate) fn run(
     if !model.has_thinker() {
         return Ok(());
     }
+    match &limits.shapes {
+        None => step(model, limits, None),
+        Some(shapes) => shapes
+            .iter()
+            .try_for_each(|rows| step(model, limits, Some(StepShape { tokens: rows, logit_rows: rows }))),
+    }
+}
+
+/// Runs a prefill and samples from its last token.
+fn step(model: &mut dyn Model, limits: &BatchLimits, shape: Option<StepShape>) -> Result<(), DeviceError> {
     let context = model.limits().max_context_tokens;
     // All tokens fit one page, so that no two of them share a slot of the null page.
-    let tokens = MAX_TOKENS.min(max_step_tokens).min(context).min(page_tokens);
+    let fitting = limits.max_tokens.min(shape.map_or(MAX_TOKENS, |shape| shape.tokens));
+    let tokens = MAX_TOKENS.min(fitting).min(context).min(limits.page_tokens);
     let token_ids = vec![0; tokens];
     let positions: Vec<f32> = (0..tokens).map(|position| position as f32).collect();
     let inputs = StepInputs {
@@ -42,6 +55,7 @@ pub(crate) fn run(
         }],
         copies: &[],
         logit_rows: &[tokens - 1],
+        shape,
     };
     model.forward(&inputs, &[])?;
     let params = SamplingParams { temperature: 1.0, ..SamplingParams::GREEDY };

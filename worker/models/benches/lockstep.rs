@@ -96,6 +96,7 @@ fn measure(rows: usize, prefix: usize) -> Measured {
             rows: &inputs,
             copies: &[],
             logit_rows: &logit_rows,
+            shape: None,
         };
         let before = sent.lock().unwrap().len();
         let began = Instant::now();

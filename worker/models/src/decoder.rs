@@ -157,8 +157,9 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         if self.in_flight.len() + usize::from(self.logit_rows.is_some()) >= limits.steps_in_flight {
             return refuse("the step before is not collected yet".into());
         }
-        if tokens > limits.max_step_tokens {
-            return refuse(format!("a step of {tokens} tokens, the limit is {}", limits.max_step_tokens));
+        let padded = inputs.padded_tokens().max(tokens);
+        if padded > limits.max_step_tokens {
+            return refuse(format!("a step of {padded} tokens, the limit is {}", limits.max_step_tokens));
         }
         if let Some(id) = inputs.token_ids.iter().find(|&&id| id as usize >= limits.vocab_size) {
             return refuse(format!("token id {id} of a vocabulary of {}", limits.vocab_size));
@@ -282,8 +283,8 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
         for rows in embeddings {
             device.overwrite_rows(hidden, rows.first_token, rows.values)?;
         }
-        let logit_rows = inputs.logit_rows.len();
-        layers.run(&mut LayerStep { device, planes, hidden, partial, step_hook, logit_rows })?;
+        let (valid_rows, logit_rows) = (inputs.token_ids.len(), inputs.logit_rows.len());
+        layers.run(&mut LayerStep { device, planes, hidden, partial, step_hook, valid_rows, logit_rows })?;
         self.logit_rows = Some(logit_rows);
         Ok(())
     }

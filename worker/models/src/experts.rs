@@ -241,8 +241,8 @@ impl<D: DecoderDevice> ExpertMixer<D> {
         step.device.rms_norm(step.hidden, norm, normed)?;
         step.device.linear(Linear::plain(normed, &weights.router), logits)?;
         let ExpertWeights { gate_up, down, .. } = weights;
-        let (x, routing, first) = (&*normed, *routing, *first);
-        let mix = MixExperts { x, logits, routing, first, gate_up, down, buffers, layer };
+        let (x, valid_rows, routing, first) = (&*normed, step.valid_rows(), *routing, *first);
+        let mix = MixExperts { x, valid_rows, logits, routing, first, gate_up, down, buffers, layer };
         step.device.mix_experts(mix, mixed)?;
         step.add_sum(mixed)
     }

@@ -23,7 +23,7 @@ pub struct LoadOptions {
     /// Quantisation of the thinker's matrices: embedding, projections and LM head. Norms, biases and encoders keep
     /// their stored type.
     pub quantize: Quantize,
-    /// Maximum number of tokens per step. It sets the size of the activation buffers.
+    /// Maximum number of tokens per step, padding included. It sets the size of the activation buffers.
     pub max_step_tokens: usize,
     /// Tokens per KV page.
     pub page_tokens: usize,

@@ -23,7 +23,7 @@ pub struct Limits {
     pub max_context_tokens: usize,
     /// The token ids that end a sequence, ascending. Empty if the checkpoint names none.
     pub eos_token_ids: Vec<u32>,
-    /// Maximum number of tokens per step. It sets the size of the activation buffers.
+    /// Maximum number of tokens per step, padding included. It sets the size of the activation buffers.
     pub max_step_tokens: usize,
     /// Maximum number of steps in flight, at least 1.
     pub steps_in_flight: usize,

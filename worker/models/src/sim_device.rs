@@ -241,7 +241,7 @@ impl Model for Sim {
                     block_table: &[],
                 };
                 let number = self.begin(None)?;
-                let end = self.clock.enqueue(&[row]);
+                let end = self.clock.enqueue(&[row], 0);
                 self.wait(number, end, None)?;
                 audio::encode(items, audio, out);
                 Ok(())
@@ -255,7 +255,8 @@ impl Model for Sim {
         inputs: &StepInputs<'_>,
         embeddings: &[EmbeddedRows<'_>],
     ) -> Result<(), DeviceError> {
-        let (tokens, limit) = (inputs.token_ids.len(), self.limits.max_step_tokens);
+        let valid = inputs.token_ids.len();
+        let (tokens, limit) = (inputs.padded_tokens().max(valid), self.limits.max_step_tokens);
         if tokens > limit {
             return Err(DeviceError::Misuse(format!("a step of {tokens} tokens, the limit is {limit}")));
         }
@@ -269,7 +270,7 @@ impl Model for Sim {
         let fails = self.settings.fail_on_token.filter(|id| planes.holds(inputs, *id));
         let number = self.begin(fails)?;
         self.run(inputs, embeddings)?;
-        let end = self.clock.enqueue(inputs.rows);
+        let end = self.clock.enqueue(inputs.rows, tokens - valid);
         self.in_flight.push_back(SimStep { number, end, results: None });
         Ok(())
     }

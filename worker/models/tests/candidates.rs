@@ -132,6 +132,7 @@ fn answers(
         rows: &[row],
         copies: &[],
         logit_rows: &logit_rows,
+        shape: None,
     };
     model.forward(&inputs, &[]).unwrap();
     let mut out = LogitResults::default();

@@ -87,6 +87,7 @@ fn scores(model: &mut dyn Model, embeddings: &[f32], chunk: usize) -> Vec<Vec<(u
             rows: &rows,
             copies: &[],
             logit_rows: &logit_rows,
+            shape: None,
         };
         let (from, to) = (start.max(1), end.min(11));
         let embedded = (from < to).then(|| EmbeddedRows {

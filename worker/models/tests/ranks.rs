@@ -252,6 +252,7 @@ fn forward(token: u32, page: u32) -> impl Fn(&mut dyn tutti_models::Model) -> Re
             }],
             copies: &[],
             logit_rows: &[0],
+            shape: None,
         };
         model.forward(&inputs, &[])
     }
@@ -268,8 +269,14 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
         }
         // This step is refused before any operation.
         let long = vec![1; model.limits().max_step_tokens + 1];
-        let inputs =
-            StepInputs { token_ids: &long, positions: [&[]; 3], rows: &[], copies: &[], logit_rows: &[] };
+        let inputs = StepInputs {
+            token_ids: &long,
+            positions: [&[]; 3],
+            rows: &[],
+            copies: &[],
+            logit_rows: &[],
+            shape: None,
+        };
         assert!(matches!(model.forward(&inputs, &[]), Err(DeviceError::Misuse(_))));
         // One request fails in the first of three tiles of logits.
         let tokens = [1; 80];
@@ -289,6 +296,7 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
             }],
             copies: &[],
             logit_rows: &logit_rows,
+            shape: None,
         };
         model.forward(&inputs, &[]).unwrap();
         let score =

@@ -44,6 +44,7 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
         rows: &rows,
         copies: &[],
         logit_rows: &logit_rows,
+        shape: None,
     };
     model.forward(&inputs, &[]).unwrap();
 

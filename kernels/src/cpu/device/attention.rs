@@ -11,7 +11,8 @@ use crate::{
 
 impl PagedAttention for CpuDevice {
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Tensor) -> Result<(), DeviceError> {
-        let out = out.written(self.step.tokens(), 2 * rope.inverse.len())?;
+        let width = 2 * rope.inverse.len();
+        let out = self.step.pad(out.written(self.step.token_rows(), width)?, width);
         rowwise::rope_angles(&mut self.pool, rope, &self.step.positions, out)
     }
 
@@ -28,17 +29,17 @@ impl PagedAttention for CpuDevice {
             Ok::<_, DeviceError>(Norms { q, k, eps: norms.eps })
         });
         let norms = norms.transpose()?;
-        let tokens = self.step.tokens();
+        let rows = self.step.token_rows();
         let rotated = angles.width();
         if rotated == 0 || rotated > shape.head_dim || !rotated.is_multiple_of(2) {
             let head_dim = shape.head_dim;
             return Err(DeviceError::Misuse(format!("angles for {rotated} elements of heads of {head_dim}")));
         }
-        if angles.live() != tokens {
+        if angles.live() != rows {
             return Err(DeviceError::Misuse("rotary angles of another step".to_owned()));
         }
         let angles = angles.values();
-        let qkv = qkv.change(tokens, qkv_width(&shape))?;
+        let qkv = qkv.change(rows, qkv_width(&shape))?;
         let operands = rotate::RotateAndStore { qkv, shape, norms, angles, rotated, kv, layer };
         rotate::rotate_and_store(self.path, &mut self.pool, &self.step, operands)
     }
@@ -52,12 +53,13 @@ impl PagedAttention for CpuDevice {
         let kv = planes.kv()?;
         kv.check(layer, &shape)?;
         self.step.check_pages(kv.shape.page_tokens, kv.shape.pages)?;
-        let tokens = self.step.tokens();
-        if qkv.live() != tokens {
-            return Err(DeviceError::Misuse(format!("{} rows of qkv for {tokens} tokens", qkv.live())));
+        let rows = self.step.token_rows();
+        if qkv.live() != rows {
+            return Err(DeviceError::Misuse(format!("{} rows of qkv for {rows} tokens", qkv.live())));
         }
         let qkv = qkv.read(qkv_width(&shape))?;
-        let out = out.written(tokens, shape.heads * shape.head_dim)?;
+        let width = shape.heads * shape.head_dim;
+        let out = self.step.pad(out.written(rows, width)?, width);
         let operands = attention::Attention { qkv, shape, kv, layer, out };
         attention::attention(self.path, &mut self.pool, &self.step, &mut self.attention, operands)
     }

@@ -14,7 +14,7 @@ impl DeltaRule for CpuDevice {
     ) -> Result<(), DeviceError> {
         let DeltaInputs { projected, shape, taps, rate, bias, planes, plane, layer } = operands;
         check(&shape)?;
-        let tokens = self.check_tokens(projected)?;
+        let rows = self.check_rows(projected)?;
         let DeltaShape { key_heads, value_heads, .. } = shape;
         let [keys, values] = planes.slots.states([
             (plane, layer, key_heads * shape.key_conv_bytes()),
@@ -28,7 +28,7 @@ impl DeltaRule for CpuDevice {
             bias: bias.read(value_heads)?,
             keys,
             values,
-            out: out.written(tokens, shape.inputs())?,
+            out: self.step.pad(out.written(rows, shape.inputs())?, shape.inputs()),
         };
         inputs::inputs(self.path, &mut self.pool, &self.step.rows, operands)
     }
@@ -40,9 +40,10 @@ impl DeltaRule for CpuDevice {
     ) -> Result<(), DeviceError> {
         let DeltaMemory { inputs, shape, planes, plane, layer } = operands;
         check(&shape)?;
-        let tokens = self.check_tokens(inputs)?;
+        let rows = self.check_rows(inputs)?;
         let [states] = planes.slots.states([(plane + 2, layer, shape.value_heads * shape.memory_bytes())])?;
-        let (inputs, out) = (inputs.read(shape.inputs())?, out.written(tokens, shape.values())?);
+        let inputs = inputs.read(shape.inputs())?;
+        let out = self.step.pad(out.written(rows, shape.values())?, shape.values());
         let operands = memory::Memory { inputs, shape, states, out };
         memory::delta_rule(self.path, &mut self.pool, &self.step.rows, operands)
     }
@@ -73,9 +74,9 @@ impl DeltaRule for CpuDevice {
 }
 
 impl CpuDevice {
-    /// Returns the number of tokens of the step; an error unless `x` has one row per token.
-    fn check_tokens(&self, x: &Tensor) -> Result<usize, DeviceError> {
-        match (x.live(), self.step.tokens()) {
+    /// Returns the number of tokens of the step, padding included; an error unless `x` has one row for each.
+    fn check_rows(&self, x: &Tensor) -> Result<usize, DeviceError> {
+        match (x.live(), self.step.token_rows()) {
             (rows, tokens) if rows == tokens => Ok(tokens),
             (rows, tokens) => Err(DeviceError::Misuse(format!("{rows} rows of input for {tokens} tokens"))),
         }

@@ -8,6 +8,7 @@ use crate::cpu::gemm::{self, Epilogue};
 use crate::cpu::memory::{Tensor, Vector, Weights};
 use crate::cpu::quant::int8;
 use crate::cpu::rowwise;
+use crate::cpu::step::PADDING;
 use crate::{Dense, DeviceError, Embed, GateUp, Linear, Norm, VocabularyShard};
 
 impl Dense for CpuDevice {
@@ -15,7 +16,8 @@ impl Dense for CpuDevice {
         let Embed { table, shard } = embed;
         let VocabularyShard { first, vocabulary } =
             shard.unwrap_or(VocabularyShard { first: 0, vocabulary: table.outputs() });
-        let out = out.written(self.step.tokens(), table.inputs())?;
+        let width = table.inputs();
+        let out = self.step.pad(out.written(self.step.token_rows(), width)?, width);
         rowwise::embed(self.path, &mut self.pool, table, first, vocabulary, &self.step.token_ids, out)
     }
 
@@ -69,7 +71,10 @@ impl Dense for CpuDevice {
     }
 
     fn keep_logit_rows(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
-        x.keep(&self.step.logit_rows)
+        x.keep(&self.step.logit_rows, self.step.kept_rows())?;
+        let width = x.width();
+        x.values_mut()[self.step.logit_rows.len() * width..].fill(PADDING);
+        Ok(())
     }
 
     fn copy_rows(&mut self, x: &Tensor, rows: Range<usize>, out: &mut Tensor) -> Result<(), DeviceError> {

@@ -12,15 +12,19 @@ impl Experts for CpuDevice {
         mix: MixExperts<'_, Tensor, Weights>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let MixExperts { x, logits, routing, first, gate_up, down, buffers, layer } = mix;
+        let MixExperts { x, valid_rows, logits, routing, first, gate_up, down, buffers, layer } = mix;
         let (rows, width, experts) = (x.live(), x.width(), logits.width());
         check(logits, rows, routing, (first, [gate_up.len(), down.len()]))?;
+        if valid_rows > rows {
+            return Err(DeviceError::Misuse(format!("{valid_rows} valid rows of {rows}")));
+        }
         let out = out.written(rows, width)?;
         out.fill(0.0);
         // The routes leave the device while its other operations run.
         let mut routes = std::mem::take(&mut self.routes);
         routes.fit(buffers.inputs.capacity(), experts, routing.top_k);
-        routes.route(&mut self.pool, logits.values(), experts, routing)?;
+        let logits = &logits.values()[..valid_rows * experts];
+        routes.route(&mut self.pool, logits, experts, routing)?;
         let totals = self.expert_tokens.entry(layer).or_default();
         totals.resize(experts, 0);
         routes.count(totals);

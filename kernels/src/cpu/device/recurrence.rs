@@ -11,12 +11,12 @@ impl Recurrence for CpuDevice {
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let DecayedSum { x, decay, planes, plane, layer } = operands;
-        let (tokens, width) = (self.step.tokens(), x.width());
+        let (tokens, width) = (self.step.token_rows(), x.width());
         if x.live() != tokens {
             return Err(DeviceError::Misuse(format!("{} rows of input for {tokens} tokens", x.live())));
         }
         let decay = decay.read(width)?;
-        let out = out.written(tokens, width)?;
+        let out = self.step.pad(out.written(tokens, width)?, width);
         let bytes = width * size_of::<f32>();
         for row in &self.step.rows {
             let elements = row.first_token * width..(row.first_token + row.tokens) * width;

@@ -86,18 +86,22 @@ impl Tensor {
         &mut self.data[..self.live * self.width]
     }
 
-    /// Keeps only the live rows whose indices are in `rows`, and moves them to the front. `rows` must ascend.
-    pub(in crate::cpu) fn keep(&mut self, rows: &[usize]) -> Result<(), DeviceError> {
+    /// Keeps only the live rows whose indices are in `rows`, and moves them to the front. `rows` must ascend. Then
+    /// `padded` rows are live, of which those behind the kept ones are undefined.
+    pub(in crate::cpu) fn keep(&mut self, rows: &[usize], padded: usize) -> Result<(), DeviceError> {
         let (width, live) = (self.width, self.live);
         let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascending || rows.last().is_some_and(|&last| last >= live) {
             return Err(DeviceError::Misuse(format!("rows {rows:?} kept of {live}, which must ascend")));
         }
+        if padded < rows.len() || padded > live {
+            return Err(DeviceError::Misuse(format!("{padded} rows to keep {} of {live}", rows.len())));
+        }
         // Entry i of an ascending list of indices is at least i, so no row overwrites a row that has not moved yet.
         for (to, &from) in rows.iter().enumerate() {
             self.data.copy_within(from * width..(from + 1) * width, to * width);
         }
-        self.live = rows.len();
+        self.live = padded;
         Ok(())
     }
 

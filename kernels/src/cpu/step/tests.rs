@@ -4,8 +4,14 @@ use crate::{RowInputs, SlotCopy, SlotId};
 
 fn check(rows: &[RowInputs<'_>], tokens: usize) -> Result<(), DeviceError> {
     let (mut step, ids, zeros) = (Step::default(), vec![0; tokens], vec![0.0; tokens]);
-    let inputs =
-        StepInputs { token_ids: &ids, positions: [&zeros[..]; 3], rows, copies: &[], logit_rows: &[] };
+    let inputs = StepInputs {
+        token_ids: &ids,
+        positions: [&zeros[..]; 3],
+        rows,
+        copies: &[],
+        logit_rows: &[],
+        shape: None,
+    };
     step.begin(&inputs, &mut no_planes())?;
     step.check_pages(16, 8)
 }
@@ -59,6 +65,7 @@ fn inputs_of_other_lengths_and_copies_of_slots_are_refused() {
         rows: &rows,
         copies: &[],
         logit_rows: &[1],
+        shape: None,
     };
     Step::default().begin(&good, &mut no_planes()).unwrap();
     for axis in 0..3 {

@@ -38,7 +38,7 @@ impl PagedAttention for CudaDevice {
             let axes = &rope.axes;
             return Err(DeviceError::Misuse(format!("axes {axes:?} of {half} rotary frequencies")));
         }
-        let tokens = self.step.tokens;
+        let tokens = self.step.token_rows;
         out.written(tokens, 2 * half)?;
         let (inverse, axes) = self.rope_on_device(rope)?;
         let operands = arguments![
@@ -65,7 +65,7 @@ impl PagedAttention for CudaDevice {
             Some(norms) => (norms.q.read(head_dim)?, norms.k.read(head_dim)?, norms.eps),
             None => (0, 0, 0.0),
         };
-        let (tokens, rotated) = (self.step.tokens, angles.width);
+        let (tokens, rotated) = (self.step.token_rows, angles.width);
         if rotated == 0 || rotated > head_dim || !rotated.is_multiple_of(2) {
             return Err(DeviceError::Misuse(format!("angles for {rotated} elements of heads of {head_dim}")));
         }
@@ -106,12 +106,14 @@ impl PagedAttention for CudaDevice {
         let (kv, pool) = planes.layer(layer, &shape)?;
         self.check_pages()?;
         let AttentionShape { heads, kv_heads, head_dim, scale, window } = shape;
-        let tokens = self.step.tokens;
+        let tokens = self.step.token_rows;
         qkv.check(tokens, (heads + 2 * kv_heads) * head_dim)?;
         out.written(tokens, heads * head_dim)?;
         // Distances between positions have 32 bits with a sign in the kernels.
         let window = window.unwrap_or(usize::MAX).min(i32::MAX as usize) as u32;
         if let Some(tiles) = Tiles::of(pool.dtype, head_dim) {
+            // No tile has padding.
+            out.clear_from(self.step.tokens)?;
             return self.attention_on_tensor_cores(
                 &tiles,
                 &Heads { qkv: qkv.at(), shape, window, kv, pool },

@@ -19,7 +19,7 @@ impl Dense for CudaDevice {
         let Embed { table, shard } = embed;
         let held = table.plain_outputs()?;
         let VocabularyShard { first, .. } = shard.unwrap_or(VocabularyShard { first: 0, vocabulary: held });
-        out.written(self.step.tokens, table.inputs)?;
+        out.written(self.step.token_rows, table.inputs)?;
         let name = match table.dtype {
             WeightType::F32 => "embed_f32",
             WeightType::Bf16 => "embed_bf16",
@@ -27,7 +27,7 @@ impl Dense for CudaDevice {
         };
         let (ids, last, width) = (self.step.at.ids, self.last_tokens.at(), table.inputs as u32);
         let operands = arguments![table.at(), ids, last, first as u32, held as u32, width, out.at()];
-        self.kernels.launch(name, Grid::of(self.step.tokens, EMBED_THREADS), operands)
+        self.kernels.launch(name, Grid::of(self.step.token_rows, EMBED_THREADS), operands)
     }
 
     fn rms_norm(&mut self, x: &Tensor, norm: Norm<'_, Vector>, out: &mut Tensor) -> Result<(), DeviceError> {
@@ -79,8 +79,8 @@ impl Dense for CudaDevice {
     }
 
     fn keep_logit_rows(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
-        if x.live != self.step.tokens {
-            let (live, tokens) = (x.live, self.step.tokens);
+        if x.live != self.step.token_rows {
+            let (live, tokens) = (x.live, self.step.token_rows);
             return Err(DeviceError::Misuse(format!(
                 "logit rows of {live} rows in a step of {tokens} tokens"
             )));
@@ -90,7 +90,8 @@ impl Dense for CudaDevice {
         if rows > 0 {
             self.kernels.launch("keep_rows", Grid::over(x.width, THREADS), operands)?;
         }
-        (x.live, x.first_logit_row) = (rows, 0);
+        // Padding keeps what it held.
+        (x.live, x.first_logit_row) = (self.step.kept_rows, 0);
         Ok(())
     }
 

@@ -16,11 +16,13 @@ impl Recurrence for CudaDevice {
     ) -> Result<(), DeviceError> {
         let DecayedSum { x, decay, planes, plane, layer } = operands;
         let (tokens, width) = (self.step.tokens, x.width);
-        if x.live != tokens {
-            return Err(DeviceError::Misuse(format!("{} rows of input for {tokens} tokens", x.live)));
+        let all = self.step.token_rows;
+        if x.live != all {
+            return Err(DeviceError::Misuse(format!("{} rows of input for {all} tokens", x.live)));
         }
         let decay = decay.read(width)?;
-        out.written(tokens, width)?;
+        out.written(all, width)?;
+        out.clear_from(tokens)?;
         let bytes = width * size_of::<f32>();
         let (states, stride) = planes.states(plane, layer * bytes, bytes)?;
         let rows = self.step.row_count;

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
-use tutti_proto::Rank;
-use tutti_settings::ByteSize;
+use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_settings::{ByteSize, Chunking};
 
-use crate::common::{self, launch, run_to_end};
+use crate::common::{self, launch, run_to_end, with_logprobs};
 
 /// Shape of a small Qwen3 with random weights.
 const CONFIG: &str = r#"{
@@ -22,14 +22,21 @@ const CONFIG: &str = r#"{
 
 const MAX_STEP_TOKENS: usize = 64;
 
+/// The greatest fixed shape that the model has room for.
+const MOST_PADDED: usize = 96;
+
 fn engine(max_step_tokens: usize, max_prefill_chunk_size: Option<usize>) -> Engine {
+    engine_with(EngineSettings { max_step_tokens, max_prefill_chunk_size, ..common::settings() })
+}
+
+fn engine_with(settings: EngineSettings) -> Engine {
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::write(dir.path().join("config.json"), CONFIG).expect("it is writable");
     let options = LoadOptions {
         dir: dir.path().into(),
         load_format: LoadFormat::Dummy,
         quantize: Quantize::None,
-        max_step_tokens: MAX_STEP_TOKENS,
+        max_step_tokens: MOST_PADDED,
         page_tokens: 16,
         expert_parallel: false,
         nodes: None,
@@ -39,12 +46,10 @@ fn engine(max_step_tokens: usize, max_prefill_chunk_size: Option<usize>) -> Engi
     let model = load(&options, device, &mut |_| {}).expect("the config is sound");
     let page_bytes = model.page_bytes() as u64;
     let settings = EngineSettings {
-        max_step_tokens,
-        max_prefill_chunk_size,
         max_running_requests: 4,
         // Fewer pages than the requests need in sum, so that several requests use each page.
         kv_cache_memory: Some(ByteSize(24 * page_bytes)),
-        ..common::settings()
+        ..settings
     };
     let mut engine = Engine::new(model, Rank(0), &settings, 64).expect("sound settings");
     engine.warm_up().expect("the device is there");
@@ -76,5 +81,66 @@ fn results_are_bit_identical_for_any_batching() {
         let mut engine = engine(max_step_tokens, max_prefill_chunk_size);
         let results = run_to_end(&mut engine, &launches).results;
         assert!(results == expected, "steps of {max_step_tokens}, chunks of {max_prefill_chunk_size:?}");
+    }
+}
+
+#[test]
+fn fixed_shapes_change_no_bit_and_their_padding_is_counted() {
+    let launches: Vec<_> = [1, 15, 16, 33, 64, 90]
+        .iter()
+        .zip(1..)
+        .map(|(&prompt, request)| with_logprobs(launch(request, prompt, 12)))
+        .collect();
+    let again = |launch: &pb::LaunchGraph| {
+        let mut launch = launch.clone();
+        launch.key.as_mut().expect("the launch has a key").request += 100;
+        launch
+    };
+    let warm: Vec<_> = launches.iter().map(again).collect();
+    let mut plain = engine(MAX_STEP_TOKENS, None);
+    let expected = run_to_end(&mut plain, &launches).results;
+    for (shapes, chunking, max_step_tokens) in [
+        ("96", Chunking::Scheduler, 64),
+        ("1,2,3,64", Chunking::Scheduler, 64),
+        ("8,32,96", Chunking::Scheduler, 64),
+        ("8,32,96", Chunking::Engine, 8),
+        ("8,32,96", Chunking::Off, 64),
+        ("1", Chunking::Scheduler, 1),
+    ] {
+        let chunk_shapes = Some(shapes.parse().expect("sound shapes"));
+        let settings = EngineSettings { max_step_tokens, chunking, chunk_shapes, ..common::settings() };
+        let mut engine = engine_with(settings);
+        // The second time the prefix cache has whole pages of the prompts.
+        for (launches, is_warm) in [(&launches, false), (&warm, true)] {
+            let ran = run_to_end(&mut engine, launches);
+            let offset = if is_warm { 100 } else { 0 };
+            for (request, expected) in &expected {
+                assert!(
+                    ran.results[&(request + offset)] == *expected,
+                    "{shapes}, {chunking}, request {request}"
+                );
+            }
+            assert_eq!(ran.load.cached_tokens > 0, is_warm, "{shapes}");
+        }
+    }
+}
+
+/// A step's padding is what its forwards lack to their shapes.
+#[test]
+fn each_step_reports_its_padding() {
+    let chunk_shapes = Some("8,32,96".parse().expect("sound shapes"));
+    let settings = EngineSettings { max_step_tokens: 64, chunk_shapes, ..common::settings() };
+    let mut engine = engine_with(settings);
+    engine.launch(launch(1, 90, 3));
+    let mut padded = Vec::new();
+    while let Some(report) = engine.step().expect("the device is there") {
+        let work = report.work.expect("a step ran");
+        padded.push((work.tokens, work.padding_tokens));
+    }
+    assert_eq!(padded, [(64, 32), (26, 6), (1, 7), (1, 7)]);
+    let mut plain = engine_with(EngineSettings { max_step_tokens: 64, ..common::settings() });
+    plain.launch(launch(1, 90, 3));
+    while let Some(report) = plain.step().expect("the device is there") {
+        assert_eq!(report.work.expect("a step ran").padding_tokens, 0);
     }
 }

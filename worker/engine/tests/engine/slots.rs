@@ -35,6 +35,10 @@ fn every_chunking_gives_the_results_of_a_request_alone() {
                     EngineSettings { max_step_tokens, max_prefill_chunk_size, chunking, ..settings() };
                 let ran = run_to_end(&mut model.engine(&settings, 65), &launches);
                 assert!(ran.results == alone, "{model:?}, {settings:?}");
+                let padded =
+                    EngineSettings { chunk_shapes: Some("5,64".parse().unwrap()), ..settings.clone() };
+                let ran_padded = run_to_end(&mut model.engine(&padded, 65), &launches);
+                assert!(ran_padded.results == alone, "{model:?}, {padded:?}");
                 let running = 1 + settings.max_running_requests.min(max_step_tokens) as u32;
                 assert!(ran.load.slots_total > running, "checkpoints have slots");
             }
@@ -95,8 +99,9 @@ fn a_prefix_hit_ends_at_a_checkpoint_and_changes_no_bit() {
             .collect();
         let alone = model.alone(&launches).results;
         for at_once in [false, true] {
-            for no_prefix_cache in [false, true] {
-                let settings = EngineSettings { no_prefix_cache, ..settings() };
+            for (no_prefix_cache, shapes) in [(false, None), (true, None), (false, Some("3,16"))] {
+                let chunk_shapes = shapes.map(|shapes| shapes.parse().unwrap());
+                let settings = EngineSettings { no_prefix_cache, chunk_shapes, ..settings() };
                 let mut engine = model.engine(&settings, 129);
                 run_to_end(&mut engine, std::slice::from_ref(&first));
                 let batches = launches.chunks(if at_once { launches.len() } else { 1 });

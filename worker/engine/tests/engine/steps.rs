@@ -394,6 +394,12 @@ fn settings_that_permit_no_step_are_refused_by_name() {
     assert!(pool.starts_with("kv_cache_memory: 127 bytes are 1 pages of 64 bytes"), "{pool}");
     let chunk = refused(EngineSettings { max_prefill_chunk_size: Some(0), ..settings() });
     assert_eq!(chunk, "max_prefill_chunk_size: is 0, but must be at least 1");
+    let shapes = |shapes: &str| Some(shapes.parse().unwrap());
+    let small = refused(EngineSettings { chunk_shapes: shapes("4,15"), ..settings() });
+    let step = "but a step has up to 16 tokens (max_step_tokens)";
+    assert_eq!(small, format!("chunk_shapes: has no shape above 15, {step}"));
+    let large = refused(EngineSettings { chunk_shapes: shapes("16,65"), ..settings() });
+    assert_eq!(large, "chunk_shapes: has a shape of 65, but the model was loaded for steps of 64 tokens");
 }
 
 #[test]

@@ -95,6 +95,7 @@ impl Steps {
             rows: &rows,
             copies: &[],
             logit_rows: &logit_rows,
+            shape: None,
         };
         self.model.forward(&inputs, &[])?;
         let row = SampleRow {

@@ -12,10 +12,14 @@ pub(crate) type LinearOn<'a, D> =
 pub(crate) struct LayerStep<'a, D: Device> {
     pub device: &'a mut D,
     pub planes: &'a mut D::Planes,
-    /// The residual stream: one row per token or, after [`keep_logit_rows`](Self::keep_logit_rows), per logit row.
+    /// The residual stream: one row per token or, after [`keep_logit_rows`](Self::keep_logit_rows), per logit row. Rows
+    /// of padding follow in a step with a [shape](tutti_kernels::StepShape).
     pub hidden: &'a mut D::Tensor,
     pub(super) partial: &'a mut Option<D::Tensor>,
     pub(super) step_hook: &'a mut Option<Box<dyn StepHook>>,
+    /// Number of rows of the residual stream that are no padding.
+    pub(super) valid_rows: usize,
+    /// Number of logit rows, without padding.
     pub(super) logit_rows: usize,
 }
 
@@ -41,10 +45,16 @@ impl<D: DecoderDevice> LayerStep<'_, D> {
         self.logit_rows > 0
     }
 
+    /// Number of rows of the residual stream that are no padding.
+    pub fn valid_rows(&self) -> usize {
+        self.valid_rows
+    }
+
     /// Keeps only the logit rows of the residual stream and of `others`. In the last layer, a token's result no longer
     /// depends on other tokens after the sublayer that mixes tokens, so only the tokens of logit rows are computed
     /// further.
     pub fn keep_logit_rows(&mut self, others: &mut [&mut D::Tensor]) -> Result<(), DeviceError> {
+        self.valid_rows = self.logit_rows;
         others.iter_mut().try_for_each(|x| self.device.keep_logit_rows(x))?;
         self.device.keep_logit_rows(self.hidden)
     }

@@ -1,6 +1,6 @@
 //! Conversion between forward passes and plan messages.
 
-use tutti_kernels::{PageId, RowInputs, SlotCopy, SlotId, StepInputs};
+use tutti_kernels::{PageId, RowInputs, SlotCopy, SlotId, StepInputs, StepShape};
 use tutti_proto::cluster::v1 as pb;
 
 use super::tables::Tables;
@@ -39,6 +39,10 @@ pub(super) fn encode(
     }
     plan.copies.extend(inputs.copies.iter().map(|copy| pb::SlotCopy { from: copy.from.0, to: copy.to.0 }));
     plan.logit_rows.extend(inputs.logit_rows.iter().map(|&row| row as u32));
+    plan.shape = inputs.shape.map(|StepShape { tokens, logit_rows }| pb::StepShape {
+        tokens: tokens as u32,
+        logit_rows: logit_rows as u32,
+    });
     plan.embeddings.extend(
         embeddings.iter().map(|rows| pb::EmbeddedRows {
             first_token: rows.first_token as u32,
@@ -86,6 +90,7 @@ fn clear(plan: &mut pb::ForwardPlan) {
         copies,
         logit_rows,
         embeddings,
+        shape,
     } = plan;
     for list in
         [token_ids, row_tokens, row_starts, row_slots, row_pages_kept, row_pages, pages, continued_rows]
@@ -96,6 +101,7 @@ fn clear(plan: &mut pb::ForwardPlan) {
     copies.clear();
     logit_rows.clear();
     embeddings.clear();
+    *shape = None;
 }
 
 /// Decodes a plan, brings `tables` up to date, and calls `run` with the inputs that the leader has encoded.
@@ -146,9 +152,13 @@ pub(super) fn decode<T>(
         .iter()
         .map(|rows| EmbeddedRows { first_token: rows.first_token as usize, values: &rows.values })
         .collect();
+    let shape = plan.shape.map(|pb::StepShape { tokens, logit_rows }| StepShape {
+        tokens: tokens as usize,
+        logit_rows: logit_rows as usize,
+    });
     let (token_ids, rows, copies, logit_rows) =
         (&plan.token_ids[..], &rows[..], &copies[..], &logit_rows[..]);
-    Ok(run(&StepInputs { token_ids, positions, rows, copies, logit_rows }, &embeddings))
+    Ok(run(&StepInputs { token_ids, positions, rows, copies, logit_rows, shape }, &embeddings))
 }
 
 /// Checks the rows' lists and applies them to the tables. Returns each row's share of `pages`.

@@ -65,9 +65,9 @@ impl SimClock {
         &self.meter
     }
 
-    /// Enqueues a step of these rows. Returns the time from which the host can know that it has ended.
-    pub fn enqueue(&mut self, rows: &[RowInputs<'_>]) -> Instant {
-        let (now, took) = (Instant::now(), self.step_time(rows));
+    /// Enqueues a step of these rows, padded by `padding` tokens. Returns the time from which the host can know that it has ended.
+    pub fn enqueue(&mut self, rows: &[RowInputs<'_>], padding: usize) -> Instant {
+        let (now, took) = (Instant::now(), self.step_time(rows, padding));
         let begin = self.last_end.map_or(now, |end| end.max(now));
         let idle = self.last_end.map_or(Duration::ZERO, |end| begin - end);
         self.last_end = Some(begin + took);
@@ -77,10 +77,12 @@ impl SimClock {
         begin + took + self.late
     }
 
-    /// Returns the duration of a step with these rows, jitter included.
-    pub fn step_time(&mut self, rows: &[RowInputs<'_>]) -> Duration {
-        let exact =
-            u64::from(self.costs.fixed_us) * 1000 + rows.iter().map(|row| self.row_ns(row)).sum::<u64>();
+    /// Returns the duration of a step with these rows, jitter included. A token of padding costs as much as one of a
+    /// prefill that attends to nothing.
+    pub fn step_time(&mut self, rows: &[RowInputs<'_>], padding: usize) -> Duration {
+        let padding = padding as u64 * u64::from(self.costs.prefill_ns_per_token);
+        let rows = rows.iter().map(|row| self.row_ns(row)).sum::<u64>();
+        let exact = u64::from(self.costs.fixed_us) * 1000 + rows + padding;
         if self.jitter_percent == 0 {
             return Duration::from_nanos(exact);
         }

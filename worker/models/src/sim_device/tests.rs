@@ -44,7 +44,8 @@ fn forward(model: &mut dyn Model, tokens: &[u32], start: usize) -> Result<(), De
     let positions = vec![0.0; tokens.len()];
     let logit_rows = &[tokens.len() - 1];
     let positions = [&positions[..]; 3];
-    let inputs = StepInputs { token_ids: tokens, positions, rows: &[row], copies: &[], logit_rows };
+    let inputs =
+        StepInputs { token_ids: tokens, positions, rows: &[row], copies: &[], logit_rows, shape: None };
     model.forward(&inputs, &[])
 }
 
@@ -151,9 +152,9 @@ fn steps_take_the_time_that_the_settings_say() {
     // A token attends to itself, too. Three new tokens after two computed ones attend to 3, 4 and 5 tokens.
     let exact = 100_000 + (500 + 7 * 3) + (3 * 1000 + 12 * 10);
     let rows = [row(1, 6), row(3, 2)];
-    assert_eq!(SimClock::new(&settings, 0).step_time(&rows), Duration::from_nanos(exact));
+    assert_eq!(SimClock::new(&settings, 0).step_time(&rows, 0), Duration::from_nanos(exact));
     let mut jittery = SimClock::new(&SimSettings { jitter_percent: 50, ..settings.clone() }, 0);
-    let times: Vec<u64> = (0..100).map(|_| jittery.step_time(&rows).as_nanos() as u64).collect();
+    let times: Vec<u64> = (0..100).map(|_| jittery.step_time(&rows, 0).as_nanos() as u64).collect();
     assert!(times.iter().all(|time| (exact..=exact + exact / 2).contains(time)), "{times:?}");
     assert!(times.iter().max().unwrap() - times.iter().min().unwrap() > exact / 4, "{times:?}");
 }
@@ -213,6 +214,7 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
                 rows: &[row],
                 copies: &[],
                 logit_rows: &[end - start - 1],
+                shape: None,
             };
             let of_media = start.max(1)..end.min(4);
             let values = rows.get((of_media.start - 1) * 4..(of_media.end - 1) * 4).unwrap_or_default();
@@ -260,6 +262,7 @@ impl Step<'_> {
             rows: &[row],
             copies: &copies,
             logit_rows: &[tokens.len() - 1],
+            shape: None,
         };
         model.forward(&inputs, &[])
     }

@@ -146,6 +146,7 @@ pub fn step_with(model: &mut dyn Model, requests: &mut [Request], chunk: usize, 
         rows: &rows,
         copies: &copies,
         logit_rows: &logit_rows,
+        shape: None,
     };
     model.forward(&inputs, &[]).unwrap();
 

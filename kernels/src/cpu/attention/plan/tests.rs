@@ -27,6 +27,7 @@ fn plan(rows: &[(usize, usize)], shape: AttentionShape, threads: usize) -> Plan 
         rows: &inputs,
         copies: &[],
         logit_rows: &[],
+        shape: None,
     };
     step.begin(&inputs, &mut no_planes()).unwrap();
     let mut plan = Plan::default();

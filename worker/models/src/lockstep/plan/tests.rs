@@ -15,6 +15,7 @@ fn inputs<'a>(positions: &'a [f32], rows: &'a [RowInputs<'a>]) -> StepInputs<'a>
         rows,
         copies: &[],
         logit_rows: &[],
+        shape: None,
     }
 }
 
@@ -56,6 +57,7 @@ fn a_forward_survives_the_journey() {
             SlotCopy { from: SlotId::NULL, to: SlotId(2) },
         ],
         logit_rows: &[0, 2],
+        shape: Some(StepShape { tokens: 8, logit_rows: 4 }),
     };
     let embeddings = [EmbeddedRows { first_token: 1, values: &[0.5, -2.0] }];
     let mut ends = Ends::new();
