@@ -198,8 +198,10 @@ impl<T: Element> DerefMut for Buffer<T> {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
+    #![cfg(target_os = "linux")]
+
     use super::*;
 
     /// Resident bytes of the mapping that holds an address.
