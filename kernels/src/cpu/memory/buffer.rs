@@ -199,9 +199,8 @@ impl<T: Element> DerefMut for Buffer<T> {
 }
 
 #[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
-    #![cfg(target_os = "linux")]
-
     use super::*;
 
     /// Resident bytes of the mapping that holds an address.
