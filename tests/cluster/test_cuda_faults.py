@@ -30,7 +30,7 @@ FAULTS = (
 )
 
 
-def serve(start, faults):
+def serve(start, faults=""):
     env = {"EMULATED_GPUS": "2", "EMULATED_GPU_FAULTS": faults}
     model = ["--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init"]
     return start("--workers", 2, "--device", "cuda", "--hang-timeout", HANG_TIMEOUT_S, *model, env=env)
@@ -40,11 +40,19 @@ def tokens(answers):
     return [answer["choices"][0]["token_ids"] for answer in answers]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(shared):
+    """The tokens of BODIES from GPUs without faults."""
+    cluster = serve(shared)
+    answers = tokens(Streams(cluster, "/v1/completions", BODIES).results())
+    cluster.stop()
+    return answers
+
+
 @pytest.mark.parametrize("fault, said", FAULTS, ids=[fault for fault, _ in FAULTS])
-def test_streams_survive_a_gpu_that_fails(start, tmp_path, fault, said):
+def test_streams_survive_a_gpu_that_fails(start, undisturbed, tmp_path, fault, said):
     now = tmp_path / "now"
     cluster = serve(start, f"{fault} when={now}")
-    undisturbed = tokens(Streams(cluster, "/v1/completions", BODIES).results())
     before = set(cluster.workers())
     streams = Streams(cluster, "/v1/completions", BODIES)
     streams.wait_for_tokens(5)
@@ -60,12 +68,12 @@ def test_streams_survive_a_gpu_that_fails(start, tmp_path, fault, said):
     cluster.wait_until_idle()
 
 
-def test_serving_allocates_nothing_and_a_start_without_memory_is_tried_again(start, tmp_path):
+def test_serving_allocates_nothing_and_a_start_without_memory_is_tried_again(start, undisturbed, tmp_path):
     """The largest step has run before the first request, so that no allocation can fail under load. The seventh allocation
     of the worker that replaces a failed one finds no memory, and the next worker serves."""
     full, broken = tmp_path / "full", tmp_path / "broken"
     cluster = serve(start, f"out-of-memory at=7 when={full}; fail kernel=argmax when={broken}")
-    undisturbed = tokens(Streams(cluster, "/v1/completions", BODIES).results())
+    assert tokens(Streams(cluster, "/v1/completions", BODIES).results()) == undisturbed
     full.touch()
     streams = Streams(cluster, "/v1/completions", BODIES)
     streams.wait_for_tokens(30)

@@ -92,9 +92,17 @@ BODIES = [
 ]
 
 
-def check_loss(cluster, gone, lose):
+@pytest.fixture(scope="module")
+def undisturbed(shared):
+    """The tokens of BODIES from a group of two ranks without faults. All such groups give the same."""
+    cluster = serve(shared, "qwen3", 2, 2)
+    answers = tokens(Streams(cluster, "/v1/completions", BODIES).results())
+    cluster.stop()
+    return answers
+
+
+def check_loss(cluster, undisturbed, gone, lose):
     """24 streams, during which `lose` ends a group: none is lost, none is wrong, and new ranks take the places of `gone`."""
-    undisturbed = tokens(Streams(cluster, "/v1/completions", BODIES).results())
     before = cluster.workers_by_rank()
     streams = Streams(cluster, "/v1/completions", BODIES)
     streams.wait_for_tokens(5)
@@ -113,19 +121,19 @@ def check_loss(cluster, gone, lose):
 
 
 @pytest.mark.parametrize("workers, victim", ((2, 0), (2, 1), (4, 3)), ids=("leader", "follower", "of two groups"))
-def test_streams_survive_a_rank_that_is_killed(start, workers, victim):
+def test_streams_survive_a_rank_that_is_killed(start, undisturbed, workers, victim):
     cluster = serve(start, "qwen3", workers, 2)
     group = (victim // 2 * 2, victim // 2 * 2 + 1)
-    check_loss(cluster, group, lambda pids: os.kill(pids[victim], signal.SIGKILL))
+    check_loss(cluster, undisturbed, group, lambda pids: os.kill(pids[victim], signal.SIGKILL))
 
 
 @emulated
 @pytest.mark.parametrize("device", (0, 1), ids=("leader", "follower"))
-def test_streams_survive_a_rank_that_never_joins_a_collective(start, tmp_path, device):
+def test_streams_survive_a_rank_that_never_joins_a_collective(start, undisturbed, tmp_path, device):
     now = tmp_path / "now"
     env = {"EMULATED_GPU_FAULTS": f"never-joins kernel=ncclAllReduce device={device} when={now}"}
     cluster = serve(start, "qwen3", 2, 2, "--collective-timeout", COLLECTIVE_TIMEOUT_S, env=env)
-    check_loss(cluster, (0, 1), lambda _: now.touch())
+    check_loss(cluster, undisturbed, (0, 1), lambda _: now.touch())
     assert not now.exists(), "the fault came too late"
     missing = f"of 2 within {COLLECTIVE_TIMEOUT_S}s"
     assert "a collective (all-reduce) has not ended at rank" in cluster.log() and missing in cluster.log()

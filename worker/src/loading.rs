@@ -11,7 +11,7 @@ use tutti_kernels::{
 };
 use tutti_models::{LoadError, LoadOptions, LoadProgress, Model, SimOptions, load, load_sim};
 use tutti_proto::{Rank, cluster::v1 as pb};
-use tutti_runtime::Error;
+use tutti_runtime::{Error, memory};
 use tutti_settings::{ByteSize, WorkerSettings};
 
 use crate::{
@@ -117,6 +117,12 @@ fn load_model(
         Chosen::Cpu => {
             let isa = isa::resolve(settings.device.cpu_isa)?;
             let mut device = cpu_device(settings, rank, isa).map_err(LoadError::from)?;
+            // A size that was asked for is taken at once, so that no prefill waits while the system clears memory. By
+            // default the planes may be most of the machine's memory, of which few use all. Nor is more taken than is
+            // free, which would end processes.
+            let wanted = settings.engine.kv_cache_memory;
+            let fits = wanted.zip(memory::available()).is_some_and(|(wanted, free)| wanted.0 <= free);
+            device = device.with_resident_planes(fits);
             if let Some(group) = group {
                 device = device.with_group(group.for_cpus()?);
             }

@@ -54,6 +54,8 @@ pub struct CpuDevice {
     gathered: Vec<f32>,
     /// The cache file of packed weights.
     packed: Option<PackedWeights>,
+    /// True if planes are made resident when they are made.
+    resident_planes: bool,
     /// Total size in bytes of all tensors that have been made.
     tensor_bytes: u64,
     /// Rows and width of the widest tensor. In a model with an LM head, that is the tensor of logits.
@@ -97,6 +99,7 @@ impl CpuDevice {
             group: None,
             gathered: Vec::new(),
             packed: None,
+            resident_planes: false,
             tensor_bytes: 0,
             widest: (0, 0),
         })
@@ -112,6 +115,13 @@ impl CpuDevice {
     #[must_use]
     pub fn with_packed_weights(self, packed: PackedWeights) -> Self {
         Self { packed: Some(packed), ..self }
+    }
+
+    /// Makes the device take the memory of planes from the operating system when it makes them. Otherwise the system
+    /// clears each part when a step first writes it, which makes that step slower.
+    #[must_use]
+    pub fn with_resident_planes(self, resident_planes: bool) -> Self {
+        Self { resident_planes, ..self }
     }
 
     fn pack(
@@ -224,7 +234,11 @@ impl Device for CpuDevice {
     }
 
     fn planes(&mut self, shape: &PlanesShape) -> Result<Planes, DeviceError> {
-        Planes::zeroed(shape)
+        let mut planes = Planes::zeroed(shape)?;
+        if self.resident_planes {
+            planes.make_resident(&mut self.pool)?;
+        }
+        Ok(planes)
     }
 
     fn kv_format(&self) -> &'static str {

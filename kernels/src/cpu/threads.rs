@@ -4,3 +4,4 @@ pub(super) mod cores;
 pub(super) mod pool;
 
 pub use cores::Cores;
+pub(in crate::cpu) use pool::ThreadPool;

@@ -1,13 +1,18 @@
-//! Page-aligned memory: anonymous and committed when it is first touched, or mapped from a file.
+//! Page-aligned memory: anonymous and committed when it is first touched or by [`Buffer::make_resident`], or mapped from a file.
 
 use std::fs::File;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::DeviceError;
+use crate::cpu::threads::ThreadPool;
+
+/// Bytes that one task makes resident: a multiple of every page size.
+const RESIDENT_AT_ONCE: usize = 64 << 20;
 
 /// Types for which every bit pattern is a value. Zeroed memory holds valid values, and any bytes may be written over
 /// them.
@@ -90,6 +95,25 @@ impl<T: Element> Buffer<T> {
 }
 
 impl<T: Element> Buffer<T> {
+    /// Takes all memory of the buffer from the operating system at once, on all threads of the pool. Otherwise the
+    /// system clears each part when it is first written.
+    pub(in crate::cpu) fn make_resident(
+        &mut self,
+        pool: &mut ThreadPool,
+        what: &'static str,
+    ) -> Result<(), DeviceError> {
+        let (start, bytes) = (self.start.as_ptr().expose_provenance(), self.bytes);
+        let lacking = AtomicBool::new(false);
+        pool.run(bytes.div_ceil(RESIDENT_AT_ONCE), |task, _| {
+            let offset = task * RESIDENT_AT_ONCE;
+            let len = RESIDENT_AT_ONCE.min(bytes - offset);
+            if !populate(std::ptr::with_exposed_provenance_mut(start + offset), len) {
+                lacking.store(true, Ordering::Relaxed);
+            }
+        })?;
+        if lacking.into_inner() { Err(DeviceError::OutOfMemory { what, wanted: bytes }) } else { Ok(()) }
+    }
+
     /// The elements as bytes.
     pub(in crate::cpu) fn bytes(&self) -> &[u8] {
         // SAFETY: elements have no padding, bytes need no alignment, and `&self` excludes writers.
@@ -114,6 +138,21 @@ fn advise_huge_pages(start: *mut std::ffi::c_void, bytes: usize) {
         // are ignored: an operating system without this advice returns an error, and the pages stay small.
         let _ = unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxHugepage) };
     }
+}
+
+/// Makes a range of an anonymous mapping resident. Returns `false` if memory is short.
+#[cfg(target_os = "linux")]
+fn populate(start: *mut std::ffi::c_void, bytes: usize) -> bool {
+    // SAFETY: the range lies in a mapping that the caller owns, and the advice changes no contents.
+    let done = unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxPopulateWrite) };
+    // An operating system without this advice clears each page when the page is first written, so only a lack of memory
+    // is a failure.
+    !matches!(done, Err(rustix::io::Errno::NOMEM | rustix::io::Errno::FAULT))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn populate(_: *mut std::ffi::c_void, _: usize) -> bool {
+    true
 }
 
 /// Reads all pages of a file mapping.
@@ -156,5 +195,41 @@ impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: the mapping holds `len` valid elements, and `&mut self` makes this slice the only view.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+
+    /// Resident bytes of the mapping that holds an address.
+    fn resident(address: usize) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines();
+        let holds = |line: &str| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let bound = |text| usize::from_str_radix(text, 16).ok();
+            range.is_some_and(|(first, end)| {
+                bound(first).zip(bound(end)).is_some_and(|(first, end)| (first..end).contains(&address))
+            })
+        };
+        lines.find(|line| holds(line)).expect("no mapping");
+        let rss = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        rss.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    }
+
+    #[test]
+    fn a_buffer_becomes_resident_as_a_whole_and_stays_zero() {
+        for threads in [1, 3] {
+            let mut pool = ThreadPool::new(threads).unwrap();
+            let len = 2 * RESIDENT_AT_ONCE + 5000;
+            let mut buffer = Buffer::<u8>::zeroed(len, "a test").unwrap();
+            let address = buffer.as_ptr().addr();
+            assert!(resident(address) < len);
+            buffer.make_resident(&mut pool, "a test").unwrap();
+            assert!(resident(address) >= len);
+            assert!([0, RESIDENT_AT_ONCE, len - 1].iter().all(|&index| buffer[index] == 0));
+        }
     }
 }

@@ -196,6 +196,18 @@ impl Stored {
         })
     }
 
+    /// As [`Buffer::make_resident`](crate::cpu::memory::Buffer::make_resident).
+    pub(in crate::cpu) fn make_resident(
+        &mut self,
+        pool: &mut crate::cpu::threads::ThreadPool,
+        what: &'static str,
+    ) -> Result<(), crate::DeviceError> {
+        match self {
+            Self::F32(data) => data.make_resident(pool, what),
+            Self::F16(data) | Self::Bf16(data) => data.make_resident(pool, what),
+        }
+    }
+
     /// The elements as bytes.
     pub(in crate::cpu) fn bytes(&self) -> &[u8] {
         match self {

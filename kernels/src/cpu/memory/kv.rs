@@ -15,6 +15,9 @@ use crate::{AttentionShape, DeviceError, KvShape, PageId};
 /// The name of the layout that this module documents. Workers exchange pages only if their layouts have the same name.
 pub(in crate::cpu) const FORMAT: &str = "cpu: panels of 16 keys, then panels of 16 values";
 
+/// The name of the pool in errors.
+pub(in crate::cpu) const KV_POOL: &str = "the KV pool";
+
 /// Number of elements per panel of values: sixteen elements of the head by sixteen tokens.
 pub(in crate::cpu) const VALUE_PANEL: usize = LANES * LANES;
 
@@ -36,7 +39,7 @@ impl KvPool {
         let elements = [2, shape.layers, shape.pages, shape.kv_heads, shape.head_dim]
             .into_iter()
             .try_fold(shape.page_tokens, |product: usize, factor| product.checked_mul(factor));
-        Ok(Self { shape, data: Stored::zeroed(shape.dtype, elements, "the KV pool")? })
+        Ok(Self { shape, data: Stored::zeroed(shape.dtype, elements, KV_POOL)? })
     }
 
     /// Appends the bytes of pages to `out`, page by page and layer by layer.

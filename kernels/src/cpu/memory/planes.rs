@@ -1,7 +1,8 @@
 //! All planes of a model.
 
-use crate::cpu::memory::kv::KvPool;
+use crate::cpu::memory::kv::{KV_POOL, KvPool};
 use crate::cpu::memory::slots::Slots;
+use crate::cpu::threads::ThreadPool;
 use crate::{DeviceError, PlanesShape};
 
 /// The pages and slots of a model.
@@ -16,6 +17,14 @@ impl Planes {
             kv: shape.kv.map(KvPool::zeroed).transpose()?,
             slots: Slots::zeroed(&shape.slot_bytes, shape.slots)?,
         })
+    }
+
+    /// Takes all memory of the planes from the operating system at once.
+    pub(in crate::cpu) fn make_resident(&mut self, pool: &mut ThreadPool) -> Result<(), DeviceError> {
+        if let Some(kv) = &mut self.kv {
+            kv.data.make_resident(pool, KV_POOL)?;
+        }
+        self.slots.make_resident(pool)
     }
 
     /// The plane of keys and values; an error in a model without one.

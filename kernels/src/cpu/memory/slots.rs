@@ -3,10 +3,13 @@
 use std::ops::Range;
 
 use crate::cpu::memory::{Buffer, Shared};
+use crate::cpu::threads::ThreadPool;
 use crate::{DeviceError, SlotCopy, SlotId};
 
 /// The state of each slot begins at a multiple of this number of bytes: a cache line, so that no two requests share one.
 const ALIGNMENT: usize = 64;
+/// The name of a plane in errors.
+const SLOT_PLANE: &str = "a slot plane";
 
 /// One slot plane, slot by slot.
 struct Plane {
@@ -71,10 +74,15 @@ impl Slots {
     pub(in crate::cpu) fn zeroed(bytes: &[usize], count: usize) -> Result<Self, DeviceError> {
         let plane = |&bytes: &usize| {
             let stride = bytes.checked_next_multiple_of(ALIGNMENT);
-            let data = Buffer::zeroed(stride.and_then(|stride| stride.checked_mul(count)), "a slot plane")?;
+            let data = Buffer::zeroed(stride.and_then(|stride| stride.checked_mul(count)), SLOT_PLANE)?;
             Ok(Plane { bytes, stride: stride.unwrap_or(0), data })
         };
         Ok(Self { planes: bytes.iter().map(plane).collect::<Result<_, DeviceError>>()?, count })
+    }
+
+    /// Takes all memory of the slots from the operating system at once.
+    pub(in crate::cpu) fn make_resident(&mut self, pool: &mut ThreadPool) -> Result<(), DeviceError> {
+        self.planes.iter_mut().try_for_each(|plane| plane.data.make_resident(pool, SLOT_PLANE))
     }
 
     /// True in a model without slot planes.
