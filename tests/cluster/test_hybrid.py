@@ -132,7 +132,7 @@ def test_slots_are_fitted_to_the_memory_unless_their_number_is_set(start, served
 
 def test_a_lost_worker_changes_no_answer(start, served, golden):
     cluster = start("--workers", 2, *served)
-    asked = bodies(golden, 200)[:6]
+    asked = bodies(golden, 800)[:6]
     undisturbed = Streams(cluster, "/v1/completions", asked).results()
     streams = Streams(cluster, "/v1/completions", asked)
     streams.wait_for_tokens(20)
