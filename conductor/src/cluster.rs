@@ -71,7 +71,7 @@ impl Limits {
     pub fn link_capacity(&self) -> usize {
         let Self { engine, faults, .. } = self;
         2 * (1 + 3 * faults.max_replays as usize)
-            * (engine.max_running_requests * MAX_RANKS as usize + faults.max_queued_requests as usize)
+            * (engine.running_limit() * MAX_RANKS as usize + faults.max_queued_requests as usize)
             + 16
     }
 

@@ -167,7 +167,7 @@ fn common_settings(
 /// one worker may get all of them when the other workers are gone. The number of workers is not known, since workers
 /// may join by hand, so `MAX_RANKS` is used instead.
 fn max_waiting_requests(settings: &ConductorSettings) -> usize {
-    settings.faults.max_queued_requests as usize + settings.engine.max_running_requests * MAX_RANKS as usize
+    settings.faults.max_queued_requests as usize + settings.engine.running_limit() * MAX_RANKS as usize
 }
 
 /// Makes a path absolute, since workers may have another working directory.

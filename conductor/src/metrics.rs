@@ -1,6 +1,7 @@
 //! The conductor's metrics. The name of each metric gets the prefix `tutti_`. A worker's label is its rank, which stays
 //! the same when the worker's process is restarted.
 
+mod experts;
 mod planes;
 mod prefixes;
 mod transfers;
@@ -22,7 +23,9 @@ use tutti_runtime::{
     },
 };
 
-use self::{planes::PlaneMetrics, prefixes::PrefixMetrics, transfers::TransferMetrics};
+use self::{
+    experts::ExpertMetrics, planes::PlaneMetrics, prefixes::PrefixMetrics, transfers::TransferMetrics,
+};
 use crate::{
     cluster::IndexSize,
     request::{Dropped, EndingKind},
@@ -119,6 +122,7 @@ pub struct ConductorMetrics {
     memory: Family<MemoryLabel, Gauge>,
     transfers: TransferMetrics,
     planes: PlaneMetrics,
+    experts: ExpertMetrics,
     prefixes: PrefixMetrics,
 }
 
@@ -157,11 +161,13 @@ impl ConductorMetrics {
             memory: Default::default(),
             transfers: Default::default(),
             planes: Default::default(),
+            experts: Default::default(),
             prefixes: Default::default(),
         };
         new.prefixes.register(metrics);
         new.transfers.register(metrics);
         new.planes.register(metrics);
+        new.experts.register(metrics);
         metrics.register(|r| {
             r.register("requests", "Requests that have ended, by outcome", new.requests.clone());
             let help = "Requests accepted and not yet completed by every worker";
@@ -313,6 +319,11 @@ impl ConductorMetrics {
         self.oldest_waiting.get_or_create(&WorkerLabel { worker: worker.0 }).set(oldest);
     }
 
+    /// Sets the balance among the experts of the layers that a worker reports.
+    pub(crate) fn expert_loads(&self, worker: Rank, loads: &[pb::ExpertLoad]) {
+        self.experts.take(worker, loads);
+    }
+
     /// Sets a worker's estimate of the memory that it uses, in bytes per kind of memory.
     pub(crate) fn memory(&self, worker: Rank, kinds: [(&'static str, u64); 3]) {
         for (kind, bytes) in kinds {
@@ -338,6 +349,7 @@ impl ConductorMetrics {
         }
         self.transfers.gone(worker);
         self.planes.gone(worker);
+        self.experts.gone(worker);
         self.oldest_waiting.remove(&label);
         for kind in ["weights", "kv", "step"] {
             self.memory.remove(&MemoryLabel { worker: worker.0, kind });

@@ -25,7 +25,8 @@ settings! {
             /// KV pages that a request must hold before it runs
             admission: Admission = Admission::WholeLife;
             /// Requests that one worker runs at a time
-            max_running_requests: usize = 128, unit "N", at least 1, at most 1 << 16;
+            max_running_requests: Option<usize> = None, unit "N",
+                default "128, or as many as half of the planes' memory holds slots for", at least 1, at most 1 << 16;
         }
         "Device and memory" => {
             /// Pages and slots of each worker, such as 512MiB or 2GB; a CPU worker takes them from the system at its start
@@ -37,7 +38,15 @@ settings! {
     }
 }
 
+/// Requests that one worker runs at a time if `max_running_requests` is not set, and slots do not limit them further.
+pub const DEFAULT_RUNNING_REQUESTS: usize = 128;
+
 impl EngineSettings {
+    /// Maximum number of requests that one worker runs at a time: `max_running_requests`, or its default.
+    pub fn running_limit(&self) -> usize {
+        self.max_running_requests.unwrap_or(DEFAULT_RUNNING_REQUESTS)
+    }
+
     /// `target_itl_ms` as a duration: the target for the duration of a step with decodes.
     pub fn target_itl(&self) -> Option<Duration> {
         self.target_itl_ms.map(|ms| Duration::from_millis(ms.into()))

@@ -40,7 +40,7 @@ pub use cluster_address::ClusterAddress;
 pub use conductor::ConductorSettings;
 pub use connections::ConnectionSettings;
 pub use declare::{Choice, Kind, Setting, Settings};
-pub use engine::{Admission, Chunking, EngineSettings, PrefillSharing};
+pub use engine::{Admission, Chunking, DEFAULT_RUNNING_REQUESTS, EngineSettings, PrefillSharing};
 pub use faults::{DrainSettings, FaultSettings};
 pub use invalid::Invalid;
 pub use kernels::{KernelSettings, KernelsProcessSettings};

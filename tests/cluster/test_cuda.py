@@ -51,6 +51,24 @@ def test_a_machine_without_cuda_learns_what_is_missing(tmp_path):
     assert "libcuda.so.1" in log and "/no/such/folder" in log and "panicked" not in log
 
 
+@on_a_gpu
+@pytest.mark.parametrize(
+    "model, architecture, lacking",
+    (
+        ("qwen3_moe", "Qwen3MoeForCausalLM", "Experts"),
+        ("qwen3_5", "Qwen3_5ForConditionalGeneration", "DeltaRule"),
+        ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "Experts and DeltaRule"),
+    ),
+)
+def test_a_model_that_the_device_cannot_run_is_refused_before_its_weights_are_read(tmp_path, model, architecture, lacking):
+    # There are no weights: reading them would be another error.
+    (tmp_path / "config.json").write_bytes((GOLDENS / "seed0" / model / "config.json").read_bytes())
+    args = ["--device=cuda", f"--model={tmp_path}", "--skip-tokenizer-init", "--http=127.0.0.1:0", "--grpc=127.0.0.1:0"]
+    code, log = run_to_exit("conductor", args, tmp_path)
+    assert code == 64, log
+    assert f"{architecture} needs {lacking}, which the device lacks: cuda" in log and "panicked" not in log
+
+
 def check_warm_prefix(cluster, golden):
     """A prompt whose pages are in the prefix cache gets the digits that it gets without them."""
     length, page = 300, 16

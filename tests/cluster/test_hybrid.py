@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from harness import GOLDENS, wait_for
+from harness import GOLDENS, run_to_exit, wait_for
 from safetensors.numpy import load_file
 from streams import Streams
 from test_disaggregation import DISAGGREGATED, TP_2_DISAGGREGATED, TP_2_TO_1, TWO_PREFILL, handovers, served_by
@@ -112,6 +112,22 @@ def test_more_requests_than_slots_all_end(start, served, golden):
     assert [len(answer["choices"][0]["token_ids"]) for answer in got] == [8] * 64
     assert all(got[index] == got[index % 16] for index in range(64))
     cluster.wait_until_idle()
+
+
+def test_slots_are_fitted_to_the_memory_unless_their_number_is_set(start, served, golden, tmp_path):
+    # The slots of 128 requests, the default, would take more than all of it.
+    memory = 3 * SLOT_BYTES + 60 * PAGE_BYTES
+    assert 128 * SLOT_BYTES > memory
+    cluster = start("--workers", 1, *served, "--kv-cache-memory", memory)
+    asked = bodies(golden, 8) * 4
+    got = Streams(cluster, "/v1/completions", asked).results()
+    assert [len(answer["choices"][0]["token_ids"]) for answer in got] == [8] * 64
+    cluster.wait_until_idle()
+    cluster.stop()
+    args = [*served, f"--kv-cache-memory={memory}", "--max-running-requests=128", "--http=127.0.0.1:0", "--grpc=127.0.0.1:0"]
+    code, log = run_to_exit("conductor", ["--workers=1", *args], tmp_path)
+    assert code == 64, log
+    assert "max_running_requests" in log and "is 128, the limit is " in log and "kv_cache_memory" in log
 
 
 def test_a_lost_worker_changes_no_answer(start, served, golden):

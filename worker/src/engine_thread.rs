@@ -118,7 +118,7 @@ fn run(
     let _ = channels.outbox.blocking_send(pb::WorkerMessage { message: Some(greeting) });
     let mut engine = match loaded? {
         Loaded::Engine(engine) => *engine,
-        Loaded::Follower(member) => return follow(member, &channels, runtime),
+        Loaded::Follower(member) => return follow(*member, &channels, runtime),
     };
     if let Some(path) = &settings.trace.trace_steps {
         engine.set_observer(Box::new(StepTrace::start(path, rank, &engine, settings.engine.max_step_tokens)));

@@ -35,7 +35,7 @@ pub enum Loaded {
     /// A worker that takes requests.
     Engine(Box<Engine>),
     /// A TP rank that runs the plans of its group's leader.
-    Follower(Member),
+    Follower(Box<Member>),
 }
 
 /// Loads the model, and warms it up unless this rank follows a leader. Calls `on_progress` at intervals and when
@@ -60,7 +60,7 @@ pub fn load_worker(
             let member = group.join(model, &settings.engine, share)?;
             if !group.leads() {
                 tracing::info!(worker = %rank, model = member.model().describe(), "loaded; follows its leader");
-                return Ok(Loaded::Follower(member));
+                return Ok(Loaded::Follower(Box::new(member)));
             }
             member.lead()
         }

@@ -129,7 +129,7 @@ fn cluster(shape: u8) -> Arc<Cluster> {
     let limits = Limits {
         topology,
         model: ModelSettings::default(),
-        engine: EngineSettings { max_running_requests: 4, ..EngineSettings::default() },
+        engine: EngineSettings { max_running_requests: Some(4), ..EngineSettings::default() },
         faults: FaultSettings { max_queued_requests: 4, max_replays: 2, ..FaultSettings::default() },
     };
     Arc::new(Cluster::new(limits, Served::default(), &Metrics::default(), Health::default()))

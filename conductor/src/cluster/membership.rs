@@ -207,7 +207,7 @@ impl Membership {
             return Err(Error::unavailable(self.why_not_ready()));
         }
         let limit =
-            self.limits.engine.max_running_requests * ready + self.limits.faults.max_queued_requests as usize;
+            self.limits.engine.running_limit() * ready + self.limits.faults.max_queued_requests as usize;
         if in_flight >= limit {
             let message = format!("{in_flight} requests are in flight, the limit is {limit}");
             return Err(Error::overloaded(message, RETRY_AFTER));

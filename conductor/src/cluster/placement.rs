@@ -36,7 +36,7 @@ impl<'a> PlacementQuery<'a> {
             suspect: request.is_suspect(),
             blocks: request.blocks(),
             cached,
-            most_requests: limits.engine.max_running_requests as u64,
+            most_requests: limits.engine.running_limit() as u64,
         }
     }
 }

@@ -115,6 +115,7 @@ impl Cluster {
         let mut state = self.state.lock();
         let Some(worker) = state.membership.workers.hear(from) else { return self.drop_late(report) };
         worker.stuck = Duration::ZERO;
+        self.metrics.expert_loads(worker.rank, &report.expert_loads);
         if let Some(load) = report.load {
             worker.load = load;
             self.metrics.load(worker.rank, &load);

@@ -56,7 +56,7 @@ fn cluster_with_health(shape: Shape) -> (Arc<Cluster>, Health) {
     let limits = Limits {
         topology: topology(shape),
         model: ModelSettings::default(),
-        engine: EngineSettings { max_running_requests: 4, ..EngineSettings::default() },
+        engine: EngineSettings { max_running_requests: Some(4), ..EngineSettings::default() },
         faults: FaultSettings {
             max_queued_requests: 4,
             max_replays: MAX_REPLAYS,

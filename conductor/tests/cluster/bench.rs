@@ -41,7 +41,7 @@ pub fn limits(spawned_workers: u32) -> Limits {
     Limits {
         topology: Topology::all_in_one(spawned_workers, 1),
         model: ModelSettings::default(),
-        engine: EngineSettings { max_running_requests: 1, ..EngineSettings::default() },
+        engine: EngineSettings { max_running_requests: Some(1), ..EngineSettings::default() },
         faults: FaultSettings {
             max_queued_requests: 1,
             max_replays: 2,

@@ -2,10 +2,13 @@
 
 use tokio_stream::StreamExt;
 use tutti_conductor::service::{ConductorServer, ConductorService};
-use tutti_proto::cluster::v1::{self as pb, conductor_client::ConductorClient, conductor_message::Message};
+use tutti_proto::cluster::v1::{
+    self as pb, conductor_client::ConductorClient, conductor_message::Message,
+    worker_message::Message as ToConductor,
+};
 use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint, health::State};
 
-use crate::bench::{Bench, FakeWorker, limits, read, soon, spec};
+use crate::bench::{Bench, FakeWorker, limits, metric, read, soon, spec};
 
 /// A cluster of one ready worker.
 async fn one() -> (Bench, FakeWorker) {
@@ -253,4 +256,40 @@ async fn checkpoint_files_come_in_pieces_and_missing_ones_are_not_found() {
     assert_eq!(sizes, [1 << 20, 1 << 20, 1]);
     let missing = client.read_checkpoint_file(ask(pb::CheckpointFile::ChatTemplate)).await.unwrap_err();
     assert_eq!(missing.code(), tonic::Code::NotFound);
+}
+
+#[tokio::test]
+async fn the_balance_of_experts_is_a_metric_per_layer_until_the_worker_is_gone() {
+    let (bench, worker) = one().await;
+    let loads = |most| {
+        let load = |(layer, experts, tokens, most)| pb::ExpertLoad { layer, experts, tokens, most };
+        [(1, 8, 24, most), (3, 4, 8, 2), (1 << 20, 4, 8, 2), (5, 0, 0, 0)].map(load).to_vec()
+    };
+    let report = async |expert_loads, count| {
+        let load = Some(pb::WorkerLoad { trace_steps_lost: count, ..Default::default() });
+        worker
+            .say(ToConductor::StepReport(pb::StepReport { expert_loads, load, ..Default::default() }))
+            .await;
+        metric(&bench, r#"tutti_trace_steps_lost{worker="0"}"#, count).await;
+    };
+    let shown = || {
+        let text = bench.metrics.encode();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("tutti_worker_expert_imbalance"));
+        let mut lines: Vec<_> = lines.map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    report(loads(12), 1).await;
+    assert_eq!(shown(), [r#"{worker="0",layer="1"} 4.0"#, r#"{worker="0",layer="3"} 1.0"#]);
+    // A report without loads changes none.
+    report(Vec::new(), 2).await;
+    report(loads(9), 3).await;
+    assert_eq!(shown(), [r#"{worker="0",layer="1"} 3.0"#, r#"{worker="0",layer="3"} 1.0"#]);
+    drop(worker);
+    soon("no metric of a lost worker", async {
+        while !shown().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }

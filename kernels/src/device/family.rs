@@ -18,6 +18,9 @@ macro_rules! family {
     ) => {
         $(#[$family_doc])*
         pub trait $Family: Device {
+            /// True if the device runs this family. A model that needs a family that its device lacks is refused when it is
+            /// loaded.
+            const IMPLEMENTED: bool;
             $(
                 $(#[$doc])*
                 fn $operation(&mut self $(, $operand: $Operand)*) -> Result<(), DeviceError> {
@@ -29,6 +32,8 @@ macro_rules! family {
         }
 
         impl<D: $Family, O: $crate::Observer> $Family for $crate::Recorder<D, O> {
+            const IMPLEMENTED: bool = D::IMPLEMENTED;
+
             $(
                 fn $operation(&mut self $(, $operand: $Operand)*) -> Result<(), DeviceError> {
                     let $recorder = &*self;

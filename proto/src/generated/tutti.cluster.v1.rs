@@ -1638,6 +1638,24 @@ pub struct StepReport {
     /// Absent if no step ran.
     #[prost(message, optional, tag = "6")]
     pub work: ::core::option::Option<StepWork>,
+    /// Loads of the model's layers with experts. Empty if they were not read after this step.
+    #[prost(message, repeated, tag = "7")]
+    pub expert_loads: ::prost::alloc::vec::Vec<ExpertLoad>,
+}
+/// Load of a layer's experts, since the worker's process began.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExpertLoad {
+    /// Index of the layer among all layers of the model.
+    #[prost(uint32, tag = "1")]
+    pub layer: u32,
+    #[prost(uint32, tag = "2")]
+    pub experts: u32,
+    /// Tokens of all experts. A token counts once per expert that it chose.
+    #[prost(uint64, tag = "3")]
+    pub tokens: u64,
+    /// Tokens of the expert with the most.
+    #[prost(uint64, tag = "4")]
+    pub most: u64,
 }
 /// Counts and times of a step, for metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

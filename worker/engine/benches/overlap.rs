@@ -262,7 +262,7 @@ fn engine(shape: &Shape) -> Result<Engine, Failure> {
     let pages = shape.rows * (PROMPT + 2 * shape.steps as usize + 100).div_ceil(PAGE_TOKENS) + 1;
     let settings = EngineSettings {
         max_step_tokens: MAX_STEP_TOKENS,
-        max_running_requests: shape.rows,
+        max_running_requests: Some(shape.rows),
         kv_cache_memory: Some(ByteSize((pages * model.page_bytes()) as u64)),
         ..EngineSettings::default()
     };

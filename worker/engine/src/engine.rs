@@ -34,8 +34,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Creates an engine, and sizes and allocates its KV pool. While the engine holds `settings.max_running_requests +
-    /// max_waiting_requests` requests, a further launch is refused as overload. If no request could run under a
+    /// Creates an engine, and sizes and allocates its KV pool. While the engine holds as many requests as may run
+    /// and `max_waiting_requests` more, a further launch is refused as overload. If no request could run under a
     /// setting, the error names that setting.
     pub fn new(
         mut model: Box<dyn Model>,
@@ -58,7 +58,11 @@ impl Engine {
         }
         let kv = KvSize::choose(&*model, settings)?;
         let config = SchedulerConfig {
-            settings: settings.clone(),
+            // Slots may limit a number that is not set.
+            settings: EngineSettings {
+                max_running_requests: settings.max_running_requests.or(Some(kv.running)),
+                ..settings.clone()
+            },
             max_waiting_requests,
             max_context: limits.max_context_tokens,
             page_tokens: kv.page_tokens,
@@ -103,6 +107,8 @@ impl Engine {
     pub fn warm_up(&mut self) -> Result<(), Error> {
         let Runner { model, batch, .. } = &mut self.runner;
         warm_up::run(&mut **model, batch.limits())
+            // Its tokens are all the same, and choose the same experts.
+            .and_then(|()| model.restart_expert_loads())
             .map_err(|e| Error::internal(format!("warm-up failed: {e}")))
     }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use tutti_models::{PageLayout, ShareLayout};
+use tutti_models::{ExpertLoad, PageLayout, ShareLayout};
 use tutti_proto::{GraphKey, Rank, StepNumber, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{
@@ -89,6 +89,8 @@ pub(crate) struct CommittedStep {
     pub padding: usize,
     pub started: SystemTime,
     pub times: StepTimes,
+    /// Loads of the model's experts; empty if they were not read after this step.
+    pub expert_loads: Vec<ExpertLoad>,
 }
 
 impl EngineCore {
@@ -310,7 +312,8 @@ impl EngineCore {
         sequences: &mut Sequences,
     ) -> (StepNumber, CommittedStep) {
         let mut watch = Stopwatch::start();
-        let CollectedStep { job: Job { step, started, mut times }, results, padding, took } = collected;
+        let CollectedStep { job: Job { step, started, mut times }, results, padding, took, expert_loads } =
+            collected;
         self.in_flight -= 1;
         let (number, batch_walk) = (step.number, step.batch_walk);
         let outcome = |result: &Result<RowResult, _>| match result {
@@ -336,7 +339,7 @@ impl EngineCore {
         }
         let rows = commits.into_iter().zip(results.into_iter().map(Result::unwrap_or_default)).collect();
         (times.run, times.commit) = (took, watch.lap());
-        (number, CommittedStep { batch_walk, rows, padding, started, times })
+        (number, CommittedStep { batch_walk, rows, padding, started, times, expert_loads })
     }
 
     fn forget(&mut self, ending: &Ending, sequences: &mut Sequences) {

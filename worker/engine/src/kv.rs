@@ -33,6 +33,9 @@ const DEVICE_MARGIN_DIVISOR: u64 = 16;
 /// weights that several workers map from one file count for each of them, but are in memory once.
 const LEAST_DIVISOR: u64 = 8;
 
+/// Part of the budget that slots of running requests take, unless `max_running_requests` asks for more: one in this many.
+const RUNNING_DIVISOR: u64 = 2;
+
 /// Part of the budget beyond the slots of running requests that checkpoints of the prefix cache take: one in this many.
 const CHECKPOINT_DIVISOR: u64 = 4;
 
@@ -46,6 +49,8 @@ pub struct KvSize {
     pub pages: usize,
     /// Slots per plane: the null slot, one per running request, and those for checkpoints.
     pub slots: usize,
+    /// Maximum number of running requests.
+    pub running: usize,
     /// Tokens per page.
     pub page_tokens: usize,
     /// Bytes per page, over all paged planes.
@@ -65,14 +70,21 @@ impl KvSize {
         self.pages as u64 * self.page_bytes as u64 + self.slots as u64 * self.slot_bytes as u64
     }
 
-    /// Divides the budget of [`kv_budget`] between pages and slots. Fails if the budget holds less than two pages and
-    /// the slots of all running requests.
+    /// Divides the budget of [`kv_budget`] between pages and slots. If `max_running_requests` is not set, slots limit the
+    /// running requests. Fails if the budget holds less than two pages and the slots of all running requests.
     pub fn choose(model: &dyn Model, settings: &EngineSettings) -> Result<Self, Error> {
         let sizes = Sizes::of(model, settings);
         if !model.has_thinker() {
             // An encoder has no planes, but a scheduler requires at least two pages.
             let Sizes { page_tokens, running, .. } = sizes;
-            return Ok(Self { pages: 2, slots: running, page_tokens, page_bytes: 0, slot_bytes: 0 });
+            return Ok(Self {
+                pages: 2,
+                slots: running,
+                running: running - 1,
+                page_tokens,
+                page_bytes: 0,
+                slot_bytes: 0,
+            });
         }
         if model.declaration().page_tokens().is_some() && sizes.page_bytes == 0 {
             return Err(Error::internal("the model's pages are empty"));
@@ -122,14 +134,14 @@ impl Sizes {
     fn of(model: &dyn Model, settings: &EngineSettings) -> Self {
         let declaration = model.declaration();
         let page_tokens = declaration.page_tokens().unwrap_or(PAGE_TOKENS).max(1) as usize;
-        let running = settings.max_running_requests.min(settings.max_step_tokens);
+        let running = settings.running_limit().min(settings.max_step_tokens);
         let pages = model.limits().max_context_tokens.div_ceil(page_tokens);
         Self {
             page_tokens,
             page_bytes: model.page_bytes(),
             slot_bytes: usize::try_from(declaration.slot_bytes()).unwrap_or(usize::MAX),
             running: 1 + running,
-            most_pages: (pages.saturating_mul(settings.max_running_requests) as u64).saturating_add(1),
+            most_pages: (pages.saturating_mul(settings.running_limit()) as u64).saturating_add(1),
         }
     }
 
@@ -142,12 +154,38 @@ impl Sizes {
         pages.saturating_add(running).saturating_add(checkpoints)
     }
 
+    /// Number of slots, the null slot included, that one part in `divisor` of a budget holds, and that leave two pages.
+    /// At least 2, even if these do not fit.
+    fn fitting(&self, budget: u64, divisor: u64) -> usize {
+        let (page, slot) = (self.page_bytes as u64, self.slot_bytes as u64);
+        let room = budget.saturating_sub(page.saturating_mul(2)).min(budget / divisor);
+        let slots = room.checked_div(slot).unwrap_or(u64::MAX);
+        usize::try_from(slots).unwrap_or(usize::MAX).max(2)
+    }
+
     fn divide(&self, budget: u64, settings: &EngineSettings) -> Result<KvSize, Error> {
-        let Self { page_tokens, page_bytes, slot_bytes, running, most_pages } = *self;
+        let Self { page_tokens, page_bytes, slot_bytes, most_pages, .. } = *self;
         let (page, slot) = (page_bytes as u64, slot_bytes as u64);
+        let running = match settings.max_running_requests {
+            Some(_) => self.running,
+            None => self.running.min(self.fitting(budget, RUNNING_DIVISOR)),
+        };
         let for_slots = slot.saturating_mul(running as u64);
         let rest = budget.saturating_sub(for_slots);
         if budget < for_slots || rest < 2 * page {
+            let most = self.fitting(budget, 1) - 1;
+            let two_pages_and_slots = slot.saturating_mul(1 + most as u64).saturating_add(2 * page);
+            if let Some(asked) = settings.max_running_requests
+                && slot > 0
+                && two_pages_and_slots <= budget
+            {
+                let message = format!(
+                    "is {asked}, the limit is {most}: kv_cache_memory, {budget} bytes, holds {} slots of {slot} bytes, \
+                     one of them null, besides two pages of {page} bytes",
+                    1 + most
+                );
+                return Err(Error::invalid("max_running_requests", message));
+            }
             let pages = rest.checked_div(page).unwrap_or(0);
             let slots = match slot {
                 0 => String::new(),
@@ -169,7 +207,7 @@ impl Sizes {
         // Page ids are 32 bits wide. Pages without bytes are as many as requests can use.
         let pages = for_pages.checked_div(page).unwrap_or(most_pages).clamp(2, u64::from(u32::MAX));
         let slots = running.saturating_add(checkpoints.min(pages) as usize);
-        Ok(KvSize { pages: pages as usize, slots, page_tokens, page_bytes, slot_bytes })
+        Ok(KvSize { pages: pages as usize, slots, running: running - 1, page_tokens, page_bytes, slot_bytes })
     }
 }
 

@@ -68,7 +68,7 @@ impl Largest {
     fn of(limits: &tutti_models::Limits, settings: &EngineSettings, page_tokens: usize) -> Self {
         let context = limits.max_context_tokens.max(1);
         let most = settings.max_step_tokens.min(limits.max_step_tokens).max(1);
-        let count = settings.max_running_requests.clamp(1, most);
+        let count = settings.running_limit().clamp(1, most);
         let rows: Vec<_> =
             (0..count).map(|row| (most / count + usize::from(row < most % count)).min(context)).collect();
         let positions: Vec<f32> =

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tutti_kernels::TokenScore;
+use tutti_models::ExpertLoad;
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{Ending, Finish, Load, Outcome, RowCommit, TransferError};
@@ -102,4 +103,9 @@ pub(crate) fn load(load: Load, oldest_waiting: Duration, trace_steps_lost: u64) 
         checkpoints: load.slots_cached as u32,
         void_rows: load.tally.void_rows,
     }
+}
+
+pub(crate) fn expert_load(load: ExpertLoad) -> pb::ExpertLoad {
+    let ExpertLoad { layer, experts, tokens, most } = load;
+    pb::ExpertLoad { layer: layer as u32, experts: experts as u32, tokens, most }
 }

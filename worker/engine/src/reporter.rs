@@ -22,7 +22,17 @@ impl Reporter {
         let mut batch_walk = 0;
         let mut rows = Vec::new();
         let mut work = None;
-        if let Some(CommittedStep { batch_walk: walk, rows: committed, padding, started, times }) = step {
+        let mut expert_loads = Vec::new();
+        if let Some(CommittedStep {
+            batch_walk: walk,
+            rows: committed,
+            padding,
+            started,
+            times,
+            expert_loads: loads,
+        }) = step
+        {
+            expert_loads = loads.into_iter().map(report::expert_load).collect();
             batch_walk = walk.0;
             let commits = || committed.iter().map(|(commit, _)| commit).filter(|commit| !commit.is_void);
             let void_rows = (committed.len() - commits().count()) as u32;
@@ -56,7 +66,7 @@ impl Reporter {
             }
         }
         let load = Some(report::load(load, oldest_waiting, self.lost()));
-        pb::StepReport { step: number.0, batch_walk, rows, completions, load, work }
+        pb::StepReport { step: number.0, batch_walk, rows, completions, load, work, expert_loads }
     }
 
     /// Number of steps that the observer has dropped.

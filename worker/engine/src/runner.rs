@@ -18,7 +18,7 @@ use std::{
 };
 
 use tutti_kernels::{DeviceError, SlotCopy};
-use tutti_models::{LogitResults, Model};
+use tutti_models::{ExpertLoad, LogitResults, Model};
 use tutti_runtime::Error;
 
 use crate::{
@@ -30,6 +30,8 @@ use crate::{
 
 /// Rows in a row, each of another request, whose results are not finite, by which a device counts as lost.
 const NOT_FINITE_LIMIT: usize = 8;
+/// Shortest time between two readings of the experts' loads, which takes as long as a look at every expert's count.
+const EXPERT_LOADS_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Runner {
     pub model: Box<dyn Model>,
@@ -48,6 +50,8 @@ pub(crate) struct Runner {
     results: LogitResults,
     /// Number of rows whose results were not finite since a row had sound ones.
     not_finite: usize,
+    /// Time from which on the experts' loads are read again.
+    expert_loads_due: Instant,
 }
 
 struct StepInFlight {
@@ -73,6 +77,8 @@ pub(crate) struct CollectedStep {
     pub padding: usize,
     /// Time since the step before was collected, or since this step was enqueued, if that was later.
     pub took: Duration,
+    /// Loads of the model's experts; empty if they were not read after this step.
+    pub expert_loads: Vec<ExpertLoad>,
 }
 
 impl Progress {
@@ -94,6 +100,7 @@ impl Runner {
             collected: Instant::now(),
             results: LogitResults::default(),
             not_finite: 0,
+            expert_loads_due: Instant::now(),
         }
     }
 
@@ -235,8 +242,19 @@ impl Runner {
         self.count_not_finite(&progress.results).map_err(fatal)?;
         let since = self.collected.max(enqueued);
         self.collected = Instant::now();
+        let expert_loads = self.expert_loads().map_err(fatal)?;
         let Progress { results, padding, .. } = progress;
-        Ok(Some(CollectedStep { job, results, padding, took: self.collected - since }))
+        Ok(Some(CollectedStep { job, results, padding, took: self.collected - since, expert_loads }))
+    }
+
+    /// Reads the loads of the experts if that is due.
+    fn expert_loads(&mut self) -> Result<Vec<ExpertLoad>, DeviceError> {
+        let mut loads = Vec::new();
+        if self.collected >= self.expert_loads_due {
+            self.model.expert_loads(&mut loads)?;
+            self.expert_loads_due = self.collected + EXPERT_LOADS_INTERVAL;
+        }
+        Ok(loads)
     }
 }
 

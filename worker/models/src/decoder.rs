@@ -29,6 +29,7 @@ pub(crate) use self::{
 };
 use crate::{
     DecoderDevice, LoadError, LoadFormat, LoadOptions, PageLayout, StepHook,
+    expert_loads::{ExpertCounts, ExpertLoad},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
     weights::{Dummy, Loader, Progress, SafetensorsDir, Source, TensorSpec, Values, share},
 };
@@ -63,6 +64,8 @@ pub(crate) struct TextShape {
     pub kv: Option<KvPlane>,
     /// The slot planes, in order.
     pub slots: Vec<SlotPlane>,
+    /// Indices of the layers with experts.
+    pub expert_layers: Vec<usize>,
 }
 
 /// A text model on a device.
@@ -91,6 +94,7 @@ pub(crate) struct Decoder<D: Device, L> {
     logit_rows: Option<usize>,
     /// Steps in flight whose logits are enqueued, oldest first.
     in_flight: VecDeque<D::Done>,
+    expert_counts: ExpertCounts,
 }
 
 impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
@@ -119,6 +123,7 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         let layers = layers(&mut loader)?;
         let weight_bytes = loader.finish();
 
+        let expert_counts = ExpertCounts::new(&shape.expert_layers);
         let rank_planes = RankPlanes::new(&shape, options.page_tokens, weight_type, group_rank);
         Ok(Self {
             layers,
@@ -141,6 +146,7 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
             step_hook: None,
             logit_rows: None,
             in_flight: VecDeque::new(),
+            expert_counts,
         })
     }
 
@@ -303,6 +309,14 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
         }
         self.in_flight.pop_front();
         Ok(true)
+    }
+
+    fn expert_loads(&mut self, out: &mut Vec<ExpertLoad>) -> Result<(), DeviceError> {
+        self.expert_counts.read(&mut self.device, out)
+    }
+
+    fn restart_expert_loads(&mut self) -> Result<(), DeviceError> {
+        self.expert_counts.restart(&mut self.device)
     }
 
     fn follow_logits(&mut self, wanted: &WantedRows) -> Result<(), DeviceError> {

@@ -37,6 +37,18 @@ pub enum LoadError {
         /// The supported architectures.
         supported: String,
     },
+    /// The device lacks operations that the architecture's layers need.
+    #[error("{}: {architecture} needs {operations}, which the device lacks: {device}", path.display())]
+    Operations {
+        /// The config file.
+        path: PathBuf,
+        /// Name of the architecture.
+        architecture: &'static str,
+        /// Names of the families of operations.
+        operations: String,
+        /// Description of the device.
+        device: String,
+    },
     /// A weight file is damaged, or there is none.
     #[error("{}: {problem}", path.display())]
     Weights {

@@ -79,6 +79,7 @@ impl Config {
             limits: Limits::new(self.vocab_size, self.max_position_embeddings, max_step_tokens),
             kv: Some(KvPlane { layers: count / 2, heads: self.num_key_value_heads, head_dim: self.head_dim }),
             slots: vec![SlotPlane { name: "recurrence", layers, units, unit_bytes }],
+            expert_layers: Vec::new(),
         }
     }
 

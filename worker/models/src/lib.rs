@@ -7,6 +7,7 @@
 mod config;
 mod decoder;
 mod error;
+mod expert_loads;
 mod experts;
 #[cfg(fuzzing)]
 pub mod fuzzing;
@@ -28,6 +29,7 @@ mod thinker;
 mod weights;
 
 pub use error::LoadError;
+pub use expert_loads::ExpertLoad;
 pub use load::{DecoderDevice, LoadFormat, LoadOptions, load};
 pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows};
 pub use pages::{LayoutPart, PageLayout, PlaneLayout, PlaneStorage, Section};

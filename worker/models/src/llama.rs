@@ -29,6 +29,7 @@ use crate::{
     config::ConfigFile,
     decoder::{Decoder, LayerStep, Layers},
     experts::{ExpertLayout, ExpertMixer},
+    load::Needs,
     weights::Progress,
 };
 
@@ -69,6 +70,8 @@ pub(crate) fn load<D: DecoderDevice>(
     if options.expert_parallel {
         config.divide_whole_experts().map_err(invalid)?;
     }
+    let needs = Needs { experts: config.moe.is_some(), ..Needs::default() };
+    needs.check(file, family.architecture, &device)?;
     let shard = config.shard(device.group_rank()).map_err(invalid)?;
     let rope = config.rope.frequencies(config.head_dim).map_err(invalid)?;
     let layout = match (0..config.layers).find(|&layer| config.is_sparse(layer)) {

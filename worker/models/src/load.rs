@@ -55,6 +55,39 @@ impl<D: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives 
 {
 }
 
+/// Families of operations that an architecture's layers need beside those of a dense text model.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Needs {
+    pub experts: bool,
+    pub delta_rule: bool,
+}
+
+impl Needs {
+    /// Refuses the model of `file` on a device that lacks a family.
+    pub fn check<D: DecoderDevice>(
+        self,
+        file: &ConfigFile,
+        architecture: &'static str,
+        device: &D,
+    ) -> Result<(), LoadError> {
+        let families = [
+            ("Experts", self.experts, <D as Experts>::IMPLEMENTED),
+            ("DeltaRule", self.delta_rule, <D as DeltaRule>::IMPLEMENTED),
+        ];
+        let lacking = families.into_iter().filter(|(_, needed, implemented)| *needed && !implemented);
+        let lacking: Vec<_> = lacking.map(|(name, ..)| name).collect();
+        match &lacking[..] {
+            [] => Ok(()),
+            lacking => Err(LoadError::Operations {
+                path: file.path.clone(),
+                architecture,
+                operations: lacking.join(" and "),
+                device: device.describe(),
+            }),
+        }
+    }
+}
+
 /// Loads the checkpoint of `options` onto `device`, and calls `progress` as tensors are loaded.
 ///
 /// The presence, type and shape of every tensor are checked before the first tensor is read. An error names the file,

@@ -12,7 +12,7 @@ pub use tutti_kernels::StepResults as LogitResults;
 use tutti_kernels::{DeviceError, Nomination, PageId, SampleRow, ScoreRow, SlotId, StepInputs};
 use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
-use crate::{GroupShares, PageLayout, StepHook};
+use crate::{ExpertLoad, GroupShares, PageLayout, StepHook};
 
 /// The bounds of a model, known before the first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -215,6 +215,19 @@ pub trait Model: Send {
     fn read_logits(&mut self, wanted: &LogitRequests<'_>, out: &mut LogitResults) -> Result<(), DeviceError> {
         self.enqueue_logits(wanted)?;
         self.collect(None, out).map(|_| ())
+    }
+
+    /// Sets `out` to the loads of the experts of all layers that have any, since
+    /// [`restart_expert_loads`](Self::restart_expert_loads). Empty in a model without experts. In a TP group every rank
+    /// routes all tokens, so the leader's loads are those of the group.
+    fn expert_loads(&mut self, out: &mut Vec<ExpertLoad>) -> Result<(), DeviceError> {
+        out.clear();
+        Ok(())
+    }
+
+    /// Counts the loads of experts from now on.
+    fn restart_expert_loads(&mut self) -> Result<(), DeviceError> {
+        Ok(())
     }
 
     /// Takes the place of [`enqueue_logits`](Self::enqueue_logits) on the other ranks of a TP group: enqueues this rank's

@@ -25,6 +25,7 @@ use crate::{
     config::ConfigFile,
     decoder::{Decoder, LayerStep, Layers},
     experts::{ExpertLayout, ExpertMixer},
+    load::Needs,
     weights::Progress,
 };
 
@@ -126,6 +127,9 @@ pub(crate) fn load<D: DecoderDevice>(
     if options.expert_parallel {
         config.divide_whole_experts().map_err(invalid)?;
     }
+    let needs =
+        Needs { experts: config.experts.is_some(), delta_rule: config.layers.contains(&LayerKind::Delta) };
+    needs.check(file, family.architecture, &device)?;
     let shard = config.shard(device.group_rank()).map_err(invalid)?;
     let rope = config.rope_frequencies().map_err(invalid)?;
     let rank = device.group_rank();

@@ -37,7 +37,7 @@ fn main() -> std::io::Result<()> {
         for prefix_cache in [true, false] {
             let settings = EngineSettings {
                 max_step_tokens: 2048,
-                max_running_requests: DECODING + PREFILLING,
+                max_running_requests: Some(DECODING + PREFILLING),
                 target_itl_ms: Some(20),
                 prefill_sharing,
                 no_prefix_cache: !prefix_cache,
@@ -132,7 +132,7 @@ fn plans(waiting: bool) -> Vec<Duration> {
     const PAGE_TOKENS: usize = 16;
     let settings = EngineSettings {
         max_step_tokens: 2048,
-        max_running_requests: DECODING_MEANWHILE + 1,
+        max_running_requests: Some(DECODING_MEANWHILE + 1),
         ..EngineSettings::default()
     };
     let mut scheduler = scheduler(SchedulerConfig {

@@ -66,7 +66,7 @@ impl SchedulerConfig {
     /// Maximum number of running requests. It is at most the token budget of a step, so that every step has a token for
     /// each decode and at least one more if any request prefills.
     pub(crate) fn max_running(&self) -> usize {
-        self.settings.max_running_requests.min(self.settings.max_step_tokens)
+        self.settings.running_limit().min(self.settings.max_step_tokens)
     }
 
     /// Maximum number of tokens of one prefill that a step computes, if the prefill may be cut.
@@ -76,6 +76,6 @@ impl SchedulerConfig {
 
     /// Maximum number of requests held, running and waiting together.
     pub(crate) fn max_held_requests(&self) -> usize {
-        self.settings.max_running_requests.saturating_add(self.max_waiting_requests)
+        self.settings.running_limit().saturating_add(self.max_waiting_requests)
     }
 }

@@ -63,7 +63,7 @@ fn an_encoder_s_row_that_fails_ends_its_graph_alone() {
 
 #[test]
 fn a_request_that_waits_for_media_delays_no_other_and_then_keeps_its_place_in_the_order() {
-    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = 1));
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = Some(1)));
     let waits = |request| GraphLaunch { awaits_media: true, ..text(request, 8, 4) };
     for request in [1, 2] {
         scheduler.add(waits(request)).unwrap();

@@ -189,7 +189,7 @@ fn a_preempted_request_computes_everything_again_before_it_samples() {
 
 #[test]
 fn a_priority_is_a_head_start_and_no_more() {
-    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = 1));
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = Some(1)));
     scheduler.add(text(0, 4, HEAD_START as u32 + 10)).unwrap();
     let _ = shares(&mut scheduler);
     let mut low = text(1, 4, 1);
@@ -210,7 +210,7 @@ fn a_priority_is_a_head_start_and_no_more() {
 
 #[test]
 fn a_deadline_ends_a_request_in_every_state() {
-    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = 1));
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = Some(1)));
     for request in [1, 2] {
         let launch = text(request, 4, 9);
         scheduler

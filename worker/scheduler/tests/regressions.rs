@@ -74,7 +74,7 @@ fn what_can_never_run_is_refused_with_the_numbers() {
 fn a_full_queue_refuses_and_has_room_again_once_a_request_ends() {
     let bounds = SchedulerConfig {
         max_waiting_requests: 1,
-        ..set(config(), |settings| settings.max_running_requests = 1)
+        ..set(config(), |settings| settings.max_running_requests = Some(1))
     };
     let mut scheduler = scheduler(bounds);
     scheduler.add(text(1, 3, 1)).unwrap();
@@ -243,7 +243,7 @@ fn a_failed_row_ends_its_own_request_alone() {
 
 #[test]
 fn a_cancel_frees_in_every_state() {
-    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = 2));
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = Some(2)));
     scheduler.add(text(1, 3, 9)).unwrap(); // will decode
     scheduler.add(text(2, 100, 9)).unwrap(); // will prefill
     scheduler.add(text(3, 3, 9)).unwrap(); // will wait

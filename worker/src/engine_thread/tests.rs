@@ -36,7 +36,7 @@ fn bench(lose_after: Option<u64>) -> Bench {
     };
     let model = load_sim(&options).unwrap();
     let settings =
-        EngineSettings { max_step_tokens: 64, max_running_requests: 4, ..EngineSettings::default() };
+        EngineSettings { max_step_tokens: 64, max_running_requests: Some(4), ..EngineSettings::default() };
     let (device_loop, handle) = Engine::new(model, Rank(0), &settings, 4).unwrap().split();
     let (commands, inbox) = mpsc::channel(16);
     let (outbox, reports) = mpsc::channel(2);

@@ -65,7 +65,7 @@ impl Worker {
     fn reached_by(network: Network, model: Box<dyn Model>, kv_cache_memory: Option<ByteSize>) -> Self {
         let settings = EngineSettings {
             max_step_tokens: 64,
-            max_running_requests: 4,
+            max_running_requests: Some(4),
             max_prefill_chunk_size: Some(24),
             kv_cache_memory,
             ..EngineSettings::default()

@@ -10,6 +10,8 @@ use crate::{
 };
 
 impl PagedAttention for CpuDevice {
+    const IMPLEMENTED: bool = true;
+
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Tensor) -> Result<(), DeviceError> {
         let width = 2 * rope.inverse.len();
         let out = self.step.pad(out.written(self.step.token_rows(), width)?, width);

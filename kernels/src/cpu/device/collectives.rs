@@ -6,6 +6,8 @@ use crate::cpu::rowwise;
 use crate::{Collectives, Device, DeviceError, collective::CollectiveError};
 
 impl Collectives for CpuDevice {
+    const IMPLEMENTED: bool = true;
+
     fn all_reduce(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
         let Some(group) = &mut self.group else { return Ok(()) };
         Ok(group.all_reduce(x.values_mut())?)

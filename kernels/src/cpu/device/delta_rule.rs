@@ -7,6 +7,8 @@ use crate::cpu::rowwise::each_row;
 use crate::{DeltaInputs, DeltaMemory, DeltaRule, DeltaShape, DeviceError, GatedNorm};
 
 impl DeltaRule for CpuDevice {
+    const IMPLEMENTED: bool = true;
+
     fn delta_inputs(
         &mut self,
         operands: DeltaInputs<'_, Tensor, Vector, Planes>,

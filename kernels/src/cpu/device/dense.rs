@@ -12,6 +12,8 @@ use crate::cpu::step::PADDING;
 use crate::{Dense, DeviceError, Embed, GateUp, Linear, Norm, VocabularyShard};
 
 impl Dense for CpuDevice {
+    const IMPLEMENTED: bool = true;
+
     fn embed(&mut self, embed: Embed<'_, Weights>, out: &mut Tensor) -> Result<(), DeviceError> {
         let Embed { table, shard } = embed;
         let VocabularyShard { first, vocabulary } =

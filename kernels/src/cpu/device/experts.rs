@@ -7,6 +7,8 @@ use crate::cpu::memory::{Tensor, Weights};
 use crate::{DeviceError, ExpertBuffers, Experts, MixExperts, Routing};
 
 impl Experts for CpuDevice {
+    const IMPLEMENTED: bool = true;
+
     fn mix_experts(
         &mut self,
         mix: MixExperts<'_, Tensor, Weights>,

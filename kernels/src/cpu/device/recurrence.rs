@@ -5,6 +5,8 @@ use crate::cpu::memory::{Planes, Tensor, Vector};
 use crate::{DecayedSum, DeviceError, Recurrence, SlotId};
 
 impl Recurrence for CpuDevice {
+    const IMPLEMENTED: bool = true;
+
     fn decayed_sum(
         &mut self,
         operands: DecayedSum<'_, Tensor, Vector, Planes>,

@@ -8,6 +8,8 @@ use crate::cpu::simd::isa::Path;
 use crate::{Argmax, DeviceError, GatheredRows, Nomination, SampleRow, Sampler, ScoreRow};
 
 impl Sampler for CpuDevice {
+    const IMPLEMENTED: bool = true;
+
     fn argmax(&mut self, argmax: Argmax<'_, Tensor, Weights, Vector>) -> Result<(), DeviceError> {
         let rows = self.find_largest(argmax)?;
         let token = |row| argmax::merged(&self.best, rows, row).token();

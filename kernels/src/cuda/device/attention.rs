@@ -31,6 +31,8 @@ pub(super) struct RopeOnDevice {
 }
 
 impl PagedAttention for CudaDevice {
+    const IMPLEMENTED: bool = true;
+
     fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Tensor) -> Result<(), DeviceError> {
         let half = rope.inverse.len();
         let known = rope.axes.iter().all(|&axis| axis < 3);

@@ -12,6 +12,8 @@ use crate::{Collectives, Device, DeviceError};
 const THREADS: u32 = 256;
 
 impl Collectives for CudaDevice {
+    const IMPLEMENTED: bool = true;
+
     fn all_reduce(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
         let Some(group) = &mut self.group else { return Ok(()) };
         match x.elements() {

@@ -15,6 +15,8 @@ const THREADS: u32 = 256;
 const EMBED_THREADS: u32 = 128;
 
 impl Dense for CudaDevice {
+    const IMPLEMENTED: bool = true;
+
     fn embed(&mut self, embed: Embed<'_, Matrix>, out: &mut Tensor) -> Result<(), DeviceError> {
         let Embed { table, shard } = embed;
         let held = table.plain_outputs()?;

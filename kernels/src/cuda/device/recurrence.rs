@@ -9,6 +9,8 @@ use crate::{DecayedSum, DeltaRule, DeviceError, Recurrence};
 const THREADS: u32 = 128;
 
 impl Recurrence for CudaDevice {
+    const IMPLEMENTED: bool = true;
+
     fn decayed_sum(
         &mut self,
         operands: DecayedSum<'_, Tensor, Vector, Planes>,
@@ -44,4 +46,6 @@ impl Recurrence for CudaDevice {
 }
 
 /// The gated delta rule does not run on a GPU yet.
-impl DeltaRule for CudaDevice {}
+impl DeltaRule for CudaDevice {
+    const IMPLEMENTED: bool = false;
+}

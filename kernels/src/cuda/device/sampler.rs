@@ -19,6 +19,8 @@ const THREADS: u32 = 256;
 const SCRATCH_BYTES: usize = 32 << 20;
 
 impl Sampler for CudaDevice {
+    const IMPLEMENTED: bool = true;
+
     fn argmax(&mut self, argmax: Argmax<'_, Tensor, Matrix, Vector>) -> Result<(), DeviceError> {
         let logits = self.logits_of(argmax)?;
         let block = Block::new(&mut self.results.staging, vec![None; logits.live], Kind::Sampled)?;

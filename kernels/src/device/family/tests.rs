@@ -12,6 +12,8 @@ family! {
 }
 
 impl Halves for CpuDevice {
+    const IMPLEMENTED: bool = true;
+
     fn first(&mut self, _: &Self::Tensor, count: &mut usize) -> Result<(), DeviceError> {
         *count += 1;
         Ok(())
@@ -47,6 +49,7 @@ fn an_operation_that_a_device_lacks_is_unsupported_and_named() {
 fn a_recorder_has_the_family_of_its_device() {
     let device = CpuDevice::new(1, Isa::detect()).unwrap();
     let mut recorder = Recorder::new(device, Names::default());
+    const { assert!(<Recorder<CpuDevice, Names> as Halves>::IMPLEMENTED) };
     let (mut x, mut count) = (recorder.tensor(4, 3).unwrap(), 0);
     recorder.upload(&[1.0; 6], &mut x).unwrap();
     recorder.first(&x, &mut count).unwrap();

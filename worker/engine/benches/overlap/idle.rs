@@ -78,7 +78,7 @@ impl Device {
         let pages = rows * (PROMPT + 2 * steps as usize + 200).div_ceil(PAGE_TOKENS) + 1;
         let settings = EngineSettings {
             max_step_tokens: MAX_STEP_TOKENS,
-            max_running_requests: rows,
+            max_running_requests: Some(rows),
             kv_cache_memory: Some(ByteSize((pages * model.page_bytes()) as u64)),
             ..EngineSettings::default()
         };

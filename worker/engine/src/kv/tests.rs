@@ -70,12 +70,50 @@ fn pages_and_slots_come_out_of_one_budget() {
 
 #[test]
 fn a_budget_for_less_than_two_pages_and_all_running_requests_is_refused() {
-    for (sizes, budget, expected) in [
-        (sizes(100, 0), 199, "199 bytes are 1 pages of 100 bytes, but at least 2 are needed"),
-        (sizes(100, 10), 249, "249 bytes are 1 pages of 100 bytes besides 5 slots of 10 bytes"),
-        (sizes(100, usize::MAX / 2), u64::MAX - 1, "0 pages"),
+    let asked = EngineSettings { max_running_requests: Some(4), ..EngineSettings::default() };
+    for (sizes, budget, field, expected) in [
+        (
+            sizes(100, 0),
+            199,
+            "kv_cache_memory",
+            "199 bytes are 1 pages of 100 bytes, but at least 2 are needed",
+        ),
+        (
+            sizes(100, 10),
+            249,
+            "max_running_requests",
+            "is 4, the limit is 3: kv_cache_memory, 249 bytes, holds 4 slots of 10 bytes",
+        ),
+        // Not even one request can run.
+        (
+            sizes(100, 10),
+            219,
+            "kv_cache_memory",
+            "219 bytes are 1 pages of 100 bytes besides 5 slots of 10 bytes",
+        ),
+        (sizes(100, usize::MAX / 2), u64::MAX - 1, "kv_cache_memory", "0 pages"),
     ] {
-        let refused = sizes.divide(budget, &EngineSettings::default()).unwrap_err().to_string();
-        assert!(refused.contains(expected) && refused.contains("kv_cache_memory"), "{refused}");
+        let refused = sizes.divide(budget, &asked).unwrap_err();
+        assert_eq!(refused.field(), Some(field), "{refused}");
+        assert!(refused.to_string().contains(expected), "{refused}");
     }
+}
+
+/// Half of the budget is for slots if nothing else is asked for.
+#[test]
+fn as_many_requests_run_as_have_slots_unless_their_number_is_set() {
+    let sizes = Sizes { running: 1 + 128, most_pages: 1000, ..sizes(5, 10) };
+    let run =
+        |budget| sizes.divide(budget, &EngineSettings::default()).map(|size| (size.running, size.bytes()));
+    assert_eq!(run(10_000), Ok((128, 10_000)));
+    assert_eq!(run(1000), Ok((49, 1000)));
+    // One request and two pages at least.
+    assert_eq!(run(30), Ok((1, 30)));
+    let refused = run(29).unwrap_err();
+    assert_eq!(refused.field(), Some("kv_cache_memory"), "{refused}");
+    // The number that is set is taken, though its slots take more than half.
+    let set =
+        EngineSettings { max_running_requests: Some(80), no_prefix_cache: true, ..EngineSettings::default() };
+    let size = Sizes { running: 1 + 80, ..sizes }.divide(1000, &set).unwrap();
+    assert_eq!((size.running, size.slots, size.pages), (80, 81, 38));
 }

@@ -10,6 +10,7 @@ fn largest(max_step_tokens: usize, max_running_requests: usize, context: usize) 
         max_step_tokens,
         steps_in_flight: 2,
     };
+    let max_running_requests = Some(max_running_requests);
     let settings = EngineSettings { max_step_tokens, max_running_requests, ..EngineSettings::default() };
     Largest::of(&limits, &settings, 16)
 }

@@ -34,7 +34,7 @@ pub const PAGE_BYTES: usize = 64;
 pub fn settings() -> EngineSettings {
     EngineSettings {
         max_step_tokens: 16,
-        max_running_requests: 8,
+        max_running_requests: Some(8),
         kv_cache_memory: Some(ByteSize(129 * PAGE_BYTES as u64)),
         ..EngineSettings::default()
     }

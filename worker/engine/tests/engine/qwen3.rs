@@ -30,8 +30,12 @@ fn engine(max_step_tokens: usize, max_prefill_chunk_size: Option<usize>) -> Engi
 }
 
 fn engine_with(settings: EngineSettings) -> Engine {
+    engine_of(CONFIG, settings)
+}
+
+fn engine_of(config: &str, settings: EngineSettings) -> Engine {
     let dir = tempfile::tempdir().expect("a directory");
-    std::fs::write(dir.path().join("config.json"), CONFIG).expect("it is writable");
+    std::fs::write(dir.path().join("config.json"), config).expect("it is writable");
     let options = LoadOptions {
         dir: dir.path().into(),
         load_format: LoadFormat::Dummy,
@@ -46,7 +50,7 @@ fn engine_with(settings: EngineSettings) -> Engine {
     let model = load(&options, device, &mut |_| {}).expect("the config is sound");
     let page_bytes = model.page_bytes() as u64;
     let settings = EngineSettings {
-        max_running_requests: 4,
+        max_running_requests: Some(4),
         // Fewer pages than the requests need in sum, so that several requests use each page.
         kv_cache_memory: Some(ByteSize(24 * page_bytes)),
         ..settings
@@ -82,6 +86,30 @@ fn results_are_bit_identical_for_any_batching() {
         let results = run_to_end(&mut engine, &launches).results;
         assert!(results == expected, "steps of {max_step_tokens}, chunks of {max_prefill_chunk_size:?}");
     }
+}
+
+#[test]
+fn the_first_report_has_the_loads_of_experts_without_the_warm_up() {
+    let mut config: serde_json::Value = serde_json::from_str(CONFIG).expect("it is JSON");
+    for (key, value) in [
+        ("architectures", serde_json::json!(["Qwen3MoeForCausalLM"])),
+        ("num_experts", 4.into()),
+        ("num_experts_per_tok", 2.into()),
+        ("moe_intermediate_size", 8.into()),
+    ] {
+        config[key] = value;
+    }
+    let mut engine = engine_of(
+        &config.to_string(),
+        EngineSettings { max_step_tokens: MAX_STEP_TOKENS, ..common::settings() },
+    );
+    engine.launch(launch(1, 10, 3));
+    let loads = engine.step().expect("the device is there").expect("a step ran").expert_loads;
+    // Ten tokens with two experts each. The last layer computes on only for the token whose logits are needed.
+    let counts: Vec<_> = loads.iter().map(|load| (load.layer, load.experts, load.tokens)).collect();
+    assert_eq!(counts, [(0, 4, 20), (1, 4, 2)]);
+    assert_eq!(loads[1].most, 1);
+    assert!((5..=10).contains(&loads[0].most), "{loads:?}");
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn every_chunking_gives_the_results_of_a_request_alone() {
                     EngineSettings { chunk_shapes: Some("5,64".parse().unwrap()), ..settings.clone() };
                 let ran_padded = run_to_end(&mut model.engine(&padded, 65), &launches);
                 assert!(ran_padded.results == alone, "{model:?}, {padded:?}");
-                let running = 1 + settings.max_running_requests.min(max_step_tokens) as u32;
+                let running = 1 + settings.running_limit().min(max_step_tokens) as u32;
                 assert!(ran.load.slots_total > running, "checkpoints have slots");
             }
         }
@@ -155,7 +155,7 @@ fn ends_inside_steps_in_flight_leave_no_trace_in_slots() {
             result.truncate(1 + result.iter().position(|(token, _)| *token == stop).unwrap());
             launch.spec.as_mut().unwrap().stopping.as_mut().unwrap().stop_token_ids = vec![stop];
         }
-        let settings = EngineSettings { max_running_requests: 2, no_prefix_cache: true, ..settings() };
+        let settings = EngineSettings { max_running_requests: Some(2), no_prefix_cache: true, ..settings() };
         let ran = run_to_end(&mut model.engine(&settings, 33), &launches);
         assert!(ran.results == ends, "{model:?}");
         let several = matches!(model, Stateful::Sim { steps_in_flight: 2, .. });
@@ -176,7 +176,7 @@ fn refused_steps_lose_no_slot_copy() {
         for chunking in CHUNKINGS {
             for fail_every in [5, 6, 7] {
                 let settings = EngineSettings {
-                    max_running_requests: 3,
+                    max_running_requests: Some(3),
                     max_step_tokens: 64,
                     admission: Admission::Optimistic,
                     chunking,
@@ -213,5 +213,38 @@ fn a_refused_row_leaves_no_checkpoint() {
         let ran = run_to_end(&mut engine, &[next]);
         assert_eq!(ran.cached(2) as usize, page, "{model:?}");
         assert!(ran.results == alone, "{model:?}");
+    }
+}
+
+/// A machine without room for the state of 128 requests runs as many as half of its memory holds slots for, unless their
+/// number is set: then it is refused by name, with the limit.
+#[test]
+fn slots_that_do_not_fit_limit_the_requests_unless_their_number_is_set() {
+    for ranks in [1, 2] {
+        let model = Stateful::Hybrid { state_size: 960, ranks };
+        let slot = model.engine(&settings(), 65).model().declaration().slot_bytes();
+        let settings = EngineSettings {
+            max_running_requests: None,
+            max_step_tokens: 64,
+            no_prefix_cache: true,
+            ..settings()
+        };
+        // Half of the memory is five slots, one of them null. Each request has one page in the other half.
+        let memory = 10 * slot + 9;
+        let launches = model.launches(&[9; 12], 5);
+        let mut engine = model.engine_in(&settings, memory).unwrap();
+        let mut most = 0;
+        launches.iter().for_each(|launch| engine.launch(launch.clone()));
+        let mut ended = 0;
+        while let Some(report) = engine.step().unwrap() {
+            most = most.max(report.load.unwrap().running);
+            ended += report.completions.len();
+        }
+        assert_eq!((most, ended), (4, launches.len()), "{model:?}");
+
+        let asked = EngineSettings { max_running_requests: Some(60), ..settings };
+        let refused = model.engine_in(&asked, memory).err().unwrap();
+        assert_eq!(refused.field(), Some("max_running_requests"), "{model:?}: {refused}");
+        assert!(refused.message().contains("is 60, the limit is "), "{model:?}: {refused}");
     }
 }

@@ -319,7 +319,7 @@ fn a_request_larger_than_the_pool_is_refused_with_the_numbers() {
 
 #[test]
 fn a_full_queue_is_overload() {
-    let bounds = EngineSettings { max_running_requests: 1, ..settings() };
+    let bounds = EngineSettings { max_running_requests: Some(1), ..settings() };
     let (mut engine, _) = engine_with_queue(&bounds, 1);
     for request in 0..3 {
         engine.launch(launch(request, 3, 2));
@@ -423,7 +423,7 @@ fn a_launch_past_its_deadline_ends_before_it_runs() {
 
 #[test]
 fn a_lower_priority_number_runs_first() {
-    let settings = EngineSettings { max_running_requests: 1, ..settings() };
+    let settings = EngineSettings { max_running_requests: Some(1), ..settings() };
     let (mut engine, _) = engine(&settings);
     for (request, priority) in [(1, 0), (2, 1), (3, -1)] {
         let mut launch = launch(request, 3, 2);

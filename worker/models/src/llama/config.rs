@@ -276,6 +276,7 @@ impl Config {
             limits: self.limits(dir, max_step_tokens)?,
             kv: Some(KvPlane { layers, heads: kv_heads, head_dim }),
             slots: Vec::new(),
+            expert_layers: (0..layers).filter(|&layer| self.is_sparse(layer)).collect(),
         })
     }
 

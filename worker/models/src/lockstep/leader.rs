@@ -16,7 +16,8 @@ use tutti_proto::{
 
 use super::{logits, plan, tables::Tables};
 use crate::{
-    EmbeddedRows, GroupShares, LayoutPart, Limits, LogitRequests, LogitResults, Model, PageLayout, WantedRows,
+    EmbeddedRows, ExpertLoad, GroupShares, LayoutPart, Limits, LogitRequests, LogitResults, Model,
+    PageLayout, WantedRows,
 };
 
 /// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
@@ -210,6 +211,14 @@ impl Model for Leader {
 
     fn collect(&mut self, until: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
         self.model.collect(until, out)
+    }
+
+    fn expert_loads(&mut self, out: &mut Vec<ExpertLoad>) -> Result<(), DeviceError> {
+        self.model.expert_loads(out)
+    }
+
+    fn restart_expert_loads(&mut self) -> Result<(), DeviceError> {
+        self.model.restart_expert_loads()
     }
 
     fn follow_logits(&mut self, _: &WantedRows) -> Result<(), DeviceError> {

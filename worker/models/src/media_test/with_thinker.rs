@@ -7,7 +7,7 @@ use tutti_proto::declaration::{ModelDeclaration, WalkId};
 
 use super::encoder::Encoder;
 use crate::{
-    DecoderDevice, PageLayout, StepHook,
+    DecoderDevice, ExpertLoad, PageLayout, StepHook,
     decoder::Decoder,
     llama::Llama,
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
@@ -90,6 +90,14 @@ impl<D: DecoderDevice> Model for WithThinker<D> {
 
     fn collect(&mut self, until: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError> {
         self.thinker.collect(until, out)
+    }
+
+    fn expert_loads(&mut self, out: &mut Vec<ExpertLoad>) -> Result<(), DeviceError> {
+        self.thinker.expert_loads(out)
+    }
+
+    fn restart_expert_loads(&mut self) -> Result<(), DeviceError> {
+        self.thinker.restart_expert_loads()
     }
 
     fn follow_logits(&mut self, wanted: &WantedRows) -> Result<(), DeviceError> {

@@ -290,6 +290,7 @@ impl Config {
             },
             kv: Some(KvPlane { layers: attentions, heads: kv_heads, head_dim }),
             slots: if deltas > 0 { planes.to_vec() } else { Vec::new() },
+            expert_layers: if self.experts.is_some() { (0..self.layers.len()).collect() } else { Vec::new() },
         })
     }
 

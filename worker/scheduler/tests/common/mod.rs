@@ -46,7 +46,7 @@ pub fn config() -> SchedulerConfig {
         settings: EngineSettings {
             max_step_tokens: 16,
             prefill_sharing: PrefillSharing::FirstCome,
-            max_running_requests: 8,
+            max_running_requests: Some(8),
             ..EngineSettings::default()
         },
         max_waiting_requests: 64,

@@ -95,7 +95,7 @@ impl Simulation<'_> {
         let load = self.scheduler.load();
         let config = &self.script.config;
         let slots = config.slots - 1;
-        let running = config.settings.max_running_requests.min(config.settings.max_step_tokens).min(slots);
+        let running = config.settings.running_limit().min(config.settings.max_step_tokens).min(slots);
         assert!(load.running <= running);
         assert!(owner.len() <= load.pages_used, "a page is free while a step uses it");
         let held = || self.live.values().chain(self.draining.values());

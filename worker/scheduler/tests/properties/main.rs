@@ -149,7 +149,7 @@ impl<'a> Simulation<'a> {
         let total = arrival.max_total();
         let possible = total <= config.max_context
             && arrival.max_held().div_ceil(config.page_tokens) < config.pages
-            && self.live.len() < config.settings.max_running_requests + config.max_waiting_requests;
+            && self.live.len() < config.settings.running_limit() + config.max_waiting_requests;
         let added = self.scheduler.add(arrival.launch(request));
         assert_eq!(added.is_ok(), possible, "{added:?}");
         if possible {
@@ -245,7 +245,7 @@ impl<'a> Simulation<'a> {
         let first = step.rows[0].walk;
         let alone = step.rows.len() == 1 && (first == AUDIO || whole && !decode(first));
         assert!(step.tokens() <= config.settings.max_step_tokens || alone, "over budget: {step:?}");
-        assert!(step.rows.len() <= config.settings.max_running_requests);
+        assert!(step.rows.len() <= config.settings.running_limit());
         let decodes = step.rows.iter().filter(|row| decode(row.walk)).count();
         assert!(step.rows[..decodes].iter().all(|row| decode(row.walk)), "decodes come first");
         let of_talker = self.live[&step.rows[0].key].arrival.decode() == SPEECH_DECODE;
@@ -269,7 +269,7 @@ impl<'a> Simulation<'a> {
         let in_step: Vec<GraphKey> = step.rows.iter().map(|row| row.key).collect();
         // The bound: the request's own `PATIENCE`, and for each other request a step alone with `PATIENCE` steps in
         // between. The factor is 2 because each of the two partitions has every other step.
-        let most = 2 * (PATIENCE as usize + 1) * config.settings.max_running_requests;
+        let most = 2 * (PATIENCE as usize + 1) * config.settings.running_limit();
         // The first in order gets its page as soon as the last in order has left its steps, however long its output is.
         let most_led = 2 * (config.steps_in_flight + PATIENCE as usize);
         let first = self.live.iter().filter(|(_, live)| live.slot.is_some());

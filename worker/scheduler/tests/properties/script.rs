@@ -234,7 +234,7 @@ fn roomy() -> impl Strategy<Value = Setting> {
         |(policies, model, max_step_tokens, pages)| {
             let mut settings = policies.settings;
             settings.max_step_tokens = max_step_tokens;
-            settings.max_running_requests = 8;
+            settings.max_running_requests = Some(8);
             for cap in [&mut settings.max_prefill_chunk_size, &mut settings.long_prefill_token_threshold] {
                 *cap = cap.map(|cap| cap * 100);
             }
@@ -252,7 +252,7 @@ fn with_limits(setting: impl Strategy<Value = Setting>) -> impl Strategy<Value =
     let steps = prop_oneof![2 => Just(1_usize), 3 => Just(2), 1 => Just(3)];
     (setting, limits, steps).prop_map(|(setting, (running, waiting, few, spare), steps_in_flight)| {
         let (mut config, model, longest) = setting;
-        config.settings.max_running_requests = running;
+        config.settings.max_running_requests = Some(running);
         config.max_waiting_requests = waiting;
         config.slots = if few { 2 + spare.min(running) } else { 1 + running + spare };
         config.steps_in_flight = steps_in_flight;

@@ -13,6 +13,7 @@ use tutti_models::{
     lockstep::{Leader, follow},
 };
 use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_runtime::Error;
 use tutti_settings::{ByteSize, SimProfile, SimSettings};
 
 use super::{CONTEXT, VOCAB, launch, run_to_end, settings};
@@ -97,12 +98,22 @@ impl Stateful {
     ) -> Engine {
         let mut sim_settings = self.sim_settings();
         change(&mut sim_settings);
-        let model = match self {
-            Self::Sim { .. } => sim(&sim_settings),
+        engine_of(self.model(&sim_settings), settings, pages)
+    }
+
+    /// An engine with this number of bytes for pages and slots.
+    pub fn engine_in(self, settings: &EngineSettings, memory: u64) -> Result<Engine, Error> {
+        let settings = EngineSettings { kv_cache_memory: Some(ByteSize(memory)), ..settings.clone() };
+        Engine::new(self.model(&self.sim_settings()), Rank(0), &settings, 64)
+    }
+
+    /// The model, whose simulated device has these settings.
+    pub fn model(self, sim_settings: &SimSettings) -> Box<dyn Model> {
+        match self {
+            Self::Sim { .. } => sim(sim_settings),
             Self::Hybrid { state_size, ranks } => hybrid(state_size, ranks),
             Self::Qwen35 => qwen3_5(),
-        };
-        engine_of(model, settings, pages)
+        }
     }
 
     /// Requests with prompts of these lengths and outputs of `output` tokens, with logprobs.
@@ -143,7 +154,7 @@ pub fn with_logprobs(mut launch: pb::LaunchGraph) -> pb::LaunchGraph {
 }
 
 fn engine_of(model: Box<dyn Model>, settings: &EngineSettings, pages: usize) -> Engine {
-    let running = 1 + settings.max_running_requests.min(settings.max_step_tokens) as u64;
+    let running = 1 + settings.running_limit().min(settings.max_step_tokens) as u64;
     let (page_bytes, slot_bytes) = (model.page_bytes() as u64, model.declaration().slot_bytes());
     let pages = pages as u64 * page_bytes;
     let checkpoints =

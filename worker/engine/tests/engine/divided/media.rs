@@ -196,7 +196,7 @@ fn one_call_takes_all_items_of_a_request_whatever_the_budget_of_a_step() {
     for round in 0..12 {
         let settings = EngineSettings {
             max_step_tokens: 4 + random.below(61),
-            max_running_requests: 4,
+            max_running_requests: Some(4),
             max_prefill_chunk_size: Some(1 + random.below(40)),
             ..settings()
         };
