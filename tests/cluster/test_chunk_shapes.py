@@ -20,12 +20,10 @@ def cached(cluster, golden):
     return answer["choices"][0]
 
 
-@pytest.mark.parametrize("ranks", (1, 2))
-@pytest.mark.parametrize("model", ("qwen3", "qwen3_moe", "qwen3_5"))
-def test_padded_steps_change_no_digit(start, tmp_path, model, ranks):
+def check_padded(start, tmp_path, model, ranks, *device):
     directory, trace = GOLDENS / "seed0" / model, tmp_path / "steps"
     golden = load_file(directory / "goldens.safetensors")
-    flags = ("--workers", ranks, "--tp", ranks, "--model", directory, "--skip-tokenizer-init", "--max-step-tokens", 64)
+    flags = ("--workers", ranks, "--tp", ranks, "--model", directory, "--skip-tokenizer-init", "--max-step-tokens", 64, *device)
     plain = start(*flags)
     expected, warm = answers(plain, golden), cached(plain, golden)
     assert greatest_deviation(golden, expected) <= bound(model)
@@ -41,3 +39,9 @@ def test_padded_steps_change_no_digit(start, tmp_path, model, ranks):
     steps = [json.loads(line) for line in trace.with_name("steps.rank0").read_text().splitlines()[1:]]
     assert {step["tokens"] + step["padding_tokens"] for step in steps} == set(SHAPES)
     assert counted == sum(step["padding_tokens"] for step in steps) > 0
+
+
+@pytest.mark.parametrize("ranks", (1, 2))
+@pytest.mark.parametrize("model", ("qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe"))
+def test_padded_steps_change_no_digit(start, tmp_path, model, ranks):
+    check_padded(start, tmp_path, model, ranks)

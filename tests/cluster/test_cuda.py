@@ -14,6 +14,7 @@ from harness import GOLDENS, events, run_to_exit
 from safetensors.numpy import load_file
 from streams import Streams
 from test_bits import WHOLE, Cluster, check, check_preempted, check_prefixes, cut, prefills
+from test_chunk_shapes import check_padded
 from test_golden import BOUND, GENERATED, MODELS, answers, greatest_deviation, mean_deviations
 
 # Ways of cutting prompts into steps and forwards. The longest prompt has 300 tokens.
@@ -67,6 +68,11 @@ def test_a_model_that_the_device_cannot_run_is_refused_before_its_weights_are_re
     code, log = run_to_exit("conductor", args, tmp_path)
     assert code == 64, log
     assert f"{architecture} needs {lacking}, which the device lacks: cuda" in log and "panicked" not in log
+
+
+@on_a_gpu
+def test_padded_steps_change_no_digit_on_a_gpu(start, tmp_path):
+    check_padded(start, tmp_path, "qwen3", 1, "--device", "cuda")
 
 
 def check_warm_prefix(cluster, golden):

