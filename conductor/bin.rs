@@ -40,7 +40,7 @@ use tutti_runtime::{
     progress::LoadDisplay,
     serve::{self, ConnectionMetrics, Purpose},
     shutdown::Shutdown,
-    telemetry,
+    telemetry::{self, Sampling},
     tls::{ClusterTransport, PublicTls},
     token::Token,
 };
@@ -84,8 +84,13 @@ fn main() -> ExitCode {
     })
 }
 
+/// A conductor with an embedded router takes clients' requests. Without it, requests come from routers.
+fn sampling(settings: &ConductorSettings) -> Sampling {
+    if settings.membership.no_router { Sampling::OfSampled } else { Sampling::OfClients }
+}
+
 async fn run(settings: ConductorSettings) -> Result<(), Error> {
-    let _telemetry = telemetry::install(&settings.telemetry, NAME)?;
+    let _telemetry = telemetry::install(&settings.telemetry, NAME, sampling(&settings))?;
     descriptors::raise_limit();
     let shutdown = Shutdown::on_signals()?;
     let layout = config::layout(&settings)?;
@@ -101,6 +106,8 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     // Ports are bound before anything that takes long, so that a port in use is reported at once.
     let http = listen::tcp("http", settings.addresses.http)?;
     let grpc = listen::tcp("grpc", settings.addresses.grpc)?;
+    let probes =
+        settings.addresses.operations.map(|address| listen::tcp("operations", address)).transpose()?;
     let transport = ClusterTransport::read(&settings.cluster_tls)?;
     tokio::spawn(transport.clone().follow());
     let MembershipSettings { worker_listen, cluster_grpc, .. } = &settings.membership;
@@ -114,6 +121,7 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     };
 
     let metrics = Metrics::default();
+    metrics.identify(NAME, &settings)?;
     let counts = ConnectionMetrics::register(&metrics);
     let cluster_health = Health::default();
     let options = backend_options(&settings, &layout, &checkpoint, (workers, counts.clone()), display)?;
@@ -143,13 +151,18 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     if let Some(front_door) = &front.router {
         front_door.warn_if_open(&[settings.addresses.http, settings.addresses.grpc]);
     }
-    let AddressSettings { http: http_address, grpc: grpc_address } = settings.addresses;
+    let AddressSettings { http: http_address, grpc: grpc_address, .. } = settings.addresses;
     tracing::info!(http = %http_address, grpc = %grpc_address, cluster = routers.local_url()?, "listening");
     tokio::spawn(announcement(&settings, &http, &grpc).when_ready(front.health.clone()));
     let (http, grpc) = serve::encrypted(http, grpc, tls);
     let (http, grpc) = (http.counted(&counts, Purpose::Http), grpc.counted(&counts, Purpose::Grpc));
     let closing = Shutdown::default();
     let mut servers = front.serve(http, grpc, &settings.connections, &closing);
+    if let Some(probes) = probes {
+        let probes = serve::Listener::from(probes).counted(&counts, Purpose::Operations);
+        let (routes, connections) = (front.operations.clone(), settings.connections.clone());
+        servers.spawn(serve::http(probes, routes, connections, closing.clone()));
+    }
     let (routers, _routers_directory) = routers.into_parts();
     let connections = ConnectionSettings { max_streams: ROUTER_STREAMS, ..settings.connections.clone() };
     servers.spawn(serve::grpc(
@@ -289,6 +302,8 @@ async fn hear(cluster: Health, front_door: FrontDoor) {
 /// The services that clients and operators reach.
 struct Front {
     routes: axum::Router,
+    /// The routes of operators and probes, which `routes` has too.
+    operations: axum::Router,
     services: Routes,
     health: Health,
     /// The embedded router, if there is one.
@@ -298,8 +313,10 @@ struct Front {
 impl Front {
     /// Creates the services of a conductor without an embedded router: those of operators and probes.
     fn bare(health: Health, metrics: Metrics) -> Self {
+        metrics.follow_readiness(health.clone());
         let services = Routes::new(grpc_health::service::<ConductorServer<ConductorService>>(health.clone()));
-        Self { routes: operations::routes(health.clone(), metrics), services, health, router: None }
+        let operations = operations::routes(health.clone(), metrics);
+        Self { routes: operations.clone(), operations, services, health, router: None }
     }
 
     /// Creates the services of a conductor with an embedded router. The router calls the conductor's gRPC service as a
@@ -313,10 +330,13 @@ impl Front {
     ) -> Result<Self, Error> {
         let front_door = FrontDoor::new(conductor, Some(text), config, metrics)?;
         let health = cluster.of_same_process();
+        metrics.follow_readiness(health.clone());
         let (follow, hear) = (front_door.clone().follow(health.clone()), hear(cluster, front_door.clone()));
         tokio::spawn(async { tokio::join!(follow, hear) });
+        let operations = operations::routes(health.clone(), metrics.clone());
         Ok(Self {
-            routes: operations::routes(health.clone(), metrics.clone()).merge(front_door.http_routes()),
+            routes: operations.clone().merge(front_door.http_routes()),
+            operations,
             services: front_door.grpc_routes(&health)?,
             health,
             router: Some(front_door),
@@ -332,7 +352,8 @@ impl Front {
         closing: &Shutdown,
     ) -> JoinSet<Result<(), Error>> {
         let mut servers = JoinSet::new();
-        servers.spawn(serve::http(http, self.routes.clone(), connections.clone(), closing.clone()));
+        let routes = operations::moving_clients(self.routes.clone(), self.health.clone());
+        servers.spawn(serve::http(http, routes, connections.clone(), closing.clone()));
         let services = self.services.clone();
         let windows = serve::Windows::default();
         servers.spawn(serve::grpc(grpc, services, windows, connections.clone(), closing.clone()));

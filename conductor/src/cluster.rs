@@ -5,7 +5,7 @@
 //! of a worker is one event, however many requests it concerns.
 //!
 //! `State` has three parts, whose methods make the decisions: `Membership` (workers, ranks, groups, the model),
-//! `Requests` and `Prefixes`. [`Cluster`] holds the lock, and carries decisions from one part to another, to metrics
+//! `Requests` and `Prefixes`. A fourth, `Recent`, decides nothing and remembers for pages. [`Cluster`] holds the lock, and carries decisions from one part to another, to metrics
 //! and to health.
 
 #[cfg(fuzzing)]
@@ -17,6 +17,7 @@ mod model;
 mod placement;
 mod prefixes;
 mod ranks;
+mod recent;
 mod request_events;
 mod requests;
 mod roles;
@@ -38,7 +39,7 @@ use tutti_runtime::{Error, health::Health, metrics::Metrics};
 use tutti_settings::{EngineSettings, FaultSettings, MAX_RANKS, ModelSettings};
 
 pub(crate) use self::prefixes::IndexSize;
-use self::{membership::Membership, prefixes::Prefixes, requests::Requests};
+use self::{membership::Membership, prefixes::Prefixes, recent::Recent, requests::Requests};
 pub use self::{
     membership::{Exit, Joining, Presence},
     topology::{GroupSpec, Topology},
@@ -115,6 +116,7 @@ struct State {
     membership: Membership,
     requests: Requests,
     prefixes: Prefixes,
+    recent: Recent,
 }
 
 impl Cluster {
@@ -124,7 +126,12 @@ impl Cluster {
         let prefixes = if limits.engine.no_prefix_cache { Prefixes::default() } else { Prefixes::indexed() };
         let membership = Membership::new(limits.clone(), served);
         let cluster = Self {
-            state: Mutex::new(State { membership, prefixes, requests: Requests::default() }),
+            state: Mutex::new(State {
+                membership,
+                prefixes,
+                requests: Requests::default(),
+                recent: Recent::default(),
+            }),
             metrics: ConductorMetrics::new(metrics),
             limits,
             health,

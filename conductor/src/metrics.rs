@@ -4,6 +4,7 @@
 mod experts;
 mod planes;
 mod prefixes;
+mod totals;
 mod transfers;
 
 use std::sync::atomic::AtomicU64;
@@ -24,7 +25,8 @@ use tutti_runtime::{
 };
 
 use self::{
-    experts::ExpertMetrics, planes::PlaneMetrics, prefixes::PrefixMetrics, transfers::TransferMetrics,
+    experts::ExpertMetrics, planes::PlaneMetrics, prefixes::PrefixMetrics, totals::Totals,
+    transfers::TransferMetrics,
 };
 use crate::{
     cluster::IndexSize,
@@ -81,6 +83,9 @@ impl MetricConstructor<Histogram> for Buckets {
     }
 }
 
+/// Outcomes of requests.
+const OUTCOMES: [&str; 6] =
+    ["finished", "cancelled", "deadline_exceeded", "worker_lost", "failed", "refused"];
 /// Seconds per step: from a step of a small model to a long prefill on a CPU.
 const STEP_SECONDS: Buckets =
     Buckets(&[1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]);
@@ -105,6 +110,7 @@ pub struct ConductorMetrics {
     requests_waiting: PerWorker,
     steps: PerWorker,
     workers_ready: Gauge,
+    workers_expected: Gauge,
     groups_ready: Family<RoleLabel, Gauge>,
     restarts: Family<WorkerLabel, Counter>,
     fenced: Family<ReasonLabel, Counter>,
@@ -124,6 +130,7 @@ pub struct ConductorMetrics {
     planes: PlaneMetrics,
     experts: ExpertMetrics,
     prefixes: PrefixMetrics,
+    totals: Totals,
 }
 
 impl ConductorMetrics {
@@ -145,6 +152,7 @@ impl ConductorMetrics {
             requests_waiting: Default::default(),
             steps: Default::default(),
             workers_ready: Default::default(),
+            workers_expected: Default::default(),
             restarts: Default::default(),
             fenced: Default::default(),
             refusals: Default::default(),
@@ -163,7 +171,10 @@ impl ConductorMetrics {
             planes: Default::default(),
             experts: Default::default(),
             prefixes: Default::default(),
+            totals: Default::default(),
         };
+        new.totals.register(metrics);
+        new.begin_counters();
         new.prefixes.register(metrics);
         new.transfers.register(metrics);
         new.planes.register(metrics);
@@ -188,6 +199,8 @@ impl ConductorMetrics {
             r.register("requests_waiting", "Requests in a worker's queue", new.requests_waiting.clone());
             r.register("worker_steps", "Steps of a worker's current process", new.steps.clone());
             r.register("workers_ready", "Workers that take requests", new.workers_ready.clone());
+            let help = "Workers that the conductor starts and keeps, without those that an operator has drained";
+            r.register("workers_expected", help, new.workers_expected.clone());
             let help = "Groups that take requests, by role: whole, prefill, decode, encode";
             r.register("groups_ready", help, new.groups_ready.clone());
             r.register("worker_restarts", "Worker processes started again", new.restarts.clone());
@@ -220,6 +233,23 @@ impl ConductorMetrics {
             r.register("worker_memory_bytes", help, new.memory.clone());
         });
         new
+    }
+
+    /// Creates the counters that alerts watch, at 0. The first count of a series that did not exist before is no increase
+    /// to Prometheus.
+    fn begin_counters(&self) {
+        for outcome in OUTCOMES {
+            self.requests.get_or_create(&OutcomeLabel { outcome }).inc_by(0);
+        }
+        for reason in ["stopped", "hangs"] {
+            self.fenced.get_or_create(&ReasonLabel { reason }).inc_by(0);
+        }
+        for reason in [Dropped::Stale, Dropped::Duplicate, Dropped::Unknown].map(drop_reason) {
+            self.completions_dropped.get_or_create(&ReasonLabel { reason }).inc_by(0);
+        }
+        for reason in ErrorKind::labels() {
+            self.refusals.get_or_create(&ReasonLabel { reason }).inc_by(0);
+        }
     }
 
     pub(crate) fn accepted(&self, prompt_tokens: usize, in_flight: usize) {
@@ -289,12 +319,7 @@ impl ConductorMetrics {
     }
 
     pub(crate) fn dropped(&self, why: Dropped) {
-        let reason = match why {
-            Dropped::Stale => "stale",
-            Dropped::Duplicate => "duplicate",
-            Dropped::Unknown => "unknown",
-        };
-        self.completions_dropped.get_or_create(&ReasonLabel { reason }).inc();
+        self.completions_dropped.get_or_create(&ReasonLabel { reason: drop_reason(why) }).inc();
     }
 
     pub(crate) fn load(&self, worker: Rank, load: &pb::WorkerLoad) {
@@ -312,6 +337,7 @@ impl ConductorMetrics {
         set(&self.prefill_tokens, load.prefill_tokens as i64);
         set(&self.cached_tokens, load.cached_tokens as i64);
         self.planes.take(worker, load);
+        self.totals.take(worker, load);
         if let Some(tally) = &load.transfers {
             self.transfers.take(worker, tally);
         }
@@ -324,8 +350,10 @@ impl ConductorMetrics {
         self.experts.take(worker, loads);
     }
 
-    /// Sets a worker's estimate of the memory that it uses, in bytes per kind of memory.
+    /// Sets a worker's estimate of the memory that it uses, in bytes per kind of memory. Called when the worker is ready,
+    /// so its counter of restarts exists from then on.
     pub(crate) fn memory(&self, worker: Rank, kinds: [(&'static str, u64); 3]) {
+        self.restarts.get_or_create(&WorkerLabel { worker: worker.0 }).inc_by(0);
         for (kind, bytes) in kinds {
             self.memory.get_or_create(&MemoryLabel { worker: worker.0, kind }).set(bytes as i64);
         }
@@ -349,6 +377,7 @@ impl ConductorMetrics {
         }
         self.transfers.gone(worker);
         self.planes.gone(worker);
+        self.totals.gone(worker);
         self.experts.gone(worker);
         self.oldest_waiting.remove(&label);
         for kind in ["weights", "kv", "step"] {
@@ -356,8 +385,10 @@ impl ConductorMetrics {
         }
     }
 
-    pub(crate) fn ready(&self, workers: usize) {
+    /// Sets the number of ready workers, and of those that the conductor keeps running.
+    pub(crate) fn ready(&self, workers: usize, expected: usize) {
         self.workers_ready.set(workers as i64);
+        self.workers_expected.set(expected as i64);
     }
 
     /// Sets the number of ready replicas of a role.
@@ -371,5 +402,13 @@ impl ConductorMetrics {
 
     pub(crate) fn restarted(&self, worker: Rank) {
         self.restarts.get_or_create(&WorkerLabel { worker: worker.0 }).inc();
+    }
+}
+
+fn drop_reason(why: Dropped) -> &'static str {
+    match why {
+        Dropped::Stale => "stale",
+        Dropped::Duplicate => "duplicate",
+        Dropped::Unknown => "unknown",
     }
 }

@@ -7,6 +7,7 @@ mod machine;
 pub mod media;
 mod plan;
 mod run;
+mod trace;
 pub mod validate;
 
 pub use deadline::Deadline;

@@ -15,7 +15,7 @@ use tonic::{
     service::{Routes, interceptor::InterceptedService},
 };
 use tutti_proto::{
-    MAX_MESSAGE_BYTES, Rank,
+    MAX_MESSAGE_BYTES, Rank, RequestId,
     cluster::v1::{self as pb, conductor_server::Conductor},
 };
 use tutti_runtime::{
@@ -24,6 +24,7 @@ use tutti_runtime::{
     grpc_health,
     health::Health,
     token::Token,
+    trace::TraceContext,
 };
 
 pub use tutti_proto::cluster::v1::conductor_server::ConductorServer;
@@ -93,8 +94,9 @@ impl Conductor for ConductorService {
         &self,
         request: Request<pb::SubmitRequest>,
     ) -> Result<Response<Self::SubmitStream>, Status> {
-        let pb::SubmitRequest { spec, timeout_ms, generated } = request.into_inner();
-        let submission = self.cluster.resume(spec.unwrap_or_default(), timeout_ms, generated)?;
+        let pb::SubmitRequest { spec, timeout_ms, generated, trace } = request.into_inner();
+        let trace = TraceContext::received(trace);
+        let submission = self.cluster.resume(spec.unwrap_or_default(), timeout_ms, generated, trace)?;
         Ok(Response::new(Events(submission)))
     }
 
@@ -140,6 +142,21 @@ impl Conductor for ConductorService {
         _: Request<pb::GetClusterRequest>,
     ) -> Result<Response<pb::GetClusterResponse>, Status> {
         Ok(Response::new(self.cluster.status()))
+    }
+
+    async fn get_steps(
+        &self,
+        request: Request<pb::GetStepsRequest>,
+    ) -> Result<Response<pb::GetStepsResponse>, Status> {
+        Ok(Response::new(self.cluster.recent_steps(request.into_inner().after)))
+    }
+
+    async fn get_requests(
+        &self,
+        request: Request<pb::GetRequestsRequest>,
+    ) -> Result<Response<pb::GetRequestsResponse>, Status> {
+        let id = request.into_inner().request.map(RequestId);
+        Ok(Response::new(self.cluster.recent_requests(id)))
     }
 
     async fn drain_worker(

@@ -6,12 +6,13 @@ use std::{env, fs, path::Path};
 use prost::Message;
 
 const CLIENT: &str = "tutti/v1/inference.proto";
-const CLUSTER: [&str; 5] = [
+const CLUSTER: [&str; 6] = [
     "tutti/cluster/v1/conductor.proto",
     "tutti/cluster/v1/worker.proto",
     "tutti/cluster/v1/model.proto",
     "tutti/cluster/v1/transfer.proto",
     "tutti/cluster/v1/lockstep.proto",
+    "tutti/cluster/v1/view.proto",
 ];
 
 #[test]

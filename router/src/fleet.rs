@@ -172,6 +172,11 @@ impl Fleet {
         self.agreed.read().as_ref().map(|agreed| agreed.served.clone())
     }
 
+    /// The conductors, in the order in which they joined.
+    pub fn members(&self) -> Vec<Arc<Member>> {
+        self.roster.read().members().to_vec()
+    }
+
     /// Polls every conductor now, without waiting for the end of its poll interval. Called when a conductor may have
     /// changed.
     pub fn ask_again(&self) {

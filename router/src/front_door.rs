@@ -149,6 +149,11 @@ impl FrontDoor {
         self.generator.fleet().ask_again();
     }
 
+    /// True if no generation is running.
+    pub fn is_idle(&self) -> bool {
+        self.generator.is_idle()
+    }
+
     /// Completes when no generation is running. Called only at shutdown, because no generation is admitted while the
     /// future is polled.
     pub async fn idle(&self) {

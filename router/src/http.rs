@@ -4,6 +4,7 @@ mod answer;
 mod body;
 mod chat;
 mod choices;
+mod cluster;
 mod completions;
 mod error;
 mod fields;
@@ -36,8 +37,9 @@ use tutti_runtime::{Error, ErrorKind};
 use self::{body::BodyReader, error::ApiError};
 use crate::{
     generation::Generator,
-    keys::{ApiKeys, Entry},
+    keys::{ApiKeys, Caller, Entry},
     metrics::RouterMetrics,
+    page,
     text::pool::Lane,
     uploads::Uploads,
 };
@@ -58,14 +60,19 @@ struct Api {
 }
 
 impl Api {
-    /// Lets a request in, or refuses it: by its API key or, if no keys are needed, by its origin.
+    /// Lets a request in, or refuses it.
     fn enter(&self, request: &Request) -> Result<Entry, Error> {
+        self.identify(request)?.enter()
+    }
+
+    /// Finds a request's caller by its API key or, if no keys are needed, checks the request's origin.
+    fn identify(&self, request: &Request) -> Result<Caller, Error> {
         let headers = request.headers();
         if !self.keys.are_needed() {
             origin::check(request.uri(), headers, &self.allowed_origins)?;
         }
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        self.keys.identify(text("authorization"), text("x-api-key"))?.enter()
+        self.keys.identify(text("authorization"), text("x-api-key"))
     }
 
     /// Reads a request's body and parses it with `parse`.
@@ -91,6 +98,14 @@ pub fn routes(
 ) -> Router {
     let bodies = BodyReader::new(uploads);
     let api = Api { generator, bodies, keys, allowed_origins, since: unix_seconds() };
+    // The data of the page. Its check is another one: looking counts against no limit of a key.
+    let cluster = Router::new()
+        .route("/cluster/state", get(cluster::state))
+        .route("/cluster/steps", get(cluster::steps))
+        .route("/cluster/requests", get(cluster::requests))
+        .route("/cluster/requests/{id}", get(cluster::one_request))
+        .route_layer(middleware::from_fn_with_state(api.clone(), let_look))
+        .with_state(api.clone());
     Router::new()
         .route("/v1/completions", post(completions::create))
         .route("/v1/chat/completions", post(chat::create))
@@ -102,6 +117,8 @@ pub fn routes(
         .route_layer(middleware::from_fn_with_state(api.clone(), let_in))
         .fallback(no_route)
         .with_state(api)
+        .merge(cluster)
+        .merge(page::routes())
 }
 
 /// Lets callers of known routes in, and counts the answers.
@@ -112,6 +129,16 @@ async fn let_in(State(api): State<Api>, path: MatchedPath, mut request: Request,
             request.extensions_mut().insert(entry);
             next.run(request).await
         }
+        Err(error) => ApiError(error).into_response(),
+    };
+    answered.with(response)
+}
+
+/// Lets callers look at the cluster, and counts the answers.
+async fn let_look(State(api): State<Api>, path: MatchedPath, request: Request, next: Next) -> Response {
+    let answered = Answered { metrics: api.generator.metrics().clone(), path, done: false };
+    let response = match api.identify(&request) {
+        Ok(_) => next.run(request).await,
         Err(error) => ApiError(error).into_response(),
     };
     answered.with(response)

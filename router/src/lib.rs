@@ -13,6 +13,7 @@ mod grpc;
 mod http;
 mod keys;
 mod metrics;
+mod page;
 pub mod process;
 mod readers;
 mod served;

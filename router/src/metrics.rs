@@ -1,15 +1,31 @@
 //! Metrics of the front door.
 
-use std::time::Instant;
+mod gen_ai;
+mod span;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use prometheus_client::encoding::EncodeLabelSet;
-use tracing::{Span, field::Empty};
+use tracing::Span;
 use tutti_runtime::{
     Error, ErrorKind,
     metrics::{
         Metrics,
         metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     },
+    trace::{ClientSpan, TraceContext},
+};
+
+use self::{
+    gen_ai::{GenAiMetrics, Times},
+    span::RequestSpan,
+};
+use crate::{
+    generation::{GenerationRequest, Prompt, Usage},
+    served::ServedModel,
 };
 
 /// Histogram buckets in seconds, from the time per token of a fast engine to the duration of a long request.
@@ -38,6 +54,9 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    const ALL: [Self; 5] =
+        [Self::Finished, Self::Refused, Self::Failed, Self::DeadlineExceeded, Self::Cancelled];
+
     /// The outcome for an error: `DeadlineExceeded` if the error says so, else `otherwise`.
     pub fn of(error: &Error, otherwise: Self) -> Self {
         if error.kind() == ErrorKind::DeadlineExceeded { Self::DeadlineExceeded } else { otherwise }
@@ -76,6 +95,7 @@ pub struct RouterMetrics {
     whole: Histogram,
     prompt_tokens: Counter,
     generated_tokens: Counter,
+    gen_ai: GenAiMetrics,
 }
 
 impl RouterMetrics {
@@ -91,7 +111,15 @@ impl RouterMetrics {
             whole: Histogram::new(BUCKETS),
             prompt_tokens: Counter::default(),
             generated_tokens: Counter::default(),
+            gen_ai: GenAiMetrics::register(metrics),
         };
+        // The first count of a series that did not exist before is no increase to Prometheus.
+        for outcome in Outcome::ALL {
+            own.outcomes.get_or_create(&OutcomeLabel { outcome: outcome.name() }).inc_by(0);
+        }
+        for reason in ErrorKind::labels() {
+            own.refusals.get_or_create(&ReasonLabel { reason }).inc_by(0);
+        }
         metrics.register(|registry| {
             let router = registry.sub_registry_with_prefix("router");
             let help = "Requests answered, by route and status (HTTP status or gRPC code)";
@@ -125,53 +153,92 @@ impl RouterMetrics {
 /// Measures one generation. Dropping the meter records the generation's end, so that every kind of end is counted.
 pub struct RequestMeter {
     metrics: RouterMetrics,
-    span: Span,
+    span: RequestSpan,
+    /// Name of the operation in OpenTelemetry's conventions.
+    operation: &'static str,
+    /// `None` if the served model is not known yet.
+    model: Option<Arc<ServedModel>>,
     arrived: Instant,
     /// For each choice, by index: the time of the last delivery of tokens.
     last: Vec<Option<Instant>>,
-    /// True once any choice has got a token.
-    any: bool,
+    /// Times of the first and the last delivery of tokens of any choice.
+    first_and_latest: Option<(Instant, Instant)>,
+    /// Number of tokens delivered.
+    tokens: u64,
     outcome: Outcome,
+    /// The kind of the error that ended the generation.
+    error: Option<ErrorKind>,
 }
 
 impl RequestMeter {
-    /// Starts measuring a generation that arrives now.
-    pub fn start(metrics: &RouterMetrics) -> Self {
+    /// Starts measuring a generation that arrives now. `client` is the span that the client names as its own.
+    pub fn start(
+        metrics: &RouterMetrics,
+        client: Option<ClientSpan>,
+        request: &GenerationRequest,
+        model: Option<Arc<ServedModel>>,
+    ) -> Self {
         metrics.in_flight.inc();
-        let span = tracing::info_span!("generation", prompt_tokens = Empty, outcome = Empty);
-        // If `ends` is never called, the generation was dropped because its client disconnected, so this is the
+        let span = RequestSpan::begin(client);
+        let is_chat = matches!(request.prompts.first(), Some(Prompt::Chat { .. }));
+        let operation = if is_chat { "chat" } else { "text_completion" };
+        span.describe(operation, name(model.as_deref()), request);
+        // If no end is recorded, the generation was dropped because its client disconnected, so this is the
         // outcome.
         let outcome = Outcome::Cancelled;
         Self {
             metrics: metrics.clone(),
             span,
+            operation,
+            model,
             arrived: Instant::now(),
             last: Vec::new(),
-            any: false,
+            first_and_latest: None,
+            tokens: 0,
             outcome,
+            error: None,
         }
     }
 
     /// The generation's tracing span, from arrival to end.
     pub fn span(&self) -> &Span {
-        &self.span
+        self.span.log()
+    }
+
+    /// The context of the generation's span, if its trace is sampled.
+    pub fn trace(&self) -> Option<&TraceContext> {
+        self.span.trace()
     }
 
     /// Records that the request was accepted with this many tokens in its prompts.
     pub fn accepted(&self, prompt_tokens: u32) {
         self.metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
-        self.span.record("prompt_tokens", prompt_tokens);
+        self.span.log().record("prompt_tokens", prompt_tokens);
     }
 
     /// Records that the request was not accepted.
     pub fn refused(&mut self, error: &Error) {
-        self.ends(Outcome::of(error, Outcome::Refused));
+        self.fails(error, Outcome::Refused);
         self.metrics.refusals.get_or_create(&ReasonLabel { reason: error.kind().label() }).inc();
     }
 
-    /// Sets the outcome.
-    pub fn ends(&mut self, outcome: Outcome) {
-        self.outcome = outcome;
+    /// Records that the request ends with an error. The outcome is `DeadlineExceeded` if the error says so, else
+    /// `otherwise`.
+    pub fn fails(&mut self, error: &Error, otherwise: Outcome) {
+        self.outcome = Outcome::of(error, otherwise);
+        self.error = Some(error.kind());
+        self.span.failed(error);
+    }
+
+    /// Records that a choice has ended. `reason` is the word of OpenAI's `finish_reason`.
+    pub fn choice_ended(&mut self, reason: &'static str) {
+        self.span.choice_ended(reason);
+    }
+
+    /// Records that all choices have finished.
+    pub fn finished(&mut self, usage: Usage) {
+        self.outcome = Outcome::Finished;
+        self.span.used(usage);
     }
 
     /// Records a choice's delta with this many tokens.
@@ -180,8 +247,14 @@ impl RequestMeter {
             return;
         }
         self.metrics.generated_tokens.inc_by(tokens as u64);
-        if !std::mem::replace(&mut self.any, true) {
-            self.metrics.first_token.observe((now - self.arrived).as_secs_f64());
+        self.tokens += tokens as u64;
+        match &mut self.first_and_latest {
+            Some((_, latest)) => *latest = now,
+            none => {
+                *none = Some((now, now));
+                self.metrics.first_token.observe((now - self.arrived).as_secs_f64());
+                self.span.first_token();
+            }
         }
         let index = choice as usize;
         if self.last.len() <= index {
@@ -191,16 +264,39 @@ impl RequestMeter {
             self.metrics.between_tokens.observe((now - last).as_secs_f64());
         }
     }
+
+    /// Times for the metrics of OpenTelemetry's conventions.
+    fn times(&self, whole: Duration) -> Times {
+        let Some((first, latest)) = self.first_and_latest else { return Times { whole, ..Times::default() } };
+        let choices = self.last.iter().flatten().count() as u64;
+        let later_tokens = self.tokens.saturating_sub(choices);
+        let per_token =
+            (later_tokens > 0).then(|| (latest - first).mul_f64(choices as f64 / later_tokens as f64));
+        Times { whole, first_token: Some(first - self.arrived), per_token }
+    }
+}
+
+/// The name of the served model; empty if it is not known yet.
+fn name(model: Option<&ServedModel>) -> &str {
+    model.map_or("", |model| &model.description.served_name)
 }
 
 impl Drop for RequestMeter {
     fn drop(&mut self) {
         self.metrics.in_flight.dec();
-        self.metrics.whole.observe(self.arrived.elapsed().as_secs_f64());
+        let whole = self.arrived.elapsed();
+        self.metrics.whole.observe(whole.as_secs_f64());
         self.metrics.outcomes.get_or_create(&OutcomeLabel { outcome: self.outcome.name() }).inc();
-        self.span.record("outcome", self.outcome.name());
+        let error = match (self.outcome, self.error) {
+            (Outcome::Finished, _) => "",
+            (_, Some(kind)) => kind.label(),
+            (outcome, None) => outcome.name(),
+        };
+        let (times, model) = (self.times(whole), name(self.model.as_deref()));
+        self.metrics.gen_ai.ended(self.operation, model, times, error, self.span.trace());
+        self.span.end(self.outcome);
         if self.outcome == Outcome::Cancelled {
-            self.span.in_scope(|| tracing::info!(status = 499, "the client left"));
+            self.span.log().in_scope(|| tracing::info!(status = 499, "the client left"));
         }
     }
 }

@@ -15,7 +15,7 @@ use tutti_runtime::{
     operations,
     serve::{self, ConnectionMetrics, Purpose},
     shutdown::Shutdown,
-    telemetry,
+    telemetry::{self, Sampling},
     tls::{ClusterTransport, PublicTls},
     token::Token,
 };
@@ -59,6 +59,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
 }
 
 async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error> {
+    let metrics = Metrics::default();
+    metrics.identify(PROCESS.name, &settings)?;
     let RouterProcessSettings {
         conductors,
         addresses,
@@ -70,7 +72,7 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
         router,
         fleet,
     } = settings;
-    let _telemetry = telemetry::install(&telemetry, PROCESS.name)?;
+    let _telemetry = telemetry::install(&telemetry, PROCESS.name, Sampling::OfClients)?;
     descriptors::raise_limit();
     let shutdown = Shutdown::on_signals()?;
     let tls = PublicTls::read(&tls)?;
@@ -78,6 +80,7 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     check_reach(&conductors.conductor, conductors.discover.as_deref(), &transport)?;
     let http = listen::tcp("http", addresses.http)?;
     let grpc = listen::tcp("grpc", addresses.grpc)?;
+    let probes = addresses.operations.map(|address| listen::tcp("operations", address)).transpose()?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
     let announcement = Announcement {
         http: http.local_addr().unwrap_or(addresses.http),
@@ -85,7 +88,8 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
         prompt: Some(if router.skip_tokenizer_init { Prompt::TokenIds } else { Prompt::Text }),
         is_encrypted: tls.is_some(),
     };
-    let (health, metrics) = (Health::default(), Metrics::default());
+    let health = Health::default();
+    metrics.follow_readiness(health.clone());
     let (http, grpc) = serve::encrypted(http, grpc, tls);
     let counts = ConnectionMetrics::register(&metrics);
     let (http, grpc) = (http.counted(&counts, Purpose::Http), grpc.counted(&counts, Purpose::Grpc));
@@ -96,14 +100,18 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     let conductors = Conductors::new(&conductors.conductor, conductors.discover.as_deref(), access, &fleet)?;
     let front_door = FrontDoor::before(conductors, fleet, &router, &metrics)?;
     front_door.warn_if_open(&[addresses.http, addresses.grpc]);
-    let routes = front_door.http_routes().merge(operations::routes(health.clone(), metrics));
+    let operations = operations::routes(health.clone(), metrics);
+    let routes = front_door.http_routes().merge(operations.clone());
+    let routes = operations::moving_clients(routes, health.clone());
     let services = front_door.grpc_routes(&health)?;
     tokio::spawn(front_door.clone().follow(health.clone()));
     tokio::spawn(announcement.when_ready(health.clone()));
 
     let closing = Shutdown::default();
+    let probes = probes.map(|listener| serve::Listener::from(listener).counted(&counts, Purpose::Operations));
     let serving = async {
         tokio::try_join!(
+            serve::optional_http(probes, operations, connections.clone(), closing.clone()),
             serve::http(http, routes, connections.clone(), closing.clone()),
             serve::grpc(grpc, services, serve::Windows::default(), connections, closing.clone()),
         )
@@ -111,18 +119,33 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     let drained = async {
         shutdown.begun().await;
         health.drain();
-        tokio::time::sleep(drain.lame_duck(&addresses)).await;
-        closing.begin();
-        let patience = drain.drain_timeout();
-        if timeout(patience, front_door.idle()).await.is_err() {
-            tracing::warn!(seconds = drain.drain_timeout, "ending with requests unfinished");
+        let lame_duck = drain.lame_duck(&addresses);
+        tokio::time::sleep(lame_duck).await;
+        // A lame-duck time says that clients come from elsewhere and must lose no request.
+        if lame_duck.is_zero() {
+            closing.begin()
         } else {
-            tokio::time::sleep(CLOSING).await;
+            closing.begin_gently()
+        }
+        let patience = drain.drain_timeout();
+        if timeout(patience, at_rest(&front_door)).await.is_err() && !front_door.is_idle() {
+            tracing::warn!(seconds = drain.drain_timeout, "ending with requests unfinished");
         }
     };
     tokio::select! {
         served = serving => served.map(drop),
         () = drained => Ok(()),
+    }
+}
+
+/// Completes once no generation has been running for [`CLOSING`]. Requests are served meanwhile: a client whose stream ends
+/// may send its next request over the same connection, and learns only from that answer to use another one.
+async fn at_rest(front_door: &FrontDoor) {
+    const CHECK: Duration = Duration::from_millis(100);
+    let mut rest = Duration::ZERO;
+    while rest < CLOSING {
+        tokio::time::sleep(CHECK).await;
+        rest = if front_door.is_idle() { rest + CHECK } else { Duration::ZERO };
     }
 }
 

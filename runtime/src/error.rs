@@ -180,6 +180,11 @@ impl ErrorKind {
         }
     }
 
+    /// The label values of all kinds.
+    pub fn labels() -> impl Iterator<Item = &'static str> {
+        Self::TABLE.iter().map(|row| row.0.label())
+    }
+
     fn from_wire(wire: pb::ErrorKind) -> Self {
         Self::TABLE.iter().find(|row| row.4 == wire).map_or(Self::Internal, |row| row.0)
     }

@@ -86,6 +86,11 @@ impl Health {
         self.draining.store(true, Relaxed);
     }
 
+    /// True once the process drains.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+
     /// Sets the remarks about a process that is ready but has problems, one line per problem.
     pub fn set_remarks(&self, remarks: Vec<String>) {
         self.remarks.send_replace(remarks);

@@ -21,6 +21,7 @@ pub mod shutdown;
 pub mod telemetry;
 pub mod tls;
 pub mod token;
+pub mod trace;
 pub mod watched_files;
 
 pub use error::{Error, ErrorKind};

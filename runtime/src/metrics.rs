@@ -1,8 +1,12 @@
 //! The process's metrics, in the OpenMetrics text format of Prometheus.
 
+mod identity;
+mod readiness;
+
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 pub use prometheus_client::{
     collector::Collector,
     encoding, metrics,
@@ -12,15 +16,20 @@ pub use prometheus_client::{
 /// The content type of `/metrics`.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// The text between a sample and its exemplar.
+const EXEMPLAR: &str = " # {";
+
 /// The metrics of one process. Clones share them.
 #[derive(Clone)]
 pub struct Metrics {
     registry: Arc<RwLock<Registry>>,
+    /// Metrics whose names another project's conventions prescribe.
+    conventional: Arc<RwLock<Registry>>,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self { registry: Arc::new(RwLock::new(Registry::with_prefix("tutti"))) }
+        Self { registry: Arc::new(RwLock::new(Registry::with_prefix("tutti"))), conventional: Arc::default() }
     }
 }
 
@@ -30,14 +39,65 @@ impl Metrics {
         add(&mut self.registry.write());
     }
 
-    /// The text of all metrics.
+    /// Registers metrics whose names conventions prescribe, such as those of OpenTelemetry. Names get no prefix.
+    pub fn register_conventional(&self, add: impl FnOnce(&mut Registry)) {
+        add(&mut self.conventional.write());
+    }
+
+    /// The text of all metrics, without exemplars, which some readers refuse.
     pub fn encode(&self) -> String {
+        let text = self.encode_with_exemplars();
+        if !text.contains(EXEMPLAR) {
+            return text;
+        }
+        let mut plain = String::with_capacity(text.len());
+        for line in text.lines() {
+            let is_bucket = line.split_once('{').is_some_and(|(name, _)| name.ends_with("_bucket"));
+            let kept = line.rsplit_once(EXEMPLAR).filter(|_| is_bucket).map_or(line, |(sample, _)| sample);
+            plain.push_str(kept);
+            plain.push('\n');
+        }
+        plain
+    }
+
+    /// The text of all metrics, with the traces of sampled requests as exemplars.
+    pub fn encode_with_exemplars(&self) -> String {
         let mut text = String::new();
+        let encode = |text: &mut String| {
+            encode_registry(text, &self.registry.read())?;
+            encode_registry(text, &self.conventional.read())
+        };
         // Writing to a String cannot fail, so an error comes from a collector. The text then ends at that collector and
         // lacks all later ones.
-        if prometheus_client::encoding::text::encode(&mut text, &self.registry.read()).is_err() {
+        if encode(&mut text).and_then(|()| encode_eof(&mut text)).is_err() {
             tracing::error!("a metrics collector failed; /metrics is incomplete");
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::metrics::{counter::Counter, exemplar::HistogramWithExemplars};
+
+    use super::*;
+
+    #[test]
+    fn exemplars_are_in_one_text_only() {
+        let metrics = Metrics::default();
+        let histogram = HistogramWithExemplars::<[(&str, &str); 1]>::new([0.5, 1.0].into_iter());
+        metrics.register(|registry| registry.register("requests", "Requests", Counter::<u64>::default()));
+        metrics.register_conventional(|registry| registry.register("gen_ai_time", "Time", histogram.clone()));
+        let before = metrics.encode();
+        assert_eq!(before, metrics.encode_with_exemplars());
+        histogram.observe(0.7, Some([("trace_id", "abc")]), None);
+        let (plain, whole) = (metrics.encode(), metrics.encode_with_exemplars());
+        assert!(whole.contains("gen_ai_time_bucket{le=\"1.0\"} 1 # {trace_id="), "{whole}");
+        assert!(
+            plain.contains("gen_ai_time_bucket{le=\"1.0\"} 1\n") && !plain.contains("trace_id"),
+            "{plain}"
+        );
+        assert_eq!(plain.lines().count(), before.lines().count());
+        assert!(plain.contains("tutti_requests_total 0\n") && plain.ends_with("# EOF\n"), "{plain}");
     }
 }

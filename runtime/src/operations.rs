@@ -2,8 +2,9 @@
 
 use axum::{
     Json, Router,
-    extract::State as Shared,
-    http::{StatusCode, header},
+    extract::{Request, State as Shared},
+    http::{HeaderMap, HeaderValue, StatusCode, Version, header},
+    middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -25,8 +26,39 @@ pub fn routes(health: Health, metrics: Metrics) -> Router {
         .with_state(health)
         .route(
             "/metrics",
-            get(move || async move { ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics.encode()) }),
+            get(move |headers: HeaderMap| async move {
+                let text = if takes_exemplars(&headers) {
+                    metrics.encode_with_exemplars()
+                } else {
+                    metrics.encode()
+                };
+                ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
+            }),
         )
+}
+
+/// True if a reader of metrics asks for OpenMetrics. The other format of Prometheus has no exemplars, and some of its
+/// readers do not look at the type of the answer.
+fn takes_exemplars(headers: &HeaderMap) -> bool {
+    let mut accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    accepted.any(|types| types.contains("application/openmetrics-text"))
+}
+
+/// Adds to routes that a draining process ends each HTTP/1 connection after its next response, and says so in the
+/// response. A client then sends its next request over a new connection, which a load balancer gives to another process.
+/// Without it, a client could send a request in the moment in which the process closes the idle connection. HTTP/2 has a
+/// message for that.
+pub fn moving_clients(routes: Router, health: Health) -> Router {
+    routes.layer(from_fn_with_state(health, close_when_draining))
+}
+
+async fn close_when_draining(Shared(health): Shared<Health>, request: Request, next: Next) -> Response {
+    let is_http1 = request.version() <= Version::HTTP_11;
+    let mut response = next.run(request).await;
+    if is_http1 && health.is_draining() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 async fn ready(Shared(health): Shared<Health>) -> Response {

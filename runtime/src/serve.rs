@@ -65,7 +65,8 @@ pub fn encrypted(
     listeners
 }
 
-/// Serves HTTP. Once `closing` begins, accepts no more connections and returns after the last response.
+/// Serves HTTP. Once `closing` begins, accepts no more connections and returns after the last response. A connection over
+/// HTTP/1 that was busy then stays open for a moment longer, because its client may already send the next request.
 pub async fn http(
     listener: impl Into<Listener>,
     routes: axum::Router,
@@ -75,6 +76,20 @@ pub async fn http(
     let builder = builder(&connections, Windows::default());
     Server::new(routes, builder, None, connections).run(listener.into(), closing).await;
     Ok(())
+}
+
+/// Serves HTTP if there is a listener. Otherwise returns once `closing` begins.
+pub async fn optional_http(
+    listener: Option<Listener>,
+    routes: axum::Router,
+    connections: ConnectionSettings,
+    closing: Shutdown,
+) -> Result<(), Error> {
+    let Some(listener) = listener else {
+        closing.begun().await;
+        return Ok(());
+    };
+    http(listener, routes, connections, closing).await
 }
 
 /// Serves gRPC. Once `closing` begins, accepts no more connections and returns after the last response.

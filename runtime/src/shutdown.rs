@@ -1,5 +1,10 @@
 //! The end of a process: the first SIGINT or SIGTERM drains it, the second ends it at once.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
@@ -14,11 +19,12 @@ const INTERRUPTED: i32 = 130;
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     draining: watch::Sender<bool>,
+    gentle: Arc<AtomicBool>,
 }
 
 impl Default for Shutdown {
     fn default() -> Self {
-        Self { draining: watch::Sender::new(false) }
+        Self { draining: watch::Sender::new(false), gentle: Arc::default() }
     }
 }
 
@@ -51,6 +57,17 @@ impl Shutdown {
     /// Starts the drain.
     pub fn begin(&self) {
         self.draining.send_replace(true);
+    }
+
+    /// Starts the drain of a process whose clients may be about to send requests over connections that they keep.
+    pub fn begin_gently(&self) {
+        self.gentle.store(true, Relaxed);
+        self.begin();
+    }
+
+    /// True once the drain has begun by [`Shutdown::begin_gently`].
+    pub fn is_gentle(&self) -> bool {
+        self.gentle.load(Relaxed)
     }
 
     /// True once the drain has begun.

@@ -1,55 +1,77 @@
-//! Logs to stderr, and traces to an OpenTelemetry collector if one is configured.
+//! Logs to stderr, and spans of sampled requests to an OpenTelemetry collector if one is configured.
 
-use std::io::IsTerminal;
+use std::{io::IsTerminal, time::Duration};
 
 use opentelemetry::trace::TracerProvider;
-use opentelemetry_otlp::WithExportConfig;
-use opentelemetry_sdk::{Resource, trace::SdkTracerProvider};
-use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing::{Metadata, level_filters::LevelFilter};
+use tracing_subscriber::{
+    EnvFilter, Layer, Registry, filter::FilterFn, layer::SubscriberExt, util::SubscriberInitExt,
+};
 use tutti_settings::{LogFormat, TelemetrySettings};
 
-use crate::Error;
+use crate::{
+    Error,
+    trace::{self, SpanExport, TRACE_ID},
+};
 
-/// A guard that sends the remaining traces when it is dropped at the end of the process.
+pub use crate::trace::Sampling;
+
+/// Maximum time for which the end of a process waits until the collector has taken the last spans.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// A guard that sends the remaining spans when it is dropped at the end of the process.
 #[derive(Debug)]
 pub struct TelemetryGuard {
-    tracer: Option<SdkTracerProvider>,
+    export: Option<SpanExport>,
 }
 
 impl Drop for TelemetryGuard {
     fn drop(&mut self) {
-        if let Some(tracer) = self.tracer.take() {
-            // The process is ending, so an error here cannot be reported.
-            let _ = tracer.shutdown();
+        if let Some(export) = self.export.take() {
+            export.shut_down(FLUSH);
         }
     }
 }
 
-/// Installs the subscriber of this process. If `otlp_endpoint` is set, this function must be called inside a Tokio
-/// runtime.
-pub fn install(settings: &TelemetrySettings, process: &'static str) -> Result<TelemetryGuard, Error> {
+/// Installs the subscriber of this process, and the export of spans if a collector is set.
+pub fn install(
+    settings: &TelemetrySettings,
+    process: &'static str,
+    sampling: Sampling,
+) -> Result<TelemetryGuard, Error> {
     let filter = EnvFilter::try_new(&settings.log)
         .map_err(|e| Error::invalid("log", format!("{:?}: {e}", settings.log)))?;
-    let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let lines = match settings.log_format {
-        LogFormat::Text => stderr.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
-        LogFormat::Json => stderr.json().flatten_event(true).boxed(),
-    };
-    let tracer = settings.otlp_endpoint.as_deref().map(|endpoint| otlp(process, endpoint)).transpose()?;
-    let traces = tracer.as_ref().map(|t| tracing_opentelemetry::layer().with_tracer(t.tracer(process)));
+    let export = SpanExport::start(settings.otlp_endpoint.as_deref(), process, sampling)?;
+    let spans = export.as_ref().map(|export| {
+        tracing_opentelemetry::layer::<_>()
+            .with_tracer(export.provider().tracer(process))
+            .with_location(false)
+            .with_threads(false)
+            .with_tracked_inactivity(false)
+            .with_filter(FilterFn::new(is_traced).with_max_level_hint(LevelFilter::INFO))
+    });
     tracing_subscriber::registry()
-        .with(lines.and_then(traces).with_filter(filter))
+        .with(lines(settings.log_format).with_filter(filter))
+        .with(spans)
         .try_init()
         .map_err(|e| Error::internal(format!("logging was set up twice: {e}")))?;
-    Ok(TelemetryGuard { tracer })
+    if let Some(export) = &export {
+        trace::set_tracer(export.provider().tracer(process));
+    }
+    Ok(TelemetryGuard { export })
 }
 
-fn otlp(process: &'static str, endpoint: &str) -> Result<SdkTracerProvider, Error> {
-    let exporter = opentelemetry_otlp::SpanExporter::builder()
-        .with_tonic()
-        .with_endpoint(endpoint)
-        .build()
-        .map_err(|e| Error::invalid("otlp_endpoint", format!("{endpoint:?}: {e}")))?;
-    let resource = Resource::builder().with_service_name(format!("tutti-{process}")).build();
-    Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
+fn lines(format: LogFormat) -> Box<dyn Layer<Registry> + Send + Sync> {
+    let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => stderr.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
+        LogFormat::Json => stderr.json().flatten_event(true).boxed(),
+    }
+}
+
+/// True for what becomes a part of traces whatever the log filter says: spans that have a field for the trace's id, and
+/// events inside them.
+fn is_traced(metadata: &Metadata<'_>) -> bool {
+    *metadata.level() <= tracing::Level::INFO
+        && (metadata.is_event() || metadata.fields().field(TRACE_ID).is_some())
 }

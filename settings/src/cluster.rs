@@ -70,6 +70,8 @@ settings! {
             http: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 8000)), unit "ADDR";
             /// gRPC address: inference API, health and reflection
             grpc: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 50051)), unit "ADDR";
+            /// HTTP address with /health, /ready and /metrics alone, never encrypted, for probes; --http has them too
+            operations: Option<SocketAddr> = None, unit "ADDR";
         }
     }
 }

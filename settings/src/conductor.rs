@@ -93,10 +93,11 @@ impl ConductorSettings {
             _ => None,
         };
         let (workers, cluster) = (tcp(&self.membership.worker_listen), tcp(&self.membership.cluster_grpc));
-        let AddressSettings { http, grpc } = self.addresses;
+        let AddressSettings { http, grpc, operations } = self.addresses;
         let named = [
             ("http", Some(http)),
             ("grpc", Some(grpc)),
+            ("operations", operations),
             ("worker_listen", workers),
             ("cluster_grpc", cluster),
         ];

@@ -2,7 +2,7 @@
 //!
 //! A declaration gives a setting its name, type, default, unit, range and one line of help. The command line, the keys
 //! of the file, the `TUTTI_` variables, `--print-config`, what a conductor sends its workers, and
-//! `docs/configuration.md` are all derived from the declarations.
+//! `docs/configuration.md` are all derived from the declarations, and so is the schema of the Helm chart's values.
 //!
 //! - A *group* is a struct made by `settings!`: settings that belong to one part of the program. Groups are passed on
 //!   whole: the conductor sends its workers [`EngineSettings`], which the engine and its scheduler take as they are.
@@ -12,6 +12,7 @@
 #[macro_use]
 mod declare;
 mod byte_size;
+pub mod chart;
 mod chunk_shapes;
 mod cluster;
 mod cluster_address;

@@ -1,4 +1,4 @@
-//! `cargo bench --bench cpu_peers`: Tutti on a CPU compared with other servers for CPUs, at the shape of Qwen3-0.6B
+//! `cargo bench --bench cpu_peers`: Tutti on a CPU compared with other servers for CPUs, at the shape of a real model
 //! with random weights: prefill, decode, a mixed workload, the start, and the ratio to the best peer.
 //!
 //! `tests/bench/peers/setup` installs the peers and makes the checkpoint. All servers of a group run at the same time and
@@ -11,6 +11,7 @@ mod support {
     pub mod mixed;
     pub mod peers;
     pub mod scenario;
+    pub mod shape;
     pub mod speed;
     pub mod stream;
 }
@@ -25,10 +26,14 @@ use support::{
     goals,
     peers::{self, Peer},
     scenario::{Scenario, Settings},
+    shape::Shape,
 };
 
 #[derive(Parser)]
 struct Args {
+    /// Shape of the model.
+    #[arg(long, value_enum, default_value = "qwen3-0.6b")]
+    shape: Shape,
     /// Scenarios to run.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Scenario::Prefill, Scenario::Decode, Scenario::Mixed, Scenario::Start, Scenario::Int8])]
     only: Vec<Scenario>,
@@ -56,17 +61,16 @@ async fn main() -> ExitCode {
 
 async fn measure(args: Args) -> Result<(), String> {
     let origin = Origin::now("cpu_peers");
-    let Args { threads, repeats, target_itl_ms, .. } = args;
-    let settings = Settings { peers: args.peers, threads, repeats, target_itl_ms };
+    let Args { shape, threads, repeats, target_itl_ms, .. } = args;
+    let settings = Settings { shape, peers: args.peers, threads, repeats, target_itl_ms };
     let mut found = BTreeMap::new();
     for group in args.only.iter().flat_map(|scenario| scenario.groups()) {
         found.insert(group.name, group.measure(&settings).await?);
     }
     let figures = json!({
-        "shape": "Qwen3-0.6B, random weights",
         "versions": peers::versions(),
         "settings": settings,
-        "must_show": goals::compared(&found),
+        "must_show": goals::compared(&found, shape),
         "groups": found,
     });
     results::write(&origin, figures, &args.output)

@@ -9,6 +9,7 @@ mod support {
     pub mod cluster;
     pub mod comparison;
     pub mod one_long_prompt;
+    pub mod shape;
     pub mod stream;
     pub mod variant;
 }
@@ -27,6 +28,7 @@ use support::{
     cluster::Cluster,
     comparison::{self, Figure, compare},
     one_long_prompt,
+    shape::Shape,
     variant::{Device, Variant},
 };
 
@@ -94,7 +96,7 @@ async fn measure(args: Args) -> Result<(), String> {
     let variants =
         [variant("colocated", ["--workers=2", "--tp=1"]), variant("disaggregated", ["--topology", TOPOLOGY])];
     let run = async |variant: &Variant, repeat: usize| {
-        let mut flags = device.flags();
+        let mut flags = device.flags(Shape::Qwen3);
         flags.extend(variant.flags.iter().cloned());
         let cluster = Cluster::start(&flags).await?;
         let latency =

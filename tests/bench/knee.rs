@@ -7,6 +7,7 @@
 mod support {
     pub mod background;
     pub mod cluster;
+    pub mod shape;
     pub mod stream;
     pub mod variant;
 }
@@ -25,6 +26,7 @@ use tutti_measure::{
 use support::{
     background::Background,
     cluster::Cluster,
+    shape::Shape,
     stream::{Stream, prompts},
     variant::{Device, Variant},
 };
@@ -125,7 +127,7 @@ async fn run_cells(cells: Vec<Cell>, window: Duration) -> Result<Vec<Found>, Str
 /// Runs cell `index` of `number` cells that run at the same time. Their prompts arrive one after the other.
 async fn run(cell: Cell, window: Duration, index: usize, number: usize) -> Result<Found, String> {
     let variants = Variant::named(Device::Sim.variants(PROMPTS[2]), &[cell.variant]);
-    let mut flags = Device::Sim.flags();
+    let mut flags = Device::Sim.flags(Shape::Qwen3);
     flags.extend(variants.into_iter().flat_map(|variant| variant.flags));
     let cluster = Cluster::start(&flags).await?;
     let arrivals = (cell.rate_per_s * window.as_secs_f64()).round() as usize;

@@ -1,5 +1,6 @@
 //! `cargo bench --bench long_prompt`: latency of streams that decode, and of a short prompt, while a long prompt is
-//! prefilled, for each variant of chunking. Then 12 long prompts, 4 at a time and all at once.
+//! prefilled, for each variant of chunking. Then 12 long prompts, 4 at a time and all at once. The variant `engine` is a serial
+//! prefill: its chunks run back to back, without decodes.
 //!
 //! The bench starts a conductor for each run. It fails if a stream returns fewer tokens than it asked for, or if the
 //! requests of a run do not overlap as they must.
@@ -9,6 +10,7 @@ mod support {
     pub mod comparison;
     pub mod concurrent_prompts;
     pub mod one_long_prompt;
+    pub mod shape;
     pub mod stream;
     pub mod variant;
 }
@@ -26,6 +28,7 @@ use support::{
     cluster::Cluster,
     comparison::compare,
     concurrent_prompts, one_long_prompt,
+    shape::Shape,
     variant::{Device, Variant},
 };
 
@@ -40,6 +43,9 @@ struct Args {
     /// Device of the workers.
     #[arg(long, value_enum, default_value = "sim")]
     device: Device,
+    /// Shape of the model.
+    #[arg(long, value_enum, default_value = "qwen3-0.6b")]
+    shape: Shape,
     /// Runs of each variant [default: on sim 5 with one long prompt and 3 with concurrent ones, on cpu 1]
     #[arg(long)]
     repeats: Option<usize>,
@@ -66,7 +72,8 @@ async fn main() -> ExitCode {
 
 async fn measure(args: Args) -> Result<(), String> {
     let origin = Origin::now("long_prompt");
-    let mut figures = json!({ "device": args.device, "seed_workload": one_long_prompt(&args).await? });
+    let mut figures =
+        json!({ "device": args.device, "shape": args.shape, "seed_workload": one_long_prompt(&args).await? });
     let prompt = args.concurrent_prompt.unwrap_or(if args.device == Device::Sim { 4096 } else { 1024 });
     if prompt > 0 {
         figures["concurrent_prompts_4_of_12"] = concurrent_prompts(&args, prompt, 4).await?;
@@ -82,7 +89,7 @@ async fn one_long_prompt(args: &Args) -> Result<Value, String> {
     let variants = Variant::named(device.variants(long), &LONG_PROMPT_VARIANTS);
     let repeats = args.repeats.unwrap_or(if device == Device::Sim { 5 } else { 1 });
     let run = async |variant: &Variant, repeat: usize| {
-        let cluster = start(device, variant, args.traces.as_deref().filter(|_| repeat == 0)).await?;
+        let cluster = start(args, variant, args.traces.as_deref().filter(|_| repeat == 0)).await?;
         let run = one_long_prompt::Run::measure(&cluster, device, (long, short), 100 * repeat as u64).await?;
         cluster.stop()?;
         Ok(run)
@@ -99,7 +106,7 @@ async fn concurrent_prompts(args: &Args, prompt: usize, at_a_time: usize) -> Res
     };
     let variants = Variant::named(device.variants(prompt), names);
     let run = async |variant: &Variant, repeat: usize| {
-        let cluster = start(device, variant, None).await?;
+        let cluster = start(args, variant, None).await?;
         let seed = 100 * repeat as u64;
         let run = concurrent_prompts::Run::measure(&cluster, (prompt, max_tokens), at_a_time, seed).await?;
         cluster.stop()?;
@@ -110,8 +117,8 @@ async fn concurrent_prompts(args: &Args, prompt: usize, at_a_time: usize) -> Res
     Ok(json!({ "prompt": prompt, "max_tokens": max_tokens, "at_a_time": at_a_time, "found": found }))
 }
 
-async fn start(device: Device, variant: &Variant, traces: Option<&Path>) -> Result<Cluster, String> {
-    let mut flags = device.flags();
+async fn start(args: &Args, variant: &Variant, traces: Option<&Path>) -> Result<Cluster, String> {
+    let mut flags = args.device.flags(args.shape);
     flags.extend(variant.flags.iter().cloned());
     if let Some(traces) = traces {
         std::fs::create_dir_all(traces).map_err(|e| format!("{}: {e}", traces.display()))?;

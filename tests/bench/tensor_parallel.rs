@@ -6,6 +6,7 @@
 
 mod support {
     pub mod cluster;
+    pub mod shape;
     pub mod speed;
     pub mod variant;
 }
@@ -22,6 +23,7 @@ use tutti_measure::{
 
 use support::{
     cluster::Cluster,
+    shape::Shape,
     speed::{self, Decode},
     variant::Device,
 };
@@ -97,7 +99,8 @@ async fn measure(args: Args) -> Result<(), String> {
         let (one_worker, two_ranks) = (Rates::of(of_one), Rates::of(of_two));
         figures.push(Figure { what, one_worker, two_ranks, ratio, goal: GOAL });
     }
-    let flags = json!({ "one_worker": one.flags, "two_ranks": two.flags, "shared": Device::Cpu.flags() });
+    let flags =
+        json!({ "one_worker": one.flags, "two_ranks": two.flags, "shared": Device::Cpu.flags(Shape::Qwen3) });
     one.cluster.stop()?;
     two.cluster.stop()?;
     results::write(&origin, json!({ "flags": flags, "figures": figures }), &args.output)
@@ -128,7 +131,7 @@ impl Sample {
 
 impl Contender {
     async fn start(flags: [&'static str; 3]) -> Result<Self, String> {
-        let mut all = Device::Cpu.flags();
+        let mut all = Device::Cpu.flags(Shape::Qwen3);
         all.extend(flags.map(str::to_owned));
         Ok(Self { flags, cluster: Cluster::start(&all).await? })
     }

@@ -2,10 +2,10 @@
 
 import collections
 import json
-import os
-import pathlib
 import statistics
 import time
+
+from harness import machine
 
 
 class Cluster:
@@ -60,11 +60,10 @@ class Log:
         clusters = self.clusters.values()
         recovery = sorted(seconds for cluster in clusters for seconds in cluster.recovery) or [0]
         counts = {what: sum(cluster.requests[what] for cluster in clusters) for what in ("requests", "cancelled", "refused", "lost", "wrong")}
-        model = [line.split(":")[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
         return {
             "seed": self.seed,
             "minutes": minutes,
-            "machine": {"cpu": (model or ["unknown"])[0], "cores": os.cpu_count()},
+            "machine": machine(),
             "faults": sum(cluster.faults.total() for cluster in clusters),
             **counts,
             "leaked": len(self.leaked),

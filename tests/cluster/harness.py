@@ -79,6 +79,12 @@ def cpu_paths():
     return list(itertools.takewhile(lambda path: CPU_PATHS[path] <= flags, CPU_PATHS))
 
 
+def machine():
+    """The machine that figures were taken on, for their JSON."""
+    found = re.search(r"^model name\s*:\s*(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {"cpu": found[1].strip() if found else "unknown", "cores": os.cpu_count()}
+
+
 class Process:
     """One of our executables, its log, and the processes that it spawns."""
 
@@ -87,7 +93,7 @@ class Process:
         self.name, self.args, self.mark = name, [str(a) for a in args], uuid.uuid4().hex
         self.log_path = pathlib.Path(log_dir) / f"{name}-{self.mark[:8]}.log"
         # The developer's own settings must not reach the process.
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("TUTTI_", "HF_"))}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("TUTTI_", "HF_", "OTEL_"))}
         self.log_file = self.log_path.open("wb")
         self.child = subprocess.Popen(
             [*under, str(BINARIES / name), *self.args],

@@ -113,6 +113,11 @@ def run(chosen, say=print):
             results = []
             for name in chosen.only or ATTACKS:
                 result = attacked(cluster, name, chosen)
+                if result.p99_ms > 2 * quiet + SLACK_MS and not result.problems:
+                    # A machine that stood still for a moment looks like an attack that held up the good client, which it
+                    # does again.
+                    say(f"{name:28} p99 {result.p99_ms:4.0f} ms, once more")
+                    result = attacked(cluster, name, chosen)
                 if result.p99_ms > 2 * quiet + SLACK_MS:
                     result.problems.append(f"p99 {result.p99_ms:.0f} ms, undisturbed {quiet:.0f}")
                 results.append(result)

@@ -1,6 +1,8 @@
 """Streams read concurrently, with their events merged so that answers can be compared."""
 
 import concurrent.futures
+import os
+import signal
 
 import httpx
 from harness import events, wait_for
@@ -17,7 +19,8 @@ class Streams:
 
     def _read(self, index, body):
         answer = {}
-        with httpx.Client(base_url=self.cluster.url, timeout=120) as client:
+        # Without TLS. The certificates that a client reads otherwise take longer than many answers.
+        with httpx.Client(base_url=self.cluster.url, timeout=120, verify=False) as client:
             body = {"model": self.cluster.model, "stream": True, "stream_options": {"include_usage": True}} | body
             with client.stream("POST", self.path, json=body) as response:
                 assert response.status_code == 200, response.read()
@@ -31,8 +34,26 @@ class Streams:
         """Waits until each stream has this many tokens or has ended."""
         wait_for(f"{count} tokens", lambda: all(s >= count or a.done() for s, a in zip(self.seen, self.answers)), every=0.002)
 
+    def stop_in_the_middle(self, workers, begun):
+        """Stops the workers, by their process ids, when this many answers have begun. They run for some milliseconds at a
+        time until then, so that no answer ends however late this process runs."""
+
+        def stopped():
+            signal_all(workers, signal.SIGSTOP)
+            enough = sum(seen > 0 for seen in self.seen) >= begun
+            if not enough:
+                signal_all(workers, signal.SIGCONT)
+            return enough
+
+        wait_for(f"{begun} answers", stopped, every=0.005)
+
     def results(self):
         return [answer.result() for answer in self.answers]
+
+
+def signal_all(processes, number):
+    for pid in processes:
+        os.kill(pid, number)
 
 
 def merge(answer, event):

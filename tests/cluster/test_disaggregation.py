@@ -94,10 +94,13 @@ def test_every_stream_survives_the_loss_of_one_rank_of_either_side(start, victim
     streams = Streams(cluster, "/v1/completions", bodies)
     # Accepted for the second time. A prefill that has handed over all requests costs none of them a replay.
     all_accepted(cluster, bodies + bodies)
+    ranks = cluster.workers_by_rank()
+    pid = ranks[victim]
     if victim == 3:
-        streams.wait_for_tokens(15)
-    pid = cluster.workers_by_rank()[victim]
+        streams.stop_in_the_middle([ranks[2], pid], 3)
     os.kill(pid, signal.SIGKILL)
+    if victim == 3:
+        os.kill(ranks[2], signal.SIGCONT)
     for body, expected, got in zip(bodies, undisturbed, streams.results()):
         assert expected == got, body
     wait_for("a replacement", lambda: cluster.workers_by_rank().get(victim, pid) != pid)

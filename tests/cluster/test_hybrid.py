@@ -103,15 +103,25 @@ def test_preempted_requests_give_the_same_answers(start, model, served, golden, 
         figure(f"{model}, 16 requests, {RUNNING} slots {' '.join(flags)}: {preemptions:.0f} preemptions, equal answers")
 
 
-def test_more_requests_than_slots_all_end(start, served, golden):
-    # 64 requests of which three may run: state is what is short, and is counted before a request begins.
-    memory = (1 + 3) * SLOT_BYTES + 400 * PAGE_BYTES
-    cluster = start("--workers", 1, *served, "--max-running-requests", 3, "--kv-cache-memory", memory)
-    asked = bodies(golden, 8) * 4
-    got = Streams(cluster, "/v1/completions", asked).results()
-    assert [len(answer["choices"][0]["token_ids"]) for answer in got] == [8] * 64
-    assert all(got[index] == got[index % 16] for index in range(64))
-    cluster.wait_until_idle()
+def test_more_requests_than_slots_all_end(start, model, served, golden, figure):
+    # 64 requests of which three may run: state is what is short, and is counted before a request begins. With pages for all
+    # that have a slot, the others wait, and none is preempted. With pages for the prompts of some, and none for their
+    # output, requests give up slot and pages and begin again.
+    asked = [body for body in bodies(golden, 40) if len(body["prompt"]) < 64] * 8
+    answers = []
+    for pages, flags in ((400, ()), (8, ("--admission", "optimistic", "--no-prefix-cache"))):
+        memory = (1 + 3) * SLOT_BYTES + pages * PAGE_BYTES
+        cluster = start("--workers", 1, *served, "--max-running-requests", 3, "--kv-cache-memory", memory, *flags)
+        got = Streams(cluster, "/v1/completions", asked).results()
+        assert [len(answer["choices"][0]["token_ids"]) for answer in got] == [40] * 64
+        assert all(got[index] == got[index % 8] for index in range(64))
+        preemptions = cluster.metrics()["tutti_worker_preemptions"]
+        assert (preemptions > 0) == bool(flags), preemptions
+        cluster.wait_until_idle()
+        cluster.stop()
+        answers.append([answer["choices"] for answer in got])
+        figure(f"{model}, 64 requests on 3 slots and {pages} pages {' '.join(flags)}: {preemptions:.0f} preemptions")
+    assert answers[0] == answers[1]
 
 
 def test_slots_are_fitted_to_the_memory_unless_their_number_is_set(start, served, golden, tmp_path):
@@ -134,10 +144,17 @@ def test_a_lost_worker_changes_no_answer(start, served, golden):
     cluster = start("--workers", 2, *served)
     asked = bodies(golden, 800)[:6]
     undisturbed = Streams(cluster, "/v1/completions", asked).results()
-    streams = Streams(cluster, "/v1/completions", asked)
-    streams.wait_for_tokens(20)
-    os.kill(cluster.workers()[0], signal.SIGKILL)
-    assert streams.results() == undisturbed
-    assert cluster.metrics()["tutti_request_replays_total"] >= 1, "the death came too late for a replay"
-    wait_for("a replacement", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
+    # On a busy machine a death may come too late for a replay.
+    for _ in range(5):
+        workers = cluster.workers()
+        streams = Streams(cluster, "/v1/completions", asked)
+        streams.stop_in_the_middle(workers, 4)
+        os.kill(workers[0], signal.SIGKILL)
+        os.kill(workers[1], signal.SIGCONT)
+        assert streams.results() == undisturbed
+        wait_for("a replacement", lambda: workers[0] not in cluster.workers() and cluster.metrics()["tutti_workers_ready"] == 2)
+        if cluster.metrics().get("tutti_request_replays_total", 0) >= 1:
+            break
+    else:
+        pytest.fail("all deaths came too late for a replay")
     cluster.wait_until_idle()

@@ -82,6 +82,28 @@ def test_clients_speak_https_and_grpc_over_tls_and_nothing_else(start, authority
     client.close()
 
 
+@pytest.mark.parametrize("name", ("conductor", "router"))
+def test_probes_have_an_address_of_their_own_that_is_never_encrypted(start, authority, name):
+    """It has no route of clients, also where it embeds a router, and serves until the drain is over."""
+    probes = f"127.0.0.1:{free_port()}"
+    flags = ("--operations", probes, *authority.public())
+    if name == "conductor":
+        server = start("--workers", 1, *SIM, *flags, ready=False)
+    else:
+        conductor = start("--workers", 1, "--no-router", *SIM, ready=False)
+        server = start("--conductor", f"http://{conductor.cluster}", *flags, "--lame-duck", 600, name="router", ready=False)
+    encrypted(server, authority).close()
+    with httpx.Client(base_url=f"http://{probes}", timeout=ANSWER_S) as client:
+        assert [client.get(path).status_code for path in ("/health", "/ready", "/v1/models", "/")] == [200, 200, 404, 404]
+        assert 'tutti_connections_open{listener="operations"} 1' in client.get("/metrics").text
+        if name == "router":
+            server.signal(signal.SIGTERM)
+            wait_for("/ready says no", lambda: client.get("/ready").status_code == 503)
+            assert client.get("/health").status_code == 200
+            server.signal(signal.SIGTERM)
+            server.wait()
+
+
 def test_a_certificate_is_renewed_during_a_stream(start, authority, tmp_path):
     server = start("--workers", 1, *SIM, *authority.public(), ready=False)
     client = encrypted(server, authority)

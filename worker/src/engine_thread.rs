@@ -34,6 +34,7 @@ use crate::{
     group::{Formation, Member},
     loading::{self, Loaded},
     network::Network,
+    request_traces::RequestTraces,
     step_trace::StepTrace,
     transfer::{RankHosts, RankTransfer, Transfer},
 };
@@ -124,7 +125,7 @@ fn run(
         engine.set_observer(Box::new(StepTrace::start(path, rank, &engine, settings.engine.max_step_tokens)));
     }
     let (device_loop, handle) = engine.split();
-    run_engine(device_loop, handle, channels, runtime)
+    run_engine(device_loop, (rank, handle), channels, runtime)
 }
 
 /// Runs the leader's plans and counts them for heartbeats.
@@ -144,12 +145,12 @@ fn follow(member: Member, channels: &EngineChannels, runtime: &Handle) -> Result
 /// the outbox on return.
 pub(crate) fn run_engine(
     mut device_loop: DeviceLoop,
-    handle: EngineHandle,
+    (rank, handle): (Rank, EngineHandle),
     channels: EngineChannels,
     runtime: &Handle,
 ) -> Result<(), Error> {
     let (sender, outputs) = mpsc::channel(PENDING_OUTPUTS);
-    let serving = runtime.spawn(serve_handle(handle, channels, outputs));
+    let serving = runtime.spawn(serve_handle(handle, rank, channels, outputs));
     let ended = step_until_done(&mut device_loop, &sender);
     drop(sender);
     // Ignored: waiting fails if the task panicked, which has ended the process, or if the runtime has shut down, which
@@ -184,21 +185,22 @@ enum RunMode {
 /// are sent.
 async fn serve_handle(
     mut handle: EngineHandle,
+    rank: Rank,
     channels: EngineChannels,
     mut outputs: mpsc::Receiver<StepOutput>,
 ) {
     let _guard = ExitOnPanic;
     let EngineChannels { mut commands, outbox, load, network, .. } = channels;
     let transfer = Transfer::connect(&mut handle, &outbox, network);
-    let mut mode = RunMode::Serving;
-    while mode == RunMode::Serving || !handle.is_idle() {
+    let mut serving = Serving { handle, transfer, traces: RequestTraces::new(rank), mode: RunMode::Serving };
+    while serving.mode == RunMode::Serving || !serving.handle.is_idle() {
         let output = tokio::select! {
             biased;
             // Commands come first. Otherwise, if reporting a step takes longer than the step, an output is always ready
             // and a cancel could wait forever.
             command = commands.recv() => match command {
                 Some(command) => {
-                    handle_command(&mut handle, &transfer, command, &mut mode);
+                    serving.take(command);
                     continue;
                 }
                 None => return,
@@ -206,43 +208,64 @@ async fn serve_handle(
             output = outputs.recv() => output,
         };
         let Some(output) = output else { return };
-        let mut report = handle.report(output);
-        if let Some(load) = &mut report.load {
-            load.transfers = transfer.tally();
-        }
+        let report = serving.report(output);
         load.send_replace(report.load.unwrap_or_default());
-        let permit = reserve_outbox(&mut handle, &transfer, &mut commands, &outbox, &mut mode).await;
-        let Some(permit) = permit else { return };
+        let Some(permit) = serving.reserve_outbox(&mut commands, &outbox).await else { return };
         permit.send(pb::WorkerMessage { message: Some(ToConductor::StepReport(report)) });
-        handle.plan_ahead();
+        serving.handle.plan_ahead();
     }
 }
 
-/// Waits for room for one report in the outbox, and takes commands meanwhile. Returns `None` when a channel closes.
-async fn reserve_outbox<'a>(
-    handle: &mut EngineHandle,
-    transfer: &Transfer,
-    commands: &mut mpsc::Receiver<Command>,
-    outbox: &'a mpsc::Sender<pb::WorkerMessage>,
-    mode: &mut RunMode,
-) -> Option<mpsc::Permit<'a, pb::WorkerMessage>> {
-    loop {
-        tokio::select! {
-            biased;
-            permit = outbox.reserve() => return permit.ok(),
-            command = commands.recv() => handle_command(handle, transfer, command?, mode),
-        }
-    }
+/// State of the task that takes commands and makes reports.
+struct Serving {
+    handle: EngineHandle,
+    transfer: Transfer,
+    traces: RequestTraces,
+    mode: RunMode,
 }
 
-fn handle_command(handle: &mut EngineHandle, transfer: &Transfer, command: Command, mode: &mut RunMode) {
-    match command {
-        Command::Launch(graph) => {
-            transfer.launched(&graph, handle);
-            handle.launch(*graph);
+impl Serving {
+    fn report(&mut self, output: StepOutput) -> pb::StepReport {
+        if !self.traces.is_empty()
+            && let Some(step) = output.step()
+        {
+            self.traces.step(step, self.handle.declaration());
         }
-        Command::Cancel(key) => handle.cancel(key),
-        Command::Drain => *mode = RunMode::Draining,
+        let mut report = self.handle.report(output);
+        if !self.traces.is_empty() {
+            self.traces.completed(&report.completions);
+        }
+        if let Some(load) = &mut report.load {
+            load.transfers = self.transfer.tally();
+        }
+        report
+    }
+
+    /// Waits for room for one report in the outbox, and takes commands meanwhile. Returns `None` when a channel closes.
+    async fn reserve_outbox<'a>(
+        &mut self,
+        commands: &mut mpsc::Receiver<Command>,
+        outbox: &'a mpsc::Sender<pb::WorkerMessage>,
+    ) -> Option<mpsc::Permit<'a, pb::WorkerMessage>> {
+        loop {
+            tokio::select! {
+                biased;
+                permit = outbox.reserve() => return permit.ok(),
+                command = commands.recv() => self.take(command?),
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Launch(graph) => {
+                self.traces.launched(&graph, self.handle.declaration());
+                self.transfer.launched(&graph, &self.handle);
+                self.handle.launch(*graph);
+            }
+            Command::Cancel(key) => self.handle.cancel(key),
+            Command::Drain => self.mode = RunMode::Draining,
+        }
     }
 }
 

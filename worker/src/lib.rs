@@ -19,6 +19,7 @@ mod loading;
 mod network;
 mod packed;
 mod process;
+mod request_traces;
 mod step_trace;
 mod transfer;
 

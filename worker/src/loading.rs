@@ -192,7 +192,9 @@ fn step_memory(engine: &Engine, settings: &WorkerSettings) -> StepMemory {
 pub fn ready(engine: &Engine, settings: &WorkerSettings) -> pb::Ready {
     let step_bytes = step_memory(engine, settings).total();
     let kv_bytes = engine.kv_bytes();
-    ready_with(engine.model(), engine.kv_pages_total(), engine.max_request_tokens(), kv_bytes, step_bytes)
+    let (pages, longest) = (engine.kv_pages_total(), engine.max_request_tokens());
+    let running_limit = Some(engine.running_limit());
+    pb::Ready { running_limit, ..ready_with(engine.model(), pages, longest, kv_bytes, step_bytes) }
 }
 
 /// Ready message of a rank that follows a leader. It differs from the leader's message only in the numbers of bytes,
@@ -229,5 +231,6 @@ fn ready_with(
         kv_bytes,
         step_bytes,
         layout_hash: model.page_layout().id(),
+        running_limit: None,
     }
 }

@@ -8,7 +8,7 @@ use tutti_runtime::{
     command_line::{self, Process},
     config, descriptors, exit,
     shutdown::Shutdown,
-    telemetry,
+    telemetry::{self, Sampling},
     tls::ClusterTransport,
     token::Token,
 };
@@ -113,7 +113,7 @@ fn run<T>(
         .build()
         .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
     runtime.block_on(async {
-        let _telemetry = telemetry::install(telemetry, NAME)?;
+        let _telemetry = telemetry::install(telemetry, NAME, Sampling::OfSampled)?;
         // The first process of a container ignores signals without a handler, so handlers are installed.
         let shutdown = Shutdown::on_signals()?;
         life(&shutdown).await

@@ -85,7 +85,7 @@ pub fn play(shape: u8, events: Vec<Event>) {
             Event::Submit(spec, generated) => {
                 let most = spec.stopping.as_ref().map_or(0, |stopping| stopping.max_tokens);
                 let first = generated.len() as u32;
-                if let Ok(submission) = cluster.resume(spec, None, generated) {
+                if let Ok(submission) = cluster.resume(spec, None, generated, None) {
                     clients.push(Client { submission, first, tokens: 0, most, ended: false });
                 }
             }

@@ -49,6 +49,7 @@ impl Cluster {
         let waits = role == GraphRole::Decode || request.has_media();
         let activity = if waits { Activity::Resting } else { Activity::Active };
         if let Some(launch) = request.launch(role, members.clone(), now) {
+            state.recent.launched(id, role, members.keys().next().copied());
             workers.launch(members, booking, activity, launch);
         }
     }
@@ -122,6 +123,11 @@ impl Cluster {
             RoomFor::Embeddings => (request.launch_encode(members.clone(), room, now), Activity::Active),
         };
         if let Some(launch) = launch {
+            let role = match room_for {
+                RoomFor::Planes => GraphRole::Prefill,
+                RoomFor::Embeddings => GraphRole::Encode,
+            };
+            state.recent.launched(key.request, role, members.keys().next().copied());
             workers.launch(members, booking, activity, launch);
         }
     }

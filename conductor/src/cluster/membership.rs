@@ -199,15 +199,12 @@ impl Membership {
     /// Refuses a request that no worker could run now, or for which the queue has no room. `encoders` are the walks
     /// that encode the request's media. There are none for a request of text.
     pub fn check_admission(&self, encoders: &[WalkId], in_flight: usize) -> Result<(), Error> {
-        let mut ready = self.workers.ready_for(GroupRole::Whole).count() + self.disaggregated_replicas();
-        if !encoders.is_empty() && self.workers.ready_for(GroupRole::Encode).next().is_none() {
-            ready = 0;
-        }
-        if self.draining || ready == 0 {
+        let running = self.running_limits();
+        let encodes = encoders.is_empty() || self.workers.ready_for(GroupRole::Encode).next().is_some();
+        let (Some(running), true, false) = (running, encodes, self.draining) else {
             return Err(Error::unavailable(self.why_not_ready()));
-        }
-        let limit =
-            self.limits.engine.running_limit() * ready + self.limits.faults.max_queued_requests as usize;
+        };
+        let limit = running + self.limits.faults.max_queued_requests as usize;
         if in_flight >= limit {
             let message = format!("{in_flight} requests are in flight, the limit is {limit}");
             return Err(Error::overloaded(message, RETRY_AFTER));
@@ -215,10 +212,13 @@ impl Membership {
         Ok(())
     }
 
-    /// Number of ready replicas that only decode, or 0 if no replica that only prefills is ready.
-    fn disaggregated_replicas(&self) -> usize {
-        let decode = self.workers.ready_for(GroupRole::Decode).count();
-        if self.workers.ready_for(GroupRole::Prefill).next().is_some() { decode } else { 0 }
+    /// Number of requests that all ready replicas run at a time, from the first token to the last; `None` if no replica
+    /// does. Replicas that only decode count if one that only prefills is ready.
+    fn running_limits(&self) -> Option<usize> {
+        let limit = |(_, worker): (_, &Worker)| worker.running_limit(self.limits.engine.running_limit());
+        let prefills = self.workers.ready_for(GroupRole::Prefill).next().is_some();
+        let decode = self.workers.ready_for(GroupRole::Decode).filter(|_| prefills).map(limit);
+        self.workers.ready_for(GroupRole::Whole).map(limit).chain(decode).reduce(|sum, limit| sum + limit)
     }
 
     /// True if no request can run, now or later: [`Self::is_hopeless_for`] is true for whole requests, and also for

@@ -25,8 +25,9 @@ pub struct PlacementQuery<'a> {
     pub blocks: u64,
     /// Number of leading blocks of the prompt that each worker has cached.
     pub cached: &'a Cached,
-    /// Maximum number of requests that a worker runs at a time. Further requests wait at the worker, whatever the load.
-    pub most_requests: u64,
+    /// Maximum number of requests that a worker runs at a time by the settings. Its memory may hold fewer. Further
+    /// requests wait at the worker, whatever the load.
+    pub most_requests: usize,
 }
 
 impl<'a> PlacementQuery<'a> {
@@ -36,7 +37,7 @@ impl<'a> PlacementQuery<'a> {
             suspect: request.is_suspect(),
             blocks: request.blocks(),
             cached,
-            most_requests: limits.engine.running_limit() as u64,
+            most_requests: limits.engine.running_limit(),
         }
     }
 }
@@ -65,7 +66,7 @@ struct Cost {
 impl Cost {
     fn new(query: &PlacementQuery<'_>, id: WorkerId, worker: &Worker) -> Self {
         Self {
-            full: worker.booked.requests >= query.most_requests,
+            full: worker.booked.requests >= worker.running_limit(query.most_requests) as u64,
             blocks: query.blocks.saturating_sub(query.cached.at(id)) + worker.booked.blocks(),
             requests: worker.booked.requests,
             launched: worker.launched,

@@ -9,7 +9,7 @@ use tutti_proto::{
     RequestId, WorkerId,
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
 };
-use tutti_runtime::Error;
+use tutti_runtime::{Error, trace::TraceContext};
 
 use super::{Cluster, State, prefixes};
 use crate::{
@@ -27,21 +27,22 @@ impl Cluster {
         spec: pb::RequestSpec,
         timeout_ms: Option<u32>,
     ) -> Result<Submission, Error> {
-        self.resume(spec, timeout_ms, Vec::new())
+        self.resume(spec, timeout_ms, Vec::new(), None)
     }
 
     /// Like [`Cluster::submit`], for a request that another conductor has begun. `generated` are the tokens generated
-    /// so far, after which the output continues.
+    /// so far, after which the output continues. `trace` is the router's span, if the request's trace is sampled.
     pub fn resume(
         self: &Arc<Self>,
         spec: pb::RequestSpec,
         timeout_ms: Option<u32>,
         generated: Vec<u32>,
+        trace: Option<TraceContext>,
     ) -> Result<Submission, Error> {
         let came = Instant::now();
         let accept = || {
             let deadline = timeout_ms.map(|timeout_ms| Deadline::new(came, timeout_ms)).transpose()?;
-            let (id, output) = self.accept(spec, deadline, generated)?;
+            let (id, output) = self.accept(spec, deadline, generated, trace)?;
             Ok(Submission::new(self.clone(), id, output, deadline))
         };
         accept().inspect_err(|error: &Error| self.metrics.refused(error.kind()))
@@ -52,6 +53,7 @@ impl Cluster {
         mut spec: pb::RequestSpec,
         deadline: Option<Deadline>,
         generated: Vec<u32>,
+        trace: Option<TraceContext>,
     ) -> Result<(RequestId, mailbox::Receiver), Error> {
         // The lock is held only to read the model, not during the rest of this function, which may take long: a prompt
         // may be long, and a secret is read from a file.
@@ -85,8 +87,10 @@ impl Cluster {
             generated,
             max_replays: self.limits.faults.max_replays,
             output,
+            trace,
         });
         state.requests.insert(id, request);
+        state.recent.accepted(id, prompt_tokens);
         self.metrics.accepted(prompt_tokens, state.requests.len());
         self.in_flight.send_replace(state.requests.len());
         self.launch(&mut state, id);
@@ -112,7 +116,7 @@ impl Cluster {
 
     /// Handles the report of one step of a worker.
     pub fn on_report(&self, from: WorkerId, report: pb::StepReport) {
-        let mut state = self.state.lock();
+        let state = &mut *self.state.lock();
         let Some(worker) = state.membership.workers.hear(from) else { return self.drop_late(report) };
         worker.stuck = Duration::ZERO;
         self.metrics.expert_loads(worker.rank, &report.expert_loads);
@@ -121,15 +125,16 @@ impl Cluster {
             self.metrics.load(worker.rank, &load);
             if let Some(work) = &report.work {
                 self.metrics.step(worker.rank, worker.walk_name(report.batch_walk), work);
+                state.recent.step(worker.rank, report.step, work, report.prefills, Instant::now());
             }
         }
         // Rows are handled before completions, since the token count of a completion includes the tokens of the same
         // step.
         for row in report.rows {
-            self.on_row(&mut state, from, row);
+            self.on_row(state, from, row);
         }
         for completion in report.completions {
-            self.on_completion(&mut state, from, completion);
+            self.on_completion(state, from, completion);
         }
     }
 
@@ -150,6 +155,7 @@ impl Cluster {
         let outcome = request.on_row(from, row);
         self.metrics.tokens(outcome.taken, outcome.dropped);
         if let Some(key) = key.filter(|_| outcome.taken > 0) {
+            state.recent.generated(id, outcome.taken);
             state.membership.workers.set_decoding(from, key.into(), request.blocks());
         }
         self.apply(state, id, outcome.effects);
@@ -197,15 +203,18 @@ impl Cluster {
         }
         if effects.handed_over {
             self.metrics.handed_over();
+            state.recent.handed_over(id);
         }
         if let Some(why) = effects.dropped {
             self.metrics.dropped(why);
         }
         if effects.replayed {
             self.metrics.replayed();
+            state.recent.replayed(id);
         }
         if let Some(kind) = effects.ended {
             self.metrics.ended(kind);
+            state.recent.ended(id, kind);
             state.requests.stop_waiting(id);
         }
         if state.requests.remove_if_over(id) {

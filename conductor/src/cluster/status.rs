@@ -36,7 +36,7 @@ impl Cluster {
         for role in GroupRole::ALL {
             self.metrics.groups_ready(role.label(), membership.workers.ready_for(role).count());
         }
-        self.metrics.ready(membership.workers.loaded().count());
+        self.metrics.ready(membership.workers.loaded().count(), membership.expected());
         membership.note_start();
         let ready = if membership.is_serving() {
             HealthState::Ok
@@ -91,6 +91,11 @@ impl Membership {
         {
             Arc::make_mut(&mut model.description).max_request_tokens = smallest;
         }
+    }
+
+    /// Number of spawned workers that no operator has drained.
+    fn expected(&self) -> usize {
+        (0..self.spawned_workers()).filter(|rank| !self.is_drained(Rank(*rank))).count()
     }
 
     /// Number of KV pages of all ready workers.

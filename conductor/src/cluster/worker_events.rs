@@ -37,6 +37,7 @@ impl Cluster {
             Ok(model) => {
                 worker.phase = pb::WorkerPhase::Ready;
                 worker.model = Some(model);
+                worker.running_limit = ready.running_limit;
                 worker.load.kv_pages_total = ready.kv_pages_total;
                 self.metrics.load(rank, &worker.load);
                 let pb::Ready { weight_bytes, kv_bytes, step_bytes, .. } = ready;
@@ -140,6 +141,7 @@ impl Cluster {
         let Some(Removed { worker, expected }) = state.membership.remove(id, why, manner) else { return };
         let rank = worker.rank;
         self.metrics.gone(rank);
+        state.recent.gone(rank);
         let why = format!("worker {rank}: {why}");
         for request in worker.requests() {
             if let Some(held) = state.requests.get_mut(request) {

@@ -38,6 +38,9 @@ pub struct Worker {
     pub load: pb::WorkerLoad,
     /// The worker's own description of the model; `None` until the worker's `Ready`.
     pub model: Option<pb::ModelDescription>,
+    /// Number of requests that the worker runs at a time, as it says itself; `None` until it is ready, and for ranks
+    /// that follow a leader.
+    pub running_limit: Option<u32>,
     /// The channel to the worker; `None` once the worker is turned away. Dropping the link ends the worker's stream,
     /// and then the worker exits.
     pub link: Option<Link>,
@@ -67,6 +70,7 @@ impl Worker {
             phase: pb::WorkerPhase::Starting,
             load: pb::WorkerLoad::default(),
             model: None,
+            running_limit: None,
             link: Some(link),
             forwards: 0,
             silent: Duration::ZERO,
@@ -81,6 +85,12 @@ impl Worker {
     /// The requests of the graphs that the worker holds.
     pub fn requests(&self) -> BTreeSet<RequestId> {
         self.graphs.keys().map(|key| key.request).collect()
+    }
+
+    /// Maximum number of requests that the worker runs at a time. `settings_limit` is that of the settings, which the
+    /// worker's memory for slots may not reach.
+    pub fn running_limit(&self, settings_limit: usize) -> usize {
+        self.running_limit.map_or(settings_limit, |limit| settings_limit.min(limit as usize))
     }
 
     /// True if the worker holds any graph.

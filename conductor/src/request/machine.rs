@@ -27,13 +27,15 @@ mod rows;
 
 use std::{sync::Arc, time::Instant};
 
-use tracing::{Span, field};
 use tutti_proto::{GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb, declaration::WalkId};
-use tutti_runtime::{Error, prefix_index::PromptPieces};
+use tutti_runtime::{Error, prefix_index::PromptPieces, trace::TraceContext};
 
 use self::encoding::Encoding;
 pub use self::encoding::RoomFor;
-use super::{Deadline, Dropped, Effects, EndingKind, GraphRole, Members, RowOutcome, TextWalks, run::Run};
+use super::{
+    Deadline, Dropped, Effects, EndingKind, GraphRole, Members, RowOutcome, TextWalks, run::Run,
+    trace::RequestTrace,
+};
 use crate::mailbox::{self, Ending};
 
 /// One request, from its acceptance until no worker holds data of the request.
@@ -68,8 +70,7 @@ pub struct Request {
     phase: Phase,
     /// Runs that the request no longer needs and that some worker still holds.
     leaving: Vec<Run>,
-    /// Tracing span from the request's acceptance until no worker holds data of the request.
-    span: Span,
+    spans: RequestTrace,
 }
 
 /// The inputs of [`Request::accept`].
@@ -97,6 +98,8 @@ pub struct NewRequest {
     pub max_replays: u32,
     /// Receives the request's tokens and its ending.
     pub output: mailbox::Sender,
+    /// The router's span of the attempt, if the request's trace is sampled.
+    pub trace: Option<TraceContext>,
 }
 
 #[derive(Debug)]
@@ -164,11 +167,10 @@ impl Request {
     /// Creates a request, already validated, that waits for its first placement.
     pub fn accept(new: NewRequest) -> Self {
         let NewRequest { id, spec, deadline, walks, encoders, reservation, pieces, generated, .. } = new;
-        let span =
-            tracing::info_span!("request", %id, prompt_tokens = spec.prompt.len(), ending = field::Empty);
+        let spans = RequestTrace::begin(id, spec.prompt.len(), new.trace.as_ref());
         Self {
             id,
-            span,
+            spans,
             pieces,
             spec: Arc::new(spec),
             deadline,
@@ -233,6 +235,7 @@ impl Request {
         if !self.is_waiting() {
             return None;
         }
+        self.spans.placed();
         let mut message = self.message(role, now);
         let run = self.begin(role, members);
         let stage = match role {
@@ -310,13 +313,15 @@ impl Request {
             spec: Some(encoding::spec_for(role, &self.spec)),
             generated: if role == GraphRole::Encode { Vec::new() } else { self.generated.clone() },
             timeout_ms: self.deadline.map(|deadline| deadline.left_ms(now)),
+            trace: self.spans.to_message(),
             ..Default::default()
         }
     }
 
     fn begin(&self, role: GraphRole, members: Members) -> Run {
         let key = self.key(role);
-        self.span.in_scope(|| tracing::debug!(%key, ?role, ranks = ?members.keys(), "launched"));
+        self.spans.in_scope(|| tracing::debug!(%key, ?role, ranks = ?members.keys(), "launched"));
+        self.spans.launched(key, role, &members);
         Run::new(key, members, self.generated.len())
     }
 
@@ -361,8 +366,8 @@ impl Request {
         let Phase::Live { output, stage, encoding } = std::mem::replace(&mut self.phase, Phase::Ended) else {
             return Effects::default();
         };
-        self.span.record("ending", field::debug(&ending));
-        self.span.in_scope(|| tracing::debug!(tokens = self.generated.len(), ?ending, "ended"));
+        self.spans.in_scope(|| tracing::debug!(tokens = self.generated.len(), ?ending, "ended"));
+        self.spans.ended(&ending);
         let ended = Some(conclude(output, ending));
         Effects { ended, cancel: self.leave(stage, encoding), ..Effects::default() }
     }

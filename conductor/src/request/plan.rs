@@ -57,6 +57,16 @@ impl GraphRole {
         })
     }
 
+    /// The role's name in traces.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Whole => "whole",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Encode => "encode",
+        }
+    }
+
     /// The graph's walks in the order in which they run. `encoders` are the walks that encode the request's media.
     pub fn walks(self, text: TextWalks, encoders: &[WalkId]) -> Vec<u32> {
         match self {

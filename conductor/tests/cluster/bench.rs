@@ -90,8 +90,13 @@ impl Bench {
 
     /// Joins as a spawned worker of this rank, and waits until the cluster reports it as ready.
     pub async fn ready(&self, rank: u32) -> FakeWorker {
+        self.ready_with(rank, ready()).await
+    }
+
+    /// Joins with this `Ready` message, and waits as [`ready`](Self::ready) does.
+    pub async fn ready_with(&self, rank: u32, message: pb::Ready) -> FakeWorker {
         let worker = self.join(rank).await;
-        worker.say(ToConductor::Ready(ready())).await;
+        worker.say(ToConductor::Ready(message)).await;
         // The status is checked, since health also waits for the other workers.
         soon("a worker is ready", async {
             while !self

@@ -1,14 +1,18 @@
 //! Requests through a cluster: launched, cancelled, expired, refused, lost, drained.
 
 use tokio_stream::StreamExt;
-use tutti_conductor::service::{ConductorServer, ConductorService};
+use tutti_conductor::{
+    cluster::Limits,
+    service::{ConductorServer, ConductorService},
+};
 use tutti_proto::cluster::v1::{
     self as pb, conductor_client::ConductorClient, conductor_message::Message,
     worker_message::Message as ToConductor,
 };
 use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint, health::State};
+use tutti_settings::EngineSettings;
 
-use crate::bench::{Bench, FakeWorker, limits, metric, read, soon, spec};
+use crate::bench::{Bench, FakeWorker, limits, metric, read, ready, soon, spec};
 
 /// A cluster of one ready worker.
 async fn one() -> (Bench, FakeWorker) {
@@ -37,14 +41,14 @@ async fn a_request_runs_to_its_end_and_leaves_nothing() {
 #[tokio::test]
 async fn a_request_continues_after_output_of_another_conductor() {
     let (bench, mut worker) = one().await;
-    let mut submission = bench.cluster.resume(spec(3), None, vec![10]).unwrap();
+    let mut submission = bench.cluster.resume(spec(3), None, vec![10], None).unwrap();
     let launch = worker.launched().await;
     assert_eq!((&launch.generated, &launch.spec), (&vec![10], &Some(spec(3))));
     worker.step(launch.key, &[1], None).await;
     worker.finish(launch.key, &[2]).await;
     let (indices, ending) = read(&mut submission).await;
     assert_eq!((indices, ending.unwrap().generated), (vec![1, 2], 3));
-    let error = bench.cluster.resume(spec(3), None, vec![10; 3]).unwrap_err();
+    let error = bench.cluster.resume(spec(3), None, vec![10; 3], None).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("generated")));
     bench.idle().await;
 }
@@ -101,6 +105,20 @@ async fn a_request_without_time_is_refused_on_arrival() {
     let _next = bench.cluster.submit(wanted.clone(), None).unwrap();
     let launch = worker.launched().await;
     assert_eq!((launch.spec, launch.timeout_ms), (Some(wanted), None));
+}
+
+/// The settings allow 128 requests per worker, the default, but this worker's memory has slots for two.
+#[tokio::test]
+async fn the_bound_counts_the_requests_that_workers_say_they_run() {
+    let engine = EngineSettings::default();
+    assert_eq!(engine.running_limit(), 128);
+    let bench = Bench::new(Limits { engine, ..limits(1) }).await;
+    let worker = bench.ready_with(0, pb::Ready { running_limit: Some(2), ..ready() }).await;
+    let _running: Vec<_> = (0..3).map(|_| bench.submit(1).unwrap()).collect();
+    let error = bench.submit(1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Overloaded);
+    assert!(error.message().contains("the limit is 3"), "{error}");
+    drop(worker);
 }
 
 #[tokio::test]
@@ -225,7 +243,7 @@ async fn client(bench: &Bench) -> (ConductorClient<ConductorServer<ConductorServ
 async fn a_router_submits_and_cancels_by_dropping() {
     let (bench, mut worker) = one().await;
     let (mut client, _directory) = client(&bench).await;
-    let request = pb::SubmitRequest { spec: Some(spec(3)), timeout_ms: None, generated: vec![] };
+    let request = pb::SubmitRequest { spec: Some(spec(3)), timeout_ms: None, generated: vec![], trace: None };
     let mut events = client.submit(request).await.unwrap().into_inner();
     let key = worker.launched().await.key;
     worker.step(key, &[0], None).await;
@@ -238,10 +256,12 @@ async fn a_router_submits_and_cancels_by_dropping() {
 async fn a_refusal_reaches_the_router_with_its_field() {
     let (bench, _worker) = one().await;
     let (mut client, _directory) = client(&bench).await;
-    let request = pb::SubmitRequest { spec: Some(spec(1000)), timeout_ms: None, generated: vec![] };
+    let request =
+        pb::SubmitRequest { spec: Some(spec(1000)), timeout_ms: None, generated: vec![], trace: None };
     let error = Error::from(client.submit(request).await.unwrap_err());
     assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("max_tokens")));
-    let request = pb::SubmitRequest { spec: Some(spec(1)), timeout_ms: Some(0), generated: vec![] };
+    let request =
+        pb::SubmitRequest { spec: Some(spec(1)), timeout_ms: Some(0), generated: vec![], trace: None };
     let error = Error::from(client.submit(request).await.unwrap_err());
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
 }

@@ -21,6 +21,19 @@ pub struct RequestSpec {
     #[prost(message, repeated, tag = "7")]
     pub media: ::prost::alloc::vec::Vec<MediaItem>,
 }
+/// A span of a trace that was sampled, under which the receiver records its own spans. Absent from the messages of
+/// requests whose trace was not sampled, for which no process records anything.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TraceContext {
+    /// 16 bytes, as in W3C Trace Context.
+    #[prost(bytes = "vec", tag = "1")]
+    pub trace_id: ::prost::alloc::vec::Vec<u8>,
+    #[prost(fixed64, tag = "2")]
+    pub span_id: u64,
+    /// Value of the header `tracestate`. Empty if there was none.
+    #[prost(string, tag = "3")]
+    pub tracestate: ::prost::alloc::string::String,
+}
 /// A media item and its position in the prompt.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MediaItem {
@@ -428,6 +441,149 @@ impl WalkKind {
         }
     }
 }
+/// A prefill's share of one step.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefillRow {
+    /// The conductor's number of the request.
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    #[prost(uint32, tag = "2")]
+    pub tokens: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetStepsRequest {
+    /// The sequence of the last step that the caller knows. 0 asks for all that are kept.
+    #[prost(uint64, tag = "1")]
+    pub after: u64,
+}
+/// Steps are kept while a caller has asked for them within the last minute, the last 128 of each worker.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetStepsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub steps: ::prost::alloc::vec::Vec<RecentStep>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RecentStep {
+    /// Number among all steps that this conductor has kept, counted from 1.
+    #[prost(uint64, tag = "1")]
+    pub sequence: u64,
+    /// Rank of the worker.
+    #[prost(uint32, tag = "2")]
+    pub worker: u32,
+    /// The worker's own number of the step.
+    #[prost(uint64, tag = "3")]
+    pub step: u64,
+    /// Time at which the conductor had the step's report, in microseconds since the Unix epoch by the conductor's clock.
+    #[prost(uint64, tag = "4")]
+    pub reported_us: u64,
+    /// Time of planning, running and committing, in microseconds.
+    #[prost(uint32, tag = "5")]
+    pub took_us: u32,
+    #[prost(uint32, tag = "6")]
+    pub tokens: u32,
+    /// The step's token budget. An atomic prefill that runs alone may exceed it.
+    #[prost(uint32, tag = "7")]
+    pub budget_tokens: u32,
+    #[prost(uint32, tag = "8")]
+    pub decode_rows: u32,
+    #[prost(uint32, tag = "9")]
+    pub padding_tokens: u32,
+    #[prost(message, repeated, tag = "10")]
+    pub prefills: ::prost::alloc::vec::Vec<PrefillRow>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetRequestsRequest {
+    /// The conductor's number of a request. Absent asks for the newest ones.
+    #[prost(uint64, optional, tag = "1")]
+    pub request: ::core::option::Option<u64>,
+}
+/// The request asked for, or none if it is no longer kept; else the newest ones first.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetRequestsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub requests: ::prost::alloc::vec::Vec<RecentRequest>,
+}
+/// One of the last 512 requests.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RecentRequest {
+    /// The conductor's number of the request.
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    #[prost(uint32, tag = "2")]
+    pub prompt_tokens: u32,
+    /// Output tokens so far, those that another conductor generated left out.
+    #[prost(uint32, tag = "3")]
+    pub generated: u32,
+    /// In the order in which they happened. Without chunks of prefill after 64, and after 128 with the request's end only.
+    #[prost(message, repeated, tag = "4")]
+    pub transitions: ::prost::alloc::vec::Vec<RequestTransition>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RequestTransition {
+    /// Time in microseconds since the Unix epoch by the conductor's clock.
+    #[prost(uint64, tag = "1")]
+    pub at_us: u64,
+    #[prost(oneof = "request_transition::Transition", tags = "2, 3, 4, 5, 6, 7, 8")]
+    pub transition: ::core::option::Option<request_transition::Transition>,
+}
+/// Nested message and enum types in `RequestTransition`.
+pub mod request_transition {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Transition {
+        /// The conductor has accepted the request.
+        #[prost(message, tag = "2")]
+        Accepted(super::Accepted),
+        #[prost(message, tag = "3")]
+        Launched(super::Launched),
+        /// A worker reported a step with tokens of the prompt. Only kept with the steps.
+        #[prost(message, tag = "4")]
+        PrefillChunk(super::PrefillChunk),
+        /// A try has produced its first token.
+        #[prost(message, tag = "5")]
+        FirstToken(super::FirstToken),
+        /// The prefill was handed over to the worker that decodes.
+        #[prost(message, tag = "6")]
+        HandedOver(super::PrefillHandedOver),
+        /// The request starts over, because a worker was lost or a hand-over failed.
+        #[prost(message, tag = "7")]
+        Replayed(super::Replayed),
+        #[prost(message, tag = "8")]
+        Ended(super::RequestEnded),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Accepted {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Launched {
+    /// whole, prefill, decode or encode.
+    #[prost(string, tag = "1")]
+    pub role: ::prost::alloc::string::String,
+    /// Rank of the worker, in a TP group of its leader.
+    #[prost(uint32, tag = "2")]
+    pub worker: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefillChunk {
+    #[prost(uint32, tag = "1")]
+    pub worker: u32,
+    #[prost(uint32, tag = "2")]
+    pub tokens: u32,
+    /// Time of the whole step, in microseconds.
+    #[prost(uint32, tag = "3")]
+    pub took_us: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FirstToken {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefillHandedOver {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Replayed {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RequestEnded {
+    /// finished, cancelled, refused, or the kind of the error.
+    #[prost(string, tag = "1")]
+    pub outcome: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SubmitRequest {
     #[prost(message, optional, tag = "1")]
@@ -440,6 +596,9 @@ pub struct SubmitRequest {
     /// Fewer than max_tokens.
     #[prost(uint32, repeated, tag = "3")]
     pub generated: ::prost::alloc::vec::Vec<u32>,
+    /// The router's span of this attempt.
+    #[prost(message, optional, tag = "4")]
+    pub trace: ::core::option::Option<TraceContext>,
 }
 /// The request's progress since the previous event. A slow reader gets fewer, larger events.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -894,6 +1053,56 @@ pub mod conductor_client {
                 .insert(GrpcMethod::new("tutti.cluster.v1.Conductor", "GetCluster"));
             self.inner.unary(req, path, codec).await
         }
+        /// Returns the last steps of all workers, for operators' pages.
+        pub async fn get_steps(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetStepsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetStepsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tutti.cluster.v1.Conductor/GetSteps",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tutti.cluster.v1.Conductor", "GetSteps"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Returns the last requests with the times of their transitions, for operators' pages.
+        pub async fn get_requests(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetRequestsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetRequestsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tutti.cluster.v1.Conductor/GetRequests",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tutti.cluster.v1.Conductor", "GetRequests"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Removes a worker once its requests have ended. Returns at once; GetCluster shows when the worker is gone. A worker
         /// that the conductor has spawned is not started again.
         pub async fn drain_worker(
@@ -975,6 +1184,22 @@ pub mod conductor_server {
             request: tonic::Request<super::GetClusterRequest>,
         ) -> std::result::Result<
             tonic::Response<super::GetClusterResponse>,
+            tonic::Status,
+        >;
+        /// Returns the last steps of all workers, for operators' pages.
+        async fn get_steps(
+            &self,
+            request: tonic::Request<super::GetStepsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetStepsResponse>,
+            tonic::Status,
+        >;
+        /// Returns the last requests with the times of their transitions, for operators' pages.
+        async fn get_requests(
+            &self,
+            request: tonic::Request<super::GetRequestsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetRequestsResponse>,
             tonic::Status,
         >;
         /// Removes a worker once its requests have ended. Returns at once; GetCluster shows when the worker is gone. A worker
@@ -1247,6 +1472,96 @@ pub mod conductor_server {
                     };
                     Box::pin(fut)
                 }
+                "/tutti.cluster.v1.Conductor/GetSteps" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetStepsSvc<T: Conductor>(pub Arc<T>);
+                    impl<
+                        T: Conductor,
+                    > tonic::server::UnaryService<super::GetStepsRequest>
+                    for GetStepsSvc<T> {
+                        type Response = super::GetStepsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetStepsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Conductor>::get_steps(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetStepsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tutti.cluster.v1.Conductor/GetRequests" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetRequestsSvc<T: Conductor>(pub Arc<T>);
+                    impl<
+                        T: Conductor,
+                    > tonic::server::UnaryService<super::GetRequestsRequest>
+                    for GetRequestsSvc<T> {
+                        type Response = super::GetRequestsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetRequestsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Conductor>::get_requests(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetRequestsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/tutti.cluster.v1.Conductor/DrainWorker" => {
                     #[allow(non_camel_case_types)]
                     struct DrainWorkerSvc<T: Conductor>(pub Arc<T>);
@@ -1494,6 +1809,10 @@ pub struct Ready {
     /// must agree on it.
     #[prost(uint64, tag = "6")]
     pub layout_hash: u64,
+    /// Requests that the worker runs at a time, which the memory for slots may limit further than the settings do. Absent
+    /// from a rank that follows a leader.
+    #[prost(uint32, optional, tag = "7")]
+    pub running_limit: ::core::option::Option<u32>,
 }
 /// Identifies one worker graph of one try of a request. Late messages of an earlier try never match a later try.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1537,6 +1856,9 @@ pub struct LaunchGraph {
     /// and prefills once the embeddings are handed over. Until then it holds nothing else.
     #[prost(message, optional, tag = "8")]
     pub receive_media: ::core::option::Option<PlaneReservation>,
+    /// The conductor's span of the request.
+    #[prost(message, optional, tag = "9")]
+    pub trace: ::core::option::Option<TraceContext>,
 }
 /// Room for a request's planes on the worker that decodes, or for its media's embeddings on the worker that prefills.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1641,6 +1963,9 @@ pub struct StepReport {
     /// Loads of the model's layers with experts. Empty if they were not read after this step.
     #[prost(message, repeated, tag = "7")]
     pub expert_loads: ::prost::alloc::vec::Vec<ExpertLoad>,
+    /// The step's prefill rows, in the order of its rows.
+    #[prost(message, repeated, tag = "8")]
+    pub prefills: ::prost::alloc::vec::Vec<PrefillRow>,
 }
 /// Load of a layer's experts, since the worker's process began.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -17,8 +17,9 @@ use tonic::{Response, Status, Streaming};
 use tutti_proto::{
     MAX_MESSAGE_BYTES,
     cluster::v1::{
-        CheckpointFile, DescribeRequest, GetClusterRequest, GetClusterResponse, ModelDescription,
-        ReadCheckpointFileRequest, RequestEvent, SubmitRequest, conductor_client::ConductorClient,
+        CheckpointFile, DescribeRequest, GetClusterRequest, GetClusterResponse, GetRequestsRequest,
+        GetRequestsResponse, GetStepsRequest, GetStepsResponse, ModelDescription, ReadCheckpointFileRequest,
+        RequestEvent, SubmitRequest, conductor_client::ConductorClient,
     },
 };
 use tutti_runtime::{Error, health::State, prefix_index::Holder};
@@ -171,6 +172,19 @@ impl Member {
     pub async fn cluster(&self) -> Result<GetClusterResponse, Error> {
         let mut client = self.client.clone();
         let answer = timeout(self.timeouts.answer, client.get_cluster(GetClusterRequest {}));
+        self.answered(answer.await)
+    }
+
+    /// Asks for the last steps after the one with this sequence.
+    pub async fn steps(&self, after: u64) -> Result<GetStepsResponse, Error> {
+        let mut client = self.client.clone();
+        self.answered(timeout(self.timeouts.answer, client.get_steps(GetStepsRequest { after })).await)
+    }
+
+    /// Asks for one request by the conductor's number, or for the newest requests.
+    pub async fn requests(&self, request: Option<u64>) -> Result<GetRequestsResponse, Error> {
+        let mut client = self.client.clone();
+        let answer = timeout(self.timeouts.answer, client.get_requests(GetRequestsRequest { request }));
         self.answered(answer.await)
     }
 

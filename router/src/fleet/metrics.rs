@@ -100,6 +100,10 @@ impl FleetMetrics {
         self.breaker.get_or_create(&label).set(position as i64);
         self.reported_running.get_or_create(&label).set(standing.reported.running.into());
         self.reported_waiting.get_or_create(&label).set(standing.reported.waiting.into());
+        // The first count of a series that did not exist before is no increase to Prometheus.
+        for family in [&self.picks, &self.retries, &self.replays] {
+            family.get_or_create(&label).inc_by(0);
+        }
     }
 
     /// Removes the metrics of a conductor that left the fleet. Otherwise the number of label values would grow with

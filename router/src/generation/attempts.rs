@@ -7,14 +7,17 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use futures_util::{Stream, stream};
 use tokio::time::timeout;
 use tonic::Streaming;
 use tutti_proto::cluster::v1::{self as pb, FinishReason, Finished, RequestEvent, SubmitRequest};
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::{
+    Error, ErrorKind,
+    trace::{SpanKind, TraceContext, TraceSpan},
+};
 
 use super::generator::millis;
 use crate::{
@@ -32,6 +35,8 @@ pub struct Wanted {
     pub spec: pb::RequestSpec,
     /// Time at which the client stops waiting.
     pub deadline: Option<Instant>,
+    /// The request's span, if its trace is sampled.
+    pub trace: Option<TraceContext>,
 }
 
 /// The state of a choice over all attempts.
@@ -50,6 +55,8 @@ pub struct Attempts {
 struct Running {
     lease: Lease,
     events: Streaming<RequestEvent>,
+    /// The attempt's span, if the trace is sampled.
+    span: Option<TraceSpan>,
 }
 
 impl Attempts {
@@ -129,7 +136,10 @@ impl Attempts {
     /// the choice already has all its tokens and only the terminal event is missing, returns that event instead.
     async fn recover(&mut self, failure: Failure) -> Result<Option<RequestEvent>, Error> {
         let recovery = if self.generated.is_empty() { Recovery::Retry } else { Recovery::Replay };
-        let Some(running) = self.running.take() else { return Err(failure.into_error()) };
+        let Some(mut running) = self.running.take() else { return Err(failure.into_error()) };
+        if let Some(span) = &mut running.span {
+            span.fail(failure.error().message().to_owned());
+        }
         let lost = running.lease.member().clone();
         running.lease.fails(&failure);
         if !failure.may_go_elsewhere() {
@@ -195,6 +205,7 @@ impl Attempts {
     async fn submit(&mut self, lease: Lease) -> Result<(), Failure> {
         let left = |deadline: Instant| millis(deadline.saturating_duration_since(Instant::now()));
         let spec = &self.wanted.spec;
+        let mut span = self.span(lease.member());
         let request = SubmitRequest {
             spec: Some(pb::RequestSpec {
                 prompt: self.wanted.prompt.tokens().to_vec(),
@@ -204,18 +215,31 @@ impl Attempts {
             }),
             timeout_ms: self.wanted.deadline.map(left),
             generated: self.generated.clone(),
+            trace: span.as_ref().and_then(TraceSpan::context).map(|context| context.to_message()),
         };
         match lease.member().submit(request).await {
             Ok(events) => {
-                self.running = Some(Running { lease, events });
+                self.running = Some(Running { lease, events, span });
                 Ok(())
             }
             Err(failure) => {
+                if let Some(span) = &mut span {
+                    span.fail(failure.error().message().to_owned());
+                }
                 self.avoid(lease.member().clone());
                 lease.fails(&failure);
                 Err(failure)
             }
         }
+    }
+
+    /// Begins the span of an attempt at this conductor, if the trace is sampled.
+    fn span(&self, conductor: &Member) -> Option<TraceSpan> {
+        let mut span = self.wanted.trace.as_ref()?.child("attempt", SpanKind::Client, SystemTime::now());
+        span.set("tutti.conductor", conductor.name.clone());
+        span.set("tutti.attempt.number", i64::from(self.retries + self.replays));
+        span.set("tutti.attempt.generated_tokens", self.generated.len() as i64);
+        Some(span)
     }
 
     /// Avoids a conductor until a later poll says that the conductor is ready.

@@ -70,6 +70,16 @@ pub enum Reason {
     Length,
 }
 
+impl Reason {
+    /// The word for the reason in OpenAI's `finish_reason`.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::EndOfSequence | Self::StopToken(_) | Self::StopString(_) => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
 /// Settings of one choice.
 pub struct ChoiceSettings {
     /// Index of the choice in the response.

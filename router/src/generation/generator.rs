@@ -5,14 +5,17 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use futures_util::future::try_join_all;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::Instrument;
 use tutti_proto::cluster::v1 as pb;
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::{
+    Error, ErrorKind,
+    trace::{ClientSpan, SpanKind, TraceContext},
+};
 use tutti_settings::RouterSettings;
 
 use super::{
@@ -124,11 +127,17 @@ impl Generator {
         self.pool.run(lane, work).await
     }
 
-    /// Starts a request. Returns when conductors have accepted all of its choices.
-    pub async fn start(&self, request: GenerationRequest, entry: Entry) -> Result<Generation, Error> {
-        let mut meter = RequestMeter::start(&self.metrics);
-        let span = meter.span().clone();
-        match within(request.timeout, self.accept(request)).instrument(span).await {
+    /// Starts a request. `client` is the span that the client names as its own. Returns when conductors have accepted all
+    /// of the request's choices.
+    pub async fn start(
+        &self,
+        request: GenerationRequest,
+        entry: Entry,
+        client: Option<ClientSpan>,
+    ) -> Result<Generation, Error> {
+        let mut meter = RequestMeter::start(&self.metrics, client, &request, self.fleet.served());
+        let (span, trace) = (meter.span().clone(), meter.trace().cloned());
+        match within(request.timeout, self.accept(request, trace)).instrument(span).await {
             Ok(accepted) => Ok(Generation::new(accepted, entry, meter)),
             Err(error) => {
                 meter.refused(&error);
@@ -137,7 +146,11 @@ impl Generator {
         }
     }
 
-    async fn accept(&self, mut request: GenerationRequest) -> Result<Accepted, Error> {
+    async fn accept(
+        &self,
+        mut request: GenerationRequest,
+        trace: Option<TraceContext>,
+    ) -> Result<Accepted, Error> {
         let arrived = Instant::now();
         let model = self.model_named(request.model.as_deref())?;
         let vocab_size = model.description.vocab_size;
@@ -159,6 +172,9 @@ impl Generator {
         let prompts = {
             let (model, lane) = (model.clone(), lane(&prompts, echo));
             let encode = move || prompts::encode(prompts, media, &model, echo);
+            // Ends with this block, also if the client leaves.
+            let _span =
+                trace.as_ref().map(|trace| trace.child("tokenize", SpanKind::Internal, SystemTime::now()));
             match lane {
                 Some(lane) => self.on_text(lane, encode).await??,
                 None => encode()?,
@@ -180,7 +196,7 @@ impl Generator {
         // refuses the request.
         let deadline = request.timeout.and_then(|timeout| arrived.checked_add(timeout));
         let started = specs.into_iter().zip(settings).map(|((prompt, spec), settings)| {
-            let wanted = Wanted { model: model.clone(), prompt, spec, deadline };
+            let wanted = Wanted { model: model.clone(), prompt, spec, deadline, trace: trace.clone() };
             let (first, shared) = (settings.index % n == 0, shared[(settings.index / n) as usize].clone());
             async move {
                 let attempts = Attempts::start(self.fleet.clone(), wanted).await?;
@@ -210,6 +226,11 @@ impl Generator {
             }
         }
         Ok(specs)
+    }
+
+    /// True if no generation is running.
+    pub fn is_idle(&self) -> bool {
+        self.permits.available_permits() >= self.max_choices as usize
     }
 
     /// Completes when no generation is running. No generation is admitted while the future is polled.

@@ -149,7 +149,7 @@ impl Generation {
             Ok(delta) => delta,
             Err(error) => {
                 self.choices.clear();
-                self.meter.ends(Outcome::of(&error, Outcome::Failed));
+                self.meter.fails(&error, Outcome::Failed);
                 return Some(Err(error));
             }
         };
@@ -165,9 +165,10 @@ impl Generation {
             if delta.choice.is_multiple_of(self.info.n) {
                 self.usage.cached_tokens += finish.cached_tokens;
             }
+            self.meter.choice_ended(finish.reason.word());
             self.unfinished -= 1;
             if self.unfinished == 0 {
-                self.meter.ends(Outcome::Finished);
+                self.meter.finished(self.usage);
             }
         }
         Some(Ok(delta))

@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 use tutti_proto::v1::{
     GenerateRequest, GenerateResponse, GetModelRequest, GetModelResponse, inference_server::Inference,
 };
-use tutti_runtime::Error;
+use tutti_runtime::{Error, trace::ClientSpan};
 
 use super::{generate, request};
 use crate::{generation::Generator, keys::Entry};
@@ -36,7 +36,8 @@ impl InferenceService {
     ) -> Result<BoxStream<'static, Result<GenerateResponse, Status>>, Error> {
         let (metadata, extensions, message) = request.into_parts();
         let (wanted, kind) = request::read(message, &metadata)?;
-        let started = self.generator.start(wanted, Entry::of(&extensions)).await;
+        let client = ClientSpan::of(metadata.as_ref());
+        let started = self.generator.start(wanted, Entry::of(&extensions), client).await;
         let generation = started.map_err(|error| request::respell(error, kind))?;
         Ok(generate::respond(self.generator.clone(), generation, kind))
     }

@@ -6,7 +6,7 @@ use axum::{
 };
 use serde::Serialize;
 use serde_json::json;
-use tutti_runtime::Error;
+use tutti_runtime::{Error, trace::ClientSpan};
 
 use super::{
     Api, answer,
@@ -38,10 +38,10 @@ pub(super) struct Chat {
 
 /// Answers a chat request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
-    let entry = Entry::of(request.extensions());
+    let (entry, client) = (Entry::of(request.extensions()), ClientSpan::of(request.headers()));
     let Chat { request, return_token_ids, stream, max_tokens_name } = api.parse(request, parse).await?;
     let respell = |error| respell(error, max_tokens_name);
-    let mut generation = api.generator.start(request, entry).await.map_err(respell)?;
+    let mut generation = api.generator.start(request, entry, client).await.map_err(respell)?;
     let render = Renderer::new(&generation.info, return_token_ids, stream);
     if stream.is_some() {
         return Ok(sse::respond(api.generator.clone(), generation, render));

@@ -17,10 +17,7 @@ pub enum StopReason {
 
 /// OpenAI's `finish_reason`.
 pub fn finish_reason(finish: Option<&Finish>) -> Option<&'static str> {
-    finish.map(|finish| match finish.reason {
-        Reason::Length => "length",
-        Reason::EndOfSequence | Reason::StopToken(_) | Reason::StopString(_) => "stop",
-    })
+    finish.map(|finish| finish.reason.word())
 }
 
 /// vLLM's `stop_reason`; `None` if neither a stop string nor a stop token ended the choice.

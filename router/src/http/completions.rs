@@ -8,7 +8,7 @@ use axum::{
 };
 use serde::Serialize;
 use serde_json::{json, value::RawValue};
-use tutti_runtime::Error;
+use tutti_runtime::{Error, trace::ClientSpan};
 
 use super::{
     Api, answer,
@@ -39,11 +39,11 @@ pub(super) struct Completion {
 
 /// Answers a completion request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
-    let entry = Entry::of(request.extensions());
+    let (entry, client) = (Entry::of(request.extensions()), ClientSpan::of(request.headers()));
     let max_prompts = api.generator.max_choices() as usize;
     let parse = move |body: &[u8]| parse(body, max_prompts);
     let Completion { request, return_token_ids, stream } = api.parse(request, parse).await?;
-    let mut generation = api.generator.start(request, entry).await?;
+    let mut generation = api.generator.start(request, entry, client).await?;
     let mut render = Renderer::new(&generation.info, return_token_ids, stream);
     if stream.is_some() {
         return Ok(sse::respond(api.generator.clone(), generation, render));

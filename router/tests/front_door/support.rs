@@ -25,9 +25,9 @@ use tonic::{
 use tower::{ServiceExt, service_fn};
 use tutti_proto::cluster::v1::{
     CheckpointFile, DescribeRequest, DescribeResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
-    FinishReason, Finished, GetClusterRequest, GetClusterResponse, ModelDescription, PromptLogprobs,
-    ReadCheckpointFileRequest, RequestEvent, RequestSpec, SampledToken, SubmitRequest, TokenLogprob,
-    TopLogprob,
+    FinishReason, Finished, GetClusterRequest, GetClusterResponse, GetRequestsRequest, GetRequestsResponse,
+    GetStepsRequest, GetStepsResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest,
+    RequestEvent, RequestSpec, SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
     conductor_server::{Conductor, ConductorServer},
 };
 use tutti_router::{CheckedText, FrontDoor, RouterSettings};
@@ -167,6 +167,20 @@ impl Conductor for FakeConductor {
             self.files.get(&file).ok_or_else(|| Status::not_found("the checkpoint has no such file"))?;
         let pieces: Vec<_> = bytes.chunks(1000).map(|data| Ok(FilePiece { data: data.to_vec() })).collect();
         Ok(Response::new(stream::iter(pieces).boxed()))
+    }
+
+    async fn get_steps(
+        &self,
+        _: tonic::Request<GetStepsRequest>,
+    ) -> Result<Response<GetStepsResponse>, Status> {
+        Err(Status::unimplemented("a fake has no steps"))
+    }
+
+    async fn get_requests(
+        &self,
+        _: tonic::Request<GetRequestsRequest>,
+    ) -> Result<Response<GetRequestsResponse>, Status> {
+        Err(Status::unimplemented("a fake keeps no requests"))
     }
 
     async fn drain_worker(

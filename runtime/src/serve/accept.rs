@@ -38,6 +38,10 @@ use crate::{
 const PAUSE: Duration = Duration::from_millis(100);
 /// Minimum time between two log lines about connections that are not served.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Time for which a connection over HTTP/1 stays open after its last response when the server closes. A client may send its
+/// next request in the moment in which a response ends, and that request is answered. Connections that are idle when the
+/// server begins to close stay open for this time only if the closing is gentle.
+const LINGER: Duration = Duration::from_secs(1);
 /// Time limits are checked this many times during the shorter one.
 const CHECKS: u32 = 8;
 
@@ -208,7 +212,8 @@ impl Connection {
         let mut begun = pin!(closing.begun());
         let mut check = interval(limits.header_timeout().min(limits.idle_timeout()) / CHECKS);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut is_closing, mut is_leaving) = (false, false);
+        let mut linger = interval(LINGER / CHECKS);
+        let (mut is_closing, mut is_lingering, mut is_leaving) = (false, false, false);
         loop {
             tokio::select! {
                 ended = connection.as_mut() => {
@@ -220,7 +225,18 @@ impl Connection {
                 () = activity.evicted() => return metrics.closed(Closed::Evicted),
                 () = &mut begun, if !is_closing => {
                     is_closing = true;
-                    connection.as_mut().graceful_shutdown();
+                    let rest = activity.rest_over_http1();
+                    let longest = if closing.is_gentle() { LINGER } else { Duration::ZERO };
+                    is_lingering = rest.is_some_and(|rest| rest <= longest);
+                    if !is_lingering {
+                        connection.as_mut().graceful_shutdown();
+                    }
+                }
+                _ = linger.tick(), if is_lingering => {
+                    if activity.rest_over_http1().is_none_or(|rest| rest >= LINGER) {
+                        is_lingering = false;
+                        connection.as_mut().graceful_shutdown();
+                    }
                 }
                 _ = check.tick() => match activity.overdue(&limits) {
                     None => {}

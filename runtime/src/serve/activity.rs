@@ -76,6 +76,12 @@ impl Activity {
         (state.in_flight == 0).then_some(state.idle_since)
     }
 
+    /// Time since the connection last had a request, if it speaks HTTP/1: zero while one is in progress.
+    pub fn rest_over_http1(&self) -> Option<Duration> {
+        let state = self.state.lock();
+        (!state.http2).then(|| if state.in_flight > 0 { Duration::ZERO } else { state.idle_since.elapsed() })
+    }
+
     /// Asks the connection's task to close it.
     pub fn evict(&self) {
         self.evicted.notify_one();

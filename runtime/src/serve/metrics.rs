@@ -14,6 +14,8 @@ pub enum Purpose {
     Http,
     /// Clients over gRPC.
     Grpc,
+    /// Probes and scrapers, at an address of their own.
+    Operations,
     /// Routers and operators.
     Cluster,
     /// Workers that join.
@@ -25,6 +27,7 @@ impl Purpose {
         match self {
             Self::Http => "http",
             Self::Grpc => "grpc",
+            Self::Operations => "operations",
             Self::Cluster => "cluster",
             Self::Workers => "workers",
         }
@@ -47,6 +50,8 @@ pub(super) enum Closed {
 }
 
 impl Closed {
+    const ALL: [Self; 5] = [Self::Limit, Self::Evicted, Self::Handshake, Self::Head, Self::Idle];
+
     fn label(self) -> &'static str {
         match self {
             Self::Limit => "limit",
@@ -92,6 +97,10 @@ impl ConnectionMetrics {
     pub(super) fn of(&self, purpose: Purpose) -> ListenerMetrics {
         let listener = purpose.label();
         let open = self.open.get_or_create(&ListenerLabel { listener }).clone();
+        // The first count of a series that did not exist before is no increase to Prometheus.
+        for reason in Closed::ALL {
+            self.closed.get_or_create(&ClosedLabel { listener, reason: reason.label() }).inc_by(0);
+        }
         ListenerMetrics { listener, open, closed: self.closed.clone() }
     }
 }

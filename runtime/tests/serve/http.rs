@@ -3,12 +3,14 @@ use std::{convert::Infallible, pin::Pin, sync::Arc, task::Poll, time::Duration};
 use axum::{Extension, Router, body::Body, routing::get};
 use bytes::Bytes;
 use tokio::{
-    io::AsyncWriteExt,
-    net::UnixListener,
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, UnixListener},
     sync::{Notify, Semaphore, mpsc},
     time::sleep,
 };
 use tutti_runtime::{
+    health::Health,
+    operations,
     serve::{self, Peer},
     shutdown::Shutdown,
 };
@@ -231,4 +233,55 @@ async fn a_flood_of_headers_is_refused() {
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
     // Bytes that the server has not read lie in the sockets' buffers.
     assert!(sent < 16 << 20, "the server took {sent} bytes of headers");
+}
+
+#[tokio::test]
+async fn a_draining_process_answers_a_connection_once_more_and_ends_it() {
+    let health = Health::default();
+    let served = http(operations::moving_clients(simple_routes(), health.clone()), patient()).await;
+    let mut client = RawClient::connect(served.address).await;
+    assert_eq!(client.get("/").await, "HTTP/1.1 200 OK");
+    assert_eq!(client.get("/").await, "HTTP/1.1 200 OK");
+    health.drain();
+    // An idle connection stays open, since its client may be sending a request.
+    client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    let mut answer = String::new();
+    soon("the end of the connection", client.0.read_to_string(&mut answer)).await.expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.to_lowercase().contains("\r\nconnection: close\r\n"), "{answer}");
+    // A new connection is served while the process drains, until it closes.
+    let mut late = RawClient::connect(served.address).await;
+    assert_eq!(late.get("/").await, "HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
+async fn a_request_that_follows_the_last_answer_of_a_closing_server_is_answered() {
+    let (arrived, answer) = (semaphore(), semaphore());
+    let served = http(routes(arrived.clone(), answer.clone()), patient()).await;
+    let mut client = RawClient::connect(served.address).await;
+    client.send("GET /busy HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    soon("the request", arrived.acquire()).await.unwrap().forget();
+    served.closing.begin();
+    // The listener is closed by the task that runs beside the connection's.
+    soon("the end of the listener", async { while TcpStream::connect(served.address).await.is_ok() {} })
+        .await;
+    answer.add_permits(1);
+    assert_eq!(soon("an answer", client.status_line()).await, "HTTP/1.1 200 OK");
+    assert_eq!(client.get("/").await, "HTTP/1.1 200 OK");
+    // A client that sends nothing more does not keep the server.
+    client.closed().await;
+    soon("the end of the server", served.task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_gentle_end_answers_a_request_over_a_connection_that_was_idle_for_a_moment() {
+    let served = http(simple_routes(), patient()).await;
+    let mut client = RawClient::connect(served.address).await;
+    assert_eq!(client.get("/").await, "HTTP/1.1 200 OK");
+    served.closing.begin_gently();
+    soon("the end of the listener", async { while TcpStream::connect(served.address).await.is_ok() {} })
+        .await;
+    assert_eq!(client.get("/").await, "HTTP/1.1 200 OK");
+    client.closed().await;
+    soon("the end of the server", served.task).await.unwrap().unwrap();
 }

@@ -1,8 +1,9 @@
-"""A checkpoint of the Qwen3-0.6B shape with seeded random bf16 weights and a tokenizer as large as the real one.
+"""A checkpoint with seeded random bf16 weights, in the shape of a config.json, and a tokenizer as large as the real one.
 
-    python checkpoint.py DIRECTORY
+    python checkpoint.py CONFIG DIRECTORY
 
-Every contender reads it, so all of them have the weights and the tokenizer of a real model.
+Every contender reads it, so all of them have the weights and the tokenizer of a real model. Families other than dense Qwen3
+are written by transformers, which then must be installed.
 """
 
 import json
@@ -15,7 +16,6 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-SHAPE = Path(__file__).resolve().parent.parent / "qwen3-0.6b" / "config.json"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Pattern by which Qwen's tokenizer splits text into words.
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -67,6 +67,19 @@ def write_weights(file, config):
             out.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
 
 
+def write_by_transformers(file, config):
+    """Writes the weights with which transformers initialises the model that `config`, a file, describes."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+    set_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.parent), dtype=torch.bfloat16)
+    written = file.parent / "written"
+    model.save_pretrained(written, max_shard_size="100GB")
+    (written / "model.safetensors").rename(file)
+    shutil.rmtree(written)
+
+
 def tokenizer(size):
     """Returns a byte-level BPE tokenizer: merges learned from Python's library, unused tokens up to `size`."""
 
@@ -96,10 +109,10 @@ def tokenizer(size):
     return full
 
 
-def main(directory):
-    directory = Path(directory)
+def main(shape, directory):
+    shape, directory = Path(shape), Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    config = json.loads(SHAPE.read_text())
+    config = json.loads(shape.read_text())
     made = tokenizer(config["vocab_size"])
     made.save(str(directory / "tokenizer.json"))
     described = {
@@ -115,8 +128,11 @@ def main(directory):
     (directory / "generation_config.json").write_text(json.dumps(greedy, indent=2))
     # Renamed when complete: `setup` takes a directory with model.safetensors for finished.
     unfinished = directory / "model.safetensors.unfinished"
-    write_weights(unfinished, config)
-    shutil.copyfile(SHAPE, directory / "config.json")
+    if config["model_type"] == "qwen3":
+        write_weights(unfinished, config)
+    else:
+        write_by_transformers(unfinished, shape)
+    shutil.copyfile(shape, directory / "config.json")
     unfinished.rename(directory / "model.safetensors")
 
 

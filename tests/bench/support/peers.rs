@@ -15,7 +15,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use tutti_load::client::Target;
 
-use super::cluster::{children, free_port, peak_memory};
+use super::{
+    cluster::{children, free_port, peak_memory},
+    shape::Shape,
+};
 
 /// Limit of the duration of a server's start. The slowest server takes a minute.
 const START_LIMIT: Duration = Duration::from_secs(300);
@@ -52,6 +55,7 @@ pub enum Weights {
 /// Settings of a server that depend on the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Purpose {
+    pub shape: Shape,
     pub weights: Weights,
     pub threads: usize,
     /// Maximum number of concurrent requests.
@@ -91,15 +95,20 @@ impl Peer {
         let Purpose { weights, threads, .. } = *purpose;
         let installed = installed()?;
         let here = |name: &str| existing(installed.join(name));
+        let models = match purpose.shape {
+            Shape::Qwen3 => installed.clone(),
+            other => installed.join(other.name()),
+        };
+        let made = |name: &str| existing(models.join(name));
         let script =
             |name: &str| existing(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bench/peers").join(name));
         let bf16 = weights == Weights::Bf16;
         let (python, server, model, kind) = match self {
-            Self::Tutti => return conductor(purpose, port, here("checkpoint")?),
+            Self::Tutti => return conductor(purpose, port, made("checkpoint")?),
             Self::LlamaCpp => {
                 let file = if bf16 { llama_cpp_model() } else { "model-q8_0.gguf" };
                 eprintln!("{}: model {file}", self.name());
-                let model = here(file)?;
+                let model = made(file)?;
                 return Ok(llama_server(purpose, port, here("llama-build/bin/llama-server")?, model));
             }
             Self::Openvino if bf16 => {
@@ -115,7 +124,7 @@ impl Peer {
             python.into(),
             script(server)?.into(),
             port.to_string().into(),
-            here(model)?.into(),
+            made(model)?.into(),
             kind.into(),
             threads.to_string().into(),
             BUDGET.into(),

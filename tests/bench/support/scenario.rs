@@ -9,6 +9,7 @@ use tutti_measure::{limits::Limits, statistics::median};
 use super::{
     mixed::{self, Mixed},
     peers::{Peer, Purpose, Running, Weights},
+    shape::Shape,
     speed::{self, Decode},
 };
 
@@ -43,6 +44,7 @@ pub enum Scenario {
 /// Settings of the comparison.
 #[derive(Debug, Serialize)]
 pub struct Settings {
+    pub shape: Shape,
     pub peers: Vec<Peer>,
     pub threads: usize,
     pub repeats: usize,
@@ -180,7 +182,9 @@ impl Group {
         let contender = |name: &str, peer, weights| {
             let packed_weights = matches!(self.measurements, [Measurement::Start]);
             let threads = settings.threads;
-            let purpose = Purpose { weights, threads, requests, context, target_itl_ms, packed_weights };
+            let shape = settings.shape;
+            let purpose =
+                Purpose { shape, weights, threads, requests, context, target_itl_ms, packed_weights };
             let (running, figures, failure) = (None, Figures::new(), None);
             Contender { name: name.to_owned(), peer, purpose, running, figures, failure }
         };

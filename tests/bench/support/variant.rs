@@ -4,13 +4,15 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::shape::Shape;
+
 /// Device of the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
     /// The cost model of an H200 with a model of 8 billion parameters.
     Sim,
-    /// This machine's CPU, with dummy bf16 weights at the shape of Qwen3-0.6B.
+    /// This machine's CPU, with dummy bf16 weights.
     Cpu,
 }
 
@@ -22,14 +24,14 @@ pub struct Variant {
 }
 
 impl Device {
-    /// Flags that all variants share.
-    pub fn flags(self) -> Vec<String> {
-        let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bench/qwen3-0.6b");
+    /// Flags that all variants share, for a model of this shape.
+    pub fn flags(self, shape: Shape) -> Vec<String> {
+        let model = shape.dir().display().to_string();
         let own: &[&str] = match self {
             Self::Sim => &["--device=sim"],
             Self::Cpu => &["--device=cpu", "--load-format=dummy", "--kv-cache-memory=1073741824"],
         };
-        let shared = ["--skip-tokenizer-init", "--model", shape];
+        let shared = ["--skip-tokenizer-init", "--model", &model];
         shared.iter().chain(own).map(|&flag| flag.to_owned()).collect()
     }
 

@@ -183,6 +183,11 @@ impl Engine {
         if self.model().has_thinker() { (self.kv.pages - 1) as u32 } else { 0 }
     }
 
+    /// Maximum number of requests that run at a time: as set, or as many as there are slots for.
+    pub fn running_limit(&self) -> u32 {
+        u32::try_from(self.kv.running).unwrap_or(u32::MAX)
+    }
+
     /// Size of the KV pool in bytes, the null page included.
     pub fn kv_bytes(&self) -> u64 {
         self.kv.bytes()

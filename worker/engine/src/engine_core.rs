@@ -88,6 +88,8 @@ pub(crate) struct CommittedStep {
     /// Number of tokens of padding.
     pub padding: usize,
     pub started: SystemTime,
+    /// Time at which the results were collected.
+    pub collected: Instant,
     pub times: StepTimes,
     /// Loads of the model's experts; empty if they were not read after this step.
     pub expert_loads: Vec<ExpertLoad>,
@@ -312,6 +314,7 @@ impl EngineCore {
         sequences: &mut Sequences,
     ) -> (StepNumber, CommittedStep) {
         let mut watch = Stopwatch::start();
+        let collected_at = watch.began();
         let CollectedStep { job: Job { step, started, mut times }, results, padding, took, expert_loads } =
             collected;
         self.in_flight -= 1;
@@ -339,7 +342,18 @@ impl EngineCore {
         }
         let rows = commits.into_iter().zip(results.into_iter().map(Result::unwrap_or_default)).collect();
         (times.run, times.commit) = (took, watch.lap());
-        (number, CommittedStep { batch_walk, rows, padding, started, times, expert_loads })
+        (
+            number,
+            CommittedStep {
+                batch_walk,
+                rows,
+                padding,
+                started,
+                collected: collected_at,
+                times,
+                expert_loads,
+            },
+        )
     }
 
     fn forget(&mut self, ending: &Ending, sequences: &mut Sequences) {

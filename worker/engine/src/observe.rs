@@ -86,6 +86,11 @@ impl Stopwatch {
         Self(Instant::now())
     }
 
+    /// Time of the last lap, or of the start if there was none.
+    pub fn began(&self) -> Instant {
+        self.0
+    }
+
     /// Time since the last lap, or since the start if this is the first lap.
     pub fn lap(&mut self) -> Duration {
         let last = std::mem::replace(&mut self.0, Instant::now());
@@ -124,12 +129,27 @@ pub(crate) fn work<'a>(
     };
     for RowCommit { row, .. } in rows {
         work.tokens += row.positions.len() as u32;
-        let decode = matches!(model.walk(row.walk).map(|walk| walk.kind), Some(WalkKind::Decode { .. }));
-        match (decode, row.is_terminal()) {
+        match (is_decode(row.walk, model), row.is_terminal()) {
             (true, _) => work.decode_rows += 1,
             (false, true) => work.last_prefill_rows += 1,
             (false, false) => work.prefill_rows += 1,
         }
     }
     work
+}
+
+/// The prefill rows of a step. A step of decodes alone allocates nothing.
+pub(crate) fn prefills<'a>(
+    rows: impl Iterator<Item = &'a RowCommit>,
+    model: &ModelDeclaration,
+) -> Vec<pb::PrefillRow> {
+    let prefills = rows.map(|commit| &commit.row).filter(|row| !is_decode(row.walk, model));
+    let tokens = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
+    prefills
+        .map(|row| pb::PrefillRow { request: row.key.request.0, tokens: tokens(row.positions.len()) })
+        .collect()
+}
+
+fn is_decode(walk: WalkId, model: &ModelDeclaration) -> bool {
+    matches!(model.walk(walk).map(|walk| walk.kind), Some(WalkKind::Decode { .. }))
 }

@@ -20,7 +20,11 @@ use std::{
 };
 
 use tutti_models::{Limits, PageLayout, ShareLayout};
-use tutti_proto::{GraphKey, cluster::v1 as pb, declaration::WalkId};
+use tutti_proto::{
+    GraphKey,
+    cluster::v1 as pb,
+    declaration::{ModelDeclaration, WalkId},
+};
 use tutti_runtime::Error;
 
 use crate::{
@@ -190,6 +194,11 @@ impl EngineHandle {
     pub fn connect(&mut self, courier: Box<dyn Courier>) {
         let width = self.embedding_width();
         self.shared.lock().core.connect(courier, &self.layout, self.share, width);
+    }
+
+    /// The model's declaration.
+    pub fn declaration(&self) -> &ModelDeclaration {
+        &self.reporter.declaration
     }
 
     /// Elements per embedding of the model's encoders; 0 if the model takes text alone.

@@ -23,6 +23,7 @@ impl Reporter {
         let mut rows = Vec::new();
         let mut work = None;
         let mut expert_loads = Vec::new();
+        let mut prefills = Vec::new();
         if let Some(CommittedStep {
             batch_walk: walk,
             rows: committed,
@@ -30,6 +31,7 @@ impl Reporter {
             started,
             times,
             expert_loads: loads,
+            ..
         }) = step
         {
             expert_loads = loads.into_iter().map(report::expert_load).collect();
@@ -42,6 +44,7 @@ impl Reporter {
                 padding_tokens,
                 ..observe::work(commits(), &self.declaration, times, self.max_step_tokens)
             });
+            prefills = observe::prefills(commits(), &self.declaration);
             if let Some(observer) = &mut self.observer {
                 observer.observe(StepRecord {
                     number,
@@ -66,7 +69,7 @@ impl Reporter {
             }
         }
         let load = Some(report::load(load, oldest_waiting, self.lost()));
-        pb::StepReport { step: number.0, batch_walk, rows, completions, load, work, expert_loads }
+        pb::StepReport { step: number.0, batch_walk, rows, completions, load, work, expert_loads, prefills }
     }
 
     /// Number of steps that the observer has dropped.

@@ -25,6 +25,7 @@ use crate::{
     batch::{self, Batch, Forward, ForwardChunk, RowResult, RowResults, StepRow},
     encode::encode,
     engine_core::Job,
+    poison::Poison,
     sequences::Sequences,
 };
 
@@ -36,6 +37,8 @@ const EXPERT_LOADS_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) struct Runner {
     pub model: Box<dyn Model>,
     pub batch: Batch,
+    /// Fills memory before a request gets it; `None` for no filling.
+    poison: Option<Poison>,
     /// The sequences of running requests.
     pub sequences: Sequences,
     /// Number of forwards that have returned.
@@ -91,6 +94,7 @@ impl Progress {
 impl Runner {
     pub fn new(model: Box<dyn Model>, batch: Batch) -> Self {
         Self {
+            poison: Poison::of(&*model),
             model,
             batch,
             sequences: Sequences::default(),
@@ -160,6 +164,9 @@ impl Runner {
                 next = row.positions.end;
             }
             rows.push(StepRow { row, sequence, next });
+        }
+        if let Some(poison) = &self.poison {
+            poison.apply(&mut *self.model, &job.step)?;
         }
         // The copies go with the step's first forward.
         let mut copies = job.step.copies.clone();

@@ -189,6 +189,34 @@ fn candidates_and_whole_rows_give_the_same_tokens() {
     }
 }
 
+/// The tiles of a step have one buffer of logits: a tile of drawn tokens, one of likeliest tokens, and one of drawn tokens.
+#[test]
+fn logits_of_tiles_are_each_sampled_before_the_next_tile_takes_their_place() {
+    const THREE_TILES: usize = 96;
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), &config(&json!({ "vocab_size": VOCABULARY })));
+    for size in [1, 2] {
+        of_ranks(size, dir.path(), Dummy, |model| {
+            let tokens: Vec<u32> =
+                (0..THREE_TILES as u32).map(|i| (i * 37 + 5) % VOCABULARY as u32).collect();
+            let drawn = |seed| SamplingParams { temperature: 1.0, seed, ..SamplingParams::GREEDY };
+            let params =
+                |row| if (32..64).contains(&row) { SamplingParams::GREEDY } else { drawn(row as u64) };
+            let request =
+                |row| Request { params: params(row), prompt: vec![], output: vec![], forbidden: vec![] };
+            let requests: Vec<_> = (0..THREE_TILES).map(request).collect();
+            let rows: Vec<_> = requests.iter().enumerate().map(|(row, of)| (row, of.row(row))).collect();
+            let sampled = |model: &mut dyn Model, rows: &[(usize, SampleRow<'_>)]| {
+                let answers = answers(model, &tokens, rows, &[]).sampled;
+                answers.into_iter().map(|sampled| sampled.unwrap().token).collect::<Vec<u32>>()
+            };
+            let alone: Vec<u32> = rows.chunks(1).flat_map(|row| sampled(model, row)).collect();
+            assert!(alone[..32] != alone[64..], "the tiles can be told apart");
+            assert!(sampled(model, &rows) == alone, "{size} ranks");
+        });
+    }
+}
+
 /// Bytes that each rank has sent for a step of rows with these parameters, beyond those of a step without requests.
 fn bytes_sent(dir: &Path, params: &SamplingParams) -> usize {
     let traffic = Arc::new(Traffic::default());

@@ -47,7 +47,7 @@ fn bench(lose_after: Option<u64>) -> Bench {
     Bench {
         commands,
         reports,
-        ended: spawn_blocking(move || run_engine(device_loop, handle, channels, &runtime)),
+        ended: spawn_blocking(move || run_engine(device_loop, (Rank(0), handle), channels, &runtime)),
     }
 }
 

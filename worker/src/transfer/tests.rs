@@ -77,7 +77,9 @@ impl Worker {
         let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), network };
         let runtime = Handle::current();
         // The engine ends when its commands close.
-        drop(spawn_blocking(move || engine_thread::run_engine(device_loop, handle, channels, &runtime)));
+        drop(spawn_blocking(move || {
+            engine_thread::run_engine(device_loop, (Rank(0), handle), channels, &runtime)
+        }));
         Self { commands, reports, load: seen }
     }
 

@@ -199,6 +199,23 @@ fn a_prefix_wins_until_its_worker_has_more_to_do_than_it_saves() {
     assert_eq!(workers.get_mut(b).unwrap().booked, Booking::default());
 }
 
+/// A worker whose memory has slots for fewer requests than the settings allow.
+#[test]
+fn a_worker_is_full_with_as_many_requests_as_it_says() {
+    let mut workers = whole(1);
+    let (small, large) = (ready(&mut workers, 0), ready(&mut workers, 1));
+    workers.get_mut(small).unwrap().running_limit = Some(2);
+    // The settings hold for a worker that says more.
+    workers.get_mut(large).unwrap().running_limit = Some(1000);
+    workers.book(large, key(1), Booking { requests: 3, queued_blocks: 9, ..BOOKING }, Activity::Active);
+    for (request, expected) in (2..).zip([Rank(0), Rank(0), Rank(1)]) {
+        assert_eq!(chosen(&workers), expected, "request {request}");
+        workers.book(small, key(request), Booking { queued_blocks: 0, ..BOOKING }, Activity::Active);
+    }
+    workers.book(large, key(5), Booking { requests: 97, queued_blocks: 0, ..BOOKING }, Activity::Active);
+    assert_eq!(chosen(&workers), Rank(0), "both are full, and this one has less to do");
+}
+
 #[test]
 fn a_worker_that_comes_back_has_nothing_of_what_it_had() {
     let mut workers = whole(1);

@@ -112,6 +112,7 @@ impl Request {
         let begun = decode.holders();
         let ended = decode.finished.filter(|_| decode.is_over());
         *stage = Stage::Running { run: decode };
+        self.spans.handed_over("planes");
         let effects = ended.map(|finished| self.on_finished(finished)).unwrap_or_default();
         Effects { handed_over: true, begun, ..effects }
     }

@@ -132,6 +132,7 @@ impl Request {
             return Effects::default();
         }
         *encoding = Encoding::Over;
+        self.spans.handed_over("embeddings");
         let begun = stage.prefilling().map(Run::holders).unwrap_or_default();
         Effects { begun, ..Effects::default() }
     }

@@ -64,7 +64,7 @@ impl Request {
 
     fn replay(&mut self, why: &str) -> Effects {
         let effects = self.start_over();
-        self.span.in_scope(|| {
+        self.spans.in_scope(|| {
             tracing::info!(incarnation = %self.incarnation, tokens = self.generated.len(), why, "starts over");
         });
         Effects { replayed: true, ..effects }
@@ -76,6 +76,7 @@ impl Request {
         let encoding = std::mem::replace(encoding, Encoding::Over);
         let cancel = self.leave(stage, encoding);
         self.incarnation = self.incarnation.next();
+        self.spans.waits();
         Effects { needs_placement: true, cancel, ..Effects::default() }
     }
 }

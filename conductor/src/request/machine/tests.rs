@@ -45,6 +45,7 @@ fn due(deadline: Option<Deadline>) -> (Request, mailbox::Receiver) {
         generated: vec![],
         max_replays: 0,
         output: sender,
+        trace: None,
     };
     (Request::accept(new), receiver)
 }

@@ -17,9 +17,9 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 use tutti_proto::cluster::v1::{
     CheckpointFile, DescribeRequest, DescribeResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
-    FinishReason, Finished, GetClusterRequest, GetClusterResponse, ModelDescription, PromptLogprobs,
-    ReadCheckpointFileRequest, RequestEvent, SampledToken, SubmitRequest, TokenLogprob, WorkerPhase,
-    WorkerStatus,
+    FinishReason, Finished, GetClusterRequest, GetClusterResponse, GetRequestsRequest, GetRequestsResponse,
+    GetStepsRequest, GetStepsResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest,
+    RequestEvent, SampledToken, SubmitRequest, TokenLogprob, WorkerPhase, WorkerStatus,
     conductor_server::{Conductor, ConductorServer},
 };
 
@@ -245,6 +245,17 @@ impl Conductor for Service {
             data.push(b' ');
         }
         Ok(Response::new(stream::iter([Ok(FilePiece { data })]).boxed()))
+    }
+
+    async fn get_steps(&self, _: Request<GetStepsRequest>) -> Result<Response<GetStepsResponse>, Status> {
+        Err(Status::unimplemented("a fake has no steps"))
+    }
+
+    async fn get_requests(
+        &self,
+        _: Request<GetRequestsRequest>,
+    ) -> Result<Response<GetRequestsResponse>, Status> {
+        Err(Status::unimplemented("a fake keeps no requests"))
     }
 
     async fn drain_worker(

@@ -233,6 +233,7 @@ fn slots_that_do_not_fit_limit_the_requests_unless_their_number_is_set() {
         let memory = 10 * slot + 9;
         let launches = model.launches(&[9; 12], 5);
         let mut engine = model.engine_in(&settings, memory).unwrap();
+        assert_eq!(engine.running_limit(), 4, "what the worker says to its conductor");
         let mut most = 0;
         launches.iter().for_each(|launch| engine.launch(launch.clone()));
         let mut ended = 0;

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "no test file uses all of it")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+pub mod families;
 pub mod goldens;
 pub mod group;
 

@@ -1,0 +1,210 @@
+//! The last steps and requests, for operators' pages.
+//!
+//! Everything here is bounded. Steps are kept only while somebody asks for them. A request costs one allocation when it
+//! arrives, and a token none.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use tutti_proto::{
+    Rank, RequestId,
+    cluster::v1::{self as pb, request_transition::Transition},
+};
+
+use super::Cluster;
+use crate::request::{EndingKind, GraphRole};
+
+/// Time after the last question for which steps are kept.
+const WATCHED: Duration = Duration::from_secs(60);
+/// Number of steps kept per worker.
+const STEPS: usize = 128;
+/// Number of requests kept.
+const REQUESTS: usize = 512;
+/// Number of transitions after which a request's chunks of prefill are no longer kept.
+const CHUNKS: usize = 64;
+/// Number of transitions kept per request, its end not counted.
+const TRANSITIONS: usize = 2 * CHUNKS;
+/// Number of transitions of a request that is neither moved nor cut into chunks, its end included.
+const USUAL_TRANSITIONS: usize = 4;
+/// Number of requests in an answer.
+const ANSWERED: usize = 64;
+
+/// The last steps of each worker, and the last requests.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    watched: Option<Instant>,
+    steps: BTreeMap<Rank, VecDeque<pb::RecentStep>>,
+    /// Number of steps kept so far.
+    sequence: u64,
+    /// In the order of their ids, which count up by one.
+    requests: VecDeque<pb::RecentRequest>,
+}
+
+impl Recent {
+    /// Notes that somebody watches the steps.
+    fn watch(&mut self, now: Instant) {
+        self.watched = Some(now);
+    }
+
+    /// Keeps a step and its prefill rows, if somebody watches.
+    pub fn step(
+        &mut self,
+        worker: Rank,
+        step: u64,
+        work: &pb::StepWork,
+        prefills: Vec<pb::PrefillRow>,
+        now: Instant,
+    ) {
+        let Some(asked) = self.watched else { return };
+        if now.saturating_duration_since(asked) > WATCHED {
+            self.watched = None;
+            self.steps.clear();
+            return;
+        }
+        let took_us = work.plan_us.saturating_add(work.run_us).saturating_add(work.commit_us);
+        for row in &prefills {
+            let chunk = pb::PrefillChunk { worker: worker.0, tokens: row.tokens, took_us };
+            self.happened(RequestId(row.request), Transition::PrefillChunk(chunk));
+        }
+        self.sequence += 1;
+        let steps = self.steps.entry(worker).or_default();
+        if steps.len() == STEPS {
+            steps.pop_front();
+        }
+        steps.push_back(pb::RecentStep {
+            sequence: self.sequence,
+            worker: worker.0,
+            step,
+            reported_us: unix_us(),
+            took_us,
+            tokens: work.tokens,
+            budget_tokens: work.budget_tokens,
+            decode_rows: work.decode_rows,
+            padding_tokens: work.padding_tokens,
+            prefills,
+        });
+    }
+
+    /// Forgets the steps of a worker that is gone.
+    pub fn gone(&mut self, worker: Rank) {
+        self.steps.remove(&worker);
+    }
+
+    /// Keeps a new request. Its id is one more than that of the request before.
+    pub fn accepted(&mut self, id: RequestId, prompt_tokens: usize) {
+        if self.requests.len() == REQUESTS {
+            self.requests.pop_front();
+        }
+        self.requests.push_back(pb::RecentRequest {
+            request: id.0,
+            prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
+            generated: 0,
+            transitions: Vec::with_capacity(USUAL_TRANSITIONS),
+        });
+        self.happened(id, Transition::Accepted(pb::Accepted {}));
+    }
+
+    /// Notes that a graph of a request was launched. `worker` is the leader of its workers.
+    pub fn launched(&mut self, id: RequestId, role: GraphRole, worker: Option<Rank>) {
+        let role = match role {
+            GraphRole::Whole => "whole",
+            GraphRole::Prefill => "prefill",
+            GraphRole::Decode => "decode",
+            GraphRole::Encode => "encode",
+        };
+        let worker = worker.map_or(0, |rank| rank.0);
+        self.happened(id, Transition::Launched(pb::Launched { role: role.into(), worker }));
+    }
+
+    /// Counts output tokens. The first ones of a try are a transition.
+    pub fn generated(&mut self, id: RequestId, tokens: usize) {
+        let Some(request) = self.find(id) else { return };
+        request.generated = request.generated.saturating_add(tokens as u32);
+        let answers = request.transitions.iter().rev().find_map(|it| match it.transition {
+            Some(Transition::FirstToken(_)) => Some(true),
+            Some(Transition::Accepted(_) | Transition::Replayed(_)) => Some(false),
+            _ => None,
+        });
+        if answers != Some(true) {
+            self.happened(id, Transition::FirstToken(pb::FirstToken {}));
+        }
+    }
+
+    /// Notes that a prefill was handed over.
+    pub fn handed_over(&mut self, id: RequestId) {
+        self.happened(id, Transition::HandedOver(pb::PrefillHandedOver {}));
+    }
+
+    /// Notes that a request starts over.
+    pub fn replayed(&mut self, id: RequestId) {
+        self.happened(id, Transition::Replayed(pb::Replayed {}));
+    }
+
+    /// Notes a request's end.
+    pub fn ended(&mut self, id: RequestId, kind: EndingKind) {
+        let outcome = match kind {
+            EndingKind::Finished => "finished",
+            EndingKind::Cancelled => "cancelled",
+            EndingKind::Failed(kind) => kind.label(),
+            EndingKind::Refused(_) => "refused",
+        };
+        self.happened(id, Transition::Ended(pb::RequestEnded { outcome: outcome.into() }));
+    }
+
+    fn happened(&mut self, id: RequestId, transition: Transition) {
+        let Some(request) = self.find(id) else { return };
+        let most = match transition {
+            Transition::Ended(_) => usize::MAX,
+            Transition::PrefillChunk(_) => CHUNKS,
+            _ => TRANSITIONS,
+        };
+        if request.transitions.len() >= most {
+            return;
+        }
+        let transition = pb::RequestTransition { at_us: unix_us(), transition: Some(transition) };
+        request.transitions.push(transition);
+    }
+
+    fn find(&mut self, id: RequestId) -> Option<&mut pb::RecentRequest> {
+        let first = self.requests.front()?.request;
+        let index = usize::try_from(id.0.checked_sub(first)?).ok()?;
+        self.requests.get_mut(index)
+    }
+
+    /// The kept steps after the one with this sequence, in order.
+    fn steps_after(&self, after: u64) -> Vec<pb::RecentStep> {
+        let known = |steps: &VecDeque<pb::RecentStep>| steps.partition_point(|step| step.sequence <= after);
+        let steps = self.steps.values().flat_map(|steps| steps.range(known(steps)..));
+        let mut steps: Vec<_> = steps.cloned().collect();
+        steps.sort_by_key(|step| step.sequence);
+        steps
+    }
+}
+
+impl Cluster {
+    /// The last steps after the one with this sequence. Steps are kept for a minute from now on.
+    pub fn recent_steps(&self, after: u64) -> pb::GetStepsResponse {
+        let mut state = self.state.lock();
+        state.recent.watch(Instant::now());
+        pb::GetStepsResponse { steps: state.recent.steps_after(after) }
+    }
+
+    /// The request with this id if it is kept, or the newest requests.
+    pub fn recent_requests(&self, id: Option<RequestId>) -> pb::GetRequestsResponse {
+        let mut state = self.state.lock();
+        let requests = match id {
+            Some(id) => state.recent.find(id).cloned().into_iter().collect(),
+            None => state.recent.requests.iter().rev().take(ANSWERED).cloned().collect(),
+        };
+        pb::GetRequestsResponse { requests }
+    }
+}
+
+fn unix_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+}
+
+#[cfg(test)]
+mod tests;

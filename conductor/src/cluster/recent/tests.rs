@@ -1,0 +1,112 @@
+use super::*;
+
+const WORKER: Rank = Rank(3);
+
+fn work() -> pb::StepWork {
+    pb::StepWork { plan_us: 1, run_us: 20, commit_us: 3, tokens: 7, decode_rows: 2, ..Default::default() }
+}
+
+fn kinds(recent: &mut Recent, id: u64) -> Vec<&'static str> {
+    let request = recent.find(RequestId(id)).unwrap();
+    let name = |it: &pb::RequestTransition| match it.transition.as_ref().unwrap() {
+        Transition::Accepted(_) => "accepted",
+        Transition::Launched(_) => "launched",
+        Transition::PrefillChunk(_) => "chunk",
+        Transition::FirstToken(_) => "first",
+        Transition::HandedOver(_) => "handed over",
+        Transition::Replayed(_) => "replayed",
+        Transition::Ended(_) => "ended",
+    };
+    request.transitions.iter().map(name).collect()
+}
+
+#[test]
+fn steps_are_kept_only_while_somebody_asks() {
+    let mut recent = Recent::default();
+    let start = Instant::now();
+    recent.step(WORKER, 1, &work(), Vec::new(), start);
+    assert!(recent.steps_after(0).is_empty());
+    recent.watch(start);
+    recent.step(WORKER, 2, &work(), Vec::new(), start + WATCHED);
+    assert_eq!(recent.steps_after(0).len(), 1);
+    recent.step(WORKER, 3, &work(), Vec::new(), start + WATCHED + Duration::from_millis(1));
+    assert!(recent.steps_after(0).is_empty());
+}
+
+#[test]
+fn each_step_is_answered_once_and_the_oldest_go() {
+    let mut recent = Recent::default();
+    let now = Instant::now();
+    recent.watch(now);
+    let prefill = pb::PrefillRow { request: 9, tokens: 5 };
+    for step in 0..STEPS as u64 + 1 {
+        recent.step(WORKER, step, &work(), vec![prefill], now);
+        recent.step(Rank(0), step, &work(), Vec::new(), now);
+    }
+    let all = recent.steps_after(0);
+    assert_eq!(all.len(), 2 * STEPS);
+    assert!(all.is_sorted_by(|a, b| a.sequence < b.sequence));
+    let first = &all[0];
+    assert_eq!((first.worker, first.step, first.took_us, first.tokens), (3, 1, 24, 7));
+    assert_eq!(first.prefills, [prefill]);
+    let known = all[2 * STEPS - 3].sequence;
+    assert_eq!(recent.steps_after(known).len(), 2);
+    recent.gone(WORKER);
+    assert_eq!(recent.steps_after(0).len(), STEPS);
+}
+
+#[test]
+fn a_request_has_its_transitions_in_order() {
+    let mut recent = Recent::default();
+    recent.watch(Instant::now());
+    let (one, two) = (RequestId(1), RequestId(2));
+    recent.accepted(one, 12);
+    recent.accepted(two, 3);
+    recent.launched(one, GraphRole::Whole, Some(WORKER));
+    recent.step(WORKER, 1, &work(), vec![pb::PrefillRow { request: 1, tokens: 5 }], Instant::now());
+    recent.generated(one, 1);
+    recent.generated(one, 2);
+    recent.replayed(one);
+    recent.launched(one, GraphRole::Whole, Some(Rank(0)));
+    recent.generated(one, 1);
+    recent.ended(one, EndingKind::Finished);
+    let expected = ["accepted", "launched", "chunk", "first", "replayed", "launched", "first", "ended"];
+    assert_eq!(kinds(&mut recent, 1), expected);
+    assert_eq!(kinds(&mut recent, 2), ["accepted"]);
+    let request = recent.find(one).unwrap();
+    assert_eq!((request.prompt_tokens, request.generated), (12, 4));
+    assert!(request.transitions.is_sorted_by_key(|it| it.at_us));
+}
+
+#[test]
+fn requests_and_their_transitions_are_bounded() {
+    let mut recent = Recent::default();
+    for id in 1..=REQUESTS as u64 + 5 {
+        recent.accepted(RequestId(id), 1);
+    }
+    assert_eq!(recent.requests.len(), REQUESTS);
+    // The requests that are no longer kept may still be running.
+    recent.generated(RequestId(5), 1);
+    recent.ended(RequestId(0), EndingKind::Cancelled);
+    assert!(recent.find(RequestId(5)).is_none());
+    let last = RequestId(REQUESTS as u64 + 5);
+    recent.watch(Instant::now());
+    for step in 0..2 * CHUNKS as u64 {
+        recent.step(
+            WORKER,
+            step,
+            &work(),
+            vec![pb::PrefillRow { request: last.0, tokens: 5 }],
+            Instant::now(),
+        );
+    }
+    recent.generated(last, 1);
+    let after_chunks = kinds(&mut recent, last.0);
+    assert_eq!((after_chunks.len(), after_chunks.last()), (CHUNKS + 1, Some(&"first")));
+    for _ in 0..2 * TRANSITIONS {
+        recent.replayed(last);
+    }
+    recent.ended(last, EndingKind::Cancelled);
+    let kinds = kinds(&mut recent, last.0);
+    assert_eq!((kinds.len(), kinds.last()), (TRANSITIONS + 1, Some(&"ended")));
+}

@@ -1,0 +1,116 @@
+//! Totals over all workers, computed at each scrape from the workers' last reports. A load balancer such as the endpoint
+//! picker of the Gateway API inference extension reads one series per process, and autoscalers need no aggregation.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{Debug, Error},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_runtime::metrics::{
+    Collector, Metrics,
+    encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeMetric},
+    metrics::gauge::ConstGauge,
+};
+
+/// Parts of a worker's last report that totals need.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    running: u32,
+    waiting: u32,
+    kv_pages_used: u32,
+    kv_pages_total: u32,
+    oldest_waiting_ms: u32,
+}
+
+/// Totals over the present workers. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Totals(Arc<Mutex<BTreeMap<Rank, Load>>>);
+
+impl Totals {
+    pub fn register(&self, metrics: &Metrics) {
+        metrics
+            .register(|r| r.sub_registry_with_prefix("conductor").register_collector(Box::new(self.clone())));
+    }
+
+    pub fn take(&self, worker: Rank, load: &pb::WorkerLoad) {
+        let pb::WorkerLoad { running, waiting, kv_pages_used, kv_pages_total, oldest_waiting_ms, .. } = *load;
+        let load = Load { running, waiting, kv_pages_used, kv_pages_total, oldest_waiting_ms };
+        self.0.lock().insert(worker, load);
+    }
+
+    pub fn gone(&self, worker: Rank) {
+        self.0.lock().remove(&worker);
+    }
+}
+
+impl Collector for Totals {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), Error> {
+        let loads: Vec<Load> = self.0.lock().values().copied().collect();
+        let sum = |part: fn(&Load) -> u32| loads.iter().map(|load| i64::from(part(load))).sum::<i64>();
+        gauge(
+            &mut encoder,
+            "requests_running",
+            "Requests in the steps of all workers",
+            sum(|load| load.running),
+        )?;
+        gauge(
+            &mut encoder,
+            "requests_waiting",
+            "Requests in the queues of all workers",
+            sum(|load| load.waiting),
+        )?;
+        let (used, total) = (sum(|load| load.kv_pages_used), sum(|load| load.kv_pages_total));
+        let help = "Share of all workers' KV pages that requests hold, from 0 to 1";
+        gauge(&mut encoder, "kv_utilization", help, used as f64 / total.max(1) as f64)?;
+        let oldest = loads.iter().map(|load| load.oldest_waiting_ms).max().unwrap_or_default();
+        let help = "Age in seconds of the oldest request of all workers that has not been part of a step";
+        gauge(&mut encoder, "queue_age_seconds", help, f64::from(oldest) / 1e3)
+    }
+}
+
+fn gauge(
+    encoder: &mut DescriptorEncoder,
+    name: &str,
+    help: &str,
+    value: impl EncodeGaugeValue,
+) -> Result<(), Error> {
+    let gauge = ConstGauge::new(value);
+    gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_are_the_sums_over_present_workers() {
+        let (metrics, totals) = (Metrics::default(), Totals::default());
+        totals.register(&metrics);
+        let shows = |lines: [&str; 4]| {
+            let text = metrics.encode();
+            for line in lines {
+                assert!(text.contains(&format!("\ntutti_conductor_{line}\n")), "{line} is not in {text}");
+            }
+        };
+        shows(["requests_running 0", "requests_waiting 0", "kv_utilization 0.0", "queue_age_seconds 0.0"]);
+        let load = |running, waiting, kv_pages_used, oldest_waiting_ms| pb::WorkerLoad {
+            running,
+            waiting,
+            kv_pages_used,
+            kv_pages_total: 10,
+            oldest_waiting_ms,
+            ..Default::default()
+        };
+        totals.take(Rank(0), &load(3, 1, 2, 500));
+        totals.take(Rank(1), &load(4, 0, 8, 0));
+        shows(["requests_running 7", "requests_waiting 1", "kv_utilization 0.5", "queue_age_seconds 0.5"]);
+        // A report replaces the last one of the same worker.
+        totals.take(Rank(1), &load(1, 2, 4, 1500));
+        shows(["requests_running 4", "requests_waiting 3", "kv_utilization 0.3", "queue_age_seconds 1.5"]);
+        totals.gone(Rank(1));
+        shows(["requests_running 3", "requests_waiting 1", "kv_utilization 0.2", "queue_age_seconds 0.5"]);
+    }
+}

@@ -1,0 +1,40 @@
+// Elements of the page. Text is always set as text, never as HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Creates an element with attributes and children (elements or text). A `null` attribute or child is left out. */
+export function element(name, attributes = {}, ...children) {
+  return fill(document.createElement(name), attributes, children);
+}
+
+/** Like `element`, for SVG. */
+export function drawing(name, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+function fill(made, attributes, children) {
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined) continue;
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+/** The element of this id, which index.html has. */
+export const byId = (id) => document.getElementById(id);
+
+const digits = new Intl.NumberFormat("en");
+
+/** A number with separators, and with few decimals if it is small. */
+export function number(value) {
+  return digits.format(Math.abs(value) < 10 ? Math.round(value * 100) / 100 : Math.round(value));
+}
+
+/** A duration, given in milliseconds, in a unit that suits it. */
+export function duration(ms) {
+  if (ms < 1) return `${number(ms * 1000)} µs`;
+  if (ms < 1000) return `${number(ms)} ms`;
+  return `${number(ms / 1000)} s`;
+}

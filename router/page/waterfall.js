@@ -1,0 +1,132 @@
+// The last requests, and one of them as a waterfall of its phases.
+
+import { json } from "./api.js";
+import { byId, duration, element, number } from "./elements.js";
+
+let conductor = () => null;
+/** The request shown, which is asked for again while it runs. */
+let shown = null;
+/** Requests by number, from the last list. */
+let known = new Map();
+
+/** Prepares the list. `which` returns the chosen conductor's name. */
+export function start(which) {
+  conductor = which;
+  byId("find").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const number = byId("request-number").value.trim();
+    if (number !== "") find(Number(number));
+  });
+}
+
+/** Forgets all requests, before another conductor's are shown. */
+export function forget() {
+  shown = null;
+  known = new Map();
+  byId("requests").replaceChildren();
+  byId("waterfall").replaceChildren();
+}
+
+/** Shows the newest requests. Rows stay as long as their requests are listed, so that the focus stays, too. */
+export function list(requests) {
+  known = new Map(requests.map((request) => [request.request, request]));
+  const body = byId("requests");
+  const rows = new Map([...body.children].map((row) => [Number(row.dataset.request), row]));
+  for (const [number, row] of rows) if (!known.has(number)) row.remove();
+  [...requests].reverse().forEach((request) => {
+    const row = rows.get(request.request) ?? addRow(body, request.request);
+    const [, state, prompt, output, time] = row.children;
+    state.textContent = stateOf(request);
+    prompt.textContent = number(request.prompt_tokens);
+    output.textContent = number(request.generated);
+    time.textContent = duration(timeOf(request));
+  });
+  byId("no-requests").hidden = requests.length > 0;
+  if (shown !== null && known.has(shown)) show(known.get(shown));
+}
+
+function addRow(body, request) {
+  const open = element("button", { type: "button", class: "link", onclick: () => find(request) }, String(request));
+  const cells = [1, 2, 3, 4].map(() => element("td"));
+  const row = element("tr", { "data-request": request }, element("th", { scope: "row" }, open), ...cells);
+  body.prepend(row);
+  return row;
+}
+
+const at = (request, kind) => request.transitions.find((transition) => transition.kind === kind);
+
+function stateOf(request) {
+  const ended = at(request, "ended");
+  if (ended) return ended.outcome;
+  const { kind } = request.transitions.at(-1) ?? {};
+  if (kind === "accepted" || kind === "replayed") return "waits";
+  if (kind === "first_token") return "decodes";
+  return "prefill";
+}
+
+/** Milliseconds from the request's arrival to its end, or to its last transition. */
+function timeOf({ transitions }) {
+  return transitions.length ? (transitions.at(-1).at_us - transitions[0].at_us) / 1000 : 0;
+}
+
+async function find(request) {
+  shown = request;
+  byId("request-number").value = request;
+  const own = known.get(request);
+  if (own) return show(own, true);
+  const name = conductor();
+  try {
+    const which = name === null ? "" : `?conductor=${encodeURIComponent(name)}`;
+    show(await json(`/cluster/requests/${request}${which}`), true);
+  } catch (problem) {
+    byId("waterfall").replaceChildren(element("p", { class: "error" }, problem.message));
+  }
+}
+
+/** Cuts a request's life into phases: where each begins and ends, in milliseconds since its arrival. */
+export function phases({ transitions }) {
+  const begin = transitions[0]?.at_us ?? 0;
+  const ms = (us) => (us - begin) / 1000;
+  const end = ms(transitions.at(-1)?.at_us ?? 0);
+  const found = [];
+  let running = null;
+  const open = (kind, name, from) => {
+    if (running) found.push({ ...running, to: from });
+    running = kind && { kind, name, from };
+  };
+  let prefillWorker = null;
+  for (const it of transitions) {
+    const now = ms(it.at_us);
+    if (it.kind === "accepted") open("queue", "waits for a worker", now);
+    else if (it.kind === "replayed") open("queue", "starts over", now);
+    else if (it.kind === "launched") {
+      if (it.role !== "decode") prefillWorker = it.worker;
+      const doing = { decode: "room for the decode", encode: "encoding" }[it.role] ?? "queue and prefill";
+      open(it.role === "decode" ? "queue" : "prefill", `${doing}, worker ${it.worker}`, now);
+    } else if (it.kind === "prefill_chunk") {
+      const from = Math.max(0, now - it.took_us / 1000);
+      found.push({ kind: "chunk", name: `chunk of ${number(it.tokens)} tokens, worker ${it.worker}`, from, to: now });
+    } else if (it.kind === "first_token") open("decode", `decode after worker ${prefillWorker ?? "?"}'s prefill`, now);
+    else if (it.kind === "handed_over") found.push({ kind: "mark", name: "handed over", from: now, to: now });
+    else if (it.kind === "ended") open(null, "", now);
+  }
+  if (running) found.push({ ...running, to: Math.max(end, running.from), open: true });
+  return { found: found.sort((a, b) => a.from - b.from || b.to - a.to), end };
+}
+
+function show(request, focus = false) {
+  const { found, end } = phases(request);
+  const place = byId("waterfall");
+  const share = (ms) => `${(100 * ms) / Math.max(end, 0.001)}%`;
+  const rows = found.map(({ kind, name, from, to, open }) => {
+    const bar = element("div", { class: kind });
+    bar.style.marginLeft = `min(${share(from)}, calc(100% - 3px))`;
+    bar.style.width = share(to - from);
+    const time = kind === "mark" ? `after ${duration(from)}` : open ? `${duration(to - from)}, goes on` : duration(to - from);
+    return element("li", {}, element("p", {}, `${name}: ${time}`), element("div", { class: "track", "aria-hidden": "true" }, bar));
+  });
+  const title = element("h3", { tabindex: "-1" }, `Request ${request.request}: ${stateOf(request)}`);
+  const facts = `${number(request.prompt_tokens)} prompt tokens, ${number(request.generated)} output tokens, ${duration(timeOf(request))}`;
+  place.replaceChildren(title, element("p", { class: "quiet" }, facts), element("ol", {}, ...rows));
+  if (focus) title.focus();
+}

@@ -1,0 +1,269 @@
+//! `/cluster/…`: the data of the page's view of the cluster.
+//!
+//! A holder of any API key may read them. They have numbers, names of workers and times, and nothing of a prompt or an
+//! answer. Reading them counts against no limit of the key, because a page asks every second.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Path, Query, State},
+};
+use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
+use tutti_proto::cluster::v1::{self as pb, request_transition::Transition};
+use tutti_runtime::{Error, ErrorKind};
+
+use super::{Api, error::ApiError};
+use crate::fleet::Member;
+
+#[derive(Serialize)]
+pub struct ClusterState {
+    conductors: Vec<ConductorState>,
+}
+
+#[derive(Serialize)]
+struct ConductorState {
+    name: String,
+    /// True if the conductor gets requests of this router.
+    ready: bool,
+    /// The reason for which the conductor gets no requests, or does not answer.
+    reason: Option<String>,
+    requests_in_flight: u32,
+    workers: Vec<WorkerState>,
+}
+
+#[derive(Serialize)]
+struct WorkerState {
+    worker: u32,
+    phase: &'static str,
+    group: String,
+    role: &'static str,
+    pid: u32,
+    detail: String,
+    load: LoadState,
+}
+
+#[derive(Serialize)]
+struct LoadState {
+    running: u32,
+    waiting: u32,
+    oldest_waiting_ms: u32,
+    kv_pages_used: u32,
+    kv_pages_cached: u32,
+    kv_pages_total: u32,
+    slots_used: u32,
+    slots_total: u32,
+    steps: u64,
+    preemptions: u64,
+    prefill_tokens: u64,
+    cached_tokens: u64,
+}
+
+#[derive(Serialize)]
+pub struct Steps {
+    steps: Vec<Step>,
+}
+
+#[derive(Serialize)]
+struct Step {
+    sequence: u64,
+    worker: u32,
+    step: u64,
+    reported_us: u64,
+    took_us: u32,
+    tokens: u32,
+    budget_tokens: u32,
+    decode_rows: u32,
+    padding_tokens: u32,
+    prefills: Vec<Prefill>,
+}
+
+#[derive(Serialize)]
+struct Prefill {
+    request: u64,
+    tokens: u32,
+}
+
+#[derive(Serialize)]
+pub struct Requests {
+    requests: Vec<RequestState>,
+}
+
+#[derive(Serialize)]
+pub struct RequestState {
+    request: u64,
+    prompt_tokens: u32,
+    generated: u32,
+    transitions: Vec<TransitionState>,
+}
+
+#[derive(Default, Serialize)]
+struct TransitionState {
+    kind: &'static str,
+    at_us: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    took_us: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<String>,
+}
+
+/// The conductor that a caller asks about, the first one by default.
+#[derive(Deserialize)]
+pub struct Which {
+    conductor: Option<String>,
+    /// Sequence of the last step that the caller knows.
+    #[serde(default)]
+    after: u64,
+}
+
+/// The conductors and their workers.
+pub async fn state(State(api): State<Api>) -> Json<ClusterState> {
+    let members = api.generator.fleet().members();
+    let conductors = join_all(members.iter().map(|member| conductor(member))).await;
+    Json(ClusterState { conductors })
+}
+
+/// The last steps of a conductor's workers.
+pub async fn steps(State(api): State<Api>, Query(which): Query<Which>) -> Result<Json<Steps>, ApiError> {
+    let answer = find(&api, &which)?.steps(which.after).await?;
+    Ok(Json(Steps { steps: answer.steps.into_iter().map(step).collect() }))
+}
+
+/// The newest requests of a conductor.
+pub async fn requests(
+    State(api): State<Api>,
+    Query(which): Query<Which>,
+) -> Result<Json<Requests>, ApiError> {
+    let answer = find(&api, &which)?.requests(None).await?;
+    Ok(Json(Requests { requests: answer.requests.into_iter().map(request).collect() }))
+}
+
+/// One request of a conductor, by the conductor's number.
+pub async fn one_request(
+    State(api): State<Api>,
+    Path(id): Path<u64>,
+    Query(which): Query<Which>,
+) -> Result<Json<RequestState>, ApiError> {
+    let mut answer = find(&api, &which)?.requests(Some(id)).await?;
+    let found = answer.requests.pop().ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, format!("request {id} is not among the last ones of the conductor"))
+    })?;
+    Ok(Json(request(found)))
+}
+
+fn find(api: &Api, which: &Which) -> Result<Arc<Member>, Error> {
+    let wanted = |member: &Arc<Member>| which.conductor.as_ref().is_none_or(|name| member.name == *name);
+    api.generator.fleet().members().into_iter().find(wanted).ok_or_else(|| {
+        let name = which.conductor.as_deref().unwrap_or_default();
+        Error::new(ErrorKind::NotFound, format!("there is no conductor {name:?}"))
+    })
+}
+
+async fn conductor(member: &Member) -> ConductorState {
+    let why_out = member.standing.lock().why_out();
+    let (cluster, silent) = match member.cluster().await {
+        Ok(cluster) => (cluster, None),
+        Err(error) => (pb::GetClusterResponse::default(), Some(error.to_string())),
+    };
+    ConductorState {
+        name: member.name.clone(),
+        ready: why_out.is_none() && silent.is_none(),
+        reason: why_out.or(silent),
+        requests_in_flight: cluster.requests_in_flight,
+        workers: cluster.workers.into_iter().map(worker).collect(),
+    }
+}
+
+fn worker(status: pb::WorkerStatus) -> WorkerState {
+    let load = status.load.unwrap_or_default();
+    WorkerState {
+        worker: status.worker,
+        phase: match status.phase() {
+            pb::WorkerPhase::Unspecified => "unknown",
+            pb::WorkerPhase::Starting => "starting",
+            pb::WorkerPhase::Loading => "loading",
+            pb::WorkerPhase::Ready => "ready",
+            pb::WorkerPhase::Draining => "draining",
+            pb::WorkerPhase::Gone => "gone",
+            pb::WorkerPhase::Drained => "drained",
+        },
+        role: match status.role() {
+            pb::WorkerRole::Unspecified => "unknown",
+            pb::WorkerRole::WholeRequest => "whole",
+            pb::WorkerRole::PrefillApart => "prefill",
+            pb::WorkerRole::DecodeApart => "decode",
+            pb::WorkerRole::EncoderApart => "encode",
+        },
+        group: status.group,
+        pid: status.pid,
+        detail: status.detail,
+        load: LoadState {
+            running: load.running,
+            waiting: load.waiting,
+            oldest_waiting_ms: load.oldest_waiting_ms,
+            kv_pages_used: load.kv_pages_used,
+            kv_pages_cached: load.kv_pages_cached,
+            kv_pages_total: load.kv_pages_total,
+            slots_used: load.slots_used,
+            slots_total: load.slots_total,
+            steps: load.steps,
+            preemptions: load.preemptions,
+            prefill_tokens: load.prefill_tokens,
+            cached_tokens: load.cached_tokens,
+        },
+    }
+}
+
+fn step(step: pb::RecentStep) -> Step {
+    let prefill = |row: pb::PrefillRow| Prefill { request: row.request, tokens: row.tokens };
+    Step {
+        sequence: step.sequence,
+        worker: step.worker,
+        step: step.step,
+        reported_us: step.reported_us,
+        took_us: step.took_us,
+        tokens: step.tokens,
+        budget_tokens: step.budget_tokens,
+        decode_rows: step.decode_rows,
+        padding_tokens: step.padding_tokens,
+        prefills: step.prefills.into_iter().map(prefill).collect(),
+    }
+}
+
+fn request(request: pb::RecentRequest) -> RequestState {
+    RequestState {
+        request: request.request,
+        prompt_tokens: request.prompt_tokens,
+        generated: request.generated,
+        transitions: request.transitions.into_iter().filter_map(transition).collect(),
+    }
+}
+
+/// A transition; `None` if this build does not know its kind.
+fn transition(given: pb::RequestTransition) -> Option<TransitionState> {
+    let at_us = given.at_us;
+    let of = |kind| TransitionState { kind, at_us, ..Default::default() };
+    Some(match given.transition? {
+        Transition::Accepted(_) => of("accepted"),
+        Transition::Launched(it) => {
+            TransitionState { role: Some(it.role), worker: Some(it.worker), ..of("launched") }
+        }
+        Transition::PrefillChunk(it) => TransitionState {
+            worker: Some(it.worker),
+            tokens: Some(it.tokens),
+            took_us: Some(it.took_us),
+            ..of("prefill_chunk")
+        },
+        Transition::FirstToken(_) => of("first_token"),
+        Transition::HandedOver(_) => of("handed_over"),
+        Transition::Replayed(_) => of("replayed"),
+        Transition::Ended(it) => TransitionState { outcome: Some(it.outcome), ..of("ended") },
+    })
+}

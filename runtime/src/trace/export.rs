@@ -1,0 +1,157 @@
+//! The export of spans over OTLP/gRPC, in batches, by threads of its own.
+
+use std::{env, time::Duration};
+
+use opentelemetry::KeyValue;
+use opentelemetry_otlp::{
+    OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_PROTOCOL, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, WithExportConfig,
+};
+use opentelemetry_sdk::{
+    Resource,
+    trace::{Sampler, SdkTracerProvider},
+};
+use tokio::runtime::{self, Runtime};
+
+use crate::{Error, VERSION};
+
+/// Variable of the OpenTelemetry specification that names the exporter of spans.
+const OTEL_TRACES_EXPORTER: &str = "OTEL_TRACES_EXPORTER";
+/// Variable of the OpenTelemetry specification that turns all telemetry off.
+const OTEL_SDK_DISABLED: &str = "OTEL_SDK_DISABLED";
+const OTEL_SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
+const OTEL_TRACES_SAMPLER: &str = "OTEL_TRACES_SAMPLER";
+const OTEL_TRACES_SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
+/// The samplers of the specification that need no service of their own.
+const SAMPLERS: [&str; 6] = [
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+];
+
+/// The requests of which a process records spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sampling {
+    /// The process takes requests from clients, and the sampler of `OTEL_TRACES_SAMPLER` chooses among them.
+    OfClients,
+    /// The process records a span only where a message brings the context of a sampled one, so none is left out.
+    OfSampled,
+}
+
+/// The exporter, and the threads on which it runs.
+#[derive(Debug)]
+pub(crate) struct SpanExport {
+    provider: SdkTracerProvider,
+    /// The connection to the collector lives on a thread of its own, so that it takes no time of the process's tasks and
+    /// still works when these have ended.
+    runtime: Runtime,
+}
+
+impl SpanExport {
+    /// Starts the export, or returns `None` if no collector is set: neither by `endpoint`, the setting `otlp_endpoint`,
+    /// nor by variables of OpenTelemetry. The connection is made with the first batch of spans.
+    pub fn start(
+        endpoint: Option<&str>,
+        process: &'static str,
+        sampling: Sampling,
+    ) -> Result<Option<Self>, Error> {
+        let named = |name| variable(name).is_some();
+        if endpoint.is_none()
+            && !named(OTEL_EXPORTER_OTLP_ENDPOINT)
+            && !named(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
+        {
+            return Ok(None);
+        }
+        if variable(OTEL_SDK_DISABLED).is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+            return Ok(None);
+        }
+        match variable(OTEL_TRACES_EXPORTER).as_deref() {
+            None | Some("otlp") => {}
+            Some("none") => return Ok(None),
+            Some(other) => {
+                let message = format!("is {other:?}, but must be \"otlp\" or \"none\"");
+                return Err(Error::invalid(OTEL_TRACES_EXPORTER, message));
+            }
+        }
+        check_protocol()?;
+        check_sampler()?;
+        let broken = |e: std::io::Error| Error::internal(format!("cannot start the thread of spans: {e}"));
+        let mut builder = runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).thread_name("spans").enable_all().build().map_err(broken)?;
+        let exporter = {
+            let _inside = runtime.enter();
+            let builder = opentelemetry_otlp::SpanExporter::builder().with_tonic();
+            let builder = match endpoint {
+                Some(endpoint) => builder.with_endpoint(endpoint),
+                None => builder,
+            };
+            builder.build().map_err(|e| Error::invalid("otlp_endpoint", e.to_string()))?
+        };
+        let mut resource = Resource::builder()
+            .with_attribute(KeyValue::new("service.version", VERSION))
+            .with_attribute(KeyValue::new("process.pid", i64::from(std::process::id())));
+        if variable(OTEL_SERVICE_NAME).is_none() {
+            resource = resource.with_service_name(format!("tutti-{process}"));
+        }
+        let mut provider =
+            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource.build());
+        if sampling == Sampling::OfSampled {
+            provider = provider.with_sampler(Sampler::AlwaysOn);
+        }
+        Ok(Some(Self { provider: provider.build(), runtime }))
+    }
+
+    pub fn provider(&self) -> &SdkTracerProvider {
+        &self.provider
+    }
+
+    /// Sends the remaining spans, for at most `limit`, and ends the threads.
+    pub fn shut_down(self, limit: Duration) {
+        // The process is ending, so an error here cannot be reported.
+        let _ = self.provider.shutdown_with_timeout(limit);
+        self.runtime.shutdown_background();
+    }
+}
+
+/// Value of a variable that is set and not empty. The specification takes an empty variable for one that is not set.
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn check_protocol() -> Result<(), Error> {
+    for name in [OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL] {
+        // The variable for traces overrides the general one.
+        match variable(name) {
+            None => {}
+            Some(protocol) if protocol == "grpc" => return Ok(()),
+            Some(protocol) => {
+                return Err(Error::invalid(name, format!("is {protocol:?}, but spans are sent by \"grpc\"")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses what the library would only warn of: a sampler that is misspelt would take all requests.
+fn check_sampler() -> Result<(), Error> {
+    let Some(sampler) = variable(OTEL_TRACES_SAMPLER) else { return Ok(()) };
+    if !SAMPLERS.contains(&sampler.as_str()) {
+        let known = SAMPLERS.join(", ");
+        return Err(Error::invalid(
+            OTEL_TRACES_SAMPLER,
+            format!("is {sampler:?}, but must be one of {known}"),
+        ));
+    }
+    if !sampler.ends_with("traceidratio") {
+        return Ok(());
+    }
+    let ratio = variable(OTEL_TRACES_SAMPLER_ARG).unwrap_or_default();
+    if ratio.parse().is_ok_and(|ratio: f64| (0.0..=1.0).contains(&ratio)) {
+        return Ok(());
+    }
+    let message = format!("is {ratio:?}, but {sampler} needs a number from 0 to 1");
+    Err(Error::invalid(OTEL_TRACES_SAMPLER_ARG, message))
+}

@@ -1,0 +1,20 @@
+"""Converts the checkpoint of any family to a GGUF file in bf16, by llama.cpp's own converter.
+
+    python gguf_family.py LLAMA_CPP CHECKPOINT FILE
+
+LLAMA_CPP is llama.cpp's source tree. Needs torch and transformers.
+"""
+
+import runpy
+import sys
+
+source, checkpoint, file = sys.argv[1:]
+sys.path[:0] = [source, f"{source}/gguf-py"]
+
+from conversion.base import TextModel
+
+# The converter knows tokenizers by a hash of what they do, and this one was learned here. It splits words as Qwen2's does.
+TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
+
+sys.argv = ["convert_hf_to_gguf.py", "--outtype", "bf16", "--outfile", file, checkpoint]
+runpy.run_path(f"{source}/convert_hf_to_gguf.py", run_name="__main__")

@@ -1,0 +1,73 @@
+"""The table of families: every golden model under every condition, on running clusters over HTTP.
+
+For each of both, the greatest deviation of a logprob from Hugging Face transformers. Greedy tokens must be equal, and answers
+have the same bits as under the first condition. The exit code is 1 if anything fails. A full run writes the JSON and the
+table in docs/families.md.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+import traceback
+
+from families_conditions import CONDITIONS, Run
+from families_model import Model
+from families_page import BOTH_SEEDS, MODELS, RESULTS, write_page
+from harness import cpu_paths, machine
+
+
+def measure(name, seed, conditions):
+    """{condition: cell} of one model with one seed, and the failures by condition."""
+    cells, failures, began = {}, {}, time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        run = Run(Model(name, seed), directory)
+        # The first condition gives the bits that the others are compared with.
+        for condition in ["whole", *(condition for condition in CONDITIONS if condition in conditions and condition != "whole")]:
+            try:
+                cell = CONDITIONS[condition](run)
+                cells[condition] = cell and dataclasses.asdict(cell)
+                if cell and not cell.same_bits:
+                    failures[condition] = "other bits"
+            except Exception:
+                failures[condition] = traceback.format_exc()
+                if condition == "whole":
+                    break
+    return {"poisoned": run.poisoned, "seconds": round(time.monotonic() - began, 1), "cells": cells}, failures
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="tests/families", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS), metavar="MODEL", help="all by default")
+    parser.add_argument("--seeds", nargs="*", default=list(BOTH_SEEDS), choices=BOTH_SEEDS, metavar="SEED", help="both by default")
+    parser.add_argument("--conditions", nargs="*", default=list(CONDITIONS), choices=list(CONDITIONS), metavar="CONDITION")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="models at a time")
+    options = parser.parse_args()
+    whole = (options.models, options.seeds, options.conditions) == (list(MODELS), list(BOTH_SEEDS), list(CONDITIONS))
+
+    asked = [(name, seed) for name in options.models for seed in options.seeds]
+    models, failed = {}, 0
+    with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
+        runs = pool.map(measure, *zip(*asked), [options.conditions] * len(asked))
+        for (name, seed), (result, failures) in zip(asked, runs):
+            models.setdefault(name, {})[seed] = result
+            failed += len(failures)
+            cells = ", ".join(f"{c} {cell['deviation']:.1e}" if cell else f"{c} -" for c, cell in result["cells"].items())
+            print(f"{seed}/{name} in {result['seconds']} s: {cells}", flush=True)
+            for condition, why in failures.items():
+                print(f"{seed}/{name} FAILED {condition}: {why}", flush=True)
+    print(f"{len(asked)} models, {failed} failures")
+    if not failed and whole:
+        RESULTS.write_text(json.dumps({"machine": machine() | {"instructions": cpu_paths()[-1]}, "models": models}, indent=1) + "\n")
+        write_page()
+        print(f"wrote {pathlib.Path(os.path.relpath(RESULTS))}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

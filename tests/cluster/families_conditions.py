@@ -1,0 +1,296 @@
+"""The conditions under which a model's answers are compared with the reference. Each proves that it holds: by the step trace,
+by counted tokens of the cache, or by metrics."""
+
+import dataclasses
+import json
+import pathlib
+import random
+import signal
+
+from families_model import OTHERS, PAGE_TOKENS, at_once, cached, finish, one_by_one, send
+from harness import Server, run_to_exit, wait_for
+from streams import signal_all
+from test_chunk_shapes import SHAPES
+from test_disaggregation import DISAGGREGATED, all_accepted, handovers
+from test_golden import LENGTHS
+
+POISONED = "memory is filled with NaN before a request gets it"
+WHOLE = ("--max-step-tokens", 2048, "--no-prefix-cache")
+# In pages and requests: room for the longest request of the reference, and not for all of them as they grow.
+SMALL_POOL, RUNNING = 36, 6
+# Tokens of an output in whose middle its worker dies, and number of answers that have begun by then.
+LONG_OUTPUT, BEGUN = 3500, 2
+# A death or a preemption that comes too late, on a loaded machine, is tried again.
+ATTEMPTS = 8
+
+
+@dataclasses.dataclass
+class Cell:
+    """What one model gave under one condition: the greatest deviation, bits, and counts that prove the condition."""
+
+    deviation: float
+    same_bits: bool
+    proof: dict
+
+
+class Run:
+    """One model under all conditions."""
+
+    def __init__(self, model, directory):
+        self.model, self.directory, self.count = model, pathlib.Path(directory), 0
+        self.poisoned = True
+        self.reference = {}
+
+    def cluster(self, *flags):
+        """A cluster that serves the model, traces its steps, and leaves nothing."""
+        self.count += 1
+        return Cluster(self, self.directory / f"steps{self.count}", flags)
+
+    def cell(self, answers, proof, reference=None):
+        reference = reference or self.reference
+        same = all(answer.equals(reference[name]) for name, answer in answers.items())
+        return Cell(self.model.deviation(answers), same, proof)
+
+    def all(self):
+        return self.model.scored() | self.model.others()
+
+
+class Cluster:
+    def __init__(self, run, trace, flags):
+        self.run, self.trace = run, trace
+        common = ("--model", run.model.directory, "--skip-tokenizer-init", "--trace-steps", trace)
+        self.server = Server("conductor", [*common, *flags], run.directory)
+
+    def __enter__(self):
+        try:
+            return self.server.wait_until_ready()
+        except BaseException:
+            self.server.destroy()
+            raise
+
+    def __exit__(self, kind, *_):
+        if kind:
+            return self.server.destroy()
+        self.server.wait_until_idle()
+        self.run.poisoned &= POISONED in self.server.log()
+        self.server.stop()
+
+    def steps(self, rank=0):
+        """The steps of a rank, once the cluster has stopped."""
+        lines = self.trace.with_name(f"{self.trace.name}.rank{rank}").read_text().splitlines()
+        return [step for step in map(json.loads, lines) if "rows" in step]
+
+
+def chunks(steps):
+    """The lengths of all prefill rows."""
+    return [end - begin for step in steps for row in step["rows"] if "prefill" in row["walk"] for begin, end in [row["range"]]]
+
+
+def mixed(steps):
+    """Number of steps with a prefill and another request."""
+    return sum(any("prefill" in row["walk"] for row in step["rows"]) and len(step["rows"]) > 1 for step in steps)
+
+
+def whole(run):
+    """Whole prompts, one request after another. Its answers are the reference for bits, so they are compared with a second
+    run of the same requests."""
+    requests = run.all() | run.model.prefixes()
+    cluster = run.cluster("--workers", 1, *WHOLE)
+    with cluster as server:
+        run.reference = one_by_one(server, requests)
+        again = one_by_one(server, run.model.scored())
+    steps = cluster.steps()
+    longest = max(chunks(steps))
+    assert longest == LENGTHS[-1] and mixed(steps) == 0, (longest, mixed(steps))
+    cell = run.cell(run.reference, {"longest_chunk": longest})
+    return dataclasses.replace(cell, same_bits=run.cell(again, {}).same_bits)
+
+
+def beside_others(run):
+    cluster = run.cluster("--workers", 1, *WHOLE)
+    with cluster as server:
+        answers = at_once(server, run.all())
+    count = mixed(cluster.steps())
+    assert count > 0, "no prefill shared a step"
+    return run.cell(answers, {"mixed_steps": count})
+
+
+def single_tokens(run):
+    cluster = run.cluster("--workers", 1, "--max-prefill-chunk-size", 1, "--no-prefix-cache")
+    with cluster as server:
+        answers = at_once(server, run.all())
+    lengths = chunks(cluster.steps())
+    assert set(lengths) == {1} and len(lengths) >= sum(LENGTHS)
+    return run.cell(answers, {"chunks": len(lengths)})
+
+
+def random_slicings(run):
+    rng, cells, seen = random.Random(f"{run.model.seed}/{run.model.name}/cuts"), [], set()
+    for _ in range(3):
+        step = rng.randint(20, 200)
+        chunk = rng.randint(3, step)
+        flags = ["--max-step-tokens", step, "--max-prefill-chunk-size", chunk]
+        flags += ["--long-prefill-token-threshold", rng.randint(2, chunk)]
+        flags += ["--prefill-sharing", rng.choice(("shortest-first", "fair", "first-come")), "--no-prefix-cache"]
+        cluster = run.cluster("--workers", 1, *flags)
+        with cluster as server:
+            cells.append(run.cell(at_once(server, run.all()), {}))
+        lengths = chunks(cluster.steps())
+        assert max(lengths) <= chunk
+        seen |= set(lengths)
+    assert len(seen) > 10, "the slices are all alike"
+    return merge(cells, {"lengths_of_chunks": len(seen)})
+
+
+def merge(cells, proof):
+    return Cell(max(cell.deviation for cell in cells), all(cell.same_bits for cell in cells), proof)
+
+
+def ranks(run, *flags):
+    """Two ranks. Sums over ranks round differently, so bits are those of the same ranks with one request at a time."""
+    cluster = run.cluster("--workers", 2, "--tp", 2, *flags, "--max-step-tokens", 64, "--no-prefix-cache")
+    with cluster as server:
+        requests = run.all()
+        alone = one_by_one(server, requests)
+        answers = at_once(server, requests)
+    count = mixed(cluster.steps())
+    assert count > 0, "no prefill shared a step"
+    return run.cell(alone | answers, {"mixed_steps": count}, alone)
+
+
+def tensor_parallel(run):
+    return ranks(run)
+
+
+def expert_parallel(run):
+    if run.model.has_experts:
+        return ranks(run, "--ep")
+    flags = ("--workers", 2, "--tp", 2, "--ep", "--model", run.model.directory, "--skip-tokenizer-init")
+    code, log = run_to_exit("conductor", [*flags, "--http=127.0.0.1:0", "--grpc=127.0.0.1:0"], run.directory)
+    assert code == 64 and "experts" in log, f"a model without experts is served with --ep: {code}, {log}"
+    return None
+
+
+def resumed(steps, last):
+    """Positions at which the `last` requests to arrive went on after a preemption."""
+    ends, found = {}, {}
+    for step in steps:
+        for row in step["rows"]:
+            begin, end = row["range"]
+            if begin < ends.get(row["request"], 0):
+                found.setdefault(row["request"], []).append(begin)
+            ends[row["request"]] = end
+    arrived = sorted(ends)[-last:]
+    return [begin for request, begins in found.items() if request in arrived for begin in begins]
+
+
+def preempted(run, *flags):
+    """More output than a small pool has pages for. The requests of the reference come last, and so give up their pages."""
+    memory = (1 + 2 * RUNNING) * run.model.slot_bytes + (1 + SMALL_POOL) * run.model.page_bytes
+    small = ("--admission", "optimistic", "--max-running-requests", RUNNING, "--kv-cache-memory", memory)
+    cells = []
+    for _ in range(ATTEMPTS):
+        cluster = run.cluster("--workers", 1, *small, *flags)
+        with cluster as server:
+            others, last = run.model.others(), run.model.plain()
+            before = send(server, others)
+            all_accepted(server, list(others.values()))
+            answers = at_once(server, last)
+            answers |= finish(others, before)
+            preemptions = server.metrics()["tutti_worker_preemptions"]
+        cells.append(run.cell(answers, {}))
+        positions = resumed(cluster.steps(), len(last))
+        if "--no-prefix-cache" in flags:
+            assert not any(positions), f"resumed at {positions} without a cache"
+        if preemptions > 0 and (any(positions) or positions and "--no-prefix-cache" in flags):
+            return merge(cells, {"preemptions": int(preemptions), "resumed_at": sorted(set(positions))})
+    raise AssertionError(f"{preemptions} preemptions, requests of the reference resumed at {positions}")
+
+
+def preempted_to_checkpoint(run):
+    return preempted(run)
+
+
+def preempted_to_nothing(run):
+    return preempted(run, "--no-prefix-cache")
+
+
+def prefixes(run):
+    """Prompts that leave the cached one behind each of its blocks: first as it grows by a block, then whole. Between two of
+    them another request uses the slot and the pages that the first one has freed."""
+    answers, hits, others = [], [], list(run.model.others().values())
+    with run.cluster("--workers", 1) as server:
+        for turn in range(2):
+            for index, (name, body) in enumerate(run.model.prefixes().items()):
+                answer, hit = cached(server, body)
+                assert hit == (index + turn) * PAGE_TOKENS, f"{name}: {hit} cached tokens"
+                answers.append((name, answer))
+                hits.append(hit)
+                another = others[index % OTHERS]
+                server.complete(**another | dict(prompt=[turn, index, *another["prompt"]], max_tokens=2))
+        name, body = f"t{LENGTHS[-1]}", run.model.plain()[f"t{LENGTHS[-1]}"]
+        answer, hit = cached(server, body)
+        answers.append((name, answer))
+        assert hit == LENGTHS[-1] // PAGE_TOKENS * PAGE_TOKENS
+        boundaries = len(set(hits) - {0})
+    return merge([run.cell({name: answer}, {}) for name, answer in answers], {"boundaries": boundaries})
+
+
+def disaggregated(run):
+    with run.cluster("--topology", DISAGGREGATED, "--max-step-tokens", 64) as server:
+        requests = run.all()
+        answers = at_once(server, requests)
+        count = int(handovers(server))
+    assert count == len(requests), f"{count} hand-overs"
+    return run.cell(answers, {"hand_overs": count})
+
+
+def padded(run):
+    shapes = ("--chunk-shapes", ",".join(map(str, SHAPES)))
+    cluster = run.cluster("--workers", 1, "--max-step-tokens", 64, *shapes)
+    with cluster as server:
+        answers = at_once(server, run.all())
+    steps = cluster.steps()
+    padding = sum(step["padding_tokens"] for step in steps)
+    assert padding > 0 and {step["tokens"] + step["padding_tokens"] for step in steps} <= set(SHAPES)
+    return run.cell(answers, {"padding_tokens": padding})
+
+
+def replayed(run):
+    """Both workers are killed in the middle of outputs, until as many requests as there are have been replayed."""
+    # A stopped worker does not count as dead.
+    with run.cluster("--workers", 2, "--max-replays", 4, "--heartbeat-timeout", 60) as server:
+        requests = run.model.plain(LONG_OUTPUT)
+        undisturbed, cells, replays = at_once(server, requests), [], 0
+        for _ in range(ATTEMPTS):
+            # All begin together, so that none has ended when the others begin.
+            victims, known = server.workers(), list(requests.values()) * (2 + len(cells))
+            signal_all(victims, signal.SIGSTOP)
+            streams = send(server, requests)
+            all_accepted(server, known)
+            signal_all(victims, signal.SIGCONT)
+            streams.stop_in_the_middle(victims, BEGUN)
+            signal_all(victims, signal.SIGKILL)
+            cells.append(run.cell(finish(requests, streams), {}, undisturbed))
+            wait_for("replacements", lambda: not set(victims) & set(server.workers()) and server.metrics()["tutti_workers_ready"] == 2)
+            replays = int(server.metrics().get("tutti_request_replays_total", 0))
+            if replays >= len(requests):
+                return merge([run.cell(undisturbed, {}), *cells], {"replays": replays})
+    raise AssertionError(f"{replays} replays in {ATTEMPTS} attempts")
+
+
+# The conditions by their names in the JSON. The first gives the bits that the others are compared with.
+CONDITIONS = {
+    "whole": whole,
+    "mixed": beside_others,
+    "single": single_tokens,
+    "random": random_slicings,
+    "tp2": tensor_parallel,
+    "ep2": expert_parallel,
+    "checkpoint": preempted_to_checkpoint,
+    "nothing": preempted_to_nothing,
+    "prefixes": prefixes,
+    "disaggregated": disaggregated,
+    "padded": padded,
+    "replayed": replayed,
+}

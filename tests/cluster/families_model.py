@@ -1,0 +1,169 @@
+"""A golden model, the requests that each condition sends to it, and the deviation of their answers from the reference."""
+
+import dataclasses
+import functools
+import json
+import random
+
+import numpy as np
+from harness import GOLDENS
+from safetensors.numpy import load_file
+from streams import Streams
+from test_golden import GENERATED, LENGTHS, bound, log_softmax, pick
+
+PAGE_TOKENS = 16
+# Tokens of output of the requests of the reference, which has the first GENERATED of them; bits are compared over all.
+OUTPUT = 160
+# Number and output of the requests beside them.
+OTHERS, OTHERS_OUTPUT = 12, 60
+GREEDY = dict(temperature=0, logprobs=2, ignore_eos=True, return_token_ids=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    name: str
+    seed: str
+
+    @property
+    def directory(self):
+        return GOLDENS / self.seed / self.name
+
+    @functools.cached_property
+    def golden(self):
+        return load_file(self.directory / "goldens.safetensors")
+
+    @functools.cached_property
+    def config(self):
+        config = json.loads((self.directory / "config.json").read_text())
+        return config.get("text_config", config)
+
+    @property
+    def bound(self):
+        return bound(self.name)
+
+    @property
+    def has_experts(self):
+        return "num_experts" in self.config
+
+    @property
+    def has_state(self):
+        return "linear_num_value_heads" in self.config
+
+    @property
+    def page_bytes(self):
+        """Bytes of a page's keys and values in f32, over all layers with attention."""
+        c = self.config
+        head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+        layers = c["layer_types"].count("full_attention") if self.has_state else c["num_hidden_layers"]
+        return 2 * layers * c["num_key_value_heads"] * head_dim * PAGE_TOKENS * 4
+
+    @property
+    def slot_bytes(self):
+        """Bytes of a slot in f32: the inputs of the causal convolution, and the state of the delta net."""
+        if not self.has_state:
+            return 0
+        c = self.config
+        keys = c["linear_num_key_heads"] * c["linear_key_head_dim"]
+        values = c["linear_num_value_heads"] * c["linear_value_head_dim"]
+        inputs = (2 * keys + values) * (c["linear_conv_kernel_dim"] - 1)
+        return 4 * c["layer_types"].count("linear_attention") * (inputs + values * c["linear_key_head_dim"])
+
+    def prompt(self, length):
+        return self.golden[f"t{length}.input_ids"].tolist()
+
+    def scored(self):
+        """{name: request} for each prompt of the reference, with the logprobs of the prompt."""
+        return {f"t{n}": GREEDY | dict(prompt=self.prompt(n), prompt_logprobs=0, max_tokens=OUTPUT) for n in LENGTHS}
+
+    def plain(self, output=OUTPUT):
+        """The same without the logprobs of the prompt, so that cached prefixes are used."""
+        return {f"t{n}": GREEDY | dict(prompt=self.prompt(n), max_tokens=output) for n in LENGTHS}
+
+    def others(self):
+        """{name: request} of further prompts, which share steps with those of the reference."""
+        rng = random.Random(f"{self.seed}/{self.name}")
+        prompts = [[rng.randrange(256) for _ in range(rng.randint(2, 200))] for _ in range(OTHERS)]
+        return {f"other {i}": GREEDY | dict(prompt=ids, max_tokens=OTHERS_OUTPUT) for i, ids in enumerate(prompts)}
+
+    def prefixes(self):
+        """{name: request} that end one token behind each block of the longest prompt."""
+        prompt = self.prompt(LENGTHS[-1])
+        ends = range(PAGE_TOKENS, len(prompt), PAGE_TOKENS)
+        return {f"prefix {end}": GREEDY | dict(prompt=prompt[: end + 1], max_tokens=4) for end in ends}
+
+    def deviation(self, answers):
+        """The greatest deviation of a logprob from the reference. Fails if a greedy token differs."""
+        worst = 0.0
+        for name, answer in answers.items():
+            kind, _, end = name.partition(" ")
+            if kind == "other":
+                continue
+            if kind == "prefix":
+                logits, greedy, prompt = self.golden[f"t{LENGTHS[-1]}.logits"][int(end)][None], None, []
+            else:
+                logits, greedy, prompt = self.golden[f"{name}.greedy_logits"], self.golden[f"{name}.greedy"], answer.prompt
+            expected = log_softmax(logits)
+            tokens = np.array(answer.tokens[: len(expected)])
+            if greedy is not None:
+                assert len(tokens) == GENERATED and tokens.tolist() == greedy.tolist(), f"{name}: other greedy tokens"
+            else:
+                # The reference has no choice here, only the logits that it would choose from.
+                assert pick(expected, tokens)[0] >= expected.max() - 2 * self.bound, f"{name}: an unlikely token"
+            differences = [np.abs(np.array(answer.logprobs[: len(expected)]) - pick(expected, tokens))]
+            if prompt:
+                ids = self.golden[f"{name}.input_ids"]
+                ours = np.array([entry[str(token)]["logprob"] for entry, token in zip(prompt[1:], ids[1:].tolist())])
+                differences.append(np.abs(ours - pick(log_softmax(self.golden[f"{name}.logits"][:-1]), ids[1:])))
+            worst = max(worst, *(difference.max(initial=0.0) for difference in differences))
+        assert worst <= self.bound, f"a logprob deviates by {worst:.1e}, more than {self.bound:.0e}"
+        return float(worst)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The numbers of an answer, as they stand in its JSON."""
+
+    tokens: list
+    logprobs: list
+    likeliest: list
+    prompt: list
+
+    @staticmethod
+    def of(merged):
+        """From a stream's merged answer."""
+        choice = merged["choices"][0]
+        assert [end for end, _ in choice["ends"]] == ["length"], choice["ends"]
+        rows = choice["logprobs"]
+        return Answer(choice["token_ids"], [row[1] for row in rows], [row[2] for row in rows], choice["prompt"])
+
+    def equals(self, other):
+        """True if all numbers that both have are the same."""
+        common = min(len(self.tokens), len(other.tokens))
+        same = all(getattr(self, k)[:common] == getattr(other, k)[:common] for k in ("tokens", "logprobs", "likeliest"))
+        return same and (self.prompt == other.prompt or not self.prompt or not other.prompt)
+
+
+def send(cluster, requests):
+    """Sends all requests at once; `finish` returns their answers."""
+    return Streams(cluster, "/v1/completions", list(requests.values()))
+
+
+def finish(requests, streams):
+    return {name: Answer.of(merged) for name, merged in zip(requests, streams.results())}
+
+
+def at_once(cluster, requests):
+    return finish(requests, send(cluster, requests))
+
+
+def one_by_one(cluster, requests):
+    return {name: at_once(cluster, {name: body})[name] for name, body in requests.items()}
+
+
+def cached(cluster, body):
+    """(the answer, the number of its prompt's tokens that were cached)"""
+    got = cluster.complete(**body)
+    choice, details = got["choices"][0], got["usage"].get("prompt_tokens_details") or {}
+    logprobs = choice["logprobs"]
+    answer = Answer(choice["token_ids"], logprobs["token_logprobs"], logprobs["top_logprobs"], [])
+    return answer, details.get("cached_tokens", 0)

@@ -1,0 +1,99 @@
+"""Pods as processes, and a Kubernetes Service as a TCP balancer: what a rolling upgrade needs of a cluster.
+
+A pod has a network namespace and an address of its own where the machine allows that, and otherwise ports of its own.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import time
+
+import httpx
+from harness import START_S, Process, free_port
+
+HTTP, GRPC, CLUSTER = 8000, 50051, 50052
+
+
+class Pod:
+    """One process with kubelet's sequence of its life: start, readiness probes, SIGTERM, grace, SIGKILL."""
+
+    def __init__(self, name, args, directory, host, grace):
+        """`host` is a network namespace, or None for the machine's own."""
+        self.address, under = (host.address, host.under[:4]) if host else ("127.0.0.1", ())
+        self.http, self.grpc = (HTTP, GRPC) if host else (free_port(), free_port())
+        own = ["--http", f"{self.address}:{self.http}", "--grpc", f"{self.address}:{self.grpc}"]
+        self.process = Process(name, [*args, *own], directory, under=under)
+        self.grace, self.host = grace, host
+
+    async def is_ready(self, client):
+        assert self.process.child.poll() is None, self.process.explain("ended before it was ready")
+        try:
+            return (await client.get(f"http://{self.address}:{self.http}/ready")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    async def ready(self):
+        """Probes readiness until it is there."""
+        deadline = time.monotonic() + START_S
+        async with httpx.AsyncClient(timeout=5) as client:
+            while not await self.is_ready(client):
+                assert time.monotonic() < deadline, self.process.explain("not ready")
+                await asyncio.sleep(0.1)
+        return self
+
+    async def end(self):
+        """SIGTERM, and SIGKILL after the grace. Returns the seconds and True if SIGKILL was needed."""
+        began, killed = time.monotonic(), False
+        self.process.signal(signal.SIGTERM)
+        while self.process.child.poll() is None:
+            if not killed and time.monotonic() - began > self.grace:
+                killed = True
+                self.process.signal(signal.SIGKILL)
+            await asyncio.sleep(0.05)
+        seconds = time.monotonic() - began
+        self.process.destroy()
+        return seconds, killed
+
+
+class Service:
+    """A TCP balancer that gives each new connection to the next ready endpoint and leaves open connections alone."""
+
+    def __init__(self):
+        self.endpoints, self.turn, self.refused = [], itertools.count(), 0
+
+    async def start(self):
+        self.server = await asyncio.start_server(self.serve, "127.0.0.1", 0, backlog=1024)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def serve(self, reader, writer):
+        if not self.endpoints:
+            self.refused += 1
+            writer.transport.abort()
+            return
+        pod = self.endpoints[next(self.turn) % len(self.endpoints)]
+        try:
+            there_reader, there_writer = await asyncio.open_connection(pod.address, pod.http)
+        except OSError:
+            self.refused += 1
+            writer.transport.abort()
+            return
+        # At the end of a test the loop cancels what is still open.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(forward(reader, there_writer), forward(there_reader, writer))
+
+    def stop(self):
+        self.server.close()
+
+
+async def forward(reader, writer):
+    """Forwards bytes, and the end of them, in one direction."""
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+    except OSError:
+        # A connection that breaks on one side breaks on the other, too.
+        writer.transport.abort()
