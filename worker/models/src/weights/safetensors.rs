@@ -137,8 +137,8 @@ impl SafetensorsDir {
 
     /// Releases the mapped pages of a window that the device has copied. The pages stay in the page cache.
     pub fn release(&mut self, spec: &TensorSpec, window: &Window) -> Result<(), LoadError> {
-        if let Some(name) = self.name_in_files(&spec.name) {
-            self.unused.remove(name);
+        if let Some(name) = self.name_in_files(&spec.name).map(str::to_owned) {
+            self.unused.remove(&name);
         }
         let Extent { map, bytes } = self.extent(spec, window)?;
         // SAFETY: the mapping of the file is shared, read-only and never written through. A later access to a dropped
