@@ -40,7 +40,10 @@ fn a_panic_of_the_engine_is_an_error_of_the_messages() {
     let template = read(json!({ "chat_template": "{{ messages[0].content[::-1] }}" }));
     assert_eq!(template.render(&user("hi"), &prompt(), MAX).unwrap(), "ih");
     let error = template.render(&user(""), &prompt(), MAX).unwrap_err();
-    assert_eq!((error.field(), error.message()), (Some("messages"), "the chat template's engine fails on them"));
+    assert_eq!(
+        (error.field(), error.message()),
+        (Some("messages"), "the chat template's engine fails on them")
+    );
     assert_eq!(template.render(&user("hi"), &prompt(), MAX).unwrap(), "ih", "the next rendering is sound");
 }
 
