@@ -16,5 +16,8 @@ from conversion.base import TextModel
 # The converter knows tokenizers by a hash of what they do, and this one was learned here. It splits words as Qwen2's does.
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
 
+# The checkpoint has no layers that predict further tokens, which the converter expects of a family that may have them.
+TextModel.no_mtp = True
+
 sys.argv = ["convert_hf_to_gguf.py", "--outtype", weights, "--outfile", file, checkpoint]
 runpy.run_path(f"{source}/convert_hf_to_gguf.py", run_name="__main__")
