@@ -24,7 +24,7 @@ use tonic::{
 };
 use tower::{ServiceExt, service_fn};
 use tutti_proto::cluster::v1::{
-    CheckpointFile, DescribeRequest, DescribeResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
+    CheckpointFile, DescribeRequest, DescribeResponse, DrainConductorRequest, DrainConductorResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
     FinishReason, Finished, GetClusterRequest, GetClusterResponse, GetRequestsRequest, GetRequestsResponse,
     GetStepsRequest, GetStepsResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest,
     RequestEvent, RequestSpec, SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
@@ -188,6 +188,13 @@ impl Conductor for FakeConductor {
         _: tonic::Request<DrainWorkerRequest>,
     ) -> Result<Response<DrainWorkerResponse>, Status> {
         Err(Status::unimplemented("a fake has no workers"))
+    }
+
+    async fn drain_conductor(
+        &self,
+        _: tonic::Request<DrainConductorRequest>,
+    ) -> Result<Response<DrainConductorResponse>, Status> {
+        Err(Status::unimplemented("a fake does not end"))
     }
 
     async fn get_cluster(

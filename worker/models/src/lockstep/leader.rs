@@ -115,6 +115,10 @@ impl Model for Leader {
         self.model.describe()
     }
 
+    fn device(&self) -> String {
+        self.model.device()
+    }
+
     fn weight_bytes(&self) -> u64 {
         self.model.weight_bytes()
     }
