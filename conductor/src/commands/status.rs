@@ -167,7 +167,7 @@ impl Worker {
             0 => none(),
             total => {
                 let percent = 100.0 * f64::from(self.kv_pages_used) / f64::from(total);
-                format!("{percent:.0}% of {total}")
+                format!("{percent:.1}% of {total}")
             }
         };
         let here = self.heard_ms.is_some();

@@ -166,7 +166,7 @@ impl Model for Idle {
         "idle".into()
     }
 
-    fn device(&self) -> String {
+    fn device_name(&self) -> String {
         "none".into()
     }
 

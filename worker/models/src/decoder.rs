@@ -212,7 +212,7 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
         format!("{summary}, {weight_type:?} weights{quantized}{rank}, on {}", self.device.describe())
     }
 
-    fn device(&self) -> String {
+    fn device_name(&self) -> String {
         self.device.describe()
     }
 

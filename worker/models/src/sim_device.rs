@@ -173,7 +173,7 @@ impl Model for Sim {
         format!("simulated{alone}, {:?}", self.settings.costs())
     }
 
-    fn device(&self) -> String {
+    fn device_name(&self) -> String {
         "sim".into()
     }
 

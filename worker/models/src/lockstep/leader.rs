@@ -115,8 +115,8 @@ impl Model for Leader {
         self.model.describe()
     }
 
-    fn device(&self) -> String {
-        self.model.device()
+    fn device_name(&self) -> String {
+        self.model.device_name()
     }
 
     fn weight_bytes(&self) -> u64 {

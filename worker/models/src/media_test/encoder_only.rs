@@ -35,7 +35,7 @@ impl<D: Dense> Model for EncoderOnly<D> {
         format!("audio encoder alone (for tests), on {}", self.device.describe())
     }
 
-    fn device(&self) -> String {
+    fn device_name(&self) -> String {
         self.device.describe()
     }
 

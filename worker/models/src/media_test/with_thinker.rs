@@ -33,8 +33,8 @@ impl<D: DecoderDevice> Model for WithThinker<D> {
         format!("{}{encoder} an audio encoder (for tests)", self.thinker.describe())
     }
 
-    fn device(&self) -> String {
-        self.thinker.device()
+    fn device_name(&self) -> String {
+        self.thinker.device_name()
     }
 
     fn weight_bytes(&self) -> u64 {

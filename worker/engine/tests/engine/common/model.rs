@@ -240,7 +240,7 @@ impl Model for Hashing {
         "hashing".into()
     }
 
-    fn device(&self) -> String {
+    fn device_name(&self) -> String {
         "host".into()
     }
 
