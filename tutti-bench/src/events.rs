@@ -118,13 +118,16 @@ impl Choice<'_> {
     fn tokens(&self) -> u32 {
         let filled =
             |value: Option<&RawValue>| value.is_some_and(|v| !matches!(v.get(), "\"\"" | "null" | "[]"));
-        let ids = self.token_ids.as_ref().map_or(0, Vec::len) as u32;
+        // The last text may follow after the last token, in an event whose list of ids is empty.
+        if let Some(ids) = &self.token_ids {
+            return ids.len() as u32;
+        }
         let said = self.delta.as_ref().is_some_and(|delta| {
             [delta.content, delta.reasoning_content, delta.reasoning, delta.tool_calls]
                 .into_iter()
                 .any(filled)
         });
-        ids.max(u32::from(said || filled(self.text)))
+        u32::from(said || filled(self.text))
     }
 }
 

@@ -84,7 +84,7 @@ impl Timeline {
             max_in_flight: bin.in_flight,
             ttft_mean_ms: (bin.ttft_count > 0)
                 .then(|| bin.ttft_sum.as_secs_f64() * 1e3 / bin.ttft_count as f64),
-            ttft_max_ms: (bin.ttft_count > 0).then(|| bin.ttft_max.as_secs_f64() * 1e3),
+            ttft_max_ms: (bin.ttft_count > 0).then_some(bin.ttft_max.as_secs_f64() * 1e3),
         };
         self.bins.iter().enumerate().map(interval).collect()
     }

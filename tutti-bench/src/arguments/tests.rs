@@ -23,7 +23,7 @@ fn a_wrong_argument_is_refused_by_its_flag_and_value() {
         (&["--concurrency", "0"], "'0' for '--concurrency <N>'"),
         (&["--concurrency", "2", "--rate", "2"], "'--concurrency <N>' cannot be used with '--rate <R>'"),
         (&["--duration", "5"], "'5' for '--duration <DURATION>': must be a number over 0 with a unit"),
-        (&["--duration", "-1s"], "'-1s' for '--duration <DURATION>'"),
+        (&["--duration=-1s"], "'-1s' for '--duration <DURATION>'"),
         (&["--slo-itl", "0ms"], "'0ms' for '--slo-itl <DURATION>'"),
         (&["--input-tokens", "5:4"], "'5:4' for '--input-tokens <LENGTHS>': MIN is 5, which is over MAX, 4"),
         (&["--body", "[]"], "'[]' for '--body <JSON>': must be a JSON object"),

@@ -20,6 +20,7 @@ fn lines_do_not_depend_on_chunks() {
 fn tokens_are_counted_by_ids_or_else_by_event() {
     for (event, tokens) in [
         (r#"{"choices":[{"text":"","token_ids":[1,2]}]}"#, 2),
+        (r#"{"choices":[{"text":"the end","token_ids":[]}]}"#, 0),
         (r#"{"choices":[{"text":"a"}]}"#, 1),
         (r#"{"choices":[{"text":"","finish_reason":"stop"}],"usage":null}"#, 0),
         (r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#, 0),

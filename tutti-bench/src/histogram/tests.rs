@@ -62,5 +62,6 @@ fn nothing_measured_is_zero() {
 fn a_duration_of_days_counts_as_the_largest_value() {
     let mut histogram = of([5]);
     histogram.record(Duration::from_secs(1 << 40));
-    assert_eq!((histogram.count(), histogram.quantile(1.0)), (2, (1 << MAX_BITS) - 1));
+    assert_eq!((histogram.count(), histogram.max, histogram.quantile(0.1)), (2, (1 << MAX_BITS) - 1, 5));
+    assert_eq!(histogram.counts[BUCKETS - 1], 1);
 }
