@@ -1,6 +1,7 @@
 """Makes the pictures of docs/page.md: `tests/page pictures`."""
 
 import concurrent.futures
+import threading
 
 import pytest
 from conftest import REPO
@@ -8,6 +9,12 @@ from playwright.sync_api import expect
 
 # Above it, a picture is too large for the repository.
 MOST_BYTES = 150_000
+# True when both workers' last steps have prefills above decodes.
+MIXED = """() => {
+  const shown = [...document.querySelectorAll("#workers svg")];
+  const has = (svg, kind, least) => svg.querySelectorAll("." + kind).length >= least;
+  return shown.length === 2 && shown.every((svg) => has(svg, "decode", 40) && has(svg, "prefill", 8));
+}"""
 
 
 def take(page, name):
@@ -39,14 +46,24 @@ def test_cluster(cluster, visit, scheme):
         tokens = [5 + index % 90 for index in range(prompt)]
         return server.complete(prompt=tokens, max_tokens=most, ignore_eos=True)
 
+    pictured = threading.Event()
+
+    def keep_asking(prompt):
+        while not pictured.is_set():
+            ask(prompt, 12)
+
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        runs = [pool.submit(ask, 8 + index, 250 + 10 * index) for index in range(16)]
-        runs += [pool.submit(ask, 900 + 100 * index, 12) for index in range(6)]
-        done = [run for run in runs if run.result()]
-    assert len(done) == len(runs)
-    long = page.locator("#requests tr").filter(has=page.get_by_role("cell", name="1,400", exact=True))
-    expect(long).to_contain_text("finished")
-    long.get_by_role("button").click()
-    expect(page.locator("#waterfall li").first).to_be_visible()
+        runs = [pool.submit(ask, 8 + index, 1500) for index in range(24)]
+        runs += [pool.submit(keep_asking, 1000 + 200 * index) for index in range(3)]
+        try:
+            long = page.locator("#requests tr").filter(has=page.get_by_role("cell", name="1,400", exact=True))
+            long = long.filter(has_text="finished").first
+            long.get_by_role("button").click()
+            expect(page.locator("#waterfall li").first).to_be_visible()
+            page.wait_for_function(MIXED)
+            page.get_by_role("button", name="Pause").click()
+        finally:
+            pictured.set()
+        assert all(run.done() or run.result() is not None for run in runs[:24])
     page.evaluate("scrollTo(0, 0)")
     take(page, f"page-cluster-{scheme}.png")

@@ -3,16 +3,19 @@
 import concurrent.futures
 import os
 import signal
+import time
 
 import httpx
 from harness import events, wait_for
 
 
 class Streams:
-    """Streams that are read concurrently, each on its own thread."""
+    """Streams that are read concurrently, each on its own thread. With `stopped`, process ids of workers, these stand still
+    until `stop_in_the_middle`, so that no answer can end before it is called."""
 
-    def __init__(self, cluster, path, bodies):
+    def __init__(self, cluster, path, bodies, stopped=()):
         self.cluster, self.path = cluster, path
+        signal_all(stopped, signal.SIGSTOP)
         self.seen = [0] * len(bodies)
         self.pool = concurrent.futures.ThreadPoolExecutor(len(bodies))
         self.answers = [self.pool.submit(self._read, index, body) for index, body in enumerate(bodies)]
@@ -34,18 +37,22 @@ class Streams:
         """Waits until each stream has this many tokens or has ended."""
         wait_for(f"{count} tokens", lambda: all(s >= count or a.done() for s, a in zip(self.seen, self.answers)), every=0.002)
 
-    def stop_in_the_middle(self, workers, begun):
-        """Stops the workers, by their process ids, when this many answers have begun. They run for some milliseconds at a
-        time until then, so that no answer ends however late this process runs."""
+    def stop_in_the_middle(self, workers, begun, tokens=1):
+        """Stops the workers, by their process ids, when this many answers have this many tokens. They run for some
+        milliseconds at a time until then, so that no answer ends however late this process runs."""
 
         def stopped():
             signal_all(workers, signal.SIGSTOP)
-            enough = sum(seen > 0 for seen in self.seen) >= begun
+            # What the workers sent before they were stopped may be on its way.
+            enough = sum(seen >= tokens for seen in self.seen) >= begun
             if not enough:
                 signal_all(workers, signal.SIGCONT)
+                # A slice of time for the workers, and not a wait for them.
+                time.sleep(0.004)
+                signal_all(workers, signal.SIGSTOP)
             return enough
 
-        wait_for(f"{begun} answers", stopped, every=0.005)
+        wait_for(f"{tokens} tokens of {begun} answers", stopped, every=0.005)
 
     def results(self):
         return [answer.result() for answer in self.answers]

@@ -88,7 +88,7 @@ def test_each_of_two_ranks_carries_half_of_a_hand_over(start, figure):
 def test_every_stream_survives_the_loss_of_one_rank_of_either_side(start, victim):
     faults = ("--heartbeat-timeout", 2, "--collective-timeout", 2, "--max-replays", 4)
     cluster = start("--topology", TP_2_DISAGGREGATED, *faults, *QWEN3)
-    ask = dict(max_tokens=150, temperature=1, ignore_eos=True, logprobs=1, return_token_ids=True)
+    ask = dict(max_tokens=1000, temperature=1, ignore_eos=True, logprobs=1, return_token_ids=True)
     bodies = [ask | dict(prompt=list(range(seed, seed + 200)), seed=seed) for seed in range(6)]
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
     streams = Streams(cluster, "/v1/completions", bodies)
@@ -293,16 +293,18 @@ def test_a_drained_worker_finishes_its_requests(start, victim):
 
 def test_answers_are_bit_identical_after_both_sides_die(start):
     # The death of the prefill worker, that of the decode worker and the hand-over may each cost a request an attempt.
-    cluster = start("--topology", DISAGGREGATED, "--max-replays", 4, *QWEN3)
+    # They stand still for as long as this process takes, which must not look like a death.
+    cluster = start("--topology", DISAGGREGATED, "--max-replays", 4, "--heartbeat-timeout", 60, *QWEN3)
     bodies = list(sampling_zoo())
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
-    streams = Streams(cluster, "/v1/completions", bodies)
-    streams.wait_for_tokens(15)
-    os.kill(cluster.workers_by_rank()[1], signal.SIGKILL)
-    os.kill(cluster.workers_by_rank()[0], signal.SIGKILL)
-    streams.wait_for_tokens(60)
-    wait_for("both again", lambda: len(cluster.workers_by_rank()) == 2)
-    os.kill(cluster.workers_by_rank()[1], signal.SIGKILL)
+    prefill, decode = (cluster.workers_by_rank()[rank] for rank in (0, 1))
+    streams = Streams(cluster, "/v1/completions", bodies, stopped=[prefill, decode])
+    streams.stop_in_the_middle([prefill, decode], len(bodies), tokens=15)
+    os.kill(decode, signal.SIGKILL)
+    os.kill(prefill, signal.SIGKILL)
+    new = wait_for("both again", lambda: (r := cluster.workers_by_rank()).keys() == {0, 1} and {prefill, decode}.isdisjoint(r.values()) and r)
+    streams.stop_in_the_middle([new[1]], len(bodies) // 2, tokens=60)
+    os.kill(new[1], signal.SIGKILL)
     for body, expected, got in zip(bodies, undisturbed, streams.results()):
         assert expected == got, body
     assert cluster.metrics()["tutti_request_replays_total"] >= 2

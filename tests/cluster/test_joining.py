@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from harness import GOLDENS, free_port, wait_for
+from streams import Streams
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
 ASK = dict(prompt=[5, 6, 7], max_tokens=8, temperature=0, ignore_eos=True, return_token_ids=True)
@@ -108,11 +109,11 @@ def test_a_stopped_worker_that_joined_does_no_harm_when_it_continues(start, spaw
     worker = join(spawn, f"http://{address}", secret[0], 1)
     wait_for("two workers", lambda: workers_ready(cluster) == 2)
     alone = cluster.complete(**LONG)["choices"][0]["token_ids"]
-    streams = long_streams(cluster, 4)
-    worker.signal(signal.SIGSTOP)
+    streams = Streams(cluster, "/v1/completions", [LONG] * 4, stopped=[worker.child.pid])
+    streams.stop_in_the_middle([worker.child.pid], 4)
     wait_for("it is taken for dead", lambda: cluster.metrics().get("tutti_workers_fenced_total") == 1)
     worker.signal(signal.SIGCONT)
-    assert [token_ids(stream) for stream in streams] == [alone] * 4
+    assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == [alone] * 4
     assert cluster.metrics()["tutti_request_replays_total"] >= 1
     # The conductor cannot kill it, so the worker joins again with a new identity.
     wait_for("two workers", lambda: workers_ready(cluster) == 2)

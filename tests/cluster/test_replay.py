@@ -55,14 +55,15 @@ def sampling_zoo():
 
 
 def test_answers_are_bit_identical_for_all_parameters(start):
-    cluster = start("--workers", 2, *QWEN3)
+    # Workers stand still for as long as this process takes, which must not look like a death.
+    cluster = start("--workers", 2, "--heartbeat-timeout", 60, *QWEN3)
     bodies = list(sampling_zoo())
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
     first, second = cluster.workers()
-    streams = Streams(cluster, "/v1/completions", bodies)
-    streams.wait_for_tokens(15)
+    streams = Streams(cluster, "/v1/completions", bodies, stopped=[first, second])
+    streams.stop_in_the_middle([first, second], len(bodies), tokens=15)
     kill(first)
-    streams.wait_for_tokens(60)
+    streams.stop_in_the_middle([second], len(bodies) // 2, tokens=60)
     wait_for("a replacement", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
     kill(second)
     disturbed = streams.results()

@@ -1,6 +1,5 @@
 """A model split among the ranks of a TP group: the same answers, and all ranks of a group end at once."""
 
-import concurrent.futures
 import os
 import pathlib
 import re
@@ -11,11 +10,12 @@ import time
 import pytest
 from harness import GOLDENS, START_S, free_port, run_to_exit, wait_for
 from safetensors.numpy import load_file
+from streams import Streams
 from test_golden import BOUND, LENGTHS, MODELS, answers, greatest_deviation
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
 ASK = dict(prompt=[5, 6, 7], max_tokens=24, temperature=1, seed=11, ignore_eos=True, return_token_ids=True)
-# Long enough to still run when the test needs it.
+# Long enough to still run when the other streams have begun.
 LONG = dict(prompt=[1, 2, 3], max_tokens=2500, ignore_eos=True, temperature=1, return_token_ids=True)
 
 
@@ -64,30 +64,15 @@ def test_a_seed_means_the_same_tokens_for_any_number_of_ranks(start):
     assert sampled[0] == sampled[1] == sampled[2]
 
 
-def endings(cluster, act):
-    """Runs streams on all groups and calls `act` when they run. Returns the finish reason of each, or "failed"."""
-
-    # Seeds of the streams that have brought a token. A gauge of running requests is refreshed too seldom to be waited for.
-    begun = set()
-
-    def ending(seed):
-        finishes, errors = [], []
-        try:
-            for event in cluster.stream("/v1/completions", **LONG | dict(seed=seed)):
-                begun.add(seed)
-                if "error" in event:
-                    errors.append(event["error"]["message"])
-                finishes += [c["finish_reason"] for c in event.get("choices", ()) if c.get("finish_reason")]
-        except AssertionError:
-            assert errors, "the stream broke off without telling why"
-        assert len(finishes) + len(errors) == 1, (finishes, errors)
-        return finishes[0] if finishes else "failed"
-
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(ending, seed) for seed in range(4)]
-        wait_for("all streams to begin", lambda: len(begun) == 4)
-        act()
-        return [future.result() for future in asked]
+def endings(cluster, victim, number):
+    """Runs streams on all groups and sends a signal to the process `victim` when they run. Returns how each ends, and the
+    time of the signal."""
+    bodies = [LONG | dict(seed=seed) for seed in range(4)]
+    streams = Streams(cluster, "/v1/completions", bodies, stopped=[victim])
+    streams.stop_in_the_middle([victim], len(bodies))
+    began = time.monotonic()
+    os.kill(victim, number)
+    return [answer["choices"][0]["ends"] for answer in streams.results()], began
 
 
 def group_is_replaced(cluster, before, ranks):
@@ -105,14 +90,8 @@ def group_is_replaced(cluster, before, ranks):
 def test_a_killed_rank_ends_its_group_which_restarts_while_the_other_continues(start, figure, victim):
     cluster = start("--workers", 4, "--tp", 2, *QWEN3)
     expected, before = tokens(cluster), cluster.workers_by_rank()
-    began = time.monotonic()
-
-    def kill():
-        nonlocal began
-        began = time.monotonic()
-        os.kill(before[victim], signal.SIGKILL)
-
-    assert endings(cluster, kill) == ["length"] * 4, "the group's requests go on at the other one"
+    ends, began = endings(cluster, before[victim], signal.SIGKILL)
+    assert ends == [[("length", None)]] * 4, "the group's requests go on at the other one"
     group_is_replaced(cluster, before, (2, 3))
     figure(f"tp 2, rank {victim} killed: its group was back after {time.monotonic() - began:.1f} s at most")
     assert [tokens(cluster) for _ in range(4)] == [expected] * 4, "both groups answer as before"
@@ -122,14 +101,8 @@ def test_a_killed_rank_ends_its_group_which_restarts_while_the_other_continues(s
 def test_a_stopped_rank_trips_the_watchdog_and_its_group_is_replaced(start, figure):
     cluster = start("--workers", 4, "--tp", 2, "--collective-timeout", 1, *QWEN3)
     expected, before = tokens(cluster), cluster.workers_by_rank()
-    began = time.monotonic()
-
-    def stop():
-        nonlocal began
-        began = time.monotonic()
-        os.kill(before[1], signal.SIGSTOP)
-
-    assert endings(cluster, stop) == ["length"] * 4, "the group's requests go on at the other one"
+    ends, began = endings(cluster, before[1], signal.SIGSTOP)
+    assert ends == [[("length", None)]] * 4, "the group's requests go on at the other one"
     assert "rank 1 of 2 did not come to a collective" in cluster.log(), cluster.explain("the missing rank is not named")
     group_is_replaced(cluster, before, (0, 1))
     figure(f"tp 2, a rank stopped, a watchdog of 1 s: its group was back after {time.monotonic() - began:.1f} s at most")

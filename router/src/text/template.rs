@@ -1,6 +1,10 @@
 //! The checkpoint's chat template, rendered by minijinja under the conventions of Hugging Face's `apply_chat_template`.
 
-use std::{collections::BTreeMap, io};
+use std::{
+    collections::BTreeMap,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use minijinja::{
     Environment, ErrorKind, Value,
@@ -113,8 +117,8 @@ impl ChatTemplate {
         Ok(Self { environment, special_tokens })
     }
 
-    /// Renders a conversation into the text of a prompt of at most `max_bytes` bytes. A failure of the template is an
-    /// error of the field `messages`.
+    /// Renders a conversation into the text of a prompt of at most `max_bytes` bytes. A failure of the template, or of
+    /// the engine that renders it, is an error of the field `messages`.
     pub fn render(
         &self,
         messages: &[Message],
@@ -134,7 +138,11 @@ impl ChatTemplate {
         };
         let template = self.environment.get_template(NAME).map_err(refused)?;
         let mut output = BoundedText { bytes: Vec::new(), max_bytes };
-        template.render_captured_to(context, &mut output).map_err(refused)?;
+        // minijinja 3.0.5 panics for some values, for example for `x[::-1]` of an empty `x`, and values come from clients.
+        // The panic leaves nothing behind: the engine keeps no state between renderings, and `output` is dropped.
+        let rendered = catch_unwind(AssertUnwindSafe(|| template.render_captured_to(context, &mut output)));
+        let engine_failed = |_| Error::invalid("messages", "the chat template's engine fails on them");
+        rendered.map_err(engine_failed)?.map_err(refused)?;
         let mut text = String::from_utf8(output.bytes)
             .map_err(|e| Error::internal(format!("the chat template's text is not UTF-8: {e}")))?;
         if options.continue_final_message {

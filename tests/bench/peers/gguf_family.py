@@ -1,14 +1,14 @@
-"""Converts the checkpoint of any family to a GGUF file in bf16, by llama.cpp's own converter.
+"""Converts the checkpoint of any family to a GGUF file, by llama.cpp's own converter.
 
-    python gguf_family.py LLAMA_CPP CHECKPOINT FILE
+    python gguf_family.py LLAMA_CPP CHECKPOINT FILE TYPE
 
-LLAMA_CPP is llama.cpp's source tree. Needs torch and transformers.
+LLAMA_CPP is llama.cpp's source tree, and TYPE is bf16 or f16. Needs torch and transformers.
 """
 
 import runpy
 import sys
 
-source, checkpoint, file = sys.argv[1:]
+source, checkpoint, file, weights = sys.argv[1:]
 sys.path[:0] = [source, f"{source}/gguf-py"]
 
 from conversion.base import TextModel
@@ -16,5 +16,5 @@ from conversion.base import TextModel
 # The converter knows tokenizers by a hash of what they do, and this one was learned here. It splits words as Qwen2's does.
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
 
-sys.argv = ["convert_hf_to_gguf.py", "--outtype", "bf16", "--outfile", file, checkpoint]
+sys.argv = ["convert_hf_to_gguf.py", "--outtype", weights, "--outfile", file, checkpoint]
 runpy.run_path(f"{source}/convert_hf_to_gguf.py", run_name="__main__")

@@ -9,7 +9,7 @@ mod safetensors;
 mod seeds;
 mod targets;
 
-use std::sync::LazyLock;
+use std::{panic, sync::LazyLock};
 
 use self::{memory::Counting, targets::Target};
 
@@ -30,10 +30,22 @@ static TARGET: LazyLock<Target> = LazyLock::new(|| {
     let target = Target::named(&name);
     let target =
         target.unwrap_or_else(|| panic!("FUZZ_TARGET is {name:?}, but must be one of {}", Target::names()));
+    ignore_panics_of_templates();
     // Statics are made before memory is counted.
     target.run(&[]);
     target
 });
+
+/// Lets panics of the template engine unwind, because the router turns them into errors. libFuzzer's own hook ends the
+/// process at any other panic.
+fn ignore_panics_of_templates() {
+    let end = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        if !panic.location().is_some_and(|at| at.file().contains("/minijinja-")) {
+            end(panic);
+        }
+    }));
+}
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let target = &*TARGET;

@@ -171,6 +171,20 @@ fn a_vision_model_gives_what_its_text_model_gives() {
     assert_eq!(run(true), run(false));
 }
 
+/// transformers saves the text model of a vision model under the names that it has there.
+#[test]
+fn a_text_model_may_keep_the_names_of_the_vision_model() {
+    let plain = hybrid_checkpoint(false, |_| ());
+    let renamed = hybrid_checkpoint(false, |tensors| {
+        *tensors = std::mem::take(tensors)
+            .into_iter()
+            .map(|(name, tensor)| (name.replacen("model.", "model.language_model.", 1), tensor))
+            .collect();
+    });
+    let run = |dir: &TempDir| generate(&mut *loaded(dir.path(), Auto), &[&[5, 90, 17, 3]], 8, 6);
+    assert_eq!(run(&renamed), run(&plain));
+}
+
 #[test]
 fn tensors_of_a_delta_net_are_checked_by_name_and_shape() {
     let conv = "model.layers.0.linear_attn.conv1d.weight";

@@ -36,6 +36,18 @@ fn an_exception_in_the_template_is_an_error_of_the_messages() {
 }
 
 #[test]
+fn a_panic_of_the_engine_is_an_error_of_the_messages() {
+    let template = read(json!({ "chat_template": "{{ messages[0].content[::-1] }}" }));
+    assert_eq!(template.render(&user("hi"), &prompt(), MAX).unwrap(), "ih");
+    let error = template.render(&user(""), &prompt(), MAX).unwrap_err();
+    assert_eq!(
+        (error.field(), error.message()),
+        (Some("messages"), "the chat template's engine fails on them")
+    );
+    assert_eq!(template.render(&user("hi"), &prompt(), MAX).unwrap(), "ih", "the next rendering is sound");
+}
+
+#[test]
 fn the_default_of_several_templates_is_taken() {
     let template = read(json!({ "chat_template": [
         { "name": "tool_use", "template": "tools" },

@@ -69,14 +69,18 @@ impl SafetensorsDir {
     }
 
     /// Returns the name under which the files hold a tensor. A checkpoint of a base model without LM head, as embedding
-    /// models are published, lacks the prefix `model.`.
-    fn name_in_files<'s>(&self, name: &'s str) -> Option<&'s str> {
-        let held = |name: &&str| self.file_of.contains_key(*name);
-        Some(name).filter(held).or_else(|| name.strip_prefix("model.").filter(held))
+    /// models are published, lacks the prefix `model.`. A text model that was cut out of one for images keeps the prefix
+    /// `model.language_model.`, as transformers saves Qwen3.5.
+    fn name_in_files(&self, name: &str) -> Option<&str> {
+        let held = |name: &str| self.file_of.get_key_value(name).map(|(held, _)| held.as_str());
+        held(name).or_else(|| {
+            let inner = name.strip_prefix("model.")?;
+            held(inner).or_else(|| held(&format!("model.language_model.{inner}")))
+        })
     }
 
     /// Returns the file that holds a tensor, and the tensor's name there.
-    fn find<'s>(&self, spec: &'s TensorSpec) -> Result<(&WeightFile, &'s str), LoadError> {
+    fn find(&self, spec: &TensorSpec) -> Result<(&WeightFile, &str), LoadError> {
         let name = self.name_in_files(&spec.name).ok_or_else(|| {
             let (files, shape) = (self.files.len(), &spec.shape);
             let problem = format!("of shape {shape:?} is in none of its {files} safetensors files");
@@ -133,8 +137,8 @@ impl SafetensorsDir {
 
     /// Releases the mapped pages of a window that the device has copied. The pages stay in the page cache.
     pub fn release(&mut self, spec: &TensorSpec, window: &Window) -> Result<(), LoadError> {
-        if let Some(name) = self.name_in_files(&spec.name) {
-            self.unused.remove(name);
+        if let Some(name) = self.name_in_files(&spec.name).map(str::to_owned) {
+            self.unused.remove(&name);
         }
         let Extent { map, bytes } = self.extent(spec, window)?;
         // SAFETY: the mapping of the file is shared, read-only and never written through. A later access to a dropped
