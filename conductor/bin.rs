@@ -149,7 +149,8 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
             return Err(error);
         }
     };
-    let conductor = ConductorService::new(backend.cluster().clone(), checkpoint, shutdown.clone()).into_server();
+    let conductor =
+        ConductorService::new(backend.cluster().clone(), checkpoint, shutdown.clone()).into_server();
     let cluster_routes = cluster_routes(conductor.clone(), cluster_token, cluster_health.clone());
     let front = match text {
         None => Front::bare(cluster_health, metrics),

@@ -67,10 +67,7 @@ where
 
 /// Reads all settings of a command that is run beside a serving process. Variables that the command has no setting for
 /// are not read: they are the process's own.
-pub fn load_command<S>(
-    process: Process,
-    arguments: impl IntoIterator<Item = OsString>,
-) -> Result<S, Error>
+pub fn load_command<S>(process: Process, arguments: impl IntoIterator<Item = OsString>) -> Result<S, Error>
 where
     S: Settings + Serialize + DeserializeOwned,
 {

@@ -34,7 +34,8 @@ const PROCESS: Process = Process {
 /// line, the lifeline at stdin, and the Welcome message. Environment variables are ignored, because they are the
 /// conductor's.
 pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let flags = exit::unless_parsed(command_line::parse::<WorkerProcessSettings>(PROCESS, arguments), exit::USAGE);
+    let flags =
+        exit::unless_parsed(command_line::parse::<WorkerProcessSettings>(PROCESS, arguments), exit::USAGE);
     let ended = Lifeline::take().and_then(|lifeline| {
         let settings: WorkerProcessSettings = command_line::settings(flags)?;
         let (conductor, rank) = address(&settings.join)?;

@@ -87,10 +87,7 @@ impl Calls {
         request
     }
 
-    async fn answer<T>(
-        &self,
-        answer: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Result<T, Error> {
+    async fn answer<T>(&self, answer: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Error> {
         match timeout(ANSWER, answer).await {
             Ok(answer) => Ok(answer?.into_inner()),
             Err(_) => {

@@ -119,7 +119,8 @@ impl Report {
         };
         let oldest = duration(u64::from(oldest_waiting_ms) * 1000);
         let up = duration(self.up_s * 1_000_000);
-        let mut text = format!("model     {} (build {}, up {up})\nstate     {state}\n", self.model, self.build);
+        let mut text =
+            format!("model     {} (build {}, up {up})\nstate     {state}\n", self.model, self.build);
         text += &format!("requests  {in_flight} in flight, {waiting} waiting");
         if waiting > 0 {
             text += &format!(" (the oldest for {oldest})");

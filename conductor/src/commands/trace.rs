@@ -127,7 +127,12 @@ fn bar(from: u64, to: u64, whole: u64) -> String {
     let share = |us: u64| (us * BAR).checked_div(whole).unwrap_or_default();
     let start = share(from).min(BAR - 1);
     let length = (share(to).saturating_sub(start)).clamp(1, BAR - start);
-    format!("|{}{}{}|", " ".repeat(start as usize), "#".repeat(length as usize), " ".repeat((BAR - start - length) as usize))
+    format!(
+        "|{}{}{}|",
+        " ".repeat(start as usize),
+        "#".repeat(length as usize),
+        " ".repeat((BAR - start - length) as usize)
+    )
 }
 
 fn list(requests: &[pb::RecentRequest]) -> String {

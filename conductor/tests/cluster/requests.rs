@@ -235,7 +235,8 @@ async fn client(bench: &Bench) -> (ConductorClient<ConductorServer<ConductorServ
     std::fs::write(directory.path().join("config.json"), "{}").unwrap();
     std::fs::write(directory.path().join("tokenizer.json"), vec![b'x'; (2 << 20) + 1]).unwrap();
     let checkpoint = Checkpoint::open(directory.path(), "tiny").unwrap();
-    let service = ConductorService::new(bench.cluster.clone(), checkpoint.into(), Shutdown::default()).into_server();
+    let service =
+        ConductorService::new(bench.cluster.clone(), checkpoint.into(), Shutdown::default()).into_server();
     (ConductorClient::new(service), directory)
 }
 

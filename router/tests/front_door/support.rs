@@ -24,10 +24,11 @@ use tonic::{
 };
 use tower::{ServiceExt, service_fn};
 use tutti_proto::cluster::v1::{
-    CheckpointFile, DescribeRequest, DescribeResponse, DrainConductorRequest, DrainConductorResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
-    FinishReason, Finished, GetClusterRequest, GetClusterResponse, GetRequestsRequest, GetRequestsResponse,
-    GetStepsRequest, GetStepsResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest,
-    RequestEvent, RequestSpec, SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
+    CheckpointFile, DescribeRequest, DescribeResponse, DrainConductorRequest, DrainConductorResponse,
+    DrainWorkerRequest, DrainWorkerResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
+    GetClusterResponse, GetRequestsRequest, GetRequestsResponse, GetStepsRequest, GetStepsResponse,
+    ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent, RequestSpec, SampledToken,
+    SubmitRequest, TokenLogprob, TopLogprob,
     conductor_server::{Conductor, ConductorServer},
 };
 use tutti_router::{CheckedText, FrontDoor, RouterSettings};

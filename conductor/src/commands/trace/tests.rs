@@ -43,7 +43,9 @@ fn a_request_in_progress_has_a_phase_that_goes_on() {
 
 #[test]
 fn bars_stay_within_their_width_and_are_never_empty() {
-    for (from, to, whole) in [(0, 0, 0), (0, 10, 10), (10, 10, 10), (3, 4, 1_000_000), (999_999, 1_000_000, 1_000_000)] {
+    for (from, to, whole) in
+        [(0, 0, 0), (0, 10, 10), (10, 10, 10), (3, 4, 1_000_000), (999_999, 1_000_000, 1_000_000)]
+    {
         let bar = bar(from, to, whole);
         assert_eq!(bar.len() as u64, BAR + 2, "{bar}");
         assert!(bar.contains('#'), "{bar}");

@@ -16,10 +16,11 @@ use tokio::{net::TcpListener, runtime::Runtime, sync::Semaphore};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 use tutti_proto::cluster::v1::{
-    CheckpointFile, DescribeRequest, DescribeResponse, DrainConductorRequest, DrainConductorResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
-    FinishReason, Finished, GetClusterRequest, GetClusterResponse, GetRequestsRequest, GetRequestsResponse,
-    GetStepsRequest, GetStepsResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest,
-    RequestEvent, SampledToken, SubmitRequest, TokenLogprob, WorkerPhase, WorkerStatus,
+    CheckpointFile, DescribeRequest, DescribeResponse, DrainConductorRequest, DrainConductorResponse,
+    DrainWorkerRequest, DrainWorkerResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
+    GetClusterResponse, GetRequestsRequest, GetRequestsResponse, GetStepsRequest, GetStepsResponse,
+    ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent, SampledToken, SubmitRequest,
+    TokenLogprob, WorkerPhase, WorkerStatus,
     conductor_server::{Conductor, ConductorServer},
 };
 
