@@ -24,7 +24,7 @@ bench name *flags:
 
 # The load generator against a running server
 load *flags:
-    cargo run --release -p tutti-load --bin load -- {{ flags }}
+    cargo run --release --bin tutti-bench -- {{ flags }}
 
 # Faults on real clusters
 chaos *flags:

@@ -1,7 +1,8 @@
 //! The conductor with its workers and, unless `no_router` is set, a router in front.
 //!
 //! Started under the name `worker`, the same executable runs as one of the workers, so a cluster needs only this one
-//! file. `conductor kernels` compiles the kernels of GPUs, and serves nothing.
+//! file. `conductor kernels` compiles the kernels of GPUs, and `conductor status`, `drain` and `trace` call a running
+//! conductor; they serve nothing.
 
 use std::{
     ffi::OsStr,
@@ -21,6 +22,7 @@ use tonic::service::Routes;
 use tutti_conductor::{
     Backend, BackendOptions,
     cluster::{Limits, Served},
+    commands::Command,
     config::{self, Layout},
     listen::{Callers, ClusterListener},
     random_token,
@@ -61,8 +63,13 @@ const CLOSING: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().peekable();
-    if std::env::args_os().nth(1).as_deref() == Some(OsStr::new("kernels")) {
+    let command = std::env::args_os().nth(1);
+    let command = command.as_deref().and_then(OsStr::to_str);
+    if command == Some("kernels") {
         return kernels::compile(std::iter::once(kernels::NAME.into()).chain(arguments.skip(2)));
+    }
+    if let Some(command) = command.and_then(Command::named) {
+        return command.run(arguments.skip(2));
     }
     let name = arguments.peek().and_then(|name| Path::new(name).file_name());
     if name == Some(OsStr::new("worker")) {
@@ -142,7 +149,8 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
             return Err(error);
         }
     };
-    let conductor = ConductorService::new(backend.cluster().clone(), checkpoint).into_server();
+    let conductor =
+        ConductorService::new(backend.cluster().clone(), checkpoint, shutdown.clone()).into_server();
     let cluster_routes = cluster_routes(conductor.clone(), cluster_token, cluster_health.clone());
     let front = match text {
         None => Front::bare(cluster_health, metrics),

@@ -109,6 +109,8 @@ pub struct Cluster {
     /// The error that ends the cluster. It is set at most once, by a worker's fault that would recur if the worker were
     /// started again.
     fatal: watch::Sender<Option<Error>>,
+    /// Time of the start, in microseconds since the Unix epoch.
+    started_us: u64,
 }
 
 #[derive(Debug)]
@@ -138,6 +140,7 @@ impl Cluster {
             in_flight: watch::Sender::new(0),
             digest: Digest::default(),
             fatal: watch::Sender::new(None),
+            started_us: recent::unix_us(),
         };
         cluster.refresh_health(&mut cluster.state.lock());
         cluster

@@ -26,10 +26,12 @@ use crate::cluster::GroupSpec;
 /// The conductor, as `--help` describes it.
 const PROCESS: Process = Process {
     name: "conductor",
-    about: "Serves a model with one conductor, its workers, and a router in front. `conductor kernels --help` is about \
-            compiling GPU kernels ahead of time.",
+    about: "Serves a model with one conductor, its workers, and a router in front. Commands: `conductor status`, \
+            `conductor drain` and `conductor trace` call a running conductor, and `conductor kernels` compiles GPU \
+            kernels ahead of time; each has its own --help.",
     example: ("max_step_tokens", "256"),
     prints_config: true,
+    positional: None,
 };
 
 /// Reads all layers of the settings and checks them. An error names the setting at fault.

@@ -6,6 +6,7 @@
 
 mod backend;
 pub mod cluster;
+pub mod commands;
 pub mod config;
 #[cfg(fuzzing)]
 pub mod fuzzing;

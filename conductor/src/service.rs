@@ -23,6 +23,7 @@ use tutti_runtime::{
     checkpoint::{Checkpoint, CheckpointFile},
     grpc_health,
     health::Health,
+    shutdown::Shutdown,
     token::Token,
     trace::TraceContext,
 };
@@ -39,12 +40,15 @@ const PIECE_BYTES: usize = 1 << 20;
 pub struct ConductorService {
     cluster: Arc<Cluster>,
     checkpoint: Arc<Checkpoint>,
+    /// The end of the process, which operators may begin.
+    shutdown: Shutdown,
 }
 
 impl ConductorService {
-    /// A service for this cluster and for this checkpoint's text files.
-    pub fn new(cluster: Arc<Cluster>, checkpoint: Arc<Checkpoint>) -> Self {
-        Self { cluster, checkpoint }
+    /// A service for this cluster and for this checkpoint's text files. `shutdown` begins when an operator drains the
+    /// conductor.
+    pub fn new(cluster: Arc<Cluster>, checkpoint: Arc<Checkpoint>, shutdown: Shutdown) -> Self {
+        Self { cluster, checkpoint, shutdown }
     }
 
     /// The gRPC server, with the limit on message sizes that all services share.
@@ -168,5 +172,16 @@ impl Conductor for ConductorService {
         })?;
         let phase = self.cluster.drain_worker(Rank(worker))?;
         Ok(Response::new(pb::DrainWorkerResponse { phase: phase.into() }))
+    }
+
+    async fn drain_conductor(
+        &self,
+        _: Request<pb::DrainConductorRequest>,
+    ) -> Result<Response<pb::DrainConductorResponse>, Status> {
+        if !self.shutdown.is_draining() {
+            tracing::info!("draining: an operator asks for it");
+            self.shutdown.begin();
+        }
+        Ok(Response::new(pb::DrainConductorResponse {}))
     }
 }

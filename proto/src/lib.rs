@@ -3,6 +3,7 @@
 
 pub mod declaration;
 mod ids;
+mod labels;
 
 pub use ids::{Epoch, GraphId, GraphKey, Incarnation, Rank, RequestId, StepNumber, WorkerId};
 

@@ -36,6 +36,7 @@ const PROCESS: Process = Process {
     about: "Serves the OpenAI HTTP API and the gRPC API in front of conductors that run elsewhere.",
     example: ("drain_timeout", "60"),
     prints_config: true,
+    positional: None,
 };
 
 /// Runs the process until a signal ends it. `arguments` is the command line, with the program's name first.

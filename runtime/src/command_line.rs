@@ -21,6 +21,8 @@ pub struct Process {
     pub example: (&'static str, &'static str),
     /// True if the executable has the flag `--print-config`.
     pub prints_config: bool,
+    /// A setting that is given by its value alone, without a flag.
+    pub positional: Option<&'static str>,
 }
 
 /// The content of a parsed command line.
@@ -77,14 +79,18 @@ fn command<S: Settings>(process: Process) -> Command {
         ))
         .arg(config)
         .args(process.prints_config.then_some(print_config))
-        .args(S::declared().iter().filter(|setting| setting.is_flag).map(flag))
+        .args(S::declared().iter().filter(|setting| setting.is_flag).map(|setting| {
+            if process.positional == Some(setting.name) {
+                typed(setting)
+            } else {
+                typed(setting).long(setting.name.replace('_', "-"))
+            }
+        }))
 }
 
-fn flag(setting: &Setting) -> Arg {
-    let arg = Arg::new(setting.name)
-        .long(setting.name.replace('_', "-"))
-        .help_heading(setting.heading)
-        .help(setting.line());
+/// The argument of a setting, by its kind. Without a long name it has no flag.
+fn typed(setting: &Setting) -> Arg {
+    let arg = Arg::new(setting.name).help_heading(setting.heading).help(setting.line());
     let arg = match setting.kind {
         Kind::Switch => return arg.action(ArgAction::SetTrue),
         Kind::Number => arg.value_parser(value_parser!(u32)),

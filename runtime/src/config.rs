@@ -28,12 +28,19 @@ pub fn layered<C>(file: Option<&Path>, flags: &impl Serialize) -> Result<C, Erro
 where
     C: Default + Serialize + DeserializeOwned,
 {
+    merged(file, Env::prefixed(ENV_PREFIX).split("__"), flags)
+}
+
+fn merged<C>(file: Option<&Path>, variables: Env, flags: &impl Serialize) -> Result<C, Error>
+where
+    C: Default + Serialize + DeserializeOwned,
+{
     let mut layers = Figment::from(Serialized::defaults(C::default()));
     if let Some(path) = file {
         layers = merge_file(layers, "config", path)?;
     }
     layers
-        .merge(Env::prefixed(ENV_PREFIX).split("__"))
+        .merge(variables)
         .merge(Serialized::defaults(flags))
         .extract()
         .map_err(|errors| explain("config", &errors))
@@ -54,8 +61,19 @@ where
     S: Settings + Serialize + DeserializeOwned,
 {
     let CommandLine { config, print_config, settings } =
-        exit::unless_parsed(command_line::parse::<S>(process, arguments));
+        exit::unless_parsed(command_line::parse::<S>(process, arguments), exit::USAGE);
     Ok(Loaded { settings: layered(config.as_deref(), &settings)?, print: print_config })
+}
+
+/// Reads all settings of a command that is run beside a serving process. Variables that the command has no setting for
+/// are not read: they are the process's own.
+pub fn load_command<S>(process: Process, arguments: impl IntoIterator<Item = OsString>) -> Result<S, Error>
+where
+    S: Settings + Serialize + DeserializeOwned,
+{
+    let CommandLine { config, settings, .. } =
+        exit::unless_parsed(command_line::parse::<S>(process, arguments), exit::COMMAND_USAGE);
+    merged(config.as_deref(), Env::prefixed(ENV_PREFIX).only(&S::keys()), &settings)
 }
 
 /// Reads a file that the setting `field` names: TOML or YAML, by its ending. An error names the file and the key at

@@ -8,6 +8,10 @@ use crate::{Error, ErrorKind};
 pub const USAGE: u8 = 64;
 /// A fault of Tutti's own.
 pub const INTERNAL: u8 = 70;
+/// A command could not do what it was asked for.
+pub const COMMAND_FAILED: u8 = 1;
+/// Bad usage of a command.
+pub const COMMAND_USAGE: u8 = 2;
 
 /// The exit code of a process that ends with this error.
 pub fn code(error: &Error) -> u8 {
@@ -30,12 +34,31 @@ pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     }
 }
 
-/// Returns a parsed command line. Bad usage is reported on stderr and ends the process with [`USAGE`]. `--help` and
+/// Runs a command that ends at once and serves nothing: `read` reads its settings, and `act` does what they say. The exit
+/// code is that of other such programs: 2 after an error of `read`, 1 after one of `act`.
+pub fn command<S>(
+    name: &str,
+    read: impl FnOnce() -> Result<S, Error>,
+    act: impl FnOnce(S) -> Result<(), Error>,
+) -> ExitCode {
+    let outcome = read()
+        .map_err(|error| (error, COMMAND_USAGE))
+        .and_then(|settings| act(settings).map_err(|error| (error, COMMAND_FAILED)));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err((error, code)) => {
+            eprintln!("{name}: {error}");
+            ExitCode::from(code)
+        }
+    }
+}
+
+/// Returns a parsed command line. Bad usage is reported on stderr and ends the process with `usage`. `--help` and
 /// `--version` end it with 0.
-pub fn unless_parsed<T>(parsed: Result<T, clap::Error>) -> T {
+pub fn unless_parsed<T>(parsed: Result<T, clap::Error>, usage: u8) -> T {
     parsed.unwrap_or_else(|error| {
         // A write error on stderr cannot be reported.
         let _ = error.print();
-        std::process::exit(if error.use_stderr() { USAGE.into() } else { 0 })
+        std::process::exit(if error.use_stderr() { usage.into() } else { 0 })
     })
 }

@@ -16,6 +16,7 @@ pub mod chart;
 mod chunk_shapes;
 mod cluster;
 mod cluster_address;
+mod commands;
 mod conductor;
 mod connections;
 mod engine;
@@ -38,6 +39,10 @@ pub use cluster::{
     MembershipSettings, TensorParallelSettings,
 };
 pub use cluster_address::ClusterAddress;
+pub use commands::{
+    CallSettings, CommandSettings, DrainProcessSettings, DrainTargetSettings, ReportSettings,
+    StatusProcessSettings, TraceProcessSettings, TracedRequestSettings,
+};
 pub use conductor::ConductorSettings;
 pub use connections::ConnectionSettings;
 pub use declare::{Choice, Kind, Setting, Settings};

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::{
-    ConductorSettings, KernelsProcessSettings, Kind, RouterProcessSettings, Setting, Settings,
-    WorkerProcessSettings,
+    ConductorSettings, DrainProcessSettings, KernelsProcessSettings, Kind, RouterProcessSettings, Setting,
+    Settings, StatusProcessSettings, TraceProcessSettings, WorkerProcessSettings,
 };
 
 const INTRODUCTION: &str = "\
@@ -68,6 +68,22 @@ pub fn page() -> String {
             "Compiles the kernels of NVIDIA GPUs [ahead of time](cuda.md#ahead-of-time).",
             KernelsProcessSettings::declared(),
         ),
+        (
+            "`conductor status`",
+            "Prints the workers and the queue of a [running conductor](operations.md#how-do-i-look-into-a-running-cluster).",
+            StatusProcessSettings::declared(),
+        ),
+        (
+            "`conductor drain`",
+            "Drains a worker, or a conductor with its workers, and waits for the end.",
+            DrainProcessSettings::declared(),
+        ),
+        (
+            "`conductor trace`",
+            "Prints the life of one of the last requests. The request is an argument without a flag, as in \
+             `conductor trace 12`.",
+            without_flag(TraceProcessSettings::declared(), "request"),
+        ),
     ];
     for (name, about, settings) in processes {
         // Writing to a String cannot fail.
@@ -77,6 +93,12 @@ pub fn page() -> String {
         }
     }
     page + MEMORY
+}
+
+/// The settings, of which the one with this name has no flag.
+fn without_flag(mut settings: Vec<Setting>, name: &str) -> Vec<Setting> {
+    settings.iter_mut().filter(|setting| setting.name == name).for_each(|setting| setting.is_flag = false);
+    settings
 }
 
 /// Groups settings into sections: settings at the top of the file by heading, then settings in tables by table.

@@ -14,6 +14,7 @@ const PROCESS: Process = Process {
     about: "Compiles the kernels of NVIDIA GPUs ahead of time. Needs libnvrtc.so.13, and no GPU.",
     example: ("out", "\"kernels\""),
     prints_config: false,
+    positional: None,
 };
 
 /// `main` of the command. The first argument is the command's name.

@@ -232,5 +232,6 @@ fn ready_with(
         step_bytes,
         layout_hash: model.page_layout().id(),
         running_limit: None,
+        device: model.device_name(),
     }
 }

@@ -27,13 +27,15 @@ const PROCESS: Process = Process {
     about: "Joins a cluster as one more worker. Its conductor sends it the model and all other settings.",
     example: ("rank", "2"),
     prints_config: false,
+    positional: None,
 };
 
 /// `main` of a worker that a conductor has spawned. The worker's settings come from the conductor alone: by the command
 /// line, the lifeline at stdin, and the Welcome message. Environment variables are ignored, because they are the
 /// conductor's.
 pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let flags = exit::unless_parsed(command_line::parse::<WorkerProcessSettings>(PROCESS, arguments));
+    let flags =
+        exit::unless_parsed(command_line::parse::<WorkerProcessSettings>(PROCESS, arguments), exit::USAGE);
     let ended = Lifeline::take().and_then(|lifeline| {
         let settings: WorkerProcessSettings = command_line::settings(flags)?;
         let (conductor, rank) = address(&settings.join)?;

@@ -199,17 +199,20 @@ impl Membership {
     /// Refuses a request that no worker could run now, or for which the queue has no room. `encoders` are the walks
     /// that encode the request's media. There are none for a request of text.
     pub fn check_admission(&self, encoders: &[WalkId], in_flight: usize) -> Result<(), Error> {
-        let running = self.running_limits();
         let encodes = encoders.is_empty() || self.workers.ready_for(GroupRole::Encode).next().is_some();
-        let (Some(running), true, false) = (running, encodes, self.draining) else {
+        let (Some(limit), true, false) = (self.requests_limit(), encodes, self.draining) else {
             return Err(Error::unavailable(self.why_not_ready()));
         };
-        let limit = running + self.limits.faults.max_queued_requests as usize;
         if in_flight >= limit {
             let message = format!("{in_flight} requests are in flight, the limit is {limit}");
             return Err(Error::overloaded(message, RETRY_AFTER));
         }
         Ok(())
+    }
+
+    /// Number of requests in flight from which on further ones are refused; `None` if no worker runs requests.
+    pub fn requests_limit(&self) -> Option<usize> {
+        self.running_limits().map(|running| running + self.limits.faults.max_queued_requests as usize)
     }
 
     /// Number of requests that all ready replicas run at a time, from the first token to the last; `None` if no replica

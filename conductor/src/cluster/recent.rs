@@ -202,7 +202,8 @@ impl Cluster {
     }
 }
 
-fn unix_us() -> u64 {
+/// Time in microseconds since the Unix epoch.
+pub(super) fn unix_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tutti_proto::{Rank, cluster::v1 as pb};
-use tutti_runtime::{Error, health::State as HealthState};
+use tutti_runtime::{Error, VERSION, health::State as HealthState};
 
 use super::{Cluster, State, membership::Membership, ranks::RankRecord, roles::GroupRole};
 
@@ -22,8 +22,16 @@ impl Cluster {
     /// The workers and the number of requests in flight.
     pub fn status(&self) -> pb::GetClusterResponse {
         let state = self.state.lock();
-        let requests_in_flight = state.requests.len() as u32;
-        pb::GetClusterResponse { workers: state.membership.statuses(), requests_in_flight }
+        let membership = &state.membership;
+        pb::GetClusterResponse {
+            workers: membership.statuses(),
+            requests_in_flight: state.requests.len() as u32,
+            requests_limit: membership.requests_limit().map_or(0, |limit| limit as u32),
+            build: VERSION.to_owned(),
+            started_us: self.started_us,
+            draining: membership.draining,
+            model: membership.served.name.clone(),
+        }
     }
 
     /// Updates readiness and its metrics. Called whenever a worker has joined, left or changed its phase.
@@ -54,6 +62,8 @@ impl Membership {
             phase: worker.phase.into(),
             load: Some(worker.load),
             pid: worker.pid,
+            device: worker.device.clone(),
+            silent_ms: Some(u32::try_from(worker.silent.as_millis()).unwrap_or(u32::MAX)),
             ..self.status_of(worker.rank)
         });
         let missing = (0..self.spawned_workers()).map(Rank).filter(|r| self.workers.by_rank(*r).is_none());

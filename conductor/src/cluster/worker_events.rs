@@ -38,6 +38,7 @@ impl Cluster {
                 worker.phase = pb::WorkerPhase::Ready;
                 worker.model = Some(model);
                 worker.running_limit = ready.running_limit;
+                worker.device = ready.device;
                 worker.load.kv_pages_total = ready.kv_pages_total;
                 self.metrics.load(rank, &worker.load);
                 let pb::Ready { weight_bytes, kv_bytes, step_bytes, .. } = ready;

@@ -41,6 +41,8 @@ pub struct Worker {
     /// Number of requests that the worker runs at a time, as it says itself; `None` until it is ready, and for ranks
     /// that follow a leader.
     pub running_limit: Option<u32>,
+    /// The worker's own words about its device; empty until it is ready.
+    pub device: String,
     /// The channel to the worker; `None` once the worker is turned away. Dropping the link ends the worker's stream,
     /// and then the worker exits.
     pub link: Option<Link>,
@@ -71,6 +73,7 @@ impl Worker {
             load: pb::WorkerLoad::default(),
             model: None,
             running_limit: None,
+            device: String::new(),
             link: Some(link),
             forwards: 0,
             silent: Duration::ZERO,

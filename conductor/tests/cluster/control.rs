@@ -14,7 +14,8 @@ type Client = ConductorClient<tonic::transport::Channel>;
 /// Serves the cluster's control on a socket in `directory`.
 async fn serve(bench: &Bench, secret: Option<&str>, directory: &tempfile::TempDir) -> Client {
     let checkpoint = Checkpoint { name: "tiny".into(), dir: directory.path().to_owned() };
-    let conductor = ConductorService::new(bench.cluster.clone(), checkpoint.into()).into_server();
+    let conductor =
+        ConductorService::new(bench.cluster.clone(), checkpoint.into(), Shutdown::default()).into_server();
     let routes = cluster_routes(conductor, secret.map(token), bench.health.clone());
     let path = directory.path().join("cluster.sock");
     let listener = UnixListener::bind(&path).unwrap();

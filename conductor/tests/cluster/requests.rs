@@ -9,7 +9,7 @@ use tutti_proto::cluster::v1::{
     self as pb, conductor_client::ConductorClient, conductor_message::Message,
     worker_message::Message as ToConductor,
 };
-use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint, health::State};
+use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint, health::State, shutdown::Shutdown};
 use tutti_settings::EngineSettings;
 
 use crate::bench::{Bench, FakeWorker, limits, metric, read, ready, soon, spec};
@@ -235,7 +235,8 @@ async fn client(bench: &Bench) -> (ConductorClient<ConductorServer<ConductorServ
     std::fs::write(directory.path().join("config.json"), "{}").unwrap();
     std::fs::write(directory.path().join("tokenizer.json"), vec![b'x'; (2 << 20) + 1]).unwrap();
     let checkpoint = Checkpoint::open(directory.path(), "tiny").unwrap();
-    let service = ConductorService::new(bench.cluster.clone(), checkpoint.into()).into_server();
+    let service =
+        ConductorService::new(bench.cluster.clone(), checkpoint.into(), Shutdown::default()).into_server();
     (ConductorClient::new(service), directory)
 }
 

@@ -646,6 +646,10 @@ pub struct DrainWorkerResponse {
     pub phase: i32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainConductorRequest {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainConductorResponse {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetClusterRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetClusterResponse {
@@ -653,6 +657,21 @@ pub struct GetClusterResponse {
     pub workers: ::prost::alloc::vec::Vec<WorkerStatus>,
     #[prost(uint32, tag = "2")]
     pub requests_in_flight: u32,
+    /// Requests in flight from which on further ones are refused. 0 while no worker is ready.
+    #[prost(uint32, tag = "3")]
+    pub requests_limit: u32,
+    /// Version of the conductor's build.
+    #[prost(string, tag = "4")]
+    pub build: ::prost::alloc::string::String,
+    /// Start of the conductor, in microseconds since the Unix epoch by its own clock. Tells a process from its successor.
+    #[prost(uint64, tag = "5")]
+    pub started_us: u64,
+    /// True once the conductor drains.
+    #[prost(bool, tag = "6")]
+    pub draining: bool,
+    /// Name of the served model.
+    #[prost(string, tag = "7")]
+    pub model: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WorkerStatus {
@@ -674,6 +693,12 @@ pub struct WorkerStatus {
     /// The phases of a request that the group runs. Unspecified until a worker has loaded the model.
     #[prost(enumeration = "WorkerRole", tag = "7")]
     pub role: i32,
+    /// A few words about the device. Empty until the worker has loaded the model.
+    #[prost(string, tag = "8")]
+    pub device: ::prost::alloc::string::String,
+    /// Time since the worker's last message, in milliseconds. Absent if there is no such worker now.
+    #[prost(uint32, optional, tag = "9")]
+    pub silent_ms: ::core::option::Option<u32>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WorkerLoad {
@@ -1129,6 +1154,32 @@ pub mod conductor_client {
                 .insert(GrpcMethod::new("tutti.cluster.v1.Conductor", "DrainWorker"));
             self.inner.unary(req, path, codec).await
         }
+        /// Ends the conductor as SIGTERM does: new requests are refused after the lame-duck time, running ones finish within the
+        /// drain timeout, and the process exits. Returns at once. A second call changes nothing.
+        pub async fn drain_conductor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DrainConductorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DrainConductorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tutti.cluster.v1.Conductor/DrainConductor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tutti.cluster.v1.Conductor", "DrainConductor"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1209,6 +1260,15 @@ pub mod conductor_server {
             request: tonic::Request<super::DrainWorkerRequest>,
         ) -> std::result::Result<
             tonic::Response<super::DrainWorkerResponse>,
+            tonic::Status,
+        >;
+        /// Ends the conductor as SIGTERM does: new requests are refused after the lame-duck time, running ones finish within the
+        /// drain timeout, and the process exits. Returns at once. A second call changes nothing.
+        async fn drain_conductor(
+            &self,
+            request: tonic::Request<super::DrainConductorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DrainConductorResponse>,
             tonic::Status,
         >;
     }
@@ -1607,6 +1667,51 @@ pub mod conductor_server {
                     };
                     Box::pin(fut)
                 }
+                "/tutti.cluster.v1.Conductor/DrainConductor" => {
+                    #[allow(non_camel_case_types)]
+                    struct DrainConductorSvc<T: Conductor>(pub Arc<T>);
+                    impl<
+                        T: Conductor,
+                    > tonic::server::UnaryService<super::DrainConductorRequest>
+                    for DrainConductorSvc<T> {
+                        type Response = super::DrainConductorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DrainConductorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Conductor>::drain_conductor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DrainConductorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 _ => {
                     Box::pin(async move {
                         let mut response = http::Response::new(
@@ -1813,6 +1918,9 @@ pub struct Ready {
     /// from a rank that follows a leader.
     #[prost(uint32, optional, tag = "7")]
     pub running_limit: ::core::option::Option<u32>,
+    /// A few words for operators: the device, such as "cpu, avx2, 2 threads".
+    #[prost(string, tag = "8")]
+    pub device: ::prost::alloc::string::String,
 }
 /// Identifies one worker graph of one try of a request. Late messages of an earlier try never match a later try.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -185,22 +185,8 @@ fn worker(status: pb::WorkerStatus) -> WorkerState {
     let load = status.load.unwrap_or_default();
     WorkerState {
         worker: status.worker,
-        phase: match status.phase() {
-            pb::WorkerPhase::Unspecified => "unknown",
-            pb::WorkerPhase::Starting => "starting",
-            pb::WorkerPhase::Loading => "loading",
-            pb::WorkerPhase::Ready => "ready",
-            pb::WorkerPhase::Draining => "draining",
-            pb::WorkerPhase::Gone => "gone",
-            pb::WorkerPhase::Drained => "drained",
-        },
-        role: match status.role() {
-            pb::WorkerRole::Unspecified => "unknown",
-            pb::WorkerRole::WholeRequest => "whole",
-            pb::WorkerRole::PrefillApart => "prefill",
-            pb::WorkerRole::DecodeApart => "decode",
-            pb::WorkerRole::EncoderApart => "encode",
-        },
+        phase: status.phase().label(),
+        role: status.role().label(),
         group: status.group,
         pid: status.pid,
         detail: status.detail,

@@ -24,10 +24,11 @@ use tonic::{
 };
 use tower::{ServiceExt, service_fn};
 use tutti_proto::cluster::v1::{
-    CheckpointFile, DescribeRequest, DescribeResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
-    FinishReason, Finished, GetClusterRequest, GetClusterResponse, GetRequestsRequest, GetRequestsResponse,
-    GetStepsRequest, GetStepsResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest,
-    RequestEvent, RequestSpec, SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
+    CheckpointFile, DescribeRequest, DescribeResponse, DrainConductorRequest, DrainConductorResponse,
+    DrainWorkerRequest, DrainWorkerResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
+    GetClusterResponse, GetRequestsRequest, GetRequestsResponse, GetStepsRequest, GetStepsResponse,
+    ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent, RequestSpec, SampledToken,
+    SubmitRequest, TokenLogprob, TopLogprob,
     conductor_server::{Conductor, ConductorServer},
 };
 use tutti_router::{CheckedText, FrontDoor, RouterSettings};
@@ -188,6 +189,13 @@ impl Conductor for FakeConductor {
         _: tonic::Request<DrainWorkerRequest>,
     ) -> Result<Response<DrainWorkerResponse>, Status> {
         Err(Status::unimplemented("a fake has no workers"))
+    }
+
+    async fn drain_conductor(
+        &self,
+        _: tonic::Request<DrainConductorRequest>,
+    ) -> Result<Response<DrainConductorResponse>, Status> {
+        Err(Status::unimplemented("a fake does not end"))
     }
 
     async fn get_cluster(

@@ -2,8 +2,13 @@ use tutti_settings::{ConductorSettings, RouterProcessSettings, WorkerProcessSett
 
 use super::*;
 
-const PROCESS: Process =
-    Process { name: "process", about: "Does it.", example: ("a", "1"), prints_config: true };
+const PROCESS: Process = Process {
+    name: "process",
+    about: "Does it.",
+    example: ("a", "1"),
+    prints_config: true,
+    positional: None,
+};
 
 fn given_in<S: Settings>(arguments: &[&str]) -> Value {
     let arguments = ["process"].iter().chain(arguments).map(OsString::from);

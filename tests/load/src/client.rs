@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json, value::RawValue};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tutti_bench::events::{Lines, parse};
 
 /// Outcome of a request. Times count from the moment of sending.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -151,7 +152,7 @@ impl Target {
         while let Some(chunk) = response.chunk().await.map_err(|e| format!("the stream broke: {e}"))? {
             let now = start.elapsed();
             lines.push(&chunk);
-            while let Some(line) = lines.next()? {
+            while let Some(line) = lines.next().map_err(|e| e.to_string())? {
                 if line == "data: [DONE]" {
                     return Ok(());
                 }
@@ -174,72 +175,15 @@ async fn first_model(client: &reqwest::Client, url: &str) -> Result<String, Stri
     Ok(model.to_owned())
 }
 
-/// The fields of an event that the client uses. All other fields are skipped without parsing, because the generator
-/// shares its machine with the server that it measures.
-#[derive(Deserialize)]
-struct Event<'a> {
-    #[serde(borrow, default)]
-    error: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    choices: Vec<Choice<'a>>,
-    usage: Option<Usage>,
-}
-
-#[derive(Deserialize)]
-struct Choice<'a> {
-    #[serde(borrow, default)]
-    text: Option<&'a RawValue>,
-    token_ids: Option<Vec<u32>>,
-}
-
-#[derive(Deserialize)]
-struct Usage {
-    prompt_tokens: u32,
-    completion_tokens: u32,
-}
-
 fn take(event: &str, now: Duration, record: &mut Record) -> Result<(), String> {
-    let event: Event<'_> = serde_json::from_str(event).map_err(|e| format!("an event is no JSON: {e}"))?;
-    if let Some(error) = event.error {
-        return Err(format!("error in the stream: {error}"));
-    }
-    if let Some(usage) = event.usage {
+    let delta = parse(event).map_err(|e| e.to_string())?;
+    if let Some(usage) = delta.usage {
         (record.prompt_tokens, record.tokens) = (usage.prompt_tokens, usage.completion_tokens);
     }
-    let Some(choice) = event.choices.first() else { return Ok(()) };
-    let ids = choice.token_ids.as_ref().map_or(0, Vec::len) as u32;
-    let text = choice.text.is_some_and(|text| text.get() != r#""""#);
-    // A server that sends no token ids is assumed to send one token per event.
-    match ids.max(u32::from(text)) {
-        0 => {}
-        tokens => record.arrivals.push((now, tokens)),
+    if delta.tokens > 0 {
+        record.arrivals.push((now, delta.tokens));
     }
     Ok(())
-}
-
-/// Splits a stream of byte chunks into lines. A line may span chunks.
-#[derive(Default)]
-struct Lines {
-    held: Vec<u8>,
-    /// Number of bytes at the start of `held` that have been returned as lines.
-    read: usize,
-}
-
-impl Lines {
-    fn push(&mut self, chunk: &[u8]) {
-        self.held.drain(..self.read);
-        self.read = 0;
-        self.held.extend_from_slice(chunk);
-    }
-
-    /// Returns the next complete line, or `None` if it has not arrived yet.
-    fn next(&mut self) -> Result<Option<&str>, String> {
-        let rest = &self.held[self.read..];
-        let Some(end) = rest.iter().position(|byte| *byte == b'\n') else { return Ok(None) };
-        self.read += end + 1;
-        let line = rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]);
-        std::str::from_utf8(line).map(Some).map_err(|e| format!("a line is no text: {e}"))
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use tutti_bench::random::Draw;
 
 /// Parameters of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -35,41 +36,19 @@ pub struct Planned {
 impl Workload {
     /// Returns the requests in the order of sending.
     pub fn plan(&self) -> Vec<Planned> {
-        let mut draw = Draw(self.seed);
+        let mut draw = Draw::new(self.seed);
         let mut at = 0.0;
         (0..self.requests)
             .map(|_| {
                 if self.rate.is_finite() {
-                    at += -(1.0 - draw.unit()).ln() / self.rate;
+                    at += draw.exponential() / self.rate;
                 }
                 let (low, high) = self.prompt_tokens;
                 let length = low + draw.below(high - low + 1);
                 let prompt = (0..length).map(|_| draw.below(self.vocab_size)).collect();
-                Planned { at: Duration::from_secs_f64(at), prompt, seed: draw.next() >> 32 }
+                Planned { at: Duration::from_secs_f64(at), prompt, seed: draw.word() >> 32 }
             })
             .collect()
-    }
-}
-
-/// The splitmix64 sequence (Steele, Lea and Flood, 2014).
-struct Draw(u64);
-
-impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Returns a number in [0, 1).
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn below(&mut self, limit: u32) -> u32 {
-        (self.unit() * f64::from(limit)) as u32
     }
 }
 

@@ -166,6 +166,10 @@ impl Model for Idle {
         "idle".into()
     }
 
+    fn device_name(&self) -> String {
+        "none".into()
+    }
+
     fn weight_bytes(&self) -> u64 {
         0
     }

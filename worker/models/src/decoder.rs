@@ -212,6 +212,10 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
         format!("{summary}, {weight_type:?} weights{quantized}{rank}, on {}", self.device.describe())
     }
 
+    fn device_name(&self) -> String {
+        self.device.describe()
+    }
+
     fn weight_bytes(&self) -> u64 {
         self.weight_bytes
     }

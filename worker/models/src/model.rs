@@ -110,6 +110,8 @@ pub trait Model: Send {
     fn limits(&self) -> &Limits;
     /// Returns one line for logs: family, size, type of weights, device.
     fn describe(&self) -> String;
+    /// Returns a few words for operators: the device.
+    fn device_name(&self) -> String;
     /// Bytes of weights that the model holds: as stored in the checkpoint, or as quantised.
     fn weight_bytes(&self) -> u64;
     /// Bytes of buffers for the largest step, without weights and pages: activations of [`Limits::max_step_tokens`],

@@ -173,6 +173,10 @@ impl Model for Sim {
         format!("simulated{alone}, {:?}", self.settings.costs())
     }
 
+    fn device_name(&self) -> String {
+        "sim".into()
+    }
+
     fn weight_bytes(&self) -> u64 {
         0
     }

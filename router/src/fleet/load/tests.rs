@@ -8,7 +8,7 @@ fn cluster(running: u32, waiting: u32, kv_pages_used: u32) -> pb::GetClusterResp
         ..Default::default()
     };
     let workers = vec![worker(pb::WorkerPhase::Ready), worker(pb::WorkerPhase::Gone)];
-    pb::GetClusterResponse { workers, requests_in_flight: 0 }
+    pb::GetClusterResponse { workers, ..Default::default() }
 }
 
 #[test]

@@ -16,10 +16,11 @@ use tokio::{net::TcpListener, runtime::Runtime, sync::Semaphore};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 use tutti_proto::cluster::v1::{
-    CheckpointFile, DescribeRequest, DescribeResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
-    FinishReason, Finished, GetClusterRequest, GetClusterResponse, GetRequestsRequest, GetRequestsResponse,
-    GetStepsRequest, GetStepsResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest,
-    RequestEvent, SampledToken, SubmitRequest, TokenLogprob, WorkerPhase, WorkerStatus,
+    CheckpointFile, DescribeRequest, DescribeResponse, DrainConductorRequest, DrainConductorResponse,
+    DrainWorkerRequest, DrainWorkerResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
+    GetClusterResponse, GetRequestsRequest, GetRequestsResponse, GetStepsRequest, GetStepsResponse,
+    ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent, SampledToken, SubmitRequest,
+    TokenLogprob, WorkerPhase, WorkerStatus,
     conductor_server::{Conductor, ConductorServer},
 };
 
@@ -265,11 +266,18 @@ impl Conductor for Service {
         Err(Status::unimplemented("a fake has no workers"))
     }
 
+    async fn drain_conductor(
+        &self,
+        _: Request<DrainConductorRequest>,
+    ) -> Result<Response<DrainConductorResponse>, Status> {
+        Err(Status::unimplemented("a fake does not end"))
+    }
+
     async fn get_cluster(
         &self,
         _: Request<GetClusterRequest>,
     ) -> Result<Response<GetClusterResponse>, Status> {
         let worker = WorkerStatus { phase: WorkerPhase::Ready.into(), ..Default::default() };
-        Ok(Response::new(GetClusterResponse { workers: vec![worker], requests_in_flight: 0 }))
+        Ok(Response::new(GetClusterResponse { workers: vec![worker], ..Default::default() }))
     }
 }

@@ -1,22 +1,6 @@
 use super::*;
 
 #[test]
-fn lines_do_not_depend_on_chunks() {
-    let text = "data: {\"é\": 1}\n\ndata: [DONE]\n";
-    for size in 1..text.len() {
-        let mut lines = Lines::default();
-        let mut got = Vec::new();
-        for chunk in text.as_bytes().chunks(size) {
-            lines.push(chunk);
-            while let Some(line) = lines.next().unwrap() {
-                got.push(line.to_owned());
-            }
-        }
-        assert_eq!(got, ["data: {\"é\": 1}", "", "data: [DONE]"], "chunks of {size}");
-    }
-}
-
-#[test]
 fn tokens_are_counted_by_ids_or_else_by_event() {
     let mut record = Record::default();
     let now = Duration::from_millis(3);

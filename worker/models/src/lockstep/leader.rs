@@ -115,6 +115,10 @@ impl Model for Leader {
         self.model.describe()
     }
 
+    fn device_name(&self) -> String {
+        self.model.device_name()
+    }
+
     fn weight_bytes(&self) -> u64 {
         self.model.weight_bytes()
     }

@@ -35,6 +35,10 @@ impl<D: Dense> Model for EncoderOnly<D> {
         format!("audio encoder alone (for tests), on {}", self.device.describe())
     }
 
+    fn device_name(&self) -> String {
+        self.device.describe()
+    }
+
     fn weight_bytes(&self) -> u64 {
         self.encoder.weight_bytes()
     }

@@ -33,6 +33,10 @@ impl<D: DecoderDevice> Model for WithThinker<D> {
         format!("{}{encoder} an audio encoder (for tests)", self.thinker.describe())
     }
 
+    fn device_name(&self) -> String {
+        self.thinker.device_name()
+    }
+
     fn weight_bytes(&self) -> u64 {
         self.thinker.weight_bytes() + self.encoder.as_ref().map_or(0, Encoder::weight_bytes)
     }

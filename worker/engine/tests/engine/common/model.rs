@@ -240,6 +240,10 @@ impl Model for Hashing {
         "hashing".into()
     }
 
+    fn device_name(&self) -> String {
+        "host".into()
+    }
+
     fn weight_bytes(&self) -> u64 {
         0
     }

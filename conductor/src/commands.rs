@@ -1,0 +1,78 @@
+//! `conductor status`, `conductor drain` and `conductor trace`: commands for operators that call a running conductor.
+//!
+//! They call the listener of routers and operators, and show the secret and the certificate that a router shows.
+
+mod call;
+mod drain;
+mod status;
+mod table;
+mod trace;
+
+use std::{ffi::OsString, io::Write, iter, process::ExitCode};
+
+use serde::{Serialize, de::DeserializeOwned};
+use tutti_runtime::{Error, command_line::Process, config, exit};
+use tutti_settings::CommandSettings;
+
+use self::call::Calls;
+
+/// A command that calls a running conductor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Prints the workers and the queue.
+    Status,
+    /// Drains a worker or the conductor.
+    Drain,
+    /// Prints the life of a request.
+    Trace,
+}
+
+impl Command {
+    /// The command of this name, if there is one.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "status" => Some(Self::Status),
+            "drain" => Some(Self::Drain),
+            "trace" => Some(Self::Trace),
+            _ => None,
+        }
+    }
+
+    /// `main` of the command. `arguments` are those after its name. The exit code is 0, 1 if the command failed, or 2 if
+    /// its arguments are wrong.
+    pub fn run(self, arguments: impl Iterator<Item = OsString>) -> ExitCode {
+        match self {
+            Self::Status => run(status::PROCESS, arguments, status::run),
+            Self::Drain => run(drain::PROCESS, arguments, drain::run),
+            Self::Trace => run(trace::PROCESS, arguments, trace::run),
+        }
+    }
+}
+
+fn run<S>(
+    process: Process,
+    arguments: impl Iterator<Item = OsString>,
+    act: impl AsyncFnOnce(Calls, S) -> Result<String, Error>,
+) -> ExitCode
+where
+    S: CommandSettings + Serialize + DeserializeOwned,
+{
+    let read = || {
+        let settings: S = config::load_command(process, iter::once(process.name.into()).chain(arguments))?;
+        settings.validate()?;
+        Ok(settings)
+    };
+    exit::command(process.name, read, |settings| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
+        let text = runtime.block_on(async {
+            let calls = Calls::connect(settings.call(), settings.cluster_tls()).await?;
+            act(calls, settings).await
+        })?;
+        std::io::stdout()
+            .write_all(text.as_bytes())
+            .map_err(|e| Error::internal(format!("cannot print: {e}")))
+    })
+}

@@ -1,0 +1,99 @@
+//! Calls of a running conductor.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tonic::{Request, Response, Status, transport::Channel};
+use tutti_proto::{
+    MAX_MESSAGE_BYTES,
+    cluster::v1::{self as pb, conductor_client::ConductorClient},
+};
+use tutti_runtime::{
+    Error,
+    tls::{ClusterTransport, roles::Role, with_causes},
+    token::Token,
+};
+use tutti_settings::{CallSettings, ClusterTlsSettings};
+
+/// Maximum time to connect.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Maximum time for an answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// A connection to a conductor, and the secret that calls show.
+pub(super) struct Calls {
+    client: ConductorClient<Channel>,
+    token: Option<Token>,
+    url: String,
+}
+
+impl Calls {
+    /// Connects to the conductor of the settings.
+    pub async fn connect(call: &CallSettings, tls: &ClusterTlsSettings) -> Result<Self, Error> {
+        let url = call.conductor.clone().unwrap_or_default();
+        let token = call.cluster_token_file.as_deref();
+        let token = token.map(|path| Token::read("cluster_token_file", path)).transpose()?;
+        let dial = ClusterTransport::read(tls)?.dial("conductor", &url, Role::Conductor)?;
+        let unreachable = |why: &str| Error::unavailable(format!("no conductor answers at {url}: {why}"));
+        let channel = match timeout(CONNECT, dial.connect()).await {
+            Ok(connected) => connected.map_err(|error| unreachable(&with_causes(&error)))?,
+            Err(_) => return Err(unreachable(&format!("no connection within {CONNECT:?}"))),
+        };
+        let client = ConductorClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Ok(Self { client, token, url })
+    }
+
+    /// The workers and the queue.
+    pub async fn cluster(&self) -> Result<pb::GetClusterResponse, Error> {
+        let request = self.request(pb::GetClusterRequest {});
+        self.answer(self.client.clone().get_cluster(request)).await
+    }
+
+    /// The served model, and whether the cluster is ready.
+    pub async fn describe(&self) -> Result<pb::DescribeResponse, Error> {
+        let request = self.request(pb::DescribeRequest {});
+        self.answer(self.client.clone().describe(request)).await
+    }
+
+    /// The request with this number if it is kept, or the newest requests.
+    pub async fn requests(&self, number: Option<u64>) -> Result<Vec<pb::RecentRequest>, Error> {
+        let request = self.request(pb::GetRequestsRequest { request: number });
+        Ok(self.answer(self.client.clone().get_requests(request)).await?.requests)
+    }
+
+    /// Makes the conductor keep steps, and with them the chunks of prefills, for the next minute.
+    pub async fn watch_steps(&self) -> Result<(), Error> {
+        let request = self.request(pb::GetStepsRequest { after: u64::MAX });
+        self.answer(self.client.clone().get_steps(request)).await.map(drop)
+    }
+
+    /// Asks for the drain of a worker.
+    pub async fn drain_worker(&self, worker: u32) -> Result<pb::WorkerPhase, Error> {
+        let request = self.request(pb::DrainWorkerRequest { worker: Some(worker) });
+        Ok(self.answer(self.client.clone().drain_worker(request)).await?.phase())
+    }
+
+    /// Asks for the drain of the conductor.
+    pub async fn drain_conductor(&self) -> Result<(), Error> {
+        let request = self.request(pb::DrainConductorRequest {});
+        self.answer(self.client.clone().drain_conductor(request)).await.map(drop)
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            token.add_to(request.metadata_mut().as_mut());
+        }
+        request
+    }
+
+    async fn answer<T>(&self, answer: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Error> {
+        match timeout(ANSWER, answer).await {
+            Ok(answer) => Ok(answer?.into_inner()),
+            Err(_) => {
+                let message = format!("the conductor at {} does not answer within {ANSWER:?}", self.url);
+                Err(Error::unavailable(message))
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! `conductor status`: the workers and the queue of a running conductor.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use tutti_proto::cluster::v1 as pb;
+use tutti_runtime::{Error, ErrorKind, command_line::Process};
+use tutti_settings::StatusProcessSettings;
+
+use super::{
+    call::Calls,
+    table::{duration, table},
+};
+
+/// The command, as `--help` describes it.
+pub(super) const PROCESS: Process = Process {
+    name: "conductor status",
+    about: "Prints the workers and the queue of a running conductor.",
+    example: ("conductor", "\"http://10.0.0.1:50052\""),
+    prints_config: false,
+    positional: None,
+};
+
+/// Calls the conductor and returns the report.
+pub(super) async fn run(calls: Calls, settings: StatusProcessSettings) -> Result<String, Error> {
+    let cluster = calls.cluster().await?;
+    let (ready, reason) = match calls.describe().await {
+        Ok(description) => (description.ready, description.reason),
+        // Until a worker has loaded the model, the answer is an error with the reason.
+        Err(error) if error.kind() == ErrorKind::Unavailable => (false, error.message().to_owned()),
+        Err(error) => return Err(error),
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let report = Report::new(cluster, ready, reason, now);
+    if settings.report.json {
+        let text = serde_json::to_string_pretty(&report)
+            .map_err(|e| Error::internal(format!("the report does not serialise: {e}")))?;
+        return Ok(text + "\n");
+    }
+    Ok(report.text())
+}
+
+/// The report, in the shape of its JSON.
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    build: String,
+    /// Time since the conductor's start, by this machine's clock.
+    up_s: u64,
+    ready: bool,
+    /// The reason for which the cluster is not ready.
+    reason: String,
+    draining: bool,
+    requests: Queue,
+    workers: Vec<Worker>,
+}
+
+#[derive(Serialize)]
+struct Queue {
+    in_flight: u32,
+    /// Requests that are in no step of a worker yet.
+    waiting: u32,
+    /// Waiting time of the oldest of them.
+    oldest_waiting_ms: u32,
+    /// Requests in flight from which on further ones are refused; 0 while none are taken.
+    limit: u32,
+}
+
+#[derive(Serialize)]
+struct Worker {
+    worker: u32,
+    role: &'static str,
+    state: &'static str,
+    group: String,
+    device: String,
+    pid: u32,
+    /// Time since the worker's last message; `null` if there is no such worker now.
+    heard_ms: Option<u32>,
+    running: u32,
+    waiting: u32,
+    kv_pages_used: u32,
+    kv_pages_cached: u32,
+    kv_pages_total: u32,
+    slots_used: u32,
+    slots_total: u32,
+    steps: u64,
+    preemptions: u64,
+    /// The last trouble of this rank; empty without one.
+    detail: String,
+}
+
+impl Report {
+    fn new(cluster: pb::GetClusterResponse, ready: bool, reason: String, now: Duration) -> Self {
+        let loads = || cluster.workers.iter().filter_map(|worker| worker.load);
+        let requests = Queue {
+            in_flight: cluster.requests_in_flight,
+            waiting: loads().map(|load| load.waiting).sum(),
+            oldest_waiting_ms: loads().map(|load| load.oldest_waiting_ms).max().unwrap_or_default(),
+            limit: cluster.requests_limit,
+        };
+        Self {
+            model: cluster.model,
+            build: cluster.build,
+            up_s: now.saturating_sub(Duration::from_micros(cluster.started_us)).as_secs(),
+            ready,
+            reason,
+            draining: cluster.draining,
+            requests,
+            workers: cluster.workers.into_iter().map(Worker::new).collect(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let Queue { in_flight, waiting, oldest_waiting_ms, limit } = self.requests;
+        let state = match (self.ready, self.draining) {
+            (_, true) => "draining".to_owned(),
+            (true, false) => "ready".to_owned(),
+            (false, false) => format!("not ready: {}", self.reason),
+        };
+        let oldest = duration(u64::from(oldest_waiting_ms) * 1000);
+        let up = duration(self.up_s * 1_000_000);
+        let mut text =
+            format!("model     {} (build {}, up {up})\nstate     {state}\n", self.model, self.build);
+        text += &format!("requests  {in_flight} in flight, {waiting} waiting");
+        if waiting > 0 {
+            text += &format!(" (the oldest for {oldest})");
+        }
+        text += &format!(", limit {limit}\n\n");
+        let head = ["WORKER", "ROLE", "STATE", "GROUP", "KV", "RUNNING", "WAITING", "HEARD", "PID", "DEVICE"];
+        let is_number = [true, false, false, false, true, true, true, true, true, false];
+        let rows: Vec<_> = self.workers.iter().map(Worker::row).collect();
+        text += &table(head, is_number, &rows);
+        for Worker { worker, detail, .. } in self.workers.iter().filter(|worker| !worker.detail.is_empty()) {
+            text += &format!("worker {worker}: {detail}\n");
+        }
+        text
+    }
+}
+
+impl Worker {
+    fn new(status: pb::WorkerStatus) -> Self {
+        let (role, state) = (status.role().label(), status.phase().label());
+        let load = status.load.unwrap_or_default();
+        Self {
+            worker: status.worker,
+            role,
+            state,
+            group: status.group,
+            device: status.device,
+            pid: status.pid,
+            heard_ms: status.silent_ms,
+            running: load.running,
+            waiting: load.waiting,
+            kv_pages_used: load.kv_pages_used,
+            kv_pages_cached: load.kv_pages_cached,
+            kv_pages_total: load.kv_pages_total,
+            slots_used: load.slots_used,
+            slots_total: load.slots_total,
+            steps: load.steps,
+            preemptions: load.preemptions,
+            detail: status.detail,
+        }
+    }
+
+    fn row(&self) -> [String; 10] {
+        let none = || "-".to_owned();
+        let kv = match self.kv_pages_total {
+            0 => none(),
+            total => {
+                let percent = 100.0 * f64::from(self.kv_pages_used) / f64::from(total);
+                format!("{percent:.1}% of {total}")
+            }
+        };
+        let here = self.heard_ms.is_some();
+        let number = |number: u32| if here { number.to_string() } else { none() };
+        [
+            self.worker.to_string(),
+            self.role.to_owned(),
+            self.state.to_owned(),
+            self.group.clone(),
+            kv,
+            number(self.running),
+            number(self.waiting),
+            self.heard_ms.map_or_else(none, |ms| format!("{:.1} s", f64::from(ms) / 1e3)),
+            number(self.pid),
+            if self.device.is_empty() { none() } else { self.device.clone() },
+        ]
+    }
+}

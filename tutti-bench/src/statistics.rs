@@ -1,0 +1,146 @@
+//! What is kept of the outcomes: counts and histograms, whose size does not depend on the number of requests.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::Serialize;
+
+use crate::{
+    histogram::Histogram,
+    outcome::{Failure, FailureKind, Outcome},
+    timeline::Timeline,
+};
+
+/// Bounds of the latency of a good request.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Objectives {
+    /// Maximum time to the first token.
+    pub ttft: Option<Duration>,
+    /// Maximum time per token after the first, as the mean of a request.
+    pub itl: Option<Duration>,
+}
+
+/// Times of a request's sending, from the start of the run.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    /// When the request was due. Latency counts from here.
+    pub due: Duration,
+    /// When it was sent.
+    pub at: Duration,
+}
+
+/// Failures of one kind.
+#[derive(Clone, Debug, Serialize)]
+pub struct Failures {
+    /// The kind.
+    pub kind: String,
+    /// Number of requests.
+    pub count: u64,
+    /// The message of the first of them.
+    pub example: String,
+}
+
+/// Counts and histograms of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Statistics {
+    objectives: Objectives,
+    /// Requests sent.
+    pub sent: u64,
+    /// Requests answered as they should be.
+    pub served: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Served requests within the objectives.
+    pub good: u64,
+    /// Prompt tokens of served requests, by the server's count.
+    pub prompt_tokens: u64,
+    /// Generated tokens of served requests.
+    pub output_tokens: u64,
+    /// From the due time to the first token.
+    pub ttft: Histogram,
+    /// From one event with tokens to the next.
+    pub itl: Histogram,
+    /// Time per token after the first, a sample per request.
+    pub tpot: Histogram,
+    /// From the due time to the end of the answer.
+    pub latency: Histogram,
+    /// From the due time to sending: delay by the generator or by its limit of requests in flight.
+    pub delay: Histogram,
+    /// The course of the run.
+    pub timeline: Timeline,
+    failures: BTreeMap<FailureKind, (u64, Failure)>,
+}
+
+impl Statistics {
+    /// Starts with nothing counted.
+    pub fn new(objectives: Objectives) -> Self {
+        Self { objectives, ..Self::default() }
+    }
+
+    /// Number of requests without an outcome.
+    pub fn in_flight(&self) -> u64 {
+        self.sent - self.served - self.failed
+    }
+
+    /// Counts a request that is being sent.
+    pub fn send(&mut self, sent: Sent) {
+        self.sent += 1;
+        self.delay.record(sent.at.saturating_sub(sent.due));
+        let in_flight = self.in_flight();
+        let bin = self.timeline.at(sent.at);
+        bin.sent += 1;
+        bin.in_flight = bin.in_flight.max(in_flight);
+    }
+
+    /// Counts an outcome. Times of a failed request do not count.
+    pub fn end(&mut self, sent: Sent, outcome: Outcome) {
+        let in_flight = self.in_flight();
+        let bin = self.timeline.at(sent.at + outcome.end);
+        bin.in_flight = bin.in_flight.max(in_flight);
+        if let Some(failure) = outcome.failure {
+            bin.failed += 1;
+            self.failed += 1;
+            self.failures.entry(failure.kind).or_insert((0, failure)).0 += 1;
+            return;
+        }
+        bin.served += 1;
+        self.served += 1;
+        let delay = sent.at.saturating_sub(sent.due);
+        self.latency.record(delay + outcome.end);
+        let tpot = outcome.time_per_token();
+        let ttft = outcome.first().map(|first| delay + first);
+        if let Some(tpot) = tpot {
+            self.tpot.record(tpot);
+        }
+        if let (Some(ttft), Some(first)) = (ttft, outcome.first()) {
+            self.ttft.record(ttft);
+            self.timeline.at(sent.at + first).first_token(ttft);
+        }
+        let within = |time: Option<Duration>, bound: Option<Duration>| {
+            bound.is_none_or(|bound| time.is_none_or(|time| time <= bound))
+        };
+        self.good += u64::from(within(ttft, self.objectives.ttft) && within(tpot, self.objectives.itl));
+        for pair in outcome.arrivals.windows(2) {
+            self.itl.record(pair[1].0.saturating_sub(pair[0].0));
+        }
+        for (at, tokens) in &outcome.arrivals {
+            self.timeline.at(sent.at + *at).tokens += u64::from(*tokens);
+        }
+        self.output_tokens += u64::from(outcome.tokens());
+        self.prompt_tokens += outcome.usage.map_or(0, |usage| u64::from(usage.prompt_tokens));
+    }
+
+    /// Failures by kind, the most frequent first.
+    pub fn failures(&self) -> Vec<Failures> {
+        let list = self.failures.iter().map(|(kind, (count, first))| Failures {
+            kind: kind.to_string(),
+            count: *count,
+            example: first.message.clone(),
+        });
+        let mut failures: Vec<Failures> = list.collect();
+        failures.sort_by_key(|failures| std::cmp::Reverse(failures.count));
+        failures
+    }
+}
+
+#[cfg(test)]
+mod tests;
