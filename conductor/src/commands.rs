@@ -11,7 +11,11 @@ mod trace;
 use std::{ffi::OsString, io::Write, iter, process::ExitCode};
 
 use serde::{Serialize, de::DeserializeOwned};
-use tutti_runtime::{Error, command_line::Process, config, exit};
+use tutti_runtime::{
+    Error,
+    command_line::{Process, processes},
+    config, exit,
+};
 use tutti_settings::CommandSettings;
 
 use self::call::Calls;
@@ -42,9 +46,9 @@ impl Command {
     /// its arguments are wrong.
     pub fn run(self, arguments: impl Iterator<Item = OsString>) -> ExitCode {
         match self {
-            Self::Status => run(status::PROCESS, arguments, status::run),
-            Self::Drain => run(drain::PROCESS, arguments, drain::run),
-            Self::Trace => run(trace::PROCESS, arguments, trace::run),
+            Self::Status => run(processes::STATUS, arguments, status::run),
+            Self::Drain => run(processes::DRAIN, arguments, drain::run),
+            Self::Trace => run(processes::TRACE, arguments, trace::run),
         }
     }
 }

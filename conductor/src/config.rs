@@ -10,7 +10,7 @@ use std::{
 
 use tutti_runtime::{
     Error,
-    command_line::Process,
+    command_line::processes,
     config::{self, Loaded},
     memory,
     token::Token,
@@ -23,20 +23,9 @@ pub use tutti_settings::{ConductorSettings, DeviceChoice};
 pub use self::topology::Layout;
 use crate::cluster::GroupSpec;
 
-/// The conductor, as `--help` describes it.
-const PROCESS: Process = Process {
-    name: "conductor",
-    about: "Serves a model with one conductor, its workers, and a router in front. Commands: `conductor status`, \
-            `conductor drain` and `conductor trace` call a running conductor, and `conductor kernels` compiles GPU \
-            kernels ahead of time; each has its own --help.",
-    example: ("max_step_tokens", "256"),
-    prints_config: true,
-    positional: None,
-};
-
 /// Reads all layers of the settings and checks them. An error names the setting at fault.
 pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Loaded<ConductorSettings>, Error> {
-    let loaded: Loaded<ConductorSettings> = config::load(PROCESS, arguments)?;
+    let loaded: Loaded<ConductorSettings> = config::load(processes::CONDUCTOR, arguments)?;
     validate(&loaded.settings)?;
     Ok(loaded)
 }

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use tutti_runtime::{
     Error,
     announce::{Announcement, Prompt},
-    command_line::Process,
+    command_line::processes::ROUTER,
     config::{self, Loaded},
     descriptors,
     health::Health,
@@ -30,21 +30,12 @@ use crate::{
 /// client's health watch never closes by itself.
 const CLOSING: Duration = Duration::from_secs(3);
 
-/// The description of the router in `--help`.
-const PROCESS: Process = Process {
-    name: "router",
-    about: "Serves the OpenAI HTTP API and the gRPC API in front of conductors that run elsewhere.",
-    example: ("drain_timeout", "60"),
-    prints_config: true,
-    positional: None,
-};
-
 /// Runs the process until a signal ends it. `arguments` is the command line, with the program's name first.
 ///
 /// # Errors
 /// An error of usage or configuration, before any port is bound, or the error that keeps the process from serving.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
-    let Loaded { settings, print } = config::load::<RouterProcessSettings>(PROCESS, arguments)?;
+    let Loaded { settings, print } = config::load::<RouterProcessSettings>(ROUTER, arguments)?;
     settings.validate()?;
     if print {
         return writeln!(std::io::stdout(), "{}", config::print(&settings)?)
@@ -61,7 +52,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
 
 async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error> {
     let metrics = Metrics::default();
-    metrics.identify(PROCESS.name, &settings)?;
+    metrics.identify(ROUTER.name, &settings)?;
     let RouterProcessSettings {
         conductors,
         addresses,
@@ -73,7 +64,7 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
         router,
         fleet,
     } = settings;
-    let _telemetry = telemetry::install(&telemetry, PROCESS.name, Sampling::OfClients)?;
+    let _telemetry = telemetry::install(&telemetry, ROUTER.name, Sampling::OfClients)?;
     descriptors::raise_limit();
     let shutdown = Shutdown::on_signals()?;
     let tls = PublicTls::read(&tls)?;

@@ -1,5 +1,7 @@
 //! The command line of a process, made from the declarations of its settings.
 
+pub mod processes;
+
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{
@@ -56,7 +58,7 @@ pub fn parse<S: Settings>(
 }
 
 /// The flags of a process: one for each setting that is declared as a flag, under the setting's heading.
-fn command<S: Settings>(process: Process) -> Command {
+pub fn command<S: Settings>(process: Process) -> Command {
     let (key, value) = process.example;
     let variable = format!("{}{}", crate::config::ENV_PREFIX, key.to_uppercase());
     let config = Arg::new(CONFIG)

@@ -3,24 +3,16 @@
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
 use tutti_kernels::cuda;
-use tutti_runtime::{Error, ErrorKind, command_line::Process, config, exit};
+use tutti_runtime::{Error, ErrorKind, command_line::processes::KERNELS, config, exit};
 use tutti_settings::{KernelSettings, KernelsProcessSettings};
 
 /// The command's name, as `--help` describes it.
-pub const NAME: &str = "conductor kernels";
-
-const PROCESS: Process = Process {
-    name: NAME,
-    about: "Compiles the kernels of NVIDIA GPUs ahead of time. Needs libnvrtc.so.13, and no GPU.",
-    example: ("out", "\"kernels\""),
-    prints_config: false,
-    positional: None,
-};
+pub const NAME: &str = KERNELS.name;
 
 /// `main` of the command. The first argument is the command's name.
 pub fn compile(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit::run(NAME, || {
-        let settings: KernelsProcessSettings = config::load(PROCESS, arguments)?.settings;
+        let settings: KernelsProcessSettings = config::load(KERNELS, arguments)?.settings;
         let KernelSettings { arch, out } = settings.kernels;
         let out = out.ok_or_else(|| Error::invalid("out", "is missing"))?;
         if arch.is_empty() {

@@ -5,7 +5,7 @@ use std::{ffi::OsString, process::ExitCode};
 use tutti_proto::Rank;
 use tutti_runtime::{
     Error, ErrorKind,
-    command_line::{self, Process},
+    command_line::{self, processes::WORKER},
     config, descriptors, exit,
     shutdown::Shutdown,
     telemetry::{self, Sampling},
@@ -19,23 +19,14 @@ use crate::{
     lifeline::Lifeline,
 };
 
-const NAME: &str = "worker";
-
-/// The worker, as `--help` describes it.
-const PROCESS: Process = Process {
-    name: NAME,
-    about: "Joins a cluster as one more worker. Its conductor sends it the model and all other settings.",
-    example: ("rank", "2"),
-    prints_config: false,
-    positional: None,
-};
+const NAME: &str = WORKER.name;
 
 /// `main` of a worker that a conductor has spawned. The worker's settings come from the conductor alone: by the command
 /// line, the lifeline at stdin, and the Welcome message. Environment variables are ignored, because they are the
 /// conductor's.
 pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let flags =
-        exit::unless_parsed(command_line::parse::<WorkerProcessSettings>(PROCESS, arguments), exit::USAGE);
+        exit::unless_parsed(command_line::parse::<WorkerProcessSettings>(WORKER, arguments), exit::USAGE);
     let ended = Lifeline::take().and_then(|lifeline| {
         let settings: WorkerProcessSettings = command_line::settings(flags)?;
         let (conductor, rank) = address(&settings.join)?;
@@ -64,7 +55,7 @@ fn conductor_knows(error: &Error) -> bool {
 pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit::run(NAME, || {
         let WorkerProcessSettings { join, telemetry, cluster_tls } =
-            config::load(PROCESS, arguments)?.settings;
+            config::load(WORKER, arguments)?.settings;
         let (conductor, rank) = address(&join)?;
         let (join_token, transport) = (join_token(&join)?, ClusterTransport::read(&cluster_tls)?);
         let joining = Joining { conductor, rank, join_token, transport };

@@ -4,19 +4,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tutti_proto::cluster::v1::{GetClusterResponse, WorkerPhase};
-use tutti_runtime::{Error, ErrorKind, command_line::Process};
+use tutti_runtime::{Error, ErrorKind};
 use tutti_settings::DrainProcessSettings;
 
 use super::call::Calls;
-
-/// The command, as `--help` describes it.
-pub(super) const PROCESS: Process = Process {
-    name: "conductor drain",
-    about: "Drains a worker, or a conductor with its workers, and waits for the end.",
-    example: ("timeout", "60"),
-    prints_config: false,
-    positional: None,
-};
 
 /// Interval at which the conductor is asked about the drain.
 const ASK: Duration = Duration::from_millis(200);

@@ -4,21 +4,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tutti_proto::cluster::v1 as pb;
-use tutti_runtime::{Error, ErrorKind, command_line::Process};
+use tutti_runtime::{Error, ErrorKind};
 use tutti_settings::StatusProcessSettings;
 
 use super::{
     call::Calls,
     table::{duration, table},
-};
-
-/// The command, as `--help` describes it.
-pub(super) const PROCESS: Process = Process {
-    name: "conductor status",
-    about: "Prints the workers and the queue of a running conductor.",
-    example: ("conductor", "\"http://10.0.0.1:50052\""),
-    prints_config: false,
-    positional: None,
 };
 
 /// Calls the conductor and returns the report.

@@ -1,22 +1,12 @@
 //! `conductor trace`: the life of one of the last requests, as a waterfall of text.
 
 use tutti_proto::cluster::v1::{self as pb, request_transition::Transition};
-use tutti_runtime::{Error, ErrorKind, command_line::Process};
+use tutti_runtime::{Error, ErrorKind};
 use tutti_settings::TraceProcessSettings;
 
 use super::{
     call::Calls,
     table::{duration, table},
-};
-
-/// The command, as `--help` describes it.
-pub(super) const PROCESS: Process = Process {
-    name: "conductor trace",
-    about: "Prints the life of one of the last requests of a running conductor. Chunks of prefill are kept for a minute \
-            after each call.",
-    example: ("conductor", "\"http://10.0.0.1:50052\""),
-    prints_config: false,
-    positional: Some("request"),
 };
 
 /// Width of the bars in characters.

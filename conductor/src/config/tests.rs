@@ -9,7 +9,7 @@ use super::*;
 
 fn command_line(arguments: &[&str]) -> Result<CommandLine, clap::Error> {
     let arguments = ["conductor"].iter().chain(arguments).map(OsString::from);
-    command_line::parse::<ConductorSettings>(PROCESS, arguments)
+    command_line::parse::<ConductorSettings>(command_line::processes::CONDUCTOR, arguments)
 }
 
 fn load(arguments: &[&str]) -> Result<ConductorSettings, Error> {

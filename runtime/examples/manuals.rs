@@ -1,0 +1,70 @@
+//! Writes shell completions and man pages of all executables, from the commands that these parse.
+//!
+//! An example, and no flag of the executables, so that servers do not carry the generators.
+
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+use tutti_runtime::command_line::{
+    command,
+    processes::{CONDUCTOR, DRAIN, KERNELS, ROUTER, STATUS, TRACE, WORKER},
+};
+use tutti_settings::{
+    ConductorSettings, DrainProcessSettings, KernelsProcessSettings, RouterProcessSettings,
+    StatusProcessSettings, TraceProcessSettings, WorkerProcessSettings,
+};
+
+fn main() -> ExitCode {
+    let Some(directory) = env::args_os().nth(1).map(PathBuf::from) else {
+        eprintln!("manuals: name the directory to write to");
+        return ExitCode::from(64);
+    };
+    match commands().into_iter().try_for_each(|command| write(&directory, command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("manuals: {}: {error}", directory.display());
+            ExitCode::from(70)
+        }
+    }
+}
+
+fn commands() -> [Command; 4] {
+    let conductor = command::<ConductorSettings>(CONDUCTOR).subcommands([
+        command::<StatusProcessSettings>(STATUS).name("status"),
+        command::<DrainProcessSettings>(DRAIN).name("drain"),
+        command::<TraceProcessSettings>(TRACE).name("trace"),
+        command::<KernelsProcessSettings>(KERNELS).name("kernels"),
+    ]);
+    [
+        conductor,
+        command::<RouterProcessSettings>(ROUTER),
+        command::<WorkerProcessSettings>(WORKER),
+        tutti_bench::arguments::Arguments::command(),
+    ]
+}
+
+/// Writes the files of a command below `directory`, in folders and under names as systems install them.
+fn write(directory: &Path, mut command: Command) -> io::Result<()> {
+    let name = command.get_name().to_owned();
+    let completions = [
+        (Shell::Bash, "bash-completion/completions", name.clone()),
+        (Shell::Zsh, "zsh/site-functions", format!("_{name}")),
+        (Shell::Fish, "fish/vendor_completions.d", format!("{name}.fish")),
+    ];
+    for (shell, folder, file) in completions {
+        let folder = directory.join(folder);
+        fs::create_dir_all(&folder)?;
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut command, &name, &mut script);
+        fs::write(folder.join(file), script)?;
+    }
+    let pages = directory.join("man/man1");
+    fs::create_dir_all(&pages)?;
+    // A page on `help` would repeat `--help`.
+    clap_mangen::generate_to(command.disable_help_subcommand(true), pages)
+}
