@@ -1,6 +1,6 @@
 //! A histogram of durations with a bounded relative error and a fixed size, as HdrHistogram (Tene, 2012) has it.
 //!
-//! Values are microseconds. Below [`EXACT`] each has a bucket of its own. Above, each doubling is divided into
+//! Values are microseconds. Below `EXACT` each has a bucket of its own. Above, each doubling is divided into
 //! `EXACT / 2` buckets, so a bucket is at most 1/128 of its values wide and its middle is off by at most 1/256.
 
 use std::time::Duration;
