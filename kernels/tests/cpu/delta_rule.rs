@@ -16,11 +16,12 @@ const LAYER: usize = 1;
 const EPS: f32 = 1e-6;
 
 /// Shapes whose heads fill vectors and blocks of columns, or leave rests of both.
-const SHAPES: [DeltaShape; 4] = [
+const SHAPES: [DeltaShape; 5] = [
     DeltaShape { key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 24, taps: 4 },
     DeltaShape { key_heads: 1, value_heads: 3, key_dim: 19, value_dim: 37, taps: 3 },
     DeltaShape { key_heads: 2, value_heads: 2, key_dim: 32, value_dim: 64, taps: 1 },
     DeltaShape { key_heads: 1, value_heads: 1, key_dim: 128, value_dim: 128, taps: 4 },
+    DeltaShape { key_heads: 1, value_heads: 2, key_dim: 16, value_dim: 16, taps: 16 },
 ];
 
 /// One layer: its weights, as the device takes them.
@@ -276,6 +277,32 @@ fn neither_chunks_nor_mates_nor_threads_change_a_bit() {
     }
 }
 
+/// Tasks are blocks of sixteen tokens of the step, whatever rows they are of. A row that begins shortly before the end of a
+/// block, and goes on from a state, gives what it gives alone.
+#[test]
+fn a_row_may_begin_anywhere_in_a_block() {
+    const BEGUN: usize = 3;
+    for shape in [SHAPES[0], SHAPES[4]] {
+        let layer = Layer::random(shape);
+        let (before, projected) = (prompt(&layer, 17, 1), prompt(&layer, BEGUN + 40, 2));
+        let slot = SlotId(2);
+        for tokens in [1, 2, 3, 4, 17, 40] {
+            let mut alone = Runner::new(CpuDevice::new(1, Isa::detect()).unwrap(), &layer);
+            alone.step(&[(slot, 0..BEGUN, &projected)], &[zero(slot)]);
+            let want = alone.step(&[(slot, BEGUN..BEGUN + tokens, &projected)], &[]).remove(0);
+            for first in 12..=17 {
+                let mut runner = Runner::new(CpuDevice::new(2, Isa::detect()).unwrap(), &layer);
+                runner.step(&[(slot, 0..BEGUN, &projected)], &[zero(slot)]);
+                let rows =
+                    [(SlotId(1), 0..first, &before[..]), (slot, BEGUN..BEGUN + tokens, &projected[..])];
+                let got = runner.step(&rows, &[zero(SlotId(1))]).remove(1);
+                assert!(bits(&got) == bits(&want), "{shape:?}: {tokens} tokens from token {first} on");
+                assert!(runner.state(slot) == alone.state(slot), "{shape:?}: state after {tokens} tokens");
+            }
+        }
+    }
+}
+
 /// Padding has the null slot. It gives zeros, and changes neither a live slot nor another row, however many rows of it
 /// there are.
 #[test]
@@ -375,6 +402,7 @@ fn shapes_that_do_not_fit_are_refused() {
             "{shape:?} {plane} {layer}"
         );
     }
-    let large = DeltaShape { key_dim: 512, ..shape };
-    assert!(matches!(refused(large, 0, LAYER), Err(DeviceError::Unsupported(_))));
+    for large in [DeltaShape { key_dim: 512, ..shape }, DeltaShape { taps: 17, ..shape }] {
+        assert!(matches!(refused(large, 0, LAYER), Err(DeviceError::Unsupported(_))), "{large:?}");
+    }
 }

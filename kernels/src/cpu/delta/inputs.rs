@@ -1,5 +1,7 @@
 //! Inputs of the delta rule: causal convolutions with SiLU, norms of q and k, decays and betas.
 
+use std::ops::Range;
+
 use crate::cpu::memory::Shared;
 use crate::cpu::memory::slots::SlotStates;
 use crate::cpu::rowwise::silu;
@@ -11,6 +13,13 @@ use crate::{DeltaShape, DeviceError, SlotId};
 
 /// Minimum number of elements per task, below which waking another thread costs more than it saves.
 const TASK_ELEMENTS: usize = 4 << 10;
+/// Number of tasks per thread, if there are enough elements. Several tasks per thread balance the load.
+const TASKS: usize = 4;
+/// Maximum number of tokens per task. All channels of a token are adjacent, so that few tokens with many channels are read
+/// as a few streams, which the hardware prefetches. Many tokens with few channels would wait for each cache line.
+const BLOCK_TOKENS: usize = 16;
+/// Maximum number of inputs that an output of a convolution depends on.
+pub(in crate::cpu) const MAX_TAPS: usize = BLOCK_TOKENS;
 /// Value added to the sum of squares of a head of q or k.
 const EPS: f32 = 1e-6;
 /// Argument above which softplus is the identity, as in torch.
@@ -33,8 +42,9 @@ pub(in crate::cpu) struct Inputs<'a> {
     pub(in crate::cpu) out: &'a mut [f32],
 }
 
-/// Computes the inputs of the delta rule for all rows. Tasks are some heads of a row each, so that a head's state belongs
-/// to one task.
+/// Computes the inputs of the delta rule for all rows. A task is a block of the step's tokens, which may be of several rows,
+/// or some heads of it. The task with a row's first token reads and writes the row's state; it also has the other tokens
+/// whose convolutions reach back into the state.
 pub(in crate::cpu) fn inputs(
     path: Path,
     pool: &mut ThreadPool,
@@ -43,18 +53,19 @@ pub(in crate::cpu) fn inputs(
 ) -> Result<(), DeviceError> {
     let Inputs { projected, shape, taps, rate, bias, keys, values, out } = operands;
     let units = shape.key_heads + shape.value_heads;
-    let longest = rows.iter().map(|row| row.tokens).max().unwrap_or(0);
-    let unit_elements = longest * shape.channels().div_ceil(units.max(1)).max(1);
-    let units_per_task = TASK_ELEMENTS.div_ceil(unit_elements.max(1)).min(units.max(1));
-    let tasks_per_row = units.div_ceil(units_per_task);
+    let tokens = rows.last().map_or(0, |row| row.first_token + row.tokens);
+    let blocks = tokens.div_ceil(BLOCK_TOKENS);
+    let most_groups = (tokens.min(BLOCK_TOKENS) * shape.channels()).div_ceil(TASK_ELEMENTS);
+    let groups = (TASKS * pool.threads()).div_ceil(blocks.max(1)).min(most_groups).max(1);
+    let group_units = units.div_ceil(groups).max(1);
+    let groups = units.div_ceil(group_units);
     let out = Shared::new(out);
-    pool.run(rows.len() * tasks_per_row, |task, _| {
-        let row = &rows[task / tasks_per_row];
-        let first = task % tasks_per_row * units_per_task;
-        let units = first..units.min(first + units_per_task);
-        path.run(Heads {
-            row,
-            units,
+    pool.run(blocks * groups, |task, _| {
+        let (first_token, first_unit) = (task / groups * BLOCK_TOKENS, task % groups * group_units);
+        path.run(Block {
+            rows,
+            tokens: first_token..tokens.min(first_token + BLOCK_TOKENS),
+            units: first_unit..units.min(first_unit + group_units),
             projected,
             shape,
             taps,
@@ -67,10 +78,12 @@ pub(in crate::cpu) fn inputs(
     })
 }
 
-/// One task: some units of one row. Units are first the key heads, then the value heads.
-struct Heads<'a> {
-    row: &'a Row,
-    units: std::ops::Range<usize>,
+/// One task: some units of a block of tokens. Units are first the key heads, then the value heads.
+struct Block<'a> {
+    rows: &'a [Row],
+    /// Tokens of the step.
+    tokens: Range<usize>,
+    units: Range<usize>,
     projected: &'a [f32],
     shape: DeltaShape,
     taps: &'a [f32],
@@ -79,6 +92,31 @@ struct Heads<'a> {
     keys: &'a SlotStates<'a>,
     values: &'a SlotStates<'a>,
     out: &'a Shared<'a, f32>,
+}
+
+/// A task's part of one row.
+struct Part<'a> {
+    row: &'a Row,
+    /// Tokens of the row. The part with the row's state begins with token 0.
+    tokens: Range<usize>,
+}
+
+impl<'a> Block<'a> {
+    /// The parts of rows in this block.
+    fn parts(&self) -> impl Iterator<Item = Part<'a>> {
+        let (Range { start, end }, kept) = (self.tokens.clone(), self.shape.taps - 1);
+        let first = self.rows.partition_point(|row| row.first_token + row.tokens <= start);
+        let rows = self.rows[first..].iter().take_while(move |row| row.first_token < end);
+        rows.map(move |row| {
+            let tokens = match start.checked_sub(row.first_token) {
+                // The block before has the row's state.
+                Some(before @ 1..) => before.max(kept)..row.tokens.min(end - row.first_token),
+                _ => 0..row.tokens.min(kept.max(end - row.first_token)),
+            };
+            Part { row, tokens }
+        })
+        .filter(|part| !part.tokens.is_empty())
+    }
 }
 
 /// Consecutive channels of one head.
@@ -91,109 +129,124 @@ struct Strip {
     normed: Option<f32>,
 }
 
-impl Op for Heads<'_> {
+impl Op for Block<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let DeltaShape { key_heads, key_dim, value_dim, taps, .. } = self.shape;
-        let (kept, slot) = (taps - 1, self.row.slot);
-        for unit in self.units.clone() {
-            if unit < key_heads {
-                let len = kept * key_dim;
-                let scale = (key_dim as f32).sqrt().recip();
-                let q = Strip { column: unit * key_dim, width: key_dim, normed: Some(scale) };
-                let k = Strip { column: (key_heads + unit) * key_dim, normed: Some(1.0), ..q };
-                if slot == SlotId::NULL {
-                    self.clear(q);
-                    self.clear(k);
-                    continue;
-                }
-                // SAFETY: this head of this slot belongs to this task.
-                let state = unsafe { self.keys.part(slot, 2 * unit * len, 2 * len) };
-                let (of_q, of_k) = state.split_at_mut(len);
-                self.strip(s, q, of_q);
-                self.strip(s, k, of_k);
-            } else {
-                let head = unit - key_heads;
-                let column = 2 * key_heads * key_dim + head * value_dim;
-                let v = Strip { column, width: value_dim, normed: None };
-                if slot == SlotId::NULL {
-                    self.clear(v);
-                    continue;
-                }
-                let len = kept * value_dim;
-                // SAFETY: this head of this slot belongs to this task.
-                let state = unsafe { self.values.part(slot, head * len, len) };
-                self.strip(s, v, state);
-                self.gates(head);
+        for part in self.parts() {
+            for unit in self.units.clone() {
+                self.unit(s, &part, unit);
             }
         }
     }
 }
 
-impl Heads<'_> {
+impl Block<'_> {
+    /// Computes the inputs of one unit.
+    #[inline(always)]
+    fn unit<S: Simd>(&self, s: S, part: &Part<'_>, unit: usize) {
+        let DeltaShape { key_heads, key_dim, value_dim, taps, .. } = self.shape;
+        let (kept, slot) = (taps - 1, part.row.slot);
+        let has_state = part.tokens.start == 0;
+        if unit < key_heads {
+            let len = kept * key_dim;
+            let scale = (key_dim as f32).sqrt().recip();
+            let q = Strip { column: unit * key_dim, width: key_dim, normed: Some(scale) };
+            let k = Strip { column: (key_heads + unit) * key_dim, normed: Some(1.0), ..q };
+            if slot == SlotId::NULL {
+                self.clear(part, q);
+                self.clear(part, k);
+                return;
+            }
+            // SAFETY: this head of this slot belongs to the task with the row's first token.
+            let state = has_state.then(|| unsafe { self.keys.part(slot, 2 * unit * len, 2 * len) });
+            let (of_q, of_k) = state.map(|state| state.split_at_mut(len)).unwrap_or_default();
+            self.strip(s, part, q, of_q);
+            self.strip(s, part, k, of_k);
+        } else {
+            let head = unit - key_heads;
+            let column = 2 * key_heads * key_dim + head * value_dim;
+            let v = Strip { column, width: value_dim, normed: None };
+            if slot == SlotId::NULL {
+                self.clear(part, v);
+                return;
+            }
+            let len = kept * value_dim;
+            // SAFETY: this head of this slot belongs to the task with the row's first token.
+            let state = has_state.then(|| unsafe { self.values.part(slot, head * len, len) });
+            self.strip(s, part, v, state.unwrap_or_default());
+            self.gates(part, head);
+        }
+    }
+
     /// The output of a token in these columns.
     #[allow(clippy::mut_from_ref)] // Each element belongs to one task.
     #[inline(always)]
-    fn out(&self, token: usize, column: usize, width: usize) -> &mut [f32] {
-        let start = (self.row.first_token + token) * self.shape.inputs() + column;
-        // SAFETY: this column of this row belongs to this task, which holds one slice at a time.
+    fn out(&self, row: &Row, token: usize, column: usize, width: usize) -> &mut [f32] {
+        let start = (row.first_token + token) * self.shape.inputs() + column;
+        // SAFETY: this column of this token belongs to this task, which holds one slice at a time.
         unsafe { self.out.slice_mut(start, width) }
     }
 
     /// Writes zeros for a row without state. Its decays and betas are not read.
     #[inline(always)]
-    fn clear(&self, strip: Strip) {
-        (0..self.row.tokens).for_each(|token| self.out(token, strip.column, strip.width).fill(0.0));
+    fn clear(&self, Part { row, tokens }: &Part<'_>, strip: Strip) {
+        tokens.clone().for_each(|token| self.out(row, token, strip.column, strip.width).fill(0.0));
     }
 
-    /// Convolves the channels of a strip over the row's tokens. `state` holds the inputs before them,
-    /// `[taps - 1, width]`.
+    /// Convolves the channels of a strip over a part of a row. `state` holds the inputs before the row, `[taps - 1, width]`,
+    /// and receives its last inputs; it is empty if the part does not have the state.
     #[inline(always)]
-    fn strip<S: Simd>(&self, s: S, strip: Strip, state: &mut [f32]) {
+    fn strip<S: Simd>(&self, s: S, part: &Part<'_>, strip: Strip, state: &mut [f32]) {
         let Strip { column, width, normed } = strip;
         let (kept, channels, stride) = (self.shape.taps - 1, self.shape.channels(), self.shape.projected());
-        let tokens = self.row.tokens;
-        let projected = &self.projected[self.row.first_token * stride..][..tokens * stride];
-        // Input `index` counts from the oldest one of the state.
-        let input = |state: &[f32], index: usize, at: usize, end: usize| -> S::F {
-            match index.checked_sub(kept) {
-                Some(token) => {
-                    s.load_some(&projected[token * stride + column + at..token * stride + column + end], 0.0)
-                }
-                None => s.load_some(&state[index * width + at..index * width + end], 0.0),
+        let Part { row, tokens } = part;
+        let projected = &self.projected[row.first_token * stride..][..row.tokens * stride];
+        let mut weights = [s.splat(0.0); MAX_TAPS];
+        let mut window = [s.splat(0.0); MAX_TAPS - 1 + BLOCK_TOKENS];
+        for at in (0..width).step_by(LANES) {
+            let end = width.min(at + LANES);
+            for (tap, weight) in weights[..=kept].iter_mut().enumerate() {
+                *weight = s.load_some(&self.taps[tap * channels + column..][at..end], 0.0);
             }
-        };
-        for token in 0..tokens {
-            let out = self.out(token, column, width);
-            let mut squares = s.splat(0.0);
-            for at in (0..width).step_by(LANES) {
-                let end = width.min(at + LANES);
-                let mut sum = s.splat(0.0);
-                for tap in 0..=kept {
-                    let weight = s.load_some(
-                        &self.taps[tap * channels + column + at..tap * channels + column + end],
-                        0.0,
-                    );
-                    sum = s.fma(weight, input(state, token + tap, at, end), sum);
-                }
-                let silu = silu(s, sum);
-                squares = s.fma(silu, silu, squares);
-                s.store_some(&mut out[at..end], silu);
+            // All inputs are loaded before the first output is stored: the processor takes a load for one that depends on an
+            // earlier store if the low bits of their addresses are equal, which they are at these strides.
+            for (index, x) in window[..kept + tokens.len()].iter_mut().enumerate() {
+                let index = tokens.start + index;
+                *x = match index.checked_sub(kept) {
+                    Some(token) => s.load_some(&projected[token * stride + column..][at..end], 0.0),
+                    None => s.load_some(&state[index * width..][at..end], 0.0),
+                };
             }
-            if let Some(scale) = normed {
+            for (token, inputs) in tokens.clone().zip(window.windows(kept + 1)) {
+                let products = weights.iter().zip(inputs);
+                let sum = products.fold(s.splat(0.0), |sum, (&weight, &x)| s.fma(weight, x, sum));
+                s.store_some(self.out(row, token, column + at, end - at), silu(s, sum));
+            }
+        }
+        if let Some(scale) = normed {
+            for token in tokens.clone() {
+                let out = self.out(row, token, column, width);
+                let squares = out.chunks(LANES).fold(s.splat(0.0), |squares, out| {
+                    let x = s.load_some(out, 0.0);
+                    s.fma(x, x, squares)
+                });
                 let factor = s.splat(scale / (s.sum(squares) + EPS).sqrt());
                 for out in out.chunks_mut(LANES) {
                     s.store_some(out, s.mul(s.load_some(out, 0.0), factor));
                 }
             }
         }
+        if state.is_empty() {
+            return;
+        }
         for index in 0..kept {
-            match (tokens + index).checked_sub(kept) {
+            match (row.tokens + index).checked_sub(kept) {
                 Some(token) => state[index * width..][..width]
                     .copy_from_slice(&projected[token * stride + column..][..width]),
                 None => {
-                    state.copy_within((tokens + index) * width..(tokens + index + 1) * width, index * width)
+                    let from = (row.tokens + index) * width;
+                    state.copy_within(from..from + width, index * width);
                 }
             }
         }
@@ -201,16 +254,16 @@ impl Heads<'_> {
 
     /// Computes the decay and the beta of a value head.
     #[inline(always)]
-    fn gates(&self, head: usize) {
+    fn gates(&self, Part { row, tokens }: &Part<'_>, head: usize) {
         let (shape, heads) = (self.shape, self.shape.value_heads);
         let (rate, bias) = (self.rate[head], self.bias[head]);
-        for token in 0..self.row.tokens {
-            let projected = &self.projected[(self.row.first_token + token) * shape.projected()..];
+        for token in tokens.clone() {
+            let projected = &self.projected[(row.first_token + token) * shape.projected()..];
             let at = shape.channels() + shape.values() + head;
             let (b, a) = (projected[at], projected[at + heads] + bias);
             let softplus = if a > SOFTPLUS_THRESHOLD { a } else { a.exp().ln_1p() };
-            self.out(token, shape.channels() + head, 1)[0] = (rate * softplus).exp();
-            self.out(token, shape.channels() + heads + head, 1)[0] = 1.0 / (1.0 + (-b).exp());
+            self.out(row, token, shape.channels() + head, 1)[0] = (rate * softplus).exp();
+            self.out(row, token, shape.channels() + heads + head, 1)[0] = 1.0 / (1.0 + (-b).exp());
         }
     }
 }

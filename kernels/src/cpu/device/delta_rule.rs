@@ -99,5 +99,9 @@ fn check(shape: &DeltaShape) -> Result<(), DeviceError> {
             "key heads of {key_dim} elements, the limit is {most}"
         )));
     }
+    if taps > inputs::MAX_TAPS {
+        let most = inputs::MAX_TAPS;
+        return Err(DeviceError::Unsupported(format!("convolutions of {taps} inputs, the limit is {most}")));
+    }
     Ok(())
 }
