@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
+pub use self::identity::SettingsMetrics;
 pub use prometheus_client::{
     collector::Collector,
     encoding, metrics,
