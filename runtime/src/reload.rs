@@ -70,7 +70,9 @@ where
     fn read_again(&mut self) {
         if let Err(error) = self.apply() {
             self.metrics.refused();
-            tracing::error!(%error, "the settings stay as they were");
+            // Errors of TOML have several lines.
+            let error = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            tracing::error!(error, "the settings stay as they were");
         }
     }
 

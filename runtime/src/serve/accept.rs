@@ -46,7 +46,7 @@ const LINGER: Duration = Duration::from_secs(1);
 /// Time limits are checked this many times during the shorter one.
 const CHECKS: u32 = 8;
 /// Time limits are checked at least this often, so that new ones hold soon.
-const CHECKED_WITHIN: Duration = Duration::from_secs(2);
+const CHECKED_WITHIN: Duration = Duration::from_secs(1);
 
 /// One listener's server.
 pub(super) struct Server {
