@@ -4,7 +4,12 @@ use std::{fs::File, io::Read, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{task::JoinHandle, time::timeout};
 use tutti_runtime::{
-    Error, health::Health, metrics::Metrics, progress::LoadDisplay, serve::{ConnectionLimits, ConnectionMetrics}, token::Token,
+    Error,
+    health::Health,
+    metrics::Metrics,
+    progress::LoadDisplay,
+    serve::{ConnectionLimits, ConnectionMetrics},
+    token::Token,
 };
 
 use crate::{

@@ -73,15 +73,7 @@ async fn run_until_shutdown(settings: RouterProcessSettings, layers: Layers) -> 
         metrics: identity,
     };
     reload.start()?;
-    let RouterProcessSettings {
-        conductors,
-        addresses,
-        tls,
-        cluster_tls,
-        router,
-        fleet,
-        ..
-    } = settings;
+    let RouterProcessSettings { conductors, addresses, tls, cluster_tls, router, fleet, .. } = settings;
     descriptors::raise_limit();
     let shutdown = Shutdown::on_signals()?;
     let tls = PublicTls::read(&tls)?;

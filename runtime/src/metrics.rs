@@ -5,9 +5,9 @@ mod readiness;
 
 use std::sync::Arc;
 
+pub use self::identity::SettingsMetrics;
 use parking_lot::RwLock;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
-pub use self::identity::SettingsMetrics;
 pub use prometheus_client::{
     collector::Collector,
     encoding, metrics,

@@ -67,12 +67,7 @@ impl Admission {
             let help = "Tokens in the prompts of choices without a token, by priority class";
             router.register("queued_tokens", help, Family::clone(&tokens));
         });
-        Arc::new(Self {
-            queues: Default::default(),
-            limits: limits.into(),
-            choices,
-            tokens,
-        })
+        Arc::new(Self { queues: Default::default(), limits: limits.into(), choices, tokens })
     }
 
     /// Admits a request, or refuses it because its class is full. `tokens` is the number of tokens of all its prompts,

@@ -38,9 +38,18 @@ impl Metrics {
     ///
     /// # Errors
     /// An internal error if the settings cannot be written as JSON.
-    pub fn identify(&self, process: &'static str, settings: &impl Serialize) -> Result<SettingsMetrics, Error> {
+    pub fn identify(
+        &self,
+        process: &'static str,
+        settings: &impl Serialize,
+    ) -> Result<SettingsMetrics, Error> {
         let build = Family::<BuildLabel, Gauge>::default();
-        let own = SettingsMetrics { process, config: Family::default(), loaded: Gauge::default(), failures: Counter::default() };
+        let own = SettingsMetrics {
+            process,
+            config: Family::default(),
+            loaded: Gauge::default(),
+            failures: Counter::default(),
+        };
         own.loaded(settings)?;
         build.get_or_create(&BuildLabel { process, version: VERSION }).set(1);
         self.register(|registry| {
@@ -114,7 +123,8 @@ mod tests {
     #[test]
     fn a_process_names_its_build_and_settings_once() {
         let metrics = Metrics::default();
-        let settings = metrics.identify("router", &json!({ "log": "warn" })).expect("settings that serialise");
+        let settings =
+            metrics.identify("router", &json!({ "log": "warn" })).expect("settings that serialise");
         let hashes = || metrics.encode().lines().filter(|line| line.contains("hash=")).collect::<String>();
         let before = hashes();
         settings.loaded(&json!({ "log": "info" })).expect("settings that serialise");

@@ -51,7 +51,11 @@ impl Drop for Entry {
 impl OpenConnections {
     /// A table with these limits, or lower ones where the process may not open so many files.
     pub fn new(limits: impl Into<Live<ConnectionSettings>>) -> Arc<Self> {
-        Arc::new(Self { limits: limits.into(), most: descriptors::for_connections(), table: Mutex::default() })
+        Arc::new(Self {
+            limits: limits.into(),
+            most: descriptors::for_connections(),
+            table: Mutex::default(),
+        })
     }
 
     /// Enters a connection. `None` if a limit is reached and every connection under that limit is busy.
