@@ -33,15 +33,17 @@ use tutti_runtime::{
     Error,
     announce::{Announcement, Prompt},
     checkpoint::{self, Checkpoint, HubOptions, ModelSource, Wanted},
-    config::{Loaded, print as print_settings},
+    config::{Layers, Loaded, print as print_settings},
     descriptors, exit, grpc_health,
     health::Health,
     listen,
+    live::{Live, LiveSettings},
     metrics::Metrics,
     operations,
     progress::LoadDisplay,
-    serve::{self, ConnectionMetrics, Purpose},
-    shutdown::Shutdown,
+    reload::Reload,
+    serve::{self, ConnectionLimits, ConnectionMetrics, Purpose},
+    shutdown::{Shutdown, outlive_hangups},
     telemetry::{self, Sampling},
     tls::{ClusterTransport, PublicTls},
     token::Token,
@@ -76,7 +78,8 @@ fn main() -> ExitCode {
         return tutti_worker::spawned(arguments);
     }
     exit::run(NAME, || {
-        let Loaded { settings, print } = config::load(arguments)?;
+        outlive_hangups()?;
+        let Loaded { settings, print, layers } = config::load(arguments)?;
         if print {
             return writeln!(std::io::stdout(), "{}", print_settings(&settings)?)
                 .map_err(|e| Error::internal(format!("cannot print: {e}")));
@@ -85,7 +88,7 @@ fn main() -> ExitCode {
             .enable_all()
             .build()
             .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
-        let outcome = runtime.block_on(run(settings));
+        let outcome = runtime.block_on(run(settings, layers));
         runtime.shutdown_background();
         outcome
     })
@@ -96,8 +99,19 @@ fn sampling(settings: &ConductorSettings) -> Sampling {
     if settings.membership.no_router { Sampling::OfSampled } else { Sampling::OfClients }
 }
 
-async fn run(settings: ConductorSettings) -> Result<(), Error> {
-    let _telemetry = telemetry::install(&settings.telemetry, NAME, sampling(&settings))?;
+async fn run(settings: ConductorSettings, layers: Layers) -> Result<(), Error> {
+    let telemetry = telemetry::install(&settings.telemetry, NAME, sampling(&settings))?;
+    let metrics = Metrics::default();
+    let live = LiveSettings::of(&settings);
+    let reload = Reload {
+        settings: settings.clone(),
+        layers,
+        validate: config::validate,
+        live: live.clone(),
+        log: telemetry.log_filter(),
+        metrics: metrics.identify(NAME, &settings)?,
+    };
+    reload.start()?;
     descriptors::raise_limit();
     let shutdown = Shutdown::on_signals()?;
     let layout = config::layout(&settings)?;
@@ -127,11 +141,10 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
         () = shutdown.begun() => return Ok(()),
     };
 
-    let metrics = Metrics::default();
-    metrics.identify(NAME, &settings)?;
     let counts = ConnectionMetrics::register(&metrics);
     let cluster_health = Health::default();
-    let options = backend_options(&settings, &layout, &checkpoint, (workers, counts.clone()), display)?;
+    let listening = (workers, live.connections.clone().into(), counts.clone());
+    let options = backend_options(&settings, &layout, &checkpoint, listening, display)?;
     // Reading the tokenizer and loading the model both take time, so they run at the same time.
     let text = read_text(&settings, &checkpoint);
     let model = &options.served.name;
@@ -154,7 +167,7 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     let cluster_routes = cluster_routes(conductor.clone(), cluster_token, cluster_health.clone());
     let front = match text {
         None => Front::bare(cluster_health, metrics),
-        Some(text) => Front::with_router(conductor, text, cluster_health, &settings.router, &metrics)?,
+        Some(text) => Front::with_router(conductor, text, cluster_health, live.router.clone(), &metrics)?,
     };
     if let Some(front_door) = &front.router {
         front_door.warn_if_open(&[settings.addresses.http, settings.addresses.grpc]);
@@ -165,14 +178,14 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     let (http, grpc) = serve::encrypted(http, grpc, tls);
     let (http, grpc) = (http.counted(&counts, Purpose::Http), grpc.counted(&counts, Purpose::Grpc));
     let closing = Shutdown::default();
-    let mut servers = front.serve(http, grpc, &settings.connections, &closing);
+    let mut servers = front.serve(http, grpc, &live.connections, &closing);
     if let Some(probes) = probes {
         let probes = serve::Listener::from(probes).counted(&counts, Purpose::Operations);
-        let (routes, connections) = (front.operations.clone(), settings.connections.clone());
+        let (routes, connections) = (front.operations.clone(), live.connections.clone());
         servers.spawn(serve::http(probes, routes, connections, closing.clone()));
     }
     let (routers, _routers_directory) = routers.into_parts();
-    let connections = ConnectionSettings { max_streams: ROUTER_STREAMS, ..settings.connections.clone() };
+    let connections = ConnectionLimits::from(live.connections.clone()).with_streams(ROUTER_STREAMS);
     servers.spawn(serve::grpc(
         routers.counted(&counts, Purpose::Cluster),
         cluster_routes,
@@ -191,11 +204,12 @@ async fn run(settings: ConductorSettings) -> Result<(), Error> {
     }
     front.health.drain();
     tokio::select! {
-        () = sleep(settings.drain.lame_duck(&settings.addresses)) => {}
+        () = sleep(live.drain.get().lame_duck(&settings.addresses)) => {}
         error = backend.failed() => return Err(error),
     }
-    let deadline = Instant::now() + settings.drain.drain_timeout();
-    backend.drain(settings.drain.drain_timeout()).await;
+    let patience = live.drain.get().drain_timeout();
+    let deadline = Instant::now() + patience;
+    backend.drain(patience).await;
     // Clients may still be reading the output of ended requests, so the router gets the rest of the drain timeout.
     let _ = timeout_at(deadline, front.idle()).await;
     closing.begin();
@@ -260,7 +274,7 @@ fn backend_options(
     settings: &ConductorSettings,
     layout: &Layout,
     checkpoint: &Checkpoint,
-    (listener, connection_metrics): (ClusterListener, ConnectionMetrics),
+    (listener, connections, connection_metrics): (ClusterListener, ConnectionLimits, ConnectionMetrics),
     display: LoadDisplay,
 ) -> Result<BackendOptions, Error> {
     let worker_settings = config::worker_settings(settings, layout, &checkpoint.dir)?;
@@ -283,7 +297,7 @@ fn backend_options(
             has_tokenizer: checkpoint.dir.join(checkpoint::CheckpointFile::Tokenizer.name()).is_file(),
         },
         listener,
-        connections: settings.connections.clone(),
+        connections,
         connection_metrics,
         worker_program: PathBuf::from(WORKER_PROGRAM),
         worker_settings: worker_settings.iter().map(json).collect::<Result<_, _>>()?,
@@ -333,7 +347,7 @@ impl Front {
         conductor: ConductorServer<ConductorService>,
         text: CheckedText,
         cluster: Health,
-        config: &RouterSettings,
+        config: Live<RouterSettings>,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
         let front_door = FrontDoor::new(conductor, Some(text), config, metrics)?;
@@ -356,7 +370,7 @@ impl Front {
         &self,
         http: serve::Listener,
         grpc: serve::Listener,
-        connections: &ConnectionSettings,
+        connections: &Live<ConnectionSettings>,
         closing: &Shutdown,
     ) -> JoinSet<Result<(), Error>> {
         let mut servers = JoinSet::new();

@@ -4,9 +4,13 @@ use std::{fs::File, io::Read, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{task::JoinHandle, time::timeout};
 use tutti_runtime::{
-    Error, health::Health, metrics::Metrics, progress::LoadDisplay, serve::ConnectionMetrics, token::Token,
+    Error,
+    health::Health,
+    metrics::Metrics,
+    progress::LoadDisplay,
+    serve::{ConnectionLimits, ConnectionMetrics},
+    token::Token,
 };
-use tutti_settings::ConnectionSettings;
 
 use crate::{
     cluster::{Cluster, Limits, Served},
@@ -25,7 +29,7 @@ pub struct BackendOptions {
     /// The listener that workers dial.
     pub listener: ClusterListener,
     /// Limits on the connections of workers.
-    pub connections: ConnectionSettings,
+    pub connections: ConnectionLimits,
     /// Counts of the connections of workers.
     pub connection_metrics: ConnectionMetrics,
     /// The executable of spawned workers. It acts as a worker when its `argv[0]` is `worker`.

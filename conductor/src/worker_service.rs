@@ -27,11 +27,10 @@ use tutti_proto::{
 use tutti_runtime::{
     Error, VERSION,
     progress::LoadDisplay,
-    serve::{self, ConnectionMetrics, Peer, Purpose},
+    serve::{self, ConnectionLimits, ConnectionMetrics, Peer, Purpose},
     shutdown::Shutdown,
     token::{self, Token},
 };
-use tutti_settings::ConnectionSettings;
 
 use crate::{
     cluster::{self, Cluster, Joining},
@@ -121,7 +120,7 @@ pub struct WorkerService {
     /// Settings of each group's workers, as JSON. The worker defines the schema.
     settings_json: Vec<String>,
     loading: LoadDisplay,
-    connections: ConnectionSettings,
+    connections: ConnectionLimits,
     connection_metrics: ConnectionMetrics,
 }
 
@@ -142,16 +141,16 @@ impl WorkerService {
     #[must_use]
     pub fn with_connections(
         self,
-        connections: ConnectionSettings,
+        connections: impl Into<ConnectionLimits>,
         connection_metrics: ConnectionMetrics,
     ) -> Self {
-        Self { connections, connection_metrics, ..self }
+        Self { connections: connections.into(), connection_metrics, ..self }
     }
 
     /// Serves workers at `listener` for as long as the future is polled.
     pub async fn serve(self, listener: ClusterListener) -> Result<(), Error> {
         let admission = self.admission.clone();
-        let connections = ConnectionSettings { max_streams: STREAMS, ..self.connections.clone() };
+        let connections = self.connections.clone().with_streams(STREAMS);
         let counts = self.connection_metrics.clone();
         let service = WorkerGateServer::new(self)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)

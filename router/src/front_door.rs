@@ -8,7 +8,7 @@ use tonic::{
     transport::Endpoint,
 };
 use tower::Service;
-use tutti_runtime::{Error, health::Health, metrics::Metrics};
+use tutti_runtime::{Error, health::Health, live::Live, metrics::Metrics};
 use tutti_settings::{FleetSettings, RouterSettings};
 
 use crate::{
@@ -62,7 +62,7 @@ impl FrontDoor {
     pub fn new<S>(
         conductor: S,
         text: Option<CheckedText>,
-        config: &RouterSettings,
+        config: impl Into<Live<RouterSettings>>,
         metrics: &Metrics,
     ) -> Result<Self, Error>
     where
@@ -74,37 +74,38 @@ impl FrontDoor {
             discover: None,
             access: Access::default(),
         };
-        Self::to(conductors, FleetSettings::embedded(), text, config, metrics)
+        Self::to(conductors, FleetSettings::embedded(), text, config.into(), metrics)
     }
 
     /// Creates a stand-alone front door to several conductors. Conductors may join and leave at any time.
     pub fn before(
         conductors: Conductors,
         settings: FleetSettings,
-        config: &RouterSettings,
+        config: impl Into<Live<RouterSettings>>,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
-        Self::to(conductors, settings, None, config, metrics)
+        Self::to(conductors, settings, None, config.into(), metrics)
     }
 
     fn to(
         conductors: Conductors,
         settings: FleetSettings,
         text: Option<CheckedText>,
-        config: &RouterSettings,
+        live: Live<RouterSettings>,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
         let registry = metrics;
+        let config = live.get();
         config.validate()?;
         settings.validate()?;
         let fleet = Fleet::new(conductors, settings, config.skip_tokenizer_init, text, metrics);
-        let readers = Readers::new(config, registry);
+        let readers = Readers::new(&config, registry);
         let metrics = RouterMetrics::register(registry);
-        let pace = Pace::new(config.upload_timeout(), config.upload_bytes_per_second);
-        let uploads = Uploads::new(config.max_body_bytes, pace);
+        let paced = live.clone();
+        let uploads = Uploads::new(config.max_body_bytes, move || Pace::of(&paced.get()));
         let keys = ApiKeys::read(config.api_key_file.as_deref(), registry)?;
-        let admission = Admission::new(config, registry);
-        let generator = Generator::new(fleet, config, admission, readers, metrics)?;
+        let admission = Admission::new(live.clone(), registry);
+        let generator = Generator::new(fleet, live, admission, readers, metrics)?;
         let allowed_origins = config.allowed_origins.clone().into();
         Ok(Self { generator: Arc::new(generator), uploads, keys, allowed_origins })
     }

@@ -7,14 +7,16 @@ use tutti_runtime::{
     Error,
     announce::{Announcement, Prompt},
     command_line::processes::ROUTER,
-    config::{self, Loaded},
+    config::{self, Layers, Loaded},
     descriptors,
     health::Health,
     listen,
+    live::LiveSettings,
     metrics::Metrics,
     operations,
+    reload::Reload,
     serve::{self, ConnectionMetrics, Purpose},
-    shutdown::Shutdown,
+    shutdown::{Shutdown, outlive_hangups},
     telemetry::{self, Sampling},
     tls::{ClusterTransport, PublicTls},
     token::Token,
@@ -35,36 +37,43 @@ const CLOSING: Duration = Duration::from_secs(3);
 /// # Errors
 /// An error of usage or configuration, before any port is bound, or the error that keeps the process from serving.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
-    let Loaded { settings, print } = config::load::<RouterProcessSettings>(ROUTER, arguments)?;
+    outlive_hangups()?;
+    let Loaded { settings, print, layers } = config::load::<RouterProcessSettings>(ROUTER, arguments)?;
     settings.validate()?;
     if print {
         return writeln!(std::io::stdout(), "{}", config::print(&settings)?)
             .map_err(|e| Error::internal(format!("cannot print: {e}")));
     }
-    check_conductors(&settings.conductors.conductor, settings.conductors.discover.as_deref())?;
+    validate(&settings)?;
     check_api_keys(&settings.router)?;
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::internal(format!("cannot start the async runtime: {e}")))?
-        .block_on(run_until_shutdown(settings))
+        .block_on(run_until_shutdown(settings, layers))
 }
 
-async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error> {
+/// Refuses settings under which nothing could be served.
+fn validate(settings: &RouterProcessSettings) -> Result<(), Error> {
+    settings.validate()?;
+    check_conductors(&settings.conductors.conductor, settings.conductors.discover.as_deref())
+}
+
+async fn run_until_shutdown(settings: RouterProcessSettings, layers: Layers) -> Result<(), Error> {
     let metrics = Metrics::default();
-    metrics.identify(ROUTER.name, &settings)?;
-    let RouterProcessSettings {
-        conductors,
-        addresses,
-        tls,
-        cluster_tls,
-        drain,
-        telemetry,
-        connections,
-        router,
-        fleet,
-    } = settings;
-    let _telemetry = telemetry::install(&telemetry, ROUTER.name, Sampling::OfClients)?;
+    let identity = metrics.identify(ROUTER.name, &settings)?;
+    let installed = telemetry::install(&settings.telemetry, ROUTER.name, Sampling::OfClients)?;
+    let live = LiveSettings::of(&settings);
+    let reload = Reload {
+        settings: settings.clone(),
+        layers,
+        validate,
+        live: live.clone(),
+        log: installed.log_filter(),
+        metrics: identity,
+    };
+    reload.start()?;
+    let RouterProcessSettings { conductors, addresses, tls, cluster_tls, router, fleet, .. } = settings;
     descriptors::raise_limit();
     let shutdown = Shutdown::on_signals()?;
     let tls = PublicTls::read(&tls)?;
@@ -90,7 +99,7 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     tokio::spawn(transport.clone().follow());
     let access = Access { token, transport };
     let conductors = Conductors::new(&conductors.conductor, conductors.discover.as_deref(), access, &fleet)?;
-    let front_door = FrontDoor::before(conductors, fleet, &router, &metrics)?;
+    let front_door = FrontDoor::before(conductors, fleet, live.router, &metrics)?;
     front_door.warn_if_open(&[addresses.http, addresses.grpc]);
     let operations = operations::routes(health.clone(), metrics);
     let routes = front_door.http_routes().merge(operations.clone());
@@ -100,6 +109,7 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     tokio::spawn(announcement.when_ready(health.clone()));
 
     let closing = Shutdown::default();
+    let connections = live.connections;
     let probes = probes.map(|listener| serve::Listener::from(listener).counted(&counts, Purpose::Operations));
     let serving = async {
         tokio::try_join!(
@@ -111,7 +121,7 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
     let drained = async {
         shutdown.begun().await;
         health.drain();
-        let lame_duck = drain.lame_duck(&addresses);
+        let lame_duck = live.drain.get().lame_duck(&addresses);
         tokio::time::sleep(lame_duck).await;
         // A lame-duck time says that clients come from elsewhere and must lose no request.
         if lame_duck.is_zero() {
@@ -119,9 +129,9 @@ async fn run_until_shutdown(settings: RouterProcessSettings) -> Result<(), Error
         } else {
             closing.begin_gently()
         }
-        let patience = drain.drain_timeout();
+        let patience = live.drain.get().drain_timeout();
         if timeout(patience, at_rest(&front_door)).await.is_err() && !front_door.is_idle() {
-            tracing::warn!(seconds = drain.drain_timeout, "ending with requests unfinished");
+            tracing::warn!(after = ?patience, "ending with requests unfinished");
         }
     };
     tokio::select! {

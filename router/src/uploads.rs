@@ -16,6 +16,7 @@ use tokio::{
     time::Instant,
 };
 use tutti_runtime::{Error, ErrorKind};
+use tutti_settings::RouterSettings;
 
 /// Memory for all bodies together, as a multiple of the maximum size of one body.
 pub const LARGEST_AT_ONCE: usize = 16;
@@ -38,8 +39,9 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// The pace with the default patience.
-    pub fn new(whole: Duration, bytes_per_second: u32) -> Self {
+    /// The pace of these settings, with the default patience.
+    pub fn of(settings: &RouterSettings) -> Self {
+        let (whole, bytes_per_second) = (settings.upload_timeout(), settings.upload_bytes_per_second);
         Self { patience: PATIENCE, whole, bytes_per_second }
     }
 }
@@ -48,7 +50,8 @@ impl Pace {
 #[derive(Clone)]
 pub struct Uploads {
     room: Arc<Room>,
-    pace: Pace,
+    /// Returns the pace of a body that begins now.
+    pace: Arc<dyn Fn() -> Pace + Send + Sync>,
 }
 
 struct Room {
@@ -76,11 +79,11 @@ pub struct Upload {
 }
 
 impl Uploads {
-    /// Creates the limits for bodies of at most `limit` bytes each.
-    pub fn new(limit: usize, pace: Pace) -> Self {
+    /// Creates the limits for bodies of at most `limit` bytes each. `pace` returns the pace of a body that begins now.
+    pub fn new(limit: usize, pace: impl Fn() -> Pace + Send + Sync + 'static) -> Self {
         let pieces = limit.div_ceil(PIECE_BYTES).saturating_mul(LARGEST_AT_ONCE);
         let memory = Arc::new(Semaphore::new(pieces.min(Semaphore::MAX_PERMITS)));
-        Self { room: Arc::new(Room { limit, memory, peers: Mutex::default() }), pace }
+        Self { room: Arc::new(Room { limit, memory, peers: Mutex::default() }), pace: Arc::new(pace) }
     }
 
     /// Maximum size of one body in bytes.
@@ -93,7 +96,7 @@ impl Uploads {
     pub fn begin(&self, peer: Option<IpAddr>) -> Upload {
         Upload {
             room: self.room.clone(),
-            pace: self.pace,
+            pace: (self.pace)(),
             peer: peer.map(network),
             started: Instant::now(),
             bytes: 0,

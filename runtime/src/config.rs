@@ -1,12 +1,16 @@
 //! Layered configuration: defaults, then a file, then `TUTTI_` variables, then flags.
 
-use std::{ffi::OsString, path::Path};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use figment::{
     Figment,
     providers::{Env, Format, Serialized, Toml, Yaml},
 };
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
 
 use tutti_settings::Settings;
 
@@ -14,6 +18,7 @@ use crate::{
     Error,
     command_line::{self, CommandLine, Process},
     exit,
+    watched_files::WatchedFiles,
 };
 
 /// Prefix of environment variables: `TUTTI_MAX_STEP_TOKENS=512` sets `max_step_tokens`. `__` separates the name of a
@@ -53,6 +58,29 @@ pub struct Loaded<S> {
     pub settings: S,
     /// True if the settings are to be printed.
     pub print: bool,
+    /// The layers that the settings were read from.
+    pub layers: Layers,
+}
+
+/// The layers of a process's settings, to be read again.
+#[derive(Clone, Debug)]
+pub struct Layers {
+    file: Option<PathBuf>,
+    flags: Map<String, Value>,
+    /// The file as it was before it was read.
+    pub(crate) watched: WatchedFiles,
+}
+
+impl Layers {
+    fn new(file: Option<PathBuf>, flags: Map<String, Value>) -> Self {
+        let watched = WatchedFiles::new(file.iter().cloned().collect());
+        Self { file, flags, watched }
+    }
+
+    /// Reads all layers. The settings are not validated.
+    pub fn read<C: Default + Serialize + DeserializeOwned>(&self) -> Result<C, Error> {
+        layered(self.file.as_deref(), &self.flags)
+    }
 }
 
 /// Reads all settings of a process. Bad usage ends the process, as does a request for help.
@@ -62,7 +90,8 @@ where
 {
     let CommandLine { config, print_config, settings } =
         exit::unless_parsed(command_line::parse::<S>(process, arguments), exit::USAGE);
-    Ok(Loaded { settings: layered(config.as_deref(), &settings)?, print: print_config })
+    let layers = Layers::new(config, settings);
+    Ok(Loaded { settings: layers.read()?, print: print_config, layers })
 }
 
 /// Reads all settings of a command that is run beside a serving process. Variables that the command has no setting for
@@ -73,7 +102,7 @@ where
 {
     let CommandLine { config, settings, .. } =
         exit::unless_parsed(command_line::parse::<S>(process, arguments), exit::COMMAND_USAGE);
-    merged(config.as_deref(), Env::prefixed(ENV_PREFIX).only(&S::keys()), &settings)
+    merged(config.as_deref(), Env::prefixed(ENV_PREFIX).only(S::keys()), &settings)
 }
 
 /// Reads a file that the setting `field` names: TOML or YAML, by its ending. An error names the file and the key at

@@ -5,6 +5,7 @@ mod readiness;
 
 use std::sync::Arc;
 
+pub use self::identity::SettingsMetrics;
 use parking_lot::RwLock;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 pub use prometheus_client::{

@@ -1,12 +1,13 @@
 //! Serving of HTTP and gRPC on bound listeners, until shutdown, with bounds on what peers can hold open.
 //!
-//! Every listener of every process is served here, within the limits of [`ConnectionSettings`]: connections in number and
+//! Every listener of every process is served here, within the limits of `ConnectionSettings`: connections in number and
 //! per peer, and the time that a peer may spend on a request's head, on nothing, or on not reading. A gRPC listener also
 //! bounds the messages that are still arriving.
 
 mod accept;
 mod activity;
 mod counted;
+mod limits;
 mod listener;
 mod metrics;
 mod open;
@@ -20,10 +21,10 @@ use hyper_util::{
     server::conn::auto::Builder,
 };
 use tonic::service::Routes;
-use tutti_settings::ConnectionSettings;
 
 use self::{accept::Server, receive::Receiving};
 pub use self::{
+    limits::ConnectionLimits,
     listener::Listener,
     metrics::{ConnectionMetrics, Purpose},
     stream::Peer,
@@ -70,11 +71,12 @@ pub fn encrypted(
 pub async fn http(
     listener: impl Into<Listener>,
     routes: axum::Router,
-    connections: ConnectionSettings,
+    connections: impl Into<ConnectionLimits>,
     closing: Shutdown,
 ) -> Result<(), Error> {
+    let connections = connections.into();
     let builder = builder(&connections, Windows::default());
-    Server::new(routes, builder, None, connections).run(listener.into(), closing).await;
+    Server::new(routes, builder, None, connections.live()).run(listener.into(), closing).await;
     Ok(())
 }
 
@@ -82,7 +84,7 @@ pub async fn http(
 pub async fn optional_http(
     listener: Option<Listener>,
     routes: axum::Router,
-    connections: ConnectionSettings,
+    connections: impl Into<ConnectionLimits>,
     closing: Shutdown,
 ) -> Result<(), Error> {
     let Some(listener) = listener else {
@@ -97,17 +99,20 @@ pub async fn grpc(
     listener: impl Into<Listener>,
     routes: Routes,
     windows: Windows,
-    connections: ConnectionSettings,
+    connections: impl Into<ConnectionLimits>,
     closing: Shutdown,
 ) -> Result<(), Error> {
+    let connections = connections.into();
     let builder = builder(&connections, windows).http2_only();
-    let receiving = Arc::new(Receiving::new(connections.receive_room_bytes, connections.receive_timeout()));
+    let settings = connections.live().get();
+    let receiving = Arc::new(Receiving::new(settings.receive_room_bytes, settings.receive_timeout()));
     let routes = routes.prepare().into_axum_router();
-    Server::new(routes, builder, Some(receiving), connections).run(listener.into(), closing).await;
+    Server::new(routes, builder, Some(receiving), connections.live()).run(listener.into(), closing).await;
     Ok(())
 }
 
-fn builder(connections: &ConnectionSettings, windows: Windows) -> Builder<TokioExecutor> {
+fn builder(connections: &ConnectionLimits, windows: Windows) -> Builder<TokioExecutor> {
+    let keep_alive = connections.live().get().keep_alive();
     let mut builder = Builder::new(TokioExecutor::new());
     // hyper's own timeout for heads would also close idle connections, so heads are timed by `Activity`.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HTTP1_BUFFER);
@@ -116,9 +121,9 @@ fn builder(connections: &ConnectionSettings, windows: Windows) -> Builder<TokioE
         .timer(TokioTimer::new())
         .initial_stream_window_size(windows.stream)
         .initial_connection_window_size(windows.connection)
-        .max_concurrent_streams(connections.max_streams)
+        .max_concurrent_streams(connections.max_streams())
         .max_header_list_size(HTTP2_HEADERS)
-        .keep_alive_interval(connections.keep_alive())
-        .keep_alive_timeout(connections.keep_alive());
+        .keep_alive_interval(keep_alive)
+        .keep_alive_timeout(keep_alive);
     builder
 }

@@ -1,4 +1,4 @@
-//! The end of a process: the first SIGINT or SIGTERM drains it, the second ends it at once.
+//! The end of a process: the first SIGINT or SIGTERM drains it, the second ends it at once. SIGHUP does not end it.
 
 use std::sync::{
     Arc,
@@ -20,6 +20,17 @@ const INTERRUPTED: i32 = 130;
 pub struct Shutdown {
     draining: watch::Sender<bool>,
     gentle: Arc<AtomicBool>,
+}
+
+/// Installs a handler of SIGHUP, which would otherwise end the process. Call it before anything else: whoever asks for the
+/// settings to be read again need not know whether the process has begun to listen. Nothing is lost before
+/// [`crate::reload::Reload`] listens, because it notices a file that changed since it was read.
+pub fn outlive_hangups() -> Result<(), Error> {
+    let failed = |e| Error::internal(format!("cannot listen for SIGHUP: {e}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let _context = runtime.enter();
+    // The handler stays for the life of the process, also when the signal's receiver and the runtime are dropped.
+    signal(SignalKind::hangup()).map(drop).map_err(failed)
 }
 
 impl Default for Shutdown {

@@ -5,7 +5,7 @@ use std::{io::IsTerminal, time::Duration};
 use opentelemetry::trace::TracerProvider;
 use tracing::{Metadata, level_filters::LevelFilter};
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry, filter::FilterFn, layer::SubscriberExt, util::SubscriberInitExt,
+    EnvFilter, Layer, Registry, filter::FilterFn, layer::SubscriberExt, reload, util::SubscriberInitExt,
 };
 use tutti_settings::{LogFormat, TelemetrySettings};
 
@@ -23,6 +23,33 @@ const FLUSH: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct TelemetryGuard {
     export: Option<SpanExport>,
+    filter: LogFilter,
+}
+
+impl TelemetryGuard {
+    /// The filter of log lines.
+    pub fn log_filter(&self) -> LogFilter {
+        self.filter.clone()
+    }
+}
+
+/// The filter of this process's log lines. Clones share it.
+#[derive(Clone, Debug)]
+pub struct LogFilter(reload::Handle<EnvFilter, Registry>);
+
+impl LogFilter {
+    /// Replaces the filter.
+    ///
+    /// # Errors
+    /// An internal error if logging has ended.
+    pub fn replace(&self, filter: EnvFilter) -> Result<(), Error> {
+        self.0.reload(filter).map_err(|e| Error::internal(format!("the log filter cannot change: {e}")))
+    }
+}
+
+/// Parses the setting `log`.
+pub fn log_filter(settings: &TelemetrySettings) -> Result<EnvFilter, Error> {
+    EnvFilter::try_new(&settings.log).map_err(|e| Error::invalid("log", format!("{:?}: {e}", settings.log)))
 }
 
 impl Drop for TelemetryGuard {
@@ -39,8 +66,7 @@ pub fn install(
     process: &'static str,
     sampling: Sampling,
 ) -> Result<TelemetryGuard, Error> {
-    let filter = EnvFilter::try_new(&settings.log)
-        .map_err(|e| Error::invalid("log", format!("{:?}: {e}", settings.log)))?;
+    let (filter, handle) = reload::Layer::new(log_filter(settings)?);
     let export = SpanExport::start(settings.otlp_endpoint.as_deref(), process, sampling)?;
     let spans = export.as_ref().map(|export| {
         tracing_opentelemetry::layer::<_>()
@@ -58,7 +84,7 @@ pub fn install(
     if let Some(export) = &export {
         trace::set_tracer(export.provider().tracer(process));
     }
-    Ok(TelemetryGuard { export })
+    Ok(TelemetryGuard { export, filter: LogFilter(handle) })
 }
 
 fn lines(format: LogFormat) -> Box<dyn Layer<Registry> + Send + Sync> {

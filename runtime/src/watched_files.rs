@@ -1,10 +1,11 @@
-//! Files that are read again when they change: certificates and API keys.
+//! Files that are read again when they change: certificates, API keys and settings.
 //!
 //! Files are polled and not watched by inotify, which misses changes on network file systems and needs care where a
 //! volume of Kubernetes exchanges a symbolic link.
 
 use std::{
     fs,
+    future::pending,
     os::unix::fs::MetadataExt,
     panic,
     path::{Path, PathBuf},
@@ -63,6 +64,26 @@ impl WatchedFiles {
         reload: impl Fn() -> Result<(), Error> + Send + Sync + 'static,
     ) {
         self.follow_every(CHECKED_EVERY, what, reload).await;
+    }
+
+    /// Completes once one of the files has changed since [`WatchedFiles::new`], or since the last call that completed or
+    /// of [`WatchedFiles::look`].
+    pub async fn changed(&mut self) {
+        loop {
+            sleep(CHECKED_EVERY).await;
+            let files = self.files.clone();
+            // An error means that the Tokio runtime is shutting down.
+            let Ok(now) = spawn_blocking(move || stamps(&files)).await else { return pending().await };
+            if now != self.seen {
+                self.seen = now;
+                return;
+            }
+        }
+    }
+
+    /// Looks at the files. Earlier changes do not count any more.
+    pub fn look(&mut self) {
+        self.seen = stamps(&self.files);
     }
 
     async fn follow_every(

@@ -27,7 +27,7 @@ settings! {
 }
 
 settings! {
-    /// What a drain ends, and the time that the command waits for the end.
+    /// The target of a drain, and the time that the command waits for its end.
     pub struct DrainTargetSettings {
         "Cluster" => {
             /// Rank of the worker to drain; its replica's other ranks leave with it
@@ -70,7 +70,7 @@ process! {
     pub struct DrainProcessSettings {
         /// The conductor.
         call: CallSettings,
-        /// What is drained.
+        /// The worker, or the whole conductor.
         target: DrainTargetSettings,
         /// Encryption inside the cluster.
         cluster_tls: ClusterTlsSettings,

@@ -8,15 +8,15 @@ settings! {
         "Connections" => {
             /// Open connections of one listener. At the limit the connection that has been idle for longest is closed.
             /// If none is idle, the new one is.
-            max_open: u32 = 8192, unit "N", at least 1;
+            max_open: u32 = 8192, unit "N", at least 1, changes live;
             /// Open connections of one listener from one IPv4 address, or one /64 network of IPv6.
-            max_per_peer: u32 = 4096, unit "N", at least 1;
+            max_per_peer: u32 = 4096, unit "N", at least 1, changes live;
             /// Time in which a connection must send the whole head of a request, from its first byte on.
-            header_timeout_ms: u32 = 15_000, unit "MS", at least 1;
+            header_timeout_ms: u32 = 15_000, unit "MS", at least 1, changes live;
             /// Time in which the TLS handshake of a connection must end.
             handshake_timeout_ms: u32 = 10_000, unit "MS", at least 1;
             /// Time after which a connection without a request is closed.
-            idle_timeout_ms: u32 = 120_000, unit "MS", at least 1;
+            idle_timeout_ms: u32 = 120_000, unit "MS", at least 1, changes live;
             /// Time in which a peer must take at least one byte of the output that waits for it.
             write_timeout_ms: u32 = 30_000, unit "MS", at least 1;
             /// Interval of HTTP/2 pings. A connection that does not answer one within the same time is closed.

@@ -7,7 +7,7 @@ use serde::{
     de::{DeserializeSeed, Error, MapAccess, Visitor},
 };
 
-use crate::Invalid;
+use crate::{Changes, Invalid};
 
 /// The declaration of one setting.
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ pub struct Setting {
     pub range: (u64, u64),
     /// True if the setting has a flag. A key of a table has one only if it is declared with `also a flag`.
     pub is_flag: bool,
+    /// True if a new value takes effect in a running process: the setting is declared with `changes live`.
+    pub is_live: bool,
 }
 
 impl Setting {
@@ -88,13 +90,17 @@ pub trait Settings: Default {
     fn declared() -> Vec<Setting>;
 
     /// All keys, and the names of tables.
-    fn keys() -> Vec<&'static str>;
+    fn keys() -> &'static [&'static str];
 
     /// Sets the setting `key` to the next value of `map`. False if there is no such key.
     fn set<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error>;
 
     /// Returns an error if a number is outside its setting's range.
     fn check_ranges(&self) -> Result<(), Invalid>;
+
+    /// Takes the values of `new` for settings that change live, and notes them in `changes`. Other settings keep their
+    /// values, and `changes` names those that differ.
+    fn change_to(&mut self, new: &Self, changes: &mut Changes);
 }
 
 /// Reads settings. An absent setting keeps its default, and an unknown key is an error.
@@ -142,8 +148,7 @@ impl<'de, S: Settings> DeserializeSeed<'de> for UnknownKey<'_, S> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, _: D) -> Result<(), D::Error> {
-        // The keys are leaked because serde needs `'static` ones; the process ends soon after this error.
-        Err(D::Error::unknown_field(self.0, S::keys().leak()))
+        Err(D::Error::unknown_field(self.0, S::keys()))
     }
 }
 
@@ -217,8 +222,9 @@ macro_rules! choices {
 /// Declares a group of settings, under one or more headings of `--help`.
 ///
 /// Each setting is `name: type = default`, followed by any of these, in this order: `unit "UNIT"`,
-/// `default "in words"`, `at least N`, `at most N`. The doc comment is the help. `table "NAME"` after the struct's name
-/// says that the keys stand in a table of the file and have no flags, except settings that end in `also a flag`.
+/// `default "in words"`, `at least N`, `at most N`, `changes live`. The doc comment is the help. `table "NAME"` after the
+/// struct's name says that the keys stand in a table of the file and have no flags, except settings that end in `also a
+/// flag`.
 /// `errors "PREFIX"` sets the prefix of the keys in errors.
 macro_rules! settings {
     (
@@ -232,6 +238,7 @@ macro_rules! settings {
                     $(, default $text:literal)?
                     $(, at least $min:literal)?
                     $(, at most $max:expr)?
+                    $(, changes $live:ident)?
                     $(, also a $flag:ident)?
                     ;
                 )+
@@ -263,12 +270,13 @@ macro_rules! settings {
                         .map(str::to_owned)
                         .or_else(|| $crate::value::Value::written(&defaults.$field)),
                     range: settings!(@range [$( $min )?] [$( $max )?]),
-                    is_flag: TABLE.is_none() || settings!(@is_flag $( $flag )?),
+                    is_flag: TABLE.is_none() || settings!(@given $( $flag )?),
+                    is_live: settings!(@given $( $live )?),
                 }, )+ )+]
             }
 
-            fn keys() -> Vec<&'static str> {
-                vec![$( $( stringify!($field), )+ )+]
+            fn keys() -> &'static [&'static str] {
+                &[$( $( stringify!($field), )+ )+]
             }
 
             fn set<'de, A: serde::de::MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
@@ -289,6 +297,18 @@ macro_rules! settings {
                 )?; )+ )+
                 Ok(())
             }
+
+            fn change_to(&mut self, new: &Self, changes: &mut $crate::Changes) {
+                const TABLE: Option<&str> = settings!(@option $( $table )?);
+                $( $( if self.$field != new.$field {
+                    if settings!(@given $( $live )?) {
+                        changes.live(TABLE, stringify!($field), &self.$field, &new.$field);
+                        self.$field = new.$field.clone();
+                    } else {
+                        changes.needs_restart(TABLE, stringify!($field));
+                    }
+                } )+ )+
+            }
         }
 
         impl<'de> serde::Deserialize<'de> for $type {
@@ -304,8 +324,8 @@ macro_rules! settings {
     };
     (@or $other:expr, ) => { $other };
     (@or $other:expr, $value:expr) => { $value };
-    (@is_flag) => { false };
-    (@is_flag flag) => { true };
+    (@given) => { false };
+    (@given $word:ident) => { true };
 }
 
 /// Declares the settings of a process: groups whose keys are at the top level, and groups with a table each.
@@ -332,11 +352,14 @@ macro_rules! process {
                 $crate::declare::in_order(declared)
             }
 
-            fn keys() -> Vec<&'static str> {
-                let mut keys = Vec::new();
-                $( keys.extend(<$group_type>::keys()); )+
-                $( keys.push(stringify!($table)); )*
-                keys
+            fn keys() -> &'static [&'static str] {
+                static KEYS: std::sync::LazyLock<Vec<&'static str>> = std::sync::LazyLock::new(|| {
+                    let mut keys = Vec::new();
+                    $( keys.extend(<$group_type>::keys()); )+
+                    $( keys.push(stringify!($table)); )*
+                    keys
+                });
+                &KEYS
             }
 
             fn set<'de, A: serde::de::MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
@@ -353,6 +376,11 @@ macro_rules! process {
                 $( self.$group.check_ranges()?; )+
                 $( self.$table.check_ranges()?; )*
                 Ok(())
+            }
+
+            fn change_to(&mut self, new: &Self, changes: &mut $crate::Changes) {
+                $( self.$group.change_to(&new.$group, changes); )+
+                $( self.$table.change_to(&new.$table, changes); )*
             }
         }
 

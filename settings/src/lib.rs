@@ -12,6 +12,7 @@
 #[macro_use]
 mod declare;
 mod byte_size;
+mod changes;
 pub mod chart;
 mod chunk_shapes;
 mod cluster;
@@ -23,6 +24,7 @@ mod engine;
 mod faults;
 mod invalid;
 mod kernels;
+mod live;
 mod model;
 mod output;
 pub mod page;
@@ -33,6 +35,7 @@ mod value;
 mod worker;
 
 pub use byte_size::ByteSize;
+pub use changes::{Change, Changes};
 pub use chunk_shapes::ChunkShapes;
 pub use cluster::{
     AddressSettings, ClusterSettings, CpuIsa, DeviceChoice, DeviceSettings, MAX_RANKS, MAX_WORKERS,
@@ -50,6 +53,7 @@ pub use engine::{Admission, Chunking, DEFAULT_RUNNING_REQUESTS, EngineSettings, 
 pub use faults::{DrainSettings, FaultSettings};
 pub use invalid::Invalid;
 pub use kernels::{KernelSettings, KernelsProcessSettings};
+pub use live::LiveGroups;
 pub use model::{LoadFormat, ModelSettings, Quantize, WeightSettings};
 pub use output::{LogFormat, TelemetrySettings, TraceSettings};
 pub use router::{ConductorsSettings, FleetSettings, RouterProcessSettings, RouterSettings};

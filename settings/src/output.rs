@@ -19,7 +19,7 @@ settings! {
             /// Format of log lines
             log_format: LogFormat = LogFormat::Text;
             /// Filter of log lines, such as info or tutti_worker=debug
-            log: String = "info".into(), unit "FILTER";
+            log: String = "info".into(), unit "FILTER", changes live;
             /// OTLP/gRPC collector of spans, such as http://host:4317
             otlp_endpoint: Option<String> = None, unit "URL";
         }

@@ -22,6 +22,9 @@ Each setting has one name. It can be given in four places, and each goes over th
 
 A key that no setting has is refused by name, and so is a value out of its range, before any port is bound.
 `--print-config` prints what is in force as JSON and exits. Defaults suit one machine; nothing has to be set.
+
+Settings marked *live* take a new value [without a restart](operations.md#how-do-i-change-settings-without-a-restart), all
+others when the process starts.
 ";
 
 const MEMORY: &str = "
@@ -61,7 +64,7 @@ pub fn page() -> String {
         (
             "`worker`",
             "A worker that joins by hand. Its conductor sends it all other settings.",
-            WorkerProcessSettings::declared(),
+            until_restart(WorkerProcessSettings::declared()),
         ),
         (
             "`conductor kernels`",
@@ -98,6 +101,12 @@ pub fn page() -> String {
 /// The settings, of which the one with this name has no flag.
 fn without_flag(mut settings: Vec<Setting>, name: &str) -> Vec<Setting> {
     settings.iter_mut().filter(|setting| setting.name == name).for_each(|setting| setting.is_flag = false);
+    settings
+}
+
+/// The settings of a process that reads them only when it starts.
+fn until_restart(mut settings: Vec<Setting>) -> Vec<Setting> {
+    settings.iter_mut().for_each(|setting| setting.is_live = false);
     settings
 }
 
@@ -163,6 +172,9 @@ fn meaning(setting: &Setting) -> String {
         (min, u64::MAX) => meaning += &format!(" At least {min}."),
         (0, max) => meaning += &format!(" At most {max}."),
         (min, max) => meaning += &format!(" From {min} to {max}."),
+    }
+    if setting.is_live {
+        meaning += " *Live.*";
     }
     meaning
 }

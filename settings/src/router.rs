@@ -22,13 +22,13 @@ settings! {
             /// Origins (scheme, host and port) whose web pages may send requests although there are no API keys.
             allowed_origins: Vec<String> = Vec::new(), unit "ORIGIN";
             /// Choices of one priority class (urgent, normal, low) that wait for their first tokens.
-            max_queued_choices: Option<u32> = None, unit "N", default "those that may be in progress", at least 1;
+            max_queued_choices: Option<u32> = None, unit "N", default "those that may be in progress", at least 1, changes live;
             /// Tokens in the prompts of these choices. They are estimated before a prompt is tokenised.
-            max_queued_tokens: usize = 8 << 20, unit "TOKENS", at least 1;
+            max_queued_tokens: usize = 8 << 20, unit "TOKENS", at least 1, changes live;
             /// Time that a body may take to arrive.
-            upload_timeout_s: u32 = 120, unit "SECONDS", at least 1;
+            upload_timeout_s: u32 = 120, unit "SECONDS", at least 1, changes live;
             /// Least rate at which a body must arrive, after its first ten seconds.
-            upload_bytes_per_second: u32 = 4096, unit "BYTES", at least 1;
+            upload_bytes_per_second: u32 = 4096, unit "BYTES", at least 1, changes live;
             /// Time for which the reader of an answer may take nothing. After it, the request ends.
             reader_timeout_ms: u32 = 30_000, unit "MS", at least 1;
             /// Least rate at which a reader must take an answer, besides that time.
@@ -36,9 +36,9 @@ settings! {
             /// Bytes of large answers (over 64 KiB) that are written or wait for their readers.
             max_unread_bytes: usize = 256 << 20, unit "BYTES", at least 1;
             /// Logprobs of prompts in one answer: tokens of the prompt times `n`, times one more than the alternatives.
-            max_prompt_logprobs: usize = 1 << 20, unit "N", at least 1;
+            max_prompt_logprobs: usize = 1 << 20, unit "N", at least 1, changes live;
             /// Logprobs of output tokens in one answer: `max_tokens` of all choices, times one more than the alternatives.
-            max_output_logprobs: usize = 4 << 20, unit "N", at least 1;
+            max_output_logprobs: usize = 4 << 20, unit "N", at least 1, changes live;
             /// Choices in progress at once: `n` times the prompts of each request. A request that alone has more is
             /// refused for good, any other may be sent again later.
             max_concurrent_choices: u32 = 1024, unit "N", at least 1;

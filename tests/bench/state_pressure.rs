@@ -1,6 +1,6 @@
 //! `cargo bench --bench state_pressure`: 64 requests of a model with state, where the memory for state is what is short.
 //!
-//! The same requests are sent at once to three clusters of one worker, in turns:
+//! Three clusters of one worker get equal requests at once, in turns:
 //!
 //! - `ample`: slots for all of them, and pages for all their tokens.
 //! - `slots_short`: slots for few of them. The others wait, and nothing is computed twice.

@@ -20,7 +20,7 @@ DASHBOARDS = REPO / "deploy/helm/tutti/files/dashboards"
 TOPOLOGY = REPO / "deploy/topology/disaggregated.toml"
 UNIT_TESTS = REPO / "tests/prometheus/rules.test.yaml"
 
-# What Grafana puts in place of its variables: all processes, and a window of some scrapes.
+# Values that Grafana puts in place of its variables: all processes, and a window of some scrapes.
 VARIABLES = {"$job": ".*", "$instance": ".*", "$__rate_interval": "15s"}
 
 # Metrics of panels that a simulated cluster does not have, with the reason.

@@ -26,7 +26,7 @@ ATTEMPTS = 8
 
 @dataclasses.dataclass
 class Cell:
-    """What one model gave under one condition: the greatest deviation, bits, and counts that prove the condition."""
+    """Result of one model under one condition: the greatest deviation, bits, and counts that prove the condition."""
 
     deviation: float
     same_bits: bool

@@ -76,7 +76,7 @@ class Model:
         return {f"t{n}": GREEDY | dict(prompt=self.prompt(n), prompt_logprobs=0, max_tokens=OUTPUT) for n in LENGTHS}
 
     def plain(self, output=OUTPUT):
-        """The same without the logprobs of the prompt, so that cached prefixes are used."""
+        """Requests without the logprobs of the prompt, so that cached prefixes are used."""
         return {f"t{n}": GREEDY | dict(prompt=self.prompt(n), max_tokens=output) for n in LENGTHS}
 
     def others(self):

@@ -43,7 +43,7 @@ class Streams:
 
         def stopped():
             signal_all(workers, signal.SIGSTOP)
-            # What the workers sent before they were stopped may be on its way.
+            # Tokens that the workers sent before they were stopped may be on their way.
             enough = sum(seen >= tokens for seen in self.seen) >= begun
             if not enough:
                 signal_all(workers, signal.SIGCONT)

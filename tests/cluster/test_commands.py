@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import os
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from certificates import Authority
@@ -61,10 +63,13 @@ def test_status_tells_of_workers_and_of_the_queue(start, operate):
 
 
 def test_drain_of_a_worker_waits_for_its_streams(start, operate):
-    cluster = start("--workers", 2, *SIM, env=SLOW)
-    streams = [open_stream(cluster, max_tokens=400) for _ in range(4)]
-    # The streams last two seconds, so one second is too short for the drain, which goes on.
+    cluster = start("--workers", 2, *SIM, "--heartbeat-timeout", 60, env=SLOW)
+    streams = [open_stream(cluster, max_tokens=1000) for _ in range(4)]
+    # The worker stands still, so that the drain cannot end. It goes on after the command.
+    worker = cluster.workers_by_rank()[0]
+    os.kill(worker, signal.SIGSTOP)
     code, text = operate(cluster, "drain", "--worker", 0, "--timeout", 1)
+    os.kill(worker, signal.SIGCONT)
     assert code == 1 and re.search(r"worker 0 still has \d+ requests after 1s", text), text
     assert operate(cluster, "drain", "--worker", 0) == (0, "worker 0 is drained\n")
     assert [finish(stream) for stream in streams] == ["length"] * 4
@@ -76,15 +81,28 @@ def test_drain_of_a_worker_waits_for_its_streams(start, operate):
 
 
 def test_drain_of_a_conductor_ends_it_after_its_streams(start, operate):
-    cluster = start("--workers", 1, *SIM, env=SLOW)
-    stream = open_stream(cluster, max_tokens=400)
+    cluster = start("--workers", 1, *SIM, "--heartbeat-timeout", 60, env=SLOW)
+    stream = open_stream(cluster, max_tokens=1000)
+    worker = cluster.workers_by_rank()[0]
+    os.kill(worker, signal.SIGSTOP)
+    # A conductor that stands still is not drained. It has answered the command's first calls when it answers another process.
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(operate, cluster, "drain", "--all", "--timeout", 3)
+        wait_for("the drain", lambda: "an operator asks for it" in cluster.log())
+        assert state(operate, cluster)["draining"]
+        cluster.signal(signal.SIGSTOP)
+        try:
+            code, text = waiting.result()
+        finally:
+            cluster.signal(signal.SIGCONT)
+    assert code == 1 and "the conductor does not answer, and its port is not closed after 3s" in text, text
     code, text = operate(cluster, "drain", "--all", "--timeout", 1)
     assert code == 1 and "the conductor still has 1 requests after 1s" in text, text
-    # A second request to drain is no second signal, which would end the process at once.
+    os.kill(worker, signal.SIGCONT)
+    # Another request to drain is no second signal, which would end the process at once.
     assert operate(cluster, "drain", "--all") == (0, "the conductor is drained\n")
     assert finish(stream) == "length"
     assert cluster.wait() == 0, cluster.explain("exit code")
-    assert "an operator asks for it" in cluster.log()
 
 
 def test_trace_draws_the_life_of_a_disaggregated_request(start, operate):

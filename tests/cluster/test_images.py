@@ -218,5 +218,5 @@ def test_a_systemd_unit_starts_what_its_executable_takes(name, tmp_path):
     config = json.loads(printed.stdout)
     (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)
     assert int(stop) >= config["drain_timeout"] + config["lame_duck"] + 5
-    for line in ("KillMode=mixed", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet=", "User=tutti"):
+    for line in ("KillMode=mixed", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet=", "User=tutti", r"ExecReload=/bin/kill -HUP \$MAINPID"):
         assert re.search(f"^{line}$", unit, re.M), line

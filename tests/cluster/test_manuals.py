@@ -36,7 +36,7 @@ def flags(page):
 
 
 def completed(manuals, *words):
-    """What bash offers for the last of these words."""
+    """Completions that bash offers for the last of these words."""
     script = manuals / "bash-completion/completions" / words[0]
     subprocess.run(["bash", "-n", script], check=True)
     # The function's arguments are those that bash gives: the command, the word, and the word before it.

@@ -145,7 +145,7 @@ struct ReportArguments {
     html: Option<PathBuf>,
 }
 
-/// What a command line asks for, checked.
+/// A checked command line.
 #[derive(Debug)]
 pub struct Plan {
     /// The server.

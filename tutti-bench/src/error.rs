@@ -10,7 +10,7 @@ pub enum Error {
     Argument {
         /// The flag, with its dashes.
         flag: &'static str,
-        /// What is wrong, with the value.
+        /// Problem, with the value.
         why: String,
     },
     /// A line of a workload file that is no request.
@@ -22,7 +22,7 @@ pub enum Error {
         line: usize,
         /// The field at fault, or `line` if it is not an object.
         field: String,
-        /// What is wrong, with the value.
+        /// Problem, with the value.
         why: String,
     },
     /// A file that cannot be read or written.
@@ -38,7 +38,7 @@ pub enum Error {
     Server {
         /// Where it was asked.
         url: String,
-        /// What it answered.
+        /// Its answer.
         why: String,
     },
     /// A fault of the generator's own.

@@ -43,7 +43,7 @@ impl Lines {
     }
 }
 
-/// What an event of a stream adds to its answer.
+/// Contribution of a stream's event to the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta {
     /// Number of new tokens. A server that sends no token ids is assumed to send one token per event with text.

@@ -13,7 +13,7 @@ const BARS: usize = 70;
 
 /// A line of a plot over time.
 pub struct Series {
-    /// What it shows.
+    /// Name in the legend.
     pub name: &'static str,
     /// Class of its colour in the style sheet.
     pub class: &'static str,

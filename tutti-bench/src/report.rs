@@ -33,11 +33,11 @@ pub struct Report {
     pub started: String,
     /// The generator's machine.
     pub machine: Machine,
-    /// What was loaded.
+    /// The server under load.
     pub target: Served,
     /// How it was loaded.
     pub load: Value,
-    /// What was sent.
+    /// The workload's settings.
     pub workload: Value,
     /// Seconds from the first request to the last answer.
     pub duration_s: f64,
@@ -63,7 +63,7 @@ pub struct Report {
     pub warnings: Vec<String>,
 }
 
-/// What was loaded.
+/// The server under load.
 #[derive(Debug, Serialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Served {
@@ -134,7 +134,7 @@ pub struct Latency {
     pub send_delay_ms: Summary,
 }
 
-/// What a report says about a run beyond its measurements.
+/// A run's facts beside its measurements.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "the fields are those of the report")]
 pub struct Description {

@@ -1,4 +1,4 @@
-//! What is kept of the outcomes: counts and histograms, whose size does not depend on the number of requests.
+//! Counts and histograms of the outcomes. Their size does not depend on the number of requests.
 
 use std::{collections::BTreeMap, time::Duration};
 

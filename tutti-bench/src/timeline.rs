@@ -1,4 +1,4 @@
-//! What happened when, in a fixed number of intervals.
+//! Course of a run, in a fixed number of intervals.
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use tutti_runtime::{
     Error, ErrorKind,
     command_line::{self, processes::WORKER},
     config, descriptors, exit,
-    shutdown::Shutdown,
+    shutdown::{Shutdown, outlive_hangups},
     telemetry::{self, Sampling},
     tls::ClusterTransport,
     token::Token,
@@ -25,9 +25,10 @@ const NAME: &str = WORKER.name;
 /// line, the lifeline at stdin, and the Welcome message. Environment variables are ignored, because they are the
 /// conductor's.
 pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let outlived = outlive_hangups();
     let flags =
         exit::unless_parsed(command_line::parse::<WorkerProcessSettings>(WORKER, arguments), exit::USAGE);
-    let ended = Lifeline::take().and_then(|lifeline| {
+    let ended = outlived.and_then(|()| Lifeline::take()).and_then(|lifeline| {
         let settings: WorkerProcessSettings = command_line::settings(flags)?;
         let (conductor, rank) = address(&settings.join)?;
         let join_token = Some(Token::new("join_token", &lifeline.join_token)?);
@@ -54,6 +55,7 @@ fn conductor_knows(error: &Error) -> bool {
 /// the same address.
 pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit::run(NAME, || {
+        outlive_hangups()?;
         let WorkerProcessSettings { join, telemetry, cluster_tls } =
             config::load(WORKER, arguments)?.settings;
         let (conductor, rank) = address(&join)?;

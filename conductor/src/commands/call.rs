@@ -1,6 +1,6 @@
 //! Calls of a running conductor.
 
-use std::time::Duration;
+use std::{io, iter, time::Duration};
 
 use tokio::time::timeout;
 use tonic::{Request, Response, Status, transport::Channel};
@@ -20,6 +20,25 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Maximum time for an answer.
 const ANSWER: Duration = Duration::from_secs(10);
 
+/// A reason why there is no connection to a conductor.
+pub(super) struct Unreached {
+    error: Error,
+    /// True if no process listens at the address.
+    pub nothing_listens: bool,
+}
+
+impl From<Error> for Unreached {
+    fn from(error: Error) -> Self {
+        Self { error, nothing_listens: false }
+    }
+}
+
+impl From<Unreached> for Error {
+    fn from(unreached: Unreached) -> Self {
+        unreached.error
+    }
+}
+
 /// A connection to a conductor, and the secret that calls show.
 pub(super) struct Calls {
     client: ConductorClient<Channel>,
@@ -29,15 +48,19 @@ pub(super) struct Calls {
 
 impl Calls {
     /// Connects to the conductor of the settings.
-    pub async fn connect(call: &CallSettings, tls: &ClusterTlsSettings) -> Result<Self, Error> {
+    pub async fn connect(call: &CallSettings, tls: &ClusterTlsSettings) -> Result<Self, Unreached> {
         let url = call.conductor.clone().unwrap_or_default();
         let token = call.cluster_token_file.as_deref();
         let token = token.map(|path| Token::read("cluster_token_file", path)).transpose()?;
         let dial = ClusterTransport::read(tls)?.dial("conductor", &url, Role::Conductor)?;
-        let unreachable = |why: &str| Error::unavailable(format!("no conductor answers at {url}: {why}"));
+        let unreached = |why: &str, nothing_listens| {
+            let error = Error::unavailable(format!("no conductor answers at {url}: {why}"));
+            Unreached { error, nothing_listens }
+        };
         let channel = match timeout(CONNECT, dial.connect()).await {
-            Ok(connected) => connected.map_err(|error| unreachable(&with_causes(&error)))?,
-            Err(_) => return Err(unreachable(&format!("no connection within {CONNECT:?}"))),
+            Ok(Ok(channel)) => channel,
+            Ok(Err(error)) => return Err(unreached(&with_causes(&error), is_refused(&error))),
+            Err(_) => return Err(unreached(&format!("no connection within {CONNECT:?}"), false)),
         };
         let client = ConductorClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
         Ok(Self { client, token, url })
@@ -96,4 +119,11 @@ impl Calls {
             }
         }
     }
+}
+
+/// True if the system found no listener at the address: a port is closed, or the file of a Unix socket is gone or stale.
+fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    iter::successors(Some(error), |error| error.source())
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|error| matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound))
 }

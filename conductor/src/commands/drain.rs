@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
-use tutti_proto::cluster::v1::{GetClusterResponse, WorkerPhase};
+use tokio::time::{Instant, sleep, timeout_at};
+use tutti_proto::cluster::v1::WorkerPhase;
 use tutti_runtime::{Error, ErrorKind};
 use tutti_settings::DrainProcessSettings;
 
@@ -11,6 +11,8 @@ use super::call::Calls;
 
 /// Interval at which the conductor is asked about the drain.
 const ASK: Duration = Duration::from_millis(200);
+/// Minimum time that a conductor has for an answer, also for one that is asked for shortly before the command gives up.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
 
 /// Drains what the settings name. Returns the line that is printed.
 pub(super) async fn run(calls: Calls, settings: DrainProcessSettings) -> Result<String, Error> {
@@ -46,27 +48,50 @@ async fn drain_conductor(
     settings: DrainProcessSettings,
     patience: Duration,
 ) -> Result<String, Error> {
-    let started = calls.cluster().await?.started_us;
+    let started_us = calls.cluster().await?.started_us;
     calls.drain_conductor().await?;
     let deadline = Instant::now() + patience;
     loop {
-        // A new connection each time: the process closes those that it has while it drains, and still answers new ones.
-        let Some(cluster) = still_there(&settings, started).await else {
-            return Ok("the conductor is drained\n".into());
+        let until = deadline.max(Instant::now() + LAST_ANSWER);
+        let seen = timeout_at(until, Seen::now(&settings, started_us)).await.unwrap_or(Seen::Silent);
+        let state = match seen {
+            Seen::Gone => return Ok("the conductor is drained\n".into()),
+            Seen::Draining { requests } => format!("still has {requests} requests"),
+            Seen::Silent => "does not answer, and its port is not closed".to_owned(),
         };
         if Instant::now() >= deadline {
-            let left = cluster.requests_in_flight;
-            let message =
-                format!("the conductor still has {left} requests after {patience:?}; it goes on draining");
+            let message = format!("the conductor {state} after {patience:?}; it goes on draining");
             return Err(Error::new(ErrorKind::DeadlineExceeded, message));
         }
         sleep(ASK).await;
     }
 }
 
-/// The cluster of the conductor that started at this time; `None` if there is no such process any more.
-async fn still_there(settings: &DrainProcessSettings, started_us: u64) -> Option<GetClusterResponse> {
-    let calls = Calls::connect(&settings.call, &settings.cluster_tls).await.ok()?;
-    let cluster = calls.cluster().await.ok()?;
-    (cluster.started_us == started_us).then_some(cluster)
+/// State of a conductor that was asked to drain.
+enum Seen {
+    /// It answers.
+    Draining {
+        /// Requests in flight.
+        requests: u32,
+    },
+    /// Its address has no listener any more, or that of a successor.
+    Gone,
+    /// It does not answer. A process that stands still or a cut network looks so, too.
+    Silent,
+}
+
+impl Seen {
+    /// Asks over a new connection: the process closes those that it has while it drains, and still answers new ones.
+    async fn now(settings: &DrainProcessSettings, started_us: u64) -> Self {
+        let calls = match Calls::connect(&settings.call, &settings.cluster_tls).await {
+            Ok(calls) => calls,
+            Err(unreached) if unreached.nothing_listens => return Self::Gone,
+            Err(_) => return Self::Silent,
+        };
+        match calls.cluster().await {
+            Ok(cluster) if cluster.started_us != started_us => Self::Gone,
+            Ok(cluster) => Self::Draining { requests: cluster.requests_in_flight },
+            Err(_) => Self::Silent,
+        }
+    }
 }

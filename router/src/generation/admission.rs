@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use tutti_runtime::{
     Error,
+    live::Live,
     metrics::{
         Metrics,
         metrics::{family::Family, gauge::Gauge},
@@ -33,8 +34,7 @@ struct ClassLabel {
 /// The requests without a token, by priority class.
 pub struct Admission {
     queues: [Mutex<Queue>; CLASSES.len()],
-    max_choices: u64,
-    max_tokens: u64,
+    limits: Live<RouterSettings>,
     choices: Family<ClassLabel, Gauge>,
     tokens: Family<ClassLabel, Gauge>,
 }
@@ -58,7 +58,7 @@ pub struct Queued {
 
 impl Admission {
     /// Creates empty queues, and registers their metrics.
-    pub fn new(settings: &RouterSettings, metrics: &Metrics) -> Arc<Self> {
+    pub fn new(limits: impl Into<Live<RouterSettings>>, metrics: &Metrics) -> Arc<Self> {
         let (choices, tokens) = (Family::default(), Family::default());
         metrics.register(|registry| {
             let router = registry.sub_registry_with_prefix("router");
@@ -67,27 +67,24 @@ impl Admission {
             let help = "Tokens in the prompts of choices without a token, by priority class";
             router.register("queued_tokens", help, Family::clone(&tokens));
         });
-        Arc::new(Self {
-            queues: Default::default(),
-            max_choices: settings.max_queued_choices.unwrap_or(settings.max_concurrent_choices).into(),
-            max_tokens: settings.max_queued_tokens as u64,
-            choices,
-            tokens,
-        })
+        Arc::new(Self { queues: Default::default(), limits: limits.into(), choices, tokens })
     }
 
     /// Admits a request, or refuses it because its class is full. `tokens` is the number of tokens of all its prompts,
     /// each counted once per choice, exact or estimated.
     pub fn enter(self: &Arc<Self>, priority: i32, choices: u64, tokens: u64) -> Result<Queued, Error> {
         let class = class_of(priority);
+        let limits = self.limits.get();
+        let max_choices = u64::from(limits.max_queued_choices.unwrap_or(limits.max_concurrent_choices));
+        let max_tokens = limits.max_queued_tokens as u64;
         let mut queue = self.queues[class].lock();
         // A request that is over the bound alone is admitted to an empty queue: it could never be served otherwise.
-        let full = queue.choices + choices > self.max_choices || queue.tokens + tokens > self.max_tokens;
+        let full = queue.choices + choices > max_choices || queue.tokens + tokens > max_tokens;
         if queue.choices > 0 && full {
             let message = format!(
                 "the queue of {} requests has {} choices with {} tokens; this request has {choices} with {tokens}, \
-                 the limits are {} and {}",
-                CLASSES[class], queue.choices, queue.tokens, self.max_choices, self.max_tokens
+                 the limits are {max_choices} and {max_tokens}",
+                CLASSES[class], queue.choices, queue.tokens
             );
             return Err(Error::overloaded(message, queue.retry_after()));
         }

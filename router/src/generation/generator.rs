@@ -14,6 +14,7 @@ use tracing::Instrument;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::{
     Error, ErrorKind,
+    live::Live,
     trace::{ClientSpan, SpanKind, TraceContext},
 };
 use tutti_settings::RouterSettings;
@@ -50,8 +51,7 @@ pub struct Generator {
     max_choices: u32,
     /// True once the process waits for its last requests.
     draining: AtomicBool,
-    max_prompt_logprobs: usize,
-    max_output_logprobs: usize,
+    settings: Live<RouterSettings>,
     admission: Arc<Admission>,
     readers: Readers,
     metrics: RouterMetrics,
@@ -61,19 +61,19 @@ impl Generator {
     /// Creates a generator for these conductors.
     pub fn new(
         fleet: Arc<Fleet>,
-        config: &RouterSettings,
+        settings: Live<RouterSettings>,
         admission: Arc<Admission>,
         readers: Readers,
         metrics: RouterMetrics,
     ) -> Result<Self, Error> {
+        let config = settings.get();
         Ok(Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue)?,
             draining: AtomicBool::new(false),
             permits: Arc::new(Semaphore::new(config.max_concurrent_choices as usize)),
             max_choices: config.max_concurrent_choices,
-            max_prompt_logprobs: config.max_prompt_logprobs,
-            max_output_logprobs: config.max_output_logprobs,
+            settings,
             admission,
             readers,
             metrics,
@@ -152,6 +152,8 @@ impl Generator {
         trace: Option<TraceContext>,
     ) -> Result<Accepted, Error> {
         let arrived = Instant::now();
+        // One request has one set of limits, also if the settings change meanwhile.
+        let limits = self.settings.get();
         let model = self.model_named(request.model.as_deref())?;
         let vocab_size = model.description.vocab_size;
         validate::check(&request, vocab_size, model.text.tokenizer.is_some())?;
@@ -160,7 +162,7 @@ impl Generator {
         // Prompts of token ids are checked before any work, and texts as soon as their tokens are known.
         let known =
             request.prompts.iter().map(|prompt| if let Prompt::Tokens(ids) = prompt { ids.len() } else { 0 });
-        validate::prompt_logprobs(known, &request.output, n, self.max_prompt_logprobs)?;
+        validate::prompt_logprobs(known, &request.output, n, limits.max_prompt_logprobs)?;
         let permits = self.admit(request.prompts.len(), n)?;
         let estimate: u64 = request.prompts.iter().map(Prompt::estimate_tokens).sum();
         let choices = request.prompts.len() as u64 * u64::from(n);
@@ -183,12 +185,12 @@ impl Generator {
         let tokens: u64 = prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
         queued.recount(tokens * u64::from(n));
         let lengths = prompts.iter().map(|prompt| prompt.ids.len());
-        validate::prompt_logprobs(lengths, &request.output, n, self.max_prompt_logprobs)?;
+        validate::prompt_logprobs(lengths, &request.output, n, limits.max_prompt_logprobs)?;
         let specs = self.specs(&request, sampling, &prompts, n, &model)?;
         let max_tokens =
             |(_, spec): &(_, pb::RequestSpec)| spec.stopping.as_ref().map_or(0, |s| s.max_tokens.into());
         let output_tokens = specs.iter().map(max_tokens).sum();
-        validate::output_logprobs(output_tokens, &request.output, self.max_output_logprobs)?;
+        validate::output_logprobs(output_tokens, &request.output, limits.max_output_logprobs)?;
         let settings = settings(&request, &model, &prompts, n);
         let scored = request.output.prompt_logprobs_needed().is_some();
         let shared: Vec<_> = prompts.iter().map(|_| scored.then(SharedLogprobs::default)).collect();

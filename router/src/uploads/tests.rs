@@ -9,7 +9,7 @@ fn peer(last: u8) -> Option<IpAddr> {
 
 #[test]
 fn room_is_taken_as_bytes_arrive_and_given_back() {
-    let uploads = Uploads::new(2 * PIECE_BYTES, PACE);
+    let uploads = Uploads::new(2 * PIECE_BYTES, || PACE);
     // Bodies that have begun but brought nothing hold nothing.
     let idle: Vec<_> = (0..1000).map(|_| uploads.begin(None)).collect();
     let mut full: Vec<_> = (0..LARGEST_AT_ONCE).map(|_| uploads.begin(None)).collect();
@@ -29,7 +29,7 @@ fn room_is_taken_as_bytes_arrive_and_given_back() {
 
 #[test]
 fn a_peer_takes_its_share_and_leaves_the_rest() {
-    let uploads = Uploads::new(PIECE_BYTES, PACE);
+    let uploads = Uploads::new(PIECE_BYTES, || PACE);
     let mut mine: Vec<_> = (0..=LARGEST_PER_PEER).map(|_| uploads.begin(peer(1))).collect();
     let taken: Vec<_> = mine.iter_mut().map(|upload| upload.take(PIECE_BYTES)).collect();
     assert!(taken[..LARGEST_PER_PEER].iter().all(Result::is_ok));
@@ -51,7 +51,7 @@ fn all_addresses_of_an_ipv6_network_are_one_peer() {
 
 #[test]
 fn a_body_is_due_by_its_bytes_and_at_the_latest_by_the_whole_time() {
-    let uploads = Uploads::new(1 << 20, PACE);
+    let uploads = Uploads::new(1 << 20, || PACE);
     let mut upload = uploads.begin(None);
     let start = upload.started;
     assert_eq!(upload.due() - start, Duration::from_secs(10));

@@ -61,7 +61,7 @@ impl Router {
         let (health, metrics) = (Health::default(), Metrics::default());
         let conductors = Conductors::new(urls, None, Access::default(), &settings).unwrap();
         let front_door =
-            FrontDoor::before(conductors, settings, &RouterSettings::default(), &metrics).unwrap();
+            FrontDoor::before(conductors, settings, RouterSettings::default(), &metrics).unwrap();
         tokio::spawn(front_door.clone().follow(health.clone()));
         Self { front_door, health, metrics }
     }

@@ -253,7 +253,7 @@ pub async fn start_with(config: RouterSettings, has_tokenizer: bool, text: Optio
     };
     let metrics = Metrics::default();
     let channel = connect(Routes::new(ConductorServer::new(conductor.clone())));
-    let front_door = FrontDoor::new(channel, text, &config, &metrics).unwrap();
+    let front_door = FrontDoor::new(channel, text, config, &metrics).unwrap();
     Setup { conductor, front_door, health: Health::default(), metrics, cancelled }
 }
 

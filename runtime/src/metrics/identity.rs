@@ -1,6 +1,9 @@
 //! Metrics that say which build and which settings a process runs.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use serde::Serialize;
@@ -8,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     Metrics,
-    metrics::{family::Family, gauge::Gauge},
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
 use crate::{Error, VERSION};
 
@@ -28,24 +31,63 @@ struct SettingsLabel {
 }
 
 impl Metrics {
-    /// Registers gauges of constant value 1 whose labels name the process, its version and the hash of its settings.
+    /// Registers gauges of constant value 1 whose labels name the process, its version and the hash of its settings, and the
+    /// time at which the settings were read.
     ///
     /// The gauges have the type `gauge`, because parsers of Prometheus's older text format refuse the type `info`.
     ///
     /// # Errors
     /// An internal error if the settings cannot be written as JSON.
-    pub fn identify(&self, process: &'static str, settings: &impl Serialize) -> Result<(), Error> {
-        let hash = settings_hash(settings)?;
-        let (build, config) =
-            (Family::<BuildLabel, Gauge>::default(), Family::<SettingsLabel, Gauge>::default());
+    pub fn identify(
+        &self,
+        process: &'static str,
+        settings: &impl Serialize,
+    ) -> Result<SettingsMetrics, Error> {
+        let build = Family::<BuildLabel, Gauge>::default();
+        let own = SettingsMetrics {
+            process,
+            config: Family::default(),
+            loaded: Gauge::default(),
+            failures: Counter::default(),
+        };
+        own.loaded(settings)?;
         build.get_or_create(&BuildLabel { process, version: VERSION }).set(1);
-        config.get_or_create(&SettingsLabel { process, hash }).set(1);
         self.register(|registry| {
             registry.register("build_info", "1, with the process's name and version", build);
             let help = "1, with a hash of the process's settings other than its own addresses";
-            registry.register("config_info", help, config);
+            registry.register("config_info", help, own.config.clone());
+            let help = "Unix time at which the settings were read for the last time without an error";
+            registry.register("config_loaded_seconds", help, own.loaded.clone());
+            let help = "Settings that were read again and refused";
+            registry.register("config_reload_failures", help, own.failures.clone());
         });
+        Ok(own)
+    }
+}
+
+/// Metrics of the settings in force.
+#[derive(Clone, Debug)]
+pub struct SettingsMetrics {
+    process: &'static str,
+    config: Family<SettingsLabel, Gauge>,
+    loaded: Gauge,
+    failures: Counter,
+}
+
+impl SettingsMetrics {
+    /// Notes that these settings are in force since now.
+    pub fn loaded(&self, settings: &impl Serialize) -> Result<(), Error> {
+        let label = SettingsLabel { process: self.process, hash: settings_hash(settings)? };
+        self.config.clear();
+        self.config.get_or_create(&label).set(1);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        self.loaded.set(now as i64);
         Ok(())
+    }
+
+    /// Counts settings that were refused.
+    pub fn refused(&self) {
+        self.failures.inc();
     }
 }
 
@@ -81,7 +123,12 @@ mod tests {
     #[test]
     fn a_process_names_its_build_and_settings_once() {
         let metrics = Metrics::default();
-        metrics.identify("router", &json!({ "log": "info" })).expect("settings that serialise");
+        let settings =
+            metrics.identify("router", &json!({ "log": "warn" })).expect("settings that serialise");
+        let hashes = || metrics.encode().lines().filter(|line| line.contains("hash=")).collect::<String>();
+        let before = hashes();
+        settings.loaded(&json!({ "log": "info" })).expect("settings that serialise");
+        assert_ne!(before, hashes());
         let text = metrics.encode();
         let build = format!("tutti_build_info{{process=\"router\",version=\"{VERSION}\"}} 1");
         assert!(text.lines().any(|line| line == build), "{text}");

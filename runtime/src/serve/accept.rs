@@ -15,7 +15,7 @@ use hyper_util::{
 use parking_lot::Mutex;
 use tokio::{
     task::JoinSet,
-    time::{MissedTickBehavior, interval, sleep},
+    time::{interval, sleep},
 };
 use tutti_settings::ConnectionSettings;
 
@@ -29,6 +29,7 @@ use super::{
     stream::{ActiveStream, Peer, Socket, Stream, TimedSocket},
 };
 use crate::{
+    live::Live,
     shutdown::Shutdown,
     tls::{RefusalLog, ServerTls},
 };
@@ -44,13 +45,15 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const LINGER: Duration = Duration::from_secs(1);
 /// Time limits are checked this many times during the shorter one.
 const CHECKS: u32 = 8;
+/// Time limits are checked at least this often, so that new ones hold soon.
+const CHECKED_WITHIN: Duration = Duration::from_secs(1);
 
 /// One listener's server.
 pub(super) struct Server {
     routes: axum::Router,
     builder: Arc<Builder<TokioExecutor>>,
     receiving: Option<Arc<Receiving>>,
-    limits: Arc<ConnectionSettings>,
+    limits: Live<ConnectionSettings>,
     open: Arc<OpenConnections>,
     refusals: Arc<Mutex<RefusalLog>>,
 }
@@ -60,23 +63,23 @@ impl Server {
         routes: axum::Router,
         builder: Builder<TokioExecutor>,
         receiving: Option<Arc<Receiving>>,
-        limits: ConnectionSettings,
+        limits: Live<ConnectionSettings>,
     ) -> Self {
-        let open = OpenConnections::new(&limits);
-        let (builder, limits) = (Arc::new(builder), Arc::new(limits));
-        Self { routes, builder, receiving, limits, open, refusals: Arc::default() }
+        let open = OpenConnections::new(limits.clone());
+        Self { routes, builder: Arc::new(builder), receiving, limits, open, refusals: Arc::default() }
     }
 
     /// Accepts and serves connections until `closing` begins, and then waits for the open ones to end.
     pub async fn run(self, listener: Listener, closing: Shutdown) {
         let mut tasks = JoinSet::new();
         let mut log = SeldomLog::default();
+        let write_timeout = self.limits.get().write_timeout();
         let mut begun = pin!(closing.begun());
         loop {
             let accepted = tokio::select! {
                 () = &mut begun => break,
                 Some(_) = tasks.join_next() => continue,
-                accepted = listener.accept(self.limits.write_timeout()) => accepted,
+                accepted = listener.accept(write_timeout) => accepted,
             };
             match accepted {
                 Ok((socket, peer)) => {
@@ -121,8 +124,9 @@ impl Server {
         peer: Peer,
         tls: Option<ServerTls>,
     ) -> impl Future<Output = Option<Stream>> + Send + use<> {
-        let socket = TimedSocket::new(socket, self.limits.write_timeout());
-        let (limit, refusals) = (self.limits.handshake_timeout(), self.refusals.clone());
+        let limits = self.limits.get();
+        let socket = TimedSocket::new(socket, limits.write_timeout());
+        let (limit, refusals) = (limits.handshake_timeout(), self.refusals.clone());
         async move {
             let Some(tls) = tls else { return Some(Stream::Plain(socket)) };
             match tls.accept(socket, limit).await {
@@ -141,6 +145,11 @@ impl Server {
         let held = (entry, metrics.opened());
         Connection { builder, limits, service, activity, metrics: metrics.clone(), _held: held }
     }
+}
+
+/// Time until the next check of a connection's time limits.
+fn check_after(limits: &ConnectionSettings) -> Duration {
+    (limits.header_timeout().min(limits.idle_timeout()) / CHECKS).min(CHECKED_WITHIN)
 }
 
 /// Logs that a peer is refused. At a public port this is usual, inside the cluster it is not.
@@ -179,7 +188,7 @@ impl SeldomLog {
 /// One connection with what its task needs.
 struct Connection {
     builder: Arc<Builder<TokioExecutor>>,
-    limits: Arc<ConnectionSettings>,
+    limits: Live<ConnectionSettings>,
     service: CountedService,
     activity: Arc<Activity>,
     metrics: ListenerMetrics,
@@ -210,8 +219,7 @@ impl Connection {
         let service = TowerToHyperService::new(service);
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let mut begun = pin!(closing.begun());
-        let mut check = interval(limits.header_timeout().min(limits.idle_timeout()) / CHECKS);
-        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut check = pin!(sleep(check_after(&limits.get())));
         let mut linger = interval(LINGER / CHECKS);
         let (mut is_closing, mut is_lingering, mut is_leaving) = (false, false, false);
         loop {
@@ -238,17 +246,21 @@ impl Connection {
                         connection.as_mut().graceful_shutdown();
                     }
                 }
-                _ = check.tick() => match activity.overdue(&limits) {
-                    None => {}
-                    Some(Overdue::Idle) if !is_leaving => {
-                        // Over HTTP/2 the peer is told, so that it opens another connection for its next request.
-                        is_leaving = true;
-                        metrics.closed(Closed::Idle);
-                        connection.as_mut().graceful_shutdown();
+                () = &mut check => {
+                    let limits = limits.get();
+                    check.as_mut().reset(tokio::time::Instant::now() + check_after(&limits));
+                    match activity.overdue(&limits) {
+                        None => {}
+                        Some(Overdue::Idle) if !is_leaving => {
+                            // Over HTTP/2 the peer is told, so that it opens another connection for its next request.
+                            is_leaving = true;
+                            metrics.closed(Closed::Idle);
+                            connection.as_mut().graceful_shutdown();
+                        }
+                        Some(Overdue::Head) => return metrics.closed(Closed::Head),
+                        Some(Overdue::Idle) => return,
                     }
-                    Some(Overdue::Head) => return metrics.closed(Closed::Head),
-                    Some(Overdue::Idle) => return,
-                },
+                }
             }
         }
     }

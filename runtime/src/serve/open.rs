@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tutti_settings::ConnectionSettings;
 
 use super::{activity::Activity, stream::Peer};
-use crate::descriptors;
+use crate::{descriptors, live::Live};
 
 /// At a limit, one connection in this many makes room at once, so that the table is searched seldom.
 const EVICTED_SHARE: usize = 64;
@@ -21,8 +21,9 @@ const EVICTED_SHARE: usize = 64;
 /// The table of open connections.
 #[derive(Debug)]
 pub(super) struct OpenConnections {
-    max_open: usize,
-    max_per_peer: usize,
+    limits: Live<ConnectionSettings>,
+    /// Connections that the process may have open, whatever the settings say.
+    most: usize,
     table: Mutex<Table>,
 }
 
@@ -49,22 +50,28 @@ impl Drop for Entry {
 
 impl OpenConnections {
     /// A table with these limits, or lower ones where the process may not open so many files.
-    pub fn new(limits: &ConnectionSettings) -> Arc<Self> {
-        let max_open = (limits.max_open as usize).min(descriptors::for_connections());
-        Arc::new(Self { max_open, max_per_peer: limits.max_per_peer as usize, table: Mutex::default() })
+    pub fn new(limits: impl Into<Live<ConnectionSettings>>) -> Arc<Self> {
+        Arc::new(Self {
+            limits: limits.into(),
+            most: descriptors::for_connections(),
+            table: Mutex::default(),
+        })
     }
 
     /// Enters a connection. `None` if a limit is reached and every connection under that limit is busy.
     pub fn enter(self: &Arc<Self>, peer: Peer, activity: &Arc<Activity>) -> Option<Entry> {
         let peer = network(peer);
+        let limits = self.limits.get();
+        let (max_open, max_per_peer) =
+            ((limits.max_open as usize).min(self.most), limits.max_per_peer as usize);
         let mut table = self.table.lock();
         if let Some(peer) = peer
-            && table.per_peer.get(&peer).copied().unwrap_or_default() >= self.max_per_peer
-            && table.make_room(self.max_per_peer, |other| other == Some(peer)) == 0
+            && table.per_peer.get(&peer).copied().unwrap_or_default() >= max_per_peer
+            && table.make_room(max_per_peer, |other| other == Some(peer)) == 0
         {
             return None;
         }
-        if table.connections.len() >= self.max_open && table.make_room(self.max_open, |_| true) == 0 {
+        if table.connections.len() >= max_open && table.make_room(max_open, |_| true) == 0 {
             return None;
         }
         let key = table.accepted;

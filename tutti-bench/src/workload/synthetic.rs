@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::{Content, Request};
 use crate::{lengths::Lengths, random::Draw};
 
-/// What a prompt consists of.
+/// Kind of a prompt's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Alphabet {
@@ -29,7 +29,7 @@ pub struct Synthetic {
     pub shared_prefix: u32,
     /// Number of different shared prefixes. Each request has a random one of them.
     pub prefixes: u32,
-    /// What prompts consist of.
+    /// Kind of the prompts' content.
     pub alphabet: Alphabet,
     /// Exclusive bound of token ids.
     pub vocab_size: u32,

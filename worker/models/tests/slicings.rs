@@ -68,7 +68,7 @@ impl Request {
     }
 }
 
-/// What a request leaves: tokens, distributions, its pages and its state.
+/// Result of a request: tokens, distributions, its pages and its state.
 #[derive(PartialEq)]
 struct Left {
     tokens: Vec<u32>,

@@ -9,7 +9,7 @@ fn admission(choices: u32, tokens: usize) -> (Arc<Admission>, Metrics) {
         ..RouterSettings::default()
     };
     let metrics = Metrics::default();
-    (Admission::new(&settings, &metrics), metrics)
+    (Admission::new(settings, &metrics), metrics)
 }
 
 #[test]

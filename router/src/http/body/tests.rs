@@ -6,7 +6,7 @@ use crate::uploads::{LARGEST_AT_ONCE, PIECE_BYTES, Pace};
 
 fn reader(limit: usize, whole: Duration) -> BodyReader {
     let pace = Pace { patience: Duration::from_millis(50), whole, bytes_per_second: 100 };
-    BodyReader::new(Uploads::new(limit, pace))
+    BodyReader::new(Uploads::new(limit, move || pace))
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@ use http::Version;
 use super::*;
 
 fn table(max_open: u32, max_per_peer: u32) -> Arc<OpenConnections> {
-    OpenConnections::new(&ConnectionSettings { max_open, max_per_peer, ..ConnectionSettings::default() })
+    OpenConnections::new(ConnectionSettings { max_open, max_per_peer, ..ConnectionSettings::default() })
 }
 
 fn peer(last: u8) -> Peer {

@@ -1,0 +1,68 @@
+//! Settings that may change while the process runs.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use tutti_settings::{ConnectionSettings, DrainSettings, LiveGroups, RouterSettings};
+
+/// A value that may be replaced while others use it. Clones share it.
+#[derive(Debug, Default)]
+pub struct Live<T>(Arc<RwLock<Arc<T>>>);
+
+impl<T> Clone for Live<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> From<T> for Live<T> {
+    fn from(value: T) -> Self {
+        Self::new(value)
+    }
+}
+
+impl<T> Live<T> {
+    /// A value that is shared by the clones of what is returned.
+    pub fn new(value: T) -> Self {
+        Self(Arc::new(RwLock::new(Arc::new(value))))
+    }
+
+    /// The value now. It does not change while it is held.
+    pub fn get(&self) -> Arc<T> {
+        self.0.read().clone()
+    }
+
+    fn set(&self, value: T) {
+        *self.0.write() = Arc::new(value);
+    }
+}
+
+/// The groups of a process's settings of which some settings change live. All other settings in them stay as they were
+/// when the process started. Clones share the values.
+#[derive(Clone, Debug)]
+pub struct LiveSettings {
+    /// The end of the process.
+    pub drain: Live<DrainSettings>,
+    /// Connections of each listener.
+    pub connections: Live<ConnectionSettings>,
+    /// The front door.
+    pub router: Live<RouterSettings>,
+}
+
+impl LiveSettings {
+    /// The groups of these settings.
+    pub fn of(settings: &impl LiveGroups) -> Self {
+        Self {
+            drain: Live::new(settings.drain().clone()),
+            connections: Live::new(settings.connections().clone()),
+            router: Live::new(settings.router().clone()),
+        }
+    }
+
+    /// Replaces all groups by those of `settings`.
+    pub(crate) fn replace(&self, settings: &impl LiveGroups) {
+        self.drain.set(settings.drain().clone());
+        self.connections.set(settings.connections().clone());
+        self.router.set(settings.router().clone());
+    }
+}

@@ -1,0 +1,40 @@
+//! Limits on the connections of a listener, of which some change while the listener is served.
+
+use tutti_settings::ConnectionSettings;
+
+use crate::live::Live;
+
+/// Limits on the connections of a listener. Clones share the settings.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionLimits {
+    settings: Live<ConnectionSettings>,
+    max_streams: Option<u32>,
+}
+
+impl From<Live<ConnectionSettings>> for ConnectionLimits {
+    fn from(settings: Live<ConnectionSettings>) -> Self {
+        Self { settings, max_streams: None }
+    }
+}
+
+impl From<ConnectionSettings> for ConnectionLimits {
+    fn from(settings: ConnectionSettings) -> Self {
+        Live::new(settings).into()
+    }
+}
+
+impl ConnectionLimits {
+    /// The limits with this number of requests in progress on one HTTP/2 connection, whatever the settings say.
+    #[must_use]
+    pub fn with_streams(self, max_streams: u32) -> Self {
+        Self { max_streams: Some(max_streams), ..self }
+    }
+
+    pub(super) fn live(&self) -> Live<ConnectionSettings> {
+        self.settings.clone()
+    }
+
+    pub(super) fn max_streams(&self) -> u32 {
+        self.max_streams.unwrap_or_else(|| self.settings.get().max_streams)
+    }
+}

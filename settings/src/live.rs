@@ -1,0 +1,42 @@
+//! The groups with settings that change while a process runs.
+
+use crate::{
+    ConductorSettings, ConnectionSettings, DrainSettings, RouterProcessSettings, RouterSettings, Settings,
+    TelemetrySettings,
+};
+
+/// The settings of a process that reads them again: the groups that have settings which change live.
+pub trait LiveGroups: Settings {
+    /// The end of the process.
+    fn drain(&self) -> &DrainSettings;
+    /// Logs and spans.
+    fn telemetry(&self) -> &TelemetrySettings;
+    /// Connections of each listener.
+    fn connections(&self) -> &ConnectionSettings;
+    /// The front door.
+    fn router(&self) -> &RouterSettings;
+}
+
+macro_rules! live_groups {
+    ($( $type:ident )+) => { $(
+        impl LiveGroups for $type {
+            fn drain(&self) -> &DrainSettings {
+                &self.drain
+            }
+
+            fn telemetry(&self) -> &TelemetrySettings {
+                &self.telemetry
+            }
+
+            fn connections(&self) -> &ConnectionSettings {
+                &self.connections
+            }
+
+            fn router(&self) -> &RouterSettings {
+                &self.router
+            }
+        }
+    )+ };
+}
+
+live_groups!(ConductorSettings RouterProcessSettings);
