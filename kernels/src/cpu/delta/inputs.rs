@@ -94,8 +94,8 @@ struct Block<'a> {
     out: &'a Shared<'a, f32>,
 }
 
-/// A task's part of one row.
-struct Part<'a> {
+/// A task's tokens of one row.
+struct RowTokens<'a> {
     row: &'a Row,
     /// Tokens of the row. The part with the row's state begins with token 0.
     tokens: Range<usize>,
@@ -103,7 +103,7 @@ struct Part<'a> {
 
 impl<'a> Block<'a> {
     /// The parts of rows in this block.
-    fn parts(&self) -> impl Iterator<Item = Part<'a>> {
+    fn parts(&self) -> impl Iterator<Item = RowTokens<'a>> {
         let (Range { start, end }, kept) = (self.tokens.clone(), self.shape.taps - 1);
         let first = self.rows.partition_point(|row| row.first_token + row.tokens <= start);
         let rows = self.rows[first..].iter().take_while(move |row| row.first_token < end);
@@ -113,7 +113,7 @@ impl<'a> Block<'a> {
                 Some(before @ 1..) => before.max(kept)..row.tokens.min(end - row.first_token),
                 _ => 0..row.tokens.min(kept.max(end - row.first_token)),
             };
-            Part { row, tokens }
+            RowTokens { row, tokens }
         })
         .filter(|part| !part.tokens.is_empty())
     }
@@ -144,7 +144,7 @@ impl Op for Block<'_> {
 impl Block<'_> {
     /// Computes the inputs of one unit.
     #[inline(always)]
-    fn unit<S: Simd>(&self, s: S, part: &Part<'_>, unit: usize) {
+    fn unit<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
         let DeltaShape { key_heads, key_dim, value_dim, taps, .. } = self.shape;
         let (kept, slot) = (taps - 1, part.row.slot);
         let has_state = part.tokens.start == 0;
@@ -190,17 +190,17 @@ impl Block<'_> {
 
     /// Writes zeros for a row without state. Its decays and betas are not read.
     #[inline(always)]
-    fn clear(&self, Part { row, tokens }: &Part<'_>, strip: Strip) {
+    fn clear(&self, RowTokens { row, tokens }: &RowTokens<'_>, strip: Strip) {
         tokens.clone().for_each(|token| self.out(row, token, strip.column, strip.width).fill(0.0));
     }
 
     /// Convolves the channels of a strip over a part of a row. `state` holds the inputs before the row, `[taps - 1, width]`,
     /// and receives its last inputs; it is empty if the part does not have the state.
     #[inline(always)]
-    fn strip<S: Simd>(&self, s: S, part: &Part<'_>, strip: Strip, state: &mut [f32]) {
+    fn strip<S: Simd>(&self, s: S, part: &RowTokens<'_>, strip: Strip, state: &mut [f32]) {
         let Strip { column, width, normed } = strip;
         let (kept, channels, stride) = (self.shape.taps - 1, self.shape.channels(), self.shape.projected());
-        let Part { row, tokens } = part;
+        let RowTokens { row, tokens } = part;
         let projected = &self.projected[row.first_token * stride..][..row.tokens * stride];
         let mut weights = [s.splat(0.0); MAX_TAPS];
         let mut window = [s.splat(0.0); MAX_TAPS - 1 + BLOCK_TOKENS];
@@ -254,7 +254,7 @@ impl Block<'_> {
 
     /// Computes the decay and the beta of a value head.
     #[inline(always)]
-    fn gates(&self, Part { row, tokens }: &Part<'_>, head: usize) {
+    fn gates(&self, RowTokens { row, tokens }: &RowTokens<'_>, head: usize) {
         let (shape, heads) = (self.shape, self.shape.value_heads);
         let (rate, bias) = (self.rate[head], self.bias[head]);
         for token in tokens.clone() {
