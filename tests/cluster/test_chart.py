@@ -39,7 +39,7 @@ EVERYTHING = {
         "settings": {"max_step_tokens": 1048576, "kv_cache_memory": "512MiB", "chunk_shapes": "64,1048576",
                      "connections": {"receive_room_bytes": 1073741824}, "sim": {"seed": 7}},
         "drain": {"preStopSeconds": 2},
-        "autoscaling": {"enabled": True},
+        "autoscaling": {"enabled": True, "targetRunning": 96},
         "extraEnv": [{"name": "RUST_BACKTRACE", "value": "1"}],
         "affinity": {"podAntiAffinity": {}},
         "priorityClassName": "serving",
@@ -311,6 +311,21 @@ def test_an_upgrade_keeps_the_secrets_that_the_chart_has_made():
     # One certificate without the other would be of another authority.
     with pytest.raises(helm.Refused, match="tutti-router-cluster-tls"):
         helm.install(existing=[s for s in before if s["metadata"]["name"] != "tutti-router-cluster-tls"])
+
+
+@pytest.mark.parametrize("kind, values", [("HorizontalPodAutoscaler", "hpa"), ("ScaledObject", "keda")])
+def test_conductors_scale_by_what_waits_and_by_what_runs(kind, values):
+    def targets(**autoscaling):
+        rendered = helm.install({"conductor": {"autoscaling": {"enabled": True, "with": values, **autoscaling}}})
+        spec = next(found["spec"] for found in rendered.all(kind) if found["metadata"]["name"].endswith("conductor"))
+        if kind == "ScaledObject":
+            triggers = [trigger["metadata"] for trigger in spec["triggers"]]
+            return {re.search(r"tutti_conductor_(\w+)", t["query"])[1]: t["threshold"] for t in triggers}
+        pods = [metric["pods"] for metric in spec["metrics"]]
+        return {pod["metric"]["name"].removeprefix("tutti_conductor_"): pod["target"]["averageValue"] for pod in pods}
+
+    assert targets(targetWaiting=5) == {"requests_waiting": "5"}
+    assert targets(targetRunning=96) == {"requests_waiting": "8", "requests_running": "96"}
 
 
 def run_helm_test(rendered, url, **variables):

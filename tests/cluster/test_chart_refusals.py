@@ -49,6 +49,7 @@ WRONG = [
     ("conductor.sharedMemory", "2 GB", None),
     ("conductor.podManagementPolicy", "Serial", None),
     ("conductor.autoscaling.with", "vpa", None),
+    ("conductor.autoscaling.targetRunning", -1, None),
     ("conductor.startupSeconds", 0, None),
     ("model.uri", "s3://bucket/model", None),
     ("model.uri", "hf://Qwen3", None),
