@@ -72,7 +72,8 @@ class Conductors:
 
     async def means(self, client, names):
         """Mean of each metric over the ready pods."""
-        texts = [(await client.get(f"http://{pod.address}:{pod.http}/metrics")).text for pod in self.pods.values()]
+        pods = list(self.pods.values())  # Others may become ready meanwhile.
+        texts = [(await client.get(f"http://{pod.address}:{pod.http}/metrics")).text for pod in pods]
         found = {name: [float(re.search(rf"^{name}(?:\{{.*\}})? (\S+)", text, re.M)[1]) for text in texts] for name in names}
         return {name: statistics.mean(values) for name, values in found.items()}
 

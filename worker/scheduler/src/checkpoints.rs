@@ -1,9 +1,13 @@
 //! The positions at which a request's slot is saved as a checkpoint.
 //!
 //! A checkpoint costs a slot and a cut in the prefill, so checkpoints are few. They lie on a ladder of rungs: the
-//! numbers of whole blocks with at most two significant bits (1, 2, 3, 4, 6, 8, 12, 16, 24, ...). Any shared prefix
-//! then has a rung within its last third. One more rung is the last whole block before the last token of the prefill,
-//! where an equal prompt resumes.
+//! numbers of whole blocks from [`FIRST`] on with at most two significant bits (4, 6, 8, 12, 16, 24, ...). Any shared
+//! prefix that is as long as the first rung then has a rung within its last third. One more rung is the last whole block
+//! before the last token of the prefill, where an equal prompt resumes.
+
+/// The first rung of a long prefill, in blocks. A shorter prefix saves less than its cut costs: each chunk reads all
+/// weights, however few tokens it has.
+const FIRST: usize = 4;
 
 /// The rungs of one request.
 #[derive(Clone, Copy, Debug)]
@@ -22,11 +26,11 @@ impl Ladder {
     /// The first rung behind position `from`, as a position.
     pub fn next(self, from: usize) -> usize {
         let blocks = from / self.page_tokens;
-        let power = blocks.checked_ilog2().map_or(1, |log| 1 << log);
-        let next = match blocks {
-            0 => 1,
-            _ if blocks < power + power / 2 => power + power / 2,
-            _ => 2 * power,
+        let next = if blocks < FIRST {
+            FIRST
+        } else {
+            let power = 1 << blocks.ilog2();
+            if blocks < power + power / 2 { power + power / 2 } else { 2 * power }
         };
         let next = if self.last > blocks { next.min(self.last) } else { next };
         next * self.page_tokens
@@ -36,7 +40,7 @@ impl Ladder {
     pub fn has(self, position: usize) -> bool {
         let blocks = position / self.page_tokens;
         let whole = blocks > 0 && position.is_multiple_of(self.page_tokens);
-        whole && (blocks == self.last || blocks >> blocks.trailing_zeros() <= 3)
+        whole && (blocks == self.last || blocks >= FIRST && blocks >> blocks.trailing_zeros() <= 3)
     }
 }
 

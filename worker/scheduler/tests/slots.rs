@@ -51,27 +51,20 @@ fn prompt(tokens: usize) -> Vec<u32> {
 fn chunks_stop_at_rungs_and_an_equal_prompt_resumes_behind_the_last_one() {
     let mut scheduler = hybrid(SchedulerConfig { slots: 20, ..config() });
     scheduler.add(tokens(1, &prompt(30), 1)).unwrap();
-    let expected = [
-        (0..4, vec![(0, 1)]),
-        (4..8, vec![(1, 2)]),
-        (8..12, vec![(1, 3)]),
-        (12..16, vec![(1, 4)]),
-        (16..24, vec![(1, 5)]),
-        (24..28, vec![(1, 6)]),
-        (28..30, vec![(1, 7)]),
-    ];
+    let expected =
+        [(0..16, vec![(0, 1)]), (16..24, vec![(1, 2)]), (24..28, vec![(1, 3)]), (28..30, vec![(1, 4)])];
     assert_eq!(run(&mut scheduler), expected);
     let load = scheduler.load();
-    assert_eq!((load.slots_used, load.slots_cached, load.slots_total), (0, 6, 19));
+    assert_eq!((load.slots_used, load.slots_cached, load.slots_total), (0, 3, 19));
     scheduler.add(tokens(2, &prompt(30), 1)).unwrap();
-    assert_eq!(run(&mut scheduler), [(28..30, vec![(7, 1)])]);
+    assert_eq!(run(&mut scheduler), [(28..30, vec![(4, 1)])]);
     // A prompt that parts from it at position 22 resumes behind the last checkpoint before: 16, not 20.
     let mut other = prompt(30);
     other[22] = 1;
     scheduler.add(tokens(3, &other, 1)).unwrap();
     let third = run(&mut scheduler);
-    assert_eq!(third[0], (16..24, vec![(5, 1)]));
-    assert_eq!(third[1..], [(24..28, vec![(1, 8)]), (28..30, vec![(1, 9)])]);
+    assert_eq!(third[0], (16..24, vec![(2, 1)]));
+    assert_eq!(third[1..], [(24..28, vec![(1, 5)]), (28..30, vec![(1, 6)])]);
 }
 
 #[test]
@@ -93,8 +86,9 @@ fn without_the_prefix_cache_a_slot_is_set_to_zeros_and_never_saved() {
 fn a_request_needs_a_slot_and_takes_that_of_the_checkpoint_unused_for_longest() {
     let mut scheduler = hybrid(SchedulerConfig { slots: 3, ..config() });
     // Two slots: the request's own, and one that each of its saves takes again.
-    scheduler.add(tokens(1, &prompt(10), 1)).unwrap();
-    assert_eq!(run(&mut scheduler), [(0..4, vec![(0, 1)]), (4..8, vec![(1, 2)]), (8..10, vec![(1, 2)])]);
+    scheduler.add(tokens(1, &prompt(26), 1)).unwrap();
+    let expected = [(0..16, vec![(0, 1)]), (16..24, vec![(1, 2)]), (24..26, vec![(1, 2)])];
+    assert_eq!(run(&mut scheduler), expected);
     assert_eq!((scheduler.load().slots_used, scheduler.load().slots_cached), (0, 1));
     let others = [prompt(40)[20..29].to_vec(), prompt(60)[40..49].to_vec(), prompt(80)[60..69].to_vec()];
     for (request, other) in (2..).zip(&others) {
@@ -133,20 +127,24 @@ fn a_step_that_never_ran_has_neither_begun_a_request_nor_saved_its_state() {
 fn a_checkpoint_is_found_only_once_the_step_that_saves_it_is_committed() {
     let two_in_flight = SchedulerConfig { slots: 20, steps_in_flight: 2, ..config() };
     let mut scheduler = hybrid(set(two_in_flight, |settings| settings.max_step_tokens = 4));
-    scheduler.add(tokens(1, &prompt(9), 1)).unwrap();
+    scheduler.add(tokens(1, &prompt(25), 1)).unwrap();
+    for _ in 0..3 {
+        let step = step(&mut scheduler);
+        let _ = commit(&mut scheduler, step);
+    }
     let (ends_at_rung, saves) = (step(&mut scheduler), step(&mut scheduler));
     assert_eq!(saves.copies, [SlotCopy { from: SlotId(1), to: SlotId(2) }]);
     let _ = commit(&mut scheduler, ends_at_rung);
-    scheduler.add(tokens(2, &prompt(9), 1)).unwrap();
+    scheduler.add(tokens(2, &prompt(25), 1)).unwrap();
     let zero = |step: &StepPlan| step.copies.iter().any(|copy| copy.from == SlotId::NULL);
     let turn = scheduler.plan(Duration::ZERO);
     let planned = turn.step.unwrap();
     assert!(!zero(&planned), "the budget goes to the first request");
-    assert_eq!(scheduler.load().tally.cached_tokens, 0, "the block is cached, but its checkpoint is not");
+    assert_eq!(scheduler.load().tally.cached_tokens, 0, "the blocks are cached, but their checkpoint is not");
     let _ = commit(&mut scheduler, saves);
-    scheduler.add(tokens(3, &prompt(9), 1)).unwrap();
+    scheduler.add(tokens(3, &prompt(25), 1)).unwrap();
     let turn = scheduler.plan(Duration::ZERO);
-    assert_eq!(scheduler.load().tally.cached_tokens, 4);
+    assert_eq!(scheduler.load().tally.cached_tokens, 16);
     let _ = commit(&mut scheduler, planned);
     turn.step.into_iter().for_each(|step| scheduler.abort(step));
 }

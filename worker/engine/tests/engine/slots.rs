@@ -82,15 +82,15 @@ fn a_prefix_hit_ends_at_a_checkpoint_and_changes_no_bit() {
         let page = model.page_tokens();
         let prompt = 9 * page + page / 2;
         let first = model.launches(&[prompt], 9).remove(0);
-        // Shared tokens, and tokens up to the last checkpoint among them. Blocks 1, 2, 3, 4, 6, 8 and the last whole one
-        // have checkpoints.
+        // Shared tokens, and tokens up to the last checkpoint among them. Blocks 4, 6, 8 and the last whole one have
+        // checkpoints.
         let cases = [
             (prompt, 9 * page),
             (9 * page + 1, 9 * page),
             (7 * page + 1, 6 * page),
             (5 * page, 4 * page),
-            (page, page),
-            (page - 1, 0),
+            (4 * page, 4 * page),
+            (4 * page - 1, 0),
         ];
         let launches: Vec<_> = cases
             .iter()
@@ -202,16 +202,16 @@ fn a_refused_row_leaves_no_checkpoint() {
     const POISON: u32 = 499;
     for model in Stateful::SIMS {
         let page = model.page_tokens();
-        let mut refused = launch(1, 4 * page, 4);
-        refused.spec.as_mut().unwrap().prompt[2 * page] = POISON;
-        let next = sharing(&refused, 2 * page, 2, 4 * page);
+        let mut refused = launch(1, 8 * page, 4);
+        refused.spec.as_mut().unwrap().prompt[6 * page] = POISON;
+        let next = sharing(&refused, 6 * page, 2, 8 * page);
         assert!(!next.spec.as_ref().unwrap().prompt.contains(&POISON));
         let alone = model.alone(std::slice::from_ref(&next)).results;
         let mut engine = model.engine_with(&settings(), 65, |sim| sim.fail_on_token = Some(POISON));
         let ran = run(&mut engine, std::slice::from_ref(&refused));
         assert!(matches!(&ran.endings[&1], Outcome::Failed(fault) if fault.message.contains("token 499")));
         let ran = run_to_end(&mut engine, &[next]);
-        assert_eq!(ran.cached(2) as usize, page, "{model:?}");
+        assert_eq!(ran.cached(2) as usize, 4 * page, "{model:?}");
         assert!(ran.results == alone, "{model:?}");
     }
 }
