@@ -1,15 +1,20 @@
 //! Routing of tokens to experts, and the order in which experts compute.
 //!
 //! Each row's weights are computed from its own logits alone. Rows are then sorted by expert (a counting sort), so that
-//! an expert's weights are read once for all of its rows. An expert adds to a row after all experts of lower index, so
-//! that a row's sum has one order in any batch.
+//! an expert's weights are read once for all of its rows. As many experts as the buffers have room for compute in one
+//! operation. An expert adds to a row after all experts of lower index, so that a row's sum has one order in any batch.
 
 use std::ops::Range;
 
+use crate::cpu::gemm::groups::Group;
 use crate::cpu::memory::Shared;
 use crate::cpu::rowwise::{TASK_ELEMENTS, each_row};
+use crate::cpu::simd::LANES;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, Routing};
+
+/// Minimum number of columns per task of [`scatter_add`], so that its reads are whole cache lines in a row.
+const LEAST_COLUMNS: usize = 64;
 
 /// An expert of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -34,26 +39,31 @@ pub(super) struct Routes {
     sorted: Vec<Routed>,
     /// Index into `sorted` of each expert's first row, and the end of the last.
     starts: Vec<usize>,
+    /// The experts of one operation that have rows.
+    groups: Vec<Group>,
 }
 
 impl Routes {
     /// Makes room for steps of up to `rows` rows.
     pub(super) fn fit(&mut self, rows: usize, experts: usize, top_k: usize) {
-        let Self { choices, sorted, starts } = self;
+        let Self { choices, sorted, starts, groups } = self;
         choices.clear();
         choices.reserve_exact(rows * top_k);
         sorted.clear();
         sorted.reserve_exact(rows * top_k);
         starts.clear();
         starts.reserve_exact(experts + 2);
+        groups.clear();
+        groups.reserve_exact(experts);
     }
 
     /// Size in bytes.
     pub(super) fn bytes(&self) -> usize {
-        let Self { choices, sorted, starts } = self;
+        let Self { choices, sorted, starts, groups } = self;
         choices.capacity() * size_of::<Choice>()
             + sorted.capacity() * size_of::<Routed>()
             + starts.capacity() * size_of::<usize>()
+            + groups.capacity() * size_of::<Group>()
     }
 
     /// Routes rows by their logits, `[rows, experts]`.
@@ -82,7 +92,7 @@ impl Routes {
     }
 
     fn sort(&mut self, experts: usize, top_k: usize) {
-        let Self { choices, sorted, starts } = self;
+        let Self { choices, sorted, starts, .. } = self;
         // Each entry first counts the rows of the expert two before it. The sums over them are then the starts of the
         // expert before it, which the placement of rows moves to the starts of the expert itself.
         starts.clear();
@@ -101,9 +111,21 @@ impl Routes {
         starts.pop();
     }
 
-    /// The rows of an expert, ascending.
-    pub(super) fn of(&self, expert: usize) -> &[Routed] {
-        &self.sorted[self.range(expert)]
+    /// Groups the rows of the first of `experts`, and of those behind it while they have at most `most` rows together.
+    /// Returns the expert behind these, the groups, and their rows, ascending for each expert. The matrices of the groups
+    /// count from the first of `experts`.
+    pub(super) fn group(&mut self, experts: Range<usize>, most: usize) -> (usize, &[Group], &[Routed]) {
+        let from = self.starts[experts.start];
+        let fits = |expert: &usize| self.starts[expert + 1] - from <= most;
+        let end = experts.clone().skip(1).find(|expert| !fits(expert)).unwrap_or(experts.end);
+        self.groups.clear();
+        for (matrix, expert) in (experts.start..end).enumerate() {
+            let Range { start, end } = self.range(expert);
+            if start < end {
+                self.groups.push(Group { matrix, rows: (start - from, end - from) });
+            }
+        }
+        (end, &self.groups, &self.sorted[from..self.starts[end]])
     }
 
     fn range(&self, expert: usize) -> Range<usize> {
@@ -144,7 +166,7 @@ fn choose(logits: &[f32], renormalise: bool, choices: &mut [Choice]) {
     }
 }
 
-/// Copies the rows of an expert from `x` to `to`; both are `width` wide.
+/// Copies the rows of experts from `x` to `to`; both are `width` wide.
 pub(super) fn gather(
     pool: &mut ThreadPool,
     x: &[f32],
@@ -155,7 +177,8 @@ pub(super) fn gather(
     each_row(pool, to, width, |index, to| to.copy_from_slice(&x[rows[index].row as usize * width..][..width]))
 }
 
-/// Adds an expert's outputs, weighted, to the rows of `out`; both are `width` wide.
+/// Adds the outputs of experts, weighted, to the rows of `out`; both are `width` wide. Tasks divide the columns, so that a
+/// row takes its experts in their order.
 pub(super) fn scatter_add(
     pool: &mut ThreadPool,
     outputs: &[f32],
@@ -163,14 +186,15 @@ pub(super) fn scatter_add(
     rows: &[Routed],
     out: &mut [f32],
 ) -> Result<(), DeviceError> {
-    let share = (TASK_ELEMENTS / width.max(1)).max(1);
+    let least = (TASK_ELEMENTS / rows.len().max(1)).max(LEAST_COLUMNS);
+    let share = width.div_ceil(2 * pool.threads()).max(least).next_multiple_of(LANES);
     let out = Shared::new(out);
-    pool.run(rows.len().div_ceil(share), |task, _| {
-        for index in task * share..rows.len().min((task + 1) * share) {
-            let Routed { row, weight } = rows[index];
-            // SAFETY: an expert has a row at most once, so no other task accesses the row.
-            let out = unsafe { out.slice_mut(row as usize * width, width) };
-            out.iter_mut().zip(&outputs[index * width..]).for_each(|(out, y)| *out += weight * y);
+    pool.run(width.div_ceil(share), |task, _| {
+        let (first, end) = (task * share, width.min((task + 1) * share));
+        for (index, &Routed { row, weight }) in rows.iter().enumerate() {
+            // SAFETY: each column belongs to one task, which holds one such slice at a time.
+            let out = unsafe { out.slice_mut(row as usize * width + first, end - first) };
+            out.iter_mut().zip(&outputs[index * width + first..]).for_each(|(out, y)| *out += weight * y);
         }
     })
 }

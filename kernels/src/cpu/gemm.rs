@@ -5,10 +5,12 @@
 //! [micro-kernel](micro_kernel) multiplies.
 //!
 //! Weights are then read from memory once for all rows: whole panels at a time if the rows fit one tile ([`small_m`]),
-//! in cache blocks otherwise ([`blocked`]).
+//! in cache blocks otherwise ([`blocked`]). Several matrices can multiply rows of their own in one operation
+//! ([`groups`]).
 
 mod activations;
 mod blocked;
+pub(super) mod groups;
 pub(super) mod input;
 mod micro_kernel;
 mod small_m;
@@ -19,13 +21,15 @@ use self::blocked::{Bands, Blocked, SUMS, TASK_PANELS};
 use self::micro_kernel::{BlockFloat, Data, Dots, Inputs, MicroKernel, Widened};
 use self::small_m::SmallM;
 use crate::DeviceError;
+use crate::cpu::gemm::groups::{Group, GroupTasks};
 use crate::cpu::gemm::input::Input;
 use crate::cpu::gemm::tile::{LargestTile, Tiling};
 #[cfg(test)]
 use crate::cpu::memory::format::Bf16;
 use crate::cpu::memory::format::{F16, F32, Stored};
+use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::memory::matrix::{Elements, Matrix};
-use crate::cpu::memory::{Buffer, Shared};
+use crate::cpu::memory::{Buffer, Shared, Weights};
 use crate::cpu::quant::block_float::BFP_BLOCK_STEPS;
 use crate::cpu::rowwise::SiluMul;
 use crate::cpu::sampling::argmax::{PartialArgmax, UpdateArgmax};
@@ -49,10 +53,11 @@ pub(super) enum Epilogue<'a> {
 /// The operands of one product.
 pub(super) struct Product<'a> {
     pub(super) x: Input<'a>,
-    pub(super) rows: usize,
-    pub(super) matrix: &'a Matrix,
+    /// The rows of each matrix. All matrices that have rows are of one [kind](Weights::is_like).
+    pub(super) groups: &'a [Group],
+    pub(super) matrices: &'a [Weights],
     pub(super) epilogue: Epilogue<'a>,
-    /// Results: `[rows, outputs]`, or `[rows, gates]` for a paired matrix.
+    /// Results: `[rows, outputs]`, or `[rows, gates]` for paired matrices.
     pub(super) out: &'a mut [f32],
 }
 
@@ -62,12 +67,13 @@ pub(super) struct Scratch {
     activations: Buffer<f32>,
     /// Sums: [`SUMS`] floats per thread.
     sums: Buffer<f32>,
+    tasks: GroupTasks,
 }
 
 impl Scratch {
     pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
         let sums = Buffer::zeroed(threads * SUMS, "sums of a product")?;
-        Ok(Self { activations: Buffer::zeroed(0, ACTIVATIONS)?, sums })
+        Ok(Self { activations: Buffer::zeroed(0, ACTIVATIONS)?, sums, tasks: GroupTasks::default() })
     }
 
     /// Makes room for products of up to `rows` rows and `inputs` inputs.
@@ -102,12 +108,21 @@ pub(super) fn linear(
     scratch: &mut Scratch,
     product: Product<'_>,
 ) -> Result<(), DeviceError> {
-    match &product.matrix.data {
-        Elements::Stored(Stored::F32(data)) => multiply::<Widened<F32>>(path, pool, scratch, product, data),
-        Elements::Stored(Stored::F16(data)) => multiply::<Widened<F16>>(path, pool, scratch, product, data),
+    let Some(matrix) = product.groups.first().map(|group| product.matrix(*group)) else { return Ok(()) };
+    match &matrix.data {
+        Elements::Stored(Stored::F32(_)) => multiply::<Widened<F32>>(path, pool, scratch, product),
+        Elements::Stored(Stored::F16(_)) => multiply::<Widened<F16>>(path, pool, scratch, product),
         // Matrices are stored as bfloat16 only on paths with dot products of bfloat16: see `Form::of`.
-        Elements::Stored(Stored::Bf16(data)) => multiply::<Dots>(path, pool, scratch, product, data),
-        Elements::BlockFloat(data) => multiply::<BlockFloat>(path, pool, scratch, product, data.data()),
+        Elements::Stored(Stored::Bf16(_)) => multiply::<Dots>(path, pool, scratch, product),
+        Elements::BlockFloat(_) => multiply::<BlockFloat>(path, pool, scratch, product),
+    }
+}
+
+impl<'a> Product<'a> {
+    /// The matrix of a group.
+    fn matrix(&self, group: Group) -> &'a Matrix {
+        let Weights::Stored(matrix) = &self.matrices[group.matrix] else { unreachable!("a matrix in int8") };
+        matrix
     }
 }
 
@@ -116,20 +131,88 @@ fn multiply<K: MicroKernel>(
     path: Path,
     pool: &mut ThreadPool,
     scratch: &mut Scratch,
-    product: Product<'_>,
-    elements: &[K::Raw],
+    mut product: Product<'_>,
 ) -> Result<(), DeviceError> {
-    let Product { x, rows, matrix, epilogue, out } = product;
-    let tiling = Tiling::new(rows, K::run(path, LargestTile));
-    let (activations, sums) = (Shared::new(&mut scratch.activations[..]), Shared::new(&mut scratch.sums[..]));
-    PackActivations { x, inputs: matrix.shape.inputs, tiling }.run::<K>(path, pool, &activations)?;
-    let out = Shared::new(out);
-    let work =
-        Work { tiling, activations: &activations, sums: &sums, matrix, epilogue, out: &out, thread: 0 };
-    work.run::<K>(path, pool, elements)
+    let out = Shared::new(std::mem::take(&mut product.out));
+    let Product { x, groups, epilogue, .. } = product;
+    let Some(shape) = groups.first().map(|group| product.matrix(*group).shape) else { return Ok(()) };
+    let Scratch { activations, sums, tasks } = scratch;
+    let (activations, sums) = (Shared::new(&mut activations[..]), Shared::new(&mut sums[..]));
+    let pack = PackActivations { x, inputs: shape.inputs, groups };
+    pack.run::<K>(path, (pool, tasks), &activations)?;
+
+    let (largest, threads) = (K::run(path, LargestTile), pool.threads());
+    let division = |group: Group| {
+        let tiling = Tiling::of(group.rows, largest);
+        (tiling, Division::new::<K>(path, tiling, shape, threads, groups.len()))
+    };
+    let count = |group: Group| division(group).1.tasks();
+    tasks.run(pool, groups, count, |group, task, thread| {
+        let (tiling, division) = division(group);
+        let matrix = product.matrix(group);
+        let Some(elements) = K::elements(&matrix.data) else {
+            unreachable!("matrices of several kinds in one product")
+        };
+        let data = Data { elements, steps: shape.steps() };
+        let work =
+            Work { tiling, activations: &activations, sums: &sums, matrix, epilogue, out: &out, thread };
+        let (panels, tiles) = division.task(task);
+        if tiling.tiles == 1 {
+            K::run(path, SmallM::<K> { work, data, panels });
+        } else {
+            // SAFETY: each thread has its own range of the sums, and runs one task at a time.
+            let sums = unsafe { work.sums.slice_mut(thread * SUMS, SUMS) };
+            K::run(path, Blocked::<K> { work, data, panels, tiles, sums });
+        }
+    })
 }
 
-/// State that all tasks of one product share.
+/// The division of one group's product into tasks: ranges of panels, each with ranges of tiles.
+struct Division {
+    panels: usize,
+    /// Number of panels per task.
+    share: usize,
+    /// Number of ranges of panels.
+    columns: usize,
+    tiles: usize,
+    /// Number of tiles per task.
+    band: usize,
+}
+
+impl Division {
+    /// Divides the product of `tiling`'s rows, which is one of `groups` in its operation.
+    fn new<K: MicroKernel>(path: Path, tiling: Tiling, shape: Shape, threads: usize, groups: usize) -> Self {
+        let (panels, tiles) = (shape.panels(), tiling.tiles);
+        let share = |tasks: usize| panels.div_ceil((tasks * threads).div_ceil(groups)).max(1);
+        if tiles <= 1 {
+            // A multiple of four panels: the micro-kernel of a single row computes four panels at once.
+            let share = share(SMALL_M_TASKS).next_multiple_of(4);
+            return Self { panels, share, columns: panels.div_ceil(share), tiles, band: 1 };
+        }
+        // In a paired matrix (gate and up), both panels of a pair belong to one task, so `share` is even.
+        let least = if shape.paired { 2 } else { 1 };
+        let share = share(BLOCKED_TASKS).next_multiple_of(least).min(TASK_PANELS);
+        let columns = panels.div_ceil(share);
+        // A task covers a band of tiles (see [`blocked`]), or fewer tiles if threads would otherwise stay idle.
+        let fewest = (2 * threads).div_ceil(columns * groups);
+        let bands = K::run(path, Bands(tiling)).max(fewest).min(tiles);
+        Self { panels, share, columns, tiles, band: tiles.div_ceil(bands.max(1)) }
+    }
+
+    fn tasks(&self) -> usize {
+        self.columns * self.tiles.div_ceil(self.band)
+    }
+
+    /// The panels and the tiles of a task.
+    fn task(&self, task: usize) -> ((usize, usize), (usize, usize)) {
+        // A thread usually runs consecutive tasks. They share a band, whose activations stay in the second-level cache:
+        // activations are larger than the weights of a task.
+        let (panel, tile) = (task % self.columns * self.share, task / self.columns * self.band);
+        ((panel, self.panels.min(panel + self.share)), (tile, self.tiles.min(tile + self.band)))
+    }
+}
+
+/// State that all tasks of one group's product share.
 #[derive(Clone, Copy)]
 struct Work<'a> {
     tiling: Tiling,
@@ -144,48 +227,6 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    fn run<K: MicroKernel>(
-        &self,
-        path: Path,
-        pool: &mut ThreadPool,
-        elements: &[K::Raw],
-    ) -> Result<(), DeviceError> {
-        let panels = self.matrix.shape.panels();
-        let data = Data { elements, steps: self.matrix.shape.steps() };
-        if self.tiling.tiles > 1 {
-            // In a paired matrix (gate and up), both panels of a pair belong to one task, so `share` is even.
-            let least = if self.matrix.shape.paired { 2 } else { 1 };
-            let share = panels.div_ceil(BLOCKED_TASKS * pool.threads()).max(1);
-            let share = share.next_multiple_of(least).min(TASK_PANELS);
-            let columns = panels.div_ceil(share);
-            // A task covers a band of tiles (see [`blocked`]), or fewer tiles if threads would otherwise stay idle.
-            let fewest = (2 * pool.threads()).div_ceil(columns);
-            let bands = K::run(path, Bands(self.tiling)).max(fewest).min(self.tiling.tiles);
-            let band = self.tiling.tiles.div_ceil(bands.max(1));
-            let bands = self.tiling.tiles.div_ceil(band);
-            return pool.run(columns * bands, |task, thread| {
-                // A thread usually runs consecutive tasks. They share a band, whose activations stay in the
-                // second-level cache: activations are larger than the weights of a task.
-                let (column, first) = (task % columns, task / columns * band);
-                let block = Blocked::<K> {
-                    work: Self { thread, ..*self },
-                    data,
-                    panels: (column * share, panels.min((column + 1) * share)),
-                    tiles: (first, self.tiling.tiles.min(first + band)),
-                    // SAFETY: each thread has its own range of the sums, and runs one task at a time.
-                    sums: unsafe { self.sums.slice_mut(thread * SUMS, SUMS) },
-                };
-                K::run(path, block);
-            });
-        }
-        // A multiple of four panels: the micro-kernel of a single row computes four panels at once.
-        let share = panels.div_ceil(SMALL_M_TASKS * pool.threads()).next_multiple_of(4);
-        pool.run(panels.div_ceil(share), |task, thread| {
-            let panels = (task * share, panels.min((task + 1) * share));
-            K::run(path, SmallM::<K> { work: Self { thread, ..*self }, data, panels });
-        })
-    }
-
     /// Returns the addresses of a tile's packed activations from step `step` on. The tile has `R` rows and starts at
     /// row `row`.
     ///

@@ -142,6 +142,25 @@ fn a_row_is_the_weighted_sum_of_its_experts_in_any_batch() {
     }
 }
 
+/// Experts of different types do not compute in one operation, and a row still takes them in order.
+#[test]
+fn a_layer_may_hold_experts_of_several_types() {
+    let (x, logits) = inputs();
+    let routing = Routing { top_k: EXPERTS, renormalise: true };
+    let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
+    let mut layer = Layer::new(&mut device, STORED[0], &[]);
+    let mut other = Layer::new(&mut device, STORED[2], &[]);
+    for expert in [0, 3, 4] {
+        std::mem::swap(&mut layer.gate_up[expert], &mut other.gate_up[expert]);
+        std::mem::swap(&mut layer.down[expert], &mut other.down[expert]);
+    }
+    let mixed = layer.mix(&mut device, (&x, &logits), routing, (0, EXPERTS));
+    let rows = x.chunks(WIDTH).zip(logits.chunks(EXPERTS));
+    let want: Vec<_> =
+        rows.flat_map(|(x, logits)| layer.reference(&mut device, x, logits, routing)).collect();
+    assert_near("several types", &mixed, &want, 1e-6);
+}
+
 /// NaN in an expert would reach every row that reads it.
 #[test]
 fn experts_without_rows_are_not_read_and_a_rank_reads_only_its_own() {

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use super::CpuDevice;
+use crate::cpu::gemm::groups::Group;
 use crate::cpu::gemm::input::Input;
-use crate::cpu::gemm::{self, Epilogue};
+use crate::cpu::gemm::{self, Epilogue, Product};
 use crate::cpu::memory::{Tensor, Vector, Weights};
 use crate::cpu::quant::int8;
 use crate::cpu::rowwise;
@@ -99,17 +100,36 @@ impl CpuDevice {
         epilogue: Epilogue<'_>,
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
-        let rows = x.live();
+        self.grouped_product(
+            x,
+            norm,
+            (std::slice::from_ref(weight), &[Group::whole(x.live())]),
+            epilogue,
+            out,
+        )
+    }
+
+    /// Computes the product of each group: its rows of `x`, which are normalised first if there is a norm, and its
+    /// matrix.
+    pub(super) fn grouped_product(
+        &mut self,
+        x: &Tensor,
+        norm: Option<Norm<'_, Vector>>,
+        (matrices, groups): (&[Weights], &[Group]),
+        epilogue: Epilogue<'_>,
+        out: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        let Some(weight) = groups.first().map(|group| &matrices[group.matrix]) else { return Ok(()) };
+        if !groups.iter().all(|group| matrices[group.matrix].is_like(weight)) {
+            return Err(DeviceError::Misuse("matrices of several kinds in one product".to_owned()));
+        }
         let norm = norm.map(|norm| Ok::<_, DeviceError>((norm.weight.read(weight.inputs())?, norm.eps)));
         let x = Input { values: x.read(weight.inputs())?, norm: norm.transpose()? };
         let (path, pool) = (self.path, &mut self.pool);
+        let product = Product { x, groups, matrices, epilogue, out };
         match weight {
-            Weights::Stored(matrix) => {
-                gemm::linear(path, pool, &mut self.products, gemm::Product { x, rows, matrix, epilogue, out })
-            }
-            Weights::Int8(matrix) => {
-                int8::linear(path, pool, &mut self.int8, int8::Product { x, rows, matrix, epilogue, out })
-            }
+            Weights::Stored(_) => gemm::linear(path, pool, &mut self.products, product),
+            Weights::Int8(_) => int8::linear(path, pool, &mut self.int8, product),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Mixtures of experts: each expert that has rows computes its MLP over them, with the kernels of dense layers.
+//! Mixtures of experts: each expert that has rows computes its MLP over them, with the kernels of dense layers, and many
+//! experts in one operation.
 
 use super::CpuDevice;
 use crate::cpu::experts::{gather, scatter_add};
@@ -32,16 +33,25 @@ impl Experts for CpuDevice {
         routes.count(totals);
 
         let ExpertBuffers { inputs, activated, outputs } = buffers;
-        for (index, (gate_up, down)) in gate_up.iter().zip(down).enumerate() {
-            let rows = routes.of(first + index);
+        let like = |one: usize, other: usize| {
+            gate_up[one].is_like(&gate_up[other]) && down[one].is_like(&down[other])
+        };
+        let mut next = 0;
+        while next < gate_up.len() {
+            let of_a_kind = (next + 1..gate_up.len()).find(|&expert| !like(next, expert));
+            let experts = next..of_a_kind.unwrap_or(gate_up.len());
+            let (gate_up_of, down_of) = (&gate_up[experts.clone()], &down[experts.clone()]);
+            let (behind, groups, rows) =
+                routes.group(first + experts.start..first + experts.end, inputs.capacity());
+            next = behind - first;
             if rows.is_empty() {
                 continue;
             }
             gather(&mut self.pool, x.values(), width, rows, inputs.written(rows.len(), width)?)?;
-            let gates = activated.written(rows.len(), gate_up.gates()?)?;
-            self.product(inputs, None, gate_up, Epilogue::Gated, gates)?;
-            let down_outputs = outputs.written(rows.len(), down.plain_outputs()?)?;
-            self.product(activated, None, down, Epilogue::Set(None), down_outputs)?;
+            let gates = activated.written(rows.len(), gate_up_of[0].gates()?)?;
+            self.grouped_product(inputs, None, (gate_up_of, groups), Epilogue::Gated, gates)?;
+            let down_outputs = outputs.written(rows.len(), down_of[0].plain_outputs()?)?;
+            self.grouped_product(activated, None, (down_of, groups), Epilogue::Set(None), down_outputs)?;
             scatter_add(&mut self.pool, outputs.read(width)?, width, rows, out)?;
         }
         self.routes = routes;

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use super::*;
 
 fn chosen(logits: &[f32], top_k: usize, renormalise: bool) -> Vec<Choice> {
@@ -55,9 +57,30 @@ fn rows_are_sorted_by_expert_and_then_by_row() {
     let mut routes = Routes::default();
     let logits = [[0.0, 9.0, 8.0, 1.0], [7.0, 0.0, 8.0, 1.0], [0.0, 9.0, 1.0, 2.0]].concat();
     routes.route(&mut pool, &logits, 4, Routing { top_k: 2, renormalise: true }).unwrap();
-    let rows = |expert| routes.of(expert).iter().map(|routed| routed.row).collect::<Vec<_>>();
-    assert_eq!([rows(0), rows(1), rows(2), rows(3)], [vec![1], vec![0, 2], vec![0, 1], vec![2]]);
+    let mut grouped = |experts: Range<usize>, most| {
+        let (end, groups, rows) = routes.group(experts, most);
+        let groups: Vec<_> = groups.iter().map(|group| (group.matrix, group.rows)).collect();
+        (end, groups, rows.iter().map(|routed| routed.row).collect::<Vec<_>>())
+    };
+    let all = (4, vec![(0, (0, 1)), (1, (1, 3)), (2, (3, 5)), (3, (5, 6))], vec![1, 0, 2, 0, 1, 2]);
+    assert_eq!(grouped(0..4, 6), all);
+    assert_eq!(grouped(0..4, 4), (2, vec![(0, (0, 1)), (1, (1, 3))], vec![1, 0, 2]));
+    assert_eq!(grouped(2..4, 3), (4, vec![(0, (0, 2)), (1, (2, 3))], vec![0, 1, 2]));
+    assert_eq!(grouped(3..4, 3), (4, vec![(0, (0, 1))], vec![2]));
     let mut totals = vec![10; 4];
     routes.count(&mut totals);
     assert_eq!(totals, [11, 12, 12, 11]);
+}
+
+#[test]
+fn experts_without_rows_have_no_group() {
+    let mut pool = ThreadPool::new(1).unwrap();
+    let mut routes = Routes::default();
+    let logits = [0.0, 9.0, 1.0, 8.0, 2.0];
+    routes.route(&mut pool, &logits, 5, Routing { top_k: 2, renormalise: true }).unwrap();
+    let (end, groups, rows) = routes.group(0..5, 2);
+    let groups: Vec<_> = groups.iter().map(|group| group.matrix).collect();
+    assert_eq!((end, groups, rows.len()), (5, vec![1, 3], 2));
+    let (end, groups, rows) = routes.group(4..5, 2);
+    assert_eq!((end, groups.len(), rows.len()), (5, 0, 0));
 }

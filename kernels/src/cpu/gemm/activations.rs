@@ -2,8 +2,9 @@
 
 use super::micro_kernel::{Layout, MicroKernel};
 use crate::DeviceError;
+use crate::cpu::gemm::groups::{Group, GroupTasks};
 use crate::cpu::gemm::input::{Input, InputRow};
-use crate::cpu::gemm::tile::{Tiling, for_tile};
+use crate::cpu::gemm::tile::{LargestTile, Tiling, for_tile};
 use crate::cpu::memory::Shared;
 use crate::cpu::quant::block_float::{BFP_BLOCK, BFP_BLOCK_STEPS, BfpBlock};
 use crate::cpu::simd::isa::Path;
@@ -22,7 +23,7 @@ const AHEAD: usize = 128;
 pub(super) struct PackActivations<'a> {
     pub(super) x: Input<'a>,
     pub(super) inputs: usize,
-    pub(super) tiling: Tiling,
+    pub(super) groups: &'a [Group],
 }
 
 impl PackActivations<'_> {
@@ -32,15 +33,25 @@ impl PackActivations<'_> {
     pub(super) fn run<K: MicroKernel>(
         self,
         path: Path,
-        pool: &mut ThreadPool,
+        (pool, tasks): (&mut ThreadPool, &mut GroupTasks),
         to: &Shared<'_, f32>,
     ) -> Result<(), DeviceError> {
-        let (_, rows) = self.tiling.tile(0);
-        let share = (TASK_ELEMENTS / rows.max(1)).next_multiple_of(BFP_BLOCK);
-        let shares = self.inputs.div_ceil(share);
-        pool.run(self.tiling.tiles * shares, |task, _| {
-            let (tile, first) = (task / shares, task % shares * share);
+        let largest = K::run(path, LargestTile);
+        // The tiles of a group, and the number of inputs that a task packs of one of them.
+        let divided = |group: Group| {
+            let tiling = Tiling::of(group.rows, largest);
+            (tiling, (TASK_ELEMENTS / tiling.tile(0).1.max(1)).next_multiple_of(BFP_BLOCK))
+        };
+        let count = |group: Group| {
+            let (tiling, share) = divided(group);
+            tiling.tiles * self.inputs.div_ceil(share)
+        };
+        tasks.run(pool, self.groups, count, |group, task, _| {
+            let (tiling, share) = divided(group);
+            let shares = self.inputs.div_ceil(share);
+            let first = task % shares * share;
             let inputs = (first, self.inputs.min(first + share));
+            let tile = tiling.tile(task / shares);
             K::run(path, PackInputs { all: self, layout: K::LAYOUT, tile, inputs, to });
         })
     }
@@ -50,7 +61,8 @@ impl PackActivations<'_> {
 struct PackInputs<'a, 'b> {
     all: PackActivations<'a>,
     layout: Layout,
-    tile: usize,
+    /// The tile's first row and number of rows.
+    tile: (usize, usize),
     inputs: (usize, usize),
     to: &'b Shared<'b, f32>,
 }
@@ -59,8 +71,7 @@ impl Op for PackInputs<'_, '_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (_, rows) = self.all.tiling.tile(self.tile);
-        for_tile!(S, rows, self.pack::<S, R, P>(s));
+        for_tile!(S, self.tile.1, self.pack::<S, R, P>(s));
     }
 }
 
@@ -68,8 +79,7 @@ impl PackInputs<'_, '_> {
     /// Packs a tile of `R` rows. `_P` is the number of panels that [`for_tile`] assigns to `R`.
     #[inline(always)]
     fn pack<S: Simd, const R: usize, const _P: usize>(&self, s: S) {
-        let PackActivations { x, inputs, tiling } = self.all;
-        let (first_row, _) = tiling.tile(self.tile);
+        let (PackActivations { x, inputs, .. }, first_row) = (self.all, self.tile.0);
         let padded = inputs.next_multiple_of(2);
         let (first, end) = self.inputs;
         let end = if end == inputs { padded } else { end };

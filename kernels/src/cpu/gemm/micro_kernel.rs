@@ -5,7 +5,8 @@ use std::marker::PhantomData;
 
 use crate::cpu::gemm::tile::{Rows, dot_product_on, product_on};
 use crate::cpu::memory::Element;
-use crate::cpu::memory::format::{Format, STEP};
+use crate::cpu::memory::format::{Bf16, Format, STEP};
+use crate::cpu::memory::matrix::Elements;
 use crate::cpu::quant::block_float;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{Op, Simd};
@@ -39,6 +40,9 @@ pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
     /// The type of a panel's elements in memory.
     type Raw: Element;
     const LAYOUT: Layout;
+
+    /// The elements of a matrix; `None` if they are not what this micro-kernel multiplies.
+    fn elements(elements: &Elements) -> Option<&[Self::Raw]>;
 
     /// Number of lines of [`STEP`] elements that `steps` steps take. If `steps` is the index of a block's first step,
     /// the result is the index of the block's first line.
@@ -114,6 +118,11 @@ impl<W: Format> MicroKernel for Widened<W> {
     // If the weights are bfloat16, the activations are rounded to bfloat16 too.
     const LAYOUT: Layout = if W::IS_BF16 { Layout::Rounded } else { Layout::Plain };
 
+    fn elements(elements: &Elements) -> Option<&[W::Raw]> {
+        let Elements::Stored(stored) = elements else { return None };
+        W::elements(stored)
+    }
+
     #[inline(always)]
     fn run<O: Op>(path: Path, op: O) -> O::Output {
         path.run(op)
@@ -140,6 +149,10 @@ pub(super) struct Dots;
 impl MicroKernel for Dots {
     type Raw = u16;
     const LAYOUT: Layout = Layout::Pairs;
+
+    fn elements(elements: &Elements) -> Option<&[u16]> {
+        Widened::<Bf16>::elements(elements)
+    }
 
     #[inline(always)]
     fn prefetch_block<S: Simd>(s: S, line: *const u8) {
@@ -170,6 +183,11 @@ pub(super) struct BlockFloat;
 impl MicroKernel for BlockFloat {
     type Raw = u16;
     const LAYOUT: Layout = Layout::BlockFloat;
+
+    fn elements(elements: &Elements) -> Option<&[u16]> {
+        let Elements::BlockFloat(panels) = elements else { return None };
+        Some(panels.data())
+    }
 
     #[inline(always)]
     fn lines(steps: usize) -> usize {

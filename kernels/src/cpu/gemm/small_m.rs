@@ -22,13 +22,13 @@ impl<K: MicroKernel> Op for SmallM<'_, K> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (_, rows) = self.work.tiling.tile(0);
-        for_tile!(S, rows, s.call(OfRows::<K, R, P>(self)));
+        let (first, rows) = self.work.tiling.tile(0);
+        for_tile!(S, rows, s.call(OfRows::<K, R, P>(self, first)));
     }
 }
 
-/// The product of `R` rows, `P` panels at a time.
-struct OfRows<'a, K: MicroKernel, const R: usize, const P: usize>(SmallM<'a, K>);
+/// The product of `R` rows, from the given one on, `P` panels at a time.
+struct OfRows<'a, K: MicroKernel, const R: usize, const P: usize>(SmallM<'a, K>, usize);
 
 impl<K: MicroKernel, const R: usize, const P: usize> Op for OfRows<'_, K, R, P> {
     type Output = ();
@@ -36,11 +36,11 @@ impl<K: MicroKernel, const R: usize, const P: usize> Op for OfRows<'_, K, R, P> 
     fn run<S: Simd>(self, s: S) {
         let (mut panel, end) = self.0.panels;
         while panel + P <= end {
-            self.0.tile::<S, R, P>(s, panel);
+            self.0.tile::<S, R, P>(s, self.1, panel);
             panel += P;
         }
         while panel < end {
-            self.0.tile::<S, R, 1>(s, panel);
+            self.0.tile::<S, R, 1>(s, self.1, panel);
             panel += 1;
         }
     }
@@ -48,7 +48,7 @@ impl<K: MicroKernel, const R: usize, const P: usize> Op for OfRows<'_, K, R, P> 
 
 impl<K: MicroKernel> SmallM<'_, K> {
     #[inline(always)]
-    fn tile<S: Simd, const R: usize, const P: usize>(&self, s: S, panel: usize) {
+    fn tile<S: Simd, const R: usize, const P: usize>(&self, s: S, first: usize, panel: usize) {
         let steps = self.work.matrix.shape.steps();
         let lines = K::lines(steps);
         let mut panels = [self.data.elements.as_ptr(); P];
@@ -63,18 +63,18 @@ impl<K: MicroKernel> SmallM<'_, K> {
             prefetch(s, panels[p].wrapping_add(ahead * STEP), STEP);
         };
         for row in 0..R {
-            (0..P).for_each(|p| self.work.prefetch_results(s, row, panel + p));
+            (0..P).for_each(|p| self.work.prefetch_results(s, first + row, panel + p));
         }
         let zeros = [[s.splat(0.0); P]; R];
         // SAFETY: the packed activations hold `2 * steps` inputs of every row, and no task writes to them now.
         // [`Data::steps`] has checked that each panel holds `steps` steps.
         let sums = unsafe {
-            let x = self.work.inputs::<K, R>(0, 0);
+            let x = self.work.inputs::<K, R>(first, 0);
             K::multiply::<S, R, P>(s, zeros, x, panels, steps, ask)
         };
         for (row, sums) in sums.iter().enumerate() {
             for (p, &sum) in sums.iter().enumerate() {
-                self.work.finish(s, row, panel + p, sum);
+                self.work.finish(s, first + row, panel + p, sum);
             }
         }
     }

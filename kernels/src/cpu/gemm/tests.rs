@@ -28,18 +28,19 @@ fn packed_pairs_give_the_bits_of_widened_elements() {
                 let source = [source];
                 let source = FusedMatrices::new(&source, false).unwrap();
                 let matrix = Matrix::pack(Form::Stored(dtype), &mut pool, source).unwrap();
-                let Elements::Stored(Stored::Bf16(data)) = &matrix.data else { unreachable!() };
+                let matrices = [Weights::Stored(matrix)];
+                let groups = [Group::whole(rows)];
                 let x = random.normals(rows * inputs, 1.0);
                 let mut scratch = Scratch::new(threads).unwrap();
                 scratch.fit(rows, inputs).unwrap();
                 let (mut dots, mut widened) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
                 let product = |out| {
                     let x = Input { values: &x, norm: None };
-                    Product { x, rows, matrix: &matrix, epilogue: Epilogue::Set(None), out }
+                    let epilogue = Epilogue::Set(None);
+                    Product { x, groups: &groups, matrices: &matrices, epilogue, out }
                 };
-                multiply::<Dots>(path, &mut pool, &mut scratch, product(&mut dots), data).unwrap();
-                multiply::<Widened<Bf16>>(path, &mut pool, &mut scratch, product(&mut widened), data)
-                    .unwrap();
+                multiply::<Dots>(path, &mut pool, &mut scratch, product(&mut dots)).unwrap();
+                multiply::<Widened<Bf16>>(path, &mut pool, &mut scratch, product(&mut widened)).unwrap();
                 assert_eq!(dots, widened, "{isa} {threads} {rows}x{inputs}x{outputs}");
             }
         }

@@ -22,6 +22,8 @@ const HEIGHTS: [usize; 8] = [14, 12, 8, 6, 4, 3, 2, 1];
 /// that a tile of a single row is avoided.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Tiling {
+    /// The first row.
+    start: usize,
     rows: usize,
     largest: usize,
     /// Number of tiles of the largest size, which come first.
@@ -30,10 +32,16 @@ pub(in crate::cpu) struct Tiling {
 }
 
 impl Tiling {
-    /// Divides `rows` rows into tiles of at most `largest` rows. `largest` is one of [`HEIGHTS`].
+    /// Divides the rows `0..rows` into tiles of at most `largest` rows. `largest` is one of [`HEIGHTS`].
     pub(in crate::cpu) fn new(rows: usize, largest: usize) -> Self {
+        Self::of((0, rows), largest)
+    }
+
+    /// Divides the rows `start..end`, as [`Self::new`] does.
+    pub(in crate::cpu) fn of((start, end): (usize, usize), largest: usize) -> Self {
+        let rows = end - start;
         let full = if rows < 2 * largest { usize::from(rows == largest) } else { rows / largest - 1 };
-        let mut tiling = Self { rows, largest, full, tiles: full };
+        let mut tiling = Self { start, rows, largest, full, tiles: full };
         let mut done = full * largest;
         while done < rows {
             done += tiling.end_tile(rows - done);
@@ -45,18 +53,18 @@ impl Tiling {
     /// First row and number of rows of a tile.
     pub(in crate::cpu) fn tile(self, index: usize) -> (usize, usize) {
         if index < self.full {
-            return (index * self.largest, self.largest);
+            return (self.start + index * self.largest, self.largest);
         }
         let mut first = self.full * self.largest;
         for _ in self.full..index {
             first += self.end_tile(self.rows - first);
         }
-        (first, self.end_tile(self.rows - first))
+        (self.start + first, self.end_tile(self.rows - first))
     }
 
     /// First row after the first `tiles` tiles.
     pub(in crate::cpu) fn end(self, tiles: usize) -> usize {
-        if tiles < self.tiles { self.tile(tiles).0 } else { self.rows }
+        if tiles < self.tiles { self.tile(tiles).0 } else { self.start + self.rows }
     }
 
     /// Number of rows of the next tile when `left` rows remain. `left` is less than twice the size of the largest tile.

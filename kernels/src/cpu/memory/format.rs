@@ -19,6 +19,8 @@ pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
     /// The type of one element in memory.
     type Raw: Element;
     const IS_BF16: bool;
+    /// The elements of a buffer; `None` if they are in another format.
+    fn elements(stored: &Stored) -> Option<&[Self::Raw]>;
     /// True if a product adds the odd input of each pair first, as the dot-product instruction does.
     const ODD_FIRST: bool = Self::IS_BF16;
 
@@ -53,6 +55,10 @@ impl Format for F32 {
     type Raw = f32;
     const IS_BF16: bool = false;
 
+    fn elements(stored: &Stored) -> Option<&[f32]> {
+        let Stored::F32(data) = stored else { return None };
+        Some(data)
+    }
     #[inline(always)]
     fn index_in_step(parity: usize, lane: usize) -> usize {
         parity * LANES + lane
@@ -90,6 +96,10 @@ impl Format for F16 {
     type Raw = u16;
     const IS_BF16: bool = false;
 
+    fn elements(stored: &Stored) -> Option<&[u16]> {
+        let Stored::F16(data) = stored else { return None };
+        Some(data)
+    }
     #[inline(always)]
     fn index_in_step(parity: usize, lane: usize) -> usize {
         parity * LANES + lane
@@ -126,6 +136,10 @@ impl Format for Bf16 {
     type Raw = u16;
     const IS_BF16: bool = true;
 
+    fn elements(stored: &Stored) -> Option<&[u16]> {
+        let Stored::Bf16(data) = stored else { return None };
+        Some(data)
+    }
     #[inline(always)]
     fn index_in_step(parity: usize, lane: usize) -> usize {
         2 * lane + parity

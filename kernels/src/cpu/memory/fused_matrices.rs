@@ -6,7 +6,7 @@ use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, HostMatrix, WeightType};
 
 /// The shape of a packed matrix.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cpu) struct Shape {
     pub(in crate::cpu) outputs: usize,
     pub(in crate::cpu) inputs: usize,

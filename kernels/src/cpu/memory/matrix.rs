@@ -1,6 +1,7 @@
 //! Weight matrices that are not quantised, packed into panels when they are loaded.
 
 use std::fs::File;
+use std::mem::discriminant;
 
 use crate::cpu::memory::Buffer;
 use crate::cpu::memory::format::{Bf16, F16, F32, Format, STEP, Stored};
@@ -27,6 +28,15 @@ pub(in crate::cpu) enum Elements {
 }
 
 impl Elements {
+    /// True if the elements have one form.
+    pub(in crate::cpu) fn is_like(&self, other: &Self) -> bool {
+        let form = |elements: &Self| match elements {
+            Self::Stored(stored) => Some(discriminant(stored)),
+            Self::BlockFloat(_) => None,
+        };
+        form(self) == form(other)
+    }
+
     /// The bytes of the elements in memory.
     pub(in crate::cpu) fn bytes(&self) -> &[u8] {
         match self {

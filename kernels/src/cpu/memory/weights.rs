@@ -82,6 +82,16 @@ impl Weights {
         Ok(self.outputs() / 2)
     }
 
+    /// True if the matrices have one shape and their elements one form, so that one kernel multiplies both.
+    pub(in crate::cpu) fn is_like(&self, other: &Self) -> bool {
+        let form = match (self, other) {
+            (Self::Stored(one), Self::Stored(other)) => one.data.is_like(&other.data),
+            (Self::Int8(_), Self::Int8(_)) => true,
+            (Self::Stored(_), Self::Int8(_)) | (Self::Int8(_), Self::Stored(_)) => false,
+        };
+        form && self.shape() == other.shape()
+    }
+
     fn shape(&self) -> Shape {
         match self {
             Self::Stored(matrix) => matrix.shape,

@@ -28,7 +28,7 @@ mod pack;
 mod product;
 mod quantise;
 
-pub(in crate::cpu) use product::{Product, Scratch, linear};
+pub(in crate::cpu) use product::{Scratch, linear};
 
 use crate::cpu::memory::Buffer;
 use crate::cpu::memory::fused_matrices::Shape;

@@ -10,10 +10,11 @@ use std::hint::black_box;
 use super::activations::{PackTile, row_words};
 use super::{GROUP, Int8Matrix, PAD, SCALES, group_bytes, panel_bytes};
 use crate::DeviceError;
-use crate::cpu::gemm::Epilogue;
+use crate::cpu::gemm::groups::{Group, GroupTasks};
 use crate::cpu::gemm::input::Input;
 use crate::cpu::gemm::tile::{LargestTile, Tiling, for_tile};
-use crate::cpu::memory::{Buffer, Shared};
+use crate::cpu::gemm::{Epilogue, Product};
+use crate::cpu::memory::{Buffer, Shared, Weights};
 use crate::cpu::rowwise::SiluMul;
 use crate::cpu::sampling::argmax::UpdateArgmax;
 use crate::cpu::simd::isa::Path;
@@ -34,16 +35,6 @@ const MOST_PANELS: usize = 4;
 /// Minimum number of activations per packing task, below which waking another thread costs more than it saves.
 const PACKED_AT_ONCE: usize = 8 << 10;
 
-/// The operands of one product.
-pub(in crate::cpu) struct Product<'a> {
-    pub(in crate::cpu) x: Input<'a>,
-    pub(in crate::cpu) rows: usize,
-    pub(in crate::cpu) matrix: &'a Int8Matrix,
-    pub(in crate::cpu) epilogue: Epilogue<'a>,
-    /// Results: `[rows, outputs]`, or `[rows, gates]` for a paired matrix.
-    pub(in crate::cpu) out: &'a mut [f32],
-}
-
 /// Scratch memory of products. The system commits pages only when they are first written.
 pub(in crate::cpu) struct Scratch {
     activations: Buffer<u32>,
@@ -53,12 +44,19 @@ pub(in crate::cpu) struct Scratch {
     most: (usize, usize),
     /// True once a product has been computed.
     used: bool,
+    tasks: GroupTasks,
 }
 
 impl Scratch {
     pub(in crate::cpu) fn new() -> Result<Self, DeviceError> {
         let activations = Buffer::zeroed(0, "activations of a product")?;
-        Ok(Self { activations, sums: Buffer::zeroed(0, SUMS)?, most: (0, 0), used: false })
+        Ok(Self {
+            activations,
+            sums: Buffer::zeroed(0, SUMS)?,
+            most: (0, 0),
+            used: false,
+            tasks: GroupTasks::default(),
+        })
     }
 
     /// Makes room for products of up to `rows` rows and `inputs` inputs.
@@ -93,6 +91,12 @@ impl Scratch {
 /// The name of [`Scratch::sums`] in errors.
 const SUMS: &str = "sums of gate and up";
 
+/// The matrix of a group.
+fn matrix(matrices: &[Weights], group: Group) -> &Int8Matrix {
+    let Weights::Int8(matrix) = &matrices[group.matrix] else { unreachable!("a matrix that is not in int8") };
+    matrix
+}
+
 /// Computes a product. `scratch` must have room for it.
 pub(in crate::cpu) fn linear(
     path: Path,
@@ -100,43 +104,70 @@ pub(in crate::cpu) fn linear(
     scratch: &mut Scratch,
     product: Product<'_>,
 ) -> Result<(), DeviceError> {
-    let Product { x, rows, matrix, epilogue, out } = product;
+    let Product { x, groups, matrices, epilogue, out } = product;
+    let Some(shape) = groups.first().map(|group| matrix(matrices, *group).shape) else { return Ok(()) };
     scratch.used = true;
-    let tiling = Tiling::new(rows, path.run_int8(LargestTile));
-    let (activations, sums) = (Shared::new(&mut scratch.activations[..]), Shared::new(&mut scratch.sums[..]));
+    let Scratch { activations, sums, tasks, .. } = scratch;
+    let (activations, sums) = (Shared::new(&mut activations[..]), Shared::new(&mut sums[..]));
     let out = Shared::new(out);
+    let panels = shape.panels();
     let (sums, width) = match epilogue {
-        Epilogue::Gated => (&sums, matrix.shape.panels() * LANES),
-        Epilogue::Set(_) | Epilogue::Add(_) | Epilogue::Largest(_) => (&out, matrix.shape.outputs),
+        Epilogue::Gated => (&sums, panels * LANES),
+        Epilogue::Set(_) | Epilogue::Add(_) | Epilogue::Largest(_) => (&out, shape.outputs),
     };
-    let work =
-        Work { x, tiling, activations: &activations, matrix, epilogue, sums, width, out: &out, thread: 0 };
-    let groups = matrix.shape.inputs.div_ceil(GROUP);
-    let share = (PACKED_AT_ONCE / tiling.tile(0).1.max(1)).div_ceil(GROUP);
-    let shares = groups.div_ceil(share);
-    pool.run(tiling.tiles * shares, |task, _| {
+    let largest = path.run_int8(LargestTile);
+    let tiling = |group: Group| Tiling::of(group.rows, largest);
+    let work = |group: Group, thread: usize| Work {
+        x,
+        tiling: tiling(group),
+        activations: &activations,
+        matrix: matrix(matrices, group),
+        epilogue,
+        sums,
+        width,
+        out: &out,
+        thread,
+    };
+
+    let parts = shape.inputs.div_ceil(GROUP);
+    let share = |tiling: Tiling| (PACKED_AT_ONCE / tiling.tile(0).1.max(1)).div_ceil(GROUP);
+    let count = |group: Group| tiling(group).tiles * parts.div_ceil(share(tiling(group)));
+    tasks.run(pool, groups, count, |group, task, thread| {
+        let work = work(group, thread);
+        let share = share(work.tiling);
+        let shares = parts.div_ceil(share);
         let (tile, first) = (task / shares, task % shares * share);
-        path.run_int8(PackTile { work, tile, groups: (first, groups.min(first + share)) });
+        path.run_int8(PackTile { work, tile, groups: (first, parts.min(first + share)) });
     })?;
-    let panels = matrix.shape.panels();
-    // Several tasks per thread balance the load. With a single tile, most time is spent on fetching weights, so tasks
-    // can be smaller.
-    let each = if tiling.tiles == 1 { 8 } else { 4 };
-    let share = panels.div_ceil(each * pool.threads()).next_multiple_of(MOST_PANELS);
-    let columns = panels.div_ceil(share);
-    let bands = (2 * pool.threads()).div_ceil(columns).min(tiling.tiles).max(1);
-    let band = tiling.tiles.div_ceil(bands);
-    pool.run(columns * bands, |task, thread| {
+
+    let threads = pool.threads();
+    // The number of panels and the number of tiles of a task, and the number of ranges of tiles.
+    let division = |tiling: Tiling| {
+        // Several tasks per thread balance the load. With a single tile, most time is spent on fetching weights, so
+        // tasks can be smaller.
+        let each = if tiling.tiles == 1 { 8 } else { 4 };
+        let share = panels.div_ceil((each * threads).div_ceil(groups.len())).next_multiple_of(MOST_PANELS);
+        let columns = panels.div_ceil(share) * groups.len();
+        let bands = (2 * threads).div_ceil(columns).min(tiling.tiles).max(1);
+        (share, tiling.tiles.div_ceil(bands), bands)
+    };
+    let count = |group: Group| {
+        let (share, _, bands) = division(tiling(group));
+        panels.div_ceil(share) * bands
+    };
+    tasks.run(pool, groups, count, |group, task, thread| {
+        let work = work(group, thread);
+        let (share, band, bands) = division(work.tiling);
         let (column, first) = (task / bands, task % bands * band);
         path.run_int8(Block {
-            work: Work { thread, ..work },
+            work,
             panels: (column * share, panels.min((column + 1) * share)),
-            tiles: (first, tiling.tiles.min(first + band)),
+            tiles: (first, work.tiling.tiles.min(first + band)),
         });
     })
 }
 
-/// State that all tasks of one product share.
+/// State that all tasks of one group's product share.
 ///
 /// Packed activations are stored by tile, and within a tile by group. A group holds the scales of the rows, then the
 /// initial values of the rows' integer sums (see [`super::OFFSET`]), and then the steps. Each step holds one word of
