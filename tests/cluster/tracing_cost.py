@@ -1,7 +1,8 @@
 """Processor time of tracing: clusters that differ in their sampling take turns under the load of `tutti-bench`.
 
-All clusters run from the start to the end, and each round loads one after the other. A figure is the processor time of
-all processes of a cluster per output token. Two clusters do not trace: the ratio of their figures is the noise.
+Each round starts each cluster anew. A figure is the processor time of all processes of a cluster per output token. Two
+clusters do not trace: the ratio of their figures is the noise. All run on one core, because a thread takes longer while the
+other hyperthread of its core is busy, and with `SCHED_BATCH`, so that a thread that wakes does not interrupt another.
 """
 
 import argparse
@@ -56,25 +57,26 @@ def load(cluster, options, log_dir):
 
 
 def measure(options):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     collector = Collector()
+    names = clusters(collector.endpoint)
     with tempfile.TemporaryDirectory() as log_dir:
-        running = {
-            name: Server("conductor", ["--workers", 2, "--device", "sim"], log_dir, STEPS | env).wait_until_ready()
-            for name, env in clusters(collector.endpoint).items()
-        }
-        try:
-            for cluster in running.values():
-                load(cluster, options, log_dir)  # not counted
-            rounds = []
-            for number in range(options.rounds):
-                # No cluster is always the first one.
-                names = itertools.islice(itertools.cycle(running), number, number + len(running))
-                rounds.append({name: load(running[name], options, log_dir) for name in names})
-                print(json.dumps({name: round(cost, 2) for name, cost in sorted(rounds[-1].items())}), flush=True)
-        finally:
-            for cluster in running.values():
-                cluster.stop()
-    requests = (options.rounds + 1) * options.requests
+        rounds = []
+        for number in range(options.rounds):
+            costs = {}
+            # No cluster is always the first one.
+            for name in itertools.islice(itertools.cycle(names), number, number + len(names)):
+                environment = STEPS | names[name]
+                cluster = Server("conductor", ["--workers", 1, "--device", "sim"], log_dir, environment).wait_until_ready()
+                try:
+                    load(cluster, options, log_dir)  # not counted
+                    costs[name] = load(cluster, options, log_dir)
+                finally:
+                    cluster.stop()
+            rounds.append(costs)
+            print(json.dumps({name: round(costs[name], 2) for name in names}), flush=True)
+    requests = 2 * options.rounds * options.requests
     traces = len({span.trace for span in collector.spans()})
     # All requests of one cluster are traced, and a hundredth of another's.
     assert requests <= traces <= requests * 1.03, (requests, traces)
@@ -83,8 +85,8 @@ def measure(options):
         "streams": options.streams,
         "tokens_per_run": options.requests * OUTPUT,
         "rounds": options.rounds,
-        "microseconds_per_token": {name: round(statistics.median(r[name] for r in rounds), 2) for name in running},
-        "ratio_to_off": {name: round(statistics.median(r[name] / r["off"] for r in rounds), 4) for name in running},
+        "microseconds_per_token": {name: round(statistics.median(r[name] for r in rounds), 2) for name in names},
+        "ratio_to_off": {name: round(statistics.median(r[name] / r["off"] for r in rounds), 4) for name in names},
         "spans_per_traced_request": round(len(collector.spans()) / traces, 1),
     }
 
