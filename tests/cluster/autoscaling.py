@@ -84,8 +84,8 @@ def desired_by(ready, mean, target):
 
 
 async def autoscale(conductors, targets, options, say):
-    """Scales until it is cancelled, and notes the course in `conductors.course`."""
-    wanted, began, last_down = [], time.monotonic(), -math.inf
+    """Scales until it is cancelled. Notes each change of a number of conductors in `conductors.course`."""
+    wanted, known, began, last_down = [], None, time.monotonic(), -math.inf
     async with httpx.AsyncClient(timeout=5) as client:
         while True:
             ready, loading = await conductors.settle()
@@ -101,8 +101,11 @@ async def autoscale(conductors, targets, options, say):
                 last_down = now
             short = {name.rpartition("_")[2]: round(mean, 1) for name, mean in means.items()}
             seen = {"s": round(now - began, 1), "ready": ready, "loading": loading, **short, "desired": desired}
-            say(json.dumps(seen))
-            conductors.course.append(seen)
+            counts = ready, loading, desired
+            if counts != known:
+                say(json.dumps(seen))
+                conductors.course.append(seen)
+                known = counts
             await asyncio.sleep(options.sync_seconds)
 
 
