@@ -53,7 +53,7 @@ pub(super) enum Epilogue<'a> {
 /// The operands of one product.
 pub(super) struct Product<'a> {
     pub(super) x: Input<'a>,
-    /// The rows of each matrix. All matrices that have rows are of one [kind](Weights::is_like).
+    /// The rows of each matrix, ascending. All matrices that have rows are of one [kind](Weights::is_like).
     pub(super) groups: &'a [Group],
     pub(super) matrices: &'a [Weights],
     pub(super) epilogue: Epilogue<'a>,

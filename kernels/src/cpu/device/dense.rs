@@ -123,6 +123,10 @@ impl CpuDevice {
         if !groups.iter().all(|group| matrices[group.matrix].is_like(weight)) {
             return Err(DeviceError::Misuse("matrices of several kinds in one product".to_owned()));
         }
+        // Tasks of two groups must not write to the same rows.
+        if groups.windows(2).any(|pair| pair[0].rows.1 > pair[1].rows.0) {
+            return Err(DeviceError::Misuse("two matrices for one row of a product".to_owned()));
+        }
         let norm = norm.map(|norm| Ok::<_, DeviceError>((norm.weight.read(weight.inputs())?, norm.eps)));
         let x = Input { values: x.read(weight.inputs())?, norm: norm.transpose()? };
         let (path, pool) = (self.path, &mut self.pool);

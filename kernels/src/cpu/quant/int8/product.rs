@@ -129,15 +129,15 @@ pub(in crate::cpu) fn linear(
         thread,
     };
 
-    let parts = shape.inputs.div_ceil(GROUP);
+    let input_groups = shape.inputs.div_ceil(GROUP);
     let share = |tiling: Tiling| (PACKED_AT_ONCE / tiling.tile(0).1.max(1)).div_ceil(GROUP);
-    let count = |group: Group| tiling(group).tiles * parts.div_ceil(share(tiling(group)));
+    let count = |group: Group| tiling(group).tiles * input_groups.div_ceil(share(tiling(group)));
     tasks.run(pool, groups, count, |group, task, thread| {
         let work = work(group, thread);
         let share = share(work.tiling);
-        let shares = parts.div_ceil(share);
+        let shares = input_groups.div_ceil(share);
         let (tile, first) = (task / shares, task % shares * share);
-        path.run_int8(PackTile { work, tile, groups: (first, parts.min(first + share)) });
+        path.run_int8(PackTile { work, tile, groups: (first, input_groups.min(first + share)) });
     })?;
 
     let threads = pool.threads();
