@@ -20,8 +20,8 @@ MEMORY = 2 << 30
 def load(conductor, options, seed, log_dir):
     """Tokens per second of one turn."""
     report = pathlib.Path(log_dir) / "report.json"
-    flags = ["--url", conductor.url, "--concurrency", options.streams, "--requests", options.requests, "--seed", seed,
-             "--input-tokens", options.input_tokens, "--output-tokens", options.output_tokens, "--json", report]
+    flags = ["--url", conductor.url, "--concurrency", options.streams, "--requests", options.requests, "--warm-up", 0,
+             "--seed", seed, "--input-tokens", options.input_tokens, "--output-tokens", options.output_tokens, "--json", report]
     code, text = run_to_exit("tutti-bench", flags, log_dir, seconds=600)
     assert code == 0, text
     found = json.loads(report.read_text())["throughput"]
@@ -60,7 +60,7 @@ def measure(options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=pathlib.Path, default=REPO / "tests/bench/qwen3.5-0.8b", help="folder of a config.json")
-    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--streams", type=int, default=1, help="requests in flight")
     parser.add_argument("--requests", type=int, default=1, help="requests per turn and conductor")
     parser.add_argument("--input-tokens", type=int, default=1024)

@@ -268,7 +268,8 @@ impl Device for CpuDevice {
 
     fn begin_step(&mut self, inputs: &StepInputs<'_>, planes: &mut Planes) -> Result<(), DeviceError> {
         self.results.clear();
-        self.step.begin(inputs, planes)
+        self.step.begin(inputs, planes)?;
+        planes.slots.copy(inputs.copies, &mut self.pool)
     }
 
     fn end_step(&mut self) -> Result<Done, DeviceError> {

@@ -40,8 +40,8 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Checks the inputs, copies them and performs the slot copies. Nothing is copied if the inputs are refused.
-    pub(super) fn begin(&mut self, inputs: &StepInputs<'_>, planes: &mut Planes) -> Result<(), DeviceError> {
+    /// Checks the inputs and copies them. Nothing is copied if the inputs are refused.
+    pub(super) fn begin(&mut self, inputs: &StepInputs<'_>, planes: &Planes) -> Result<(), DeviceError> {
         check::rows(inputs)?;
         check_continues(inputs)?;
         planes.slots.check_copies(inputs.copies)?;
@@ -50,7 +50,6 @@ impl Step {
         if let Some(kv) = &planes.kv {
             self.check_pages(kv.shape.page_tokens, kv.shape.pages)?;
         }
-        inputs.copies.iter().for_each(|&copy| planes.slots.copy(copy));
         Ok(())
     }
 

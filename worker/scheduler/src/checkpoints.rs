@@ -1,9 +1,9 @@
 //! The positions at which a request's slot is saved as a checkpoint.
 //!
-//! A checkpoint costs a slot and a cut in the prefill, so checkpoints are few. They lie on a ladder of rungs: the
-//! numbers of whole blocks from [`FIRST`] on with at most two significant bits (4, 6, 8, 12, 16, 24, ...). Any shared
-//! prefix that is as long as the first rung then has a rung within its last third. One more rung is the last whole block
-//! before the last token of the prefill, where an equal prompt resumes.
+//! A checkpoint costs a slot and a cut in the prefill, so checkpoints are few. They lie on a ladder of rungs: the powers
+//! of two from [`FIRST`] on, in whole blocks. Any shared prefix that is as long as the first rung then has a rung within
+//! its last half. One more rung is the last whole block before the last token of the prefill, where an equal prompt
+//! resumes.
 
 /// The first rung of a long prefill, in blocks. A shorter prefix saves less than its cut costs: each chunk reads all
 /// weights, however few tokens it has.
@@ -26,12 +26,7 @@ impl Ladder {
     /// The first rung behind position `from`, as a position.
     pub fn next(self, from: usize) -> usize {
         let blocks = from / self.page_tokens;
-        let next = if blocks < FIRST {
-            FIRST
-        } else {
-            let power = 1 << blocks.ilog2();
-            if blocks < power + power / 2 { power + power / 2 } else { 2 * power }
-        };
+        let next = (blocks + 1).next_power_of_two().max(FIRST);
         let next = if self.last > blocks { next.min(self.last) } else { next };
         next * self.page_tokens
     }
@@ -40,7 +35,7 @@ impl Ladder {
     pub fn has(self, position: usize) -> bool {
         let blocks = position / self.page_tokens;
         let whole = blocks > 0 && position.is_multiple_of(self.page_tokens);
-        whole && (blocks == self.last || blocks >= FIRST && blocks >> blocks.trailing_zeros() <= 3)
+        whole && (blocks == self.last || blocks >= FIRST && blocks.is_power_of_two())
     }
 }
 

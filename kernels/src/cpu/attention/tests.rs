@@ -56,7 +56,7 @@ fn dots_come_near_f32_and_have_the_same_bits_with_and_without_the_instruction() 
             logit_rows: &[],
             shape: None,
         };
-        step.begin(&inputs, &mut no_planes()).unwrap();
+        step.begin(&inputs, &no_planes()).unwrap();
         let qkv = random.normals(tokens * (heads + 2 * kv_heads) * head_dim, 1.0);
         let run = |isa, arithmetic: Arithmetic| {
             let path = Path::new(isa).unwrap();

@@ -8,6 +8,8 @@ use crate::{DeviceError, SlotCopy, SlotId};
 
 /// The state of each slot begins at a multiple of this number of bytes: a cache line, so that no two requests share one.
 const ALIGNMENT: usize = 64;
+/// Number of bytes that one thread copies at once.
+const COPIED_AT_ONCE: usize = 1 << 20;
 /// The name of a plane in errors.
 const SLOT_PLANE: &str = "a slot plane";
 
@@ -24,6 +26,29 @@ impl Plane {
     fn range(&self, slot: SlotId) -> Range<usize> {
         let start = slot.0 as usize * self.stride;
         start..start + self.bytes
+    }
+
+    /// Copies between two slots that differ, or fills a slot with zeros if `from` is the null slot.
+    fn copy(&mut self, copy: SlotCopy, pool: &mut ThreadPool) -> Result<(), DeviceError> {
+        let (from, to, bytes) = (self.range(copy.from), self.range(copy.to), self.bytes);
+        let (source, target) = if from.start < to.start {
+            let (head, tail) = self.data.split_at_mut(to.start);
+            (&head[from.clone()], &mut tail[..bytes])
+        } else {
+            let (head, tail) = self.data.split_at_mut(from.start);
+            (&tail[..bytes], &mut head[to])
+        };
+        let target = Shared::new(target);
+        pool.run(bytes.div_ceil(COPIED_AT_ONCE), |task, _| {
+            let first = task * COPIED_AT_ONCE;
+            let len = COPIED_AT_ONCE.min(bytes - first);
+            // SAFETY: each task has a range of its own.
+            let target = unsafe { target.slice_mut(first, len) };
+            match copy.from {
+                SlotId::NULL => target.fill(0),
+                _ => target.copy_from_slice(&source[first..first + len]),
+            }
+        })
     }
 }
 
@@ -111,15 +136,18 @@ impl Slots {
         Ok(())
     }
 
-    /// Performs one copy, which [`check_copies`](Self::check_copies) has accepted.
-    pub(in crate::cpu) fn copy(&mut self, copy: SlotCopy) {
-        for plane in &mut self.planes {
-            let (from, to) = (plane.range(copy.from), plane.range(copy.to));
-            match copy.from {
-                SlotId::NULL => plane.data[to].fill(0),
-                _ => plane.data.copy_within(from, to.start),
+    /// Performs copies in order, each on all threads. [`check_copies`](Self::check_copies) has accepted them.
+    pub(in crate::cpu) fn copy(
+        &mut self,
+        copies: &[SlotCopy],
+        pool: &mut ThreadPool,
+    ) -> Result<(), DeviceError> {
+        for copy in copies.iter().filter(|copy| copy.from != copy.to) {
+            for plane in &mut self.planes {
+                plane.copy(*copy, pool)?;
             }
         }
+        Ok(())
     }
 
     /// The bytes `start..start + len` of a slot's state in one plane.

@@ -12,7 +12,7 @@ fn check(rows: &[RowInputs<'_>], tokens: usize) -> Result<(), DeviceError> {
         logit_rows: &[],
         shape: None,
     };
-    step.begin(&inputs, &mut no_planes())?;
+    step.begin(&inputs, &no_planes())?;
     step.check_pages(16, 8)
 }
 
@@ -67,13 +67,13 @@ fn inputs_of_other_lengths_and_copies_of_slots_are_refused() {
         logit_rows: &[1],
         shape: None,
     };
-    Step::default().begin(&good, &mut no_planes()).unwrap();
+    Step::default().begin(&good, &no_planes()).unwrap();
     for axis in 0..3 {
         let mut positions = good.positions;
         positions[axis] = &short;
-        let refused = Step::default().begin(&StepInputs { positions, ..good }, &mut no_planes());
+        let refused = Step::default().begin(&StepInputs { positions, ..good }, &no_planes());
         assert!(matches!(refused, Err(DeviceError::Misuse(_))), "axis {axis}");
     }
-    let refused = Step::default().begin(&StepInputs { copies: &copies, ..good }, &mut no_planes());
+    let refused = Step::default().begin(&StepInputs { copies: &copies, ..good }, &no_planes());
     assert!(matches!(refused, Err(DeviceError::Misuse(_))));
 }

@@ -82,13 +82,13 @@ fn a_prefix_hit_ends_at_a_checkpoint_and_changes_no_bit() {
         let page = model.page_tokens();
         let prompt = 9 * page + page / 2;
         let first = model.launches(&[prompt], 9).remove(0);
-        // Shared tokens, and tokens up to the last checkpoint among them. Blocks 4, 6, 8 and the last whole one have
+        // Shared tokens, and tokens up to the last checkpoint among them. Blocks 4, 8 and the last whole one have
         // checkpoints.
         let cases = [
             (prompt, 9 * page),
             (9 * page + 1, 9 * page),
-            (7 * page + 1, 6 * page),
-            (5 * page, 4 * page),
+            (8 * page + 1, 8 * page),
+            (7 * page, 4 * page),
             (4 * page, 4 * page),
             (4 * page - 1, 0),
         ];
@@ -202,9 +202,9 @@ fn a_refused_row_leaves_no_checkpoint() {
     const POISON: u32 = 499;
     for model in Stateful::SIMS {
         let page = model.page_tokens();
-        let mut refused = launch(1, 8 * page, 4);
-        refused.spec.as_mut().unwrap().prompt[6 * page] = POISON;
-        let next = sharing(&refused, 6 * page, 2, 8 * page);
+        let mut refused = launch(1, 12 * page, 4);
+        refused.spec.as_mut().unwrap().prompt[8 * page] = POISON;
+        let next = sharing(&refused, 8 * page, 2, 12 * page);
         assert!(!next.spec.as_ref().unwrap().prompt.contains(&POISON));
         let alone = model.alone(std::slice::from_ref(&next)).results;
         let mut engine = model.engine_with(&settings(), 65, |sim| sim.fail_on_token = Some(POISON));

@@ -145,7 +145,7 @@ impl Simulation<'_> {
     }
 }
 
-/// True if a number of blocks is 2^k or 3 * 2^k, from 4 on.
+/// True if a number of blocks is a power of two, from 4 on.
 fn is_rung(blocks: usize) -> bool {
-    blocks >= 4 && matches!(blocks >> blocks.trailing_zeros(), 1 | 3)
+    blocks >= 4 && blocks.is_power_of_two()
 }

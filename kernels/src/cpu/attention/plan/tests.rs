@@ -29,7 +29,7 @@ fn plan(rows: &[(usize, usize)], shape: AttentionShape, threads: usize) -> Plan 
         logit_rows: &[],
         shape: None,
     };
-    step.begin(&inputs, &mut no_planes()).unwrap();
+    step.begin(&inputs, &no_planes()).unwrap();
     let mut plan = Plan::default();
     // Twice: a plan must not depend on the one before.
     plan.make(&step, &shape, threads, usize::MAX);

@@ -21,17 +21,29 @@ fn copy(from: u32, to: u32) -> SlotCopy {
 
 #[test]
 fn copies_move_all_planes_and_touch_no_other_slot() {
-    let mut slots = filled();
-    slots.copy(copy(1, 3));
+    let (mut slots, mut pool) = (filled(), ThreadPool::new(2).unwrap());
+    slots.copy(&[copy(1, 3)], &mut pool).unwrap();
     assert_eq!([state(&slots, 1), state(&slots, 2), state(&slots, 3)], [[1; 103], [2; 103], [1; 103]]);
-    slots.copy(copy(0, 1));
+    slots.copy(&[copy(0, 1)], &mut pool).unwrap();
     assert_eq!([state(&slots, 1), state(&slots, 2), state(&slots, 3)], [[0; 103], [2; 103], [1; 103]]);
     // The planes are apart: the bytes keep their order.
     let bytes: Vec<u8> = (0..103).collect();
     slots.write(SlotId(2), &bytes).unwrap();
-    slots.copy(copy(2, 1));
-    assert_eq!(state(&slots, 1), bytes);
-    assert_eq!(state(&slots, 3), [1; 103]);
+    // In order, down and up. A copy of a slot to itself changes nothing.
+    slots.copy(&[copy(2, 1), copy(1, 1), copy(1, 3), copy(0, 2)], &mut pool).unwrap();
+    assert_eq!([state(&slots, 1), state(&slots, 2), state(&slots, 3)], [bytes.clone(), vec![0; 103], bytes]);
+}
+
+#[test]
+fn states_of_several_pieces_are_copied_whole() {
+    let bytes = 2 * COPIED_AT_ONCE + 77;
+    let (mut slots, mut pool) = (Slots::zeroed(&[bytes], 3).unwrap(), ThreadPool::new(3).unwrap());
+    let content: Vec<u8> = (0..bytes).map(|index| (index % 251) as u8 + 1).collect();
+    slots.write(SlotId(1), &content).unwrap();
+    slots.copy(&[copy(1, 2), copy(0, 1)], &mut pool).unwrap();
+    assert!(state(&slots, 2) == content && state(&slots, 1) == vec![0; bytes]);
+    slots.copy(&[copy(2, 1)], &mut pool).unwrap();
+    assert!(state(&slots, 2) == content && state(&slots, 1) == content);
 }
 
 #[test]
