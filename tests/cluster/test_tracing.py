@@ -1,5 +1,6 @@
 """Traces: one per request, from the client's span through router, conductor and workers to their steps."""
 
+import json
 import secrets
 import socket
 
@@ -8,6 +9,7 @@ import pytest
 from collector import Collector, tree
 from harness import free_port, wait_for
 from media_model import ask, audio, sound, text, write
+from test_not_finite import ASK, POISON, poisoned  # noqa: F401 (a fixture)
 from test_topology import TOPOLOGIES
 from tutti.v1 import inference_pb2, inference_pb2_grpc
 
@@ -145,6 +147,23 @@ def test_clients_without_and_with_a_flag(start, collector):
     assert (by_grpc.trace, by_grpc.parent) == (sampled, span)
     assert whole_trace(collector, own.trace, graphs=1)
     assert not collector.spans(unsampled)
+
+
+def test_the_logs_of_all_processes_lead_to_the_trace(start, collector, poisoned):  # noqa: F811
+    """Lines of a worker name the graph; of a sampled request, its launch and its failure also name the trace."""
+    log = ("--log", "debug", "--log-format", "json", "--otlp-endpoint", collector.endpoint)
+    cluster = start("--workers", 1, "--model", poisoned, "--skip-tokenizer-init", *log, env=SOON)
+    (sampled, _, with_trace), (unsampled, _, without) = traceparent(), traceparent(sampled=False)
+    for header in (with_trace, without):
+        body = ASK | dict(model=cluster.model, prompt=[5, POISON, 6], max_tokens=4)
+        assert cluster.client.post("/v1/completions", json=body, headers={"traceparent": header}).status_code == 500
+    whole_trace(collector, sampled, graphs=1)
+    lines = [json.loads(line) for line in cluster.log().splitlines() if line.startswith("{")]
+    launched, failed = [line for line in lines if line.get("trace_id") == sampled and "key" in line]
+    assert launched["role"] == "whole" and launched["key"] == failed["key"]
+    assert failed["level"] == "WARN" and failed["outcome"] == "failed" and failed["error"]
+    assert any(line.get("span", {}).get("trace_id") == sampled for line in lines)
+    assert not any(line.get("trace_id") == unsampled for line in lines)
 
 
 def test_a_sampler_that_takes_nothing_makes_no_connection(start):

@@ -108,6 +108,8 @@ impl RequestTraces {
         span.set("tutti.graph.role", role);
         span.set("tutti.graph.key", key.to_string());
         span.set("tutti.worker.rank", i64::from(self.rank.0));
+        // Further lines of the log name the graph's key, which this line connects with the trace.
+        tracing::debug!(%key, trace_id = context.trace_id(), role, "launched the graph of a sampled request");
         let awaited = match graph {
             pb::LaunchGraph { receive: Some(_), .. } => Some("planes"),
             pb::LaunchGraph { receive_media: Some(_), .. } => Some("embeddings"),
@@ -137,9 +139,9 @@ impl RequestTraces {
     /// Ends the spans of graphs that have ended.
     pub fn completed(&mut self, completions: &[pb::Completion]) {
         for completion in completions {
-            let key = completion.key.map(GraphKey::from);
-            if let Some(graph) = key.and_then(|key| self.graphs.remove(&key)) {
-                graph.end(completion.outcome.as_ref());
+            let Some(key) = completion.key.map(GraphKey::from) else { continue };
+            if let Some(graph) = self.graphs.remove(&key) {
+                graph.end(key, completion.outcome.as_ref());
             }
         }
     }
@@ -204,7 +206,7 @@ impl GraphTrace {
         }
     }
 
-    fn end(mut self, outcome: Option<&Outcome>) {
+    fn end(mut self, key: GraphKey, outcome: Option<&Outcome>) {
         let (word, failure) = match outcome {
             Some(Outcome::Finished(_)) => ("finished", None),
             Some(Outcome::HandedOver(_)) => ("handed_over", None),
@@ -222,6 +224,8 @@ impl GraphTrace {
         }
         self.span.set("tutti.graph.outcome", word);
         if let Some(fault) = failure {
+            let (trace_id, error) = (self.context.trace_id(), &fault.message);
+            tracing::warn!(%key, trace_id, outcome = word, error, "the graph of a sampled request did not finish");
             self.span.fail(fault.message.clone());
         }
         // Children end first, so that a collector that has the graph's span has theirs, too.
