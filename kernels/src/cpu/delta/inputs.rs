@@ -20,6 +20,10 @@ const TASKS: usize = 4;
 const BLOCK_TOKENS: usize = 16;
 /// Maximum number of inputs that an output of a convolution depends on.
 pub(in crate::cpu) const MAX_TAPS: usize = BLOCK_TOKENS;
+/// Number of taps of the models there are, for which the convolution is compiled apart.
+const USUAL_TAPS: usize = 4;
+/// Number of tokens of a unit that are prefetched.
+const PREFETCHED_TOKENS: usize = 4;
 /// Value added to the sum of squares of a head of q or k.
 const EPS: f32 = 1e-6;
 /// Argument above which softplus is the identity, as in torch.
@@ -95,6 +99,7 @@ struct Block<'a> {
 }
 
 /// A task's tokens of one row.
+#[derive(Clone)]
 struct RowTokens<'a> {
     row: &'a Row,
     /// Tokens of the row. The part with the row's state begins with token 0.
@@ -129,14 +134,17 @@ struct Strip {
     normed: Option<f32>,
 }
 
-impl Op for Block<'_> {
+impl<'a> Op for Block<'a> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for part in self.parts() {
-            for unit in self.units.clone() {
-                self.unit(s, &part, unit);
+        let of_part = |part: RowTokens<'a>| self.units.clone().map(move |unit| (part.clone(), unit));
+        let mut work = self.parts().flat_map(of_part).peekable();
+        while let Some((part, unit)) = work.next() {
+            if let Some((part, unit)) = work.peek() {
+                self.prefetch(s, part, *unit);
             }
+            self.unit(s, &part, unit);
         }
     }
 }
@@ -145,37 +153,77 @@ impl Block<'_> {
     /// Computes the inputs of one unit.
     #[inline(always)]
     fn unit<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
-        let DeltaShape { key_heads, key_dim, value_dim, taps, .. } = self.shape;
-        let (kept, slot) = (taps - 1, part.row.slot);
-        let has_state = part.tokens.start == 0;
-        if unit < key_heads {
-            let len = kept * key_dim;
-            let scale = (key_dim as f32).sqrt().recip();
-            let q = Strip { column: unit * key_dim, width: key_dim, normed: Some(scale) };
-            let k = Strip { column: (key_heads + unit) * key_dim, normed: Some(1.0), ..q };
-            if slot == SlotId::NULL {
-                self.clear(part, q);
-                self.clear(part, k);
-                return;
+        let [first, second] = self.strips(unit);
+        if part.row.slot == SlotId::NULL {
+            [first, second].into_iter().flatten().for_each(|strip| self.clear(part, strip));
+            return;
+        }
+        let (states, begin, len) = self.state(unit);
+        // SAFETY: this unit of this slot belongs to the task with the row's first token.
+        let state = (part.tokens.start == 0).then(|| unsafe { states.part(part.row.slot, begin, len) });
+        let mut state = state.unwrap_or_default();
+        for strip in [first, second].into_iter().flatten() {
+            let of_strip = state.split_off_mut(..state.len().min((self.shape.taps - 1) * strip.width));
+            let of_strip = of_strip.unwrap_or_default();
+            match self.shape.taps {
+                USUAL_TAPS => self.strip::<S, USUAL_TAPS>(s, part, strip, of_strip),
+                _ => self.strip::<S, 0>(s, part, strip, of_strip),
             }
-            // SAFETY: this head of this slot belongs to the task with the row's first token.
-            let state = has_state.then(|| unsafe { self.keys.part(slot, 2 * unit * len, 2 * len) });
-            let (of_q, of_k) = state.map(|state| state.split_at_mut(len)).unwrap_or_default();
-            self.strip(s, part, q, of_q);
-            self.strip(s, part, k, of_k);
-        } else {
-            let head = unit - key_heads;
-            let column = 2 * key_heads * key_dim + head * value_dim;
-            let v = Strip { column, width: value_dim, normed: None };
-            if slot == SlotId::NULL {
-                self.clear(part, v);
-                return;
-            }
-            let len = kept * value_dim;
-            // SAFETY: this head of this slot belongs to the task with the row's first token.
-            let state = has_state.then(|| unsafe { self.values.part(slot, head * len, len) });
-            self.strip(s, part, v, state.unwrap_or_default());
+        }
+        if let Some(head) = unit.checked_sub(self.shape.key_heads) {
             self.gates(part, head);
+        }
+    }
+
+    /// The strips of one unit: q and k of a key head, or v of a value head.
+    #[inline(always)]
+    fn strips(&self, unit: usize) -> [Option<Strip>; 2] {
+        let DeltaShape { key_heads, key_dim, value_dim, .. } = self.shape;
+        match unit.checked_sub(key_heads) {
+            None => {
+                let scale = (key_dim as f32).sqrt().recip();
+                let q = Strip { column: unit * key_dim, width: key_dim, normed: Some(scale) };
+                [Some(q), Some(Strip { column: (key_heads + unit) * key_dim, normed: Some(1.0), ..q })]
+            }
+            Some(head) => {
+                let column = 2 * key_heads * key_dim + head * value_dim;
+                [Some(Strip { column, width: value_dim, normed: None }), None]
+            }
+        }
+    }
+
+    /// Elements of one unit's state: its states, the first element, and their number.
+    #[inline(always)]
+    fn state(&self, unit: usize) -> (&SlotStates<'_>, usize, usize) {
+        let DeltaShape { key_heads, key_dim, value_dim, taps, .. } = self.shape;
+        match unit.checked_sub(key_heads) {
+            None => (self.keys, unit * 2 * (taps - 1) * key_dim, 2 * (taps - 1) * key_dim),
+            Some(head) => (self.values, head * (taps - 1) * value_dim, (taps - 1) * value_dim),
+        }
+    }
+
+    /// Prefetches what a unit's first tokens read and write: other threads have written the inputs and read the outputs, and
+    /// states and taps come from memory. Later tokens are read as streams.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
+        let (shape, row) = (self.shape, part.row);
+        if part.tokens.start == 0 {
+            let (states, first, len) = self.state(unit);
+            let start = states.pointer(row.slot, first, len).cast_const();
+            (0..len).step_by(LANES).for_each(|at| s.prefetch(start.wrapping_add(at).cast()));
+        }
+        for Strip { column, width, .. } in self.strips(unit).into_iter().flatten() {
+            for column in (column..column + width).step_by(LANES) {
+                for tap in 0..shape.taps {
+                    s.prefetch(self.taps.as_ptr().wrapping_add(tap * shape.channels() + column).cast());
+                }
+                for token in part.tokens.clone().take(PREFETCHED_TOKENS) {
+                    let (token, out) = (row.first_token + token, self.out.as_ptr().cast_const());
+                    let x = self.projected.as_ptr().wrapping_add(token * shape.projected() + column);
+                    s.prefetch(x.cast());
+                    s.prefetch_to_write(out.wrapping_add(token * shape.inputs() + column).cast());
+                }
+            }
         }
     }
 
@@ -195,11 +243,13 @@ impl Block<'_> {
     }
 
     /// Convolves the channels of a strip over a part of a row. `state` holds the inputs before the row, `[taps - 1, width]`,
-    /// and receives its last inputs; it is empty if the part does not have the state.
+    /// and receives its last inputs; it is empty if the part does not have the state. `TAPS` is the number of taps, or 0 if
+    /// it is not known when this is compiled: known loops are unrolled.
     #[inline(always)]
-    fn strip<S: Simd>(&self, s: S, part: &RowTokens<'_>, strip: Strip, state: &mut [f32]) {
+    fn strip<S: Simd, const TAPS: usize>(&self, s: S, part: &RowTokens<'_>, strip: Strip, state: &mut [f32]) {
         let Strip { column, width, normed } = strip;
-        let (kept, channels, stride) = (self.shape.taps - 1, self.shape.channels(), self.shape.projected());
+        let kept = if TAPS == 0 { self.shape.taps } else { TAPS } - 1;
+        let (channels, stride) = (self.shape.channels(), self.shape.projected());
         let RowTokens { row, tokens } = part;
         let projected = &self.projected[row.first_token * stride..][..row.tokens * stride];
         let mut weights = [s.splat(0.0); MAX_TAPS];
@@ -223,6 +273,17 @@ impl Block<'_> {
                 let sum = products.fold(s.splat(0.0), |sum, (&weight, &x)| s.fma(weight, x, sum));
                 s.store_some(self.out(row, token, column + at, end - at), silu(s, sum));
             }
+            // A part that ends before its row does not hold the row's last inputs.
+            let held = (tokens.end == row.tokens).then(|| &window[tokens.len()..]);
+            for (index, state) in state.chunks_exact_mut(width).enumerate() {
+                let x = match held {
+                    Some(held) => held[index],
+                    None => {
+                        s.load_some(&projected[(row.tokens + index - kept) * stride + column..][at..end], 0.0)
+                    }
+                };
+                s.store_some(&mut state[at..end], x);
+            }
         }
         if let Some(scale) = normed {
             for token in tokens.clone() {
@@ -234,19 +295,6 @@ impl Block<'_> {
                 let factor = s.splat(scale / (s.sum(squares) + EPS).sqrt());
                 for out in out.chunks_mut(LANES) {
                     s.store_some(out, s.mul(s.load_some(out, 0.0), factor));
-                }
-            }
-        }
-        if state.is_empty() {
-            return;
-        }
-        for index in 0..kept {
-            match (row.tokens + index).checked_sub(kept) {
-                Some(token) => state[index * width..][..width]
-                    .copy_from_slice(&projected[token * stride + column..][..width]),
-                None => {
-                    let from = (row.tokens + index) * width;
-                    state.copy_within(from..from + width, index * width);
                 }
             }
         }

@@ -46,13 +46,26 @@ pub(in crate::cpu) fn delta_rule(
     let parts = if heads < 4 * pool.threads() { blocks } else { 1 };
     let blocks_per_part = blocks.div_ceil(parts.max(1)) * COLUMNS;
     let out = Shared::new(out);
+    // The address of a task's first column.
+    let begin = |task: usize| {
+        let (head, part) = (task / parts, task % parts);
+        let memory = (head % shape.value_heads) * shape.key_dim * shape.value_dim;
+        let row = rows.get(head / shape.value_heads);
+        let state = |row: &Row| states.pointer(row.slot, memory, shape.key_dim * shape.value_dim);
+        row.map(|row| state(row).wrapping_add(part * blocks_per_part).cast_const())
+    };
     pool.run(heads * parts, |task, _| {
         let (head, part) = (task / parts, task % parts);
         let (row, head) = (&rows[head / shape.value_heads], head % shape.value_heads);
         let columns = part * blocks_per_part..shape.value_dim.min((part + 1) * blocks_per_part);
         for first in columns.clone().step_by(COLUMNS) {
-            let width = COLUMNS.min(columns.end - first);
-            path.run(Columns { row, head, first, width, inputs, shape, states: &states, out: &out });
+            let (width, behind) = (COLUMNS.min(columns.end - first), first + COLUMNS);
+            // A thread usually runs consecutive tasks.
+            let next = match begin(task) {
+                Some(state) if behind < columns.end => Some(state.wrapping_add(behind - columns.start)),
+                _ => begin(task + 1),
+            };
+            path.run(Columns { row, head, first, width, next, inputs, shape, states: &states, out: &out });
         }
     })
 }
@@ -64,6 +77,8 @@ struct Columns<'a> {
     /// First column.
     first: usize,
     width: usize,
+    /// First column of the block that the thread probably computes next.
+    next: Option<*const f32>,
     inputs: &'a [f32],
     shape: DeltaShape,
     states: &'a SlotStates<'a>,
@@ -165,6 +180,9 @@ impl Columns<'_> {
                 decay,
                 delta: [delta(low, sums[0]), delta(high, sums[1])],
                 stride,
+                // Memories are read from far away, and the two lines of each of their rows form no stream.
+                ahead: self.next.filter(|_| token == 0),
+                ahead_stride: value_dim,
             };
             // SAFETY: the caller's contract.
             let out = unsafe {
@@ -188,6 +206,9 @@ struct Update<'a, F> {
     decay: F,
     delta: [F; 2],
     stride: usize,
+    /// Memory that is prefetched meanwhile, as many rows and columns, and the distance of its rows.
+    ahead: Option<*const f32>,
+    ahead_stride: usize,
 }
 
 impl<F: Copy> Update<'_, F> {
@@ -208,6 +229,10 @@ impl<F: Copy> Update<'_, F> {
         let (mut out, mut following) = ([s.splat(0.0); 2], [s.splat(0.0); 2]);
         for (i, ((&k, &q), &next)) in self.k.iter().zip(self.q).zip(next).enumerate() {
             let row = state.wrapping_add(i * self.stride);
+            if let Some(ahead) = self.ahead {
+                let ahead = ahead.wrapping_add(i * self.ahead_stride);
+                (0..2).for_each(|half| s.prefetch_far(ahead.wrapping_add(half * LANES).cast()));
+            }
             for half in 0..2 {
                 let at = row.wrapping_add(half * LANES);
                 // SAFETY: the caller's contract.
