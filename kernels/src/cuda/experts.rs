@@ -62,12 +62,13 @@ pub(super) struct CountsOfStep {
     len: usize,
 }
 
-/// The number of tokens that chose each expert. The GPU counts; each step copies all counts to the host with its results, so
-/// that nobody waits for them.
+/// The number of tokens that chose each expert. The GPU counts, and a step copies all counts to the host with its results, so
+/// that a reader never waits for the steps behind it.
 #[derive(Default)]
 pub(super) struct ExpertCounts {
-    /// The counts of each layer among those of all layers.
+    /// Range of each layer's counts.
     layers: BTreeMap<usize, Range<usize>>,
+    /// Number of counts of all layers.
     len: usize,
     on_gpu: Option<DeviceBuffer>,
     /// True if the current step counts.

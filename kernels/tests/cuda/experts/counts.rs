@@ -1,4 +1,4 @@
-//! What the device keeps of mixtures of experts: counts of tokens and scratch memory. Operands that it refuses.
+//! Counts of experts' tokens, scratch memory, and refused operands.
 
 use tutti_kernels::cuda::CudaDevice;
 use tutti_kernels::{
@@ -43,7 +43,8 @@ fn counts_are_those_of_the_collected_steps() {
     assert_eq!(other, [0u64; 0]);
 }
 
-/// What the profile of the largest step measures is final, whatever the rows of later steps choose.
+/// Scratch memory has its final size after one step, whatever experts the rows of later steps choose. So the profile of the
+/// largest step measures all of it.
 #[test]
 fn memory_of_experts_is_final_after_one_step() {
     let Some(mut gpu) = cuda("memory of experts") else { return };
