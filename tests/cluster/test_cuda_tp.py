@@ -56,13 +56,17 @@ def test_groups_of_gpus_match_the_reference(start, figure, tp, model):
     figure(f"cuda {model} tp {tp}: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
 
 
-@pytest.mark.parametrize("division", ((), ("--ep",)), ids=("width", "whole"))
-def test_experts_divided_among_gpus_match_the_reference(start, figure, division):
-    golden = load_file(GOLDENS / "seed0/qwen3_moe/goldens.safetensors")
-    cluster = serve(start, "qwen3_moe", 2, 2, *division, "--max-step-tokens", 64)
+@pytest.mark.parametrize(
+    "model, layers, division",
+    (("qwen3_moe", (0, 2), ()), ("qwen3_moe", (0, 2), ("--ep",)), ("qwen3_moe_nonorm", (1,), ("--ep",))),
+    ids=("width", "whole", "whole, weights as they are"),
+)
+def test_experts_divided_among_gpus_match_the_reference(start, figure, model, layers, division):
+    golden = load_file(GOLDENS / "seed0" / model / "goldens.safetensors")
+    cluster = serve(start, model, 2, 2, *division, "--max-step-tokens", 64)
     worst = greatest_deviation(golden, answers(cluster, golden))
-    check_balance(cluster, (0, 2))
-    figure(f"cuda qwen3_moe tp 2 {' '.join(division)}: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
+    check_balance(cluster, layers)
+    figure(f"cuda {model} tp 2 {' '.join(division)}: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
     assert worst <= BOUND
 
 

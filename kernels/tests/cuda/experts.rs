@@ -3,9 +3,7 @@
 mod counts;
 
 use tutti_kernels::cuda::CudaDevice;
-use tutti_kernels::{
-    ExpertBuffers, Experts, HostMatrix, MixExperts, PlanesShape, Quantize, Routing, WeightType,
-};
+use tutti_kernels::{ExpertBuffers, HostMatrix, MixExperts, PlanesShape, Quantize, Routing, WeightType};
 
 use crate::support::{
     Case, Families, Random, Share, begin, bytes, compare, cuda, matrix, results, tensor, values,
