@@ -8,6 +8,7 @@ mod attention_work;
 mod compile;
 mod context;
 mod device;
+mod experts;
 mod gemm;
 mod kernels;
 mod library;

@@ -23,6 +23,7 @@ pub use self::attention::{Attention, AttentionShape, HeadNorms, PagedAttention, 
 pub use self::collectives::Collectives;
 pub use self::delta_rule::{DeltaInputs, DeltaMemory, DeltaRule, DeltaShape, GatedNorm};
 pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
+pub(crate) use self::experts::MixSizes;
 pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
 pub use self::planes::{KvShape, PlanesShape};
 pub use self::recurrence::{DecayedSum, Recurrence};

@@ -85,3 +85,16 @@ def test_serving_allocates_nothing_and_a_start_without_memory_is_tried_again(sta
     assert "out of device memory" in cluster.log()
     assert tokens(Streams(cluster, "/v1/completions", BODIES).results()) == undisturbed
     cluster.wait_until_idle()
+
+
+def test_serving_a_mixture_of_experts_allocates_nothing(start, tmp_path):
+    """The largest step has run before the first request, whatever experts a request's tokens choose."""
+    full = tmp_path / "full"
+    model = ["--model", GOLDENS / "bf16/qwen3_moe", "--skip-tokenizer-init"]
+    env = {"EMULATED_GPUS": "1", "EMULATED_GPU_FAULTS": f"out-of-memory when={full}"}
+    cluster = start("--device", "cuda", *model, env=env)
+    full.touch()
+    bodies = [BODY | {"prompt": [i + 1] * (1 + 40 * (i % 4)), "max_tokens": 24} for i in range(12)]
+    Streams(cluster, "/v1/completions", bodies).results()
+    assert full.exists(), cluster.explain("a step has allocated")
+    cluster.wait_until_idle()

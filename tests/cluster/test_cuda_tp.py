@@ -11,7 +11,7 @@ from harness import GOLDENS, run_to_exit, wait_for
 from safetensors.numpy import load_file
 from streams import Streams
 from test_cuda import has_driver
-from test_golden import BOUND, LENGTHS, MODELS, answers, greatest_deviation
+from test_golden import BOUND, LENGTHS, MODELS, answers, check_balance, greatest_deviation
 
 pytestmark = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under tests/emulated-gpu/run")
 emulated = pytest.mark.skipif("EMULATED_GPUS" not in os.environ, reason="only an emulated GPU fails on demand")
@@ -54,6 +54,20 @@ def test_groups_of_gpus_match_the_reference(start, figure, tp, model):
         cluster.wait_until_idle()
         cluster.stop()
     figure(f"cuda {model} tp {tp}: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
+
+
+@pytest.mark.parametrize(
+    "model, layers, division",
+    (("qwen3_moe", (0, 2), ()), ("qwen3_moe", (0, 2), ("--ep",)), ("qwen3_moe_nonorm", (1,), ("--ep",))),
+    ids=("width", "whole", "whole, weights as they are"),
+)
+def test_experts_divided_among_gpus_match_the_reference(start, figure, model, layers, division):
+    golden = load_file(GOLDENS / "seed0" / model / "goldens.safetensors")
+    cluster = serve(start, model, 2, 2, *division, "--max-step-tokens", 64)
+    worst = greatest_deviation(golden, answers(cluster, golden))
+    check_balance(cluster, layers)
+    figure(f"cuda {model} tp 2 {' '.join(division)}: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
+    assert worst <= BOUND
 
 
 # Rows of which the ranks send their best tokens, rows that are gathered whole, and rows that need their likeliest token only.

@@ -123,6 +123,13 @@ def test_other_families_match_the_reference(start, figure, seed, model):
     assert worst <= bound(model)
 
 
+def check_balance(cluster, layers):
+    """The leader alone reports the balance of these layers: every rank routes all tokens. A token has 3 of 8 experts."""
+    balance = re.findall(r'tutti_worker_expert_imbalance{worker="(\d)",layer="(\d+)"} (\S+)', cluster.client.get("/metrics").text)
+    assert sorted((int(worker), int(layer)) for worker, layer, _ in balance) == [(0, layer) for layer in layers]
+    assert all(1 <= float(value) <= 8 / 3 for *_, value in balance), balance
+
+
 @pytest.mark.parametrize("division", ((), ("--ep",)), ids=("width", "whole"))
 @pytest.mark.parametrize("model, layers", (("qwen3_moe", (0, 2)), ("qwen3_5_moe", range(5))))
 def test_experts_divided_among_ranks_match_the_reference(start, figure, model, layers, division):
@@ -131,10 +138,7 @@ def test_experts_divided_among_ranks_match_the_reference(start, figure, model, l
     args = ("--workers", 2, "--tp", 2, *division, "--model", directory, "--skip-tokenizer-init")
     cluster = start(*args, "--max-step-tokens", 64)
     worst = greatest_deviation(golden, answers(cluster, golden))
-    # The leader alone reports: every rank routes all tokens. A token has 3 of 8 experts.
-    balance = re.findall(r'tutti_worker_expert_imbalance{worker="(\d)",layer="(\d+)"} (\S+)', cluster.client.get("/metrics").text)
-    assert sorted((int(worker), int(layer)) for worker, layer, _ in balance) == [(0, layer) for layer in layers]
-    assert all(1 <= float(value) <= 8 / 3 for *_, value in balance), balance
+    check_balance(cluster, layers)
     limit = bound(model)
     figure(f"{model}, 2 ranks {' '.join(division)}: greatest |logprob - reference| {worst:.1e}, bound {limit:.0e}")
     assert worst <= limit

@@ -70,6 +70,33 @@ pub const SOURCES: &[Source] = &[
             "merge_splits_128",
         ]
     ),
+    source!("route.cu", ["prelude.cuh"], &["route_rows", "group_rows", "sum_experts"]),
+    source!(
+        "experts.cu",
+        ["prelude.cuh", "experts.cuh"],
+        &[
+            "expert_gates_f32",
+            "expert_gates_bf16",
+            "expert_gates_f16",
+            "expert_outputs_f32",
+            "expert_outputs_bf16",
+            "expert_outputs_f16",
+        ]
+    ),
+    source!(
+        "experts_tiles.cu",
+        ["prelude.cuh", "mma.cuh", "experts.cuh"],
+        &[
+            "expert_gates_narrow_bf16",
+            "expert_gates_narrow_f16",
+            "expert_gates_wide_bf16",
+            "expert_gates_wide_f16",
+            "expert_outputs_narrow_bf16",
+            "expert_outputs_narrow_f16",
+            "expert_outputs_wide_bf16",
+            "expert_outputs_wide_f16",
+        ]
+    ),
     source!("recurrence.cu", ["prelude.cuh"], &["decayed_sum"]),
     source!("argmax.cu", ["prelude.cuh", "logits.cuh"], &["argmax", "partial_argmax", "best_candidates"]),
     source!("sample.cu", ["prelude.cuh", "logits.cuh"], &["sample", "sample_candidates", "score_tokens"]),

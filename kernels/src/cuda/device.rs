@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::compile::KernelCache;
 use super::context::{Event, Gpu};
+use super::experts::{CountsOfStep, ExpertCounts, ExpertTables};
 use super::gemm::Gemm;
 use super::kernels::Kernels;
 use super::memory::{DeviceBuffer, PinnedBuffer};
@@ -48,6 +49,10 @@ struct Scratch {
     counts: Option<DeviceBuffer>,
     /// Partial results of attention.
     parts: Option<DeviceBuffer>,
+    /// Experts of each row and rows of each expert; activations and outputs of all pairs of a row and an expert.
+    routes: Option<DeviceBuffer>,
+    activated: Option<DeviceBuffer>,
+    expert_outputs: Option<DeviceBuffer>,
     /// Rows that this rank sends to a gather, and the parts of all ranks that come from it.
     packed: Option<DeviceBuffer>,
     gathered: Option<DeviceBuffer>,
@@ -55,9 +60,11 @@ struct Scratch {
 
 impl Scratch {
     fn bytes(&self) -> u64 {
-        let Self { input, gate_up, adjusted, weights, counts, parts, packed, gathered } = self;
-        let all = [input, gate_up, adjusted, weights, counts, parts, packed, gathered];
-        all.into_iter().flatten().map(|buffer| buffer.bytes() as u64).sum()
+        let Self { input, gate_up, adjusted, weights, counts, parts, .. } = self;
+        let Self { routes, activated, expert_outputs, packed, gathered, .. } = self;
+        let dense = [input, gate_up, adjusted, weights, counts, parts];
+        let others = [routes, activated, expert_outputs, packed, gathered];
+        dense.into_iter().chain(others).flatten().map(|buffer| buffer.bytes() as u64).sum()
     }
 }
 
@@ -76,6 +83,10 @@ pub struct CudaDevice {
     loader: WeightLoader,
     /// Rotary frequencies on the device, which are few.
     ropes: Vec<attention::RopeOnDevice>,
+    expert_tables: ExpertTables,
+    expert_counts: ExpertCounts,
+    /// Largest size in bytes of the outputs of experts that one chunk of rows has.
+    expert_output_bytes: usize,
     /// The token that was sampled last for each slot.
     last_tokens: DeviceBuffer,
     /// Total size in bytes of all tensors that have been made.
@@ -88,6 +99,8 @@ pub struct CudaDevice {
 pub struct Done {
     event: Event,
     blocks: Vec<Block>,
+    /// Tokens per expert up to this step, if the step has experts.
+    expert_counts: Option<CountsOfStep>,
 }
 
 impl CudaDevice {
@@ -104,6 +117,9 @@ impl CudaDevice {
             scratch: Scratch::default(),
             loader: WeightLoader::new(&gpu),
             ropes: Vec::new(),
+            expert_tables: ExpertTables::default(),
+            expert_counts: ExpertCounts::default(),
+            expert_output_bytes: experts::OUTPUT_BYTES,
             last_tokens: DeviceBuffer::zeroed(&gpu, 4, "the last token of each slot")?,
             tensor_bytes: 0,
             _watchdog: None,
@@ -156,6 +172,11 @@ impl CudaDevice {
         let started = Watchdog::start(&self.gpu, limit, report);
         let watchdog = started.map_err(|error| DeviceError::Lost(format!("starting a thread: {error}")))?;
         Ok(Self { _watchdog: Some(watchdog), ..self })
+    }
+
+    /// Bounds the memory of the outputs of experts, which tests make small. A step with more rows is cut into chunks.
+    pub fn with_expert_memory(self, bytes: usize) -> Self {
+        Self { expert_output_bytes: bytes, ..self }
     }
 
     /// Number of slots whose last token is kept.
@@ -333,10 +354,11 @@ impl Device for CudaDevice {
 
     fn end_step(&mut self) -> Result<Done, DeviceError> {
         self.gpu.bind()?;
+        let expert_counts = self.expert_counts.fetch(&mut self.results.staging)?;
         self.inputs.seal()?;
         self.step.end();
         let event = Event::record(&self.gpu)?;
-        Ok(Done { event, blocks: self.results.take() })
+        Ok(Done { event, blocks: self.results.take(), expert_counts })
     }
 
     fn collect(
@@ -352,6 +374,9 @@ impl Device for CudaDevice {
         for block in std::mem::take(&mut done.blocks) {
             block.read(out)?;
             block.free(&mut self.results.staging);
+        }
+        if let Some(counts) = done.expert_counts.take() {
+            self.expert_counts.collect(counts, &mut self.results.staging);
         }
         Ok(true)
     }

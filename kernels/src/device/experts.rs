@@ -45,6 +45,40 @@ pub struct MixExperts<'a, T, M> {
     pub layer: usize,
 }
 
+/// Sizes of the operands of [`Experts::mix_experts`].
+pub(crate) struct MixSizes {
+    /// Live rows of the input, and of the router's logits.
+    pub rows: usize,
+    pub logit_rows: usize,
+    pub valid_rows: usize,
+    pub experts: usize,
+    pub top_k: usize,
+    /// Index of the first expert that is here, and the numbers of matrices of both kinds.
+    pub first: usize,
+    pub held: [usize; 2],
+}
+
+impl MixSizes {
+    /// Refuses operands that do not fit each other.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        let Self { rows, logit_rows, valid_rows, experts, top_k, first, held } = *self;
+        let refuse = |why: String| Err(DeviceError::Misuse(why));
+        if logit_rows != rows {
+            return refuse(format!("{logit_rows} rows of router logits for {rows} rows"));
+        }
+        if top_k == 0 || top_k > experts {
+            return refuse(format!("{top_k} of {experts} experts per token"));
+        }
+        if held[0] != held[1] || first.checked_add(held[0]).is_none_or(|end| end > experts) {
+            return refuse(format!("matrices of {held:?} experts from {first} on, of {experts}"));
+        }
+        if valid_rows > rows {
+            return refuse(format!("{valid_rows} valid rows of {rows}"));
+        }
+        Ok(())
+    }
+}
+
 family! {
     /// Operations of mixtures of experts.
     pub trait Experts {
@@ -61,7 +95,7 @@ family! {
             out: &mut Self::Tensor,
         ) => |recorder| recorder.experts(mix.x, mix.routing.top_k, mix.gate_up, mix.down);
         /// Sets `out` to the number of tokens that chose each expert of a layer since the device was made. `out` is empty
-        /// if the layer has not run.
+        /// if the layer has not run. Waits for nothing: the tokens of a step that is not collected may be missing.
         fn expert_tokens(&mut self, layer: usize, out: &mut Vec<u64>) => |recorder| recorder.by_token();
     }
 }

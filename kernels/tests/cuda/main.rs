@@ -9,6 +9,7 @@ mod attention;
 mod attention_tiles;
 mod compile;
 mod dense;
+mod experts;
 mod flight;
 mod group;
 mod sampling;

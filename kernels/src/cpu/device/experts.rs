@@ -5,7 +5,8 @@ use super::CpuDevice;
 use crate::cpu::experts::{gather, scatter_add};
 use crate::cpu::gemm::Epilogue;
 use crate::cpu::memory::{Tensor, Weights};
-use crate::{DeviceError, ExpertBuffers, Experts, MixExperts, Routing};
+use crate::device::MixSizes;
+use crate::{DeviceError, ExpertBuffers, Experts, MixExperts};
 
 impl Experts for CpuDevice {
     const IMPLEMENTED: bool = true;
@@ -17,10 +18,8 @@ impl Experts for CpuDevice {
     ) -> Result<(), DeviceError> {
         let MixExperts { x, valid_rows, logits, routing, first, gate_up, down, buffers, layer } = mix;
         let (rows, width, experts) = (x.live(), x.width(), logits.width());
-        check(logits, rows, routing, (first, [gate_up.len(), down.len()]))?;
-        if valid_rows > rows {
-            return Err(DeviceError::Misuse(format!("{valid_rows} valid rows of {rows}")));
-        }
+        let (logit_rows, top_k, held) = (logits.live(), routing.top_k, [gate_up.len(), down.len()]);
+        MixSizes { rows, logit_rows, valid_rows, experts, top_k, first, held }.check()?;
         let out = out.written(rows, width)?;
         out.fill(0.0);
         // The routes leave the device while its other operations run.
@@ -63,26 +62,4 @@ impl Experts for CpuDevice {
         out.extend(self.expert_tokens.get(&layer).into_iter().flatten());
         Ok(())
     }
-}
-
-/// Refuses operands that do not fit each other. `held` has the index of the first expert that is here, and the numbers of
-/// its matrices.
-fn check(
-    logits: &Tensor,
-    rows: usize,
-    Routing { top_k, .. }: Routing,
-    (first, held): (usize, [usize; 2]),
-) -> Result<(), DeviceError> {
-    let (found, experts) = (logits.live(), logits.width());
-    let refuse = |why: String| Err(DeviceError::Misuse(why));
-    if found != rows {
-        return refuse(format!("{found} rows of router logits for {rows} rows"));
-    }
-    if top_k == 0 || top_k > experts {
-        return refuse(format!("{top_k} of {experts} experts per token"));
-    }
-    if held[0] != held[1] || first.checked_add(held[0]).is_none_or(|end| end > experts) {
-        return refuse(format!("matrices of {held:?} experts from {first} on, of {experts}"));
-    }
-    Ok(())
 }

@@ -1,8 +1,234 @@
-//! Mixtures of experts, which this device does not run yet: a model with experts is refused when it is loaded.
+//! Mixtures of experts.
+//!
+//! The GPU routes the rows, lists the pairs of a row and an expert by expert, and computes each expert's products over its
+//! list, so that the host waits for nothing. Each pair has activations and outputs of its own, and a row's outputs are added in
+//! the order of experts. Large steps are cut into chunks of rows, which bounds the memory of the pairs and changes no bit.
+
+mod products;
+
+use products::{ExpertProduct, Form, Kind, Pairs, kinds};
 
 use super::CudaDevice;
-use crate::Experts;
+use crate::cuda::kernels::{Grid, arguments};
+use crate::cuda::memory::grown;
+use crate::cuda::tensor::{Matrix, Tensor};
+use crate::device::MixSizes;
+use crate::{DeviceError, Experts, MixExperts, Routing, WeightType};
+
+/// Threads of a block of the kernels that route, list and sum.
+const THREADS: u32 = 256;
+/// Rows that a block of `route_rows` routes: one per warp.
+const ROUTED_ROWS: usize = 8;
+/// Largest size in bytes of the outputs of a chunk's pairs. Each chunk reads the weights of its experts, so a chunk should
+/// have many rows per expert: with 2,048 outputs of 4 bytes and 8 of 128 experts per row it has 128.
+pub(super) const OUTPUT_BYTES: usize = 128 << 20;
+/// Bytes of an index or of a weight of a pair.
+const WORD: usize = 4;
+
+/// The experts of a layer, as all its chunks use them.
+struct Layer {
+    routing: Routing,
+    /// Number of all experts.
+    experts: usize,
+    /// Index of the first expert that is here, and number of those.
+    first: usize,
+    held: usize,
+    width: usize,
+    kinds: Vec<Kind>,
+    /// Addresses: the matrices' addresses, gate and up before down; the number of tokens of each expert.
+    table: u64,
+    totals: u64,
+    memory: Memory,
+}
+
+/// Scratch memory of a chunk of rows: its number of rows, and addresses.
+struct Memory {
+    rows: usize,
+    /// Expert of each pair, and its weight in the row's sum.
+    chosen: u64,
+    weights: u64,
+    /// Number of pairs of each expert that is here, and a list of pairs for each, with room for all rows.
+    counts: u64,
+    lists: u64,
+    activated: u64,
+    outputs: u64,
+}
 
 impl Experts for CudaDevice {
-    const IMPLEMENTED: bool = false;
+    const IMPLEMENTED: bool = true;
+
+    fn mix_experts(
+        &mut self,
+        mix: MixExperts<'_, Tensor, Matrix>,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        // The buffers are those of one expert at a time: here all experts compute at once.
+        let MixExperts { x, valid_rows, logits, routing, first, gate_up, down, buffers: _, layer } = mix;
+        let (rows, width, experts, top_k) = (x.live, x.width, logits.width, routing.top_k);
+        let (logit_rows, held) = (logits.live, [gate_up.len(), down.len()]);
+        MixSizes { rows, logit_rows, valid_rows, experts, top_k, first, held }.check()?;
+        let ([held, _], kinds) = (held, kinds(gate_up, down, width)?);
+        out.written(rows, width)?;
+        out.clear_from(valid_rows)?;
+
+        let matrices = gate_up.iter().chain(down).map(Matrix::at);
+        let table = self.expert_tables.of_layer(layer, matrices, &self.gpu, &mut self.inputs)?;
+        let totals = self.expert_counts.of_layer(layer, experts, &self.gpu)?;
+        let memory = self.memory_of_experts(x, top_k, held, &kinds)?;
+        let layer = Layer { routing, experts, first, held, width, kinds, table, totals, memory };
+        for start in (0..valid_rows).step_by(layer.memory.rows) {
+            let rows = layer.memory.rows.min(valid_rows - start);
+            let at = |tensor: &Tensor| tensor.at() + (start * tensor.width * size_of::<f32>()) as u64;
+            self.route_rows(&layer, rows, at(logits))?;
+            for kind in &layer.kinds {
+                self.expert_products(&layer, kind, rows, at(x))?;
+            }
+            self.sum_experts(&layer, rows, at(out))?;
+        }
+        Ok(())
+    }
+
+    fn expert_tokens(&mut self, layer: usize, out: &mut Vec<u64>) -> Result<(), DeviceError> {
+        out.clear();
+        out.extend_from_slice(self.expert_counts.collected(layer));
+        Ok(())
+    }
+}
+
+impl CudaDevice {
+    /// Makes room for chunks of rows of `x`. The sizes follow from its capacity, so that they are final after one step.
+    fn memory_of_experts(
+        &mut self,
+        x: &Tensor,
+        top_k: usize,
+        held: usize,
+        kinds: &[Kind],
+    ) -> Result<Memory, DeviceError> {
+        let outputs_of_row = (top_k * x.width * size_of::<f32>()).max(1);
+        let rows = (self.expert_output_bytes / outputs_of_row).min(x.capacity).max(1);
+        let pairs = rows * top_k;
+        let activated = kinds.iter().map(|kind| kind.intermediate * kind.dtype.bytes()).max().unwrap_or(0);
+        let (gpu, scratch) = (&self.gpu, &mut self.scratch);
+        let routes = (2 * pairs + held + held * rows) * WORD;
+        let chosen = grown(&mut scratch.routes, gpu, routes, "routes of experts")?.at();
+        let weights = chosen + (pairs * WORD) as u64;
+        let counts = weights + (pairs * WORD) as u64;
+        let lists = counts + (held * WORD) as u64;
+        let activated = grown(&mut scratch.activated, gpu, pairs * activated, "activations of experts")?.at();
+        let outputs = rows * outputs_of_row;
+        let outputs = grown(&mut scratch.expert_outputs, gpu, outputs, "outputs of experts")?.at();
+        Ok(Memory { rows, chosen, weights, counts, lists, activated, outputs })
+    }
+
+    /// Enqueues the choice of the experts of `rows` rows by their logits, and the lists and counts of their pairs.
+    fn route_rows(&self, layer: &Layer, rows: usize, logits: u64) -> Result<(), DeviceError> {
+        let Routing { top_k, renormalise } = layer.routing;
+        let Memory { rows: capacity, chosen, weights, counts, lists, .. } = layer.memory;
+        let operands = arguments![
+            logits,
+            rows as u32,
+            layer.experts as u32,
+            top_k as u32,
+            u32::from(renormalise),
+            chosen,
+            weights,
+        ];
+        self.kernels.launch("route_rows", Grid::of(rows.div_ceil(ROUTED_ROWS), THREADS), operands)?;
+        let operands = arguments![
+            chosen,
+            (rows * top_k) as u32,
+            layer.first as u32,
+            layer.held as u32,
+            capacity as u32,
+            counts,
+            lists,
+            layer.totals,
+        ];
+        self.kernels.launch("group_rows", Grid::of(layer.experts, THREADS), operands)
+    }
+
+    /// Enqueues both products of the experts of a kind. `x` is the address of the chunk's rows.
+    fn expert_products(
+        &mut self,
+        layer: &Layer,
+        kind: &Kind,
+        rows: usize,
+        x: u64,
+    ) -> Result<(), DeviceError> {
+        let Layer { width, table, memory, .. } = layer;
+        let (top_k, intermediate) = (layer.routing.top_k, kind.intermediate);
+        let pairs = Pairs {
+            counts: memory.counts + (kind.experts.start * WORD) as u64,
+            lists: memory.lists + (kind.experts.start * memory.rows * WORD) as u64,
+            experts: kind.experts.len(),
+            capacity: memory.rows,
+            most: rows * top_k,
+        };
+        let form = Form::of(kind, *width, pairs.most, layer.experts);
+        let [gates, outputs] = form.kernels(kind.dtype);
+        let matrices = |index: usize| table + ((index + kind.experts.start) * size_of::<u64>()) as u64;
+        let gates = ExpertProduct {
+            form,
+            kernel: gates,
+            is_gated: true,
+            x: self.input_of_experts(layer, kind.dtype, rows, x)?,
+            pairs_per_row: top_k,
+            inputs: *width,
+            matrices: matrices(0),
+            out: memory.activated,
+            outputs: intermediate,
+        };
+        gates.launch(&self.kernels, pairs)?;
+        let outputs = ExpertProduct {
+            form,
+            kernel: outputs,
+            is_gated: false,
+            x: memory.activated,
+            pairs_per_row: 1,
+            inputs: intermediate,
+            matrices: matrices(layer.held),
+            out: memory.outputs,
+            outputs: *width,
+        };
+        outputs.launch(&self.kernels, pairs)
+    }
+
+    /// Returns the address of the chunk's rows in the type of the weights, whose conversion is enqueued if there is one.
+    fn input_of_experts(
+        &mut self,
+        layer: &Layer,
+        dtype: WeightType,
+        rows: usize,
+        x: u64,
+    ) -> Result<u64, DeviceError> {
+        let name = match dtype {
+            WeightType::F32 => return Ok(x),
+            WeightType::Bf16 => "cast_bf16",
+            WeightType::F16 => "cast_f16",
+        };
+        let bytes = layer.memory.rows * layer.width * dtype.bytes();
+        let input = grown(&mut self.scratch.input, &self.gpu, bytes, "the input of a product")?.at();
+        let elements = rows * layer.width;
+        let operands = arguments![x, elements as u64, input];
+        self.kernels.launch(name, Grid::over(elements, THREADS), operands)?;
+        Ok(input)
+    }
+
+    /// Enqueues the weighted sums of the chunk's rows. `out` is the address of the first.
+    fn sum_experts(&self, layer: &Layer, rows: usize, out: u64) -> Result<(), DeviceError> {
+        let Memory { chosen, weights, outputs, .. } = layer.memory;
+        let elements = rows * layer.width;
+        let operands = arguments![
+            outputs,
+            chosen,
+            weights,
+            layer.routing.top_k as u32,
+            layer.first as u32,
+            layer.held as u32,
+            layer.width as u32,
+            elements as u64,
+            out,
+        ];
+        self.kernels.launch("sum_experts", Grid::over(elements, THREADS), operands)
+    }
 }

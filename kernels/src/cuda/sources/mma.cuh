@@ -11,6 +11,11 @@ DEVICE void copy16(u32 to, const void* from, bool there) {
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits for the copies of this thread. A barrier makes those of other threads visible.
 DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+// Waits for all groups of copies of this thread but the last GROUPS.
+template <u32 GROUPS>
+DEVICE void wait_for_copies_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
 
 // Loads four 8x8 matrices: lane 8 * m + r holds the address of row r of matrix m.
 DEVICE void load_matrices(u32 (&to)[4], u32 at) {

@@ -1,0 +1,158 @@
+//! The products of experts: which kernel computes them, and its launch.
+
+use std::ops::Range;
+
+use crate::cuda::kernels::{Grid, Kernels, arguments};
+use crate::cuda::tensor::Matrix;
+use crate::{DeviceError, WeightType};
+
+/// Threads of a block.
+const THREADS: u32 = 128;
+/// Elements of two bytes in the unit of copies for tensor cores, by which both widths have to be divisible there.
+const ALIGNMENT: usize = 8;
+
+/// A run of experts whose matrices have one type and one shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    /// Indexes among the experts that are here.
+    pub(super) experts: Range<usize>,
+    pub(super) dtype: WeightType,
+    /// Number of gates.
+    pub(super) intermediate: usize,
+}
+
+/// Divides experts into runs. Refuses matrices that do not fit each other or inputs of `width`.
+pub(super) fn kinds(gate_up: &[Matrix], down: &[Matrix], width: usize) -> Result<Vec<Kind>, DeviceError> {
+    let mut kinds: Vec<Kind> = Vec::new();
+    for (expert, (gate_up, down)) in gate_up.iter().zip(down).enumerate() {
+        let (intermediate, dtype, outputs) = (gate_up.gates()?, gate_up.dtype, down.plain_outputs()?);
+        if gate_up.inputs != width || down.inputs != intermediate || outputs != width {
+            return Err(DeviceError::Misuse(format!(
+                "expert {expert}: matrices of {intermediate} gates of {} and {outputs} outputs of {} for inputs of {width}",
+                gate_up.inputs, down.inputs
+            )));
+        }
+        if down.dtype != dtype {
+            let why = format!("expert {expert} with gate_up in {dtype:?} and down in {:?}", down.dtype);
+            return Err(DeviceError::Unsupported(why));
+        }
+        match kinds.last_mut() {
+            Some(kind) if kind.dtype == dtype && kind.intermediate == intermediate => {
+                kind.experts.end = expert + 1;
+            }
+            _ => kinds.push(Kind { experts: expert..expert + 1, dtype, intermediate }),
+        }
+    }
+    Ok(kinds)
+}
+
+/// The kernels of a layer's products, by what bounds them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Plain cores.
+    Plain,
+    /// Tensor cores, for experts with few rows.
+    Narrow,
+    /// Tensor cores, for experts with many rows.
+    Wide,
+}
+
+impl Form {
+    /// Returns the form for experts of a kind, of which `experts` share `pairs` pairs of a row and an expert. Narrow and wide
+    /// tiles give the same bits.
+    pub(super) fn of(kind: &Kind, width: usize, pairs: usize, experts: usize) -> Self {
+        let is_aligned = width.is_multiple_of(ALIGNMENT) && kind.intermediate.is_multiple_of(ALIGNMENT);
+        let (fits_narrow, _) = Self::Narrow.tile();
+        match kind.dtype {
+            WeightType::F32 => Self::Plain,
+            _ if !is_aligned => Self::Plain,
+            _ if pairs <= fits_narrow * experts => Self::Narrow,
+            _ => Self::Wide,
+        }
+    }
+
+    /// Pairs and columns of a tile, as in `sources/experts.cu` and `sources/experts_tiles.cu`.
+    fn tile(self) -> (usize, usize) {
+        match self {
+            Self::Plain => (32, 64),
+            Self::Narrow => (16, 64),
+            Self::Wide => (64, 128),
+        }
+    }
+
+    /// Kernels of the gated product and of the down projection.
+    pub(super) fn kernels(self, dtype: WeightType) -> [&'static str; 2] {
+        use WeightType::{Bf16, F16, F32};
+        match (self, dtype) {
+            (Self::Plain, F32) => ["expert_gates_f32", "expert_outputs_f32"],
+            (Self::Plain, Bf16) => ["expert_gates_bf16", "expert_outputs_bf16"],
+            (Self::Plain, F16) => ["expert_gates_f16", "expert_outputs_f16"],
+            (Self::Narrow, F16) => ["expert_gates_narrow_f16", "expert_outputs_narrow_f16"],
+            (Self::Narrow, _) => ["expert_gates_narrow_bf16", "expert_outputs_narrow_bf16"],
+            (Self::Wide, F16) => ["expert_gates_wide_f16", "expert_outputs_wide_f16"],
+            (Self::Wide, _) => ["expert_gates_wide_bf16", "expert_outputs_wide_bf16"],
+        }
+    }
+}
+
+/// The pairs of some experts, which `group_rows` has listed.
+#[derive(Clone, Copy)]
+pub(super) struct Pairs {
+    /// Address of each expert's number of pairs.
+    pub(super) counts: u64,
+    /// Address of the lists.
+    pub(super) lists: u64,
+    /// Number of experts.
+    pub(super) experts: usize,
+    /// Entries of a list.
+    pub(super) capacity: usize,
+    /// Number of pairs of all experts, of which these have some.
+    pub(super) most: usize,
+}
+
+/// One product of each of some experts, over its pairs.
+pub(super) struct ExpertProduct {
+    pub(super) form: Form,
+    /// Name of the kernel.
+    pub(super) kernel: &'static str,
+    /// True if gate and up are multiplied, and activations come out.
+    pub(super) is_gated: bool,
+    /// Address of the input, whose row `p / pairs_per_row` is that of pair `p`.
+    pub(super) x: u64,
+    pub(super) pairs_per_row: usize,
+    /// Width of the input.
+    pub(super) inputs: usize,
+    /// Address of each expert's matrix's address.
+    pub(super) matrices: u64,
+    /// Address of the output, a row per pair.
+    pub(super) out: u64,
+    /// Width of the output.
+    pub(super) outputs: usize,
+}
+
+impl ExpertProduct {
+    pub(super) fn launch(&self, kernels: &Kernels, pairs: Pairs) -> Result<(), DeviceError> {
+        let Self { x, matrices, out, .. } = *self;
+        let Pairs { counts, lists, experts, capacity, most } = pairs;
+        let (rows, columns) = self.form.tile();
+        // Half of the columns of a gated tile are ups.
+        let columns = if self.is_gated { columns / 2 } else { columns };
+        // Each expert ends in a tile that may be part full.
+        let tiles = most.min(most / rows + experts);
+        let grid =
+            Grid { blocks: (tiles, self.outputs.div_ceil(columns)), threads: THREADS, shared_bytes: 0 };
+        let operands = arguments![
+            x,
+            matrices,
+            counts,
+            lists,
+            out,
+            experts as u32,
+            capacity as u32,
+            self.pairs_per_row as u32,
+            self.inputs as u32,
+            self.outputs as u32,
+        ];
+        kernels.launch(self.kernel, grid, operands)
+    }
+}

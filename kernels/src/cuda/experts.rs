@@ -1,0 +1,134 @@
+//! Addresses of experts' matrices, and counts of their tokens, which the device keeps from step to step.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::context::Gpu;
+use super::memory::{DeviceBuffer, in_step};
+use super::staging::{Pair, Staging};
+use crate::DeviceError;
+
+/// Bytes of a count and of an address.
+const WORD: usize = size_of::<u64>();
+
+/// The addresses of each layer's matrices, on the GPU. They go there when the layer first runs, which is before the first
+/// request, and again only if its matrices are others: a later step compares addresses on the host and uploads nothing.
+#[derive(Default)]
+pub(super) struct ExpertTables {
+    layers: BTreeMap<usize, Table>,
+}
+
+struct Table {
+    addresses: Vec<CUdeviceptr>,
+    data: DeviceBuffer,
+}
+
+impl ExpertTables {
+    /// Returns the place of a layer's addresses on the GPU.
+    pub(super) fn of_layer(
+        &mut self,
+        layer: usize,
+        addresses: impl Iterator<Item = CUdeviceptr> + Clone,
+        gpu: &Arc<Gpu>,
+        staging: &mut Staging,
+    ) -> Result<CUdeviceptr, DeviceError> {
+        if let Some(table) = self.layers.get(&layer)
+            && table.addresses.iter().copied().eq(addresses.clone())
+        {
+            return Ok(table.data.at());
+        }
+        let addresses: Vec<_> = addresses.collect();
+        let bytes = addresses.len() * WORD;
+        let data = DeviceBuffer::new(gpu, bytes, "addresses of experts").map_err(in_step)?;
+        let mut pair = staging.take(bytes)?;
+        for (to, address) in pair.host.bytes_mut().chunks_exact_mut(WORD).zip(&addresses) {
+            to.copy_from_slice(&address.to_ne_bytes());
+        }
+        data.copy_in(0, &pair.host, bytes)?;
+        staging.keep(pair);
+        let at = data.at();
+        self.layers.insert(layer, Table { addresses, data });
+        Ok(at)
+    }
+}
+
+/// All counts at the end of a step, on their way to the host.
+pub(super) struct CountsOfStep {
+    pair: Pair,
+    /// Number of counts.
+    len: usize,
+}
+
+/// The number of tokens that chose each expert. The GPU counts, and a step copies all counts to the host with its results, so
+/// that a reader never waits for the steps behind it.
+#[derive(Default)]
+pub(super) struct ExpertCounts {
+    /// Range of each layer's counts.
+    layers: BTreeMap<usize, Range<usize>>,
+    /// Number of counts of all layers.
+    len: usize,
+    on_gpu: Option<DeviceBuffer>,
+    /// True if the current step counts.
+    is_counting: bool,
+    /// Counts up to the step that was collected last. It may lack layers that have run since.
+    collected: Vec<u64>,
+}
+
+impl ExpertCounts {
+    /// Returns the place of a layer's counts on the GPU. They begin at zero, also if the layer gets another number of
+    /// experts.
+    pub(super) fn of_layer(
+        &mut self,
+        layer: usize,
+        experts: usize,
+        gpu: &Arc<Gpu>,
+    ) -> Result<CUdeviceptr, DeviceError> {
+        self.is_counting = true;
+        let known = self.layers.get(&layer).filter(|range| range.len() == experts).map(|range| range.start);
+        let start = known.unwrap_or(self.len);
+        if known.is_none() {
+            self.layers.insert(layer, start..start + experts);
+            self.len += experts;
+        }
+        let (held, bytes) = (self.on_gpu.as_ref().map_or(0, DeviceBuffer::bytes), self.len * WORD);
+        if held < bytes {
+            let size = bytes.next_power_of_two();
+            let grown = DeviceBuffer::zeroed(gpu, size, "counts of experts' tokens").map_err(in_step)?;
+            if let Some(old) = &self.on_gpu {
+                grown.copy_from(0, old, 0, held)?;
+            }
+            self.on_gpu = Some(grown);
+        }
+        let at = self.on_gpu.as_ref().map(DeviceBuffer::at);
+        at.map(|at| at + (start * WORD) as u64)
+            .ok_or_else(|| DeviceError::Misuse("a layer of no experts".to_owned()))
+    }
+
+    /// Enqueues the copy of all counts to the host at the end of a step that counts.
+    pub(super) fn fetch(&mut self, staging: &mut Staging) -> Result<Option<CountsOfStep>, DeviceError> {
+        let (true, Some(counts)) = (std::mem::take(&mut self.is_counting), &self.on_gpu) else {
+            return Ok(None);
+        };
+        let bytes = self.len * WORD;
+        let mut pair = staging.take(bytes)?;
+        counts.copy_out(0, bytes, &mut pair.host, 0)?;
+        Ok(Some(CountsOfStep { pair, len: self.len }))
+    }
+
+    /// Takes the counts of a step that the stream has passed, and gives back their memory.
+    pub(super) fn collect(&mut self, CountsOfStep { pair, len }: CountsOfStep, staging: &mut Staging) {
+        let (words, _) = pair.host.bytes().as_chunks::<WORD>();
+        self.collected.clear();
+        self.collected.extend(words.iter().take(len).map(|word| u64::from_ne_bytes(*word)));
+        staging.give(pair);
+    }
+
+    /// The collected counts of a layer, one per expert; none if no step with the layer is collected.
+    pub(super) fn collected(&self, layer: usize) -> &[u64] {
+        let range = self.layers.get(&layer).cloned();
+        range.and_then(|range| self.collected.get(range)).unwrap_or_default()
+    }
+}
