@@ -1,4 +1,4 @@
-// Products of experts on plain cores, in f32: weights in f32, and weights of two bytes in rows that 16 bytes do not divide.
+// Products of experts on plain cores, in f32: weights in f32, and weights of two bytes whose widths are not multiples of 8.
 //
 // A block computes a tile of 32 pairs and 64 columns of one expert, a thread 4 x 4 of it. Each sum takes its products in the
 // order of the inputs, so that its bits depend on nothing but its row.
