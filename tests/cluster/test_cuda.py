@@ -57,8 +57,7 @@ def test_a_machine_without_cuda_learns_what_is_missing(tmp_path):
     "model, architecture, lacking",
     (
         ("qwen3_moe", "Qwen3MoeForCausalLM", "Experts"),
-        ("qwen3_5", "Qwen3_5ForConditionalGeneration", "DeltaRule"),
-        ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "Experts and DeltaRule"),
+        ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "Experts"),
     ),
 )
 def test_a_model_that_the_device_cannot_run_is_refused_before_its_weights_are_read(tmp_path, model, architecture, lacking):
@@ -71,8 +70,9 @@ def test_a_model_that_the_device_cannot_run_is_refused_before_its_weights_are_re
 
 
 @on_a_gpu
-def test_padded_steps_change_no_digit_on_a_gpu(start, tmp_path):
-    check_padded(start, tmp_path, "qwen3", 1, "--device", "cuda")
+@pytest.mark.parametrize("model", ("qwen3", "qwen3_5"))
+def test_padded_steps_change_no_digit_on_a_gpu(start, tmp_path, model):
+    check_padded(start, tmp_path, model, 1, "--device", "cuda")
 
 
 def check_warm_prefix(cluster, golden):

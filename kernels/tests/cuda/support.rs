@@ -6,14 +6,14 @@ use std::sync::Once;
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::cuda::{self, CudaDevice, KernelCache};
 use tutti_kernels::{
-    Collectives, Dense, Device, DeviceError, HostMatrix, PageId, PagedAttention, Quantize, Recurrence,
-    RowInputs, Sampler, SlotCopy, SlotId, StepInputs, StepResults, WeightType,
+    Collectives, DeltaRule, Dense, Device, DeviceError, HostMatrix, PageId, PagedAttention, Quantize,
+    Recurrence, RowInputs, Sampler, SlotCopy, SlotId, StepInputs, StepResults, WeightType,
 };
 
 /// A device with the families that both devices have.
-pub trait Families: Dense + PagedAttention + Recurrence + Collectives + Sampler {}
+pub trait Families: Dense + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler {}
 
-impl<D: Dense + PagedAttention + Recurrence + Collectives + Sampler> Families for D {}
+impl<D: Dense + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> Families for D {}
 
 /// A computation that is the same on every device.
 pub trait Case {

@@ -1,0 +1,82 @@
+"""Qwen3.5 on the CUDA device over HTTP: the reference's answers, and the same digits in all chunks, beside other requests, after
+cached prefixes and preemptions, and from another worker's state. Runs under tests/emulated-gpu/run, or on a GPU."""
+
+import pytest
+from harness import GOLDENS
+from safetensors.numpy import load_file
+from streams import Streams
+from test_cuda import has_driver
+from test_cuda_tp import has_gpus
+from test_disaggregation import DISAGGREGATED, handovers
+from test_golden import GENERATED, answers, bound, greatest_deviation, mean_deviations
+from test_hybrid import PAGE_BYTES, SLOT_BYTES
+
+pytestmark = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under tests/emulated-gpu/run")
+
+MODELS = ("qwen3_5", "qwen3_5_text_tied")
+CUTS = (("--max-step-tokens", 2048), ("--chunking", "engine", "--max-step-tokens", 64, "--max-prefill-chunk-size", 48))
+RUNNING = 4
+
+
+def flags(model):
+    return ("--device", "cuda", "--model", GOLDENS / model, "--skip-tokenizer-init")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_f32_weights_match_the_reference_however_prompts_are_cut(start, figure, model):
+    golden = load_file(GOLDENS / "seed0" / model / "goldens.safetensors")
+    first, worst = None, 0.0
+    for cuts in CUTS:
+        cluster = start(*flags(f"seed0/{model}"), *cuts)
+        got = answers(cluster, golden)
+        worst = max(worst, greatest_deviation(golden, got))
+        assert worst <= bound(model), cuts
+        # The numbers in the JSON are equal to the last digit.
+        first = first or got
+        assert got == first, cuts
+        ask = dict(prompt=golden["t300.input_ids"].tolist(), max_tokens=GENERATED, temperature=0, logprobs=1)
+        warm = cluster.complete(**ask, return_token_ids=True)
+        assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, cuts
+        warm = warm["choices"][0]
+        assert (warm["token_ids"], warm["logprobs"]) == (first[300]["token_ids"], first[300]["logprobs"]), cuts
+        cluster.wait_until_idle()
+        cluster.stop()
+    figure(f"cuda seed0/{model} f32: greatest |logprob - reference| {worst:.1e}, bound {bound(model):.0e}")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_bf16_weights_deviate_no_more_than_bf16_does(start, figure, model):
+    golden = load_file(GOLDENS / "bf16" / model / "goldens.safetensors")
+    ours, theirs = mean_deviations(golden, answers(start(*flags(f"bf16/{model}"), "--max-step-tokens", 64), golden))
+    figure(f"cuda bf16/{model}: mean |logprob - f32 reference| {ours:.4f}, transformers' own in bf16 {theirs:.4f}")
+    assert ours <= 2 * theirs
+
+
+def test_states_depend_on_the_request_alone(start, figure):
+    model, golden = flags("seed0/qwen3_5"), load_file(GOLDENS / "seed0/qwen3_5/goldens.safetensors")
+    prompts = [golden[f"t{length}.input_ids"].tolist() for length in (37, 125, 7, 300)]
+    ask = dict(max_tokens=40, temperature=0, logprobs=2, ignore_eos=True, return_token_ids=True)
+    asked = [ask | dict(prompt=[*prompts[index % 4], index]) for index in range(8)]
+
+    def ended(cluster):
+        cluster.wait_until_idle()
+        cluster.stop()
+
+    cluster = start(*model, "--no-prefix-cache")
+    alone = [Streams(cluster, "/v1/completions", [body]).results()[0] for body in asked]
+    ended(cluster)
+    # Room for the state of all running requests, for the pages of few of them, and for some checkpoints.
+    memory = (1 + RUNNING) * SLOT_BYTES + 34 * PAGE_BYTES
+    small = ("--admission", "optimistic", "--max-running-requests", RUNNING, "--kv-cache-memory", memory)
+    cluster = start(*model, "--max-step-tokens", 64, *small)
+    assert Streams(cluster, "/v1/completions", asked).results() == alone
+    preemptions = cluster.metrics()["tutti_worker_preemptions"]
+    assert preemptions > 0, "the requests never outgrew the pool"
+    ended(cluster)
+    figure(f"cuda qwen3_5, 8 requests, {RUNNING} slots: {preemptions:.0f} preemptions, equal answers")
+    if not has_gpus(2):
+        pytest.skip("2 GPUs are needed for a hand-over")
+    cluster = start("--topology", DISAGGREGATED, *model, env={"EMULATED_GPUS": "2"})
+    assert Streams(cluster, "/v1/completions", asked).results() == alone
+    assert handovers(cluster) == len(asked)
+    ended(cluster)
