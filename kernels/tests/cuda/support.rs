@@ -49,10 +49,15 @@ pub fn cpu() -> CpuDevice {
 /// Asserts that a GPU gives the CPU's numbers up to `tolerance`, relative to the largest of them.
 #[track_caller]
 pub fn compare(gpu: &mut CudaDevice, what: &str, case: &impl Case, tolerance: f32) {
-    let (got, want) = (case.run(gpu), case.run(&mut cpu()));
+    compare_numbers(what, &case.run(gpu), &case.run(&mut cpu()), tolerance);
+}
+
+/// As [`compare`], of numbers that are there.
+#[track_caller]
+pub fn compare_numbers(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
     assert_eq!(got.len(), want.len(), "{what}");
     let scale = want.iter().fold(1e-30f32, |scale, x| scale.max(x.abs()));
-    for (index, (got, want)) in got.iter().zip(&want).enumerate() {
+    for (index, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (got - want).abs() / scale;
         // The comparison also fails for a NaN.
         assert!(error <= tolerance, "{what}: element {index} is {got}, wanted {want}: off by {error:e}");

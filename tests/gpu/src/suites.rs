@@ -20,7 +20,8 @@ pub fn goldens(bundle: &Bundle, report: &mut Report) {
     const ONE_OF_EACH: &[&str] = &["qwen3", "qwen3_5", "--exact"];
     // Experts do not run on GPUs yet.
     const ON_GPUS: &[&str] = &["--skip", "qwen3_moe", "--skip", "qwen3_5_moe"];
-    let all = [("goldens in f32", "goldens/seed0", ON_GPUS), ("goldens in bf16", "goldens/bf16", ONE_OF_EACH)];
+    let all =
+        [("goldens in f32", "goldens/seed0", ON_GPUS), ("goldens in bf16", "goldens/bf16", ONE_OF_EACH)];
     let short = [("goldens in f32", "goldens/seed0", ONE)];
     for &(part, models, filter) in if bundle.short { &short[..] } else { &all } {
         let mut tests = command(bundle, "golden-tests");

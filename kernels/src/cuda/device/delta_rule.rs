@@ -130,10 +130,10 @@ fn kernel(shape: &DeltaShape) -> Result<&'static str, DeviceError> {
         return Err(DeviceError::Misuse(format!("a delta rule of {shape:?}")));
     }
     match key_dim {
-        ..=32 => Ok("delta_rule_32"),
-        ..=64 => Ok("delta_rule_64"),
-        ..=128 => Ok("delta_rule_128"),
-        ..=256 => Ok("delta_rule_256"),
+        1..=32 => Ok("delta_rule_32"),
+        33..=64 => Ok("delta_rule_64"),
+        65..=128 => Ok("delta_rule_128"),
+        129..=256 => Ok("delta_rule_256"),
         _ => Err(DeviceError::Unsupported(format!("key heads of {key_dim} elements, the limit is 256"))),
     }
 }
