@@ -228,9 +228,10 @@ def hang_up(cluster, body, tokens):
 
 
 @on_a_gpu
-def test_cancels_inside_two_steps_in_flight_leave_the_others_as_they_are(start):
+@pytest.mark.parametrize("model", ("qwen3", "qwen3_5"))
+def test_cancels_inside_two_steps_in_flight_leave_the_others_as_they_are(start, model):
     # With a seed, copies and kernels of an emulated GPU run as late as they may.
-    cluster = serve(start, GOLDENS / "seed0/qwen3", env={"EMULATED_GPU_SEED": "5"})
+    cluster = serve(start, GOLDENS / "seed0" / model, env={"EMULATED_GPU_SEED": "5"})
     ask = dict(temperature=1, ignore_eos=True, return_token_ids=True)
     bodies = [ask | dict(prompt=[i + 1] * (1 + 11 * (i % 5)), seed=i, max_tokens=60) for i in range(12)]
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
