@@ -41,7 +41,11 @@ macro_rules! source {
 /// All files of kernels.
 pub const SOURCES: &[Source] = &[
     source!("rms_norm.cu", ["prelude.cuh"], &["rms_norm_f32", "rms_norm_bf16", "rms_norm_f16"]),
-    source!("rows.cu", ["prelude.cuh"], &["cast_bf16", "cast_f16", "add", "add_bias", "gated", "keep_rows"]),
+    source!(
+        "rows.cu",
+        ["prelude.cuh"],
+        &["cast_bf16", "cast_f16", "add", "add_bias", "gated", "sigmoid_gate", "keep_rows"]
+    ),
     source!("embed.cu", ["prelude.cuh"], &["embed_f32", "embed_bf16", "embed_f16"]),
     source!(
         "rotate.cu",
@@ -98,6 +102,13 @@ pub const SOURCES: &[Source] = &[
         ]
     ),
     source!("recurrence.cu", ["prelude.cuh"], &["decayed_sum"]),
+    source!("delta_inputs.cu", ["prelude.cuh"], &["delta_inputs"]),
+    source!(
+        "delta_rule.cu",
+        ["prelude.cuh", "mma.cuh"],
+        &["delta_rule_32", "delta_rule_64", "delta_rule_128", "delta_rule_256"]
+    ),
+    source!("gated_norm.cu", ["prelude.cuh"], &["gated_norm"]),
     source!("argmax.cu", ["prelude.cuh", "logits.cuh"], &["argmax", "partial_argmax", "best_candidates"]),
     source!("sample.cu", ["prelude.cuh", "logits.cuh"], &["sample", "sample_candidates", "score_tokens"]),
     source!("nominate.cu", ["prelude.cuh", "logits.cuh"], &["adjust_shard", "nominate"]),

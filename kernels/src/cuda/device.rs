@@ -3,6 +3,7 @@
 
 mod attention;
 mod collectives;
+mod delta_rule;
 mod dense;
 mod experts;
 mod recurrence;

@@ -99,6 +99,10 @@ impl Vector {
         Ok(Self { len: values.len(), data })
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Address of the elements; an error unless there are `len`.
     pub(super) fn read(&self, len: usize) -> Result<sys::CUdeviceptr, DeviceError> {
         if self.len == len {

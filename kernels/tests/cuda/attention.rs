@@ -122,6 +122,8 @@ fn attention_of_ragged_batches_is_that_of_the_cpu() {
         Chunks::new(2, 2, 128),
         Chunks { rotated: 8, norms: false, ..Chunks::new(3, 3, 64) },
         Chunks { page_tokens: 32, ..Chunks::new(8, 2, 64) },
+        // The heads of released Qwen3.5 models, the largest that there are.
+        Chunks { rotated: 64, lengths: vec![37, 5], ..Chunks::new(4, 1, 256) },
         // Across the first split.
         Chunks { lengths: vec![530, 3], chunks: vec![509, 1], ..Chunks::new(2, 1, 16) },
         windows(1),
@@ -139,8 +141,11 @@ fn attention_over_keys_and_values_of_two_bytes_is_that_of_the_cpu() {
     let Some(mut gpu) = cuda("attention in two bytes") else { return };
     for (dtype, tolerance) in [(WeightType::F16, 2e-3), (WeightType::Bf16, 2e-2)] {
         // No kernel on tensor cores has such heads.
-        let case = Chunks { dtype, ..Chunks::new(4, 2, 48) };
-        compare(&mut gpu, &format!("{case:?}"), &case, tolerance);
+        let large = Chunks { rotated: 64, lengths: vec![37, 5], ..Chunks::new(4, 1, 256) };
+        for case in [Chunks::new(4, 2, 48), large] {
+            let case = Chunks { dtype, ..case };
+            compare(&mut gpu, &format!("{case:?}"), &case, tolerance);
+        }
     }
 }
 

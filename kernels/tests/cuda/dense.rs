@@ -87,6 +87,34 @@ fn products_with_norm_bias_gate_and_residual_are_those_of_the_cpu() {
     }
 }
 
+/// Sigmoid gates, one per element and one per row.
+struct Gates(usize);
+
+impl Case for Gates {
+    fn run<D: Families>(&self, device: &mut D) -> Vec<f32> {
+        let (rows, width, mut random) = (5, self.0, Random::new(7));
+        let mut x = tensor(device, width, &random.normals(rows * width, 2.0));
+        for gates in [width, 1] {
+            let gate = tensor(device, gates, &random.normals(rows * gates, 4.0));
+            device.sigmoid_gate(&gate, &mut x).unwrap();
+        }
+        let all = values(device, &x);
+        for other in [tensor(device, width, &vec![0.0; width]), tensor(device, 3, &[0.0; 15])] {
+            let refused = device.sigmoid_gate(&other, &mut x);
+            assert!(matches!(refused, Err(DeviceError::Misuse(_))), "{refused:?}");
+        }
+        all
+    }
+}
+
+#[test]
+fn sigmoid_gates_are_those_of_the_cpu() {
+    let Some(mut gpu) = cuda("gates") else { return };
+    for width in [2, 64, 257] {
+        compare(&mut gpu, &format!("width {width}"), &Gates(width), 1e-6);
+    }
+}
+
 /// Embedding of the rows of a step, of a whole table and of a shard, and the rows that its logits need.
 struct Rows(WeightType);
 

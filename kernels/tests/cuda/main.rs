@@ -8,6 +8,7 @@
 mod attention;
 mod attention_tiles;
 mod compile;
+mod delta_rule;
 mod dense;
 mod experts;
 mod flight;

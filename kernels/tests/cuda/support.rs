@@ -6,14 +6,17 @@ use std::sync::Once;
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::cuda::{self, CudaDevice, KernelCache};
 use tutti_kernels::{
-    Collectives, Dense, Device, DeviceError, Experts, HostMatrix, PageId, PagedAttention, Quantize,
-    Recurrence, RowInputs, Sampler, SlotCopy, SlotId, StepInputs, StepResults, WeightType,
+    Collectives, DeltaRule, Dense, Device, DeviceError, Experts, HostMatrix, PageId, PagedAttention,
+    Quantize, Recurrence, RowInputs, Sampler, SlotCopy, SlotId, StepInputs, StepResults, WeightType,
 };
 
 /// A device with the families that both devices have.
-pub trait Families: Dense + Experts + PagedAttention + Recurrence + Collectives + Sampler {}
+pub trait Families:
+    Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler
+{
+}
 
-impl<D: Dense + Experts + PagedAttention + Recurrence + Collectives + Sampler> Families for D {}
+impl<D: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> Families for D {}
 
 /// A computation that is the same on every device.
 pub trait Case {
@@ -49,10 +52,15 @@ pub fn cpu() -> CpuDevice {
 /// Asserts that a GPU gives the CPU's numbers up to `tolerance`, relative to the largest of them.
 #[track_caller]
 pub fn compare(gpu: &mut CudaDevice, what: &str, case: &impl Case, tolerance: f32) {
-    let (got, want) = (case.run(gpu), case.run(&mut cpu()));
+    compare_numbers(what, &case.run(gpu), &case.run(&mut cpu()), tolerance);
+}
+
+/// As [`compare`], of numbers that are there.
+#[track_caller]
+pub fn compare_numbers(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
     assert_eq!(got.len(), want.len(), "{what}");
     let scale = want.iter().fold(1e-30f32, |scale, x| scale.max(x.abs()));
-    for (index, (got, want)) in got.iter().zip(&want).enumerate() {
+    for (index, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (got - want).abs() / scale;
         // The comparison also fails for a NaN.
         assert!(error <= tolerance, "{what}: element {index} is {got}, wanted {want}: off by {error:e}");

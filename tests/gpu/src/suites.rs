@@ -17,10 +17,9 @@ pub fn kernels(bundle: &Bundle, report: &mut Report) {
 /// The golden models against Hugging Face transformers.
 pub fn goldens(bundle: &Bundle, report: &mut Report) {
     const ONE: &[&str] = &["qwen3", "--exact"];
-    const IN_BF16: &[&str] = &["qwen3", "qwen3_moe", "--exact"];
-    // Delta nets do not run on GPUs yet.
-    const ON_GPUS: &[&str] = &["--skip", "qwen3_5"];
-    let all = [("goldens in f32", "goldens/seed0", ON_GPUS), ("goldens in bf16", "goldens/bf16", IN_BF16)];
+    const ONE_OF_EACH: &[&str] = &["qwen3", "qwen3_moe", "qwen3_5", "--exact"];
+    let all =
+        [("goldens in f32", "goldens/seed0", &[][..]), ("goldens in bf16", "goldens/bf16", ONE_OF_EACH)];
     let short = [("goldens in f32", "goldens/seed0", ONE)];
     for &(part, models, filter) in if bundle.short { &short[..] } else { &all } {
         let mut tests = command(bundle, "golden-tests");

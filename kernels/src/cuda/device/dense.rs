@@ -80,6 +80,18 @@ impl Dense for CudaDevice {
         self.kernels.launch("gated", Grid::over(elements, THREADS), operands)
     }
 
+    fn sigmoid_gate(&mut self, gate: &Tensor, x: &mut Tensor) -> Result<(), DeviceError> {
+        if gate.live != x.live || ![1, x.width].contains(&gate.width) {
+            return Err(DeviceError::Misuse(format!(
+                "{} rows of {} gates for {} rows of {}",
+                gate.live, gate.width, x.live, x.width
+            )));
+        }
+        let elements = x.elements();
+        let operands = arguments![gate.at(), gate.width as u32, x.width as u32, elements as u64, x.at()];
+        self.kernels.launch("sigmoid_gate", Grid::over(elements, THREADS), operands)
+    }
+
     fn keep_logit_rows(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
         if x.live != self.step.token_rows {
             let (live, tokens) = (x.live, self.step.token_rows);

@@ -4,7 +4,7 @@ use super::CudaDevice;
 use crate::cuda::kernels::{Grid, arguments};
 use crate::cuda::planes::Planes;
 use crate::cuda::tensor::{Tensor, Vector};
-use crate::{DecayedSum, DeltaRule, DeviceError, Recurrence};
+use crate::{DecayedSum, DeviceError, Recurrence};
 
 const THREADS: u32 = 128;
 
@@ -43,9 +43,4 @@ impl Recurrence for CudaDevice {
             Grid { blocks: (width.div_ceil(THREADS as usize), rows), threads: THREADS, shared_bytes: 0 };
         self.kernels.launch("decayed_sum", grid, operands)
     }
-}
-
-/// The gated delta rule does not run on a GPU yet.
-impl DeltaRule for CudaDevice {
-    const IMPLEMENTED: bool = false;
 }

@@ -8,6 +8,10 @@ DEVICE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared
 DEVICE void copy16(u32 to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
+// Copies 4 bytes to shared memory.
+DEVICE void copy4(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits for the copies of this thread. A barrier makes those of other threads visible.
 DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }

@@ -124,3 +124,5 @@ DEVICE float exp_(float x) {
   y = x > 88.f ? INF : y;
   return x != x ? x : y;
 }
+
+DEVICE float silu(float x) { return __fdiv_rn(x, __fadd_rn(1.f, exp_(-x))); }

@@ -1,4 +1,4 @@
-// Operations on single elements and whole rows: conversion, addition, bias, the gated activation, kept rows.
+// Operations on single elements and whole rows: conversion, addition, bias, the gated activation, sigmoid gates, kept rows.
 constexpr int THREADS = 256;
 
 DEVICE size_t element() { return (size_t)blockIdx.x * THREADS + threadIdx.x; }
@@ -36,7 +36,15 @@ KERNEL(THREADS) gated(const float* gate_up, u32 width, u64 count, float* out) {
   if (i >= count) return;
   const float* at = gate_up + i / width * 2 * width + i % width;
   float gate = at[0], up = at[width];
-  out[i] = __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.f, exp_(-gate))), up);
+  out[i] = __fmul_rn(silu(gate), up);
+}
+
+// x[row] *= sigmoid(gate[row]). A row has `gates` gates: one per element, or one for all.
+KERNEL(THREADS) sigmoid_gate(const float* gate, u32 gates, u32 width, u64 count, float* x) {
+  BEGIN(sigmoid_gate);
+  size_t i = element();
+  if (i >= count) return;
+  x[i] = __fdiv_rn(x[i], __fadd_rn(1.f, exp_(-gate[gates == 1 ? i / width : i])));
 }
 
 // x[i] = x[rows[i]] for ascending rows, in place. A thread moves one column from the first row on: row i comes from row i
