@@ -195,7 +195,7 @@ fn mixtures_on_plain_cores_are_those_of_the_cpu() {
     ];
     for (dtype, tolerance) in TYPES {
         for case in &cases {
-            // Of widths that 8 does not divide, weights of two bytes take plain cores, too.
+            // Weights of two bytes take plain cores, too, if 8 does not divide their widths.
             check(&mut gpu, &Mixture { dtype, ..case.clone() }, tolerance);
         }
     }
@@ -215,7 +215,7 @@ fn mixtures_on_tensor_cores_are_those_of_the_cpu() {
         Mixture::new(20, [32, 40], 7, 3),
         Mixture::new(20, [64, 72], 40, 6),
         Mixture::new(9, [136, 24], 8, 8),
-        // As many steps along the inputs as are copied ahead, and one less and more.
+        // The number of steps along the inputs that are copied ahead, and one less and more.
         Mixture::new(3, [160, 192], 4, 2),
         Mixture::new(3, [192, 224], 4, 2),
         all_on(4, 15, [40, 24], 5),

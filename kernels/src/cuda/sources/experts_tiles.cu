@@ -74,7 +74,7 @@ DEVICE void multiply(const Args& args, Shared<S>& shared) {
 
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const u32 row_warp = warp / S::COLUMN_WARPS, column_warp = warp % S::COLUMN_WARPS, first_row = row_warp * S::WARP_ROWS;
-  // Of two tiles of columns that are loaded at once, lanes 16 to 31 address the second.
+  // Two tiles of columns are loaded at once. Lanes 16 to 31 address the second.
   const u32 second = S::HALF_TILES == 1 ? S::HALF : 8, column_line = lane / 16 * second + lane % 8;
   float sums[S::ROW_TILES][S::COLUMN_TILES][4] = {};
 #pragma unroll 1
