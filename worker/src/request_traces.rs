@@ -225,7 +225,12 @@ impl GraphTrace {
         self.span.set("tutti.graph.outcome", word);
         if let Some(fault) = failure {
             let (trace_id, error) = (self.context.trace_id(), &fault.message);
-            tracing::warn!(%key, trace_id, outcome = word, error, "the graph of a sampled request did not finish");
+            // A refusal is an answer to a client, and many clients at once would fill the log.
+            if matches!(outcome, Some(Outcome::Refused(_))) {
+                tracing::debug!(%key, trace_id, error, "the graph of a sampled request was refused");
+            } else {
+                tracing::warn!(%key, trace_id, outcome = word, error, "the graph of a sampled request did not finish");
+            }
             self.span.fail(fault.message.clone());
         }
         // Children end first, so that a collector that has the graph's span has theirs, too.
