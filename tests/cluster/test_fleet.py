@@ -6,6 +6,7 @@ import random
 import signal
 
 from harness import ANSWER_S, START_S, free_port, wait_for
+from streams import Streams, signal_all
 from test_sim import EOS, VOCAB, sampled, stream
 
 SIM = ("--no-router", "--workers", 2, "--device", "sim")
@@ -119,36 +120,26 @@ def test_kill_9_of_a_whole_conductor_costs_no_stream_and_it_is_used_again(start,
     assert picks == 10 and 2 <= served(second) - before[1] <= 8
 
 
-def content(events):
-    """The content of a stream: text, tokens, logprobs and reasons of its choices, and the usage."""
-    choices, usage = {}, None
-    for event in events:
-        usage = event.get("usage") or usage
-        for choice in event["choices"]:
-            text, tokens, logprobs, reasons = choices.setdefault(choice["index"], ([], [], [], []))
-            text.append(choice["text"])
-            tokens += choice.get("token_ids") or []
-            if choice.get("logprobs"):
-                logprobs += zip(*(choice["logprobs"][key] for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset")))
-            reasons += [choice["finish_reason"]] if choice.get("finish_reason") else []
-    usage.pop("prompt_tokens_details", None)  # the number of cached tokens may differ
-    return {index: ("".join(text), *rest) for index, (text, *rest) in choices.items()}, usage
-
-
 def test_a_replay_is_the_same_in_every_bit_with_a_real_model(start):
-    conductors = [start("--no-router", "--workers", 1) for _ in range(2)]
+    # Workers stand still for as long as this process takes, which must not look like a death.
+    conductors = [start("--no-router", "--workers", 1, "--heartbeat-timeout", 60) for _ in range(2)]
     router = start(*(part for c in conductors for part in ("--conductor", f"http://{c.cluster}")), name="router", env=QUICK)
     everyone_in(router)
-    body = dict(prompt="Tutti is", n=2, seed=5, temperature=0.9, top_p=0.95, max_tokens=900, min_tokens=800, logprobs=3)
+    body = dict(prompt="Tutti is", n=2, seed=5, temperature=0.9, top_p=0.95, max_tokens=1900, min_tokens=1800, logprobs=3)
     body |= dict(presence_penalty=0.3, frequency_penalty=0.1, repetition_penalty=1.05, echo=True, stop=["\n\n\n", "zq"])
-    body |= dict(return_token_ids=True, stream_options={"include_usage": True})
-    right = content(router.stream("/v1/completions", **body))
-    stream = router.stream("/v1/completions", **body)
-    begun = [next(stream) for _ in range(100)]
-    busy = [c for c in conductors if c.metrics()["tutti_requests_in_flight"] > 0]
-    busy[0].signal(signal.SIGKILL)
-    busy[0].wait()
-    assert content([*begun, *stream]) == right
+    body |= dict(return_token_ids=True)
+    right = Streams(router, "/v1/completions", [body]).results()
+    for conductor in conductors:
+        conductor.wait_until_idle()
+    workers = {pid: conductor for conductor in conductors for pid in conductor.workers()}
+    streams = Streams(router, "/v1/completions", [body], stopped=workers)
+    streams.stop_in_the_middle(workers, 1, tokens=50)
+    # The router may have sent the two choices to different conductors.
+    busy = next(c for c in conductors if c.metrics()["tutti_requests_in_flight"] > 0)
+    busy.signal(signal.SIGKILL)
+    busy.wait()
+    signal_all((pid for pid, conductor in workers.items() if conductor is not busy), signal.SIGCONT)
+    assert streams.results() == right
     assert router.metrics()["tutti_router_conductor_replays_total"] >= 1
 
 

@@ -66,7 +66,8 @@ impl Fleet {
                 }
             }
             let (state, remarks) = self.readiness();
-            if health.ready() != state {
+            // A draining router stays unready whatever its conductors do, and has said so once.
+            if health.ready() != state && !health.is_draining() {
                 match &state {
                     State::Ok if was_ready => tracing::info!("ready for requests again"),
                     // Not logged: the process announces its first readiness elsewhere, with its addresses.
