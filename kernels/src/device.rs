@@ -21,7 +21,7 @@ pub use tutti_settings::Quantize;
 
 pub use self::attention::{Attention, AttentionShape, HeadNorms, PagedAttention, RotateAndStore};
 pub use self::collectives::Collectives;
-pub use self::delta_rule::{DeltaInputs, DeltaMemory, DeltaRule, DeltaShape, GatedNorm};
+pub use self::delta_rule::{DeltaRule, DeltaShape, GatedDelta, GatedNorm};
 pub use self::dense::{Dense, Embed, GateUp, Linear, Norm, VocabularyShard};
 pub(crate) use self::experts::MixSizes;
 pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};

@@ -14,11 +14,10 @@ mod sampling;
 mod step;
 
 pub use device::{
-    Argmax, Attention, AttentionShape, Collectives, DecayedSum, DeltaInputs, DeltaMemory, DeltaRule,
-    DeltaShape, Dense, Device, DeviceError, DeviceLimits, Embed, ExpertBuffers, Experts, GateUp, GatedNorm,
-    GatheredRows, GraphId, HeadNorms, HostMatrix, KvShape, Linear, MixExperts, Norm, PagedAttention,
-    PlanesShape, Quantize, Recurrence, RopeFrequencies, Rotary, RotateAndStore, Routing, Sampler,
-    VocabularyShard, WeightType,
+    Argmax, Attention, AttentionShape, Collectives, DecayedSum, DeltaRule, DeltaShape, Dense, Device,
+    DeviceError, DeviceLimits, Embed, ExpertBuffers, Experts, GateUp, GatedDelta, GatedNorm, GatheredRows,
+    GraphId, HeadNorms, HostMatrix, KvShape, Linear, MixExperts, Norm, PagedAttention, PlanesShape, Quantize,
+    Recurrence, RopeFrequencies, Rotary, RotateAndStore, Routing, Sampler, VocabularyShard, WeightType,
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{

@@ -32,6 +32,17 @@ pub struct DeltaShape {
 }
 
 impl DeltaShape {
+    /// Refuses heads that do not fit each other.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        let Self { key_heads, value_heads, key_dim, value_dim, taps } = *self;
+        if [key_heads, value_heads, key_dim, value_dim, taps].contains(&0)
+            || !value_heads.is_multiple_of(key_heads)
+        {
+            return Err(DeviceError::Misuse(format!("a delta rule of {self:?}")));
+        }
+        Ok(())
+    }
+
     /// Number of convolved channels: those of q, k and v.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.values()
@@ -68,8 +79,8 @@ impl DeltaShape {
     }
 }
 
-/// The operands of [`DeltaRule::delta_inputs`].
-pub struct DeltaInputs<'a, T, V, P> {
+/// The operands of [`DeltaRule::delta_rule`].
+pub struct GatedDelta<'a, T, V, P> {
     /// Fused projections of the step's tokens, `[tokens, shape.projected()]`.
     pub projected: &'a T,
     /// The layer's heads.
@@ -80,21 +91,9 @@ pub struct DeltaInputs<'a, T, V, P> {
     pub rate: &'a V,
     /// Bias that is added to a, one per value head.
     pub bias: &'a V,
-    /// Planes whose slots hold the last inputs of the convolutions.
-    pub planes: &'a mut P,
-    /// Index of the first of the three slot planes.
-    pub plane: usize,
-    /// Index of the layer among the layers with a delta rule.
-    pub layer: usize,
-}
-
-/// The operands of [`DeltaRule::delta_rule`].
-pub struct DeltaMemory<'a, T, P> {
-    /// Output of [`DeltaRule::delta_inputs`], `[tokens, shape.inputs()]`.
-    pub inputs: &'a T,
-    /// The layer's heads.
-    pub shape: DeltaShape,
-    /// Planes whose slots hold the memory.
+    /// Receives the inputs of the delta rule, `[q | k | v | decay | beta]` per token: `[tokens, shape.inputs()]`.
+    pub inputs: &'a mut T,
+    /// Planes whose slots hold the last inputs of the convolutions and the memories.
     pub planes: &'a mut P,
     /// Index of the first of the three slot planes.
     pub plane: usize,
@@ -116,20 +115,17 @@ family! {
     /// The gated delta rule over the tokens of each request. Its operations have the same order in prefill and in decode:
     /// neither chunks nor the other rows of a step change a bit. Rows with the null slot give zeros, and change no state.
     pub trait DeltaRule {
-        /// Computes the inputs of the delta rule, `[q | k | v | decay | beta]` per token. q, k and v go through a causal
-        /// convolution per channel and SiLU; each head of q and k is then divided by `sqrt(Σx² + 1e-6)`, and q is
-        /// multiplied by `1 / sqrt(key_dim)`. `decay = exp(rate * softplus(a + bias))` and `beta = sigmoid(b)`, each one
-        /// per value head. The slots receive the last inputs of the convolutions.
-        fn delta_inputs(
-            &mut self,
-            operands: DeltaInputs<'_, Self::Tensor, Self::Vector, Self::Planes>,
-            out: &mut Self::Tensor,
-        ) => |recorder| recorder.by_token();
-        /// Computes, for each token in order and each value head with memory `S`: `S = decay * S`,
-        /// `S += k ⊗ (v - Sᵀk) * beta`, `out = Sᵀq`. `out` is `[tokens, value_heads * value_dim]`.
+        /// Computes the inputs of the delta rule, and applies the rule to the memories.
+        ///
+        /// For the inputs, q, k and v go through a causal convolution per channel and SiLU; each head of q and k is then
+        /// divided by `sqrt(Σx² + 1e-6)`, and q is multiplied by `1 / sqrt(key_dim)`. `decay = exp(rate * softplus(a +
+        /// bias))` and `beta = sigmoid(b)`, each one per value head. The slots receive the last inputs of the convolutions.
+        ///
+        /// Then, for each token in order and each value head with memory `S`: `S = decay * S`, `S += k ⊗ (v - Sᵀk) * beta`,
+        /// `out = Sᵀq`. `out` is `[tokens, value_heads * value_dim]`.
         fn delta_rule(
             &mut self,
-            operands: DeltaMemory<'_, Self::Tensor, Self::Planes>,
+            operands: GatedDelta<'_, Self::Tensor, Self::Vector, Self::Planes>,
             out: &mut Self::Tensor,
         ) => |recorder| recorder.delta_rule(&operands.shape);
         /// Computes `x = norm(x) * silu(gate)`, head by head.

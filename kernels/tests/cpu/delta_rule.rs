@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use tutti_kernels::cpu::{CpuDevice, Isa, Planes, Tensor, Vector};
 use tutti_kernels::{
-    DeltaInputs, DeltaMemory, DeltaRule, DeltaShape, Dense, Device, DeviceError, GatedNorm, Norm,
-    PlanesShape, RowInputs, SlotCopy, SlotId, StepInputs,
+    DeltaRule, DeltaShape, Dense, Device, DeviceError, GatedDelta, GatedNorm, Norm, PlanesShape, RowInputs,
+    SlotCopy, SlotId, StepInputs,
 };
 
 use crate::support::{Random, assert_near, bits, devices, tensor};
@@ -117,18 +117,17 @@ impl<'a> Runner<'a> {
         device.begin_step(&step, planes).unwrap();
         let projected = tensor(device, width, &values);
         let (shape, plane, layer) = (self.layer.shape, 0, LAYER);
-        let operands = DeltaInputs {
+        let operands = GatedDelta {
             projected: &projected,
             shape,
             taps: &self.taps,
             rate: &self.rate,
             bias: &self.bias,
+            inputs: &mut self.inputs,
             planes,
             plane,
             layer,
         };
-        device.delta_inputs(operands, &mut self.inputs).unwrap();
-        let operands = DeltaMemory { inputs: &self.inputs, shape, planes, plane, layer };
         device.delta_rule(operands, &mut self.out).unwrap();
         let norm = Norm { weight: &self.norm, eps: EPS };
         let operands = GatedNorm { gate: &projected, column: shape.channels(), norm };
@@ -383,10 +382,20 @@ fn shapes_that_do_not_fit_are_refused() {
     let mut runner = Runner::new(CpuDevice::new(1, Isa::detect()).unwrap(), &layer);
     let projected = prompt(&layer, 2, 1);
     runner.step(&[(SlotId(1), 0..2, &projected)], &[zero(SlotId(1))]);
-    let Runner { mut device, mut planes, inputs, mut out, .. } = runner;
-    let shape = layer.shape;
+    let Runner { mut device, mut planes, taps, rate, bias, mut inputs, mut out, .. } = runner;
+    let (shape, projected) = (layer.shape, tensor(&mut device, layer.shape.projected(), &projected));
     let mut refused = |shape, plane, layer| {
-        let operands = DeltaMemory { inputs: &inputs, shape, planes: &mut planes, plane, layer };
+        let operands = GatedDelta {
+            projected: &projected,
+            shape,
+            taps: &taps,
+            rate: &rate,
+            bias: &bias,
+            inputs: &mut inputs,
+            planes: &mut planes,
+            plane,
+            layer,
+        };
         device.delta_rule(operands, &mut out)
     };
     assert_eq!(refused(shape, 0, LAYER), Ok(()));

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use tutti_kernels::cuda::CudaDevice;
 use tutti_kernels::{
-    DeltaInputs, DeltaMemory, DeltaRule, DeltaShape, Device, DeviceError, GatedNorm, Norm, PlanesShape,
-    RowInputs, SlotCopy, SlotId, StepInputs, StepShape,
+    DeltaRule, DeltaShape, Device, DeviceError, GatedDelta, GatedNorm, Norm, PlanesShape, RowInputs,
+    SlotCopy, SlotId, StepInputs, StepShape,
 };
 
 use crate::support::{Families, Random, compare_numbers, cpu, cuda, tensor, values};
@@ -113,18 +113,17 @@ impl<'a, D: Families> Runner<'a, D> {
         projected.resize(step.padded_tokens() * width, f32::NAN);
         let projected = tensor(*device, width, &projected);
         let (plane, layer) = (0, LAYER);
-        let operands = DeltaInputs {
+        let operands = GatedDelta {
             projected: &projected,
             shape,
             taps: &self.taps,
             rate: &self.rate,
             bias: &self.bias,
+            inputs: &mut self.inputs,
             planes,
             plane,
             layer,
         };
-        device.delta_inputs(operands, &mut self.inputs).unwrap();
-        let operands = DeltaMemory { inputs: &self.inputs, shape, planes, plane, layer };
         device.delta_rule(operands, &mut self.out).unwrap();
         let plain = values(*device, &self.out);
         let norm = Norm { weight: &self.norm, eps: EPS };
@@ -338,7 +337,8 @@ fn heads_that_do_not_fit_are_refused() {
     let projected = prompt(&shape, 2, 1);
     let mut runner = Runner::new(&mut gpu, shape);
     runner.step(&[(1, 0..2, &projected)], &[zero(1)], None);
-    let Runner { device, mut planes, inputs, mut out, norm, .. } = runner;
+    let Runner { device, mut planes, taps, rate, bias, mut inputs, mut out, norm, .. } = runner;
+    let projected = tensor(device, shape.projected(), &projected);
     let rows = [RowInputs {
         first_token: 0,
         tokens: 2,
@@ -352,7 +352,17 @@ fn heads_that_do_not_fit_are_refused() {
         StepInputs { token_ids: &[0; 2], positions, rows: &rows, copies: &[], logit_rows: &[], shape: None };
     device.begin_step(&step, &mut planes).unwrap();
     let mut refused = |shape, plane, layer| {
-        let operands = DeltaMemory { inputs: &inputs, shape, planes: &mut planes, plane, layer };
+        let operands = GatedDelta {
+            projected: &projected,
+            shape,
+            taps: &taps,
+            rate: &rate,
+            bias: &bias,
+            inputs: &mut inputs,
+            planes: &mut planes,
+            plane,
+            layer,
+        };
         device.delta_rule(operands, &mut out)
     };
     assert_eq!(refused(shape, 0, LAYER), Ok(()));

@@ -12,8 +12,8 @@ mod weights;
 use std::path::Path;
 
 use tutti_kernels::{
-    Attention, AttentionShape, DeltaInputs, DeltaMemory, DeltaShape, Device, DeviceError, GateUp, GatedNorm,
-    Linear, Norm, RopeFrequencies, Rotary, RotateAndStore,
+    Attention, AttentionShape, DeltaShape, Device, DeviceError, GateUp, GatedDelta, GatedNorm, Linear, Norm,
+    RopeFrequencies, Rotary, RotateAndStore,
 };
 
 use self::{
@@ -272,10 +272,8 @@ impl<D: DecoderDevice> DeltaNet<D> {
         step.device.linear(product, projected)?;
         let (taps, rate, bias) = (&weights.taps, &weights.rate, &weights.bias);
         let planes = &mut *step.planes;
-        let operands = DeltaInputs { projected, shape, taps, rate, bias, planes, plane, layer };
-        step.device.delta_inputs(operands, inputs)?;
-        let planes = &mut *step.planes;
-        step.device.delta_rule(DeltaMemory { inputs, shape, planes, plane, layer }, remembered)?;
+        let operands = GatedDelta { projected, shape, taps, rate, bias, inputs, planes, plane, layer };
+        step.device.delta_rule(operands, remembered)?;
         if last {
             if !step.has_logit_rows() {
                 return Ok(());

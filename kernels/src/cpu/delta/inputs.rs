@@ -22,14 +22,14 @@ const BLOCK_TOKENS: usize = 16;
 pub(in crate::cpu) const MAX_TAPS: usize = BLOCK_TOKENS;
 /// Number of taps of the models there are, for which the convolution is compiled apart.
 const USUAL_TAPS: usize = 4;
-/// Number of tokens of a unit that are prefetched.
+/// Number of tokens of a unit that are prefetched into the first-level cache, which has no room for those of a block.
 const PREFETCHED_TOKENS: usize = 4;
 /// Value added to the sum of squares of a head of q or k.
 const EPS: f32 = 1e-6;
 /// Argument above which softplus is the identity, as in torch.
 const SOFTPLUS_THRESHOLD: f32 = 20.0;
 
-/// The operands of [`inputs`].
+/// The operands of [`inputs`], and the computation of single heads.
 pub(in crate::cpu) struct Inputs<'a> {
     /// `[tokens, shape.projected()]`.
     pub(in crate::cpu) projected: &'a [f32],
@@ -43,19 +43,19 @@ pub(in crate::cpu) struct Inputs<'a> {
     /// Last inputs of the convolutions of v.
     pub(in crate::cpu) values: SlotStates<'a>,
     /// `[tokens, shape.inputs()]`.
-    pub(in crate::cpu) out: &'a mut [f32],
+    pub(in crate::cpu) out: &'a Shared<'a, f32>,
 }
 
 /// Computes the inputs of the delta rule for all rows. A task is a block of the step's tokens, which may be of several rows,
 /// or some heads of it. The task with a row's first token reads and writes the row's state; it also has the other tokens
 /// whose convolutions reach back into the state.
-pub(in crate::cpu) fn inputs(
+pub(super) fn inputs(
     path: Path,
     pool: &mut ThreadPool,
     rows: &[Row],
-    operands: Inputs<'_>,
+    inputs: &Inputs<'_>,
 ) -> Result<(), DeviceError> {
-    let Inputs { projected, shape, taps, rate, bias, keys, values, out } = operands;
+    let shape = inputs.shape;
     let units = shape.key_heads + shape.value_heads;
     let tokens = rows.last().map_or(0, |row| row.first_token + row.tokens);
     let blocks = tokens.div_ceil(BLOCK_TOKENS);
@@ -63,53 +63,38 @@ pub(in crate::cpu) fn inputs(
     let groups = (TASKS * pool.threads()).div_ceil(blocks.max(1)).min(most_groups).max(1);
     let group_units = units.div_ceil(groups).max(1);
     let groups = units.div_ceil(group_units);
-    let out = Shared::new(out);
     pool.run(blocks * groups, |task, _| {
         let (first_token, first_unit) = (task / groups * BLOCK_TOKENS, task % groups * group_units);
         path.run(Block {
             rows,
             tokens: first_token..tokens.min(first_token + BLOCK_TOKENS),
             units: first_unit..units.min(first_unit + group_units),
-            projected,
-            shape,
-            taps,
-            rate,
-            bias,
-            keys: &keys,
-            values: &values,
-            out: &out,
+            inputs,
         });
     })
 }
 
-/// One task: some units of a block of tokens. Units are first the key heads, then the value heads.
+/// One task: some units of a block of tokens.
 struct Block<'a> {
     rows: &'a [Row],
     /// Tokens of the step.
     tokens: Range<usize>,
     units: Range<usize>,
-    projected: &'a [f32],
-    shape: DeltaShape,
-    taps: &'a [f32],
-    rate: &'a [f32],
-    bias: &'a [f32],
-    keys: &'a SlotStates<'a>,
-    values: &'a SlotStates<'a>,
-    out: &'a Shared<'a, f32>,
+    inputs: &'a Inputs<'a>,
 }
 
 /// A task's tokens of one row.
 #[derive(Clone)]
-struct RowTokens<'a> {
-    row: &'a Row,
+pub(super) struct RowTokens<'a> {
+    pub(super) row: &'a Row,
     /// Tokens of the row. The part with the row's state begins with token 0.
-    tokens: Range<usize>,
+    pub(super) tokens: Range<usize>,
 }
 
 impl<'a> Block<'a> {
     /// The parts of rows in this block.
     fn parts(&self) -> impl Iterator<Item = RowTokens<'a>> {
-        let (Range { start, end }, kept) = (self.tokens.clone(), self.shape.taps - 1);
+        let (Range { start, end }, kept) = (self.tokens.clone(), self.inputs.shape.taps - 1);
         let first = self.rows.partition_point(|row| row.first_token + row.tokens <= start);
         let rows = self.rows[first..].iter().take_while(move |row| row.first_token < end);
         rows.map(move |row| {
@@ -142,17 +127,17 @@ impl<'a> Op for Block<'a> {
         let mut work = self.parts().flat_map(of_part).peekable();
         while let Some((part, unit)) = work.next() {
             if let Some((part, unit)) = work.peek() {
-                self.prefetch(s, part, *unit);
+                self.inputs.prefetch(s, part, *unit);
             }
-            self.unit(s, &part, unit);
+            self.inputs.unit(s, &part, unit);
         }
     }
 }
 
-impl Block<'_> {
-    /// Computes the inputs of one unit.
+impl Inputs<'_> {
+    /// Computes the inputs of one unit. Units are first the key heads, then the value heads.
     #[inline(always)]
-    fn unit<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
+    pub(super) fn unit<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
         let [first, second] = self.strips(unit);
         if part.row.slot == SlotId::NULL {
             [first, second].into_iter().flatten().for_each(|strip| self.clear(part, strip));
@@ -166,6 +151,9 @@ impl Block<'_> {
             let of_strip = state.split_off_mut(..state.len().min((self.shape.taps - 1) * strip.width));
             let of_strip = of_strip.unwrap_or_default();
             match self.shape.taps {
+                USUAL_TAPS if part.row.tokens == 1 && strip.width.is_multiple_of(LANES) => {
+                    self.one_token(s, part.row, strip, of_strip);
+                }
                 USUAL_TAPS => self.strip::<S, USUAL_TAPS>(s, part, strip, of_strip),
                 _ => self.strip::<S, 0>(s, part, strip, of_strip),
             }
@@ -197,15 +185,15 @@ impl Block<'_> {
     fn state(&self, unit: usize) -> (&SlotStates<'_>, usize, usize) {
         let DeltaShape { key_heads, key_dim, value_dim, taps, .. } = self.shape;
         match unit.checked_sub(key_heads) {
-            None => (self.keys, unit * 2 * (taps - 1) * key_dim, 2 * (taps - 1) * key_dim),
-            Some(head) => (self.values, head * (taps - 1) * value_dim, (taps - 1) * value_dim),
+            None => (&self.keys, unit * 2 * (taps - 1) * key_dim, 2 * (taps - 1) * key_dim),
+            Some(head) => (&self.values, head * (taps - 1) * value_dim, (taps - 1) * value_dim),
         }
     }
 
-    /// Prefetches what a unit's first tokens read and write: other threads have written the inputs and read the outputs, and
-    /// states and taps come from memory. Later tokens are read as streams.
+    /// Prefetches what a unit reads, and the outputs of its first tokens: other threads have written the inputs and read the
+    /// outputs, and states and taps come from memory. Outputs of later tokens are written as streams.
     #[inline(always)]
-    fn prefetch<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
+    pub(super) fn prefetch<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
         let (shape, row) = (self.shape, part.row);
         if part.tokens.start == 0 {
             let (states, first, len) = self.state(unit);
@@ -217,11 +205,15 @@ impl Block<'_> {
                 for tap in 0..shape.taps {
                     s.prefetch(self.taps.as_ptr().wrapping_add(tap * shape.channels() + column).cast());
                 }
-                for token in part.tokens.clone().take(PREFETCHED_TOKENS) {
+                for (index, token) in part.tokens.clone().enumerate() {
                     let (token, out) = (row.first_token + token, self.out.as_ptr().cast_const());
                     let x = self.projected.as_ptr().wrapping_add(token * shape.projected() + column);
-                    s.prefetch(x.cast());
-                    s.prefetch_to_write(out.wrapping_add(token * shape.inputs() + column).cast());
+                    if index < PREFETCHED_TOKENS {
+                        s.prefetch(x.cast());
+                        s.prefetch_to_write(out.wrapping_add(token * shape.inputs() + column).cast());
+                    } else {
+                        s.prefetch_far(x.cast());
+                    }
                 }
             }
         }
@@ -296,6 +288,39 @@ impl Block<'_> {
                 for out in out.chunks_mut(LANES) {
                     s.store_some(out, s.mul(s.load_some(out, 0.0), factor));
                 }
+            }
+        }
+    }
+
+    /// Does what [`Self::strip`] does for a row of one token and whole vectors of channels: everything stays in registers.
+    #[inline(always)]
+    fn one_token<S: Simd>(&self, s: S, row: &Row, strip: Strip, state: &mut [f32]) {
+        let Strip { column, width, normed } = strip;
+        let x = &self.projected[row.first_token * self.shape.projected() + column..][..width];
+        let out = self.out(row, 0, column, width);
+        let taps: [&[f32]; USUAL_TAPS] =
+            std::array::from_fn(|tap| &self.taps[tap * self.shape.channels() + column..][..width]);
+        let (oldest, newer) = state[..(USUAL_TAPS - 1) * width].split_at_mut(width);
+        let (older, last) = newer.split_at_mut(width);
+        let mut squares = s.splat(0.0);
+        for at in (0..width).step_by(LANES) {
+            let load = |from: &[f32]| s.load_some(&from[at..at + LANES], 0.0);
+            let inputs = [load(oldest), load(older), load(last), load(x)];
+            let mut sum = s.splat(0.0);
+            for (tap, input) in taps.iter().zip(inputs) {
+                sum = s.fma(load(tap), input, sum);
+            }
+            let y = silu(s, sum);
+            squares = s.fma(y, y, squares);
+            s.store_some(&mut out[at..at + LANES], y);
+            for (state, input) in [&mut *oldest, &mut *older, &mut *last].into_iter().zip(&inputs[1..]) {
+                s.store_some(&mut state[at..at + LANES], *input);
+            }
+        }
+        if let Some(scale) = normed {
+            let factor = s.splat(scale / (s.sum(squares) + EPS).sqrt());
+            for out in out.chunks_exact_mut(LANES) {
+                s.store_some(out, s.mul(s.load_some(out, 0.0), factor));
             }
         }
     }

@@ -1,28 +1,32 @@
 //! The gated delta rule over slots.
 
 use super::CpuDevice;
-use crate::cpu::delta::{inputs, memory, norm};
-use crate::cpu::memory::{Planes, Tensor, Vector};
+use crate::cpu::delta::inputs::{Inputs, MAX_TAPS};
+use crate::cpu::delta::memory::{MAX_KEY_DIM, Memories};
+use crate::cpu::delta::{self, norm};
+use crate::cpu::memory::{Planes, Shared, Tensor, Vector};
 use crate::cpu::rowwise::each_row;
-use crate::{DeltaInputs, DeltaMemory, DeltaRule, DeltaShape, DeviceError, GatedNorm};
+use crate::{DeltaRule, DeltaShape, DeviceError, GatedDelta, GatedNorm};
 
 impl DeltaRule for CpuDevice {
     const IMPLEMENTED: bool = true;
 
-    fn delta_inputs(
+    fn delta_rule(
         &mut self,
-        operands: DeltaInputs<'_, Tensor, Vector, Planes>,
+        operands: GatedDelta<'_, Tensor, Vector, Planes>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let DeltaInputs { projected, shape, taps, rate, bias, planes, plane, layer } = operands;
+        let GatedDelta { projected, shape, taps, rate, bias, inputs, planes, plane, layer } = operands;
         check(&shape)?;
         let rows = self.check_rows(projected)?;
         let DeltaShape { key_heads, value_heads, .. } = shape;
-        let [keys, values] = planes.slots.states([
+        let [keys, values, states] = planes.slots.states([
             (plane, layer, key_heads * shape.key_conv_bytes()),
             (plane + 1, layer, value_heads * shape.value_conv_bytes()),
+            (plane + 2, layer, value_heads * shape.memory_bytes()),
         ])?;
-        let operands = inputs::Inputs {
+        let of_step = Shared::new(self.step.pad(inputs.written(rows, shape.inputs())?, shape.inputs()));
+        let inputs = Inputs {
             projected: projected.read(shape.projected())?,
             shape,
             taps: taps.read(shape.taps * shape.channels())?,
@@ -30,24 +34,11 @@ impl DeltaRule for CpuDevice {
             bias: bias.read(value_heads)?,
             keys,
             values,
-            out: self.step.pad(out.written(rows, shape.inputs())?, shape.inputs()),
+            out: &of_step,
         };
-        inputs::inputs(self.path, &mut self.pool, &self.step.rows, operands)
-    }
-
-    fn delta_rule(
-        &mut self,
-        operands: DeltaMemory<'_, Tensor, Planes>,
-        out: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let DeltaMemory { inputs, shape, planes, plane, layer } = operands;
-        check(&shape)?;
-        let rows = self.check_rows(inputs)?;
-        let [states] = planes.slots.states([(plane + 2, layer, shape.value_heads * shape.memory_bytes())])?;
-        let inputs = inputs.read(shape.inputs())?;
-        let out = self.step.pad(out.written(rows, shape.values())?, shape.values());
-        let operands = memory::Memory { inputs, shape, states, out };
-        memory::delta_rule(self.path, &mut self.pool, &self.step.rows, operands)
+        let out = Shared::new(self.step.pad(out.written(rows, shape.values())?, shape.values()));
+        let memories = Memories { inputs: &of_step, shape, states, out };
+        delta::delta_rule(self.path, &mut self.pool, &self.step.rows, &inputs, &memories)
     }
 
     fn gated_norm(
@@ -87,21 +78,17 @@ impl CpuDevice {
 
 /// Refuses heads that do not fit each other, or that are too large for the kernels.
 fn check(shape: &DeltaShape) -> Result<(), DeviceError> {
-    let DeltaShape { key_heads, value_heads, key_dim, value_dim, taps } = *shape;
-    if [key_heads, value_heads, key_dim, value_dim, taps].contains(&0)
-        || !value_heads.is_multiple_of(key_heads)
-    {
-        return Err(DeviceError::Misuse(format!("a delta rule of {shape:?}")));
-    }
-    if key_dim > memory::MAX_KEY_DIM {
-        let most = memory::MAX_KEY_DIM;
+    shape.check()?;
+    let DeltaShape { key_dim, taps, .. } = *shape;
+    if key_dim > MAX_KEY_DIM {
         return Err(DeviceError::Unsupported(format!(
-            "key heads of {key_dim} elements, the limit is {most}"
+            "key heads of {key_dim} elements, the limit is {MAX_KEY_DIM}"
         )));
     }
-    if taps > inputs::MAX_TAPS {
-        let most = inputs::MAX_TAPS;
-        return Err(DeviceError::Unsupported(format!("convolutions of {taps} inputs, the limit is {most}")));
+    if taps > MAX_TAPS {
+        return Err(DeviceError::Unsupported(format!(
+            "convolutions of {taps} inputs, the limit is {MAX_TAPS}"
+        )));
     }
     Ok(())
 }

@@ -9,7 +9,8 @@ pub(in crate::cpu) struct Shared<'a, T> {
     borrows: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: ranges are only accessible through the unsafe `slice_mut`, whose caller guarantees that they are disjoint.
+// SAFETY: ranges are only accessible through the unsafe `slice` and `slice_mut`, whose callers guarantee that a range which
+// is written is disjoint from all others.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 // SAFETY: the value is equivalent to the `&mut [T]` that it was made from.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
@@ -41,5 +42,19 @@ impl<'a, T> Shared<'a, T> {
     #[inline(always)]
     pub(in crate::cpu) fn len(&self) -> usize {
         self.len
+    }
+}
+
+impl<T: Sync> Shared<'_, T> {
+    /// Elements `first .. first + len`, to read.
+    ///
+    /// # Safety
+    ///
+    /// No slice of [`Self::slice_mut`] that exists at the same time overlaps this one.
+    #[inline(always)]
+    pub(in crate::cpu) unsafe fn slice(&self, first: usize, len: usize) -> &[T] {
+        assert!(first <= self.len && len <= self.len - first, "range of a shared slice out of bounds");
+        // SAFETY: the range is in bounds by the assertion, and nobody writes to it by the contract.
+        unsafe { std::slice::from_raw_parts(self.start.add(first), len) }
     }
 }

@@ -4,7 +4,7 @@ use super::CudaDevice;
 use crate::cuda::kernels::{Grid, arguments};
 use crate::cuda::planes::Planes;
 use crate::cuda::tensor::{Tensor, Vector};
-use crate::{DeltaInputs, DeltaMemory, DeltaRule, DeltaShape, DeviceError, GatedNorm};
+use crate::{DeltaRule, DeltaShape, DeviceError, GatedDelta, GatedNorm};
 
 /// Threads of a block of all kernels here: four warps.
 const THREADS: u32 = 128;
@@ -17,29 +17,33 @@ const COLUMNS: usize = 32;
 impl DeltaRule for CudaDevice {
     const IMPLEMENTED: bool = true;
 
-    fn delta_inputs(
+    fn delta_rule(
         &mut self,
-        operands: DeltaInputs<'_, Tensor, Vector, Planes>,
+        operands: GatedDelta<'_, Tensor, Vector, Planes>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let DeltaInputs { projected, shape, taps, rate, bias, planes, plane, layer } = operands;
-        kernel(&shape)?;
-        let DeltaShape { key_heads, value_heads, .. } = shape;
-        let (tokens, all) = (self.step.tokens, self.step.token_rows);
+        let GatedDelta { projected, shape, taps, rate, bias, inputs, planes, plane, layer } = operands;
+        let name = kernel(&shape)?;
+        let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
+        let (tokens, all, rows) = (self.step.tokens, self.step.token_rows, self.step.row_count);
         projected.check(all, shape.projected())?;
         let taps = taps.read(shape.taps * shape.channels())?;
         let (rate, bias) = (rate.read(value_heads)?, bias.read(value_heads)?);
         let key_bytes = key_heads * shape.key_conv_bytes();
         let value_bytes = value_heads * shape.value_conv_bytes();
+        let memory_bytes = value_heads * shape.memory_bytes();
         let (keys, key_stride) = planes.states(plane, layer * key_bytes, key_bytes)?;
         let (values, value_stride) = planes.states(plane + 1, layer * value_bytes, value_bytes)?;
+        let (states, stride) = planes.states(plane + 2, layer * memory_bytes, memory_bytes)?;
         // Padding keeps what it held: only the delta rule reads these inputs, row by row.
-        out.written(all, shape.inputs())?;
+        inputs.written(all, shape.inputs())?;
+        out.written(all, shape.values())?;
+        out.clear_from(tokens)?;
         let operands = arguments![
             projected.at(),
             self.step.at.rows,
             self.step.at.row_of,
-            self.step.row_count as u32,
+            rows as u32,
             tokens as u32,
             taps,
             rate,
@@ -50,29 +54,13 @@ impl DeltaRule for CudaDevice {
             value_stride,
             key_heads as u32,
             value_heads as u32,
-            shape.key_dim as u32,
-            shape.value_dim as u32,
+            key_dim as u32,
+            value_dim as u32,
             shape.taps as u32,
-            out.at(),
+            inputs.at(),
         ];
         let blocks = (2 * key_heads + value_heads, tokens.div_ceil(TILE_TOKENS));
-        self.kernels.launch("delta_inputs", Grid { blocks, threads: THREADS, shared_bytes: 0 }, operands)
-    }
-
-    fn delta_rule(
-        &mut self,
-        operands: DeltaMemory<'_, Tensor, Planes>,
-        out: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let DeltaMemory { inputs, shape, planes, plane, layer } = operands;
-        let name = kernel(&shape)?;
-        let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
-        let (tokens, all, rows) = (self.step.tokens, self.step.token_rows, self.step.row_count);
-        inputs.check(all, shape.inputs())?;
-        let bytes = value_heads * shape.memory_bytes();
-        let (states, stride) = planes.states(plane + 2, layer * bytes, bytes)?;
-        out.written(all, shape.values())?;
-        out.clear_from(tokens)?;
+        self.kernels.launch("delta_inputs", Grid { blocks, threads: THREADS, shared_bytes: 0 }, operands)?;
         let operands = arguments![
             inputs.at(),
             self.step.at.rows,
@@ -123,12 +111,8 @@ impl DeltaRule for CudaDevice {
 /// Returns the kernel of `sources/delta_rule.cu` for these heads. Refuses heads that do not fit each other, and those that
 /// are too large for the kernels.
 fn kernel(shape: &DeltaShape) -> Result<&'static str, DeviceError> {
-    let DeltaShape { key_heads, value_heads, key_dim, value_dim, taps } = *shape;
-    if [key_heads, value_heads, key_dim, value_dim, taps].contains(&0)
-        || !value_heads.is_multiple_of(key_heads)
-    {
-        return Err(DeviceError::Misuse(format!("a delta rule of {shape:?}")));
-    }
+    shape.check()?;
+    let key_dim = shape.key_dim;
     match key_dim {
         1..=32 => Ok("delta_rule_32"),
         33..=64 => Ok("delta_rule_64"),

@@ -1,0 +1,96 @@
+//! The gated delta rule over rows of few tokens, as decodes are: inputs and memories in one pass.
+//!
+//! Decodes wait for memory: each token reads and writes a whole memory per head. A task computes the inputs of a head just
+//! before the head's memory, and while a memory is updated, the next one and what its inputs depend on are on their way. As
+//! an operation of their own, the inputs would take a third of the memories' time. A thread has the same heads in each
+//! layer, so their inputs stay in its cache.
+
+use std::ops::Range;
+
+use super::inputs::{Inputs, RowTokens};
+use super::memory::{COPIED_TOKENS, Head, Memories};
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{Op, Simd};
+use crate::cpu::step::Row;
+use crate::cpu::threads::pool::ThreadPool;
+use crate::{DeltaShape, DeviceError};
+
+/// Minimum number of tasks per thread. Short tasks let all threads end at nearly the same time.
+const TASKS: usize = 16;
+/// Minimum number of heads of rows per thread. Fewer are divided by columns, which [`super::memory`] does.
+const LEAST_HEADS: usize = 4;
+
+/// True if all rows are short and there are enough of them for the threads.
+pub(super) fn is_for(pool: &ThreadPool, rows: &[Row], shape: &DeltaShape) -> bool {
+    rows.len() * shape.key_heads >= LEAST_HEADS * pool.threads()
+        && rows.iter().all(|row| row.tokens < COPIED_TOKENS)
+}
+
+/// Computes inputs and memories of all rows. A task is a key head, with its value heads, of some rows.
+pub(super) fn decode(
+    path: Path,
+    pool: &mut ThreadPool,
+    rows: &[Row],
+    inputs: &Inputs<'_>,
+    memories: &Memories<'_>,
+) -> Result<(), DeviceError> {
+    let key_heads = memories.shape.key_heads;
+    let parts = (TASKS * pool.threads()).div_ceil(key_heads).min(rows.len()).max(1);
+    let rows_per_part = rows.len().div_ceil(parts).max(1);
+    let parts = rows.len().div_ceil(rows_per_part);
+    pool.run(key_heads * parts, |task, _| {
+        let (key_head, first) = (task / parts, task % parts * rows_per_part);
+        let own = first..rows.len().min(first + rows_per_part);
+        path.run(KeyHead { rows, own, key_head, inputs, memories });
+    })
+}
+
+/// One task: the rows `own` of a key head.
+struct KeyHead<'a> {
+    rows: &'a [Row],
+    own: Range<usize>,
+    key_head: usize,
+    inputs: &'a Inputs<'a>,
+    memories: &'a Memories<'a>,
+}
+
+impl Op for KeyHead<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { rows, own, key_head, inputs, memories } = self;
+        let DeltaShape { key_heads, value_heads, value_dim, .. } = memories.shape;
+        let ratio = value_heads / key_heads;
+        let values = |key_head: usize| key_head * ratio..(key_head + 1) * ratio;
+        // What the thread probably computes after a row.
+        let next = |row: usize| match rows.get(row + 1) {
+            Some(row) => Some((row, key_head)),
+            None => rows.first().filter(|_| key_head + 1 < key_heads).map(|row| (row, key_head + 1)),
+        };
+        // Loops and not closures: a closure that is not inlined is compiled without the path's instructions.
+        for index in own {
+            let row = &rows[index];
+            let part = RowTokens { row, tokens: 0..row.tokens };
+            inputs.unit(s, &part, key_head);
+            for head in values(key_head) {
+                inputs.unit(s, &part, key_heads + head);
+            }
+            let next = next(index);
+            if let Some((row, key_head)) = next {
+                let part = RowTokens { row, tokens: 0..row.tokens };
+                inputs.prefetch(s, &part, key_head);
+                for head in values(key_head) {
+                    inputs.prefetch(s, &part, key_heads + head);
+                }
+            }
+            for head in values(key_head) {
+                let next = match next {
+                    _ if head + 1 < values(key_head).end => Some(memories.begin(row, head + 1)),
+                    Some((row, key_head)) => Some(memories.begin(row, values(key_head).start)),
+                    None => None,
+                };
+                Head { memories, row, head, columns: 0..value_dim, next }.run(s);
+            }
+        }
+    }
+}
