@@ -71,10 +71,6 @@ impl<K: MicroKernel> Op for Blocked<'_, K> {
                 end_row: tiling.end(last),
                 stride: const { band_rows::<S>() * LANES },
             };
-            for panel in self.panels.0..self.panels.1 {
-                let sums = (band.end_row - band.first_row) * LANES;
-                self.sums[(panel - self.panels.0) * band.stride..][..sums].fill(0.0);
-            }
             for block in (0..steps).step_by(BLOCK_STEPS) {
                 let mut panel = self.panels.0;
                 while panel < self.panels.1 {
@@ -210,7 +206,7 @@ struct Tile<'a, K: MicroKernel, const R: usize, const _P: usize, const N: usize>
     weights: [*const K::Raw; N],
     ask: Ask<N>,
     /// Sums from the tile's first row and the block's first panel on, `[row][16]`. The next panel's sums are `stride`
-    /// floats further.
+    /// floats further. The first block does not read them: it begins with zeros.
     sums: &'a mut [f32],
     stride: usize,
 }
@@ -232,9 +228,11 @@ impl<K: MicroKernel, const R: usize, const _P: usize, const N: usize> Op for Til
         // `Data::steps`, which checks that `length` steps are readable. `rest` is long enough by the assertion.
         unsafe {
             let mut sums = [[s.splat(0.0); N]; R];
-            for (r, sums) in sums.iter_mut().enumerate() {
-                for (p, sum) in sums.iter_mut().enumerate() {
-                    *sum = s.load(rest.add(p * stride + r * LANES));
+            if block > 0 {
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    for (p, sum) in sums.iter_mut().enumerate() {
+                        *sum = s.load(rest.add(p * stride + r * LANES));
+                    }
                 }
             }
             let x = work.inputs::<K, R>(row, block);
