@@ -70,12 +70,9 @@ impl Needs {
         architecture: &'static str,
         device: &D,
     ) -> Result<(), LoadError> {
-        let families = [
-            ("Experts", self.experts, <D as Experts>::IMPLEMENTED),
-            ("DeltaRule", self.delta_rule, <D as DeltaRule>::IMPLEMENTED),
-        ];
-        let lacking = families.into_iter().filter(|(_, needed, implemented)| *needed && !implemented);
-        let lacking: Vec<_> = lacking.map(|(name, ..)| name).collect();
+        let implemented =
+            Self { experts: <D as Experts>::IMPLEMENTED, delta_rule: <D as DeltaRule>::IMPLEMENTED };
+        let lacking = self.beyond(implemented);
         match &lacking[..] {
             [] => Ok(()),
             lacking => Err(LoadError::Operations {
@@ -85,6 +82,16 @@ impl Needs {
                 device: device.describe(),
             }),
         }
+    }
+
+    /// Names of the families that are needed and not implemented.
+    fn beyond(self, implemented: Self) -> Vec<&'static str> {
+        let families = [
+            ("Experts", self.experts, implemented.experts),
+            ("DeltaRule", self.delta_rule, implemented.delta_rule),
+        ];
+        let lacking = families.into_iter().filter(|(_, needed, implemented)| *needed && !implemented);
+        lacking.map(|(name, ..)| name).collect()
     }
 }
 
@@ -139,4 +146,23 @@ fn supported() -> Vec<&'static str> {
     let llama = llama::FAMILIES.iter().map(|family| family.architecture);
     let qwen3_5 = qwen3_5::FAMILIES.iter().map(|family| family.architecture);
     llama.chain(qwen3_5).chain(OTHERS.iter().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Needs;
+
+    #[test]
+    fn a_device_lacks_the_families_that_are_needed_and_not_implemented() {
+        let needs = |experts, delta_rule| Needs { experts, delta_rule };
+        for (needed, implemented, lacking) in [
+            (needs(false, false), needs(false, false), &[][..]),
+            (needs(true, true), needs(true, true), &[]),
+            (needs(true, false), needs(false, true), &["Experts"]),
+            (needs(true, true), needs(true, false), &["DeltaRule"]),
+            (needs(true, true), needs(false, false), &["Experts", "DeltaRule"]),
+        ] {
+            assert_eq!(needed.beyond(implemented), lacking);
+        }
+    }
 }
