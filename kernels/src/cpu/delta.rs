@@ -23,7 +23,7 @@ pub(super) fn delta_rule(
     inputs: &Inputs<'_>,
     memories: &Memories<'_>,
 ) -> Result<(), DeviceError> {
-    if decode::is_for(pool, rows, &memories.shape) {
+    if decode::fits(pool, rows, &memories.shape) {
         return decode::decode(path, pool, rows, inputs, memories);
     }
     inputs::inputs(path, pool, rows, inputs)?;

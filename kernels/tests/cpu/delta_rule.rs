@@ -116,19 +116,9 @@ impl<'a> Runner<'a> {
         let Self { device, planes, .. } = self;
         device.begin_step(&step, planes).unwrap();
         let projected = tensor(device, width, &values);
-        let (shape, plane, layer) = (self.layer.shape, 0, LAYER);
-        let operands = GatedDelta {
-            projected: &projected,
-            shape,
-            taps: &self.taps,
-            rate: &self.rate,
-            bias: &self.bias,
-            inputs: &mut self.inputs,
-            planes,
-            plane,
-            layer,
-        };
-        device.delta_rule(operands, &mut self.out).unwrap();
+        let shape = self.layer.shape;
+        self.delta_rule(&projected, shape, (0, LAYER)).unwrap();
+        let Self { device, .. } = self;
         let norm = Norm { weight: &self.norm, eps: EPS };
         let operands = GatedNorm { gate: &projected, column: shape.channels(), norm };
         device.gated_norm(operands, &mut self.out).unwrap();
@@ -136,6 +126,18 @@ impl<'a> Runner<'a> {
         let values = shape.values();
         let of = |row: &RowInputs<'_>| out[row.first_token * values..][..row.tokens * values].to_vec();
         inputs.iter().map(of).collect()
+    }
+
+    /// Applies the delta rule to the step's tokens, with the slot planes from `plane` on.
+    fn delta_rule(
+        &mut self,
+        projected: &Tensor,
+        shape: DeltaShape,
+        (plane, layer): (usize, usize),
+    ) -> Result<(), DeviceError> {
+        let Self { device, planes, taps, rate, bias, inputs, out, .. } = self;
+        device
+            .delta_rule(GatedDelta { projected, shape, taps, rate, bias, inputs, planes, plane, layer }, out)
     }
 
     fn state(&mut self, slot: SlotId) -> Vec<u8> {
@@ -382,22 +384,9 @@ fn shapes_that_do_not_fit_are_refused() {
     let mut runner = Runner::new(CpuDevice::new(1, Isa::detect()).unwrap(), &layer);
     let projected = prompt(&layer, 2, 1);
     runner.step(&[(SlotId(1), 0..2, &projected)], &[zero(SlotId(1))]);
-    let Runner { mut device, mut planes, taps, rate, bias, mut inputs, mut out, .. } = runner;
-    let (shape, projected) = (layer.shape, tensor(&mut device, layer.shape.projected(), &projected));
-    let mut refused = |shape, plane, layer| {
-        let operands = GatedDelta {
-            projected: &projected,
-            shape,
-            taps: &taps,
-            rate: &rate,
-            bias: &bias,
-            inputs: &mut inputs,
-            planes: &mut planes,
-            plane,
-            layer,
-        };
-        device.delta_rule(operands, &mut out)
-    };
+    let shape = layer.shape;
+    let projected = tensor(&mut runner.device, shape.projected(), &projected);
+    let mut refused = |shape, plane, layer| runner.delta_rule(&projected, shape, (plane, layer));
     assert_eq!(refused(shape, 0, LAYER), Ok(()));
     for (shape, plane, layer) in [
         (shape, 0, LAYERS),

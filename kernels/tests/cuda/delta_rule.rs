@@ -112,19 +112,8 @@ impl<'a, D: Families> Runner<'a, D> {
         device.begin_step(&step, planes).unwrap();
         projected.resize(step.padded_tokens() * width, f32::NAN);
         let projected = tensor(*device, width, &projected);
-        let (plane, layer) = (0, LAYER);
-        let operands = GatedDelta {
-            projected: &projected,
-            shape,
-            taps: &self.taps,
-            rate: &self.rate,
-            bias: &self.bias,
-            inputs: &mut self.inputs,
-            planes,
-            plane,
-            layer,
-        };
-        device.delta_rule(operands, &mut self.out).unwrap();
+        self.delta_rule(&projected, shape, (0, LAYER)).unwrap();
+        let Self { device, .. } = self;
         let plain = values(*device, &self.out);
         let norm = Norm { weight: &self.norm, eps: EPS };
         let gated = GatedNorm { gate: &projected, column: shape.channels(), norm };
@@ -140,6 +129,18 @@ impl<'a, D: Families> Runner<'a, D> {
             Outputs([part(0), part(1), part(2)])
         };
         inputs.iter().map(of).collect()
+    }
+
+    /// Applies the delta rule to the step's tokens, with the slot planes from `plane` on.
+    fn delta_rule(
+        &mut self,
+        projected: &D::Tensor,
+        shape: DeltaShape,
+        (plane, layer): (usize, usize),
+    ) -> Result<(), DeviceError> {
+        let Self { device, planes, taps, rate, bias, inputs, out, .. } = self;
+        device
+            .delta_rule(GatedDelta { projected, shape, taps, rate, bias, inputs, planes, plane, layer }, out)
     }
 
     /// The state of a slot, in f32.
@@ -337,8 +338,7 @@ fn heads_that_do_not_fit_are_refused() {
     let projected = prompt(&shape, 2, 1);
     let mut runner = Runner::new(&mut gpu, shape);
     runner.step(&[(1, 0..2, &projected)], &[zero(1)], None);
-    let Runner { device, mut planes, taps, rate, bias, mut inputs, mut out, norm, .. } = runner;
-    let projected = tensor(device, shape.projected(), &projected);
+    let projected = tensor(runner.device, shape.projected(), &projected);
     let rows = [RowInputs {
         first_token: 0,
         tokens: 2,
@@ -350,21 +350,8 @@ fn heads_that_do_not_fit_are_refused() {
     let positions = [&[0.0, 1.0][..]; 3];
     let step =
         StepInputs { token_ids: &[0; 2], positions, rows: &rows, copies: &[], logit_rows: &[], shape: None };
-    device.begin_step(&step, &mut planes).unwrap();
-    let mut refused = |shape, plane, layer| {
-        let operands = GatedDelta {
-            projected: &projected,
-            shape,
-            taps: &taps,
-            rate: &rate,
-            bias: &bias,
-            inputs: &mut inputs,
-            planes: &mut planes,
-            plane,
-            layer,
-        };
-        device.delta_rule(operands, &mut out)
-    };
+    runner.device.begin_step(&step, &mut runner.planes).unwrap();
+    let mut refused = |shape, plane, layer| runner.delta_rule(&projected, shape, (plane, layer));
     assert_eq!(refused(shape, 0, LAYER), Ok(()));
     for (shape, plane, layer) in [
         (shape, 0, LAYERS),
@@ -378,6 +365,7 @@ fn heads_that_do_not_fit_are_refused() {
     }
     let large = refused(DeltaShape { key_dim: 257, ..shape }, 0, LAYER);
     assert!(matches!(large, Err(DeviceError::Unsupported(_))), "{large:?}");
+    let Runner { device, inputs, mut out, norm, .. } = runner;
     let norm = || Norm { weight: &norm, eps: EPS };
     let rows = device.tensor(2, 2 * shape.values()).unwrap();
     for (gate, column) in [(&rows, 0), (&inputs, shape.inputs())] {

@@ -21,7 +21,7 @@ const TASKS: usize = 16;
 const LEAST_HEADS: usize = 4;
 
 /// True if all rows are short and there are enough of them for the threads.
-pub(super) fn is_for(pool: &ThreadPool, rows: &[Row], shape: &DeltaShape) -> bool {
+pub(super) fn fits(pool: &ThreadPool, rows: &[Row], shape: &DeltaShape) -> bool {
     rows.len() * shape.key_heads >= LEAST_HEADS * pool.threads()
         && rows.iter().all(|row| row.tokens < COPIED_TOKENS)
 }
@@ -62,7 +62,7 @@ impl Op for KeyHead<'_> {
         let DeltaShape { key_heads, value_heads, value_dim, .. } = memories.shape;
         let ratio = value_heads / key_heads;
         let values = |key_head: usize| key_head * ratio..(key_head + 1) * ratio;
-        // What the thread probably computes after a row.
+        // The row and the key head that the thread probably computes after a row.
         let next = |row: usize| match rows.get(row + 1) {
             Some(row) => Some((row, key_head)),
             None => rows.first().filter(|_| key_head + 1 < key_heads).map(|row| (row, key_head + 1)),

@@ -22,7 +22,7 @@ const BLOCK_TOKENS: usize = 16;
 pub(in crate::cpu) const MAX_TAPS: usize = BLOCK_TOKENS;
 /// Number of taps of the models there are, for which the convolution is compiled apart.
 const USUAL_TAPS: usize = 4;
-/// Number of tokens of a unit that are prefetched into the first-level cache, which has no room for those of a block.
+/// Number of tokens of a unit that are prefetched into the first-level cache, which has no room for all tokens of a block.
 const PREFETCHED_TOKENS: usize = 4;
 /// Value added to the sum of squares of a head of q or k.
 const EPS: f32 = 1e-6;
