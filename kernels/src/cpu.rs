@@ -18,5 +18,6 @@ mod threads;
 
 pub use device::{CpuDevice, Done};
 pub use memory::{PackedOutcome, PackedWeights, Planes, Tensor, Vector, Weights};
+pub use sampling::screen::ScreenCounts;
 pub use simd::Isa;
 pub use threads::Cores;

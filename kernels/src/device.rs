@@ -176,6 +176,15 @@ pub trait Device: Send + Sized + 'static {
         matrices: &[HostMatrix<'_>],
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError>;
+    /// Loads an LM head as [`matrix`](Self::matrix) loads a matrix, for [`Sampler::argmax`] and
+    /// [`Sampler::partial_argmax`]. It can do all that the matrix can.
+    fn head_matrix(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<Self::Matrix, DeviceError> {
+        self.matrix(matrices, quantize)
+    }
     /// Loads gate and up, which have the same number of rows, for [`Dense::gate_up`].
     fn gate_up_matrix(
         &mut self,
@@ -195,6 +204,12 @@ pub trait Device: Send + Sized + 'static {
     }
     /// Size in bytes of a matrix on the device.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> u64;
+    /// Size in bytes of what the device holds beside an LM head to find likeliest tokens faster. It is a part of
+    /// [`matrix_bytes`](Self::matrix_bytes).
+    fn screen_bytes(&self, matrix: &Self::Matrix) -> u64 {
+        let _ = matrix;
+        0
+    }
     /// Number of outputs and number of inputs of a matrix, those of gate and up together for a fused pair.
     fn matrix_shape(&self, matrix: &Self::Matrix) -> [usize; 2];
     /// Loads a vector.

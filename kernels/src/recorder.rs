@@ -89,7 +89,7 @@ impl<D: Device, O: Observer> Recorder<D, O> {
             rows,
             matrix: Some([outputs, inputs]),
             product_operations: 2.0 * (rows * outputs * inputs) as f64,
-            bytes: self.device.matrix_bytes(weight) as f64,
+            bytes: (self.device.matrix_bytes(weight) - self.device.screen_bytes(weight)) as f64,
             ..Operation::default()
         }
     }
@@ -173,6 +173,14 @@ impl<D: Device, O: Observer> Device for Recorder<D, O> {
         self.device.matrix(matrices, quantize)
     }
 
+    fn head_matrix(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<D::Matrix, DeviceError> {
+        self.device.head_matrix(matrices, quantize)
+    }
+
     fn gate_up_matrix(
         &mut self,
         gate_up: [HostMatrix<'_>; 2],
@@ -191,6 +199,10 @@ impl<D: Device, O: Observer> Device for Recorder<D, O> {
 
     fn matrix_bytes(&self, matrix: &D::Matrix) -> u64 {
         self.device.matrix_bytes(matrix)
+    }
+
+    fn screen_bytes(&self, matrix: &D::Matrix) -> u64 {
+        self.device.screen_bytes(matrix)
     }
 
     fn matrix_shape(&self, matrix: &D::Matrix) -> [usize; 2] {

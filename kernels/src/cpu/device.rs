@@ -15,8 +15,10 @@ use std::time::Instant;
 use super::experts::Routes;
 use super::gemm;
 use super::memory::fused_matrices::FusedMatrices;
+use super::memory::matrix::Form;
 use super::memory::{PackedWeights, Planes, Tensor, Vector, Weights, kv};
-use super::quant::int8;
+use super::quant::int8::{self, Screen};
+use super::sampling::screen::{self, ScreenCounts};
 use super::sampling::{argmax, sample};
 use super::simd::Isa;
 use super::simd::isa::Path;
@@ -41,6 +43,7 @@ pub struct CpuDevice {
     int8: int8::Scratch,
     attention: super::attention::Scratch,
     best: Vec<argmax::Best>,
+    screening: screen::Scratch,
     routes: Routes,
     /// Number of tokens that chose each expert, by layer.
     expert_tokens: BTreeMap<usize, Vec<u64>>,
@@ -56,6 +59,8 @@ pub struct CpuDevice {
     packed: Option<PackedWeights>,
     /// True if planes are made resident when they are made.
     resident_planes: bool,
+    /// True if LM heads get screens.
+    screened_head: bool,
     /// Total size in bytes of all tensors that have been made.
     tensor_bytes: u64,
     /// Rows and width of the widest tensor. In a model with an LM head, that is the tensor of logits.
@@ -92,6 +97,7 @@ impl CpuDevice {
             int8: int8::Scratch::new()?,
             attention: super::attention::Scratch::default(),
             best: Vec::new(),
+            screening: screen::Scratch::default(),
             routes: Routes::default(),
             expert_tokens: BTreeMap::new(),
             sampling,
@@ -100,6 +106,7 @@ impl CpuDevice {
             gathered: Vec::new(),
             packed: None,
             resident_planes: false,
+            screened_head: true,
             tensor_bytes: 0,
             widest: (0, 0),
         })
@@ -124,6 +131,17 @@ impl CpuDevice {
         Self { resident_planes, ..self }
     }
 
+    /// Makes the device hold a screen beside an LM head, or none. It holds one by default.
+    #[must_use]
+    pub fn with_screened_head(self, screened_head: bool) -> Self {
+        Self { screened_head, ..self }
+    }
+
+    /// Returns how often screens of LM heads were used.
+    pub fn screen_counts(&self) -> ScreenCounts {
+        self.screening.counts()
+    }
+
     fn pack(
         &mut self,
         matrices: &[HostMatrix<'_>],
@@ -134,6 +152,16 @@ impl CpuDevice {
         let mut pack = || Weights::pack(path, pool, source, quantize);
         match &self.packed {
             Some(packed) => packed.matrix(path, source, quantize, pack),
+            None => pack(),
+        }
+    }
+
+    /// Packs the screen of an LM head.
+    fn pack_screen(&mut self, matrices: &[HostMatrix<'_>]) -> Result<Option<Screen>, DeviceError> {
+        let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, false)?);
+        let mut pack = || Screen::pack(path, pool, source, Form::of(source.dtype, path));
+        match &self.packed {
+            Some(packed) => packed.screen(source, pack),
             None => pack(),
         }
     }
@@ -162,6 +190,18 @@ impl Device for CpuDevice {
         self.pack(matrices, false, quantize)
     }
 
+    fn head_matrix(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<Weights, DeviceError> {
+        let mut weights = self.pack(matrices, false, quantize)?;
+        if let (Weights::Stored(matrix), true) = (&mut weights, self.screened_head) {
+            matrix.screen = self.pack_screen(matrices)?.map(Box::new);
+        }
+        Ok(weights)
+    }
+
     fn gate_up_matrix(
         &mut self,
         gate_up: [HostMatrix<'_>; 2],
@@ -184,6 +224,10 @@ impl Device for CpuDevice {
 
     fn matrix_bytes(&self, matrix: &Weights) -> u64 {
         matrix.bytes() as u64
+    }
+
+    fn screen_bytes(&self, matrix: &Weights) -> u64 {
+        matrix.screen_bytes() as u64
     }
 
     fn matrix_shape(&self, matrix: &Weights) -> [usize; 2] {
@@ -215,8 +259,11 @@ impl Device for CpuDevice {
         // Only rank 0 gathers columns, so only rank 0 needs memory for the widest tensor's columns.
         let gathers = self.group.as_ref().is_some_and(|group| group.group_rank().is_leader());
         let gathered = if gathers { rows * width * size_of::<f32>() } else { 0 };
-        let scratch =
-            self.products.bytes() + self.int8.bytes() + self.attention.bytes() + self.routes.bytes();
+        let scratch = self.products.bytes()
+            + self.int8.bytes()
+            + self.screening.bytes()
+            + self.attention.bytes()
+            + self.routes.bytes();
         self.tensor_bytes + (scratch + sampling + gathered) as u64
     }
 

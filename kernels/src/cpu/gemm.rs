@@ -10,6 +10,7 @@
 
 mod activations;
 mod blocked;
+mod candidates;
 pub(super) mod groups;
 pub(super) mod input;
 mod micro_kernel;
@@ -18,6 +19,8 @@ pub(super) mod tile;
 
 use self::activations::PackActivations;
 use self::blocked::{Bands, Blocked, SUMS, TASK_PANELS};
+pub(super) use self::candidates::{Candidate, find_largest};
+pub(super) use self::micro_kernel::Layout;
 use self::micro_kernel::{BlockFloat, Data, Dots, Inputs, MicroKernel, Widened};
 use self::small_m::SmallM;
 use crate::DeviceError;
@@ -48,6 +51,9 @@ pub(super) enum Epilogue<'a> {
     Gated,
     /// The arg max of each row of `x · Wᵀ`. `out` is scratch memory; its contents are undefined afterwards.
     Largest(PartialArgmax<'a>),
+    /// The largest sum of each row and panel, `[rows, panels]`, for a product in int8 whose matrix is not paired. `out` is
+    /// scratch memory; its contents are undefined afterwards.
+    PanelMaxima(&'a Shared<'a, f32>),
 }
 
 /// The operands of one product.
@@ -138,10 +144,10 @@ fn multiply<K: MicroKernel>(
     let Some(shape) = groups.first().map(|group| product.matrix(*group).shape) else { return Ok(()) };
     let Scratch { activations, sums, tasks } = scratch;
     let (activations, sums) = (Shared::new(&mut activations[..]), Shared::new(&mut sums[..]));
-    let pack = PackActivations { x, inputs: shape.inputs, groups };
+    let (largest, threads) = (K::run(path, LargestTile), pool.threads());
+    let pack = PackActivations { x, inputs: shape.inputs, groups, largest };
     pack.run::<K>(path, (pool, tasks), &activations)?;
 
-    let (largest, threads) = (K::run(path, LargestTile), pool.threads());
     let division = |group: Group| {
         let tiling = Tiling::of(group.rows, largest);
         (tiling, Division::new::<K>(path, tiling, shape, threads, groups.len()))
@@ -250,7 +256,7 @@ impl Work<'_> {
         let (width, column) = match self.epilogue {
             Epilogue::Set(_) | Epilogue::Add(_) => (self.matrix.shape.outputs, panel * LANES),
             Epilogue::Gated => (self.matrix.shape.outputs / 2, panel / 2 * LANES),
-            Epilogue::Largest(_) => return,
+            Epilogue::Largest(_) | Epilogue::PanelMaxima(_) => return,
         };
         s.prefetch_to_write(self.out.as_ptr().wrapping_add(row * width + column).cast_const().cast());
     }
@@ -263,6 +269,7 @@ impl Work<'_> {
             Epilogue::Add(bias) => (bias, true),
             Epilogue::Gated => return self.store_or_apply_gate(s, row, panel, sum),
             Epilogue::Largest(partial) => return self.update_argmax(s, partial, row, panel, sum),
+            Epilogue::PanelMaxima(_) => unreachable!("maxima of panels that are not in int8"),
         };
         let (outputs, column) = (self.matrix.shape.outputs, panel * LANES);
         let width = LANES.min(outputs - column);

@@ -5,4 +5,5 @@ pub(super) mod logits;
 pub(super) mod nominate;
 mod philox;
 pub(super) mod sample;
+pub(super) mod screen;
 mod truncate;

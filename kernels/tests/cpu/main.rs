@@ -16,4 +16,5 @@ mod packed;
 mod recorder;
 mod rowwise;
 mod sampling;
+mod screened_argmax;
 mod support;

@@ -90,6 +90,16 @@ impl Dense for CpuDevice {
     }
 }
 
+/// The rows of `x` as the input of a product with `inputs` inputs; an error unless they are as wide.
+pub(super) fn input<'a>(
+    x: &'a Tensor,
+    norm: Option<&Norm<'a, Vector>>,
+    inputs: usize,
+) -> Result<Input<'a>, DeviceError> {
+    let norm = norm.map(|norm| Ok::<_, DeviceError>((norm.weight.read(inputs)?, norm.eps)));
+    Ok(Input { norm: norm.transpose()?, values: x.read(inputs)? })
+}
+
 impl CpuDevice {
     /// Computes a product of `x`, which is normalised first if there is a norm.
     pub(super) fn product(
@@ -127,8 +137,7 @@ impl CpuDevice {
         if groups.windows(2).any(|pair| pair[0].rows.1 > pair[1].rows.0) {
             return Err(DeviceError::Misuse("two matrices for one row of a product".to_owned()));
         }
-        let norm = norm.map(|norm| Ok::<_, DeviceError>((norm.weight.read(weight.inputs())?, norm.eps)));
-        let x = Input { values: x.read(weight.inputs())?, norm: norm.transpose()? };
+        let x = input(x, norm.as_ref(), weight.inputs())?;
         let (path, pool) = (self.path, &mut self.pool);
         let product = Product { x, groups, matrices, epilogue, out };
         match weight {

@@ -1,8 +1,11 @@
 //! The arg max, sampling and scores. They run when they are enqueued, and their results wait for the collection.
 
 use super::CpuDevice;
+use super::dense::input;
 use crate::cpu::gemm::Epilogue;
+use crate::cpu::memory::matrix::Matrix;
 use crate::cpu::memory::{Shared, Tensor, Vector, Weights};
+use crate::cpu::sampling::screen::Operands;
 use crate::cpu::sampling::{argmax, logits, nominate, sample};
 use crate::cpu::simd::isa::Path;
 use crate::{Argmax, DeviceError, GatheredRows, Nomination, SampleRow, Sampler, ScoreRow};
@@ -143,12 +146,35 @@ impl CpuDevice {
     /// Finds each thread's best token of each row of a product, and returns the number of rows.
     fn find_largest(&mut self, argmax: Argmax<'_, Tensor, Weights, Vector>) -> Result<usize, DeviceError> {
         let Argmax { x, norm, weight, logits } = argmax;
-        let (rows, logits) = (x.live(), logits.written(x.live(), weight.plain_outputs()?)?);
+        let (rows, capacity) = (x.live(), logits.capacity());
+        let logits = logits.written(rows, weight.plain_outputs()?)?;
         let mut best = std::mem::take(&mut self.best);
         argmax::clear(&mut best, self.pool.threads(), rows);
         let shared = Shared::new(&mut best);
-        let epilogue = Epilogue::Largest(argmax::PartialArgmax::new(&shared, rows));
-        self.product(x, norm, weight, epilogue, logits)?;
+        let partial = argmax::PartialArgmax::new(&shared, rows);
+        let screened = match weight {
+            Weights::Stored(matrix @ Matrix { screen: Some(screen), .. }) => {
+                let Self { path, pool, int8, products, screening, .. } = self;
+                let (path, x, logits) = (*path, input(x, norm.as_ref(), weight.inputs())?, &mut *logits);
+                screening.fit(capacity, matrix.shape.panels());
+                screening.find_largest(Operands {
+                    path,
+                    pool,
+                    int8,
+                    products,
+                    x,
+                    rows,
+                    matrix,
+                    screen,
+                    partial,
+                    logits,
+                })?
+            }
+            _ => false,
+        };
+        if !screened {
+            self.product(x, norm, weight, Epilogue::Largest(partial), logits)?;
+        }
         self.best = best;
         Ok(rows)
     }

@@ -4,7 +4,7 @@ use super::micro_kernel::{Layout, MicroKernel};
 use crate::DeviceError;
 use crate::cpu::gemm::groups::{Group, GroupTasks};
 use crate::cpu::gemm::input::{Input, InputRow};
-use crate::cpu::gemm::tile::{LargestTile, Tiling, for_tile};
+use crate::cpu::gemm::tile::{Tiling, for_tile};
 use crate::cpu::memory::Shared;
 use crate::cpu::quant::block_float::{BFP_BLOCK, BFP_BLOCK_STEPS, BfpBlock};
 use crate::cpu::simd::isa::Path;
@@ -24,6 +24,8 @@ pub(super) struct PackActivations<'a> {
     pub(super) x: Input<'a>,
     pub(super) inputs: usize,
     pub(super) groups: &'a [Group],
+    /// Number of rows of the largest tile.
+    pub(super) largest: usize,
 }
 
 impl PackActivations<'_> {
@@ -36,7 +38,7 @@ impl PackActivations<'_> {
         (pool, tasks): (&mut ThreadPool, &mut GroupTasks),
         to: &Shared<'_, f32>,
     ) -> Result<(), DeviceError> {
-        let largest = K::run(path, LargestTile);
+        let largest = self.largest;
         // The tiles of a group, and the number of inputs that a task packs of one of them.
         let divided = |group: Group| {
             let tiling = Tiling::of(group.rows, largest);

@@ -5,15 +5,15 @@ use std::marker::PhantomData;
 
 use crate::cpu::gemm::tile::{Rows, dot_product_on, product_on};
 use crate::cpu::memory::Element;
-use crate::cpu::memory::format::{Bf16, Format, STEP};
+use crate::cpu::memory::format::{Bf16, F16, F32, Format, STEP, Stored};
 use crate::cpu::memory::matrix::Elements;
-use crate::cpu::quant::block_float;
+use crate::cpu::quant::block_float::{self, BFP_BLOCK};
 use crate::cpu::simd::isa::Path;
-use crate::cpu::simd::{Op, Simd};
+use crate::cpu::simd::{LANES, Op, Simd};
 
 /// Layout of the packed activations of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
+pub(in crate::cpu) enum Layout {
     /// An f32 per input.
     Plain,
     /// An f32 per input, rounded to bfloat16.
@@ -26,6 +26,37 @@ pub(super) enum Layout {
 }
 
 impl Layout {
+    /// The layout of the activations that a product with these weights multiplies.
+    pub(in crate::cpu) fn of(elements: &Elements) -> Self {
+        match elements {
+            Elements::Stored(Stored::F32(_)) => Widened::<F32>::LAYOUT,
+            Elements::Stored(Stored::F16(_)) => Widened::<F16>::LAYOUT,
+            Elements::Stored(Stored::Bf16(_)) => Dots::LAYOUT,
+            Elements::BlockFloat(_) => BlockFloat::LAYOUT,
+        }
+    }
+
+    /// Rounds activations as packing them in this layout does, except that denormals stay. The activations are one BFP
+    /// block.
+    #[inline(always)]
+    pub(in crate::cpu) fn round<S: Simd>(
+        self,
+        s: S,
+        x: [S::F; BFP_BLOCK / LANES],
+    ) -> [S::F; BFP_BLOCK / LANES] {
+        let mut rounded = x;
+        match self {
+            Self::Plain => {}
+            Self::Rounded | Self::Pairs => {
+                for x in &mut rounded {
+                    *x = s.round_to_bf16(*x);
+                }
+            }
+            Self::BlockFloat => rounded = block_float::round_activations(s, x),
+        }
+        rounded
+    }
+
     /// Number of words per step of a row. A step is two inputs.
     pub(super) const fn step_words(self) -> usize {
         match self {

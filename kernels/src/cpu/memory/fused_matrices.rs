@@ -73,7 +73,7 @@ impl<'a> FusedMatrices<'a> {
 
     /// The rows of a panel. In a paired matrix, the panels of gate and up alternate, so that a gate and the value that
     /// it multiplies are computed side by side.
-    fn rows(&self, panel: usize) -> [Option<&'a [u8]>; LANES] {
+    pub(in crate::cpu) fn rows(&self, panel: usize) -> [Option<&'a [u8]>; LANES] {
         let (matrices, first) = match self.shape.paired {
             true => (&self.matrices[panel % 2..][..1], panel / 2 * LANES),
             false => (self.matrices, panel * LANES),

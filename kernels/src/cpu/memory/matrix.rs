@@ -7,6 +7,7 @@ use crate::cpu::memory::Buffer;
 use crate::cpu::memory::format::{Bf16, F16, F32, Format, STEP, Stored};
 use crate::cpu::memory::fused_matrices::{FusedMatrices, Shape};
 use crate::cpu::quant::block_float::BlockFloatPanels;
+use crate::cpu::quant::int8::Screen;
 use crate::cpu::simd::LANES;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::threads::pool::ThreadPool;
@@ -17,6 +18,8 @@ use crate::{DeviceError, WeightType};
 pub struct Matrix {
     pub(in crate::cpu) shape: Shape,
     pub(in crate::cpu) data: Elements,
+    /// The screen of an LM head, if it has one.
+    pub(in crate::cpu) screen: Option<Box<Screen>>,
 }
 
 /// The elements of a matrix.
@@ -65,7 +68,7 @@ impl Matrix {
             Form::Stored(dtype) => Elements::Stored(pack_stored(dtype, pool, source)?),
             Form::BlockFloat => Elements::BlockFloat(BlockFloatPanels::pack(pool, source)?),
         };
-        Ok(Self { shape: source.shape, data })
+        Ok(Self { shape: source.shape, data, screen: None })
     }
 
     /// Maps a packed matrix: the [`Self::len`] bytes of `file` from `from` on.
@@ -92,7 +95,12 @@ impl Matrix {
                 Elements::BlockFloat(BlockFloatPanels::new(data))
             }
         };
-        Ok(Self { shape, data })
+        Ok(Self { shape, data, screen: None })
+    }
+
+    /// Size in bytes of the screen.
+    pub(in crate::cpu) fn screen_bytes(&self) -> usize {
+        self.screen.as_ref().map_or(0, |screen| screen.bytes())
     }
 }
 

@@ -1,10 +1,10 @@
 //! A cache file of packed weights. Later starts map the file instead of packing the weights again, and all processes of
 //! a machine share its pages.
 //!
-//! The first page names the file's contents. The matrices follow in the order of loading. Each matrix consists of one
-//! page that describes it and then its bytes, padded to whole pages. The file is written under a temporary name and
-//! renamed when it is complete. A matrix is only taken from the file if the description there (shape, type, and a hash
-//! of a few samples of the source bytes) matches the matrix that is being loaded.
+//! The first page names the file's contents. Entries follow in the order of loading: a matrix, or the screen of the LM
+//! head before it. Each entry consists of one page that describes it and then its bytes, padded to whole pages. The file
+//! is written under a temporary name and renamed when it is complete. An entry is only taken from the file if the
+//! description there (kind, shape, type, and a hash of a few samples of the source bytes) matches what is being loaded.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,11 +18,12 @@ use rustix::process::geteuid;
 
 use crate::cpu::memory::fused_matrices::{FusedMatrices, Shape};
 use crate::cpu::memory::weights::Weights;
+use crate::cpu::quant::int8::Screen;
 use crate::cpu::simd::isa;
 use crate::{DeviceError, Quantize};
 
 /// Version of the packed panels' layouts and of the file's layout. A change of either layout increments the version.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const PAGE: u64 = 4096;
 /// Number of samples per source matrix.
 const SAMPLES: usize = 4;
@@ -51,7 +52,7 @@ struct State {
 }
 
 enum Mode {
-    /// `at` is the offset of the next matrix's description.
+    /// `at` is the offset of the next entry's description.
     Mapping {
         file: File,
         at: u64,
@@ -97,25 +98,52 @@ impl PackedWeights {
         pack: impl FnOnce() -> Result<Weights, DeviceError>,
     ) -> Result<Weights, DeviceError> {
         let FusedMatrices { shape, dtype, .. } = source;
-        let Shape { outputs, inputs, paired } = shape;
-        let described = page(&format!(
-            "{outputs} x {inputs} {dtype:?} {quantize:?} {paired} {:016x}\n",
-            fingerprint(source)
-        ));
+        let described = describe(&format!("matrix {quantize:?}"), source);
+        let kind = (described, Weights::len_packed(path, shape, dtype, quantize));
+        let map = |file: &File, from| Weights::mapped(path, (file, from), shape, dtype, quantize);
+        self.entry(&[kind], |_, file, from| map(file, from), pack, |weights| (0, weights.packed()))
+    }
+
+    /// Returns the screen of the LM head `source`, as [`Self::matrix`] returns the head. That the head has no screen is
+    /// an entry of the file, too.
+    pub(in crate::cpu) fn screen(
+        &self,
+        source: FusedMatrices<'_>,
+        pack: impl FnOnce() -> Result<Option<Screen>, DeviceError>,
+    ) -> Result<Option<Screen>, DeviceError> {
+        let shape = source.shape;
+        let kinds =
+            [(describe("screen", source), Screen::len(shape)), (describe("no screen", source), Some(0))];
+        let map = |kind, file: &File, from| match kind {
+            0 => Screen::mapped(file, from, shape),
+            _ => Ok(None),
+        };
+        self.entry(&kinds, map, pack, |screen| match screen {
+            Some(screen) => (0, screen.packed()),
+            None => (1, &[]),
+        })
+    }
+
+    /// Returns the next entry. `kinds` are the descriptions that it can have, with the lengths of its bytes. `map` maps an
+    /// entry of a kind, `pack` makes it, and `packed` returns its kind and bytes.
+    fn entry<T>(
+        &self,
+        kinds: &[(Page, Option<usize>)],
+        map: impl FnOnce(usize, &File, u64) -> Result<T, DeviceError>,
+        pack: impl FnOnce() -> Result<T, DeviceError>,
+        packed: impl FnOnce(&T) -> (usize, &[u8]),
+    ) -> Result<T, DeviceError> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let State { path: file_path, mode, .. } = &mut *state;
         if let Mode::Mapping { file, at } = mode {
-            let found = Weights::len_packed(path, shape, dtype, quantize);
-            let found = found.and_then(|len| {
-                let mut page = [0; PAGE as usize];
-                file.read_exact_at(&mut page, *at).ok()?;
-                (page == described).then_some(len)
-            });
-            match found {
-                Some(len) => {
+            let mut page = [0; PAGE as usize];
+            let read = file.read_exact_at(&mut page, *at).is_ok();
+            let kind = kinds.iter().position(|(described, _)| read && page == *described);
+            match kind.and_then(|kind| Some((kind, kinds[kind].1?))) {
+                Some((kind, len)) => {
                     let from = *at + PAGE;
                     *at = from + filled(len as u64);
-                    return Weights::mapped(path, (file, from), shape, dtype, quantize);
+                    return map(kind, file, from);
                 }
                 None => {
                     // The file is removed so that the next start writes a new one.
@@ -125,15 +153,16 @@ impl PackedWeights {
                 }
             }
         }
-        let weights = pack()?;
-        if let Mode::Writing { file, partial, at } = mode
-            && let Err(error) = append(file, at, &described, weights.packed())
-        {
-            let why = format!("{} cannot be written: {error}", partial.display());
-            let _ = fs::remove_file(&*partial);
-            *mode = Mode::Unused(why);
+        let made = pack()?;
+        if let Mode::Writing { file, partial, at } = mode {
+            let (kind, bytes) = packed(&made);
+            if let Err(error) = append(file, at, &kinds[kind].0, bytes) {
+                let why = format!("{} cannot be written: {error}", partial.display());
+                let _ = fs::remove_file(&*partial);
+                *mode = Mode::Unused(why);
+            }
         }
-        Ok(weights)
+        Ok(made)
     }
 
     /// True if matrices are mapped from the file.
@@ -164,6 +193,12 @@ impl PackedWeights {
             }
         }
     }
+}
+
+/// Returns the description of an entry of this kind that is packed from `source`.
+fn describe(kind: &str, source: FusedMatrices<'_>) -> Page {
+    let FusedMatrices { shape: Shape { outputs, inputs, paired }, dtype, .. } = source;
+    page(&format!("{kind} {outputs} x {inputs} {dtype:?} {paired} {:016x}\n", fingerprint(source)))
 }
 
 /// Returns a page that begins with `text`. The text is truncated if necessary, because the last eight bytes are left
@@ -225,7 +260,7 @@ fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Appends a description page and a matrix's bytes at `at`, and advances `at`.
+/// Appends a description page and an entry's bytes at `at`, and advances `at`.
 fn append(file: &mut File, at: &mut u64, described: &Page, bytes: &[u8]) -> io::Result<()> {
     file.write_all_at(described, *at)?;
     file.write_all_at(bytes, *at + PAGE)?;

@@ -58,7 +58,7 @@ impl Weights {
         })
     }
 
-    /// The packed bytes.
+    /// The packed bytes, without those of a screen.
     pub(in crate::cpu) fn packed(&self) -> &[u8] {
         match self {
             Self::Stored(matrix) => matrix.data.bytes(),
@@ -111,10 +111,18 @@ impl Weights {
         self.shape().inputs
     }
 
-    /// Size in bytes.
+    /// Size in bytes of the screen of an LM head; 0 without one.
+    pub(in crate::cpu) fn screen_bytes(&self) -> usize {
+        match self {
+            Self::Stored(matrix) => matrix.screen_bytes(),
+            Self::Int8(_) => 0,
+        }
+    }
+
+    /// Size in bytes, that of a screen included.
     pub(in crate::cpu) fn bytes(&self) -> usize {
         match self {
-            Self::Stored(matrix) => matrix.data.bytes().len(),
+            Self::Stored(matrix) => matrix.data.bytes().len() + matrix.screen_bytes(),
             Self::Int8(matrix) => matrix.bytes(),
         }
     }

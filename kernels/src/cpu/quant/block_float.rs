@@ -30,7 +30,8 @@ mod bfp_block;
 mod pack;
 mod product;
 
-pub(in crate::cpu) use bfp_block::BfpBlock;
+pub(in crate::cpu) use bfp_block::{BfpBlock, round_activations};
+pub(in crate::cpu) use pack::round_weights;
 pub(in crate::cpu) use product::{Inputs, product_on};
 
 use crate::cpu::memory::Buffer;

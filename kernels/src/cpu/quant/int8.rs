@@ -27,8 +27,10 @@ mod activations;
 mod pack;
 mod product;
 mod quantise;
+mod screen;
 
 pub(in crate::cpu) use product::{Scratch, linear};
+pub(in crate::cpu) use screen::{RowNorms, Screen};
 
 use crate::cpu::memory::Buffer;
 use crate::cpu::memory::fused_matrices::Shape;

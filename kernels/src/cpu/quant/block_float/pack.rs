@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    BFP_BLOCK, BFP_BLOCK_STEPS, BlockFloatPanels, SUPERBLOCK_STEPS, WEIGHT_BITS, inverse, shared_exponent,
+    BFP_BLOCK, BFP_BLOCK_STEPS, BlockFloatPanels, SUPERBLOCK_STEPS, WEIGHT_BITS, inverse, power,
+    shared_exponent,
 };
 use crate::DeviceError;
 use crate::cpu::memory::Buffer;
@@ -57,12 +58,32 @@ fn pack_bfp_block(
         let largest = raw.iter().fold(0, |largest, raw| largest.max(raw & 0x7fff));
         *exponent = shared_exponent((largest >> 7) as u8, WEIGHT_BITS);
         let to_numbers = inverse(*exponent);
-        // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even.
-        const MAGIC: f32 = 12_582_912.0;
-        let number = |raw| ((from_bf16(raw) * to_numbers + MAGIC) - MAGIC) as i16;
+        let number = |raw| rounded(from_bf16(raw) * to_numbers) as i16;
         for (step, pair) in steps.iter_mut().zip(raw.as_chunks::<2>().0) {
             let [even, odd] = pair.map(|raw| number(raw).to_le_bytes());
             step[lane] = [even[0], even[1], odd[0], odd[1]];
         }
     }
+}
+
+/// Rounds up to [`BFP_BLOCK`] weights, which were bfloat16, to the numbers that their BFP block stands for. The result is
+/// not finite if a weight is not finite.
+#[inline(always)]
+pub(in crate::cpu) fn round_weights(block: &mut [f32]) {
+    let mut largest = 0;
+    for x in &*block {
+        largest = largest.max(x.to_bits() & 0x7fff_ffff);
+    }
+    let exponent = shared_exponent((largest >> 23) as u8, WEIGHT_BITS);
+    let (to_numbers, unit) = (inverse(exponent), power(exponent));
+    for x in block {
+        *x = rounded(*x * to_numbers) * unit;
+    }
+}
+
+/// Rounds a number far below 2^22 to the nearest integer, ties to even, by adding and subtracting 1.5 * 2^23.
+#[inline(always)]
+fn rounded(x: f32) -> f32 {
+    const MAGIC: f32 = 12_582_912.0;
+    (x + MAGIC) - MAGIC
 }

@@ -63,24 +63,35 @@ impl<W: Format> Op for Panel<'_, W> {
         for (group, to) in self.to.chunks_mut(group_bytes(GROUP)).enumerate() {
             let first = group * GROUP;
             let inputs = (self.inputs - first).min(GROUP);
-            let (scales, weights) = to.split_at_mut(super::SCALES);
-            for ((row, quantised), scale) in
-                self.rows.iter().zip(&mut quantised).zip(scales.as_chunks_mut::<4>().0)
-            {
-                let mut x = [0.0; GROUP];
-                if let Some(row) = row {
-                    widen::<S, W>(s, row, first, &mut x[..inputs]);
-                }
-                *scale = quantise(s, &x[..inputs], quantised).to_le_bytes();
-            }
-            for input in (0..inputs.next_multiple_of(PAD)).step_by(S::DOT_INPUTS) {
-                for (lane, row) in quantised.iter().enumerate() {
-                    let at = weight_index(input, lane, S::DOT_INPUTS);
-                    let step = &mut weights[at..at + S::DOT_INPUTS];
-                    for (to, q) in step.iter_mut().zip(&row[input..]) {
-                        *to = q.cast_unsigned() ^ OFFSET;
-                    }
-                }
+            pack_group::<S, W>(s, self.rows, (first, inputs), &mut quantised, to);
+        }
+    }
+}
+
+/// Quantises `inputs` inputs from `first` on of a panel's rows into a group of the panel, `to`. `quantised` has the
+/// quantised numbers of each row afterwards, and zeros for a missing row.
+#[inline(always)]
+pub(super) fn pack_group<S: Simd, W: Format>(
+    s: S,
+    rows: &[Option<&[u8]>; LANES],
+    (first, inputs): (usize, usize),
+    quantised: &mut [[i8; GROUP]; LANES],
+    to: &mut [u8],
+) {
+    let (scales, weights) = to.split_at_mut(super::SCALES);
+    for ((row, quantised), scale) in rows.iter().zip(&mut *quantised).zip(scales.as_chunks_mut::<4>().0) {
+        let mut x = [0.0; GROUP];
+        if let Some(row) = row {
+            widen::<S, W>(s, row, first, &mut x[..inputs]);
+        }
+        *scale = quantise(s, &x[..inputs], quantised).to_le_bytes();
+    }
+    for input in (0..inputs.next_multiple_of(PAD)).step_by(S::DOT_INPUTS) {
+        for (lane, row) in quantised.iter().enumerate() {
+            let at = weight_index(input, lane, S::DOT_INPUTS);
+            let step = &mut weights[at..at + S::DOT_INPUTS];
+            for (to, q) in step.iter_mut().zip(&row[input..]) {
+                *to = q.cast_unsigned() ^ OFFSET;
             }
         }
     }
@@ -88,7 +99,7 @@ impl<W: Format> Op for Panel<'_, W> {
 
 /// Writes a row's elements from `first` on to `out`, as f32.
 #[inline(always)]
-fn widen<S: Simd, W: Format>(s: S, row: &[u8], first: usize, out: &mut [f32]) {
+pub(super) fn widen<S: Simd, W: Format>(s: S, row: &[u8], first: usize, out: &mut [f32]) {
     for (block, out) in out.chunks_mut(LANES).enumerate() {
         // The bytes of a file may be unaligned, so they are copied to an array.
         let mut raw = [W::narrow(0.0); LANES];

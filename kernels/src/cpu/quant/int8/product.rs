@@ -113,7 +113,9 @@ pub(in crate::cpu) fn linear(
     let panels = shape.panels();
     let (sums, width) = match epilogue {
         Epilogue::Gated => (&sums, panels * LANES),
-        Epilogue::Set(_) | Epilogue::Add(_) | Epilogue::Largest(_) => (&out, shape.outputs),
+        Epilogue::Set(_) | Epilogue::Add(_) | Epilogue::Largest(_) | Epilogue::PanelMaxima(_) => {
+            (&out, shape.outputs)
+        }
     };
     let largest = path.run_int8(LargestTile);
     let tiling = |group: Group| Tiling::of(group.rows, largest);
@@ -200,6 +202,22 @@ impl Work<'_> {
         let column = panel * LANES;
         // SAFETY: the caller's contract.
         unsafe { self.sums.slice_mut(row * self.width + column, LANES.min(self.width - column)) }
+    }
+
+    /// Stores the largest of the sums of one row and one panel. Outputs that pad the panel do not count.
+    #[inline(always)]
+    fn store_maximum<S: Simd>(&self, s: S, maxima: &Shared<'_, f32>, row: usize, panel: usize, sum: S::F) {
+        let shape = self.matrix.shape;
+        let outputs = LANES.min(shape.outputs - panel * LANES);
+        let sum = if outputs < LANES {
+            let mut lanes = [0.0; LANES];
+            s.store_some(&mut lanes, sum);
+            s.load_some(&lanes[..outputs], f32::NEG_INFINITY)
+        } else {
+            sum
+        };
+        // SAFETY: each (row, panel) belongs to one task.
+        unsafe { maxima.slice_mut(row * shape.panels() + panel, 1)[0] = s.largest(sum) };
     }
 }
 
@@ -321,6 +339,11 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
         };
         for (r, sums) in sums.iter().enumerate() {
             for (p, &sum) in sums.iter().enumerate() {
+                if let (Epilogue::PanelMaxima(maxima), true) = (work.epilogue, to == work.matrix.shape.inputs)
+                {
+                    work.store_maximum(s, maxima, row + r, panel + p, sum);
+                    continue;
+                }
                 // SAFETY: these rows and panels belong to this task, and it holds no other slice of them now.
                 let out = unsafe { work.sums(row + r, panel + p) };
                 let sum = match bias {

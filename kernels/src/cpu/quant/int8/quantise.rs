@@ -33,6 +33,14 @@ pub(super) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
     largest / MOST + poison
 }
 
+/// A group of activations after rounding.
+pub(super) struct Rounded<S: Simd> {
+    /// The scale that [`quantise`] would return.
+    pub(super) scale: f32,
+    /// The quantised numbers, which are integers.
+    pub(super) numbers: [S::F; GROUP / LANES],
+}
+
 /// A quantised group of activations.
 pub(super) struct Quantised<S: Simd> {
     /// The scale that [`quantise`] would return.
@@ -44,9 +52,9 @@ pub(super) struct Quantised<S: Simd> {
     pub(super) words: [S::I; GROUP / (2 * LANES)],
 }
 
-/// Quantises a group that is in registers. The result is the same as that of [`quantise`].
+/// Rounds a group that is in registers. The result is the same as that of [`quantise`].
 #[inline(always)]
-pub(super) fn quantise_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Quantised<S> {
+pub(super) fn round_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Rounded<S> {
     let zero = s.splat(0.0);
     let (mut largest, mut poison) = (zero, zero);
     for x in x {
@@ -54,16 +62,26 @@ pub(super) fn quantise_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Quantis
         poison = s.add(s.mul(x, zero), poison);
     }
     let (largest, poison) = (s.largest(largest), s.sum(poison));
-    let mut words = [s.splat_i(0); GROUP / (2 * LANES)];
     if largest < TINY {
-        return Quantised { scale: poison, sum: 0, words };
+        return Rounded { scale: poison, numbers: [zero; GROUP / LANES] };
     }
     let inverse = s.splat(MOST / largest);
-    let (mut numbers, mut sum) = (x, zero);
+    let mut numbers = x;
     for number in &mut numbers {
         *number = s.round(s.mul(*number, inverse));
+    }
+    Rounded { scale: largest / MOST + poison, numbers }
+}
+
+/// Quantises a group that is in registers. The result is the same as that of [`quantise`].
+#[inline(always)]
+pub(super) fn quantise_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Quantised<S> {
+    let Rounded { scale, numbers } = round_lanes(s, x);
+    let mut words = [s.splat_i(0); GROUP / (2 * LANES)];
+    let mut sum = s.splat(0.0);
+    for number in numbers {
         // The sum is exact: all partial sums are integers far below 2^24.
-        sum = s.add(sum, *number);
+        sum = s.add(sum, number);
     }
     if const { S::DOT_INPUTS == 2 } {
         for (words, x) in words.iter_mut().zip(numbers.as_chunks::<2>().0) {
@@ -74,7 +92,7 @@ pub(super) fn quantise_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Quantis
             *words = s.quads_i8(*x);
         }
     }
-    Quantised { scale: largest / MOST + poison, sum: s.sum(sum) as i32, words }
+    Quantised { scale, sum: s.sum(sum) as i32, words }
 }
 
 #[cfg(test)]

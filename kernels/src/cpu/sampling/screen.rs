@@ -1,0 +1,310 @@
+//! The arg max of an LM head with a *screen*: an int8 copy of the head that is multiplied first. It shows which panels can
+//! hold a row's largest logit, and only their logits are computed. The result is that of all logits, to the bit.
+//!
+//! # The bound
+//!
+//! For a row, let `h` be the activations as the exact product multiplies them (packed: rounded to bfloat16, for example),
+//! and `q` the activations in eight bits. For an output, let `w` be the weights as the exact product multiplies them, and
+//! `v` the weights in eight bits. Without rounding, the logit is `h·w` and the screen's sum is `q·v`, and
+//!
+//! ```text
+//! |h·w - q·v| = |(h - q)·w + q·(w - v)| <= ‖h - q‖·‖w‖ + ‖q‖·‖w - v‖
+//! ```
+//!
+//! by the inequality of Cauchy and Schwarz. [`RowNorms`] has the norms of `h`, `q` and `h - q`. [`Screen`] has, for each
+//! panel, `W`: the largest `‖w‖` of its outputs, and `E`: the largest `‖w - v‖`. None is less than the true one.
+//!
+//! Both products round. With `n` inputs, the exact one makes at most `2n` roundings of a relative 2^-24, of partial sums
+//! that are at most `‖h‖·‖w‖`: it can be off by about `n·2^-24·‖h‖·‖w‖`, since a row of rounding errors of both
+//! multiplications and additions grows by one per input. The screen's sum has fewer roundings, of partial sums of at most
+//! `‖q‖·‖v‖`. The differences that the norms measure, and the sums and products below, are rounded a few times more. Let
+//! `slack = (n + 8)·2^-22`, four times of what is needed. Then the logit `y` and the screen's sum `z` satisfy
+//!
+//! ```text
+//! |y - z| <= b = (‖h - q‖ + slack·(‖h‖ + ‖q‖))·W + (1 + slack)·‖q‖·E + tiny
+//! ```
+//!
+//! `tiny` covers products and sums that underflow or are flushed; the norms cover denormal weights and activations.
+//!
+//! # The candidates
+//!
+//! Let `m` be the largest sum of a panel of the screen. The outputs that pad the last panel do not count. The panel's
+//! largest logit is at least `m - b` and at most `m + b`. So the row's largest logit is at least the largest `m - b` of all
+//! panels, and a panel whose `m + b` is smaller holds neither the largest logit nor one that is equal. All other panels are
+//! candidates.
+//!
+//! A row whose logits could be infinite or NaN has no such bound. Then all logits of the operation are computed. So they
+//! are if there are too many candidates, for which [`Backoff`] skips screens for a while.
+
+use crate::DeviceError;
+use crate::cpu::gemm::groups::Group;
+use crate::cpu::gemm::input::Input;
+use crate::cpu::gemm::{self, Candidate, Epilogue, Layout, Product};
+use crate::cpu::memory::Shared;
+use crate::cpu::memory::matrix::Matrix;
+use crate::cpu::quant::int8::{self, RowNorms, Screen};
+use crate::cpu::sampling::argmax::PartialArgmax;
+use crate::cpu::simd::isa::Path;
+use crate::cpu::simd::{LANES, Op, Simd};
+use crate::cpu::threads::pool::ThreadPool;
+
+/// Rows whose logits and partial sums could be larger are not screened.
+const MOST: f32 = 1e37;
+/// The part of a bound that covers underflow: far more than 2^-118 per block of inputs.
+const TINY: f32 = 1e-30;
+
+/// Use of screens by a device since it was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScreenCounts {
+    /// Number of arg max operations that were found with a screen.
+    pub screened: u64,
+    /// Number of pairs of a panel and a row that these operations multiplied exactly.
+    pub pairs: u64,
+    /// Number of arg max operations that multiplied by a screen in vain.
+    pub failed: u64,
+}
+
+/// The operands of an arg max with a screen.
+pub(in crate::cpu) struct Operands<'a> {
+    pub(in crate::cpu) path: Path,
+    pub(in crate::cpu) pool: &'a mut ThreadPool,
+    pub(in crate::cpu) int8: &'a mut int8::Scratch,
+    pub(in crate::cpu) products: &'a mut gemm::Scratch,
+    pub(in crate::cpu) x: Input<'a>,
+    pub(in crate::cpu) rows: usize,
+    pub(in crate::cpu) matrix: &'a Matrix,
+    pub(in crate::cpu) screen: &'a Screen,
+    pub(in crate::cpu) partial: PartialArgmax<'a>,
+    /// Scratch memory, `[rows, outputs]`.
+    pub(in crate::cpu) logits: &'a mut [f32],
+}
+
+/// Scratch memory of screened arg max operations, and their history.
+#[derive(Default)]
+pub(in crate::cpu) struct Scratch {
+    /// The factors of each row's bounds.
+    bounds: Vec<RowBound>,
+    /// The screen's largest sum of each row and panel, `[rows, panels]`.
+    maxima: Vec<f32>,
+    /// A bit for each row and panel, `[rows, panels / 16]`. The bits of candidates are set.
+    marks: Vec<u16>,
+    candidates: Vec<Candidate>,
+    backoff: Backoff,
+    counts: ScreenCounts,
+}
+
+impl Scratch {
+    /// Makes room for operations of up to `rows` rows.
+    pub(in crate::cpu) fn fit(&mut self, rows: usize, panels: usize) {
+        let Self { bounds, maxima, marks, candidates, .. } = self;
+        grow(bounds, rows);
+        grow(maxima, rows * panels);
+        grow(marks, rows * panels.div_ceil(LANES));
+        candidates.clear();
+        candidates.reserve(most_candidates(rows, panels) + 1);
+    }
+
+    /// Size in bytes.
+    pub(in crate::cpu) fn bytes(&self) -> usize {
+        let Self { bounds, maxima, marks, candidates, .. } = self;
+        size_of_val(&bounds[..])
+            + size_of_val(&maxima[..])
+            + size_of_val(&marks[..])
+            + candidates.capacity() * size_of::<Candidate>()
+    }
+
+    pub(in crate::cpu) fn counts(&self) -> ScreenCounts {
+        self.counts
+    }
+
+    /// Updates the arg max of all rows with all logits that can be a row's largest. Returns false if it has left the arg max
+    /// as it was, and the caller has to compute all logits. There must be room for the rows.
+    pub(in crate::cpu) fn find_largest(&mut self, operands: Operands<'_>) -> Result<bool, DeviceError> {
+        let Operands { path, pool, int8, products, x, rows, matrix, screen, partial, logits } = operands;
+        if rows == 0 || !self.backoff.admits() {
+            return Ok(false);
+        }
+        let (shape, layout) = (matrix.shape, Layout::of(&matrix.data));
+        let (panels, blocks) = (shape.panels(), shape.panels().div_ceil(LANES));
+        let bounds = Shared::new(&mut self.bounds[..rows]);
+        pool.run(rows, |row, _| {
+            let norms = RowNorms::of(path, x, row, shape.inputs, layout);
+            // SAFETY: each task has its own row.
+            unsafe { bounds.slice_mut(row, 1)[0] = RowBound::new(norms, shape.inputs, screen.most) };
+        })?;
+        let bounds = &self.bounds[..rows];
+        if !bounds.iter().all(|bound| bound.sound) {
+            return Ok(false);
+        }
+
+        let maxima = Shared::new(&mut self.maxima[..rows * panels]);
+        let product = Product {
+            x,
+            groups: &[Group::whole(rows)],
+            matrices: std::slice::from_ref(screen.head()),
+            epilogue: Epilogue::PanelMaxima(&maxima),
+            out: logits,
+        };
+        int8::linear(path, pool, int8, product)?;
+        let maxima = &self.maxima[..rows * panels];
+        let marks = Shared::new(&mut self.marks[..rows * blocks]);
+        pool.run(rows, |row, _| {
+            // SAFETY: each task has its own row.
+            let marks = unsafe { marks.slice_mut(row * blocks, blocks) };
+            let maxima = &maxima[row * panels..][..panels];
+            path.run(Mark { maxima, screen, bound: bounds[row], marks });
+        })?;
+
+        let most = most_candidates(rows, panels);
+        collect(&self.marks[..rows * blocks], blocks, most, &mut self.candidates);
+        if self.candidates.len() > most {
+            self.backoff.failed();
+            self.counts.failed += 1;
+            return Ok(false);
+        }
+        self.backoff.succeeded();
+        self.counts.screened += 1;
+        self.counts.pairs += self.candidates.len() as u64;
+        gemm::find_largest(path, pool, products, (x, rows), (matrix, &self.candidates), partial)?;
+        Ok(true)
+    }
+}
+
+/// Makes a list at least `len` long.
+fn grow<T: Clone + Default>(list: &mut Vec<T>, len: usize) {
+    if list.len() < len {
+        list.reserve_exact(len - list.len());
+        list.resize(len, T::default());
+    }
+}
+
+/// Maximum number of candidates for which the screen pays: one per row, and a quarter of the panels for up to sixteen rows.
+/// A product of more rows takes longer in proportion.
+fn most_candidates(rows: usize, panels: usize) -> usize {
+    rows + panels * rows.max(16) / 64
+}
+
+/// Appends the candidates that `marks` holds, `[rows, blocks]`, ordered. Ends when there are more than `most`.
+fn collect(marks: &[u16], blocks: usize, most: usize, candidates: &mut Vec<Candidate>) {
+    candidates.clear();
+    for (row, marks) in (0..).zip(marks.chunks(blocks)) {
+        for (first, &mark) in (0..).step_by(LANES).zip(marks) {
+            let mut left = mark;
+            while left != 0 {
+                candidates.push(Candidate { panel: first + left.trailing_zeros(), row });
+                left &= left - 1;
+            }
+            if candidates.len() > most {
+                return;
+            }
+        }
+    }
+    candidates.sort_unstable();
+}
+
+/// The factors of a row's bounds.
+#[derive(Clone, Copy, Debug, Default)]
+struct RowBound {
+    /// The factor of a panel's norm of weights.
+    weights: f32,
+    /// The factor of a panel's norm of the weights' errors.
+    errors: f32,
+    /// True if all logits are finite.
+    sound: bool,
+}
+
+impl RowBound {
+    /// `most` is the largest norm of an output's weights plus the largest of their errors.
+    fn new(norms: RowNorms, inputs: usize, most: f32) -> Self {
+        let RowNorms { exact, quantised, difference } = norms;
+        let slack = (inputs + 8) as f32 / (1 << 22) as f32;
+        Self {
+            weights: difference + slack * (exact + quantised),
+            errors: (1.0 + slack) * quantised,
+            // False for a NaN.
+            sound: (exact + quantised) * most < MOST,
+        }
+    }
+}
+
+/// Marks a row's candidates.
+struct Mark<'a> {
+    /// The largest sum of each panel.
+    maxima: &'a [f32],
+    screen: &'a Screen,
+    bound: RowBound,
+    /// A bit per panel.
+    marks: &'a mut [u16],
+}
+
+impl Op for Mark<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { maxima, screen, bound, marks } = self;
+        let panels = || {
+            let norms = screen.weights.chunks(LANES).zip(screen.errors.chunks(LANES));
+            maxima.chunks(LANES).zip(norms)
+        };
+        let mut least = s.splat(f32::NEG_INFINITY);
+        for (maxima, (weights, errors)) in panels() {
+            let bounds = bound.of(s, weights, errors);
+            least = s.max(s.sub(s.load_some(maxima, f32::NEG_INFINITY), bounds), least);
+        }
+        let least = s.largest(least);
+        for ((maxima, (weights, errors)), mark) in panels().zip(marks) {
+            let most = s.add(s.load_some(maxima, f32::NEG_INFINITY), bound.of(s, weights, errors));
+            *mark = 0;
+            if s.largest(most) >= least {
+                let mut lanes = [0.0; LANES];
+                s.store_some(&mut lanes, most);
+                for (lane, &most) in lanes.iter().enumerate() {
+                    *mark |= u16::from(most >= least) << lane;
+                }
+            }
+        }
+    }
+}
+
+impl RowBound {
+    /// Returns the bounds of up to sixteen panels.
+    #[inline(always)]
+    fn of<S: Simd>(self, s: S, weights: &[f32], errors: &[f32]) -> S::F {
+        let errors = s.fma(s.splat(self.errors), s.load_some(errors, 0.0), s.splat(TINY));
+        s.fma(s.splat(self.weights), s.load_some(weights, 0.0), errors)
+    }
+}
+
+/// Skips screens after failures: 8 operations after the first failure, twice as many after each further one, up to
+/// [`Self::MOST`]. A success starts anew. Results do not depend on it.
+#[derive(Debug, Default)]
+struct Backoff {
+    /// Number of operations that are still skipped.
+    left: u32,
+    /// Number of operations that the last failure skipped; 0 after a success.
+    last: u32,
+}
+
+impl Backoff {
+    const LEAST: u32 = 8;
+    const MOST: u32 = 1024;
+
+    /// True if the next operation may use its screen.
+    fn admits(&mut self) -> bool {
+        let admits = self.left == 0;
+        self.left = self.left.saturating_sub(1);
+        admits
+    }
+
+    fn failed(&mut self) {
+        self.last = (2 * self.last).clamp(Self::LEAST, Self::MOST);
+        self.left = self.last;
+    }
+
+    fn succeeded(&mut self) {
+        self.last = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests;
