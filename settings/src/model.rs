@@ -26,6 +26,8 @@ settings! {
             quantize: Quantize = Quantize::None;
             /// Directory for weights in the CPU's layout; later starts map them, and workers share them
             packed_weights: Option<PathBuf> = None, unit "DIR";
+            /// Hold no int8 copy of the LM head, with which a CPU finds greedy tokens faster
+            no_screened_head: bool = false;
         }
     }
 }

@@ -24,7 +24,9 @@ pub fn open(
 /// Key that identifies everything that determines the packed bytes. It lists the model's files with their sizes and
 /// modification times.
 fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result<String> {
-    let WorkerSettings { model_dir, weights: WeightSettings { quantize, .. }, nodes, .. } = settings;
+    let WorkerSettings {
+        model_dir, weights: WeightSettings { quantize, no_screened_head, .. }, nodes, ..
+    } = settings;
     let mut files = Vec::new();
     for entry in fs::read_dir(model_dir)? {
         let entry = entry?;
@@ -39,7 +41,8 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
     files.sort();
     let GroupRank { rank, world_size } = group_rank;
     let experts = if settings.tensor_parallel.ep { " whole experts" } else { "" };
-    let mut key = format!("{isa} {quantize:?} rank {rank} of {world_size}{experts} nodes {nodes:?}\n");
+    let head = if *no_screened_head { " without a screen" } else { "" };
+    let mut key = format!("{isa} {quantize:?}{head} rank {rank} of {world_size}{experts} nodes {nodes:?}\n");
     for (name, bytes, written) in files {
         // The packed file's header page holds only the start of a long key, for example of a thousand files. The whole
         // key still counts, because its hash is part of the packed file's name.

@@ -3,11 +3,11 @@
 use std::{fs, os::unix::fs::FileExt, path::Path};
 
 use tutti_kernels::{
-    Dense, Device, HostMatrix, Linear, Quantize, WeightType,
-    cpu::{CpuDevice, Isa, PackedOutcome, PackedWeights},
+    Argmax, Dense, Device, HostMatrix, Linear, Quantize, Sampler, WeightType,
+    cpu::{CpuDevice, Isa, PackedOutcome, PackedWeights, ScreenCounts},
 };
 
-use crate::support::{Random, bits, bytes, tensor};
+use crate::support::{Random, bits, bytes, results, tensor};
 
 /// A matrix of a checkpoint.
 struct Matrix {
@@ -171,4 +171,70 @@ fn a_fifo_in_the_way_of_the_file_holds_up_nothing() {
     let path = dir.path().to_owned();
     std::thread::spawn(move || done.send(products(Some(&path), &matrices(), Quantize::None).1));
     ended.recv_timeout(std::time::Duration::from_secs(60)).expect("the load waits for the FIFO");
+}
+
+/// Likeliest tokens by two LM heads, screened or not, with a matrix between them. Each head has one likely token, 5.
+/// Returns the use of screens, and the outcome of loading the file.
+fn heads(dir: &Path, screened: bool, weights: [f32; 2]) -> (ScreenCounts, PackedOutcome) {
+    const INPUTS: usize = 128;
+    let packed = PackedWeights::open(dir, "a checkpoint");
+    let device = CpuDevice::new(2, Isa::detect()).unwrap();
+    let mut device = device.with_packed_weights(packed.clone()).with_screened_head(screened);
+    let x = Random::new(5).normals(INPUTS, 1.0);
+    let mut load = |weight: f32, is_head: bool| {
+        let mut values = Random::new(6).normals(1003 * INPUTS, 0.1);
+        values[5 * INPUTS..][..INPUTS].copy_from_slice(&x);
+        values[20 * INPUTS] = weight;
+        let bytes = bytes(WeightType::Bf16, &values);
+        let source = [HostMatrix::new(&bytes, WeightType::Bf16, 1003, INPUTS)];
+        match is_head {
+            true => device.head_matrix(&source, Quantize::None).unwrap(),
+            false => device.matrix(&source, Quantize::None).unwrap(),
+        }
+    };
+    let first = load(weights[0], true);
+    let between = load(0.5, false);
+    let second = load(weights[1], true);
+    let outcome = packed.finish();
+    let x = tensor(&mut device, INPUTS, &x);
+    let mut logits = device.tensor(1, 1003).unwrap();
+    for weight in [&first, &between, &second] {
+        device.argmax(Argmax { x: &x, norm: None, weight, logits: &mut logits }).unwrap();
+    }
+    let tokens: Vec<_> = results(&mut device).sampled.into_iter().map(|row| row.unwrap().token).collect();
+    assert_eq!(tokens, [5; 3], "{outcome:?}");
+    (device.screen_counts(), outcome)
+}
+
+#[test]
+fn a_screen_is_mapped_with_its_head() {
+    let dir = tempfile::tempdir().unwrap();
+    let (written, first) = heads(dir.path(), true, [0.5; 2]);
+    let (mapped, second) = heads(dir.path(), true, [0.5; 2]);
+    assert_eq!((first, second), (PackedOutcome::Written, PackedOutcome::Mapped));
+    assert!(written.screened == 2 && written == mapped, "{written:?} {mapped:?}");
+}
+
+/// A weight that is not finite keeps the first head from having a screen. Its product with the row is not the largest.
+#[test]
+fn a_head_without_a_screen_is_mapped_as_such() {
+    let dir = tempfile::tempdir().unwrap();
+    let negative = -Random::new(5).normals(1, 1.0)[0].signum();
+    for outcome in [PackedOutcome::Written, PackedOutcome::Mapped] {
+        let (counts, found) = heads(dir.path(), true, [negative * f32::INFINITY, 0.5]);
+        assert_eq!((counts.screened, found), (1, outcome));
+    }
+}
+
+#[test]
+fn a_file_without_screens_is_not_taken_for_one_with_them() {
+    for screened in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(heads(dir.path(), !screened, [0.5; 2]).1, PackedOutcome::Written);
+        let (counts, unused) = heads(dir.path(), screened, [0.5; 2]);
+        assert!(matches!(unused, PackedOutcome::Unused(_)), "{unused:?}");
+        assert_eq!(counts.screened, if screened { 2 } else { 0 });
+        assert_eq!(heads(dir.path(), screened, [0.5; 2]).1, PackedOutcome::Written);
+        assert_eq!(heads(dir.path(), screened, [0.5; 2]), (counts, PackedOutcome::Mapped));
+    }
 }

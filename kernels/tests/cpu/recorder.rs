@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use tutti_kernels::{
-    Argmax, Attention, AttentionShape, Collectives, Dense, DeviceError, Embed, KvShape, Linear, Norm,
-    Observer, Operation, PageId, PagedAttention, PlanesShape, Recorder, RopeFrequencies, Rotary,
-    RotateAndStore, RowInputs, SampleRow, Sampler, SamplingParams, SlotId, StepInputs, StepResults,
-    WeightType,
+    Argmax, Attention, AttentionShape, Collectives, Dense, Device, DeviceError, Embed, HostMatrix, KvShape,
+    Linear, Norm, Observer, Operation, PageId, PagedAttention, PlanesShape, Quantize, Recorder,
+    RopeFrequencies, Rotary, RotateAndStore, RowInputs, SampleRow, Sampler, SamplingParams, SlotId,
+    StepInputs, StepResults, WeightType,
     cpu::{CpuDevice, Isa},
 };
 
@@ -165,4 +165,18 @@ fn an_observer_can_refuse_an_operation() {
     let (mut device, log) = recorder(Some("attention"));
     assert!(matches!(layer(&mut device), Err(DeviceError::Misuse(why)) if why.contains("observer")));
     assert_eq!(log.lock().unwrap().last().unwrap().name, "attention");
+}
+
+#[test]
+fn a_head_has_its_screen_under_a_recorder_and_products_read_the_head() {
+    let (mut device, log) = recorder(None);
+    let values = bytes(WeightType::F32, &Random::new(8).normals(VOCABULARY * WIDTH, 0.3));
+    let source = [HostMatrix::new(&values, WeightType::F32, VOCABULARY, WIDTH)];
+    let head = device.head_matrix(&source, Quantize::None).unwrap();
+    let plain = device.matrix(&source, Quantize::None).unwrap();
+    let screen = device.screen_bytes(&head);
+    assert!(screen > 0 && device.matrix_bytes(&head) == device.matrix_bytes(&plain) + screen);
+    let (x, mut logits) = (device.tensor(1, WIDTH).unwrap(), device.tensor(1, VOCABULARY).unwrap());
+    device.argmax(Argmax { x: &x, norm: None, weight: &head, logits: &mut logits }).unwrap();
+    assert_eq!(log.lock().unwrap()[0].bytes, device.matrix_bytes(&plain) as f64);
 }

@@ -38,9 +38,14 @@ impl EndSpecs {
     }
 
     pub fn load<D: Device>(&self, loader: &mut Loader<'_, D>, eps: f32) -> Result<Ends<D>, LoadError> {
+        // Without an LM head, the embedding serves as one.
+        let embedding = match self.lm_head {
+            Some(_) => loader.matrix(&[&self.embedding])?,
+            None => loader.head(&self.embedding)?,
+        };
         Ok(Ends {
-            embedding: loader.matrix(&[&self.embedding])?,
-            lm_head: self.lm_head.as_ref().map(|spec| loader.matrix(&[spec])).transpose()?,
+            embedding,
+            lm_head: self.lm_head.as_ref().map(|spec| loader.head(spec)).transpose()?,
             final_norm: loader.vector(&[&self.final_norm])?,
             eps,
         })

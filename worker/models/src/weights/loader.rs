@@ -148,6 +148,12 @@ impl<'a, D: Device> Loader<'a, D> {
         self.load_matrix(&self.windows(specs), |device, fused, quantize| device.matrix(fused, quantize))
     }
 
+    /// Loads an LM head.
+    pub fn head(&mut self, spec: &TensorSpec) -> Result<D::Matrix, LoadError> {
+        let take = |device: &mut D, fused: &[HostMatrix<'_>], quantize| device.head_matrix(fused, quantize);
+        self.load_matrix(&self.windows(&[spec]), take)
+    }
+
     /// Loads gate and up as one matrix.
     pub fn gate_up(&mut self, specs: [&TensorSpec; 2]) -> Result<D::Matrix, LoadError> {
         self.load_matrix(&self.windows(&specs), gate_up)
@@ -204,7 +210,8 @@ impl<'a, D: Device> Loader<'a, D> {
         self.held += match quantize {
             // The padding of the device's layout is not counted.
             Quantize::None => {
-                views.iter().map(|view| (view.rows * view.columns * view.dtype.bytes()) as u64).sum()
+                let of = |view: &HostMatrix<'_>| (view.rows * view.columns * view.dtype.bytes()) as u64;
+                views.iter().map(of).sum::<u64>() + self.device.screen_bytes(&matrix)
             }
             Quantize::Int8 => self.device.matrix_bytes(&matrix),
         };

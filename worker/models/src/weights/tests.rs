@@ -238,6 +238,28 @@ fn types_and_quantisation_are_decided_tensor_by_tensor() {
 }
 
 #[test]
+fn a_heads_screen_counts_as_memory_of_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &[("head", Dtype::BF16, vec![40, 64], vec![0.5; 40 * 64])]);
+    let spec = TensorSpec::matrix("head", Role::Projection, 40, 64);
+    for (screened, quantize) in
+        [(true, Quantize::None), (false, Quantize::None), (true, Quantize::Int8), (false, Quantize::Int8)]
+    {
+        let (device, mut progress) = (device(0, 1), |_| ());
+        let mut device = device.with_screened_head(screened);
+        let source = files(dir.path());
+        let mut loader =
+            Loader::new(source, quantize, [&spec].into_iter(), &mut device, &mut progress).unwrap();
+        let head = loader.head(&spec).unwrap();
+        let held = loader.held();
+        let screen = device.screen_bytes(&head);
+        let plain = if quantize == Quantize::Int8 { device.matrix_bytes(&head) } else { 2 * 40 * 64 };
+        assert_eq!(held, plain + screen, "{screened} {quantize:?}");
+        assert_eq!(screen > 0, screened && quantize == Quantize::None, "{screened} {quantize:?}");
+    }
+}
+
+#[test]
 fn matrices_of_different_types_are_fused_only_if_they_are_held_alike() {
     let dir = tempfile::tempdir().unwrap();
     write(
