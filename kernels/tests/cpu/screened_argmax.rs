@@ -161,7 +161,7 @@ fn random_logits_have_the_same_likeliest_token() {
 /// Rows of a head whose logits are equal but for roundings, while quantisation gives each an error of its own. The
 /// activations have one magnitude, so they quantise without an error. All other rows are far less likely.
 #[test]
-fn near_ties_are_decided_by_exact_logits() {
+fn errors_of_weights_decide_nothing() {
     let mut random = Random::new(53);
     for inputs in [40, 128, 300] {
         let signs: Vec<f32> = (0..inputs).map(|_| if random.below(2) == 0 { 1.0 } else { -1.0 }).collect();
@@ -187,6 +187,44 @@ fn near_ties_are_decided_by_exact_logits() {
                         assert!(counts.screened == 1 && counts.pairs >= rows as u64, "{what}: {counts:?}");
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Rows of a head with equal logits, whose weights quantise without an error, while quantisation of the activations gives
+/// each an error of its own. All other rows are far less likely.
+#[test]
+fn errors_of_activations_decide_nothing() {
+    let mut random = Random::new(63);
+    let (triples, outputs) = (8, 3203);
+    let inputs = 3 * triples;
+    // In each triple, the third activation is the sum of the others. Their bits suffice for any rounding.
+    let triple = |random: &mut Random| {
+        let [a, b] = [(); 2].map(|()| (1 + random.below(50)) as f32 / 64.0);
+        [a, b, a + b]
+    };
+    let row: Vec<f32> = (0..triples).flat_map(|_| triple(&mut random)).collect();
+    for (rows, ties) in [(1, 40), (3, 14)] {
+        let mut weights = vec![-0.5; outputs * inputs];
+        let mut lowest = outputs;
+        for tie in 0..ties {
+            let token = tie * (outputs / ties) + random.below(outputs / ties);
+            lowest = lowest.min(token);
+            for triple in weights[token * inputs..][..inputs].chunks_mut(3) {
+                let sign = if random.below(2) == 0 { 0.5 } else { -0.5 };
+                triple.copy_from_slice(&[sign, sign, -sign]);
+            }
+        }
+        let values: Vec<f32> =
+            (1..=rows).flat_map(|scale| row.iter().map(move |x| x * scale as f32)).collect();
+        for (name, mut device) in devices() {
+            for dtype in TYPES {
+                let heads = Heads::new(&mut device, dtype, inputs, &weights);
+                let what = format!("{name} {dtype:?} {rows} rows");
+                let (sampled, counts) = check(&mut device, &what, &heads, &values, None);
+                assert!(sampled.iter().flatten().all(|row| row.token as usize == lowest), "{what}");
+                assert_eq!(counts.screened, 1, "{what}: {counts:?}");
             }
         }
     }
