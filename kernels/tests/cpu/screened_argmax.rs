@@ -60,7 +60,7 @@ fn check(
     device.linear(Linear { norm: norm(), ..Linear::plain(&x, &heads.plain) }, &mut logits).unwrap();
     let greedy =
         SampleRow { params: &GREEDY, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None };
-    device.sample(&logits, &(0..rows).map(|row| (row, greedy.clone())).collect::<Vec<_>>()).unwrap();
+    device.sample(&logits, &(0..rows).map(|row| (row, greedy)).collect::<Vec<_>>()).unwrap();
     let before = device.screen_counts();
     for weight in [&heads.plain, &heads.screened] {
         device.argmax(Argmax { x: &x, norm: norm(), weight, logits: &mut logits }).unwrap();
