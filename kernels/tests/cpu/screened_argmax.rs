@@ -92,7 +92,7 @@ fn check(
 }
 
 /// Makes a token likely for each row: its weights point in the row's direction. `scale` is the norm's weight.
-fn plant(weights: &mut [f32], inputs: usize, values: &[f32], scale: &[f32]) -> Vec<u32> {
+fn make_likely(weights: &mut [f32], inputs: usize, values: &[f32], scale: &[f32]) -> Vec<u32> {
     let outputs = weights.len() / inputs;
     let rows = values.chunks(inputs).enumerate();
     rows.map(|(row, values)| {
@@ -118,7 +118,7 @@ fn a_likely_token_is_found_with_few_panels() {
         let scale: Vec<f32> = (0..inputs).map(|_| 0.5 + random.below(1000) as f32 / 1000.0).collect();
         let mut weights = random.normals(outputs * inputs, 0.5);
         let ones = vec![1.0; inputs];
-        let tokens = plant(&mut weights, inputs, &values, if normed { &scale } else { &ones });
+        let tokens = make_likely(&mut weights, inputs, &values, if normed { &scale } else { &ones });
         for (name, mut device) in devices() {
             for dtype in TYPES {
                 let heads = Heads::new(&mut device, dtype, inputs, &weights);
@@ -353,7 +353,7 @@ fn a_row_that_is_not_finite_has_an_error_of_its_own() {
     let (inputs, outputs) = (40, 1003);
     let sound = random.normals(3 * inputs, 1.0);
     let mut weights = random.normals(outputs * inputs, 0.5);
-    let tokens = plant(&mut weights, inputs, &sound, &vec![1.0; inputs]);
+    let tokens = make_likely(&mut weights, inputs, &sound, &vec![1.0; inputs]);
     for (name, mut device) in devices() {
         for dtype in TYPES {
             let heads = Heads::new(&mut device, dtype, inputs, &weights);

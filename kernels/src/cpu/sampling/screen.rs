@@ -14,11 +14,11 @@
 //! by the inequality of Cauchy and Schwarz. [`RowNorms`] has the norms of `h`, `q` and `h - q`. [`Screen`] has, for each
 //! panel, `W`: the largest `‖w‖` of its outputs, and `E`: the largest `‖w - v‖`. None is less than the true one.
 //!
-//! Both products round. With `n` inputs, the exact one makes at most `2n` roundings of a relative 2^-24, of partial sums
-//! that are at most `‖h‖·‖w‖`: it can be off by about `n·2^-24·‖h‖·‖w‖`, since a row of rounding errors of both
-//! multiplications and additions grows by one per input. The screen's sum has fewer roundings, of partial sums of at most
-//! `‖q‖·‖v‖`. The differences that the norms measure, and the sums and products below, are rounded a few times more. Let
-//! `slack = (n + 8)·2^-22`, four times of what is needed. Then the logit `y` and the screen's sum `z` satisfy
+//! Both products round, each operation by at most a relative 2^-24. With `n` inputs, each term of the exact product is
+//! rounded at most `n` times, so the product is off by about `n·2^-24·Σ|h_i·w_i|`, at most `n·2^-24·‖h‖·‖w‖`. The screen's
+//! sum has fewer roundings, and its terms add up to at most `‖q‖·‖v‖`, where `‖v‖ <= W + E`. The differences that the norms
+//! measure and the sums below are rounded a few times more. Let `slack = (n + 8)·2^-22`, which is about four times as
+//! much. Then the logit `y` and the screen's sum `z` satisfy
 //!
 //! ```text
 //! |y - z| <= b = (‖h - q‖ + slack·(‖h‖ + ‖q‖))·W + (1 + slack)·‖q‖·E + tiny
