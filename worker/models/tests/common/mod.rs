@@ -27,6 +27,11 @@ pub fn device() -> CpuDevice {
     CpuDevice::new(1, Isa::detect()).unwrap()
 }
 
+/// A device without screens of LM heads, whose weights take the bytes that the checkpoint has of them.
+pub fn unscreened_device() -> CpuDevice {
+    device().with_screened_head(false)
+}
+
 pub fn try_load(dir: &Path, load_format: LoadFormat) -> Result<Box<dyn Model>, LoadError> {
     try_load_on(device(), dir, load_format)
 }
