@@ -32,6 +32,8 @@ const fn block_inputs<S: Simd>() -> usize {
 /// Maximum number of panels that a tile is multiplied by at once. The index of a task's first panel is a multiple of
 /// this number, so that both panels of a pair (gate and up) belong to one task.
 const MOST_PANELS: usize = 4;
+/// Maximum number of tiles that share the fetching of weights.
+const FEW_TILES: usize = 4;
 /// Minimum number of activations per packing task, below which waking another thread costs more than it saves.
 const PACKED_AT_ONCE: usize = 8 << 10;
 
@@ -240,7 +242,11 @@ impl Op for Block<'_> {
         let cached = CACHED_WEIGHTS / panel_bytes(inputs).max(1) / MOST_PANELS * MOST_PANELS;
         let cached = cached.max(MOST_PANELS);
         // With a single tile, all inputs are one block, so that weights are read in the order of memory.
-        let at_once = if tiles.0 + 1 < tiles.1 { const { block_inputs::<S>() } } else { usize::MAX };
+        let count = tiles.1 - tiles.0;
+        let at_once = if count > 1 { const { block_inputs::<S>() } } else { usize::MAX };
+        // A few tiles take about as long as fetching the weights. They then share the fetching of the next panels.
+        let shared = count > 1 && count <= FEW_TILES && inputs <= at_once;
+        let cached = if shared { MOST_PANELS } else { cached };
         while first < end {
             let last = end.min(first + cached);
             let mut from = 0;
@@ -248,7 +254,8 @@ impl Op for Block<'_> {
                 let to = inputs.min(from.saturating_add(at_once));
                 for tile in tiles.0..tiles.1 {
                     let (row, rows) = work.tiling.tile(tile);
-                    for_tile!(S, rows, s.call(RowTile::<R, P> { work, row, first, last, from, to }));
+                    let ahead = shared.then_some(Ahead { panels: cached, share: tile - tiles.0, shares: count });
+                    for_tile!(S, rows, s.call(RowTile::<R, P> { work, row, first, last, from, to, ahead }));
                 }
                 from = to;
             }
@@ -289,6 +296,15 @@ struct RowTile<'a, const R: usize, const P: usize> {
     last: usize,
     from: usize,
     to: usize,
+    ahead: Option<Ahead>,
+}
+
+/// What a tile fetches while it is multiplied by a panel: a share of the panel that is `panels` further.
+#[derive(Clone, Copy)]
+struct Ahead {
+    panels: usize,
+    share: usize,
+    shares: usize,
 }
 
 impl<const R: usize, const P: usize> Op for RowTile<'_, R, P> {
@@ -310,7 +326,7 @@ impl<const R: usize, const P: usize> Op for RowTile<'_, R, P> {
 impl<const R: usize, const P: usize> RowTile<'_, R, P> {
     #[inline(always)]
     fn tile<S: Simd, const N: usize>(&self, s: S, panel: usize) {
-        let Self { work, row, from, to, .. } = *self;
+        let Self { work, row, from, to, ahead, .. } = *self;
         let bytes = panel_bytes(work.matrix.shape.inputs);
         let data = &work.matrix.data[panel * bytes..(panel + N) * bytes];
         let groups = from / GROUP;
@@ -331,7 +347,7 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
             let words = row * row_words(work.matrix.shape.inputs, S::DOT_INPUTS)
                 + R * groups * (2 + GROUP / S::DOT_INPUTS);
             let x = work.activations.as_ptr().add(words).cast_const();
-            add_product::<S, R, N>(s, &mut sums, x, panels, to - from, bytes);
+            add_product::<S, R, N>(s, &mut sums, x, panels, to - from, bytes, ahead);
         }
         let bias = match work.epilogue {
             Epilogue::Set(bias) | Epilogue::Add(bias) if to == work.matrix.shape.inputs => bias,
@@ -376,6 +392,7 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
     panels: [*const u8; P],
     inputs: usize,
     panel_bytes: usize,
+    ahead: Option<Ahead>,
 ) {
     let step_bytes = S::DOT_INPUTS * LANES;
     // Registers hold the integer sums of one group. The f32 sums over all groups stay in memory: `black_box` keeps the
@@ -394,16 +411,22 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
             }
             // The next group is prefetched. After the last group, this is the first group of the next `P` panels.
             let next = if left > GROUP { at + group_bytes(GROUP) } else { P * panel_bytes };
+            let (next, line_bytes) = match ahead {
+                None => (next, PAD * LANES),
+                Some(Ahead { panels, share, shares }) => {
+                    (panels * panel_bytes + (share * panel_bytes + at) / shares, PAD * LANES / shares)
+                }
+            };
             // Few rows read weights at the speed of memory. With more rows, the group comes from the second-level cache.
             let ask =
-                |line: *const u8| if const { R <= 4 } { s.prefetch_far(line) } else { s.prefetch(line) };
+                |line: *const u8| if R <= 4 || ahead.is_some() { s.prefetch_far(line) } else { s.prefetch(line) };
             for panel in panels {
                 ask(panel.wrapping_add(next));
             }
             // `PAD` inputs of a panel are one cache line.
             for line in 0..inputs / PAD {
                 for panel in panels {
-                    ask(panel.wrapping_add(next + SCALES + line * PAD * LANES));
+                    ask(panel.wrapping_add(next + SCALES + line * line_bytes));
                 }
                 for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
                     let offset = at + SCALES + step * step_bytes;
