@@ -242,7 +242,7 @@ impl Op for Block<'_> {
         let cached = CACHED_WEIGHTS / panel_bytes(inputs).max(1) / MOST_PANELS * MOST_PANELS;
         let cached = cached.max(MOST_PANELS);
         // With a single tile, all inputs are one block, so that weights are read in the order of memory.
-        let count = tiles.1 - tiles.0;
+        let count = tiles.1.saturating_sub(tiles.0);
         let at_once = if count > 1 { const { block_inputs::<S>() } } else { usize::MAX };
         // A few tiles take about as long as fetching the weights. They then share the fetching of the next panels.
         let shared = count > 1 && count <= FEW_TILES && inputs <= at_once;
