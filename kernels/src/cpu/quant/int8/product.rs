@@ -254,7 +254,8 @@ impl Op for Block<'_> {
                 let to = inputs.min(from.saturating_add(at_once));
                 for tile in tiles.0..tiles.1 {
                     let (row, rows) = work.tiling.tile(tile);
-                    let ahead = shared.then_some(Ahead { panels: cached, share: tile - tiles.0, shares: count });
+                    let ahead =
+                        shared.then_some(Ahead { panels: cached, share: tile - tiles.0, shares: count });
                     for_tile!(S, rows, s.call(RowTile::<R, P> { work, row, first, last, from, to, ahead }));
                 }
                 from = to;
@@ -418,8 +419,9 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
                 }
             };
             // Few rows read weights at the speed of memory. With more rows, the group comes from the second-level cache.
-            let ask =
-                |line: *const u8| if R <= 4 || ahead.is_some() { s.prefetch_far(line) } else { s.prefetch(line) };
+            let ask = |line: *const u8| {
+                if R <= 4 || ahead.is_some() { s.prefetch_far(line) } else { s.prefetch(line) }
+            };
             for panel in panels {
                 ask(panel.wrapping_add(next));
             }
