@@ -102,7 +102,7 @@ def test_a_long_echo_takes_bounded_memory_and_delays_no_decode(start, checkpoint
         f"an echo of {PROMPT} tokens over a vocabulary of {VOCABULARY}: the worker took {taken[worker] / MIB:.1f} MiB, "
         f"said {said['step'] / MIB:.1f} MiB and {pages / MIB:.1f} MiB of KV pages; the conductor {taken[cluster.pid] / MIB:.1f} MiB"
     )
-    assert 0 < said["step"] and 0 < said["kv"] and said["weights"] == 2 * weights()
+    assert 0 < said["step"] and 0 < said["kv"] and said["weights"] == 2 * weights() + screen()
     assert taken[worker] <= said["step"] + pages
     # The bound is meaningful: all logits at once would take many times as much.
     all_logits = PROMPT * VOCABULARY * 4
@@ -145,3 +145,8 @@ def weights():
     hidden, mlp, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
     layer = 4 * hidden * head + 3 * hidden * mlp + 2 * hidden + 2 * head
     return VOCABULARY * hidden + layer + hidden
+
+
+def screen():
+    """Bytes of the LM head's screen: per sixteen outputs a scale each, a byte per weight, and two norms, packed and as numbers."""
+    return VOCABULARY // 16 * (16 * 4 + 16 * CONFIG["hidden_size"] + 2 * 2 * 4)
