@@ -300,12 +300,21 @@ struct RowTile<'a, const R: usize, const P: usize> {
     ahead: Option<Ahead>,
 }
 
-/// What a tile fetches while it is multiplied by a panel: a share of the panel that is `panels` further.
+/// The panels that a tile fetches: those that are `panels` further than one in `shares` of the panels that it is multiplied
+/// by.
 #[derive(Clone, Copy)]
 struct Ahead {
     panels: usize,
     share: usize,
     shares: usize,
+}
+
+impl Ahead {
+    /// How much further the panel is that the tile fetches while it is multiplied by this one; 0 if it fetches none.
+    #[inline(always)]
+    fn further(self, panel: usize) -> usize {
+        if panel % self.shares == self.share { self.panels } else { 0 }
+    }
 }
 
 impl<const R: usize, const P: usize> Op for RowTile<'_, R, P> {
@@ -333,6 +342,7 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
         let groups = from / GROUP;
         let panels: [*const u8; N] =
             std::array::from_fn(|p| data[p * bytes + groups * group_bytes(GROUP)..].as_ptr());
+        let further = std::array::from_fn(|p| ahead.map_or(0, |ahead| ahead.further(panel + p) * bytes));
         let mut sums = [[s.splat(0.0); N]; R];
         for (r, sums) in sums.iter_mut().enumerate() {
             for (p, sum) in sums.iter_mut().enumerate() {
@@ -348,7 +358,7 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
             let words = row * row_words(work.matrix.shape.inputs, S::DOT_INPUTS)
                 + R * groups * (2 + GROUP / S::DOT_INPUTS);
             let x = work.activations.as_ptr().add(words).cast_const();
-            add_product::<S, R, N>(s, &mut sums, x, panels, to - from, bytes, ahead);
+            add_product::<S, R, N>(s, &mut sums, x, panels, to - from, bytes, further);
         }
         let bias = match work.epilogue {
             Epilogue::Set(bias) | Epilogue::Add(bias) if to == work.matrix.shape.inputs => bias,
@@ -393,7 +403,7 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
     panels: [*const u8; P],
     inputs: usize,
     panel_bytes: usize,
-    ahead: Option<Ahead>,
+    further: [usize; P],
 ) {
     let step_bytes = S::DOT_INPUTS * LANES;
     // Registers hold the integer sums of one group. The f32 sums over all groups stay in memory: `black_box` keeps the
@@ -412,23 +422,20 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
             }
             // The next group is prefetched. After the last group, this is the first group of the next `P` panels.
             let next = if left > GROUP { at + group_bytes(GROUP) } else { P * panel_bytes };
-            let (next, line_bytes) = match ahead {
-                None => (next, PAD * LANES),
-                Some(Ahead { panels, share, shares }) => {
-                    (panels * panel_bytes + (share * panel_bytes + at) / shares, PAD * LANES / shares)
-                }
-            };
+            let mut fetched = [panels[0]; P];
+            for p in 0..P {
+                fetched[p] = panels[p].wrapping_add(if further[p] > 0 { further[p] + at } else { next });
+            }
             // Few rows read weights at the speed of memory. With more rows, the group comes from the second-level cache.
-            let ask = |line: *const u8| {
-                if R <= 4 || ahead.is_some() { s.prefetch_far(line) } else { s.prefetch(line) }
-            };
-            for panel in panels {
-                ask(panel.wrapping_add(next));
+            let ask =
+                |line: *const u8| if const { R <= 4 } { s.prefetch_far(line) } else { s.prefetch(line) };
+            for line in fetched {
+                ask(line);
             }
             // `PAD` inputs of a panel are one cache line.
             for line in 0..inputs / PAD {
-                for panel in panels {
-                    ask(panel.wrapping_add(next + SCALES + line * line_bytes));
+                for fetched in fetched {
+                    ask(fetched.wrapping_add(SCALES + line * PAD * LANES));
                 }
                 for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
                     let offset = at + SCALES + step * step_bytes;
