@@ -34,6 +34,8 @@ const fn block_inputs<S: Simd>() -> usize {
 const MOST_PANELS: usize = 4;
 /// Maximum number of tiles that share the fetching of weights.
 const FEW_TILES: usize = 4;
+/// Number of rows up to which a tile waits for its own weights, and shares no fetching.
+const FEW_ROWS: usize = 4;
 /// Minimum number of activations per packing task, below which waking another thread costs more than it saves.
 const PACKED_AT_ONCE: usize = 8 << 10;
 
@@ -393,7 +395,8 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
 /// # Safety
 ///
 /// `x` is readable for the words of `R` rows of `inputs` activations, and each of `panels` for the groups that hold
-/// these inputs. `panel_bytes` is the size in bytes of a panel.
+/// these inputs. `panel_bytes` is the size in bytes of a panel. `further` are the distances in bytes of the panels that are
+/// prefetched meanwhile, 0 for the rest of the panel itself.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // The compiler does not unroll iterators over several arrays at once.
 unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
@@ -424,11 +427,13 @@ unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
             let next = if left > GROUP { at + group_bytes(GROUP) } else { P * panel_bytes };
             let mut fetched = [panels[0]; P];
             for p in 0..P {
-                fetched[p] = panels[p].wrapping_add(if further[p] > 0 { further[p] + at } else { next });
+                let shared = const { R > FEW_ROWS } && further[p] > 0;
+                fetched[p] = panels[p].wrapping_add(if shared { further[p] + at } else { next });
             }
-            // Few rows read weights at the speed of memory. With more rows, the group comes from the second-level cache.
+            // Tiles of few rows read weights at the speed of memory, and so do those that share the fetching, which have up to
+            // eight. Larger tiles find the group in the second-level cache.
             let ask =
-                |line: *const u8| if const { R <= 4 } { s.prefetch_far(line) } else { s.prefetch(line) };
+                |line: *const u8| if const { R <= 8 } { s.prefetch_far(line) } else { s.prefetch(line) };
             for line in fetched {
                 ask(line);
             }
