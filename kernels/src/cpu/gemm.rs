@@ -26,7 +26,7 @@ use self::small_m::SmallM;
 use crate::DeviceError;
 use crate::cpu::gemm::groups::{Group, GroupTasks};
 use crate::cpu::gemm::input::Input;
-use crate::cpu::gemm::tile::{LargestTile, Tiling};
+use crate::cpu::gemm::tile::{FindTileLimits, Tiling};
 #[cfg(test)]
 use crate::cpu::memory::format::Bf16;
 use crate::cpu::memory::format::{F16, F32, Stored};
@@ -144,12 +144,12 @@ fn multiply<K: MicroKernel>(
     let Some(shape) = groups.first().map(|group| product.matrix(*group).shape) else { return Ok(()) };
     let Scratch { activations, sums, tasks } = scratch;
     let (activations, sums) = (Shared::new(&mut activations[..]), Shared::new(&mut sums[..]));
-    let (largest, threads) = (K::run(path, LargestTile), pool.threads());
-    let pack = PackActivations { x, inputs: shape.inputs, groups, largest };
+    let (limits, threads) = (K::run(path, FindTileLimits), pool.threads());
+    let pack = PackActivations { x, inputs: shape.inputs, groups, limits };
     pack.run::<K>(path, (pool, tasks), &activations)?;
 
     let division = |group: Group| {
-        let tiling = Tiling::of(group.rows, largest);
+        let tiling = limits.divide(group.rows);
         (tiling, Division::new::<K>(path, tiling, shape, threads, groups.len()))
     };
     let count = |group: Group| division(group).1.tasks();

@@ -16,12 +16,14 @@ const LAYER: usize = 1;
 const EPS: f32 = 1e-6;
 
 /// Shapes whose heads fill vectors and blocks of columns, or leave rests of both.
-const SHAPES: [DeltaShape; 5] = [
+const SHAPES: [DeltaShape; 6] = [
     DeltaShape { key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 24, taps: 4 },
     DeltaShape { key_heads: 1, value_heads: 3, key_dim: 19, value_dim: 37, taps: 3 },
     DeltaShape { key_heads: 2, value_heads: 2, key_dim: 32, value_dim: 64, taps: 1 },
     DeltaShape { key_heads: 1, value_heads: 1, key_dim: 128, value_dim: 128, taps: 4 },
     DeltaShape { key_heads: 1, value_heads: 2, key_dim: 16, value_dim: 16, taps: 16 },
+    // Heads that decodes compute in two wide blocks.
+    DeltaShape { key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 256, taps: 4 },
 ];
 
 /// One layer: its weights, as the device takes them.

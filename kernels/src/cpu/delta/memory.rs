@@ -14,8 +14,15 @@ use crate::cpu::step::Row;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeltaShape, DeviceError, SlotId};
 
-/// Columns that are computed side by side: two vectors, whose four sums hide the latency of their additions.
-const COLUMNS: usize = 2 * LANES;
+/// Number of vectors of columns that are computed side by side: their sums hide the latency of additions.
+const NARROW: usize = 2;
+/// Columns of [`NARROW`] vectors.
+const COLUMNS: usize = NARROW * LANES;
+/// Number of vectors for rows of few tokens: all columns of a head of 128. A memory is then read and written as one stream
+/// and not as four, which takes about a tenth less time.
+const WIDE: usize = 8;
+/// Number of registers per vector of columns: its output, its `δ` and the next token's sum.
+const REGISTERS: usize = 3;
 /// Maximum number of rows of a memory. The columns of a task are copied to the stack, where they fit the first-level
 /// cache.
 pub(in crate::cpu) const MAX_KEY_DIM: usize = 256;
@@ -84,18 +91,31 @@ impl Op for Head<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { memories, row, head, columns, next } = self;
-        let begin = memories.begin(row, head);
-        for first in columns.clone().step_by(COLUMNS) {
-            let (width, behind) = (COLUMNS.min(columns.end - first), first + COLUMNS);
-            let next = if behind < columns.end { Some(begin.wrapping_add(behind)) } else { next };
-            Columns { memories, row, head, first, width, next }.run(s);
+        let fits = self.row.tokens < COPIED_TOKENS && self.columns.len().is_multiple_of(WIDE * LANES);
+        if const { REGISTERS * WIDE <= S::TILE_SUMS } && fits {
+            self.blocks::<S, WIDE>(s);
+        } else {
+            self.blocks::<S, NARROW>(s);
         }
     }
 }
 
-/// Up to [`COLUMNS`] columns of one memory, over the tokens of one row.
-struct Columns<'a> {
+impl Head<'_> {
+    /// Computes the columns in blocks of `V` vectors.
+    #[inline(always)]
+    fn blocks<S: Simd, const V: usize>(self, s: S) {
+        let Self { memories, row, head, columns, next } = self;
+        let begin = memories.begin(row, head);
+        for first in columns.clone().step_by(V * LANES) {
+            let (width, behind) = ((V * LANES).min(columns.end - first), first + V * LANES);
+            let next = if behind < columns.end { Some(begin.wrapping_add(behind)) } else { next };
+            Columns::<V> { memories, row, head, first, width, next }.run(s);
+        }
+    }
+}
+
+/// Up to `V` vectors of columns of one memory, over the tokens of one row.
+struct Columns<'a, const V: usize> {
     memories: &'a Memories<'a>,
     row: &'a Row,
     head: usize,
@@ -106,7 +126,7 @@ struct Columns<'a> {
     next: Option<*const f32>,
 }
 
-impl Columns<'_> {
+impl<const V: usize> Columns<'_, V> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (row, Memories { states, shape, .. }) = (self.row, self.memories);
@@ -116,15 +136,16 @@ impl Columns<'_> {
             return;
         }
         let memory = self.head * key_dim * value_dim;
-        if self.width == COLUMNS && row.tokens < COPIED_TOKENS {
+        if self.width == V * LANES && row.tokens < COPIED_TOKENS {
             let state = states.pointer(row.slot, memory, key_dim * value_dim).wrapping_add(self.first);
-            // SAFETY: `key_dim` rows of `COLUMNS` columns lie in the memory, `value_dim` elements apart. They belong to this
-            // task alone.
+            // SAFETY: `key_dim` rows of `V` vectors lie in the memory, `value_dim` elements apart. They belong to this task
+            // alone.
             return unsafe { self.tokens(s, state, value_dim) };
         }
         // SAFETY: these elements belong to this task alone, which holds one slice at a time.
         let row_of =
             |i: usize| unsafe { states.part(row.slot, memory + i * value_dim + self.first, self.width) };
+        assert!(V == NARROW, "a copy of {V} vectors");
         let mut copy = [0.0; MAX_KEY_DIM * COLUMNS];
         for (i, copy) in copy.chunks_exact_mut(COLUMNS).take(key_dim).enumerate() {
             copy[..self.width].copy_from_slice(row_of(i));
@@ -178,18 +199,20 @@ impl Columns<'_> {
     ///
     /// # Safety
     ///
-    /// `key_dim` rows of [`COLUMNS`] columns are writable at `state`, `stride` elements apart.
+    /// `key_dim` rows of `V` vectors are writable at `state`, `stride` elements apart.
     #[inline(always)]
     unsafe fn tokens<S: Simd>(&self, s: S, state: *mut f32, stride: usize) {
         let shape = self.memories.shape;
         let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
         let key_head = self.head / (value_heads / key_heads);
         let key = |token: usize| self.input(token, (key_heads + key_head) * key_dim, key_dim);
-        let mut sums = [s.splat(0.0); 2];
+        let mut sums = [s.splat(0.0); V];
         for (i, &k) in key(0).iter().enumerate() {
             let (row, k) = (state.wrapping_add(i * stride), s.splat(k));
-            // SAFETY: the caller's contract.
-            sums = unsafe { [s.fma(s.load(row), k, sums[0]), s.fma(s.load(row.add(LANES)), k, sums[1])] };
+            for (at, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: the caller's contract.
+                *sum = s.fma(unsafe { s.load(row.add(at * LANES)) }, k, *sum);
+            }
         }
         for token in 0..self.row.tokens {
             self.prefetch(s, token + AHEAD);
@@ -198,15 +221,17 @@ impl Columns<'_> {
             let v = self.input(token, v, self.width);
             let gate = |gate: usize| s.splat(self.input(token, shape.channels() + gate, 1)[0]);
             let (decay, beta) = (gate(self.head), gate(value_heads + self.head));
-            let (low, high) = v.split_at(LANES.min(v.len()));
-            let delta = |v: &[f32], sum: S::F| s.mul(s.sub(s.load_some(v, 0.0), s.mul(decay, sum)), beta);
+            let mut delta = [s.splat(0.0); V];
+            for ((delta, v), &sum) in delta.iter_mut().zip(v.chunks(LANES)).zip(&sums) {
+                *delta = s.mul(s.sub(s.load_some(v, 0.0), s.mul(decay, sum)), beta);
+            }
             let update = Update {
                 k: key(token),
                 q,
                 decay,
-                delta: [delta(low, sums[0]), delta(high, sums[1])],
+                delta,
                 stride,
-                // Memories are read from far away, and the two lines of each of their rows form no stream.
+                // Memories are read from far away, and lines of narrow blocks form no stream.
                 ahead: self.next.unwrap_or(state.cast_const()),
                 ahead_stride: value_dim,
             };
@@ -220,26 +245,26 @@ impl Columns<'_> {
                     (None, _) => update.run::<S, false, false>(s, state, key(token), &mut sums),
                 }
             };
-            let (low, high) = self.out(token).split_at_mut(LANES.min(self.width));
-            s.store_some(low, out[0]);
-            s.store_some(high, out[1]);
+            for (to, out) in self.out(token).chunks_mut(LANES).zip(out) {
+                s.store_some(to, out);
+            }
         }
     }
 }
 
-/// One token's update of [`COLUMNS`] columns of a memory.
-struct Update<'a, F> {
+/// One token's update of `V` vectors of columns of a memory.
+struct Update<'a, F, const V: usize> {
     k: &'a [f32],
     q: &'a [f32],
     decay: F,
-    delta: [F; 2],
+    delta: [F; V],
     stride: usize,
     /// Memory that the row's first token prefetches, as many rows and columns, and the distance of its rows.
     ahead: *const f32,
     ahead_stride: usize,
 }
 
-impl<F: Copy> Update<'_, F> {
+impl<F: Copy, const V: usize> Update<'_, F, V> {
     /// Updates the columns, and returns the token's output. With `NEXT`, `sums` receives the products of the new memory
     /// with the next token's key. With `AHEAD`, the memory `ahead` is prefetched. Both are known to the compiler: with a
     /// branch in the loop, it would load each element and then spread it, by two instructions.
@@ -253,25 +278,25 @@ impl<F: Copy> Update<'_, F> {
         s: S,
         state: *mut f32,
         next: &[f32],
-        sums: &mut [F; 2],
-    ) -> [F; 2] {
-        let (mut out, mut following) = ([s.splat(0.0); 2], [s.splat(0.0); 2]);
+        sums: &mut [F; V],
+    ) -> [F; V] {
+        let (mut out, mut following) = ([s.splat(0.0); V], [s.splat(0.0); V]);
         for (i, ((&k, &q), &next)) in self.k.iter().zip(self.q).zip(next).enumerate() {
             let row = state.wrapping_add(i * self.stride);
             if AHEAD {
                 let ahead = self.ahead.wrapping_add(i * self.ahead_stride);
-                (0..2).for_each(|half| s.prefetch_far(ahead.wrapping_add(half * LANES).cast()));
+                (0..V).for_each(|vector| s.prefetch_far(ahead.wrapping_add(vector * LANES).cast()));
             }
-            for half in 0..2 {
-                let at = row.wrapping_add(half * LANES);
+            for vector in 0..V {
+                let at = row.wrapping_add(vector * LANES);
                 // SAFETY: the caller's contract.
                 let old = unsafe { s.load(at) };
-                let new = s.fma(s.splat(k), self.delta[half], s.mul(self.decay, old));
+                let new = s.fma(s.splat(k), self.delta[vector], s.mul(self.decay, old));
                 // SAFETY: the caller's contract.
                 unsafe { s.store(at, new) };
-                out[half] = s.fma(new, s.splat(q), out[half]);
+                out[vector] = s.fma(new, s.splat(q), out[vector]);
                 if NEXT {
-                    following[half] = s.fma(new, s.splat(next), following[half]);
+                    following[vector] = s.fma(new, s.splat(next), following[vector]);
                 }
             }
         }

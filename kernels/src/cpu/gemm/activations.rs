@@ -4,7 +4,7 @@ use super::micro_kernel::{Layout, MicroKernel};
 use crate::DeviceError;
 use crate::cpu::gemm::groups::{Group, GroupTasks};
 use crate::cpu::gemm::input::{Input, InputRow};
-use crate::cpu::gemm::tile::{Tiling, for_tile};
+use crate::cpu::gemm::tile::{TileLimits, for_tile};
 use crate::cpu::memory::Shared;
 use crate::cpu::quant::block_float::{BFP_BLOCK, BFP_BLOCK_STEPS, BfpBlock};
 use crate::cpu::simd::isa::Path;
@@ -24,8 +24,7 @@ pub(super) struct PackActivations<'a> {
     pub(super) x: Input<'a>,
     pub(super) inputs: usize,
     pub(super) groups: &'a [Group],
-    /// Number of rows of the largest tile.
-    pub(super) largest: usize,
+    pub(super) limits: TileLimits,
 }
 
 impl PackActivations<'_> {
@@ -38,10 +37,9 @@ impl PackActivations<'_> {
         (pool, tasks): (&mut ThreadPool, &mut GroupTasks),
         to: &Shared<'_, f32>,
     ) -> Result<(), DeviceError> {
-        let largest = self.largest;
         // The tiles of a group, and the number of inputs that a task packs of one of them.
         let divided = |group: Group| {
-            let tiling = Tiling::of(group.rows, largest);
+            let tiling = self.limits.divide(group.rows);
             (tiling, (TASK_ELEMENTS / tiling.tile(0).1.max(1)).next_multiple_of(BFP_BLOCK))
         };
         let count = |group: Group| {
@@ -73,7 +71,7 @@ impl Op for PackInputs<'_, '_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for_tile!(S, self.tile.1, self.pack::<S, R, P>(s));
+        for_tile!(single S, self.tile.1, self.pack::<S, R, P>(s));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::DeviceError;
 use crate::cpu::gemm::activations::PackActivations;
 use crate::cpu::gemm::groups::Group;
 use crate::cpu::gemm::input::Input;
-use crate::cpu::gemm::tile::{Tiling, prefetch};
+use crate::cpu::gemm::tile::{TileLimits, Tiling, prefetch};
 use crate::cpu::memory::Shared;
 use crate::cpu::memory::format::{F16, F32, STEP, Stored};
 use crate::cpu::memory::matrix::{Elements, Matrix};
@@ -73,7 +73,12 @@ impl Exact<'_> {
         let Scratch { activations, tasks, .. } = scratch;
         let activations = Shared::new(&mut activations[..]);
         let groups = &[Group::whole(rows)];
-        let pack = PackActivations { x, inputs: matrix.shape.inputs, groups, largest: 1 };
+        let pack = PackActivations {
+            x,
+            inputs: matrix.shape.inputs,
+            groups,
+            limits: TileLimits { several: 1, single: 1 },
+        };
         pack.run::<K>(path, (pool, tasks), &activations)?;
 
         let share = candidates.len().div_ceil(TASKS * pool.threads()).clamp(1, TASK_CANDIDATES);

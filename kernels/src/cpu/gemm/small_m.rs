@@ -23,7 +23,7 @@ impl<K: MicroKernel> Op for SmallM<'_, K> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (first, rows) = self.work.tiling.tile(0);
-        for_tile!(S, rows, s.call(OfRows::<K, R, P>(self, first)));
+        for_tile!(single S, rows, s.call(OfRows::<K, R, P>(self, first)));
     }
 }
 

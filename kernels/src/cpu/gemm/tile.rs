@@ -14,8 +14,8 @@ pub(in crate::cpu) struct Rows {
     pub(in crate::cpu) input_stride: usize,
 }
 
-/// Possible numbers of rows per tile. The list is short because the loop is compiled for each number with every format
-/// and instruction path.
+/// Possible numbers of rows of one of several tiles. The list is short because the loop is compiled for each number with
+/// every format and instruction path.
 const HEIGHTS: [usize; 8] = [14, 12, 8, 6, 4, 3, 2, 1];
 
 /// A division of rows into tiles. All tiles have the largest size except for the last few, whose sizes are chosen so
@@ -29,6 +29,26 @@ pub(in crate::cpu) struct Tiling {
     /// Number of tiles of the largest size, which come first.
     full: usize,
     pub(in crate::cpu) tiles: usize,
+}
+
+/// The largest numbers of rows that a product's tiles may have.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct TileLimits {
+    /// Of one of several tiles. One of [`HEIGHTS`].
+    pub(in crate::cpu) several: usize,
+    /// Of the only tile. It may have any number of rows up to this one.
+    pub(in crate::cpu) single: usize,
+}
+
+impl TileLimits {
+    /// Divides the rows `rows.0..rows.1` into one tile, if they fit one, or several.
+    pub(in crate::cpu) fn divide(self, rows: (usize, usize)) -> Tiling {
+        let count = rows.1 - rows.0;
+        if (1..=self.single).contains(&count) {
+            return Tiling { start: rows.0, rows: count, largest: count, full: 1, tiles: 1 };
+        }
+        Tiling::of(rows, self.several)
+    }
 }
 
 impl Tiling {
@@ -80,12 +100,16 @@ impl Tiling {
 /// Evaluates `$body` for a tile of `$rows` rows, with the constants `R` (that number) and `P` (the number of panels
 /// that the tile is multiplied by at once). `P` is the largest of 1, 2 and 4 for which the sums of `R` rows and `P`
 /// panels fit the registers. There are then enough independent chains to hide the latency of a multiply-add, and each
-/// load of an activation feeds several chains.
+/// load of an activation feeds several chains. `single` before the arguments is for a tile that may be the only one (see
+/// [`TileLimits`]).
 macro_rules! for_tile {
     ($simd:ident, $rows:expr, $body:expr) => {
-        for_tile!(@ $simd, $rows, $body, 1, 2, 3, 4, 6, 8, 12, 14)
+        for_tile!(@ $simd, $simd::TILE_ROWS, $rows, $body, 1, 2, 3, 4, 6, 8, 12, 14)
     };
-    (@ $simd:ident, $rows:expr, $body:expr, $($r:literal),*) => {
+    (single $simd:ident, $rows:expr, $body:expr) => {
+        for_tile!(@ $simd, $simd::SINGLE_TILE_ROWS, $rows, $body, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
+    };
+    (@ $simd:ident, $most:expr, $rows:expr, $body:expr, $($r:literal),*) => {
         match $rows {
             $($r => {
                 const R: usize = $r;
@@ -96,7 +120,7 @@ macro_rules! for_tile {
                 } else if const { R * 2 <= $simd::TILE_SUMS } {
                     const P: usize = 2;
                     $body
-                } else if const { R <= $simd::TILE_ROWS } {
+                } else if const { R <= $most } {
                     const P: usize = 1;
                     $body
                 } else {
@@ -109,14 +133,14 @@ macro_rules! for_tile {
 }
 pub(in crate::cpu) use for_tile;
 
-/// Returns the number of rows of a path's largest tile.
-pub(in crate::cpu) struct LargestTile;
+/// Returns a path's limits.
+pub(in crate::cpu) struct FindTileLimits;
 
-impl Op for LargestTile {
-    type Output = usize;
+impl Op for FindTileLimits {
+    type Output = TileLimits;
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> usize {
-        S::TILE_ROWS
+    fn run<S: Simd>(self, _: S) -> TileLimits {
+        TileLimits { several: S::TILE_ROWS, single: S::SINGLE_TILE_ROWS }
     }
 }
 

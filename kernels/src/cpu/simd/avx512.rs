@@ -413,6 +413,9 @@ simd! { Avx512Vnni:
 
 simd! { Avx512Bf16:
     const TILE_ROWS: usize = 12;
+    // Sixteen rows by one panel are 5 to 10 % faster than two tiles of eight rows by two panels, which read weights and store
+    // sums twice. Not so on paths without these dot products, whose loops need more registers.
+    const SINGLE_TILE_ROWS: usize = 16;
     const TILE_SUMS: usize = 24;
     #[inline(always)]
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {

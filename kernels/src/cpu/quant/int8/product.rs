@@ -12,7 +12,7 @@ use super::{GROUP, Int8Matrix, PAD, SCALES, group_bytes, panel_bytes};
 use crate::DeviceError;
 use crate::cpu::gemm::groups::{Group, GroupTasks};
 use crate::cpu::gemm::input::Input;
-use crate::cpu::gemm::tile::{LargestTile, Tiling, for_tile};
+use crate::cpu::gemm::tile::{FindTileLimits, Tiling, for_tile};
 use crate::cpu::gemm::{Epilogue, Product};
 use crate::cpu::memory::{Buffer, Shared, Weights};
 use crate::cpu::rowwise::SiluMul;
@@ -121,7 +121,7 @@ pub(in crate::cpu) fn linear(
             (&out, shape.outputs)
         }
     };
-    let largest = path.run_int8(LargestTile);
+    let largest = path.run_int8(FindTileLimits).several;
     let tiling = |group: Group| Tiling::of(group.rows, largest);
     let work = |group: Group, thread: usize| Work {
         x,
