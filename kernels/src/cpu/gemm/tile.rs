@@ -100,8 +100,8 @@ impl Tiling {
 /// Evaluates `$body` for a tile of `$rows` rows, with the constants `R` (that number) and `P` (the number of panels
 /// that the tile is multiplied by at once). `P` is the largest of 1, 2 and 4 for which the sums of `R` rows and `P`
 /// panels fit the registers. There are then enough independent chains to hide the latency of a multiply-add, and each
-/// load of an activation feeds several chains. `single` before the arguments is for a tile that may be the only one (see
-/// [`TileLimits`]).
+/// load of an activation feeds several chains. Seven rows have two panels: the sums with four, and four weights, would take
+/// all registers. `single` before the arguments is for a tile that may be the only one (see [`TileLimits`]).
 macro_rules! for_tile {
     ($simd:ident, $rows:expr, $body:expr) => {
         for_tile!(@ $simd, $simd::TILE_ROWS, $rows, $body, 1, 2, 3, 4, 6, 8, 12, 14)
@@ -114,7 +114,7 @@ macro_rules! for_tile {
             $($r => {
                 const R: usize = $r;
                 // The `const` conditions keep tiles that do not fit from being compiled.
-                if const { R * 4 <= $simd::TILE_SUMS } {
+                if const { R * 4 <= $simd::TILE_SUMS && R <= 6 } {
                     const P: usize = 4;
                     $body
                 } else if const { R * 2 <= $simd::TILE_SUMS } {
