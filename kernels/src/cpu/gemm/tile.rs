@@ -34,9 +34,9 @@ pub(in crate::cpu) struct Tiling {
 /// The largest numbers of rows that a product's tiles may have.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct TileLimits {
-    /// Of one of several tiles. One of [`HEIGHTS`].
+    /// Number of rows of the largest of several tiles: one of [`HEIGHTS`].
     pub(in crate::cpu) several: usize,
-    /// Of the only tile. It may have any number of rows up to this one.
+    /// Maximum number of rows of the only tile, which may have fewer: any number of them.
     pub(in crate::cpu) single: usize,
 }
 
@@ -100,8 +100,8 @@ impl Tiling {
 /// Evaluates `$body` for a tile of `$rows` rows, with the constants `R` (that number) and `P` (the number of panels
 /// that the tile is multiplied by at once). `P` is the largest of 1, 2 and 4 for which the sums of `R` rows and `P`
 /// panels fit the registers. There are then enough independent chains to hide the latency of a multiply-add, and each
-/// load of an activation feeds several chains. Seven rows have two panels: the sums with four, and four weights, would take
-/// all registers. `single` before the arguments is for a tile that may be the only one (see [`TileLimits`]).
+/// load of an activation feeds several chains. Seven rows have two panels: with four panels, sums and
+/// weights would take all registers. `single` before the arguments is for a tile that may be the only one (see [`TileLimits`]).
 macro_rules! for_tile {
     ($simd:ident, $rows:expr, $body:expr) => {
         for_tile!(@ $simd, $simd::TILE_ROWS, $rows, $body, 1, 2, 3, 4, 6, 8, 12, 14)
