@@ -2,15 +2,17 @@
 //!
 //! A product first packs its activations ([`activations`]) into tiles of a few rows. A tile is transposed, so that the
 //! elements of its rows for the same input are adjacent. The elements are converted to the type that the
-//! [micro-kernel](micro_kernel) multiplies.
+//! [micro-kernel](micro_kernel) multiplies. If there is only one tile and it is small, each thread packs a copy of it for
+//! itself ([`has_copies`]).
 //!
 //! Weights are then read from memory once for all rows: whole panels at a time if the rows fit one tile ([`small_m`]),
 //! in cache blocks otherwise ([`blocked`]). Several matrices can multiply rows of their own in one operation
-//! ([`groups`]).
+//! ([`groups`]). An [epilogue](Epilogue) is applied to the sums as they are stored.
 
 mod activations;
 mod blocked;
 mod candidates;
+mod epilogue;
 pub(super) mod groups;
 pub(super) mod input;
 mod micro_kernel;
@@ -20,13 +22,14 @@ pub(super) mod tile;
 use self::activations::PackActivations;
 use self::blocked::{Bands, Blocked, SUMS, TASK_PANELS};
 pub(super) use self::candidates::{Candidate, find_largest};
+pub(super) use self::epilogue::Epilogue;
 pub(super) use self::micro_kernel::Layout;
 use self::micro_kernel::{BlockFloat, Data, Dots, Inputs, MicroKernel, Widened};
 use self::small_m::SmallM;
 use crate::DeviceError;
 use crate::cpu::gemm::groups::{Group, GroupTasks};
 use crate::cpu::gemm::input::Input;
-use crate::cpu::gemm::tile::{FindTileLimits, Tiling};
+use crate::cpu::gemm::tile::{FindTileLimits, TileLimits, Tiling};
 #[cfg(test)]
 use crate::cpu::memory::format::Bf16;
 use crate::cpu::memory::format::{F16, F32, Stored};
@@ -34,27 +37,8 @@ use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::memory::matrix::{Elements, Matrix};
 use crate::cpu::memory::{Buffer, Shared, Weights};
 use crate::cpu::quant::block_float::BFP_BLOCK_STEPS;
-use crate::cpu::rowwise::SiluMul;
-use crate::cpu::sampling::argmax::{PartialArgmax, UpdateArgmax};
 use crate::cpu::simd::isa::Path;
-use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
-
-/// The operation that is applied to a product's sums when the sums are stored.
-#[derive(Clone, Copy)]
-pub(super) enum Epilogue<'a> {
-    /// `out = x · Wᵀ (+ bias)`.
-    Set(Option<&'a [f32]>),
-    /// `out += x · Wᵀ (+ bias)`.
-    Add(Option<&'a [f32]>),
-    /// `out = silu(x · gateᵀ) * (x · upᵀ)`, for a paired matrix (gate and up).
-    Gated,
-    /// The arg max of each row of `x · Wᵀ`. `out` is scratch memory; its contents are undefined afterwards.
-    Largest(PartialArgmax<'a>),
-    /// The largest sum of each row and panel, `[rows, panels]`, for a product in int8 whose matrix is not paired. `out` is
-    /// scratch memory; its contents are undefined afterwards.
-    PanelMaxima(&'a Shared<'a, f32>),
-}
 
 /// The operands of one product.
 pub(super) struct Product<'a> {
@@ -71,15 +55,20 @@ pub(super) struct Product<'a> {
 pub(super) struct Scratch {
     /// Packed activations.
     activations: Buffer<f32>,
-    /// Sums: [`SUMS`] floats per thread.
-    sums: Buffer<f32>,
+    /// [`THREAD_FLOATS`] per thread, for the sums of [`Blocked`] or for packed activations (see [`has_copies`]).
+    threads: Buffer<f32>,
     tasks: GroupTasks,
 }
 
+/// Number of floats in a thread's part of [`Scratch::threads`]: room for the packed activations of sixteen rows of 4,096
+/// inputs in bfloat16.
+const THREAD_FLOATS: usize = 32 << 10;
+const _: () = assert!(THREAD_FLOATS >= SUMS);
+
 impl Scratch {
     pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
-        let sums = Buffer::zeroed(threads * SUMS, "sums of a product")?;
-        Ok(Self { activations: Buffer::zeroed(0, ACTIVATIONS)?, sums, tasks: GroupTasks::default() })
+        let threads = Buffer::zeroed(threads * THREAD_FLOATS, "sums of a product")?;
+        Ok(Self { activations: Buffer::zeroed(0, ACTIVATIONS)?, threads, tasks: GroupTasks::default() })
     }
 
     /// Makes room for products of up to `rows` rows and `inputs` inputs.
@@ -93,7 +82,7 @@ impl Scratch {
 
     /// Size in bytes.
     pub(super) fn bytes(&self) -> usize {
-        (self.activations.len() + self.sums.len()) * size_of::<f32>()
+        (self.activations.len() + self.threads.len()) * size_of::<f32>()
     }
 }
 
@@ -142,35 +131,55 @@ fn multiply<K: MicroKernel>(
     let out = Shared::new(std::mem::take(&mut product.out));
     let Product { x, groups, epilogue, .. } = product;
     let Some(shape) = groups.first().map(|group| product.matrix(*group).shape) else { return Ok(()) };
-    let Scratch { activations, sums, tasks } = scratch;
-    let (activations, sums) = (Shared::new(&mut activations[..]), Shared::new(&mut sums[..]));
+    let Scratch { activations, threads: floats, tasks } = scratch;
+    let (activations, floats) = (Shared::new(&mut activations[..]), Shared::new(&mut floats[..]));
     let (limits, threads) = (K::run(path, FindTileLimits), pool.threads());
     let pack = PackActivations { x, inputs: shape.inputs, groups, limits };
-    pack.run::<K>(path, (pool, tasks), &activations)?;
 
     let division = |group: Group| {
         let tiling = limits.divide(group.rows);
         (tiling, Division::new::<K>(path, tiling, shape, threads, groups.len()))
     };
-    let count = |group: Group| division(group).1.tasks();
-    tasks.run(pool, groups, count, |group, task, thread| {
+    let run = |group: Group, task: usize, activations: &Shared<'_, f32>, thread: usize| {
         let (tiling, division) = division(group);
         let matrix = product.matrix(group);
         let Some(elements) = K::elements(&matrix.data) else {
             unreachable!("matrices of several kinds in one product")
         };
         let data = Data { elements, steps: shape.steps() };
-        let work =
-            Work { tiling, activations: &activations, sums: &sums, matrix, epilogue, out: &out, thread };
+        let work = Work { tiling, activations, matrix, epilogue, out: &out, thread };
         let (panels, tiles) = division.task(task);
         if tiling.tiles == 1 {
             K::run(path, SmallM::<K> { work, data, panels });
         } else {
-            // SAFETY: each thread has its own range of the sums, and runs one task at a time.
-            let sums = unsafe { work.sums.slice_mut(thread * SUMS, SUMS) };
+            // SAFETY: each thread has its own range, and runs one task at a time. Products of several tiles have no
+            // copies of the activations there.
+            let sums = unsafe { floats.slice_mut(thread * THREAD_FLOATS, SUMS) };
             K::run(path, Blocked::<K> { work, data, panels, tiles, sums });
         }
-    })
+    };
+    if let Some(group) = has_copies::<K>(groups, limits, shape.steps()) {
+        let (tiling, division) = division(group);
+        // SAFETY: each thread has its own range, and runs one closure at a time.
+        let copy = |thread: usize| unsafe { floats.slice_mut(thread * THREAD_FLOATS, THREAD_FLOATS) };
+        let prepare = |thread: usize| pack.only_tile::<K>(path, tiling, copy(thread));
+        return pool.run_prepared(division.tasks(), prepare, |task, thread| {
+            run(group, task, &Shared::new(copy(thread)), thread);
+        });
+    }
+    pack.run::<K>(path, (pool, tasks), &activations)?;
+    let count = |group: Group| division(group).1.tasks();
+    tasks.run(pool, groups, count, |group, task, thread| run(group, task, &activations, thread))
+}
+
+/// Returns the only group if each thread packs a copy of the activations for itself: if they are one tile that fits
+/// [`THREAD_FLOATS`]. Threads then do not wait for each other between packing and multiplying, and do not read what
+/// another core packed from its cache. This saves more time than it costs to pack everything on every thread.
+fn has_copies<K: MicroKernel>(groups: &[Group], limits: TileLimits, steps: usize) -> Option<Group> {
+    let &[group] = groups else { return None };
+    let (first, end) = group.rows;
+    let fits = first == 0 && K::LAYOUT.tile_words(end, steps) <= THREAD_FLOATS;
+    (fits && limits.divide(group.rows).tiles == 1).then_some(group)
 }
 
 /// The division of one group's product into tasks: ranges of panels, each with ranges of tiles.
@@ -223,8 +232,6 @@ impl Division {
 struct Work<'a> {
     tiling: Tiling,
     activations: &'a Shared<'a, f32>,
-    /// Sums: [`SUMS`] floats per thread.
-    sums: &'a Shared<'a, f32>,
     matrix: &'a Matrix,
     epilogue: Epilogue<'a>,
     out: &'a Shared<'a, f32>,
@@ -248,83 +255,6 @@ impl Work<'_> {
             let powers = tile.add((steps + step / BFP_BLOCK_STEPS) * R);
             Inputs { values: tile.add(K::LAYOUT.step_words() * step * R), powers }
         }
-    }
-
-    /// Prefetches the memory of the results of one row and one panel, which other threads may have read or written.
-    #[inline(always)]
-    fn prefetch_results<S: Simd>(&self, s: S, row: usize, panel: usize) {
-        let (width, column) = match self.epilogue {
-            Epilogue::Set(_) | Epilogue::Add(_) => (self.matrix.shape.outputs, panel * LANES),
-            Epilogue::Gated => (self.matrix.shape.outputs / 2, panel / 2 * LANES),
-            Epilogue::Largest(_) | Epilogue::PanelMaxima(_) => return,
-        };
-        s.prefetch_to_write(self.out.as_ptr().wrapping_add(row * width + column).cast_const().cast());
-    }
-
-    /// Applies the epilogue to the sums of one row and one panel.
-    #[inline(always)]
-    fn finish<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
-        let (bias, add) = match self.epilogue {
-            Epilogue::Set(bias) => (bias, false),
-            Epilogue::Add(bias) => (bias, true),
-            Epilogue::Gated => return self.store_or_apply_gate(s, row, panel, sum),
-            Epilogue::Largest(partial) => return self.update_argmax(s, partial, row, panel, sum),
-            Epilogue::PanelMaxima(_) => unreachable!("maxima of panels that are not in int8"),
-        };
-        let (outputs, column) = (self.matrix.shape.outputs, panel * LANES);
-        let width = LANES.min(outputs - column);
-        // SAFETY: each (row, panel) belongs to one task.
-        let out = unsafe { self.out.slice_mut(row * outputs + column, width) };
-        let mut sum = sum;
-        if let Some(bias) = bias {
-            sum = s.add(sum, s.load_some(&bias[column..column + width], 0.0));
-        }
-        if add {
-            sum = s.add(s.load_some(out, 0.0), sum);
-        }
-        s.store_some(out, sum);
-    }
-
-    /// Updates the row's arg max with the logits of one panel.
-    #[inline(always)]
-    fn update_argmax<S: Simd>(&self, s: S, partial: PartialArgmax<'_>, row: usize, panel: usize, sum: S::F) {
-        let (thread, first) = (self.thread, panel * LANES);
-        let mut lanes = [0.0; LANES];
-        s.store_some(&mut lanes, sum);
-        let logits = &lanes[..LANES.min(self.matrix.shape.outputs - first)];
-        s.call(UpdateArgmax { partial, thread, row, first, logits });
-    }
-
-    /// Stores the sums of a gate panel in `out`, at the position of the results. The same task computes the up panel
-    /// next. For an up panel, replaces the stored sums with the results.
-    #[inline(always)]
-    fn store_or_apply_gate<S: Simd>(&self, s: S, row: usize, panel: usize, sum: S::F) {
-        let out = self.gated(row, panel / 2);
-        if panel.is_multiple_of(2) {
-            return s.store_some(out, sum);
-        }
-        let (mut gate, mut up) = ([0.0; LANES], [0.0; LANES]);
-        gate[..out.len()].copy_from_slice(out);
-        s.store_some(&mut up, sum);
-        s.call(SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out });
-    }
-
-    /// Computes the results of a pair of panels (gate panel `pair` and the up panel after it) from their sums, and
-    /// stores the results. Unlike [`Self::finish`], this function inlines the activation, so that the exponentials of
-    /// successive rows overlap.
-    #[inline(always)]
-    fn gate<S: Simd>(&self, s: S, row: usize, pair: usize, gate: &[f32; LANES], up: &[f32; LANES]) {
-        let out = self.gated(row, pair / 2);
-        SiluMul { gate: &gate[..out.len()], up: &up[..out.len()], out }.run(s);
-    }
-
-    /// Returns the part of `out` that holds the results of one row and one pair of panels.
-    #[allow(clippy::mut_from_ref)] // Tasks hold disjoint slices: see `Shared::slice_mut`.
-    #[inline(always)]
-    fn gated(&self, row: usize, pair: usize) -> &mut [f32] {
-        let (gates, column) = (self.matrix.shape.outputs / 2, pair * LANES);
-        // SAFETY: each (row, pair of panels) belongs to one task, which holds one such slice at a time.
-        unsafe { self.out.slice_mut(row * gates + column, LANES.min(gates - column)) }
     }
 }
 

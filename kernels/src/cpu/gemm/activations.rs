@@ -4,7 +4,7 @@ use super::micro_kernel::{Layout, MicroKernel};
 use crate::DeviceError;
 use crate::cpu::gemm::groups::{Group, GroupTasks};
 use crate::cpu::gemm::input::{Input, InputRow};
-use crate::cpu::gemm::tile::{TileLimits, for_tile};
+use crate::cpu::gemm::tile::{TileLimits, Tiling, for_tile};
 use crate::cpu::memory::Shared;
 use crate::cpu::quant::block_float::{BFP_BLOCK, BFP_BLOCK_STEPS, BfpBlock};
 use crate::cpu::simd::isa::Path;
@@ -54,6 +54,12 @@ impl PackActivations<'_> {
             let tile = tiling.tile(task / shares);
             K::run(path, PackInputs { all: self, layout: K::LAYOUT, tile, inputs, to });
         })
+    }
+
+    /// Fills `to` as [`Self::run`] does, on the calling thread. The rows are one tile, and the first of them is row 0.
+    pub(super) fn only_tile<K: MicroKernel>(self, path: Path, tiling: Tiling, to: &mut [f32]) {
+        let (tile, inputs) = (tiling.tile(0), (0, self.inputs));
+        K::run(path, PackInputs { all: self, layout: K::LAYOUT, tile, inputs, to: &Shared::new(to) });
     }
 }
 

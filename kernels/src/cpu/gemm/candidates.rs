@@ -83,12 +83,11 @@ impl Exact<'_> {
 
         let share = candidates.len().div_ceil(TASKS * pool.threads()).clamp(1, TASK_CANDIDATES);
         let data = Data { elements, steps: matrix.shape.steps() };
-        let (sums, out) = (Shared::new(&mut []), Shared::new(&mut []));
+        let out = Shared::new(&mut []);
         pool.run(candidates.len().div_ceil(share), |task, thread| {
             let work = Work {
                 tiling: Tiling::new(rows, 1),
                 activations: &activations,
-                sums: &sums,
                 matrix,
                 epilogue: Epilogue::Largest(partial),
                 out: &out,

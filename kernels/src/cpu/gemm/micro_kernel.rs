@@ -64,6 +64,14 @@ impl Layout {
             Self::Pairs | Self::BlockFloat => 1,
         }
     }
+
+    /// Number of words of a tile of `rows` rows.
+    pub(super) const fn tile_words(self, rows: usize, steps: usize) -> usize {
+        match self {
+            Self::Plain | Self::Rounded | Self::BlockFloat => 2 * steps * rows,
+            Self::Pairs => steps * rows,
+        }
+    }
 }
 
 /// A micro-kernel: the innermost loop of a product for one kind of weights.

@@ -2,10 +2,11 @@
 //! streams, one per panel that is multiplied at once.
 
 use super::Work;
+use super::epilogue::Gates;
 use super::micro_kernel::{Data, MicroKernel};
 use crate::cpu::gemm::tile::{for_tile, prefetch};
 use crate::cpu::memory::format::STEP;
-use crate::cpu::simd::{Op, Simd};
+use crate::cpu::simd::{LANES, Op, Simd};
 
 /// Prefetch distance in lines, summed over the panels that are read at once.
 const AHEAD: usize = 96;
@@ -35,12 +36,13 @@ impl<K: MicroKernel, const R: usize, const P: usize> Op for OfRows<'_, K, R, P> 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (mut panel, end) = self.0.panels;
+        let mut gates = [[0.0; LANES]; LANES];
         while panel + P <= end {
-            self.0.tile::<S, R, P>(s, self.1, panel);
+            self.0.tile::<S, R, P>(s, (self.1, panel), &mut gates);
             panel += P;
         }
         while panel < end {
-            self.0.tile::<S, R, 1>(s, self.1, panel);
+            self.0.tile::<S, R, 1>(s, (self.1, panel), &mut gates);
             panel += 1;
         }
     }
@@ -48,7 +50,12 @@ impl<K: MicroKernel, const R: usize, const P: usize> Op for OfRows<'_, K, R, P> 
 
 impl<K: MicroKernel> SmallM<'_, K> {
     #[inline(always)]
-    fn tile<S: Simd, const R: usize, const P: usize>(&self, s: S, first: usize, panel: usize) {
+    fn tile<S: Simd, const R: usize, const P: usize>(
+        &self,
+        s: S,
+        (first, panel): (usize, usize),
+        gates: &mut Gates,
+    ) {
         let steps = self.work.matrix.shape.steps();
         let lines = K::lines(steps);
         let mut panels = [self.data.elements.as_ptr(); P];
@@ -72,10 +79,6 @@ impl<K: MicroKernel> SmallM<'_, K> {
             let x = self.work.inputs::<K, R>(first, 0);
             K::multiply::<S, R, P>(s, zeros, x, panels, steps, ask)
         };
-        for (row, sums) in sums.iter().enumerate() {
-            for (p, &sum) in sums.iter().enumerate() {
-                self.work.finish(s, first + row, panel + p, sum);
-            }
-        }
+        self.work.finish_tile(s, (first, panel), &sums, gates);
     }
 }

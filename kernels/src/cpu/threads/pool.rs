@@ -28,11 +28,33 @@ const STAY: Duration = Duration::from_millis(2);
 /// Flag in [`Common::gate`] that is set while threads may not enter an operation.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
-type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
+/// The functions of one operation.
+trait Operation: Sync {
+    /// Called by each thread that runs tasks, before its first one.
+    fn prepare(&self, thread: usize);
+    /// Runs one task.
+    fn run(&self, index: usize, thread: usize);
+}
 
-/// The task function of one operation.
+/// An operation of two closures.
+struct Closures<P, T> {
+    prepare: P,
+    task: T,
+}
+
+impl<P: Fn(usize) + Sync, T: Fn(usize, usize) + Sync> Operation for Closures<P, T> {
+    fn prepare(&self, thread: usize) {
+        (self.prepare)(thread);
+    }
+
+    fn run(&self, index: usize, thread: usize) {
+        (self.task)(index, thread);
+    }
+}
+
+/// The current operation.
 #[derive(Clone, Copy)]
-struct Job(*const Task<'static>);
+struct Job(*const (dyn Operation + 'static));
 
 struct Common {
     /// The current operation. Threads inside the gate read this field. The caller writes it while the gate is closed
@@ -158,16 +180,33 @@ impl ThreadPool {
         tasks: usize,
         task: impl Fn(usize, usize) + Sync,
     ) -> Result<(), DeviceError> {
-        if self.helpers.is_empty() || tasks <= 1 {
-            let inline = AssertUnwindSafe(|| (0..tasks).for_each(|index| task(index, 0)));
+        self.run_prepared(tasks, |_| (), task)
+    }
+
+    /// As [`Self::run`], but each thread that runs tasks calls `prepare(thread)` before its first one.
+    pub(in crate::cpu) fn run_prepared(
+        &mut self,
+        tasks: usize,
+        prepare: impl Fn(usize) + Sync,
+        task: impl Fn(usize, usize) + Sync,
+    ) -> Result<(), DeviceError> {
+        if tasks == 0 {
+            return Ok(());
+        }
+        let operation = Closures { prepare, task };
+        if self.helpers.is_empty() || tasks == 1 {
+            let inline = AssertUnwindSafe(|| {
+                operation.prepare(0);
+                (0..tasks).for_each(|index| operation.run(index, 0));
+            });
             return catch_unwind(inline).map_err(|panic| lost(panic.as_ref()));
         }
-        let task: &Task<'_> = &task;
+        let operation: &(dyn Operation + '_) = &operation;
         // SAFETY: only the lifetime changes. Only threads inside the gate dereference the pointer, and this call
-        // returns after the gate is closed and empty, so the closure outlives every use.
-        let task: *const Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
+        // returns after the gate is closed and empty, so the operation outlives every use.
+        let operation: &(dyn Operation + 'static) = unsafe { std::mem::transmute(operation) };
         // SAFETY: the gate is closed and empty between operations, and `&mut self` excludes another caller.
-        unsafe { *self.common.job.get() = Some(Job(task)) };
+        unsafe { *self.common.job.get() = Some(Job(operation)) };
         // Only the caller and the threads that are woken below get a share: at most one thread per task. Other threads
         // that are awake may take tasks from these shares.
         let sharing = tasks.min(self.threads());
@@ -226,7 +265,15 @@ fn take_tasks(common: &Common, thread: usize) {
     let Some(job) = (unsafe { *common.job.get() }) else { return };
     // SAFETY: the calling thread is inside the gate or has opened it, and `run` keeps the closure until the gate is
     // closed and empty.
-    let run = |index| unsafe { (*job.0)(index, thread) };
+    let operation = unsafe { &*job.0 };
+    let mut prepared = false;
+    let mut run = |index| {
+        if !prepared {
+            operation.prepare(thread);
+            prepared = true;
+        }
+        operation.run(index, thread);
+    };
     while let Some(index) = common.shares[thread].take_first() {
         run(index);
     }

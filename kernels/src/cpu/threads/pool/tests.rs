@@ -18,6 +18,32 @@ fn every_task_runs_exactly_once_however_often_it_is_asked() {
 }
 
 #[test]
+fn a_thread_prepares_once_before_its_first_task() {
+    for threads in [1, 3] {
+        let mut pool = ThreadPool::new(threads).unwrap();
+        for tasks in [0, 1, 2, 3, 17].repeat(200) {
+            let prepared: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            let ran: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            let prepare = |thread: usize| {
+                assert_eq!(ran[thread].load(Ordering::Relaxed), 0);
+                prepared[thread].fetch_add(1, Ordering::Relaxed);
+            };
+            pool.run_prepared(tasks, prepare, |_, thread| {
+                assert_eq!(prepared[thread].load(Ordering::Relaxed), 1);
+                ran[thread].fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+            let ran: Vec<usize> = ran.into_iter().map(AtomicUsize::into_inner).collect();
+            assert_eq!(ran.iter().sum::<usize>(), tasks);
+            // A thread that ran no task had nothing to prepare for.
+            for (ran, prepared) in ran.into_iter().zip(prepared) {
+                assert_eq!(prepared.into_inner(), usize::from(ran > 0));
+            }
+        }
+    }
+}
+
+#[test]
 fn an_idle_thread_takes_tasks_of_the_others() {
     let mut pool = ThreadPool::new(3).unwrap();
     let done = AtomicUsize::new(0);
