@@ -190,11 +190,11 @@ fn a_row_has_the_same_bits_in_a_tile_that_all_threads_pack() {
         for dtype in TYPES {
             let weights = random.normals(outputs * inputs, 0.5);
             let x = random.normals(rows * inputs, 1.0);
-            let together = product(&mut device, dtype, outputs, &weights, &x);
+            let batched = product(&mut device, dtype, outputs, &weights, &x);
             for row in [0, 7, 15] {
                 let x = &x[row * inputs..(row + 1) * inputs];
                 let alone = product(&mut device, dtype, outputs, &weights, x);
-                let of_row = &together[row * outputs..(row + 1) * outputs];
+                let of_row = &batched[row * outputs..(row + 1) * outputs];
                 assert!(bits(of_row) == bits(&alone), "{name} {dtype:?}: row {row}");
             }
         }
