@@ -5,10 +5,11 @@
 //! weights is multiplied by every tile while the panel is in the cache, so that weights are read from memory once for
 //! all rows.
 
-use std::hint::black_box;
+mod micro_kernel;
 
+use self::micro_kernel::add_product;
 use super::activations::{PackTile, row_words};
-use super::{GROUP, Int8Matrix, PAD, SCALES, group_bytes, panel_bytes};
+use super::{GROUP, Int8Matrix, group_bytes, panel_bytes};
 use crate::DeviceError;
 use crate::cpu::gemm::groups::{Group, GroupTasks};
 use crate::cpu::gemm::input::Input;
@@ -34,8 +35,6 @@ const fn block_inputs<S: Simd>() -> usize {
 const MOST_PANELS: usize = 4;
 /// Maximum number of tiles that share the fetching of weights.
 const FEW_TILES: usize = 4;
-/// Number of rows up to which a tile waits for its own weights, and shares no fetching.
-const FEW_ROWS: usize = 4;
 /// Minimum number of activations per packing task, below which waking another thread costs more than it saves.
 const PACKED_AT_ONCE: usize = 8 << 10;
 
@@ -386,87 +385,5 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
                 }
             }
         }
-    }
-}
-
-/// Adds the product of a tile's rows and the panels to `sums`, group by group. `sums[r][p]` holds sixteen lanes, the
-/// sums of row `r` and the sixteen outputs of panel `p`.
-///
-/// # Safety
-///
-/// `x` is readable for the words of `R` rows of `inputs` activations, and each of `panels` for the groups that hold
-/// these inputs. `panel_bytes` is the size in bytes of a panel. `further` are the distances in bytes of the panels that are
-/// prefetched meanwhile, 0 for the rest of the panel itself.
-#[inline(always)]
-#[allow(clippy::needless_range_loop)] // The compiler does not unroll iterators over several arrays at once.
-unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
-    s: S,
-    sums: &mut [[S::F; P]; R],
-    x: *const u32,
-    panels: [*const u8; P],
-    inputs: usize,
-    panel_bytes: usize,
-    further: [usize; P],
-) {
-    let step_bytes = S::DOT_INPUTS * LANES;
-    // Registers hold the integer sums of one group. The f32 sums over all groups stay in memory: `black_box` keeps the
-    // compiler from moving the f32 sums to registers and spilling the integer sums.
-    let rest = black_box(sums.as_mut_ptr().cast::<S::F>());
-    let (mut x, mut at) = (x, 0);
-    let mut left = inputs;
-    while left > 0 {
-        let inputs = left.min(GROUP).next_multiple_of(PAD);
-        // SAFETY: the caller's contract: this group's words and weights are readable.
-        unsafe {
-            let (scales, begins, steps) = (x, x.add(R), x.add(2 * R));
-            let mut dots = [[s.splat_i(0); P]; R];
-            for (r, dots) in dots.iter_mut().enumerate() {
-                *dots = [s.splat_i((*begins.add(r)).cast_signed()); P];
-            }
-            // The next group is prefetched. After the last group, this is the first group of the next `P` panels.
-            let next = if left > GROUP { at + group_bytes(GROUP) } else { P * panel_bytes };
-            let mut fetched = [panels[0]; P];
-            for p in 0..P {
-                let shared = const { R > FEW_ROWS } && further[p] > 0;
-                fetched[p] = panels[p].wrapping_add(if shared { further[p] + at } else { next });
-            }
-            // Tiles of few rows read weights at the speed of memory, and so do those that share the fetching, which have up to
-            // eight. Larger tiles find the group in the second-level cache.
-            let ask =
-                |line: *const u8| if const { R <= 8 } { s.prefetch_far(line) } else { s.prefetch(line) };
-            for line in fetched {
-                ask(line);
-            }
-            // `PAD` inputs of a panel are one cache line.
-            for line in 0..inputs / PAD {
-                for fetched in fetched {
-                    ask(fetched.wrapping_add(SCALES + line * PAD * LANES));
-                }
-                for step in line * (PAD / S::DOT_INPUTS)..(line + 1) * (PAD / S::DOT_INPUTS) {
-                    let offset = at + SCALES + step * step_bytes;
-                    // The loop over panels is the inner one, so that each word is loaded once and used for all panels.
-                    for r in 0..R {
-                        let word = *steps.add(step * R + r);
-                        for p in 0..P {
-                            dots[r][p] = s.dot_u8(dots[r][p], panels[p].add(offset), word);
-                        }
-                    }
-                }
-            }
-            let mut of_panels = [s.splat(0.0); P];
-            for p in 0..P {
-                of_panels[p] = s.load(panels[p].add(at).cast());
-            }
-            for r in 0..R {
-                let of_row = s.splat(f32::from_bits(*scales.add(r)));
-                for p in 0..P {
-                    let sum = rest.add(r * P + p);
-                    *sum = s.fma_on_all_paths(s.floats(dots[r][p]), s.mul(of_panels[p], of_row), *sum);
-                }
-            }
-            x = steps.add(inputs / S::DOT_INPUTS * R);
-        }
-        at += group_bytes(GROUP);
-        left = left.saturating_sub(GROUP);
     }
 }
