@@ -67,7 +67,7 @@ const _: () = assert!(THREAD_FLOATS >= SUMS);
 
 impl Scratch {
     pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
-        let threads = Buffer::zeroed(threads * THREAD_FLOATS, "sums of a product")?;
+        let threads = Buffer::zeroed(threads * THREAD_FLOATS, "sums and copies of activations of a product")?;
         Ok(Self { activations: Buffer::zeroed(0, ACTIVATIONS)?, threads, tasks: GroupTasks::default() })
     }
 
