@@ -1,5 +1,5 @@
 """The CUDA device over HTTP. Runs where the loader finds libcuda.so.1: on a GPU, or on an emulated one under
-tests/emulated-gpu/run."""
+emulated-gpu/run."""
 
 import ctypes
 import functools
@@ -35,7 +35,7 @@ def has_driver():
     return True
 
 
-on_a_gpu = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under tests/emulated-gpu/run")
+on_a_gpu = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under emulated-gpu/run")
 
 
 def serve(start, directory, *args, **options):

@@ -1,5 +1,5 @@
 """Emulated GPUs fail on demand: a worker whose GPU fails ends at once, with the name of the kernel in its log, and its
-requests are replayed elsewhere. Runs under tests/emulated-gpu/run."""
+requests are replayed elsewhere. Runs under emulated-gpu/run."""
 
 import os
 

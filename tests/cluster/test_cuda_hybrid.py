@@ -1,5 +1,5 @@
 """Qwen3.5 on the CUDA device over HTTP: the reference's answers, and the same digits in all chunks, beside other requests, after
-cached prefixes and preemptions, and from another worker's state. Runs under tests/emulated-gpu/run, or on a GPU."""
+cached prefixes and preemptions, and from another worker's state. Runs under emulated-gpu/run, or on a GPU."""
 
 import pytest
 from harness import GOLDENS
@@ -11,7 +11,7 @@ from test_disaggregation import DISAGGREGATED, handovers
 from test_golden import GENERATED, answers, bound, greatest_deviation, mean_deviations
 from test_hybrid import PAGE_BYTES, SLOT_BYTES
 
-pytestmark = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under tests/emulated-gpu/run")
+pytestmark = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under emulated-gpu/run")
 
 ENGINE = ("--chunking", "engine", "--max-step-tokens", 64, "--max-prefill-chunk-size", 48)
 # Ways of cutting prompts into steps and forwards.

@@ -1,5 +1,5 @@
 """A model divided among GPUs, through NCCL: the reference's answers, the CPU's tokens, and the restart of a group that has
-lost a rank. Runs under tests/emulated-gpu/run with 4 GPUs, or on as many real ones."""
+lost a rank. Runs under emulated-gpu/run with 4 GPUs, or on as many real ones."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ from streams import Streams
 from test_cuda import has_driver
 from test_golden import BOUND, LENGTHS, MODELS, answers, bound, check_balance, greatest_deviation
 
-pytestmark = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under tests/emulated-gpu/run")
+pytestmark = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under emulated-gpu/run")
 emulated = pytest.mark.skipif("EMULATED_GPUS" not in os.environ, reason="only an emulated GPU fails on demand")
 
 COLLECTIVE_TIMEOUT_S = 4

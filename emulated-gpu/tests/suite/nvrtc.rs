@@ -11,7 +11,7 @@ use tutti_emulated_gpu::{Checks, DeviceMemory, Fault, Grid, Module, launch};
 const ARCHITECTURES: [&str; 3] = ["compute_80", "compute_90", "compute_100a"];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 /// PTX that NVRTC made of a source for compute_90.

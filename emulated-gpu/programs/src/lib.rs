@@ -153,7 +153,7 @@ fn link_libraries(folder: &Path) {
 
 /// Folder of the real NVRTC, if it is installed: `NVRTC_LIB`, or where `tests/tools/nvrtc` puts it.
 pub fn nvrtc() -> Option<PathBuf> {
-    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target/nvrtc/lib");
+    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc/lib");
     let named = std::env::var_os("NVRTC_LIB").map(PathBuf::from);
     named.into_iter().chain([installed]).find(|folder| folder.join("libnvrtc.so.13").exists())
 }
