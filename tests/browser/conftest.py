@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO / "tests/cluster"))
+sys.path.insert(0, str(REPO / "tests/cluster/lib"))
 
 from harness import Server  # noqa: E402
 

@@ -1,9 +1,16 @@
 """Fixtures: clusters shared by a session, clusters for a single test, and figures printed at the end."""
 
+import pathlib
 import sys
 
 import pytest
-from harness import GOLDENS, REPO, Process, Server
+
+# An assertion of a library names its values, too.
+pytest.register_assert_rewrite(*(file.stem for file in pathlib.Path(__file__).with_name("lib").glob("*.py")))
+
+from harness import GOLDENS, REPO, Process  # noqa: E402
+from launcher import launcher  # noqa: E402
+from not_finite import poison  # noqa: E402
 
 sys.path.insert(0, str(REPO / "target/stubs"))
 
@@ -25,33 +32,10 @@ def figure(pytestconfig):
     return pytestconfig.stash[FIGURES].append
 
 
-def _launcher(log_dir):
-    started = []
-
-    def start(*args, name="conductor", env=None, ready=True):
-        server = Server(name, args, log_dir, env)
-        started.append(server)
-        return server.wait_until_ready() if ready else server
-
-    def finish():
-        problems = []
-        for process in reversed(started):
-            if process.child.returncode is not None:
-                process.destroy()  # the test ended the process, and checked its end
-                continue
-            try:
-                process.stop()
-            except AssertionError as problem:
-                problems.append(str(problem))
-        assert not problems, "\n".join(problems)
-
-    return start, finish
-
-
 @pytest.fixture
 def start(tmp_path):
     """Starts a conductor (or name="router") with these arguments; Ctrl-C at the end must leave nothing."""
-    start, finish = _launcher(tmp_path)
+    start, finish = launcher(tmp_path)
     yield start
     finish()
 
@@ -70,9 +54,15 @@ def spawn(tmp_path):
         process.destroy()
 
 
+@pytest.fixture
+def poisoned(tmp_path):
+    """A checkpoint in which the embedding of one token is NaN."""
+    return poison(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
-    start, finish = _launcher(tmp_path_factory.mktemp("shared"))
+    start, finish = launcher(tmp_path_factory.mktemp("shared"))
     yield start
     finish()
 

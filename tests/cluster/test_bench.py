@@ -10,9 +10,9 @@ import threading
 
 import httpx
 import pytest
+from api_keys import line
 from certificates import Authority
 from harness import BINARIES, wait_for
-from test_front_door import line
 
 SIM = ("--workers", 1, "--device", "sim")
 

@@ -1,44 +1,8 @@
 """Fixed shapes (--chunk-shapes) on a running cluster: every step has a declared number of tokens, and no digit of an answer
 changes, of a cached prefix neither."""
 
-import json
-
 import pytest
-from harness import GOLDENS
-from safetensors.numpy import load_file
-from test_golden import GENERATED, answers, bound, greatest_deviation
-
-SHAPES = (8, 32, 96)
-
-
-def cached(cluster, golden):
-    """The answer to a prompt whose prefix an earlier request left in the cache."""
-    prompt = golden["t300.input_ids"].tolist()
-    ask = dict(max_tokens=GENERATED, temperature=0, logprobs=3, return_token_ids=True)
-    answer = cluster.complete(prompt=prompt, **ask)
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    return answer["choices"][0]
-
-
-def check_padded(start, tmp_path, model, ranks, *device):
-    directory, trace = GOLDENS / "seed0" / model, tmp_path / "steps"
-    golden = load_file(directory / "goldens.safetensors")
-    flags = ("--workers", ranks, "--tp", ranks, "--model", directory, "--skip-tokenizer-init", "--max-step-tokens", 64, *device)
-    plain = start(*flags)
-    expected, warm = answers(plain, golden), cached(plain, golden)
-    assert greatest_deviation(golden, expected) <= bound(model)
-    assert plain.metrics().get("tutti_step_padding_tokens_total", 0) == 0
-    plain.stop()
-
-    padded = start(*flags, "--chunk-shapes", ",".join(map(str, SHAPES)), "--trace-steps", trace)
-    assert answers(padded, golden) == expected
-    assert cached(padded, golden) == warm
-    padded.wait_until_idle()
-    counted = padded.metrics()["tutti_step_padding_tokens_total"]
-    padded.stop()
-    steps = [json.loads(line) for line in trace.with_name("steps.rank0").read_text().splitlines()[1:]]
-    assert {step["tokens"] + step["padding_tokens"] for step in steps} == set(SHAPES)
-    assert counted == sum(step["padding_tokens"] for step in steps) > 0
+from padding import check_padded
 
 
 @pytest.mark.parametrize("ranks", (1, 2))

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from certificates import Authority
 from harness import free_port, run_to_exit, wait_for
-from test_disaggregation import DISAGGREGATED
+from topologies import DISAGGREGATED
 
 SIM = ("--device", "sim")
 # Steps of 5 ms, so that a stream of a thousand tokens lasts five seconds.

@@ -1,7 +1,6 @@
 """The CUDA device over HTTP. Runs where the loader finds libcuda.so.1: on a GPU, or on an emulated one under
 emulated-gpu/run."""
 
-import ctypes
 import functools
 import os
 import pathlib
@@ -11,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from bits import WHOLE, Cluster, check, check_preempted, check_prefixes, cut, prefills
+from golden import BOUND, GENERATED, MODELS, answers, greatest_deviation, mean_deviations
+from gpus import has_driver
 from harness import GOLDENS, events, run_to_exit
+from padding import check_padded
 from safetensors.numpy import load_file
 from streams import Streams
-from test_bits import WHOLE, Cluster, check, check_preempted, check_prefixes, cut, prefills
-from test_chunk_shapes import check_padded
-from test_golden import BOUND, GENERATED, MODELS, answers, greatest_deviation, mean_deviations
 
 # Ways of cutting prompts into steps and forwards. The longest prompt has 300 tokens.
 CUTS = (
@@ -25,14 +25,6 @@ CUTS = (
     ("--chunking", "engine", "--max-step-tokens", 64, "--max-prefill-chunk-size", 48),
     ("--chunking", "off", "--max-step-tokens", 64),
 )
-
-
-def has_driver():
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 on_a_gpu = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under emulated-gpu/run")

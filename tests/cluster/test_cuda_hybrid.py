@@ -2,14 +2,13 @@
 cached prefixes and preemptions, and from another worker's state. Runs under emulated-gpu/run, or on a GPU."""
 
 import pytest
+from golden import GENERATED, answers, bound, greatest_deviation, mean_deviations
+from gpus import has_driver, has_gpus
 from harness import GOLDENS
+from hybrid import PAGE_BYTES, SLOT_BYTES
 from safetensors.numpy import load_file
 from streams import Streams
-from test_cuda import has_driver
-from test_cuda_tp import has_gpus
-from test_disaggregation import DISAGGREGATED, handovers
-from test_golden import GENERATED, answers, bound, greatest_deviation, mean_deviations
-from test_hybrid import PAGE_BYTES, SLOT_BYTES
+from topologies import DISAGGREGATED, handovers
 
 pytestmark = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under emulated-gpu/run")
 

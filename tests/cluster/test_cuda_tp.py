@@ -1,30 +1,21 @@
 """A model divided among GPUs, through NCCL: the reference's answers, the CPU's tokens, and the restart of a group that has
 lost a rank. Runs under emulated-gpu/run with 4 GPUs, or on as many real ones."""
 
-import ctypes
 import os
 import pathlib
 import signal
 
 import pytest
+from golden import BOUND, LENGTHS, MODELS, answers, bound, check_balance, greatest_deviation
+from gpus import has_driver, has_gpus
 from harness import GOLDENS, run_to_exit, wait_for
 from safetensors.numpy import load_file
 from streams import Streams
-from test_cuda import has_driver
-from test_golden import BOUND, LENGTHS, MODELS, answers, bound, check_balance, greatest_deviation
 
 pytestmark = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under emulated-gpu/run")
 emulated = pytest.mark.skipif("EMULATED_GPUS" not in os.environ, reason="only an emulated GPU fails on demand")
 
 COLLECTIVE_TIMEOUT_S = 4
-
-
-def has_gpus(count):
-    """True if each of so many workers can have a GPU of its own. Emulated ones are as many as a test asks for."""
-    if "EMULATED_GPUS" in os.environ:
-        return True
-    driver, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(found)) == 0 and found.value >= count
 
 
 def serve(start, model, workers, tp, *args, env=None):

@@ -8,35 +8,23 @@ import subprocess
 
 import numpy as np
 import pytest
+from golden import BOUND, LENGTHS, MODELS, answers, greatest_deviation
 from harness import GOLDENS, free_port, wait_for
+from hosts import ELSEWHERE
 from safetensors.numpy import load_file
+from sampling_zoo import sampling_zoo
+from simulated import VOCAB, sampled
 from streams import Streams
-from test_golden import BOUND, LENGTHS, MODELS, answers
-from test_replay import sampling_zoo
-from test_sim import VOCAB, sampled
-from test_topology import TOPOLOGIES
-from test_tp import greatest_deviation
+from topologies import DISAGGREGATED, TP_2_DISAGGREGATED, TP_2_TO_1, TWO_PREFILL, all_accepted, handovers, served_by
 
 SIM = ("--device", "sim")
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
-DISAGGREGATED, TWO_PREFILL = TOPOLOGIES / "disaggregated.toml", TOPOLOGIES / "two-prefill.toml"
-TP_2_TO_1, TP_2_DISAGGREGATED = TOPOLOGIES / "tp2-to-tp1.toml", TOPOLOGIES / "tp2-disaggregated.toml"
-
-
-def handovers(cluster):
-    return cluster.metrics().get("tutti_request_handovers_total", 0)
 
 
 def loads(cluster, name):
     """{rank: a worker's gauge}."""
     text = cluster.client.get("/metrics").text
     return {int(rank): float(value) for rank, value in re.findall(rf'^tutti_{name}\{{worker="(\d+)"\}} (\S+)', text, re.M)}
-
-
-def all_accepted(cluster, bodies):
-    """Waits until all requests are accepted: none is while a role has no worker."""
-    prompts = sum(len(body["prompt"]) for body in bodies)
-    wait_for("all accepted", lambda: cluster.metrics().get("tutti_prompt_tokens_total", 0) >= prompts, every=0.005)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -50,16 +38,6 @@ def test_disaggregated_is_bit_identical_to_colocated(start, figure, model):
     worst = greatest_deviation(golden, colocated)
     assert worst <= BOUND
     figure(f"{model}, disaggregated prefill: equal to colocated; greatest |logprob - reference| {worst:.1e}")
-
-
-def served_by(start, golden, *arguments):
-    """The answers of a cluster. Checks that nothing is left afterwards, and that disaggregated requests were handed over."""
-    cluster = start(*arguments)
-    got = answers(cluster, golden)
-    cluster.wait_until_idle()
-    assert handovers(cluster) == (len(LENGTHS) if "--topology" in arguments else 0)
-    cluster.stop()
-    return got
 
 
 def test_two_ranks_on_either_side_are_bit_identical_to_two_ranks(start):
@@ -198,10 +176,6 @@ def test_pages_that_the_decode_worker_has_are_not_sent(start):
     assert [after - before for before, after in zip([0, *sent], sent)] == [25 * page, page, page]
     assert usages == [0, 384, 400], "cached tokens on the prefill worker"
     cluster.wait_until_idle()
-
-
-# A command that stands for another host: a shared-memory segment named in it cannot be opened from outside.
-ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 @pytest.mark.skipif(subprocess.run([*ELSEWHERE, "true"], capture_output=True).returncode, reason="no namespaces here")

@@ -10,7 +10,7 @@ import pytest
 from harness import run_to_exit, wait_for
 from media_model import BYTES_PER_TOKEN, PLACEHOLDER, PLACEHOLDER_TEXT, ask, audio, sound, text, write
 from streams import Streams
-from test_topology import TOPOLOGIES
+from topologies import TOPOLOGIES
 
 SIM = ("--device", "sim")
 DISAGGREGATED, ALL_DISAGGREGATED = TOPOLOGIES / "encoders-disaggregated.toml", TOPOLOGIES / "encoders-prefill-disaggregated.toml"

@@ -6,8 +6,8 @@ import random
 import signal
 
 from harness import ANSWER_S, START_S, free_port, wait_for
+from simulated import EOS, VOCAB, sampled, stream
 from streams import Streams, signal_all
-from test_sim import EOS, VOCAB, sampled, stream
 
 SIM = ("--no-router", "--workers", 2, "--device", "sim")
 # Short intervals, so that the tests are fast. These are settings of the router's `fleet` table.

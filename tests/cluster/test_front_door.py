@@ -1,19 +1,15 @@
 """The front doors of real processes: API keys, web pages of other origins, and the warning of an open address."""
 
-import hashlib
 import os
 
 import grpc
 import httpx
 import pytest
+from api_keys import line
 from harness import Process, free_port, wait_for
 
 PATH = "/v1/completions"
 SIM = ("--workers", 1, "--device", "sim")
-
-
-def line(name, key, *limits):
-    return " ".join([name, hashlib.sha256(key.encode()).hexdigest(), *limits]) + "\n"
 
 
 def asked(key=None, **headers):

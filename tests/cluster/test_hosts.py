@@ -6,9 +6,10 @@ import subprocess
 
 import pytest
 from harness import free_port, wait_for
+from hosts import ELSEWHERE
+from simulated import VOCAB, sampled
 from streams import Streams
-from test_disaggregation import DISAGGREGATED, ELSEWHERE
-from test_sim import VOCAB, sampled
+from topologies import DISAGGREGATED
 
 SIM = ("--device", "sim", "--heartbeat-timeout", 2)
 # tests/cluster/test_tls.py encrypts between hosts.

@@ -6,16 +6,14 @@ import os
 import signal
 
 import pytest
+from golden import LENGTHS, answers, bound, greatest_deviation
 from harness import GOLDENS, run_to_exit, wait_for
+from hybrid import PAGE_BYTES, SLOT_BYTES
 from safetensors.numpy import load_file
 from streams import Streams
-from test_disaggregation import DISAGGREGATED, TP_2_DISAGGREGATED, TP_2_TO_1, TWO_PREFILL, handovers, served_by
-from test_golden import LENGTHS, answers, bound, greatest_deviation
+from topologies import DISAGGREGATED, TP_2_DISAGGREGATED, TP_2_TO_1, TWO_PREFILL, handovers, served_by
 
 MODELS = ("qwen3_5", "qwen3_5_moe")
-# Bytes of a golden model: a page of its two layers with attention, and a slot of its three delta nets.
-PAGE_BYTES = 2 * 2 * 2 * 32 * 16 * 4
-SLOT_BYTES = 3 * 4 * (2 * 2 * 16 * 3 + 4 * 24 * 3 + 4 * 16 * 24)
 RUNNING = 6
 
 

@@ -4,10 +4,10 @@ import collections
 import re
 
 import httpx
+from api_keys import line
 from harness import REPO, wait_for
 from streams import Streams
-from test_front_door import line
-from test_topology import TOPOLOGIES
+from topologies import TOPOLOGIES
 
 SIM = ("--device", "sim", "--no-router")
 

@@ -1,33 +1,9 @@
 """Rows whose numbers are not finite fail their own requests, and no others."""
 
 import itertools
-import json
-import shutil
-import struct
 
-import pytest
-from harness import GOLDENS, wait_for
-
-# A token whose embedding is poisoned. No undisturbed answer of these tests has it.
-POISON = 9
-NAN = {"F32": struct.pack("<f", float("nan")), "BF16": b"\xc0\x7f", "F16": b"\x00\x7e"}
-ASK = dict(prompt=[5, 6, 7], temperature=0, ignore_eos=True, return_token_ids=True)
-
-
-@pytest.fixture
-def poisoned(tmp_path):
-    """A checkpoint in which the embedding of one token is NaN."""
-    model = tmp_path / "poisoned"
-    shutil.copytree(GOLDENS / "seed0/qwen3", model)
-    path = model / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    start = 8 + struct.unpack("<Q", data[:8])[0]
-    entry = json.loads(data[8:start])["model.embed_tokens.weight"]
-    nan, width = NAN[entry["dtype"]], entry["shape"][1]
-    row = start + entry["data_offsets"][0] + POISON * width * len(nan)
-    data[row : row + width * len(nan)] = nan * width
-    path.write_bytes(data)
-    return model
+from harness import wait_for
+from not_finite import ASK, POISON
 
 
 def test_a_poisonous_request_fails_alone_and_a_broken_device_is_still_noticed(start, poisoned):

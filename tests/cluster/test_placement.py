@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from harness import GOLDENS, wait_for
-from test_topology import TOPOLOGIES
+from topologies import TOPOLOGIES
 
 SIM = ("--device", "sim")
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")

@@ -5,9 +5,9 @@ import json
 
 import numpy as np
 import pytest
+from golden import LENGTHS, answers, prompt_logprobs
 from harness import GOLDENS, REPO, run_to_exit
 from safetensors.numpy import load_file
-from test_golden import LENGTHS, answers, prompt_logprobs
 
 
 def serve(start, directory, quantize, budget=2048):

@@ -9,10 +9,10 @@ import time
 
 import httpx
 import pytest
-from conftest import _launcher
 from harness import wait_for
+from launcher import launcher
+from simulated import sampled
 from streams import Streams
-from test_sim import sampled
 
 PATH = "/v1/completions"
 SIM = ("--workers", 1, "--device", "sim")
@@ -70,7 +70,7 @@ class Reloaded:
 def servers(tmp_path_factory):
     """A conductor with an embedded router, and a router in front of another conductor."""
     directory = tmp_path_factory.mktemp("reload")
-    start, finish = _launcher(directory)
+    start, finish = launcher(directory)
     files = {name: directory / f"{name}.toml" for name in ("conductor", "router")}
     for file in files.values():
         file.write_text('log_format = "text"\n')

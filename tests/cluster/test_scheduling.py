@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from golden import BOUND, GENERATED, MODELS, log_softmax, pick, prompt_logprobs
 from harness import ANSWER_S, GOLDENS, Server
-from test_golden import BOUND, GENERATED, MODELS, log_softmax, pick, prompt_logprobs
 from safetensors.numpy import load_file
 
 PAGE_TOKENS = 16

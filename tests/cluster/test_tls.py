@@ -13,8 +13,9 @@ import httpx
 import pytest
 from certificates import ROLES, Authority, replace
 from harness import ANSWER_S, GOLDENS, free_port, run_to_exit, wait_for
-from test_disaggregation import DISAGGREGATED, ELSEWHERE
-from test_sim import sampled
+from hosts import ELSEWHERE
+from simulated import sampled
+from topologies import DISAGGREGATED
 
 SIM = ("--device", "sim", "--heartbeat-timeout", 2)
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1)

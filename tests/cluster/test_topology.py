@@ -5,9 +5,9 @@ import re
 import httpx
 import media_model
 import pytest
-from harness import GOLDENS, REPO, run_to_exit, wait_for
+from harness import GOLDENS, run_to_exit, wait_for
+from topologies import TOPOLOGIES
 
-TOPOLOGIES = REPO / "deploy/topology"
 SIM = ("--device", "sim")
 GROUP = "[[group]]\nname = 'g'\n"
 
@@ -42,7 +42,7 @@ def test_each_example_serves(start, tmp_path, name, workers, expected):
 
 
 def test_every_example_is_tried():
-    # tests/cluster/hosts.py starts the one whose workers join by hand.
+    # tests/cluster/lib/hosts.py starts the one whose workers join by hand.
     tried = ["all-in-one", "disaggregated", "encoders-disaggregated", "encoders-prefill-disaggregated", "tp2-disaggregated", "tp2-to-tp1", "two-prefill", "two-prefill-by-hand"]
     assert sorted(path.stem for path in TOPOLOGIES.iterdir()) == tried
 

@@ -8,10 +8,10 @@ import subprocess
 import time
 
 import pytest
+from golden import BOUND, LENGTHS, MODELS, answers, greatest_deviation
 from harness import GOLDENS, START_S, free_port, run_to_exit, wait_for
 from safetensors.numpy import load_file
 from streams import Streams
-from test_golden import BOUND, LENGTHS, MODELS, answers, greatest_deviation
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
 ASK = dict(prompt=[5, 6, 7], max_tokens=24, temperature=1, seed=11, ignore_eos=True, return_token_ids=True)

@@ -9,8 +9,8 @@ import pytest
 from collector import Collector, tree
 from harness import free_port, wait_for
 from media_model import ask, audio, sound, text, write
-from test_not_finite import ASK, POISON, poisoned  # noqa: F401 (a fixture)
-from test_topology import TOPOLOGIES
+from not_finite import ASK, POISON
+from topologies import TOPOLOGIES
 from tutti.v1 import inference_pb2, inference_pb2_grpc
 
 # Spans are sent soon, so that a test need not end the processes to see them.

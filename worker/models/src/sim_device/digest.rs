@@ -1,4 +1,4 @@
-//! The rule that gives a request's next token. `tests/cluster/simulated.py` implements the same rule in Python.
+//! The rule that gives a request's next token. `tests/cluster/lib/simulated.py` implements the same rule in Python.
 
 /// The digest of an empty sequence.
 pub const EMPTY: u64 = 0;

@@ -122,7 +122,7 @@ fn the_seed_counts_unless_greedy_and_forbidden_tokens_do_not_come() {
 
 #[test]
 fn tokens_are_those_of_the_published_rule() {
-    // From tests/cluster/simulated.py: next_token([7, 8, 9], 0, 50) and next_token([7, 8, 9], 5, 50).
+    // From tests/cluster/lib/simulated.py: next_token([7, 8, 9], 0, 50) and next_token([7, 8, 9], 5, 50).
     let mut model = sim(&settings());
     for (temperature, token) in [(0.0, 42), (1.0, 2)] {
         forward(&mut *model, &[7, 8, 9], 0).unwrap();

@@ -6,10 +6,10 @@ import json
 import random
 
 import numpy as np
+from golden import GENERATED, LENGTHS, bound, log_softmax, pick
 from harness import GOLDENS
 from safetensors.numpy import load_file
 from streams import Streams
-from test_golden import GENERATED, LENGTHS, bound, log_softmax, pick
 
 PAGE_TOKENS = 16
 # Tokens of output of the requests of the reference, which has the first GENERATED of them; bits are compared over all.

@@ -7,8 +7,8 @@ import threading
 
 import grpc
 import httpx
+from api_keys import line
 from harness import REPO, Server, wait_for
-from test_front_door import line
 
 SIM = ("--device", "sim")
 TOPOLOGY = REPO / "deploy/topology/disaggregated.toml"

@@ -5,7 +5,7 @@ import json
 import pathlib
 import re
 
-REPO = pathlib.Path(__file__).resolve().parents[2]
+REPO = pathlib.Path(__file__).resolve().parents[3]
 RESULTS = REPO / "tests/bench/results/families.json"
 PAGE = REPO / "docs/families.md"
 BEGIN, END = "<!-- table: tests/families -->", "<!-- end of table -->"
@@ -87,7 +87,7 @@ def problems():
     """Lines for tests/check-docs: a golden model that the table leaves out, a page that does not say what the JSON says."""
     generated = " ".join(re.findall(r'^models\+?="(.*)"', (REPO / "tests/goldens/generate").read_text(), re.M)).split()
     for name in set(MODELS) ^ set(generated):
-        yield f"tests/cluster/families_page.py: {name} is either not in MODELS or not in tests/goldens/generate"
+        yield f"tests/cluster/lib/families_page.py: {name} is either not in MODELS or not in tests/goldens/generate"
     page = PAGE.read_text()
     if page != with_table(page, json.loads(RESULTS.read_text())):
         yield "docs/families.md: the table is not that of tests/bench/results/families.json; tests/families writes both"

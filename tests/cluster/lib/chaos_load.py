@@ -5,8 +5,8 @@ import json
 import socket
 
 from harness import events
+from simulated import asked
 from streams import merge
-from test_sim import asked
 
 # Seconds after which an answer counts as lost. Several faults in a row must not delay an answer for longer.
 LOST_S = 240

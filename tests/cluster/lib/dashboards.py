@@ -12,9 +12,9 @@ import time
 
 import httpx
 from alert_faults import FAULTS
+from api_keys import line
 from harness import REPO, Server, wait_for
 from prometheus import RULES, Prometheus, promtool
-from test_front_door import line
 
 DASHBOARDS = REPO / "deploy/helm/tutti/files/dashboards"
 TOPOLOGY = REPO / "deploy/topology/disaggregated.toml"

@@ -18,11 +18,10 @@ import sys
 import tempfile
 import time
 
+from harness import CLUSTER_TOKEN, free_port
 from hosts import Network, possible
 from pods import CLUSTER, Pod, Service
-from harness import CLUSTER_TOKEN, free_port
-from simulated import generate
-from test_sim import VOCAB
+from simulated import VOCAB, generate
 
 # Seconds for which a draining process serves new requests while endpoints and routers notice.
 LAME_DUCK = 3

@@ -8,11 +8,11 @@ import random
 import signal
 
 from families_model import OTHERS, PAGE_TOKENS, at_once, cached, finish, one_by_one, send
+from golden import LENGTHS
 from harness import Server, run_to_exit, wait_for
+from padding import SHAPES
 from streams import signal_all
-from test_chunk_shapes import SHAPES
-from test_disaggregation import DISAGGREGATED, all_accepted, handovers
-from test_golden import LENGTHS
+from topologies import DISAGGREGATED, all_accepted, handovers
 
 POISONED = "memory is filled with NaN before a request gets it"
 WHOLE = ("--max-step-tokens", 2048, "--no-prefix-cache")

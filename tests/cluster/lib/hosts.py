@@ -10,7 +10,7 @@ from certificates import Authority
 from harness import Process, Server, free_port, processes_marked, wait_for
 
 # A command that stands for another host: a shared-memory segment named in it cannot be opened from outside.
-OWN_PROCESSES = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 NUMBERS = itertools.count()
 
 
@@ -51,7 +51,7 @@ class Host:
         for device in ("lo", "eth0"):
             ip("-n", self.name, "link", "set", device, "up")
         ip("link", "set", self.link, "master", network.bridge, "up")
-        self.under = ("ip", "netns", "exec", self.name, *OWN_PROCESSES)
+        self.under = ("ip", "netns", "exec", self.name, *ELSEWHERE)
 
     def cut(self):
         ip("link", "set", self.link, "down")
@@ -62,7 +62,7 @@ class Host:
 
 def possible():
     """True if this machine allows network namespaces."""
-    return os.geteuid() == 0 and bool(shutil.which("ip")) and subprocess.run(["unshare", "--net", *OWN_PROCESSES, "true"], capture_output=True).returncode == 0
+    return os.geteuid() == 0 and bool(shutil.which("ip")) and subprocess.run(["unshare", "--net", *ELSEWHERE, "true"], capture_output=True).returncode == 0
 
 
 class EncryptedCluster:

@@ -13,7 +13,7 @@ import uuid
 
 import httpx
 
-REPO = pathlib.Path(__file__).resolve().parents[2]
+REPO = pathlib.Path(__file__).resolve().parents[3]
 BINARIES = pathlib.Path(os.environ.get("TUTTI_TEST_BINARIES", REPO / "target/debug"))
 GOLDENS = REPO / "target/goldens"
 MARK = "CLUSTER_TEST"  # an environment variable that every process of a cluster inherits

@@ -1,0 +1,28 @@
+"""The topologies of deploy/topology, and what a cluster of several roles shows of its hand-overs."""
+
+from golden import LENGTHS, answers
+from harness import REPO, wait_for
+
+TOPOLOGIES = REPO / "deploy/topology"
+DISAGGREGATED, TWO_PREFILL = TOPOLOGIES / "disaggregated.toml", TOPOLOGIES / "two-prefill.toml"
+TP_2_TO_1, TP_2_DISAGGREGATED = TOPOLOGIES / "tp2-to-tp1.toml", TOPOLOGIES / "tp2-disaggregated.toml"
+
+
+def handovers(cluster):
+    return cluster.metrics().get("tutti_request_handovers_total", 0)
+
+
+def all_accepted(cluster, bodies):
+    """Waits until all requests are accepted: none is while a role has no worker."""
+    prompts = sum(len(body["prompt"]) for body in bodies)
+    wait_for("all accepted", lambda: cluster.metrics().get("tutti_prompt_tokens_total", 0) >= prompts, every=0.005)
+
+
+def served_by(start, golden, *arguments):
+    """The answers of a cluster. Checks that nothing is left afterwards, and that disaggregated requests were handed over."""
+    cluster = start(*arguments)
+    got = answers(cluster, golden)
+    cluster.wait_until_idle()
+    assert handovers(cluster) == (len(LENGTHS) if "--topology" in arguments else 0)
+    cluster.stop()
+    return got
