@@ -10,6 +10,10 @@ check:
     tests/check-docs
     cargo clippy -q --locked --workspace --all-targets -- -D warnings
 
+# One crate, with what its tests need: just t router
+t crate *flags:
+    tests/crate {{ crate }} {{ flags }}
+
 # All checks, as continuous integration runs them
 test:
     tests/run

@@ -21,6 +21,17 @@ def pytest_configure(config):
     config.stash[FIGURES] = []
 
 
+def pytest_sessionfinish(session):
+    """Gives the figures of one of several processes to the one that prints them."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["figures"] = session.config.stash[FIGURES]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[FIGURES] += getattr(node, "workeroutput", {}).get("figures", [])
+
+
 def pytest_terminal_summary(terminalreporter, config):
     for line in config.stash[FIGURES]:
         terminalreporter.write_line(f"figure: {line}")

@@ -11,7 +11,7 @@ PAGE_TOKENS = 16
 # Lengths of prompts, around the sizes of a page, of a tile and of the block of 512 keys in attention.
 LENGTHS = (1, 16, 37, 130, 515, 701)
 VOCABULARY = 320
-# In pages: room for the longest request, but not for what the choices of "grown" come to hold.
+# In pages: room for the longest request, but not for all choices of the request "grown" at their full lengths.
 SMALL_POOL = 56
 
 

@@ -12,7 +12,8 @@ BOUND = 2e-4
 
 
 def bound(model):
-    """The greatest deviation of a logprob. The reference computes a delta net in two ways, which differ by up to 1.2e-4."""
+    """The greatest deviation of a logprob. The reference computes a delta net in two ways, which differ by up to
+    1.2e-4."""
     return 1e-3 if model.startswith("qwen3_5") else BOUND
 
 
@@ -68,7 +69,8 @@ def greatest_deviation(golden, got):
 
 
 def mean_deviations(golden, got):
-    """The mean deviation of a prompt's logprobs from the f32 reference: ours, and that of the reference's own bf16 run."""
+    """The mean deviation of a prompt's logprobs from the f32 reference: ours, and that of the reference's own bf16
+    run."""
     ours, theirs = [], []
     for length in LENGTHS[1:]:
         ids = golden[f"t{length}.input_ids"]
@@ -79,7 +81,8 @@ def mean_deviations(golden, got):
 
 
 def check_balance(cluster, layers):
-    """The leader alone reports the balance of these layers: every rank routes all tokens. A token has 3 of 8 experts."""
+    """The leader alone reports the balance of these layers: every rank routes all tokens. A token has 3 of 8
+    experts."""
     balance = re.findall(r'tutti_worker_expert_imbalance{worker="(\d)",layer="(\d+)"} (\S+)', cluster.client.get("/metrics").text)
     assert sorted((int(worker), int(layer)) for worker, layer, _ in balance) == [(0, layer) for layer in layers]
     assert all(1 <= float(value) <= 8 / 3 for *_, value in balance), balance

@@ -19,7 +19,8 @@ def all_accepted(cluster, bodies):
 
 
 def served_by(start, golden, *arguments):
-    """The answers of a cluster. Checks that nothing is left afterwards, and that disaggregated requests were handed over."""
+    """The answers of a cluster. Checks that nothing is left afterwards, and that disaggregated requests were handed
+    over."""
     cluster = start(*arguments)
     got = answers(cluster, golden)
     cluster.wait_until_idle()
