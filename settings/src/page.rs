@@ -43,7 +43,7 @@ state. Without it, a worker takes what its requests can use, bounded by its shar
   map from `packed_weights` count for each of them, but are in memory once.
 
 Memory is taken when a page is first written, not at the start. In a model with slots, each of `max_running_requests` has
-one. If that setting is not given, a worker runs as many requests as half of the budget has slots for, at most 128. A quarter of what these leave of the budget holds checkpoints of the prefix cache, and the rest is pages.
+one. If that setting is not given, a worker runs as many requests as half of the budget has slots for, at most 128. A quarter of what these leave of the budget holds snapshots of the prefix cache, and the rest is pages.
 ";
 
 /// Returns the whole page.

@@ -207,7 +207,7 @@ def preempted(run, *flags):
     raise AssertionError(f"{preemptions} preemptions, requests of the reference resumed at {positions}")
 
 
-def preempted_to_checkpoint(run):
+def preempted_to_snapshot(run):
     return preempted(run)
 
 
@@ -287,7 +287,7 @@ CONDITIONS = {
     "random": random_slicings,
     "tp2": tensor_parallel,
     "ep2": expert_parallel,
-    "checkpoint": preempted_to_checkpoint,
+    "snapshot": preempted_to_snapshot,
     "nothing": preempted_to_nothing,
     "prefixes": prefixes,
     "disaggregated": disaggregated,

@@ -34,7 +34,7 @@ COLUMNS = {
     "random": "random slicings",
     "tp2": "TP 2",
     "ep2": "EP 2",
-    "checkpoint": "preempted, from checkpoint",
+    "snapshot": "preempted, from snapshot",
     "nothing": "preempted, from nothing",
     "prefixes": "warm prefixes",
     "disaggregated": "disaggregated",
@@ -64,7 +64,7 @@ def table(results):
     total = lambda condition, count: sum(cells[condition]["proof"][count] for cells in counts)
     yield ""
     yield (
-        f"In this run there were {total('checkpoint', 'preemptions') + total('nothing', 'preemptions')} preemptions, "
+        f"In this run there were {total('snapshot', 'preemptions') + total('nothing', 'preemptions')} preemptions, "
         f"{total('replayed', 'replays')} replays, {total('disaggregated', 'hand_overs')} hand-overs and "
         f"{total('padded', 'padding_tokens')} tokens of padding. Memory was {'' if poisoned else 'not '}filled with NaN before "
         f"a request got it. Instructions: {results['machine']['instructions']}."

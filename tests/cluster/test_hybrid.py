@@ -69,7 +69,7 @@ def test_a_warm_prefix_gives_the_same_answer(start, served, golden):
     answer(golden["t125.input_ids"].tolist())
     warm = answer(prompt)
     assert warm[0] == cold[0] and warm[1] > 0
-    # Prompts that leave the cached one at all kinds of places: on a checkpoint, before, after, within a block.
+    # Prompts that leave the cached one at all kinds of places: on a snapshot, before, after, within a block.
     fresh = start("--workers", 1, "--no-prefix-cache", *served)
     for shared in (15, 16, 17, 33, 64, 130, 256, 299):
         tokens = prompt[:shared] + [7, 3, 7, 250, 9]
@@ -88,7 +88,7 @@ def test_preempted_requests_give_the_same_answers(start, model, served, golden, 
     cluster = start("--workers", 1, *served)
     alone = [Streams(cluster, "/v1/completions", [body]).results()[0] for body in asked]
     cluster.stop()
-    # Room for the state of all running requests, for the pages of few of them, and for some checkpoints.
+    # Room for the state of all running requests, for the pages of few of them, and for some snapshots.
     memory = (1 + RUNNING) * SLOT_BYTES + 40 * PAGE_BYTES
     for flags in ((), ("--no-prefix-cache",)):
         cluster = start(

@@ -36,8 +36,8 @@ const LEAST_DIVISOR: u64 = 8;
 /// Part of the budget that slots of running requests take, unless `max_running_requests` asks for more: one in this many.
 const RUNNING_DIVISOR: u64 = 2;
 
-/// Part of the budget beyond the slots of running requests that checkpoints of the prefix cache take: one in this many.
-const CHECKPOINT_DIVISOR: u64 = 4;
+/// Part of the budget beyond the slots of running requests that snapshots of the prefix cache take: one in this many.
+const SNAPSHOT_DIVISOR: u64 = 4;
 
 /// Tokens per page of a model without paged planes, whose pages take no memory.
 const PAGE_TOKENS: u32 = 16;
@@ -47,7 +47,7 @@ const PAGE_TOKENS: u32 = 16;
 pub struct KvSize {
     /// Pages per plane, the null page included.
     pub pages: usize,
-    /// Slots per plane: the null slot, one per running request, and those for checkpoints.
+    /// Slots per plane: the null slot, one per running request, and those for snapshots.
     pub slots: usize,
     /// Maximum number of running requests.
     pub running: usize,
@@ -145,13 +145,12 @@ impl Sizes {
         }
     }
 
-    /// Bytes of all pages and slots that requests can use, with as many checkpoints as pages hold prefixes.
+    /// Bytes of all pages and slots that requests can use, with as many snapshots as pages hold prefixes.
     fn enough(&self) -> u64 {
         let pages = self.most_pages.saturating_mul(self.page_bytes as u64);
         let running = (self.running as u64).saturating_mul(self.slot_bytes as u64);
-        let checkpoints =
-            self.most_pages.saturating_mul(self.slot_bytes as u64).min(pages / CHECKPOINT_DIVISOR);
-        pages.saturating_add(running).saturating_add(checkpoints)
+        let snapshots = self.most_pages.saturating_mul(self.slot_bytes as u64).min(pages / SNAPSHOT_DIVISOR);
+        pages.saturating_add(running).saturating_add(snapshots)
     }
 
     /// Number of slots, the null slot included, that one part in `divisor` of a budget holds, and that leave two pages.
@@ -197,16 +196,16 @@ impl Sizes {
             );
             return Err(Error::invalid("kv_cache_memory", message));
         }
-        let checkpoints = match slot {
+        let snapshots = match slot {
             _ if settings.no_prefix_cache => 0,
             0 => 0,
-            // One page at least ends at each checkpoint.
-            slot => (rest / CHECKPOINT_DIVISOR / slot).min(most_pages),
+            // One page at least ends at each snapshot.
+            slot => (rest / SNAPSHOT_DIVISOR / slot).min(most_pages),
         };
-        let for_pages = rest - checkpoints * slot;
+        let for_pages = rest - snapshots * slot;
         // Page ids are 32 bits wide. Pages without bytes are as many as requests can use.
         let pages = for_pages.checked_div(page).unwrap_or(most_pages).clamp(2, u64::from(u32::MAX));
-        let slots = running.saturating_add(checkpoints.min(pages) as usize);
+        let slots = running.saturating_add(snapshots.min(pages) as usize);
         Ok(KvSize { pages: pages as usize, slots, running: running - 1, page_tokens, page_bytes, slot_bytes })
     }
 }

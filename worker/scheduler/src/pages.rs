@@ -56,8 +56,8 @@ pub struct PagePool {
     clock: u64,
     content: PrefixCache,
     look_up: LookUp,
-    /// Checkpoints of pages that were evicted; their slots are to be freed.
-    dropped_checkpoints: Vec<SlotId>,
+    /// Snapshots of pages that were evicted; their slots are to be freed.
+    dropped_snapshots: Vec<SlotId>,
 }
 
 /// A look-up of a waiting request's prompt, kept from one plan to the next. Without it, each plan would hash the whole
@@ -88,7 +88,7 @@ impl PagePool {
             clock,
             content: PrefixCache::default(),
             look_up: LookUp::default(),
-            dropped_checkpoints: Vec::new(),
+            dropped_snapshots: Vec::new(),
         }
     }
 
@@ -128,7 +128,7 @@ impl PagePool {
             if self.look_up.known.get(block.index).is_some_and(|known| known.0 == page) {
                 self.look_up.known.truncate(block.index);
             }
-            self.dropped_checkpoints.extend(Some(block.checkpoint).filter(|&slot| slot != SlotId::NULL));
+            self.dropped_snapshots.extend(Some(block.snapshot).filter(|&slot| slot != SlotId::NULL));
         }
         self.free.push(page);
     }
@@ -168,25 +168,25 @@ impl PagePool {
         fresh <= self.available() && fresh + idle() <= self.available()
     }
 
-    /// The checkpoint of the chain's last block. The null slot if there is none.
-    pub(crate) fn checkpoint(&self, chain: Chain) -> SlotId {
-        self.content.checkpoint(chain).unwrap_or(SlotId::NULL)
+    /// The snapshot of the chain's last block. The null slot if there is none.
+    pub(crate) fn snapshot(&self, chain: Chain) -> SlotId {
+        self.content.snapshot(chain).unwrap_or(SlotId::NULL)
     }
 
-    /// The page of the chain's last block, if the block is recorded and has no checkpoint.
-    pub(crate) fn page_without_checkpoint(&self, chain: Chain) -> Option<PageId> {
+    /// The page of the chain's last block, if the block is recorded and has no snapshot.
+    pub(crate) fn page_without_snapshot(&self, chain: Chain) -> Option<PageId> {
         let Chain::Block { page, .. } = chain else { return None };
-        (self.content.checkpoint(chain) == Some(SlotId::NULL)).then_some(page)
+        (self.content.snapshot(chain) == Some(SlotId::NULL)).then_some(page)
     }
 
-    /// Sets the checkpoint of the block that the page holds.
-    pub(crate) fn set_checkpoint(&mut self, page: PageId, checkpoint: SlotId) {
-        self.content.set_checkpoint(page, checkpoint);
+    /// Sets the snapshot of the block that the page holds.
+    pub(crate) fn set_snapshot(&mut self, page: PageId, snapshot: SlotId) {
+        self.content.set_snapshot(page, snapshot);
     }
 
-    /// Takes the slot of a checkpoint whose page was evicted, if there is one.
-    pub(crate) fn next_dropped_checkpoint(&mut self) -> Option<SlotId> {
-        self.dropped_checkpoints.pop()
+    /// Takes the slot of a snapshot whose page was evicted, if there is one.
+    pub(crate) fn next_dropped_snapshot(&mut self) -> Option<SlotId> {
+        self.dropped_snapshots.pop()
     }
 
     /// Allocates a table of `pages` pages that begins with the `known` pages. The known pages are shared and only read.

@@ -51,7 +51,7 @@ struct Block {
     before: Chain,
     tokens: Box<[u32]>,
     /// The slot with the state behind this block. The null slot if there is none.
-    checkpoint: SlotId,
+    snapshot: SlotId,
 }
 
 /// A block that is no longer recorded.
@@ -60,7 +60,7 @@ pub(crate) struct Forgotten {
     /// Index of the block in its chain.
     pub index: usize,
     /// The slot with the state behind the block. The null slot if there was none.
-    pub checkpoint: SlotId,
+    pub snapshot: SlotId,
 }
 
 /// An index of pages by content. Whether a page is held is recorded in the pool, not here.
@@ -103,7 +103,7 @@ impl PrefixCache {
         let number = self.next_number;
         self.next_number += 1;
         self.pages.insert(hash, page);
-        let block = Block { number, before, tokens: tokens.into(), checkpoint: SlotId::NULL };
+        let block = Block { number, before, tokens: tokens.into(), snapshot: SlotId::NULL };
         self.blocks.insert(page, block);
         Some(Chain::Block { number, page, blocks: before.blocks() + 1 })
     }
@@ -117,19 +117,19 @@ impl PrefixCache {
     pub fn forget(&mut self, page: PageId) -> Option<Forgotten> {
         let block = self.blocks.remove(&page)?;
         self.pages.remove(&hash(block.before, &block.tokens));
-        Some(Forgotten { index: block.before.blocks() as usize, checkpoint: block.checkpoint })
+        Some(Forgotten { index: block.before.blocks() as usize, snapshot: block.snapshot })
     }
 
-    /// The checkpoint of the chain's last block: the null slot if it has none, None if the block is not recorded.
-    pub fn checkpoint(&self, chain: Chain) -> Option<SlotId> {
+    /// The snapshot of the chain's last block: the null slot if it has none, None if the block is not recorded.
+    pub fn snapshot(&self, chain: Chain) -> Option<SlotId> {
         let Chain::Block { number, page, .. } = chain else { return None };
-        self.blocks.get(&page).filter(|block| block.number == number).map(|block| block.checkpoint)
+        self.blocks.get(&page).filter(|block| block.number == number).map(|block| block.snapshot)
     }
 
-    /// Sets the checkpoint of the block that the page holds.
-    pub fn set_checkpoint(&mut self, page: PageId, checkpoint: SlotId) {
+    /// Sets the snapshot of the block that the page holds.
+    pub fn set_snapshot(&mut self, page: PageId, snapshot: SlotId) {
         if let Some(block) = self.blocks.get_mut(&page) {
-            block.checkpoint = checkpoint;
+            block.snapshot = snapshot;
         }
     }
 }

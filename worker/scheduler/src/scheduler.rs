@@ -97,11 +97,11 @@ pub struct Load {
     pub pages_cached: usize,
     /// Pages that requests can hold.
     pub pages_total: usize,
-    /// Slots held by requests, by ended requests with rows in flight, and by checkpoints that are being saved or read.
+    /// Slots held by requests, by ended requests with rows in flight, and by snapshots that are being saved or read.
     pub slots_used: usize,
-    /// Slots that hold a checkpoint and nothing else needs: they can be taken.
+    /// Slots that hold a snapshot and nothing else needs: they can be taken.
     pub slots_cached: usize,
-    /// Slots that requests and checkpoints can hold.
+    /// Slots that requests and snapshots can hold.
     pub slots_total: usize,
     /// Steps planned so far.
     pub steps: u64,

@@ -136,7 +136,7 @@ impl<'a> Simulation<'a> {
         let load = self.scheduler.load();
         assert_eq!((load.running, load.waiting, load.pages_used), (0, 0, 0), "everything is given back");
         assert_eq!(load.slots_used, 0, "every slot is given back");
-        assert!(load.slots_cached <= load.pages_cached, "a checkpoint without its page");
+        assert!(load.slots_cached <= load.pages_cached, "a snapshot without its page");
         assert!(self.live.is_empty(), "accepted but never ended: {:?}", self.live.keys());
         assert!(self.draining.is_empty(), "never drained: {:?}", self.draining.keys());
         assert_eq!(load.tally.void_rows as usize, self.seen.void_rows);
