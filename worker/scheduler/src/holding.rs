@@ -1,12 +1,10 @@
 //! The planes that a request holds in both currencies, pages and a slot, and the pool of both.
 
-use std::borrow::Cow;
-
 use tutti_planes::{PageId, SlotId};
 
 use crate::{
     pages::{BlockTable, PagePool},
-    prefix::Chain,
+    prefix::{Chain, PrefixCache},
     slots::SlotPool,
 };
 
@@ -45,20 +43,9 @@ impl PlanePool {
         self.has_slots
     }
 
-    /// Finds the first `blocks` blocks of the waiting request of this number, up to the first one that is not cached.
-    /// See [`PagePool::look_up`].
-    pub fn look_up<'a>(
-        &mut self,
-        number: u64,
-        blocks: usize,
-        block: impl Fn(usize) -> Cow<'a, [u32]>,
-    ) -> Vec<(PageId, Chain)> {
-        self.pages.look_up(number, blocks, block)
-    }
-
-    /// Keeps the result of a look-up for the next plan.
-    pub fn keep_look_up(&mut self, number: u64, known: Vec<(PageId, Chain)>) {
-        self.pages.keep_look_up(number, known);
+    /// The pages by their content, to keep a look-up in.
+    pub fn content_mut(&mut self) -> &mut PrefixCache {
+        self.pages.content_mut()
     }
 
     /// Takes a slot and `pages` pages that begin with the `known` pages. A request that begins from `snapshot`

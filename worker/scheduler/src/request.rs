@@ -134,9 +134,11 @@ impl Request {
         // is sampled from it.
         let most = if content.may_reuse || !computed_here { self.prefill_end() - 1 } else { 0 };
         let page_tokens = pool.pages().page_tokens();
-        let known = pool.look_up(number, most / page_tokens, |index| content.block(index, page_tokens));
+        let kept = pool.content_mut().take_kept(number);
+        let block = |index| content.block(index, page_tokens);
+        let known = pool.pages().content().look_up(kept, most / page_tokens, block);
         if pages > known.len() + pool.pages().available() {
-            pool.keep_look_up(number, known);
+            pool.content_mut().keep(number, known);
             return None;
         }
         let (shared, snapshot) = match (computed_here, has_initial) {
@@ -145,7 +147,7 @@ impl Request {
             (true, true) => self.last_snapshot(&known, pool),
         };
         let Some(holding) = pool.take(&known[..shared], pages, snapshot) else {
-            pool.keep_look_up(number, known);
+            pool.content_mut().keep(number, known);
             return None;
         };
         let chain = known[..shared].last().map_or(Chain::Start, |&(_, chain)| chain);
@@ -164,12 +166,13 @@ impl Request {
         (1..=known.len()).rev().find_map(snapshot).unwrap_or((0, None))
     }
 
-    /// Looks the prefill up in the prefix cache and updates `known_tokens`. False if the request may not use the cache.
-    pub fn look_up(&mut self, pool: &PagePool) -> bool {
+    /// Updates `known_tokens` from the prefix cache. False if the request may not use the cache.
+    pub fn update_known_tokens(&mut self, pool: &PagePool) -> bool {
         let Some(content) = self.content.as_ref().filter(|content| content.may_reuse) else { return false };
-        let most = self.prefill_end() - 1;
-        let known = pool.find(content.blocks(most, pool.page_tokens())).len();
-        self.known_tokens = self.known_tokens.max(known * pool.page_tokens());
+        let (most, page_tokens) = (self.prefill_end() - 1, pool.page_tokens());
+        let block = |index| content.block(index, page_tokens);
+        let known = pool.content().look_up(Vec::new(), most / page_tokens, block).len();
+        self.known_tokens = self.known_tokens.max(known * page_tokens);
         true
     }
 

@@ -46,7 +46,7 @@ fn a_forgotten_block_has_no_snapshot_even_if_its_page_holds_another_block() {
     let first = cache.record(PageId(1), START, &[1, 2]).unwrap();
     cache.set_snapshot(PageId(1), SlotId(5));
     assert_eq!(cache.snapshot(first), Some(SlotId(5)));
-    assert_eq!(cache.forget(PageId(1)).map(|forgotten| forgotten.snapshot), Some(SlotId(5)));
+    assert_eq!(cache.forget(PageId(1)), Some(SlotId(5)));
     let other = cache.record(PageId(1), START, &[3, 4]).unwrap();
     assert_eq!(cache.snapshot(first), None);
     assert_eq!(cache.snapshot(other), Some(SlotId::NULL));
