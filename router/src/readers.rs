@@ -1,9 +1,9 @@
 //! The readers of answers: a reader that takes nothing loses its request, and the bytes of large answers that wait for
 //! their readers are bounded.
 //!
-//! A server asks a stream for its next item only when its connection has room for it. A stream that has given an item, or
-//! has woken its server because there is one, and is not asked again, waits for its reader. The time of such waiting is
-//! measured by an inspection of all streams, at fixed intervals, so an item costs two counters and no clock.
+//! A server asks a stream for its next item only when its connection has room for it. A stream that has given an item,
+//! or has woken its server because there is one, and is not asked again, waits for its reader. The time of such waiting
+//! is measured by an inspection of all streams, at fixed intervals, so an item costs two counters and no clock.
 
 use std::{
     pin::Pin,
@@ -76,9 +76,9 @@ impl Readers {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Watches the reader of a stream. `bytes` is the size of an item, and `ending` the item in place of the rest of the
-    /// stream when the reader is lost. The stream itself is dropped at that time, which frees what it holds, although its
-    /// server still waits for the reader. Must be called inside a Tokio runtime.
+    /// Watches the reader of a stream. `bytes` is the size of an item, and `ending` the item in place of the rest of
+    /// the stream when the reader is lost. The stream itself is dropped at that time, which frees what it holds,
+    /// although its server still waits for the reader. Must be called inside a Tokio runtime.
     pub fn watch<S>(
         &self,
         stream: S,
@@ -132,8 +132,8 @@ impl Readers {
 pub struct Room(OwnedSemaphorePermit);
 
 impl Room {
-    /// Joins an answer with its room. The room is free again once the bytes are written to the connection. Room that the
-    /// answer does not need is given back now.
+    /// Joins an answer with its room. The room is free again once the bytes are written to the connection. Room that
+    /// the answer does not need is given back now.
     pub fn hold(self, bytes: Vec<u8>) -> Bytes {
         let mut permit = self.0;
         let unneeded = permit.num_permits().saturating_sub(bytes.len().div_ceil(PIECE_BYTES));
@@ -229,8 +229,8 @@ impl<S: Stream + Unpin> Stream for WatchedStream<S> {
 
 /// A stream under inspection.
 trait Inspect: Send + Sync {
-    /// Adds `interval` to the stream's waiting if it has waited since the last inspection. Returns true if the reader is lost
-    /// now.
+    /// Adds `interval` to the stream's waiting if it has waited since the last inspection. Returns true if the reader
+    /// is lost now.
     fn inspect(&self, interval: Duration, limits: &Shared) -> bool;
 }
 

@@ -1,5 +1,5 @@
-//! Room for the bodies and messages that clients send: memory for all of them together, a share of it for each peer, and
-//! the pace at which a body must arrive.
+//! Room for the bodies and messages that clients send: memory for all of them together, a share of it for each peer,
+//! and the pace at which a body must arrive.
 //!
 //! Memory is taken as bytes arrive. A client that announces a large body, and then sends little of it, holds little.
 

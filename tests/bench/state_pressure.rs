@@ -1,4 +1,5 @@
-//! `cargo bench --bench state_pressure`: 64 requests of a model with state, where the memory for state is what is short.
+//! `cargo bench --bench state_pressure`: 64 requests of a model with state, where the memory for state is what is
+//! short.
 //!
 //! Three clusters of one worker get equal requests at once, in turns:
 //!

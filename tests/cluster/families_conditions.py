@@ -1,5 +1,5 @@
-"""The conditions under which a model's answers are compared with the reference. Each proves that it holds: by the step trace,
-by counted tokens of the cache, or by metrics."""
+"""The conditions under which a model's answers are compared with the reference. Each proves that it holds: by the step
+trace, by counted tokens of the cache, or by metrics."""
 
 import dataclasses
 import json
@@ -92,8 +92,8 @@ def mixed(steps):
 
 
 def whole(run):
-    """Whole prompts, one request after another. Its answers are the reference for bits, so they are compared with a second
-    run of the same requests."""
+    """Whole prompts, one request after another. Its answers are the reference for bits, so they are compared with a
+    second run of the same requests."""
     requests = run.all() | run.model.prefixes()
     cluster = run.cluster("--workers", 1, *WHOLE)
     with cluster as server:
@@ -185,7 +185,8 @@ def resumed(steps, last):
 
 
 def preempted(run, *flags):
-    """More output than a small pool has pages for. The requests of the reference come last, and so give up their pages."""
+    """More output than a small pool has pages for. The requests of the reference come last, and so give up their
+    pages."""
     memory = (1 + 2 * RUNNING) * run.model.slot_bytes + (1 + SMALL_POOL) * run.model.page_bytes
     small = ("--admission", "optimistic", "--max-running-requests", RUNNING, "--kv-cache-memory", memory)
     cells = []
@@ -216,8 +217,8 @@ def preempted_to_nothing(run):
 
 
 def prefixes(run):
-    """Prompts that leave the cached one behind each of its blocks: first as it grows by a block, then whole. Between two of
-    them another request uses the slot and the pages that the first one has freed."""
+    """Prompts that leave the cached one behind each of its blocks: first as it grows by a block, then whole. Between
+    two of them another request uses the slot and the pages that the first one has freed."""
     answers, hits, others = [], [], list(run.model.others().values())
     with run.cluster("--workers", 1) as server:
         for turn in range(2):

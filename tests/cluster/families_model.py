@@ -1,4 +1,5 @@
-"""A golden model, the requests that each condition sends to it, and the deviation of their answers from the reference."""
+"""A golden model, the requests that each condition sends to it, and the deviation of their answers from the
+reference."""
 
 import dataclasses
 import functools

@@ -1,4 +1,5 @@
-"""Helm itself, from target/helm (tests/tools/helm): installs a chart into a `KubernetesApi` and returns what it rendered."""
+"""Helm itself, from target/helm (tests/tools/helm): installs a chart into a `KubernetesApi` and returns what it
+rendered."""
 
 import ctypes
 import functools
@@ -80,8 +81,8 @@ def values_file(name):
 
 
 def install(values=None, chart=CHART, name="tutti", namespace="llm", existing=()):
-    """Installs a chart with these values over its own, in a cluster that has these objects. Raises `Refused` with Helm's
-    words."""
+    """Installs a chart with these values over its own, in a cluster that has these objects. Raises `Refused` with
+    Helm's words."""
     library = _library()
     text = lambda value: ctypes.c_char_p(value.encode())
     with KubernetesApi(existing) as api, tempfile.NamedTemporaryFile("w") as config:

@@ -10,8 +10,8 @@ from harness import events, wait_for
 
 
 class Streams:
-    """Streams that are read concurrently, each on its own thread. With `stopped`, process ids of workers, these stand still
-    until `stop_in_the_middle`, so that no answer can end before it is called."""
+    """Streams that are read concurrently, each on its own thread. With `stopped`, process ids of workers, these stand
+    still until `stop_in_the_middle`, so that no answer can end before it is called."""
 
     def __init__(self, cluster, path, bodies, stopped=()):
         self.cluster, self.path = cluster, path
@@ -65,7 +65,8 @@ def signal_all(processes, number):
 
 
 def give_way(processes):
-    """Gives all threads of these processes the lowest priority, so that a slice of time does not grow on a loaded machine."""
+    """Gives all threads of these processes the lowest priority, so that a slice of time does not grow on a loaded
+    machine."""
     for pid in processes:
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.setpriority(os.PRIO_PROCESS, int(thread), 19)

@@ -85,7 +85,8 @@ def test_drain_of_a_conductor_ends_it_after_its_streams(start, operate):
     stream = open_stream(cluster, max_tokens=1000)
     worker = cluster.workers_by_rank()[0]
     os.kill(worker, signal.SIGSTOP)
-    # A conductor that stands still is not drained. It has answered the command's first calls when it answers another process.
+    # A conductor that stands still is not drained. It has answered the command's first calls when it answers another
+    # process.
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(operate, cluster, "drain", "--all", "--timeout", 3)
         wait_for("the drain", lambda: "an operator asks for it" in cluster.log())

@@ -69,8 +69,8 @@ def test_streams_survive_a_gpu_that_fails(start, undisturbed, tmp_path, fault, s
 
 
 def test_serving_allocates_nothing_and_a_start_without_memory_is_tried_again(start, undisturbed, tmp_path):
-    """The largest step has run before the first request, so that no allocation can fail under load. The seventh allocation
-    of the worker that replaces a failed one finds no memory, and the next worker serves."""
+    """The largest step has run before the first request, so that no allocation can fail under load. The seventh
+    allocation of the worker that replaces a failed one finds no memory, and the next worker serves."""
     full, broken = tmp_path / "full", tmp_path / "broken"
     cluster = serve(start, f"out-of-memory at=7 when={full}; fail kernel=argmax when={broken}")
     assert tokens(Streams(cluster, "/v1/completions", BODIES).results()) == undisturbed

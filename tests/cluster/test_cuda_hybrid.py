@@ -1,5 +1,6 @@
-"""Qwen3.5 on the CUDA device over HTTP: the reference's answers, and the same digits in all chunks, beside other requests, after
-cached prefixes and preemptions, and from another worker's state. Runs under tests/emulated-gpu/run, or on a GPU."""
+"""Qwen3.5 on the CUDA device over HTTP: the reference's answers, and the same digits in all chunks, beside other
+requests, after cached prefixes and preemptions, and from another worker's state. Runs under tests/emulated-gpu/run, or
+on a GPU."""
 
 import pytest
 from harness import GOLDENS

@@ -53,7 +53,8 @@ def test_disaggregated_is_bit_identical_to_colocated(start, figure, model):
 
 
 def served_by(start, golden, *arguments):
-    """The answers of a cluster. Checks that nothing is left afterwards, and that disaggregated requests were handed over."""
+    """The answers of a cluster. Checks that nothing is left afterwards, and that disaggregated requests were handed
+    over."""
     cluster = start(*arguments)
     got = answers(cluster, golden)
     cluster.wait_until_idle()

@@ -1,7 +1,7 @@
 """The golden gate: compares a running cluster's answers over HTTP with Hugging Face transformers.
 
-Every logprob is within its bound of the reference, and all greedy tokens are equal. Answers are bit-identical under every step
-budget, for any chunks and any other requests in their steps.
+Every logprob is within its bound of the reference, and all greedy tokens are equal. Answers are bit-identical under
+every step budget, for any chunks and any other requests in their steps.
 """
 
 import concurrent.futures
@@ -23,7 +23,8 @@ BOUND = 2e-4
 
 
 def bound(model):
-    """The greatest deviation of a logprob. The reference computes a delta net in two ways, which differ by up to 1.2e-4."""
+    """The greatest deviation of a logprob. The reference computes a delta net in two ways, which differ by up to
+    1.2e-4."""
     return 1e-3 if model.startswith("qwen3_5") else BOUND
 
 
@@ -83,7 +84,8 @@ def greatest_deviation(golden, got):
 
 
 def mean_deviations(golden, got):
-    """The mean deviation of a prompt's logprobs from the f32 reference: ours, and that of the reference's own bf16 run."""
+    """The mean deviation of a prompt's logprobs from the f32 reference: ours, and that of the reference's own bf16
+    run."""
     ours, theirs = [], []
     for length in LENGTHS[1:]:
         ids = golden[f"t{length}.input_ids"]
@@ -124,7 +126,8 @@ def test_other_families_match_the_reference(start, figure, seed, model):
 
 
 def check_balance(cluster, layers):
-    """The leader alone reports the balance of these layers: every rank routes all tokens. A token has 3 of 8 experts."""
+    """The leader alone reports the balance of these layers: every rank routes all tokens. A token has 3 of 8
+    experts."""
     balance = re.findall(r'tutti_worker_expert_imbalance{worker="(\d)",layer="(\d+)"} (\S+)', cluster.client.get("/metrics").text)
     assert sorted((int(worker), int(layer)) for worker, layer, _ in balance) == [(0, layer) for layer in layers]
     assert all(1 <= float(value) <= 8 / 3 for *_, value in balance), balance

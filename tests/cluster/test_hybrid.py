@@ -1,6 +1,6 @@
 """Qwen3.5 and Qwen3.5-MoE, whose delta nets keep state in slots, on a running cluster: the answers of a colocated,
-undisturbed request are those of the reference, and hand-over, preemption, cached prefixes and lost workers change no digit
-of them."""
+undisturbed request are those of the reference, and hand-over, preemption, cached prefixes and lost workers change no
+digit of them."""
 
 import os
 import signal
@@ -104,9 +104,9 @@ def test_preempted_requests_give_the_same_answers(start, model, served, golden, 
 
 
 def test_more_requests_than_slots_all_end(start, model, served, golden, figure):
-    # 64 requests of which three may run: state is what is short, and is counted before a request begins. With pages for all
-    # that have a slot, the others wait, and none is preempted. With pages for the prompts of some, and none for their
-    # output, requests give up slot and pages and begin again.
+    # 64 requests of which three may run: state is what is short, and is counted before a request begins. With pages for
+    # all that have a slot, the others wait, and none is preempted. With pages for the prompts of some, and none for
+    # their output, requests give up slot and pages and begin again.
     asked = [body for body in bodies(golden, 40) if len(body["prompt"]) < 64] * 8
     answers = []
     for pages, flags in ((400, ()), (8, ("--admission", "optimistic", "--no-prefix-cache"))):

@@ -1,5 +1,5 @@
-"""No policy of the scheduler changes an answer. On every golden model, all modes and chunk sizes give the same bits: cold
-and warm, echoed, preempted, alone and while others decode. These are the bits that test_golden.py compares with
+"""No policy of the scheduler changes an answer. On every golden model, all modes and chunk sizes give the same bits:
+cold and warm, echoed, preempted, alone and while others decode. These are the bits that test_golden.py compares with
 transformers."""
 
 import functools

@@ -59,7 +59,8 @@ struct ServerArguments {
     /// Maximum time of a request
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10m")]
     timeout: Duration,
-    /// Send fields of OpenAI's API alone: outputs may end early, and an event counts as a token where the server does not count
+    /// Send fields of OpenAI's API alone: outputs may end early, and an event counts as a token where the server does
+    /// not count
     #[arg(long)]
     plain: bool,
 }

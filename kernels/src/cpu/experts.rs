@@ -112,8 +112,8 @@ impl Routes {
     }
 
     /// Groups the rows of the first of `experts`, and of those behind it while they have at most `most` rows together.
-    /// Returns the expert behind these, the groups, and their rows, ascending for each expert. The matrices of the groups
-    /// count from the first of `experts`.
+    /// Returns the expert behind these, the groups, and their rows, ascending for each expert. The matrices of the
+    /// groups count from the first of `experts`.
     pub(super) fn group(&mut self, experts: Range<usize>, most: usize) -> (usize, &[Group], &[Routed]) {
         let from = self.starts[experts.start];
         let fits = |expert: &usize| self.starts[expert + 1] - from <= most;
@@ -177,8 +177,8 @@ pub(super) fn gather(
     each_row(pool, to, width, |index, to| to.copy_from_slice(&x[rows[index].row as usize * width..][..width]))
 }
 
-/// Adds the outputs of experts, weighted, to the rows of `out`; both are `width` wide. Tasks divide the columns, so that a
-/// row takes its experts in their order.
+/// Adds the outputs of experts, weighted, to the rows of `out`; both are `width` wide. Tasks divide the columns, so
+/// that a row takes its experts in their order.
 pub(super) fn scatter_add(
     pool: &mut ThreadPool,
     outputs: &[f32],

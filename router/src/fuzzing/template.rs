@@ -10,8 +10,8 @@ const MAX_BYTES: usize = 16 << 10;
 /// Renders messages of (role, content) by a template. `source` is a template, or a `tokenizer_config.json` that holds
 /// one. `variables` is the JSON of the template's variables.
 pub fn chat_template(source: &[u8], variables: &[u8], messages: &[(&str, &str)], flags: u8) {
-    // The engine lets one repetition, as in `text * n`, take 100 MB, whatever the instructions are bounded to. A template
-    // is trusted with that (docs/security.md), so repetitions would only hide what else takes memory.
+    // The engine lets one repetition, as in `text * n`, take 100 MB, whatever the instructions are bounded to. A
+    // template is trusted with that (docs/security.md), so repetitions would only hide what else takes memory.
     if source.contains(&b'*') {
         return;
     }

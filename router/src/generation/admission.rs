@@ -1,6 +1,6 @@
-//! Admission before work: requests that have no token yet are counted, in choices and in tokens of their prompts, before
-//! a prompt is tokenised. Each priority class has bounds of its own, so requests of low priority never fill the room of
-//! urgent ones.
+//! Admission before work: requests that have no token yet are counted, in choices and in tokens of their prompts,
+//! before a prompt is tokenised. Each priority class has bounds of its own, so requests of low priority never fill the
+//! room of urgent ones.
 
 use std::{
     sync::Arc,

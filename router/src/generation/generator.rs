@@ -127,8 +127,8 @@ impl Generator {
         self.pool.run(lane, work).await
     }
 
-    /// Starts a request. `client` is the span that the client names as its own. Returns when conductors have accepted all
-    /// of the request's choices.
+    /// Starts a request. `client` is the span that the client names as its own. Returns when conductors have accepted
+    /// all of the request's choices.
     pub async fn start(
         &self,
         request: GenerationRequest,

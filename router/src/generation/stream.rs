@@ -68,8 +68,8 @@ impl GenerationInfo {
         &self.prompts[(choice / self.n) as usize]
     }
 
-    /// About the size in bytes of the delta as it is written, for the choice between writing it in place and in the text
-    /// pool.
+    /// About the size in bytes of the delta as it is written, for the choice between writing it in place and in the
+    /// text pool.
     pub fn estimate(&self, delta: &Delta) -> usize {
         let outputs = delta.tokens.len()
             * (ID_BYTES + ENTRY_BYTES * self.output.logprobs.map_or(0, |top| top as usize + 1));

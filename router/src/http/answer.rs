@@ -1,5 +1,5 @@
-//! Sends a whole answer. A large one is written in the text pool, and waits for its reader within the bound of all large
-//! answers.
+//! Sends a whole answer. A large one is written in the text pool, and waits for its reader within the bound of all
+//! large answers.
 
 use std::io;
 

@@ -1,4 +1,5 @@
-//! The span of one request in the router, with the attributes of OpenTelemetry's semantic conventions for generative AI.
+//! The span of one request in the router, with the attributes of OpenTelemetry's semantic conventions for generative
+//! AI.
 
 use tracing::{Span, field::Empty};
 use tutti_runtime::{

@@ -45,8 +45,8 @@ pub enum Sampling {
 #[derive(Debug)]
 pub(crate) struct SpanExport {
     provider: SdkTracerProvider,
-    /// The connection to the collector lives on a thread of its own, so that it takes no time of the process's tasks and
-    /// still works when these have ended.
+    /// The connection to the collector lives on a thread of its own, so that it takes no time of the process's tasks
+    /// and still works when these have ended.
     runtime: Runtime,
 }
 

@@ -10,7 +10,8 @@ const MOST_THREADS_OF_AXIS: [u32; 3] = [1024, 1024, 64];
 const MOST_BLOCKS_OF_AXIS: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
 const MOST_SHARED_BYTES: u32 = 227 * 1024;
 
-/// Runs a kernel over a grid and returns when it has ended. `parameters` is the block of parameters, each at its offset.
+/// Runs a kernel over a grid and returns when it has ended. `parameters` is the block of parameters, each at its
+/// offset.
 ///
 /// # Errors
 ///

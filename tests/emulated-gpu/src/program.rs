@@ -1,7 +1,7 @@
 //! Decoded kernels: instructions over rows of a register file.
 //!
-//! Each operand is a row of 32 lanes: registers, constants, special registers and parameters of the kernel alike. A row is
-//! named by its offset in a warp's register file. A predicate is one 32-bit mask.
+//! Each operand is a row of 32 lanes: registers, constants, special registers and parameters of the kernel alike. A row
+//! is named by its offset in a warp's register file. A predicate is one 32-bit mask.
 
 use crate::exec::Warp;
 

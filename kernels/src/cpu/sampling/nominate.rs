@@ -49,8 +49,8 @@ fn apply(adjustments: &Adjustments, logits: &mut [f32], first: usize) {
     }
 }
 
-/// Fills `out` with the best tokens, each a logit and a token id, in order. `logits` are adjusted and those of the tokens
-/// from `first` on. `peaks` are those of the whole row.
+/// Fills `out` with the best tokens, each a logit and a token id, in order. `logits` are adjusted and those of the
+/// tokens from `first` on. `peaks` are those of the whole row.
 pub(in crate::cpu) fn nominate(
     path: Path,
     logits: &[f32],

@@ -1,7 +1,7 @@
 // The likeliest token of each row of logits: a block per row. Among equal logits the lowest token id wins.
 
-// Writes a result per row, and the token of each row as the last one of its slot, unless that is the null slot. `slots` may
-// be null: no row has a slot.
+// Writes a result per row, and the token of each row as the last one of its slot, unless that is the null slot. `slots`
+// may be null: no row has a slot.
 KERNEL(THREADS) argmax(const float* logits, u32 width, const u32* slots, u32* last_tokens, Result* results) {
   BEGIN(argmax);
   Best best = best_of(logits + (size_t)blockIdx.x * width, width);

@@ -1,12 +1,13 @@
-// The gated delta rule: for each token of a row in order, the memory S of a value head becomes decay * S + k ⊗ delta with
-// delta = (v - decay * Sᵀk) * beta, and the token's output is Sᵀq.
+// The gated delta rule: for each token of a row in order, the memory S of a value head becomes decay * S + k ⊗ delta
+// with delta = (v - decay * Sᵀk) * beta, and the token's output is Sᵀq.
 //
-// A block takes COLUMNS columns of a head's memory for all tokens of a row. Each column lies in the registers of PARTS lanes,
-// and is read from the slot once and written there once. A lane has quads of rows, PARTS quads apart. Its sums over them, four
-// that run side by side, and the tree that adds them and those of the other lanes follow from the size of a head alone.
+// A block takes COLUMNS columns of a head's memory for all tokens of a row. Each column lies in the registers of PARTS
+// lanes, and is read from the slot once and written there once. A lane has quads of rows, PARTS quads apart. Its sums
+// over them, four that run side by side, and the tree that adds them and those of the other lanes follow from the size
+// of a head alone.
 //
-// The inputs of TILE tokens arrive by cp.async while those of the tile before are used. Copies have four bytes, because a
-// token's inputs may begin anywhere.
+// The inputs of TILE tokens arrive by cp.async while those of the tile before are used. Copies have four bytes, because
+// a token's inputs may begin anywhere.
 constexpr int THREADS = 128;
 constexpr u32 PARTS = 4;
 constexpr u32 WARP_COLUMNS = 32 / PARTS;

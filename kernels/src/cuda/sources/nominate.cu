@@ -79,8 +79,8 @@ DEVICE Nth nth_largest(u32 count, u32 wanted, Key key) {
   return Nth{prefix, above, counts[prefix & 255]};
 }
 
-// out[row] = the best `task.count` tokens in order, as pairs of a logit and a token id, and then pairs that stand for no token.
-// `task.count` is at most THREADS, `width` and `out_count`, the number of pairs.
+// out[row] = the best `task.count` tokens in order, as pairs of a logit and a token id, and then pairs that stand for
+// no token. `task.count` is at most THREADS, `width` and `out_count`, the number of pairs.
 KERNEL(THREADS) nominate(const float* all_logits, u32 width, u32 first, const Nomination* tasks, const float* peaks, u32 out_count,
                          float* all_out) {
   BEGIN(nominate);
@@ -88,7 +88,8 @@ KERNEL(THREADS) nominate(const float* all_logits, u32 width, u32 first, const No
   const Nomination& task = tasks[blockIdx.x];
   const float* logits = all_logits + (size_t)task.row * width;
   const float highest = peaks[2 * task.row + 1], temperature = task.temperature;
-  // Tokens that are drawn are ordered as truncation orders them: by weight. Weights are not negative, so their bits ascend.
+  // Tokens that are drawn are ordered as truncation orders them: by weight. Weights are not negative, so their bits
+  // ascend.
   auto key = [&](u32 i) -> u32 {
     if (!(temperature > 0.f)) return key_of(logits[i]);
     return __float_as_uint(exp_(__fdiv_rn(__fsub_rn(logits[i], highest), temperature)));

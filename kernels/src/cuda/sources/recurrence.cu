@@ -1,5 +1,6 @@
-// state = decay * state + x[t], out[t] = state, for each token of a row in order. A thread per channel; blockIdx.y is the
-// row. `state` is the layer's part of the null slot's state, and a slot begins `stride` bytes behind the one before.
+// state = decay * state + x[t], out[t] = state, for each token of a row in order. A thread per channel; blockIdx.y is
+// the row. `state` is the layer's part of the null slot's state, and a slot begins `stride` bytes behind the one
+// before.
 constexpr int THREADS = 128;
 
 KERNEL(THREADS) decayed_sum(const float* x, const float* decay, const Row* rows, u32 row_count, u32 tokens, u32 width, u8* state,

@@ -1,4 +1,5 @@
-//! Descriptors: what a program sets before it asks for a product. Values are kept as they are set; `problem` judges them.
+//! Descriptors: what a program sets before it asks for a product. Values are kept as they are set; `problem` judges
+//! them.
 
 use crate::status::Status;
 

@@ -153,7 +153,8 @@ fn fastest_lines(a: &[f32], b: &[f32], k: usize, sums: &mut [f32]) {
     lines(a, b, k, sums);
 }
 
-/// Products of each line of `a` with each of `b`, lines of `k` values. Line `i` of the result belongs to line `i` of `a`.
+/// Products of each line of `a` with each of `b`, lines of `k` values. Line `i` of the result belongs to line `i` of
+/// `a`.
 pub fn multiply(a: &[f32], b: &[f32], k: usize) -> Vec<f32> {
     /// Multiplications for which a thread is worth its start.
     const WORTH_A_THREAD: usize = 1 << 20;

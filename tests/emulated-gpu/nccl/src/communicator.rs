@@ -28,8 +28,8 @@ pub enum Channel {
 pub enum Mode {
     /// A call returns once it has done its work.
     Blocking,
-    /// A call returns at once and goes on in the background. No other may begin before `ncclCommGetAsyncError` has said that
-    /// it has ended.
+    /// A call returns at once and goes on in the background. No other may begin before `ncclCommGetAsyncError` has said
+    /// that it has ended.
     NonBlocking,
 }
 
@@ -212,8 +212,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The asynchronous error; `INVALID_USAGE` while the rank joins or after an abort; `INVALID_ARGUMENT` while another call
-    /// goes on in the background.
+    /// The asynchronous error; `INVALID_USAGE` while the rank joins or after an abort; `INVALID_ARGUMENT` while another
+    /// call goes on in the background.
     pub fn check(&self) -> Outcome {
         let state = self.lock();
         if state.background > 0 && !state.aborted && state.error.is_none() {

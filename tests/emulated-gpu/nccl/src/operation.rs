@@ -1,8 +1,8 @@
 //! Operations: what a rank sends, what it waits for, and what it makes of it.
 //!
-//! The operations of a group run together in three passes: all send, all receive, all sends wait until they have arrived.
-//! Ranks that send to each other inside a group therefore do not wait for one another, and a send outside of a group waits
-//! for its receive, as NCCL's may.
+//! The operations of a group run together in three passes: all send, all receive, all sends wait until they have
+//! arrived. Ranks that send to each other inside a group therefore do not wait for one another, and a send outside of a
+//! group waits for its receive, as NCCL's may.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;

@@ -85,8 +85,8 @@ fn introduce(listener: &UnixListener) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// `REMOTE_ERROR` if the rendezvous or a rank is gone, `INVALID_USAGE` if two ranks are on one device, `SYSTEM_ERROR` if no
-/// socket can be opened.
+/// `REMOTE_ERROR` if the rendezvous or a rank is gone, `INVALID_USAGE` if two ranks are on one device, `SYSTEM_ERROR`
+/// if no socket can be opened.
 pub fn join(
     id: &UniqueId,
     rank: usize,

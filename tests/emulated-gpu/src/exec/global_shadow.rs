@@ -1,9 +1,9 @@
 //! Shadow of global memory: what was written, and races between the blocks of a launch.
 //!
-//! Blocks are not ordered, so any two accesses of different blocks to one byte, one of them a write, race. Two exceptions
-//! are known: strong accesses (atomic, volatile, with an order) among themselves; and a block that ran an atomic operation
-//! after another block's fence and atomic operation, as the last block of a reduction does. The second exception is taken
-//! for the whole block, which misses some races and reports none that is not one.
+//! Blocks are not ordered, so any two accesses of different blocks to one byte, one of them a write, race. Two
+//! exceptions are known: strong accesses (atomic, volatile, with an order) among themselves; and a block that ran an
+//! atomic operation after another block's fence and atomic operation, as the last block of a reduction does. The second
+//! exception is taken for the whole block, which misses some races and reports none that is not one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

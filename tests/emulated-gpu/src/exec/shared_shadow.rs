@@ -19,8 +19,8 @@ const SEVERAL_LANES: u32 = 32;
 /// Epochs begin anew before they reach the bits of a warp.
 const LAST_EPOCH: u32 = 0x00ff_fff0;
 
-/// Per byte: its state, and the epoch and warp of the last write and read. An epoch lies between two barriers of a block.
-/// Lanes are told apart by the warp's phase, which ends at each `bar.warp.sync`.
+/// Per byte: its state, and the epoch and warp of the last write and read. An epoch lies between two barriers of a
+/// block. Lanes are told apart by the warp's phase, which ends at each `bar.warp.sync`.
 #[derive(Default)]
 pub(crate) struct SharedShadow {
     state: Vec<u8>,

@@ -1,9 +1,9 @@
 //! `ldmatrix` and `mma.sync`.
 //!
-//! Fragments (PTX, "Matrix Fragments for mma.m16n8k16"): with lane = 4g + t, a register of A is an 8x8 tile whose row g has
-//! columns 2t and 2t + 1 in its lane; one of B is a tile whose column g has rows 2t and 2t + 1; one of C or D has row g,
-//! columns 2t and 2t + 1 in two registers. So a row of 32 lanes of A, read as 16-bit values, is a tile by rows, and one of B
-//! a tile by columns.
+//! Fragments (PTX, "Matrix Fragments for mma.m16n8k16"): with lane = 4g + t, a register of A is an 8x8 tile whose row g
+//! has columns 2t and 2t + 1 in its lane; one of B is a tile whose column g has rows 2t and 2t + 1; one of C or D has
+//! row g, columns 2t and 2t + 1 in two registers. So a row of 32 lanes of A, read as 16-bit values, is a tile by rows,
+//! and one of B a tile by columns.
 
 use crate::exec::{Access, Addresses, Row, Warp};
 use crate::program::{Instruction, Operation};
