@@ -102,7 +102,8 @@ fn form(setting: &Setting) -> String {
     }
 }
 
-/// The form of a text by its unit. A text that passes may still be wrong; the process then refuses it at its start.
+/// The pattern of a text in the schema, by the setting's unit. The pattern is coarse: the process checks the text when
+/// it starts.
 fn parsed(unit: Option<&str>) -> &'static str {
     match unit {
         Some("SIZE") => {

@@ -98,13 +98,13 @@ pub fn page() -> String {
     page + MEMORY
 }
 
-/// The settings, of which the one with this name has no flag.
+/// Takes the flag from the setting of this name.
 fn without_flag(mut settings: Vec<Setting>, name: &str) -> Vec<Setting> {
     settings.iter_mut().filter(|setting| setting.name == name).for_each(|setting| setting.is_flag = false);
     settings
 }
 
-/// The settings of a process that reads them only when it starts.
+/// Marks all settings as read at the start only, so that none changes live.
 fn until_restart(mut settings: Vec<Setting>) -> Vec<Setting> {
     settings.iter_mut().for_each(|setting| setting.is_live = false);
     settings

@@ -21,7 +21,7 @@ const PIECE_BYTES: usize = 64 << 10;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// Sends the JSON that `write` returns. `estimate` is about its size in bytes.
+/// Sends the JSON that `write` returns. `estimate` is its approximate size in bytes.
 pub async fn send(
     api: &Api,
     estimate: usize,

@@ -60,7 +60,7 @@ async fn a_stream_without_items_does_not_wait_for_its_reader() {
     let alive = Arc::default();
     let mut idle = readers.watch(stream::pending::<()>().boxed(), |_| 0, || ());
     assert!(poll!(idle.next()).is_pending());
-    // A stream that does wait is lost meanwhile, twice over.
+    // In this time a stream that waits would be lost twice.
     for _ in 0..2 {
         let mut other = readers.watch(endless(&alive), |_| 0, || Err("lost"));
         other.next().await;

@@ -43,7 +43,7 @@ impl PlanePool {
         self.has_slots
     }
 
-    /// The pages by their content, to keep a look-up in.
+    /// The index of pages by content, in which a look-up can be kept.
     pub fn content_mut(&mut self) -> &mut PrefixCache {
         self.pages.content_mut()
     }
@@ -89,7 +89,7 @@ impl PlanePool {
         self.slots.give_back(slot);
     }
 
-    /// Takes a reader from the snapshot, if there is one. The null slot has no readers.
+    /// Removes a reader of the snapshot, if there is one. The null slot has no readers.
     pub fn remove_reader(&mut self, snapshot: Option<SlotId>) {
         if let Some(slot) = snapshot.filter(|&slot| slot != SlotId::NULL) {
             self.slots.remove_reader(slot);

@@ -256,10 +256,9 @@ impl PrefillBudget {
         self.begun |= tokens > 0;
     }
 
-    /// The size of a chunk of at most `most` tokens, of `left` tokens up to the end of the prefill's segment or to its
-    /// next snapshot. A chunk ends there or on the grid. Only the chunk of
-    /// the first prefill that the step serves may end elsewhere, so that this prefill advances however small the budget
-    /// is.
+    /// Number of tokens of the prefill's next chunk, at most `most`. `left` is the number of tokens up to the end of
+    /// the prefill's segment or up to its next snapshot. A chunk ends there or on the grid. Only the chunk of the first
+    /// prefill that the step serves may end elsewhere, so that this prefill advances however small the budget is.
     fn chunk(&self, prefill: &Prefill, left: usize, most: usize) -> usize {
         let most = left.min(self.cap.saturating_sub(prefill.tokens)).min(most);
         let from = prefill.start + prefill.tokens;

@@ -105,7 +105,7 @@ impl PagePool {
         self.free.push(page);
     }
 
-    /// The pages by their content.
+    /// The index of pages by content.
     pub(crate) fn content(&self) -> &PrefixCache {
         &self.content
     }

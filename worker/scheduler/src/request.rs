@@ -154,8 +154,8 @@ impl Request {
         Some(Admitted { holding, shared, chain: Some(chain), initial: snapshot.or(initial) })
     }
 
-    /// The largest number of the known blocks that end with a snapshot behind which the prefill may resume, and this
-    /// snapshot.
+    /// Finds the last known block that has a snapshot and behind which the prefill may resume. Returns the number of
+    /// blocks up to it, and the snapshot: 0 and None if there is no such block.
     fn last_snapshot(&self, known: &[(PageId, Chain)], pool: &PlanePool) -> (usize, Option<SlotId>) {
         let page_tokens = pool.pages().page_tokens();
         let snapshot = |blocks: usize| {

@@ -57,7 +57,7 @@ fn chunks_stop_at_rungs_and_an_equal_prompt_resumes_behind_the_last_one() {
     assert_eq!((load.slots_used, load.slots_cached, load.slots_total), (0, 2, 19));
     scheduler.add(tokens(2, &prompt(30), 1)).unwrap();
     assert_eq!(run(&mut scheduler), [(28..30, vec![(3, 1)])]);
-    // A prompt that parts from it at position 22 resumes behind the last snapshot before: 16, not 20.
+    // A prompt that differs from position 22 on resumes behind the last snapshot before it: 16, not 20.
     let mut other = prompt(30);
     other[22] = 1;
     scheduler.add(tokens(3, &other, 1)).unwrap();

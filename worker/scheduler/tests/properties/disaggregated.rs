@@ -143,7 +143,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Breaks a push at a random time.
+    /// Lets a transfer fail at a random time.
     fn fail_inside_a_step(&mut self) {
         let roll = self.roll();
         let breaks = |live: &Live<'_>| {

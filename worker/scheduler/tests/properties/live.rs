@@ -95,7 +95,7 @@ impl<'a> Live<'a> {
         self.preempted = true;
     }
 
-    /// Takes positions as computed that no row of this admission computes.
+    /// Counts the positions up to `computed` as computed, although no row of this admission computes them.
     pub fn skip_to(&mut self, computed: usize) {
         (self.committed.computed, self.planned.computed) = (computed, computed);
     }

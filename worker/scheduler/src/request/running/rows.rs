@@ -61,8 +61,8 @@ impl Running {
     /// are none.
     pub fn slot_copies(&mut self, row: usize, pool: &mut PlanePool) -> Option<RowCopies> {
         let initial = self.initial.take();
-        // Stream order puts the save behind the row that ends at the rung, even if that row is in flight. The first row
-        // of all begins where a snapshot is already.
+        // The device runs the save after the row that ends at the rung, even if that row is in flight. The request's
+        // first row begins at a snapshot, so it saves none.
         let at_rung =
             self.ladder(pool.pages().page_tokens()).is_some_and(|ladder| ladder.has(self.planned.computed));
         let saves = initial.is_none() && at_rung && !self.has_snapshot(pool);
