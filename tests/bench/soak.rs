@@ -1,4 +1,4 @@
-//! `cargo bench --bench soak`: a million requests, and whether any process grows.
+//! `cargo bench --bench soak`: a million requests, after which no process may have grown.
 //!
 //! Half of the requests go to a conductor's own front door, half to a router process in front of the same conductor.
 //! Most are short; some send text, some are refused, and some clients leave in the middle of their stream. Memory and

@@ -1,5 +1,4 @@
-//! `cargo bench --bench state_pressure`: 64 requests of a model with state, where the memory for state is what is
-//! short.
+//! `cargo bench --bench state_pressure`: 64 requests of a model with state, while memory for state is short.
 //!
 //! Three clusters of one worker get equal requests at once, in turns:
 //!

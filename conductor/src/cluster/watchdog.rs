@@ -30,7 +30,8 @@ impl Cluster {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            // Takes the lock that every request takes, so a conductor that is stuck in there misses its beats.
+            // The check takes the lock that every request takes. If a holder of the lock is stuck, the watchdog misses
+            // its beats.
             self.tick(TICK);
             pulse.beat();
         }

@@ -58,8 +58,8 @@ pub struct Request {
     lost: u32,
     /// Number of tries that failed because planes or embeddings could not be transferred.
     failed_handovers: u32,
-    /// True if the latest try that was lost with a worker had produced no token. This request may then be what crashes
-    /// its workers.
+    /// True if the latest try that was lost with a worker had produced no token. This request may then be the cause of
+    /// its workers' crashes.
     in_vain: bool,
     /// Output so far. A replay starts from the prompt and these tokens.
     generated: Vec<u32>,

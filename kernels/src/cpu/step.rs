@@ -4,7 +4,7 @@ use crate::cpu::memory::Planes;
 use crate::step::check;
 use crate::{DeviceError, PageId, RowInputs, SlotId, StepInputs};
 
-/// Contents of rows of padding, by which an operation that lets padding into another row's result shows itself.
+/// Contents of padding rows. NaN exposes an operation that lets padding affect another row's result.
 pub(super) const PADDING: f32 = f32::NAN;
 
 /// One request's share of the step.

@@ -20,7 +20,7 @@ const TASKS: usize = 4;
 const BLOCK_TOKENS: usize = 16;
 /// Maximum number of inputs that an output of a convolution depends on.
 pub(in crate::cpu) const MAX_TAPS: usize = BLOCK_TOKENS;
-/// Number of taps of the models there are, for which the convolution is compiled apart.
+/// Number of taps in all supported models. The convolution is compiled separately for this number.
 const USUAL_TAPS: usize = 4;
 /// Number of tokens of a unit that are prefetched into the first-level cache, which has no room for all tokens of a
 /// block.
@@ -100,7 +100,7 @@ impl<'a> Block<'a> {
         let rows = self.rows[first..].iter().take_while(move |row| row.first_token < end);
         rows.map(move |row| {
             let tokens = match start.checked_sub(row.first_token) {
-                // The block before has the row's state.
+                // The previous block holds the row's state.
                 Some(before @ 1..) => before.max(kept)..row.tokens.min(end - row.first_token),
                 _ => 0..row.tokens.min(kept.max(end - row.first_token)),
             };

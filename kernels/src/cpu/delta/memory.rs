@@ -232,7 +232,8 @@ impl<const V: usize> Columns<'_, V> {
                 decay,
                 delta,
                 stride,
-                // Memories are read from far away, and lines of narrow blocks form no stream.
+                // Memories are too large for the caches, and the lines of narrow blocks form no stream that the
+                // hardware would prefetch.
                 ahead: self.next.unwrap_or(state.cast_const()),
                 ahead_stride: value_dim,
             };
@@ -260,15 +261,16 @@ struct Update<'a, F, const V: usize> {
     decay: F,
     delta: [F; V],
     stride: usize,
-    /// Memory that the row's first token prefetches, as many rows and columns, and the distance of its rows.
+    /// Memory that the row's first token prefetches: as many rows and columns as its own, `ahead_stride` elements
+    /// apart.
     ahead: *const f32,
     ahead_stride: usize,
 }
 
 impl<F: Copy, const V: usize> Update<'_, F, V> {
     /// Updates the columns, and returns the token's output. With `NEXT`, `sums` receives the products of the new memory
-    /// with the next token's key. With `AHEAD`, the memory `ahead` is prefetched. Both are known to the compiler: with
-    /// a branch in the loop, it would load each element and then spread it, by two instructions.
+    /// with the next token's key. With `AHEAD`, the memory `ahead` is prefetched. Both are constants: with a branch in
+    /// the loop, the compiler would load each element and then broadcast it, by two instructions.
     ///
     /// # Safety
     ///

@@ -115,7 +115,7 @@ impl<K: MicroKernel> Op for Task<'_, K> {
         for (index, &Candidate { panel, row }) in candidates.iter().enumerate() {
             let (panel, row) = (panel as usize, row as usize);
             let elements = data.steps(panel, 0, steps);
-            // After a panel's last line comes the first line of the next candidate's.
+            // After a panel's last line, the first line of the next candidate's panel is prefetched.
             let next = candidates.get(index + 1).map_or(panel, |next| next.panel as usize);
             let next = data.address(next, 0).cast::<K::Raw>();
             let ask = |_: usize, line: usize| {

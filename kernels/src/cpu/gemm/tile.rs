@@ -36,7 +36,7 @@ pub(in crate::cpu) struct Tiling {
 pub(in crate::cpu) struct TileLimits {
     /// Number of rows of the largest of several tiles: one of [`HEIGHTS`].
     pub(in crate::cpu) several: usize,
-    /// Maximum number of rows of the only tile, which may have fewer: any number of them.
+    /// Maximum number of rows of a single tile. A single tile may have any smaller number of rows, too.
     pub(in crate::cpu) single: usize,
 }
 

@@ -34,8 +34,8 @@
 //! all panels, and a panel whose `m + b` is smaller holds neither the largest logit nor one that is equal. All other
 //! panels are candidates.
 //!
-//! A row whose logits could be infinite or NaN has no such bound. Then all logits of the operation are computed. So
-//! they are if there are too many candidates, for which [`Backoff`] skips screens for a while.
+//! A row whose logits could be infinite or NaN has no such bound. Then all logits of the operation are computed. The
+//! same happens if there are too many candidates, and [`Backoff`] then skips screens for a while.
 
 use crate::DeviceError;
 use crate::cpu::gemm::groups::Group;
@@ -61,7 +61,7 @@ pub struct ScreenCounts {
     pub screened: u64,
     /// Number of pairs of a panel and a row that these operations multiplied exactly.
     pub pairs: u64,
-    /// Number of arg max operations that multiplied by a screen in vain.
+    /// Number of arg max operations for which a screen was multiplied without success.
     pub failed: u64,
 }
 
@@ -277,7 +277,7 @@ impl RowBound {
 }
 
 /// Skips screens after failures: 8 operations after the first failure, twice as many after each further one, up to
-/// [`Self::MOST`]. A success starts anew. Results do not depend on it.
+/// [`Self::MOST`]. A success resets the number. Results do not depend on skips.
 #[derive(Debug, Default)]
 struct Backoff {
     /// Number of operations that are still skipped.

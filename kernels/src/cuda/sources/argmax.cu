@@ -12,7 +12,7 @@ KERNEL(THREADS) argmax(const float* logits, u32 width, const u32* slots, u32* la
   if (slot) last_tokens[slot] = token;
 }
 
-// out[row] = [logit, token id], where token ids begin at `first`. A NaN stands for any NaN in the row.
+// out[row] = [logit, token id], where token ids begin at `first`. The logit is NaN if any logit of the row is NaN.
 KERNEL(THREADS) partial_argmax(const float* logits, u32 width, u32 first, float* out) {
   BEGIN(partial_argmax);
   Best best = best_of(logits + (size_t)blockIdx.x * width, width);

@@ -22,7 +22,7 @@ KERNEL(THREADS) lay_side_by_side(const float* parts, const u32* rows, u32 ranks,
   out[at * width + i % width] = parts[i];
 }
 
-// x = the key of x, and back, in place. NCCL's largest of floats would drop a NaN; the largest of keys keeps it.
+// Replaces x by its key, and back. NCCL's maximum of floats would drop a NaN; the maximum of keys keeps it.
 KERNEL(THREADS) to_keys(float* x, u64 count) {
   BEGIN(to_keys);
   size_t i = element();

@@ -3,7 +3,7 @@
 //
 // A block takes one head of q, k or v for TILE tokens of the step, which may be of several rows. A warp takes one token
 // at a time. The convolutions of a row's first tokens reach back into the state of its slot. The block with the row's
-// first token takes all of them, and replaces the state behind a barrier: no other block reads or writes it.
+// first token takes all of these tokens, and replaces the state after a barrier: no other block reads or writes it.
 constexpr int THREADS = 128;
 constexpr u32 WARPS = THREADS / 32;
 constexpr u32 TILE = 16;

@@ -22,7 +22,7 @@ KERNEL(THREADS) adjust_shard(float* all_logits, u32 width, u32 first, const Nomi
   const Best raw = best_of(logits, width);
   Best adjusted = raw;
   if (task.adjusts) {
-    // Tokens of other ranks are theirs to adjust: their difference is at least `width`.
+    // Other ranks adjust their own tokens: the difference of such a token to `first` is at least `width`.
     for (u32 i = threadIdx.x; i < task.bias_count; i += THREADS) {
       u32 own = words[task.bias + 2 * i] - first;
       if (own < width) logits[own] = __fadd_rn(logits[own], __uint_as_float(words[task.bias + 2 * i + 1]));
