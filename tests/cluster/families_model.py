@@ -13,9 +13,10 @@ from streams import Streams
 from test_golden import GENERATED, LENGTHS, bound, log_softmax, pick
 
 PAGE_TOKENS = 16
-# Tokens of output of the requests of the reference, which has the first GENERATED of them; bits are compared over all.
+# Output tokens of the requests of the reference. The reference has the first GENERATED of them; bits are compared over
+# all.
 OUTPUT = 160
-# Number and output of the requests beside them.
+# Number of the other requests, and their output tokens.
 OTHERS, OTHERS_OUTPUT = 12, 60
 GREEDY = dict(temperature=0, logprobs=2, ignore_eos=True, return_token_ids=True)
 

@@ -76,7 +76,7 @@ def merged(base, over):
 
 
 def values_file(name):
-    """The values of a file of the chart, as `laptop`."""
+    """The values of one of the chart's files, such as `laptop`."""
     return yaml.safe_load((CHART / "values" / f"{name}.yaml").read_text()) or {}
 
 

@@ -105,7 +105,7 @@ class EncryptedCluster:
         self.workers[rank] = Process("worker", [*join, *flags], self.directory, under=self.host_of(rank).under)
 
     def host_of(self, rank):
-        """The host of a rank; for that of the conductor's own worker, which has no link, the next one's."""
+        """The host of a rank. The conductor's own worker has no link, so its rank gets the host of the next one."""
         return self.network.hosts[max(rank, 1) - 1]
 
     def respawn(self):

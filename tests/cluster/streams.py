@@ -10,8 +10,8 @@ from harness import events, wait_for
 
 
 class Streams:
-    """Streams that are read concurrently, each on its own thread. With `stopped`, process ids of workers, these stand
-    still until `stop_in_the_middle`, so that no answer can end before it is called."""
+    """Streams that are read concurrently, each on its own thread. `stopped` are process ids of workers, which stand
+    still until `stop_in_the_middle`, so that no answer can end before that call."""
 
     def __init__(self, cluster, path, bodies, stopped=()):
         self.cluster, self.path = cluster, path

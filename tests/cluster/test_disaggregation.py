@@ -134,7 +134,7 @@ def small_zoo():
     yield ask | dict(echo=True, logprobs=3, prompt_logprobs=2)
     yield ask | dict(temperature=0, logprobs=0)
     yield ask | dict(min_tokens=10, stop_token_ids=list(range(100)))
-    # The first token ends it, the second, or only the third may.
+    # Outputs that end with the first token, with the second, or with the third at the earliest.
     yield ask | dict(logit_bias={"9": 100}, stop_token_ids=[9])
     yield ask | dict(logit_bias={"9": 100, "10": 99}, presence_penalty=2, stop_token_ids=[10])
     yield ask | dict(logit_bias={"9": 100}, stop_token_ids=[9], min_tokens=3)

@@ -1,5 +1,5 @@
-"""Two conditions of tests/families on one model with state, so that the command stays whole: warm prefixes behind every
-block, and preempted requests that go on from snapshots, in memory that is filled with NaN before each request."""
+"""Two conditions of tests/families on one model with state, so that the command keeps working: warm prefixes behind
+every block, and preempted requests that go on from snapshots, in memory that is filled with NaN before each request."""
 
 from families import measure
 

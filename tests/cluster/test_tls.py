@@ -299,7 +299,7 @@ def test_ranks_of_a_group_over_tcp_are_encrypted_and_a_wrong_one_is_refused_by_n
         flags = authority.inside("worker", name=f"rank-{number}")
         return flags, spawn("worker", "--conductor", f"https://{address}", "--rank", number, "--join-token-file", secret, "--log", "info,tutti_worker=debug", *flags)
 
-    # Rank 3 joins with a right certificate, which is another's by the time that the group forms.
+    # Rank 3 joins with a right certificate, which is replaced by a wrong one before the group forms.
     flags, third = rank(3)
     wait_for("rank 3 has joined", lambda: " joined " in third.log())
     cert, key = other.issue("rank-3", ROLES["worker"])

@@ -70,7 +70,7 @@ pub fn launch(
     run_blocks(&run)
 }
 
-/// Why a launch does not fit its kernel.
+/// The reason for which a launch does not fit its kernel; none if it fits.
 fn unfit(kernel: &Kernel, grid: &Grid, parameters: &[u8]) -> Option<String> {
     let (given, taken) = (parameters.len(), kernel.parameter_bytes());
     if given != taken as usize {

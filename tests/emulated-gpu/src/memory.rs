@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 pub(crate) const FIRST_ADDRESS: u64 = 0x00d0_0000_0000_0000;
 /// Unused addresses after each allocation, so that an index that runs off the end meets no neighbour.
 const GAP: u64 = 1 << 20;
-/// The alignment that the driver promises. No address has a larger one, so that no kernel comes to rely on it.
+/// The alignment that the driver promises. No address has a larger alignment, so that no kernel can rely on one.
 const ALIGNMENT: u64 = 256;
 /// Freed ranges that are remembered, to tell a use after free from an address that never was one.
 const FREED_RANGES: usize = 1 << 16;
@@ -132,7 +132,7 @@ impl Allocation {
         if self.races.get().is_none() {
             let (writes, reads) = (zeroed(self.bytes * 4)?, zeroed(self.bytes * 4)?);
             let shadow = RaceShadow { writes: writes.cast(), reads: reads.cast(), bytes: self.bytes * 4 };
-            // A second thread that made one too drops its own.
+            // If another thread has made one meanwhile, this one is dropped.
             drop(self.races.set(shadow));
         }
         self.races.get()

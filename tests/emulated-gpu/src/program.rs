@@ -105,7 +105,7 @@ pub(crate) struct Instruction {
     pub list: u32,
     pub list_into: u8,
     pub list_from: u8,
-    /// Meaning is the operation's own.
+    /// A value whose meaning depends on the operation.
     pub detail: u32,
     pub offset: i64,
     pub target: u32,

@@ -196,8 +196,8 @@ pub struct Algorithm {
     unused: [u64; 3],
 }
 
-/// Types, transposes and orders as one word. A transposed column order equals a row order here, which no kernel tells
-/// apart.
+/// Types, transposes and orders as one word. A transposed column order equals a row order here, because no kernel
+/// distinguishes them.
 fn form(problem: &Problem) -> u64 {
     [problem.a, problem.b, problem.c, problem.d].iter().fold(u64::from(problem.tf32), |form, matrix| {
         let rows_first = u64::from(matrix.column_stride == 1);

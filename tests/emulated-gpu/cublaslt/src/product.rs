@@ -23,7 +23,7 @@ pub struct Call {
     pub workspace: (u64, u64),
 }
 
-/// Content that the workspace has after a product, so that a program that keeps something there finds out.
+/// Byte that fills the workspace after a product, so that a program that keeps data there fails.
 const SCRIBBLE: u8 = 0xff;
 
 /// Elements of a range as f32.

@@ -81,7 +81,7 @@ pub const ILLEGAL_ADDRESS: DriverError = DriverError(700);
 /// Work of a stream. An error is the context's from then on.
 pub type Work = Box<dyn FnOnce() -> Result<(), DriverError> + Send>;
 
-/// Says if work may wait for other processes.
+/// Whether work may wait for other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkKind {
     /// Runs while nothing else of the device does.

@@ -28,12 +28,12 @@ pub enum Channel {
 pub enum Mode {
     /// A call returns once it has done its work.
     Blocking,
-    /// A call returns at once and goes on in the background. No other may begin before `ncclCommGetAsyncError` has said
-    /// that it has ended.
+    /// A call returns at once and continues in the background. No other call may begin before `ncclCommGetAsyncError`
+    /// has reported its end.
     NonBlocking,
 }
 
-/// Number of times for which `ncclCommGetAsyncError` says that a call in the background goes on.
+/// Number of times that `ncclCommGetAsyncError` reports a call in the background as still running.
 const BACKGROUND_LOOKS: u32 = 2;
 
 /// Last message of a rank that leaves in good order.
@@ -195,7 +195,7 @@ impl Communicator {
         state.error
     }
 
-    /// Says that calls which have been submitted go on in the background, if the communicator does not block.
+    /// Marks submitted calls as running in the background, unless the communicator blocks.
     ///
     /// # Errors
     ///
@@ -252,7 +252,7 @@ impl Communicator {
         *number
     }
 
-    /// An operation has ended.
+    /// Records the end of an operation.
     pub fn end_operation(&self) {
         self.lock().outstanding -= 1;
         self.changed.notify_all();
@@ -300,7 +300,7 @@ impl Communicator {
         }
     }
 
-    /// Waits for an abort: what an operation does that can never end.
+    /// Waits for an abort. Called by an operation that can never end.
     pub fn wait_for_abort(&self) {
         let mut state = self.lock();
         while !state.aborted {

@@ -1,4 +1,4 @@
-//! Operations: what a rank sends, what it waits for, and what it makes of it.
+//! Operations: a rank's sends and receives, and the results that it computes from them.
 //!
 //! The operations of a group run together in three passes: all send, all receive, all sends wait until they have
 //! arrived. Ranks that send to each other inside a group therefore do not wait for one another, and a send outside of a
@@ -56,7 +56,7 @@ pub struct Operation {
     pub number: u64,
 }
 
-/// Why an operation ended early.
+/// The reason for which an operation ended early.
 enum Failure {
     Stopped,
     Driver(DriverError),

@@ -87,7 +87,7 @@ pub(crate) fn multiply_accumulate(shape: Mma) -> Operation {
     }
 }
 
-/// Addresses of column n among the sums: even columns first, so that a half of them is a register of C.
+/// Index of column n among the sums. Even columns come first, so that each half of the sums is a register of C.
 const fn column(n: usize) -> usize {
     n / 2 + n % 2 * 4
 }
@@ -139,7 +139,7 @@ unsafe fn multiply_halves<H: Half, const STEPS: usize>(warp: &mut Warp<'_>, inst
     unsafe { put_sums(warp, instruction, &sums) };
 }
 
-/// Writes D. All of A, B and C were read: a target may be one of their registers.
+/// Writes D, after all of A, B and C have been read, because a target may be one of their registers.
 ///
 /// # Safety
 ///

@@ -78,7 +78,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Skips to after the sign that closes what was opened before.
+    /// Skips past the sign that closes the brace opened last.
     pub fn skip_braces(&mut self) -> Parsed<()> {
         let mut depth = 1;
         while depth > 0 {
