@@ -185,7 +185,7 @@ impl ApiKeys {
         watched.follow("the API keys", reload).await;
     }
 
-    /// Replaces the keys. They keep what they have used under the same name.
+    /// Replaces the keys. A key whose name stays keeps the record of its use.
     fn install(&self, lines: Vec<KeyLine>) {
         tracing::info!(keys = lines.len(), "API keys are in force");
         let mut table = self.table.write();

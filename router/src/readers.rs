@@ -170,7 +170,7 @@ struct Slot<S> {
     waker: Waker,
     /// Bytes that the server has got.
     taken: AtomicU64,
-    /// True once the reader is lost and its stream has not said so.
+    /// True once the reader is lost, until its stream has reported the loss.
     lost: AtomicBool,
     inspected: Mutex<Inspected>,
 }
@@ -194,7 +194,7 @@ impl Wake for Woken {
     }
 }
 
-/// State of the inspection.
+/// The findings of the inspections of one stream.
 #[derive(Default)]
 struct Inspected {
     /// The value of `asked` at the last inspection.

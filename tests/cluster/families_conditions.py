@@ -18,7 +18,7 @@ POISONED = "memory is filled with NaN before a request gets it"
 WHOLE = ("--max-step-tokens", 2048, "--no-prefix-cache")
 # In pages and requests: room for the longest request of the reference, and not for all of them as they grow.
 SMALL_POOL, RUNNING = 36, 6
-# Tokens of an output in whose middle its worker dies, and number of answers that have begun by then.
+# Output tokens of the requests whose worker dies, and the number of answers that have begun before it dies.
 LONG_OUTPUT, BEGUN = 3500, 2
 # A death or a preemption that comes too late, on a loaded machine, is tried again.
 ATTEMPTS = 8

@@ -84,8 +84,8 @@ def write_page():
 
 
 def problems():
-    """Lines for tests/check-docs: a golden model that the table leaves out, a page that does not say what the JSON
-    says."""
+    """Lines for tests/check-docs: each golden model that the table leaves out, and a page that differs from the
+    JSON."""
     generated = " ".join(re.findall(r'^models\+?="(.*)"', (REPO / "tests/goldens/generate").read_text(), re.M)).split()
     for name in set(MODELS) ^ set(generated):
         yield f"tests/cluster/families_page.py: {name} is either not in MODELS or not in tests/goldens/generate"

@@ -53,7 +53,8 @@ def options(words=None):
 
 
 def child(script, *arguments, nice=0):
-    # Attackers have machines of their own: here they get what the cluster and its good client leave.
+    # Real attackers have machines of their own. Here they get the processor time that the cluster and its good client
+    # leave.
     command = ["nice", "-n", str(nice), sys.executable, str(HERE / script), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 

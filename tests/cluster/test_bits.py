@@ -18,7 +18,7 @@ VOCABULARY = 320
 MODELS = ("qwen3", "qwen3_yarn_swa", "wide")
 WIDE = dict(hidden_size=320, intermediate_size=576, num_hidden_layers=2)
 WIDE |= dict(use_sliding_window=True, sliding_window=100, max_window_layers=1)
-# In pages: room for the longest request, but not for what the choices of "grown" come to hold.
+# In pages: room for the longest request, but not for all choices of the request "grown" at their full lengths.
 SMALL_POOL = 56
 PAGE_BYTES_PER_LAYER = 4096
 VARIANTS = ("batched", "two threads", "chunking off", "cut 1", "cut 2", "prefix cache", "preempted")

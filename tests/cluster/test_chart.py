@@ -89,8 +89,8 @@ def pods(release):
 
 
 def mounted(release, pod, container, directory):
-    """Writes what a container's mounts of ConfigMaps and Secrets hold into a directory. Returns the path's
-    translation."""
+    """Writes the contents of a container's mounts of ConfigMaps and Secrets into a directory. Returns a function that
+    translates paths."""
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     for mount in container.get("volumeMounts", []):
         volume, target = volumes[mount["name"]], directory / mount["mountPath"].lstrip("/")
@@ -188,7 +188,7 @@ def test_our_executables_accept_what_the_chart_tells_them(case, tmp_path):
             grace = pod["terminationGracePeriodSeconds"]
             assert grace >= drain.get("preStopSeconds", 0) + config["drain_timeout"] + config["lame_duck"] + 5
             assert container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0) == drain.get("preStopSeconds", 0)
-            # Each setting of the values arrives as it is.
+            # Each setting of the values arrives unchanged.
             for key, value in part["settings"].items():
                 table = value if isinstance(value, dict) else {None: value}
                 for inner, wanted in table.items():
@@ -309,7 +309,7 @@ def test_an_upgrade_keeps_the_secrets_that_the_chart_has_made():
     # Another installation has others.
     others = {s["metadata"]["name"]: s["data"] for s in helm.install().all("Secret")}
     assert all(others[name] != data for name, data in secrets.items())
-    # One certificate without the other would be of another authority.
+    # A new certificate beside an old one would be of another authority.
     with pytest.raises(helm.Refused, match="tutti-router-cluster-tls"):
         helm.install(existing=[s for s in before if s["metadata"]["name"] != "tutti-router-cluster-tls"])
 

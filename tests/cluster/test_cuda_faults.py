@@ -19,7 +19,7 @@ def begun(kernel):
     return f"the kernel that began last is {kernel}"
 
 
-# (fault, what the log says). A product stores no name, so that the kernel before it is named.
+# (fault, words of the log). A product stores no name, so that the log names the kernel before it.
 FAULTS = (
     ("fail kernel=rotate_and_store_f32", f"CUDA_ERROR_LAUNCH_FAILED, \"unspecified launch failure\"); {begun('rotate_and_store_f32')}"),
     ("fail kernel=argmax", f"CUDA_ERROR_LAUNCH_FAILED, \"unspecified launch failure\"); {begun('argmax')}"),

@@ -20,7 +20,7 @@ COLLECTIVE_TIMEOUT_S = 4
 
 
 def has_gpus(count):
-    """True if each of so many workers can have a GPU of its own. Emulated ones are as many as a test asks for."""
+    """True if each of `count` workers can have a GPU of its own. There are as many emulated GPUs as a test asks for."""
     if "EMULATED_GPUS" in os.environ:
         return True
     driver, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()

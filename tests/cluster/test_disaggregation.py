@@ -375,7 +375,7 @@ def test_disaggregated_and_whole_groups_serve_in_one_cluster(start, tmp_path):
         answered = list(pool.map(lambda _: cluster.complete(**ask)["choices"], range(8)))
     assert all(choices == answered[0] for choices in answered)
     assert 0 < handovers(cluster) < 8
-    # The whole group also serves alone.
+    # The group of whole requests also serves while the workers of the other groups are dead.
     for rank in (0, 1):
         os.kill(cluster.workers_by_rank()[rank], signal.SIGKILL)
     assert cluster.complete(**ask)["choices"] == answered[0]

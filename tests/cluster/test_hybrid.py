@@ -104,9 +104,9 @@ def test_preempted_requests_give_the_same_answers(start, model, served, golden, 
 
 
 def test_more_requests_than_slots_all_end(start, model, served, golden, figure):
-    # 64 requests of which three may run: state is what is short, and is counted before a request begins. With pages for
-    # all that have a slot, the others wait, and none is preempted. With pages for the prompts of some, and none for
-    # their output, requests give up slot and pages and begin again.
+    # 64 requests of which three may run: slots for state are short, and are counted before a request begins. With pages
+    # for all requests that have a slot, the others wait, and none is preempted. With pages for the prompts of some, and
+    # none for their output, requests give up slot and pages and begin again.
     asked = [body for body in bodies(golden, 40) if len(body["prompt"]) < 64] * 8
     answers = []
     for pages, flags in ((400, ()), (8, ("--admission", "optimistic", "--no-prefix-cache"))):

@@ -284,7 +284,7 @@ def test_a_plane_peer_with_a_wrong_certificate_is_refused_by_name(start, spawn, 
     said = "its certificate is of an authority that is not trusted here"
     wait_for("the reason at the sender", lambda: "no encrypted connection" in cluster.log() and said in cluster.log())
     wait_for("the reason at the receiver", lambda: "refused a connection" in worker.log() and "refuses this process's certificate" in worker.log())
-    # With a right one again, the same worker takes planes.
+    # With a right certificate again, the same worker receives planes.
     authority.inside("worker", name="decoder")
     wait_for("an answer", lambda: cluster.client.post("/v1/completions", json=body).status_code == 200, seconds=90, every=1)
 

@@ -97,7 +97,7 @@ fn unfit(kernel: &Kernel, grid: &Grid, parameters: &[u8]) -> Option<String> {
     None
 }
 
-/// True if the processor has what the loops over lanes are compiled for.
+/// True if the processor has the instructions that the loops over lanes are compiled for.
 fn processor_fits() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("avx2")

@@ -394,12 +394,12 @@ impl DeviceMemory {
         self.table.read().unwrap_or_else(PoisonError::into_inner).live.clone()
     }
 
-    /// True if the memory knows what was written.
+    /// True if the memory records which bytes were written.
     pub(crate) fn is_watched(&self) -> bool {
         self.watched
     }
 
-    /// The number of a new launch, from 1 to `last`. Shadows of races are cleared when numbers begin anew.
+    /// The number of a new launch, from 1 to `last`. Shadows of races are cleared when numbers start again.
     pub(crate) fn next_launch(&self, last: u32) -> u32 {
         let number = self.launches.fetch_add(1, Ordering::Relaxed) % last + 1;
         if number == 1 {

@@ -14,8 +14,8 @@ pub(in crate::cpu) struct Rows {
     pub(in crate::cpu) input_stride: usize,
 }
 
-/// Possible numbers of rows of one of several tiles. The list is short because the loop is compiled for each number
-/// with every format and instruction path.
+/// Numbers of rows that a tile may have if a product has several tiles. The list is short because the loop is compiled
+/// for each number with every format and instruction path.
 const HEIGHTS: [usize; 8] = [14, 12, 8, 6, 4, 3, 2, 1];
 
 /// A division of rows into tiles. All tiles have the largest size except for the last few, whose sizes are chosen so

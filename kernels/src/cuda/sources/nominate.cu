@@ -88,8 +88,8 @@ KERNEL(THREADS) nominate(const float* all_logits, u32 width, u32 first, const No
   const Nomination& task = tasks[blockIdx.x];
   const float* logits = all_logits + (size_t)task.row * width;
   const float highest = peaks[2 * task.row + 1], temperature = task.temperature;
-  // Tokens that are drawn are ordered as truncation orders them: by weight. Weights are not negative, so their bits
-  // ascend.
+  // If a token is drawn, tokens are ordered by weight, as truncation orders them. Weights are not negative, so their
+  // bits ascend with them.
   auto key = [&](u32 i) -> u32 {
     if (!(temperature > 0.f)) return key_of(logits[i]);
     return __float_as_uint(exp_(__fdiv_rn(__fsub_rn(logits[i], highest), temperature)));

@@ -117,7 +117,7 @@ const EPILOGUE_DEFAULT: i32 = 1;
 const EPILOGUE_BIAS: i32 = 4;
 
 impl Problem {
-    /// Judges descriptors.
+    /// Checks descriptors, and returns the product that they describe.
     ///
     /// # Errors
     ///
@@ -182,7 +182,7 @@ const WIDEST_LOAD: u32 = 16;
 /// Workspace that an algorithm takes if it may, in bytes.
 const WORKSPACE_BYTES: u64 = 4096;
 
-/// `cublasLtMatmulAlgo_t`: opaque words, which name what the algorithm was asked for.
+/// `cublasLtMatmulAlgo_t`: opaque words, which describe the product that the algorithm is for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Algorithm {

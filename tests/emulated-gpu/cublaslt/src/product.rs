@@ -216,7 +216,7 @@ pub fn run(driver: Driver, of: StreamContext, call: &Call) -> Result<(), DriverE
     Ok(())
 }
 
-/// Stores one matrix of D, line by line, so that what lies between its lines stays as it is.
+/// Stores one matrix of D, line by line, so that the memory between its lines keeps its content.
 fn store(
     driver: Driver,
     of: StreamContext,

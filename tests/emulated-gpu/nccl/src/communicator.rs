@@ -19,7 +19,7 @@ pub enum Channel {
     Collective = 1,
     /// Content of a send.
     Send = 2,
-    /// A receiver's word that a send has arrived.
+    /// A receiver's message that a send has arrived.
     Arrived = 3,
 }
 
@@ -39,7 +39,7 @@ const BACKGROUND_LOOKS: u32 = 2;
 /// Last message of a rank that leaves in good order.
 const GOODBYE: u64 = 4;
 
-/// Key of a message: the sender, what it is about, and its number.
+/// Key of a message: the sender, the channel, and the number.
 pub type Key = (usize, Channel, u64);
 
 /// A message. The signature names the call that it belongs to.
@@ -355,7 +355,7 @@ impl Communicator {
                 1 => Channel::Collective,
                 2 => Channel::Send,
                 3 => Channel::Arrived,
-                // A rank that left in good order is no error: what it did not send is waited for.
+                // A rank that left in good order is no error. Receives of messages that it did not send wait for ever.
                 _ => return,
             };
             let message = Message { signature: head[2], bytes };

@@ -42,7 +42,7 @@ pub struct Operation {
     pub call: Call,
     /// Name of the call.
     pub name: &'static str,
-    /// Device address of what is sent.
+    /// Device address of the data to send.
     pub source: u64,
     /// Device address of the result.
     pub target: u64,
@@ -173,7 +173,7 @@ impl Operation {
         Ok(())
     }
 
-    /// Waits for what the others send and stores the result.
+    /// Waits for the data of the other ranks, and stores the result.
     fn receive_all(&self) -> Result<(), Failure> {
         let communicator = &self.communicator;
         let everyone = 0..communicator.size;

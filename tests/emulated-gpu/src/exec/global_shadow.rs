@@ -20,13 +20,14 @@ const BLOCK_MASK: u32 = (1 << BLOCK_BITS) - 1;
 const STRONG: u32 = BLOCK_MASK;
 /// Stands for several blocks, in place of a block's number.
 const SEVERAL: u32 = BLOCK_MASK - 1;
-/// Launches have the numbers 1 to this one, then begin anew.
+/// Number of the last launch. After it, numbers start again at 1.
 pub(crate) const LAST_LAUNCH: u32 = (1 << (32 - BLOCK_BITS)) - 1;
 
 /// The orders between blocks that fences and atomic operations establish.
 pub(crate) struct Orders {
     clock: AtomicU64,
-    /// Per block: bit 0 if it fenced since it last released, and above it the time of its last release.
+    /// Per block: bit 0 is set if the block has fenced since its last release. The other bits are the time of that
+    /// release.
     released: Vec<AtomicU64>,
     /// Per block: time of its last atomic operation.
     acquired: Vec<AtomicU64>,

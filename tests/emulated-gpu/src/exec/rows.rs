@@ -31,7 +31,7 @@ impl Warp<'_> {
     /// The offset is a row's, of lanes as wide as `T`.
     #[inline(always)]
     pub unsafe fn row<T>(&self, offset: u32) -> *mut T {
-        // SAFETY: rows lie in the register file, which the caller promises for this one.
+        // SAFETY: the caller promises that the offset is that of a row in the register file.
         unsafe { self.file.add(offset as usize).cast() }
     }
 

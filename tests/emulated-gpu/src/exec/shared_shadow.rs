@@ -1,4 +1,5 @@
-//! Shadow of shared memory: what was written, by which warp and lane, and if a barrier has passed since.
+//! Shadow of shared memory: the bytes that were written, the warp and lane that wrote them, and whether a barrier has
+//! passed since.
 
 use crate::fault::FaultKind;
 

@@ -20,7 +20,7 @@ pub(crate) enum Atomic {
     Xor,
     Exchange,
     CompareAndSwap,
-    /// Counts up to a bound, then begins anew.
+    /// Counts up to a bound, then starts again at 0.
     Increment,
     Decrement,
     MinSigned,

@@ -184,7 +184,7 @@ impl<'a> Parser<'a> {
                 bytes = initial.len() as u64;
             }
         }
-        // A `.ptr .align` speaks of what a pointer points to, not of the pointer.
+        // A `.ptr .align` is the alignment of the memory behind a pointer, not of the pointer.
         let align = if space == ".param" && !array { element } else { align.max(element) };
         Ok(VariableText { name, space, align, bytes, initial })
     }
