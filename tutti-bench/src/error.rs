@@ -28,7 +28,7 @@ pub enum Error {
     /// A file that cannot be read or written.
     #[error("{}: {error}", file.display())]
     File {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
         /// The system's error.
         error: std::io::Error,

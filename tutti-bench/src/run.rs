@@ -34,7 +34,7 @@ pub enum Load {
     },
     /// Each request is sent at a time that was decided before.
     Open {
-        /// The times.
+        /// The source of the times.
         times: Times,
         /// Maximum number of requests in flight. A request that is due waits for room, and its latency counts on.
         max_in_flight: usize,

@@ -94,7 +94,6 @@ impl Http {
     }
 }
 
-/// The body of a request.
 fn body(model: &str, api: Api, dialect: Dialect, request: Request) -> Map<String, Value> {
     let mut body = Map::new();
     let mut set = |key: &str, value: Value| body.insert(key.to_owned(), value);

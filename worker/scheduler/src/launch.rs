@@ -148,7 +148,7 @@ pub enum Refusal {
     /// The walk is not declared, or its kind does not fit its use.
     #[error("walk {walk} cannot be run as {wanted}")]
     WrongWalk {
-        /// The walk.
+        /// The walk that the launch names.
         walk: WalkId,
         /// The kind that the walk would have to be.
         wanted: &'static str,
@@ -164,7 +164,7 @@ pub enum Refusal {
         "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, but the context holds {max_context}"
     )]
     ContextTooSmall {
-        /// Tokens of the prompt.
+        /// Length of the prompt.
         prompt_tokens: usize,
         /// Tokens of output asked for.
         max_tokens: u32,

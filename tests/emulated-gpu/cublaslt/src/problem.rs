@@ -51,7 +51,6 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// A layout as a matrix.
     fn of(layout: &Layout) -> Result<Matrix, Status> {
         let kind = Kind::of(layout.kind).ok_or(Status::NOT_SUPPORTED)?;
         let (rows, columns) = (layout.rows as usize, layout.columns as usize);

@@ -72,7 +72,6 @@ impl Number {
     }
 }
 
-/// A conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Conversion {
     pub into: Number,
