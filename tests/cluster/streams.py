@@ -48,7 +48,7 @@ class Streams:
             enough = sum(seen >= tokens for seen in self.seen) >= begun
             if not enough:
                 signal_all(workers, signal.SIGCONT)
-                # A slice of time for the workers, and not a wait for them.
+                # Lets the workers run for a slice of time. It waits for no event.
                 time.sleep(0.004)
                 signal_all(workers, signal.SIGSTOP)
             return enough

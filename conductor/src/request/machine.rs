@@ -221,9 +221,9 @@ impl Request {
         most > self.generated.len() + 1
     }
 
-    /// True if the request may be what crashes its workers: the latest lost try produced no token, and only one try is
-    /// left. Two suspects must not share a worker, since a crash caused by one of them would use up the last try of
-    /// both.
+    /// True if the request may be the cause of its workers' crashes: the latest lost try produced no token, and only
+    /// one try is left. Two suspects must not share a worker, since a crash caused by one of them would use up the last
+    /// try of both.
     pub fn is_suspect(&self) -> bool {
         self.in_vain && self.lost == self.max_replays
     }
