@@ -6,7 +6,7 @@
 //! out-of-memory at=12              the 12th allocation of a device
 //! fail kernel=argmax at=3          the 3rd launch of `argmax` ends with a sticky CUDA_ERROR_LAUNCH_FAILED
 //! break at=9                       the memory fails at the 9th launch, with a sticky CUDA_ERROR_ECC_UNCORRECTABLE
-//! refuse kernel=argmax             the first launch of `argmax` returns CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, nothing more
+//! refuse kernel=argmax             the first launch of `argmax` returns CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
 //! hang device=1 when=/tmp/x/hang   the first launch on device 1 after the file appears never ends
 //! never-joins kernel=ncclAllReduce device=1   rank on device 1 never joins its first all-reduce
 //! ```
