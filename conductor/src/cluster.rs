@@ -5,8 +5,8 @@
 //! of a worker is one event, however many requests it concerns.
 //!
 //! `State` has three parts, whose methods make the decisions: `Membership` (workers, ranks, groups, the model),
-//! `Requests` and `Prefixes`. A fourth, `Recent`, decides nothing and remembers for pages. [`Cluster`] holds the lock, and carries decisions from one part to another, to metrics
-//! and to health.
+//! `Requests` and `Prefixes`. A fourth part, `Recent`, only remembers events for operators' pages. [`Cluster`] holds
+//! the lock, and carries decisions from one part to another, to metrics and to health.
 
 #[cfg(fuzzing)]
 pub mod fuzzing;

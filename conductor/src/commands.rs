@@ -42,8 +42,8 @@ impl Command {
         }
     }
 
-    /// `main` of the command. `arguments` are those after its name. The exit code is 0, 1 if the command failed, or 2 if
-    /// its arguments are wrong.
+    /// `main` of the command. `arguments` are those after its name. The exit code is 0, 1 if the command failed, or 2
+    /// if its arguments are wrong.
     pub fn run(self, arguments: impl Iterator<Item = OsString>) -> ExitCode {
         match self {
             Self::Status => run(processes::STATUS, arguments, status::run),

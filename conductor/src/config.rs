@@ -168,7 +168,8 @@ fn absolute(field: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Error> 
     })
 }
 
-/// Each spawned worker's share of the memory that is free now, before any of them has loaded. None if that is not known.
+/// Each spawned worker's share of the memory that is free now, before any of them has loaded. None if that is not
+/// known.
 fn memory_share(workers: u32) -> Option<ByteSize> {
     memory::available().map(|bytes| ByteSize(bytes / u64::from(workers.max(1))))
 }

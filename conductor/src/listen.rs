@@ -1,7 +1,7 @@
 //! The listeners inside a cluster: the one that workers dial, and the one of routers and operators.
 //!
-//! By default each is a Unix socket in a directory that only this user can enter. At an address of the operator's choice,
-//! TCP or a path, others may reach the listener as well, so callers must show a token there.
+//! By default each is a Unix socket in a directory that only this user can enter. At an address of the operator's
+//! choice, TCP or a path, others may reach the listener as well, so callers must show a token there.
 
 use std::{
     io,

@@ -235,8 +235,8 @@ impl ConductorMetrics {
         new
     }
 
-    /// Creates the counters that alerts watch, at 0. The first count of a series that did not exist before is no increase
-    /// to Prometheus.
+    /// Creates the counters that alerts watch, at 0. The first count of a series that did not exist before is no
+    /// increase to Prometheus.
     fn begin_counters(&self) {
         for outcome in OUTCOMES {
             self.requests.get_or_create(&OutcomeLabel { outcome }).inc_by(0);
@@ -350,8 +350,8 @@ impl ConductorMetrics {
         self.experts.take(worker, loads);
     }
 
-    /// Sets a worker's estimate of the memory that it uses, in bytes per kind of memory. Called when the worker is ready,
-    /// so its counter of restarts exists from then on.
+    /// Sets a worker's estimate of the memory that it uses, in bytes per kind of memory. Called when the worker is
+    /// ready, so its counter of restarts exists from then on.
     pub(crate) fn memory(&self, worker: Rank, kinds: [(&'static str, u64); 3]) {
         self.restarts.get_or_create(&WorkerLabel { worker: worker.0 }).inc_by(0);
         for (kind, bytes) in kinds {

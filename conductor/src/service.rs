@@ -1,7 +1,7 @@
 //! The gRPC service `tutti.cluster.v1.Conductor`, which routers and operators call.
 //!
-//! It is served on a listener of its own, never beside the services for clients: it drains workers, and its requests pass
-//! the limits of routers.
+//! It is served on a listener of its own, never beside the services for clients: it drains workers, and its requests
+//! pass the limits of routers.
 
 use std::{
     pin::Pin,
@@ -59,9 +59,9 @@ impl ConductorService {
     }
 }
 
-/// Services of the listener for routers and operators: the conductor, and the health of the cluster. If `token` is given,
-/// a call of the conductor must show it, which is checked before a message is read. Must be called inside a Tokio
-/// runtime.
+/// Services of the listener for routers and operators: the conductor, and the health of the cluster. If `token` is
+/// given, a call of the conductor must show it, which is checked before a message is read. Must be called inside a
+/// Tokio runtime.
 pub fn cluster_routes(
     conductor: ConductorServer<ConductorService>,
     token: Option<Token>,

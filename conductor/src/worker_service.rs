@@ -1,5 +1,5 @@
-//! The gRPC service that workers dial. Each worker has one stream, which begins with its `Hello`. A worker's token is in
-//! the call's metadata, and is checked before a message is read.
+//! The gRPC service that workers dial. Each worker has one stream, which begins with its `Hello`. A worker's token is
+//! in the call's metadata, and is checked before a message is read.
 
 use std::{
     net::{IpAddr, Ipv4Addr},

@@ -1,5 +1,5 @@
-//! Times the emulator on the kernels of its tests: milliseconds of a launch on one thread, the best of several, plain and
-//! with all checks.
+//! Times the emulator on the kernels of its tests: milliseconds of a launch on one thread, the best of several, plain
+//! and with all checks.
 //!
 //! `cargo run --release -p tutti-emulated-gpu --example speed`
 

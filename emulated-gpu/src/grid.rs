@@ -30,8 +30,8 @@ impl Grid {
 pub struct Checks {
     /// Seed of the order of warps and blocks; none runs them in their own order, in long slices.
     pub seed: Option<u64>,
-    /// True to report races of shared memory between and inside warps, `cp.async` data read before its wait, and races of
-    /// global memory between blocks.
+    /// True to report races of shared memory between and inside warps, `cp.async` data read before its wait, and races
+    /// of global memory between blocks.
     pub races: bool,
     /// True to report reads of global and shared memory that nothing wrote.
     pub uninitialised: bool,

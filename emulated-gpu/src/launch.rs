@@ -10,7 +10,8 @@ const MOST_THREADS_OF_AXIS: [u32; 3] = [1024, 1024, 64];
 const MOST_BLOCKS_OF_AXIS: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
 const MOST_SHARED_BYTES: u32 = 227 * 1024;
 
-/// Runs a kernel over a grid and returns when it has ended. `parameters` is the block of parameters, each at its offset.
+/// Runs a kernel over a grid and returns when it has ended. `parameters` is the block of parameters, each at its
+/// offset.
 ///
 /// # Errors
 ///
@@ -69,7 +70,7 @@ pub fn launch(
     run_blocks(&run)
 }
 
-/// Why a launch does not fit its kernel.
+/// The reason for which a launch does not fit its kernel; none if it fits.
 fn unfit(kernel: &Kernel, grid: &Grid, parameters: &[u8]) -> Option<String> {
     let (given, taken) = (parameters.len(), kernel.parameter_bytes());
     if given != taken as usize {
@@ -96,7 +97,7 @@ fn unfit(kernel: &Kernel, grid: &Grid, parameters: &[u8]) -> Option<String> {
     None
 }
 
-/// True if the processor has what the loops over lanes are compiled for.
+/// True if the processor has the instructions that the loops over lanes are compiled for.
 fn processor_fits() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("avx2")

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A warp runs 32 lanes per instruction: a register is a row of 32 values. Lanes that diverge run in groups, the lowest
-//! program counter first, and meet again where their counters are equal. The checks ([`Checks`]) report what silicon lets
-//! pass: a report ([`Fault`]) names kernel, source line, block and thread.
+//! program counter first, and meet again where their counters are equal. The checks ([`Checks`]) report what silicon
+//! lets pass: a report ([`Fault`]) names kernel, source line, block and thread.
 //!
 //! Approximate instructions (`ex2.approx` and its like) are within the error that PTX states, but not equal to any
 //! silicon's bits. Weak memory orders, timing and occupancy do not show here.

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 pub(crate) const FIRST_ADDRESS: u64 = 0x00d0_0000_0000_0000;
 /// Unused addresses after each allocation, so that an index that runs off the end meets no neighbour.
 const GAP: u64 = 1 << 20;
-/// The alignment that the driver promises. No address has a larger one, so that no kernel comes to rely on it.
+/// The alignment that the driver promises. No address has a larger alignment, so that no kernel can rely on one.
 const ALIGNMENT: u64 = 256;
 /// Freed ranges that are remembered, to tell a use after free from an address that never was one.
 const FREED_RANGES: usize = 1 << 16;
@@ -132,7 +132,7 @@ impl Allocation {
         if self.races.get().is_none() {
             let (writes, reads) = (zeroed(self.bytes * 4)?, zeroed(self.bytes * 4)?);
             let shadow = RaceShadow { writes: writes.cast(), reads: reads.cast(), bytes: self.bytes * 4 };
-            // A second thread that made one too drops its own.
+            // If another thread has made one meanwhile, this one is dropped.
             drop(self.races.set(shadow));
         }
         self.races.get()
@@ -394,12 +394,12 @@ impl DeviceMemory {
         self.table.read().unwrap_or_else(PoisonError::into_inner).live.clone()
     }
 
-    /// True if the memory knows what was written.
+    /// True if the memory records which bytes were written.
     pub(crate) fn is_watched(&self) -> bool {
         self.watched
     }
 
-    /// The number of a new launch, from 1 to `last`. Shadows of races are cleared when numbers begin anew.
+    /// The number of a new launch, from 1 to `last`. Shadows of races are cleared when numbers start again.
     pub(crate) fn next_launch(&self, last: u32) -> u32 {
         let number = self.launches.fetch_add(1, Ordering::Relaxed) % last + 1;
         if number == 1 {

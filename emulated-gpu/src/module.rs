@@ -49,7 +49,8 @@ pub struct Kernel {
     pub max_threads_per_block: Option<u32>,
     /// Bytes of local memory per thread.
     pub local_bytes: u32,
-    /// Why the kernel cannot run, if it holds what the emulator does not know. Other kernels of the module can.
+    /// The reason why the kernel cannot run, if it has an instruction that the emulator does not know. Other kernels of
+    /// the module can run.
     pub error: Option<DecodeError>,
     pub(crate) program: Program,
 }

@@ -1,7 +1,7 @@
 //! Decoded kernels: instructions over rows of a register file.
 //!
-//! Each operand is a row of 32 lanes: registers, constants, special registers and parameters of the kernel alike. A row is
-//! named by its offset in a warp's register file. A predicate is one 32-bit mask.
+//! Each operand is a row of 32 lanes: registers, constants, special registers and parameters of the kernel alike. A row
+//! is named by its offset in a warp's register file. A predicate is one 32-bit mask.
 
 use crate::exec::Warp;
 
@@ -105,7 +105,7 @@ pub(crate) struct Instruction {
     pub list: u32,
     pub list_into: u8,
     pub list_from: u8,
-    /// Meaning is the operation's own.
+    /// A value whose meaning depends on the operation.
     pub detail: u32,
     pub offset: i64,
     pub target: u32,

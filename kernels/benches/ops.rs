@@ -162,8 +162,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Rotation, storing and attention of the rows of a step, each with its number of tokens and its context. The layers
-    /// take turns and exceed the caches, so that pages are read from memory.
+    /// Rotation, storing and attention of the rows of a step, each with its number of tokens and its context. The
+    /// layers take turns and exceed the caches, so that pages are read from memory.
     fn attention(
         &mut self,
         dtype: WeightType,

@@ -1,8 +1,8 @@
 //! The CUDA device: one GPU, one stream, kernels that NVRTC compiles at the first start.
 //!
-//! Nothing of CUDA is needed to build this crate or to start a program that has it. The libraries are opened at run time, and
-//! [`gpus`] says what is missing. Activations are f32; weights, keys and values have the checkpoint's type. Products run in
-//! cuBLASLt, all else in the kernels of `cuda/sources`. See `docs/cuda.md`.
+//! Nothing of CUDA is needed to build this crate or to start a program that has it. The libraries are opened at run
+//! time, and [`gpus`] says what is missing. Activations are f32; weights, keys and values have the checkpoint's type.
+//! Products run in cuBLASLt, all else in the kernels of `cuda/sources`. See `docs/cuda.md`.
 
 mod attention_work;
 mod compile;

@@ -52,8 +52,8 @@ impl WeightType {
     }
 }
 
-/// A weight matrix in host memory (often a mapped file), row major: `[rows, columns]` = `[outputs, inputs]`. It may be a
-/// window of a wider matrix, such as a TP rank's share of the columns: then the rows lie further apart than they are
+/// A weight matrix in host memory (often a mapped file), row major: `[rows, columns]` = `[outputs, inputs]`. It may be
+/// a window of a wider matrix, such as a TP rank's share of the columns: then the rows lie further apart than they are
 /// wide, and the device's threads read them in place.
 #[derive(Clone, Copy, Debug)]
 pub struct HostMatrix<'a> {
@@ -108,8 +108,8 @@ pub enum DeviceError {
     /// that two requests write to. The device remains usable.
     #[error("misuse of the device: {0}")]
     Misuse(String),
-    /// Logits or embeddings of one row that are NaN or infinite: no token may be sampled from them. The other rows of the
-    /// step are sound, since no row's numbers enter another's.
+    /// Logits or embeddings of one row that are NaN or infinite: no token may be sampled from them. The other rows of
+    /// the step are sound, since no row's numbers enter another's.
     #[error("not finite: {0}")]
     NotFinite(String),
     /// The device failed.
@@ -120,8 +120,8 @@ pub enum DeviceError {
 /// The bounds of a device, known before the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Maximum number of steps that are enqueued and not collected, at least 1. A device that runs operations while they
-    /// are enqueued has 1.
+    /// Maximum number of steps that are enqueued and not collected, at least 1. A device that runs operations while
+    /// they are enqueued has 1.
     pub steps_in_flight: usize,
 }
 
@@ -134,8 +134,8 @@ pub struct GraphId(pub u64);
 ///
 /// A `Tensor` is an activation buffer of fixed capacity `[rows, width]`. Inside a step, an operation works on the
 /// tensor's first rows: one row per token of the step or, after [`Dense::keep_logit_rows`], one per logit row. No
-/// memory is allocated inside a step. If the step has a [`StepShape`](crate::StepShape), rows of padding follow, of both
-/// kinds: all operations compute them or leave them undefined, and no other row depends on them.
+/// memory is allocated inside a step. If the step has a [`StepShape`](crate::StepShape), rows of padding follow, of
+/// both kinds: all operations compute them or leave them undefined, and no other row depends on them.
 ///
 /// A step is enqueued between [`begin_step`](Self::begin_step) and [`end_step`](Self::end_step), and its results are
 /// [collected](Self::collect) later. Operations run in the order in which they are enqueued. A device may run them at
@@ -191,8 +191,8 @@ pub trait Device: Send + Sized + 'static {
         gate_up: [HostMatrix<'_>; 2],
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError>;
-    /// False if the device takes its matrices from elsewhere, such as a cache file, and reads little of the bytes that it
-    /// is given. A loader then does not read ahead.
+    /// False if the device takes its matrices from elsewhere, such as a cache file, and reads little of the bytes that
+    /// it is given. A loader then does not read ahead.
     fn reads_weights(&self) -> bool {
         true
     }
@@ -270,10 +270,10 @@ pub trait Device: Send + Sized + 'static {
     /// Begins a step: copies its inputs into the device's fixed buffers and enqueues its slot copies. Later operations
     /// belong to this step. A step that was begun and not ended is dropped, with its results.
     ///
-    /// Refuses, before anything is enqueued, all that the inputs and `planes` show: lengths that differ, rows with gaps,
-    /// pages and slots out of range, two rows that write to one page or have one slot, copies without a slot plane,
-    /// and rows that continue a step in flight on a device that runs one step at a time. The caller has checked the
-    /// rest before, because a step must not fail after its copies: token ids, and the capacity of its tensors.
+    /// Refuses, before anything is enqueued, all that the inputs and `planes` show: lengths that differ, rows with
+    /// gaps, pages and slots out of range, two rows that write to one page or have one slot, copies without a slot
+    /// plane, and rows that continue a step in flight on a device that runs one step at a time. The caller has checked
+    /// the rest before, because a step must not fail after its copies: token ids, and the capacity of its tensors.
     fn begin_step(&mut self, inputs: &StepInputs<'_>, planes: &mut Self::Planes) -> Result<(), DeviceError>;
     /// Enqueues the operations that `body` calls. A device that records graphs may replay an earlier recording of the
     /// same name, and then does not call `body`.

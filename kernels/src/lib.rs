@@ -1,9 +1,10 @@
 //! Device operations behind one seam; models never see which device runs them.
 //!
-//! [`Device`] is the seam: typed buffers that a device owns, and steps of fused operations over them. The operations are
-//! in traits by family: [`Dense`], [`Experts`], [`PagedAttention`], [`Collectives`], [`Sampler`]. A step is enqueued, then collected:
-//! its host inputs ([`StepInputs`]) are copied to fixed buffers first, and only sampled ids and requested logprobs come
-//! back ([`StepResults`]). [`cpu`] and [`cuda`] are the devices. A [`Recorder`] shows a device's operations to an observer.
+//! [`Device`] is the seam: typed buffers that a device owns, and steps of fused operations over them. The operations
+//! are in traits by family: [`Dense`], [`Experts`], [`PagedAttention`], [`Collectives`], [`Sampler`]. A step is
+//! enqueued, then collected: its host inputs ([`StepInputs`]) are copied to fixed buffers first, and only sampled ids
+//! and requested logprobs come back ([`StepResults`]). [`cpu`] and [`cuda`] are the devices. A [`Recorder`] shows a
+//! device's operations to an observer.
 
 pub mod collective;
 pub mod cpu;

@@ -116,8 +116,8 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         }
     }
 
-    /// Returns the record of a delta rule over the step's tokens: for each token, each element of a memory is decayed and
-    /// enters two products and one sum of products. Every row reads and writes its memories once.
+    /// Returns the record of a delta rule over the step's tokens: for each token, each element of a memory is decayed
+    /// and enters two products and one sum of products. Every row reads and writes its memories once.
     pub(crate) fn delta_rule(&self, shape: &DeltaShape) -> Operation {
         let memory_bytes = (shape.value_heads * shape.memory_bytes()) as f64;
         let by_token = self.by_token();

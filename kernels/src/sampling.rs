@@ -111,9 +111,9 @@ pub struct TokenScore {
     pub top: Vec<(u32, f32)>,
 }
 
-/// The results of a step, in the order in which its sampling operations were enqueued. A request that cannot be answered
-/// has an error of its own, which is never [`DeviceError::Lost`]: the step has run, and the other requests have their
-/// results.
+/// The results of a step, in the order in which its sampling operations were enqueued. A request that cannot be
+/// answered has an error of its own, which is never [`DeviceError::Lost`]: the step has run, and the other requests
+/// have their results.
 #[derive(Clone, Debug, Default)]
 pub struct StepResults {
     /// One result per sampled row.

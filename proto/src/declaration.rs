@@ -156,7 +156,8 @@ pub enum DeclarationError {
         /// The problem, as a predicate such as "is declared twice".
         problem: &'static str,
     },
-    /// A media input is of an unknown kind, is declared twice, is not encoded by an atomic walk, or has a size or a limit of 0.
+    /// A media input is of an unknown kind, is declared twice, is not encoded by an atomic walk, or has a size or a
+    /// limit of 0.
     #[error("media {kind:?}: {problem}")]
     Media {
         /// The declared kind.

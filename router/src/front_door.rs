@@ -32,9 +32,9 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 
 /// Sets the flow-control windows that every connection to a conductor needs, and lifts a limit.
 ///
-/// A client that leaves makes the router reset a stream, whose next events may be on their way. HTTP/2 counts such events
-/// as errors over the life of a connection. At its limit it closes the connection, with the streams of all clients. The
-/// conductor is trusted, so the count needs no limit.
+/// A client that leaves makes the router reset a stream, whose next events may be on their way. HTTP/2 counts such
+/// events as errors over the life of a connection. At its limit it closes the connection, with the streams of all
+/// clients. The conductor is trusted, so the count needs no limit.
 pub fn tune(endpoint: Endpoint) -> Endpoint {
     endpoint
         .initial_stream_window_size(STREAM_WINDOW)

@@ -121,7 +121,7 @@ pub fn grpc_message(message: v1::GenerateRequest, timeout: &[u8]) -> Vec<pb::Req
         Err(error) => {
             let error = crate::grpc::fuzzing::respell(error, kind);
             check_refusal(&error);
-            // A client sees what was decided here.
+            // The client must get the error as it was decided here.
             let seen = Error::from(tonic::Status::from(error.clone()));
             assert_eq!((seen.kind(), seen.message()), (error.kind(), error.message()));
             assert_eq!(seen.field(), error.field(), "the field is lost on the way");
@@ -130,7 +130,7 @@ pub fn grpc_message(message: v1::GenerateRequest, timeout: &[u8]) -> Vec<pb::Req
     }
 }
 
-/// A refusal is the caller's to mend, and short.
+/// Asserts that a refusal is an error of the caller, and short.
 fn check_refusal(error: &Error) {
     let known = [ErrorKind::InvalidArgument, ErrorKind::NotFound, ErrorKind::DeadlineExceeded];
     assert!(known.contains(&error.kind()), "a request is refused as {:?}: {error}", error.kind());
@@ -145,7 +145,7 @@ pub fn files(data: &[u8]) {
     }
     let files = TextFiles { generation_config: Some(data.to_vec()), ..TextFiles::default() };
     if let Ok(text) = ServedText::read(&files, true) {
-        // Defaults that are accepted are good for a request without parameters.
+        // Accepted defaults are valid for a request without parameters.
         assert!(validate::sampling(&Sampling::default(), &text.defaults, 0).is_ok());
     }
     let tokenizer_config = TextFiles {

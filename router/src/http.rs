@@ -98,7 +98,8 @@ pub fn routes(
 ) -> Router {
     let bodies = BodyReader::new(uploads);
     let api = Api { generator, bodies, keys, allowed_origins, since: unix_seconds() };
-    // The data of the page. Its check is another one: looking counts against no limit of a key.
+    // Routes of the page's data. Their check differs from that of the API: reading them counts against no limit of a
+    // key.
     let cluster = Router::new()
         .route("/cluster/state", get(cluster::state))
         .route("/cluster/steps", get(cluster::steps))
@@ -144,7 +145,7 @@ async fn let_look(State(api): State<Api>, path: MatchedPath, request: Request, n
     answered.with(response)
 }
 
-/// The status under which a request is counted whose client left before the answer, as in nginx.
+/// The status that counts requests whose client left before the answer, as in nginx.
 const CLIENT_LEFT: &str = "499";
 
 /// Counts the answer to a request. Dropping it before there is an answer counts a client that left.

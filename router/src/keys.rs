@@ -1,4 +1,4 @@
-//! API keys: who may send requests, and how many.
+//! API keys: the callers that may send requests, and their limits.
 //!
 //! The file has the hash of each key and never the key itself. A key is compared with all hashes, in constant time. The
 //! file is read again when it changes, and a key keeps the state of its limits as long as its name stays.
@@ -30,7 +30,8 @@ use tutti_settings::RouterSettings;
 
 use self::{bucket::Bucket, file::KeyLine};
 
-/// Time after which a request over the limit of concurrency may be sent again. Nothing says when another one ends.
+/// Time after which a request over the limit of concurrency may be sent again. The end of the running requests cannot
+/// be foreseen.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const SETTING: &str = "api_key_file";
 
@@ -159,7 +160,7 @@ impl ApiKeys {
         };
         let hash = digest(&SHA256, given.as_bytes());
         let table = self.table.read().clone();
-        // All hashes are compared, so that the time does not tell which one is near.
+        // All hashes are compared, so that the time of the search does not reveal which of them is similar.
         let found = table.iter().fold(None, |found, key| {
             if bool::from(key.line.hash[..].ct_eq(hash.as_ref())) { Some(key) } else { found }
         });
@@ -184,7 +185,7 @@ impl ApiKeys {
         watched.follow("the API keys", reload).await;
     }
 
-    /// Replaces the keys. They keep what they have used under the same name.
+    /// Replaces the keys. A key whose name stays keeps the record of its use.
     fn install(&self, lines: Vec<KeyLine>) {
         tracing::info!(keys = lines.len(), "API keys are in force");
         let mut table = self.table.write();
@@ -240,7 +241,8 @@ impl ApiKey {
                 format!("{} requests of this API key are running, the limit is {most}", state.running);
             return refuse("concurrent", message, RETRY_AFTER);
         }
-        // Tokens are known when they are used. A key that has used too many waits until they are earned again.
+        // The number of tokens is known only once they are used. A key that has used too many waits until its bucket is
+        // positive again.
         if let Some(per_minute) = limits.tokens_per_minute
             && let Err(after) = state.tokens.is_positive(per_minute, now)
         {

@@ -113,7 +113,7 @@ impl RouterMetrics {
             generated_tokens: Counter::default(),
             gen_ai: GenAiMetrics::register(metrics),
         };
-        // The first count of a series that did not exist before is no increase to Prometheus.
+        // Every series exists from the start, because Prometheus sees no increase in the first count of a new series.
         for outcome in Outcome::ALL {
             own.outcomes.get_or_create(&OutcomeLabel { outcome: outcome.name() }).inc_by(0);
         }

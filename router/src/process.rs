@@ -140,8 +140,8 @@ async fn run_until_shutdown(settings: RouterProcessSettings, layers: Layers) -> 
     }
 }
 
-/// Completes once no generation has been running for [`CLOSING`]. Requests are served meanwhile: a client whose stream ends
-/// may send its next request over the same connection, and learns only from that answer to use another one.
+/// Completes once no generation has been running for [`CLOSING`]. Requests are served meanwhile: a client whose stream
+/// ends may send its next request over the same connection, and learns only from that answer to use another one.
 async fn at_rest(front_door: &FrontDoor) {
     const CHECK: Duration = Duration::from_millis(100);
     let mut rest = Duration::ZERO;

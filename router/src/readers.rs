@@ -1,9 +1,9 @@
 //! The readers of answers: a reader that takes nothing loses its request, and the bytes of large answers that wait for
 //! their readers are bounded.
 //!
-//! A server asks a stream for its next item only when its connection has room for it. A stream that has given an item, or
-//! has woken its server because there is one, and is not asked again, waits for its reader. The time of such waiting is
-//! measured by an inspection of all streams, at fixed intervals, so an item costs two counters and no clock.
+//! A server asks a stream for its next item only while its connection has room. So a stream waits for its reader from
+//! the moment at which it gives an item, or wakes the server for a new one, until the server asks again. An inspection
+//! of all streams at fixed intervals measures this time, so that an item costs two counters and no clock.
 
 use std::{
     pin::Pin,
@@ -28,7 +28,7 @@ use tutti_settings::RouterSettings;
 
 /// Unit of the room for large answers, in bytes.
 const PIECE_BYTES: usize = 1024;
-/// Inspections per patience: waiting is measured in these parts.
+/// Number of inspections in the time `patience`.
 const INSPECTIONS: u32 = 8;
 
 /// Watches readers. Clones share the state.
@@ -38,7 +38,7 @@ pub struct Readers {
 }
 
 struct Shared {
-    /// Time that a reader may keep its stream waiting, besides the time that its bytes have at the least rate.
+    /// Time that a reader may keep its stream waiting, in addition to the time of its bytes at the least rate.
     patience: Duration,
     bytes_per_second: u32,
     /// One permit per `PIECE_BYTES` of large answers that are written or wait for their readers.
@@ -76,8 +76,8 @@ impl Readers {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Watches the reader of a stream. `bytes` is the size of an item, and `ending` the item in place of the rest of the
-    /// stream when the reader is lost. The stream itself is dropped at that time, which frees what it holds, although its
+    /// Watches the reader of a stream. `bytes` returns the size of an item. When the reader is lost, `ending` takes the
+    /// place of the rest of the stream. The stream itself is dropped at once, which frees what it holds although its
     /// server still waits for the reader. Must be called inside a Tokio runtime.
     pub fn watch<S>(
         &self,
@@ -132,8 +132,8 @@ impl Readers {
 pub struct Room(OwnedSemaphorePermit);
 
 impl Room {
-    /// Joins an answer with its room. The room is free again once the bytes are written to the connection. Room that the
-    /// answer does not need is given back now.
+    /// Joins an answer with its room. The room is free again once the bytes are written to the connection. Room that
+    /// the answer does not need is given back now.
     pub fn hold(self, bytes: Vec<u8>) -> Bytes {
         let mut permit = self.0;
         let unneeded = permit.num_permits().saturating_sub(bytes.len().div_ceil(PIECE_BYTES));
@@ -170,7 +170,7 @@ struct Slot<S> {
     waker: Waker,
     /// Bytes that the server has got.
     taken: AtomicU64,
-    /// True once the reader is lost and its stream has not said so.
+    /// True once the reader is lost, until its stream has reported the loss.
     lost: AtomicBool,
     inspected: Mutex<Inspected>,
 }
@@ -194,7 +194,7 @@ impl Wake for Woken {
     }
 }
 
-/// State of the inspection.
+/// The findings of the inspections of one stream.
 #[derive(Default)]
 struct Inspected {
     /// The value of `asked` at the last inspection.
@@ -229,8 +229,8 @@ impl<S: Stream + Unpin> Stream for WatchedStream<S> {
 
 /// A stream under inspection.
 trait Inspect: Send + Sync {
-    /// Adds `interval` to the stream's waiting if it has waited since the last inspection. Returns true if the reader is lost
-    /// now.
+    /// Adds `interval` to the stream's waiting if it has waited since the last inspection. Returns true if the reader
+    /// is lost now.
     fn inspect(&self, interval: Duration, limits: &Shared) -> bool;
 }
 

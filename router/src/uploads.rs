@@ -1,5 +1,5 @@
-//! Room for the bodies and messages that clients send: memory for all of them together, a share of it for each peer, and
-//! the pace at which a body must arrive.
+//! Room for the bodies and messages that clients send: memory for all of them together, a share of it for each peer,
+//! and the pace at which a body must arrive.
 //!
 //! Memory is taken as bytes arrive. A client that announces a large body, and then sends little of it, holds little.
 
@@ -24,13 +24,13 @@ pub const LARGEST_AT_ONCE: usize = 16;
 pub const LARGEST_PER_PEER: usize = 8;
 /// Unit of the memory limit, in bytes.
 pub const PIECE_BYTES: usize = 4096;
-/// Time that a body may take besides the time that its bytes have at the least rate.
+/// Time that a body may take, in addition to the time of its bytes at the least rate.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The pace at which a body must arrive.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Time that a body may take besides the time that its bytes have at the least rate.
+    /// Time that a body may take, in addition to the time of its bytes at the least rate.
     pub patience: Duration,
     /// Maximum time for a whole body.
     pub whole: Duration,
@@ -148,7 +148,7 @@ impl Upload {
         self.started + self.pace.whole.min(self.pace.patience.saturating_add(earned))
     }
 
-    /// The error of a body that was not there when it was due.
+    /// The error of a body that did not arrive in time.
     pub fn too_slow(&self) -> Error {
         let (bytes, pace) = (self.bytes, self.pace);
         let message = format!(

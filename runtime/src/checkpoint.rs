@@ -51,7 +51,7 @@ impl ModelSource {
     }
 }
 
-/// Which of a checkpoint's files the process needs.
+/// The files of a checkpoint that the process needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// All files that serving needs.
@@ -185,8 +185,8 @@ fn check_cache() -> Result<(), Error> {
     })
 }
 
-/// Makes a directory that only this user can write to, unless it is there. Everyone may write to its parent, so what has
-/// its name may be another user's, or a link to elsewhere.
+/// Makes a directory that only this user can write to, unless it exists. Everyone may write to its parent, so an entry
+/// of that name may belong to another user, or be a link to elsewhere.
 fn make_private(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -16,8 +16,8 @@ pub fn raise_limit() {
     }
 }
 
-/// Descriptors that the connections of one listener may take: half of those that are not reserved, so that a flood on one
-/// listener leaves some to the others.
+/// Descriptors that the connections of one listener may take: half of those that are not reserved, so that a flood on
+/// one listener leaves some to the others.
 pub fn for_connections() -> usize {
     match getrlimit(Resource::Nofile).current {
         Some(limit) => (limit.saturating_sub(RESERVED).max(2) / 2) as usize,

@@ -34,8 +34,8 @@ pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     }
 }
 
-/// Runs a command that ends at once and serves nothing: `read` reads its settings, and `act` does what they say. The exit
-/// code is that of other such programs: 2 after an error of `read`, 1 after one of `act`.
+/// Runs a command that ends at once and serves nothing: `read` reads its settings, and `act` does what they say. The
+/// exit code is that of other such programs: 2 after an error of `read`, 1 after one of `act`.
 pub fn command<S>(
     name: &str,
     read: impl FnOnce() -> Result<S, Error>,

@@ -45,9 +45,9 @@ fn takes_exemplars(headers: &HeaderMap) -> bool {
 }
 
 /// Adds to routes that a draining process ends each HTTP/1 connection after its next response, and says so in the
-/// response. A client then sends its next request over a new connection, which a load balancer gives to another process.
-/// Without it, a client could send a request in the moment in which the process closes the idle connection. HTTP/2 has a
-/// message for that.
+/// response. A client then sends its next request over a new connection, which a load balancer gives to another
+/// process. Without it, a client could send a request in the moment in which the process closes the idle connection.
+/// HTTP/2 has a message for that.
 pub fn moving_clients(routes: Router, health: Health) -> Router {
     routes.layer(from_fn_with_state(health, close_when_draining))
 }

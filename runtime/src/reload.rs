@@ -1,7 +1,7 @@
 //! Settings that are read again without a restart: on SIGHUP, and when the file with settings changes.
 //!
-//! All layers are read and validated as at the start. Settings that are declared with `changes live` then take their new
-//! values; others keep theirs, and one warning names them. Settings that are refused change nothing.
+//! All layers are read and validated as at the start. Settings that are declared with `changes live` then take their
+//! new values; others keep theirs, and one warning names them. Settings that are refused change nothing.
 
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
@@ -39,7 +39,8 @@ impl<S> Reload<S>
 where
     S: LiveGroups + Clone + Serialize + DeserializeOwned + Send + 'static,
 {
-    /// Reads the settings again whenever there is a reason to, in a task of its own. Must be called inside a Tokio runtime.
+    /// Reads the settings again whenever there is a reason to, in a task of its own. Must be called inside a Tokio
+    /// runtime.
     pub fn start(self) -> Result<(), Error> {
         let hangups = signal(SignalKind::hangup())
             .map_err(|e| Error::internal(format!("cannot listen for SIGHUP: {e}")))?;

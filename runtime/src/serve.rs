@@ -1,8 +1,8 @@
 //! Serving of HTTP and gRPC on bound listeners, until shutdown, with bounds on what peers can hold open.
 //!
 //! Every listener of every process is served here, within the limits of `ConnectionSettings`: connections in number and
-//! per peer, and the time that a peer may spend on a request's head, on nothing, or on not reading. A gRPC listener also
-//! bounds the messages that are still arriving.
+//! per peer, and the time that a peer may spend on a request's head, on nothing, or on not reading. A gRPC listener
+//! also bounds the messages that are still arriving.
 
 mod accept;
 mod activity;
@@ -52,8 +52,8 @@ impl Default for Windows {
     }
 }
 
-/// The listeners of HTTP and gRPC, with TLS if there is a certificate. Its files are followed from now on. Must be called
-/// inside a Tokio runtime.
+/// The listeners of HTTP and gRPC, with TLS if there is a certificate. Its files are followed from now on. Must be
+/// called inside a Tokio runtime.
 pub fn encrypted(
     http: impl Into<Listener>,
     grpc: impl Into<Listener>,
@@ -66,8 +66,8 @@ pub fn encrypted(
     listeners
 }
 
-/// Serves HTTP. Once `closing` begins, accepts no more connections and returns after the last response. A connection over
-/// HTTP/1 that was busy then stays open for a moment longer, because its client may already send the next request.
+/// Serves HTTP. Once `closing` begins, accepts no more connections and returns after the last response. A connection
+/// over HTTP/1 that was busy then stays open for a moment longer, because its client may already send the next request.
 pub async fn http(
     listener: impl Into<Listener>,
     routes: axum::Router,

@@ -22,8 +22,8 @@ pub struct Shutdown {
     gentle: Arc<AtomicBool>,
 }
 
-/// Installs a handler of SIGHUP, which would otherwise end the process. Call it before anything else: whoever asks for the
-/// settings to be read again need not know whether the process has begun to listen. Nothing is lost before
+/// Installs a handler of SIGHUP, which would otherwise end the process. Call it before anything else: whoever asks for
+/// the settings to be read again need not know whether the process has begun to listen. Nothing is lost before
 /// [`crate::reload::Reload`] listens, because it notices a file that changed since it was read.
 pub fn outlive_hangups() -> Result<(), Error> {
     let failed = |e| Error::internal(format!("cannot listen for SIGHUP: {e}"));

@@ -4,7 +4,8 @@
 //! Certificates are PEM files. They are read again when they change, and new connections then use the new ones. Files
 //! with a mistake leave the certificates as they were.
 //!
-//! Inside the cluster both sides show a certificate ([`roles`]), and each side says in its log why it refuses the other.
+//! Inside the cluster both sides show a certificate ([`roles`]), and each side says in its log why it refuses the
+//! other.
 
 mod blocking;
 mod certificate;

@@ -1,5 +1,5 @@
-//! Secrets by which the processes of a cluster know each other. They travel as `authorization: Bearer` in the metadata of
-//! a call, so that they are checked before any message of the call is read.
+//! Secrets by which the processes of a cluster know each other. They travel as `authorization: Bearer` in the metadata
+//! of a call, so that they are checked before any message of the call is read.
 
 use std::{fmt, fs, path::Path, sync::Arc};
 

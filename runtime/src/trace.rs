@@ -1,9 +1,9 @@
 //! Traces of requests: one trace from the client's span to the steps of workers.
 //!
-//! A router decides once per request whether its trace is sampled, by the client's `traceparent` and by the sampler that
-//! `OTEL_TRACES_SAMPLER` names. Only the context of a sampled request goes on to conductors and workers, as a field of
-//! the messages that they exchange anyway. A process that receives no context records nothing, so a request that is not
-//! sampled costs one comparison where it is launched.
+//! A router decides once per request whether its trace is sampled, by the client's `traceparent` and by the sampler
+//! that `OTEL_TRACES_SAMPLER` names. Only the context of a sampled request goes on to conductors and workers, as a
+//! field of the messages that they exchange anyway. A process that receives no context records nothing, so a request
+//! that is not sampled costs one comparison where it is launched.
 
 mod export;
 

@@ -66,8 +66,8 @@ impl WatchedFiles {
         self.follow_every(CHECKED_EVERY, what, reload).await;
     }
 
-    /// Completes once one of the files has changed since [`WatchedFiles::new`], or since the last call that completed or
-    /// of [`WatchedFiles::look`].
+    /// Completes once one of the files has changed since [`WatchedFiles::new`], or since the last call that completed
+    /// or of [`WatchedFiles::look`].
     pub async fn changed(&mut self) {
         loop {
             sleep(CHECKED_EVERY).await;
@@ -110,7 +110,8 @@ impl WatchedFiles {
 
     /// Calls `reload` if a file has changed.
     fn check(&mut self, what: &str, reload: impl Fn() -> Result<(), Error>) {
-        // The stamps are older than what `reload` reads, so that a change during the reload is noticed by the next check.
+        // The stamps are older than what `reload` reads, so that a change during the reload is noticed by the next
+        // check.
         let now = stamps(&self.files);
         if now == self.seen {
             return;

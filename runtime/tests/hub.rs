@@ -178,7 +178,7 @@ async fn what_is_cached_is_served_without_a_hub() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.message().contains("http://127.0.0.1:1") && error.message().contains(ID), "{error}");
 
-    // A snapshot without weights is complete only if no weights are wanted.
+    // A cached commit without weights is complete only if no weights are wanted.
     let partial = get(&online, Wanted::NoWeights).await.unwrap();
     assert_eq!(get(&offline, Wanted::NoWeights).await.unwrap(), partial);
     get(&offline, Wanted::Everything).await.unwrap_err();

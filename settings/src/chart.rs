@@ -1,8 +1,8 @@
 //! The settings in the Helm chart's `values.schema.json`, made from the declarations.
 //!
 //! `router.settings` and `conductor.settings` of the chart's values become the processes' files of settings. The schema
-//! makes Helm refuse unknown names and wrong types before anything is installed. Settings that the chart sets by itself,
-//! such as addresses, are left out, so that two places never say different things.
+//! makes Helm refuse unknown names and wrong types before anything is installed. Settings that the chart sets by
+//! itself, such as addresses, are left out, so that two places never say different things.
 
 use std::fmt::Write;
 
@@ -102,7 +102,8 @@ fn form(setting: &Setting) -> String {
     }
 }
 
-/// The form of a text by its unit. A text that passes may still be wrong; the process then refuses it at its start.
+/// The pattern of a text in the schema, by the setting's unit. The pattern is coarse: the process checks the text when
+/// it starts.
 fn parsed(unit: Option<&str>) -> &'static str {
     match unit {
         Some("SIZE") => {

@@ -83,7 +83,7 @@ process! {
     pub struct TraceProcessSettings {
         /// The conductor.
         call: CallSettings,
-        /// The request.
+        /// The request whose trace is printed.
         traced: TracedRequestSettings,
         /// Encryption inside the cluster.
         cluster_tls: ClusterTlsSettings,

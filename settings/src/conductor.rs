@@ -12,7 +12,7 @@ use crate::{
 process! {
     /// A conductor's settings.
     pub struct ConductorSettings {
-        /// The model.
+        /// The model, and its limits for clients.
         model: ModelSettings,
         /// The form of the model's weights.
         weights: WeightSettings,

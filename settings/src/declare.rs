@@ -221,10 +221,9 @@ macro_rules! choices {
 
 /// Declares a group of settings, under one or more headings of `--help`.
 ///
-/// Each setting is `name: type = default`, followed by any of these, in this order: `unit "UNIT"`,
-/// `default "in words"`, `at least N`, `at most N`, `changes live`. The doc comment is the help. `table "NAME"` after the
-/// struct's name says that the keys stand in a table of the file and have no flags, except settings that end in `also a
-/// flag`.
+/// Each setting is `name: type = default`, followed by any of these, in this order: `unit "UNIT"`, `default "in
+/// words"`, `at least N`, `at most N`, `changes live`. The doc comment is the help. `table "NAME"` after the struct's
+/// name says that the keys stand in a table of the file and have no flags, except settings that end in `also a flag`.
 /// `errors "PREFIX"` sets the prefix of the keys in errors.
 macro_rules! settings {
     (

@@ -29,7 +29,8 @@ settings! {
                 default "128, or as many as half of the planes' memory holds slots for", at least 1, at most 1 << 16;
         }
         "Device and memory" => {
-            /// Pages and slots of each worker, such as 512MiB or 2GB; a CPU worker takes them from the system at its start
+            /// Pages and slots of each worker, such as 512MiB or 2GB; a CPU worker takes them from the system at its
+            /// start
             kv_cache_memory: Option<ByteSize> = None, unit "SIZE",
                 default "as needed, at most what weights leave of its share of 7/8 of free memory";
             /// Do not keep KV pages for prompts that begin alike

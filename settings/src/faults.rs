@@ -47,7 +47,8 @@ settings! {
         "Faults" => {
             /// Time that running requests have to finish after the first Ctrl-C or SIGTERM
             drain_timeout: u32 = 30, unit "SECONDS", changes live;
-            /// Time after that signal for which new requests are served while /ready says no, so that load balancers notice
+            /// Time after that signal for which new requests are served while /ready says no, so that load balancers
+            /// notice
             lame_duck: Option<u32> = None, unit "SECONDS", default "5 if other machines can connect, else 0", at most 600, changes live;
         }
     }

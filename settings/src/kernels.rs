@@ -17,7 +17,7 @@ settings! {
 process! {
     /// Settings of `conductor kernels`.
     pub struct KernelsProcessSettings {
-        /// The kernels.
+        /// The architectures and the folder of the kernels.
         kernels: KernelSettings,
         tables:
     }

@@ -43,7 +43,7 @@ state. Without it, a worker takes what its requests can use, bounded by its shar
   map from `packed_weights` count for each of them, but are in memory once.
 
 Memory is taken when a page is first written, not at the start. In a model with slots, each of `max_running_requests` has
-one. If that setting is not given, a worker runs as many requests as half of the budget has slots for, at most 128. A quarter of what these leave of the budget holds checkpoints of the prefix cache, and the rest is pages.
+one. If that setting is not given, a worker runs as many requests as half of the budget has slots for, at most 128. A quarter of what these leave of the budget holds snapshots of the prefix cache, and the rest is pages.
 ";
 
 /// Returns the whole page.
@@ -98,13 +98,13 @@ pub fn page() -> String {
     page + MEMORY
 }
 
-/// The settings, of which the one with this name has no flag.
+/// Takes the flag from the setting of this name.
 fn without_flag(mut settings: Vec<Setting>, name: &str) -> Vec<Setting> {
     settings.iter_mut().filter(|setting| setting.name == name).for_each(|setting| setting.is_flag = false);
     settings
 }
 
-/// The settings of a process that reads them only when it starts.
+/// Marks all settings as read at the start only, so that none changes live.
 fn until_restart(mut settings: Vec<Setting>) -> Vec<Setting> {
     settings.iter_mut().for_each(|setting| setting.is_live = false);
     settings

@@ -37,7 +37,8 @@ settings! {
             max_unread_bytes: usize = 256 << 20, unit "BYTES", at least 1;
             /// Logprobs of prompts in one answer: tokens of the prompt times `n`, times one more than the alternatives.
             max_prompt_logprobs: usize = 1 << 20, unit "N", at least 1, changes live;
-            /// Logprobs of output tokens in one answer: `max_tokens` of all choices, times one more than the alternatives.
+            /// Logprobs of output tokens in one answer: `max_tokens` of all choices, times one more than the
+            /// alternatives.
             max_output_logprobs: usize = 4 << 20, unit "N", at least 1, changes live;
             /// Choices in progress at once: `n` times the prompts of each request. A request that alone has more is
             /// refused for good, any other may be sent again later.

@@ -20,8 +20,8 @@ settings! {
             decode_ns_per_row: Option<u32> = None, unit "NANOSECONDS", default "the profile's";
             /// Cost of each token that a decode row attends to.
             decode_ns_per_attended_token: Option<u32> = None, unit "NANOSECONDS", default "the profile's";
-            /// Maximum number of steps that the device holds: more than 1 let the host plan and enqueue a step while the
-            /// device computes another one.
+            /// Maximum number of steps that the device holds: more than 1 let the host plan and enqueue a step while
+            /// the device computes another one.
             steps_in_flight: usize = 1, unit "STEPS", at least 1, at most 8;
             /// Keep a running state of each request in a slot, as recurrent models do. Tokens do not depend on it.
             state: bool = false;

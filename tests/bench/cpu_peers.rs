@@ -1,9 +1,9 @@
 //! `cargo bench --bench cpu_peers`: Tutti on a CPU compared with other servers for CPUs, at the shape of a real model
 //! with random weights: prefill, decode, a mixed workload, the start, and the ratio to the best peer.
 //!
-//! `tests/bench/peers/setup` installs the peers and makes the checkpoint. All servers of a group run at the same time and
-//! are measured in turns. The figures name each peer that cannot run, and the reason. The machine's limits are measured
-//! before each round.
+//! `tests/bench/peers/setup` installs the peers and makes the checkpoint. All servers of a group run at the same time
+//! and are measured in turns. The figures name each peer that cannot run, and the reason. The machine's limits are
+//! measured before each round.
 
 mod support {
     pub mod cluster;

@@ -1,4 +1,4 @@
-//! `cargo bench --bench knee`: the load of long prompts at which streams that decode begin to feel them.
+//! `cargo bench --bench knee`: the load of long prompts that begins to slow the streams that decode.
 //!
 //! Four requests decode all the time while prompts arrive at a fixed rate. A cell is one arrival rate, one prompt
 //! length, a cold or warm prefix cache, and one variant of chunking. Several cells may run at the same time, each on

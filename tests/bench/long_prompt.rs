@@ -1,6 +1,6 @@
 //! `cargo bench --bench long_prompt`: latency of streams that decode, and of a short prompt, while a long prompt is
-//! prefilled, for each variant of chunking. Then 12 long prompts, 4 at a time and all at once. The variant `engine` is a serial
-//! prefill: its chunks run back to back, without decodes.
+//! prefilled, for each variant of chunking. Then 12 long prompts, 4 at a time and all at once. The variant `engine` is
+//! a serial prefill: its chunks run back to back, without decodes.
 //!
 //! The bench starts a conductor for each run. It fails if a stream returns fewer tokens than it asked for, or if the
 //! requests of a run do not overlap as they must.

@@ -1,9 +1,10 @@
 //! `cargo bench --bench overload`: five times the load that a cluster can serve.
 //!
 //! The capacity is measured first, by clients that each send their next request when the last one is answered. Then
-//! requests arrive at random times, at half of the capacity, at five times, and at half again. The figures show how much
-//! of the capacity is still served under overload, how fast the rest is refused, how full the queue was, and when the
-//! waiting time is back to its old value. The devices are simulated, so the costs of a step do not depend on the machine.
+//! requests arrive at random times, at half of the capacity, at five times, and at half again. The figures show how
+//! much of the capacity is still served under overload, how fast the rest is refused, how full the queue was, and when
+//! the waiting time is back to its old value. The devices are simulated, so the costs of a step do not depend on the
+//! machine.
 
 mod support {
     pub mod cluster;
@@ -223,7 +224,8 @@ async fn arrive(target: &Target, rate: f64, phase: Duration, seed: u64) -> JoinS
     requests
 }
 
-/// Figures of the overload, of requests that ended within `window`; refusals and waiting times are those of all requests.
+/// Figures of the overload, of requests that ended within `window`; refusals and waiting times are those of all
+/// requests.
 fn overload(sent: &[Sent], capacity: f64, window: std::ops::Range<Instant>, most_queued: u64) -> Overload {
     let (served, refused): (Vec<&Sent>, Vec<&Sent>) = sent.iter().partition(|s| s.record.failure.is_none());
     let within = served.iter().filter(|s| window.contains(&(s.at + s.record.end))).count();
@@ -250,8 +252,8 @@ fn overload(sent: &[Sent], capacity: f64, window: std::ops::Range<Instant>, most
     }
 }
 
-/// Figures of the time after the overload's end. A request is disturbed if it failed, or if its first token took more than
-/// `limit_ms`.
+/// Figures of the time after the overload's end. A request is disturbed if it failed, or if its first token took more
+/// than `limit_ms`.
 fn recovery(sent: &[Sent], ended: Instant, limit_ms: f64) -> Recovery {
     let is_disturbed =
         |s: &&Sent| ttft_ms(&s.record).is_none_or(|ms| ms > limit_ms) || s.record.failure.is_some();

@@ -1,7 +1,7 @@
-//! `cargo bench --bench soak`: a million requests, and whether any process grows.
+//! `cargo bench --bench soak`: a million requests, after which no process may have grown.
 //!
-//! Half of the requests go to a conductor's own front door, half to a router process in front of the same conductor. Most
-//! are short; some send text, some are refused, and some clients leave in the middle of their stream. Memory and
+//! Half of the requests go to a conductor's own front door, half to a router process in front of the same conductor.
+//! Most are short; some send text, some are refused, and some clients leave in the middle of their stream. Memory and
 //! descriptors of every process are read at fixed intervals, and averaged over each tenth of the requests. The prefix
 //! cache is small, so that the requests before the first tenth fill it: a cache that fills is no leak.
 
@@ -189,7 +189,8 @@ async fn start_router(cluster_port: u16, token_file: &str) -> Result<(Router, Ta
     Ok((router, target))
 }
 
-/// Sends requests from all clients, and returns how many there were of each kind. `first` is the index of the first one.
+/// Sends requests from all clients, and returns how many there were of each kind. `first` is the index of the first
+/// one.
 async fn send(
     targets: &[Target; 2],
     requests: usize,

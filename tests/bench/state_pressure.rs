@@ -1,4 +1,4 @@
-//! `cargo bench --bench state_pressure`: 64 requests of a model with state, where the memory for state is what is short.
+//! `cargo bench --bench state_pressure`: 64 requests of a model with state, while memory for state is short.
 //!
 //! Three clusters of one worker get equal requests at once, in turns:
 //!
@@ -8,7 +8,7 @@
 //!   Requests are preempted, and their state is computed again.
 //!
 //! A request that fails or ends early fails the bench, and so does a count of preemptions that is not as described. The
-//! prefix cache is off, because checkpoints would take memory of their own.
+//! prefix cache is off, because snapshots would take memory of their own.
 
 mod support {
     pub mod cluster;

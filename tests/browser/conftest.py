@@ -68,7 +68,8 @@ def chromium():
 
 @pytest.fixture
 def visit(chromium):
-    """Opens the page of a server. The test fails if the page logs an error that `expected` has not, or asks elsewhere."""
+    """Opens the page of a server. The test fails if the page logs an error that `expected` has not, or asks
+    elsewhere."""
     opened = []
 
     def visit(server, path="/", width=1100, height=760, scheme="light", expected=()):

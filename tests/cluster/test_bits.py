@@ -1,5 +1,5 @@
-"""On every instruction path of the CPU, an answer's bits depend on the request only: not on other requests, chunks, cached
-prefixes, preemptions or threads. The numbers in the JSON answers must be equal to the last digit."""
+"""On every instruction path of the CPU, an answer's bits depend on the request only: not on other requests, chunks,
+cached prefixes, preemptions or threads. The numbers in the JSON answers must be equal to the last digit."""
 
 import functools
 import json
@@ -8,8 +8,8 @@ import pytest
 from bits import WHOLE, Cluster, check, check_preempted, check_prefixes, cut, prefills
 from harness import CPU_PATHS, GOLDENS, cpu_paths
 
-# All models have weights in bfloat16. `wide` has random ones in matrices of several superblocks of block floats, and a window
-# in the second of two layers.
+# All models have weights in bfloat16. `wide` has random ones in matrices of several superblocks of block floats, and a
+# window in the second of two layers.
 MODELS = ("qwen3", "qwen3_yarn_swa", "wide")
 WIDE = dict(hidden_size=320, intermediate_size=576, num_hidden_layers=2)
 WIDE |= dict(use_sliding_window=True, sliding_window=100, max_window_layers=1)
@@ -88,5 +88,6 @@ def test_bits_depend_on_the_request_alone(models, references, tmp_path, path, mo
 
 @each_path_and_model(("avx512", "avx512-vnni"))
 def test_paths_that_multiply_in_integers_give_the_bits_of_avx2(references, path, model):
-    """On a CPU without dot products of bfloat16, bfloat16 weights are stored in block floating point, with exact products."""
+    """On a CPU without dot products of bfloat16, bfloat16 weights are stored in block floating point, with exact
+    products."""
     check(references("avx2", model)[0], references(path, model)[0], path)

@@ -1,5 +1,5 @@
-"""The Helm chart: Helm renders it, Kubernetes' schemas accept it, our executables accept what it tells them, and what it
-renders serves a request."""
+"""The Helm chart: Helm renders it, Kubernetes' schemas accept it, our executables accept what it tells them, and what
+it renders serves a request."""
 
 import base64
 import functools
@@ -89,7 +89,8 @@ def pods(release):
 
 
 def mounted(release, pod, container, directory):
-    """Writes what a container's mounts of ConfigMaps and Secrets hold into a directory. Returns the path's translation."""
+    """Writes the contents of a container's mounts of ConfigMaps and Secrets into a directory. Returns a function that
+    translates paths."""
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     for mount in container.get("volumeMounts", []):
         volume, target = volumes[mount["name"]], directory / mount["mountPath"].lstrip("/")
@@ -187,7 +188,7 @@ def test_our_executables_accept_what_the_chart_tells_them(case, tmp_path):
             grace = pod["terminationGracePeriodSeconds"]
             assert grace >= drain.get("preStopSeconds", 0) + config["drain_timeout"] + config["lame_duck"] + 5
             assert container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0) == drain.get("preStopSeconds", 0)
-            # Each setting of the values arrives as it is.
+            # Each setting of the values arrives unchanged.
             for key, value in part["settings"].items():
                 table = value if isinstance(value, dict) else {None: value}
                 for inner, wanted in table.items():
@@ -308,7 +309,7 @@ def test_an_upgrade_keeps_the_secrets_that_the_chart_has_made():
     # Another installation has others.
     others = {s["metadata"]["name"]: s["data"] for s in helm.install().all("Secret")}
     assert all(others[name] != data for name, data in secrets.items())
-    # One certificate without the other would be of another authority.
+    # A new certificate beside an old one would be of another authority.
     with pytest.raises(helm.Refused, match="tutti-router-cluster-tls"):
         helm.install(existing=[s for s in before if s["metadata"]["name"] != "tutti-router-cluster-tls"])
 
@@ -347,7 +348,8 @@ def test_the_container_of_helm_test_tells_a_cluster_that_answers_from_one_that_d
 
 
 def test_keys_of_the_values_let_their_owners_in(start, tmp_path):
-    """The rendered file of keys, in a live cluster: `helm test` shows a key if it has one, and else expects a refusal."""
+    """The rendered file of keys, in a live cluster: `helm test` shows a key if it has one, and else expects a
+    refusal."""
     digest = hashlib.sha256(b"open sesame").hexdigest()
     entry = {"name": "alice", "sha256": digest, "limits": {"concurrent": 2, "tokens-per-minute": 10000000}}
     values = {"router": {"enabled": False}, "apiKeys": {"entries": [entry]}}
@@ -387,8 +389,8 @@ def test_a_model_is_where_its_uri_says(uri, flags):
 
 
 def test_pods_of_a_replica_that_spans_nodes_serve_a_request(tmp_path):
-    """The rendered command lines of a router, a conductor and its two workers, in two pods, with the certificates and the
-    secret that the chart makes. Only paths, ports and names of hosts are replaced."""
+    """The rendered command lines of a router, a conductor and its two workers, in two pods, with the certificates and
+    the secret that the chart makes. Only paths, ports and names of hosts are replaced."""
     values = {"conductor": {"podsPerReplica": 2, "tp": 2, "settings": {"threads": 1}}, "model": {"uri": "init://tiny", "init": {"image": "i"}}}
     rendered = helm.install(values)
     model = helm.REPO / "tests/tutti-tiny/checkpoint"

@@ -65,7 +65,7 @@ def test_status_tells_of_workers_and_of_the_queue(start, operate):
 def test_drain_of_a_worker_waits_for_its_streams(start, operate):
     cluster = start("--workers", 2, *SIM, "--heartbeat-timeout", 60, env=SLOW)
     streams = [open_stream(cluster, max_tokens=1000) for _ in range(4)]
-    # The worker stands still, so that the drain cannot end. It goes on after the command.
+    # The worker stands still, so that the drain cannot end. The worker continues after the command.
     worker = cluster.workers_by_rank()[0]
     os.kill(worker, signal.SIGSTOP)
     code, text = operate(cluster, "drain", "--worker", 0, "--timeout", 1)
@@ -85,7 +85,8 @@ def test_drain_of_a_conductor_ends_it_after_its_streams(start, operate):
     stream = open_stream(cluster, max_tokens=1000)
     worker = cluster.workers_by_rank()[0]
     os.kill(worker, signal.SIGSTOP)
-    # A conductor that stands still is not drained. It has answered the command's first calls when it answers another process.
+    # A conductor that stands still is not drained. It has answered the command's first calls when it answers another
+    # process.
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(operate, cluster, "drain", "--all", "--timeout", 3)
         wait_for("the drain", lambda: "an operator asks for it" in cluster.log())

@@ -1,4 +1,5 @@
-"""64 requests of every kind at once against two workers: each gets the answer that it gets alone, and nothing remains."""
+"""64 requests of every kind at once against two workers: each gets the answer that it gets alone, and nothing
+remains."""
 
 import asyncio
 import json
@@ -34,7 +35,8 @@ def requests(model):
 
 
 async def answer(client, path, body, leave):
-    """The result of one request: the whole answer, or a stream's deltas by choice up to the point where the client left."""
+    """The result of one request: the whole answer, or a stream's deltas by choice up to the point where the client
+    left."""
     if not body.get("stream"):
         response = await client.post(path, json=body)
         assert response.status_code == 200, response.text
@@ -53,7 +55,8 @@ async def answer(client, path, body, leave):
 
 
 def merged(chunks):
-    """A stream's content without the cut into events, which depends on timing: {choice: {field: everything in order}}."""
+    """A stream's content without the cut into events, which depends on timing: {choice: {field: everything in
+    order}}."""
     choices, usage = {}, None
     for chunk in chunks:
         assert "error" not in chunk, chunk

@@ -141,8 +141,8 @@ def on_gpu(model):
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory):
-    """A cached function of a model: {name: answer} of the requests of test_bits, one after another with whole prompts; the
-    same bits at once."""
+    """A cached function of a model: {name: answer} of the requests of test_bits, one after another with whole prompts;
+    the same bits at once."""
 
     @functools.cache
     def reference(model):

@@ -19,7 +19,7 @@ def begun(kernel):
     return f"the kernel that began last is {kernel}"
 
 
-# (fault, what the log says). A product stores no name, so that the kernel before it is named.
+# (fault, words of the log). A product stores no name, so that the log names the kernel before it.
 FAULTS = (
     ("fail kernel=rotate_and_store_f32", f"CUDA_ERROR_LAUNCH_FAILED, \"unspecified launch failure\"); {begun('rotate_and_store_f32')}"),
     ("fail kernel=argmax", f"CUDA_ERROR_LAUNCH_FAILED, \"unspecified launch failure\"); {begun('argmax')}"),
@@ -69,8 +69,8 @@ def test_streams_survive_a_gpu_that_fails(start, undisturbed, tmp_path, fault, s
 
 
 def test_serving_allocates_nothing_and_a_start_without_memory_is_tried_again(start, undisturbed, tmp_path):
-    """The largest step has run before the first request, so that no allocation can fail under load. The seventh allocation
-    of the worker that replaces a failed one finds no memory, and the next worker serves."""
+    """The largest step has run before the first request, so that no allocation can fail under load. The seventh
+    allocation of the worker that replaces a failed one finds no memory, and the next worker serves."""
     full, broken = tmp_path / "full", tmp_path / "broken"
     cluster = serve(start, f"out-of-memory at=7 when={full}; fail kernel=argmax when={broken}")
     assert tokens(Streams(cluster, "/v1/completions", BODIES).results()) == undisturbed

@@ -1,5 +1,6 @@
-"""Qwen3.5 on the CUDA device over HTTP: the reference's answers, and the same digits in all chunks, beside other requests, after
-cached prefixes and preemptions, and from another worker's state. Runs under emulated-gpu/run, or on a GPU."""
+"""Qwen3.5 on the CUDA device over HTTP: the reference's answers, and the same digits in all chunks, beside other
+requests, after cached prefixes and preemptions, and from another worker's state. Runs under emulated-gpu/run, or on a
+GPU."""
 
 import pytest
 from golden import GENERATED, answers, bound, greatest_deviation, mean_deviations
@@ -38,7 +39,7 @@ def test_f32_weights_match_the_reference_however_prompts_are_cut(start, figure, 
         cold = {key: got[300][key] for key in ("token_ids", "logprobs")}
         ask = dict(prompt=golden["t300.input_ids"].tolist(), max_tokens=GENERATED, temperature=0, logprobs=1)
         warm = cluster.complete(**ask, return_token_ids=True)
-        # An engine that cuts a step's prompts into forwards leaves no checkpoint.
+        # An engine that cuts a step's prompts into forwards leaves no snapshot.
         assert (warm["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) == (cuts != ENGINE), cuts
         assert {key: warm["choices"][0][key] for key in cold} == cold, cuts
         cluster.wait_until_idle()
@@ -67,7 +68,7 @@ def test_states_depend_on_the_request_alone(start, figure):
     alone = [Streams(cluster, "/v1/completions", [body]).results()[0] for body in distinct] * 2
     asked = distinct * 2
     ended(cluster)
-    # Room for the state of all running requests, for the pages of few of them, and for some checkpoints.
+    # Room for the state of all running requests, for the pages of few of them, and for some snapshots.
     memory = (1 + RUNNING) * SLOT_BYTES + 36 * PAGE_BYTES
     small = ("--admission", "optimistic", "--max-running-requests", RUNNING, "--kv-cache-memory", memory)
     cluster = start(*model, "--max-step-tokens", 64, *small)

@@ -1,5 +1,5 @@
-"""A model divided among GPUs, through NCCL: the reference's answers, the CPU's tokens, and the restart of a group that has
-lost a rank. Runs under emulated-gpu/run with 4 GPUs, or on as many real ones."""
+"""A model divided among GPUs, through NCCL: the reference's answers, the CPU's tokens, and the restart of a group that
+has lost a rank. Runs under emulated-gpu/run with 4 GPUs, or on as many real ones."""
 
 import os
 import pathlib
@@ -60,7 +60,8 @@ def test_experts_divided_among_gpus_match_the_reference(start, figure, model, la
     assert worst <= BOUND
 
 
-# Rows of which the ranks send their best tokens, rows that are gathered whole, and rows that need their likeliest token only.
+# Rows of which the ranks send their best tokens, rows that are gathered whole, and rows that need their likeliest token
+# only.
 ASKED = (
     {"temperature": 0},
     {"temperature": 0, "frequency_penalty": 0.9},
@@ -106,7 +107,8 @@ def undisturbed(shared):
 
 
 def check_loss(cluster, undisturbed, gone, lose):
-    """24 streams, during which `lose` ends a group: none is lost, none is wrong, and new ranks take the places of `gone`."""
+    """24 streams, during which `lose` ends a group: none is lost, none is wrong, and new ranks take the places of
+    `gone`."""
     before = cluster.workers_by_rank()
     streams = Streams(cluster, "/v1/completions", BODIES)
     streams.wait_for_tokens(5)

@@ -111,7 +111,7 @@ def small_zoo():
     yield ask | dict(echo=True, logprobs=3, prompt_logprobs=2)
     yield ask | dict(temperature=0, logprobs=0)
     yield ask | dict(min_tokens=10, stop_token_ids=list(range(100)))
-    # The first token ends it, the second, or only the third may.
+    # Outputs that end with the first token, with the second, or with the third at the earliest.
     yield ask | dict(logit_bias={"9": 100}, stop_token_ids=[9])
     yield ask | dict(logit_bias={"9": 100, "10": 99}, presence_penalty=2, stop_token_ids=[10])
     yield ask | dict(logit_bias={"9": 100}, stop_token_ids=[9], min_tokens=3)
@@ -348,7 +348,7 @@ def test_disaggregated_and_whole_groups_serve_in_one_cluster(start, tmp_path):
         answered = list(pool.map(lambda _: cluster.complete(**ask)["choices"], range(8)))
     assert all(choices == answered[0] for choices in answered)
     assert 0 < handovers(cluster) < 8
-    # The whole group also serves alone.
+    # The group of whole requests also serves while the workers of the other groups are dead.
     for rank in (0, 1):
         os.kill(cluster.workers_by_rank()[rank], signal.SIGKILL)
     assert cluster.complete(**ask)["choices"] == answered[0]

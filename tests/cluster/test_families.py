@@ -1,13 +1,13 @@
-"""Two conditions of tests/families on one model with state, so that the command stays whole: warm prefixes behind every block,
-and preempted requests that go on from checkpoints, in memory that is filled with NaN before each request."""
+"""Two conditions of tests/families on one model with state, so that the command keeps working: warm prefixes behind
+every block, and preempted requests that go on from snapshots, in memory that is filled with NaN before each request."""
 
 from families import measure
 
 
 def test_a_model_with_state_under_two_conditions(figure):
-    result, failures = measure("qwen3_5_moe", "seed1", ["prefixes", "checkpoint"])
+    result, failures = measure("qwen3_5_moe", "seed1", ["prefixes", "snapshot"])
     assert not failures, "\n".join(failures.values())
     assert result["poisoned"]
     cells = result["cells"]
-    assert set(cells) == {"whole", "prefixes", "checkpoint"} and all(cell["same_bits"] for cell in cells.values())
-    figure(f"seed1/qwen3_5_moe: {cells['prefixes']['proof']}, {cells['checkpoint']['proof']}")
+    assert set(cells) == {"whole", "prefixes", "snapshot"} and all(cell["same_bits"] for cell in cells.values())
+    figure(f"seed1/qwen3_5_moe: {cells['prefixes']['proof']}, {cells['snapshot']['proof']}")

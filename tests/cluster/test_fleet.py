@@ -1,4 +1,4 @@
-"""A stand-alone router with two conductors: where requests go, and that they survive the loss of a conductor."""
+"""A stand-alone router with two conductors: its choice between them, and the loss of one."""
 
 import asyncio
 import os

@@ -1,7 +1,7 @@
 """The golden gate: compares a running cluster's answers over HTTP with Hugging Face transformers.
 
-Every logprob is within its bound of the reference, and all greedy tokens are equal. Answers are bit-identical under every step
-budget, for any chunks and any other requests in their steps.
+Every logprob is within its bound of the reference, and all greedy tokens are equal. Answers are bit-identical under
+every step budget, for any chunks and any other requests in their steps.
 """
 
 import pytest

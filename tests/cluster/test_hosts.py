@@ -69,7 +69,8 @@ def host():
 
 @pytest.fixture
 def joined(host, start, spawn, tmp_path):
-    """A function that starts a conductor with these flags, and a worker of this rank that joins it from the other host."""
+    """A function that starts a conductor with these flags, and a worker of this rank that joins it from the other
+    host."""
 
     def joined(rank, *flags):
         address, secret = f"{host.here}:{free_port()}", tmp_path / "secret"

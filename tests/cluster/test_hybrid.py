@@ -1,6 +1,6 @@
 """Qwen3.5 and Qwen3.5-MoE, whose delta nets keep state in slots, on a running cluster: the answers of a colocated,
-undisturbed request are those of the reference, and hand-over, preemption, cached prefixes and lost workers change no digit
-of them."""
+undisturbed request are those of the reference, and hand-over, preemption, cached prefixes and lost workers change no
+digit of them."""
 
 import os
 import signal
@@ -67,7 +67,7 @@ def test_a_warm_prefix_gives_the_same_answer(start, served, golden):
     answer(golden["t125.input_ids"].tolist())
     warm = answer(prompt)
     assert warm[0] == cold[0] and warm[1] > 0
-    # Prompts that leave the cached one at all kinds of places: on a checkpoint, before, after, within a block.
+    # Prompts that leave the cached one at all kinds of places: on a snapshot, before, after, within a block.
     fresh = start("--workers", 1, "--no-prefix-cache", *served)
     for shared in (15, 16, 17, 33, 64, 130, 256, 299):
         tokens = prompt[:shared] + [7, 3, 7, 250, 9]
@@ -86,7 +86,7 @@ def test_preempted_requests_give_the_same_answers(start, model, served, golden, 
     cluster = start("--workers", 1, *served)
     alone = [Streams(cluster, "/v1/completions", [body]).results()[0] for body in asked]
     cluster.stop()
-    # Room for the state of all running requests, for the pages of few of them, and for some checkpoints.
+    # Room for the state of all running requests, for the pages of few of them, and for some snapshots.
     memory = (1 + RUNNING) * SLOT_BYTES + 40 * PAGE_BYTES
     for flags in ((), ("--no-prefix-cache",)):
         cluster = start(
@@ -102,9 +102,9 @@ def test_preempted_requests_give_the_same_answers(start, model, served, golden, 
 
 
 def test_more_requests_than_slots_all_end(start, model, served, golden, figure):
-    # 64 requests of which three may run: state is what is short, and is counted before a request begins. With pages for all
-    # that have a slot, the others wait, and none is preempted. With pages for the prompts of some, and none for their
-    # output, requests give up slot and pages and begin again.
+    # 64 requests of which three may run: slots for state are short, and are counted before a request begins. With pages
+    # for all requests that have a slot, the others wait, and none is preempted. With pages for the prompts of some, and
+    # none for their output, requests give up slot and pages and begin again.
     asked = [body for body in bodies(golden, 40) if len(body["prompt"]) < 64] * 8
     answers = []
     for pages, flags in ((400, ()), (8, ("--admission", "optimistic", "--no-prefix-cache"))):

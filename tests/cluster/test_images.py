@@ -55,8 +55,8 @@ def stage(part):
 
 
 def sandbox(bubblewrap, root, part, **variables):
-    """A command under which an executable of the image runs as in a pod: as the image's user, without any right, on a root
-    that it cannot write."""
+    """A command under which an executable of the image runs as in a pod: as the image's user, without any right, on a
+    root that it cannot write."""
     instructions = stage(part)
     assert instructions["USER"] == f"{USER}:{USER}" and instructions["STOPSIGNAL"] == "SIGTERM"
     environment = dict(word.split("=", 1) for word in shlex.split(instructions["ENV"])) | variables

@@ -1,4 +1,5 @@
-"""An echo of 12,000 tokens with logprobs: memory stays as announced at startup, and other requests decode in every step."""
+"""An echo of 12,000 tokens with logprobs: memory stays as announced at startup, and other requests decode in every
+step."""
 
 import json
 import pathlib
@@ -116,7 +117,8 @@ def steps_of(trace):
 
 
 def check_steps(trace):
-    """Checks that every step from the echo's first row to its last has a row of every decoder and a chunk of the echo."""
+    """Checks that every step from the echo's first row to its last has a row of every decoder and a chunk of the
+    echo."""
     steps = steps_of(trace)
     assert [step["step"] for step in steps] == list(range(len(steps)))
     ends = {row["request"]: row["range"][1] for step in steps for row in step["rows"] if "prefill" in row["walk"]}
@@ -148,5 +150,6 @@ def weights():
 
 
 def screen():
-    """Bytes of the LM head's screen: per sixteen outputs a scale each, a byte per weight, and two norms, packed and as numbers."""
+    """Bytes of the LM head's screen: per sixteen outputs a scale each, a byte per weight, and two norms, packed and as
+    numbers."""
     return VOCABULARY // 16 * (16 * 4 + 16 * CONFIG["hidden_size"] + 2 * 2 * 4)

@@ -86,7 +86,7 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
     documented = {name.removesuffix("_total") if kind == "counter" else name: kind for name, kind in lines}
     assert len(lines) == len(documented), "a metric has two lines in docs/metrics.md"
     own = {name: kind for name, kind in described.items() if name.startswith("tutti_")}
-    # A model with experts alone has this one, and its line is there.
+    # Only a model with experts has this metric. The page must name it all the same.
     assert documented == own | {"tutti_worker_expert_imbalance": "gauge"}
     # Names that follow a convention of others stand on any page.
     pages = "".join(page.read_text() for page in (REPO / "docs").glob("*.md"))

@@ -1,4 +1,5 @@
-"""--packed-weights: later starts and further workers map the file that the first worker wrote, with bit-identical answers."""
+"""--packed-weights: later starts and further workers map the file that the first worker wrote, with bit-identical
+answers."""
 
 import pytest
 from harness import GOLDENS, cpu_paths, run_to_exit

@@ -109,7 +109,8 @@ def test_a_low_priority_waits_longer_but_not_forever(start):
         enough.set()
         for done in floods:
             done.result()
-    # Three requests were ahead of it. One priority level is a head start of 256 steps, the length of 32 of these requests.
+    # Three requests were ahead of it. One priority level is a head start of 256 steps, the length of 32 of these
+    # requests.
     assert 3 < overtaken < 60
 
 

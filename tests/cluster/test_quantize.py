@@ -1,5 +1,5 @@
-"""--quantize int8 in a running cluster: the deviation of logprobs is bounded, chunks and other requests change no bit, and
-the shipped model still answers."""
+"""--quantize int8 in a running cluster: the deviation of logprobs is bounded, chunks and other requests change no bit,
+and the shipped model still answers."""
 
 import json
 

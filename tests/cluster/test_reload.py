@@ -37,7 +37,7 @@ class Reloaded:
         self.server, self.file, self.text = server, file, file.read_text()
 
     def write(self, text):
-        """Puts a new file in the place of the old one. Returns what the log says from now on."""
+        """Puts a new file in the place of the old one. Returns the log from now on."""
         new = self.file.with_suffix(".new")
         new.write_text(text)
         begin = len(self.server.log())
@@ -45,7 +45,7 @@ class Reloaded:
         return lambda: self.server.log()[begin:]
 
     def change(self, said, **settings):
-        """Settings as those at the start, apart from these. Returns what the log says from now on."""
+        """Changes these settings, and resets all others to those of the start. Returns the log from now on."""
         log = self.write(self.text + toml(settings))
         self.server.signal(signal.SIGHUP)
         wait_for(f"{said} in the log", lambda: said in log())
@@ -212,7 +212,7 @@ def test_an_invalid_file_changes_nothing(servers):
         assert one.server.metrics()["tutti_config_reload_failures_total"] >= failures + len(INVALID)
         assert one.config_hash() == config_hash
         assert one.server.complete(prompt=[1], max_tokens=2)["choices"]
-        # The next good file differs in nothing from what is in force.
+        # The next good file equals the settings in force.
         log = one.change(REREAD)
         assert "none has changed live" in log() and "drain_timeout" not in log()
 

@@ -1,5 +1,5 @@
-"""No policy of the scheduler changes an answer. On every golden model, all modes and chunk sizes give the same bits: cold
-and warm, echoed, preempted, alone and while others decode. These are the bits that test_golden.py compares with
+"""No policy of the scheduler changes an answer. On every golden model, all modes and chunk sizes give the same bits:
+cold and warm, echoed, preempted, alone and while others decode. These are the bits that test_golden.py compares with
 transformers."""
 
 import functools
@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 PAGE_TOKENS = 16
 # Output tokens of the decoders: more than the questions need, and a number that fits into the small pool.
 ENDLESS, SHORT = 1500, 110
-# In pages: room for the longest prompt and its output, but not for what `outgrowing` comes to hold.
+# In pages: room for the longest prompt and its output, but not for the requests of `outgrowing` at their full lengths.
 SMALL_POOL = 24
 # How the flags cut prompts. --max-prefill-chunk-size is a row of a step where the scheduler cuts, and a forward inside
 # a step where the engine does; --chunking=off leaves forwards of --max-step-tokens.

@@ -116,22 +116,22 @@ def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_
         pids = cluster.processes()
         heap.trim(pids)
         resident.append(resident_kb(pids))
-        # Only what is compared is waited for.
+        # The test waits only for the readings that it compares.
         live.append(heap.least(pids) if len(live) % 2 else heap.read(pids))
     seen = cluster.metrics()
     assert seen["tutti_requests_total"] == 4 * STREAMS_AT_ONCE
     assert seen["tutti_kv_pages_cached"] > 0.85 * seen["tutti_kv_pages_total"]
     for what, values in (("resident, kB", resident), ("allocated, (bytes, blocks)", live)):
         figure(f"conductor after each wave: {what}: {[value[cluster.pid] for value in values]}")
-    # The first waves fill pools and caches. Two more after the second leave nothing of their requests, which each took
-    # some hundred blocks. What the cache still grows by is less than one block for every other request.
+    # The first waves fill pools and caches. Two more waves after the second leave no memory behind: each of their
+    # requests took some hundred blocks, and the growth of the cache is less than one block for every other request.
     requests = 2 * STREAMS_AT_ONCE
     for pid in pids:
         (bytes_before, blocks_before), (bytes_after, blocks_after) = live[1][pid], live[3][pid]
         share = requests if pid == cluster.pid else requests / 8
         assert blocks_after - blocks_before < share / 2, (pids[pid], live[1][pid], live[3][pid])
         assert bytes_after - bytes_before < share * 256, (pids[pid], live[1][pid], live[3][pid])
-        # What is resident beyond that is in pieces between live blocks, which the next wave uses again.
+        # Further resident memory lies in pieces between live blocks, which the next wave uses again.
         assert resident[3][pid] < resident[1][pid] * 1.15, (pids[pid], resident[1][pid], resident[3][pid])
 
 

@@ -285,7 +285,7 @@ def test_a_plane_peer_with_a_wrong_certificate_is_refused_by_name(start, spawn, 
     said = "its certificate is of an authority that is not trusted here"
     wait_for("the reason at the sender", lambda: "no encrypted connection" in cluster.log() and said in cluster.log())
     wait_for("the reason at the receiver", lambda: "refused a connection" in worker.log() and "refuses this process's certificate" in worker.log())
-    # With a right one again, the same worker takes planes.
+    # With a right certificate again, the same worker receives planes.
     authority.inside("worker", name="decoder")
     wait_for("an answer", lambda: cluster.client.post("/v1/completions", json=body).status_code == 200, seconds=90, every=1)
 
@@ -300,7 +300,7 @@ def test_ranks_of_a_group_over_tcp_are_encrypted_and_a_wrong_one_is_refused_by_n
         flags = authority.inside("worker", name=f"rank-{number}")
         return flags, spawn("worker", "--conductor", f"https://{address}", "--rank", number, "--join-token-file", secret, "--log", "info,tutti_worker=debug", *flags)
 
-    # Rank 3 joins with a right certificate, which is another's by the time that the group forms.
+    # Rank 3 joins with a right certificate, which is replaced by a wrong one before the group forms.
     flags, third = rank(3)
     wait_for("rank 3 has joined", lambda: " joined " in third.log())
     cert, key = other.issue("rank-3", ROLES["worker"])

@@ -66,8 +66,8 @@ def test_a_seed_means_the_same_tokens_for_any_number_of_ranks(start):
 
 
 def endings(cluster, victim, number):
-    """Runs streams on all groups and sends a signal to the process `victim` when they run. Returns how each ends, and the
-    time of the signal."""
+    """Runs streams on all groups and sends a signal to the process `victim` when they run. Returns how each ends, and
+    the time of the signal."""
     bodies = [LONG | dict(seed=seed) for seed in range(4)]
     streams = Streams(cluster, "/v1/completions", bodies, stopped=[victim])
     streams.stop_in_the_middle([victim], len(bodies))

@@ -29,18 +29,18 @@ class Group:
     dot: str
     # Instructions on 512-bit registers that no function contains.
     forbidden: tuple[str, ...] = ()
-    # LLVM's processor model for the throughput of the largest tiles, and which functions those are chosen from; None where
-    # throughput is not checked.
+    # LLVM's processor model for the throughput of the largest tiles, and which functions those are chosen from; None
+    # where throughput is not checked.
     model: str | None = None
     timed: str = ""
 
 
 VNNI = r"\bAvx512Vnni>::run::<cpu::"
 DOTS = r"\bAvx512Bf16>::run::<cpu::"
-# The processors whose models are used have two ports for 512-bit arithmetic, so two dots per cycle are the most there can
-# be. LLVM 19's models of sapphirerapids and znver4 cannot judge vdpbf16ps: 24 independent dots on registers alone come to
-# 0.5 and to 0.33 dots per cycle there, of 4 and of 2 micro-operations. Its model of cooperlake, the first processor with
-# the instruction, gives 2 dots per cycle, of 1 micro-operation.
+# The processors whose models are used have two ports for 512-bit arithmetic, so two dots per cycle are the most there
+# can be. LLVM 19's models of sapphirerapids and znver4 cannot judge vdpbf16ps: 24 independent dots on registers alone
+# come to 0.5 and to 0.33 dots per cycle there, of 4 and of 2 micro-operations. Its model of cooperlake, the first
+# processor with the instruction, gives 2 dots per cycle, of 1 micro-operation.
 #
 # Products of a single tile (`gemm::small_m`) read weights from memory, which llvm-mca does not model, so they have no
 # throughput to check.
@@ -51,12 +51,12 @@ GROUPS = (
     Group("attention scores", DOTS + r"attention::(?=.*\bScores<)" + BF16 + TILE, "vdpbf16ps"),
     Group("attention values", DOTS + r"attention::(?!.*\bScores<)" + BF16 + TILE, "vdpbf16ps"),
 )
-# The loop with the most accumulators is an innermost one. In a tile of a row or two, what is left over after that loop can
-# have as many as this.
+# The loop with the most accumulators is an innermost one. In a tile of a row or two, what is left over after that loop
+# can have as many as this.
 FEW_ACCUMULATORS = 3
 MIN_DOTS_PER_CYCLE = 1.8
-# Skylake and its successors up to Cooper Lake rename four micro-operations per cycle, which llvm-mca does not model: with
-# more than two per dot there are not two dots per cycle.
+# Skylake and its successors up to Cooper Lake rename four micro-operations per cycle, which llvm-mca does not model:
+# with more than two per dot there are not two dots per cycle.
 MAX_MICRO_OPS_PER_DOT = 2.0
 
 
@@ -293,15 +293,16 @@ def for_mca(loop):
             # Where it goes is of no consequence.
             yield f"{i.mnemonic} .Lloop"
         elif i.loaded_from and i.last_register not in computed:
-            # LLVM's models count a second micro-operation, of arithmetic, for a load with EVEX encoding, which Skylake and
-            # its successors do not have. A load of a register that nothing else uses stands for it.
+            # LLVM's models count a second micro-operation, of arithmetic, for a load with EVEX encoding, which Skylake
+            # and its successors do not have. A load of a register that nothing else uses stands for it.
             yield f"movq {i.loaded_from},%mm0"
         else:
             yield f"{i.mnemonic} {i.operands}"
 
 
 def predict(mca, model, loop, dot):
-    """What llvm-mca predicts for a loop, all of whose data is in the first-level cache. Rare branches count as taken."""
+    """What llvm-mca predicts for a loop, all of whose data is in the first-level cache. Rare branches count as
+    taken."""
     iterations = 500
     command = [mca, "-mtriple=x86_64", f"-mcpu={model}", f"-iterations={iterations}", "-instruction-info=false", "-"]
     text = ".Lloop:\n" + "\n".join(for_mca(loop)) + "\n"
@@ -355,7 +356,8 @@ def check_group(report, group, functions, mca):
 
 
 def check_function(report, group, function):
-    """Checks the instructions of one function and returns its main loop: the innermost one with the most accumulators."""
+    """Checks the instructions of one function and returns its main loop: the innermost one with the most
+    accumulators."""
     name = f"{group.name}: {tile_name(function.name)}"
     for mnemonic in group.forbidden:
         found = sum(i.is_zmm(mnemonic) for i in function.instructions)

@@ -1,6 +1,7 @@
 """Measures an exported checkpoint with transformers, in f32 over the bf16 weights, greedily.
 
-Everything is read from the exported folder, template and tokenizer included, so that what is measured is what is served.
+Everything is read from the exported folder, template and tokenizer included, so that what is measured is what is
+served.
 """
 
 import json

@@ -59,7 +59,8 @@ struct ServerArguments {
     /// Maximum time of a request
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10m")]
     timeout: Duration,
-    /// Send fields of OpenAI's API alone: outputs may end early, and an event counts as a token where the server does not count
+    /// Send fields of OpenAI's API alone: outputs may end early, and an event counts as a token where the server does
+    /// not count
     #[arg(long)]
     plain: bool,
 }
@@ -310,7 +311,7 @@ impl WorkloadArguments {
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
-        // A bound of tokio's semaphores, far over what a machine holds.
+        // Tokio's semaphores bound their permits. A million is below that bound, and more than a machine holds.
         Ok(number) if (1..=1_000_000).contains(&number) => Ok(number),
         _ => Err("must be an integer from 1 to 1000000".into()),
     }
@@ -318,7 +319,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        // The least rate keeps times of arrival within what a clock holds.
+        // At a lower rate, times of arrival would overflow the clock.
         Ok(rate) if rate >= 1e-6 => Ok(rate),
         _ => Err("must be a number from 0.000001 on, or inf".into()),
     }

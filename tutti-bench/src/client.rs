@@ -26,7 +26,7 @@ pub enum Api {
     Grpc,
 }
 
-/// Which fields requests may have.
+/// The fields that requests may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// Fields that Tutti and vLLM share: `ignore_eos` and `return_token_ids`. Every output has its full length, and
@@ -51,7 +51,7 @@ pub struct Target {
     pub authorities: Option<PathBuf>,
     /// Maximum time of a request, from sending to the end of its answer.
     pub timeout: Duration,
-    /// Which fields requests may have.
+    /// The fields that requests may have.
     pub dialect: Dialect,
     /// Number of requests that may be in flight.
     pub in_flight: usize,

@@ -28,7 +28,7 @@ pub enum Error {
     /// A file that cannot be read or written.
     #[error("{}: {error}", file.display())]
     File {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
         /// The system's error.
         error: std::io::Error,
@@ -36,9 +36,9 @@ pub enum Error {
     /// A server that cannot be asked for its models.
     #[error("{url}: {why}")]
     Server {
-        /// Where it was asked.
+        /// The URL that was asked.
         url: String,
-        /// Its answer.
+        /// The server's answer, or the reason why there is none.
         why: String,
     },
     /// A fault of the generator's own.

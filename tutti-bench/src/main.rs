@@ -15,11 +15,11 @@ use tutti_measure::machine::Machine;
 
 /// Requests of the warm-up that are sent at once.
 const WARM_UP_CONCURRENCY: usize = 8;
-/// Bad usage, as the other executables have it.
+/// Exit code of bad usage, as of the other executables.
 const USAGE: u8 = 64;
-/// The server cannot be reached, or the generator is at fault.
+/// Exit code if the server cannot be reached or the generator is at fault.
 const UNAVAILABLE: u8 = 70;
-/// The run was interrupted.
+/// Exit code of an interrupted run.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {

@@ -29,7 +29,7 @@ impl Outcome {
         self.arrivals.first().map(|(at, _)| *at)
     }
 
-    /// Time per token after those of the first event. `None` if none came later.
+    /// Mean time per token after those of the first event. `None` if no token came later.
     pub fn time_per_token(&self) -> Option<Duration> {
         let (first, _) = self.arrivals.first()?;
         let (last, _) = self.arrivals.last()?;
@@ -52,7 +52,7 @@ impl Outcome {
     }
 }
 
-/// Why a request failed.
+/// The reason for which a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The kind, by which failures are counted.

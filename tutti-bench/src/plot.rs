@@ -97,7 +97,7 @@ pub fn histogram(title: &str, buckets: &[(f64, f64, u64)], marks: &[(&str, f64)]
     let (Some(first), Some(last)) = (buckets.first(), buckets.last()) else {
         return frame(title, "<text x=\"50%\" y=\"50%\" text-anchor=\"middle\">no samples</text>");
     };
-    // A microsecond is the finest that is measured.
+    // Durations are measured in whole microseconds.
     let low = first.0.max(1e-3).log10();
     let high = last.1.log10().max(low + 0.05);
     let bars = (BARS as f64).min(((high - low) * 60.0).ceil().max(4.0)) as usize;
@@ -131,7 +131,7 @@ pub fn histogram(title: &str, buckets: &[(f64, f64, u64)], marks: &[(&str, f64)]
     frame(title, &svg)
 }
 
-/// Values for a logarithmic axis: powers of ten, with 2 and 5 times these on a short one.
+/// Marks of a logarithmic axis: powers of ten, and on a short axis also 2 and 5 times each of them.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let factors: &[f64] = if high - low > 2.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let powers = low.floor() as i32..=high.ceil() as i32;

@@ -23,7 +23,7 @@ const MAX_DELAY_MS: f64 = 50.0;
 /// A report.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// [`SCHEMA`].
+    /// Always [`SCHEMA`].
     pub schema: &'static str,
     /// Version and commit of the generator.
     pub version: &'static str,
@@ -35,7 +35,7 @@ pub struct Report {
     pub machine: Machine,
     /// The server under load.
     pub target: Served,
-    /// How it was loaded.
+    /// The form of the load.
     pub load: Value,
     /// The workload's settings.
     pub workload: Value,
@@ -113,9 +113,9 @@ pub struct Goodput {
     pub slo_itl_ms: Option<f64>,
     /// Served requests within the bounds.
     pub requests: u64,
-    /// These per second.
+    /// Requests within the bounds, per second.
     pub requests_per_s: f64,
-    /// These as a share of all requests that were sent and not abandoned.
+    /// Requests within the bounds, as a share of all requests that were sent and not abandoned.
     pub share: f64,
 }
 

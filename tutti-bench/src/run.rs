@@ -24,7 +24,7 @@ use crate::{
 /// Interval of the progress line on a terminal.
 const PROGRESS: Duration = Duration::from_secs(1);
 
-/// When requests are sent.
+/// The times at which requests are sent.
 #[derive(Clone, Debug)]
 pub enum Load {
     /// A fixed number of requests is in flight: the next is sent when one has been answered.
@@ -34,7 +34,7 @@ pub enum Load {
     },
     /// Each request is sent at a time that was decided before.
     Open {
-        /// The times.
+        /// The source of the times.
         times: Times,
         /// Maximum number of requests in flight. A request that is due waits for room, and its latency counts on.
         max_in_flight: usize,
@@ -50,7 +50,7 @@ pub enum Times {
     OfWorkload,
 }
 
-/// When a run ends. Requests in flight at the end are waited for.
+/// The end of a run. The run waits for the requests that are in flight then.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of requests.
@@ -118,7 +118,7 @@ pub async fn run(
         never = show_progress(&statistics, start) => match never {},
     };
     let duration = start.elapsed();
-    // Tasks that were aborted may still be ending, so the figures are copied.
+    // Aborted tasks may still share the statistics, so the figures are copied.
     let statistics = statistics.lock().unwrap_or_else(PoisonError::into_inner).clone();
     Ok(Measured { statistics, duration, interrupted })
 }

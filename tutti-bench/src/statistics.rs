@@ -22,9 +22,9 @@ pub struct Objectives {
 /// Times of a request's sending, from the start of the run.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
-    /// When the request was due. Latency counts from here.
+    /// Time at which the request was due. Latency counts from it.
     pub due: Duration,
-    /// When it was sent.
+    /// Time at which the request was sent.
     pub at: Duration,
 }
 

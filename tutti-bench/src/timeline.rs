@@ -29,9 +29,9 @@ pub struct Bin {
     pub in_flight: u64,
     /// Sum of the times to the first token of served requests, by the time of that token.
     pub ttft_sum: Duration,
-    /// Number of these.
+    /// Number of times in `ttft_sum`.
     pub ttft_count: u64,
-    /// The longest of these.
+    /// Longest time in `ttft_sum`.
     pub ttft_max: Duration,
 }
 

@@ -41,7 +41,7 @@ pub enum Content {
     Messages(Vec<Value>),
 }
 
-/// Where requests come from.
+/// The source of requests.
 #[derive(Clone, Debug)]
 pub enum Workload {
     /// Requests made from a seed.
@@ -69,7 +69,7 @@ impl Workload {
     }
 }
 
-/// Says why a request must not set a field of its body, or returns `None` if it may.
+/// Returns the reason why a request must not set a field of its body, or `None` if it may.
 pub fn reserved(key: &str, api: Api) -> Option<&'static str> {
     match key {
         _ if api == Api::Grpc => Some("cannot be set over gRPC"),

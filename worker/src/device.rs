@@ -31,8 +31,8 @@ pub fn choose(settings: &WorkerSettings, rank: Rank) -> Result<Chosen, Error> {
     Ok(chosen)
 }
 
-/// Makes the id of the TP group that this worker leads. `None` if the worker computes on a CPU, or if its device cannot be
-/// used, which loading reports.
+/// Makes the id of the TP group that this worker leads. `None` if the worker computes on a CPU, or if its device cannot
+/// be used, which loading reports.
 pub fn group_id(settings: &WorkerSettings, rank: Rank) -> Result<Option<GroupId>, Error> {
     match choose_among(settings, rank, gpus(settings)) {
         Ok(Chosen::Cuda { .. }) => {}

@@ -47,9 +47,9 @@ enum Meeting {
 }
 
 impl Formation {
-    /// Reads the conductor's message. The leader of a group over TCP starts to listen here. `network` is
-    /// the way to other workers. `id` is the one that the leader of a group of GPUs has made; the other ranks find it in
-    /// the message.
+    /// Reads the conductor's message. The leader of a group over TCP starts to listen here. `network` is the way to
+    /// other workers. `id` is the one that the leader of a group of GPUs has made; the other ranks find it in the
+    /// message.
     pub fn new(
         message: pb::FormGroup,
         deadline: Duration,
@@ -100,7 +100,8 @@ impl Formation {
         self.group_rank.is_leader()
     }
 
-    /// Forms the group for the collective operations of CPUs. The conductor has already asked all ranks to join this group.
+    /// Forms the group for the collective operations of CPUs. The conductor has already asked all ranks to join this
+    /// group.
     pub fn for_cpus(&self) -> Result<Box<dyn Collective>, Error> {
         match self.gpus {
             None => self.meet("data", STARTING_TIMEOUT),
@@ -216,8 +217,8 @@ impl Member {
         (Box::new(lockstep::Leader::new(self.model, self.plans)), self.settings)
     }
 
-    /// Runs the leader's plans until the leader leaves. `courier` exchanges this rank's shares of requests. Calls `ran` with
-    /// the number of forward passes so far.
+    /// Runs the leader's plans until the leader leaves. `courier` exchanges this rank's shares of requests. Calls `ran`
+    /// with the number of forward passes so far.
     pub fn follow(mut self, courier: &mut dyn RankCourier, ran: impl FnMut(u64)) -> Result<(), Error> {
         lockstep::follow(&mut *self.model, &mut *self.plans, courier, ran)
             .map_err(|e| Error::internal(format!("this rank can no longer follow its leader: {e}")))

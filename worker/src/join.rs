@@ -236,8 +236,8 @@ async fn await_group(
     }
 }
 
-/// Makes the id of a group whose leader, this worker, computes on a GPU. Runs on a thread of its own: opening the driver
-/// may take seconds, in which heartbeats continue.
+/// Makes the id of a group whose leader, this worker, computes on a GPU. Runs on a thread of its own: opening the
+/// driver may take seconds, in which heartbeats continue.
 async fn group_id(settings: &WorkerSettings, rank: Rank) -> Result<Option<GroupId>, Error> {
     let settings = settings.clone();
     let made = tokio::task::spawn_blocking(move || device::group_id(&settings, rank)).await;

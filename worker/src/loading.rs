@@ -157,8 +157,8 @@ fn join_gpus(device: CudaDevice, group: &Formation) -> Result<CudaDevice, Error>
     Ok(device)
 }
 
-/// Opens a GPU. The log says what a GPU hangs in before the conductor ends the worker, which it does `hang_timeout` after
-/// the last step.
+/// Opens a GPU. The log says what a GPU hangs in before the conductor ends the worker, which it does `hang_timeout`
+/// after the last step.
 fn cuda_device(settings: &WorkerSettings, rank: Rank, ordinal: usize) -> Result<CudaDevice, DeviceError> {
     let limit = Duration::from_secs(settings.hang_timeout.into()) / 2;
     let cache = KernelCache::of_user().with_compiled(settings.device.compiled_kernels.clone());

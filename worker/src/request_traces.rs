@@ -1,8 +1,8 @@
 //! Spans of sampled requests on this worker: the wait for a step, the prefill with an event per chunk, the decode with
 //! links to some of its steps, and the transfer to another worker.
 //!
-//! The engine's thread knows nothing of spans. The task that makes reports reads the times of each step, and only if the
-//! worker has a graph of a sampled request.
+//! The engine's thread knows nothing of spans. The task that makes reports reads the times of each step, and only if
+//! the worker has a graph of a sampled request.
 
 use std::{
     collections::HashMap,

@@ -130,7 +130,7 @@ impl Writer {
             budget_tokens: self.budget,
             kv_pages: [step.kv_pages_used, step.kv_pages_total],
             slots: [step.slots_used, step.slots_total],
-            checkpoints: step.checkpoints,
+            snapshots: step.snapshots,
             void_rows: step.void_rows,
             padding_tokens: step.padding_tokens,
             rows: step.rows.iter().map(|row| self.row(row)).collect(),
@@ -190,10 +190,10 @@ struct Step<'a> {
     budget_tokens: usize,
     /// Number of KV pages in use after the step, and number of KV pages that requests can hold.
     kv_pages: [u32; 2],
-    /// Number of slots in use after the step, and number of slots that requests and checkpoints can hold.
+    /// Number of slots in use after the step, and number of slots that requests and snapshots can hold.
     slots: [u32; 2],
-    /// Number of checkpoints of the prefix cache that no request reads.
-    checkpoints: u32,
+    /// Number of snapshots of the prefix cache that no request reads.
+    snapshots: u32,
     /// Number of rows without an effect, because their requests had ended. They are not in `rows`.
     void_rows: u32,
     /// Number of tokens of padding that the device computed beside `tokens`.

@@ -15,8 +15,8 @@
 //!   carries the pages. The sender chooses: if it can open the receiver's segment, it uses the segment.
 //! - Both sides have the same time limit, the lease. A receiver frees its pages if its sender is silent for the whole
 //!   lease ([`reservations`]). A sender gives up if its receiver takes nothing for the whole lease.
-//! - In a TP group, a transfer from or to a group of as many ranks is one of shares: each rank pushes its own share, and
-//!   takes its own ([`rank`]). The leader decides what is sent and written, and learns of the rest by reports
+//! - In a TP group, a transfer from or to a group of as many ranks is one of shares: each rank pushes its own share,
+//!   and takes its own ([`rank`]). The leader decides what is sent and written, and learns of the rest by reports
 //!   ([`rank_reports`]). Between groups of unlike sizes, the leaders alone push whole pages.
 //! - Staged bytes are bounded ([`staging`]). A request whose pages are computed faster than they are sent waits; other
 //!   requests do not.

@@ -33,7 +33,7 @@ pub enum Event {
     Join(u32),
     /// The worker of this rank sends a message.
     Says(u32, FromWorker),
-    /// The worker of this rank sends a message about the graph that it got as the last, or as one of those before.
+    /// The worker of this rank sends a message about a graph: the one that it got last, or one that it got before.
     SaysOfGraph(u32, u8, FromWorker),
     /// The stream of this rank's worker ends.
     Leaves(u32),
@@ -168,7 +168,7 @@ impl Worker {
         }
     }
 
-    /// Makes a message speak of a graph that this worker holds, and lets its tokens follow each other.
+    /// Rewrites a message so that it names a graph of this worker, and so that its tokens continue the graph's output.
     fn direct(&mut self, back: u8, message: &mut FromWorker) {
         let count = self.launched.len();
         let Some(index) = count.checked_sub(1 + usize::from(back) % count.max(1)) else { return };

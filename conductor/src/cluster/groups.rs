@@ -1,11 +1,11 @@
 //! Formation of TP groups. A TP group consists of the ranks of one replica. These ranks start and end at the same time.
 //!
-//! A TP group is formed once all its ranks have joined: first the conductor sends the leader its meeting point, and once
-//! the leader has answered, the other ranks. Ranks that this conductor has spawned are on one machine and meet in shared
-//! memory. Among ranks that have joined by hand, the leader listens and reports its port, and the other ranks dial that
-//! port. The leader of a group of GPUs also reports the id by which NCCL finds the ranks. Each TP group has its own
-//! meeting path or secret. Every step needs every rank, so the end of one rank ends the group: the remaining ranks are
-//! removed at once, and spawned ranks are started again. Late messages of a group that has ended are dropped.
+//! A TP group is formed once all its ranks have joined: first the conductor sends the leader its meeting point, and
+//! once the leader has answered, the other ranks. Ranks that this conductor has spawned are on one machine and meet in
+//! shared memory. Among ranks that have joined by hand, the leader listens and reports its port, and the other ranks
+//! dial that port. The leader of a group of GPUs also reports the id by which NCCL finds the ranks. Each TP group has
+//! its own meeting path or secret. Every step needs every rank, so the end of one rank ends the group: the remaining
+//! ranks are removed at once, and spawned ranks are started again. Late messages of a group that has ended are dropped.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 

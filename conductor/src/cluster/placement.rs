@@ -19,7 +19,7 @@ use crate::request::{GraphRole, Members, Request};
 pub struct PlacementQuery<'a> {
     /// True if a token may follow the one that the prefill samples, so that a decode is needed.
     pub may_decode: bool,
-    /// True if the request may be what crashes its workers.
+    /// True if the request may be the cause of its workers' crashes.
     pub suspect: bool,
     /// Number of blocks of the prompt and of the output so far.
     pub blocks: u64,

@@ -85,7 +85,7 @@ async fn a_conductor_is_live_as_long_as_its_watchdog_works() {
         () = watching => {}
         () = progress => {}
     }
-    // From here on nobody polls it.
+    // From here on, nothing polls the watchdog.
     let later = Instant::now() + Duration::from_secs(31);
     assert!(matches!(health.live_at(later), State::Not(why) if why.contains("watchdog")));
 }

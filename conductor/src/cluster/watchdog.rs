@@ -1,10 +1,10 @@
 //! Detects dead workers whose stream is still open.
 //!
-//! There are two cases. A *stopped* process (or machine, or network path) sends nothing. Workers send heartbeats from the
-//! thread of their stream, which only passes messages on, so a few missing heartbeats are enough to detect a stopped
-//! process. A process whose step *hangs* still sends heartbeats, but the counters in the heartbeats stand still while
-//! the process has work. A sound step may take long, so the time limit for a hanging step is much longer. A long prefill
-//! does not appear to hang: it consists of many forward passes, and the counters advance with each one.
+//! There are two cases. A *stopped* process (or machine, or network path) sends nothing. Workers send heartbeats from
+//! the thread of their stream, which only passes messages on, so a few missing heartbeats are enough to detect a
+//! stopped process. A process whose step *hangs* still sends heartbeats, but the counters in the heartbeats stand still
+//! while the process has work. A sound step may take long, so the time limit for a hanging step is much longer. A long
+//! prefill does not appear to hang: it consists of many forward passes, and the counters advance with each one.
 //!
 //! Time is counted in the watchdog's own ticks, so that a conductor that was itself stopped or starved does not blame
 //! its workers.
@@ -30,7 +30,8 @@ impl Cluster {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            // Takes the lock that every request takes, so a conductor that is stuck in there misses its beats.
+            // The check takes the lock that every request takes. If a holder of the lock is stuck, the watchdog misses
+            // its beats.
             self.tick(TICK);
             pulse.beat();
         }

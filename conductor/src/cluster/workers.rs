@@ -38,10 +38,10 @@ pub struct Worker {
     pub load: pb::WorkerLoad,
     /// The worker's own description of the model; `None` until the worker's `Ready`.
     pub model: Option<pb::ModelDescription>,
-    /// Number of requests that the worker runs at a time, as it says itself; `None` until it is ready, and for ranks
-    /// that follow a leader.
+    /// Number of requests that the worker runs at a time, as it reports; `None` until it is ready, and for ranks that
+    /// follow a leader.
     pub running_limit: Option<u32>,
-    /// The worker's own words about its device; empty until it is ready.
+    /// The worker's description of its device; empty until it is ready.
     pub device: String,
     /// The channel to the worker; `None` once the worker is turned away. Dropping the link ends the worker's stream,
     /// and then the worker exits.
@@ -152,7 +152,7 @@ pub struct Booking {
     pub queued_blocks: u64,
     /// Number of blocks of graphs that decode, or that wait to decode after their prompt has been computed.
     pub active_blocks: u64,
-    /// Number of requests that may be what crashes their workers.
+    /// Number of requests that may be the cause of their workers' crashes.
     pub suspects: u64,
 }
 

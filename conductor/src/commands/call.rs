@@ -121,7 +121,8 @@ impl Calls {
     }
 }
 
-/// True if the system found no listener at the address: a port is closed, or the file of a Unix socket is gone or stale.
+/// True if the system found no listener at the address: a port is closed, or the file of a Unix socket is gone or
+/// stale.
 fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     iter::successors(Some(error), |error| error.source())
         .filter_map(|cause| cause.downcast_ref::<io::Error>())

@@ -10,7 +10,7 @@ use super::{PerWorker, WorkerLabel};
 pub(super) struct PlaneMetrics {
     slots_used: PerWorker,
     slots_total: PerWorker,
-    checkpoints: PerWorker,
+    snapshots: PerWorker,
     void_rows: PerWorker,
 }
 
@@ -18,21 +18,21 @@ impl PlaneMetrics {
     pub fn register(&self, metrics: &Metrics) {
         metrics.register(|r| {
             r.register("slots_used", "Slots of state that requests hold", self.slots_used.clone());
-            let help = "Slots of state that requests and checkpoints can hold";
+            let help = "Slots of state that requests and snapshots can hold";
             r.register("slots_total", help, self.slots_total.clone());
-            let help = "Checkpoints of the prefix cache that no request reads";
-            r.register("checkpoints", help, self.checkpoints.clone());
+            let help = "Snapshots of the prefix cache that no request reads";
+            r.register("snapshots", help, self.snapshots.clone());
             let help = "Rows computed after the end of their requests, since the worker's process began";
             r.register("worker_void_rows", help, self.void_rows.clone());
         });
     }
 
     pub fn take(&self, worker: Rank, load: &pb::WorkerLoad) {
-        let pb::WorkerLoad { slots_used, slots_total, checkpoints, void_rows, .. } = *load;
+        let pb::WorkerLoad { slots_used, slots_total, snapshots, void_rows, .. } = *load;
         for (gauge, value) in [
             (&self.slots_used, i64::from(slots_used)),
             (&self.slots_total, i64::from(slots_total)),
-            (&self.checkpoints, i64::from(checkpoints)),
+            (&self.snapshots, i64::from(snapshots)),
             (&self.void_rows, void_rows as i64),
         ] {
             gauge.get_or_create(&WorkerLabel { worker: worker.0 }).set(value);
@@ -40,7 +40,7 @@ impl PlaneMetrics {
     }
 
     pub fn gone(&self, worker: Rank) {
-        for gauge in [&self.slots_used, &self.slots_total, &self.checkpoints, &self.void_rows] {
+        for gauge in [&self.slots_used, &self.slots_total, &self.snapshots, &self.void_rows] {
             gauge.remove(&WorkerLabel { worker: worker.0 });
         }
     }

@@ -1,5 +1,6 @@
-//! Totals over all workers, computed at each scrape from the workers' last reports. A load balancer such as the endpoint
-//! picker of the Gateway API inference extension reads one series per process, and autoscalers need no aggregation.
+//! Totals over all workers, computed at each scrape from the workers' last reports. A load balancer such as the
+//! endpoint picker of the Gateway API inference extension reads one series per process, and autoscalers need no
+//! aggregation.
 
 use std::{
     collections::BTreeMap,

@@ -58,8 +58,8 @@ pub struct Request {
     lost: u32,
     /// Number of tries that failed because planes or embeddings could not be transferred.
     failed_handovers: u32,
-    /// True if the latest try that was lost with a worker had produced no token. This request may then be what crashes
-    /// its workers.
+    /// True if the latest try that was lost with a worker had produced no token. This request may then be the cause of
+    /// its workers' crashes.
     in_vain: bool,
     /// Output so far. A replay starts from the prompt and these tokens.
     generated: Vec<u32>,
@@ -221,9 +221,9 @@ impl Request {
         most > self.generated.len() + 1
     }
 
-    /// True if the request may be what crashes its workers: the latest lost try produced no token, and only one try is
-    /// left. Two suspects must not share a worker, since a crash caused by one of them would use up the last try of
-    /// both.
+    /// True if the request may be the cause of its workers' crashes: the latest lost try produced no token, and only
+    /// one try is left. Two suspects must not share a worker, since a crash caused by one of them would use up the last
+    /// try of both.
     pub fn is_suspect(&self) -> bool {
         self.in_vain && self.lost == self.max_replays
     }

@@ -1,4 +1,5 @@
-//! The spans of one request in the conductor. They alone read the clock here, and only if the request's trace is sampled.
+//! The spans of one request in the conductor. They alone read the clock here, and only if the request's trace is
+//! sampled.
 
 use std::time::SystemTime;
 

@@ -1,4 +1,4 @@
-//! Descriptors: what a program sets before it asks for a product. Values are kept as they are set; `problem` judges them.
+//! Descriptors: the objects in which a program describes a product. They keep any values; `problem` checks them.
 
 use crate::status::Status;
 
@@ -129,8 +129,8 @@ impl Preference {
         Preference { workspace_bytes: 0, alignment: [256; 4] }
     }
 
-    /// Sets an attribute (`cublasLtMatmulPreferenceAttributes_t`). Search mode, reduction scheme, waves and masks of
-    /// implementations narrow a choice that this library does not have.
+    /// Sets an attribute (`cublasLtMatmulPreferenceAttributes_t`). The search mode, the reduction scheme, waves and
+    /// masks of implementations have no effect, because this library has no choice that they could narrow.
     ///
     /// # Errors
     ///

@@ -51,7 +51,6 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// A layout as a matrix.
     fn of(layout: &Layout) -> Result<Matrix, Status> {
         let kind = Kind::of(layout.kind).ok_or(Status::NOT_SUPPORTED)?;
         let (rows, columns) = (layout.rows as usize, layout.columns as usize);
@@ -117,7 +116,7 @@ const EPILOGUE_DEFAULT: i32 = 1;
 const EPILOGUE_BIAS: i32 = 4;
 
 impl Problem {
-    /// Judges descriptors.
+    /// Checks descriptors, and returns the product that they describe.
     ///
     /// # Errors
     ///
@@ -182,7 +181,7 @@ const WIDEST_LOAD: u32 = 16;
 /// Workspace that an algorithm takes if it may, in bytes.
 const WORKSPACE_BYTES: u64 = 4096;
 
-/// `cublasLtMatmulAlgo_t`: opaque words, which name what the algorithm was asked for.
+/// `cublasLtMatmulAlgo_t`: opaque words, which describe the product that the algorithm is for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Algorithm {
@@ -196,7 +195,8 @@ pub struct Algorithm {
     unused: [u64; 3],
 }
 
-/// Types, transposes and orders as one word. A transposed column order equals a row order here, which no kernel tells apart.
+/// Types, transposes and orders as one word. A transposed column order equals a row order here, because no kernel
+/// distinguishes them.
 fn form(problem: &Problem) -> u64 {
     [problem.a, problem.b, problem.c, problem.d].iter().fold(u64::from(problem.tf32), |form, matrix| {
         let rows_first = u64::from(matrix.column_stride == 1);

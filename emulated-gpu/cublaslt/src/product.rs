@@ -23,7 +23,7 @@ pub struct Call {
     pub workspace: (u64, u64),
 }
 
-/// Content that the workspace has after a product, so that a program that keeps something there finds out.
+/// Byte that fills the workspace after a product, so that a program that keeps data there fails.
 const SCRIBBLE: u8 = 0xff;
 
 /// Elements of a range as f32.
@@ -153,7 +153,8 @@ fn fastest_lines(a: &[f32], b: &[f32], k: usize, sums: &mut [f32]) {
     lines(a, b, k, sums);
 }
 
-/// Products of each line of `a` with each of `b`, lines of `k` values. Line `i` of the result belongs to line `i` of `a`.
+/// Products of each line of `a` with each of `b`, lines of `k` values. Line `i` of the result belongs to line `i` of
+/// `a`.
 pub fn multiply(a: &[f32], b: &[f32], k: usize) -> Vec<f32> {
     /// Multiplications for which a thread is worth its start.
     const WORTH_A_THREAD: usize = 1 << 20;
@@ -215,7 +216,7 @@ pub fn run(driver: Driver, of: StreamContext, call: &Call) -> Result<(), DriverE
     Ok(())
 }
 
-/// Stores one matrix of D, line by line, so that what lies between its lines stays as it is.
+/// Stores one matrix of D, line by line, so that the memory between its lines keeps its content.
 fn store(
     driver: Driver,
     of: StreamContext,

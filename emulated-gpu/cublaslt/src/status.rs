@@ -13,7 +13,7 @@ impl Status {
     pub const INVALID_VALUE: Status = Status(7);
     /// The stream did not take the work.
     pub const EXECUTION_FAILED: Status = Status(13);
-    /// A combination that there is no kernel for.
+    /// A combination without a kernel.
     pub const NOT_SUPPORTED: Status = Status(15);
 }
 

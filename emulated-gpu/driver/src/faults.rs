@@ -6,14 +6,14 @@
 //! out-of-memory at=12              the 12th allocation of a device
 //! fail kernel=argmax at=3          the 3rd launch of `argmax` ends with a sticky CUDA_ERROR_LAUNCH_FAILED
 //! break at=9                       the memory fails at the 9th launch, with a sticky CUDA_ERROR_ECC_UNCORRECTABLE
-//! refuse kernel=argmax             the first launch of `argmax` returns CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, nothing more
+//! refuse kernel=argmax             the first launch of `argmax` returns CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
 //! hang device=1 when=/tmp/x/hang   the first launch on device 1 after the file appears never ends
 //! never-joins kernel=ncclAllReduce device=1   rank on device 1 never joins its first all-reduce
 //! ```
 //!
 //! `at` counts the events that the other conditions let through, from 1, in one process. `when` names a file; the rule
-//! takes the file away as it acts, so that it acts once among all processes that wait for it. A rule with neither acts on
-//! the first event. A product of cuBLASLt is a launch by the name `cublasLtMatmul`, which is never refused.
+//! takes the file away as it acts, so that it acts once among all processes that wait for it. A rule with neither acts
+//! on the first event. A product of cuBLASLt is a launch by the name `cublasLtMatmul`, which is never refused.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};

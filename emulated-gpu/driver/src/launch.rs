@@ -55,8 +55,8 @@ pub fn submit(
     submit_with(context, line, fault, name, move |context| run(context, &function, &grid, &parameters))
 }
 
-/// Puts `work`, the launch `name`, into a stream, with what `fault` makes of it. A launch that fails or hangs does so at
-/// its end.
+/// Puts `work`, the launch `name`, into a stream, with what `fault` makes of it. A launch that fails or hangs does so
+/// at its end.
 ///
 /// # Errors
 ///
@@ -127,8 +127,8 @@ fn error(fault: KernelFault) -> Error {
 ///
 /// # Errors
 ///
-/// `INVALID_VALUE` if the kernel has parameters and both lists are missing, an argument is null, or a buffer's size is not
-/// the block's.
+/// `INVALID_VALUE` if the kernel has parameters and both lists are missing, an argument is null, or a buffer's size is
+/// not the block's.
 ///
 /// # Safety
 ///

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! A stream is a queue that a thread of the context empties. With a seed, work waits until the host waits for something
-//! (or for a few milliseconds), and the order between streams is drawn wherever CUDA leaves it open: a host that reads a
-//! result or reuses a staging buffer without a wait finds stale bytes. `settings.rs` lists the environment's variables.
+//! (or for a few milliseconds), and the order between streams is drawn wherever CUDA leaves it open: a host that reads
+//! a result or reuses a staging buffer without a wait finds stale bytes. `settings.rs` lists the environment's
+//! variables.
 //!
 //! An error of a kernel is sticky, as on silicon: every later call of the context returns it until the context is gone.
 

@@ -1,5 +1,5 @@
-//! Device memory of a context: what is allocated in the order of calls, over the emulator's memory, whose frees happen in
-//! the order of streams.
+//! Device memory of a context: what is allocated in the order of calls, over the emulator's memory, whose frees happen
+//! in the order of streams.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};

@@ -2,11 +2,11 @@
 //!
 //! Each stream is a line of entries. An entry at the head of its line is *ready* when the line runs nothing, when the
 //! event it waits for is past, and when the legacy default stream does not order it behind another line. Without a seed
-//! the ready entry that was submitted first runs. With a seed one of the ready entries is drawn, and none is ready before
-//! the host waits for something or its patience is over: work finishes as late as a program may expect.
+//! the ready entry that was submitted first runs. With a seed one of the ready entries is drawn, and none is ready
+//! before the host waits for something or its patience is over: work finishes as late as a program may expect.
 //!
-//! One entry runs at a time, since a launch uses all processors. Work that waits for other processes runs on a thread of
-//! its own, beside the rest.
+//! One entry runs at a time, since a launch uses all processors. Work that waits for other processes runs on a thread
+//! of its own, beside the rest.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -307,7 +307,8 @@ impl State {
         self.error.map_or(Ok(()), Err)
     }
 
-    /// Makes an error the context's, if it has none. Returns the work that will not run, to be dropped without the lock.
+    /// Makes an error the context's, if it has none. Returns the work that will not run, to be dropped without the
+    /// lock.
     fn fail(&mut self, error: Error) -> Vec<Entry> {
         self.error.get_or_insert(error);
         self.clear()

@@ -1,8 +1,9 @@
 //! Exports of the emulated `libcuda.so.1` for its sister libraries: work in a stream's order, and access to device
 //! memory.
 //!
-//! Libraries of one process share nothing but symbols. The driver exports one, [`SYMBOL`]: a table of C functions. A sister
-//! library opens `libcuda.so.1` by name, as NVIDIA's libraries do, so that it finds the driver that the program uses.
+//! Libraries of one process share nothing but symbols. The driver exports one, [`SYMBOL`]: a table of C functions. A
+//! sister library opens `libcuda.so.1` by name, as NVIDIA's libraries do, so that it finds the driver that the program
+//! uses.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -12,8 +13,8 @@ pub const SYMBOL: &CStr = c"tutti_emulated_driver_table";
 /// Version of the table's layout.
 pub const VERSION: u32 = 1;
 
-/// Work that a sister library puts into a stream. It is called once: with `run` to run and return a `CUresult`, or without
-/// to be dropped.
+/// Work that a sister library puts into a stream. It is called once: with `run` to run and return a `CUresult`, or
+/// without to be dropped.
 pub type RawWork = unsafe extern "C" fn(state: *mut c_void, run: bool) -> c_int;
 
 /// Functions of the driver. All return a `CUresult` unless they say otherwise.
@@ -80,7 +81,7 @@ pub const ILLEGAL_ADDRESS: DriverError = DriverError(700);
 /// Work of a stream. An error is the context's from then on.
 pub type Work = Box<dyn FnOnce() -> Result<(), DriverError> + Send>;
 
-/// Says if work may wait for other processes.
+/// Whether work may wait for other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkKind {
     /// Runs while nothing else of the device does.
@@ -227,7 +228,8 @@ unsafe extern "C" {
 const NOW: c_int = 2;
 
 fn find() -> Option<Driver> {
-    // SAFETY: both texts end with a zero byte; the library stays open. The symbol is a `DriverTable` that lives as long.
+    // SAFETY: both texts end with a zero byte; the library stays open. The symbol is a `DriverTable` that lives as
+    // long.
     let table = unsafe {
         let library = dlopen(c"libcuda.so.1".as_ptr(), NOW);
         if library.is_null() {

@@ -19,7 +19,7 @@ pub enum Channel {
     Collective = 1,
     /// Content of a send.
     Send = 2,
-    /// A receiver's word that a send has arrived.
+    /// A receiver's message that a send has arrived.
     Arrived = 3,
 }
 
@@ -28,18 +28,18 @@ pub enum Channel {
 pub enum Mode {
     /// A call returns once it has done its work.
     Blocking,
-    /// A call returns at once and goes on in the background. No other may begin before `ncclCommGetAsyncError` has said that
-    /// it has ended.
+    /// A call returns at once and continues in the background. No other call may begin before `ncclCommGetAsyncError`
+    /// has reported its end.
     NonBlocking,
 }
 
-/// Number of times for which `ncclCommGetAsyncError` says that a call in the background goes on.
+/// Number of times that `ncclCommGetAsyncError` reports a call in the background as still running.
 const BACKGROUND_LOOKS: u32 = 2;
 
 /// Last message of a rank that leaves in good order.
 const GOODBYE: u64 = 4;
 
-/// Key of a message: the sender, what it is about, and its number.
+/// Key of a message: the sender, the channel, and the number.
 pub type Key = (usize, Channel, u64);
 
 /// A message. The signature names the call that it belongs to.
@@ -195,7 +195,7 @@ impl Communicator {
         state.error
     }
 
-    /// Says that calls which have been submitted go on in the background, if the communicator does not block.
+    /// Marks submitted calls as running in the background, unless the communicator blocks.
     ///
     /// # Errors
     ///
@@ -212,8 +212,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The asynchronous error; `INVALID_USAGE` while the rank joins or after an abort; `INVALID_ARGUMENT` while another call
-    /// goes on in the background.
+    /// The asynchronous error; `INVALID_USAGE` while the rank joins or after an abort; `INVALID_ARGUMENT` while another
+    /// call goes on in the background.
     pub fn check(&self) -> Outcome {
         let state = self.lock();
         if state.background > 0 && !state.aborted && state.error.is_none() {
@@ -252,7 +252,7 @@ impl Communicator {
         *number
     }
 
-    /// An operation has ended.
+    /// Records the end of an operation.
     pub fn end_operation(&self) {
         self.lock().outstanding -= 1;
         self.changed.notify_all();
@@ -300,7 +300,7 @@ impl Communicator {
         }
     }
 
-    /// Waits for an abort: what an operation does that can never end.
+    /// Waits for an abort. Called by an operation that can never end.
     pub fn wait_for_abort(&self) {
         let mut state = self.lock();
         while !state.aborted {
@@ -355,7 +355,7 @@ impl Communicator {
                 1 => Channel::Collective,
                 2 => Channel::Send,
                 3 => Channel::Arrived,
-                // A rank that left in good order is no error: what it did not send is waited for.
+                // A rank that left in good order is no error. Receives of messages that it did not send wait for ever.
                 _ => return,
             };
             let message = Message { signature: head[2], bytes };

@@ -49,7 +49,7 @@ pub fn end() -> Outcome {
             None => sets.push((stream, vec![operation])),
         }
     }
-    // A call that goes on does not keep others from being submitted.
+    // A call that is still in progress does not keep others from being submitted.
     let outcomes: Vec<Outcome> = sets.into_iter().map(|(stream, set)| submit(stream, set)).collect();
     let is_failure = |outcome: &&Outcome| outcome.is_err_and(|error| error != Error::IN_PROGRESS);
     let worst = outcomes.iter().find(is_failure).or_else(|| outcomes.iter().find(|outcome| outcome.is_err()));

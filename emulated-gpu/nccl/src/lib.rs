@@ -6,13 +6,13 @@
 //! ```
 //!
 //! Every rank has a socket to every other. A collective sends what the others need and combines what comes in the order
-//! of ranks, so that sums are the same bits on every rank and in every run. Sums of f16 and bf16 round after each rank, as
-//! NCCL's rings do.
+//! of ranks, so that sums are the same bits on every rank and in every run. Sums of f16 and bf16 round after each rank,
+//! as NCCL's rings do.
 //!
-//! As with NCCL an operation that a rank does not join never ends: the stream waits until the communicator is aborted. A
-//! rank that dies is an asynchronous error of the others, unless `EMULATED_NCCL_NOTICE=0` makes its death silent, as
-//! between GPUs that share memory. Unlike NCCL the library finds ranks that call different collectives, or one collective
-//! with different arguments.
+//! As with NCCL an operation that a rank does not join never ends: the stream waits until the communicator is aborted.
+//! A rank that dies is an asynchronous error of the others, unless `EMULATED_NCCL_NOTICE=0` makes its death silent, as
+//! between GPUs that share memory. Unlike NCCL the library finds ranks that call different collectives, or one
+//! collective with different arguments.
 
 mod api;
 mod communicator;

@@ -1,8 +1,8 @@
-//! Operations: what a rank sends, what it waits for, and what it makes of it.
+//! Operations: a rank's sends and receives, and the results that it computes from them.
 //!
-//! The operations of a group run together in three passes: all send, all receive, all sends wait until they have arrived.
-//! Ranks that send to each other inside a group therefore do not wait for one another, and a send outside of a group waits
-//! for its receive, as NCCL's may.
+//! The operations of a group run together in three passes: all send, all receive, all sends wait until they have
+//! arrived. Ranks that send to each other inside a group therefore do not wait for one another, and a send outside of a
+//! group waits for its receive, as NCCL's may.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub struct Operation {
     pub call: Call,
     /// Name of the call.
     pub name: &'static str,
-    /// Device address of what is sent.
+    /// Device address of the data to send.
     pub source: u64,
     /// Device address of the result.
     pub target: u64,
@@ -56,7 +56,7 @@ pub struct Operation {
     pub number: u64,
 }
 
-/// Why an operation ended early.
+/// The reason for which an operation ended early.
 enum Failure {
     Stopped,
     Driver(DriverError),
@@ -173,7 +173,7 @@ impl Operation {
         Ok(())
     }
 
-    /// Waits for what the others send and stores the result.
+    /// Waits for the data of the other ranks, and stores the result.
     fn receive_all(&self) -> Result<(), Failure> {
         let communicator = &self.communicator;
         let everyone = 0..communicator.size;

@@ -48,7 +48,8 @@ pub fn open() -> Outcome<UniqueId> {
 /// A rank that waits for the others: its socket, its name and its device.
 type Waiting = (UnixStream, (String, u32));
 
-/// Waits for all ranks and sends each the names of all. Two ranks on one device get no names, as NCCL has them.
+/// Waits for all ranks and sends each the names of all. Two ranks on one device get no names, because NCCL refuses them
+/// too.
 fn introduce(listener: &UnixListener) -> io::Result<()> {
     let mut ranks: Vec<Option<Waiting>> = Vec::new();
     while ranks.is_empty() || ranks.iter().any(Option::is_none) {
@@ -80,13 +81,13 @@ fn introduce(listener: &UnixListener) -> io::Result<()> {
     Ok(())
 }
 
-/// Connects a rank with all others. `opened` is told of each socket that an abort has to shut, and of the name of a
-/// listener that an abort has to connect to.
+/// Connects a rank with all others. `opened` receives each socket that an abort must shut, and the name of the listener
+/// that an abort must wake by a connection.
 ///
 /// # Errors
 ///
-/// `REMOTE_ERROR` if the rendezvous or a rank is gone, `INVALID_USAGE` if two ranks are on one device, `SYSTEM_ERROR` if no
-/// socket can be opened.
+/// `REMOTE_ERROR` if the rendezvous or a rank is gone, `INVALID_USAGE` if two ranks are on one device, `SYSTEM_ERROR`
+/// if no socket can be opened.
 pub fn join(
     id: &UniqueId,
     rank: usize,

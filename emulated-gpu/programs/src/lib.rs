@@ -1,7 +1,8 @@
 //! Runs the body of a test in a process of its own, on emulated GPUs.
 //!
 //! Libraries are opened by name once per process, from the loader's path, and settings are read once from the
-//! environment. A test therefore starts its own executable again with the path and the settings, and runs its body there.
+//! environment. A test therefore starts its own executable again with the path and the settings, and runs its body
+//! there.
 
 #![allow(clippy::print_stdout)]
 
@@ -38,7 +39,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Ends the process well, without a drop of anything.
+    /// Ends the process successfully, without dropping anything.
     pub fn end(&self) -> ! {
         println!("{WELL}");
         std::process::exit(0)
@@ -62,7 +63,7 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    /// So many devices, with default settings.
+    /// `count` devices with default settings.
     pub fn new(count: usize) -> Self {
         Gpus { count, variables: Vec::new() }
     }
@@ -74,8 +75,8 @@ impl Gpus {
         self
     }
 
-    /// Runs `body` in one process and fails unless it returns. `test` is the calling test's name. Returns what the process
-    /// printed. In that process, it does not return.
+    /// Runs `body` in a process of its own, and fails unless the body returns. `test` is the name of the calling test.
+    /// Returns what the process printed. Inside that process, this function does not return.
     pub fn run(self, test: &str, body: impl FnOnce(&Process)) -> String {
         let ended = self.processes(test, 1, body).remove(0);
         assert!(ended.well, "{test} failed on the emulated GPU:\n{}", ended.text);

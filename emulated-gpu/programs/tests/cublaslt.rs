@@ -98,7 +98,6 @@ impl Stored {
     }
 }
 
-/// Device address of a slice.
 fn address<T>(device: &Device, slice: &CudaSlice<T>) -> u64 {
     slice.device_ptr(&device.stream).0
 }

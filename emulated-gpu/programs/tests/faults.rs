@@ -23,8 +23,8 @@ fn saxpy(device: &Device) -> Result<(), cudarc::driver::DriverError> {
     Ok(())
 }
 
-/// Checks the result of a launch whose kernel fails. cudarc records events behind the kernel, and these are refused if the
-/// kernel has failed by then.
+/// Checks the result of a launch whose kernel fails. cudarc records events behind the kernel, and these are refused if
+/// the kernel has failed by then.
 fn launched<T>(result: Result<T, cudarc::driver::DriverError>, failure: CUresult) {
     if let Err(error) = result {
         assert_eq!(error.0, failure);

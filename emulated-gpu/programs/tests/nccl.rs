@@ -94,7 +94,7 @@ impl Raw {
     fn abort(self) {
         // SAFETY: the communicator is not used after this.
         unsafe { result::comm_abort(self.handle) }.unwrap();
-        // The stream goes on behind what was aborted.
+        // The stream goes on after the aborted operation.
         self.stream.synchronize().unwrap();
     }
 }
@@ -150,7 +150,7 @@ fn collectives(process: &Process, size: usize) {
     let received = stream.clone_dtoh(&received).unwrap();
     assert!(received.iter().enumerate().all(|(i, x)| *x == value(previous, i)));
 
-    // Each addition rounds: the same bits on every rank, in the order of ranks.
+    // The sum rounds after each rank, in the order of ranks, so that every rank gets the same bits.
     let half = stream.clone_htod(&[bf16::from_f32(if rank == 0 { 256.0 } else { 1.0 }); 3]).unwrap();
     let mut halves = stream.alloc_zeros::<bf16>(3).unwrap();
     comm.all_reduce(&half, &mut halves, &ReduceOp::Sum).unwrap();

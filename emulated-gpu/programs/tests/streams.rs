@@ -1,4 +1,4 @@
-//! Streams and events: order, lateness, and what a seed may change.
+//! Streams and events: order, lateness, and the orders that a seed may change.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;

@@ -1,4 +1,4 @@
-//! Addresses of lanes: to which memory they point, and if they may.
+//! Addresses of lanes: the memory that they point to, and whether the access is allowed.
 
 use crate::fault::FaultKind;
 use crate::memory::find;

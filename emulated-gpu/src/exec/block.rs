@@ -19,9 +19,9 @@ use super::warp::{State, Warp};
 /// Instructions of a warp's turn, without and with a seed.
 const SLICE: u64 = 1 << 14;
 const SEEDED_SLICE: u64 = 200;
-/// A launch that is over sooner than this is not worth another thread.
+/// Duration of a launch below which a further thread does not pay.
 const ALONE: Duration = Duration::from_micros(150);
-/// Instructions of a block after which it counts as stuck: minutes.
+/// Number of instructions after which a block counts as stuck. They take minutes.
 const STUCK: u64 = 1 << 34;
 
 /// A launch: what all of its blocks share.
@@ -37,7 +37,7 @@ pub(crate) struct Run<'a> {
     pub checks: Checks,
     /// True if global memory has a shadow.
     pub watched: bool,
-    /// True if shared memory has one.
+    /// True if shared memory has a shadow.
     pub shadows: bool,
     pub launch_number: u32,
     pub orders: Orders,
@@ -311,7 +311,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Lets the warps of the block go on: all wait. False after a fault.
+    /// Releases the warps of the block, which all wait at a barrier. False after a fault.
     fn release_barrier(&mut self) -> bool {
         let mut waiting = self.states.iter().filter(|s| s.alive != 0).filter_map(|s| s.barrier);
         let first = waiting.next();

@@ -1,9 +1,9 @@
 //! Shadow of global memory: what was written, and races between the blocks of a launch.
 //!
-//! Blocks are not ordered, so any two accesses of different blocks to one byte, one of them a write, race. Two exceptions
-//! are known: strong accesses (atomic, volatile, with an order) among themselves; and a block that ran an atomic operation
-//! after another block's fence and atomic operation, as the last block of a reduction does. The second exception is taken
-//! for the whole block, which misses some races and reports none that is not one.
+//! Blocks are not ordered, so any two accesses of different blocks to one byte, one of them a write, race. Two
+//! exceptions are known: strong accesses (atomic, volatile, with an order) among themselves; and a block that ran an
+//! atomic operation after another block's fence and atomic operation, as the last block of a reduction does. The second
+//! exception is taken for the whole block, which misses some races and reports none that is not one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,17 +16,18 @@ use super::rows::{Row, each_lane};
 /// Bits of a block's number in a tag. The launch's number lies above.
 const BLOCK_BITS: u32 = 20;
 const BLOCK_MASK: u32 = (1 << BLOCK_BITS) - 1;
-/// In place of a block: strong accesses.
+/// Stands for strong accesses, in place of a block's number.
 const STRONG: u32 = BLOCK_MASK;
-/// In place of a block: several blocks.
+/// Stands for several blocks, in place of a block's number.
 const SEVERAL: u32 = BLOCK_MASK - 1;
-/// Launches have the numbers 1 to this one, then begin anew.
+/// Number of the last launch. After it, numbers start again at 1.
 pub(crate) const LAST_LAUNCH: u32 = (1 << (32 - BLOCK_BITS)) - 1;
 
-/// Which blocks gave way to which others, by fences and atomic operations.
+/// The orders between blocks that fences and atomic operations establish.
 pub(crate) struct Orders {
     clock: AtomicU64,
-    /// Per block: bit 0 if it fenced since it last released, and above it the time of its last release.
+    /// Per block: bit 0 is set if the block has fenced since its last release. The other bits are the time of that
+    /// release.
     released: Vec<AtomicU64>,
     /// Per block: time of its last atomic operation.
     acquired: Vec<AtomicU64>,
@@ -39,14 +40,14 @@ impl Orders {
         Orders { clock: AtomicU64::new(0), released: zeros(), acquired: zeros() }
     }
 
-    /// A fence of a thread of the block.
+    /// Records a fence of a thread of the block.
     pub fn fence(&self, block: u32) {
         if let Some(released) = self.released.get(block as usize) {
             released.fetch_or(1, Ordering::SeqCst);
         }
     }
 
-    /// An atomic operation of a thread of the block.
+    /// Records an atomic operation of a thread of the block.
     pub fn meet(&self, block: u32) {
         let Some(released) = self.released.get(block as usize) else { return };
         let now = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
@@ -133,7 +134,8 @@ impl Warp<'_> {
         Some(())
     }
 
-    /// Notes an access in a range of tags: the offset of a race in it, the other block's tag, and true if it wrote.
+    /// Notes an access in a range of tags. Returns a race, if there is one: its offset in the range, the other block's
+    /// tag, and true if the other block wrote.
     fn note(&self, access: Access, writes: &mut [u32], reads: &mut [u32]) -> Option<(usize, u32, bool)> {
         let launch = self.run.launch_number << BLOCK_BITS;
         let number = self.block_index % (SEVERAL - 2) + 1;

@@ -15,7 +15,7 @@ pub(crate) struct Path {
     pub waits: bool,
 }
 
-/// Why a warp stopped.
+/// The reason for which a warp stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// All lanes wait at this barrier of the block.
@@ -133,7 +133,8 @@ impl Warp<'_> {
                         }
                     }
                     if left <= 0 {
-                        // The two ends take turns: either may wait for the other in a loop.
+                        // The group that is furthest and the group that is least far take turns, because either may
+                        // wait for the other in a loop.
                         self.state.furthest_first = !furthest && !self.state.paths.is_empty();
                         self.state.add(now.pc, now.mask, false);
                         break Stop::Slice;
@@ -210,7 +211,7 @@ impl Warp<'_> {
         stop
     }
 
-    /// Lanes of `mask` all of whose members are in it. None after a fault.
+    /// The lanes of `mask` whose member masks lie within `mask`. None after a fault.
     ///
     /// # Safety
     ///

@@ -17,8 +17,8 @@ impl<T: Copy + Default> Row<T> {
 }
 
 impl Warp<'_> {
-    /// Lanes of a warp: always 32. The compiler knows it only as a multiple of 32, so that it makes vector loops of loops
-    /// over it, where it would unroll 32 steps of scalar code.
+    /// Number of lanes of a warp, which is always 32. The compiler knows only that it is a multiple of 32. Loops over
+    /// the lanes then become vector loops; with a constant, they would be unrolled into 32 scalar steps.
     #[inline(always)]
     pub fn lanes(&self) -> usize {
         self.warp_size_in_32 << 5
@@ -31,7 +31,7 @@ impl Warp<'_> {
     /// The offset is a row's, of lanes as wide as `T`.
     #[inline(always)]
     pub unsafe fn row<T>(&self, offset: u32) -> *mut T {
-        // SAFETY: rows lie in the register file, which the caller promises for this one.
+        // SAFETY: the caller promises that the offset is that of a row in the register file.
         unsafe { self.file.add(offset as usize).cast() }
     }
 

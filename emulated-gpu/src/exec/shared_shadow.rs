@@ -1,4 +1,5 @@
-//! Shadow of shared memory: what was written, by which warp and lane, and if a barrier has passed since.
+//! Shadow of shared memory: the bytes that were written, the warp and lane that wrote them, and whether a barrier has
+//! passed since.
 
 use crate::fault::FaultKind;
 
@@ -10,17 +11,17 @@ const UNWRITTEN: u8 = 0;
 const WRITTEN: u8 = 1;
 /// Target of a `cp.async` that was not waited for.
 const PENDING: u8 = 2;
-/// In place of a warp: atomic operations of any warps.
+/// Stands for atomic operations of any warps, in place of a warp.
 const ATOMIC: u32 = 0xfe;
-/// In place of a warp: several warps.
+/// Stands for several warps, in place of a warp.
 const SEVERAL_WARPS: u32 = 0xff;
-/// In place of a lane: several lanes.
+/// Stands for several lanes, in place of a lane.
 const SEVERAL_LANES: u32 = 32;
-/// Epochs begin anew before they reach the bits of a warp.
+/// Largest epoch. Epochs start again before they overflow into the bits of a warp.
 const LAST_EPOCH: u32 = 0x00ff_fff0;
 
-/// Per byte: its state, and the epoch and warp of the last write and read. An epoch lies between two barriers of a block.
-/// Lanes are told apart by the warp's phase, which ends at each `bar.warp.sync`.
+/// Per byte: its state, and the epoch and warp of the last write and read. An epoch lies between two barriers of a
+/// block. Lanes are told apart by the warp's phase, which ends at each `bar.warp.sync`.
 #[derive(Default)]
 pub(crate) struct SharedShadow {
     state: Vec<u8>,
@@ -85,7 +86,7 @@ impl SharedShadow {
         }
     }
 
-    /// A barrier of the block: what was before it is ordered before what comes.
+    /// Records a barrier of the block, which orders all earlier accesses before all later ones.
     pub fn pass_barrier(&mut self) {
         self.epoch += 1;
         if self.epoch > LAST_EPOCH {
@@ -95,7 +96,7 @@ impl SharedShadow {
         }
     }
 
-    /// A new block: nothing is written.
+    /// Starts a new block, which has written nothing.
     pub fn begin_block(&mut self) {
         self.pass_barrier();
         self.state.fill(UNWRITTEN);

@@ -15,7 +15,7 @@ impl<'a> Mnemonic<'a> {
         Mnemonic { text, name: parts.next().unwrap_or(""), modifiers: parts.collect() }
     }
 
-    /// Takes a modifier.
+    /// Takes a modifier. True if it was there.
     pub fn take(&mut self, modifier: &str) -> bool {
         match self.modifiers.iter().position(|&m| m == modifier) {
             Some(index) => {

@@ -1,8 +1,8 @@
 //! Virtual registers to rows: registers that do not live at once share a row.
 //!
-//! Lanes write their own values only, so it is enough that two registers never live at once in one lane's path. A register
-//! lives from its first to its last instruction in text order, extended over the blocks through which it is live (linear
-//! scan; Poletto and Sarkar, "Linear scan register allocation", 1999).
+//! Lanes write their own values only, so it is enough that two registers never live at once in one lane's path. A
+//! register lives from its first to its last instruction in text order, extended over the blocks through which it is
+//! live (linear scan; Poletto and Sarkar, "Linear scan register allocation", 1999).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -20,7 +20,7 @@ pub(crate) enum Atomic {
     Xor,
     Exchange,
     CompareAndSwap,
-    /// Counts up to a bound, then begins anew.
+    /// Counts up to a bound, then starts again at 0.
     Increment,
     Decrement,
     MinSigned,
@@ -47,7 +47,7 @@ const ALL: [Atomic; 15] = [
     Atomic::AddF16x2,
     Atomic::AddBf16x2,
 ];
-/// Above the operation in `detail`: the operation has a release order.
+/// Flag in `detail`, above the operation's code: the operation has a release order.
 pub(crate) const RELEASE: u32 = 16;
 
 /// The operation of an atomic instruction and its `detail`: `from` holds address, operand and the value of a swap.

@@ -72,7 +72,6 @@ impl Number {
     }
 }
 
-/// A conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Conversion {
     pub into: Number,
@@ -137,12 +136,12 @@ pub(crate) fn conversion(plan: Conversion, into: Width, from: Width) -> Compute 
         Width::W32 => &[Width::W32],
         Width::W64 => &[Width::W64],
     };
-    // The widths of both registers go above the plan.
+    // The bits above the plan hold the widths of both registers.
     let detail = plan.pack() | into.bits() << 16 | from.bits() << 24;
     Compute { run: general as Operation, into, from: widths, detail }
 }
 
-/// Conversions that loops of kernels are full of.
+/// Conversions that are frequent in the loops of kernels.
 fn quick(plan: Conversion) -> Option<Compute> {
     use Number::{Bf16, F16, F32, Signed, Unsigned};
     let nearest = plan.rounding == Rounding::Nearest;

@@ -5,7 +5,8 @@ use crate::ptx::{Kind, Type};
 
 use super::lanes::{Compute, binary, ternary, unary};
 
-/// Operations that each width and sign has. A division by zero gives all ones, its rest the dividend, as GPUs do.
+/// Operations that each width and sign has. A division by zero gives all ones, and the dividend as its remainder, as on
+/// GPUs.
 macro_rules! common {
     ($name:expr, $T:ty, $wide:ty) => {
         match $name {

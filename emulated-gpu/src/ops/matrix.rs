@@ -1,9 +1,9 @@
 //! `ldmatrix` and `mma.sync`.
 //!
-//! Fragments (PTX, "Matrix Fragments for mma.m16n8k16"): with lane = 4g + t, a register of A is an 8x8 tile whose row g has
-//! columns 2t and 2t + 1 in its lane; one of B is a tile whose column g has rows 2t and 2t + 1; one of C or D has row g,
-//! columns 2t and 2t + 1 in two registers. So a row of 32 lanes of A, read as 16-bit values, is a tile by rows, and one of B
-//! a tile by columns.
+//! Fragments (PTX, "Matrix Fragments for mma.m16n8k16"): with lane = 4g + t, a register of A is an 8x8 tile whose row g
+//! has columns 2t and 2t + 1 in its lane; one of B is a tile whose column g has rows 2t and 2t + 1; one of C or D has
+//! row g, columns 2t and 2t + 1 in two registers. So a row of 32 lanes of A, read as 16-bit values, is a tile by rows,
+//! and one of B a tile by columns.
 
 use crate::exec::{Access, Addresses, Row, Warp};
 use crate::program::{Instruction, Operation};
@@ -87,7 +87,7 @@ pub(crate) fn multiply_accumulate(shape: Mma) -> Operation {
     }
 }
 
-/// Addresses of column n among the sums: even columns first, so that a half of them is a register of C.
+/// Index of column n among the sums. Even columns come first, so that each half of the sums is a register of C.
 const fn column(n: usize) -> usize {
     n / 2 + n % 2 * 4
 }
@@ -139,7 +139,7 @@ unsafe fn multiply_halves<H: Half, const STEPS: usize>(warp: &mut Warp<'_>, inst
     unsafe { put_sums(warp, instruction, &sums) };
 }
 
-/// Writes D. All of A, B and C were read: a target may be one of their registers.
+/// Writes D, after all of A, B and C have been read, because a target may be one of their registers.
 ///
 /// # Safety
 ///

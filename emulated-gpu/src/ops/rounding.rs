@@ -1,8 +1,8 @@
 //! Rounding as PTX defines it.
 //!
-//! An operation in a directed mode is computed in f64 and made *odd*: where the f64 is not exact, its last bit is set. A
-//! rounding of an odd f64 to f32 in any mode is that of the exact value, since f64 has more than two bits beyond f32's
-//! (Boldo and Melquiond, "When double rounding is odd", 2005).
+//! An operation in a directed mode is computed in f64 and made *odd*: where the f64 is not exact, its last bit is set.
+//! A rounding of an odd f64 to f32 in any mode is that of the exact value, since f64 has more than two bits beyond
+//! f32's (Boldo and Melquiond, "When double rounding is odd", 2005).
 
 /// Direction of a rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -78,7 +78,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Skips to after the sign that closes what was opened before.
+    /// Skips past the sign that closes the brace opened last.
     pub fn skip_braces(&mut self) -> Parsed<()> {
         let mut depth = 1;
         while depth > 0 {
@@ -184,7 +184,7 @@ impl<'a> Parser<'a> {
                 bytes = initial.len() as u64;
             }
         }
-        // A `.ptr .align` speaks of what a pointer points to, not of the pointer.
+        // A `.ptr .align` is the alignment of the memory behind a pointer, not of the pointer.
         let align = if space == ".param" && !array { element } else { align.max(element) };
         Ok(VariableText { name, space, align, bytes, initial })
     }

@@ -1,4 +1,4 @@
-//! Kernels of `sources` through the real NVRTC, against the same computed here.
+//! Kernels of `sources` through the real NVRTC, compared with the same functions computed here.
 //!
 //! `tests/tools/nvrtc` installs NVRTC. Without it, PTX that it made before is used, and mutants are skipped; with
 //! `CUDA_TESTS=required` its absence is an error.

@@ -9,8 +9,8 @@ fn register(bits: u32) -> String {
     if bits == 1 { ".pred".to_owned() } else { format!(".b{bits}") }
 }
 
-/// A kernel that loads four values of 64 bits per thread, runs `body` on `%a` to `%d` and stores `%o`. The registers have
-/// the given bits.
+/// A kernel that loads four values of 64 bits per thread, runs `body` on `%a` to `%d` and stores `%o`. The registers
+/// have the given bits.
 fn kernel(body: &str, into: u32, from: &[u32]) -> String {
     let mut text = format!(
         "{HEADER}.visible .entry k(.param .u64 input, .param .u64 output)\n{{\n\

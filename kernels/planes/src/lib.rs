@@ -9,7 +9,8 @@
 pub struct PageId(pub u32);
 
 impl PageId {
-    /// The null page. Rows that only pad a step write to it, it is never read, and no request's block table contains it.
+    /// The null page. Rows that only pad a step write to it, it is never read, and no request's block table contains
+    /// it.
     pub const NULL: Self = Self(0);
 }
 

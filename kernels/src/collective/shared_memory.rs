@@ -361,7 +361,7 @@ impl Collective for SharedMemory {
         }
         let GroupRank { rank, world_size } = self.group_rank;
         let (own, total) = (rank * part.len()..(rank + 1) * part.len(), part.len() * world_size);
-        // Nothing counts as one empty tile, so that the ranks synchronise.
+        // An empty message counts as one empty tile, so that the ranks synchronise.
         for first in (0..total.max(1)).step_by(SLOT_BYTES) {
             self.bring(Operation::Scatter, total, |_, _| {})?;
             self.await_rank(0, Operation::Scatter, Some(total), Instant::now(), Patience::Deadline)?;

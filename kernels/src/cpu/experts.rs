@@ -93,8 +93,9 @@ impl Routes {
 
     fn sort(&mut self, experts: usize, top_k: usize) {
         let Self { choices, sorted, starts, .. } = self;
-        // Each entry first counts the rows of the expert two before it. The sums over them are then the starts of the
-        // expert before it, which the placement of rows moves to the starts of the expert itself.
+        // Entry `e + 2` first counts the rows of expert `e`. The running sums turn entry `e + 1` into the start of
+        // expert `e`. Each row that is placed advances this entry, so that in the end entry `e + 1` is the end of
+        // expert `e`, and entry `e` its start.
         starts.clear();
         starts.resize(experts + 2, 0);
         choices.iter().for_each(|choice| starts[choice.expert as usize + 2] += 1);
@@ -112,8 +113,8 @@ impl Routes {
     }
 
     /// Groups the rows of the first of `experts`, and of those behind it while they have at most `most` rows together.
-    /// Returns the expert behind these, the groups, and their rows, ascending for each expert. The matrices of the groups
-    /// count from the first of `experts`.
+    /// Returns the index after the last of these experts, the groups, and their rows, ascending per expert. A group's
+    /// `matrix` counts from the first of `experts`.
     pub(super) fn group(&mut self, experts: Range<usize>, most: usize) -> (usize, &[Group], &[Routed]) {
         let from = self.starts[experts.start];
         let fits = |expert: &usize| self.starts[expert + 1] - from <= most;
@@ -177,8 +178,8 @@ pub(super) fn gather(
     each_row(pool, to, width, |index, to| to.copy_from_slice(&x[rows[index].row as usize * width..][..width]))
 }
 
-/// Adds the outputs of experts, weighted, to the rows of `out`; both are `width` wide. Tasks divide the columns, so that a
-/// row takes its experts in their order.
+/// Adds the outputs of experts, weighted, to the rows of `out`; both are `width` wide. Tasks divide the columns, so
+/// that a row takes its experts in their order.
 pub(super) fn scatter_add(
     pool: &mut ThreadPool,
     outputs: &[f32],

@@ -2,8 +2,8 @@
 //!
 //! A product first packs its activations ([`activations`]) into tiles of a few rows. A tile is transposed, so that the
 //! elements of its rows for the same input are adjacent. The elements are converted to the type that the
-//! [micro-kernel](micro_kernel) multiplies. If there is only one tile and it is small, each thread packs a copy of it for
-//! itself ([`has_copies`]).
+//! [micro-kernel](micro_kernel) multiplies. If there is only one tile and it is small, each thread packs a copy of it
+//! for itself ([`has_copies`]).
 //!
 //! Weights are then read from memory once for all rows: whole panels at a time if the rows fit one tile ([`small_m`]),
 //! in cache blocks otherwise ([`blocked`]). Several matrices can multiply rows of their own in one operation
@@ -60,8 +60,8 @@ pub(super) struct Scratch {
     tasks: GroupTasks,
 }
 
-/// Number of floats in a thread's part of [`Scratch::threads`]: room for the packed activations of sixteen rows of 4,096
-/// inputs in bfloat16.
+/// Number of floats in a thread's part of [`Scratch::threads`]: room for the packed activations of sixteen rows of
+/// 4,096 inputs in bfloat16.
 const THREAD_FLOATS: usize = 32 << 10;
 const _: () = assert!(THREAD_FLOATS >= SUMS);
 

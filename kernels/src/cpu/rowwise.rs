@@ -184,7 +184,8 @@ pub(super) fn silu<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(x, s.add(s.splat(1.0), decay))
 }
 
-/// Computes `x = x * sigmoid(gate)`, row by row. `gates` is the number of gates per row: `width`, or 1 for all elements.
+/// Computes `x = x * sigmoid(gate)`, row by row. `gates` is the number of gates per row: `width`, or 1 for all
+/// elements.
 pub(super) fn sigmoid_gate(
     path: Path,
     pool: &mut ThreadPool,

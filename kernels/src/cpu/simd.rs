@@ -36,8 +36,8 @@ pub(super) trait Op {
 pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type F: Copy;
-    /// Number of rows of the largest of several tiles of a product. The tile's sums with one panel, and their operands, fit
-    /// the registers.
+    /// Number of rows of the largest of several tiles of a product. The tile's sums with one panel, and their operands,
+    /// fit the registers.
     const TILE_ROWS: usize;
     /// Number of rows of the largest tile that is a product's only one. At least [`Self::TILE_ROWS`], and at most
     /// [`LANES`], the rows that packing transposes at once.

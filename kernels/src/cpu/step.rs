@@ -4,7 +4,7 @@ use crate::cpu::memory::Planes;
 use crate::step::check;
 use crate::{DeviceError, PageId, RowInputs, SlotId, StepInputs};
 
-/// Contents of rows of padding, by which an operation that lets padding into another row's result shows itself.
+/// Contents of padding rows. NaN exposes an operation that lets padding affect another row's result.
 pub(super) const PADDING: f32 = f32::NAN;
 
 /// One request's share of the step.
@@ -98,8 +98,8 @@ impl Step {
         self.kept_rows
     }
 
-    /// Overwrites the padding of an operation's output, which has a row of `width` per token and per padding. Returns the
-    /// rows of the tokens.
+    /// Overwrites the padding of an operation's output, which has a row of `width` per token and per padding. Returns
+    /// the rows of the tokens.
     pub(super) fn pad<'a>(&self, out: &'a mut [f32], width: usize) -> &'a mut [f32] {
         let (tokens, padding) = out.split_at_mut(self.tokens() * width);
         padding.fill(PADDING);

@@ -1,8 +1,9 @@
 //! Compilation of the kernels' sources by NVRTC, and the cache of what it made.
 //!
-//! The result is PTX for the GPU's architecture, which the driver translates further. A file of the cache is named by a hash
-//! of the source, the options and the driver's version, so that none is ever stale. A file that was compiled ahead of time
-//! is named by a hash of the source and the options: no driver is there, and whoever fills a folder knows its compiler.
+//! The result is PTX for the GPU's architecture, which the driver translates further. A file of the cache is named by a
+//! hash of the source, the options and the driver's version, so that none is ever stale. A file that was compiled ahead
+//! of time is named by a hash of the source and the options: no driver is there, and whoever fills a folder knows its
+//! compiler.
 
 use std::ffi::{CStr, CString};
 use std::fs;

@@ -102,8 +102,8 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: all buffers and events hold an `Arc` of the GPU, so nothing uses the stream any more. An error changes
-        // nothing: the process gives the device back when it ends.
+        // SAFETY: all buffers and events hold an `Arc` of the GPU, so nothing uses the stream any more. An error
+        // changes nothing: the process gives the device back when it ends.
         unsafe {
             let _ = result::ctx::set_current(self.context);
             let _ = stream::destroy(self.stream);

@@ -1,5 +1,5 @@
-//! [`CudaDevice`]: weights, buffers, planes and steps. The operations of each family are in a module of their own, which
-//! checks the operands and launches the kernels.
+//! [`CudaDevice`]: weights, buffers, planes and steps. The operations of each family are in a module of their own,
+//! which checks the operands and launches the kernels.
 
 mod attention;
 mod collectives;
@@ -33,8 +33,9 @@ use crate::{
 
 /// Steps that may be enqueued and not collected: one runs while the host prepares the next.
 const STEPS_IN_FLIGHT: usize = 2;
-/// Interval at which a wait with a limit asks for the end of a step. The driver has no such wait, and a thread that waits
-/// without a limit in place of the caller would cost each step two changes of threads. An engine waits without a limit.
+/// Interval at which a wait with a limit asks for the end of a step. The driver has no such wait, and a thread that
+/// waits without a limit in place of the caller would cost each step two changes of threads. An engine waits without a
+/// limit.
 const POLL: Duration = Duration::from_micros(20);
 
 /// Scratch memory of operations, which grows to the largest need.
@@ -140,8 +141,8 @@ impl CudaDevice {
         self.group.as_mut().map_or(Ok(()), Communicator::wait)
     }
 
-    /// Waits for a step until the moment `until`, without a limit for `None`. Returns false if the step is still running
-    /// then. In a group, the wait ends when a collective fails or is overdue.
+    /// Waits for a step until the moment `until`, without a limit for `None`. Returns false if the step is still
+    /// running then. In a group, the wait ends when a collective fails or is overdue.
     fn wait_for(&mut self, done: &Done, until: Option<Instant>) -> Result<bool, DeviceError> {
         let gpu = &self.gpu;
         let failed = |error| gpu.lost("a step", error);
@@ -163,8 +164,8 @@ impl CudaDevice {
         }
     }
 
-    /// Lets a thread report each wait for the GPU that lasts longer than `limit`, in a sentence that names the kernel that
-    /// the GPU began last. A hung GPU ends no wait, and nothing but the end of the process does.
+    /// Lets a thread report each wait for the GPU that lasts longer than `limit`, in a sentence that names the kernel
+    /// that the GPU began last. A hung GPU ends no wait, and nothing but the end of the process does.
     pub fn with_watchdog(
         self,
         limit: Duration,

@@ -14,8 +14,9 @@ use crate::DeviceError;
 /// Bytes of a count and of an address.
 const WORD: usize = size_of::<u64>();
 
-/// The addresses of each layer's matrices, on the GPU. They go there when the layer first runs, which is before the first
-/// request, and again only if its matrices are others: a later step compares addresses on the host and uploads nothing.
+/// The addresses of each layer's matrices, on the GPU. They go there when the layer first runs, which is before the
+/// first request, and again only if its matrices are others: a later step compares addresses on the host and uploads
+/// nothing.
 #[derive(Default)]
 pub(super) struct ExpertTables {
     layers: BTreeMap<usize, Table>,
@@ -62,8 +63,8 @@ pub(super) struct CountsOfStep {
     len: usize,
 }
 
-/// The number of tokens that chose each expert. The GPU counts, and a step copies all counts to the host with its results, so
-/// that a reader never waits for the steps behind it.
+/// The number of tokens that chose each expert. The GPU counts, and a step copies all counts to the host with its
+/// results, so that a reader never waits for the steps behind it.
 #[derive(Default)]
 pub(super) struct ExpertCounts {
     /// Range of each layer's counts.

@@ -1,8 +1,8 @@
 //! Products with weight matrices, by cuBLASLt.
 //!
-//! An algorithm is asked for once per matrix shape, at a fixed number of rows, and then serves every number of rows: so the
-//! order of each row's sums does not depend on the batch. Algorithms that divide the sums among blocks (split-K) are
-//! excluded for the same reason, and none gets a workspace.
+//! An algorithm is asked for once per matrix shape, at a fixed number of rows, and then serves every number of rows: so
+//! the order of each row's sums does not depend on the batch. Algorithms that divide the sums among blocks (split-K)
+//! are excluded for the same reason, and none gets a workspace.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -99,8 +99,8 @@ impl Gemm {
         let layout = |dtype, width| Layout::new(dtype, width, rows).map_err(failed);
         let (input, output) = (layout(type_of(matrix.dtype), matrix.inputs)?, layout(FLOAT, matrix.outputs)?);
         let (one, beta) = (1f32, if accumulate == Accumulate::Add { 1f32 } else { 0f32 });
-        // SAFETY: handle, description, layouts and algorithm are alive. The buffers have the sizes of the layouts, as the
-        // callers have checked, and live until the stream has passed the product.
+        // SAFETY: handle, description, layouts and algorithm are alive. The buffers have the sizes of the layouts, as
+        // the callers have checked, and live until the stream has passed the product.
         unsafe {
             result::matmul(
                 self.handle,

@@ -1,5 +1,5 @@
-//! The libraries of CUDA, which are opened at run time. cudarc panics at a call into a library that is absent, so every use
-//! begins here.
+//! The libraries of CUDA, which are opened at run time. cudarc panics at a call into a library that is absent, so every
+//! use begins here.
 
 use std::env;
 use std::ffi::OsString;

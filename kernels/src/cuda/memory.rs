@@ -68,8 +68,8 @@ impl DeviceBuffer {
             .map_err(|error| self.gpu.lost("filling device memory", error))
     }
 
-    /// Enqueues a copy of `bytes` bytes of pinned memory to `start`. The caller does not change the pinned memory until the
-    /// stream has completed the copy.
+    /// Enqueues a copy of `bytes` bytes of pinned memory to `start`. The caller does not change the pinned memory until
+    /// the stream has completed the copy.
     pub(super) fn copy_in(&self, start: usize, from: &PinnedBuffer, bytes: usize) -> Result<(), DeviceError> {
         self.check(start, bytes)?;
         let from = &from.bytes()[..bytes];
@@ -138,8 +138,8 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Makes of an allocation that failed inside a step the loss of the device: the step cannot run, and no part of it may run
-/// twice.
+/// Makes of an allocation that failed inside a step the loss of the device: the step cannot run, and no part of it may
+/// run twice.
 pub(super) fn in_step(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::OutOfMemory { .. } => DeviceError::Lost(format!("in a step, {error}")),
@@ -189,8 +189,8 @@ impl PinnedBuffer {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory has `bytes` bytes, which are initialised. Callers wait for the GPU before they read what it
-        // writes.
+        // SAFETY: the memory has `bytes` bytes, which are initialised. Callers wait for the GPU before they read what
+        // it writes.
         unsafe { std::slice::from_raw_parts(self.at.cast(), self.bytes) }
     }
 

@@ -1,8 +1,8 @@
 //! Groups of GPUs: a communicator of NCCL per group, whose collectives are enqueued on the device's stream.
 //!
 //! The leader makes a [`GroupId`], which the conductor brings to the other ranks. Every wait is bounded: joining by the
-//! patience of the [`GroupMeeting`], a collective by its deadline. A rank that stays away and an error that NCCL reports
-//! later both end in an abort, which frees the stream, and in [`DeviceError::Lost`].
+//! patience of the [`GroupMeeting`], a collective by its deadline. A rank that stays away and an error that NCCL
+//! reports later both end in an abort, which frees the stream, and in [`DeviceError::Lost`].
 
 mod communicator;
 mod in_flight;

@@ -1,8 +1,9 @@
 //! The kernel that the GPU began last, for the message of a GPU that fails or hangs.
 //!
-//! CUDA reports the failure of a kernel late, at any later call, and without the kernel's name. So each kernel begins with a
-//! store of a hash of its name (`BEGIN` in `sources/prelude.cuh`) into pinned memory of the host, which can be read when the
-//! GPU is lost. Products of cuBLASLt store nothing: a product that fails is reported under the kernel before it.
+//! CUDA reports the failure of a kernel late, at any later call, and without the kernel's name. So each kernel begins
+//! with a store of a hash of its name (`BEGIN` in `sources/prelude.cuh`) into pinned memory of the host, which can be
+//! read when the GPU is lost. Products of cuBLASLt store nothing: a product that fails is reported under the kernel
+//! before it.
 
 use std::ptr;
 

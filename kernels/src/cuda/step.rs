@@ -29,8 +29,8 @@ pub(super) struct Addresses {
     pub(super) ids: u64,
     pub(super) positions: u64,
     pub(super) row_of: u64,
-    /// Position of each token's keys and values among those of all pages: page * tokens per page + index in the page. All
-    /// bits are set for padding, and if the token lies in the null page or the model has no pages.
+    /// Position of each token's keys and values among those of all pages: page * tokens per page + index in the page.
+    /// All bits are set for padding, and if the token lies in the null page or the model has no pages.
     pub(super) kv_at: u64,
     pub(super) logit_rows: u64,
     /// Slot of the row that each logit row ends.
@@ -105,8 +105,8 @@ impl Step {
         self.owners.clear();
     }
 
-    /// Returns the work lists for a shape. The first step with a shape uploads its lists here; later ones have them among
-    /// their inputs.
+    /// Returns the work lists for a shape. The first step with a shape uploads its lists here; later ones have them
+    /// among their inputs.
     pub(super) fn attention_work(
         &mut self,
         shape: WorkShape,

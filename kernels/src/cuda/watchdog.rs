@@ -1,7 +1,8 @@
 //! Reports of a GPU that does not answer.
 //!
-//! The driver's waits have no bound, and a thread that waits for a hung GPU can only be ended with its process. That is the
-//! conductor's to do, whose watchdog sees a worker without progress. The thread here says before that what the GPU hangs in.
+//! The driver's waits have no bound, and a thread that waits for a hung GPU can only be ended with its process. That is
+//! the conductor's to do, whose watchdog sees a worker without progress. The thread here says before that what the GPU
+//! hangs in.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};

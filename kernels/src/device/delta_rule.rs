@@ -10,13 +10,13 @@ use crate::{Device, DeviceError};
 /// The heads of one layer with a gated delta rule.
 ///
 /// A token's fused projections are `[q | k | v | z | b | a]`: q and k are `key_heads * key_dim` wide, v and the output
-/// gate z are `value_heads * value_dim` wide, and b and a have one element per value head. Value head `h` reads key head
-/// `h / (value_heads / key_heads)`.
+/// gate z are `value_heads * value_dim` wide, and b and a have one element per value head. Value head `h` reads key
+/// head `h / (value_heads / key_heads)`.
 ///
-/// A request's state is in three slot planes, from the operand `plane` on: the last `taps - 1` inputs of the convolutions
-/// of q and k (per key head `[q | k]`, each `[taps - 1, key_dim]`), those of v (per value head `[taps - 1, value_dim]`),
-/// and the memory of each value head, `[key_dim, value_dim]`. All are f32, layer by layer. Zeros are the state of a
-/// request without tokens.
+/// A request's state is in three slot planes, from the operand `plane` on: the last `taps - 1` inputs of the
+/// convolutions of q and k (per key head `[q | k]`, each `[taps - 1, key_dim]`), those of v (per value head `[taps - 1,
+/// value_dim]`), and the memory of each value head, `[key_dim, value_dim]`. All are f32, layer by layer. Zeros are the
+/// state of a request without tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaShape {
     /// Number of heads of q and k.
@@ -112,17 +112,19 @@ pub struct GatedNorm<'a, T, V> {
 }
 
 family! {
-    /// The gated delta rule over the tokens of each request. Its operations have the same order in prefill and in decode:
-    /// neither chunks nor the other rows of a step change a bit. Rows with the null slot give zeros, and change no state.
+    /// The gated delta rule over the tokens of each request. Its operations have the same order in prefill and in
+    /// decode: neither chunks nor the other rows of a step change a bit. Rows with the null slot give zeros, and change
+    /// no state.
     pub trait DeltaRule {
         /// Computes the inputs of the delta rule, and applies the rule to the memories.
         ///
-        /// For the inputs, q, k and v go through a causal convolution per channel and SiLU; each head of q and k is then
-        /// divided by `sqrt(Σx² + 1e-6)`, and q is multiplied by `1 / sqrt(key_dim)`. `decay = exp(rate * softplus(a +
-        /// bias))` and `beta = sigmoid(b)`, each one per value head. The slots receive the last inputs of the convolutions.
+        /// For the inputs, q, k and v go through a causal convolution per channel and SiLU; each head of q and k is
+        /// then divided by `sqrt(Σx² + 1e-6)`, and q is multiplied by `1 / sqrt(key_dim)`. `decay = exp(rate *
+        /// softplus(a + bias))` and `beta = sigmoid(b)`, each one per value head. The slots receive the last inputs of
+        /// the convolutions.
         ///
-        /// Then, for each token in order and each value head with memory `S`: `S = decay * S`, `S += k ⊗ (v - Sᵀk) * beta`,
-        /// `out = Sᵀq`. `out` is `[tokens, value_heads * value_dim]`.
+        /// Then, for each token in order and each value head with memory `S`: `S = decay * S`, `S += k ⊗ (v - Sᵀk) *
+        /// beta`, `out = Sᵀq`. `out` is `[tokens, value_heads * value_dim]`.
         fn delta_rule(
             &mut self,
             operands: GatedDelta<'_, Self::Tensor, Self::Vector, Self::Planes>,

@@ -63,8 +63,9 @@ family! {
     /// Operations of dense layers.
     pub trait Dense {
         /// Computes `out[t] = table[token_ids[t]]`, `[tokens, width]`. Padding of a step with a
-        /// [shape](crate::StepShape) becomes live rows behind the tokens, here and in all operations over tokens. For a token id that a shard does not hold, the
-        /// result is zeros, so that the sum of all ranks' results equals the result with the whole table.
+        /// [shape](crate::StepShape) becomes live rows behind the tokens, here and in all operations over tokens. For a
+        /// token id that a shard does not hold, the result is zeros, so that the sum of all ranks' results equals the
+        /// result with the whole table.
         fn embed(&mut self, embed: Embed<'_, Self::Matrix>, out: &mut Self::Tensor)
             => |recorder| recorder.by_token();
         /// Computes `out = norm(x)`.
@@ -90,8 +91,8 @@ family! {
         ) => |recorder| recorder.product(gate_up.x, gate_up.weight);
         /// Computes `x = x * sigmoid(gate)`. `gate` is as wide as `x`, or has one element per row.
         fn sigmoid_gate(&mut self, gate: &Self::Tensor, x: &mut Self::Tensor) => |recorder| recorder.by_row(x);
-        /// Keeps only the rows whose logits are needed: computes `x[i] = x[logit_rows[i]]`. Later operations on `x`, and
-        /// on tensors computed from `x`, cover `logit_rows.len()` rows, or the padded number of a step with a
+        /// Keeps only the rows whose logits are needed: computes `x[i] = x[logit_rows[i]]`. Later operations on `x`,
+        /// and on tensors computed from `x`, cover `logit_rows.len()` rows, or the padded number of a step with a
         /// [shape](crate::StepShape). The step's `logit_rows` ascend.
         fn keep_logit_rows(&mut self, x: &mut Self::Tensor) => |recorder| recorder.by_row(x);
         /// Computes `out[i] = x[rows.start + i]`. Later operations on `out`, and on tensors computed from `out`, cover

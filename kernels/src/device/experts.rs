@@ -82,20 +82,21 @@ impl MixSizes {
 family! {
     /// Operations of mixtures of experts.
     pub trait Experts {
-        /// Computes `out[t] = Σ w[e] · down[e](silu(gate[e](x[t])) * up[e](x[t]))` over the experts `e` of token `t` that
-        /// are here, in ascending order.
+        /// Computes `out[t] = Σ w[e] · down[e](silu(gate[e](x[t])) * up[e](x[t]))` over the experts `e` of token `t`
+        /// that are here, in ascending order.
         ///
-        /// The experts of a token are those with the `top_k` largest logits; of equal logits the lower index wins. `w` is
-        /// the softmax of the logits over all experts in f32, divided by its sum over the token's experts if
-        /// [`Routing::renormalise`] is true. An expert without tokens is not read. The `w` of a row with a logit that is
-        /// NaN or positive infinity are NaN.
+        /// The experts of a token are those with the `top_k` largest logits; of equal logits the lower index wins. `w`
+        /// is the softmax of the logits over all experts in f32, divided by its sum over the token's experts if
+        /// [`Routing::renormalise`] is true. An expert without tokens is not read. The `w` of a row with a logit that
+        /// is NaN or positive infinity are NaN.
         fn mix_experts(
             &mut self,
             mix: MixExperts<'_, Self::Tensor, Self::Matrix>,
             out: &mut Self::Tensor,
         ) => |recorder| recorder.experts(mix.x, mix.routing.top_k, mix.gate_up, mix.down);
-        /// Sets `out` to the number of tokens that chose each expert of a layer since the device was made. `out` is empty
-        /// if the layer has not run. Waits for nothing: the tokens of a step that is not collected may be missing.
+        /// Sets `out` to the number of tokens that chose each expert of a layer since the device was made. `out` is
+        /// empty if the layer has not run. Waits for nothing: the tokens of a step that is not collected may be
+        /// missing.
         fn expert_tokens(&mut self, layer: usize, out: &mut Vec<u64>) => |recorder| recorder.by_token();
     }
 }

@@ -18,8 +18,8 @@ macro_rules! family {
     ) => {
         $(#[$family_doc])*
         pub trait $Family: Device {
-            /// True if the device runs this family. A model that needs a family that its device lacks is refused when it is
-            /// loaded.
+            /// True if the device runs this family. A model that needs a family that its device lacks is refused when
+            /// it is loaded.
             const IMPLEMENTED: bool;
             $(
                 $(#[$doc])*

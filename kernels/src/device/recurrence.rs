@@ -21,8 +21,8 @@ family! {
     /// Linear recurrences over the tokens of each request.
     pub trait Recurrence {
         /// Computes `state = decay * state + x[t]` and `out[t] = state` for each row's tokens in order. `state` is the
-        /// state in the row's slot. Each channel is computed alone, and its operations have the same order in prefill and
-        /// in decode. Rows with the null slot change no request's state.
+        /// state in the row's slot. Each channel is computed alone, and its operations have the same order in prefill
+        /// and in decode. Rows with the null slot change no request's state.
         fn decayed_sum(
             &mut self,
             operands: DecayedSum<'_, Self::Tensor, Self::Vector, Self::Planes>,

@@ -31,8 +31,8 @@ pub struct GatheredRows<'a, T> {
 family! {
     /// Operations whose results are [collected](Device::collect), each list in the order of enqueueing.
     ///
-    /// A request that cannot be answered, such as a row whose bias forbids every token, has an error of its own among the
-    /// results. So has a row with logits that are NaN or infinite: [`DeviceError::NotFinite`].
+    /// A request that cannot be answered, such as a row whose bias forbids every token, has an error of its own among
+    /// the results. So has a row with logits that are NaN or infinite: [`DeviceError::NotFinite`].
     pub trait Sampler {
         /// Samples the likeliest token of each row of `norm(x) · Wᵀ`. For a row that [takes the likeliest
         /// token](SampleRow::takes_the_likeliest), the result equals that of [`sample`](Self::sample).
@@ -47,13 +47,13 @@ family! {
             first: usize,
             out: &mut Self::Tensor,
         ) => |recorder| recorder.product(argmax.x, argmax.weight);
-        /// Samples the likeliest of each row's candidates, pairs of a logit and a token id, `[rows, 2 * candidates]`. If
-        /// these are the results of [`partial_argmax`](Self::partial_argmax) for all shards, the token is that of
+        /// Samples the likeliest of each row's candidates, pairs of a logit and a token id, `[rows, 2 * candidates]`.
+        /// If these are the results of [`partial_argmax`](Self::partial_argmax) for all shards, the token is that of
         /// [`argmax`](Self::argmax) with the whole LM head.
         fn best_candidates(&mut self, candidates: &Self::Tensor) => |recorder| recorder.by_row(candidates);
         /// Applies each nomination's adjustments to row `rows[i].0` of `logits`, in place, and sets the row of `peaks`:
-        /// `[rows, 2]`, the largest logit before and after. A NaN stands for any NaN in the row. `logits` is one shard of
-        /// the vocabulary, whose token ids begin at `first`. The row indices ascend.
+        /// `[rows, 2]`, the largest logit before and after. A NaN stands for any NaN in the row. `logits` is one shard
+        /// of the vocabulary, whose token ids begin at `first`. The row indices ascend.
         fn adjust(
             &mut self,
             logits: &mut Self::Tensor,
@@ -61,9 +61,9 @@ family! {
             first: usize,
             peaks: &mut Self::Tensor,
         ) => |recorder| recorder.by_row(logits);
-        /// Finds the best tokens of row `rows[i].0` of `logits` for each i, as the nomination orders tokens. `peaks` are
-        /// the largest of all shards. `out` is `[rows, 2 * candidates]`: pairs of a logit and a token id in order, and
-        /// then pairs that stand for no token. The row indices ascend.
+        /// Finds the best tokens of row `rows[i].0` of `logits` for each i, as the nomination orders tokens. `peaks`
+        /// are the largest of all shards. `out` is `[rows, 2 * candidates]`: pairs of a logit and a token id in order,
+        /// and then pairs that stand for no token. The row indices ascend.
         fn nominate(
             &mut self,
             logits: &Self::Tensor,

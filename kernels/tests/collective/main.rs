@@ -82,7 +82,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn a_sum_is_taken_in_the_order_of_ranks_whatever_its_size_and_transport() {
-    // Around the limits: nothing, one float, the largest sum that every rank computes, a tile, several tiles and a rest.
+    // Around the limits: nothing, one float, the largest sum that every rank computes, a tile, several tiles and a
+    // rest.
     let lengths = [0, 1, 7, 8 << 10, (8 << 10) + 1, 64 << 10, (64 << 10) + 5, 200_003];
     for transport in BOTH {
         for size in [1, 2, 3, 4] {

@@ -23,7 +23,8 @@ fn it_is_what_sampling_takes_ties_included() {
             (WeightType::Bf16, Quantize::Int8),
         ] {
             for (inputs, vocabulary) in [(20, 7), (64, 530), (1030, 300)] {
-                // Every row of weights occurs several times, at distant and at adjacent indices, so that all logits tie.
+                // Every row of weights occurs several times, at distant and at adjacent indices, so that all logits
+                // tie.
                 let kinds = random.normals(23 * inputs, 0.5);
                 let kind = |token: usize| (token / 2 * 5) % 23;
                 let weights: Vec<f32> = (0..vocabulary)
@@ -56,8 +57,8 @@ fn it_is_what_sampling_takes_ties_included() {
     }
 }
 
-/// The vocabulary is divided into shards as among ranks: the best candidate is the token of the whole, ties included, and
-/// a row with garbage in any shard is refused.
+/// The vocabulary is divided into shards as among ranks: the best candidate is the token of the whole, ties included,
+/// and a row with garbage in any shard is refused.
 #[test]
 fn candidates_of_shards_give_the_token_of_the_whole() {
     const VOCABULARY: usize = 60;

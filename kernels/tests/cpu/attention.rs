@@ -325,7 +325,8 @@ fn chunking_changes_no_bit() {
     }
 }
 
-/// Promise 8 for any batch-mates. This also shows that no request writes to another's pages: later results would differ.
+/// Promise 8 for any batch-mates. This also shows that no request writes to another's pages: later results would
+/// differ.
 #[test]
 fn batch_mates_change_no_bit() {
     const LENGTHS: [usize; 6] = [1, 17, 64, 65, 130, 200];

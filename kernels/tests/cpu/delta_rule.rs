@@ -280,8 +280,8 @@ fn neither_chunks_nor_mates_nor_threads_change_a_bit() {
     }
 }
 
-/// Tasks are blocks of sixteen tokens of the step, whatever rows they are of. A row that begins shortly before the end of a
-/// block, and goes on from a state, gives what it gives alone.
+/// Tasks are blocks of sixteen tokens of the step, whatever rows they are of. A row that begins shortly before the end
+/// of a block, and goes on from a state, gives what it gives alone.
 #[test]
 fn a_row_may_begin_anywhere_in_a_block() {
     const BEGUN: usize = 3;

@@ -43,8 +43,8 @@ impl Heads {
     }
 }
 
-/// Asserts that the arg max of rows is one with a screen, without one and by sampling, and that a shard of a head has the
-/// same logit too. Returns the arg max, and the use of the screen.
+/// Asserts that the arg max of rows is one with a screen, without one and by sampling, and that a shard of a head has
+/// the same logit too. Returns the arg max, and the use of the screen.
 #[track_caller]
 fn check(
     device: &mut CpuDevice,
@@ -192,8 +192,8 @@ fn errors_of_weights_decide_nothing() {
     }
 }
 
-/// Rows of a head with equal logits, whose weights quantise without an error, while quantisation of the activations gives
-/// each an error of its own. All other rows are far less likely.
+/// Rows of a head with equal logits, whose weights quantise without an error, while quantisation of the activations
+/// gives each an error of its own. All other rows are far less likely.
 #[test]
 fn errors_of_activations_decide_nothing() {
     let mut random = Random::new(63);

@@ -11,8 +11,9 @@ use tutti_kernels::{
     StepResults, WeightType,
 };
 
-/// Devices on every instruction path that this machine supports, with one thread and with two. Reports the other paths on
-/// stderr: once directly, since the test harness shows a test's output only if the test fails, and then for each test.
+/// Devices on every instruction path that this machine supports, with one thread and with two. Reports the other paths
+/// on stderr: once directly, since the test harness shows a test's output only if the test fails, and then for each
+/// test.
 pub fn devices(test: &str) -> Vec<(String, CpuDevice)> {
     static SAID: Once = Once::new();
     let mut devices = Vec::new();

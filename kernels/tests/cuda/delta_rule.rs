@@ -182,7 +182,8 @@ fn prompt(shape: &DeltaShape, tokens: usize, seed: u64) -> Vec<f32> {
 const RESULTS: [&str; 6] =
     ["inputs", "outputs", "gated norms", "inputs of q and k", "inputs of v", "memories"];
 
-/// Ragged steps with copies of slots between them: results of all rows, and then the states of all slots, plane by plane.
+/// Ragged steps with copies of slots between them: results of all rows, and then the states of all slots, plane by
+/// plane.
 fn steps<D: Families>(device: &mut D, shape: DeltaShape) -> [Vec<f32>; 6] {
     let mut runner = Runner::new(device, shape);
     let requests: Vec<_> = (0..4).map(|seed| prompt(&shape, 64, seed)).collect();

@@ -1,5 +1,5 @@
-//! Groups of GPUs, a process per rank as in a cluster, against groups of CPUs: collectives, and sampling from the ranks'
-//! best tokens.
+//! Groups of GPUs, a process per rank as in a cluster, against groups of CPUs: collectives, and sampling from the
+//! ranks' best tokens.
 
 mod collectives;
 mod faults;
@@ -85,8 +85,8 @@ impl Rank {
     }
 }
 
-/// Runs `body` in a process per rank. `test` is the calling test's path. Does nothing where there are too few GPUs, and says
-/// so; too few emulated ones are an error, because their number is the caller's choice.
+/// Runs `body` in a process per rank. `test` is the calling test's path. Does nothing where there are too few GPUs, and
+/// says so; too few emulated ones are an error, because their number is the caller's choice.
 fn ranks(test: &str, size: usize, body: impl FnOnce(&Rank)) {
     let variable = |name| std::env::var(name).ok();
     if let (Some(name), Some(rank), Some(folder)) = (variable(TEST), variable(RANK), variable(FOLDER)) {

@@ -23,8 +23,8 @@ pub trait Case {
     fn run<D: Families>(&self, device: &mut D) -> Vec<f32>;
 }
 
-/// Says that a test has not run, or fails if the environment requires it. The first line goes directly to stderr, since the
-/// test harness shows a test's output only if the test fails.
+/// Says that a test has not run, or fails if the environment requires it. The first line goes directly to stderr, since
+/// the test harness shows a test's output only if the test fails.
 pub fn skipped(test: &str, why: &str) {
     static SAID: Once = Once::new();
     assert!(std::env::var_os("CUDA_TESTS").is_none_or(|value| value != "required"), "{test}: {why}");

@@ -733,15 +733,15 @@ pub struct WorkerLoad {
     /// Absent until a request has been handed over to another worker.
     #[prost(message, optional, tag = "12")]
     pub transfers: ::core::option::Option<TransferTally>,
-    /// Slots that requests hold, and checkpoints that a step saves or reads.
+    /// Slots that requests hold, and snapshots that a step saves or reads.
     #[prost(uint32, tag = "13")]
     pub slots_used: u32,
-    /// Slots that requests and checkpoints can hold.
+    /// Slots that requests and snapshots can hold.
     #[prost(uint32, tag = "14")]
     pub slots_total: u32,
-    /// Slots with a checkpoint of the prefix cache that no request reads: they can be taken.
+    /// Slots with a snapshot of the prefix cache that no request reads: they can be taken.
     #[prost(uint32, tag = "15")]
-    pub checkpoints: u32,
+    pub snapshots: u32,
     /// Rows that were computed after the end of their requests, since the worker's process began.
     #[prost(uint64, tag = "16")]
     pub void_rows: u64,

@@ -104,7 +104,8 @@ pub fn url(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
-/// A channel that connects when it is first used, and reconnects whenever the connection breaks. Each call shows `token`.
+/// A channel that connects when it is first used, and reconnects whenever the connection breaks. Each call shows
+/// `token`.
 pub fn connection(url: &str, access: &Access, settings: &FleetSettings) -> Result<ConductorChannel, Error> {
     let dial: Dial = access.transport.dial("conductor", url, Role::Conductor)?.tuned(|endpoint| {
         tune(endpoint)

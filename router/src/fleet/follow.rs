@@ -303,8 +303,8 @@ impl Fleet {
         }
     }
 
-    /// Updates the roster with the addresses found. Returns an error text if `found` is empty, or has an address that may
-    /// not be used.
+    /// Updates the roster with the addresses found. Returns an error text if `found` is empty, or has an address that
+    /// may not be used.
     fn take_found(&self, name: &str, found: BTreeSet<String>) -> Option<String> {
         if found.is_empty() {
             return Some(format!("discover: {name} has no address"));

@@ -10,8 +10,9 @@ const MAX_BYTES: usize = 16 << 10;
 /// Renders messages of (role, content) by a template. `source` is a template, or a `tokenizer_config.json` that holds
 /// one. `variables` is the JSON of the template's variables.
 pub fn chat_template(source: &[u8], variables: &[u8], messages: &[(&str, &str)], flags: u8) {
-    // The engine lets one repetition, as in `text * n`, take 100 MB, whatever the instructions are bounded to. A template
-    // is trusted with that (docs/security.md), so repetitions would only hide what else takes memory.
+    // A single repetition, as in `text * n`, may take 100 MB, however few instructions a rendering may run. Templates
+    // are trusted with that (docs/security.md). Repetitions are left out here, because they would hide other uses of
+    // memory.
     if source.contains(&b'*') {
         return;
     }

@@ -1,6 +1,6 @@
-//! Admission before work: requests that have no token yet are counted, in choices and in tokens of their prompts, before
-//! a prompt is tokenised. Each priority class has bounds of its own, so requests of low priority never fill the room of
-//! urgent ones.
+//! Admission before work: requests that have no token yet are counted, in choices and in tokens of their prompts,
+//! before a prompt is tokenised. Each priority class has bounds of its own, so requests of low priority never fill the
+//! room of urgent ones.
 
 use std::{
     sync::Arc,
@@ -23,7 +23,7 @@ use tutti_settings::RouterSettings;
 const CLASSES: [&str; 3] = ["urgent", "normal", "low"];
 /// Weight of the last request in the average waiting time.
 const RECENT: f64 = 0.1;
-/// Longest time after which a client is told to come back.
+/// Maximum time after which a client is told to send its request again, in seconds.
 const LONGEST_RETRY: f64 = 60.0;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -78,7 +78,8 @@ impl Admission {
         let max_choices = u64::from(limits.max_queued_choices.unwrap_or(limits.max_concurrent_choices));
         let max_tokens = limits.max_queued_tokens as u64;
         let mut queue = self.queues[class].lock();
-        // A request that is over the bound alone is admitted to an empty queue: it could never be served otherwise.
+        // A request that exceeds the bound by itself is admitted to an empty queue, because otherwise it could never be
+        // served.
         let full = queue.choices + choices > max_choices || queue.tokens + tokens > max_tokens;
         if queue.choices > 0 && full {
             let message = format!(
@@ -103,7 +104,7 @@ impl Admission {
 }
 
 impl Queue {
-    /// The time that the last requests of the class have waited, as a guess of when there is room again.
+    /// Estimated time until there is room again: the average time that the last requests of the class have waited.
     fn retry_after(&self) -> Duration {
         Duration::from_secs_f64(self.waited.ceil().clamp(1.0, LONGEST_RETRY))
     }

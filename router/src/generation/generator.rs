@@ -127,8 +127,8 @@ impl Generator {
         self.pool.run(lane, work).await
     }
 
-    /// Starts a request. `client` is the span that the client names as its own. Returns when conductors have accepted all
-    /// of the request's choices.
+    /// Starts a request. `client` is the span that the client names as its own. Returns when conductors have accepted
+    /// all of the request's choices.
     pub async fn start(
         &self,
         request: GenerationRequest,
@@ -152,7 +152,7 @@ impl Generator {
         trace: Option<TraceContext>,
     ) -> Result<Accepted, Error> {
         let arrived = Instant::now();
-        // One request has one set of limits, also if the settings change meanwhile.
+        // The limits are read once, so that a change of settings does not mix old and new ones in a request.
         let limits = self.settings.get();
         let model = self.model_named(request.model.as_deref())?;
         let vocab_size = model.description.vocab_size;
@@ -174,7 +174,7 @@ impl Generator {
         let prompts = {
             let (model, lane) = (model.clone(), lane(&prompts, echo));
             let encode = move || prompts::encode(prompts, media, &model, echo);
-            // Ends with this block, also if the client leaves.
+            // The span ends with this block, even if the client leaves.
             let _span =
                 trace.as_ref().map(|trace| trace.child("tokenize", SpanKind::Internal, SystemTime::now()));
             match lane {

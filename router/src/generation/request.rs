@@ -33,7 +33,7 @@ pub struct GenerationRequest {
     pub timeout: Option<Duration>,
 }
 
-/// Bytes per token of an ordinary text, about.
+/// Approximate bytes per token of an ordinary text.
 const BYTES_PER_TOKEN: usize = 4;
 
 /// A prompt to continue.

@@ -52,9 +52,9 @@ pub struct GenerationInfo {
     pub output: Output,
 }
 
-/// Bytes of an answer per logprob entry, about: a token's string, its logprob, and the names of the members.
+/// Approximate bytes of an answer per logprob entry: a token's string, its logprob, and the names of the members.
 const ENTRY_BYTES: usize = 64;
-/// Bytes of an answer per token id, about.
+/// Approximate bytes of an answer per token id.
 const ID_BYTES: usize = 8;
 
 impl GenerationInfo {
@@ -68,7 +68,7 @@ impl GenerationInfo {
         &self.prompts[(choice / self.n) as usize]
     }
 
-    /// About the size in bytes of the delta as it is written, for the choice between writing it in place and in the text
+    /// Approximate size of the written delta in bytes. It decides whether the delta is written in place or in the text
     /// pool.
     pub fn estimate(&self, delta: &Delta) -> usize {
         let outputs = delta.tokens.len()
@@ -86,7 +86,7 @@ impl GenerationInfo {
 
 /// A running request. Dropping it closes the conductors' streams, which cancels the running choices.
 pub struct Generation {
-    /// The part that does not change.
+    /// The part of the request that does not change.
     pub info: Arc<GenerationInfo>,
     choices: SelectAll<ChoiceStream>,
     unfinished: usize,
@@ -112,7 +112,7 @@ impl Drop for Spent {
 
 /// A request of which every choice has been accepted by a conductor.
 pub(super) struct Accepted {
-    /// The part that does not change.
+    /// The part of the request that does not change.
     pub info: Arc<GenerationInfo>,
     /// The choices, in order.
     pub choices: Vec<ChoiceStream>,
@@ -190,13 +190,13 @@ pub struct ChoiceStream {
 
 /// A choice's part in the logprobs of its prompt.
 enum PromptScores {
-    /// They are not requested, or this choice is done with them.
+    /// The logprobs are not requested, or this choice has reported them.
     None,
-    /// The choice is the prompt's first one. It receives them, and shares them with its first delta.
+    /// The choice is the prompt's first one. It receives the logprobs, and shares them with its first delta.
     Receives(SharedLogprobs),
-    /// The choice waits for them before its first event.
+    /// The choice waits for the logprobs before its first event.
     Awaits(SharedLogprobs),
-    /// The choice has them, and reports them with its first delta.
+    /// The choice has the logprobs, and reports them with its first delta.
     Has(Arc<[TokenLogprob]>),
 }
 

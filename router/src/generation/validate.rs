@@ -84,8 +84,8 @@ pub fn check(request: &GenerationRequest, vocab_size: u32, has_tokenizer: bool) 
     Ok(())
 }
 
-/// Refuses a request whose answer would report more than `limit` logprobs of prompts. `lengths` are the prompts' numbers
-/// of tokens.
+/// Refuses a request whose answer would report more than `limit` logprobs of prompts. `lengths` are the prompts'
+/// numbers of tokens.
 pub fn prompt_logprobs(
     lengths: impl Iterator<Item = usize>,
     output: &Output,
@@ -106,8 +106,8 @@ pub fn prompt_logprobs(
     Err(Error::invalid(field, message))
 }
 
-/// Refuses a request whose answer could report more than `limit` logprobs of output tokens. They are kept until they are
-/// read, or in a whole answer until its end. `tokens` is the sum of `max_tokens` over all choices.
+/// Refuses a request whose answer could report more than `limit` logprobs of output tokens. They are kept until they
+/// are read, or in a whole answer until its end. `tokens` is the sum of `max_tokens` over all choices.
 pub fn output_logprobs(tokens: u64, output: &Output, limit: usize) -> Result<(), Error> {
     let Some(top) = output.logprobs else { return Ok(()) };
     let entries = tokens.saturating_mul(u64::from(top) + 1);

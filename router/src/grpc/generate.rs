@@ -71,7 +71,7 @@ async fn write(
     if estimate <= LARGE_BYTES {
         return Ok(message(info, id, delta));
     }
-    // The room is free again when the message is made: its size on the wire is bounded by the connection's window.
+    // The room is held only while the message is made: the connection's window bounds the bytes that wait on the wire.
     let _room = generator.readers().room(estimate).await?;
     let info = info.clone();
     generator.on_text(Lane::Render, move || message(&info, id, delta)).await

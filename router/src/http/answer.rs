@@ -1,5 +1,5 @@
-//! Sends a whole answer. A large one is written in the text pool, and waits for its reader within the bound of all large
-//! answers.
+//! Sends a whole answer. A large one is written in the text pool, and waits for its reader within the bound of all
+//! large answers.
 
 use std::io;
 
@@ -21,7 +21,7 @@ const PIECE_BYTES: usize = 64 << 10;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// Sends the JSON that `write` returns. `estimate` is about its size in bytes.
+/// Sends the JSON that `write` returns. `estimate` is its approximate size in bytes.
 pub async fn send(
     api: &Api,
     estimate: usize,

@@ -1,16 +1,16 @@
 //! Protection of a front door without API keys from web pages.
 //!
 //! A browser sends the requests of any page to any address that its machine reaches, so a page could use a developer's
-//! server behind that developer's back. A browser says where a request comes from, in `Origin` or `Sec-Fetch-Site`; other
-//! clients send neither, and are let in. With keys there is no need: a page does not know them.
+//! server behind that developer's back. A browser says where a request comes from, in `Origin` or `Sec-Fetch-Site`;
+//! other clients send neither, and are let in. With keys there is no need: a page does not know them.
 
 use axum::http::{HeaderMap, HeaderName, Uri, header, uri::Authority};
 use tutti_runtime::{Error, ErrorKind};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Refuses a request of a web page, unless the page comes from this server or from one of the `allowed` origins, such as
-/// `https://chat.example.com`.
+/// Refuses a request of a web page, unless the page comes from this server or from one of the `allowed` origins, such
+/// as `https://chat.example.com`.
 pub fn check(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<(), Error> {
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     let (origin, site) = (text(header::ORIGIN), text(SEC_FETCH_SITE));
@@ -21,8 +21,8 @@ pub fn check(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<(), E
     if origin.is_some_and(|origin| allowed.iter().any(|allowed| allowed.trim_end_matches('/') == origin)) {
         return Ok(());
     }
-    // A page's host name may resolve to this machine (DNS rebinding). Such a page is of the same origin for its browser,
-    // but its requests name a host that is neither an address nor this machine.
+    // A page's host name may resolve to this machine (DNS rebinding). Such a page is of the same origin for its
+    // browser, but its requests name a host that is neither an address nor this machine.
     let host = uri.authority().map(Authority::as_str).or(text(header::HOST)).unwrap_or_default();
     if !is_address(host) {
         let message = format!("a browser's request to the host {host:?} is refused without API keys");

@@ -34,8 +34,8 @@ pub struct Shared {
     pub stream: Option<StreamOptions>,
 }
 
-/// Maximum number of items of `stop`, `stop_token_ids` and `logit_bias` that are parsed. It is above the limits of these
-/// parameters, whose errors name the number of items, and bounds the memory of a list.
+/// Maximum number of items of `stop`, `stop_token_ids` and `logit_bias` that are parsed. It is above the limits of
+/// these parameters, whose errors name the number of items, and bounds the memory of a list.
 const MAX_LISTED: usize = 4096;
 
 /// `stream_options`.

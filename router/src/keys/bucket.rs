@@ -47,7 +47,7 @@ impl Bucket {
         Err(Duration::from_secs_f64((one - self.left) * MINUTE))
     }
 
-    /// Takes an amount that was used, also if less is left.
+    /// Takes an amount that was used, even if less is left.
     pub fn charge(&mut self, amount: u64, per_minute: u32, now: Instant) {
         self.refill(now);
         self.left -= amount as f64 / f64::from(per_minute.max(1));

@@ -145,7 +145,7 @@ async fn a_changed_file_is_read_and_a_broken_one_is_not() {
     replace(&format!("a {} concurrent=1\n", hash("new")));
     until("new").await;
     assert!(caller(&keys, "old").is_err());
-    // The key keeps what it has used under its name.
+    // The key keeps the record of its use, because its name stays.
     assert_eq!(reason(caller(&keys, "new").unwrap().enter()), ErrorKind::RateLimited);
     drop(held);
     caller(&keys, "new").unwrap().enter().unwrap();

@@ -37,7 +37,7 @@ struct EndedOperation {
     gen_ai_operation_name: &'static str,
     gen_ai_provider_name: &'static str,
     gen_ai_request_model: String,
-    /// Empty for a request without an error, which for Prometheus is a label that is not there.
+    /// Empty for a request without an error: Prometheus treats an empty label as absent.
     error_type: &'static str,
 }
 

@@ -1,4 +1,5 @@
-//! The span of one request in the router, with the attributes of OpenTelemetry's semantic conventions for generative AI.
+//! The span of one request in the router, with the attributes of OpenTelemetry's semantic conventions for generative
+//! AI.
 
 use tracing::{Span, field::Empty};
 use tutti_runtime::{
@@ -127,7 +128,8 @@ impl RequestSpan {
             trace::fail(&self.log, outcome.name(), "the client left");
         }
         if self.trace.is_some() {
-            // A span ends when it was left for the last time. This one was last entered until its request was accepted.
+            // A span ends at the time at which it was last left. This one was left when its request was accepted, so it
+            // is entered once more.
             self.log.in_scope(|| ());
         }
     }

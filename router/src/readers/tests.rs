@@ -60,7 +60,7 @@ async fn a_stream_without_items_does_not_wait_for_its_reader() {
     let alive = Arc::default();
     let mut idle = readers.watch(stream::pending::<()>().boxed(), |_| 0, || ());
     assert!(poll!(idle.next()).is_pending());
-    // A stream that does wait is lost meanwhile, twice over.
+    // In this time a stream that waits would be lost twice.
     for _ in 0..2 {
         let mut other = readers.watch(endless(&alive), |_| 0, || Err("lost"));
         other.next().await;
@@ -118,7 +118,7 @@ async fn the_inspection_ends_with_the_last_stream_and_begins_again() {
 #[tokio::test]
 async fn large_answers_share_a_bound_in_bytes() {
     let readers = readers(20, 4 * PIECE_BYTES);
-    // An estimate over the bound takes all of it, and what the answer does not need is given back.
+    // An estimate over the bound takes all of the room, and gives back the room that the answer does not need.
     let first = readers.room(usize::MAX).await.unwrap().hold(vec![b'x'; 3 * PIECE_BYTES]);
     let second = readers.room(PIECE_BYTES).await.unwrap().hold(vec![b'y'; PIECE_BYTES]);
     assert_eq!(readers.room(1).await.err().unwrap().kind(), ErrorKind::Overloaded);

@@ -1,7 +1,7 @@
 //! A bounded pool for CPU-bound work on text, so that long prompts neither block the async threads nor pile up.
 //!
-//! The pool has lanes. Work of one lane never waits for work of another, so a short prompt is not stuck behind long ones,
-//! and a prompt of token ids is not stuck behind texts.
+//! The pool has lanes. Work of one lane never waits for work of another, so a short prompt is not stuck behind long
+//! ones, and a prompt of token ids is not stuck behind texts.
 
 use std::{
     sync::{

@@ -1,13 +1,13 @@
 //! Cuts a long text into segments that can be encoded one by one, with the same token ids as the whole text.
 //!
-//! A cut is safe if every piece of the pre-tokenizer ends or begins there, whether or not the other side is present. The
-//! regular expressions of GPT-2 and its successors have no look-behind and look ahead by one character, at the end of
-//! white space only. For these, two kinds of cuts are safe:
+//! A cut is safe if every piece of the pre-tokenizer ends or begins there, whether or not the other side is present.
+//! The regular expressions of GPT-2 and its successors have no look-behind and look ahead by one character, at the end
+//! of white space only. For these, two kinds of cuts are safe:
 //!
-//! - before a space between two ASCII letters, as in `one| two`: a piece of letters ends there, and the next piece is the
-//!   space with the letters after it;
-//! - after a newline between a visible ASCII character and an ASCII letter, as in `one\n|two`: the newline ends the piece
-//!   that it is in, because no expression joins it to a letter.
+//! - before a space between two ASCII letters, as in `one| two`: a piece of letters ends there, and the next piece is
+//!   the space with the letters after it;
+//! - after a newline between a visible ASCII character and an ASCII letter, as in `one\n|two`: the newline ends the
+//!   piece that it is in, because no expression joins it to a letter.
 //!
 //! Unicode's composition (NFC) changes no text across such a cut, since both sides are ASCII characters that do not
 //! compose with each other.

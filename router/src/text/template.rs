@@ -138,8 +138,9 @@ impl ChatTemplate {
         };
         let template = self.environment.get_template(NAME).map_err(refused)?;
         let mut output = BoundedText { bytes: Vec::new(), max_bytes };
-        // minijinja 3.0.5 panics for some values, for example for `x[::-1]` of an empty `x`, and values come from clients.
-        // The panic leaves nothing behind: the engine keeps no state between renderings, and `output` is dropped.
+        // minijinja 3.0.5 panics for some values, for example for `x[::-1]` of an empty `x`, and values come from
+        // clients. The panic leaves nothing behind: the engine keeps no state between renderings, and `output` is
+        // dropped.
         let rendered = catch_unwind(AssertUnwindSafe(|| template.render_captured_to(context, &mut output)));
         let engine_failed = |_| Error::invalid("messages", "the chat template's engine fails on them");
         rendered.map_err(engine_failed)?.map_err(refused)?;

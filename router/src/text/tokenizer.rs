@@ -88,9 +88,9 @@ impl Tokenizer {
         self.encode_up_to(text, special_tokens, usize::MAX).map(Option::unwrap_or_default)
     }
 
-    /// Encodes a text into token ids. Returns `None` once it is known that the text has more than `most` tokens; a short
-    /// text is encoded whole nevertheless. A long text is divided among the threads of the current pool if its segments
-    /// have the token ids of the whole text.
+    /// Encodes a text into token ids. Returns `None` once it is known that the text has more than `most` tokens; a
+    /// short text is encoded whole nevertheless. A long text is divided among the threads of the current pool if its
+    /// segments have the token ids of the whole text.
     pub fn encode_up_to(
         &self,
         text: &str,
@@ -122,7 +122,8 @@ impl Tokenizer {
     /// True if a text of this many bytes certainly has more than `tokens` tokens. This is decided without encoding the
     /// text.
     pub fn surely_exceeds(&self, bytes: usize, tokens: u32) -> bool {
-        // A tokenizer that is not byte-level may encode an unknown word of any length as one token, so bytes say nothing.
+        // A tokenizer that is not byte-level may encode an unknown word of any length as one token, so bytes say
+        // nothing.
         self.byte_level && bytes / MOST_SHORTENED > self.longest.saturating_mul(tokens as usize)
     }
 

@@ -10,7 +10,7 @@ fn peer(last: u8) -> Option<IpAddr> {
 #[test]
 fn room_is_taken_as_bytes_arrive_and_given_back() {
     let uploads = Uploads::new(2 * PIECE_BYTES, || PACE);
-    // Bodies that have begun but brought nothing hold nothing.
+    // Bodies that have begun and have sent no bytes take no memory.
     let idle: Vec<_> = (0..1000).map(|_| uploads.begin(None)).collect();
     let mut full: Vec<_> = (0..LARGEST_AT_ONCE).map(|_| uploads.begin(None)).collect();
     for upload in &mut full {

@@ -163,7 +163,7 @@ pub(super) async fn download(
     // All files come from one commit, even if the branch moves during the download.
     let download = Download {
         repo: api.repo(repo(id, &info.sha)),
-        snapshot: cache.repo(main.clone()).pointer_path(&info.sha),
+        commit_dir: cache.repo(main.clone()).pointer_path(&info.sha),
         id,
         options,
         display,
@@ -176,14 +176,14 @@ pub(super) async fn download(
         .repo(main)
         .create_ref(&info.sha)
         .map_err(|e| Error::internal(format!("cannot write to {}: {e}", options.cache.display())))?;
-    Ok(download.snapshot)
+    Ok(download.commit_dir)
 }
 
 /// The download of one commit of one model into the cache.
 struct Download<'a> {
     repo: ApiRepo,
     /// The directory in the cache where the commit's files appear.
-    snapshot: PathBuf,
+    commit_dir: PathBuf,
     id: &'a HubId,
     options: &'a HubOptions,
     display: &'a LoadDisplay,
@@ -210,7 +210,7 @@ impl Download<'_> {
             return Err(model_error(ErrorKind::InvalidArgument, message));
         }
         self.file(INDEX).await?;
-        let shards = shards(&self.snapshot).map_err(|problem| {
+        let shards = shards(&self.commit_dir).map_err(|problem| {
             model_error(ErrorKind::InvalidArgument, format!("{}: {INDEX}: {problem}", self.id))
         })?;
         for shard in shards {
@@ -220,7 +220,7 @@ impl Download<'_> {
     }
 
     async fn file(&self, name: &str) -> Result<(), Error> {
-        if self.snapshot.join(name).exists() {
+        if self.commit_dir.join(name).exists() {
             return Ok(());
         }
         tracing::info!(model = %self.id, file = name, "downloading");
@@ -241,18 +241,18 @@ fn lists(info: &RepoInfo, name: &str) -> bool {
     info.siblings.iter().any(|file| file.rfilename == name)
 }
 
-/// The cached snapshot of a model's main revision. None if a wanted file is missing.
+/// The directory of the cached commit of a model's main revision. None if a wanted file is missing.
 fn cached(cache: &Cache, main: &Repo, wanted: Wanted) -> Option<PathBuf> {
     let config = cache.repo(main.clone()).get(CheckpointFile::Config.name())?;
-    let snapshot = config.parent()?.to_owned();
+    let commit_dir = config.parent()?.to_owned();
     let complete = match wanted {
         Wanted::NoWeights => true,
         Wanted::Everything => {
-            snapshot.join(SINGLE).exists()
-                || shards(&snapshot).is_ok_and(|shards| shards.iter().all(|s| snapshot.join(s).exists()))
+            commit_dir.join(SINGLE).exists()
+                || shards(&commit_dir).is_ok_and(|shards| shards.iter().all(|s| commit_dir.join(s).exists()))
         }
     };
-    complete.then_some(snapshot)
+    complete.then_some(commit_dir)
 }
 
 /// The files that a directory's index lists. Each must be a plain file name, since it becomes a path.

@@ -63,7 +63,7 @@ fn put(path: &Path, contents: &[u8]) -> io::Result<()> {
         return Ok(());
     }
     let temporary = path.with_extension(format!("{}.part", std::process::id()));
-    // A process of the same id may have left one. A link with that name is removed, not followed.
+    // An earlier process with the same id may have left a file. A link with that name is removed, not followed.
     let _ = fs::remove_file(&temporary);
     let mut file = fs::File::create_new(&temporary)?;
     file.write_all(contents)?;

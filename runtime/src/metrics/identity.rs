@@ -31,8 +31,8 @@ struct SettingsLabel {
 }
 
 impl Metrics {
-    /// Registers gauges of constant value 1 whose labels name the process, its version and the hash of its settings, and the
-    /// time at which the settings were read.
+    /// Registers gauges of constant value 1 whose labels name the process, its version and the hash of its settings,
+    /// and the time at which the settings were read.
     ///
     /// The gauges have the type `gauge`, because parsers of Prometheus's older text format refuse the type `info`.
     ///
@@ -91,8 +91,8 @@ impl SettingsMetrics {
     }
 }
 
-/// A hash of settings, in 16 hexadecimal digits. Two processes of one build have the same hash if their settings are the
-/// same other than their own addresses. The contents of files that settings name do not count.
+/// A hash of settings, in 16 hexadecimal digits. Two processes of one build have the same hash if their settings are
+/// the same other than their own addresses. The contents of files that settings name do not count.
 fn settings_hash(settings: &impl Serialize) -> Result<String, Error> {
     let mut value = serde_json::to_value(settings)
         .map_err(|e| Error::internal(format!("the settings do not serialise: {e}")))?;

@@ -39,9 +39,9 @@ use crate::{
 const PAUSE: Duration = Duration::from_millis(100);
 /// Minimum time between two log lines about connections that are not served.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// Time for which a connection over HTTP/1 stays open after its last response when the server closes. A client may send its
-/// next request in the moment in which a response ends, and that request is answered. Connections that are idle when the
-/// server begins to close stay open for this time only if the closing is gentle.
+/// Time for which a connection over HTTP/1 stays open after its last response when the server closes. A client may send
+/// its next request in the moment in which a response ends, and that request is answered. Connections that are idle
+/// when the server begins to close stay open for this time only if the closing is gentle.
 const LINGER: Duration = Duration::from_secs(1);
 /// Time limits are checked this many times during the shorter one.
 const CHECKS: u32 = 8;

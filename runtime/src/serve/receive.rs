@@ -1,8 +1,8 @@
 //! Bounds on gRPC messages that are still arriving: one room in bytes for all of a listener, and a time for each.
 //!
 //! A message's bytes take room as they arrive, not by their declared length, and leave it when the message is whole and
-//! handed on. A call whose message finds no room fails, rather than waits: messages that wait for each other's room with
-//! a part of their own already there would wait forever.
+//! handed on. A call whose message finds no room fails, rather than waits: messages that wait for each other's room
+//! with a part of their own already there would wait forever.
 
 use std::{
     pin::Pin,

@@ -96,7 +96,8 @@ impl Read for BlockingTls {
                 self.is_established |= read > 0;
                 Ok(read)
             }
-            // A process that is killed says no goodbye. The length of each message is known, so nothing is cut short.
+            // A process that is killed does not close its connection by TLS. The length of each message is known, so a
+            // message that was cut short is noticed nevertheless.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && self.is_established => Ok(0),
             Err(error) => Err(self.explain(error)),
         }

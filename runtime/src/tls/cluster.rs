@@ -91,8 +91,8 @@ impl ClusterTransport {
         })
     }
 
-    /// A way to the process at `url`: `unix:/path`, or `http://host:port` or `https://host:port`, which mean the same:
-    /// whether a connection over TCP is encrypted depends on this process's certificates alone. `field` is the setting
+    /// The way to the process at `url`: `unix:/path`, `http://host:port` or `https://host:port`. The last two mean the
+    /// same: this process's certificates alone decide whether a TCP connection is encrypted. `field` is the setting
     /// that an error names.
     pub fn dial(&self, field: &str, url: &str, to: Role) -> Result<Dial, Error> {
         let Some((scheme, rest)) = url.split_once("://") else { return Dial::plain(field, url) };
@@ -138,7 +138,7 @@ pub(super) struct MutualTls {
     routers: ServerTls,
     ranks: ServerTls,
     clients: RwLock<Clients>,
-    /// Limits the lines about peers that are dialled in vain.
+    /// Limits the log lines about peers that cannot be dialled.
     pub refusals: Mutex<RefusalLog>,
 }
 

@@ -27,7 +27,7 @@ fn of_tls(error: &Error) -> String {
 
 fn of_certificate(error: &CertificateError) -> String {
     match error {
-        // A bad signature is that of an authority with the name of a trusted one.
+        // The signature is bad if an unknown authority has the name of a trusted one.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "its certificate is of an authority that is not trusted here".into()
         }

@@ -49,7 +49,7 @@ impl Role {
         ServerName::try_from(self.name()).map_err(|e| Error::General(e.to_string()))
     }
 
-    /// The names that a process may have that acts in this role, the role's own first.
+    /// The roles whose names the certificate of a process in this role may have, its own role first.
     fn accepted(self) -> &'static [Self] {
         match self {
             Self::Conductor => &[Self::Conductor],

@@ -70,7 +70,8 @@ pub(crate) struct RefusalLog {
 }
 
 impl RefusalLog {
-    /// Counts a refusal. Returns the number of refusals without a line before it, or `None` if it gets no line either.
+    /// Counts a refusal. Returns the number of earlier refusals that got no line, or `None` if this one gets no line
+    /// either.
     pub fn count(&mut self) -> Option<u64> {
         if self.began.is_none_or(|began| began.elapsed() >= WINDOW) {
             (self.began, self.lines) = (Some(Instant::now()), 0);

@@ -37,7 +37,7 @@ const SAMPLERS: [&str; 6] = [
 pub enum Sampling {
     /// The process takes requests from clients, and the sampler of `OTEL_TRACES_SAMPLER` chooses among them.
     OfClients,
-    /// The process records a span only where a message brings the context of a sampled one, so none is left out.
+    /// The process begins a span only for a message with the context of a sampled span, and records all that it begins.
     OfSampled,
 }
 
@@ -45,8 +45,8 @@ pub enum Sampling {
 #[derive(Debug)]
 pub(crate) struct SpanExport {
     provider: SdkTracerProvider,
-    /// The connection to the collector lives on a thread of its own, so that it takes no time of the process's tasks and
-    /// still works when these have ended.
+    /// The connection to the collector lives on a thread of its own, so that it takes no time of the process's tasks
+    /// and still works when these have ended.
     runtime: Runtime,
 }
 
@@ -135,7 +135,7 @@ fn check_protocol() -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses what the library would only warn of: a sampler that is misspelt would take all requests.
+/// Refuses an unknown sampler. The library would only warn of a misspelt name, and sample all requests.
 fn check_sampler() -> Result<(), Error> {
     let Some(sampler) = variable(OTEL_TRACES_SAMPLER) else { return Ok(()) };
     if !SAMPLERS.contains(&sampler.as_str()) {

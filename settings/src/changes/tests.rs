@@ -31,7 +31,7 @@ fn live_settings_take_new_values_and_others_keep_theirs() {
     assert_eq!(settings, in_force);
     assert_eq!(changes.live[4].to_string(), "router.max_queued_choices 3 -> not set");
 
-    // What needs a restart differs until there is one.
+    // A changed setting that needs a restart is reported each time, until the process restarts.
     let mut again = Changes::default();
     settings.change_to(&new, &mut again);
     assert_eq!(again, Changes { live: vec![], restart: changes.restart });

@@ -1,9 +1,10 @@
-"""A checkpoint with seeded random bf16 weights, in the shape of a config.json, and a tokenizer as large as the real one.
+"""A checkpoint with seeded random bf16 weights, in the shape of a config.json, and a tokenizer as large as the real
+one.
 
     python checkpoint.py CONFIG DIRECTORY
 
-Every contender reads it, so all of them have the weights and the tokenizer of a real model. Families other than dense Qwen3
-are written by transformers, which then must be installed.
+Every contender reads it, so all of them have the weights and the tokenizer of a real model. Families other than dense
+Qwen3 are written by transformers, which then must be installed.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""A minimal HTTP server for an in-process pipeline. It takes prompts of token ids and sends one event for each step that
-gave a request tokens. The engine's own loop runs on the main thread.
+"""A minimal HTTP server for an in-process pipeline. It takes prompts of token ids and sends one event for each step
+that gave a request tokens. The engine's own loop runs on the main thread.
 
 A pipeline has `add(number, prompt, max_tokens)`, `step()`, which returns [(number, new tokens)], and `busy()`.
 """

@@ -13,7 +13,8 @@ sys.path[:0] = [source, f"{source}/gguf-py"]
 
 from conversion.base import TextModel
 
-# The converter knows tokenizers by a hash of what they do, and this one was learned here. It splits words as Qwen2's does.
+# The converter recognises a tokenizer by a hash of its output. It cannot know this one, which was trained here. It
+# splits words as Qwen2's does.
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
 
 # The checkpoint has no layers that predict further tokens, which the converter expects of a family that may have them.

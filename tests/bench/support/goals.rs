@@ -57,7 +57,8 @@ impl OverPeers {
     const BF16: Self =
         Self { prefill_512: 1.1, prefill_4096: 1.1, prefill_int8: 1.3, decode: [1.2, 1.4, 1.6] };
 
-    /// Ratios for a model of this shape on the CPU of this machine. Peers are not better at other families on better CPUs.
+    /// Ratios for a model of this shape on the CPU of this machine. Peers are not better at other families on better
+    /// CPUs.
     fn here(shape: Shape) -> Self {
         if shape != Shape::Qwen3 {
             return Self::AVX2;

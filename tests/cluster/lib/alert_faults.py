@@ -1,4 +1,4 @@
-"""Faults that make alerts fire: each a cluster and what is done to it."""
+"""Faults that make alerts fire. Each is a cluster and an action on it."""
 
 import contextlib
 import os

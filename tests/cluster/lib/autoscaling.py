@@ -1,10 +1,11 @@
 """Autoscaling of conductors, played as Kubernetes' HorizontalPodAutoscaler does it, under a load that rises and falls.
 
-The autoscaler reads the chart's metrics from the conductors, compares their means with the chart's targets, and starts and
-ends conductors: `desired = ceil(ready * mean / target)`, the most of all metrics, with a tolerance of a tenth and at most one pod
-less at a time, after a time of calm (https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/). A conductor that is started is
-ready only after the time that a model takes to load. `tutti-bench` sends requests at a constant rate per phase, whatever
-the answers are. Times are shorter than the chart's, by a factor that is the same for all.
+The autoscaler reads the chart's metrics from the conductors, compares their means with the chart's targets, and starts
+and ends conductors. It wants `ceil(ready * mean / target)` of them for each metric and takes the largest number. It
+ignores deviations of a tenth, and ends one pod at a time, after a time of calm
+(https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/). A conductor that is started is ready only
+after the time that a model takes to load. `tutti-bench` sends requests at a constant rate per phase, whatever the
+answers are. Times are shorter than the chart's, by a factor that is the same for all.
 """
 
 import argparse

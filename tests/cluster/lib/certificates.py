@@ -26,7 +26,8 @@ class Authority:
         openssl("req", "-x509", *NEW_KEY, "-keyout", self.key, "-out", self.ca, "-subj", f"/CN={name}", "-days", 2)
 
     def issue(self, name, *hosts, days=2):
-        """Writes a certificate for these hosts: (its file, its key's file). With `days=0` it expires within a second."""
+        """Writes a certificate for these hosts: (its file, its key's file). With `days=0` it expires within a
+        second."""
         cert, key = self.directory / f"{name}.pem", self.directory / f"{name}.key"
         new = {path: path.with_suffix(path.suffix + ".new") for path in (cert, key)}
         request, extensions = self.directory / f"{name}.csr", self.directory / f"{name}.ext"

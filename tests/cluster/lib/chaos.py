@@ -1,9 +1,9 @@
 """Chaos: clusters under mixed load and random faults.
 
-The clusters have simulated devices, CPU workers, TP groups, disaggregated prefill and decode, and hosts of their own with
-mutual TLS between them. Each answer is compared
-with the answer without faults. All random choices come from one seed. The log has a JSON line for each fault and for each
-failed request; --replay injects the faults of a log again, at the same times. A JSON summary is written next to the log.
+The clusters have simulated devices, CPU workers, TP groups, disaggregated prefill and decode, and hosts of their own
+with mutual TLS between them. Each answer is compared with the answer without faults. All random choices come from one
+seed. The log has a JSON line for each fault and for each failed request; --replay injects the faults of a log again, at
+the same times. A JSON summary is written next to the log.
 """
 
 import argparse

@@ -91,7 +91,7 @@ class Faults:
                 for victim in {pid, ranks[(index + 1) % len(ranks)][1]}:
                     self.signal(victim, signal.SIGKILL)
             case "stop":
-                # Longer than the time to detect it. Its replacement runs by the time that it continues.
+                # Longer than the time to detect a stopped worker, so that its replacement runs when it continues.
                 self.signal(pid, signal.SIGSTOP)
                 await asyncio.sleep(3 + seconds)
                 self.signal(pid, signal.SIGCONT)

@@ -13,7 +13,7 @@ LOST_S = 240
 
 
 class Failure(Exception):
-    """An error that a client got and not an answer."""
+    """An error that a client got in place of an answer."""
 
 
 class Refused(Exception):

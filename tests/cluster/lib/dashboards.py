@@ -43,7 +43,8 @@ def expressions():
 
 
 class Load:
-    """Requests that keep coming from a few threads: two prompts over and over, under two API keys and one that is limited."""
+    """Requests that keep coming from a few threads: two prompts over and over, under two API keys and one that is
+    limited."""
 
     def __init__(self, server):
         self.server, self.ended = server, threading.Event()

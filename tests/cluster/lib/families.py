@@ -1,8 +1,8 @@
 """The table of families: every golden model under every condition, on running clusters over HTTP.
 
-For each of both, the greatest deviation of a logprob from Hugging Face transformers. Greedy tokens must be equal, and answers
-have the same bits as under the first condition. The exit code is 1 if anything fails. A full run writes the JSON and the
-table in docs/families.md.
+For each model and condition, the table has the greatest deviation of a logprob from Hugging Face transformers. Greedy
+tokens must be equal, and answers have the same bits as under the first condition. The exit code is 1 if anything fails.
+A full run writes the JSON and the table in docs/families.md.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""The conditions under which a model's answers are compared with the reference. Each proves that it holds: by the step trace,
-by counted tokens of the cache, or by metrics."""
+"""The conditions under which a model's answers are compared with the reference. Each proves that it holds: by the step
+trace, by counted tokens of the cache, or by metrics."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ POISONED = "memory is filled with NaN before a request gets it"
 WHOLE = ("--max-step-tokens", 2048, "--no-prefix-cache")
 # In pages and requests: room for the longest request of the reference, and not for all of them as they grow.
 SMALL_POOL, RUNNING = 36, 6
-# Tokens of an output in whose middle its worker dies, and number of answers that have begun by then.
+# Output tokens of the requests whose worker dies, and the number of answers that have begun before it dies.
 LONG_OUTPUT, BEGUN = 3500, 2
 # A death or a preemption that comes too late, on a loaded machine, is tried again.
 ATTEMPTS = 8
@@ -92,8 +92,8 @@ def mixed(steps):
 
 
 def whole(run):
-    """Whole prompts, one request after another. Its answers are the reference for bits, so they are compared with a second
-    run of the same requests."""
+    """Whole prompts, one request after another. Its answers are the reference for bits, so they are compared with a
+    second run of the same requests."""
     requests = run.all() | run.model.prefixes()
     cluster = run.cluster("--workers", 1, *WHOLE)
     with cluster as server:
@@ -185,7 +185,8 @@ def resumed(steps, last):
 
 
 def preempted(run, *flags):
-    """More output than a small pool has pages for. The requests of the reference come last, and so give up their pages."""
+    """More output than a small pool has pages for. The requests of the reference come last, and so give up their
+    pages."""
     memory = (1 + 2 * RUNNING) * run.model.slot_bytes + (1 + SMALL_POOL) * run.model.page_bytes
     small = ("--admission", "optimistic", "--max-running-requests", RUNNING, "--kv-cache-memory", memory)
     cells = []
@@ -207,7 +208,7 @@ def preempted(run, *flags):
     raise AssertionError(f"{preemptions} preemptions, requests of the reference resumed at {positions}")
 
 
-def preempted_to_checkpoint(run):
+def preempted_to_snapshot(run):
     return preempted(run)
 
 
@@ -216,8 +217,8 @@ def preempted_to_nothing(run):
 
 
 def prefixes(run):
-    """Prompts that leave the cached one behind each of its blocks: first as it grows by a block, then whole. Between two of
-    them another request uses the slot and the pages that the first one has freed."""
+    """Prompts that leave the cached one behind each of its blocks: first as it grows by a block, then whole. Between
+    two of them another request uses the slot and the pages that the first one has freed."""
     answers, hits, others = [], [], list(run.model.others().values())
     with run.cluster("--workers", 1) as server:
         for turn in range(2):
@@ -287,7 +288,7 @@ CONDITIONS = {
     "random": random_slicings,
     "tp2": tensor_parallel,
     "ep2": expert_parallel,
-    "checkpoint": preempted_to_checkpoint,
+    "snapshot": preempted_to_snapshot,
     "nothing": preempted_to_nothing,
     "prefixes": prefixes,
     "disaggregated": disaggregated,

@@ -1,4 +1,5 @@
-"""A golden model, the requests that each condition sends to it, and the deviation of their answers from the reference."""
+"""A golden model, the requests that each condition sends to it, and the deviation of their answers from the
+reference."""
 
 import dataclasses
 import functools
@@ -12,9 +13,10 @@ from safetensors.numpy import load_file
 from streams import Streams
 
 PAGE_TOKENS = 16
-# Tokens of output of the requests of the reference, which has the first GENERATED of them; bits are compared over all.
+# Output tokens of the requests of the reference. The reference has the first GENERATED of them; bits are compared over
+# all.
 OUTPUT = 160
-# Number and output of the requests beside them.
+# Number of the other requests, and their output tokens.
 OTHERS, OTHERS_OUTPUT = 12, 60
 GREEDY = dict(temperature=0, logprobs=2, ignore_eos=True, return_token_ids=True)
 

@@ -34,7 +34,7 @@ COLUMNS = {
     "random": "random slicings",
     "tp2": "TP 2",
     "ep2": "EP 2",
-    "checkpoint": "preempted, from checkpoint",
+    "snapshot": "preempted, from snapshot",
     "nothing": "preempted, from nothing",
     "prefixes": "warm prefixes",
     "disaggregated": "disaggregated",
@@ -64,7 +64,7 @@ def table(results):
     total = lambda condition, count: sum(cells[condition]["proof"][count] for cells in counts)
     yield ""
     yield (
-        f"In this run there were {total('checkpoint', 'preemptions') + total('nothing', 'preemptions')} preemptions, "
+        f"In this run there were {total('snapshot', 'preemptions') + total('nothing', 'preemptions')} preemptions, "
         f"{total('replayed', 'replays')} replays, {total('disaggregated', 'hand_overs')} hand-overs and "
         f"{total('padded', 'padding_tokens')} tokens of padding. Memory was {'' if poisoned else 'not '}filled with NaN before "
         f"a request got it. Instructions: {results['machine']['instructions']}."
@@ -84,7 +84,8 @@ def write_page():
 
 
 def problems():
-    """Lines for tests/check-docs: a golden model that the table leaves out, a page that does not say what the JSON says."""
+    """Lines for tests/check-docs: each golden model that the table leaves out, and a page that differs from the
+    JSON."""
     generated = " ".join(re.findall(r'^models\+?="(.*)"', (REPO / "tests/goldens/generate").read_text(), re.M)).split()
     for name in set(MODELS) ^ set(generated):
         yield f"tests/cluster/lib/families_page.py: {name} is either not in MODELS or not in tests/goldens/generate"

@@ -1,4 +1,5 @@
-"""Real clusters for tests: starts the built executables on free ports, talks to them, and checks that nothing remains."""
+"""Real clusters for tests: starts the built executables on free ports, talks to them, and checks that nothing
+remains."""
 
 import itertools
 import json

@@ -1,4 +1,5 @@
-"""Helm itself, from target/helm (tests/tools/helm): installs a chart into a `KubernetesApi` and returns what it rendered."""
+"""Helm itself, from target/helm (tests/tools/helm): installs a chart into a `KubernetesApi` and returns what it
+rendered."""
 
 import ctypes
 import functools
@@ -75,13 +76,13 @@ def merged(base, over):
 
 
 def values_file(name):
-    """The values of a file of the chart, as `laptop`."""
+    """The values of one of the chart's files, such as `laptop`."""
     return yaml.safe_load((CHART / "values" / f"{name}.yaml").read_text()) or {}
 
 
 def install(values=None, chart=CHART, name="tutti", namespace="llm", existing=()):
-    """Installs a chart with these values over its own, in a cluster that has these objects. Raises `Refused` with Helm's
-    words."""
+    """Installs a chart with these values over its own, in a cluster that has these objects. Raises `Refused` with
+    Helm's words."""
     library = _library()
     text = lambda value: ctypes.c_char_p(value.encode())
     with KubernetesApi(existing) as api, tempfile.NamedTemporaryFile("w") as config:

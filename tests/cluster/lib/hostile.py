@@ -1,9 +1,9 @@
 """Attacks a real cluster, with a good client beside each attack.
 
 The cluster has a simulated device, so that an answer takes as long as on a GPU and costs this machine little. For each
-attack the table has the good client's p99 time to first token, the growth of the conductor's memory, and how the attacker
-was refused. The exit code is 1 if the good client failed or waited more than twice as long as undisturbed, if memory grew
-over the attack's bound, or if an attacker got what no attacker may get.
+attack the table has the good client's p99 time to first token, the growth of the conductor's memory, and how the
+attacker was refused. The exit code is 1 if the good client failed or waited more than twice as long as undisturbed, if
+memory grew over the attack's bound, or if an attacker got what no attacker may get.
 """
 
 import argparse
@@ -53,7 +53,8 @@ def options(words=None):
 
 
 def child(script, *arguments, nice=0):
-    # Attackers have machines of their own: here they get what the cluster and its good client leave.
+    # Real attackers have machines of their own. Here they get the processor time that the cluster and its good client
+    # leave.
     command = ["nice", "-n", str(nice), sys.executable, str(HERE / script), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 

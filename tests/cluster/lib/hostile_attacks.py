@@ -1,8 +1,8 @@
 """Attacks on a cluster's public ports, by real sockets from an address of their own.
 
-Each attack is a coroutine that ends with the chosen window, and returns the number of times that each outcome was seen. An
-outcome is an HTTP status, "closed" for a connection that the server closed or reset, "open" for one that it left open, or a
-code of gRPC or HTTP/2.
+Each attack is a coroutine that ends with the chosen window, and returns the number of times that each outcome was seen.
+An outcome is an HTTP status, "closed" for a connection that the server closed or reset, "open" for one that it left
+open, or a code of gRPC or HTTP/2.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The good client beside an attack: one short request after another, each on a connection of its own.
 
-A process of its own, so that an attack's work does not delay its clock. Prints one JSON object: the seconds to the first
-token of each answer, and the failures.
+A process of its own, so that an attack's work does not delay its clock. Prints one JSON object: the seconds to the
+first token of each answer, and the failures.
 """
 
 import argparse

@@ -66,10 +66,11 @@ def possible():
 
 
 class EncryptedCluster:
-    """A conductor with one worker, a router on a host of its own, and workers that join by hand from hosts of their own.
+    """A conductor with one worker, a router on a host of its own, and workers that join by hand from hosts of their
+    own.
 
-    All connections between them are mutual TLS. Workers that end are started again, as Kubernetes would. The methods are
-    those of `Server` that chaos uses.
+    All connections between them are mutual TLS. Workers that end are started again, as Kubernetes would. The methods
+    are those of `Server` that chaos uses.
     """
 
     # Faults that only this kind of cluster has, and their number per round.
@@ -104,7 +105,7 @@ class EncryptedCluster:
         self.workers[rank] = Process("worker", [*join, *flags], self.directory, under=self.host_of(rank).under)
 
     def host_of(self, rank):
-        """The host of a rank; for that of the conductor's own worker, which has no link, the next one's."""
+        """The host of a rank. The conductor's own worker has no link, so its rank gets the host of the next one."""
         return self.network.hosts[max(rank, 1) - 1]
 
     def respawn(self):
@@ -174,7 +175,8 @@ class EncryptedCluster:
             self.authority.inside("worker", name=f"worker-{rank}")
 
     def refuse_strangers(self):
-        """A worker and a router with certificates of another authority try to join. The log of each side must name the reason."""
+        """A worker and a router with certificates of another authority try to join. The log of each side must name the
+        reason."""
         self.strangers += 1
         name = f"stranger-{self.strangers}"
         cert, key = self.other.issue(name, "worker.tutti.internal", "router.tutti.internal")

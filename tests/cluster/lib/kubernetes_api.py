@@ -1,4 +1,4 @@
-"""As much of a Kubernetes API server as `helm install` asks for: which kinds there are, and room for new objects.
+"""The part of a Kubernetes API server that `helm install` needs: the list of kinds, and room for new objects.
 
 Nothing is run and nothing is validated here; tests read `created`, the objects in the order in which Helm sent them.
 """

@@ -2,11 +2,11 @@
 
 Routers are a Deployment behind a Service: a new pod gets ready, its predecessor leaves the endpoints and gets SIGTERM.
 Conductors are a StatefulSet: a pod gets SIGTERM and ends, and its successor gets ready at the same address. Endpoints
-change some time after SIGTERM, but within the lame-duck time, since Kubernetes does both at once. Clients stream one request
-after another over connections that they keep, and send no request twice: each token is compared with the simulated
-device's, and any error, wrong token or broken connection is a failed request. A request over a kept connection that ends
-without a byte of an answer has a count of its own: it crossed the server's end of the connection, and clients send such a request
-again.
+change some time after SIGTERM, but within the lame-duck time, since Kubernetes does both at once. Clients stream one
+request after another over connections that they keep, and send no request twice: each token is compared with the
+simulated device's, and any error, wrong token or broken connection is a failed request. A request over a kept
+connection that ends without a byte of an answer has a count of its own: it crossed the server's end of the connection,
+and clients send such a request again.
 """
 
 import argparse
@@ -149,7 +149,8 @@ class Cluster:
         self.service.endpoints = list(self.routers)
 
     async def upgrade_router(self, delay):
-        """A new router gets ready, and the oldest one ends. It leaves the endpoints `delay` seconds after its SIGTERM."""
+        """A new router gets ready, and the oldest one ends. It leaves the endpoints `delay` seconds after its
+        SIGTERM."""
         new = await self.router(self.free.pop(0)).ready()
         old = self.routers.pop(0)
         self.routers.append(new)

@@ -10,8 +10,8 @@ from harness import events, wait_for
 
 
 class Streams:
-    """Streams that are read concurrently, each on its own thread. With `stopped`, process ids of workers, these stand still
-    until `stop_in_the_middle`, so that no answer can end before it is called."""
+    """Streams that are read concurrently, each on its own thread. `stopped` are process ids of workers, which stand
+    still until `stop_in_the_middle`, so that no answer can end before that call."""
 
     def __init__(self, cluster, path, bodies, stopped=()):
         self.cluster, self.path = cluster, path
@@ -48,7 +48,7 @@ class Streams:
             enough = sum(seen >= tokens for seen in self.seen) >= begun
             if not enough:
                 signal_all(workers, signal.SIGCONT)
-                # A slice of time for the workers, and not a wait for them.
+                # Lets the workers run for a slice of time. It waits for no event.
                 time.sleep(0.004)
                 signal_all(workers, signal.SIGSTOP)
             return enough
@@ -65,7 +65,8 @@ def signal_all(processes, number):
 
 
 def give_way(processes):
-    """Gives all threads of these processes the lowest priority, so that a slice of time does not grow on a loaded machine."""
+    """Gives all threads of these processes the lowest priority, so that a slice of time does not grow on a loaded
+    machine."""
     for pid in processes:
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.setpriority(os.PRIO_PROCESS, int(thread), 19)

@@ -1,8 +1,9 @@
 """Processor time of tracing: clusters that differ in their sampling take turns under the load of `tutti-bench`.
 
 Each round starts each cluster anew. A figure is the processor time of all processes of a cluster per output token. Two
-clusters do not trace: the ratio of their figures is the noise. All run on one core, because a thread takes longer while the
-other hyperthread of its core is busy, and with `SCHED_BATCH`, so that a thread that wakes does not interrupt another.
+clusters do not trace: the ratio of their figures is the noise. All run on one core, because a thread takes longer while
+the other hyperthread of its core is busy, and with `SCHED_BATCH`, so that a thread that wakes does not interrupt
+another.
 """
 
 import argparse

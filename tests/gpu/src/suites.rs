@@ -40,8 +40,8 @@ fn suite(report: &mut Report, part: &str, ended: &Ended) {
     report.check(part, &format!("all of {checks} tests end"), ended.well && checks > 0, &ended.tail());
 }
 
-/// Names of the tests in the output of Rust's test harness, and true for those that passed. Without capture, a test's own
-/// output may stand between its name and its end.
+/// Names of the tests in the output of Rust's test harness, and true for those that passed. Without capture, a test's
+/// own output may stand between its name and its end.
 fn results(text: &str) -> Vec<(&str, bool)> {
     let mut open = None;
     let mut results = Vec::new();

@@ -81,7 +81,7 @@ impl Http {
     ) -> Result<Option<u32>, Failure> {
         let max_tokens = request.max_tokens;
         let body = body(&self.model, self.api, self.dialect, request);
-        // Stop strings may end an output of any length.
+        // The length is exact only without stop strings, which may end an output early.
         let exact = body["ignore_eos"] == true && !body.keys().any(|key| key.starts_with("stop"));
         let text = Value::Object(body).to_string();
         let request = self.client.post(&self.url).header("content-type", "application/json").body(text);
@@ -94,7 +94,6 @@ impl Http {
     }
 }
 
-/// The body of a request.
 fn body(model: &str, api: Api, dialect: Dialect, request: Request) -> Map<String, Value> {
     let mut body = Map::new();
     let mut set = |key: &str, value: Value| body.insert(key.to_owned(), value);

@@ -50,7 +50,7 @@ fn latency_counts_from_the_time_at_which_a_request_was_due() {
         (1010.0, 1030.0, 1000.0)
     );
     assert_eq!(s.good, 0);
-    // Gaps between tokens are the server's alone.
+    // A delay before sending is no part of the gaps between tokens.
     assert_eq!(s.itl.summary().max, 20.0);
     let intervals = s.timeline.intervals();
     assert_eq!((intervals[1].sent, intervals[1].served, intervals[1].output_tokens), (1, 1, 3));

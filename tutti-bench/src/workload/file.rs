@@ -73,7 +73,8 @@ impl File {
                 }
             };
             for line in lines {
-                // After an error the file has changed, so its next lines are not to be trusted either.
+                // All lines were valid when they were checked, so an error means that the file has changed. No further
+                // line is read.
                 let failed = line.is_err();
                 if !take(line.map(|(_, request)| request)) || failed {
                     return;

@@ -59,7 +59,7 @@ impl Synthetic {
         let input = self.input_tokens.draw(&mut draw);
         let max_tokens = self.output_tokens.draw(&mut draw);
         let shared = self.shared_prefix.min(input);
-        // Numbers from the top of the range: no request has them.
+        // Prefixes are drawn from sequences with the highest numbers, which no request uses.
         let prefix = u64::from(draw.below(self.prefixes));
         let mut common = Draw::numbered(self.seed, u64::MAX - 1 - prefix);
         let seed = draw.word() >> 32;

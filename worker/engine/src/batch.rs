@@ -217,8 +217,8 @@ impl Batch {
         (sample, score)
     }
 
-    /// The rows of a forward over the chunks. Block tables are the scheduler's own, cut to the pages that the chunk reads
-    /// or writes.
+    /// The rows of a forward over the chunks. Block tables are the scheduler's own, cut to the pages that the chunk
+    /// reads or writes.
     fn row_inputs<'a>(&self, chunks: &[ForwardChunk<'a>]) -> Vec<RowInputs<'a>> {
         let mut first_token = 0;
         let inputs = |chunk: &ForwardChunk<'a>| {

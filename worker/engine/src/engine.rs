@@ -102,8 +102,8 @@ impl Engine {
         })
     }
 
-    /// Runs one small step, or one of each fixed shape, before the first request, so that no request waits for weights to
-    /// be read or for a shape to be compiled.
+    /// Runs one small step, or one of each fixed shape, before the first request, so that no request waits for weights
+    /// to be read or for a shape to be compiled.
     pub fn warm_up(&mut self) -> Result<(), Error> {
         let Runner { model, batch, .. } = &mut self.runner;
         warm_up::run(&mut **model, batch.limits())

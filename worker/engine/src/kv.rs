@@ -8,8 +8,8 @@
 //!   share is left to the system, to the conductor and to cached files.
 //! - The planes take no more than that many requests of the longest context can use, and no more than is free now.
 //!
-//! A device with memory of its own has it alone: what is free there once weights are loaded and the largest step has run
-//! ([`profile`](crate::profile())) is for planes, but for a sixteenth, and the host's share does not count.
+//! A device with memory of its own has it alone: what is free there once weights are loaded and the largest step has
+//! run ([`profile`](crate::profile())) is for planes, but for a sixteenth, and the host's share does not count.
 //!
 //! Memory that is free when a worker measures says nothing about workers that are still loading, so the conductor
 //! measures once, before it starts any.
@@ -33,11 +33,12 @@ const DEVICE_MARGIN_DIVISOR: u64 = 16;
 /// weights that several workers map from one file count for each of them, but are in memory once.
 const LEAST_DIVISOR: u64 = 8;
 
-/// Part of the budget that slots of running requests take, unless `max_running_requests` asks for more: one in this many.
+/// Part of the budget that slots of running requests take, unless `max_running_requests` asks for more: one in this
+/// many.
 const RUNNING_DIVISOR: u64 = 2;
 
-/// Part of the budget beyond the slots of running requests that checkpoints of the prefix cache take: one in this many.
-const CHECKPOINT_DIVISOR: u64 = 4;
+/// Part of the budget beyond the slots of running requests that snapshots of the prefix cache take: one in this many.
+const SNAPSHOT_DIVISOR: u64 = 4;
 
 /// Tokens per page of a model without paged planes, whose pages take no memory.
 const PAGE_TOKENS: u32 = 16;
@@ -47,7 +48,7 @@ const PAGE_TOKENS: u32 = 16;
 pub struct KvSize {
     /// Pages per plane, the null page included.
     pub pages: usize,
-    /// Slots per plane: the null slot, one per running request, and those for checkpoints.
+    /// Slots per plane: the null slot, one per running request, and those for snapshots.
     pub slots: usize,
     /// Maximum number of running requests.
     pub running: usize,
@@ -70,8 +71,8 @@ impl KvSize {
         self.pages as u64 * self.page_bytes as u64 + self.slots as u64 * self.slot_bytes as u64
     }
 
-    /// Divides the budget of [`kv_budget`] between pages and slots. If `max_running_requests` is not set, slots limit the
-    /// running requests. Fails if the budget holds less than two pages and the slots of all running requests.
+    /// Divides the budget of [`kv_budget`] between pages and slots. If `max_running_requests` is not set, slots limit
+    /// the running requests. Fails if the budget holds less than two pages and the slots of all running requests.
     pub fn choose(model: &dyn Model, settings: &EngineSettings) -> Result<Self, Error> {
         let sizes = Sizes::of(model, settings);
         if !model.has_thinker() {
@@ -145,13 +146,12 @@ impl Sizes {
         }
     }
 
-    /// Bytes of all pages and slots that requests can use, with as many checkpoints as pages hold prefixes.
+    /// Bytes of all pages and slots that requests can use, with as many snapshots as pages hold prefixes.
     fn enough(&self) -> u64 {
         let pages = self.most_pages.saturating_mul(self.page_bytes as u64);
         let running = (self.running as u64).saturating_mul(self.slot_bytes as u64);
-        let checkpoints =
-            self.most_pages.saturating_mul(self.slot_bytes as u64).min(pages / CHECKPOINT_DIVISOR);
-        pages.saturating_add(running).saturating_add(checkpoints)
+        let snapshots = self.most_pages.saturating_mul(self.slot_bytes as u64).min(pages / SNAPSHOT_DIVISOR);
+        pages.saturating_add(running).saturating_add(snapshots)
     }
 
     /// Number of slots, the null slot included, that one part in `divisor` of a budget holds, and that leave two pages.
@@ -197,16 +197,16 @@ impl Sizes {
             );
             return Err(Error::invalid("kv_cache_memory", message));
         }
-        let checkpoints = match slot {
+        let snapshots = match slot {
             _ if settings.no_prefix_cache => 0,
             0 => 0,
-            // One page at least ends at each checkpoint.
-            slot => (rest / CHECKPOINT_DIVISOR / slot).min(most_pages),
+            // One page at least ends at each snapshot.
+            slot => (rest / SNAPSHOT_DIVISOR / slot).min(most_pages),
         };
-        let for_pages = rest - checkpoints * slot;
+        let for_pages = rest - snapshots * slot;
         // Page ids are 32 bits wide. Pages without bytes are as many as requests can use.
         let pages = for_pages.checked_div(page).unwrap_or(most_pages).clamp(2, u64::from(u32::MAX));
-        let slots = running.saturating_add(checkpoints.min(pages) as usize);
+        let slots = running.saturating_add(snapshots.min(pages) as usize);
         Ok(KvSize { pages: pages as usize, slots, running: running - 1, page_tokens, page_bytes, slot_bytes })
     }
 }

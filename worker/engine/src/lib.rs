@@ -11,8 +11,8 @@
 //!
 //! The device may hold several steps in flight (`runner`): the next step is planned and enqueued while it computes. A
 //! request may have rows in all of them. Each step is planned on the assumption that the rows in flight succeed and end
-//! no request. If a request ends nevertheless, its later rows in flight are void: they have no effect. A row whose first
-//! token is not known to the host yet takes it from its slot on the device.
+//! no request. If a request ends nevertheless, its later rows in flight are void: they have no effect. A row whose
+//! first token is not known to the host yet takes it from its slot on the device.
 //!
 //! [`Engine::split`] divides the engine in two: a [`DeviceLoop`], whose thread runs the device and plans between two
 //! steps, and an [`EngineHandle`], whose thread takes launches and makes reports meanwhile (`overlap`). Results are the

@@ -96,7 +96,8 @@ pub(crate) fn encodings(
 }
 
 /// Locates media in a prompt. The returned marks distinguish prompts that have the same tokens but different media. The
-/// embeddings of items that are encoded together depend on all of them, so all of them are marked where the first begins.
+/// embeddings of items that are encoded together depend on all of them, so all of them are marked where the first
+/// begins.
 pub(crate) fn locate(
     items: &[pb::MediaItem],
     prompt: &[u32],

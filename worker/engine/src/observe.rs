@@ -39,10 +39,10 @@ pub struct StepRecord {
     pub kv_pages_total: u32,
     /// Slots in use after the commit.
     pub slots_used: u32,
-    /// Slots that requests and checkpoints can hold.
+    /// Slots that requests and snapshots can hold.
     pub slots_total: u32,
-    /// Slots with a checkpoint that no request reads.
-    pub checkpoints: u32,
+    /// Slots with a snapshot that no request reads.
+    pub snapshots: u32,
     /// Number of rows without an effect, because their requests had ended. They are not among `rows`.
     pub void_rows: u32,
     /// Number of tokens of padding that the device computed beside those of the rows.
@@ -71,8 +71,8 @@ pub struct StepTimes {
     pub plan_ahead: Duration,
     /// Time spent planning between the previous step and this one.
     pub plan: Duration,
-    /// Time that the device took, from filling the inputs on. If several steps are in flight, time since the step before
-    /// was collected, if that was later.
+    /// Time that the device took, from filling the inputs on. If several steps are in flight, time since the step
+    /// before was collected, if that was later.
     pub run: Duration,
     /// Time spent committing the results.
     pub commit: Duration,

@@ -1,8 +1,8 @@
 //! The largest step that requests can ask for, run before the pool of pages is sized.
 //!
-//! A device with memory of its own allocates scratch and staging memory as steps need it. Once the largest step has run on
-//! it, what is still free is for pages, and later steps allocate no scratch memory. A step that fails for want of memory
-//! would end the worker.
+//! A device with memory of its own allocates scratch and staging memory as steps need it. Once the largest step has run
+//! on it, what is still free is for pages, and later steps allocate no scratch memory. A step that fails for want of
+//! memory would end the worker.
 
 use tutti_kernels::{
     DeviceError, PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs, StepShape,
@@ -48,9 +48,10 @@ fn run(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Res
     results.sampled.drain(..).find_map(Result::err).map_or(Ok(()), Err)
 }
 
-/// The largest step: as many rows and tokens as it may have, with block tables of the longest context. Every row is sampled
-/// with penalties over a whole context and lists of likeliest tokens, and every other token is scored. All rows lie in the
-/// null page. They begin at position 0, since attention has scratch memory of one size and long contexts only take time.
+/// The largest step: as many rows and tokens as it may have, with block tables of the longest context. Every row is
+/// sampled with penalties over a whole context and lists of likeliest tokens, and every other token is scored. All rows
+/// lie in the null page. They begin at position 0, since attention has scratch memory of one size and long contexts
+/// only take time.
 struct Largest {
     ids: Vec<u32>,
     positions: Vec<f32>,

@@ -100,7 +100,7 @@ pub(crate) fn load(load: Load, oldest_waiting: Duration, trace_steps_lost: u64) 
         transfers: None,
         slots_used: load.slots_used as u32,
         slots_total: load.slots_total as u32,
-        checkpoints: load.slots_cached as u32,
+        snapshots: load.slots_cached as u32,
         void_rows: load.tally.void_rows,
     }
 }

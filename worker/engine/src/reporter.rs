@@ -56,7 +56,7 @@ impl Reporter {
                     kv_pages_total: load.pages_total as u32,
                     slots_used: load.slots_used as u32,
                     slots_total: load.slots_total as u32,
-                    checkpoints: load.slots_cached as u32,
+                    snapshots: load.slots_cached as u32,
                     void_rows,
                     padding_tokens,
                 });

@@ -1,12 +1,12 @@
 //! The steps in flight on a model: enqueued in the order of their plans, and collected in the same order.
 //!
 //! Nothing runs twice. A model that refuses a forward has not run any of it, so the forward's chunks are enqueued again
-//! one by one, and only the rows at fault fail. Once a forward is enqueued, a row can fail only by itself, and any other
-//! error is the loss of the device.
+//! one by one, and only the rows at fault fail. Once a forward is enqueued, a row can fail only by itself, and any
+//! other error is the loss of the device.
 //!
-//! A row with results that are not finite fails its own request. A device that is broken, or damaged weights, would fail
-//! every request in this way for ever, so after [`NOT_FINITE_LIMIT`] such rows without a sound one between them the device
-//! counts as lost.
+//! A row with results that are not finite fails its own request. A device that is broken, or damaged weights, would
+//! fail every request in this way for ever, so after [`NOT_FINITE_LIMIT`] such rows without a sound one between them
+//! the device counts as lost.
 
 use std::{
     collections::VecDeque,
@@ -222,8 +222,8 @@ impl Runner {
         }
     }
 
-    /// Collects the oldest forwards until one more may be enqueued. `current` are the forwards of the step that is being
-    /// enqueued, which are younger than all others.
+    /// Collects the oldest forwards until one more may be enqueued. `current` are the forwards of the step that is
+    /// being enqueued, which are younger than all others.
     fn make_room(&mut self, current: &mut Progress) -> Result<(), DeviceError> {
         while self.in_flight >= self.model.limits().steps_in_flight {
             let older = self.steps.iter_mut().map(|step| &mut step.progress);

@@ -226,8 +226,8 @@ fn alternatives(field: &str, asked: Option<u32>) -> Result<Option<u32>, Error> {
     }
 }
 
-/// Checks that a priority is at most [`MAX_PRIORITY`] above or below 0, the default. The scheduler serves a lower number
-/// first.
+/// Checks that a priority is at most [`MAX_PRIORITY`] above or below 0, the default. The scheduler serves a lower
+/// number first.
 fn priority(asked: i32) -> Result<i32, Error> {
     if (-MAX_PRIORITY..=MAX_PRIORITY).contains(&asked) {
         return Ok(asked);

@@ -1,5 +1,5 @@
-//! Bench of steps of the Qwen3-0.6B shape: on the CPU the time of each operation, compared with the machine's limits, on a
-//! GPU the time of each kind of step.
+//! Bench of steps of the Qwen3-0.6B shape: on the CPU the time of each operation, compared with the machine's limits,
+//! on a GPU the time of each kind of step.
 //!
 //! `cargo bench -p tutti-models --bench forward` runs dummy bfloat16 weights in this process, without a cluster and
 //! without clients; `--int8` quantises them. Each round measures the machine's limits and then a few steps of every
@@ -83,8 +83,8 @@ struct Args {
     /// Number of rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Kinds of steps: prefill-512, prefill-4096, decode-1, decode-4, decode-16, and on a GPU prefill-512, prefill-2048,
-    /// decode-1 and so on to decode-64 [default: all].
+    /// Kinds of steps: prefill-512, prefill-4096, decode-1, decode-4, decode-16, and on a GPU prefill-512,
+    /// prefill-2048, decode-1 and so on to decode-64 [default: all].
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// The argument that `cargo bench` adds.

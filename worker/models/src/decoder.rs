@@ -82,7 +82,8 @@ pub(crate) struct Decoder<D: Device, L> {
     quantize: Quantize,
     /// The residual stream of the largest step, of `T` tokens: `[T, hidden]`.
     hidden: D::Tensor,
-    /// This rank's part of a sublayer's output, which is summed over ranks, `[T, hidden]`. `None` in a group of one rank.
+    /// This rank's part of a sublayer's output, which is summed over ranks, `[T, hidden]`. `None` in a group of one
+    /// rank.
     partial: Option<D::Tensor>,
     head: Head<D>,
     rank_planes: RankPlanes,
@@ -98,7 +99,8 @@ pub(crate) struct Decoder<D: Device, L> {
 }
 
 impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
-    /// Loads a model from `dir`. `specs` are the tensors of the layers, in the order of loading, and `layers` loads them.
+    /// Loads a model from `dir`. `specs` are the tensors of the layers, in the order of loading, and `layers` loads
+    /// them.
     pub fn load<'s>(
         shape: TextShape,
         specs: impl Iterator<Item = &'s TensorSpec>,

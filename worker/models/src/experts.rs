@@ -1,9 +1,9 @@
 //! Mixtures of experts as families share them: tensors and their division among ranks, and the computation of a layer.
 //!
-//! A router, a linear map held in f32, gives each token a logit per expert; the token's MLP is the weighted sum of a few
-//! experts (Shazeer et al., arXiv:1701.06538; routing as in Qwen3-MoE, arXiv:2505.09388). The ranks of a group divide the
-//! intermediate width of every expert, as they do in dense layers, or whole experts among themselves (Lepikhin et al.,
-//! arXiv:2006.16668). Either way every rank routes all tokens, and the ranks' sums are added up.
+//! A router, a linear map held in f32, gives each token a logit per expert; the token's MLP is the weighted sum of a
+//! few experts (Shazeer et al., arXiv:1701.06538; routing as in Qwen3-MoE, arXiv:2505.09388). The ranks of a group
+//! divide the intermediate width of every expert, as they do in dense layers, or whole experts among themselves
+//! (Lepikhin et al., arXiv:2006.16668). Either way every rank routes all tokens, and the ranks' sums are added up.
 
 use std::{fmt, ops::Range, path::Path};
 

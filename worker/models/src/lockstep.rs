@@ -2,11 +2,11 @@
 //!
 //! [`Leader`] is a [`Model`](crate::Model) that sends each operation to the other ranks as a numbered, complete plan
 //! and then runs the operation itself; the engine does not see the group. [`follow`] runs the plans on each other rank.
-//! A plan holds everything that a forward pass needs: tokens, positions, rows, slot copies, and the pages that the rows'
-//! block tables have gained. The other ranks keep one block table per slot and no other state of any request. All ranks
-//! change these tables by the same plans, so they cannot disagree. No plan says that a request has ended. Instead, a
-//! later plan uses the request's slot and pages for another request, and says how many leading pages the slot's table
-//! keeps.
+//! A plan holds everything that a forward pass needs: tokens, positions, rows, slot copies, and the pages that the
+//! rows' block tables have gained. The other ranks keep one block table per slot and no other state of any request. All
+//! ranks change these tables by the same plans, so they cannot disagree. No plan says that a request has ended.
+//! Instead, a later plan uses the request's slot and pages for another request, and says how many leading pages the
+//! slot's table keeps.
 //!
 //! Between groups of as many ranks, each rank sends and receives its own share of a request's pages, through its
 //! [`RankCourier`](crate::RankCourier). The leader's plans say which runs are read and written, and when.

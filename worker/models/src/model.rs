@@ -55,8 +55,8 @@ pub struct WantedRows {
     pub rows: Vec<usize>,
     /// Indices of those rows that need only their likeliest token, once, ascending.
     pub likeliest: Vec<usize>,
-    /// Indices of other rows that need only their best tokens, once, ascending, with their nominations. Always empty in a
-    /// group of one rank.
+    /// Indices of other rows that need only their best tokens, once, ascending, with their nominations. Always empty in
+    /// a group of one rank.
     pub nominated: Vec<(usize, Nomination)>,
 }
 
@@ -171,12 +171,12 @@ pub trait Model: Send {
         drop(hook);
     }
 
-    /// Enqueues all layers over the step's tokens, which write their planes. `embeddings` replace the token embeddings of
-    /// the tokens that stand for media. The result does not depend on how a request's tokens are divided among steps.
-    /// The hidden states stay on the device for [`enqueue_logits`](Self::enqueue_logits).
+    /// Enqueues all layers over the step's tokens, which write their planes. `embeddings` replace the token embeddings
+    /// of the tokens that stand for media. The result does not depend on how a request's tokens are divided among
+    /// steps. The hidden states stay on the device for [`enqueue_logits`](Self::enqueue_logits).
     ///
-    /// Any error but [`DeviceError::Lost`] means that nothing of the step has run or will run, and that no result of the
-    /// step is to be collected. Refused are a step larger than [`Limits::max_step_tokens`], a step beyond
+    /// Any error but [`DeviceError::Lost`] means that nothing of the step has run or will run, and that no result of
+    /// the step is to be collected. Refused are a step larger than [`Limits::max_step_tokens`], a step beyond
     /// [`Limits::steps_in_flight`], a step before the planes are allocated, and inputs that the model cannot run.
     fn forward(
         &mut self,
@@ -190,19 +190,19 @@ pub trait Model: Send {
         true
     }
 
-    /// Runs the encoder of `walk` over the data of media items, and appends the embeddings of the items' tokens to `out`,
-    /// item by item: `[tokens, width]`. `items` are one item, or all items of a request if the declaration says that they
-    /// are [encoded together](tutti_proto::declaration::MediaInput::encoded_together). Waits for the device. In a TP
-    /// group only the leader encodes.
+    /// Runs the encoder of `walk` over the data of media items, and appends the embeddings of the items' tokens to
+    /// `out`, item by item: `[tokens, width]`. `items` are one item, or all items of a request if the declaration says
+    /// that they are [encoded together](tutti_proto::declaration::MediaInput::encoded_together). Waits for the device.
+    /// In a TP group only the leader encodes.
     fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
         let _ = (items, out);
         Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }
 
-    /// Enqueues the computation of the logits that `wanted` needs, from the hidden states of the step enqueued last, and
-    /// their sampling and scores. Called exactly once per step, also if nothing is wanted. The LM head runs over one
-    /// tile of logit rows at a time, so that scratch memory does not grow with the prompt. It may skip rows without a
-    /// request.
+    /// Enqueues the computation of the logits that `wanted` needs, from the hidden states of the step enqueued last,
+    /// and their sampling and scores. Called exactly once per step, also if nothing is wanted. The LM head runs over
+    /// one tile of logit rows at a time, so that scratch memory does not grow with the prompt. It may skip rows without
+    /// a request.
     ///
     /// An error ends the worker: the planes have advanced, and the step cannot run again.
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError>;
@@ -232,8 +232,8 @@ pub trait Model: Send {
         Ok(())
     }
 
-    /// Takes the place of [`enqueue_logits`](Self::enqueue_logits) on the other ranks of a TP group: enqueues this rank's
-    /// share of the logits. `wanted` holds the logit rows that the leader's requests name. The step's results, which are
-    /// collected as on the leader, are empty.
+    /// Takes the place of [`enqueue_logits`](Self::enqueue_logits) on the other ranks of a TP group: enqueues this
+    /// rank's share of the logits. `wanted` holds the logit rows that the leader's requests name. The step's results,
+    /// which are collected as on the leader, are empty.
     fn follow_logits(&mut self, wanted: &WantedRows) -> Result<(), DeviceError>;
 }

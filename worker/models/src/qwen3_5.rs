@@ -1,7 +1,7 @@
-//! Qwen3.5, text: pre-norm decoder whose layers are of two kinds. Most have a gated delta net, whose state is in slots; the
-//! others have grouped-query attention, whose output is multiplied by a sigmoid gate. Norms store their weight's
-//! difference from 1, and rotation covers a part of each head. In Qwen3.5-MoE each MLP is a mixture of experts and a shared
-//! expert, which a sigmoid gate scales.
+//! Qwen3.5, text: pre-norm decoder whose layers are of two kinds. Most have a gated delta net, whose state is in slots;
+//! the others have grouped-query attention, whose output is multiplied by a sigmoid gate. Norms store their weight's
+//! difference from 1, and rotation covers a part of each head. In Qwen3.5-MoE each MLP is a mixture of experts and a
+//! shared expert, which a sigmoid gate scales.
 //!
 //! Paper of the delta net: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464. Reference: transformers
 //! `models/qwen3_5/modeling_qwen3_5.py`. A checkpoint with a vision encoder loads as its text model.
@@ -173,8 +173,8 @@ pub(crate) fn load<D: DecoderDevice>(
     })
 }
 
-/// One layer's place: its index among the layers of its kind, which is that of its plane's layer, and its role as the last
-/// layer of the model.
+/// One layer's place: its index among the layers of its kind, which is that of its plane's layer, and its role as the
+/// last layer of the model.
 #[derive(Clone, Copy)]
 struct Position {
     of_kind: usize,
@@ -221,8 +221,8 @@ impl<D: DecoderDevice> Layers<D> for Qwen35<D> {
 }
 
 impl<D: DecoderDevice> FullAttention<D> {
-    /// Adds the gated attention of a layer to the residual stream. Without logit rows the last layer writes its keys and
-    /// values only.
+    /// Adds the gated attention of a layer to the residual stream. Without logit rows the last layer writes its keys
+    /// and values only.
     fn run(
         &mut self,
         step: &mut LayerStep<'_, D>,

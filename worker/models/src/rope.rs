@@ -1,8 +1,9 @@
-//! Rotary position embedding: tables of frequencies, plain, YaRN or Llama 3, from the keys of a config in either spelling.
+//! Rotary position embedding: tables of frequencies, plain, YaRN or Llama 3, from the keys of a config in either
+//! spelling.
 //!
-//! A model may have several tables, one per type of its layers. A table may rotate only the first elements of a head, and
-//! it may take its positions from three axes (M-RoPE: time, height and width; Wang et al., arXiv:2409.12191, §2.1). Text
-//! has equal positions on all axes.
+//! A model may have several tables, one per type of its layers. A table may rotate only the first elements of a head,
+//! and it may take its positions from three axes (M-RoPE: time, height and width; Wang et al., arXiv:2409.12191, §2.1).
+//! Text has equal positions on all axes.
 //!
 //! RoPE: Su et al., "RoFormer", arXiv:2104.09864. YaRN: Peng et al., arXiv:2309.00071, §3.2 and §3.4. Reference:
 //! transformers `modeling_rope_utils.py`. Llama 3 ("The Llama 3 Herd of Models", arXiv:2407.21783) has its rule in the

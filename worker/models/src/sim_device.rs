@@ -5,12 +5,12 @@
 //! The pages hold 8 bytes per token: a digest of that token and all tokens before it, computed from the digest at the
 //! previous position. A sampled token is a function of the digest at the position that it is sampled from. The token is
 //! thus right only if every position of the request was computed, in order, in pages that no other request wrote to. A
-//! request has the same tokens alone or batched, in one chunk or many, on any worker. [`digest`] is short, so that a test
-//! in another language can compute the expected tokens.
+//! request has the same tokens alone or batched, in one chunk or many, on any worker. [`digest`] is short, so that a
+//! test in another language can compute the expected tokens.
 //!
-//! With the setting `state`, a slot of each request holds the running digest, too, as a recurrent model keeps its state.
-//! A wrong restore, a copy at the wrong time or a step that ran twice then gives wrong tokens, because slot and pages
-//! disagree ([`planes`]).
+//! With the setting `state`, a slot of each request holds the running digest, too, as a recurrent model keeps its
+//! state. A wrong restore, a copy at the wrong time or a step that ran twice then gives wrong tokens, because slot and
+//! pages disagree ([`planes`]).
 //!
 //! A step is computed when it is enqueued and takes its time on a timeline ([`clock`]), so that the host goes on while
 //! the simulated device is busy, and learns of results when the step has ended.

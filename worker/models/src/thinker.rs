@@ -70,8 +70,8 @@ pub(crate) fn with_planes(planes: Vec<Plane>) -> Result<ModelDeclaration, Declar
     )
 }
 
-/// Adds an encoder to a text model's declaration. The encoder takes items one by one, or those of a request together, in
-/// steps without other work. The thinker prefills the embeddings as it prefills text, in chunks of any size.
+/// Adds an encoder to a text model's declaration. The encoder takes items one by one, or those of a request together,
+/// in steps without other work. The thinker prefills the embeddings as it prefills text, in chunks of any size.
 pub(crate) fn with_audio(
     text: &ModelDeclaration,
     audio: Audio,

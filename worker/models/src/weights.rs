@@ -47,8 +47,8 @@ pub(crate) struct Dims {
     pub rows: usize,
     /// Columns (inputs) per matrix.
     pub columns: usize,
-    /// Number of equally tall parts of each matrix that are fused by rows, such as 2 for gate and up. A cut by rows takes
-    /// a rank's share of every part.
+    /// Number of equally tall parts of each matrix that are fused by rows, such as 2 for gate and up. A cut by rows
+    /// takes a rank's share of every part.
     pub parts: usize,
     /// True if the checkpoint stores each matrix as `[columns, rows]`.
     pub transposed: bool,
@@ -140,8 +140,8 @@ impl TensorSpec {
         Self { values, ..self }
     }
 
-    /// Returns a replicated tensor of any shape as one matrix: the first dimension is its rows (outputs), all others are
-    /// its columns. Used for the kernels of convolutions and patch embeddings.
+    /// Returns a replicated tensor of any shape as one matrix: the first dimension is its rows (outputs), all others
+    /// are its columns. Used for the kernels of convolutions and patch embeddings.
     pub fn flattened(name: impl Into<String>, role: Role, shape: &[usize]) -> Self {
         let rows = shape.first().copied().unwrap_or(1);
         let columns = shape.iter().skip(1).fold(1, |product: usize, &n| product.saturating_mul(n));

@@ -157,8 +157,8 @@ fn candidates_and_whole_rows_give_the_same_tokens() {
                     .map(|(row, request)| (row, SampleRow { logprobs: Some(0), ..request.row(row) }))
                     .collect();
                 let expected = answers(model, &tokens, &whole, &[]);
-                // In some rounds all rows are alike, and in others some rows have logprobs or are scored, too, or have no
-                // request.
+                // In some rounds all rows are alike, and in others some rows have logprobs or are scored, too, or have
+                // no request.
                 let mixture = random.below(3) * 4;
                 let asks = |random: &mut Random| random.below(40) < mixture;
                 let (mut sample, mut score) = (vec![], vec![]);
@@ -189,7 +189,8 @@ fn candidates_and_whole_rows_give_the_same_tokens() {
     }
 }
 
-/// The tiles of a step have one buffer of logits: a tile of drawn tokens, one of likeliest tokens, and one of drawn tokens.
+/// The tiles of a step have one buffer of logits: a tile of drawn tokens, one of likeliest tokens, and one of drawn
+/// tokens.
 #[test]
 fn logits_of_tiles_are_each_sampled_before_the_next_tile_takes_their_place() {
     const THREE_TILES: usize = 96;

@@ -24,8 +24,8 @@ const WIDTH: usize = 8;
 const PROMPT: usize = 21;
 const OUTPUT: usize = 5;
 
-/// Three layers, of which the second is dense. All tokens of the first choose the same experts, since its router's logits
-/// are all 0; the last routes by content.
+/// Three layers, of which the second is dense. All tokens of the first choose the same experts, since its router's
+/// logits are all 0; the last routes by content.
 fn checkpoint() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let keys = json!({

@@ -1,5 +1,5 @@
-//! The models whose layers keep state in slots: neither chunks, batch-mates, padding, preemption, a restored prefix nor a
-//! hand-over change a bit, alone and in a TP group.
+//! The models whose layers keep state in slots: neither chunks, batch-mates, padding, preemption, a restored prefix nor
+//! a hand-over change a bit, alone and in a TP group.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -67,7 +67,7 @@ on_each_model!(
     random_slices_and_padding_change_no_bit,
     ranks_agree_and_chunks_change_no_bit_in_a_group,
     preemption_and_replay_change_no_bit,
-    a_prefix_with_a_checkpoint_changes_no_bit,
+    a_prefix_with_a_snapshot_changes_no_bit,
     a_group_of_any_size_goes_on_where_another_stopped,
     every_plane_of_the_state_is_needed,
 );
@@ -141,8 +141,8 @@ fn random_slices_and_padding_change_no_bit(dir: &TempDir) {
     }
 }
 
-/// A state of which one plane is missing gives another result, so no plane is sent for nothing, and a test of a hand-over
-/// that loses one can fail.
+/// A state of which one plane is missing gives another result, so no plane is sent for nothing, and a test of a
+/// hand-over that loses one can fail.
 fn every_plane_of_the_state_is_needed(dir: &TempDir) {
     let mut model = loaded(dir.path(), Dummy);
     let (fresh, whole) = alone(&mut *model);
@@ -207,16 +207,16 @@ fn preemption_and_replay_change_no_bit(dir: &TempDir) {
     }
 }
 
-/// A checkpoint is saved at the head of the step after its last token, while another request runs, and restored for a
+/// A snapshot is saved at the head of the step after its last token, while another request runs, and restored for a
 /// request that shares the pages before it.
-fn a_prefix_with_a_checkpoint_changes_no_bit(dir: &TempDir) {
+fn a_prefix_with_a_snapshot_changes_no_bit(dir: &TempDir) {
     for (ranks, shared) in [(1, 16), (1, 32), (2, 16), (2, 32)] {
         of_ranks(ranks, dir.path(), Dummy, |model| {
             let (fresh, whole) = alone(model);
-            let (own, checkpoint) = (fresh.slot, SlotId(12));
+            let (own, snapshot) = (fresh.slot, SlotId(12));
             let mut first = fresh.clone();
             step(model, std::slice::from_mut(&mut first), shared);
-            let save = SlotCopy { from: own, to: checkpoint };
+            let save = SlotCopy { from: own, to: snapshot };
             step_with(model, std::slice::from_mut(&mut first), usize::MAX, &[save]);
             go_on(model, &mut first, 1);
             assert!(outcome(&first) == whole, "{ranks} ranks, {shared} tokens: a save changes its request");
@@ -229,7 +229,7 @@ fn a_prefix_with_a_checkpoint_changes_no_bit(dir: &TempDir) {
             second.computed = shared;
             second.pages[shared / 16..].iter_mut().for_each(|page| page.0 -= 100);
             let restore = |from| SlotCopy { from, to: SlotId(5) };
-            step_with(model, std::slice::from_mut(&mut second), 3, &[restore(checkpoint)]);
+            step_with(model, std::slice::from_mut(&mut second), 3, &[restore(snapshot)]);
             go_on(model, &mut second, usize::MAX);
             let (tokens, scores) = outcome(&second);
             // The shared tokens are not scored again.

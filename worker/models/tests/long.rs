@@ -1,9 +1,9 @@
-//! Prompts past every length at which a table could end: windows, the contexts that scaled rotations were trained on, 4,096
-//! positions, and thousands of pages' tokens.
+//! Prompts past every length at which a table could end: windows, the contexts that scaled rotations were trained on,
+//! 4,096 positions, and thousands of pages' tokens.
 //!
 //! Rotation makes attention depend on distances alone, and delta nets depend on no position. So a prompt that begins at
-//! another position has the same logits but for rounding. A table of angles that ends would make all positions behind its
-//! end alike, and a list of keys that ends would lose the tokens behind it.
+//! another position has the same logits but for rounding. A table of angles that ends would make all positions behind
+//! its end alike, and a list of keys that ends would lose the tokens behind it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

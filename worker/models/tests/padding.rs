@@ -98,8 +98,9 @@ fn memory(model: &mut dyn Model) -> (Vec<u8>, Vec<Vec<u8>>) {
 }
 
 /// Runs prompts to their ends, in steps of random rows of random lengths: single tokens, parts of prompts, and live
-/// requests that have no row. A step has logit rows for all its tokens, for the last token of each row that ends a prompt, or
-/// for none if no row does. The script depends on `seed` alone. Asserts that memory without an owner keeps its canaries.
+/// requests that have no row. A step has logit rows for all its tokens, for the last token of each row that ends a
+/// prompt, or for none if no row does. The script depends on `seed` alone. Asserts that memory without an owner keeps
+/// its canaries.
 fn run(model: &mut dyn Model, prompts: &[&[u32]], seed: u32, shapes: Option<&ChunkShapes>) -> Vec<After> {
     let (mut random, vocab) = (Random(seed), model.limits().vocab_size as u32);
     let has_slots = model.declaration().has_slots();

@@ -1,5 +1,5 @@
-//! Random slicings of each family: requests that are cut anywhere, in steps with others, have the bits of a request that
-//! ran alone and whole. So have their pages and their state, and nothing else changes.
+//! Random slicings of each family: requests that are cut anywhere, in steps with others, have the bits of a request
+//! that ran alone and whole. So have their pages and their state, and nothing else changes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -126,8 +126,8 @@ fn poison(model: &mut dyn Model) {
     }
 }
 
-/// Runs prompts to their ends in steps that `slices` cuts. Asserts after each step that pages and state of all without a
-/// row in it are as before.
+/// Runs prompts to their ends in steps that `slices` cuts. Asserts after each step that pages and state of all without
+/// a row in it are as before.
 fn run(model: &mut dyn Model, prompts: &[Vec<u32>], slices: Slices, seed: u32) -> Vec<Left> {
     let mut random = Random(seed);
     poison(model);

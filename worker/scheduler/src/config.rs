@@ -16,7 +16,7 @@ pub struct SchedulerConfig {
     pub page_tokens: usize,
     /// Pages of the pool, the null page included.
     pub pages: usize,
-    /// Slots of the pool, the null slot included. Each running request holds one slot. The other slots hold checkpoints
+    /// Slots of the pool, the null slot included. Each running request holds one slot. The other slots hold snapshots
     /// of the prefix cache, if the model has planes in slots.
     pub slots: usize,
     /// Maximum number of steps that are planned and not yet committed or aborted.

@@ -1,12 +1,10 @@
 //! The planes that a request holds in both currencies, pages and a slot, and the pool of both.
 
-use std::borrow::Cow;
-
 use tutti_planes::{PageId, SlotId};
 
 use crate::{
     pages::{BlockTable, PagePool},
-    prefix::Chain,
+    prefix::{Chain, PrefixCache},
     slots::SlotPool,
 };
 
@@ -19,7 +17,7 @@ pub(crate) struct Holding {
     pub slot: SlotId,
 }
 
-/// The pages and slots of a worker. Checkpoints belong to both: a slot that is attached to a page of the prefix cache.
+/// The pages and slots of a worker. Snapshots belong to both: a slot that is attached to a page of the prefix cache.
 #[derive(Debug)]
 pub(crate) struct PlanePool {
     pages: PagePool,
@@ -45,37 +43,26 @@ impl PlanePool {
         self.has_slots
     }
 
-    /// Finds the first `blocks` blocks of the waiting request of this number, up to the first one that is not cached.
-    /// See [`PagePool::look_up`].
-    pub fn look_up<'a>(
-        &mut self,
-        number: u64,
-        blocks: usize,
-        block: impl Fn(usize) -> Cow<'a, [u32]>,
-    ) -> Vec<(PageId, Chain)> {
-        self.pages.look_up(number, blocks, block)
+    /// The index of pages by content, in which a look-up can be kept.
+    pub fn content_mut(&mut self) -> &mut PrefixCache {
+        self.pages.content_mut()
     }
 
-    /// Keeps the result of a look-up for the next plan.
-    pub fn keep_look_up(&mut self, number: u64, known: Vec<(PageId, Chain)>) {
-        self.pages.keep_look_up(number, known);
-    }
-
-    /// Takes a slot and `pages` pages that begin with the `known` pages. A request that begins from `checkpoint`
+    /// Takes a slot and `pages` pages that begin with the `known` pages. A request that begins from `snapshot`
     /// becomes a reader of it. None, without effect, if too little is available.
     pub fn take(
         &mut self,
         known: &[(PageId, Chain)],
         pages: usize,
-        checkpoint: Option<SlotId>,
+        snapshot: Option<SlotId>,
     ) -> Option<Holding> {
         if !self.pages.fits_behind(known, pages) {
             return None;
         }
-        // The checkpoint is read from now on, so that it is not taken as the request's slot.
-        checkpoint.iter().for_each(|&slot| self.slots.add_reader(slot));
+        // The snapshot is read from now on, so that it is not taken as the request's slot.
+        snapshot.iter().for_each(|&slot| self.slots.add_reader(slot));
         let Some(slot) = self.take_slot() else {
-            self.remove_reader(checkpoint);
+            self.remove_reader(snapshot);
             return None;
         };
         let table = self.pages.allocate_behind(known, pages);
@@ -84,16 +71,16 @@ impl PlanePool {
             Some(table) => Some(Holding { table, slot }),
             None => {
                 self.slots.give_back(slot);
-                self.remove_reader(checkpoint);
+                self.remove_reader(snapshot);
                 None
             }
         }
     }
 
-    /// Takes a slot, if necessary that of the idle checkpoint unused for longest. None if no slot is available.
+    /// Takes a slot, if necessary that of the idle snapshot unused for longest. None if no slot is available.
     pub fn take_slot(&mut self) -> Option<SlotId> {
         let (slot, page) = self.slots.take()?;
-        page.iter().for_each(|&page| self.pages.set_checkpoint(page, SlotId::NULL));
+        page.iter().for_each(|&page| self.pages.set_snapshot(page, SlotId::NULL));
         Some(slot)
     }
 
@@ -102,25 +89,25 @@ impl PlanePool {
         self.slots.give_back(slot);
     }
 
-    /// Takes a reader from the checkpoint, if there is one. The null slot has no readers.
-    pub fn remove_reader(&mut self, checkpoint: Option<SlotId>) {
-        if let Some(slot) = checkpoint.filter(|&slot| slot != SlotId::NULL) {
+    /// Removes a reader of the snapshot, if there is one. The null slot has no readers.
+    pub fn remove_reader(&mut self, snapshot: Option<SlotId>) {
+        if let Some(slot) = snapshot.filter(|&slot| slot != SlotId::NULL) {
             self.slots.remove_reader(slot);
         }
     }
 
     /// The slot with the state behind the last block of `chain`, or the null slot if there is none.
-    pub fn checkpoint(&self, chain: Chain) -> SlotId {
-        self.pages.checkpoint(chain)
+    pub fn snapshot(&self, chain: Chain) -> SlotId {
+        self.pages.snapshot(chain)
     }
 
-    /// Makes the slot the checkpoint of the chain's last block, or frees it if the block has a checkpoint already or is
+    /// Makes the slot the snapshot of the chain's last block, or frees it if the block has a snapshot already or is
     /// no longer cached.
     pub fn attach(&mut self, slot: SlotId, chain: Option<Chain>) {
-        match chain.and_then(|chain| self.pages.page_without_checkpoint(chain)) {
+        match chain.and_then(|chain| self.pages.page_without_snapshot(chain)) {
             Some(page) => {
                 self.slots.attach(slot, page);
-                self.pages.set_checkpoint(page, slot);
+                self.pages.set_snapshot(page, slot);
             }
             None => self.slots.give_back(slot),
         }
@@ -151,10 +138,10 @@ impl PlanePool {
         self.slots.give_back(slot);
     }
 
-    /// Frees the checkpoints of pages that were evicted.
+    /// Frees the snapshots of pages that were evicted.
     fn free_dropped(&mut self) {
-        while let Some(slot) = self.pages.next_dropped_checkpoint() {
-            self.slots.drop_checkpoint(slot);
+        while let Some(slot) = self.pages.next_dropped_snapshot() {
+            self.slots.drop_snapshot(slot);
         }
     }
 }

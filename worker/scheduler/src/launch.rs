@@ -15,8 +15,8 @@ pub struct GraphLaunch {
     pub key: GraphKey,
     /// The phases of the request that this worker runs.
     pub role: GraphRole,
-    /// Segments of the prefill in order, at least one. The last segment includes the output of earlier incarnations (tries)
-    /// of the request. With [`GraphRole::Decode`], only the segments' lengths count, not their walks.
+    /// Segments of the prefill in order, at least one. The last segment includes the output of earlier incarnations
+    /// (tries) of the request. With [`GraphRole::Decode`], only the segments' lengths count, not their walks.
     pub prefill: Vec<Segment>,
     /// The walk of the passes after the prefill. Required when more than one token may be sampled.
     pub decode: Option<WalkId>,
@@ -82,11 +82,6 @@ pub struct MediaMark {
 }
 
 impl Content {
-    /// The whole blocks among the first `tokens` tokens, in order; see [`block`](Self::block).
-    pub(crate) fn blocks(&self, tokens: usize, page_tokens: usize) -> impl Iterator<Item = Cow<'_, [u32]>> {
-        (0..tokens / page_tokens).map(move |index| self.block(index, page_tokens))
-    }
-
     /// The content of block `index`: the tokens of the block, then the position and digest of each media item that
     /// begins inside the block. The content of a block with media has more than `page_tokens` elements, so it never
     /// equals the content of a block without media.
@@ -153,7 +148,7 @@ pub enum Refusal {
     /// The walk is not declared, or its kind does not fit its use.
     #[error("walk {walk} cannot be run as {wanted}")]
     WrongWalk {
-        /// The walk.
+        /// The walk that the launch names.
         walk: WalkId,
         /// The kind that the walk would have to be.
         wanted: &'static str,
@@ -169,7 +164,7 @@ pub enum Refusal {
         "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, but the context holds {max_context}"
     )]
     ContextTooSmall {
-        /// Tokens of the prompt.
+        /// Length of the prompt.
         prompt_tokens: usize,
         /// Tokens of output asked for.
         max_tokens: u32,

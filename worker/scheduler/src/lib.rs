@@ -49,11 +49,11 @@
 //!   that reads a page holds it. A page that no request holds is kept until it is needed for other content; the page
 //!   idle for longest is taken first.
 //! - **A slot's state cannot be shared, only copied.** If the model has planes in slots, a prefix from the cache ends
-//!   with a *checkpoint*: a slot with the state behind a block. The first row of an incarnation comes with a copy of
-//!   the checkpoint, or of the initial state, to the request's slot. Prefills stop at the rungs of a ladder
-//!   (`checkpoints`), where the next row comes with a save. The checkpoint can be found once the step of the save is
-//!   committed, unless the request has ended before. Slots for checkpoints are those that no request needs. Evicting a
-//!   page drops its checkpoint; evicting a checkpoint keeps its page. Without planes in slots, no slot is copied.
+//!   with a *snapshot*: a slot with the state behind a block. The first row of an incarnation comes with a copy of
+//!   the snapshot, or of the initial state, to the request's slot. Prefills stop at the rungs of a ladder
+//!   (`snapshots`), where the next row comes with a save. The snapshot can be found once the step of the save is
+//!   committed, unless the request has ended before. Slots for snapshots are those that no request needs. Evicting a
+//!   page drops its snapshot; evicting a snapshot keeps its page. Without planes in slots, no slot is copied.
 //! - **A request may be in several steps in flight.** Each row is planned from the progress that the rows before it
 //!   will have made. A decode [continues](Row::continues) a row in flight if that row samples its first token. No row
 //!   is planned beyond `max_tokens`.
@@ -61,7 +61,7 @@
 //!   late, or its transfer has failed. Its rows in flight are [void](RowCommit::is_void): their outcomes have no
 //!   effect.
 //! - **Planes in use are never given away.** The pages and the slot of an ended request, the slot of a save, and the
-//!   checkpoint that a request begins from are kept until no uncommitted step uses them. Stream order alone would allow
+//!   snapshot that a request begins from are kept until no uncommitted step uses them. Stream order alone would allow
 //!   more, but transfers read and write pages and slots outside of it. Slot copies rely on stream order: a save may
 //!   read what an earlier step in flight writes. A request with rows in flight is not preempted; it is left out of
 //!   steps until its rows are back.
@@ -69,7 +69,7 @@
 //!   that was to begin there begins in a later step, and a save is planned again with the row.
 //! - **A request may be disaggregated** ([`GraphRole`]): one worker prefills it while another holds pages for it and
 //!   then decodes it. A request that waits for planes, or whose planes are being copied, is part of no step and is
-//!   never preempted. The other worker sends the slot's state, so that known pages need no checkpoint. Like any other
+//!   never preempted. The other worker sends the slot's state, so that known pages need no snapshot. Like any other
 //!   request it can be cancelled, miss its deadline or [fail](Scheduler::fail_transfer). A request that waits for
 //!   embeddings of its media holds nothing, and no other request waits for it.
 //!
@@ -82,7 +82,7 @@
 //! - `packing`: the policy of a step; `pace` and `step_time`: the prefill that a step has time for; `least_time`: the
 //!   proof that a deadline cannot be met; `prepared`: rows made before their step is planned.
 //! - [`pages`]: the pool of pages and its block tables; `slots`: the pool of slots; `holding`: both together; `prefix`:
-//!   the content of pages; `checkpoints`: the positions at which slots are saved.
+//!   the content of pages; `snapshots`: the positions at which slots are saved.
 //! - `stopping`: the end of an output; `tokens`: a request's tokens.
 //!
 //! [budget]: tutti_settings::EngineSettings::max_step_tokens
@@ -91,7 +91,6 @@
 //! [admission]: tutti_settings::Admission
 
 mod admission;
-mod checkpoints;
 mod config;
 mod holding;
 mod launch;
@@ -104,6 +103,7 @@ mod prepared;
 mod request;
 mod scheduler;
 mod slots;
+mod snapshots;
 mod step;
 mod step_time;
 mod stopping;

@@ -90,7 +90,8 @@ impl Allowance {
         (tokens as usize).max(self.least).min(self.most)
     }
 
-    /// Subtracts a prefill of `tokens` tokens that begins at position `start` from the time and the tokens that are left.
+    /// Subtracts a prefill of `tokens` tokens that begins at position `start` from the time and the tokens that are
+    /// left.
     pub fn spend(&mut self, start: usize, tokens: usize) {
         let (start, n) = (start as f64, tokens as f64);
         self.seconds -= self.token * n + self.attended * n * (start + n / 2.0);

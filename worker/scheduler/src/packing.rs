@@ -3,7 +3,7 @@
 //! Every decode gets its token first, and prefills share the rest of the budget. A prefill that may be cut gets a chunk
 //! that ends at a page boundary where possible, so that a small remainder of the budget does not cut a prompt into
 //! slivers. If the model has planes in slots, no chunk goes beyond the next position at which the slot is saved
-//! (`checkpoints`). A prefill that must not be cut is packed when it fits. When it does not fit, it is passed over, but
+//! (`snapshots`). A prefill that must not be cut is packed when it fits. When it does not fit, it is passed over, but
 //! not for ever: once [`PATIENCE`] steps have run without it, it is overdue and comes before all prefills that are not
 //! overdue. Among several overdue prefills, the one passed over for longest comes first. If the first overdue prefill
 //! still does not fit beside the decodes, it gets a step alone, over budget if necessary.
@@ -94,7 +94,7 @@ struct Prefill {
     start: usize,
     /// Number of tokens of the current segment that are not computed yet.
     left: usize,
-    /// Maximum number of tokens in this step: those up to the next checkpoint. At most `left`.
+    /// Maximum number of tokens in this step: those up to the next snapshot. At most `left`.
     to_rung: usize,
     /// Number of steps that have passed the prefill over since it was last served.
     age: u32,
@@ -256,10 +256,9 @@ impl PrefillBudget {
         self.begun |= tokens > 0;
     }
 
-    /// The size of a chunk of at most `most` tokens, of `left` tokens up to the end of the prefill's segment or to its
-    /// next checkpoint. A chunk ends there or on the grid. Only the chunk of
-    /// the first prefill that the step serves may end elsewhere, so that this prefill advances however small the budget
-    /// is.
+    /// Number of tokens of the prefill's next chunk, at most `most`. `left` is the number of tokens up to the end of
+    /// the prefill's segment or up to its next snapshot. A chunk ends there or on the grid. Only the chunk of the first
+    /// prefill that the step serves may end elsewhere, so that this prefill advances however small the budget is.
     fn chunk(&self, prefill: &Prefill, left: usize, most: usize) -> usize {
         let most = left.min(self.cap.saturating_sub(prefill.tokens)).min(most);
         let from = prefill.start + prefill.tokens;

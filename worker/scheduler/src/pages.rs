@@ -3,7 +3,7 @@
 //! A page is held (its reference count is above 0), idle (not held, but its content can still be found), or free. Idle
 //! pages count as available: when no free page is left, the page that has been idle longest is allocated.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use tutti_planes::{PageId, SlotId};
 
@@ -55,19 +55,8 @@ pub struct PagePool {
     /// Logical time: counts pages that became idle.
     clock: u64,
     content: PrefixCache,
-    look_up: LookUp,
-    /// Checkpoints of pages that were evicted; their slots are to be freed.
-    dropped_checkpoints: Vec<SlotId>,
-}
-
-/// A look-up of a waiting request's prompt, kept from one plan to the next. Without it, each plan would hash the whole
-/// prompt of the first waiting request again for as long as the request waits for pages.
-#[derive(Debug, Default)]
-struct LookUp {
-    /// Number of the request.
-    number: u64,
-    /// The request's blocks that were found, up to the first one that was not. All of them are still recorded.
-    known: Vec<(PageId, Chain)>,
+    /// Snapshots of pages that were evicted; their slots are to be freed.
+    dropped_snapshots: Vec<SlotId>,
 }
 
 impl PagePool {
@@ -87,8 +76,7 @@ impl PagePool {
             idle_since,
             clock,
             content: PrefixCache::default(),
-            look_up: LookUp::default(),
-            dropped_checkpoints: Vec::new(),
+            dropped_snapshots: Vec::new(),
         }
     }
 
@@ -110,54 +98,20 @@ impl PagePool {
         Some(BlockTable { pages: taken })
     }
 
-    /// Finds the pages that hold these blocks, up to the first block that is not found. Each page comes with the chain
-    /// that ends with the page's block.
-    pub(crate) fn find<B: AsRef<[u32]>>(&self, blocks: impl IntoIterator<Item = B>) -> Vec<(PageId, Chain)> {
-        let mut chain = Chain::Start;
-        let known = |block: B| {
-            let found = self.content.find(chain, block.as_ref())?;
-            chain = found.1;
-            Some(found)
-        };
-        blocks.into_iter().map_while(known).collect()
-    }
-
     /// Frees an idle page and forgets its content.
     fn evict(&mut self, page: PageId) {
-        if let Some(block) = self.content.forget(page) {
-            if self.look_up.known.get(block.index).is_some_and(|known| known.0 == page) {
-                self.look_up.known.truncate(block.index);
-            }
-            self.dropped_checkpoints.extend(Some(block.checkpoint).filter(|&slot| slot != SlotId::NULL));
-        }
+        let snapshot = self.content.forget(page);
+        self.dropped_snapshots.extend(snapshot.filter(|&slot| slot != SlotId::NULL));
         self.free.push(page);
     }
 
-    /// Finds the first `blocks` blocks of the waiting request of this number, up to the first one that is not found.
-    /// `block` gives the content of a block by its index. If the request is the one of the result [kept
-    /// last](Self::keep_look_up), the search continues behind that result.
-    pub(crate) fn look_up<'a>(
-        &mut self,
-        number: u64,
-        blocks: usize,
-        block: impl Fn(usize) -> Cow<'a, [u32]>,
-    ) -> Vec<(PageId, Chain)> {
-        let LookUp { number: of, mut known } = std::mem::take(&mut self.look_up);
-        if of != number {
-            known.clear();
-        }
-        known.truncate(blocks);
-        while known.len() < blocks {
-            let before = known.last().map_or(Chain::Start, |&(_, chain)| chain);
-            let Some(found) = self.content.find(before, &block(known.len())) else { break };
-            known.push(found);
-        }
-        known
+    /// The index of pages by content.
+    pub(crate) fn content(&self) -> &PrefixCache {
+        &self.content
     }
 
-    /// Keeps the result of a look-up, until the next one. No page may have been allocated in between.
-    pub(crate) fn keep_look_up(&mut self, number: u64, known: Vec<(PageId, Chain)>) {
-        self.look_up = LookUp { number, known };
+    pub(crate) fn content_mut(&mut self) -> &mut PrefixCache {
+        &mut self.content
     }
 
     /// True if [`allocate_behind`](Self::allocate_behind) would succeed.
@@ -168,25 +122,25 @@ impl PagePool {
         fresh <= self.available() && fresh + idle() <= self.available()
     }
 
-    /// The checkpoint of the chain's last block. The null slot if there is none.
-    pub(crate) fn checkpoint(&self, chain: Chain) -> SlotId {
-        self.content.checkpoint(chain).unwrap_or(SlotId::NULL)
+    /// The snapshot of the chain's last block. The null slot if there is none.
+    pub(crate) fn snapshot(&self, chain: Chain) -> SlotId {
+        self.content.snapshot(chain).unwrap_or(SlotId::NULL)
     }
 
-    /// The page of the chain's last block, if the block is recorded and has no checkpoint.
-    pub(crate) fn page_without_checkpoint(&self, chain: Chain) -> Option<PageId> {
+    /// The page of the chain's last block, if the block is recorded and has no snapshot.
+    pub(crate) fn page_without_snapshot(&self, chain: Chain) -> Option<PageId> {
         let Chain::Block { page, .. } = chain else { return None };
-        (self.content.checkpoint(chain) == Some(SlotId::NULL)).then_some(page)
+        (self.content.snapshot(chain) == Some(SlotId::NULL)).then_some(page)
     }
 
-    /// Sets the checkpoint of the block that the page holds.
-    pub(crate) fn set_checkpoint(&mut self, page: PageId, checkpoint: SlotId) {
-        self.content.set_checkpoint(page, checkpoint);
+    /// Sets the snapshot of the block that the page holds.
+    pub(crate) fn set_snapshot(&mut self, page: PageId, snapshot: SlotId) {
+        self.content.set_snapshot(page, snapshot);
     }
 
-    /// Takes the slot of a checkpoint whose page was evicted, if there is one.
-    pub(crate) fn next_dropped_checkpoint(&mut self) -> Option<SlotId> {
-        self.dropped_checkpoints.pop()
+    /// Takes the slot of a snapshot whose page was evicted, if there is one.
+    pub(crate) fn next_dropped_snapshot(&mut self) -> Option<SlotId> {
+        self.dropped_snapshots.pop()
     }
 
     /// Allocates a table of `pages` pages that begins with the `known` pages. The known pages are shared and only read.

@@ -5,6 +5,7 @@
 //! only finds a candidate: a block is used only if its tokens and the block before it are found equal, too.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher},
 };
@@ -51,16 +52,7 @@ struct Block {
     before: Chain,
     tokens: Box<[u32]>,
     /// The slot with the state behind this block. The null slot if there is none.
-    checkpoint: SlotId,
-}
-
-/// A block that is no longer recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Forgotten {
-    /// Index of the block in its chain.
-    pub index: usize,
-    /// The slot with the state behind the block. The null slot if there was none.
-    pub checkpoint: SlotId,
+    snapshot: SlotId,
 }
 
 /// An index of pages by content. Whether a page is held is recorded in the pool, not here.
@@ -70,6 +62,17 @@ pub(crate) struct PrefixCache {
     /// For each page in `pages`, the block that the page holds.
     blocks: HashMap<PageId, Block>,
     next_number: u64,
+    kept: KeptLookUp,
+}
+
+/// A look-up of a waiting request's prompt, kept from one plan to the next. Without it, each plan would hash the whole
+/// prompt of the first waiting request again for as long as the request waits for pages.
+#[derive(Debug, Default)]
+struct KeptLookUp {
+    /// Number of the request.
+    number: u64,
+    /// The blocks that were found. All of them are still recorded.
+    known: Vec<(PageId, Chain)>,
 }
 
 /// A hash with fixed keys (SipHash), so that equal calls to the scheduler give equal plans.
@@ -80,6 +83,35 @@ fn hash(before: Chain, tokens: &[u32]) -> u64 {
 }
 
 impl PrefixCache {
+    /// Looks up the first `blocks` blocks of a prompt, up to the first block that is not recorded. `block` gives the
+    /// content of a block by its index. Returns each block's page with the chain that ends with the block. The search
+    /// continues behind the blocks in `known`: none, or those of a [kept look-up](Self::take_kept).
+    pub fn look_up<'a>(
+        &self,
+        mut known: Vec<(PageId, Chain)>,
+        blocks: usize,
+        block: impl Fn(usize) -> Cow<'a, [u32]>,
+    ) -> Vec<(PageId, Chain)> {
+        known.truncate(blocks);
+        while known.len() < blocks {
+            let before = known.last().map_or(Chain::Start, |&(_, chain)| chain);
+            let Some(found) = self.find(before, &block(known.len())) else { break };
+            known.push(found);
+        }
+        known
+    }
+
+    /// Keeps the look-up of a waiting request's prompt. `number` identifies the request.
+    pub fn keep(&mut self, number: u64, known: Vec<(PageId, Chain)>) {
+        self.kept = KeptLookUp { number, known };
+    }
+
+    /// Takes the kept look-up. Empty if it is of another request.
+    pub fn take_kept(&mut self, number: u64) -> Vec<(PageId, Chain)> {
+        let kept = std::mem::take(&mut self.kept);
+        if kept.number == number { kept.known } else { Vec::new() }
+    }
+
     /// Finds the page whose block has these tokens and follows the chain `before`. Also returns the chain that ends
     /// with that block.
     pub fn find(&self, before: Chain, tokens: &[u32]) -> Option<(PageId, Chain)> {
@@ -103,7 +135,7 @@ impl PrefixCache {
         let number = self.next_number;
         self.next_number += 1;
         self.pages.insert(hash, page);
-        let block = Block { number, before, tokens: tokens.into(), checkpoint: SlotId::NULL };
+        let block = Block { number, before, tokens: tokens.into(), snapshot: SlotId::NULL };
         self.blocks.insert(page, block);
         Some(Chain::Block { number, page, blocks: before.blocks() + 1 })
     }
@@ -113,23 +145,28 @@ impl PrefixCache {
         self.blocks.contains_key(&page)
     }
 
-    /// Removes the record of the page's content. Called before the page is used for other content.
-    pub fn forget(&mut self, page: PageId) -> Option<Forgotten> {
+    /// Removes the record of the page's content. Called before the page is used for other content. Returns the slot
+    /// with the state behind the block, which is the null slot if there is none. None if no content was recorded.
+    pub fn forget(&mut self, page: PageId) -> Option<SlotId> {
         let block = self.blocks.remove(&page)?;
         self.pages.remove(&hash(block.before, &block.tokens));
-        Some(Forgotten { index: block.before.blocks() as usize, checkpoint: block.checkpoint })
+        let index = block.before.blocks() as usize;
+        if self.kept.known.get(index).is_some_and(|known| known.0 == page) {
+            self.kept.known.truncate(index);
+        }
+        Some(block.snapshot)
     }
 
-    /// The checkpoint of the chain's last block: the null slot if it has none, None if the block is not recorded.
-    pub fn checkpoint(&self, chain: Chain) -> Option<SlotId> {
+    /// The snapshot of the chain's last block: the null slot if it has none, None if the block is not recorded.
+    pub fn snapshot(&self, chain: Chain) -> Option<SlotId> {
         let Chain::Block { number, page, .. } = chain else { return None };
-        self.blocks.get(&page).filter(|block| block.number == number).map(|block| block.checkpoint)
+        self.blocks.get(&page).filter(|block| block.number == number).map(|block| block.snapshot)
     }
 
-    /// Sets the checkpoint of the block that the page holds.
-    pub fn set_checkpoint(&mut self, page: PageId, checkpoint: SlotId) {
+    /// Sets the snapshot of the block that the page holds.
+    pub fn set_snapshot(&mut self, page: PageId, snapshot: SlotId) {
         if let Some(block) = self.blocks.get_mut(&page) {
-            block.checkpoint = checkpoint;
+            block.snapshot = snapshot;
         }
     }
 }

@@ -97,7 +97,7 @@ pub(crate) struct Admitted {
     shared: usize,
     /// The chain of blocks in the shared pages. None if the request has no content by which pages could be shared.
     chain: Option<Chain>,
-    /// The slot to copy to the request's slot before its first row: a checkpoint, or the null slot for the initial
+    /// The slot to copy to the request's slot before its first row: a snapshot, or the null slot for the initial
     /// state. None if nothing is to be copied.
     initial: Option<SlotId>,
 }
@@ -134,42 +134,45 @@ impl Request {
         // is sampled from it.
         let most = if content.may_reuse || !computed_here { self.prefill_end() - 1 } else { 0 };
         let page_tokens = pool.pages().page_tokens();
-        let known = pool.look_up(number, most / page_tokens, |index| content.block(index, page_tokens));
+        let kept = pool.content_mut().take_kept(number);
+        let block = |index| content.block(index, page_tokens);
+        let known = pool.pages().content().look_up(kept, most / page_tokens, block);
         if pages > known.len() + pool.pages().available() {
-            pool.keep_look_up(number, known);
+            pool.content_mut().keep(number, known);
             return None;
         }
-        let (shared, checkpoint) = match (computed_here, has_initial) {
+        let (shared, snapshot) = match (computed_here, has_initial) {
             (false, _) => (known.len(), None),
             (true, false) => (self.blocks_to_resume_behind(known.len(), page_tokens), None),
-            (true, true) => self.last_checkpoint(&known, pool),
+            (true, true) => self.last_snapshot(&known, pool),
         };
-        let Some(holding) = pool.take(&known[..shared], pages, checkpoint) else {
-            pool.keep_look_up(number, known);
+        let Some(holding) = pool.take(&known[..shared], pages, snapshot) else {
+            pool.content_mut().keep(number, known);
             return None;
         };
         let chain = known[..shared].last().map_or(Chain::Start, |&(_, chain)| chain);
-        Some(Admitted { holding, shared, chain: Some(chain), initial: checkpoint.or(initial) })
+        Some(Admitted { holding, shared, chain: Some(chain), initial: snapshot.or(initial) })
     }
 
-    /// The largest number of the known blocks that end with a checkpoint behind which the prefill may resume, and this
-    /// checkpoint.
-    fn last_checkpoint(&self, known: &[(PageId, Chain)], pool: &PlanePool) -> (usize, Option<SlotId>) {
+    /// Finds the last known block that has a snapshot and behind which the prefill may resume. Returns the number of
+    /// blocks up to it, and the snapshot: 0 and None if there is no such block.
+    fn last_snapshot(&self, known: &[(PageId, Chain)], pool: &PlanePool) -> (usize, Option<SlotId>) {
         let page_tokens = pool.pages().page_tokens();
-        let checkpoint = |blocks: usize| {
-            let slot = pool.checkpoint(known[blocks - 1].1);
+        let snapshot = |blocks: usize| {
+            let slot = pool.snapshot(known[blocks - 1].1);
             let found = slot != SlotId::NULL && self.blocks_to_resume_behind(blocks, page_tokens) == blocks;
             found.then_some((blocks, Some(slot)))
         };
-        (1..=known.len()).rev().find_map(checkpoint).unwrap_or((0, None))
+        (1..=known.len()).rev().find_map(snapshot).unwrap_or((0, None))
     }
 
-    /// Looks the prefill up in the prefix cache and updates `known_tokens`. False if the request may not use the cache.
-    pub fn look_up(&mut self, pool: &PagePool) -> bool {
+    /// Updates `known_tokens` from the prefix cache. False if the request may not use the cache.
+    pub fn update_known_tokens(&mut self, pool: &PagePool) -> bool {
         let Some(content) = self.content.as_ref().filter(|content| content.may_reuse) else { return false };
-        let most = self.prefill_end() - 1;
-        let known = pool.find(content.blocks(most, pool.page_tokens())).len();
-        self.known_tokens = self.known_tokens.max(known * pool.page_tokens());
+        let (most, page_tokens) = (self.prefill_end() - 1, pool.page_tokens());
+        let block = |index| content.block(index, page_tokens);
+        let known = pool.content().look_up(Vec::new(), most / page_tokens, block).len();
+        self.known_tokens = self.known_tokens.max(known * page_tokens);
         true
     }
 

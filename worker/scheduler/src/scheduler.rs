@@ -97,11 +97,11 @@ pub struct Load {
     pub pages_cached: usize,
     /// Pages that requests can hold.
     pub pages_total: usize,
-    /// Slots held by requests, by ended requests with rows in flight, and by checkpoints that are being saved or read.
+    /// Slots held by requests, by ended requests with rows in flight, and by snapshots that are being saved or read.
     pub slots_used: usize,
-    /// Slots that hold a checkpoint and nothing else needs: they can be taken.
+    /// Slots that hold a snapshot and nothing else needs: they can be taken.
     pub slots_cached: usize,
-    /// Slots that requests and checkpoints can hold.
+    /// Slots that requests and snapshots can hold.
     pub slots_total: usize,
     /// Steps planned so far.
     pub steps: u64,
@@ -182,10 +182,10 @@ impl Scheduler {
     /// Ends requests that are cancelled, late or certain to be late, admits those that fit, and packs the next step.
     /// `now` is the time on a monotonic clock; it is only compared with deadlines.
     ///
-    /// A step may be planned while earlier ones run, up to
-    /// [`steps_in_flight`](SchedulerConfig::steps_in_flight) of them together; beyond that, no step is planned. A
-    /// request may be in all of them. Its rows are planned on the assumption that its rows in flight succeed and do not
-    /// end it. If one of them does, its later rows are [void](RowCommit::is_void).
+    /// A step may be planned while earlier ones run, up to [`steps_in_flight`](SchedulerConfig::steps_in_flight) of
+    /// them together; beyond that, no step is planned. A request may be in all of them. Its rows are planned on the
+    /// assumption that its rows in flight succeed and do not end it. If a row in flight fails or ends the request, the
+    /// request's later rows are [void](RowCommit::is_void).
     pub fn plan(&mut self, now: Duration) -> Turn {
         let endings = self.expire(now);
         let preempted =

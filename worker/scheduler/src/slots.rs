@@ -1,8 +1,8 @@
 //! Slots: a fixed number of bytes of state per request, copies between slots, and the pool of slots.
 //!
-//! A slot is held (a running request or a save owns it), a checkpoint (the prefix cache can restore a request from it),
-//! or free. A checkpoint is idle unless a request that begins from it still reads it. Idle checkpoints count as
-//! available: they are taken when no free slot is left, the checkpoint unused for longest first.
+//! A slot is held (a running request or a save owns it), a snapshot (the prefix cache can restore a request from it),
+//! or free. A snapshot is idle unless a request that begins from it still reads it. Idle snapshots count as
+//! available: they are taken when no free slot is left, the snapshot unused for longest first.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ pub(crate) struct SlotPool {
     uses: Vec<Use>,
     /// The free slots, used as a stack.
     free: Vec<SlotId>,
-    /// Idle checkpoints, by the time of their last use.
+    /// Idle snapshots, by the time of their last use.
     idle: BTreeMap<u64, SlotId>,
-    /// Logical time: counts uses of checkpoints.
+    /// Logical time: counts uses of snapshots.
     clock: u64,
 }
 
@@ -25,12 +25,12 @@ pub(crate) struct SlotPool {
 enum Use {
     Free,
     Held,
-    Checkpoint {
-        /// The page of the last block that the checkpoint's state covers.
+    Snapshot {
+        /// The page of the last block that the snapshot's state covers.
         page: PageId,
-        /// Number of requests that begin from the checkpoint and have not committed their first row.
+        /// Number of requests that begin from the snapshot and have not committed their first row.
         readers: u32,
-        /// The checkpoint's key in `idle`, if it has no readers.
+        /// The snapshot's key in `idle`, if it has no readers.
         since: u64,
     },
 }
@@ -47,12 +47,12 @@ impl SlotPool {
         Self { uses, free, idle: BTreeMap::new(), clock: 0 }
     }
 
-    /// Takes a slot. If the slot was an idle checkpoint, also returns the checkpoint's page. None if no slot is
+    /// Takes a slot. If the slot was an idle snapshot, also returns the snapshot's page. None if no slot is
     /// available.
     pub fn take(&mut self) -> Option<(SlotId, Option<PageId>)> {
         let slot = self.free.pop().or_else(|| Some(self.idle.pop_first()?.1))?;
         let before = std::mem::replace(&mut self.uses[slot.0 as usize], Use::Held);
-        let page = if let Use::Checkpoint { page, .. } = before { Some(page) } else { None };
+        let page = if let Use::Snapshot { page, .. } = before { Some(page) } else { None };
         Some((slot, page))
     }
 
@@ -64,31 +64,31 @@ impl SlotPool {
         self.free.push(slot);
     }
 
-    /// Makes a held slot the checkpoint of `page`.
+    /// Makes a held slot the snapshot of `page`.
     pub fn attach(&mut self, slot: SlotId, page: PageId) {
         let of_slot = &mut self.uses[slot.0 as usize];
         assert!(*of_slot == Use::Held && slot != SlotId::NULL, "slot {} is {of_slot:?}, not held", slot.0);
         self.clock += 1;
-        *of_slot = Use::Checkpoint { page, readers: 0, since: self.clock };
+        *of_slot = Use::Snapshot { page, readers: 0, since: self.clock };
         self.idle.insert(self.clock, slot);
     }
 
-    /// Frees an idle checkpoint.
-    pub fn drop_checkpoint(&mut self, slot: SlotId) {
+    /// Frees an idle snapshot.
+    pub fn drop_snapshot(&mut self, slot: SlotId) {
         let of_slot = &mut self.uses[slot.0 as usize];
-        let Use::Checkpoint { readers: 0, since, .. } = *of_slot else {
-            unreachable!("slot {} is {of_slot:?}, not an idle checkpoint", slot.0)
+        let Use::Snapshot { readers: 0, since, .. } = *of_slot else {
+            unreachable!("slot {} is {of_slot:?}, not an idle snapshot", slot.0)
         };
         self.idle.remove(&since);
         *of_slot = Use::Free;
         self.free.push(slot);
     }
 
-    /// Adds a reader to a checkpoint: it keeps its state until the reader is [removed](Self::remove_reader).
+    /// Adds a reader to a snapshot: it keeps its state until the reader is [removed](Self::remove_reader).
     pub fn add_reader(&mut self, slot: SlotId) {
         let of_slot = &mut self.uses[slot.0 as usize];
-        let Use::Checkpoint { readers, since, .. } = of_slot else {
-            unreachable!("slot {} is {of_slot:?}, not a checkpoint", slot.0)
+        let Use::Snapshot { readers, since, .. } = of_slot else {
+            unreachable!("slot {} is {of_slot:?}, not a snapshot", slot.0)
         };
         if *readers == 0 {
             self.idle.remove(since);
@@ -96,11 +96,11 @@ impl SlotPool {
         *readers += 1;
     }
 
-    /// Removes a reader from a checkpoint, which counts as used now.
+    /// Removes a reader from a snapshot, which counts as used now.
     pub fn remove_reader(&mut self, slot: SlotId) {
         let of_slot = &mut self.uses[slot.0 as usize];
-        let Use::Checkpoint { readers: readers @ 1.., since, .. } = of_slot else {
-            unreachable!("slot {} is {of_slot:?}, not a checkpoint with readers", slot.0)
+        let Use::Snapshot { readers: readers @ 1.., since, .. } = of_slot else {
+            unreachable!("slot {} is {of_slot:?}, not a snapshot with readers", slot.0)
         };
         *readers -= 1;
         if *readers == 0 {
@@ -125,7 +125,7 @@ impl SlotPool {
         self.total() - self.available()
     }
 
-    /// Number of idle checkpoints.
+    /// Number of idle snapshots.
     pub fn idle(&self) -> usize {
         self.idle.len()
     }

@@ -52,7 +52,7 @@ pub struct StepPlan {
     /// The walk that the engine runs the batch as: a decode walk if every row is a decode of that walk, else a mixed
     /// walk. Completions are routed by each row's own `walk`, never by `batch_walk`.
     pub batch_walk: WalkId,
-    /// Slot copies to perform in this order before any row: saves of checkpoints, then initial states of requests.
+    /// Slot copies to perform in this order before any row: saves of snapshots, then initial states of requests.
     /// Empty if the model has no planes in slots.
     pub copies: Vec<SlotCopy>,
     /// The rows: decodes first, then prefills.
@@ -97,7 +97,7 @@ pub(crate) struct RowCopies {
     /// Index of the row in the step.
     pub row: usize,
     /// The source of the copy that gives the request's slot its initial state. If it is not the null slot, the request
-    /// is a reader of this checkpoint until the step is committed.
+    /// is a reader of this snapshot until the step is committed.
     pub initial: Option<SlotId>,
     /// The slot that the request's slot is saved to.
     pub save: Option<SlotId>,

@@ -20,7 +20,7 @@ impl Tokens {
         self.prompt.len() + self.more.len()
     }
 
-    /// True without any token.
+    /// True if there is no token.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

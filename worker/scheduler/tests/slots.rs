@@ -1,4 +1,4 @@
-//! Slots and checkpoints, with expected copies worked out by hand.
+//! Slots and snapshots, with expected copies worked out by hand.
 
 mod common;
 
@@ -57,7 +57,7 @@ fn chunks_stop_at_rungs_and_an_equal_prompt_resumes_behind_the_last_one() {
     assert_eq!((load.slots_used, load.slots_cached, load.slots_total), (0, 2, 19));
     scheduler.add(tokens(2, &prompt(30), 1)).unwrap();
     assert_eq!(run(&mut scheduler), [(28..30, vec![(3, 1)])]);
-    // A prompt that parts from it at position 22 resumes behind the last checkpoint before: 16, not 20.
+    // A prompt that differs from position 22 on resumes behind the last snapshot before it: 16, not 20.
     let mut other = prompt(30);
     other[22] = 1;
     scheduler.add(tokens(3, &other, 1)).unwrap();
@@ -80,7 +80,7 @@ fn without_the_prefix_cache_a_slot_is_set_to_zeros_and_never_saved() {
 }
 
 #[test]
-fn a_request_needs_a_slot_and_takes_that_of_the_checkpoint_unused_for_longest() {
+fn a_request_needs_a_slot_and_takes_that_of_the_snapshot_unused_for_longest() {
     let mut scheduler = hybrid(SchedulerConfig { slots: 3, ..config() });
     // Two slots: the request's own, and one that each of its saves takes again.
     scheduler.add(tokens(1, &prompt(26), 1)).unwrap();
@@ -121,7 +121,7 @@ fn a_step_that_never_ran_has_neither_begun_a_request_nor_saved_its_state() {
 }
 
 #[test]
-fn a_checkpoint_is_found_only_once_the_step_that_saves_it_is_committed() {
+fn a_snapshot_is_found_only_once_the_step_that_saves_it_is_committed() {
     let two_in_flight = SchedulerConfig { slots: 20, steps_in_flight: 2, ..config() };
     let mut scheduler = hybrid(set(two_in_flight, |settings| settings.max_step_tokens = 4));
     scheduler.add(tokens(1, &prompt(25), 1)).unwrap();
@@ -137,7 +137,7 @@ fn a_checkpoint_is_found_only_once_the_step_that_saves_it_is_committed() {
     let turn = scheduler.plan(Duration::ZERO);
     let planned = turn.step.unwrap();
     assert!(!zero(&planned), "the budget goes to the first request");
-    assert_eq!(scheduler.load().tally.cached_tokens, 0, "the blocks are cached, but their checkpoint is not");
+    assert_eq!(scheduler.load().tally.cached_tokens, 0, "the blocks are cached, but their snapshot is not");
     let _ = commit(&mut scheduler, saves);
     scheduler.add(tokens(3, &prompt(25), 1)).unwrap();
     let turn = scheduler.plan(Duration::ZERO);
@@ -147,7 +147,7 @@ fn a_checkpoint_is_found_only_once_the_step_that_saves_it_is_committed() {
 }
 
 #[test]
-fn a_preempted_request_resumes_from_its_last_checkpoint() {
+fn a_preempted_request_resumes_from_its_last_snapshot() {
     let mut scheduler = hybrid(SchedulerConfig {
         pages: 9,
         slots: 20,
@@ -175,7 +175,7 @@ fn a_preempted_request_resumes_from_its_last_checkpoint() {
 }
 
 #[test]
-fn pages_known_to_a_decoding_worker_need_no_checkpoint() {
+fn pages_known_to_a_decoding_worker_need_no_snapshot() {
     let mut scheduler = hybrid(SchedulerConfig { slots: 4, ..config() });
     scheduler.add(tokens(1, &prompt(30), 1)).unwrap();
     let _ = run(&mut scheduler);

@@ -29,7 +29,7 @@ fn record(number: u64) -> StepRecord {
         kv_pages_total: 2,
         slots_used: 3,
         slots_total: 5,
-        checkpoints: 1,
+        snapshots: 1,
         void_rows: 4,
         padding_tokens: 59,
     }
@@ -61,7 +61,7 @@ fn each_step_is_a_line_and_each_process_starts_with_a_header() {
     let expected = serde_json::json!({
         "worker": 3, "step": 1, "batch_walk": "thinker_step", "start_us": 12,
         "plan_ahead_us": 2, "plan_us": 0, "run_us": 3, "commit_us": 0, "tokens": 5, "budget_tokens": 64, "kv_pages": [1, 2],
-        "slots": [3, 5], "checkpoints": 1, "void_rows": 4, "padding_tokens": 59,
+        "slots": [3, 5], "snapshots": 1, "void_rows": 4, "padding_tokens": 59,
         "rows": [{
             "request": 7, "incarnation": 1, "walk": "prefill_text", "range": [4, 9], "terminal": true,
         }],

@@ -29,8 +29,8 @@ const KNOWN: usize = 1;
 /// Bytes in a segment.
 const SEGMENT_BYTES: u64 = 64;
 
-/// Sends the body of a call as a push to a worker that has reserved pages, rows of embeddings, or a rank's share of pages. No
-/// units reach the engine that were not reserved.
+/// Sends the body of a call as a push to a worker that has reserved pages, rows of embeddings, or a rank's share of
+/// pages. No units reach the engine that were not reserved.
 pub fn push<B>(kind: u8, body: B)
 where
     B: Body<Data = Bytes, Error = Infallible> + Send + 'static,

@@ -70,7 +70,8 @@ impl GroupRanks {
         self.secret.is_some_and(|secret| shown == secret)
     }
 
-    /// True if shares are exchanged with a group of this room or destination, which has `ranks` ranks besides its leader.
+    /// True if shares are exchanged with a group of this room or destination, which has `ranks` ranks besides its
+    /// leader.
     pub fn is_shared_with(&self, ranks: usize) -> bool {
         self.layout.is_shared_with(ranks + 1)
     }
@@ -129,8 +130,8 @@ impl GroupRanks {
         self.changed.notify_waiters();
     }
 
-    /// Waits until all ranks hold room for a request, and returns their rooms. There are none if the request ends, or if
-    /// a rank reports no more: the sender then sends whole units to the leader. An error names a rank that is late.
+    /// Waits until all ranks hold room for a request, and returns their rooms. There are none if the request ends, or
+    /// if a rank reports no more: the sender then sends whole units to the leader. An error names a rank that is late.
     pub async fn rooms(&self, key: GraphKey, patience: Duration) -> Result<Vec<pb::RankRoom>, String> {
         let complete = async {
             loop {

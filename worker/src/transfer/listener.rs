@@ -27,8 +27,8 @@ impl Listener {
         Self { network, port: OnceCell::new() }
     }
 
-    /// Listens for senders from the first call on, as long as the process lives. Returns the port. `largest_unit` is the
-    /// number of bytes of the largest unit that is received.
+    /// Listens for senders from the first call on, as long as the process lives. Returns the port. `largest_unit` is
+    /// the number of bytes of the largest unit that is received.
     pub async fn port(
         &self,
         runtime: &Handle,

@@ -97,7 +97,8 @@ impl ReportReceiver {
         } else if !self.reservations.fail(key, error.to_string()) {
             return;
         }
-        // The engine lets the ranks forget a request that is received: it may have decided on a write of what they hold.
+        // The engine lets the ranks forget a request that is received: it may have decided on a write of what they
+        // hold.
         tracing::info!(%key, %error, "a share did not get across");
         self.deliver(Arrival::Failed(key, error)).await;
     }

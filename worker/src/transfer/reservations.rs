@@ -54,8 +54,8 @@ struct Held {
 pub(super) struct ReservedSpace {
     /// Kinds and sizes of the units in the space.
     pub freight: Freight,
-    /// The share of the units that this rank takes if the sender is a group of as many ranks. `None` if `freight` is all
-    /// that this worker takes.
+    /// The share of the units that this rank takes if the sender is a group of as many ranks. `None` if `freight` is
+    /// all that this worker takes.
     pub share: Option<Freight>,
     /// Number of pages or rows in the space.
     pub count: usize,
@@ -86,8 +86,8 @@ pub(super) enum NotFound {
 }
 
 impl ReservedSpace {
-    /// Narrows the space to what a sender announces: whole units, or one rank's share. False if this worker takes no such
-    /// units.
+    /// Narrows the space to what a sender announces: whole units, or one rank's share. False if this worker takes no
+    /// such units.
     pub fn choose(&mut self, announced: GroupRank) -> bool {
         if let Some(share) = self.share.take_if(|share| share.share == announced) {
             self.freight = share;
@@ -186,8 +186,8 @@ impl Reservations {
         failed.map_or_else(|| format!("{key} does not wait for planes here"), |(_, reason)| reason.clone())
     }
 
-    /// Waits until a reservation ends. If its sender stays silent for the whole lease, ends the reservation and returns the
-    /// lease.
+    /// Waits until a reservation ends. If its sender stays silent for the whole lease, ends the reservation and returns
+    /// the lease.
     pub async fn expired(&self, key: GraphKey) -> Option<Duration> {
         loop {
             let (until, lease) = self.lease_until(key)?;

@@ -1,7 +1,7 @@
 //! Shares that have arrived at a rank that follows its leader, until the leader orders their writes.
 //!
-//! The bytes in the store are bounded. Beyond the bound, runs wait in their streams. The leader orders each write as soon
-//! as it learns of the arrival, whatever the other ranks have, so full stores cannot wait for each other.
+//! The bytes in the store are bounded. Beyond the bound, runs wait in their streams. The leader orders each write as
+//! soon as it learns of the arrival, whatever the other ranks have, so full stores cannot wait for each other.
 
 use std::{
     collections::HashMap,

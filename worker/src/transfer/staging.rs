@@ -41,8 +41,8 @@ impl StagingBudget {
         }
     }
 
-    /// Waits until bytes are freed after the last call, and returns the total of all bytes that were freed. Only one task
-    /// may call this method.
+    /// Waits until bytes are freed after the last call, and returns the total of all bytes that were freed. Only one
+    /// task may call this method.
     pub async fn released(&self) -> u64 {
         self.more_released.notified().await;
         self.released.load(Ordering::SeqCst)

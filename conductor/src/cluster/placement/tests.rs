@@ -205,7 +205,7 @@ fn a_worker_is_full_with_as_many_requests_as_it_says() {
     let mut workers = whole(1);
     let (small, large) = (ready(&mut workers, 0), ready(&mut workers, 1));
     workers.get_mut(small).unwrap().running_limit = Some(2);
-    // The settings hold for a worker that says more.
+    // The limit of the settings holds even if a worker reports a higher one.
     workers.get_mut(large).unwrap().running_limit = Some(1000);
     workers.book(large, key(1), Booking { requests: 3, queued_blocks: 9, ..BOOKING }, Activity::Active);
     for (request, expected) in (2..).zip([Rank(0), Rank(0), Rank(1)]) {

@@ -1,7 +1,8 @@
 //! Memory and copies.
 //!
-//! Copies behave as CUDA's page on API synchronisation says: pinned host memory is read and written when the stream comes
-//! to the copy, pageable memory is read during the call, and a copy to pageable memory ends before the call returns.
+//! Copies behave as CUDA's page on API synchronisation says: pinned host memory is read and written when the stream
+//! comes to the copy, pageable memory is read during the call, and a copy to pageable memory ends before the call
+//! returns.
 
 use std::ffi::c_void;
 use std::sync::Arc;

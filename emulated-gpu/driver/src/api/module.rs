@@ -43,8 +43,8 @@ calls! {
         if image.is_null() {
             return Err(Error::INVALID_VALUE);
         }
-        // SAFETY: an image is PTX text with a zero byte at its end, or begins with four bytes that say what it is; a text
-        // of fewer bytes ends before the comparison does.
+        // SAFETY: an image is PTX text with a zero byte at its end, or begins with four bytes that say what it is; a
+        // text of fewer bytes ends before the comparison does.
         let ptx = unsafe {
             if begins(image, ELF) || begins(image, FAT_BINARY) {
                 return Err(Error::NO_BINARY_FOR_GPU);

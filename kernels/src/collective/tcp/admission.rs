@@ -1,5 +1,5 @@
-//! Admission of ranks to a group: rank 0 hears all new connections at once, so that a stranger that sends its greeting
-//! byte by byte, or none, delays nobody.
+//! Admission of ranks to a group. Rank 0 reads all new connections at once, so that a stranger that sends its greeting
+//! byte by byte, or never, delays nobody.
 
 use std::{
     collections::VecDeque,
@@ -20,7 +20,8 @@ use super::{CollectiveError, Operation, RankLinks, RankStream, Terms, broken};
 const HELLO: Duration = Duration::from_secs(2);
 /// Bytes of a greeting: the secret and the rank.
 const GREETING: usize = 20;
-/// Connections that may authenticate at once. Beyond it, the oldest of them makes room: a rank greets at once.
+/// Maximum number of connections that may authenticate at once. At the limit the oldest one is closed: a rank sends its
+/// greeting at once, so the oldest is most likely a stranger's.
 const MAX_STRANGERS: usize = 64;
 /// Pause after an accept that the system refuses, for example for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -50,8 +50,8 @@ impl Panels {
         Self { keys, seen }
     }
 
-    /// Returns the addresses of the panels for one head, which is counted from the piece's first head, and what is
-    /// prefetched meanwhile.
+    /// Returns the addresses of the panels for one head, and the addresses to prefetch meanwhile. The head is counted
+    /// from the piece's first head.
     #[inline(always)]
     pub(super) fn of_head<T>(
         &self,

@@ -1,9 +1,9 @@
 //! The gated delta rule over rows of few tokens, as decodes are: inputs and memories in one pass.
 //!
-//! Decodes wait for memory: each token reads and writes a whole memory per head. A task computes the inputs of a head just
-//! before the head's memory, and while a memory is updated, the next one and what its inputs depend on are on their way. As
-//! an operation of their own, the inputs would take a third of the memories' time. A thread has the same heads in each
-//! layer, so their inputs stay in its cache.
+//! Decodes wait for memory: each token reads and writes a whole memory per head. A task computes the inputs of a head
+//! just before the head's memory. While a memory is updated, the next memory and the operands of its inputs are
+//! prefetched. As an operation of their own, the inputs would take a third of the memories' time. A thread has the same
+//! heads in each layer, so their inputs stay in its cache.
 
 use std::ops::Range;
 
@@ -67,7 +67,7 @@ impl Op for KeyHead<'_> {
             Some(row) => Some((row, key_head)),
             None => rows.first().filter(|_| key_head + 1 < key_heads).map(|row| (row, key_head + 1)),
         };
-        // Loops and not closures: a closure that is not inlined is compiled without the path's instructions.
+        // These are loops, because a closure that is not inlined is compiled without the path's instructions.
         for index in own {
             let row = &rows[index];
             let part = RowTokens { row, tokens: 0..row.tokens };

@@ -15,14 +15,15 @@ use crate::{DeltaShape, DeviceError, SlotId};
 const TASK_ELEMENTS: usize = 4 << 10;
 /// Number of tasks per thread, if there are enough elements. Several tasks per thread balance the load.
 const TASKS: usize = 4;
-/// Maximum number of tokens per task. All channels of a token are adjacent, so that few tokens with many channels are read
-/// as a few streams, which the hardware prefetches. Many tokens with few channels would wait for each cache line.
+/// Maximum number of tokens per task. All channels of a token are adjacent, so that few tokens with many channels are
+/// read as a few streams, which the hardware prefetches. Many tokens with few channels would wait for each cache line.
 const BLOCK_TOKENS: usize = 16;
 /// Maximum number of inputs that an output of a convolution depends on.
 pub(in crate::cpu) const MAX_TAPS: usize = BLOCK_TOKENS;
-/// Number of taps of the models there are, for which the convolution is compiled apart.
+/// Number of taps in all supported models. The convolution is compiled separately for this number.
 const USUAL_TAPS: usize = 4;
-/// Number of tokens of a unit that are prefetched into the first-level cache, which has no room for all tokens of a block.
+/// Number of tokens of a unit that are prefetched into the first-level cache, which has no room for all tokens of a
+/// block.
 const PREFETCHED_TOKENS: usize = 4;
 /// Value added to the sum of squares of a head of q or k.
 const EPS: f32 = 1e-6;
@@ -46,9 +47,9 @@ pub(in crate::cpu) struct Inputs<'a> {
     pub(in crate::cpu) out: &'a Shared<'a, f32>,
 }
 
-/// Computes the inputs of the delta rule for all rows. A task is a block of the step's tokens, which may be of several rows,
-/// or some heads of it. The task with a row's first token reads and writes the row's state; it also has the other tokens
-/// whose convolutions reach back into the state.
+/// Computes the inputs of the delta rule for all rows. A task is a block of the step's tokens, which may be of several
+/// rows, or some heads of it. The task with a row's first token reads and writes the row's state; it also has the other
+/// tokens whose convolutions reach back into the state.
 pub(super) fn inputs(
     path: Path,
     pool: &mut ThreadPool,
@@ -99,7 +100,7 @@ impl<'a> Block<'a> {
         let rows = self.rows[first..].iter().take_while(move |row| row.first_token < end);
         rows.map(move |row| {
             let tokens = match start.checked_sub(row.first_token) {
-                // The block before has the row's state.
+                // The previous block holds the row's state.
                 Some(before @ 1..) => before.max(kept)..row.tokens.min(end - row.first_token),
                 _ => 0..row.tokens.min(kept.max(end - row.first_token)),
             };
@@ -190,8 +191,8 @@ impl Inputs<'_> {
         }
     }
 
-    /// Prefetches what a unit reads, and the outputs of its first tokens: other threads have written the inputs and read the
-    /// outputs, and states and taps come from memory. Outputs of later tokens are written as streams.
+    /// Prefetches what a unit reads, and the outputs of its first tokens: other threads have written the inputs and
+    /// read the outputs, and states and taps come from memory. Outputs of later tokens are written as streams.
     #[inline(always)]
     pub(super) fn prefetch<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
         let (shape, row) = (self.shape, part.row);
@@ -234,9 +235,9 @@ impl Inputs<'_> {
         tokens.clone().for_each(|token| self.out(row, token, strip.column, strip.width).fill(0.0));
     }
 
-    /// Convolves the channels of a strip over a part of a row. `state` holds the inputs before the row, `[taps - 1, width]`,
-    /// and receives its last inputs; it is empty if the part does not have the state. `TAPS` is the number of taps, or 0 if
-    /// it is not known when this is compiled: known loops are unrolled.
+    /// Convolves the channels of a strip over a part of a row. `state` holds the inputs before the row, `[taps - 1,
+    /// width]`, and receives its last inputs; it is empty if the part does not have the state. `TAPS` is the number of
+    /// taps, or 0 if it is not known when this is compiled: known loops are unrolled.
     #[inline(always)]
     fn strip<S: Simd, const TAPS: usize>(&self, s: S, part: &RowTokens<'_>, strip: Strip, state: &mut [f32]) {
         let Strip { column, width, normed } = strip;
@@ -251,8 +252,8 @@ impl Inputs<'_> {
             for (tap, weight) in weights[..=kept].iter_mut().enumerate() {
                 *weight = s.load_some(&self.taps[tap * channels + column..][at..end], 0.0);
             }
-            // All inputs are loaded before the first output is stored: the processor takes a load for one that depends on an
-            // earlier store if the low bits of their addresses are equal, which they are at these strides.
+            // All inputs are loaded before the first output is stored: the processor takes a load for one that depends
+            // on an earlier store if the low bits of their addresses are equal, which they are at these strides.
             for (index, x) in window[..kept + tokens.len()].iter_mut().enumerate() {
                 let index = tokens.start + index;
                 *x = match index.checked_sub(kept) {
@@ -292,7 +293,8 @@ impl Inputs<'_> {
         }
     }
 
-    /// Does what [`Self::strip`] does for a row of one token and whole vectors of channels: everything stays in registers.
+    /// Does what [`Self::strip`] does for a row of one token and whole vectors of channels: everything stays in
+    /// registers.
     #[inline(always)]
     fn one_token<S: Simd>(&self, s: S, row: &Row, strip: Strip, state: &mut [f32]) {
         let Strip { column, width, normed } = strip;

@@ -1,8 +1,8 @@
 //! The memories of the delta rule, `S ← decay·S + k ⊗ δ` with `δ = (v - decay·Sᵀk)·beta`, and their outputs `Sᵀq`.
 //!
-//! Each column of a memory is computed alone: its sums run over the rows of the memory in order, for any number of tokens
-//! and of columns per task. While a token's update passes over a memory, it also sums the next token's `Sᵀk`, so that a
-//! token costs one pass.
+//! Each column of a memory is computed alone: its sums run over the rows of the memory in order, for any number of
+//! tokens and of columns per task. While a token's update passes over a memory, it also sums the next token's `Sᵀk`, so
+//! that a token costs one pass.
 
 use std::ops::Range;
 
@@ -18,15 +18,16 @@ use crate::{DeltaShape, DeviceError, SlotId};
 const NARROW: usize = 2;
 /// Columns of [`NARROW`] vectors.
 const COLUMNS: usize = NARROW * LANES;
-/// Number of vectors for rows of few tokens: all columns of a head of 128. A memory is then read and written as one stream
-/// and not as four, which takes about a tenth less time.
+/// Number of vectors for rows of few tokens: all columns of a head of 128. A memory is then read and written as one
+/// stream and not as four, which takes about a tenth less time.
 const WIDE: usize = 8;
 /// Number of registers per vector of columns: its output, its `δ` and the next token's sum.
 const REGISTERS: usize = 3;
 /// Maximum number of rows of a memory. The columns of a task are copied to the stack, where they fit the first-level
 /// cache.
 pub(in crate::cpu) const MAX_KEY_DIM: usize = 256;
-/// Distance of prefetches, in tokens. A head's inputs are too far from those of the next token for hardware prefetchers.
+/// Distance of prefetches, in tokens. A head's inputs are too far from those of the next token for hardware
+/// prefetchers.
 const AHEAD: usize = 2;
 /// Number of tokens from which the copy pays.
 pub(super) const COPIED_TOKENS: usize = 4;
@@ -138,8 +139,8 @@ impl<const V: usize> Columns<'_, V> {
         let memory = self.head * key_dim * value_dim;
         if self.width == V * LANES && row.tokens < COPIED_TOKENS {
             let state = states.pointer(row.slot, memory, key_dim * value_dim).wrapping_add(self.first);
-            // SAFETY: `key_dim` rows of `V` vectors lie in the memory, `value_dim` elements apart. They belong to this task
-            // alone.
+            // SAFETY: `key_dim` rows of `V` vectors lie in the memory, `value_dim` elements apart. They belong to this
+            // task alone.
             return unsafe { self.tokens(s, state, value_dim) };
         }
         // SAFETY: these elements belong to this task alone, which holds one slice at a time.
@@ -172,8 +173,8 @@ impl<const V: usize> Columns<'_, V> {
     #[inline(always)]
     fn input(&self, token: usize, first: usize, len: usize) -> &[f32] {
         let Memories { shape, inputs, .. } = self.memories;
-        // SAFETY: the inputs of a row's head are written before the head's memory is computed, and by no other task at the
-        // same time.
+        // SAFETY: the inputs of a row's head are written before the head's memory is computed, and by no other task at
+        // the same time.
         unsafe { inputs.slice((self.row.first_token + token) * shape.inputs() + first, len) }
     }
 
@@ -231,7 +232,8 @@ impl<const V: usize> Columns<'_, V> {
                 decay,
                 delta,
                 stride,
-                // Memories are read from far away, and lines of narrow blocks form no stream.
+                // Memories are too large for the caches, and the lines of narrow blocks form no stream that the
+                // hardware would prefetch.
                 ahead: self.next.unwrap_or(state.cast_const()),
                 ahead_stride: value_dim,
             };
@@ -259,15 +261,16 @@ struct Update<'a, F, const V: usize> {
     decay: F,
     delta: [F; V],
     stride: usize,
-    /// Memory that the row's first token prefetches, as many rows and columns, and the distance of its rows.
+    /// Memory that the row's first token prefetches: as many rows and columns as its own, `ahead_stride` elements
+    /// apart.
     ahead: *const f32,
     ahead_stride: usize,
 }
 
 impl<F: Copy, const V: usize> Update<'_, F, V> {
     /// Updates the columns, and returns the token's output. With `NEXT`, `sums` receives the products of the new memory
-    /// with the next token's key. With `AHEAD`, the memory `ahead` is prefetched. Both are known to the compiler: with a
-    /// branch in the loop, it would load each element and then spread it, by two instructions.
+    /// with the next token's key. With `AHEAD`, the memory `ahead` is prefetched. Both are constants: with a branch in
+    /// the loop, the compiler would load each element and then broadcast it, by two instructions.
     ///
     /// # Safety
     ///

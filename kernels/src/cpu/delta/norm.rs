@@ -7,7 +7,7 @@ use crate::cpu::simd::{LANES, Op, Simd};
 pub(in crate::cpu) struct GatedNorm<'a> {
     /// Heads of one token.
     pub(in crate::cpu) x: &'a mut [f32],
-    /// As many gates.
+    /// One gate per element of `x`.
     pub(in crate::cpu) gate: &'a [f32],
     /// Weights of one head.
     pub(in crate::cpu) weight: &'a [f32],

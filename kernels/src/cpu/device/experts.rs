@@ -1,5 +1,5 @@
-//! Mixtures of experts: each expert that has rows computes its MLP over them, with the kernels of dense layers, and many
-//! experts in one operation.
+//! Mixtures of experts: each expert that has rows computes its MLP over them, with the kernels of dense layers, and
+//! many experts in one operation.
 
 use super::CpuDevice;
 use crate::cpu::experts::{gather, scatter_add};

@@ -197,8 +197,8 @@ impl CpuDevice {
         })
     }
 
-    /// Calls `f` for each entry of `rows`, in parallel. Appends the results to `out` in order. If a row loses the device,
-    /// appends nothing.
+    /// Calls `f` for each entry of `rows`, in parallel. Appends the results to `out` in order. If a row loses the
+    /// device, appends nothing.
     fn each_row<R, T>(
         &mut self,
         rows: &[(usize, R)],

@@ -19,8 +19,8 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
 
-/// A panel that can hold a row's largest logit. Candidates are ordered by panel, so that a panel is read from memory once
-/// for all of its rows.
+/// A panel that can hold a row's largest logit. Candidates are ordered by panel, so that a panel is read from memory
+/// once for all of its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::cpu) struct Candidate {
     pub(in crate::cpu) panel: u32,
@@ -115,7 +115,7 @@ impl<K: MicroKernel> Op for Task<'_, K> {
         for (index, &Candidate { panel, row }) in candidates.iter().enumerate() {
             let (panel, row) = (panel as usize, row as usize);
             let elements = data.steps(panel, 0, steps);
-            // After a panel's last line comes the first line of the next candidate's.
+            // After a panel's last line, the first line of the next candidate's panel is prefetched.
             let next = candidates.get(index + 1).map_or(panel, |next| next.panel as usize);
             let next = data.address(next, 0).cast::<K::Raw>();
             let ask = |_: usize, line: usize| {
@@ -126,8 +126,8 @@ impl<K: MicroKernel> Op for Task<'_, K> {
                 };
                 prefetch(s, from.wrapping_add(line * STEP), STEP);
             };
-            // SAFETY: `row` is a tile of the packed activations, which hold `2 * steps` inputs of it, and no task writes to
-            // them now. [`Data::steps`] has checked that the panel holds `steps` steps.
+            // SAFETY: `row` is a tile of the packed activations, which hold `2 * steps` inputs of it, and no task
+            // writes to them now. [`Data::steps`] has checked that the panel holds `steps` steps.
             let [[sum]] = unsafe {
                 let x = work.inputs::<K, 1>(row, 0);
                 K::multiply::<S, 1, 1>(s, [[s.splat(0.0)]], x, [elements], steps, ask)

@@ -17,8 +17,8 @@ pub(in crate::cpu) enum Epilogue<'a> {
     Gated,
     /// The arg max of each row of `x · Wᵀ`. `out` is scratch memory; its contents are undefined afterwards.
     Largest(PartialArgmax<'a>),
-    /// The largest sum of each row and panel, `[rows, panels]`, for a product in int8 whose matrix is not paired. `out` is
-    /// scratch memory; its contents are undefined afterwards.
+    /// The largest sum of each row and panel, `[rows, panels]`, for a product in int8 whose matrix is not paired. `out`
+    /// is scratch memory; its contents are undefined afterwards.
     PanelMaxima(&'a Shared<'a, f32>),
 }
 
@@ -37,11 +37,11 @@ impl Work<'_> {
         s.prefetch_to_write(self.out.as_ptr().wrapping_add(row * width + column).cast_const().cast());
     }
 
-    /// Applies the epilogue to the sums of a tile: `R` rows from `first` on, and `P` panels from `panel` on. If the matrix
-    /// is paired, `gates` keeps the sums of a gate panel until the tile of the up panel after it is finished.
+    /// Applies the epilogue to the sums of a tile: `R` rows from `first` on, and `P` panels from `panel` on. If the
+    /// matrix is paired, `gates` keeps the sums of a gate panel until the tile of the up panel after it is finished.
     ///
-    /// This function, unlike [`Self::finish`], unrolls the loop over rows, so that the sums stay in registers until they
-    /// are stored: a tile of sixteen rows is finished every few thousand cycles.
+    /// This function, unlike [`Self::finish`], unrolls the loop over rows, so that the sums stay in registers until
+    /// they are stored: a tile of sixteen rows is finished every few thousand cycles.
     #[inline(always)]
     pub(super) fn finish_tile<S: Simd, const R: usize, const P: usize>(
         &self,

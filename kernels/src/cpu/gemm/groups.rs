@@ -1,7 +1,7 @@
 //! Several matrices in one operation, each with rows of its own, as a mixture of experts has them.
 //!
-//! Products of few rows take tens of microseconds. As one operation they are packed and multiplied together, and threads
-//! wait for each other once and not once per matrix.
+//! Products of few rows take tens of microseconds. As one operation they are packed and multiplied together, and
+//! threads wait for each other once and not once per matrix.
 
 use crate::DeviceError;
 use crate::cpu::threads::pool::ThreadPool;

@@ -14,7 +14,6 @@ pub(in crate::cpu) struct Input<'a> {
     pub(in crate::cpu) norm: Option<(&'a [f32], f32)>,
 }
 
-/// One input row.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct InputRow<'a> {
     values: &'a [f32],

@@ -14,8 +14,8 @@ pub(in crate::cpu) struct Rows {
     pub(in crate::cpu) input_stride: usize,
 }
 
-/// Possible numbers of rows of one of several tiles. The list is short because the loop is compiled for each number with
-/// every format and instruction path.
+/// Numbers of rows that a tile may have if a product has several tiles. The list is short because the loop is compiled
+/// for each number with every format and instruction path.
 const HEIGHTS: [usize; 8] = [14, 12, 8, 6, 4, 3, 2, 1];
 
 /// A division of rows into tiles. All tiles have the largest size except for the last few, whose sizes are chosen so
@@ -36,7 +36,7 @@ pub(in crate::cpu) struct Tiling {
 pub(in crate::cpu) struct TileLimits {
     /// Number of rows of the largest of several tiles: one of [`HEIGHTS`].
     pub(in crate::cpu) several: usize,
-    /// Maximum number of rows of the only tile, which may have fewer: any number of them.
+    /// Maximum number of rows of a single tile. A single tile may have any smaller number of rows, too.
     pub(in crate::cpu) single: usize,
 }
 
@@ -100,8 +100,8 @@ impl Tiling {
 /// Evaluates `$body` for a tile of `$rows` rows, with the constants `R` (that number) and `P` (the number of panels
 /// that the tile is multiplied by at once). `P` is the largest of 1, 2 and 4 for which the sums of `R` rows and `P`
 /// panels fit the registers. There are then enough independent chains to hide the latency of a multiply-add, and each
-/// load of an activation feeds several chains. Seven rows have two panels: with four panels, sums and
-/// weights would take all registers. `single` before the arguments is for a tile that may be the only one (see [`TileLimits`]).
+/// load of an activation feeds several chains. Seven rows have two panels: with four panels, sums and weights would
+/// take all registers. `single` before the arguments is for a tile that may be the only one (see [`TileLimits`]).
 macro_rules! for_tile {
     ($simd:ident, $rows:expr, $body:expr) => {
         for_tile!(@ $simd, $simd::TILE_ROWS, $rows, $body, 1, 2, 3, 4, 6, 8, 12, 14)

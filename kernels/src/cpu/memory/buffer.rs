@@ -1,4 +1,5 @@
-//! Page-aligned memory: anonymous and committed when it is first touched or by [`Buffer::make_resident`], or mapped from a file.
+//! Page-aligned memory: anonymous and committed when it is first touched or by [`Buffer::make_resident`], or mapped
+//! from a file.
 
 use std::fs::File;
 use std::marker::PhantomData;

@@ -2,8 +2,8 @@
 //! a machine share its pages.
 //!
 //! The first page names the file's contents. Entries follow in the order of loading: a matrix, or the screen of the LM
-//! head before it. Each entry consists of one page that describes it and then its bytes, padded to whole pages. The file
-//! is written under a temporary name and renamed when it is complete. An entry is only taken from the file if the
+//! head before it. Each entry consists of one page that describes it and then its bytes, padded to whole pages. The
+//! file is written under a temporary name and renamed when it is complete. An entry is only taken from the file if the
 //! description there (kind, shape, type, and a hash of a few samples of the source bytes) matches what is being loaded.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -124,8 +124,8 @@ impl PackedWeights {
         })
     }
 
-    /// Returns the next entry. `kinds` are the descriptions that it can have, with the lengths of its bytes. `map` maps an
-    /// entry of a kind, `pack` makes it, and `packed` returns its kind and bytes.
+    /// Returns the next entry. `kinds` are the descriptions that it can have, with the lengths of its bytes. `map` maps
+    /// an entry of a kind, `pack` makes it, and `packed` returns its kind and bytes.
     fn entry<T>(
         &self,
         kinds: &[(Page, Option<usize>)],

@@ -9,8 +9,8 @@ pub(in crate::cpu) struct Shared<'a, T> {
     borrows: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: ranges are only accessible through the unsafe `slice` and `slice_mut`, whose callers guarantee that a range which
-// is written is disjoint from all others.
+// SAFETY: ranges are only accessible through the unsafe `slice` and `slice_mut`, whose callers guarantee that a range
+// which is written is disjoint from all others.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 // SAFETY: the value is equivalent to the `&mut [T]` that it was made from.
 unsafe impl<T: Send> Send for Shared<'_, T> {}

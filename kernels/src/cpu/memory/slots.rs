@@ -6,7 +6,8 @@ use crate::cpu::memory::{Buffer, Shared};
 use crate::cpu::threads::ThreadPool;
 use crate::{DeviceError, SlotCopy, SlotId};
 
-/// The state of each slot begins at a multiple of this number of bytes: a cache line, so that no two requests share one.
+/// The state of each slot begins at a multiple of this number of bytes: a cache line, so that no two requests share
+/// one.
 const ALIGNMENT: usize = 64;
 /// Number of bytes that one thread copies at once.
 const COPIED_AT_ONCE: usize = 1 << 20;
@@ -52,8 +53,8 @@ impl Plane {
     }
 }
 
-/// A range of the f32 state of every slot in one plane, for tasks that each write the state of other slots or other parts
-/// of it.
+/// A range of the f32 state of every slot in one plane, for tasks that each write the state of other slots or other
+/// parts of it.
 pub(in crate::cpu) struct SlotStates<'a> {
     data: Shared<'a, f32>,
     /// Distance in elements between the beginnings of two slots.
@@ -168,8 +169,8 @@ impl Slots {
         state.ok_or_else(|| DeviceError::Misuse(what()))
     }
 
-    /// The f32 states of one layer in several planes, for all slots. `of` names planes, which differ, the layer, and the
-    /// bytes of a layer's state.
+    /// The f32 states of one layer in several planes, for all slots. `of` names planes, which differ, the layer, and
+    /// the bytes of a layer's state.
     pub(in crate::cpu) fn states<const N: usize>(
         &mut self,
         of: [(usize, usize, usize); N],
@@ -189,8 +190,8 @@ impl Slots {
         Ok(planes.map(|plane| {
             let (_, layer, bytes) = of.next().unwrap_or_default();
             let (stride, len) = (plane.stride / SIZE, bytes / SIZE);
-            // SAFETY: every bit pattern is an f32. The buffer begins at a page and slots at multiples of ALIGNMENT, so no
-            // bytes are left over at either end.
+            // SAFETY: every bit pattern is an f32. The buffer begins at a page and slots at multiples of ALIGNMENT, so
+            // no bytes are left over at either end.
             let (_, data, _) = unsafe { plane.data.align_to_mut::<f32>() };
             SlotStates { data: Shared::new(data), stride, start: layer * len, len }
         }))

@@ -45,7 +45,7 @@ impl Best {
     /// Returns the logit and the token id, where token ids begin at `first`.
     pub(in crate::cpu) fn candidate(self, first: usize) -> [f32; 2] {
         let logit = if self.nan { f32::NAN } else { self.logit };
-        // Without a logit above negative infinity there is no token, and the logit refuses the row.
+        // Without a logit above negative infinity there is no token. The candidate's logit then makes the row fail.
         let token = if self.token == u32::MAX { 0 } else { first as u32 + self.token };
         [logit, token as f32]
     }

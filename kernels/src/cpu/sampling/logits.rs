@@ -14,7 +14,7 @@ pub(in crate::cpu) fn largest(path: Path, logits: &[f32]) -> Result<f32, DeviceE
     check_largest(path.run(Largest(logits)))
 }
 
-/// Returns the largest logit unless it is not finite or, as `None`, a logit is NaN.
+/// Returns the largest logit, or an error if it is not finite. `None` stands for a row with a NaN.
 pub(in crate::cpu) fn check_largest(largest: Option<f32>) -> Result<f32, DeviceError> {
     match largest {
         Some(largest) if largest.is_finite() => Ok(largest),

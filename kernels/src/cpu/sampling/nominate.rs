@@ -31,7 +31,7 @@ pub(in crate::cpu) fn adjust(path: Path, logits: &mut [f32], nomination: &Nomina
 
 fn apply(adjustments: &Adjustments, logits: &mut [f32], first: usize) {
     let tokens = logits.len();
-    // Tokens of other ranks are theirs to adjust.
+    // Other ranks adjust their own tokens.
     let own = |token: u32| (token as usize).checked_sub(first).filter(|index| *index < tokens);
     for (index, bias) in adjustments.bias.iter().filter_map(|&(token, bias)| Some((own(token)?, bias))) {
         logits[index] += bias;
@@ -49,8 +49,8 @@ fn apply(adjustments: &Adjustments, logits: &mut [f32], first: usize) {
     }
 }
 
-/// Fills `out` with the best tokens, each a logit and a token id, in order. `logits` are adjusted and those of the tokens
-/// from `first` on. `peaks` are those of the whole row.
+/// Fills `out` with the best tokens, each a logit and a token id, in order. `logits` are the adjusted logits of the
+/// tokens from `first` on. `peaks` are those of the whole row.
 pub(in crate::cpu) fn nominate(
     path: Path,
     logits: &[f32],

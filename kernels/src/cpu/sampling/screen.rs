@@ -1,24 +1,25 @@
-//! The arg max of an LM head with a *screen*: an int8 copy of the head that is multiplied first. It shows which panels can
-//! hold a row's largest logit, and only their logits are computed. The result is that of all logits, to the bit.
+//! The arg max of an LM head with a *screen*: an int8 copy of the head that is multiplied first. It shows which panels
+//! can hold a row's largest logit, and only their logits are computed. The result is that of all logits, to the bit.
 //!
 //! # The bound
 //!
-//! For a row, let `h` be the activations as the exact product multiplies them (packed: rounded to bfloat16, for example),
-//! and `q` the activations in eight bits. For an output, let `w` be the weights as the exact product multiplies them, and
-//! `v` the weights in eight bits. Without rounding, the logit is `h·w` and the screen's sum is `q·v`, and
+//! For a row, let `h` be the activations as the exact product multiplies them (packed: rounded to bfloat16, for
+//! example), and `q` the activations in eight bits. For an output, let `w` be the weights as the exact product
+//! multiplies them, and `v` the weights in eight bits. Without rounding, the logit is `h·w` and the screen's sum is
+//! `q·v`, and
 //!
 //! ```text
 //! |h·w - q·v| = |(h - q)·w + q·(w - v)| <= ‖h - q‖·‖w‖ + ‖q‖·‖w - v‖
 //! ```
 //!
-//! by the inequality of Cauchy and Schwarz. [`RowNorms`] has the norms of `h`, `q` and `h - q`. [`Screen`] has, for each
-//! panel, `W`: the largest `‖w‖` of its outputs, and `E`: the largest `‖w - v‖`. None is less than the true one.
+//! by the inequality of Cauchy and Schwarz. [`RowNorms`] has the norms of `h`, `q` and `h - q`. [`Screen`] has, for
+//! each panel, `W`: the largest `‖w‖` of its outputs, and `E`: the largest `‖w - v‖`. None is less than the true one.
 //!
 //! Both products round, each operation by at most a relative 2^-24. With `n` inputs, each term of the exact product is
-//! rounded at most `n` times, so the product is off by about `n·2^-24·Σ|h_i·w_i|`, at most `n·2^-24·‖h‖·‖w‖`. The screen's
-//! sum has fewer roundings, and its terms add up to at most `‖q‖·‖v‖`, where `‖v‖ <= W + E`. The differences that the norms
-//! measure and the sums below are rounded a few times more. Let `slack = (n + 8)·2^-22`, which is about four times as
-//! much. Then the logit `y` and the screen's sum `z` satisfy
+//! rounded at most `n` times, so the product is off by about `n·2^-24·Σ|h_i·w_i|`, at most `n·2^-24·‖h‖·‖w‖`. The
+//! screen's sum has fewer roundings, and its terms add up to at most `‖q‖·‖v‖`, where `‖v‖ <= W + E`. The differences
+//! that the norms measure and the sums below are rounded a few times more. Let `slack = (n + 8)·2^-22`, which is about
+//! four times as much. Then the logit `y` and the screen's sum `z` satisfy
 //!
 //! ```text
 //! |y - z| <= b = (‖h - q‖ + slack·(‖h‖ + ‖q‖))·W + (1 + slack)·‖q‖·E + tiny
@@ -29,12 +30,12 @@
 //! # The candidates
 //!
 //! Let `m` be the largest sum of a panel of the screen. The outputs that pad the last panel do not count. The panel's
-//! largest logit is at least `m - b` and at most `m + b`. So the row's largest logit is at least the largest `m - b` of all
-//! panels, and a panel whose `m + b` is smaller holds neither the largest logit nor one that is equal. All other panels are
-//! candidates.
+//! largest logit is at least `m - b` and at most `m + b`. So the row's largest logit is at least the largest `m - b` of
+//! all panels, and a panel whose `m + b` is smaller holds neither the largest logit nor one that is equal. All other
+//! panels are candidates.
 //!
-//! A row whose logits could be infinite or NaN has no such bound. Then all logits of the operation are computed. So they
-//! are if there are too many candidates, for which [`Backoff`] skips screens for a while.
+//! A row whose logits could be infinite or NaN has no such bound. Then all logits of the operation are computed. The
+//! same happens if there are too many candidates, and [`Backoff`] then skips screens for a while.
 
 use crate::DeviceError;
 use crate::cpu::gemm::groups::Group;
@@ -60,7 +61,7 @@ pub struct ScreenCounts {
     pub screened: u64,
     /// Number of pairs of a panel and a row that these operations multiplied exactly.
     pub pairs: u64,
-    /// Number of arg max operations that multiplied by a screen in vain.
+    /// Number of arg max operations for which a screen was multiplied without success.
     pub failed: u64,
 }
 
@@ -117,8 +118,8 @@ impl Scratch {
         self.counts
     }
 
-    /// Updates the arg max of all rows with all logits that can be a row's largest. Returns false if it has left the arg max
-    /// as it was, and the caller has to compute all logits. There must be room for the rows.
+    /// Updates the arg max of all rows with all logits that can be a row's largest. Returns false if it has left the
+    /// arg max as it was, and the caller has to compute all logits. There must be room for the rows.
     pub(in crate::cpu) fn find_largest(&mut self, operands: Operands<'_>) -> Result<bool, DeviceError> {
         let Operands { path, pool, int8, products, x, rows, matrix, screen, partial, logits } = operands;
         if rows == 0 || !self.backoff.admits() {
@@ -178,8 +179,8 @@ fn grow<T: Clone + Default>(list: &mut Vec<T>, len: usize) {
     }
 }
 
-/// Maximum number of candidates for which the screen pays: one per row, and a quarter of the panels for up to sixteen rows.
-/// A product of more rows takes longer in proportion.
+/// Maximum number of candidates for which the screen pays: one per row, and a quarter of the panels for up to sixteen
+/// rows. A product of more rows takes longer in proportion.
 fn most_candidates(rows: usize, panels: usize) -> usize {
     rows + panels * rows.max(16) / 64
 }
@@ -276,7 +277,7 @@ impl RowBound {
 }
 
 /// Skips screens after failures: 8 operations after the first failure, twice as many after each further one, up to
-/// [`Self::MOST`]. A success starts anew. Results do not depend on it.
+/// [`Self::MOST`]. A success resets the number. Results do not depend on skips.
 #[derive(Debug, Default)]
 struct Backoff {
     /// Number of operations that are still skipped.

@@ -413,8 +413,8 @@ simd! { Avx512Vnni:
 
 simd! { Avx512Bf16:
     const TILE_ROWS: usize = 12;
-    // One tile is faster than two of eight rows, each of which reads all weights and keeps its sums in memory between blocks.
-    // Loops without these dot products need more registers, and become slower.
+    // A single tile of sixteen rows is faster than two of eight, each of which would read all weights and keep its sums
+    // in memory between blocks. Loops without these dot products need more registers, and become slower.
     const SINGLE_TILE_ROWS: usize = 16;
     const TILE_SUMS: usize = 24;
     #[inline(always)]

@@ -4,9 +4,9 @@
 //! so a waiting thread spins before it parks. The caller's thread runs tasks too. A thread that wakes late finds the
 //! operation closed, and the caller does not wait for that thread.
 //!
-//! Each thread has a share of consecutive tasks, which it runs from the front, so that its reads form one stream. If the
-//! same thread wrote the data in an earlier operation, the data is in the memory of the thread's NUMA node. A thread
-//! whose share is empty takes tasks from the back of the other threads' shares.
+//! Each thread has a share of consecutive tasks, which it runs from the front, so that its reads form one stream. If
+//! the same thread wrote the data in an earlier operation, the data is in the memory of the thread's NUMA node. A
+//! thread whose share is empty takes tasks from the back of the other threads' shares.
 
 use std::any::Any;
 use std::cell::UnsafeCell;

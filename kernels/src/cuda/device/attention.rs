@@ -17,7 +17,8 @@ const THREADS: u32 = 128;
 const WARPS: usize = 4;
 /// Threads of a warp.
 const WARP: u32 = 32;
-/// Scratch memory for partial results of attention. Tiles for which no room is left walk their splits one after another.
+/// Scratch memory for partial results of attention. Tiles for which no room is left walk their splits one after
+/// another.
 const PART_BYTES: usize = 32 << 20;
 /// Alignment in bytes of what a thread reads at once.
 const ALIGNMENT: usize = 16;

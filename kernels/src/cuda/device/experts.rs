@@ -1,8 +1,9 @@
 //! Mixtures of experts.
 //!
-//! The GPU routes the rows, lists the pairs of a row and an expert by expert, and computes each expert's products over its
-//! list, so that the host waits for nothing. Each pair has activations and outputs of its own, and a row's outputs are added in
-//! the order of experts. Large steps are cut into chunks of rows, which bounds the memory of the pairs and changes no bit.
+//! The GPU routes the rows, lists the pairs of a row and an expert by expert, and computes each expert's products over
+//! its list, so that the host waits for nothing. Each pair has activations and outputs of its own, and a row's outputs
+//! are added in the order of experts. Large steps are cut into chunks of rows, which bounds the memory of the pairs and
+//! changes no bit.
 
 mod products;
 
@@ -19,8 +20,8 @@ use crate::{DeviceError, Experts, MixExperts, Routing, WeightType};
 const THREADS: u32 = 256;
 /// Rows that a block of `route_rows` routes: one per warp.
 const ROUTED_ROWS: usize = 8;
-/// Largest size in bytes of the outputs of a chunk's pairs. Each chunk reads the weights of its experts, so a chunk should
-/// have many rows per expert: with 2,048 outputs of 4 bytes and 8 of 128 experts per row it has 128.
+/// Largest size in bytes of the outputs of a chunk's pairs. Each chunk reads the weights of its experts, so a chunk
+/// should have many rows per expert: with 2,048 outputs of 4 bytes and 8 of 128 experts per row it has 128.
 pub(super) const OUTPUT_BYTES: usize = 128 << 20;
 /// Bytes of an index or of a weight of a pair.
 const WORD: usize = 4;
@@ -193,7 +194,8 @@ impl CudaDevice {
         outputs.launch(&self.kernels, pairs)
     }
 
-    /// Returns the address of the chunk's rows in the type of the weights, whose conversion is enqueued if there is one.
+    /// Returns the address of the chunk's rows in the type of the weights, whose conversion is enqueued if there is
+    /// one.
     fn input_of_experts(
         &mut self,
         layer: &Layer,

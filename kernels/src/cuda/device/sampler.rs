@@ -14,8 +14,8 @@ use crate::{Argmax, DeviceError, GatheredRows, Nomination, SampleRow, Sampler, S
 
 /// Threads of a block, which works on one row of logits.
 const THREADS: u32 = 256;
-/// Upper bound of the bytes of each of the three scratch arrays of sampling, unless one row takes more: rows beyond it are
-/// sampled by further launches.
+/// Upper bound of the bytes of each of the three scratch arrays of sampling, unless one row takes more: rows beyond it
+/// are sampled by further launches.
 const SCRATCH_BYTES: usize = 32 << 20;
 
 impl Sampler for CudaDevice {

@@ -19,8 +19,8 @@ const CONFIG_MAGIC: u32 = 0xcafe_beef;
 const CONFIG_VERSION: u32 = 23_000;
 /// Value of a field of the configuration that is left to NCCL (`NCCL_CONFIG_UNDEF_INT`).
 const UNDEFINED: c_int = c_int::MIN;
-/// Time for which a call that goes on in the background is asked for without a pause. Once the ranks are connected, NCCL's
-/// own thread takes some microseconds to launch a collective.
+/// Time for which a call that goes on in the background is asked for without a pause. Once the ranks are connected,
+/// NCCL's own thread takes some microseconds to launch a collective.
 const SPIN: Duration = Duration::from_micros(200);
 /// Interval at which longer waits ask.
 const POLL: Duration = Duration::from_micros(100);
@@ -102,8 +102,8 @@ impl Communicator {
         self.end(Operation::AllReduce, begun)
     }
 
-    /// Enqueues a gather of `count` floats of each rank. Rank 0 passes `all`, `[ranks, count]`, into which the parts of all
-    /// other ranks come. The others pass their `part`.
+    /// Enqueues a gather of `count` floats of each rank. Rank 0 passes `all`, `[ranks, count]`, into which the parts of
+    /// all other ranks come. The others pass their `part`.
     pub(in crate::cuda) fn gather(
         &mut self,
         part: u64,
@@ -113,8 +113,8 @@ impl Communicator {
         self.begin()?;
         let (nccl, handle, stream) = (self.nccl, self.handle, self.gpu.stream.cast());
         let kind = sys::ncclDataType_t::ncclFloat32 as u32;
-        // SAFETY: the callers pass buffers of these sizes, which live until the stream has passed the collective. The group
-        // is closed in any case.
+        // SAFETY: the callers pass buffers of these sizes, which live until the stream has passed the collective. The
+        // group is closed in any case.
         let begun = unsafe {
             let mut begun = (nccl.ncclGroupStart)();
             match all {
@@ -177,8 +177,8 @@ impl Communicator {
         self.in_flight.mark(operation)
     }
 
-    /// Waits until a call has ended: a call of a communicator that does not block may go on in the background, and no other
-    /// call may begin before.
+    /// Waits until a call has ended: a call of a communicator that does not block may go on in the background, and no
+    /// other call may begin before.
     fn settle(&mut self, operation: Operation, begun: u32, limit: Duration) -> Result<(), DeviceError> {
         let (mut code, since) = (begun, Instant::now());
         while code == IN_PROGRESS {

@@ -10,8 +10,8 @@ use crate::cuda::context::{Event, Gpu};
 
 /// The collectives that the stream has not passed, as far as is known.
 ///
-/// The clock measures the time since the stream last passed a collective, or since one was enqueued while it had none. So a
-/// long step does not count as a hang, as long as its collectives go by.
+/// The clock measures the time since the stream last passed a collective, or since one was enqueued while it had none.
+/// So a long step does not count as a hang, as long as its collectives go by.
 pub(super) struct InFlight {
     gpu: Arc<Gpu>,
     /// A point behind each collective.

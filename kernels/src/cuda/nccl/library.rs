@@ -1,7 +1,7 @@
 //! `libnccl.so.2`, opened at run time.
 //!
-//! Types and constants are cudarc's. Its functions are not called: they look for every name of the library but the one that
-//! NVIDIA's packages install, and panic at a symbol that is absent.
+//! Types and constants are cudarc's. Its functions are not called: they look for every name of the library but the one
+//! that NVIDIA's packages install, and panic at a symbol that is absent.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -22,7 +22,8 @@ pub(super) const IN_PROGRESS: u32 = sys::ncclResult_t::ncclInProgress as u32;
 
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
-        /// The functions of the library. Results are plain numbers: a newer library may have results that no enum names.
+        /// The functions of the library. Results are plain numbers: a newer library may have results that no enum
+        /// names.
         #[allow(non_snake_case, reason = "the names of NCCL")]
         pub(super) struct Nccl {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result,)*

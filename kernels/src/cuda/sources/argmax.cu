@@ -1,7 +1,7 @@
 // The likeliest token of each row of logits: a block per row. Among equal logits the lowest token id wins.
 
-// Writes a result per row, and the token of each row as the last one of its slot, unless that is the null slot. `slots` may
-// be null: no row has a slot.
+// Writes a result per row, and the token of each row as the last one of its slot, unless that is the null slot. `slots`
+// may be null: no row has a slot.
 KERNEL(THREADS) argmax(const float* logits, u32 width, const u32* slots, u32* last_tokens, Result* results) {
   BEGIN(argmax);
   Best best = best_of(logits + (size_t)blockIdx.x * width, width);
@@ -12,7 +12,7 @@ KERNEL(THREADS) argmax(const float* logits, u32 width, const u32* slots, u32* la
   if (slot) last_tokens[slot] = token;
 }
 
-// out[row] = [logit, token id], where token ids begin at `first`. A NaN stands for any NaN in the row.
+// out[row] = [logit, token id], where token ids begin at `first`. The logit is NaN if any logit of the row is NaN.
 KERNEL(THREADS) partial_argmax(const float* logits, u32 width, u32 first, float* out) {
   BEGIN(partial_argmax);
   Best best = best_of(logits + (size_t)blockIdx.x * width, width);

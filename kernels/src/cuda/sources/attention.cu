@@ -1,10 +1,10 @@
-// Causal attention of ragged batches over paged keys and values, in f32 on the plain cores: the first kernel, which later
-// ones on tensor cores are compared with.
+// Causal attention of ragged batches over paged keys and values, in f32 on the plain cores: the first kernel, which
+// later ones on tensor cores are compared with.
 //
-// A warp takes one query head of one token. It loops over tiles of 32 keys at absolute positions. For the scores each lane
-// has a key; for the weighted sum of values each lane has elements of the head. The online softmax restarts at absolute
-// multiples of SPLIT keys, and the partial results are folded in order. A query's bits therefore depend neither on its
-// neighbours nor on the chunk that it comes in.
+// A warp takes one query head of one token. It loops over tiles of 32 keys at absolute positions. For the scores each
+// lane has a key; for the weighted sum of values each lane has elements of the head. The online softmax restarts at
+// absolute multiples of SPLIT keys, and the partial results are folded in order. A query's bits therefore depend
+// neither on its neighbours nor on the chunk that it comes in.
 //
 // Keys outside of a query's window are never read: an unwritten entry of a page may hold NaN.
 constexpr int THREADS = 128;

@@ -1,14 +1,14 @@
 // Causal attention of ragged batches over paged keys and values of two bytes, on tensor cores.
 //
-// The queries of a row for one kv head are numbered through: query i is head i % group of token i / group. A work item is a
-// tile of consecutive queries, 16 per warp, so that the query heads of a decode share one pass over its keys. A narrow tile
-// has one warp, a wide tile four, which share the keys in shared memory. Each warp computes its 16 queries alone: scores,
-// online softmax and weighted sum of values stay in its registers.
+// The queries of a row for one kv head are numbered: query i is head i % group of token i / group. A work item is a
+// tile of consecutive queries, 16 per warp, so that the query heads of a decode share one pass over its keys. A narrow
+// tile has one warp, a wide tile four, which share the keys in shared memory. Each warp computes its 16 queries alone:
+// scores, online softmax and weighted sum of values stay in its registers.
 //
-// A query's bits depend on nothing but itself. Keys are taken in tiles of TILE at absolute positions. The online softmax
-// restarts at absolute multiples of SPLIT keys, and the results of the splits are folded in order: by the item that walks
-// them all, or by `merge_splits` if each split is an item of its own. Both fold with the same instructions. A tile that is
-// masked for a query leaves its state as it was.
+// A query's bits depend on nothing but itself. Keys are taken in tiles of TILE at absolute positions. The online
+// softmax restarts at absolute multiples of SPLIT keys, and the results of the splits are folded in order: by the item
+// that walks them all, or by `merge_splits` if each split is an item of its own. Both fold with the same instructions.
+// A tile that is masked for a query leaves its state as it was.
 //
 // Keys that no query of a tile sees are not read: zeros stand for them, because an unwritten entry may hold NaN.
 // The lists of items are made by kernels/src/cuda/attention_work.rs.
@@ -68,8 +68,8 @@ DEVICE float folded(const Fold& by, float value, float part) { return __fmaf_rn(
 // Adding zero makes a negative zero positive: masked tiles may have made it so.
 DEVICE float normal(float value, float factor) { return __fadd_rn(__fmul_rn(value, factor), 0.f); }
 
-// Keys and values of two tiles: one is read while the other arrives. Rows are padded, so that the eight rows of a matrix
-// lie in different banks.
+// Keys and values of two tiles: one is read while the other arrives. Rows are padded, so that the eight rows of a
+// matrix lie in different banks.
 template <int D>
 struct Shared {
   u16 tiles[2][2][TILE][D + 8];
@@ -88,7 +88,7 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
   if (item.split != ALL_SPLITS) begin = max(begin, item.split * SPLIT_TILES), end = min(end, (item.split + 1) * SPLIT_TILES);
   if (begin >= end) return;  // the window leaves nothing of the split, which the merge does not read then
 
-  // Each lane finds the place of one key, and the lanes that copy it ask that lane.
+  // Each lane computes the location of one key. The lanes that copy the key get the location from that lane.
   auto locate = [&](u32 tile) {
     const u32 key = min(tile * TILE + lane, high);
     return (pages[key / args.page_tokens] * args.kv_heads + blockIdx.y) * 2 * args.page_tokens + key % args.page_tokens;
@@ -109,7 +109,7 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
   fetch(begin, 0, locate(begin));
   u32 located = begin + 1 < end ? locate(begin + 1) : 0;
 
-  // This lane's two queries as fragments of A, in units in which the softmax has powers of two.
+  // This lane's two queries as fragments of A, scaled so that the softmax uses powers of two.
   const bool has_queries = warp * WARP_QUERIES < item.queries;
   u32 position[2], q[D / 16][4];
 #pragma unroll
@@ -127,7 +127,7 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
   const u32 warp_low = query_at(args, row, item, warp * WARP_QUERIES).position;
   const u32 warp_high = query_at(args, row, item, warp * WARP_QUERIES + WARP_QUERIES - 1).position;
 
-  // Results of the splits before, and of this split. The sums of a split are this lane's share until the split ends.
+  // Results of the earlier splits, and of this split. The sums of a split are this lane's share until the split ends.
   float total_top[2] = {-INF, -INF}, total_sum[2] = {0.f, 0.f}, total[D / 8][4] = {};
   float top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f}, values[D / 8][4] = {};
 
@@ -240,8 +240,8 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
   }
 }
 
-// Folds the partial results of a tile's queries, split by split. An item names the tile and the place of its first split;
-// those of the next split follow it. A thread has four elements of a query.
+// Folds the partial results of a tile's queries, split by split. An item names the tile and the place of its first
+// split; those of the next split follow it. A thread has four elements of a query.
 template <int D>
 DEVICE void merge(const Args& args) {
   const Item item = args.items[blockIdx.x];

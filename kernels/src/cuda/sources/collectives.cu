@@ -11,8 +11,8 @@ KERNEL(THREADS) pack_rows(const float* x, const u32* rows, u64 count, u32 width,
   if (i < count) out[i] = x[(size_t)rows[i / width] * width + i % width];
 }
 
-// out[rows[i]][rank] = parts[rank][i], `width` elements each, of which there are `count` in all. `rows` may be null: each row
-// keeps its index.
+// out[rows[i]][rank] = parts[rank][i], `width` elements each, of which there are `count` in all. `rows` may be null:
+// each row keeps its index.
 KERNEL(THREADS) lay_side_by_side(const float* parts, const u32* rows, u32 ranks, u32 row_count, u32 width, u64 count, float* out) {
   BEGIN(lay_side_by_side);
   size_t i = element();
@@ -22,7 +22,7 @@ KERNEL(THREADS) lay_side_by_side(const float* parts, const u32* rows, u32 ranks,
   out[at * width + i % width] = parts[i];
 }
 
-// x = the key of x, and back, in place. NCCL's largest of floats would drop a NaN; the largest of keys keeps it.
+// Replaces x by its key, and back. NCCL's maximum of floats would drop a NaN; the maximum of keys keeps it.
 KERNEL(THREADS) to_keys(float* x, u64 count) {
   BEGIN(to_keys);
   size_t i = element();

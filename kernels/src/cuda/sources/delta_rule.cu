@@ -1,12 +1,13 @@
-// The gated delta rule: for each token of a row in order, the memory S of a value head becomes decay * S + k ⊗ delta with
-// delta = (v - decay * Sᵀk) * beta, and the token's output is Sᵀq.
+// The gated delta rule: for each token of a row in order, the memory S of a value head becomes decay * S + k ⊗ delta
+// with delta = (v - decay * Sᵀk) * beta, and the token's output is Sᵀq.
 //
-// A block takes COLUMNS columns of a head's memory for all tokens of a row. Each column lies in the registers of PARTS lanes,
-// and is read from the slot once and written there once. A lane has quads of rows, PARTS quads apart. Its sums over them, four
-// that run side by side, and the tree that adds them and those of the other lanes follow from the size of a head alone.
+// A block takes COLUMNS columns of a head's memory for all tokens of a row. Each column lies in the registers of PARTS
+// lanes, and is read from the slot once and written there once. A lane has quads of rows, PARTS quads apart. A lane
+// keeps four sums over its quads. The order in which these and the sums of other lanes are added follows from the size
+// of a head alone.
 //
-// The inputs of TILE tokens arrive by cp.async while those of the tile before are used. Copies have four bytes, because a
-// token's inputs may begin anywhere.
+// The inputs of TILE tokens arrive by cp.async while those of the tile before are used. Copies have four bytes, because
+// a token's inputs may begin anywhere.
 constexpr int THREADS = 128;
 constexpr u32 PARTS = 4;
 constexpr u32 WARP_COLUMNS = 32 / PARTS;
@@ -37,8 +38,9 @@ DEVICE float column_sum(const float (&sums)[4]) {
   return sum;
 }
 
-// Loads this lane's elements of a column, or stores them. Rows from `rows` on are zeros that nobody holds. Each address
-// follows from the one before, and no address is kept from the load to the store: there are no registers for them.
+// Loads this lane's elements of a column, or stores them. Rows from `rows` on are zeros and are not stored. Each
+// address follows from the one before, and no address is kept from the load to the store: there are no registers for
+// them.
 template <bool STORE, u32 ELEMENTS>
 DEVICE void move(float (&memory)[ELEMENTS], float* at, u32 part, u32 rows, u32 value_dim) {
 #pragma unroll

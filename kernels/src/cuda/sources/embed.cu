@@ -1,7 +1,8 @@
-// out[t] = table[ids[t] - first], or zeros for an id whose row this shard of the table does not hold. A block per token.
+// out[t] = table[ids[t] - first], or zeros for an id whose row this shard of the table does not hold. A block per
+// token.
 //
-// The highest bit of an id marks a row that continues a step in flight: the other bits are then a slot, and the id is the
-// token that was sampled last for it.
+// The highest bit of an id marks a row that continues a step in flight: the other bits are then a slot, and the id is
+// the token that was sampled last for it.
 constexpr int THREADS = 128;
 constexpr u32 FROM_SLOT = 1u << 31;
 

@@ -22,7 +22,7 @@ KERNEL(THREADS) adjust_shard(float* all_logits, u32 width, u32 first, const Nomi
   const Best raw = best_of(logits, width);
   Best adjusted = raw;
   if (task.adjusts) {
-    // Tokens of other ranks are theirs to adjust: their difference is at least `width`.
+    // Other ranks adjust their own tokens: the difference of such a token to `first` is at least `width`.
     for (u32 i = threadIdx.x; i < task.bias_count; i += THREADS) {
       u32 own = words[task.bias + 2 * i] - first;
       if (own < width) logits[own] = __fadd_rn(logits[own], __uint_as_float(words[task.bias + 2 * i + 1]));
@@ -79,8 +79,8 @@ DEVICE Nth nth_largest(u32 count, u32 wanted, Key key) {
   return Nth{prefix, above, counts[prefix & 255]};
 }
 
-// out[row] = the best `task.count` tokens in order, as pairs of a logit and a token id, and then pairs that stand for no token.
-// `task.count` is at most THREADS, `width` and `out_count`, the number of pairs.
+// out[row] = the best `task.count` tokens in order, as pairs of a logit and a token id, and then pairs that stand for
+// no token. `task.count` is at most THREADS, `width` and `out_count`, the number of pairs.
 KERNEL(THREADS) nominate(const float* all_logits, u32 width, u32 first, const Nomination* tasks, const float* peaks, u32 out_count,
                          float* all_out) {
   BEGIN(nominate);
@@ -88,7 +88,8 @@ KERNEL(THREADS) nominate(const float* all_logits, u32 width, u32 first, const No
   const Nomination& task = tasks[blockIdx.x];
   const float* logits = all_logits + (size_t)task.row * width;
   const float highest = peaks[2 * task.row + 1], temperature = task.temperature;
-  // Tokens that are drawn are ordered as truncation orders them: by weight. Weights are not negative, so their bits ascend.
+  // If a token is drawn, tokens are ordered by weight, as truncation orders them. Weights are not negative, so their
+  // bits ascend with them.
   auto key = [&](u32 i) -> u32 {
     if (!(temperature > 0.f)) return key_of(logits[i]);
     return __float_as_uint(exp_(__fdiv_rn(__fsub_rn(logits[i], highest), temperature)));

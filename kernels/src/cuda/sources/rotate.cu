@@ -3,7 +3,8 @@
 // A layer's pages are [page][kv head][keys, values][page_tokens][head_dim].
 constexpr int THREADS = 128;
 
-// out[t] = [cos | sin](positions[axis of i][t] * inverse[i]) * scale, `half` of each. `axes` may be null: the first axis.
+// out[t] = [cos | sin](positions[axis of i][t] * inverse[i]) * scale, `half` of each. `axes` may be null: the first
+// axis.
 KERNEL(THREADS) rope_angles(const float* positions, u32 tokens, const float* inverse, const u32* axes, u32 half, float scale,
                             float* out) {
   BEGIN(rope_angles);

@@ -1,13 +1,13 @@
 // Routing of rows to experts, before and behind the experts' products.
 //
-// A pair is a row and one of its experts: pair = row * top_k + slot. The slots of a row have its experts in ascending order,
-// and `sum_experts` adds them in this order. All lists are in the order of pairs, so nothing here depends on the order in
-// which blocks run, and no sum on the number of rows. The host never learns how many rows an expert has.
+// A pair is a row and one of its experts: pair = row * top_k + slot. The slots of a row have its experts in ascending
+// order, and `sum_experts` adds them in this order. All lists are in the order of pairs, so nothing here depends on the
+// order in which blocks run, and no sum on the number of rows. The host never learns how many rows an expert has.
 constexpr int THREADS = 256;
 constexpr u32 WARPS = THREADS / 32;
 
-// The order in which experts are chosen: by logit, and of equal logits by the lower index. NaN is above infinity. No key is 0,
-// and none has all bits set.
+// The order in which experts are chosen: by logit, and of equal logits by the lower index. NaN is above infinity. No
+// key is 0, and none has all bits set.
 DEVICE u64 order_of(float logit, u32 expert) { return (u64)key_of(logit) << 32 | (0x7fffffffu - expert); }
 
 DEVICE u64 largest_of_warp(u64 x) {
@@ -19,8 +19,8 @@ DEVICE u64 largest_of_warp(u64 x) {
   return x;
 }
 
-// The experts of each row and their weights: a warp per row. A weight is the softmax over all logits of the row. A logit that
-// is NaN or positive infinity makes the sum of the softmax NaN, and so all weights of the row.
+// The experts of each row and their weights: a warp per row. A weight is the softmax over all logits of the row. A
+// logit that is NaN or positive infinity makes the sum of the softmax NaN, and so all weights of the row.
 KERNEL(THREADS) route_rows(const float* logits, u32 rows, u32 experts, u32 top_k, u32 renormalise, u32* chosen, float* weights) {
   BEGIN(route_rows);
   const u32 lane = threadIdx.x % 32, row = blockIdx.x * WARPS + threadIdx.x / 32;
@@ -62,13 +62,15 @@ KERNEL(THREADS) route_rows(const float* logits, u32 rows, u32 experts, u32 top_k
   }
 }
 
-// Lists the pairs of each expert, ascending, and counts them: a block per expert. `totals` counts the pairs of all launches.
-// The experts from `first` on are here, `held` of them, each with a list of `capacity` entries; the others are counted only.
+// Lists the pairs of each expert, ascending, and counts them: a block per expert. `totals` counts the pairs of all
+// launches. The experts from `first` on are here, `held` of them, each with a list of `capacity` entries; the others
+// are counted only.
 KERNEL(THREADS) group_rows(const u32* chosen, u32 pairs, u32 first, u32 held, u32 capacity, u32* counts, u32* lists, u64* totals) {
   BEGIN(group_rows);
   __shared__ u32 of_warp[WARPS];
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, expert = blockIdx.x;
-  // A warp takes consecutive pairs: first it counts those of the expert, then it places them behind those of the warps before.
+  // A warp takes consecutive pairs: first it counts those of the expert, then it places them behind those of the warps
+  // before.
   const u32 share = (pairs + THREADS - 1) / THREADS * 32, begin = warp * share, end = min(begin + share, pairs);
   u32 count = 0;
   for (u32 at = begin + lane; at - lane < end; at += 32) count += at < end && chosen[at] == expert;

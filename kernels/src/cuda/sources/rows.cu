@@ -1,4 +1,5 @@
-// Operations on single elements and whole rows: conversion, addition, bias, the gated activation, sigmoid gates, kept rows.
+// Operations on single elements and whole rows: conversion, addition, bias, the gated activation, sigmoid gates, kept
+// rows.
 constexpr int THREADS = 256;
 
 DEVICE size_t element() { return (size_t)blockIdx.x * THREADS + threadIdx.x; }
@@ -47,8 +48,8 @@ KERNEL(THREADS) sigmoid_gate(const float* gate, u32 gates, u32 width, u64 count,
   x[i] = __fdiv_rn(x[i], __fadd_rn(1.f, exp_(-gate[gates == 1 ? i / width : i])));
 }
 
-// x[i] = x[rows[i]] for ascending rows, in place. A thread moves one column from the first row on: row i comes from row i
-// or from a later one, so no row is overwritten before it is read.
+// x[i] = x[rows[i]] for ascending rows, in place. A thread moves one column from the first row on: row i comes from row
+// i or from a later one, so no row is overwritten before it is read.
 KERNEL(THREADS) keep_rows(float* x, const u32* rows, u32 count, u32 width) {
   BEGIN(keep_rows);
   size_t column = element();

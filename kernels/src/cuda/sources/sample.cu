@@ -1,9 +1,9 @@
 // Sampling and scores: a block per request, over the row of logits that the request names.
 //
-// The order is that of the CPU device (kernels/src/cpu/sampling/sample.rs): bias, forbidden tokens, repetition, frequency
-// and presence penalties; then the likeliest token, or temperature, min-p, top-k, top-p and one draw by inversion over
-// ascending token ids. The random number is Philox4x32-10 of (seed, position): Salmon et al., "Parallel random numbers: as
-// easy as 1, 2, 3" (SC 2011).
+// The order is that of the CPU device (kernels/src/cpu/sampling/sample.rs): bias, forbidden tokens, repetition,
+// frequency and presence penalties; then the likeliest token, or temperature, min-p, top-k, top-p and one draw by
+// inversion over ascending token ids. The random number is Philox4x32-10 of (seed, position): Salmon et al., "Parallel
+// random numbers: as easy as 1, 2, 3" (SC 2011).
 
 // One request. Lists are in `words`, by their first index and their length.
 struct Task {
@@ -80,8 +80,8 @@ struct Cut {
   u64 mass;     // of all kept candidates
 };
 
-// Finds the `wanted`-th candidate, or the first one that makes the mass of those up to it at least `wanted`: a search by
-// eight bits of the weight at a time.
+// Finds the `wanted`-th candidate, or the first one that makes the mass of those up to it at least `wanted`: a search
+// by eight bits of the weight at a time.
 template <bool BY_MASS>
 DEVICE Cut select(const float* weights, u32 count, u64 wanted) {
   __shared__ u32 counts[256];
@@ -214,10 +214,10 @@ KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, co
   if (task.scores) score(raw, width, token, task.tops, largest, result, tops + task.first_top);
 }
 
-// Samples from a row's best tokens, `width` pairs of a logit and a token id, where an id below 0 stands for no token. `peaks`
-// holds the largest logit of the whole row before and after its adjustments. The token is that of `sample` on the whole row,
-// because tokens that truncation cuts off have no part in any sum. `logits`, `weights` and `ids` are scratch memory, a row of
-// each per block.
+// Samples from a row's best tokens, `width` pairs of a logit and a token id, where an id below 0 stands for no token.
+// `peaks` holds the largest logit of the whole row before and after its adjustments. The token is that of `sample` on
+// the whole row, because tokens that truncation cuts off have no part in any sum. `logits`, `weights` and `ids` are
+// scratch memory, a row of each per block.
 KERNEL(THREADS) sample_candidates(const float* all_candidates, u32 width, const float* peaks, const Task* tasks, float* logits,
                                   float* weights, u32* ids, u32* last_tokens, Result* results) {
   BEGIN(sample_candidates);

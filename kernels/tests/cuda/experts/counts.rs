@@ -43,8 +43,8 @@ fn counts_are_those_of_the_collected_steps() {
     assert_eq!(other, [0u64; 0]);
 }
 
-/// Scratch memory has its final size after one step, whatever experts the rows of later steps choose. So the profile of the
-/// largest step measures all of it.
+/// Scratch memory has its final size after one step, whatever experts the rows of later steps choose. So the profile of
+/// the largest step measures all of it.
 #[test]
 fn memory_of_experts_is_final_after_one_step() {
     let Some(mut gpu) = cuda("memory of experts") else { return };

@@ -13,7 +13,7 @@ fn divide(sizes: &Sizes, budget: u64) -> KvSize {
 #[test]
 fn a_small_model_takes_only_what_it_can_use() {
     assert_eq!(sizes(1 << 20, 0).enough(), 13 << 20);
-    // 5 slots of running requests, and checkpoints in a quarter of the pages' bytes.
+    // 5 slots of running requests, and snapshots in a quarter of the pages' bytes.
     assert_eq!(sizes(1 << 20, 1 << 20).enough(), (13 << 20) + (5 << 20) + (13 << 18));
 }
 
@@ -56,7 +56,7 @@ fn a_model_without_slot_planes_has_pages_alone() {
 
 #[test]
 fn pages_and_slots_come_out_of_one_budget() {
-    // 5 slots of 10 bytes for running requests, 25 checkpoints in a quarter of the other 1,000 bytes.
+    // 5 slots of 10 bytes for running requests, 25 snapshots in a quarter of the other 1,000 bytes.
     let size = divide(&Sizes { most_pages: 1000, ..sizes(5, 10) }, 1050);
     assert_eq!((size.pages, size.slots), (150, 30));
     assert_eq!(size.bytes(), 1050);

@@ -10,8 +10,8 @@ use tutti_scheduler::{OutputToken, TransferError};
 /// [`Waker::wake`](crate::Waker::wake), which takes a lock that the engine holds during the call. The courier's own
 /// tasks wake the engine when an event has occurred.
 pub trait Courier: Send {
-    /// Number of bytes that the courier accepts now, and so does that of any other rank of the group. If the room was too small, the courier wakes the engine when room
-    /// becomes free.
+    /// Number of bytes that the courier accepts now, and so does that of any other rank of the group. If the room was
+    /// too small, the courier wakes the engine when room becomes free.
     fn room(&self) -> usize;
     /// Sends a run of a request's pages or embedding rows. The content of the run is final.
     fn send(&mut self, run: PageRun);
@@ -28,8 +28,8 @@ pub trait Courier: Send {
     /// Announces that the request has ended here. No more data of the request is sent or received. The request may be
     /// unknown to the courier.
     fn ended(&mut self, key: GraphKey);
-    /// Takes the orders for the couriers of the group's other ranks, in order. They take effect before any page is copied
-    /// after this call. If an order comes up outside of this trait's methods, the courier wakes the engine.
+    /// Takes the orders for the couriers of the group's other ranks, in order. They take effect before any page is
+    /// copied after this call. If an order comes up outside of this trait's methods, the courier wakes the engine.
     fn orders(&mut self) -> Vec<pb::RankOrder> {
         Vec::new()
     }
@@ -58,8 +58,8 @@ pub struct PageRun {
     pub cargo: Cargo,
     /// Index of the first page or embedding row within the request. 0 for a slot.
     pub first: usize,
-    /// Bytes of one or more whole pages or embedding rows, or of one slot. If the transfer is one of shares, the bytes of
-    /// this rank's share of each.
+    /// Bytes of one or more whole pages or embedding rows, or of one slot. If the transfer is one of shares, the bytes
+    /// of this rank's share of each.
     pub data: Vec<u8>,
 }
 

@@ -9,8 +9,8 @@
 //! batch. A prefill does not wait for its copies: its pages stay valid until they are sent. It is held back only while
 //! the courier has no room, so that a slow receiver does not take steps from other requests.
 //!
-//! In a group of ranks, a transfer from or to a group of as many ranks is one of shares: each rank copies its own bytes.
-//! An import then completes once every rank has written every unit.
+//! In a group of ranks, a transfer from or to a group of as many ranks is one of shares: each rank copies its own
+//! bytes. An import then completes once every rank has written every unit.
 
 mod copies;
 
@@ -243,7 +243,8 @@ impl Exchange {
         self.will_write(Received { key, cargo, first, count, bytes, from });
     }
 
-    /// Queues a run to be written. The run is dropped if no request waits for it, or if it would overwrite shared pages.
+    /// Queues a run to be written. The run is dropped if no request waits for it, or if it would overwrite shared
+    /// pages.
     fn will_write(&mut self, run: Received) {
         let Some(incoming) = self.incoming.get(&run.key) else { return };
         let may_write = match run.cargo {

@@ -40,15 +40,15 @@ fn every_chunking_gives_the_results_of_a_request_alone() {
                 let ran_padded = run_to_end(&mut model.engine(&padded, 65), &launches);
                 assert!(ran_padded.results == alone, "{model:?}, {padded:?}");
                 let running = 1 + settings.running_limit().min(max_step_tokens) as u32;
-                assert!(ran.load.slots_total > running, "checkpoints have slots");
+                assert!(ran.load.slots_total > running, "snapshots have slots");
             }
         }
     }
 }
 
 #[test]
-fn preemption_changes_no_bit_and_goes_on_from_a_checkpoint() {
-    for model in Stateful::ALL.into_iter().chain([Stateful::FEW_CHECKPOINTS]) {
+fn preemption_changes_no_bit_and_goes_on_from_a_snapshot() {
+    for model in Stateful::ALL.into_iter().chain([Stateful::FEW_SNAPSHOTS]) {
         let page = model.page_tokens();
         let prompts: Vec<usize> = (0..8).map(|request| 2 * page + request * page / 8).collect();
         let launches = model.launches(&prompts, 3 * page as u32);
@@ -67,23 +67,23 @@ fn preemption_changes_no_bit_and_goes_on_from_a_checkpoint() {
             let ran = run_to_end(&mut model.engine(&settings, 17), &launches);
             assert!(ran.results == alone, "{model:?}, {settings:?}");
             assert!(ran.load.preemptions > 0, "{model:?}: the pool is large enough for all");
-            assert_eq!(ran.load.checkpoints > 0, !no_prefix_cache, "{model:?}, {:?}", ran.load);
+            assert_eq!(ran.load.snapshots > 0, !no_prefix_cache, "{model:?}, {:?}", ran.load);
             assert!(!no_prefix_cache || ran.load.cached_tokens == 0);
             cached += ran.load.cached_tokens;
         }
-        // Few checkpoints are replaced before a preempted request runs again.
-        assert!(cached > 0 || model == Stateful::FEW_CHECKPOINTS, "{model:?}");
+        // Few snapshots are replaced before a preempted request runs again.
+        assert!(cached > 0 || model == Stateful::FEW_SNAPSHOTS, "{model:?}");
     }
 }
 
 #[test]
-fn a_prefix_hit_ends_at_a_checkpoint_and_changes_no_bit() {
+fn a_prefix_hit_ends_at_a_snapshot_and_changes_no_bit() {
     for model in Stateful::ALL {
         let page = model.page_tokens();
         let prompt = 9 * page + page / 2;
         let first = model.launches(&[prompt], 9).remove(0);
-        // Shared tokens, and tokens up to the last checkpoint among them. Blocks 4, 8 and the last whole one have
-        // checkpoints.
+        // Shared tokens, and tokens up to the last snapshot among them. Blocks 4, 8 and the last whole one have
+        // snapshots.
         let cases = [
             (prompt, 9 * page),
             (9 * page + 1, 9 * page),
@@ -195,10 +195,10 @@ fn refused_steps_lose_no_slot_copy() {
     }
 }
 
-/// The checkpoint of a block is saved at the head of the next row's step. If the device refuses that row, the block has
-/// no checkpoint.
+/// The snapshot of a block is saved at the head of the next row's step. If the device refuses that row, the block has
+/// no snapshot.
 #[test]
-fn a_refused_row_leaves_no_checkpoint() {
+fn a_refused_row_leaves_no_snapshot() {
     const POISON: u32 = 499;
     for model in Stateful::SIMS {
         let page = model.page_tokens();
@@ -216,8 +216,8 @@ fn a_refused_row_leaves_no_checkpoint() {
     }
 }
 
-/// A machine without room for the state of 128 requests runs as many as half of its memory holds slots for, unless their
-/// number is set: then it is refused by name, with the limit.
+/// A machine without room for the state of 128 requests runs as many as half of its memory holds slots for, unless
+/// their number is set: then it is refused by name, with the limit.
 #[test]
 fn slots_that_do_not_fit_limit_the_requests_unless_their_number_is_set() {
     for ranks in [1, 2] {

@@ -14,8 +14,8 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Allocates pages of `batch` requests, prefills `context` tokens of the first, and copies its pages to all others. The
-    /// first request has room for `long` tokens.
+    /// Allocates pages of `batch` requests, prefills `context` tokens of the first, and copies its pages to all others.
+    /// The first request has room for `long` tokens.
     pub fn new(
         mut model: Box<dyn Model>,
         batch: usize,

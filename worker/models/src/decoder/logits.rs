@@ -3,13 +3,13 @@
 //! In a TP group each rank computes the logits of its share of the vocabulary. For rows that need only the likeliest
 //! token, every rank finds its best token and the leader compares one candidate per rank: the largest logit wins, and
 //! among equal ones the lowest token id, as over a whole row. Other rows may have a
-//! [`Nomination`](tutti_kernels::Nomination), because their token depends only on their best tokens: a `top_k` of at most
-//! 256, or no temperature. For them each rank applies bias, forbidden tokens and penalties to its own logits, the ranks
-//! compare their largest logits, and each rank sends as many of its best tokens as are asked for, from which the leader
-//! samples. The result is the token of the whole row ([`candidates`]).
+//! [`Nomination`](tutti_kernels::Nomination), because their token depends only on their best tokens: a `top_k` of at
+//! most 256, or no temperature. For them each rank applies bias, forbidden tokens and penalties to its own logits, the
+//! ranks compare their largest logits, and each rank sends as many of its best tokens as are asked for, from which the
+//! leader samples. The result is the token of the whole row ([`candidates`]).
 //!
-//! All other rows are gathered whole at the leader. So are rows with logprobs: a log-sum-exp adds chunks of the vocabulary
-//! in a fixed order, and the ranks' shares end inside chunks, so that sums per rank would give other bits.
+//! All other rows are gathered whole at the leader. So are rows with logprobs: a log-sum-exp adds chunks of the
+//! vocabulary in a fixed order, and the ranks' shares end inside chunks, so that sums per rank would give other bits.
 
 mod candidates;
 
@@ -143,8 +143,8 @@ impl<D: DecoderDevice> Head<D> {
         Ok(tiles)
     }
 
-    /// Computes the final norm and the LM head of a tile: for rows that need only their likeliest token to samples, else
-    /// to what the leader needs of each row.
+    /// Computes the final norm and the LM head of a tile: for rows that need only their likeliest token to samples,
+    /// else to what the leader needs of each row.
     fn compute<'a>(
         &mut self,
         device: &mut D,
@@ -214,8 +214,8 @@ impl<D: DecoderDevice> Head<D> {
     }
 }
 
-/// Divides wanted rows into tiles of at most `capacity` rows, in order, which cover every wanted row once. Rows of blocks
-/// that are computed alike follow each other in one tile as far as they fit.
+/// Divides wanted rows into tiles of at most `capacity` rows, in order, which cover every wanted row once. Rows of
+/// blocks that are computed alike follow each other in one tile as far as they fit.
 fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Vec<Tile>) {
     let WantedRows { rows, likeliest, .. } = wanted;
     let (mut rows, mut likeliest) = (&rows[..], &likeliest[..]);

@@ -5,7 +5,8 @@ use tutti_kernels::Routing;
 
 use crate::experts::{Division, ExpertShape};
 
-/// The keys of a published config. Any key may be missing or null. Defaults are those of transformers' `Qwen3MoeConfig`.
+/// The keys of a published config. Any key may be missing or null. Defaults are those of transformers'
+/// `Qwen3MoeConfig`.
 #[derive(Deserialize)]
 pub(super) struct MoeKeys {
     num_experts: Option<usize>,

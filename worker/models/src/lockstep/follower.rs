@@ -10,8 +10,8 @@ use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
 use super::{logits, plan, tables::Tables};
 use crate::{LayoutPart, LogitResults, Model, RankCourier, ShareRun, ShareUnits};
 
-/// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. `courier` exchanges this
-/// rank's shares with other groups. After each forward pass, calls `ran` with the number of forward passes so far.
+/// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. `courier` exchanges
+/// this rank's shares with other groups. After each forward pass, calls `ran` with the number of forward passes so far.
 ///
 /// After an error this rank is out of step with the other ranks, so its process must end.
 pub fn follow(
@@ -112,8 +112,8 @@ pub fn follow(
     Ok(())
 }
 
-/// Writes this rank's share of a run that has arrived. Every failure is a [`DeviceError::Lost`]: the leader counts on the
-/// write, and the other ranks do not see the failure.
+/// Writes this rank's share of a run that has arrived. Every failure is a [`DeviceError::Lost`]: the leader counts on
+/// the write, and the other ranks do not see the failure.
 fn write_share(
     model: &mut dyn Model,
     courier: &mut dyn RankCourier,

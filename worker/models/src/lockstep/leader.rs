@@ -27,8 +27,8 @@ pub struct Leader {
     model: Box<dyn Model>,
     plans: Box<dyn Collective>,
     layout: PageLayout,
-    /// The limits of the leader's shard, with one step in flight: a plan has the tokens of its rows, and none says which
-    /// token the leader sampled in a step that is not collected.
+    /// The limits of the leader's shard, with one step in flight: a plan has the tokens of its rows, and none says
+    /// which token the leader sampled in a step that is not collected.
     limits: Limits,
     /// The block tables that the other ranks have.
     tables: Tables,
@@ -59,8 +59,8 @@ impl Leader {
         plan.action.ok_or_else(|| DeviceError::Lost("a plan lost its action".into()))
     }
 
-    /// Sends a plan to read, then appends to `out` what all ranks have read. `own` is this rank's share, or why it could
-    /// not be read. The other ranks fail in the same way, and then gather nothing.
+    /// Sends a plan to read, then appends to `out` what all ranks have read. `own` is this rank's share, or why it
+    /// could not be read. The other ranks fail in the same way, and then gather nothing.
     fn gather(
         &mut self,
         plan: pb::ReadPlanes,

@@ -1,8 +1,8 @@
 //! The tensors of the layers of a Qwen3.5 checkpoint: their names, their division among ranks, and their fusion on a
 //! device.
 //!
-//! The division among ranks is Megatron's (arXiv:1909.08053), by heads: a rank holds whole heads of the attention and of
-//! the delta net, with the channels of their convolutions and their state.
+//! The division among ranks is Megatron's (arXiv:1909.08053), by heads: a rank holds whole heads of the attention and
+//! of the delta net, with the channels of their convolutions and their state.
 
 use tutti_kernels::{Device, HeadNorms, WeightType, collective::GroupRank};
 

@@ -73,7 +73,8 @@ impl RopeKeys {
         Ok(Rope { theta, rotated, scaling, sections })
     }
 
-    /// Returns the set of parameters of a type of layer. `rope_scaling` wins over `rope_parameters`, as in transformers.
+    /// Returns the set of parameters of a type of layer. `rope_scaling` wins over `rope_parameters`, as in
+    /// transformers.
     fn parameters(&self, layer_type: &str) -> Result<Parameters, String> {
         let given =
             |value: &Option<Value>| value.clone().filter(|v| !v.is_null() && *v != Value::Object(Map::new()));

@@ -65,7 +65,8 @@ impl SimClock {
         &self.meter
     }
 
-    /// Enqueues a step of these rows, padded by `padding` tokens. Returns the time from which the host can know that it has ended.
+    /// Enqueues a step of these rows, padded by `padding` tokens. Returns the time from which the host can know that it
+    /// has ended.
     pub fn enqueue(&mut self, rows: &[RowInputs<'_>], padding: usize) -> Instant {
         let (now, took) = (Instant::now(), self.step_time(rows, padding));
         let begin = self.last_end.map_or(now, |end| end.max(now));

@@ -8,8 +8,8 @@ use tutti_kernels::{Device, DeviceError, HostMatrix, WeightType};
 /// Number of elements per task, large enough to be worth another thread.
 const TASK_ELEMENTS: usize = 1 << 18;
 
-/// Copies `from` to consecutive rows of elements of type `to`, on the device's threads. With `transposed`, the columns of
-/// `from` become the rows.
+/// Copies `from` to consecutive rows of elements of type `to`, on the device's threads. With `transposed`, the columns
+/// of `from` become the rows.
 pub(super) fn copy<D: Device>(
     device: &mut D,
     from: HostMatrix<'_>,

@@ -44,8 +44,8 @@ impl Dummy {
         Ok(bytes)
     }
 
-    /// Fills `bytes` with rows of a window, from its row `first` on. Norms are ones on the device, and biases are zeros. All other
-    /// tensors are uniformly random, with the variance that keeps activations near unit size.
+    /// Fills `bytes` with rows of a window, from its row `first` on. Norms are ones on the device, and biases are
+    /// zeros. All other tensors are uniformly random, with the variance that keeps activations near unit size.
     fn fill_rows(&self, spec: &TensorSpec, window: &Window, first: usize, bytes: &mut [u8]) {
         let dtype = self.dtype(spec);
         let deviation = match spec.role {

@@ -29,8 +29,8 @@ pub(crate) struct Extent {
     pub bytes: Range<usize>,
 }
 
-/// The extents that are still to be requested, and the thread that requests them. A request can wait for the disk, so the
-/// loader does not make it itself.
+/// The extents that are still to be requested, and the thread that requests them. A request can wait for the disk, so
+/// the loader does not make it itself.
 pub(super) struct ReadAhead {
     waiting: VecDeque<Extent>,
     /// Bytes requested so far.

@@ -69,8 +69,8 @@ impl SafetensorsDir {
     }
 
     /// Returns the name under which the files hold a tensor. A checkpoint of a base model without LM head, as embedding
-    /// models are published, lacks the prefix `model.`. A text model that was cut out of one for images keeps the prefix
-    /// `model.language_model.`, as transformers saves Qwen3.5.
+    /// models are published, lacks the prefix `model.`. A text model that was cut out of one for images keeps the
+    /// prefix `model.language_model.`, as transformers saves Qwen3.5.
     fn name_in_files(&self, name: &str) -> Option<&str> {
         let held = |name: &str| self.file_of.get_key_value(name).map(|(held, _)| held.as_str());
         held(name).or_else(|| {

@@ -14,12 +14,13 @@ pub(crate) enum Cut {
     /// The ranks divide the outputs of each part of each matrix. The outputs form this number of equal units (heads or
     /// single outputs), and no unit is split. In a stack of experts, every rank thus holds a share of every expert.
     Rows(usize),
-    /// The ranks divide the inputs of each matrix, which form this number of equal units. The ranks' products are summed.
+    /// The ranks divide the inputs of each matrix, which form this number of equal units. The ranks' products are
+    /// summed.
     Columns(usize),
     /// The ranks divide the matrices of a stack: each holds whole experts.
     Matrices,
-    /// The outputs of each matrix are three sections of different heights, one below another. The ranks divide the units
-    /// of each.
+    /// The outputs of each matrix are three sections of different heights, one below another. The ranks divide the
+    /// units of each.
     Sections([Section; 3]),
     /// The outputs of each matrix form `units` equal units, each of `parts` equal parts. The spec stands for the part
     /// with the index `part` of every unit, and the ranks divide the units. Other specs stand for the other parts.
@@ -138,8 +139,8 @@ impl Window {
         HostMatrix { bytes, dtype, ..self.stored() }
     }
 
-    /// Range of the tensor's elements, as they are stored, from the window's first element to its last. Elements of other
-    /// columns lie between them.
+    /// Range of the tensor's elements, as they are stored, from the window's first element to its last. Elements of
+    /// other columns lie between them.
     pub fn extent(&self) -> Range<usize> {
         let Self { matrix, rows, columns, dims } = self;
         let (row, column) =

@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+
 use super::*;
 
 const START: Chain = Chain::Start;
@@ -7,6 +9,11 @@ fn page_of(pool: &mut PagePool, tokens: &[u32]) -> BlockTable {
     let table = pool.allocate(1).unwrap();
     pool.record(&table, 0, START, tokens).unwrap();
     table
+}
+
+/// The known pages of a prompt of one block.
+fn find(pool: &PagePool, tokens: [u32; 2]) -> Vec<(PageId, Chain)> {
+    pool.content().look_up(Vec::new(), 1, |_| Cow::Owned(tokens.to_vec()))
 }
 
 #[test]
@@ -25,7 +32,7 @@ fn too_few_pages_give_none_and_take_none() {
     let table = page_of(&mut pool, &[1, 2]);
     pool.release(table);
     assert!(pool.allocate(4).is_none());
-    let known = pool.find([[1, 2]]);
+    let known = find(&pool, [1, 2]);
     assert!(pool.allocate_behind(&known, 4).is_none());
     assert_eq!((pool.available(), pool.idle()), (3, 1));
 }
@@ -34,7 +41,7 @@ fn too_few_pages_give_none_and_take_none() {
 fn a_shared_page_is_idle_once_its_last_holder_releases_it() {
     let mut pool = PagePool::new(4, 2);
     let first = page_of(&mut pool, &[1, 2]);
-    let known = pool.find([[1, 2]]);
+    let known = find(&pool, [1, 2]);
     let second = pool.allocate_behind(&known, 2).unwrap();
     assert_eq!((second.pages()[0], pool.used()), (first.pages()[0], 2));
     pool.release(first);
@@ -50,13 +57,13 @@ fn the_page_longest_idle_is_handed_out_first_and_then_not_found() {
     for table in tables {
         pool.release(table);
     }
-    let known = pool.find([[1, 1]]);
+    let known = find(&pool, [1, 1]);
     let again = pool.allocate_behind(&known, 1).unwrap();
     pool.release(again); // now idle for the shortest time
     let fresh = pool.allocate(1).unwrap();
     assert_eq!(*fresh.pages(), [PageId(2)]);
-    assert_eq!(pool.find([[2, 2]]), []);
-    assert_eq!(pool.find([[1, 1]]).len(), 1);
+    assert_eq!(find(&pool, [2, 2]), []);
+    assert_eq!(find(&pool, [1, 1]).len(), 1);
     pool.release(fresh);
 }
 
@@ -70,9 +77,10 @@ fn a_kept_look_up_goes_on_where_it_ended_and_forgets_what_is_evicted() {
             looked_at.borrow_mut().push(index);
             Cow::Owned(blocks[index].to_vec())
         };
-        let known = pool.look_up(number, blocks.len(), block);
+        let kept = pool.content_mut().take_kept(number);
+        let known = pool.content().look_up(kept, blocks.len(), block);
         let found = known.len();
-        pool.keep_look_up(number, known);
+        pool.content_mut().keep(number, known);
         (found, looked_at.take())
     };
     let table = pool.allocate(3).unwrap();
@@ -96,7 +104,7 @@ fn a_kept_look_up_goes_on_where_it_ended_and_forgets_what_is_evicted() {
 fn known_pages_that_are_idle_are_not_counted_twice() {
     let mut pool = PagePool::new(5, 2);
     let table = page_of(&mut pool, &[1, 2]);
-    let known = pool.find([[1, 2]]);
+    let known = find(&pool, [1, 2]);
     assert!(pool.fits_behind(&known, 4), "held: three pages are free");
     pool.release(table);
     let taken = pool.allocate(1).unwrap();

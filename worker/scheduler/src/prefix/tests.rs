@@ -41,13 +41,13 @@ fn an_equal_hash_is_not_equal_content() {
 }
 
 #[test]
-fn a_forgotten_block_has_no_checkpoint_even_if_its_page_holds_another_block() {
+fn a_forgotten_block_has_no_snapshot_even_if_its_page_holds_another_block() {
     let mut cache = PrefixCache::default();
     let first = cache.record(PageId(1), START, &[1, 2]).unwrap();
-    cache.set_checkpoint(PageId(1), SlotId(5));
-    assert_eq!(cache.checkpoint(first), Some(SlotId(5)));
-    assert_eq!(cache.forget(PageId(1)).map(|forgotten| forgotten.checkpoint), Some(SlotId(5)));
+    cache.set_snapshot(PageId(1), SlotId(5));
+    assert_eq!(cache.snapshot(first), Some(SlotId(5)));
+    assert_eq!(cache.forget(PageId(1)), Some(SlotId(5)));
     let other = cache.record(PageId(1), START, &[3, 4]).unwrap();
-    assert_eq!(cache.checkpoint(first), None);
-    assert_eq!(cache.checkpoint(other), Some(SlotId::NULL));
+    assert_eq!(cache.snapshot(first), None);
+    assert_eq!(cache.snapshot(other), Some(SlotId::NULL));
 }

@@ -14,11 +14,11 @@ use tutti_proto::{Epoch, declaration::WalkId};
 
 use super::{Admitted, Cut, PrefillSegment, Request};
 use crate::{
-    checkpoints::Ladder,
     holding::{Holding, PlanePool},
     launch::GraphRole,
     least_time::LeastTime,
     prefix::Chain,
+    snapshots::Ladder,
     step::{Ending, Outcome, OutputToken, Row, RowCopies, RowOutcome, Terminality},
     stopping::Finish,
 };
@@ -41,7 +41,7 @@ pub(crate) struct Running {
     /// Number of the request's rows in steps that are neither committed nor aborted yet. Until there are none, the
     /// request keeps its pages and its slot.
     in_flight: u32,
-    /// The slot to copy to the request's slot at the head of the step of its first row: a checkpoint, of which the
+    /// The slot to copy to the request's slot at the head of the step of its first row: a snapshot, of which the
     /// request is a reader, or the null slot. None if nothing is to be copied, or once a row has the copy.
     initial: Option<SlotId>,
     /// Number of steps that have passed the request over since it last took part in one.
@@ -52,7 +52,7 @@ pub(crate) struct Running {
     /// True if the last plan chose the request for preemption, but found rows of it in flight. Each plan decides anew.
     pub is_victim: bool,
     /// True if the slot is saved at the rungs of the request's ladder.
-    leaves_checkpoints: bool,
+    leaves_snapshots: bool,
 }
 
 /// The planes of an ended request that has rows in flight, which still read and write them.
@@ -98,7 +98,7 @@ impl Request {
         self.cached_tokens.get_or_insert(computed.min(self.prompt_tokens));
         let prefill_end = self.prefill_end();
         let planned = Progress { computed, generated: self.generated, epoch: self.epoch };
-        let leaves_checkpoints = pool.has_slots() && chain.is_some();
+        let leaves_snapshots = pool.has_slots() && chain.is_some();
         Running {
             request: self,
             holding,
@@ -110,7 +110,7 @@ impl Request {
             passed_over: 0,
             held_back: false,
             is_victim: false,
-            leaves_checkpoints,
+            leaves_snapshots,
             chain,
             recorded: shared,
         }
@@ -143,9 +143,9 @@ impl Running {
         })
     }
 
-    /// The positions at which the slot is saved. None if the request leaves no checkpoints.
+    /// The positions at which the slot is saved. None if the request leaves no snapshots.
     pub fn ladder(&self, page_tokens: usize) -> Option<Ladder> {
-        self.leaves_checkpoints.then(|| Ladder::new(self.prefill_end, page_tokens))
+        self.leaves_snapshots.then(|| Ladder::new(self.prefill_end, page_tokens))
     }
 
     pub fn deadline(&self) -> Option<Duration> {
@@ -295,7 +295,7 @@ impl Running {
 }
 
 impl Draining {
-    /// Takes back a row of the ended request: the row has no effect, and a checkpoint that it saved is dropped. True if
+    /// Takes back a row of the ended request: the row has no effect, and a snapshot that it saved is dropped. True if
     /// the row was the last one in flight.
     pub fn drop_row(&mut self, copies: Option<RowCopies>, pool: &mut PlanePool) -> bool {
         copies.and_then(|copies| copies.save).iter().for_each(|&slot| pool.give_back_slot(slot));

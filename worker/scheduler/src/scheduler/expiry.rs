@@ -55,7 +55,7 @@ impl Scheduler {
         };
         let needed = request.least_time(request.known_tokens, chunk, known);
         // A lookup in the prefix cache takes time, so it is made only if the bound without it exceeds the time left.
-        if needed <= left || !request.look_up(self.planes.pages()) {
+        if needed <= left || !request.update_known_tokens(self.planes.pages()) {
             return needed;
         }
         // Rows in flight and imports may record a prefix that the request can share, but none longer than what their

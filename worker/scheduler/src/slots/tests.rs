@@ -2,8 +2,8 @@ use super::*;
 
 const PAGE: PageId = PageId(7);
 
-/// Takes a slot and makes it a checkpoint of `page`.
-fn checkpoint(pool: &mut SlotPool, page: u32) -> SlotId {
+/// Takes a slot and makes it a snapshot of `page`.
+fn snapshot(pool: &mut SlotPool, page: u32) -> SlotId {
     let (slot, _) = pool.take().unwrap();
     pool.attach(slot, PageId(page));
     slot
@@ -20,9 +20,9 @@ fn the_null_slot_is_never_taken_and_slots_come_in_order() {
 }
 
 #[test]
-fn the_checkpoint_unused_for_longest_is_taken_once_no_slot_is_free() {
+fn the_snapshot_unused_for_longest_is_taken_once_no_slot_is_free() {
     let mut pool = SlotPool::new(5);
-    let [first, second, third] = [7, 8, 9].map(|page| checkpoint(&mut pool, page));
+    let [first, second, third] = [7, 8, 9].map(|page| snapshot(&mut pool, page));
     pool.add_reader(first);
     pool.remove_reader(first);
     assert_eq!(pool.take(), Some((SlotId(4), None)));
@@ -32,16 +32,16 @@ fn the_checkpoint_unused_for_longest_is_taken_once_no_slot_is_free() {
 }
 
 #[test]
-fn a_checkpoint_with_a_reader_is_never_taken() {
+fn a_snapshot_with_a_reader_is_never_taken() {
     let mut pool = SlotPool::new(2);
-    let slot = checkpoint(&mut pool, 7);
+    let slot = snapshot(&mut pool, 7);
     pool.add_reader(slot);
     pool.add_reader(slot);
     pool.remove_reader(slot);
     assert_eq!((pool.take(), pool.available(), pool.idle()), (None, 0, 0));
     pool.remove_reader(slot);
     assert_eq!((pool.available(), pool.idle()), (1, 1));
-    pool.drop_checkpoint(slot);
+    pool.drop_snapshot(slot);
     assert_eq!((pool.available(), pool.idle()), (1, 0));
     assert_eq!(pool.take(), Some((slot, None)));
 }

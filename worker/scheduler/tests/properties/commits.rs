@@ -105,11 +105,11 @@ impl Simulation<'_> {
         let known = held().filter(|live| live.slot.is_some()).count();
         assert!(known <= load.slots_used, "a slot is free while its request holds it");
         let saved: usize = self.flying.iter().map(|flight| flight.saves.len()).sum();
-        assert!(load.slots_used <= load.running + self.draining.len() + self.held_checkpoints() + saved);
+        assert!(load.slots_used <= load.running + self.draining.len() + self.held_snapshots() + saved);
     }
 
-    /// Number of checkpoints from which steps in flight restore.
-    fn held_checkpoints(&self) -> usize {
+    /// Number of snapshots from which steps in flight restore.
+    fn held_snapshots(&self) -> usize {
         self.live.len() + self.draining.len()
     }
 

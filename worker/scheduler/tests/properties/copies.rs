@@ -1,4 +1,4 @@
-//! Checks of a plan's slot copies: saves of checkpoints first, then the initial state of each request that begins.
+//! Checks of a plan's slot copies: saves of snapshots first, then the initial state of each request that begins.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use tutti_scheduler::{SlotCopy, SlotId, StepPlan};
 use crate::Simulation;
 
 impl Simulation<'_> {
-    /// True if the prefix cache keeps checkpoints of slots.
-    pub fn keeps_checkpoints(&self) -> bool {
+    /// True if the prefix cache keeps snapshots of slots.
+    pub fn keeps_snapshots(&self) -> bool {
         self.script.model.has_slots() && !self.script.config.settings.no_prefix_cache
     }
 
@@ -43,7 +43,7 @@ impl Simulation<'_> {
     }
 
     fn check_save(&self, step: &StepPlan, copy: &SlotCopy) -> u64 {
-        assert!(self.keeps_checkpoints(), "{copy:?}: no checkpoints are kept");
+        assert!(self.keeps_snapshots(), "{copy:?}: no snapshots are kept");
         let SlotCopy { from, to } = *copy;
         assert!(to != SlotId::NULL && (to.0 as usize) < self.script.config.slots);
         let row = step.rows.iter().find(|row| row.slot == from);
@@ -55,7 +55,7 @@ impl Simulation<'_> {
         assert!(!held && step.rows.iter().all(|row| row.slot != to), "{copy:?} overwrites a running slot");
         let restored = self.flying.iter().flat_map(|flight| flight.initial()).chain(&step.copies);
         let reads = |other: &SlotCopy| other.from == to;
-        assert!(!restored.into_iter().any(reads), "{copy:?} overwrites a checkpoint that is being restored");
+        assert!(!restored.into_iter().any(reads), "{copy:?} overwrites a snapshot that is being restored");
         live.history[live.planned.computed - 1]
     }
 
@@ -68,7 +68,7 @@ impl Simulation<'_> {
         assert!(!held, "{copy:?} restores the slot of a request");
         let saves = |copies: &[SlotCopy]| copies.iter().any(|other| from != SlotId::NULL && other.to == from);
         let unsettled = self.flying.iter().any(|flight| saves(&flight.step.copies));
-        assert!(!unsettled, "{copy:?} reads a checkpoint whose step is not committed");
+        assert!(!unsettled, "{copy:?} reads a snapshot whose step is not committed");
     }
 
     /// Asserts that no step that may still run uses a slot that the host is to write.

@@ -69,7 +69,7 @@ impl Simulation<'_> {
         self.live.values().any(Live::is_away)
     }
 
-    /// Follows a reservation of the turn that planned `step`.
+    /// Updates the oracle for a reservation of the turn that planned `step`.
     pub fn reserved(&mut self, reserved: Reserved, step: Option<&StepPlan>) {
         self.log.push(format!("{reserved:?}"));
         let Reserved { key, pages: room, known, slot, tokens } = reserved;
@@ -143,7 +143,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Breaks a push at a random time.
+    /// Lets a transfer fail at a random time.
     fn fail_inside_a_step(&mut self) {
         let roll = self.roll();
         let breaks = |live: &Live<'_>| {

@@ -85,7 +85,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Takes the request's pages and slot.
+    /// Notes that the request has lost its pages and its slot.
     pub fn preempt(&mut self) {
         assert_eq!(self.committed, self.planned, "a row is in flight");
         let progress = Progress { computed: 0, ..self.committed };
@@ -95,7 +95,7 @@ impl<'a> Live<'a> {
         self.preempted = true;
     }
 
-    /// Takes positions as computed that no row of this admission computes.
+    /// Counts the positions up to `computed` as computed, although no row of this admission computes them.
     pub fn skip_to(&mut self, computed: usize) {
         (self.committed.computed, self.planned.computed) = (computed, computed);
     }

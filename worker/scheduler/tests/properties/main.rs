@@ -136,7 +136,7 @@ impl<'a> Simulation<'a> {
         let load = self.scheduler.load();
         assert_eq!((load.running, load.waiting, load.pages_used), (0, 0, 0), "everything is given back");
         assert_eq!(load.slots_used, 0, "every slot is given back");
-        assert!(load.slots_cached <= load.pages_cached, "a checkpoint without its page");
+        assert!(load.slots_cached <= load.pages_cached, "a snapshot without its page");
         assert!(self.live.is_empty(), "accepted but never ended: {:?}", self.live.keys());
         assert!(self.draining.is_empty(), "never drained: {:?}", self.draining.keys());
         assert_eq!(load.tally.void_rows as usize, self.seen.void_rows);
@@ -270,7 +270,8 @@ impl<'a> Simulation<'a> {
         // The bound: the request's own `PATIENCE`, and for each other request a step alone with `PATIENCE` steps in
         // between. The factor is 2 because each of the two partitions has every other step.
         let most = 2 * (PATIENCE as usize + 1) * config.settings.running_limit();
-        // The first in order gets its page as soon as the last in order has left its steps, however long its output is.
+        // The first request in order gets its page as soon as the last one has left its steps, however long the output
+        // is.
         let most_led = 2 * (config.steps_in_flight + PATIENCE as usize);
         let first = self.live.iter().filter(|(_, live)| live.slot.is_some());
         let first = first.min_by_key(|(_, live)| live.order).map(|(key, _)| *key);

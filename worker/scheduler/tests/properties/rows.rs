@@ -71,7 +71,7 @@ impl Simulation<'_> {
     /// The position at which the chunk that begins at `start` must end, if it is long enough.
     fn next_rung(&self, live: &Live<'_>, start: usize) -> usize {
         let page_tokens = self.script.config.page_tokens;
-        if !self.keeps_checkpoints() || !live.arrival.shares {
+        if !self.keeps_snapshots() || !live.arrival.shares {
             return usize::MAX;
         }
         let of_prefill = (live.target - 1) / page_tokens * page_tokens;
@@ -83,7 +83,7 @@ impl Simulation<'_> {
         if of_prefill > start { next.min(of_prefill) } else { next }
     }
 
-    /// True if a checkpoint may be taken of the request's planned progress.
+    /// True if a snapshot may be taken of the request's planned progress.
     pub fn is_at_rung(&self, live: &Live<'_>) -> bool {
         let (page_tokens, computed) = (self.script.config.page_tokens, live.planned.computed);
         let blocks = computed / page_tokens;
@@ -102,7 +102,7 @@ impl Simulation<'_> {
             let digest = live.history[start - 1];
             assert!(self.traces.recorded.contains(&digest), "{} begins behind what no row left", row.key);
             let saved = !self.script.model.has_slots() || self.traces.saved.contains(&digest);
-            assert!(saved, "{} begins at {start}, where no checkpoint is", row.key);
+            assert!(saved, "{} begins at {start}, where no snapshot is", row.key);
             self.seen.hits += 1;
             self.seen.resumed += usize::from(live.preempted);
             self.seen.resumed_slots += usize::from(live.preempted && self.script.model.has_slots());

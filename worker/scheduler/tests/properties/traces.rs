@@ -9,7 +9,7 @@ use crate::live::Live;
 pub struct Traces {
     /// States at the ends of whole blocks that a committed row has left.
     pub recorded: HashSet<u64>,
-    /// States of which a checkpoint was taken: the row that ends there and the step with the copy are committed.
+    /// States of which a snapshot was taken: the row that ends there and the step with the copy are committed.
     pub saved: HashSet<u64>,
     /// States at the ends of committed rows.
     ends: HashSet<u64>,

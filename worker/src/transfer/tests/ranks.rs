@@ -174,7 +174,8 @@ fn failure(outcome: &Outcome) -> &str {
 async fn each_rank_sends_its_own_share_and_the_tokens_are_those_of_one_group() {
     let (mut from, mut to, mut whole) = (Group::real(), Group::real(), Group::real());
     let (mut shares, share) = (0, from.page_bytes / 2);
-    // Requests 1 and 1001 have the same prompt. The decoding ranks have all of its pages but the last when it comes again.
+    // Requests 1 and 1001 have the same prompt. The decoding ranks have all of its pages but the last when it comes
+    // again.
     for (count, (request, over, pages)) in
         (1..).zip([(1, Over::SharedMemory, PAGES), (2, Over::Tcp, PAGES), (1001, Over::SharedMemory, 1)])
     {

@@ -167,7 +167,7 @@ impl World {
         said.into_iter().for_each(|said| self.hear(said));
     }
 
-    /// Steps a worker that was taken for dead but still runs.
+    /// Runs a step of a worker that was taken for dead but still runs.
     fn step_dead(&mut self, pick: usize) {
         let Some(index) = pick.checked_rem(self.dead.len()) else { return };
         let mut graph = self.dead[index].clone();

@@ -31,8 +31,8 @@ impl<S: Simd> BfpBlock<S> {
     }
 }
 
-/// Rounds [`BFP_BLOCK`] activations to the numbers that their BFP block stands for. The result is unspecified if an
-/// activation is not finite, but then not finite either.
+/// Rounds [`BFP_BLOCK`] activations to the numbers that their BFP block stands for. If an activation is not finite, the
+/// result is not finite, and otherwise unspecified.
 #[inline(always)]
 pub(in crate::cpu) fn round_activations<S: Simd>(
     s: S,

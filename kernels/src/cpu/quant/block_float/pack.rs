@@ -66,8 +66,8 @@ fn pack_bfp_block(
     }
 }
 
-/// Rounds up to [`BFP_BLOCK`] weights, which were bfloat16, to the numbers that their BFP block stands for. The result is
-/// not finite if a weight is not finite.
+/// Rounds up to [`BFP_BLOCK`] weights, which were bfloat16, to the numbers that their BFP block stands for. The result
+/// is not finite if a weight is not finite.
 #[inline(always)]
 pub(in crate::cpu) fn round_weights(block: &mut [f32]) {
     let mut largest = 0;

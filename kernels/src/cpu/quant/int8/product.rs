@@ -301,8 +301,8 @@ struct RowTile<'a, const R: usize, const P: usize> {
     ahead: Option<Ahead>,
 }
 
-/// The panels that a tile fetches: those that are `panels` further than one in `shares` of the panels that it is multiplied
-/// by.
+/// The panels that a tile fetches: those that are `panels` further than one in `shares` of the panels that it is
+/// multiplied by.
 #[derive(Clone, Copy)]
 struct Ahead {
     panels: usize,

@@ -1,5 +1,5 @@
-//! The screen of an LM head: the head in eight bits, and norms that bound the difference of its logits from those of the
-//! head itself (see [`crate::cpu::sampling::screen`]).
+//! The screen of an LM head: the head in eight bits, and norms that bound the difference of its logits from those of
+//! the head itself (see [`crate::cpu::sampling::screen`]).
 
 use std::fs::File;
 use std::marker::PhantomData;

@@ -45,8 +45,8 @@ fn a_row_without_a_finite_bound_is_not_sound() {
     assert!(!sound(f32::NAN, 1.0) && !sound(f32::INFINITY, 1.0) && !sound(1.1e19, 1e18));
 }
 
-/// Difference of the head's logits from the sums of its screen, and the bounds, of rows with outliers, small numbers, and a
-/// few numbers that quantise without an error.
+/// Difference of the head's logits from the sums of its screen, and the bounds, of rows with outliers, small numbers,
+/// and a few numbers that quantise without an error.
 #[test]
 fn logits_differ_from_the_sums_of_a_screen_by_less_than_the_bound() {
     let mut random = Random::new(73);

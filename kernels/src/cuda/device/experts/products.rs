@@ -58,8 +58,8 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Returns the form for experts of a kind, of which `experts` share `pairs` pairs of a row and an expert. Narrow and wide
-    /// tiles give the same bits.
+    /// Returns the form for experts of a kind, of which `experts` share `pairs` pairs of a row and an expert. Narrow
+    /// and wide tiles give the same bits.
     pub(super) fn of(kind: &Kind, width: usize, pairs: usize, experts: usize) -> Self {
         let is_aligned = width.is_multiple_of(ALIGNMENT) && kind.intermediate.is_multiple_of(ALIGNMENT);
         let (fits_narrow, _) = Self::Narrow.tile();

@@ -51,7 +51,8 @@ impl Exchange {
         copies
     }
 
-    /// Adds the pages that are complete, as far as the courier has room, and the slots of requests whose prefill is done.
+    /// Adds the pages that are complete, as far as the courier has room, and the slots of requests whose prefill is
+    /// done.
     fn start_reads(&mut self, batch_bytes: usize, scheduler: &mut Scheduler, copies: &mut PageCopies) {
         // Bytes that the courier takes, and bytes of this batch, which reads one page at least.
         let (mut room, mut batch) = (self.courier.room(), Some(batch_bytes));

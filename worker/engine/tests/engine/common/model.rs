@@ -1,8 +1,8 @@
 //! A test model whose answers are hashes of the tokens in the request's pages.
 //!
 //! It stores token ids where a real model stores keys and values, so a wrong page, position or row changes every later
-//! token. It holds up to [`InFlight::steps`] forwards in flight, and computes each at one of the two extreme times that a
-//! device may choose: when it is enqueued, or when the host waits for it.
+//! token. It holds up to [`InFlight::steps`] forwards in flight, and computes each at one of the two extreme times that
+//! a device may choose: when it is enqueued, or when the host waits for it.
 
 use std::{
     collections::VecDeque,

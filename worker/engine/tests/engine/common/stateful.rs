@@ -46,8 +46,8 @@ impl Stateful {
         Self::Qwen35,
     ];
 
-    /// A model whose slots are so large that checkpoints are few and replace each other.
-    pub const FEW_CHECKPOINTS: Self = Self::Hybrid { state_size: 960, ranks: 1 };
+    /// A model whose slots are so large that snapshots are few and replace each other.
+    pub const FEW_SNAPSHOTS: Self = Self::Hybrid { state_size: 960, ranks: 1 };
 
     /// The simulated model without late completions, with one and with two steps in flight.
     pub const SIMS: [Self; 2] = [Self::ALL[0], Self::ALL[2]];
@@ -84,7 +84,7 @@ impl Stateful {
         }
     }
 
-    /// An engine with about `pages` pages. A third of their memory is added for checkpoints.
+    /// An engine with about `pages` pages. A third of their memory is added for snapshots.
     pub fn engine(self, settings: &EngineSettings, pages: usize) -> Engine {
         self.engine_with(settings, pages, |_| {})
     }
@@ -122,8 +122,8 @@ impl Stateful {
         prompts.iter().zip(1..).map(launch).collect()
     }
 
-    /// Results of requests that run alone, each after the end of the one before and without a prefix cache. Asserts that
-    /// the simulated model gives the same tokens without slots.
+    /// Results of requests that run alone, each after the end of the one before and without a prefix cache. Asserts
+    /// that the simulated model gives the same tokens without slots.
     pub fn alone(self, launches: &[pb::LaunchGraph]) -> super::outcomes::Outcomes {
         let settings =
             EngineSettings { no_prefix_cache: true, max_step_tokens: MAX_STEP_TOKENS, ..settings() };
@@ -157,9 +157,8 @@ fn engine_of(model: Box<dyn Model>, settings: &EngineSettings, pages: usize) -> 
     let running = 1 + settings.running_limit().min(settings.max_step_tokens) as u64;
     let (page_bytes, slot_bytes) = (model.page_bytes() as u64, model.declaration().slot_bytes());
     let pages = pages as u64 * page_bytes;
-    let checkpoints =
-        if model.declaration().has_slots() && !settings.no_prefix_cache { pages / 3 } else { 0 };
-    let memory = pages + checkpoints + running * slot_bytes;
+    let snapshots = if model.declaration().has_slots() && !settings.no_prefix_cache { pages / 3 } else { 0 };
+    let memory = pages + snapshots + running * slot_bytes;
     let settings = EngineSettings { kv_cache_memory: Some(ByteSize(memory)), ..settings.clone() };
     Engine::new(model, Rank(0), &settings, 64).expect("sound settings")
 }

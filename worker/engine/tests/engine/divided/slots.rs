@@ -64,7 +64,7 @@ fn divided_requests_give_the_results_of_a_request_alone() {
         assert!(spared > 0, "{model:?}: some pages were known, not sent");
         assert!(to.load.preemptions > 0, "{model:?}: the pool is large enough for all");
 
-        // Pages that came from the other side have no checkpoint, so a hit must not end at them.
+        // Pages that came from the other side have no snapshot, so a hit must not end at them.
         let mut again = launches[21].clone();
         again.key.as_mut().unwrap().request = 100;
         to.engine.launch(again);

@@ -61,11 +61,11 @@ impl Running {
     /// are none.
     pub fn slot_copies(&mut self, row: usize, pool: &mut PlanePool) -> Option<RowCopies> {
         let initial = self.initial.take();
-        // Stream order puts the save behind the row that ends at the rung, even if that row is in flight. The first row
-        // of all begins where a checkpoint is already.
+        // The device runs the save after the row that ends at the rung, even if that row is in flight. The request's
+        // first row begins at a snapshot, so it saves none.
         let at_rung =
             self.ladder(pool.pages().page_tokens()).is_some_and(|ladder| ladder.has(self.planned.computed));
-        let saves = initial.is_none() && at_rung && !self.has_checkpoint(pool);
+        let saves = initial.is_none() && at_rung && !self.has_snapshot(pool);
         let save = if saves { pool.take_slot() } else { None };
         (initial.is_some() || save.is_some()).then_some(RowCopies { row, initial, save })
     }
@@ -94,9 +94,9 @@ impl Running {
         self.in_flight -= 1;
     }
 
-    /// True if the block before the next row is recorded, with a checkpoint.
-    fn has_checkpoint(&self, pool: &PlanePool) -> bool {
+    /// True if the block before the next row is recorded, with a snapshot.
+    fn has_snapshot(&self, pool: &PlanePool) -> bool {
         let recorded = self.recorded * pool.pages().page_tokens() == self.planned.computed;
-        recorded && self.chain.is_some_and(|chain| pool.checkpoint(chain) != SlotId::NULL)
+        recorded && self.chain.is_some_and(|chain| pool.snapshot(chain) != SlotId::NULL)
     }
 }

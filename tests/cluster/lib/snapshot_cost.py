@@ -1,6 +1,7 @@
-"""Throughput that checkpoints of a state cost: two conductors, one without a prefix cache, serve the same prompts in turns.
+"""Throughput that snapshots of a state cost: two conductors, one without a prefix cache, serve the same prompts in
+turns.
 
-No two prompts start alike, so that checkpoints are saved and never used. Both conductors run from the start to the end. A
+No two prompts start alike, so that snapshots are saved and never used. Both conductors run from the start to the end. A
 figure is the number of tokens, of prompts and outputs, per second.
 """
 

@@ -1,7 +1,7 @@
-//! The positions at which a request's slot is saved as a checkpoint.
+//! The positions at which a request's slot is saved as a snapshot.
 //!
-//! A checkpoint costs a slot and a cut in the prefill, so checkpoints are few. They lie on a ladder of rungs: the powers
-//! of two from [`FIRST`] on, in whole blocks. Any shared prefix that is as long as the first rung then has a rung within
+//! A snapshot costs a slot and a cut in the prefill, so snapshots are few. They lie on a ladder of rungs: the powers of
+//! two from [`FIRST`] on, in whole blocks. Any shared prefix that is as long as the first rung then has a rung within
 //! its last half. One more rung is the last whole block before the last token of the prefill, where an equal prompt
 //! resumes.
 
