@@ -1,4 +1,4 @@
-//! Seeds of the targets whose inputs are not text, made from messages. `FUZZ_WRITE_SEEDS=DIRECTORY` writes them.
+//! Seeds that are made from messages, and from the table of families. `FUZZ_WRITE_SEEDS=DIRECTORY` writes them.
 
 use std::{fs, path::Path};
 
@@ -55,6 +55,9 @@ pub fn write(directory: &Path) {
     let declaration = cluster::ready().model.and_then(|model| model.declaration).unwrap_or_default();
     seed("cluster", &[&[3], &declaration.encode_to_vec()]);
     seed("cluster", &[&[4, 1, 2, 0, 2, 3, 1, 1, 5], &[7; 200]]);
+    for config in tutti_models::fuzzing::configs() {
+        seed("config", &[&[0], config.as_bytes()]);
+    }
 }
 
 /// A piece of an input, with its length.

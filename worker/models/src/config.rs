@@ -1,74 +1,83 @@
-//! The keys of `config.json` and `generation_config.json` that all families share.
+//! Reading of `config.json` and `generation_config.json`. [`ranges`] says what each key may be, [`keys`] how it is read,
+//! and [`text`] which keys all text models have.
 
+pub(crate) mod keys;
+pub(crate) mod ranges;
+pub(crate) mod text;
+
+#[cfg(test)]
+use std::{cell::RefCell, collections::BTreeMap};
 use std::{
     fs::File,
     io::{self, BufReader},
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::Value;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use tutti_kernels::WeightType;
 
+use self::keys::Keys;
+#[cfg(test)]
+use self::keys::Rule;
 use crate::LoadError;
 
-/// A checkpoint's `config.json`: the keys that name the checkpoint's family, and all keys, which that family parses.
+/// A checkpoint's `config.json`, or another file of keys.
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
-    /// Path of the file.
-    pub path: PathBuf,
-    /// `architectures`; empty if missing.
-    pub architectures: Vec<String>,
-    /// `model_type`.
-    pub model_type: Option<String>,
-    /// All keys.
-    pub value: Value,
+    path: PathBuf,
+    object: Map<String, Value>,
+    /// Rules of all keys that have been read, by their paths.
+    #[cfg(test)]
+    read: RefCell<BTreeMap<String, Rule>>,
 }
 
-/// The keys that are read before the family is known.
-#[derive(Deserialize)]
-struct Head {
-    architectures: Option<Vec<String>>,
-    model_type: Option<String>,
-    quantization_config: Option<Value>,
+/// The keys by which a checkpoint names its family.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Names {
+    /// `architectures`; empty if missing.
+    pub architectures: Vec<String>,
+    pub model_type: Option<String>,
 }
 
 impl ConfigFile {
     /// Reads `dir/config.json`. Refuses quantised checkpoints, which no family supports.
     pub fn read(dir: &Path) -> Result<Self, LoadError> {
-        let path = dir.join("config.json");
-        let value: Value = read_json(&path)?;
-        let head: Head = Head::deserialize(&value).map_err(|e| malformed(&path, &e))?;
-        if let Some(quantization) = head.quantization_config {
-            let method = quantization.get("quant_method").unwrap_or(&quantization);
-            let problem = format!(
-                "quantization_config: {method} weights are not supported; \
-                 supported: float32, float16 and bfloat16 weights"
-            );
-            return Err(LoadError::Config { path, problem });
+        let file = Self::open(dir.join("config.json"))?;
+        refuse_quantization(&file.keys())?;
+        Ok(file)
+    }
+
+    fn open(path: PathBuf) -> Result<Self, LoadError> {
+        match read_json::<Value>(&path)? {
+            Value::Object(object) => Ok(Self::of(path, object)),
+            _ => Err(malformed(&path, "it must be an object")),
         }
-        let architectures = head.architectures.unwrap_or_default();
-        Ok(Self { path, architectures, model_type: head.model_type, value })
     }
 
-    /// Deserialises the file's keys as `T`, the set of keys that a family reads.
-    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, LoadError> {
-        serde_path_to_error::deserialize(&self.value).map_err(|error| {
-            let (key, problem) = (error.path().to_string(), error.into_inner());
-            self.invalid(if key == "." { problem.to_string() } else { format!("{key}: {problem}") })
-        })
+    fn of(path: PathBuf, object: Map<String, Value>) -> Self {
+        Self {
+            path,
+            object,
+            #[cfg(test)]
+            read: RefCell::default(),
+        }
     }
 
-    /// Returns the object under `key` as a file of its own; `None` if the key is missing or null.
-    pub fn section(&self, key: &str) -> Option<Self> {
-        let value = self.value.get(key).filter(|value| !value.is_null())?.clone();
-        let Self { path, architectures, model_type, .. } = self;
-        Some(Self {
-            path: path.clone(),
-            architectures: architectures.clone(),
-            model_type: model_type.clone(),
-            value,
-        })
+    /// The file's keys.
+    pub fn keys(&self) -> Keys<'_> {
+        Keys::of(self, &self.object)
+    }
+
+    /// Returns what the file says about the checkpoint's family.
+    pub fn names(&self) -> Result<Names, LoadError> {
+        let keys = self.keys();
+        let architectures = keys.get(&ranges::ARCHITECTURES)?.unwrap_or_default();
+        Ok(Names { architectures, model_type: keys.get(&ranges::MODEL_TYPE)? })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Returns an error about this file.
@@ -77,9 +86,40 @@ impl ConfigFile {
     }
 }
 
+/// Constructors and views for tests.
+#[cfg(test)]
+impl ConfigFile {
+    /// Returns a config of these keys.
+    pub fn of_value(value: Value) -> Self {
+        match value {
+            Value::Object(object) => Self::of("config.json".into(), object),
+            other => panic!("{other} is not an object"),
+        }
+    }
+
+    /// Notes that a key is read.
+    fn note(&self, path: String, rule: Rule) {
+        self.read.borrow_mut().insert(path, rule);
+    }
+
+    /// Returns the rules of all keys that have been read, by their paths.
+    pub fn rules(&self) -> BTreeMap<String, Rule> {
+        self.read.borrow().clone()
+    }
+}
+
+/// Refuses keys that describe quantised weights.
+pub(crate) fn refuse_quantization(keys: &Keys<'_>) -> Result<(), LoadError> {
+    let key = &ranges::QUANTIZATION_CONFIG;
+    let Some(quantization) = keys.get(key)? else { return Ok(()) };
+    let method = quantization.get("quant_method").unwrap_or(&quantization);
+    let problem =
+        format!("{method} weights are not supported; supported: float32, float16 and bfloat16 weights");
+    Err(keys.invalid(key, problem))
+}
+
 /// The value of `eos_token_id`: one id or several.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(untagged)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TokenIds {
     One(u32),
     Many(Vec<u32>),
@@ -100,13 +140,8 @@ impl TokenIds {
 /// Returns the token ids that end a sequence, ascending. As in transformers' `generate`, the ids in
 /// `dir/generation_config.json` take precedence over `from_config`.
 pub(crate) fn eos_token_ids(dir: &Path, from_config: Option<TokenIds>) -> Result<Vec<u32>, LoadError> {
-    #[derive(Deserialize)]
-    struct GenerationConfig {
-        eos_token_id: Option<TokenIds>,
-    }
-
-    let generation = match read_json::<GenerationConfig>(&dir.join("generation_config.json")) {
-        Ok(config) => config.eos_token_id,
+    let generation = match ConfigFile::open(dir.join("generation_config.json")) {
+        Ok(file) => file.keys().get(&ranges::EOS_TOKEN_ID)?,
         Err(LoadError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
@@ -123,14 +158,20 @@ pub(crate) fn parse_dtype(name: &str) -> Option<WeightType> {
     }
 }
 
-/// Reads a JSON file.
+/// Reads a JSON file. An error names the key at fault, also for a number that no float holds.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
     let file = File::open(path).map_err(|source| LoadError::Read { path: path.into(), source })?;
-    serde_json::from_reader(BufReader::new(file)).map_err(|e| malformed(path, &e))
+    let mut json = serde_json::Deserializer::from_reader(BufReader::new(file));
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let (key, problem) = (error.path().to_string(), error.into_inner());
+        malformed(path, &if key == "." { problem.to_string() } else { format!("{key}: {problem}") })
+    })?;
+    json.end().map_err(|error| malformed(path, &error.to_string()))?;
+    Ok(value)
 }
 
-fn malformed(path: &Path, error: &serde_json::Error) -> LoadError {
-    LoadError::Config { path: path.into(), problem: format!("malformed JSON: {error}") }
+fn malformed(path: &Path, problem: &str) -> LoadError {
+    LoadError::Config { path: path.into(), problem: format!("malformed JSON: {problem}") }
 }
 
 #[cfg(test)]

@@ -13,12 +13,58 @@ use tutti_kernels::{
 
 use crate::{
     DecoderDevice, LoadError, LoadFormat, LoadOptions,
+    config::{
+        keys::Keys,
+        ranges::{self, product},
+        text::{TextConfig, divides},
+    },
     decoder::LayerStep,
     weights::{Cut, Loader, Precision, Role, SafetensorsDir, TensorSpec, share},
 };
 
 /// Refusal of `--ep` for a model without experts.
 pub(crate) const NO_EXPERTS: &str = "num_experts: the model has none that --ep could divide";
+
+/// The sizes of experts in a config, before it is known whether any layer has experts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertSizes {
+    /// Number of experts, which may be 0.
+    pub experts: usize,
+    /// Number of experts of a token.
+    pub top_k: usize,
+    /// Intermediate width per expert.
+    pub intermediate_size: usize,
+}
+
+impl ExpertSizes {
+    /// Reads the keys. `defaults` stand for those that the config lacks.
+    pub fn read(keys: &Keys<'_>, defaults: Self) -> Result<Self, LoadError> {
+        Ok(Self {
+            experts: keys.get_or(&ranges::NUM_EXPERTS, defaults.experts)?,
+            top_k: keys.get_or(&ranges::NUM_EXPERTS_PER_TOK, defaults.top_k)?,
+            intermediate_size: keys.get_or(&ranges::MOE_INTERMEDIATE_SIZE, defaults.intermediate_size)?,
+        })
+    }
+
+    /// Returns the experts of a model. The error names the key at fault.
+    pub fn check(self, text: &TextConfig, renormalise: bool) -> Result<ExpertShape, String> {
+        let Self { experts, top_k, intermediate_size } = self;
+        for (key, number) in [("num_experts", experts), ("moe_intermediate_size", intermediate_size)] {
+            if number == 0 {
+                return Err(format!("{key}: must be at least 1, not 0"));
+            }
+        }
+        if top_k == 0 || top_k > experts {
+            return Err(format!("num_experts_per_tok: {top_k} of num_experts, {experts}"));
+        }
+        let (width, hidden_size) = (("moe_intermediate_size", intermediate_size), text.hidden_size);
+        let experts_of_all = [("num_hidden_layers", text.layers), ("num_experts", experts)];
+        product(experts_of_all, ranges::MAX_EXPERTS_OF_ALL_LAYERS)?;
+        product([("num_experts", experts), width, ("hidden_size", hidden_size)], ranges::MAX_TENSOR)?;
+        let routing = Routing { top_k, renormalise };
+        Ok(ExpertShape { hidden_size, intermediate_size, experts, routing, division: Division::Width })
+    }
+}
 
 /// The experts of a model. All layers with experts have the same shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,14 +118,11 @@ impl ExpertLayout {
 
 impl ExpertShape {
     /// Refuses a number of ranks among which the experts cannot be divided equally. The error names the key.
-    pub fn check(&self, GroupRank { world_size, .. }: GroupRank) -> Result<(), String> {
-        let (key, number, why) = match self.division {
-            Division::Width => ("moe_intermediate_size", self.intermediate_size, ""),
-            Division::Experts => ("num_experts", self.experts, ", and --ep divides whole experts"),
-        };
-        match number.is_multiple_of(world_size) {
-            true => Ok(()),
-            false => Err(format!("{key}: {number} is not a multiple of tp, which is {world_size}{why}")),
+    pub fn check(&self, group_rank: GroupRank) -> Result<(), String> {
+        match self.division {
+            Division::Width => divides("moe_intermediate_size", self.intermediate_size, group_rank),
+            Division::Experts => divides("num_experts", self.experts, group_rank)
+                .map_err(|problem| problem + ", and --ep divides whole experts"),
         }
     }
 

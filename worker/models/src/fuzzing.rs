@@ -9,9 +9,17 @@ pub use crate::weights::fuzzing::{safetensors_header, safetensors_index};
 use crate::{
     LayoutPart, PageLayout, PlaneLayout, PlaneStorage, Section, SimOptions,
     config::ConfigFile,
-    llama::{FAMILIES, Shape},
-    load_sim,
+    families::{
+        FAMILIES, Variant,
+        sample::{examine, samples},
+    },
+    llama, load_sim,
 };
+
+/// Sound configs of each family, as seeds.
+pub fn configs() -> Vec<String> {
+    FAMILIES.iter().flat_map(samples).map(|config| config.to_string()).collect()
+}
 
 /// Reads the `config.json` of a directory as each family does.
 pub fn config(dir: &Path) {
@@ -23,34 +31,33 @@ pub fn config(dir: &Path) {
     }
     let Ok(file) = ConfigFile::read(dir) else { return };
     for family in FAMILIES {
-        if let Ok(config) = Shape::parse(&file, family) {
-            shape(dir, &config);
+        let read = examine(family, &file, dir);
+        if let (Variant::Llama(variant), Ok(_)) = (family.variant, read)
+            && let Ok(config) = llama::Config::parse(&file, variant)
+        {
+            shape(&config);
         }
     }
 }
 
-fn shape(dir: &Path, config: &Shape) {
-    assert_eq!(config.windows.len(), config.layers);
-    assert_eq!(config.rope.of_layer.len(), config.layers);
+fn shape(config: &llama::Config) {
+    let text = &config.text;
+    assert_eq!(config.windows.len(), text.layers);
+    assert_eq!(config.table_of.len(), text.layers);
     for world_size in [1, 2, 8] {
         for rank in 0..world_size {
             let Ok(shard) = config.shard(GroupRank { rank, world_size }) else { continue };
-            assert!(shard.heads > 0 && shard.kv_heads > 0 && shard.intermediate_size > 0);
-            assert_eq!(shard.heads * world_size, config.heads);
+            assert!(shard.text.heads > 0 && shard.text.kv_heads > 0 && shard.intermediate_size > 0);
+            assert_eq!(shard.text.heads * world_size, text.heads);
             // Without dense layers nothing has this size, so it may be any.
             if config.has_dense_mlps() {
                 assert_eq!(shard.intermediate_size * world_size, config.intermediate_size);
             }
         }
     }
-    if let Ok(tables) = config.rope.frequencies(config.head_dim) {
-        for table in tables {
-            assert_eq!(table.inverse.len(), config.head_dim / 2);
-            assert_eq!(table.axes.len(), table.inverse.len());
-        }
-    }
-    if let Ok(text) = config.text(dir, 64) {
-        assert!(text.limits.max_context_tokens > 0);
+    for table in &config.rope {
+        assert_eq!(table.inverse.len(), text.head_dim / 2);
+        assert_eq!(table.axes.len(), table.inverse.len());
     }
 }
 

@@ -9,47 +9,45 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
 use tutti_kernels::{
     Attention, AttentionShape, DecayedSum, Device, DeviceError, Linear, Norm, RopeFrequencies, Rotary,
-    RotateAndStore, WeightType,
+    RotateAndStore, collective::GroupRank,
 };
 
 use crate::{
-    DecoderDevice, LoadError, LoadOptions,
-    config::ConfigFile,
-    decoder::{Decoder, KvPlane, LayerStep, Layers, SlotPlane, TextShape},
-    model::Limits,
-    rope::{RopeKeys, RopeTables},
-    weights::{Cut, Progress, Role, TensorSpec, Values, share},
+    DecoderDevice, LoadError,
+    architecture::Architecture,
+    config::{
+        ConfigFile, ranges,
+        text::{TextConfig, TextDefaults, divides},
+    },
+    decoder::{LayerStep, Layers, SlotPlane, TextShape},
+    experts::ExpertLayout,
+    rope::RopeTables,
+    weights::{Cut, Loader, Role, TensorSpec, Values, share},
 };
 
-pub(crate) const ARCHITECTURE: &str = "TuttiHybridTestForCausalLM";
-pub(crate) const MODEL_TYPE: &str = "tutti_hybrid_test";
 const EPS: f32 = 1e-6;
+const DEFAULTS: TextDefaults = TextDefaults { kv_heads: None, head_dim: None, max_position_embeddings: 1024 };
 
-#[derive(Deserialize)]
-struct Config {
-    vocab_size: usize,
-    hidden_size: usize,
-    num_hidden_layers: usize,
-    num_attention_heads: usize,
-    num_key_value_heads: usize,
-    head_dim: usize,
+/// The checked config. A rank's shard has its share of the heads.
+#[derive(Clone)]
+pub(crate) struct Config {
+    text: TextConfig,
+    /// Channels of a recurrence, of which a rank holds a share.
     state_size: usize,
-    max_position_embeddings: usize,
-    #[serde(flatten)]
-    rope: RopeKeys,
+    rope: RopeFrequencies,
+    group_rank: GroupRank,
 }
 
 /// One layer: a norm, a map to this rank's channels or heads, and a map back.
-struct Layer<D: Device> {
+pub(crate) struct Layer<D: Device> {
     norm: D::Vector,
     inward: D::Matrix,
     outward: D::Matrix,
 }
 
-struct Hybrid<D: Device> {
+pub(crate) struct Hybrid<D: Device> {
     layers: Vec<Layer<D>>,
     /// Decay of each of this rank's channels.
     decay: D::Vector,
@@ -65,84 +63,107 @@ struct Hybrid<D: Device> {
     channels: [D::Tensor; 2],
 }
 
+/// The tensors of a layer: norm, maps inward, map outward.
+pub(crate) struct LayerSpecs {
+    norm: TensorSpec,
+    inward: Vec<TensorSpec>,
+    outward: TensorSpec,
+}
+
 impl Config {
-    fn text(&self, max_step_tokens: usize) -> TextShape {
-        let (count, units) = (self.num_hidden_layers, self.state_size);
+    pub fn parse(file: &ConfigFile) -> Result<Self, LoadError> {
+        let keys = file.keys();
+        let text = TextConfig::read(&keys, &keys, DEFAULTS)?;
+        let rope = RopeTables::read(&keys, &["full_attention"], text.max_context, 1.0)?
+            .frequencies(text.head_dim)
+            .map_err(|problem| file.invalid(problem))?
+            .remove(0);
+        let state_size = keys.need(&ranges::STATE_SIZE)?;
+        ranges::product([("state_size", state_size), ("hidden_size", text.hidden_size)], ranges::MAX_TENSOR)
+            .map_err(|problem| file.invalid(problem))?;
+        Ok(Self { text, state_size, rope, group_rank: GroupRank::ALONE })
+    }
+}
+
+impl Architecture for Config {
+    type LayerSpecs = LayerSpecs;
+    type Layers<D: DecoderDevice> = Hybrid<D>;
+
+    fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
+        divides("state_size", self.state_size, group_rank)?;
+        Ok(Self { text: self.text.shard(group_rank)?, group_rank, ..self.clone() })
+    }
+
+    fn text(&self, dir: &Path, max_step_tokens: usize) -> Result<TextShape, LoadError> {
+        let (count, units) = (self.text.layers, self.state_size);
         let (layers, unit_bytes) = (count.div_ceil(2), size_of::<f32>());
-        TextShape {
+        Ok(TextShape {
             summary: "hybrid (for tests)".into(),
             prefix: "model.",
-            hidden_size: self.hidden_size,
+            hidden_size: self.text.hidden_size,
             norm_eps: EPS,
             norm_values: Values::AsStored,
             tied: true,
-            dtype: WeightType::F32,
-            limits: Limits::new(self.vocab_size, self.max_position_embeddings, max_step_tokens),
-            kv: Some(KvPlane { layers: count / 2, heads: self.num_key_value_heads, head_dim: self.head_dim }),
+            dtype: self.text.dtype,
+            limits: self.text.limits(dir, max_step_tokens)?,
+            kv: Some(self.text.kv_plane(count / 2)),
             slots: vec![SlotPlane { name: "recurrence", layers, units, unit_bytes }],
             expert_layers: Vec::new(),
-        }
+        })
     }
 
-    /// The tensors of a layer: norm, maps inward, map outward.
-    fn specs(&self, layer: usize) -> (TensorSpec, Vec<TensorSpec>, TensorSpec) {
+    fn layers(&self) -> usize {
+        self.text.layers
+    }
+
+    fn layer_specs(&self, layer: usize, _: ExpertLayout, _: GroupRank) -> LayerSpecs {
         let matrix = |name: &str, rows, columns, cut| {
             TensorSpec::matrix(format!("layers.{layer}.{name}"), Role::Projection, rows, columns).cut(cut)
         };
-        let (hidden, dim) = (self.hidden_size, self.head_dim);
+        let TextConfig { hidden_size: hidden, head_dim: dim, heads: q, kv_heads: kv, .. } = self.text;
         let heads = |name, heads| matrix(name, heads * dim, hidden, Cut::Rows(heads));
         let norm = TensorSpec::vector(format!("layers.{layer}.norm"), Role::Norm, hidden);
         if layer.is_multiple_of(2) {
             let (size, inward) = (self.state_size, Cut::Rows(self.state_size));
             let outward = matrix("out", hidden, size, Cut::Columns(size));
-            return (norm, vec![matrix("in", size, hidden, inward)], outward);
+            return LayerSpecs { norm, inward: vec![matrix("in", size, hidden, inward)], outward };
         }
-        let (q, kv) = (self.num_attention_heads, self.num_key_value_heads);
         let outward = matrix("o", hidden, q * dim, Cut::Columns(q));
-        (norm, vec![heads("q", q), heads("k", kv), heads("v", kv)], outward)
+        LayerSpecs { norm, inward: vec![heads("q", q), heads("k", kv), heads("v", kv)], outward }
     }
-}
 
-pub(crate) fn load<D: DecoderDevice>(
-    file: &ConfigFile,
-    dir: &Path,
-    options: &LoadOptions,
-    device: D,
-    progress: Progress<'_>,
-) -> Result<Decoder<D, impl Layers<D>>, LoadError> {
-    let config: Config = file.parse()?;
-    let rope = RopeTables::resolve(&config.rope, &["full_attention"], config.max_position_embeddings)
-        .and_then(|tables| tables.frequencies(config.head_dim))
-        .map_err(|problem| file.invalid(problem))?
-        .remove(0);
-    let (tokens, rank) = (options.max_step_tokens, device.group_rank());
-    let specs: Vec<_> = (0..config.num_hidden_layers).map(|layer| config.specs(layer)).collect();
-    let all = specs.iter().flat_map(|(norm, inward, out)| [norm].into_iter().chain(inward).chain([out]));
-    Decoder::load(config.text(tokens), all, (dir, options), device, progress, |loader| {
+    fn tensors(LayerSpecs { norm, inward, outward }: &LayerSpecs) -> Vec<&TensorSpec> {
+        [norm].into_iter().chain(inward).chain([outward]).collect()
+    }
+
+    fn load<D: DecoderDevice>(
+        &self,
+        specs: &[LayerSpecs],
+        tokens: usize,
+        loader: &mut Loader<'_, D>,
+    ) -> Result<Hybrid<D>, LoadError> {
         let mut layers = Vec::new();
-        for (norm, inward, outward) in &specs {
+        for LayerSpecs { norm, inward, outward } in specs {
             let (norm, inward) =
                 (loader.vector(&[norm])?, loader.matrix(&inward.iter().collect::<Vec<_>>())?);
             layers.push(Layer { norm, inward, outward: loader.matrix(&[outward])? });
         }
-        let channels = share(config.state_size, rank);
+        let channels = share(self.state_size, self.group_rank);
         let decay: Vec<f32> = channels.clone().map(|channel| 1.0 - 1.0 / (channel + 2) as f32).collect();
-        let (head_dim, scale) = (config.head_dim, (config.head_dim as f32).sqrt().recip());
-        let heads_of = |heads| share(heads, rank).len();
-        let (heads, kv_heads) = (heads_of(config.num_attention_heads), heads_of(config.num_key_value_heads));
+        let TextConfig { heads, kv_heads, head_dim, .. } = self.text;
         let device = loader.device();
         let mut tensor = |width| device.tensor(tokens, width);
         Ok(Hybrid {
             layers,
-            attention: AttentionShape { heads, kv_heads, head_dim, scale, window: None },
-            angles: tensor(2 * rope.inverse.len())?,
+            attention: self.text.attention(None),
+            angles: tensor(2 * self.rope.inverse.len())?,
             qkv: tensor((heads + 2 * kv_heads) * head_dim)?,
             attended: tensor(heads * head_dim)?,
             channels: [tensor(channels.len())?, tensor(channels.len())?],
             decay: device.vector(&decay)?,
-            rope,
+            rope: self.rope.clone(),
         })
-    })
+    }
 }
 
 impl<D: DecoderDevice> Layers<D> for Hybrid<D> {

@@ -1,36 +1,32 @@
 //! The architecture of Llama: pre-norm decoder with RMS norms, grouped-query attention, RoPE and SwiGLU.
 //!
 //! Paper: Touvron et al., "LLaMA", arXiv:2302.13971. Several families share it, and differ in biases, sliding windows,
-//! norms of heads and defaults of their configs: see [`family`], which names the paper and the reference of each.
+//! norms of heads and defaults of their configs: see [`variant`], which names the paper and the reference of each.
 
 mod config;
-mod family;
 mod moe;
+mod variant;
 mod weights;
 
 use std::path::Path;
 
 use tutti_kernels::{
     Attention, AttentionShape, Device, DeviceError, GateUp, Linear, Norm, RopeFrequencies, Rotary,
-    RotateAndStore,
+    RotateAndStore, collective::GroupRank,
 };
 
-#[cfg(any(fuzzing, feature = "media-test-model"))]
-pub(crate) use self::config::Config as Shape;
-#[cfg(feature = "media-test-model")]
-pub(crate) use self::family::QWEN3;
-pub(crate) use self::family::{FAMILIES, Family};
-use self::{
+use self::weights::{Layer, LayerSpecs, Mlp, mlp_name};
+pub(crate) use self::{
     config::Config,
-    weights::{Layer, LayerSpecs, Mlp, mlp_name},
+    variant::{LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, Variant},
 };
 use crate::{
-    DecoderDevice, LoadError, LoadOptions,
-    config::ConfigFile,
-    decoder::{Decoder, LayerStep, Layers},
-    experts::{ExpertLayout, ExpertMixer},
-    load::Needs,
-    weights::Progress,
+    DecoderDevice, LoadError,
+    architecture::{Architecture, Needs},
+    config::text::TextConfig,
+    decoder::{LayerStep, Layers, TextShape},
+    experts::{ExpertLayout, ExpertMixer, ExpertShape},
+    weights::{Loader, TensorSpec, Values},
 };
 
 /// The layers of a model, with buffers for the largest step, of `T` tokens. In the shapes below, `heads`,
@@ -56,56 +52,91 @@ pub(crate) struct Llama<D: Device> {
     experts: Option<ExpertMixer<D>>,
 }
 
-/// Loads a model of `family` from `dir`, whose `config.json` is `file`.
-pub(crate) fn load<D: DecoderDevice>(
-    family: &'static Family,
-    file: &ConfigFile,
-    dir: &Path,
-    options: &LoadOptions,
-    device: D,
-    progress: Progress<'_>,
-) -> Result<Decoder<D, Llama<D>>, LoadError> {
-    let invalid = |problem| file.invalid(problem);
-    let mut config = Config::parse(file, family)?;
-    if options.expert_parallel {
-        config.divide_whole_experts().map_err(invalid)?;
+impl Architecture for Config {
+    type LayerSpecs = LayerSpecs;
+    type Layers<D: DecoderDevice> = Llama<D>;
+
+    fn needs(&self) -> Needs {
+        Needs { experts: self.moe.is_some(), ..Needs::default() }
     }
-    let needs = Needs { experts: config.moe.is_some(), ..Needs::default() };
-    needs.check(file, family.architecture, &device)?;
-    let shard = config.shard(device.group_rank()).map_err(invalid)?;
-    let rope = config.rope.frequencies(config.head_dim).map_err(invalid)?;
-    let layout = match (0..config.layers).find(|&layer| config.is_sparse(layer)) {
-        Some(layer) => ExpertLayout::of(dir, options, &mlp_name(layer))?,
-        None => ExpertLayout::Each,
-    };
-    let (tokens, specs) = (options.max_step_tokens, LayerSpecs::of(&config, layout, device.group_rank()));
-    let (q, kv) = (shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim);
-    let text = config.text(dir, tokens)?;
-    let all = specs.iter().flat_map(LayerSpecs::all);
-    Decoder::load(text, all, (dir, options), device, progress, |loader| {
+
+    fn experts(&mut self) -> Option<&mut ExpertShape> {
+        self.moe.as_mut().map(|moe| &mut moe.shape)
+    }
+
+    fn module_with_experts(&self) -> Option<String> {
+        (0..self.text.layers).find(|&layer| self.is_sparse(layer)).map(mlp_name)
+    }
+
+    fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
+        self.shard(group_rank)
+    }
+
+    fn text(&self, dir: &Path, max_step_tokens: usize) -> Result<TextShape, LoadError> {
+        let TextConfig { layers, heads, kv_heads, head_dim, hidden_size, vocab_size, .. } = self.text;
+        let experts = self.moe.as_ref().map_or(String::new(), |moe| format!(", {}", moe.shape));
+        Ok(TextShape {
+            summary: format!(
+                "{}{experts}, {layers} layers of width {hidden_size}, {heads} + {kv_heads} heads of {head_dim}, \
+                 vocabulary {vocab_size}",
+                self.variant.name
+            ),
+            prefix: "model.",
+            hidden_size,
+            norm_eps: self.text.rms_norm_eps,
+            norm_values: Values::AsStored,
+            tied: self.text.tied,
+            dtype: self.text.dtype,
+            limits: self.text.limits(dir, max_step_tokens)?,
+            kv: Some(self.text.kv_plane(layers)),
+            slots: Vec::new(),
+            expert_layers: (0..layers).filter(|&layer| self.is_sparse(layer)).collect(),
+        })
+    }
+
+    fn layers(&self) -> usize {
+        self.text.layers
+    }
+
+    fn layer_specs(&self, layer: usize, layout: ExpertLayout, group_rank: GroupRank) -> LayerSpecs {
+        LayerSpecs::new(self, layer, layout, group_rank)
+    }
+
+    fn tensors(specs: &LayerSpecs) -> Vec<&TensorSpec> {
+        specs.all().collect()
+    }
+
+    fn load<D: DecoderDevice>(
+        &self,
+        specs: &[LayerSpecs],
+        tokens: usize,
+        loader: &mut Loader<'_, D>,
+    ) -> Result<Llama<D>, LoadError> {
         let layers = specs.iter().map(|specs| Layer::load(specs, loader)).collect::<Result<_, _>>()?;
         let device = loader.device();
-        let angles = rope.iter().map(|rope| device.tensor(tokens, 2 * rope.inverse.len()));
+        let TextConfig { heads, kv_heads, head_dim, rms_norm_eps, .. } = self.text;
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        let angles = self.rope.iter().map(|rope| device.tensor(tokens, 2 * rope.inverse.len()));
         Ok(Llama {
             layers,
-            eps: config.rms_norm_eps,
+            eps: rms_norm_eps,
             angles: angles.collect::<Result<_, _>>()?,
-            rope,
-            table_of: shard.rope.of_layer.clone(),
-            attention: shard.windows.iter().map(|&window| shard.attention(window)).collect(),
+            rope: self.rope.clone(),
+            table_of: self.table_of.clone(),
+            attention: self.windows.iter().map(|&window| self.text.attention(window)).collect(),
             qkv: device.tensor(tokens, q + 2 * kv)?,
             attended: device.tensor(tokens, q)?,
-            activated: config
+            activated: self
                 .has_dense_mlps()
-                .then(|| device.tensor(tokens, shard.intermediate_size))
+                .then(|| device.tensor(tokens, self.intermediate_size))
                 .transpose()?,
-            experts: config
+            experts: self
                 .moe
                 .as_ref()
                 .map(|moe| ExpertMixer::allocate(&moe.shape, tokens, device))
                 .transpose()?,
         })
-    })
+    }
 }
 
 impl<D: DecoderDevice> Layers<D> for Llama<D> {

@@ -15,74 +15,63 @@ mod encoder;
 mod encoder_only;
 mod with_thinker;
 
-use std::path::Path;
-
-use serde::Deserialize;
 use tutti_proto::declaration::ModelDeclaration;
 
 use self::{encoder::Encoder, encoder_only::EncoderOnly, with_thinker::WithThinker};
 use crate::{
-    DecoderDevice, LoadError, LoadOptions, Model,
-    config::ConfigFile,
-    llama::{self, QWEN3, Shape},
+    DecoderDevice, LoadError, Model,
+    architecture::{self, Architecture, Checkpoint},
+    config::{ConfigFile, ranges},
+    llama::{self, QWEN3},
     thinker::{self, Audio, HeldNodes},
     weights::Progress,
 };
 
-/// The name of this family in a config's `architectures`.
-pub(crate) const ARCHITECTURE: &str = "TuttiMediaTestForCausalLM";
-/// The name of this family in a config's `model_type`, which is used only if `architectures` is missing.
-pub(crate) const MODEL_TYPE: &str = "tutti_media_test";
-
-/// The keys of this family that a Qwen3 config does not have.
-#[derive(Deserialize)]
-struct Keys {
-    audio_token_id: u32,
-    audio_bytes_per_token: usize,
-    #[serde(default)]
-    audio_encoded_together: bool,
-    audio_max_call_tokens: Option<u32>,
+/// Reads and checks the config: that of the thinker, and the conversion of audio.
+pub(crate) fn parse(file: &ConfigFile) -> Result<(llama::Config, Audio), LoadError> {
+    let (keys, config) = (file.keys(), llama::Config::parse(file, &QWEN3)?);
+    let audio = Audio::read(&keys, config.text.hidden_size)?;
+    let audio = audio.ok_or_else(|| keys.missing(&ranges::AUDIO_TOKEN_ID))?;
+    let bytes = audio.bytes_per_token;
+    if bytes == 0 || !bytes.is_multiple_of(2) {
+        let problem = format!("{bytes} bytes are not one or more samples");
+        return Err(keys.invalid(&ranges::AUDIO_BYTES_PER_TOKEN, problem));
+    }
+    let (id, vocab) = (audio.placeholder, config.text.vocab_size);
+    if id as usize >= vocab {
+        let problem = format!("{id} is not below vocab_size, {vocab}");
+        return Err(keys.invalid(&ranges::AUDIO_TOKEN_ID, problem));
+    }
+    Ok((config, audio))
 }
 
-/// Loads those nodes of the model that `options.nodes` names.
+/// Loads those nodes of the model that the options name. `architecture` is its name in errors.
 pub(crate) fn load<D: DecoderDevice>(
-    file: &ConfigFile,
-    dir: &Path,
-    options: &LoadOptions,
+    architecture: &'static str,
+    checkpoint: Checkpoint<'_>,
     mut device: D,
     progress: Progress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
-    let shape = Shape::parse(file, &QWEN3)?;
-    let keys: Keys = file.parse()?;
-    if keys.audio_bytes_per_token == 0 || !keys.audio_bytes_per_token.is_multiple_of(2) {
-        let bytes = keys.audio_bytes_per_token;
-        return Err(file.invalid(format!("audio_bytes_per_token: {bytes} bytes are not one or more samples")));
+    let Checkpoint { file, options } = checkpoint;
+    let (mut config, audio) = parse(file)?;
+    if options.expert_parallel {
+        config.divide_whole_experts().map_err(|problem| file.invalid(problem))?;
     }
-    if keys.audio_token_id as usize >= shape.vocab_size {
-        let (id, vocab) = (keys.audio_token_id, shape.vocab_size);
-        return Err(file.invalid(format!("audio_token_id: {id} is not below vocab_size, {vocab}")));
-    }
-    let audio = Audio {
-        placeholder: keys.audio_token_id,
-        bytes_per_token: keys.audio_bytes_per_token,
-        width: shape.hidden_size,
-        encoded_together: keys.audio_encoded_together,
-        max_call_tokens: keys.audio_max_call_tokens,
-    };
     let declare = |text: &ModelDeclaration| thinker::with_audio(text, audio);
     let held = HeldNodes::of(options.nodes.as_deref());
     let encoder =
-        held.encoder.then(|| Encoder::load(audio, &shape, dir, options, &mut device)).transpose()?;
+        held.encoder.then(|| Encoder::load(audio, &config.text, options, &mut device)).transpose()?;
     match encoder {
         Some(encoder) if !held.thinker => {
             // The plane is the thinker's. This worker allocates none of it.
-            let bytes_per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype.bytes();
+            let text = &config.text;
+            let bytes_per_token = 2 * text.layers * text.kv_heads * text.head_dim * text.dtype.bytes();
             let declaration = declare(&thinker::declaration(options.page_tokens, bytes_per_token)?)?;
-            let limits = shape.limits(dir, options.max_step_tokens)?;
+            let limits = text.limits(&options.dir, options.max_step_tokens)?;
             Ok(Box::new(EncoderOnly { device, encoder, declaration, limits }))
         }
         encoder => {
-            let thinker = llama::load(&QWEN3, file, dir, options, device, progress)?;
+            let thinker = architecture::load(config, architecture, checkpoint, device, progress)?;
             let declaration = declare(thinker.declaration())?;
             Ok(Box::new(WithThinker { thinker, encoder, declaration }))
         }

@@ -29,15 +29,6 @@ pub struct Limits {
     pub steps_in_flight: usize,
 }
 
-impl Limits {
-    /// Returns the limits of a model that names no end of sequence, with one step in flight.
-    #[cfg(feature = "hybrid-test-model")]
-    pub(crate) fn new(vocab_size: usize, max_context_tokens: usize, max_step_tokens: usize) -> Self {
-        let eos_token_ids = Vec::new();
-        Self { vocab_size, max_context_tokens, eos_token_ids, max_step_tokens, steps_in_flight: 1 }
-    }
-}
-
 /// Requests for results from a step's logit rows. Each entry begins with an index into [`StepInputs::logit_rows`], and
 /// each list is sorted by that index.
 #[derive(Clone, Copy, Debug, Default)]

@@ -13,57 +13,36 @@ use std::path::Path;
 
 use tutti_kernels::{
     Attention, AttentionShape, DeltaShape, Device, DeviceError, GateUp, GatedDelta, GatedNorm, Linear, Norm,
-    RopeFrequencies, Rotary, RotateAndStore,
+    RopeFrequencies, Rotary, RotateAndStore, collective::GroupRank,
 };
 
+pub(crate) use self::config::Config;
 use self::{
-    config::{Config, LayerKind},
+    config::LayerKind,
     weights::{AttentionWeights, DeltaWeights, Layer, LayerSpecs, Mixer, mlp_name},
 };
 use crate::{
-    DecoderDevice, LoadError, LoadOptions,
-    config::ConfigFile,
-    decoder::{Decoder, LayerStep, Layers},
-    experts::{ExpertLayout, ExpertMixer},
-    load::Needs,
-    weights::Progress,
+    DecoderDevice, LoadError,
+    architecture::{Architecture, Needs},
+    config::text::TextConfig,
+    decoder::{LayerStep, Layers, SlotPlane, TextShape},
+    experts::{ExpertLayout, ExpertMixer, ExpertShape},
+    weights::{Loader, TensorSpec, Values},
 };
 
-/// One family of this architecture: its names, and the kind of its MLPs.
+/// What distinguishes one family of this architecture: the kind of its MLPs.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Family {
-    /// Name in a config's `architectures`.
-    pub architecture: &'static str,
-    /// Name in a config's `model_type`, which is used only if `architectures` is missing.
-    pub model_type: &'static str,
+pub(crate) struct Variant {
     /// Name in logs and errors.
     pub name: &'static str,
     /// True if each layer has experts in place of an MLP.
     pub experts: bool,
 }
 
-const DENSE: Family = Family {
-    architecture: "Qwen3_5ForConditionalGeneration",
-    model_type: "qwen3_5",
-    name: "Qwen3.5",
-    experts: false,
-};
+pub(crate) const DENSE: Variant = Variant { name: "Qwen3.5", experts: false };
 
 /// Reference: transformers `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
-const MOE: Family = Family {
-    architecture: "Qwen3_5MoeForConditionalGeneration",
-    model_type: "qwen3_5_moe",
-    name: "Qwen3.5-MoE",
-    experts: true,
-};
-
-/// The families of this architecture, each with a vision encoder and as a text model.
-pub(crate) const FAMILIES: [&Family; 4] = [
-    &DENSE,
-    &Family { architecture: "Qwen3_5ForCausalLM", model_type: "qwen3_5_text", ..DENSE },
-    &MOE,
-    &Family { architecture: "Qwen3_5MoeForCausalLM", model_type: "qwen3_5_moe_text", ..MOE },
-];
+pub(crate) const MOE: Variant = Variant { name: "Qwen3.5-MoE", experts: true };
 
 /// Index of the first of the three slot planes.
 const PLANE: usize = 0;
@@ -113,53 +92,94 @@ struct DeltaNet<D: Device> {
     remembered: D::Tensor,
 }
 
-/// Loads a model of `family` from `dir`, whose `config.json` is `file`.
-pub(crate) fn load<D: DecoderDevice>(
-    family: &'static Family,
-    file: &ConfigFile,
-    dir: &Path,
-    options: &LoadOptions,
-    device: D,
-    progress: Progress<'_>,
-) -> Result<Decoder<D, Qwen35<D>>, LoadError> {
-    let invalid = |problem| file.invalid(problem);
-    let mut config = Config::parse(file, family)?;
-    if options.expert_parallel {
-        config.divide_whole_experts().map_err(invalid)?;
+impl Architecture for Config {
+    type LayerSpecs = LayerSpecs;
+    type Layers<D: DecoderDevice> = Qwen35<D>;
+
+    fn needs(&self) -> Needs {
+        Needs { experts: self.experts.is_some(), delta_rule: self.layers.contains(&LayerKind::Delta) }
     }
-    let needs =
-        Needs { experts: config.experts.is_some(), delta_rule: config.layers.contains(&LayerKind::Delta) };
-    needs.check(file, family.architecture, &device)?;
-    let shard = config.shard(device.group_rank()).map_err(invalid)?;
-    let rope = config.rope_frequencies().map_err(invalid)?;
-    let rank = device.group_rank();
-    let layout = match &config.experts {
-        Some(_) => ExpertLayout::of(dir, options, &mlp_name(config.prefix, 0))?,
-        None => ExpertLayout::Each,
-    };
-    let (tokens, specs) = (options.max_step_tokens, LayerSpecs::of(&config, layout, rank));
-    let text = config.text(dir, tokens)?;
-    let all = specs.iter().flat_map(LayerSpecs::all);
-    Decoder::load(text, all, (dir, options), device, progress, |loader| {
+
+    fn experts(&mut self) -> Option<&mut ExpertShape> {
+        self.experts.as_mut()
+    }
+
+    fn module_with_experts(&self) -> Option<String> {
+        self.experts.as_ref().map(|_| mlp_name(self.prefix, 0))
+    }
+
+    fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
+        self.shard(group_rank)
+    }
+
+    fn text(&self, dir: &Path, max_step_tokens: usize) -> Result<TextShape, LoadError> {
+        let TextConfig { layers, heads, kv_heads, head_dim, hidden_size, vocab_size, .. } = self.text;
+        let (attentions, deltas, delta) =
+            (self.count(LayerKind::Full), self.count(LayerKind::Delta), self.delta);
+        let plane = |name, units, unit_bytes| SlotPlane { name, layers: deltas, units, unit_bytes };
+        let planes = [
+            plane("conv_keys", delta.key_heads, delta.key_conv_bytes()),
+            plane("conv_values", delta.value_heads, delta.value_conv_bytes()),
+            plane("delta", delta.value_heads, delta.memory_bytes()),
+        ];
+        let experts = self.experts.as_ref().map_or(String::new(), |shape| format!(", {shape}"));
+        Ok(TextShape {
+            summary: format!(
+                "{}{experts}, {layers} layers of width {hidden_size}, {attentions} with {heads} + {kv_heads} heads of \
+                 {head_dim}, vocabulary {vocab_size}",
+                self.variant.name,
+            ),
+            prefix: self.prefix,
+            hidden_size,
+            norm_eps: self.text.rms_norm_eps,
+            norm_values: Values::PlusOne,
+            tied: self.text.tied,
+            dtype: self.text.dtype,
+            limits: self.text.limits(dir, max_step_tokens)?,
+            kv: Some(self.text.kv_plane(attentions)),
+            slots: if deltas > 0 { planes.to_vec() } else { Vec::new() },
+            expert_layers: if self.experts.is_some() { (0..layers).collect() } else { Vec::new() },
+        })
+    }
+
+    fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn layer_specs(&self, layer: usize, layout: ExpertLayout, group_rank: GroupRank) -> LayerSpecs {
+        LayerSpecs::new(self, layer, layout, group_rank)
+    }
+
+    fn tensors(specs: &LayerSpecs) -> Vec<&TensorSpec> {
+        specs.all().collect()
+    }
+
+    fn load<D: DecoderDevice>(
+        &self,
+        specs: &[LayerSpecs],
+        tokens: usize,
+        loader: &mut Loader<'_, D>,
+    ) -> Result<Qwen35<D>, LoadError> {
         let layers = specs.iter().map(|specs| Layer::load(specs, loader)).collect::<Result<_, _>>()?;
         let device = loader.device();
-        let (q, kv, delta) = (shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim, shard.delta);
-        let mixture = config.experts.as_ref().map(|shape| {
+        let mixture = self.experts.as_ref().map(|shape| {
             let mixer = ExpertMixer::allocate(shape, tokens, device)?;
             Ok::<_, DeviceError>(Mixture { gate: device.tensor(tokens, 1)?, mixer })
         });
         let mixture = mixture.transpose()?;
+        let TextConfig { heads, kv_heads, head_dim, rms_norm_eps, .. } = self.text;
+        let (q, kv, delta) = (heads * head_dim, kv_heads * head_dim, self.delta);
         let mut tensor = |width| device.tensor(tokens, width);
         Ok(Qwen35 {
             layers,
-            eps: config.rms_norm_eps,
+            eps: rms_norm_eps,
             full: FullAttention {
-                shape: shard.attention(),
-                angles: tensor(2 * rope.inverse.len())?,
+                shape: self.text.attention(None),
+                angles: tensor(2 * self.rope.inverse.len())?,
                 qkv: tensor(q + 2 * kv)?,
                 gate: tensor(q)?,
                 attended: tensor(q)?,
-                rope,
+                rope: self.rope.clone(),
             },
             delta: DeltaNet {
                 shape: delta,
@@ -167,10 +187,10 @@ pub(crate) fn load<D: DecoderDevice>(
                 inputs: tensor(delta.inputs())?,
                 remembered: tensor(delta.values())?,
             },
-            activated: tensor(shard.intermediate_size)?,
+            activated: tensor(self.intermediate_size)?,
             mixture,
         })
-    })
+    }
 }
 
 /// One layer's place: its index among the layers of its kind, which is that of its plane's layer, and its role as the

@@ -15,7 +15,8 @@ use std::f64::consts::PI;
 
 use tutti_kernels::RopeFrequencies;
 
-pub(crate) use self::parameters::RopeKeys;
+use self::parameters::RopeKeys;
+use crate::{LoadError, config::keys::Keys};
 
 /// `rope_theta` of a config without that key: the default of transformers.
 const DEFAULT_THETA: f64 = 10_000.0;
@@ -90,17 +91,32 @@ struct Yarn {
 }
 
 impl RopeTables {
-    /// Resolves the table of each layer by its type. `max_context` is the config's `max_position_embeddings`. The error
-    /// names the key at fault.
-    pub fn resolve(keys: &RopeKeys, layer_types: &[&str], max_context: usize) -> Result<Self, String> {
-        let mut tables: Vec<Rope> = Vec::new();
+    /// Reads the table of each layer by its type. `max_context` is the config's `max_position_embeddings`, and
+    /// `rotated` the share of a head's elements that is rotated if no key says it. The error names the key at fault.
+    pub fn read(
+        keys: &Keys<'_>,
+        layer_types: &[&str],
+        max_context: usize,
+        rotated: f64,
+    ) -> Result<Self, LoadError> {
+        let keys = RopeKeys::read(keys)?;
+        let (mut tables, mut seen): (Vec<Rope>, Vec<(&str, usize)>) = Default::default();
         let mut of_layer = Vec::with_capacity(layer_types.len());
         for layer_type in layer_types {
-            let rope = keys.resolve(layer_type, max_context)?;
-            of_layer.push(tables.iter().position(|table| *table == rope).unwrap_or_else(|| {
-                tables.push(rope);
-                tables.len() - 1
-            }));
+            let known = seen.iter().find(|(seen, _)| seen == layer_type);
+            let index = match known {
+                Some(&(_, index)) => index,
+                None => {
+                    let rope = keys.resolve(layer_type, max_context, rotated)?;
+                    let index = tables.iter().position(|table| *table == rope).unwrap_or(tables.len());
+                    if index == tables.len() {
+                        tables.push(rope);
+                    }
+                    seen.push((layer_type, index));
+                    index
+                }
+            };
+            of_layer.push(index);
         }
         Ok(Self { tables, of_layer })
     }
@@ -110,9 +126,10 @@ impl RopeTables {
         self.tables.iter().map(|rope| rope.frequencies(head_dim)).collect()
     }
 
-    /// Number of positions that YaRN extends the context to; `None` without YaRN.
-    pub fn extended_context(&self) -> Option<usize> {
-        self.tables.iter().filter_map(Rope::extended_context).max()
+    /// Returns the maximum number of positions of a request: `max_position_embeddings`, or the context that YaRN
+    /// extends to if that is longer.
+    pub fn max_context(&self, max_position_embeddings: usize) -> usize {
+        self.tables.iter().filter_map(Rope::extended_context).fold(max_position_embeddings, usize::max)
     }
 }
 
@@ -151,8 +168,14 @@ impl Rope {
     /// Returns the frequencies for heads of `head_dim` elements, computed in f64 and rounded once. The
     /// error names the key at fault.
     fn frequencies(&self, head_dim: usize) -> Result<RopeFrequencies, String> {
-        let axes = self.axes(head_dim)?;
         let rotated = self.rotated(head_dim);
+        if rotated == 0 {
+            let share = self.rotated;
+            return Err(format!(
+                "partial_rotary_factor: {share} of head_dim, {head_dim}, is no pair of elements"
+            ));
+        }
+        let axes = self.axes(head_dim)?;
         let half = rotated / 2;
         let plain = |i: usize| self.theta.powf(-((2 * i) as f64) / rotated as f64);
         let yarn = match &self.scaling {

@@ -27,7 +27,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::Deserialize;
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, Sampled, SlotId, StepInputs, TokenScore};
 use tutti_proto::declaration::{DeclarationError, ModelDeclaration, Plane, PlaneKind, WalkId};
 use tutti_settings::SimSettings;
@@ -39,7 +38,7 @@ use self::{
 };
 use crate::{
     LoadError, Model, PageLayout, PausedPages, PlaneLayout, PlaneStorage, Section, StepHook,
-    config::{ConfigFile, TokenIds, eos_token_ids},
+    config::{ConfigFile, eos_token_ids, ranges},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, WantedRows},
     thinker::{self, Audio, HeldNodes, KV_PLANE},
 };
@@ -49,14 +48,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Name of the plane of running digests.
 const STATE_PLANE: &str = "state";
-
-/// The keys that the simulated model reads from a `config.json` of any family.
-#[derive(Deserialize)]
-struct Keys {
-    vocab_size: Option<usize>,
-    max_position_embeddings: Option<usize>,
-    eos_token_id: Option<TokenIds>,
-}
 
 /// A simulated thinker, and an encoder if the checkpoint's config has one.
 struct Sim {
@@ -115,14 +106,17 @@ pub fn load(options: &SimOptions<'_>) -> Result<Box<dyn Model>, LoadError> {
 
 /// Loads a simulated model, and also returns the meter of its device's time.
 pub fn load_metered(options: &SimOptions<'_>) -> Result<(Box<dyn Model>, Arc<SimMeter>), LoadError> {
+    load_file(&ConfigFile::read(options.dir)?, options)
+}
+
+/// Loads a simulated model whose config is `file`. It may be of any family.
+pub(crate) fn load_file(
+    file: &ConfigFile,
+    options: &SimOptions<'_>,
+) -> Result<(Box<dyn Model>, Arc<SimMeter>), LoadError> {
     let SimOptions { dir, max_step_tokens, page_tokens, nodes, rank, settings } = *options;
-    let file = ConfigFile::read(dir)?;
-    let keys: Keys = file.parse()?;
-    let needed = |name: &str, value: Option<usize>| match value {
-        Some(value) if value > 0 => Ok(value),
-        _ => Err(file.invalid(format!("{name}: must be at least 1"))),
-    };
-    let (text, audio) = (thinker::declaration(page_tokens, DIGEST_BYTES)?, audio::of(&file)?);
+    let keys = file.keys();
+    let (text, audio) = (thinker::declaration(page_tokens, DIGEST_BYTES)?, audio::read(&keys)?);
     let held = audio.map_or(HeldNodes { thinker: true, encoder: false }, |_| HeldNodes::of(nodes));
     let text = if settings.state { with_state(&text)? } else { text };
     let clock = SimClock::new(settings, rank);
@@ -132,9 +126,9 @@ pub fn load_metered(options: &SimOptions<'_>) -> Result<(Box<dyn Model>, Arc<Sim
         held,
         audio,
         limits: Limits {
-            vocab_size: needed("vocab_size", keys.vocab_size)?,
-            max_context_tokens: needed("max_position_embeddings", keys.max_position_embeddings)?,
-            eos_token_ids: eos_token_ids(dir, keys.eos_token_id)?,
+            vocab_size: keys.need(&ranges::VOCAB_SIZE)?,
+            max_context_tokens: keys.need(&ranges::MAX_POSITION_EMBEDDINGS)?,
+            eos_token_ids: eos_token_ids(dir, keys.get(&ranges::EOS_TOKEN_ID)?)?,
             max_step_tokens,
             steps_in_flight: settings.steps_in_flight,
         },

@@ -7,6 +7,11 @@ use tutti_proto::{
     },
 };
 
+use crate::{
+    LoadError,
+    config::{keys::Keys, ranges},
+};
+
 /// Name of the node that prefills and decodes.
 pub(crate) const THINKER: &str = "thinker";
 /// Name of the plane of keys and values.
@@ -26,6 +31,20 @@ pub(crate) struct Audio {
     pub encoded_together: bool,
     /// Maximum number of tokens per call of the encoder.
     pub max_call_tokens: Option<u32>,
+}
+
+impl Audio {
+    /// Reads the conversion that a config declares, to embeddings of `width` elements; `None` if its model takes no
+    /// audio.
+    pub fn read(keys: &Keys<'_>, width: usize) -> Result<Option<Self>, LoadError> {
+        let (placeholder, bytes) = (keys.get(&ranges::AUDIO_TOKEN_ID)?, &ranges::AUDIO_BYTES_PER_TOKEN);
+        let bytes_per_token = keys.get(bytes)?;
+        let encoded_together = keys.get_or(&ranges::AUDIO_ENCODED_TOGETHER, false)?;
+        let max_call_tokens = keys.get(&ranges::AUDIO_MAX_CALL_TOKENS)?;
+        let Some(placeholder) = placeholder else { return Ok(None) };
+        let bytes_per_token = bytes_per_token.ok_or_else(|| keys.missing(bytes))?;
+        Ok(Some(Self { placeholder, bytes_per_token, width, encoded_together, max_call_tokens }))
+    }
 }
 
 /// Which of the model's nodes a worker holds.

@@ -1,21 +1,13 @@
 //! The keys of a config of experts, checked.
 
-use serde::Deserialize;
-use tutti_kernels::Routing;
+use crate::{
+    LoadError,
+    config::{keys::Keys, ranges, text::TextConfig},
+    experts::{ExpertShape, ExpertSizes},
+};
 
-use crate::experts::{Division, ExpertShape};
-
-/// The keys of a published config. Any key may be missing or null. Defaults are those of transformers'
-/// `Qwen3MoeConfig`.
-#[derive(Deserialize)]
-pub(super) struct MoeKeys {
-    num_experts: Option<usize>,
-    num_experts_per_tok: Option<usize>,
-    moe_intermediate_size: Option<usize>,
-    norm_topk_prob: Option<bool>,
-    decoder_sparse_step: Option<usize>,
-    mlp_only_layers: Option<Vec<usize>>,
-}
+/// `num_experts`, `num_experts_per_tok` and `moe_intermediate_size` of transformers' `Qwen3MoeConfig`.
+const DEFAULTS: ExpertSizes = ExpertSizes { experts: 128, top_k: 8, intermediate_size: 768 };
 
 /// The layers with experts.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,32 +17,24 @@ pub(crate) struct Moe {
     pub sparse: Vec<bool>,
 }
 
-impl MoeKeys {
-    /// Returns the experts of a model of `layers` layers; `None` if all its layers are dense. The error names the key.
-    pub fn resolve(&self, layers: usize, hidden_size: usize) -> Result<Option<Moe>, String> {
-        let experts = self.num_experts.unwrap_or(128);
-        let step = self.decoder_sparse_step.unwrap_or(1);
-        if step == 0 {
-            return Err("decoder_sparse_step: must be at least 1, not 0".into());
+impl Moe {
+    /// Reads and checks the keys; `None` if all layers of the model are dense.
+    pub fn read(keys: &Keys<'_>, text: &TextConfig) -> Result<Option<Self>, LoadError> {
+        let sizes = ExpertSizes::read(keys, DEFAULTS)?;
+        let renormalise = keys.get_or(&ranges::NORM_TOPK_PROB, false)?;
+        let step = keys.get_or(&ranges::DECODER_SPARSE_STEP, 1)?;
+        let mut sparse: Vec<bool> =
+            (1..=text.layers).map(|layer| sizes.experts > 0 && layer.is_multiple_of(step)).collect();
+        for layer in keys.get_or(&ranges::MLP_ONLY_LAYERS, Vec::new())? {
+            // As in transformers, a layer that the model lacks is none.
+            if let Some(sparse) = sparse.get_mut(layer) {
+                *sparse = false;
+            }
         }
-        let dense = self.mlp_only_layers.as_deref().unwrap_or_default();
-        let is_sparse =
-            |layer: usize| !dense.contains(&layer) && experts > 0 && (layer + 1).is_multiple_of(step);
-        let sparse: Vec<bool> = (0..layers).map(is_sparse).collect();
         if !sparse.contains(&true) {
             return Ok(None);
         }
-        let top_k = self.num_experts_per_tok.unwrap_or(8);
-        if top_k == 0 || top_k > experts {
-            return Err(format!("num_experts_per_tok: {top_k} of num_experts, {experts}"));
-        }
-        let intermediate_size = self.moe_intermediate_size.unwrap_or(768);
-        if intermediate_size == 0 {
-            return Err("moe_intermediate_size: must be at least 1, not 0".into());
-        }
-        let routing = Routing { top_k, renormalise: self.norm_topk_prob.unwrap_or(false) };
-        let division = Division::Width;
-        let shape = ExpertShape { hidden_size, intermediate_size, experts, routing, division };
-        Ok(Some(Moe { shape, sparse }))
+        let shape = sizes.check(text, renormalise).map_err(|problem| keys.in_file(problem))?;
+        Ok(Some(Self { shape, sparse }))
     }
 }

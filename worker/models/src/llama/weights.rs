@@ -9,12 +9,13 @@ use tutti_kernels::{Device, HeadNorms, collective::GroupRank};
 use super::config::Config;
 use crate::{
     LoadError,
+    config::text::TextConfig,
     experts::{ExpertLayout, ExpertSpecs, ExpertWeights},
     weights::{Cut, Loader, Role, TensorSpec},
 };
 
 /// The tensors of one layer.
-pub(super) struct LayerSpecs {
+pub(crate) struct LayerSpecs {
     input_norm: TensorSpec,
     qkv: [TensorSpec; 3],
     qkv_bias: Option<[TensorSpec; 3]>,
@@ -43,15 +44,12 @@ pub(super) fn mlp_name(layer: usize) -> String {
 }
 
 impl LayerSpecs {
-    /// The tensors of all layers that a rank loads. `layout` is that of the experts, if there are any.
-    pub fn of(config: &Config, layout: ExpertLayout, rank: GroupRank) -> Vec<Self> {
-        (0..config.layers).map(|layer| Self::new(config, layer, layout, rank)).collect()
-    }
-
-    fn new(config: &Config, layer: usize, layout: ExpertLayout, rank: GroupRank) -> Self {
-        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
-        let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let (heads, kv_heads) = (Cut::Rows(config.heads), Cut::Rows(config.kv_heads));
+    /// The tensors of a layer that a rank loads. `layout` is that of the experts, if there are any.
+    pub fn new(config: &Config, layer: usize, layout: ExpertLayout, rank: GroupRank) -> Self {
+        let TextConfig { hidden_size: hidden, heads, kv_heads, head_dim, .. } = config.text;
+        let (intermediate, columns) = (config.intermediate_size, Cut::Columns(heads));
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        let (heads, kv_heads) = (Cut::Rows(heads), Cut::Rows(kv_heads));
         let name = |tensor: &str| format!("model.layers.{layer}.{tensor}");
         let linear = |module: &str, outputs, inputs, cut| {
             TensorSpec::matrix(name(&format!("{module}.weight")), Role::Projection, outputs, inputs).cut(cut)
@@ -75,10 +73,11 @@ impl LayerSpecs {
                     bias("self_attn.v_proj", kv, kv_heads),
                 ]
             }),
-            head_norms: config.family.head_norms.then(|| {
-                ["self_attn.q_norm", "self_attn.k_norm"].map(|module| norm(module, config.head_dim))
-            }),
-            o: linear("self_attn.o_proj", hidden, q, Cut::Columns(config.heads)),
+            head_norms: config
+                .variant
+                .head_norms
+                .then(|| ["self_attn.q_norm", "self_attn.k_norm"].map(|module| norm(module, head_dim))),
+            o: linear("self_attn.o_proj", hidden, q, columns),
             o_bias: config.o_bias.then(|| bias("self_attn.o_proj", hidden, Cut::Leader)),
             post_norm: norm("post_attention_layernorm", hidden),
             mlp: match &config.moe {

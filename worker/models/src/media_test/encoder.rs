@@ -1,12 +1,10 @@
 //! The encoder, from samples to embeddings.
 
-use std::path::Path;
-
 use tutti_kernels::{Dense, Device, DeviceError, Linear, Norm, Quantize};
 
 use crate::{
     LoadError, LoadFormat, LoadOptions,
-    llama::Shape,
+    config::text::TextConfig,
     thinker::Audio,
     weights::{Dummy, Loader, Role, SafetensorsDir, Source, TensorSpec},
 };
@@ -34,8 +32,7 @@ pub(super) struct Encoder<D: Device> {
 impl<D: Device> Encoder<D> {
     pub fn load(
         audio: Audio,
-        thinker: &Shape,
-        dir: &Path,
+        thinker: &TextConfig,
         options: &LoadOptions,
         device: &mut D,
     ) -> Result<Self, LoadError> {
@@ -45,7 +42,7 @@ impl<D: Device> Encoder<D> {
         let bias = TensorSpec::vector(name("frames_in.bias"), Role::Bias, width);
         let norm = TensorSpec::vector(name("norm.weight"), Role::Norm, width);
         let source = match options.load_format {
-            LoadFormat::Auto => Source::Files(SafetensorsDir::open(dir)?),
+            LoadFormat::Auto => Source::Files(SafetensorsDir::open(&options.dir)?),
             LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: thinker.dtype }),
         };
         // The encoder is far smaller than the thinker, so its progress is not reported.

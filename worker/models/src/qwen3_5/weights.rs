@@ -9,12 +9,13 @@ use tutti_kernels::{Device, HeadNorms, WeightType, collective::GroupRank};
 use super::{LayerKind, config::Config};
 use crate::{
     LoadError,
+    config::text::TextConfig,
     experts::{ExpertLayout, ExpertSpecs, ExpertWeights},
     weights::{Cut, Loader, Precision, Role, Section, TensorSpec, Values},
 };
 
 /// The tensors of one layer.
-pub(super) struct LayerSpecs {
+pub(crate) struct LayerSpecs {
     input_norm: TensorSpec,
     mixer: MixerSpecs,
     post_norm: TensorSpec,
@@ -52,13 +53,9 @@ enum MixerSpecs {
 }
 
 impl LayerSpecs {
-    /// The tensors of all layers that a rank loads. `layout` is that of the experts, if there are any.
-    pub fn of(config: &Config, layout: ExpertLayout, rank: GroupRank) -> Vec<Self> {
-        (0..config.layers.len()).map(|layer| Self::new(config, layer, layout, rank)).collect()
-    }
-
-    fn new(config: &Config, layer: usize, layout: ExpertLayout, rank: GroupRank) -> Self {
-        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+    /// The tensors of a layer that a rank loads. `layout` is that of the experts, if there are any.
+    pub fn new(config: &Config, layer: usize, layout: ExpertLayout, rank: GroupRank) -> Self {
+        let (hidden, intermediate) = (config.text.hidden_size, config.intermediate_size);
         let names = Names { prefix: config.prefix, layer };
         let mlp = if config.experts.is_some() { "mlp.shared_expert" } else { "mlp" };
         let linear = |module: &str, outputs, inputs, cut| {
@@ -125,7 +122,7 @@ impl Names {
 
 impl MixerSpecs {
     fn full(config: &Config, names: Names) -> Self {
-        let Config { hidden_size: hidden, heads, kv_heads, head_dim: dim, .. } = *config;
+        let TextConfig { hidden_size: hidden, heads, kv_heads, head_dim: dim, .. } = config.text;
         // Each head has its queries first, then its gates.
         let half = |part| {
             let cut = Cut::PartOfRows { units: heads, parts: 2, part };
@@ -142,7 +139,7 @@ impl MixerSpecs {
     }
 
     fn delta(config: &Config, names: Names) -> Self {
-        let (hidden, shape) = (config.hidden_size, config.delta);
+        let (hidden, shape) = (config.text.hidden_size, config.delta);
         let (keys, values) = (shape.key_heads, shape.value_heads);
         let of_keys = Section { rows: keys * shape.key_dim, units: keys };
         let of_values = Section { rows: shape.values(), units: values };

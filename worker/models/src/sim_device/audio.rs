@@ -2,37 +2,23 @@
 //! token's index, split into four numbers that an f32 holds exactly. The simulated thinker mixes this digest into the
 //! digest of its sequence.
 
-use serde::Deserialize;
-
 use super::digest;
-use crate::{LoadError, config::ConfigFile, thinker::Audio};
+use crate::{
+    LoadError,
+    config::{keys::Keys, ranges::AUDIO_BYTES_PER_TOKEN},
+    thinker::Audio,
+};
 
 /// Elements per embedding.
 const WIDTH: usize = 4;
 
-/// The keys that a model's config has if the model takes audio.
-#[derive(Deserialize)]
-struct Keys {
-    audio_token_id: Option<u32>,
-    audio_bytes_per_token: Option<usize>,
-    #[serde(default)]
-    audio_encoded_together: bool,
-    audio_max_call_tokens: Option<u32>,
-}
-
 /// Returns the conversion of audio to tokens that the config declares, or `None` if the model takes no audio.
-pub fn of(file: &ConfigFile) -> Result<Option<Audio>, LoadError> {
-    let keys: Keys = file.parse()?;
-    let Some(placeholder) = keys.audio_token_id else { return Ok(None) };
-    match keys.audio_bytes_per_token {
-        Some(bytes_per_token) if bytes_per_token > 0 => Ok(Some(Audio {
-            placeholder,
-            bytes_per_token,
-            width: WIDTH,
-            encoded_together: keys.audio_encoded_together,
-            max_call_tokens: keys.audio_max_call_tokens,
-        })),
-        _ => Err(file.invalid("audio_bytes_per_token: must be at least 1")),
+pub fn read(keys: &Keys<'_>) -> Result<Option<Audio>, LoadError> {
+    match Audio::read(keys, WIDTH)? {
+        Some(Audio { bytes_per_token: 0, .. }) => {
+            Err(keys.invalid(&AUDIO_BYTES_PER_TOKEN, "must be at least 1, not 0"))
+        }
+        audio => Ok(audio),
     }
 }
 

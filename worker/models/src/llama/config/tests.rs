@@ -1,6 +1,11 @@
 use serde_json::{Value, json};
+use tutti_kernels::WeightType;
 
-use super::{super::family::FAMILIES, *};
+use super::*;
+use crate::{
+    architecture::Architecture,
+    families::{self, FAMILIES},
+};
 
 /// Parses a config of three layers with some keys replaced. A null replaces a key by null and does not remove it.
 fn parse(changes: &Value) -> Result<Config, LoadError> {
@@ -9,7 +14,8 @@ fn parse(changes: &Value) -> Result<Config, LoadError> {
 
 /// Parses the config of [`parse`] as one of a family.
 fn parse_as(model_type: &str, changes: &Value) -> Result<Config, LoadError> {
-    let family = FAMILIES.into_iter().find(|family| family.model_type == model_type).unwrap();
+    let family = FAMILIES.iter().find(|family| family.model_type == model_type).unwrap();
+    let families::Variant::Llama(variant) = family.variant else { panic!("{model_type} is no Llama") };
     let mut value = json!({
         "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
@@ -18,8 +24,7 @@ fn parse_as(model_type: &str, changes: &Value) -> Result<Config, LoadError> {
     for (key, change) in changes.as_object().unwrap() {
         value[key] = change.clone();
     }
-    let path = "config.json".into();
-    Config::parse(&ConfigFile { path, architectures: Vec::new(), model_type: None, value }, family)
+    Config::parse(&ConfigFile::of_value(value), variant)
 }
 
 #[test]
@@ -40,8 +45,8 @@ fn both_spellings_and_null_keys_mean_the_same() {
     let published = published.unwrap();
     assert_eq!(published, saved.unwrap());
     assert_eq!(published.windows, [None, Some(16), Some(16)]);
-    assert_eq!(published.max_context(), 4096);
-    assert_eq!(published.dtype, WeightType::Bf16);
+    assert_eq!(published.text.max_context, 4096);
+    assert_eq!(published.text.dtype, WeightType::Bf16);
 }
 
 #[test]
@@ -57,7 +62,10 @@ fn a_value_of_the_wrong_type_is_reported_by_its_key() {
 fn a_config_of_absurd_size_is_refused_before_memory_is_taken_for_it() {
     for (key, limit) in [("num_hidden_layers", "4096"), ("head_dim", "65536")] {
         let error = parse(&json!({key: u64::MAX / 2})).unwrap_err().to_string();
-        assert!(error.contains(&format!("{key}: is 9223372036854775807, the limit is {limit}")), "{error}");
+        assert!(
+            error.contains(&format!("{key}: must be an integer from 1 to {limit}, not 9223372036854775807")),
+            "{error}"
+        );
     }
 }
 
@@ -77,7 +85,7 @@ fn windows_need_to_be_switched_on() {
 fn yarn_lengthens_the_context_that_the_config_forgot_to() {
     let scaling = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
     let config = parse(&json!({"max_position_embeddings": 40960, "rope_scaling": scaling})).unwrap();
-    assert_eq!(config.max_context(), 131_072);
+    assert_eq!(config.text.max_context, 131_072);
 }
 
 #[test]
@@ -111,7 +119,7 @@ fn a_value_that_cannot_be_honoured_names_its_key() {
 fn families_differ_in_biases_norms_and_windows() {
     let found = |model_type: &str, changes: Value| {
         let config = parse_as(model_type, &changes).unwrap();
-        (config.qkv_bias, config.o_bias, config.family.head_norms, config.windows[0], config.windows[2])
+        (config.qkv_bias, config.o_bias, config.variant.head_norms, config.windows[0], config.windows[2])
     };
     let all = json!({
         "attention_bias": true, "use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1,
@@ -130,7 +138,8 @@ fn families_differ_in_biases_norms_and_windows() {
 
 #[test]
 fn a_missing_head_dim_is_a_share_of_the_hidden_size_or_fixed() {
-    let head_dim = |model_type: &str| parse_as(model_type, &json!({"head_dim": null})).map(|c| c.head_dim);
+    let head_dim =
+        |model_type: &str| parse_as(model_type, &json!({"head_dim": null})).map(|c| c.text.head_dim);
     for model_type in ["llama", "mistral", "qwen2"] {
         assert_eq!(head_dim(model_type).unwrap(), 16, "{model_type}");
     }

@@ -1,14 +1,20 @@
 use serde_json::{Value, json};
+use tutti_kernels::Routing;
 
 use super::*;
-use crate::qwen3_5::FAMILIES;
+use crate::{
+    architecture::Architecture,
+    decoder::KvPlane,
+    experts::Division,
+    qwen3_5::{DENSE, MOE},
+};
 
 /// Parses a config of four layers with some keys replaced.
 fn parse(changes: &Value) -> Result<Config, LoadError> {
-    parse_as(FAMILIES[1], changes)
+    parse_as(&DENSE, changes)
 }
 
-fn parse_as(family: &'static Family, changes: &Value) -> Result<Config, LoadError> {
+fn parse_as(variant: &'static Variant, changes: &Value) -> Result<Config, LoadError> {
     let mut value = json!({
         "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "linear_num_key_heads": 2,
@@ -18,12 +24,11 @@ fn parse_as(family: &'static Family, changes: &Value) -> Result<Config, LoadErro
     for (key, change) in changes.as_object().unwrap() {
         value[key] = change.clone();
     }
-    parse_value(family, value)
+    parse_value(variant, value)
 }
 
-fn parse_value(family: &'static Family, value: Value) -> Result<Config, LoadError> {
-    let path = "config.json".into();
-    Config::parse(&ConfigFile { path, architectures: Vec::new(), model_type: None, value }, family)
+fn parse_value(variant: &'static Variant, value: Value) -> Result<Config, LoadError> {
+    Config::parse(&ConfigFile::of_value(value), variant)
 }
 
 #[test]
@@ -49,13 +54,13 @@ fn both_spellings_and_a_vision_model_mean_the_same() {
     });
     text["tie_word_embeddings"] = json!(false);
     let nested = json!({"text_config": text, "tie_word_embeddings": true});
-    let whole = parse_value(FAMILIES[0], nested).unwrap();
-    assert_eq!(whole, Config { family: FAMILIES[0], prefix: "model.language_model.", ..published });
+    let whole = parse_value(&DENSE, nested).unwrap();
+    assert_eq!(whole, Config { prefix: "model.language_model.", ..published });
 }
 
 #[test]
 fn a_quarter_of_a_head_is_rotated_by_default_and_axes_take_turns() {
-    let angles = |changes| parse(&changes).unwrap().rope_frequencies().unwrap();
+    let angles = |changes| parse(&changes).unwrap().rope;
     assert_eq!(angles(json!({})).inverse.len(), 4);
     assert_eq!(angles(json!({"partial_rotary_factor": 0.5})).inverse.len(), 8);
     let sections = json!({"rope_type": "default", "rope_theta": 1e7, "mrope_section": [2, 1, 1], "mrope_interleaved": true});
@@ -80,9 +85,9 @@ fn what_is_not_supported_is_refused_by_key() {
     for (changes, words) in [
         (json!({"linear_num_value_heads": 3}), "linear_num_value_heads: 3"),
         (json!({"linear_conv_kernel_dim": 1}), "linear_conv_kernel_dim"),
-        (json!({"linear_key_head_dim": 0}), "linear_key_head_dim: must be at least 1"),
+        (json!({"linear_key_head_dim": 0}), "linear_key_head_dim: must be an integer from 1 to 65536, not 0"),
         (json!({"attention_bias": true}), "attention_bias"),
-        (json!({"hidden_act": "gelu"}), "hidden_act: \"gelu\""),
+        (json!({"hidden_act": "gelu"}), "hidden_act: must be \"silu\", not \"gelu\""),
         (
             json!({"layer_types": ["linear_attention", "linear_attention", "full_attention"]}),
             "layer_types: names 3 layers",
@@ -109,7 +114,9 @@ fn ranks_share_heads_or_hold_the_same_head_of_keys() {
     let config = parse(&json!({})).unwrap();
     let shard = |size| config.shard(GroupRank { rank: 0, world_size: size });
     let heads = |size| {
-        shard(size).map(|shard| (shard.heads, shard.kv_heads, shard.delta.key_heads, shard.delta.value_heads))
+        shard(size).map(|shard| {
+            (shard.text.heads, shard.text.kv_heads, shard.delta.key_heads, shard.delta.value_heads)
+        })
     };
     assert_eq!(heads(2), Ok((2, 1, 1, 2)));
     assert_eq!(heads(4), Ok((1, 1, 1, 1)));
@@ -125,7 +132,7 @@ fn ranks_share_heads_or_hold_the_same_head_of_keys() {
 /// Defaults of transformers' `Qwen3_5MoeTextConfig`. The weights of a token's experts always have the sum 1.
 #[test]
 fn experts_are_those_of_the_architecture() {
-    let parse = |changes| parse_as(FAMILIES[3], &changes);
+    let parse = |changes| parse_as(&MOE, &changes);
     let config = parse(json!({"intermediate_size": null, "norm_topk_prob": false})).unwrap();
     let shape = ExpertShape {
         hidden_size: 64,
@@ -136,11 +143,11 @@ fn experts_are_those_of_the_architecture() {
     };
     assert_eq!((config.experts, config.intermediate_size), (Some(shape), 512));
     // A dense model has none, whatever its config says of them.
-    assert_eq!(parse_as(FAMILIES[1], &json!({"num_experts": 8})).unwrap().experts, None);
+    assert_eq!(parse_as(&DENSE, &json!({"num_experts": 8})).unwrap().experts, None);
     for (changes, words) in [
         (json!({"num_experts": 4}), "num_experts_per_tok: 8 of num_experts, 4"),
         (json!({"num_experts": 0}), "num_experts: must be at least 1"),
-        (json!({"num_experts_per_tok": 0}), "num_experts_per_tok: must be at least 1"),
+        (json!({"num_experts_per_tok": 0}), "num_experts_per_tok: 0 of num_experts, 256"),
         (json!({"moe_intermediate_size": 0}), "moe_intermediate_size: must be at least 1"),
     ] {
         let error = parse(changes).err().unwrap().to_string();
@@ -151,7 +158,7 @@ fn experts_are_those_of_the_architecture() {
 #[test]
 fn ranks_divide_the_shared_expert_and_the_experts() {
     let changes = json!({"moe_intermediate_size": 41, "shared_expert_intermediate_size": 58});
-    let mut config = parse_as(FAMILIES[3], &changes).unwrap();
+    let mut config = parse_as(&MOE, &changes).unwrap();
     let shard = |config: &Config, size| config.shard(GroupRank { rank: 0, world_size: size });
     assert!(shard(&config, 2).unwrap_err().contains("moe_intermediate_size: 41 is not a multiple"));
     config.divide_whole_experts().unwrap();

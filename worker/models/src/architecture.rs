@@ -1,0 +1,141 @@
+//! The skeleton of loading a text model: what an [`Architecture`] gives, and the steps that are the same for all.
+
+use std::path::Path;
+
+use tutti_kernels::{DeltaRule, Experts, collective::GroupRank};
+
+use crate::{
+    DecoderDevice, LoadError, LoadOptions,
+    config::ConfigFile,
+    decoder::{Decoder, Layers, TextShape},
+    experts::{Division, ExpertLayout, ExpertShape, NO_EXPERTS},
+    weights::{Loader, Progress, TensorSpec},
+};
+
+/// The checked config of a text model, from which its weights and the loop over its layers follow. An implementation is
+/// one architecture, which several families may share.
+pub(crate) trait Architecture: Sized {
+    /// The tensors of one layer.
+    type LayerSpecs;
+    /// The layers on a device.
+    type Layers<D: DecoderDevice>: Layers<D>;
+
+    /// Operations that the layers need beside those of a dense text model.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    /// The experts; `None` if no layer has any.
+    fn experts(&mut self) -> Option<&mut ExpertShape> {
+        None
+    }
+
+    /// Returns the name in the checkpoint of an MLP with experts; `None` if no layer has one.
+    fn module_with_experts(&self) -> Option<String> {
+        None
+    }
+
+    /// Returns the shape of one rank's shard. Refuses a number of ranks among which it cannot be divided.
+    fn shard(&self, group_rank: GroupRank) -> Result<Self, String>;
+
+    /// Returns the decoder around the layers. The checkpoint is in `dir`.
+    fn text(&self, dir: &Path, max_step_tokens: usize) -> Result<TextShape, LoadError>;
+
+    /// Number of layers.
+    fn layers(&self) -> usize;
+
+    /// The tensors of a layer that a rank loads. `layout` is that of the experts, if there are any.
+    fn layer_specs(&self, layer: usize, layout: ExpertLayout, group_rank: GroupRank) -> Self::LayerSpecs;
+
+    /// All tensors of a layer, in the order of loading.
+    fn tensors(specs: &Self::LayerSpecs) -> Vec<&TensorSpec>;
+
+    /// Loads the layers, and allocates their buffers for `tokens` tokens per step. `self` is a rank's shard.
+    fn load<D: DecoderDevice>(
+        &self,
+        specs: &[Self::LayerSpecs],
+        tokens: usize,
+        loader: &mut Loader<'_, D>,
+    ) -> Result<Self::Layers<D>, LoadError>;
+
+    /// Makes ranks divide whole experts among themselves. Refuses a model without experts.
+    fn divide_whole_experts(&mut self) -> Result<(), String> {
+        self.experts().ok_or(NO_EXPERTS)?.division = Division::Experts;
+        Ok(())
+    }
+}
+
+/// A checkpoint's `config.json` and the options of its loading.
+#[derive(Clone, Copy)]
+pub(crate) struct Checkpoint<'a> {
+    pub file: &'a ConfigFile,
+    pub options: &'a LoadOptions,
+}
+
+/// Loads the checkpoint whose config is `config`. `architecture` is its name in errors.
+pub(crate) fn load<A: Architecture, D: DecoderDevice>(
+    mut config: A,
+    architecture: &'static str,
+    Checkpoint { file, options }: Checkpoint<'_>,
+    device: D,
+    progress: Progress<'_>,
+) -> Result<Decoder<D, A::Layers<D>>, LoadError> {
+    let invalid = |problem| file.invalid(problem);
+    if options.expert_parallel {
+        config.divide_whole_experts().map_err(invalid)?;
+    }
+    config.needs().check(file, architecture, &device)?;
+    let (dir, tokens, rank) = (&options.dir, options.max_step_tokens, device.group_rank());
+    let shard = config.shard(rank).map_err(invalid)?;
+    let layout = match config.module_with_experts() {
+        Some(module) => ExpertLayout::of(dir, options, &module)?,
+        None => ExpertLayout::Each,
+    };
+    let text = config.text(dir, tokens)?;
+    let specs: Vec<_> = (0..config.layers()).map(|layer| config.layer_specs(layer, layout, rank)).collect();
+    let all = specs.iter().flat_map(A::tensors);
+    Decoder::load(text, all, (dir, options), device, progress, |loader| shard.load(&specs, tokens, loader))
+}
+
+/// Families of operations that an architecture's layers need beside those of a dense text model.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Needs {
+    pub experts: bool,
+    pub delta_rule: bool,
+}
+
+impl Needs {
+    /// Refuses the model of `file` on a device that lacks a family.
+    pub fn check<D: DecoderDevice>(
+        self,
+        file: &ConfigFile,
+        architecture: &'static str,
+        device: &D,
+    ) -> Result<(), LoadError> {
+        let implemented =
+            Self { experts: <D as Experts>::IMPLEMENTED, delta_rule: <D as DeltaRule>::IMPLEMENTED };
+        let lacking = self.beyond(implemented);
+        match &lacking[..] {
+            [] => Ok(()),
+            lacking => Err(LoadError::Operations {
+                path: file.path().to_owned(),
+                architecture,
+                operations: lacking.join(" and "),
+                device: device.describe(),
+            }),
+        }
+    }
+
+    /// Names of the families that are needed and not implemented.
+    fn beyond(self, implemented: Self) -> Vec<&'static str> {
+        let families = [
+            ("Experts", self.experts, implemented.experts),
+            ("DeltaRule", self.delta_rule, implemented.delta_rule),
+        ];
+        let lacking = families.into_iter().filter(|(_, needed, implemented)| *needed && !implemented);
+        lacking.map(|(name, ..)| name).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

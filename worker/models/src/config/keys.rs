@@ -1,0 +1,386 @@
+//! Reading of a JSON file's keys. A key is declared once, with the values that it may have ([`ranges`](super::ranges)),
+//! and is read only by its declaration, so that no family takes a value that is not checked.
+
+use std::{fmt, marker::PhantomData};
+
+use serde_json::{Map, Value};
+
+use super::{ConfigFile, TokenIds};
+use crate::LoadError;
+
+/// Characters of a value that an error shows.
+const SHOWN: usize = 80;
+
+/// The declaration of a key whose value is read as a `T`.
+pub(crate) struct Key<T> {
+    pub name: &'static str,
+    rule: Rule,
+    value: PhantomData<fn() -> T>,
+}
+
+/// The values that a key may have. Any key may also be missing or null.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Rule {
+    /// An integer in this range, which may be written with a fraction of zero.
+    Integer { least: u64, most: u64 },
+    /// A number in this range.
+    Number { least: Bound, most: f64 },
+    /// True or false.
+    Flag,
+    /// Any text.
+    Text,
+    /// One of these texts.
+    Choice(&'static [&'static str]),
+    /// A list of integers, each in this range.
+    Integers { entries: Entries, most: u64 },
+    /// A list of texts.
+    Texts { most_entries: usize },
+    /// A token id, or a list of them.
+    TokenIds { most_entries: usize },
+    /// Keys of their own.
+    Object,
+    /// Any value: the reader refuses it with an error of its own.
+    Any,
+}
+
+/// The lower end of a range of numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Bound {
+    /// This number or more.
+    AtLeast(f64),
+    /// More than this number.
+    Above(f64),
+}
+
+/// The length of a list.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Entries {
+    Exactly(usize),
+    AtMost(usize),
+}
+
+impl<T> Key<T> {
+    const fn new(name: &'static str, rule: Rule) -> Self {
+        Self { name, rule, value: PhantomData }
+    }
+}
+
+impl Key<usize> {
+    /// An integer from 1 on.
+    pub const fn size(name: &'static str, most: usize) -> Self {
+        Self::new(name, Rule::Integer { least: 1, most: most as u64 })
+    }
+
+    /// An integer from 0 on.
+    pub const fn count(name: &'static str, most: usize) -> Self {
+        Self::new(name, Rule::Integer { least: 0, most: most as u64 })
+    }
+}
+
+impl Key<u32> {
+    /// A token id.
+    pub const fn token(name: &'static str) -> Self {
+        Self::limit(name, u32::MAX)
+    }
+
+    /// An integer from 0 on.
+    pub const fn limit(name: &'static str, most: u32) -> Self {
+        Self::new(name, Rule::Integer { least: 0, most: most as u64 })
+    }
+}
+
+impl Key<f64> {
+    pub const fn number(name: &'static str, least: Bound, most: f64) -> Self {
+        Self::new(name, Rule::Number { least, most })
+    }
+}
+
+impl Key<bool> {
+    pub const fn flag(name: &'static str) -> Self {
+        Self::new(name, Rule::Flag)
+    }
+}
+
+impl Key<String> {
+    pub const fn text(name: &'static str) -> Self {
+        Self::new(name, Rule::Text)
+    }
+
+    pub const fn choice(name: &'static str, choices: &'static [&'static str]) -> Self {
+        Self::new(name, Rule::Choice(choices))
+    }
+}
+
+impl Key<Vec<usize>> {
+    pub const fn integers(name: &'static str, entries: Entries, most: usize) -> Self {
+        Self::new(name, Rule::Integers { entries, most: most as u64 })
+    }
+}
+
+impl Key<Vec<String>> {
+    pub const fn texts(name: &'static str, most_entries: usize) -> Self {
+        Self::new(name, Rule::Texts { most_entries })
+    }
+}
+
+impl Key<TokenIds> {
+    pub const fn token_ids(name: &'static str, most_entries: usize) -> Self {
+        Self::new(name, Rule::TokenIds { most_entries })
+    }
+}
+
+impl Key<Value> {
+    pub const fn any(name: &'static str) -> Self {
+        Self::new(name, Rule::Any)
+    }
+}
+
+/// Returns a value as an integer, also if it is written with a fraction of zero.
+fn integer(value: &Value) -> Option<u64> {
+    let whole = |number: &f64| number.fract() == 0.0 && (0.0..=9e15).contains(number);
+    value.as_u64().or_else(|| value.as_f64().filter(whole).map(|number| number as u64))
+}
+
+impl Rule {
+    fn accepts(self, value: &Value) -> bool {
+        let integers = |entries: &[Value], most: u64| {
+            entries.iter().all(|entry| integer(entry).is_some_and(|entry| entry <= most))
+        };
+        match (self, value) {
+            (Self::Integer { least, most }, value) => {
+                integer(value).is_some_and(|number| (least..=most).contains(&number))
+            }
+            (Self::Number { least, most }, value) => value.as_f64().is_some_and(|number| {
+                let enough = match least {
+                    Bound::AtLeast(least) => number >= least,
+                    Bound::Above(least) => number > least,
+                };
+                enough && number <= most
+            }),
+            (Self::Flag, value) => value.is_boolean(),
+            (Self::Text, value) => value.is_string(),
+            (Self::Choice(choices), Value::String(text)) => choices.contains(&text.as_str()),
+            (Self::Integers { entries, most }, Value::Array(values)) => {
+                let length = match entries {
+                    Entries::Exactly(length) => values.len() == length,
+                    Entries::AtMost(length) => values.len() <= length,
+                };
+                length && integers(values, most)
+            }
+            (Self::Texts { most_entries }, Value::Array(values)) => {
+                values.len() <= most_entries && values.iter().all(Value::is_string)
+            }
+            (Self::TokenIds { most_entries }, Value::Array(values)) => {
+                values.len() <= most_entries && integers(values, u32::MAX.into())
+            }
+            (Self::TokenIds { .. }, value) => integers(std::slice::from_ref(value), u32::MAX.into()),
+            (Self::Object, value) => value.is_object(),
+            (Self::Any, _) => true,
+            (Self::Choice(_) | Self::Integers { .. } | Self::Texts { .. }, _) => false,
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Integer { least, most } => write!(f, "an integer from {least} to {most}"),
+            Self::Number { least: Bound::AtLeast(least), most } => {
+                write!(f, "a number from {least} to {most}")
+            }
+            Self::Number { least: Bound::Above(least), most } => {
+                write!(f, "a number above {least} and at most {most}")
+            }
+            Self::Flag => write!(f, "true or false"),
+            Self::Text => write!(f, "a text"),
+            Self::Choice([only]) => write!(f, "{only:?}"),
+            Self::Choice(choices) => write!(f, "one of {}", choices.join(", ")),
+            Self::Integers { entries: Entries::Exactly(length), most } => {
+                write!(f, "a list of {length} integers from 0 to {most}")
+            }
+            Self::Integers { entries: Entries::AtMost(length), most } => {
+                write!(f, "a list of at most {length} integers from 0 to {most}")
+            }
+            Self::Texts { most_entries } => write!(f, "a list of at most {most_entries} texts"),
+            Self::TokenIds { most_entries } => {
+                write!(f, "a token id from 0 to {} or a list of at most {most_entries} of them", u32::MAX)
+            }
+            Self::Object => write!(f, "an object"),
+            Self::Any => write!(f, "any value"),
+        }
+    }
+}
+
+/// A type that keys are read as.
+pub(crate) trait FromJson: Sized {
+    /// Converts a value that the key's rule accepts.
+    fn from_json(value: &Value) -> Option<Self>;
+}
+
+impl FromJson for usize {
+    fn from_json(value: &Value) -> Option<Self> {
+        integer(value).and_then(|number| number.try_into().ok())
+    }
+}
+
+impl FromJson for u32 {
+    fn from_json(value: &Value) -> Option<Self> {
+        integer(value).and_then(|number| number.try_into().ok())
+    }
+}
+
+impl FromJson for f64 {
+    fn from_json(value: &Value) -> Option<Self> {
+        value.as_f64()
+    }
+}
+
+impl FromJson for bool {
+    fn from_json(value: &Value) -> Option<Self> {
+        value.as_bool()
+    }
+}
+
+impl FromJson for String {
+    fn from_json(value: &Value) -> Option<Self> {
+        value.as_str().map(Self::from)
+    }
+}
+
+impl FromJson for Value {
+    fn from_json(value: &Value) -> Option<Self> {
+        Some(value.clone())
+    }
+}
+
+impl<T: FromJson> FromJson for Vec<T> {
+    fn from_json(value: &Value) -> Option<Self> {
+        value.as_array()?.iter().map(T::from_json).collect()
+    }
+}
+
+impl FromJson for TokenIds {
+    fn from_json(value: &Value) -> Option<Self> {
+        match value {
+            Value::Array(_) => Vec::from_json(value).map(Self::Many),
+            one => u32::from_json(one).map(Self::One),
+        }
+    }
+}
+
+/// The keys of a file, or of an object in it.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys<'a> {
+    file: &'a ConfigFile,
+    /// The object's own key and a dot, for the names of its keys in errors; empty for the file's own keys.
+    prefix: String,
+    /// `None` if the object is missing: all of its keys are.
+    object: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> Keys<'a> {
+    /// The keys of a file, whose value is `object`.
+    pub(super) fn of(file: &'a ConfigFile, object: &'a Map<String, Value>) -> Self {
+        Self { file, prefix: String::new(), object: Some(object) }
+    }
+
+    fn value(&self, name: &str) -> Option<&'a Value> {
+        self.object?.get(name)
+    }
+
+    /// Returns the value of a key; `None` if it is missing or null.
+    pub fn get<T: FromJson>(&self, key: &Key<T>) -> Result<Option<T>, LoadError> {
+        self.checked(key.name, key.rule)?
+            .map(|value| T::from_json(value).ok_or_else(|| self.refusal(key.name, key.rule, value)))
+            .transpose()
+    }
+
+    /// Returns the value of a key, or `default` if it is missing or null.
+    pub fn get_or<T: FromJson>(&self, key: &Key<T>, default: T) -> Result<T, LoadError> {
+        Ok(self.get(key)?.unwrap_or(default))
+    }
+
+    /// Returns the value of a key that may not be missing.
+    pub fn need<T: FromJson>(&self, key: &Key<T>) -> Result<T, LoadError> {
+        self.get(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// True if the file has the key, with null or another value.
+    pub fn has<T>(&self, key: &Key<T>) -> bool {
+        self.value(key.name).is_some()
+    }
+
+    /// Returns the keys under `name`, none of which is there if it is missing or null.
+    pub fn section(&self, name: &str) -> Result<Self, LoadError> {
+        let object = self.checked(name, Rule::Object)?.and_then(Value::as_object);
+        Ok(Self { file: self.file, prefix: format!("{}{name}.", self.prefix), object })
+    }
+
+    /// The path of the object in its file.
+    pub fn name(&self) -> &str {
+        self.prefix.trim_end_matches('.')
+    }
+
+    /// True if the object has a value of this name that is not null.
+    pub fn holds(&self, name: &str) -> bool {
+        self.value(name).is_some_and(|value| !value.is_null())
+    }
+
+    /// True if the file has no such object.
+    pub fn is_missing(&self) -> bool {
+        self.object.is_none()
+    }
+
+    /// True if no key is there.
+    pub fn is_empty(&self) -> bool {
+        self.object.is_none_or(Map::is_empty)
+    }
+
+    /// Names of the keys whose values are objects.
+    pub fn objects(&self) -> Vec<&'a str> {
+        let of_object = |(name, value): (&'a String, &Value)| value.is_object().then_some(name.as_str());
+        self.object.into_iter().flatten().filter_map(of_object).collect()
+    }
+
+    /// Returns the error that a key is missing.
+    pub fn missing<T>(&self, key: &Key<T>) -> LoadError {
+        self.invalid(key, "is missing")
+    }
+
+    /// Returns an error about the file, whose text names the keys.
+    pub fn in_file(&self, problem: String) -> LoadError {
+        self.file.invalid(problem)
+    }
+
+    /// Refuses a flag that is true.
+    pub fn refuse(&self, key: &Key<bool>) -> Result<(), LoadError> {
+        match self.get(key)? {
+            Some(true) => Err(self.invalid(key, "true is not supported")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns an error about a key.
+    pub fn invalid<T>(&self, key: &Key<T>, problem: impl fmt::Display) -> LoadError {
+        self.file.invalid(format!("{}{}: {problem}", self.prefix, key.name))
+    }
+
+    /// Returns a value that the rule accepts; `None` if the key is missing or null.
+    fn checked(&self, name: &str, rule: Rule) -> Result<Option<&'a Value>, LoadError> {
+        #[cfg(test)]
+        self.file.note(format!("{}{name}", self.prefix), rule);
+        match self.value(name).filter(|value| !value.is_null()) {
+            Some(value) if !rule.accepts(value) => Err(self.refusal(name, rule, value)),
+            value => Ok(value),
+        }
+    }
+
+    fn refusal(&self, name: &str, rule: Rule, value: &Value) -> LoadError {
+        let mut shown = value.to_string();
+        if let Some((end, _)) = shown.char_indices().nth(SHOWN) {
+            shown.truncate(end);
+            shown.push('…');
+        }
+        self.file.invalid(format!("{}{name}: must be {rule}, not {shown}", self.prefix))
+    }
+}

@@ -1,0 +1,139 @@
+//! The keys that families read, each with the values that it may have. A limit is several times that of the largest
+//! published model. It bounds what a config makes a worker allocate before any tensor is looked for.
+
+use serde_json::Value;
+
+use super::{
+    TokenIds,
+    keys::{
+        Bound::{Above, AtLeast},
+        Entries, Key,
+    },
+};
+
+/// Maximum number of layers.
+pub(crate) const MAX_LAYERS: usize = 4096;
+/// Maximum width of the residual stream, of an MLP, and of all heads of an attention.
+pub(crate) const MAX_WIDTH: usize = 1 << 20;
+/// Maximum number of heads.
+const MAX_HEADS: usize = 1 << 16;
+/// Maximum width of a head.
+const MAX_HEAD_DIM: usize = 1 << 16;
+/// Maximum number of token ids of a vocabulary.
+const MAX_VOCABULARY: usize = 1 << 24;
+/// Maximum number of experts of a layer.
+const MAX_EXPERTS: usize = 1 << 14;
+/// Maximum number of experts of all layers. Each has tensors of its own.
+pub(crate) const MAX_EXPERTS_OF_ALL_LAYERS: usize = 1 << 17;
+/// Maximum number of positions. Kernels take positions as f32, which holds every integer up to this one.
+pub(crate) const MAX_CONTEXT: usize = 1 << 24;
+/// Maximum number of elements of a tensor.
+pub(crate) const MAX_TENSOR: usize = 1 << 36;
+/// Maximum number of elements that keys and values of a token have, over all layers.
+pub(crate) const MAX_KV_OF_A_TOKEN: usize = 1 << 26;
+/// Maximum number of elements of a request's state, over all layers.
+pub(crate) const MAX_STATE: usize = 1 << 32;
+/// Maximum number of taps of a convolution.
+const MAX_TAPS: usize = 256;
+/// Maximum number of names of architectures, and of ids that end a sequence.
+const MAX_NAMES: usize = 1024;
+/// Maximum base of rotary frequencies.
+const MAX_THETA: f64 = 1e11;
+/// Maximum factor of a rotary rule.
+const MAX_FACTOR: f64 = 1e6;
+
+// The family.
+pub(crate) const ARCHITECTURES: Key<Vec<String>> = Key::texts("architectures", MAX_NAMES);
+pub(crate) const MODEL_TYPE: Key<String> = Key::text("model_type");
+pub(crate) const QUANTIZATION_CONFIG: Key<Value> = Key::any("quantization_config");
+/// Name of the keys of a text model beside a vision encoder.
+pub(crate) const TEXT_CONFIG: &str = "text_config";
+
+// A text model.
+pub(crate) const VOCAB_SIZE: Key<usize> = Key::size("vocab_size", MAX_VOCABULARY);
+pub(crate) const HIDDEN_SIZE: Key<usize> = Key::size("hidden_size", MAX_WIDTH);
+pub(crate) const INTERMEDIATE_SIZE: Key<usize> = Key::size("intermediate_size", MAX_WIDTH);
+pub(crate) const NUM_HIDDEN_LAYERS: Key<usize> = Key::size("num_hidden_layers", MAX_LAYERS);
+pub(crate) const NUM_ATTENTION_HEADS: Key<usize> = Key::size("num_attention_heads", MAX_HEADS);
+pub(crate) const NUM_KEY_VALUE_HEADS: Key<usize> = Key::size("num_key_value_heads", MAX_HEADS);
+pub(crate) const HEAD_DIM: Key<usize> = Key::size("head_dim", MAX_HEAD_DIM);
+pub(crate) const HIDDEN_ACT: Key<String> = Key::choice("hidden_act", &["silu"]);
+pub(crate) const MAX_POSITION_EMBEDDINGS: Key<usize> = Key::size("max_position_embeddings", MAX_CONTEXT);
+pub(crate) const RMS_NORM_EPS: Key<f64> = Key::number("rms_norm_eps", AtLeast(0.0), 1.0);
+pub(crate) const TIE_WORD_EMBEDDINGS: Key<bool> = Key::flag("tie_word_embeddings");
+pub(crate) const ATTENTION_BIAS: Key<bool> = Key::flag("attention_bias");
+pub(crate) const MLP_BIAS: Key<bool> = Key::flag("mlp_bias");
+pub(crate) const LAYER_TYPES: Key<Vec<String>> = Key::texts("layer_types", MAX_LAYERS);
+pub(crate) const EOS_TOKEN_ID: Key<TokenIds> = Key::token_ids("eos_token_id", MAX_NAMES);
+pub(crate) const DTYPE: Key<String> = Key::text("dtype");
+pub(crate) const TORCH_DTYPE: Key<String> = Key::text("torch_dtype");
+
+// Sliding windows. A window of 0 is refused where it is used.
+pub(crate) const USE_SLIDING_WINDOW: Key<bool> = Key::flag("use_sliding_window");
+pub(crate) const SLIDING_WINDOW: Key<usize> = Key::count("sliding_window", MAX_CONTEXT);
+pub(crate) const MAX_WINDOW_LAYERS: Key<usize> = Key::count("max_window_layers", MAX_LAYERS);
+
+// Experts. Some families take 0 experts for a dense model, in which the sizes do not matter.
+pub(crate) const NUM_EXPERTS: Key<usize> = Key::count("num_experts", MAX_EXPERTS);
+pub(crate) const NUM_EXPERTS_PER_TOK: Key<usize> = Key::count("num_experts_per_tok", MAX_EXPERTS);
+pub(crate) const MOE_INTERMEDIATE_SIZE: Key<usize> = Key::count("moe_intermediate_size", MAX_WIDTH);
+pub(crate) const SHARED_EXPERT_INTERMEDIATE_SIZE: Key<usize> =
+    Key::size("shared_expert_intermediate_size", MAX_WIDTH);
+pub(crate) const NORM_TOPK_PROB: Key<bool> = Key::flag("norm_topk_prob");
+pub(crate) const DECODER_SPARSE_STEP: Key<usize> = Key::size("decoder_sparse_step", MAX_LAYERS);
+pub(crate) const MLP_ONLY_LAYERS: Key<Vec<usize>> =
+    Key::integers("mlp_only_layers", Entries::AtMost(MAX_LAYERS), MAX_LAYERS);
+
+// Delta nets.
+pub(crate) const FULL_ATTENTION_INTERVAL: Key<usize> = Key::size("full_attention_interval", MAX_LAYERS);
+pub(crate) const LINEAR_CONV_KERNEL_DIM: Key<usize> = Key::size("linear_conv_kernel_dim", MAX_TAPS);
+pub(crate) const LINEAR_KEY_HEAD_DIM: Key<usize> = Key::size("linear_key_head_dim", MAX_HEAD_DIM);
+pub(crate) const LINEAR_VALUE_HEAD_DIM: Key<usize> = Key::size("linear_value_head_dim", MAX_HEAD_DIM);
+pub(crate) const LINEAR_NUM_KEY_HEADS: Key<usize> = Key::size("linear_num_key_heads", MAX_HEADS);
+pub(crate) const LINEAR_NUM_VALUE_HEADS: Key<usize> = Key::size("linear_num_value_heads", MAX_HEADS);
+
+// Rotation.
+pub(crate) const ROPE_SCALING: &str = "rope_scaling";
+pub(crate) const ROPE_PARAMETERS: &str = "rope_parameters";
+pub(crate) const ROPE_THETA: Key<f64> = Key::number("rope_theta", Above(1.0), MAX_THETA);
+pub(crate) const PARTIAL_ROTARY_FACTOR: Key<f64> = Key::number("partial_rotary_factor", Above(0.0), 1.0);
+/// The first vision models called plain frequencies with three axes a type of its own, `mrope`.
+const ROPE_TYPES: &[&str] = &["default", "mrope", "yarn", "llama3"];
+pub(crate) const ROPE_TYPE: Key<String> = Key::choice("rope_type", ROPE_TYPES);
+/// The older spelling of `rope_type`; some files have both.
+pub(crate) const OLDER_ROPE_TYPE: Key<String> = Key::choice("type", ROPE_TYPES);
+pub(crate) const FACTOR: Key<f64> = Key::number("factor", Above(0.0), MAX_FACTOR);
+pub(crate) const ORIGINAL_MAX_POSITION_EMBEDDINGS: Key<usize> =
+    Key::size("original_max_position_embeddings", MAX_CONTEXT);
+pub(crate) const ATTENTION_FACTOR: Key<f64> = Key::number("attention_factor", Above(0.0), MAX_FACTOR);
+pub(crate) const MSCALE: Key<f64> = Key::number("mscale", AtLeast(0.0), MAX_FACTOR);
+pub(crate) const MSCALE_ALL_DIM: Key<f64> = Key::number("mscale_all_dim", AtLeast(0.0), MAX_FACTOR);
+pub(crate) const BETA_FAST: Key<f64> = Key::number("beta_fast", AtLeast(0.0), MAX_FACTOR);
+pub(crate) const BETA_SLOW: Key<f64> = Key::number("beta_slow", AtLeast(0.0), MAX_FACTOR);
+pub(crate) const LOW_FREQ_FACTOR: Key<f64> = Key::number("low_freq_factor", Above(0.0), MAX_FACTOR);
+pub(crate) const HIGH_FREQ_FACTOR: Key<f64> = Key::number("high_freq_factor", Above(0.0), MAX_FACTOR);
+pub(crate) const TRUNCATE: Key<bool> = Key::flag("truncate");
+pub(crate) const MROPE_SECTION: Key<Vec<usize>> =
+    Key::integers("mrope_section", Entries::Exactly(3), MAX_HEAD_DIM);
+pub(crate) const MROPE_INTERLEAVED: Key<bool> = Key::flag("mrope_interleaved");
+
+// The test models and the simulated one.
+pub(crate) const AUDIO_TOKEN_ID: Key<u32> = Key::token("audio_token_id");
+pub(crate) const AUDIO_BYTES_PER_TOKEN: Key<usize> = Key::count("audio_bytes_per_token", MAX_WIDTH);
+pub(crate) const AUDIO_ENCODED_TOGETHER: Key<bool> = Key::flag("audio_encoded_together");
+pub(crate) const AUDIO_MAX_CALL_TOKENS: Key<u32> = Key::limit("audio_max_call_tokens", MAX_CONTEXT as u32);
+#[cfg(feature = "hybrid-test-model")]
+pub(crate) const STATE_SIZE: Key<usize> = Key::size("state_size", MAX_WIDTH);
+
+/// Returns the product of the values of keys. Refuses a product above `most`, by the names of the keys.
+pub(crate) fn product<const N: usize>(factors: [(&str, usize); N], most: usize) -> Result<usize, String> {
+    let product = factors.iter().fold(1u128, |product, &(_, factor)| product.saturating_mul(factor as u128));
+    match usize::try_from(product) {
+        Ok(product) if product <= most => Ok(product),
+        _ => {
+            let names = factors.map(|(name, _)| name).join(" x ");
+            let values = factors.map(|(_, factor)| factor.to_string()).join(" x ");
+            Err(format!("{names}: {values} is {product}, the limit is {most}"))
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The families that this build loads: from the names in a `config.json` to the code.
+//!
+//! [`FAMILIES`] is the only such table. docs/adding-a-model.md shows it to readers, and a test compares the two.
+
+#[cfg(any(test, fuzzing))]
+pub(crate) mod sample;
+
+use crate::{
+    LoadError,
+    config::{ConfigFile, Names},
+    llama, qwen3_5,
+};
+
+/// One family.
+#[derive(Debug)]
+pub(crate) struct Family {
+    /// Name in a config's `architectures`.
+    pub architecture: &'static str,
+    /// Name in a config's `model_type`, which is used only if `architectures` is missing.
+    pub model_type: &'static str,
+    /// Published models of the family.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and for the test of the docs"))]
+    pub models: &'static str,
+    /// The file in this folder that says what distinguishes the family.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and for the test of the docs"))]
+    pub source: &'static str,
+    pub variant: Variant,
+}
+
+/// The architecture of a family, and what distinguishes the family from others of that architecture.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Variant {
+    Llama(&'static llama::Variant),
+    Qwen35(&'static qwen3_5::Variant),
+    #[cfg(feature = "media-test-model")]
+    MediaTest,
+    #[cfg(feature = "hybrid-test-model")]
+    HybridTest,
+}
+
+/// All families.
+pub(crate) const FAMILIES: &[Family] = &[
+    Family {
+        architecture: "LlamaForCausalLM",
+        model_type: "llama",
+        models: "Llama 2 and 3, SmolLM",
+        source: "llama/variant.rs",
+        variant: Variant::Llama(&llama::LLAMA),
+    },
+    Family {
+        architecture: "MistralForCausalLM",
+        model_type: "mistral",
+        models: "Mistral 7B",
+        source: "llama/variant.rs",
+        variant: Variant::Llama(&llama::MISTRAL),
+    },
+    Family {
+        architecture: "Qwen2ForCausalLM",
+        model_type: "qwen2",
+        models: "Qwen2, Qwen2.5",
+        source: "llama/variant.rs",
+        variant: Variant::Llama(&llama::QWEN2),
+    },
+    Family {
+        architecture: "Qwen3ForCausalLM",
+        model_type: "qwen3",
+        models: "Qwen3, Qwen3-Embedding",
+        source: "llama/variant.rs",
+        variant: Variant::Llama(&llama::QWEN3),
+    },
+    Family {
+        architecture: "Qwen3MoeForCausalLM",
+        model_type: "qwen3_moe",
+        models: "Qwen3-MoE",
+        source: "llama/variant.rs",
+        variant: Variant::Llama(&llama::QWEN3_MOE),
+    },
+    Family {
+        architecture: "Qwen3_5ForConditionalGeneration",
+        model_type: "qwen3_5",
+        models: "Qwen3.5 dense",
+        source: "qwen3_5.rs",
+        variant: Variant::Qwen35(&qwen3_5::DENSE),
+    },
+    Family {
+        architecture: "Qwen3_5ForCausalLM",
+        model_type: "qwen3_5_text",
+        models: "Qwen3.5 dense",
+        source: "qwen3_5.rs",
+        variant: Variant::Qwen35(&qwen3_5::DENSE),
+    },
+    Family {
+        architecture: "Qwen3_5MoeForConditionalGeneration",
+        model_type: "qwen3_5_moe",
+        models: "Qwen3.5-MoE",
+        source: "qwen3_5.rs",
+        variant: Variant::Qwen35(&qwen3_5::MOE),
+    },
+    Family {
+        architecture: "Qwen3_5MoeForCausalLM",
+        model_type: "qwen3_5_moe_text",
+        models: "Qwen3.5-MoE",
+        source: "qwen3_5.rs",
+        variant: Variant::Qwen35(&qwen3_5::MOE),
+    },
+    #[cfg(feature = "media-test-model")]
+    Family {
+        architecture: "TuttiMediaTestForCausalLM",
+        model_type: "tutti_media_test",
+        models: "a test model with an audio encoder",
+        source: "media_test.rs",
+        variant: Variant::MediaTest,
+    },
+    #[cfg(feature = "hybrid-test-model")]
+    Family {
+        architecture: "TuttiHybridTestForCausalLM",
+        model_type: "tutti_hybrid_test",
+        models: "a test model with state in slots",
+        source: "hybrid_test.rs",
+        variant: Variant::HybridTest,
+    },
+];
+
+impl Family {
+    /// Returns the family of a checkpoint.
+    pub fn of(file: &ConfigFile) -> Result<&'static Self, LoadError> {
+        let Names { architectures, model_type } = file.names()?;
+        // Several architectures share one `model_type`, so `model_type` decides only where `architectures` is missing.
+        let named = |family: &&Self| {
+            architectures.iter().any(|name| name == family.architecture)
+                || architectures.is_empty() && model_type.as_deref() == Some(family.model_type)
+        };
+        FAMILIES.iter().find(named).ok_or_else(|| LoadError::Architecture {
+            path: file.path().to_owned(),
+            supported: FAMILIES.iter().map(|family| family.architecture).collect::<Vec<_>>().join(", "),
+            architectures: architectures.clone(),
+            model_type: model_type.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! Small configs of each family, and all of loading that depends on the config alone: for tests and fuzzers.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tutti_kernels::collective::GroupRank;
+
+use super::{Family, Variant};
+#[cfg(feature = "hybrid-test-model")]
+use crate::hybrid_test;
+#[cfg(feature = "media-test-model")]
+use crate::media_test;
+use crate::{
+    LoadError, architecture::Architecture, config::ConfigFile, decoder::TextShape, experts::ExpertLayout,
+    llama, qwen3_5,
+};
+
+/// Maximum number of experts whose tensors are declared one by one here.
+const FEW_EXPERTS: usize = 256;
+
+/// Returns sound configs of a family: plain, with the keys of rotation in each place where they may be, and as the text
+/// model beside a vision encoder where a family has one. All families take the same keys and ignore those of others.
+pub(crate) fn samples(family: &Family) -> Vec<Value> {
+    let plain = json!({
+        "architectures": [family.architecture], "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+        "max_position_embeddings": 4096, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 24, "audio_token_id": 7, "audio_bytes_per_token": 8,
+        "state_size": 16,
+    });
+    let with = |key: &str, value: Value| {
+        let mut changed = plain.clone();
+        changed[key] = value;
+        changed
+    };
+    let plain_rope = json!({"rope_type": "default"});
+    let mut all = vec![
+        plain.clone(),
+        with("rope_scaling", json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})),
+        with(
+            "rope_scaling",
+            json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+        ),
+        with("rope_parameters", json!({"full_attention": plain_rope, "sliding_attention": plain_rope})),
+    ];
+    if matches!(family.variant, Variant::Qwen35(_)) {
+        all.push(json!({"architectures": [family.architecture], "text_config": plain}));
+    }
+    all
+}
+
+/// Reads `file` as the config of a family, and declares the tensors of the first and the last layer for some ranks.
+/// `dir` may hold a `generation_config.json`. A check that fails panics.
+pub(crate) fn examine(family: &Family, file: &ConfigFile, dir: &Path) -> Result<TextShape, LoadError> {
+    match family.variant {
+        Variant::Llama(variant) => declare(llama::Config::parse(file, variant)?, dir),
+        Variant::Qwen35(variant) => declare(qwen3_5::Config::parse(file, variant)?, dir),
+        #[cfg(feature = "media-test-model")]
+        Variant::MediaTest => declare(media_test::parse(file)?.0, dir),
+        #[cfg(feature = "hybrid-test-model")]
+        Variant::HybridTest => declare(hybrid_test::Config::parse(file)?, dir),
+    }
+}
+
+fn declare<A: Architecture>(mut config: A, dir: &Path) -> Result<TextShape, LoadError> {
+    let text = config.text(dir, 64)?;
+    assert!(text.limits.vocab_size > 0 && text.limits.max_context_tokens > 0);
+    let experts = config.experts().map_or(0, |experts| experts.experts);
+    let each = (experts <= FEW_EXPERTS).then_some(ExpertLayout::Each);
+    for (rank, world_size) in [(0, 1), (0, 2), (7, 8)] {
+        let group_rank = GroupRank { rank, world_size };
+        let Ok(shard) = config.shard(group_rank) else { continue };
+        assert_eq!(shard.layers(), config.layers());
+        for layer in [0, config.layers() - 1] {
+            for layout in each.into_iter().chain([ExpertLayout::Stacked]) {
+                let specs = config.layer_specs(layer, layout, group_rank);
+                for spec in A::tensors(&specs) {
+                    let held = spec.shard_range(group_rank).elements();
+                    let whole: usize = spec.shape.iter().product();
+                    assert!(held <= whole, "rank {rank} holds {held} of {whole} elements: {spec:?}");
+                }
+            }
+        }
+    }
+    Ok(text)
+}
