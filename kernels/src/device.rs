@@ -168,8 +168,8 @@ pub trait Device: Send + Sized + 'static {
     /// all ranks lose their device.
     fn group_rank(&self) -> GroupRank;
 
-    /// Loads a matrix whose rows are the rows of `matrices`, one matrix after the other (fused q, k and v). All
-    /// matrices have the same number of columns and the same type. Apart from the device's copy, no memory of the
+    /// Loads a matrix for products, whose rows are the rows of `matrices`, one matrix after the other (fused q, k and v).
+    /// All matrices have the same number of columns and the same type. Apart from the device's copy, no memory of the
     /// matrix's size is allocated.
     fn matrix(
         &mut self,
@@ -184,6 +184,24 @@ pub trait Device: Send + Sized + 'static {
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError> {
         self.matrix(matrices, quantize)
+    }
+    /// Loads a table as [`matrix`](Self::matrix) loads a matrix, for [`Dense::embed`] and for nothing else. Unless
+    /// `quantize` rounds them, the device keeps the elements to the bit, whatever it multiplies.
+    fn table_matrix(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<Self::Matrix, DeviceError> {
+        self.matrix(matrices, quantize)
+    }
+    /// Loads a table that serves as LM head, too. [`Dense::embed`] gives what it gives from a
+    /// [table](Self::table_matrix), and products what they give with a [head](Self::head_matrix).
+    fn tied_matrix(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<Self::Matrix, DeviceError> {
+        self.head_matrix(matrices, quantize)
     }
     /// Loads gate and up, which have the same number of rows, for [`Dense::gate_up`].
     fn gate_up_matrix(
@@ -207,6 +225,12 @@ pub trait Device: Send + Sized + 'static {
     /// Size in bytes of what the device holds beside an LM head to find likeliest tokens faster. It is a part of
     /// [`matrix_bytes`](Self::matrix_bytes).
     fn screen_bytes(&self, matrix: &Self::Matrix) -> u64 {
+        let _ = matrix;
+        0
+    }
+    /// Size in bytes of what the device holds beside a [tied](Self::tied_matrix) table because its products round the
+    /// elements. It is a part of [`matrix_bytes`](Self::matrix_bytes).
+    fn corrections_bytes(&self, matrix: &Self::Matrix) -> u64 {
         let _ = matrix;
         0
     }

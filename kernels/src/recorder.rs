@@ -81,6 +81,12 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         Operation { rows: self.device.tensor_shape(x)[0], ..Operation::default() }
     }
 
+    /// Bytes of a matrix that a product reads.
+    fn elements_bytes(&self, matrix: &D::Matrix) -> u64 {
+        let device = &self.device;
+        device.matrix_bytes(matrix) - device.screen_bytes(matrix) - device.corrections_bytes(matrix)
+    }
+
     /// Returns the record of a product.
     pub(crate) fn product(&self, x: &D::Tensor, weight: &D::Matrix) -> Operation {
         let [rows, _] = self.device.tensor_shape(x);
@@ -89,7 +95,7 @@ impl<D: Device, O: Observer> Recorder<D, O> {
             rows,
             matrix: Some([outputs, inputs]),
             product_operations: 2.0 * (rows * outputs * inputs) as f64,
-            bytes: (self.device.matrix_bytes(weight) - self.device.screen_bytes(weight)) as f64,
+            bytes: self.elements_bytes(weight) as f64,
             ..Operation::default()
         }
     }
@@ -181,6 +187,22 @@ impl<D: Device, O: Observer> Device for Recorder<D, O> {
         self.device.head_matrix(matrices, quantize)
     }
 
+    fn table_matrix(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<D::Matrix, DeviceError> {
+        self.device.table_matrix(matrices, quantize)
+    }
+
+    fn tied_matrix(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<D::Matrix, DeviceError> {
+        self.device.tied_matrix(matrices, quantize)
+    }
+
     fn gate_up_matrix(
         &mut self,
         gate_up: [HostMatrix<'_>; 2],
@@ -203,6 +225,10 @@ impl<D: Device, O: Observer> Device for Recorder<D, O> {
 
     fn screen_bytes(&self, matrix: &D::Matrix) -> u64 {
         self.device.screen_bytes(matrix)
+    }
+
+    fn corrections_bytes(&self, matrix: &D::Matrix) -> u64 {
+        self.device.corrections_bytes(matrix)
     }
 
     fn matrix_shape(&self, matrix: &D::Matrix) -> [usize; 2] {

@@ -7,8 +7,7 @@ use tutti_settings::CpuIsa;
 /// Returns the instruction set that the setting names. If this machine lacks it, the error lists the instruction sets
 /// that this machine has.
 pub fn resolve(setting: CpuIsa) -> Result<Isa, Error> {
-    let available: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.available()).collect();
-    resolve_among(setting, &available)
+    resolve_among(setting, &Isa::supported().collect::<Vec<_>>())
 }
 
 fn resolve_among(setting: CpuIsa, available: &[Isa]) -> Result<Isa, Error> {

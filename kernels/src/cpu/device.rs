@@ -15,8 +15,10 @@ use std::time::Instant;
 use super::experts::Routes;
 use super::gemm;
 use super::memory::fused_matrices::FusedMatrices;
-use super::memory::matrix::Form;
+use super::memory::matrix::{Elements, Form, Matrix};
+use super::memory::weights::Packing;
 use super::memory::{PackedWeights, Planes, Tensor, Vector, Weights, kv};
+use super::quant::block_float::Corrections;
 use super::quant::int8::{self, Screen};
 use super::sampling::screen::{self, ScreenCounts};
 use super::sampling::{argmax, sample};
@@ -149,10 +151,16 @@ impl CpuDevice {
         quantize: Quantize,
     ) -> Result<Weights, DeviceError> {
         let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, paired)?);
-        let mut pack = || Weights::pack(path, pool, source, quantize);
+        let packing = Packing::new(quantize, Form::of(source.dtype, path));
+        pack(&self.packed, source, packing, || Weights::pack(path, pool, source, packing))
+    }
+
+    /// Finds the weights of a table that its form rounds.
+    fn pack_corrections(&mut self, matrices: &[HostMatrix<'_>]) -> Result<Corrections, DeviceError> {
+        let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, false)?);
         match &self.packed {
-            Some(packed) => packed.matrix(path, source, quantize, pack),
-            None => pack(),
+            Some(packed) => packed.corrections(path, pool, source),
+            None => Corrections::pack(path, pool, source),
         }
     }
 
@@ -164,6 +172,19 @@ impl CpuDevice {
             Some(packed) => packed.screen(source, pack),
             None => pack(),
         }
+    }
+}
+
+/// Returns a packed matrix: from the cache file of packed weights, if there is one, else from `pack`.
+fn pack(
+    packed: &Option<PackedWeights>,
+    source: FusedMatrices<'_>,
+    packing: Packing,
+    pack: impl FnOnce() -> Result<Weights, DeviceError>,
+) -> Result<Weights, DeviceError> {
+    match packed {
+        Some(packed) => packed.matrix(source, packing, pack),
+        None => pack(),
     }
 }
 
@@ -202,6 +223,29 @@ impl Device for CpuDevice {
         Ok(weights)
     }
 
+    fn table_matrix(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<Weights, DeviceError> {
+        let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, false)?);
+        // Look-ups take the checkpoint's own type on every path, and no product rounds it.
+        let packing = Packing::new(quantize, Form::Stored(source.dtype));
+        pack(&self.packed, source, packing, || Weights::pack(path, pool, source, packing))
+    }
+
+    fn tied_matrix(
+        &mut self,
+        matrices: &[HostMatrix<'_>],
+        quantize: Quantize,
+    ) -> Result<Weights, DeviceError> {
+        let mut weights = self.head_matrix(matrices, quantize)?;
+        if let Weights::Stored(matrix @ Matrix { data: Elements::BlockFloat(_), .. }) = &mut weights {
+            matrix.corrections = Some(Box::new(self.pack_corrections(matrices)?));
+        }
+        Ok(weights)
+    }
+
     fn gate_up_matrix(
         &mut self,
         gate_up: [HostMatrix<'_>; 2],
@@ -228,6 +272,10 @@ impl Device for CpuDevice {
 
     fn screen_bytes(&self, matrix: &Weights) -> u64 {
         matrix.screen_bytes() as u64
+    }
+
+    fn corrections_bytes(&self, matrix: &Weights) -> u64 {
+        matrix.corrections_bytes() as u64
     }
 
     fn matrix_shape(&self, matrix: &Weights) -> [usize; 2] {

@@ -107,7 +107,11 @@ pub(super) fn linear(
     match &matrix.data {
         Elements::Stored(Stored::F32(_)) => multiply::<Widened<F32>>(path, pool, scratch, product),
         Elements::Stored(Stored::F16(_)) => multiply::<Widened<F16>>(path, pool, scratch, product),
-        // Matrices are stored as bfloat16 only on paths with dot products of bfloat16: see `Form::of`.
+        // On paths without dot products of bfloat16, only tables are stored as bfloat16: see `Form::of`.
+        Elements::Stored(Stored::Bf16(_)) if !path.dots_bf16() => {
+            let why = "a table of embeddings, where a matrix for products is wanted";
+            Err(DeviceError::Misuse(why.to_owned()))
+        }
         Elements::Stored(Stored::Bf16(_)) => multiply::<Dots>(path, pool, scratch, product),
         Elements::BlockFloat(_) => multiply::<BlockFloat>(path, pool, scratch, product),
     }

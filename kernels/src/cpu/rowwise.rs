@@ -31,7 +31,8 @@ pub(super) fn each_row(
 }
 
 /// Computes `out[t] = table[ids[t] - first]`. `table` holds the rows from `first` on of a table of `vocabulary` rows.
-/// The result is zeros for an id whose row `table` does not hold.
+/// The result is zeros for an id whose row `table` does not hold. A look-up gives the weights of the checkpoint, unless they
+/// were quantised to eight bits.
 pub(super) fn embed(
     path: Path,
     pool: &mut ThreadPool,
@@ -53,8 +54,15 @@ pub(super) fn embed(
         }),
         Weights::Stored(table) => match &table.data {
             Elements::BlockFloat(data) => {
+                let Some(corrections) = &table.corrections else {
+                    let why = "a matrix of rounded weights, where a table of embeddings is wanted";
+                    return Err(DeviceError::Misuse(why.to_owned()));
+                };
                 each_row(pool, out, table.shape.inputs, |row, out| match held(row) {
-                    Some(id) => data.read_row(id, out),
+                    Some(id) => {
+                        data.read_row(id, out);
+                        corrections.apply(id, out);
+                    }
                     None => out.fill(0.0),
                 })
             }

@@ -15,7 +15,8 @@ pub struct Norm<'a, V> {
 
 /// The operands of [`Dense::embed`].
 pub struct Embed<'a, M> {
-    /// The table of embeddings, `[vocabulary, width]`, or one shard of its rows.
+    /// The table of embeddings, `[vocabulary, width]`, or one shard of its rows, from [`Device::table_matrix`] or
+    /// [`Device::tied_matrix`].
     pub table: &'a M,
     /// The rows that `table` holds; `None` if it holds the whole vocabulary.
     pub shard: Option<VocabularyShard>,

@@ -107,7 +107,12 @@ impl World<'_> {
         let mut values = Vec::new();
         for &(index, tokens) in rows {
             let request = &self.requests[index];
-            shares.push(Share { tokens, start: request.done, pages: request.pages.clone() });
+            shares.push(Share {
+                tokens,
+                start: request.done,
+                pages: request.pages.clone(),
+                ..Share::default()
+            });
             values.extend_from_slice(&request.qkv[request.done * width..(request.done + tokens) * width]);
         }
         try_begin(self.device, &mut self.planes, &shares, &[], &[]).unwrap();

@@ -154,7 +154,7 @@ fn an_embedding_is_its_quantised_row() {
         let values = random.normals(vocabulary * width, 1.0);
         let table = int8(&mut device, WeightType::F32, vocabulary, &values);
         let ids = [36, 0, 17, 5];
-        begin(&mut device, &[Share { tokens: 4, start: 0, pages: vec![] }], &ids, &[]);
+        begin(&mut device, &[Share { tokens: 4, ..Share::default() }], &ids, &[]);
         let mut out = device.tensor(4, width).unwrap();
         device.embed(Embed { table: &table, shard: None }, &mut out).unwrap();
         for (id, row) in ids.iter().zip(out.values().chunks(width)) {

@@ -2,11 +2,11 @@
 
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::{
-    Attention, AttentionShape, Dense, Device, DeviceError, Embed, KvShape, Linear, Norm, PageId,
-    PagedAttention, PlanesShape, RowInputs, SlotCopy, SlotId, StepInputs, WeightType,
+    Attention, AttentionShape, Dense, Device, DeviceError, Embed, HostMatrix, KvShape, Linear, Norm, PageId,
+    PagedAttention, PlanesShape, Quantize, RowInputs, SlotCopy, SlotId, StepInputs, WeightType,
 };
 
-use crate::support::{Share, begin, matrix, tensor, try_begin};
+use crate::support::{Share, begin, bytes, devices, matrix, tensor, try_begin};
 
 #[test]
 fn operands_that_do_not_fit_are_refused() {
@@ -29,11 +29,35 @@ fn operands_that_do_not_fit_are_refused() {
         Linear { norm: Some(Norm { weight: &short, eps: 1e-6 }), ..Linear::plain(&x, &weight) },
         &mut out,
     ));
-    begin(&mut device, &[Share { tokens: 1, start: 0, pages: Vec::new() }], &[8], &[]);
+    begin(&mut device, &[Share { tokens: 1, ..Share::default() }], &[8], &[]);
     let mut embedded = device.tensor(1, 4).unwrap();
     refused(device.embed(Embed { table: &weight, shard: None }, &mut embedded));
     device.linear(Linear::plain(&x, &weight), &mut out).unwrap();
     assert_eq!(out.values(), [4.0; 24]);
+}
+
+/// Paths without dot products of bfloat16 hold a matrix for products and a table of embeddings in two forms.
+#[test]
+fn rounded_weights_are_not_looked_up_and_tables_are_not_multiplied() {
+    for (name, mut device) in devices("tables and matrices") {
+        if name.starts_with("avx512-bf16") {
+            continue;
+        }
+        let bytes = bytes(WeightType::Bf16, &[1.0; 8 * 4]);
+        let source = [HostMatrix::new(&bytes, WeightType::Bf16, 8, 4)];
+        let weight = device.matrix(&source, Quantize::None).unwrap();
+        let table = device.table_matrix(&source, Quantize::None).unwrap();
+        begin(&mut device, &[Share { tokens: 1, ..Share::default() }], &[7], &[]);
+        let mut embedded = device.tensor(1, 4).unwrap();
+        let refused = device.embed(Embed { table: &weight, shard: None }, &mut embedded);
+        let why = "a matrix of rounded weights, where a table of embeddings is wanted";
+        assert_eq!(refused, Err(DeviceError::Misuse(why.into())), "{name}");
+        device.embed(Embed { table: &table, shard: None }, &mut embedded).unwrap();
+        let mut out = device.tensor(1, 8).unwrap();
+        let refused = device.linear(Linear::plain(&embedded, &table), &mut out);
+        let why = "a table of embeddings, where a matrix for products is wanted";
+        assert_eq!(refused, Err(DeviceError::Misuse(why.into())), "{name}");
+    }
 }
 
 #[test]
@@ -159,7 +183,7 @@ fn copies_run_in_order_before_the_step() {
 fn planes_without_pages_take_no_attention() {
     let mut device = CpuDevice::new(1, Isa::detect()).unwrap();
     let mut planes = device.planes(&PlanesShape::default()).unwrap();
-    try_begin(&mut device, &mut planes, &[Share { tokens: 1, start: 0, pages: vec![] }], &[], &[]).unwrap();
+    try_begin(&mut device, &mut planes, &[Share { tokens: 1, ..Share::default() }], &[], &[]).unwrap();
     let (qkv, mut out) = (tensor(&mut device, 48, &[1.0; 48]), device.tensor(1, 16).unwrap());
     let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 16, scale: 1.0, window: None };
     let refused = device.attention(Attention { qkv: &qkv, shape, planes: &planes, layer: 0 }, &mut out);

@@ -3,11 +3,11 @@
 use std::{fs, os::unix::fs::FileExt, path::Path};
 
 use tutti_kernels::{
-    Argmax, Dense, Device, HostMatrix, Linear, Quantize, Sampler, WeightType,
+    Argmax, Dense, Device, Embed, HostMatrix, Linear, PageId, Quantize, Sampler, WeightType,
     cpu::{CpuDevice, Isa, PackedOutcome, PackedWeights, ScreenCounts},
 };
 
-use crate::support::{Random, bits, bytes, results, tensor};
+use crate::support::{Random, Share, begin, bits, bytes, results, tensor, testable};
 
 /// A matrix of a checkpoint.
 struct Matrix {
@@ -204,6 +204,43 @@ fn heads(dir: &Path, screened: bool, weights: [f32; 2]) -> (ScreenCounts, Packed
     let tokens: Vec<_> = results(&mut device).sampled.into_iter().map(|row| row.unwrap().token).collect();
     assert_eq!(tokens, [5; 3], "{outcome:?}");
     (device.screen_counts(), outcome)
+}
+
+/// The look-ups from a table of its own and from one that serves as LM head, with a matrix between them, and the outcome of
+/// loading the file.
+fn look_ups(dir: &Path, isa: Isa) -> (Vec<u32>, PackedOutcome) {
+    const INPUTS: usize = 200;
+    let packed = PackedWeights::open(dir, &format!("a checkpoint on {isa}"));
+    let mut device = CpuDevice::new(2, isa).unwrap().with_packed_weights(packed.clone());
+    let source = Matrix::new(WeightType::Bf16, 37, INPUTS, 6);
+    let table = device.table_matrix(&[source.view()], Quantize::None).unwrap();
+    device.matrix(&[source.view()], Quantize::None).unwrap();
+    let tied = device.tied_matrix(&[source.view()], Quantize::None).unwrap();
+    let outcome = packed.finish();
+    let ids: Vec<u32> = (0..37).collect();
+    begin(&mut device, &[Share { tokens: 37, pages: vec![PageId(1); 3], ..Share::default() }], &ids, &[]);
+    let mut out = device.tensor(37, INPUTS).unwrap();
+    let mut found = Vec::new();
+    for table in [&table, &tied] {
+        device.embed(Embed { table, shard: None }, &mut out).unwrap();
+        found.extend(bits(out.values()));
+    }
+    (found, outcome)
+}
+
+#[test]
+fn tables_are_mapped_with_the_bits_of_the_checkpoint_on_every_path() {
+    let source = Matrix::new(WeightType::Bf16, 37, 200, 6).bytes;
+    let row = source.as_chunks::<2>().0.iter().map(|bytes| u32::from(u16::from_le_bytes(*bytes)) << 16);
+    let want: Vec<u32> = row.clone().chain(row).collect();
+    for isa in testable("mapped tables") {
+        let dir = tempfile::tempdir().unwrap();
+        for outcome in [PackedOutcome::Written, PackedOutcome::Mapped] {
+            let (found, how) = look_ups(dir.path(), isa);
+            assert_eq!(how, outcome, "{isa}");
+            assert!(found == want, "{isa} {outcome:?}");
+        }
+    }
 }
 
 #[test]

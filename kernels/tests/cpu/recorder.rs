@@ -180,3 +180,24 @@ fn a_head_has_its_screen_under_a_recorder_and_products_read_the_head() {
     device.argmax(Argmax { x: &x, norm: None, weight: &head, logits: &mut logits }).unwrap();
     assert_eq!(log.lock().unwrap()[0].bytes, device.matrix_bytes(&plain) as f64);
 }
+
+#[test]
+fn a_tied_table_has_its_corrections_under_a_recorder_and_products_do_not_read_them() {
+    let log = Log::default();
+    let device = CpuDevice::new(1, Isa::Portable).unwrap();
+    let mut device = Recorder::new(device, Logger { log: log.clone(), refused: None });
+    let values = bytes(WeightType::Bf16, &Random::new(8).normals(VOCABULARY * WIDTH, 0.3));
+    let source = [HostMatrix::new(&values, WeightType::Bf16, VOCABULARY, WIDTH)];
+    let tied = device.tied_matrix(&source, Quantize::None).unwrap();
+    let head = device.head_matrix(&source, Quantize::None).unwrap();
+    let table = device.table_matrix(&source, Quantize::None).unwrap();
+    // The rows of the last panel are padded.
+    assert_eq!(device.matrix_bytes(&table), (VOCABULARY.next_multiple_of(16) * WIDTH * 2) as u64);
+    let corrections = device.corrections_bytes(&tied);
+    assert!(corrections > 0 && device.matrix_bytes(&tied) == device.matrix_bytes(&head) + corrections);
+    let (mut x, mut logits) = (device.tensor(1, WIDTH).unwrap(), device.tensor(1, VOCABULARY).unwrap());
+    device.upload(&[1.0; WIDTH], &mut x).unwrap();
+    device.linear(Linear::plain(&x, &tied), &mut logits).unwrap();
+    let read = device.matrix_bytes(&head) - device.screen_bytes(&head);
+    assert_eq!(log.lock().unwrap()[0].bytes, read as f64);
+}

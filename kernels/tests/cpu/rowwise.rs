@@ -1,39 +1,58 @@
 //! Operations on single tokens.
 
+use tutti_kernels::cpu::{CpuDevice, Weights};
 use tutti_kernels::{
-    Dense, Device, DeviceError, Embed, Norm, PageId, PagedAttention, PlanesShape, RopeFrequencies, RowInputs,
-    SlotId, StepInputs, WeightType,
+    Dense, Device, DeviceError, Embed, HostMatrix, Linear, Norm, PageId, PagedAttention, PlanesShape,
+    Quantize, RopeFrequencies, RowInputs, SlotId, StepInputs, WeightType,
 };
 
-use crate::support::{
-    Random, Share, assert_near, begin, devices, in_bfp_blocks, matrix, stored, tensor, try_begin,
-};
+use crate::support::{Random, Share, assert_near, begin, bits, bytes, devices, stored, tensor, try_begin};
+
+/// A way to load a matrix.
+type Load = fn(&mut CpuDevice, &[HostMatrix<'_>], Quantize) -> Result<Weights, DeviceError>;
 
 fn step(tokens: usize) -> Vec<Share> {
-    vec![Share { tokens, start: 0, pages: vec![PageId(1); tokens.div_ceil(16)] }]
+    vec![Share { tokens, pages: vec![PageId(1); tokens.div_ceil(16)], ..Share::default() }]
+}
+
+/// A table of its own, and one that serves as LM head.
+#[test]
+fn embeddings_have_the_bits_of_the_checkpoint_on_every_path() {
+    const LOADS: [Load; 2] = [CpuDevice::table_matrix, CpuDevice::tied_matrix];
+    for (name, mut device) in devices("embed") {
+        for dtype in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
+            for (width, load) in [19, 200].into_iter().flat_map(|width| LOADS.map(|load| (width, load))) {
+                let mut values = Random::new(5).normals(37 * width, 1.0);
+                // A row with a large element, beside which block floating point keeps little of the others.
+                values[15 * width] = 1000.0;
+                let source = bytes(dtype, &values);
+                let source = HostMatrix::new(&source, dtype, 37, width);
+                let table = load(&mut device, &[source], Quantize::None).unwrap();
+                let ids = [36, 0, 15, 16, 36];
+                begin(&mut device, &step(5), &ids, &[]);
+                let mut out = device.tensor(8, width).unwrap();
+                device.embed(Embed { table: &table, shard: None }, &mut out).unwrap();
+                let row = |&id: &u32| &values[id as usize * width..][..width];
+                let want: Vec<f32> = ids.iter().flat_map(row).map(|&x| stored(dtype, x)).collect();
+                assert_eq!(bits(out.values()), bits(&want), "{name} {dtype:?} {width}");
+            }
+        }
+    }
 }
 
 #[test]
-fn embedding_reads_rows_of_the_packed_table() {
-    for (name, mut device) in devices("embed") {
-        for dtype in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
-            let values = Random::new(5).normals(37 * 19, 1.0);
-            let table = matrix(&mut device, dtype, 37, &values);
-            let ids = [36, 0, 15, 16, 36];
-            begin(&mut device, &step(5), &ids, &[]);
-            let mut out = device.tensor(8, 19).unwrap();
-            device.embed(Embed { table: &table, shard: None }, &mut out).unwrap();
-            let row = |&id: &u32| {
-                let row: Vec<f32> =
-                    values[id as usize * 19..][..19].iter().map(|&x| stored(dtype, x)).collect();
-                if dtype != WeightType::Bf16 || name.starts_with("avx512-bf16") {
-                    return row;
-                }
-                // The table is stored in the form for products.
-                in_bfp_blocks(&row, 12).into_iter().map(|x| x as f32).collect()
-            };
-            assert_eq!(out.values(), ids.iter().flat_map(row).collect::<Vec<_>>(), "{name} {dtype:?}");
-        }
+fn products_of_a_tied_table_are_those_of_a_head() {
+    for (name, mut device) in devices("tied products") {
+        let values = bytes(WeightType::Bf16, &Random::new(5).normals(37 * 200, 1.0));
+        let source = [HostMatrix::new(&values, WeightType::Bf16, 37, 200)];
+        let x = tensor(&mut device, 200, &Random::new(6).normals(3 * 200, 1.0));
+        let [tied, head] = [CpuDevice::tied_matrix, CpuDevice::head_matrix].map(|load: Load| {
+            let weight = load(&mut device, &source, Quantize::None).unwrap();
+            let mut out = device.tensor(3, 37).unwrap();
+            device.linear(Linear::plain(&x, &weight), &mut out).unwrap();
+            bits(out.values())
+        });
+        assert_eq!(tied, head, "{name}");
     }
 }
 
@@ -65,7 +84,7 @@ fn angles_are_right_far_beyond_any_table() {
     for (name, mut device) in devices("rope") {
         let start = 131_000;
         let pages = vec![PageId(1); (start + 40_usize).div_ceil(16)];
-        begin(&mut device, &[Share { tokens: 40, start, pages }], &[], &[]);
+        begin(&mut device, &[Share { tokens: 40, start, pages, ..Share::default() }], &[], &[]);
         let mut out = device.tensor(40, 32).unwrap();
         device.rope_angles(&rope, &mut out).unwrap();
         for (token, row) in out.values().chunks(32).enumerate() {

@@ -5,7 +5,7 @@ use tutti_kernels::{
     RopeFrequencies, Rotary, RotateAndStore, RowInputs, SlotId, StepInputs, WeightType,
 };
 
-use crate::support::{Case, Families, Random, Share, begin, compare, cuda, tensor, values};
+use crate::support::{Case, Families, Random, Share, begin, bits, compare, cuda, tensor, values};
 
 /// Some requests in chunks, over pages of two layers.
 #[derive(Clone, Debug)]
@@ -153,7 +153,6 @@ fn attention_over_keys_and_values_of_two_bytes_is_that_of_the_cpu() {
 #[test]
 fn chunks_and_neighbours_change_no_bit() {
     let Some(mut gpu) = cuda("chunks") else { return };
-    let bits = |rows: &[f32]| rows.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     let case = Chunks { lengths: vec![70, 17, 530], chunks: vec![600], ..Chunks::new(4, 2, 16) };
     let whole = case.results(&mut gpu);
     for chunks in [vec![1, 16, 100], vec![33], vec![512, 1]] {

@@ -5,14 +5,10 @@ use tutti_kernels::{
 };
 
 use crate::attention::{Chunks, store};
-use crate::support::{Random, Share, begin, compare, cuda, tensor, values};
+use crate::support::{Random, Share, begin, bits, compare, cuda, tensor, values};
 
 /// Largest deviation from the CPU's numbers, which round neither queries nor weights to two bytes.
 const TOLERANCES: [(WeightType, f32); 2] = [(WeightType::F16, 1e-3), (WeightType::Bf16, 8e-3)];
-
-fn bits(rows: &[f32]) -> Vec<u32> {
-    rows.iter().map(|x| x.to_bits()).collect()
-}
 
 #[test]
 fn tiles_of_ragged_batches_are_those_of_the_cpu() {

@@ -8,7 +8,7 @@ use tutti_kernels::{
     SlotCopy, SlotId, StepInputs, StepShape,
 };
 
-use crate::support::{Families, Random, compare_numbers, cpu, cuda, tensor, values};
+use crate::support::{Families, Random, assert_near, cpus, cuda, tensor, values};
 
 const SLOTS: usize = 7;
 const LAYERS: usize = 2;
@@ -233,9 +233,12 @@ fn steps<D: Families>(device: &mut D, shape: DeltaShape) -> [Vec<f32>; 6] {
 }
 
 fn check_steps(gpu: &mut CudaDevice, shape: DeltaShape) {
-    let (got, want) = (steps(gpu, shape), steps(&mut cpu(), shape));
-    for (name, (got, want)) in RESULTS.iter().zip(got.iter().zip(&want)) {
-        compare_numbers(&format!("{name} of {shape:?}"), got, want, 1e-5);
+    let got = steps(gpu, shape);
+    for (isa, mut cpu) in cpus() {
+        let want = steps(&mut cpu, shape);
+        for (name, (got, want)) in RESULTS.iter().zip(got.iter().zip(&want)) {
+            assert_near(&format!("{name} of {shape:?} on {isa}"), got, want, 1e-5);
+        }
     }
 }
 

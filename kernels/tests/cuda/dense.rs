@@ -121,9 +121,14 @@ struct Rows(WeightType);
 impl Case for Rows {
     fn run<D: Families>(&self, device: &mut D) -> Vec<f32> {
         let (vocabulary, width) = (50, 20);
-        let table = Random::new(3).normals(vocabulary * width, 1.0);
-        let whole = matrix(device, self.0, vocabulary, &table);
-        let shard = matrix(device, self.0, 20, &table[10 * width..30 * width]);
+        let table = bytes(self.0, &Random::new(3).normals(vocabulary * width, 1.0));
+        let rows = |first: usize, end: usize| {
+            let bytes = &table[first * width * self.0.bytes()..end * width * self.0.bytes()];
+            [HostMatrix::new(bytes, self.0, end - first, width)]
+        };
+        let whole = device.table_matrix(&rows(0, vocabulary), Quantize::None).unwrap();
+        let tied = device.tied_matrix(&rows(0, vocabulary), Quantize::None).unwrap();
+        let shard = device.table_matrix(&rows(10, 30), Quantize::None).unwrap();
         // Among them both ends of the table and of the shard, and their neighbours.
         let ids: Vec<u32> = [9, 10, 29, 30, 0, 49].into_iter().chain((0..31).map(|i| i * 7 % 50)).collect();
         let mut planes = device.planes(&PlanesShape::default()).unwrap();
@@ -131,7 +136,8 @@ impl Case for Rows {
         begin(device, &mut planes, &shares, &ids, &[0, 3, 4, 29, 36], &[]).unwrap();
         let mut out = device.tensor(40, width).unwrap();
         let mut all = Vec::new();
-        let shards = [(&shard, Some(VocabularyShard { first: 10, vocabulary })), (&whole, None)];
+        let shards =
+            [(&shard, Some(VocabularyShard { first: 10, vocabulary })), (&tied, None), (&whole, None)];
         for (table, shard) in shards {
             device.embed(Embed { table, shard }, &mut out).unwrap();
             all.extend(values(device, &out));

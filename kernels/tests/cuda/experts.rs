@@ -6,7 +6,7 @@ use tutti_kernels::cuda::CudaDevice;
 use tutti_kernels::{ExpertBuffers, HostMatrix, MixExperts, PlanesShape, Quantize, Routing, WeightType};
 
 use crate::support::{
-    Case, Families, Random, Share, begin, bytes, compare, cuda, matrix, results, tensor, values,
+    Case, Families, Random, Share, begin, bits, bytes, compare, cuda, matrix, results, tensor, values,
 };
 
 /// Largest deviation from the CPU's numbers, which round no activation to two bytes.
@@ -156,10 +156,6 @@ fn check(gpu: &mut CudaDevice, case: &Mixture, tolerance: f32) {
         order[..case.routing.top_k].iter().for_each(|&expert| wanted[expert] += 1);
     }
     assert_eq!(counts(gpu), wanted, "{case:?}");
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|x| x.to_bits()).collect()
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! Two steps in flight: a row continues with the token that the GPU sampled last for its slot.
 
 use tutti_kernels::{
-    Argmax, Dense, Device, DeviceError, Embed, KvShape, PageId, PlanesShape, SampleRow, Sampler,
-    SamplingParams, StepResults, WeightType,
+    Argmax, Dense, Device, DeviceError, Embed, HostMatrix, KvShape, PageId, PlanesShape, Quantize, SampleRow,
+    Sampler, SamplingParams, StepResults, WeightType,
 };
 
-use crate::support::{Random, Share, begin, cuda, matrix, values};
+use crate::support::{Random, Share, begin, bytes, cuda, values};
 
 const VOCABULARY: usize = 40;
 const WIDTH: usize = 16;
@@ -33,7 +33,9 @@ fn a_row_that_continues_begins_with_the_token_that_its_slot_sampled_last() {
     assert_eq!(gpu.limits().steps_in_flight, 2);
     let mut planes = gpu.planes(&planes_shape()).unwrap();
     let table = Random::new(11).normals(VOCABULARY * WIDTH, 1.0);
-    let weight = matrix(&mut gpu, WeightType::F32, VOCABULARY, &table);
+    let source = bytes(WeightType::F32, &table);
+    let source = HostMatrix::new(&source, WeightType::F32, VOCABULARY, WIDTH);
+    let weight = gpu.tied_matrix(&[source], Quantize::None).unwrap();
     let embed = || Embed { table: &weight, shard: None };
     let mut x = gpu.tensor(2, WIDTH).unwrap();
     let mut logits = gpu.tensor(2, VOCABULARY).unwrap();

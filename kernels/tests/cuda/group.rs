@@ -74,14 +74,21 @@ impl Rank {
         (0..self.group_rank.world_size).for_each(|rank| drop(self.await_file(&file(rank))));
     }
 
-    /// The results of a case on this rank: of GPUs, and of CPUs.
-    fn both<C: RankCase>(&self, case: &C) -> [C::Output; 2] {
+    /// The results of a case on this rank: of GPUs, and of CPUs on each instruction path of this machine.
+    fn on_both<C: RankCase>(&self, case: &C) -> (C::Output, Vec<(Isa, C::Output)>) {
         let mut device = self.join(PATIENCE);
         let own = case.run(&mut device);
         // The end of a rank is an error of ranks that are not at their end.
         self.meet("end");
-        let mut cpus = on_cpus(self.group_rank.world_size, case);
-        [own, cpus.swap_remove(self.group_rank.rank)]
+        let GroupRank { rank, world_size } = self.group_rank;
+        let of_rank = |isa| (isa, on_cpus(isa, world_size, case).swap_remove(rank));
+        (own, Isa::supported().map(of_rank).collect())
+    }
+
+    /// The results of [`Self::on_both`], the GPUs' and then the CPUs'.
+    fn all_results<C: RankCase>(&self, case: &C) -> impl Iterator<Item = C::Output> {
+        let (own, cpus) = self.on_both(case);
+        std::iter::once(own).chain(cpus.into_iter().map(|(_, results)| results))
     }
 }
 
@@ -139,7 +146,7 @@ fn ranks(test: &str, size: usize, body: impl FnOnce(&Rank)) {
     assert!(failed.is_none(), "{}", failed.unwrap_or_default());
 }
 
-fn on_cpus<C: RankCase>(size: usize, case: &C) -> Vec<C::Output> {
+fn on_cpus<C: RankCase>(isa: Isa, size: usize, case: &C) -> Vec<C::Output> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("group");
     std::thread::scope(|scope| {
@@ -148,7 +155,7 @@ fn on_cpus<C: RankCase>(size: usize, case: &C) -> Vec<C::Output> {
             scope.spawn(move || {
                 let rank = GroupRank { rank, world_size: size };
                 let group = SharedMemory::meet(path, rank, PATIENCE, PATIENCE).unwrap();
-                let mut device = CpuDevice::new(1, Isa::detect()).unwrap().with_group(Box::new(group));
+                let mut device = CpuDevice::new(1, isa).unwrap().with_group(Box::new(group));
                 case.run(&mut device)
             })
         };

@@ -1,14 +1,24 @@
 //! Both devices, numbers and steps.
 
+#[path = "../support/numbers.rs"]
+mod numbers;
+#[path = "../support/paths.rs"]
+mod paths;
+#[path = "../support/steps.rs"]
+mod steps;
+
 use std::io::Write;
 use std::sync::Once;
 
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::cuda::{self, CudaDevice, KernelCache};
 use tutti_kernels::{
-    Collectives, DeltaRule, Dense, Device, DeviceError, Experts, HostMatrix, PageId, PagedAttention,
-    Quantize, Recurrence, RowInputs, Sampler, SlotCopy, SlotId, StepInputs, StepResults, WeightType,
+    Collectives, DeltaRule, Dense, Device, DeviceError, Experts, PagedAttention, Recurrence, Sampler,
+    StepResults,
 };
+
+pub use numbers::{Random, assert_near, bits, bytes, matrix};
+pub use steps::{Share, begin};
 
 /// A device with the families that both devices have.
 pub trait Families:
@@ -34,8 +44,9 @@ pub fn skipped(test: &str, why: &str) {
     eprintln!("{test}: SKIPPED: {why}");
 }
 
-/// The first GPU; `None` if there is none, which is said.
+/// The first GPU; `None` if there is none, which is said. So are the instruction paths that the CPU lacks.
 pub fn cuda(test: &str) -> Option<CudaDevice> {
+    paths::testable(test);
     match cuda::gpus() {
         Ok(_) => Some(CudaDevice::open(0, &KernelCache::of_user()).unwrap()),
         Err(missing) => {
@@ -45,68 +56,19 @@ pub fn cuda(test: &str) -> Option<CudaDevice> {
     }
 }
 
-pub fn cpu() -> CpuDevice {
-    CpuDevice::new(1, Isa::detect()).unwrap()
+/// A CPU device on each instruction path of this machine. A GPU has to give the numbers of all of them, so that no kind of
+/// machine hides a path that gives others.
+pub fn cpus() -> impl Iterator<Item = (Isa, CpuDevice)> {
+    Isa::supported().map(|isa| (isa, CpuDevice::new(1, isa).unwrap()))
 }
 
-/// Asserts that a GPU gives the CPU's numbers up to `tolerance`, relative to the largest of them.
+/// Asserts that a GPU gives the CPU's numbers up to `tolerance`, relative to the largest of them, on each instruction path.
 #[track_caller]
 pub fn compare(gpu: &mut CudaDevice, what: &str, case: &impl Case, tolerance: f32) {
-    compare_numbers(what, &case.run(gpu), &case.run(&mut cpu()), tolerance);
-}
-
-/// As [`compare`], of numbers that are there.
-#[track_caller]
-pub fn compare_numbers(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    let scale = want.iter().fold(1e-30f32, |scale, x| scale.max(x.abs()));
-    for (index, (got, want)) in got.iter().zip(want).enumerate() {
-        let error = (got - want).abs() / scale;
-        // The comparison also fails for a NaN.
-        assert!(error <= tolerance, "{what}: element {index} is {got}, wanted {want}: off by {error:e}");
+    let got = case.run(gpu);
+    for (isa, mut cpu) in cpus() {
+        assert_near(&format!("{what} on {isa}"), &got, &case.run(&mut cpu), f64::from(tolerance));
     }
-}
-
-/// A pseudo-random generator with a fixed sequence per seed.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678)
-    }
-
-    pub fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) % end as u64) as usize
-    }
-
-    /// Approximately normal numbers with the given standard deviation.
-    pub fn normals(&mut self, count: usize, deviation: f32) -> Vec<f32> {
-        let uniform = |random: &mut Self| random.below(1 << 24) as f32 / (1 << 24) as f32;
-        (0..count).map(|_| ((0..12).map(|_| uniform(self)).sum::<f32>() - 6.0) * deviation).collect()
-    }
-}
-
-/// Little-endian bytes of the values as `dtype`.
-pub fn bytes(dtype: WeightType, values: &[f32]) -> Vec<u8> {
-    let element = |&x: &f32| -> Vec<u8> {
-        match dtype {
-            WeightType::F32 => x.to_le_bytes().to_vec(),
-            WeightType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
-            WeightType::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
-        }
-    };
-    values.iter().flat_map(element).collect()
-}
-
-/// A device matrix of `rows` outputs.
-pub fn matrix<D: Device>(device: &mut D, dtype: WeightType, rows: usize, values: &[f32]) -> D::Matrix {
-    let bytes = bytes(dtype, values);
-    let source = HostMatrix::new(&bytes, dtype, rows, values.len() / rows);
-    device.matrix(&[source], Quantize::None).unwrap()
 }
 
 /// A tensor with room for more rows, which holds `values` in rows of `width`.
@@ -121,39 +83,6 @@ pub fn values<D: Device>(device: &mut D, tensor: &D::Tensor) -> Vec<f32> {
     let mut values = Vec::new();
     device.download(tensor, &mut values).unwrap();
     values
-}
-
-/// One row of a step.
-#[derive(Clone, Debug, Default)]
-pub struct Share {
-    pub tokens: usize,
-    pub start: usize,
-    pub pages: Vec<PageId>,
-    pub slot: u32,
-    pub continues: bool,
-}
-
-/// Begins a step with these rows. `ids` may be empty: all zero.
-pub fn begin<D: Device>(
-    device: &mut D,
-    planes: &mut D::Planes,
-    shares: &[Share],
-    ids: &[u32],
-    logit_rows: &[usize],
-    copies: &[SlotCopy],
-) -> Result<(), DeviceError> {
-    let (mut rows, mut positions) = (Vec::new(), Vec::new());
-    for share in shares {
-        let (first_token, tokens, start) = (positions.len(), share.tokens, share.start);
-        let (slot, continues) = (SlotId(share.slot), share.continues);
-        rows.push(RowInputs { first_token, tokens, start, slot, continues, block_table: &share.pages });
-        positions.extend((start..start + tokens).map(|position| position as f32));
-    }
-    let zeros = vec![0; positions.len()];
-    let token_ids = if ids.is_empty() { &zeros } else { ids };
-    let positions = [&positions[..]; 3];
-    let shape = None;
-    device.begin_step(&StepInputs { token_ids, positions, rows: &rows, copies, logit_rows, shape }, planes)
 }
 
 /// Ends the step and returns its results.

@@ -6,8 +6,11 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod common;
+#[path = "../../../kernels/tests/support/paths.rs"]
+mod cpu_paths;
 
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
 };
@@ -15,26 +18,29 @@ use std::{
 use common::{
     PAGES, SLOTS, generate,
     goldens::{Case, LENGTHS, bound},
-    try_load, try_load_on,
+    try_load_on,
 };
+use cpu_paths::testable;
 use safetensors::SafeTensors;
+use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::cuda::{CudaDevice, KernelCache};
 use tutti_models::{LoadFormat::Auto, Model};
 
-/// Loads a model on the device that the environment names.
-fn load(dir: &Path, on_gpu: bool) -> Box<dyn Model> {
-    let mut model = match on_gpu {
-        false => try_load(dir, Auto),
-        true => try_load_on(CudaDevice::open(0, &KernelCache::of_user()).unwrap(), dir, Auto),
+/// Loads a model on the GPU, or on the CPU with this instruction path.
+fn load(dir: &Path, isa: Option<Isa>) -> Box<dyn Model> {
+    let mut model = match isa {
+        Some(isa) => try_load_on(CpuDevice::new(1, isa).unwrap(), dir, Auto),
+        None => try_load_on(CudaDevice::open(0, &KernelCache::of_user()).unwrap(), dir, Auto),
     }
     .unwrap();
     model.allocate_planes(PAGES, SLOTS).unwrap();
     model
 }
 
-/// Compares a model with its goldens. With f32 weights every prompt logprob is within [`bound`], and all greedy tokens
-/// are equal. With bf16 weights the mean deviation is below half of `own`, the deviation of Hugging Face's own bfloat16
-/// from its f32, or on a GPU, whose products take activations in bfloat16, below twice of it.
+/// Compares a model with its goldens, on each instruction path of this machine. With f32 weights every prompt logprob is
+/// within [`bound`], and all greedy tokens are equal. With bf16 weights the mean deviation is below half of `own`, the
+/// deviation of Hugging Face's own bfloat16 from its f32, or on a GPU, whose products take activations in bfloat16, below
+/// twice of it.
 fn agrees(model: &str, own: f64) {
     agrees_within(model, own, own / 2.0);
 }
@@ -48,16 +54,26 @@ fn agrees_within(model: &str, own: f64, bf16_bound: f64) {
     let dir = root.join(model);
     let bytes = fs::read(dir.join("goldens.safetensors")).unwrap();
     let goldens = SafeTensors::deserialize(&bytes).unwrap();
-    let exact = !fs::read_to_string(dir.join("config.json")).unwrap().contains("bfloat16");
     let on_gpu = std::env::var("GOLDEN_DEVICE").is_ok_and(|device| device == "cuda");
-    let (bound_of_f32, mut model) = (bound(model), load(&dir, on_gpu));
+    let paths = if on_gpu { vec![None] } else { testable(model).into_iter().map(Some).collect() };
+    for isa in paths {
+        agrees_on(isa, &goldens, &dir, [own, bf16_bound]);
+    }
+}
+
+/// Runs [`agrees_within`] on the GPU, or on the CPU with this instruction path.
+fn agrees_on(isa: Option<Isa>, goldens: &SafeTensors<'_>, dir: &Path, [own, bf16_bound]: [f64; 2]) {
+    let name = dir.file_name().and_then(OsStr::to_str).unwrap();
+    let on = isa.map_or("a GPU".to_owned(), |isa| isa.to_string());
+    let exact = !fs::read_to_string(dir.join("config.json")).unwrap().contains("bfloat16");
+    let (bound_of_f32, mut model) = (bound(name), load(dir, isa));
     let (mut worst, mut sum, mut count) = (0.0f64, 0.0, 0);
     for length in LENGTHS {
-        let case = Case::read(&goldens, length);
+        let case = Case::read(goldens, length);
         let whole = generate(&mut *model, &[&case.prompt], usize::MAX, case.greedy.len());
         for chunk in [1, 7, 64] {
             let chunked = generate(&mut *model, &[&case.prompt], chunk, case.greedy.len());
-            assert!(chunked == whole, "t{length}: chunks of {chunk} change the result");
+            assert!(chunked == whole, "t{length} on {on}: chunks of {chunk} change the result");
         }
         let (output, scores) = &whole[0];
         assert_eq!(scores.len(), length - 1);
@@ -67,17 +83,17 @@ fn agrees_within(model: &str, own: f64, bf16_bound: f64) {
         }
         assert!(
             !exact || *output == case.greedy,
-            "t{length}: {output:?}, the reference has {:?}",
+            "t{length} on {on}: {output:?}, the reference has {:?}",
             case.greedy
         );
     }
     let mean = sum / f64::from(count);
-    eprintln!("{}: |Δ logprob| mean {mean:.2e}, greatest {worst:.2e}", dir.display());
+    eprintln!("{} on {on}: |Δ logprob| mean {mean:.2e}, greatest {worst:.2e}", dir.display());
     if exact {
-        assert!(worst < bound_of_f32, "greatest deviation {worst}");
+        assert!(worst < bound_of_f32, "greatest deviation on {on} {worst}");
     } else {
-        let bound = if on_gpu { 2.0 * own } else { bf16_bound };
-        assert!(mean < bound, "mean deviation {mean}, Hugging Face's own is {own}");
+        let bound = if isa.is_none() { 2.0 * own } else { bf16_bound };
+        assert!(mean < bound, "mean deviation on {on} {mean}, Hugging Face's own is {own}");
     }
 }
 

@@ -3,10 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod common;
+#[path = "../../../kernels/tests/support/paths.rs"]
+mod cpu_paths;
 
 use std::io::Write;
 
 use common::{PAGES, bits, config, generate, prompt, try_load_as, write_config};
+use cpu_paths::testable;
 use serde_json::json;
 use tutti_kernels::TokenScore;
 use tutti_kernels::cpu::{CpuDevice, Isa};
@@ -46,11 +49,7 @@ fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &
     }
     say(format!("{what}: the best path here is {}\n", Isa::detect()));
     let reference = run(Isa::Avx2);
-    for isa in Isa::ALL.into_iter().filter(|&isa| isa != Isa::Avx2) {
-        if !isa.available() {
-            say(format!("{what}: SKIPPED on {isa}: this machine does not have it\n"));
-            continue;
-        }
+    for isa in testable(what).into_iter().filter(|&isa| isa != Isa::Avx2) {
         let got = run(isa);
         if let Some((_, bound)) = close.iter().find(|(close, _)| *close == isa) {
             let difference = greatest_difference(&got, &reference);

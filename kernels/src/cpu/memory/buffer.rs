@@ -25,6 +25,8 @@ pub(in crate::cpu) unsafe trait Element: Copy + Send + Sync + 'static {}
 // SAFETY: every bit pattern is a number of this type, which has no padding and needs no drop.
 unsafe impl Element for f32 {}
 // SAFETY: every bit pattern is a number of this type, which has no padding and needs no drop.
+unsafe impl Element for u64 {}
+// SAFETY: every bit pattern is a number of this type, which has no padding and needs no drop.
 unsafe impl Element for u32 {}
 // SAFETY: every bit pattern is a number of this type, which has no padding and needs no drop.
 unsafe impl Element for u16 {}

@@ -6,7 +6,7 @@ use std::mem::discriminant;
 use crate::cpu::memory::Buffer;
 use crate::cpu::memory::format::{Bf16, F16, F32, Format, STEP, Stored};
 use crate::cpu::memory::fused_matrices::{FusedMatrices, Shape};
-use crate::cpu::quant::block_float::BlockFloatPanels;
+use crate::cpu::quant::block_float::{BlockFloatPanels, Corrections};
 use crate::cpu::quant::int8::Screen;
 use crate::cpu::simd::LANES;
 use crate::cpu::simd::isa::Path;
@@ -20,6 +20,8 @@ pub struct Matrix {
     pub(in crate::cpu) data: Elements,
     /// The screen of an LM head, if it has one.
     pub(in crate::cpu) screen: Option<Box<Screen>>,
+    /// The weights that block floating point rounds, of an LM head that is a table of embeddings too.
+    pub(in crate::cpu) corrections: Option<Box<Corrections>>,
 }
 
 /// The elements of a matrix.
@@ -68,7 +70,7 @@ impl Matrix {
             Form::Stored(dtype) => Elements::Stored(pack_stored(dtype, pool, source)?),
             Form::BlockFloat => Elements::BlockFloat(BlockFloatPanels::pack(pool, source)?),
         };
-        Ok(Self { shape: source.shape, data, screen: None })
+        Ok(Self { shape: source.shape, data, screen: None, corrections: None })
     }
 
     /// Maps a packed matrix: the [`Self::len`] bytes of `file` from `from` on.
@@ -95,12 +97,17 @@ impl Matrix {
                 Elements::BlockFloat(BlockFloatPanels::new(data))
             }
         };
-        Ok(Self { shape, data, screen: None })
+        Ok(Self { shape, data, screen: None, corrections: None })
     }
 
     /// Size in bytes of the screen.
     pub(in crate::cpu) fn screen_bytes(&self) -> usize {
         self.screen.as_ref().map_or(0, |screen| screen.bytes())
+    }
+
+    /// Size in bytes of the corrections.
+    pub(in crate::cpu) fn corrections_bytes(&self) -> usize {
+        self.corrections.as_ref().map_or(0, |corrections| corrections.bytes())
     }
 }
 
@@ -114,7 +121,8 @@ pub(in crate::cpu) enum Form {
 }
 
 impl Form {
-    /// The form for weights of type `dtype` on an instruction path.
+    /// The form of weights of type `dtype` that an instruction path multiplies. A table that serves look-ups alone has the
+    /// form [`Form::Stored`] on every path.
     pub(in crate::cpu) fn of(dtype: WeightType, path: Path) -> Self {
         match dtype {
             WeightType::Bf16 if !path.dots_bf16() => Self::BlockFloat,

@@ -1,9 +1,9 @@
 //! A cache file of packed weights. Later starts map the file instead of packing the weights again, and all processes of
 //! a machine share its pages.
 //!
-//! The first page names the file's contents. Entries follow in the order of loading: a matrix, or the screen of the LM
-//! head before it. Each entry consists of one page that describes it and then its bytes, padded to whole pages. The
-//! file is written under a temporary name and renamed when it is complete. An entry is only taken from the file if the
+//! The first page names the file's contents. Entries follow in the order of loading: a matrix, or the corrections or the
+//! screen of the LM head before it. Each entry consists of one page that describes it and then its bytes, padded to whole pages. The file
+//! is written under a temporary name and renamed when it is complete. An entry is only taken from the file if the
 //! description there (kind, shape, type, and a hash of a few samples of the source bytes) matches what is being loaded.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -16,14 +16,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
+use crate::DeviceError;
 use crate::cpu::memory::fused_matrices::{FusedMatrices, Shape};
-use crate::cpu::memory::weights::Weights;
+use crate::cpu::memory::weights::{Packing, Weights};
+use crate::cpu::quant::block_float::{Corrections, Marks};
 use crate::cpu::quant::int8::Screen;
 use crate::cpu::simd::isa;
-use crate::{DeviceError, Quantize};
+use crate::cpu::threads::pool::ThreadPool;
 
 /// Version of the packed panels' layouts and of the file's layout. A change of either layout increments the version.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const PAGE: u64 = 4096;
 /// Number of samples per source matrix.
 const SAMPLES: usize = 4;
@@ -92,16 +94,35 @@ impl PackedWeights {
     /// cache file is being made, the result of `pack` is also appended to that file.
     pub(in crate::cpu) fn matrix(
         &self,
-        path: isa::Path,
         source: FusedMatrices<'_>,
-        quantize: Quantize,
+        packing: Packing,
         pack: impl FnOnce() -> Result<Weights, DeviceError>,
     ) -> Result<Weights, DeviceError> {
-        let FusedMatrices { shape, dtype, .. } = source;
-        let described = describe(&format!("matrix {quantize:?}"), source);
-        let kind = (described, Weights::len_packed(path, shape, dtype, quantize));
-        let map = |file: &File, from| Weights::mapped(path, (file, from), shape, dtype, quantize);
-        self.entry(&[kind], |_, file, from| map(file, from), pack, |weights| (0, weights.packed()))
+        let shape = source.shape;
+        let described = describe(&format!("matrix {packing:?}"), source);
+        let kind = (described, Weights::len_packed(shape, packing));
+        let map = |_, file: &File, from| Weights::mapped(file, from, shape, packing);
+        self.entry(&[kind], map, pack, |weights| (0, weights.packed()))
+    }
+
+    /// Returns the corrections of the table of embeddings `source`, as [`Self::matrix`] returns the table. They are two
+    /// entries: the marks tell how many values there are.
+    pub(in crate::cpu) fn corrections(
+        &self,
+        path: isa::Path,
+        pool: &mut ThreadPool,
+        source: FusedMatrices<'_>,
+    ) -> Result<Corrections, DeviceError> {
+        let shape = source.shape;
+        let kind = (describe("marks of corrections", source), Marks::len(shape));
+        let map = |_, file: &File, from| Marks::mapped(file, from, shape);
+        let marks =
+            self.entry(&[kind], map, || Marks::find(path, pool, source), |marks| (0, marks.bytes()))?;
+        let len = marks.count().and_then(|count| count.checked_mul(size_of::<u16>()));
+        let kind = (describe("values of corrections", source), len);
+        let map = |_, file: &File, from| marks.mapped_values(file, from);
+        let values = self.entry(&[kind], map, || marks.values(pool, source), |values| (0, values.bytes()))?;
+        Ok(Corrections::new(marks, values))
     }
 
     /// Returns the screen of the LM head `source`, as [`Self::matrix`] returns the head. That the head has no screen is

@@ -7,7 +7,26 @@ use crate::cpu::memory::matrix::{Form, Matrix};
 use crate::cpu::quant::int8::Int8Matrix;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::threads::pool::ThreadPool;
-use crate::{DeviceError, Quantize, WeightType};
+use crate::{DeviceError, Quantize};
+
+/// How the elements of a weight matrix are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cpu) enum Packing {
+    /// In this form.
+    Plain(Form),
+    /// In eight bits.
+    Int8,
+}
+
+impl Packing {
+    /// Returns the packing of a matrix that has the given form unless `quantize` quantises it.
+    pub(in crate::cpu) fn new(quantize: Quantize, form: Form) -> Self {
+        match quantize {
+            Quantize::None => Self::Plain(form),
+            Quantize::Int8 => Self::Int8,
+        }
+    }
+}
 
 /// A weight matrix, `y = x · Wᵀ`.
 pub enum Weights {
@@ -23,42 +42,36 @@ impl Weights {
         path: Path,
         pool: &mut ThreadPool,
         source: FusedMatrices<'_>,
-        quantize: Quantize,
+        packing: Packing,
     ) -> Result<Self, DeviceError> {
-        Ok(match quantize {
-            Quantize::None => Self::Stored(Matrix::pack(Form::of(source.dtype, path), pool, source)?),
-            Quantize::Int8 => Self::Int8(Int8Matrix::pack(path, pool, source)?),
+        Ok(match packing {
+            Packing::Plain(form) => Self::Stored(Matrix::pack(form, pool, source)?),
+            Packing::Int8 => Self::Int8(Int8Matrix::pack(path, pool, source)?),
         })
     }
 
-    /// Size in bytes of a matrix that is packed from elements of type `dtype`; `None` if it overflows.
-    pub(in crate::cpu) fn len_packed(
-        path: Path,
-        shape: Shape,
-        dtype: WeightType,
-        quantize: Quantize,
-    ) -> Option<usize> {
-        match quantize {
-            Quantize::None => Matrix::len(shape, Form::of(dtype, path)),
-            Quantize::Int8 => Int8Matrix::len(shape),
+    /// Size in bytes of a packed matrix; `None` if it overflows.
+    pub(in crate::cpu) fn len_packed(shape: Shape, packing: Packing) -> Option<usize> {
+        match packing {
+            Packing::Plain(form) => Matrix::len(shape, form),
+            Packing::Int8 => Int8Matrix::len(shape),
         }
     }
 
     /// Maps a packed matrix: the [`Self::len_packed`] bytes of `file` from `from` on.
     pub(in crate::cpu) fn mapped(
-        path: Path,
-        (file, from): (&File, u64),
+        file: &File,
+        from: u64,
         shape: Shape,
-        dtype: WeightType,
-        quantize: Quantize,
+        packing: Packing,
     ) -> Result<Self, DeviceError> {
-        Ok(match quantize {
-            Quantize::None => Self::Stored(Matrix::mapped(file, from, shape, Form::of(dtype, path))?),
-            Quantize::Int8 => Self::Int8(Int8Matrix::mapped(file, from, shape)?),
+        Ok(match packing {
+            Packing::Plain(form) => Self::Stored(Matrix::mapped(file, from, shape, form)?),
+            Packing::Int8 => Self::Int8(Int8Matrix::mapped(file, from, shape)?),
         })
     }
 
-    /// The packed bytes, without those of a screen.
+    /// The packed bytes, without those of a screen and of corrections.
     pub(in crate::cpu) fn packed(&self) -> &[u8] {
         match self {
             Self::Stored(matrix) => matrix.data.bytes(),
@@ -119,10 +132,20 @@ impl Weights {
         }
     }
 
-    /// Size in bytes, that of a screen included.
+    /// Size in bytes of the corrections of a table of embeddings that serves as LM head; 0 without any.
+    pub(in crate::cpu) fn corrections_bytes(&self) -> usize {
+        match self {
+            Self::Stored(matrix) => matrix.corrections_bytes(),
+            Self::Int8(_) => 0,
+        }
+    }
+
+    /// Size in bytes, those of a screen and of corrections included.
     pub(in crate::cpu) fn bytes(&self) -> usize {
         match self {
-            Self::Stored(matrix) => matrix.data.bytes().len() + matrix.screen_bytes(),
+            Self::Stored(matrix) => {
+                matrix.data.bytes().len() + matrix.screen_bytes() + matrix.corrections_bytes()
+            }
             Self::Int8(matrix) => matrix.bytes(),
         }
     }

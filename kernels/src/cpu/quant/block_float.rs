@@ -27,10 +27,12 @@
 //! is laid out as in bfloat16 (see [`crate::cpu::memory::format`]), with i16 elements.
 
 mod bfp_block;
+mod corrections;
 mod pack;
 mod product;
 
 pub(in crate::cpu) use bfp_block::{BfpBlock, round_activations};
+pub(in crate::cpu) use corrections::{Corrections, Marks};
 pub(in crate::cpu) use pack::round_weights;
 pub(in crate::cpu) use product::{Inputs, product_on};
 
@@ -89,7 +91,7 @@ impl BlockFloatPanels {
         self.0.bytes()
     }
 
-    /// Writes the weights of one output to `out`, dequantised. `out` has one element per input.
+    /// Writes the weights of one output to `out`, as products multiply them. `out` has one element per input.
     pub(in crate::cpu) fn read_row(&self, output: usize, out: &mut [f32]) {
         let (len, lane) = (lines(out.len().div_ceil(2)) * STEP, output % LANES);
         let panel = &self.0[output / LANES * len..][..len];

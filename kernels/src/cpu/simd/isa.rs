@@ -30,7 +30,12 @@ impl Isa {
 
     /// The best path that this machine supports.
     pub fn detect() -> Self {
-        Self::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Self::Portable)
+        Self::supported().last().unwrap_or(Self::Portable)
+    }
+
+    /// All paths that this machine supports, in ascending order of preference.
+    pub fn supported() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|isa| isa.available())
     }
 
     /// True if this machine has all instructions of the path.
@@ -136,19 +141,9 @@ impl Path {
     }
 }
 
-/// The paths that tests can run on this machine. Reports the other paths on stderr: once directly, since the test
-/// harness shows a test's output only if the test fails, and then for each test.
+// The file is that of the other tests, too.
 #[cfg(test)]
-pub(in crate::cpu) fn testable(test: &str) -> Vec<Isa> {
-    use std::io::Write;
-    static SAID: std::sync::Once = std::sync::Once::new();
-    let (have, lack): (Vec<Isa>, Vec<Isa>) = Isa::ALL.into_iter().partition(|isa| isa.available());
-    for isa in lack {
-        SAID.call_once(|| {
-            let line = format!("SKIPPED on {isa} and better: not here. See tests/emulated/run.\n");
-            let _ = std::io::stderr().write_all(line.as_bytes());
-        });
-        eprintln!("{test}: SKIPPED on {isa}: this machine does not have it");
-    }
-    have
-}
+#[path = "../../../tests/support/paths.rs"]
+mod paths;
+#[cfg(test)]
+pub(in crate::cpu) use paths::testable;

@@ -68,15 +68,17 @@ impl RankCase for All {
 }
 
 fn compare(rank: &Rank) {
-    let [gpu, cpu] = rank.both(&All);
-    assert_eq!((gpu.sums.len(), gpu.exact.len()), (cpu.sums.len(), cpu.exact.len()));
-    for (got, want) in gpu.sums.iter().zip(&cpu.sums) {
-        assert!((got - want).abs() <= 2e-6 * want.abs().max(1.0), "{got} for {want}");
-    }
-    for (index, (got, want)) in gpu.exact.iter().zip(&cpu.exact).enumerate() {
-        // 0 and -0 are equal, and so are any two NaN.
-        let same = got == want || (got.is_nan() && want.is_nan());
-        assert!(same, "element {index}: {got} for {want}");
+    let (gpu, cpus) = rank.on_both(&All);
+    for (isa, cpu) in cpus {
+        assert_eq!((gpu.sums.len(), gpu.exact.len()), (cpu.sums.len(), cpu.exact.len()));
+        for (got, want) in gpu.sums.iter().zip(&cpu.sums) {
+            assert!((got - want).abs() <= 2e-6 * want.abs().max(1.0), "{got} for {want} on {isa}");
+        }
+        for (index, (got, want)) in gpu.exact.iter().zip(&cpu.exact).enumerate() {
+            // 0 and -0 are equal, and so are any two NaN.
+            let same = got == want || (got.is_nan() && want.is_nan());
+            assert!(same, "element {index}: {got} for {want} on {isa}");
+        }
     }
     assert!(gpu.exact.iter().any(|x| x.is_nan()), "a NaN of any rank is the largest");
     let bytes: Vec<u8> = gpu.sums.iter().flat_map(|x| x.to_ne_bytes()).collect();

@@ -174,23 +174,27 @@ fn sampled(results: StepResults) -> Vec<Sampled> {
 
 fn compare(rank: &Rank, width: usize, position: u64) {
     let (case, size) = (Sampling::new(width, position), rank.group_rank.world_size);
-    let [(gpu, theirs), (cpu, wanted)] = rank.both(&case);
-    assert_eq!(theirs.len(), wanted.len());
-    for (index, (got, want)) in theirs.iter().zip(&wanted).enumerate() {
-        assert_eq!(got, want, "{width} logits: element {index} of what the rank nominates");
-    }
-    if !rank.group_rank.is_leader() {
-        return assert!(gpu.is_empty() && cpu.is_empty(), "only the leader samples");
-    }
-    let alone = sampled(case.alone(&mut crate::support::cpu()));
-    let (gpu, cpu) = (sampled(gpu), sampled(cpu));
-    assert_eq!((gpu.len(), cpu.len()), (alone.len(), alone.len()));
-    for (_, requests) in case.batches() {
-        for (index, &request) in requests.iter().enumerate() {
-            let (whole, reversed) = (&alone[request], requests[requests.len() - 1 - index]);
-            let what = format!("{size} ranks, {width} logits, {:?}", case.kinds[request]);
-            assert_eq!((gpu[reversed].token, cpu[reversed].token), (whole.token, whole.token), "{what}");
-            assert_scores(&gpu[reversed].score, &whole.score);
+    let ((gpu, theirs), cpus) = rank.on_both(&case);
+    let gpu = sampled(gpu);
+    for ((isa, (cpu, wanted)), (_, mut device)) in cpus.into_iter().zip(crate::support::cpus()) {
+        assert_eq!(theirs.len(), wanted.len());
+        for (index, (got, want)) in theirs.iter().zip(&wanted).enumerate() {
+            assert_eq!(got, want, "{width} logits on {isa}: element {index} of what the rank nominates");
+        }
+        let cpu = sampled(cpu);
+        if !rank.group_rank.is_leader() {
+            assert!(gpu.is_empty() && cpu.is_empty(), "only the leader samples");
+            continue;
+        }
+        let alone = sampled(case.alone(&mut device));
+        assert_eq!((gpu.len(), cpu.len()), (alone.len(), alone.len()));
+        for (_, requests) in case.batches() {
+            for (index, &request) in requests.iter().enumerate() {
+                let (whole, reversed) = (&alone[request], requests[requests.len() - 1 - index]);
+                let what = format!("{size} ranks, {width} logits on {isa}, {:?}", case.kinds[request]);
+                assert_eq!((gpu[reversed].token, cpu[reversed].token), (whole.token, whole.token), "{what}");
+                assert_scores(&gpu[reversed].score, &whole.score);
+            }
         }
     }
 }
@@ -260,7 +264,7 @@ impl RankCase for Garbage {
 
 /// A row whose bad logit is on rank 1 fails alone, at the leader.
 fn fails_alone(rank: &Rank, logit: f32) {
-    for results in rank.both(&Garbage { logit, forbids_all: false }) {
+    for results in rank.all_results(&Garbage { logit, forbids_all: false }) {
         let sampled = results.unwrap().sampled;
         if rank.group_rank.is_leader() {
             assert!(matches!(sampled[..], [Ok(_), Err(DeviceError::NotFinite(_))]), "{sampled:?}");
@@ -285,7 +289,7 @@ fn a_row_with_an_infinite_logit_on_another_rank_fails_alone() {
 #[test]
 fn a_row_without_a_token_fails_alone() {
     ranks("group::nominations::a_row_without_a_token_fails_alone", 2, |rank| {
-        for results in rank.both(&Garbage { logit: 4.0, forbids_all: true }) {
+        for results in rank.all_results(&Garbage { logit: 4.0, forbids_all: true }) {
             let sampled = results.unwrap().sampled;
             if !rank.group_rank.is_leader() {
                 assert!(sampled.is_empty());

@@ -38,10 +38,9 @@ impl EndSpecs {
     }
 
     pub fn load<D: Device>(&self, loader: &mut Loader<'_, D>, eps: f32) -> Result<Ends<D>, LoadError> {
-        // Without an LM head, the embedding serves as one.
         let embedding = match self.lm_head {
-            Some(_) => loader.matrix(&[&self.embedding])?,
-            None => loader.head(&self.embedding)?,
+            Some(_) => loader.table(&self.embedding)?,
+            None => loader.tied(&self.embedding)?,
         };
         Ok(Ends {
             embedding,

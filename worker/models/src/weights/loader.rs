@@ -148,6 +148,18 @@ impl<'a, D: Device> Loader<'a, D> {
         self.load_matrix(&self.windows(specs), |device, fused, quantize| device.matrix(fused, quantize))
     }
 
+    /// Loads a table of embeddings.
+    pub fn table(&mut self, spec: &TensorSpec) -> Result<D::Matrix, LoadError> {
+        let take = |device: &mut D, fused: &[HostMatrix<'_>], quantize| device.table_matrix(fused, quantize);
+        self.load_matrix(&self.windows(&[spec]), take)
+    }
+
+    /// Loads a table of embeddings that serves as LM head.
+    pub fn tied(&mut self, spec: &TensorSpec) -> Result<D::Matrix, LoadError> {
+        let take = |device: &mut D, fused: &[HostMatrix<'_>], quantize| device.tied_matrix(fused, quantize);
+        self.load_matrix(&self.windows(&[spec]), take)
+    }
+
     /// Loads an LM head.
     pub fn head(&mut self, spec: &TensorSpec) -> Result<D::Matrix, LoadError> {
         let take = |device: &mut D, fused: &[HostMatrix<'_>], quantize| device.head_matrix(fused, quantize);
@@ -211,7 +223,8 @@ impl<'a, D: Device> Loader<'a, D> {
             // The padding of the device's layout is not counted.
             Quantize::None => {
                 let of = |view: &HostMatrix<'_>| (view.rows * view.columns * view.dtype.bytes()) as u64;
-                views.iter().map(of).sum::<u64>() + self.device.screen_bytes(&matrix)
+                let beside = self.device.screen_bytes(&matrix) + self.device.corrections_bytes(&matrix);
+                views.iter().map(of).sum::<u64>() + beside
             }
             Quantize::Int8 => self.device.matrix_bytes(&matrix),
         };

@@ -260,6 +260,33 @@ fn a_heads_screen_counts_as_memory_of_weights() {
 }
 
 #[test]
+fn the_corrections_of_a_tied_table_count_as_memory_of_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let values = (0..40 * 64).map(|i| (i % 61) as f32 / 97.0).collect();
+    write(dir.path(), &[("table", Dtype::BF16, vec![40, 64], values)]);
+    let spec = TensorSpec::matrix("table", Role::Embedding, 40, 64);
+    for isa in Isa::supported() {
+        for quantize in [Quantize::None, Quantize::Int8] {
+            let mut progress = |_| ();
+            let mut device = CpuDevice::new(1, isa).unwrap();
+            let source = files(dir.path());
+            let specs = [&spec; 2].into_iter();
+            let mut loader = Loader::new(source, quantize, specs, &mut device, &mut progress).unwrap();
+            let table = loader.table(&spec).unwrap();
+            let of_table = loader.held();
+            let tied = loader.tied(&spec).unwrap();
+            let of_tied = loader.held() - of_table;
+            let (screen, corrections) = (device.screen_bytes(&tied), device.corrections_bytes(&tied));
+            let plain = if quantize == Quantize::Int8 { device.matrix_bytes(&table) } else { 2 * 40 * 64 };
+            assert_eq!(of_table, plain, "{isa} {quantize:?}");
+            assert_eq!(of_tied, plain + screen + corrections, "{isa} {quantize:?}");
+            let rounds = quantize == Quantize::None && isa != Isa::Avx512Bf16;
+            assert_eq!(corrections > 0, rounds, "{isa} {quantize:?}");
+        }
+    }
+}
+
+#[test]
 fn matrices_of_different_types_are_fused_only_if_they_are_held_alike() {
     let dir = tempfile::tempdir().unwrap();
     write(

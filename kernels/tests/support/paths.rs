@@ -1,0 +1,20 @@
+//! The instruction paths on which tests run the CPU device, and compare it with others. The parent module has [`Isa`].
+
+use std::io::Write;
+use std::sync::Once;
+
+use super::Isa;
+
+/// All paths that this machine supports. Reports the other paths on stderr: once directly, since the test harness shows a
+/// test's output only if the test fails, and then for each test.
+pub fn testable(test: &str) -> Vec<Isa> {
+    static SAID: Once = Once::new();
+    for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {
+        SAID.call_once(|| {
+            let line = format!("SKIPPED on {isa} and better: not here. See tests/emulated/run.\n");
+            let _ = std::io::stderr().write_all(line.as_bytes());
+        });
+        eprintln!("{test}: SKIPPED on {isa}: this machine does not have it");
+    }
+    Isa::supported().collect()
+}
