@@ -23,7 +23,7 @@ pub(crate) fn nominated_rows(rows: &[(usize, &Nomination)], live: usize) -> Resu
     refuse(format!("nominations for rows {rows:?} of {live}, which must ascend"))
 }
 
-/// Checks that rows of `width` numbers have room for as many pairs as tokens of a share of `tokens` tokens are nominated.
+/// Checks that rows of `width` numbers have a pair for each token that is nominated in a share of `tokens` tokens.
 pub(crate) fn nominated_tokens(
     rows: &[(usize, &Nomination)],
     tokens: usize,
