@@ -4,6 +4,7 @@
 //! time, and [`gpus`] says what is missing. Activations are f32; weights, keys and values have the checkpoint's type.
 //! Products run in cuBLASLt, all else in the kernels of `cuda/sources`. See `docs/cuda.md`.
 
+mod arguments;
 mod attention_work;
 mod compile;
 mod context;
@@ -14,17 +15,21 @@ mod kernels;
 mod library;
 mod memory;
 mod nccl;
+mod parameters;
 mod planes;
 mod progress;
+mod records;
 mod results;
+mod sources;
 mod staging;
 mod step;
 mod tensor;
 mod watchdog;
 
-pub use compile::{KernelCache, SOURCES, Source, compile, compile_all, virtual_architecture};
+pub use compile::{KernelCache, compile, compile_all, virtual_architecture};
 pub use device::{CudaDevice, Done};
 pub use library::{Missing, gpus, gpus_without_compiler};
 pub use nccl::{GroupId, GroupMeeting, collectives};
 pub use planes::Planes;
+pub use sources::{DeclaredKernel, SOURCES, Source};
 pub use tensor::{Matrix, Tensor, Vector};

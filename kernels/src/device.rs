@@ -28,6 +28,7 @@ pub use self::experts::{ExpertBuffers, Experts, MixExperts, Routing};
 pub use self::planes::{KvShape, PlanesShape};
 pub use self::recurrence::{DecayedSum, Recurrence};
 pub use self::rotary::{RopeFrequencies, Rotary};
+pub(crate) use self::sampler::preconditions as sampler_preconditions;
 pub use self::sampler::{Argmax, GatheredRows, Sampler};
 use crate::{PageId, SlotId, StepInputs, StepResults, collective::GroupRank};
 

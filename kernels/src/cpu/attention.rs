@@ -20,15 +20,18 @@ mod panels;
 mod partial;
 mod plan;
 pub(super) mod rotate;
+mod sight;
 mod softmax;
+mod state;
 mod widened;
 
 use self::dots::Dots;
 use self::kernel::Kernel;
 use self::kv_loop::{KvLoop, Next};
 use self::panels::Strides;
-use self::partial::Partial;
-use self::plan::{Piece, Plan};
+use self::plan::{Plan, RANGE};
+use self::sight::Sight;
+use self::state::State;
 use self::widened::Widened;
 use crate::cpu::memory::format::{Bf16, F16, F32, Stored};
 use crate::cpu::memory::kv::{KvPool, Layout};
@@ -38,12 +41,6 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::step::Step;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{AttentionShape, DeviceError};
-
-/// Number of keys per range: a multiple of every kernel's block. For a query, merging the result of a range takes about
-/// as long as computing two keys.
-const RANGE: usize = 512;
-/// Maximum number of queries (tokens times query heads per kv head) that share the reads of a block.
-const TILE_QUERIES: usize = 48;
 
 /// Memory that attention reuses from call to call.
 #[derive(Default)]
@@ -159,77 +156,6 @@ fn grown(buffer: &mut Option<Buffer<f32>>, wanted: usize) -> Result<&mut Buffer<
         None => buffer.insert(Buffer::zeroed(wanted, "attention scratch")?),
     };
     Ok(buffer)
-}
-
-/// The visibility rule: the range of keys that a query sees.
-#[derive(Clone, Copy)]
-struct Sight {
-    window: Option<usize>,
-}
-
-/// The keys `first .. end` of a block that a query sees, counted from the block's start. No key if `end <= first`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Visible {
-    first: usize,
-    end: usize,
-}
-
-/// The keys of a block that a set of queries sees.
-#[derive(Clone, Copy)]
-struct Seen {
-    /// Keys that at least one query sees.
-    any: Visible,
-    /// Keys that all queries see.
-    common: Visible,
-}
-
-impl Sight {
-    /// The first key that a query at `position` sees.
-    #[inline(always)]
-    fn first(self, position: usize) -> usize {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
-    }
-
-    /// Returns which keys of a block a query at `position` sees, counted from the block's start. The block holds `keys`
-    /// keys; its first key is at position `start`.
-    #[inline(always)]
-    fn of_block(self, keys: usize, position: usize, start: usize) -> Visible {
-        let first = self.first(position).saturating_sub(start).min(keys);
-        let end = (position + 1).saturating_sub(start).min(keys);
-        Visible { first, end }
-    }
-}
-
-/// The working memory of a task. All arrays are ordered by query.
-struct State<'a> {
-    /// Queries, `head_dim` elements each, in the kernel's layout.
-    q: &'a mut [f32],
-    /// Scores of a block, which the softmax replaces with weights, `[queries, block]`.
-    scores: &'a mut [f32],
-    /// Per query, the factor by which the sums of earlier blocks are multiplied. Sixteen floats of padding follow.
-    decay: &'a mut [f32],
-    /// The result of the current range.
-    range: Partial<'a>,
-    /// The merged result of the ranges before the current one.
-    whole: Partial<'a>,
-}
-
-impl<'a> State<'a> {
-    /// Number of floats of a state.
-    fn floats(queries: usize, head_dim: usize, block: usize) -> usize {
-        queries * (head_dim + block + 1) + LANES + 2 * Partial::floats(queries, head_dim)
-    }
-
-    /// Divides a slice of at least [`floats`](Self::floats) floats.
-    fn new(floats: &'a mut [f32], queries: usize, head_dim: usize, block: usize) -> Self {
-        let (q, rest) = floats.split_at_mut(queries * head_dim);
-        let (scores, rest) = rest.split_at_mut(queries * block);
-        let (decay, rest) = rest.split_at_mut(queries + LANES);
-        let (range, rest) = rest.split_at_mut(Partial::floats(queries, head_dim));
-        let (whole, _) = rest.split_at_mut(Partial::floats(queries, head_dim));
-        let (range, whole) = (Partial::new(range, queries, head_dim), Partial::new(whole, queries, head_dim));
-        Self { q, scores, decay, range, whole }
-    }
 }
 
 #[cfg(test)]

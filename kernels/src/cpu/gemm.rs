@@ -16,18 +16,23 @@ mod epilogue;
 pub(super) mod groups;
 pub(super) mod input;
 mod micro_kernel;
+mod scratch;
 mod small_m;
 pub(super) mod tile;
+mod work;
 
 use self::activations::PackActivations;
 use self::blocked::{Bands, Blocked, SUMS, TASK_PANELS};
 pub(super) use self::candidates::{Candidate, find_largest};
 pub(super) use self::epilogue::Epilogue;
 pub(super) use self::micro_kernel::Layout;
-use self::micro_kernel::{BlockFloat, Data, Dots, Inputs, MicroKernel, Widened};
+use self::micro_kernel::{BlockFloat, Data, Dots, MicroKernel, Widened};
+pub(super) use self::scratch::Scratch;
+use self::scratch::THREAD_FLOATS;
 use self::small_m::SmallM;
+use self::work::Work;
 use crate::DeviceError;
-use crate::cpu::gemm::groups::{Group, GroupTasks};
+use crate::cpu::gemm::groups::Group;
 use crate::cpu::gemm::input::Input;
 use crate::cpu::gemm::tile::{FindTileLimits, TileLimits, Tiling};
 #[cfg(test)]
@@ -35,8 +40,7 @@ use crate::cpu::memory::format::Bf16;
 use crate::cpu::memory::format::{F16, F32, Stored};
 use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::memory::matrix::{Elements, Matrix};
-use crate::cpu::memory::{Buffer, Shared, Weights};
-use crate::cpu::quant::block_float::BFP_BLOCK_STEPS;
+use crate::cpu::memory::{Shared, Weights};
 use crate::cpu::simd::isa::Path;
 use crate::cpu::threads::pool::ThreadPool;
 
@@ -51,50 +55,12 @@ pub(super) struct Product<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-/// Scratch memory of products.
-pub(super) struct Scratch {
-    /// Packed activations.
-    activations: Buffer<f32>,
-    /// [`THREAD_FLOATS`] per thread, for the sums of [`Blocked`] or for packed activations (see [`has_copies`]).
-    threads: Buffer<f32>,
-    tasks: GroupTasks,
-}
-
-/// Number of floats in a thread's part of [`Scratch::threads`]: room for the packed activations of sixteen rows of
-/// 4,096 inputs in bfloat16.
-const THREAD_FLOATS: usize = 32 << 10;
-const _: () = assert!(THREAD_FLOATS >= SUMS);
-
-impl Scratch {
-    pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
-        let threads = Buffer::zeroed(threads * THREAD_FLOATS, "sums and copies of activations of a product")?;
-        Ok(Self { activations: Buffer::zeroed(0, ACTIVATIONS)?, threads, tasks: GroupTasks::default() })
-    }
-
-    /// Makes room for products of up to `rows` rows and `inputs` inputs.
-    pub(super) fn fit(&mut self, rows: usize, inputs: usize) -> Result<(), DeviceError> {
-        let padded = rows * inputs.next_multiple_of(2);
-        if self.activations.len() < padded {
-            self.activations = Buffer::zeroed(padded, ACTIVATIONS)?;
-        }
-        Ok(())
-    }
-
-    /// Size in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        (self.activations.len() + self.threads.len()) * size_of::<f32>()
-    }
-}
-
 /// Minimum number of tasks per thread of a product of several tiles, if there are enough panels. Several tasks per
 /// thread balance the load.
 const BLOCKED_TASKS: usize = 8;
 /// Minimum number of tasks per thread of a product of one tile, if there are enough panels. Short tasks let all threads
 /// end at nearly the same time, although memory does not serve them evenly.
 const SMALL_M_TASKS: usize = 32;
-
-/// The name of [`Scratch::activations`] in errors.
-const ACTIVATIONS: &str = "activations of a product";
 
 /// Computes a product. `scratch` must have room for the product's rows and inputs.
 pub(super) fn linear(
@@ -228,37 +194,6 @@ impl Division {
         // activations are larger than the weights of a task.
         let (panel, tile) = (task % self.columns * self.share, task / self.columns * self.band);
         ((panel, self.panels.min(panel + self.share)), (tile, self.tiles.min(tile + self.band)))
-    }
-}
-
-/// State that all tasks of one group's product share.
-#[derive(Clone, Copy)]
-struct Work<'a> {
-    tiling: Tiling,
-    activations: &'a Shared<'a, f32>,
-    matrix: &'a Matrix,
-    epilogue: Epilogue<'a>,
-    out: &'a Shared<'a, f32>,
-    /// Index of the thread that runs the task.
-    thread: usize,
-}
-
-impl Work<'_> {
-    /// Returns the addresses of a tile's packed activations from step `step` on. The tile has `R` rows and starts at
-    /// row `row`.
-    ///
-    /// # Safety
-    ///
-    /// The tiling has such a tile.
-    #[inline(always)]
-    unsafe fn inputs<K: MicroKernel, const R: usize>(&self, row: usize, step: usize) -> Inputs {
-        let steps = self.matrix.shape.steps();
-        // SAFETY: the addresses are within the packed activations, by the contract.
-        unsafe {
-            let tile = self.activations.as_ptr().add(row * 2 * steps).cast_const();
-            let powers = tile.add((steps + step / BFP_BLOCK_STEPS) * R);
-            Inputs { values: tile.add(K::LAYOUT.step_words() * step * R), powers }
-        }
     }
 }
 

@@ -3,6 +3,9 @@
 //!
 //! The lists decide how fast a step is, and no bit of its results.
 
+use super::memory::DevicePointer;
+use super::records::{Item, Record, Row};
+
 /// Keys per split: `SPLIT` in `sources/attention_tiles.cu`.
 const SPLIT: u32 = 256;
 /// Queries of one warp, and so of a narrow tile.
@@ -15,21 +18,6 @@ const ALL_SPLITS: u32 = u32::MAX;
 const NARROW_BLOCKS: usize = 512;
 /// Blocks of wide tiles that fill a large GPU: two per multiprocessor.
 const WIDE_BLOCKS: usize = 256;
-/// Words of a row in a step's inputs: first token, first position, first page, slot.
-pub(super) const ROW_WORDS: usize = 4;
-
-/// One block's work per kv head. The fields are those of the kernels' `Item`, in its order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Item {
-    row: u32,
-    first: u32,
-    queries: u32,
-    split: u32,
-    part: u32,
-}
-
-/// Words of an item.
-pub(super) const ITEM_WORDS: usize = 5;
 
 /// A tile of consecutive queries of one row.
 #[derive(Clone, Copy, Debug)]
@@ -63,15 +51,22 @@ pub(super) struct AttentionWork {
     /// Number of partial results per kv head.
     pub(super) parts: usize,
     /// Address of the lists on the device: narrow, wide, merges.
-    pub(super) at: u64,
+    pub(super) at: DevicePointer<Item>,
 }
 
 impl AttentionWork {
     pub(super) fn new(shape: WorkShape) -> Self {
-        Self { shape, narrow: Vec::new(), wide: Vec::new(), merges: Vec::new(), parts: 0, at: 0 }
+        Self {
+            shape,
+            narrow: Vec::new(),
+            wide: Vec::new(),
+            merges: Vec::new(),
+            parts: 0,
+            at: DevicePointer::NULL,
+        }
     }
 
-    /// Makes the lists for a step of `tokens` tokens. `rows` has [`ROW_WORDS`] words per row.
+    /// Makes the lists for a step of `tokens` tokens. `rows` has the words of a [`Row`] per row.
     pub(super) fn build(&mut self, rows: &[u32], tokens: usize) {
         self.narrow.clear();
         self.wide.clear();
@@ -106,19 +101,19 @@ impl AttentionWork {
     /// Appends the lists' words.
     pub(super) fn write(&self, words: &mut Vec<u32>) {
         for item in self.narrow.iter().chain(&self.wide).chain(&self.merges) {
-            words.extend([item.row, item.first, item.queries, item.split, item.part]);
+            words.extend_from_slice(item.words());
         }
     }
 
     /// Number of words that [`write`](Self::write) appends.
     pub(super) fn words(&self) -> usize {
-        (self.narrow.len() + self.wide.len() + self.merges.len()) * ITEM_WORDS
+        (self.narrow.len() + self.wide.len() + self.merges.len()) * Item::WORDS
     }
 }
 
 /// The tiles of all rows. Those of a row come in the order of falling numbers of keys, so that the longest begin first.
 fn tiles(rows: &[u32], tokens: usize, group: u32) -> impl Iterator<Item = Tile> {
-    let (rows, _) = rows.as_chunks::<ROW_WORDS>();
+    let (rows, _) = rows.as_chunks::<{ Row::WORDS }>();
     let ends = rows[1.min(rows.len())..].iter().map(|row| row[0]).chain([tokens as u32]);
     (0..).zip(rows).zip(ends).flat_map(move |((row, &[first_token, start, ..]), end)| {
         let all = (end - first_token) * group;

@@ -13,115 +13,8 @@ use std::path::{Path, PathBuf};
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 
+use super::sources::{SOURCES, Source};
 use crate::DeviceError;
-
-/// One file of kernels, with the declarations that it begins with.
-#[derive(Clone, Copy, Debug)]
-pub struct Source {
-    /// File name, for messages.
-    pub name: &'static str,
-    /// Names of the kernels in it.
-    pub kernels: &'static [&'static str],
-    /// Declarations, and then the file.
-    text: &'static [(&'static str, &'static str)],
-}
-
-macro_rules! source {
-    ($name:literal, [$($header:literal),*], $kernels:expr) => {
-        Source {
-            name: $name,
-            kernels: $kernels,
-            text: &[
-                $(($header, include_str!(concat!("sources/", $header))),)*
-                ($name, include_str!(concat!("sources/", $name))),
-            ],
-        }
-    };
-}
-
-/// All files of kernels.
-pub const SOURCES: &[Source] = &[
-    source!("rms_norm.cu", ["prelude.cuh"], &["rms_norm_f32", "rms_norm_bf16", "rms_norm_f16"]),
-    source!(
-        "rows.cu",
-        ["prelude.cuh"],
-        &["cast_bf16", "cast_f16", "add", "add_bias", "gated", "sigmoid_gate", "keep_rows"]
-    ),
-    source!("embed.cu", ["prelude.cuh"], &["embed_f32", "embed_bf16", "embed_f16"]),
-    source!(
-        "rotate.cu",
-        ["prelude.cuh"],
-        &["rope_angles", "rotate_and_store_f32", "rotate_and_store_bf16", "rotate_and_store_f16"]
-    ),
-    source!("attention.cu", ["prelude.cuh"], &["attention_f32", "attention_bf16", "attention_f16"]),
-    source!(
-        "attention_tiles.cu",
-        ["prelude.cuh", "mma.cuh"],
-        &[
-            "narrow_bf16_32",
-            "narrow_bf16_64",
-            "narrow_bf16_128",
-            "narrow_f16_32",
-            "narrow_f16_64",
-            "narrow_f16_128",
-            "wide_bf16_32",
-            "wide_bf16_64",
-            "wide_bf16_128",
-            "wide_f16_32",
-            "wide_f16_64",
-            "wide_f16_128",
-            "merge_splits_32",
-            "merge_splits_64",
-            "merge_splits_128",
-        ]
-    ),
-    source!("route.cu", ["prelude.cuh"], &["route_rows", "group_rows", "sum_experts"]),
-    source!(
-        "experts.cu",
-        ["prelude.cuh", "experts.cuh"],
-        &[
-            "expert_gates_f32",
-            "expert_gates_bf16",
-            "expert_gates_f16",
-            "expert_outputs_f32",
-            "expert_outputs_bf16",
-            "expert_outputs_f16",
-        ]
-    ),
-    source!(
-        "experts_tiles.cu",
-        ["prelude.cuh", "mma.cuh", "experts.cuh"],
-        &[
-            "expert_gates_narrow_bf16",
-            "expert_gates_narrow_f16",
-            "expert_gates_wide_bf16",
-            "expert_gates_wide_f16",
-            "expert_outputs_narrow_bf16",
-            "expert_outputs_narrow_f16",
-            "expert_outputs_wide_bf16",
-            "expert_outputs_wide_f16",
-        ]
-    ),
-    source!("recurrence.cu", ["prelude.cuh"], &["decayed_sum"]),
-    source!("delta_inputs.cu", ["prelude.cuh"], &["delta_inputs"]),
-    source!(
-        "delta_rule.cu",
-        ["prelude.cuh", "mma.cuh"],
-        &["delta_rule_32", "delta_rule_64", "delta_rule_128", "delta_rule_256"]
-    ),
-    source!("gated_norm.cu", ["prelude.cuh"], &["gated_norm"]),
-    source!("argmax.cu", ["prelude.cuh", "logits.cuh"], &["argmax", "partial_argmax", "best_candidates"]),
-    source!("sample.cu", ["prelude.cuh", "logits.cuh"], &["sample", "sample_candidates", "score_tokens"]),
-    source!("nominate.cu", ["prelude.cuh", "logits.cuh"], &["adjust_shard", "nominate"]),
-    source!("collectives.cu", ["prelude.cuh"], &["pack_rows", "lay_side_by_side", "to_keys", "from_keys"]),
-];
-
-impl Source {
-    /// The whole text, in which messages of the compiler name the files and lines of this folder.
-    pub(super) fn text(&self) -> String {
-        self.text.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
-    }
-}
 
 /// Options of every compilation, besides the architecture.
 const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "-lineinfo"];
@@ -267,19 +160,6 @@ fn fnv(bytes: &[u8]) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::{KernelCache, SOURCES, file_name, fnv, virtual_architecture};
-
-    #[test]
-    fn every_kernel_that_is_named_is_in_its_source() {
-        for source in SOURCES {
-            let text = source.text();
-            let defined = text.matches("KERNEL(").count() - text.matches("#define KERNEL(").count();
-            assert!(
-                defined > 0 && source.kernels.iter().all(|kernel| text.contains(kernel)),
-                "{}",
-                source.name
-            );
-        }
-    }
 
     #[test]
     fn a_file_is_named_by_all_that_decides_its_contents() {

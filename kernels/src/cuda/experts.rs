@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUdeviceptr;
-
 use super::context::Gpu;
-use super::memory::{DeviceBuffer, in_step};
+use super::memory::{DeviceBuffer, DevicePointer, in_step};
 use super::staging::{Pair, Staging};
 use crate::DeviceError;
 
@@ -23,7 +21,7 @@ pub(super) struct ExpertTables {
 }
 
 struct Table {
-    addresses: Vec<CUdeviceptr>,
+    addresses: Vec<u64>,
     data: DeviceBuffer,
 }
 
@@ -32,10 +30,10 @@ impl ExpertTables {
     pub(super) fn of_layer(
         &mut self,
         layer: usize,
-        addresses: impl Iterator<Item = CUdeviceptr> + Clone,
+        addresses: impl Iterator<Item = u64> + Clone,
         gpu: &Arc<Gpu>,
         staging: &mut Staging,
-    ) -> Result<CUdeviceptr, DeviceError> {
+    ) -> Result<DevicePointer<u64>, DeviceError> {
         if let Some(table) = self.layers.get(&layer)
             && table.addresses.iter().copied().eq(addresses.clone())
         {
@@ -86,7 +84,7 @@ impl ExpertCounts {
         layer: usize,
         experts: usize,
         gpu: &Arc<Gpu>,
-    ) -> Result<CUdeviceptr, DeviceError> {
+    ) -> Result<DevicePointer<u64>, DeviceError> {
         self.is_counting = true;
         let known = self.layers.get(&layer).filter(|range| range.len() == experts).map(|range| range.start);
         let start = known.unwrap_or(self.len);
@@ -104,8 +102,7 @@ impl ExpertCounts {
             self.on_gpu = Some(grown);
         }
         let at = self.on_gpu.as_ref().map(DeviceBuffer::at);
-        at.map(|at| at + (start * WORD) as u64)
-            .ok_or_else(|| DeviceError::Misuse("a layer of no experts".to_owned()))
+        at.map(|at| at.add(start)).ok_or_else(|| DeviceError::Misuse("a layer of no experts".to_owned()))
     }
 
     /// Enqueues the copy of all counts to the host at the end of a step that counts.

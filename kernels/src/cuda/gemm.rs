@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
-use cudarc::driver::sys::CUdeviceptr;
 
 use super::context::Gpu;
+use super::memory::DevicePointer;
 use super::tensor::Matrix;
 use crate::{DeviceError, WeightType};
 
@@ -32,11 +32,11 @@ pub(super) enum Accumulate {
 
 /// One product, `out[rows, outputs] = x[rows, inputs] · Wᵀ`. `x` has the matrix's type, `out` is f32.
 pub(super) struct Product<'a> {
-    pub(super) x: CUdeviceptr,
+    pub(super) x: DevicePointer<u8>,
     pub(super) rows: usize,
     pub(super) matrix: &'a Matrix,
     pub(super) accumulate: Accumulate,
-    pub(super) out: CUdeviceptr,
+    pub(super) out: DevicePointer<f32>,
 }
 
 /// The shape and type of a weight matrix: outputs, inputs.
@@ -107,13 +107,13 @@ impl Gemm {
                 plan.description,
                 (&raw const one).cast(),
                 (&raw const beta).cast(),
-                matrix.at() as *const c_void,
+                matrix.at().address() as *const c_void,
                 plan.weight.0,
-                x as *const c_void,
+                x.address() as *const c_void,
                 input.0,
-                out as *const c_void,
+                out.address() as *const c_void,
                 output.0,
-                out as *mut c_void,
+                out.address() as *mut c_void,
                 output.0,
                 &plan.algorithm,
                 ptr::null_mut(),

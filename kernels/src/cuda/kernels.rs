@@ -2,50 +2,22 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError, module};
 use cudarc::driver::sys;
 
-use super::compile::{KernelCache, SOURCES};
+use super::arguments::{Arguments, MOST_ARGUMENTS};
+use super::compile::KernelCache;
 use super::context::Gpu;
+use super::parameters::{self, Widths};
 use super::progress;
+use super::sources::{DeclaredKernel, Kernel, SOURCES, Source};
 use crate::DeviceError;
 
-/// An argument of a kernel, with the size that the kernel's source declares.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Argument {
-    /// A device pointer or a `u64`.
-    Wide(u64),
-    /// A `u32` or an `int`.
-    Word(u32),
-    /// An f32.
-    Float(f32),
-}
-
-impl From<u64> for Argument {
-    fn from(value: u64) -> Self {
-        Self::Wide(value)
-    }
-}
-
-impl From<u32> for Argument {
-    fn from(value: u32) -> Self {
-        Self::Word(value)
-    }
-}
-
-impl From<f32> for Argument {
-    fn from(value: f32) -> Self {
-        Self::Float(value)
-    }
-}
-
-/// Collects arguments, in the order of the kernel's parameters.
-macro_rules! arguments {
-    ($($argument:expr),* $(,)?) => { &[$($crate::cuda::kernels::Argument::from($argument)),*] };
-}
-pub(super) use arguments;
+/// Largest number of blocks of a grid in each direction, on all GPUs.
+const MOST_BLOCKS: (usize, usize) = (i32::MAX as usize, 65_535);
 
 /// Blocks, threads per block, and bytes of dynamic shared memory per block.
 #[derive(Clone, Copy, Debug)]
@@ -67,11 +39,21 @@ impl Grid {
     }
 }
 
+/// A kernel whose parameters are those of its declaration.
+struct Loaded {
+    function: sys::CUfunction,
+    /// Largest number of threads of a block.
+    most_threads: u32,
+    /// Largest size in bytes of the dynamic shared memory of a block.
+    most_shared_bytes: usize,
+}
+
 /// The kernels of all sources, for one GPU.
 pub(super) struct Kernels {
     gpu: Arc<Gpu>,
     modules: Vec<sys::CUmodule>,
-    functions: HashMap<&'static str, sys::CUfunction>,
+    /// The kernels in the order of their indexes.
+    loaded: Vec<Loaded>,
 }
 
 // SAFETY: modules and functions belong to the context, which any thread may bind.
@@ -82,28 +64,36 @@ impl Kernels {
     pub(super) fn load(gpu: &Arc<Gpu>, cache: &KernelCache) -> Result<Self, DeviceError> {
         gpu.bind()?;
         let architecture = format!("compute_{}{}", gpu.capability.0, gpu.capability.1);
-        let mut kernels = Self { gpu: gpu.clone(), modules: Vec::new(), functions: HashMap::new() };
+        let mut kernels = Self { gpu: gpu.clone(), modules: Vec::new(), loaded: Vec::new() };
         for source in SOURCES {
-            let ptx = CString::new(cache.ptx(source, &architecture, gpu.driver)?)
-                .map_err(|error| DeviceError::Unsupported(format!("{}: {error}", source.name)))?;
-            let refused = |error| {
-                let why =
-                    format!("the driver refuses the kernels of {} for {architecture}: {error}", source.name);
-                DeviceError::Unsupported(why)
-            };
-            // SAFETY: the image is PTX that ends with a NUL.
-            let loaded = unsafe { module::load_data(ptx.as_ptr().cast()) }.map_err(refused)?;
-            kernels.modules.push(loaded);
-            kernels.set_progress(loaded).map_err(refused)?;
-            for &name in source.kernels {
-                let symbol =
-                    CString::new(name).map_err(|error| DeviceError::Unsupported(error.to_string()))?;
-                // SAFETY: the module is loaded.
-                let function = unsafe { module::get_function(loaded, symbol) }.map_err(refused)?;
-                kernels.functions.insert(name, function);
-            }
+            let ptx = cache.ptx(source, &architecture, gpu.driver)?;
+            kernels.load_source(source, &ptx).map_err(|why| {
+                DeviceError::Unsupported(format!(
+                    "the kernels of {} for {architecture} are refused: {why}",
+                    source.name
+                ))
+            })?;
         }
         Ok(kernels)
+    }
+
+    /// Loads the kernels of a source. PTX is refused before the driver sees it if a kernel takes other arguments than
+    /// those that are declared.
+    fn load_source(&mut self, source: &Source, ptx: &str) -> Result<(), String> {
+        let by_text = parameters::of_ptx(ptx)?;
+        for kernel in source.kernels {
+            by_text.get(kernel.name).map_or(Ok(()), |widths| parameters::check(kernel, widths))?;
+        }
+        let image = CString::new(ptx).map_err(|error| error.to_string())?;
+        let refused = |error: DriverError| format!("by the driver: {error}");
+        // SAFETY: the image is PTX that ends with a NUL.
+        let module = unsafe { module::load_data(image.as_ptr().cast()) }.map_err(refused)?;
+        self.modules.push(module);
+        self.set_progress(module).map_err(refused)?;
+        for kernel in source.kernels {
+            self.loaded.push(load_kernel(module, kernel, &by_text)?);
+        }
+        Ok(())
     }
 
     /// Tells a module's kernels where they store that they begin.
@@ -118,46 +108,95 @@ impl Kernels {
     }
 
     /// Enqueues a kernel. A grid without blocks enqueues nothing.
-    pub(super) fn launch(
+    ///
+    /// Two things are checked: the number and the widths of the arguments, when the kernel is loaded, and the grid, here.
+    /// Pointers come from device buffers. It is not checked that a kernel stays within them: it reads and writes where
+    /// pointers and sizes lead it, and only the operation that calls this has compared the sizes with the buffers. No
+    /// type proves that. The emulated GPU checks each access, and finds mistakes of this kind.
+    pub(super) fn launch<A: Arguments>(
         &self,
-        name: &'static str,
+        kernel: Kernel<A>,
         grid: Grid,
-        arguments: &[Argument],
+        arguments: A,
     ) -> Result<(), DeviceError> {
         let Grid { blocks: (x, y), threads, shared_bytes } = grid;
         if x == 0 || y == 0 {
             return Ok(());
         }
-        let Some(&function) = self.functions.get(name) else {
-            return Err(DeviceError::Unsupported(format!("the kernel {name}")));
+        let name = kernel.name;
+        let Some(loaded) = self.loaded.get(kernel.index) else {
+            return Err(DeviceError::Unsupported(format!("the kernel {name}, which is not loaded")));
         };
-        let count = |blocks: usize| {
-            u32::try_from(blocks)
-                .map_err(|_| DeviceError::Unsupported(format!("{blocks} blocks of the kernel {name}")))
-        };
-        let blocks = (count(x)?, count(y)?, 1);
-        let mut pointers: Vec<*mut c_void> = arguments
-            .iter()
-            .map(|argument| match argument {
-                Argument::Wide(value) => (&raw const *value).cast_mut().cast(),
-                Argument::Word(value) => (&raw const *value).cast_mut().cast(),
-                Argument::Float(value) => (&raw const *value).cast_mut().cast(),
-            })
-            .collect();
-        // SAFETY: each pointer is valid for its parameter, and the driver copies the values at once. The kernels stay
-        // inside the buffers whose sizes the callers have checked.
+        loaded.check(grid).map_err(|why| DeviceError::Unsupported(format!("the kernel {name}: {why}")))?;
+        let mut pointers = [ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
+        let pointers = &mut pointers[..A::LIST.len()];
+        for (pointer, argument) in pointers.iter_mut().zip(A::LIST) {
+            *pointer = (&raw const arguments).cast_mut().wrapping_byte_add(argument.offset).cast();
+        }
+        let blocks = (x as u32, y as u32, 1);
+        // SAFETY: the kernel is loaded, so it takes as many arguments as `A` lists, each with the width that `A` lists.
+        // Each pointer is that of a field of this width. The driver copies the fields before it returns.
         unsafe {
             result::launch_kernel(
-                function,
+                loaded.function,
                 blocks,
                 (threads, 1, 1),
                 shared_bytes as u32,
                 self.gpu.stream,
-                &mut pointers,
+                pointers,
             )
         }
         .map_err(|error| self.gpu.lost(&format!("the launch of the kernel {name}"), error))
     }
+}
+
+impl Loaded {
+    /// Refuses a grid beyond the limits of the GPU or of the kernel.
+    fn check(&self, grid: Grid) -> Result<(), String> {
+        let Grid { blocks: (x, y), threads, shared_bytes } = grid;
+        if x > MOST_BLOCKS.0 || y > MOST_BLOCKS.1 {
+            return Err(format!("{x} x {y} blocks, the limit is {} x {}", MOST_BLOCKS.0, MOST_BLOCKS.1));
+        }
+        if threads == 0 || threads > self.most_threads {
+            return Err(format!("blocks of {threads} threads, the limit is {}", self.most_threads));
+        }
+        if shared_bytes > self.most_shared_bytes {
+            let limit = self.most_shared_bytes;
+            return Err(format!("{shared_bytes} bytes of dynamic shared memory, the limit is {limit}"));
+        }
+        Ok(())
+    }
+}
+
+/// Takes a kernel of a module, after a look at its parameters: those of `by_text`, or, if the text does not name the
+/// kernel, those that the driver knows.
+fn load_kernel(
+    module: sys::CUmodule,
+    kernel: &DeclaredKernel,
+    by_text: &HashMap<&str, Widths>,
+) -> Result<Loaded, String> {
+    let name = kernel.name;
+    let refused = |error: DriverError| format!("by the driver, the kernel {name}: {error}");
+    let symbol = CString::new(name).map_err(|error| error.to_string())?;
+    // SAFETY: the module is loaded.
+    let function = unsafe { module::get_function(module, symbol) }.map_err(refused)?;
+    if !by_text.contains_key(name) {
+        // SAFETY: the module is loaded.
+        let widths = unsafe { parameters::of_function(function) }
+            .ok_or_else(|| format!("neither the text nor the driver says what the kernel {name} takes"))?;
+        parameters::check(kernel, &widths.map_err(refused)?)?;
+    }
+    let limit = |attribute| {
+        // SAFETY: the module is loaded.
+        let limit = unsafe { result::function::get_function_attribute(function, attribute) };
+        limit.map(|limit| u32::try_from(limit).unwrap_or(0)).map_err(refused)
+    };
+    use sys::CUfunction_attribute as Attribute;
+    Ok(Loaded {
+        function,
+        most_threads: limit(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        most_shared_bytes: limit(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)? as usize,
+    })
 }
 
 impl Drop for Kernels {
@@ -172,3 +211,6 @@ impl Drop for Kernels {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

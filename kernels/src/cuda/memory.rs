@@ -1,10 +1,14 @@
 //! Memory of the GPU, and pinned memory of the host that the GPU copies from and to.
 
+mod pointer;
+
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
+
+pub(super) use pointer::DevicePointer;
 
 use super::context::Gpu;
 use crate::DeviceError;
@@ -48,9 +52,9 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
-    /// Address on the device.
-    pub(super) fn at(&self) -> sys::CUdeviceptr {
-        self.at
+    /// Address of the buffer's elements.
+    pub(super) fn at<T>(&self) -> DevicePointer<T> {
+        DevicePointer::new(self.at)
     }
 
     pub(super) fn bytes(&self) -> usize {

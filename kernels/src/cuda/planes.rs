@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::context::Gpu;
-use super::memory::{DeviceBuffer, PinnedBuffer};
+use super::memory::{DeviceBuffer, DevicePointer, PinnedBuffer};
 use crate::{AttentionShape, DeviceError, KvShape, PageId, PlanesShape, SlotCopy, SlotId};
 
 /// The name of the layout of pages. Workers exchange pages only if their layouts have the same name.
@@ -60,13 +60,17 @@ impl Planes {
     }
 
     /// Address of a layer's pages, and their shape. Checks that the pool has the layer and heads like these.
-    pub(super) fn layer(&self, layer: usize, shape: &AttentionShape) -> Result<(u64, KvShape), DeviceError> {
+    pub(super) fn layer(
+        &self,
+        layer: usize,
+        shape: &AttentionShape,
+    ) -> Result<(DevicePointer<u8>, KvShape), DeviceError> {
         check_head(shape.head_dim)?;
         let (pool, data) = self.kv()?;
         let grouped = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
         let alike = shape.kv_heads == pool.kv_heads && shape.head_dim == pool.head_dim;
         if layer < pool.layers && alike && grouped && shape.window != Some(0) {
-            return Ok((data.at() + (layer * layer_bytes(pool) * pool.pages) as u64, *pool));
+            return Ok((data.at().add_bytes(layer * layer_bytes(pool) * pool.pages), *pool));
         }
         Err(DeviceError::Misuse(format!("layer {layer} with {shape:?} over a pool of {pool:?}")))
     }
@@ -148,10 +152,15 @@ impl Planes {
     }
 
     /// Address of the bytes `start .. start + bytes` of the null slot in one plane, and the distance between slots.
-    pub(super) fn states(&self, plane: usize, start: usize, bytes: usize) -> Result<(u64, u64), DeviceError> {
+    pub(super) fn states(
+        &self,
+        plane: usize,
+        start: usize,
+        bytes: usize,
+    ) -> Result<(DevicePointer<u8>, u64), DeviceError> {
         match self.slots.get(plane) {
             Some(plane) if start + bytes <= plane.bytes => {
-                Ok((plane.data.at() + start as u64, plane.stride as u64))
+                Ok((plane.data.at().add_bytes(start), plane.stride as u64))
             }
             _ => Err(DeviceError::Misuse(format!("{bytes} bytes from {start} on in slot plane {plane}"))),
         }

@@ -10,7 +10,7 @@ use std::ptr;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use super::compile::SOURCES;
+use super::sources;
 
 /// Name of the variable in each module that holds the word's address.
 pub(super) const VARIABLE: &str = "progress";
@@ -43,7 +43,7 @@ impl Progress {
     pub(super) fn kernel(&self) -> Option<&'static str> {
         // SAFETY: the word lives until `free`. The GPU may write it meanwhile, as a whole.
         let hash = unsafe { self.word.read_volatile() };
-        SOURCES.iter().flat_map(|source| source.kernels).find(|name| hash_of(name) == hash).copied()
+        sources::names().find(|name| hash_of(name) == hash)
     }
 
     /// Frees the word.
@@ -69,11 +69,12 @@ fn hash_of(name: &str) -> u32 {
 mod tests {
     use std::collections::HashSet;
 
-    use super::{SOURCES, hash_of};
+    use super::hash_of;
+    use super::sources::{SOURCES, names};
 
     #[test]
     fn each_kernel_has_a_hash_of_its_own() {
-        let names: Vec<_> = SOURCES.iter().flat_map(|source| source.kernels).collect();
+        let names: Vec<_> = names().collect();
         let hashes: HashSet<_> = names.iter().map(|name| hash_of(name)).collect();
         assert!(hashes.len() == names.len() && !hashes.contains(&0), "{names:?}");
         // The vector of RFC 9923 for "foobar".

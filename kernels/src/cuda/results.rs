@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::context::Gpu;
+use super::memory::DevicePointer;
+use super::records::{Record, RowResult, Top};
 use super::staging::{Pair, Staging};
+use crate::device::sampler_preconditions as check;
 use crate::{DeviceError, Sampled, StepResults, TokenScore};
 
-/// Bytes of `Result` in `sources/logits.cuh`.
-const RESULT_BYTES: usize = 32;
-/// Bytes of `Top` in `sources/logits.cuh`.
-const TOP_BYTES: usize = 8;
+const RESULT_BYTES: usize = size_of::<RowResult>();
+const TOP_BYTES: usize = size_of::<Top>();
 /// Value of one in the sums of probabilities.
 const ONE: f64 = (1u64 << 44) as f64;
 
@@ -39,13 +40,13 @@ impl Block {
     }
 
     /// Address of the rows' results.
-    pub(super) fn results_at(&self) -> u64 {
+    pub(super) fn results_at(&self) -> DevicePointer<RowResult> {
         self.pair.device.at()
     }
 
     /// Address of the lists of likeliest tokens.
-    pub(super) fn tops_at(&self) -> u64 {
-        self.pair.device.at() + (self.rows.len() * RESULT_BYTES) as u64
+    pub(super) fn tops_at(&self) -> DevicePointer<Top> {
+        self.results_at().add(self.rows.len()).cast()
     }
 
     /// Enqueues the copy to the host, behind the launch.
@@ -59,7 +60,7 @@ impl Block {
         let bytes = self.pair.host.bytes();
         let mut first_top = self.rows.len() * RESULT_BYTES;
         for (row, tops) in self.rows.iter().enumerate() {
-            let record = Record::read(&bytes[row * RESULT_BYTES..][..RESULT_BYTES]);
+            let record = RowResult::of_bytes(&bytes[row * RESULT_BYTES..]);
             let tops_bytes = tops.unwrap_or(0) * TOP_BYTES;
             let refused = record.refusal()?;
             let score = tops.map(|_| record.score(&bytes[first_top..first_top + tops_bytes]));
@@ -89,43 +90,14 @@ fn size_of_block(rows: &[Option<usize>]) -> usize {
     rows.len() * RESULT_BYTES + rows.iter().map(|tops| tops.unwrap_or(0) * TOP_BYTES).sum::<usize>()
 }
 
-/// `Result` in `sources/logits.cuh`.
-struct Record {
-    token: u32,
-    status: u32,
-    logit: f32,
-    largest: f32,
-    sum: u64,
-    rank: u32,
-    tops: usize,
-}
-
-impl Record {
-    fn read(bytes: &[u8]) -> Self {
-        let word = |index: usize| {
-            let mut word = [0; 4];
-            word.copy_from_slice(&bytes[index * 4..][..4]);
-            u32::from_ne_bytes(word)
-        };
-        Self {
-            token: word(0),
-            status: word(1),
-            logit: f32::from_bits(word(2)),
-            largest: f32::from_bits(word(3)),
-            sum: u64::from(word(4)) | u64::from(word(5)) << 32,
-            rank: word(6),
-            tops: word(7) as usize,
-        }
-    }
-
+impl RowResult {
     /// Returns the row's own error, if it has one.
     fn refusal(&self) -> Result<Option<DeviceError>, DeviceError> {
-        let nothing_left = "bias, forbidden tokens and penalties leave no token to sample";
         match self.status {
             0 => Ok(None),
-            1 => Ok(Some(DeviceError::NotFinite("a logit is not a number".to_owned()))),
-            2 => Ok(Some(DeviceError::NotFinite(format!("the largest logit is {}", self.largest)))),
-            3 => Ok(Some(DeviceError::Misuse(nothing_left.to_owned()))),
+            1 => Ok(Some(check::logit_is_nan())),
+            2 => Ok(Some(check::largest_is_infinite(self.largest))),
+            3 => Ok(Some(check::no_token_left())),
             other => Err(DeviceError::Lost(format!("a sampled row has status {other}"))),
         }
     }
@@ -134,11 +106,11 @@ impl Record {
     fn score(&self, tops: &[u8]) -> TokenScore {
         let normaliser = f64::from(self.largest) + (self.sum as f64 / ONE).ln();
         let logprob = |logit: f32| (f64::from(logit) - normaliser) as f32;
-        let (pairs, _) = tops.as_chunks::<TOP_BYTES>();
-        let top = pairs.iter().take(self.tops).map(|&[a, b, c, d, e, f, g, h]| {
-            (u32::from_ne_bytes([a, b, c, d]), logprob(f32::from_ne_bytes([e, f, g, h])))
+        let tops = tops.chunks_exact(TOP_BYTES).take(self.tops as usize).map(|bytes| {
+            let Top { token, logit } = Top::of_bytes(bytes);
+            (token, logprob(logit))
         });
-        TokenScore { logprob: logprob(self.logit), rank: self.rank, top: top.collect() }
+        TokenScore { logprob: logprob(self.logit), rank: self.rank, top: tops.collect() }
     }
 }
 
@@ -169,14 +141,14 @@ impl Results {
 
 #[cfg(test)]
 mod tests {
-    use super::{ONE, Record};
+    use super::{ONE, Record, RowResult};
 
     #[test]
     fn a_record_gives_the_logprob_of_its_sum() {
         // Two equal logits: each has half of the probability.
         let words = [7u32, 0, 1.5f32.to_bits(), 1.5f32.to_bits(), 0, 1 << 13, 1, 1];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let record = Record::read(&bytes);
+        let record = RowResult::of_bytes(&bytes);
         assert_eq!(record.sum as f64, 2.0 * ONE);
         let top: Vec<u8> = [9u32, 1.5f32.to_bits()].iter().flat_map(|word| word.to_ne_bytes()).collect();
         let score = record.score(&top);

@@ -5,10 +5,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use cudarc::driver::sys;
-
 use super::context::{Event, Gpu};
-use super::memory::{DeviceBuffer, PinnedBuffer, in_step};
+use super::memory::{DeviceBuffer, DevicePointer, PinnedBuffer, in_step};
 use crate::DeviceError;
 
 /// Smallest size of a pair in bytes.
@@ -48,9 +46,9 @@ impl Staging {
         self.bytes
     }
 
-    /// Enqueues a copy of `words` to the device, and returns its address there. The copy stays until the stream has
-    /// passed the next [`seal`](Self::seal).
-    pub(super) fn upload(&mut self, words: &[u32]) -> Result<sys::CUdeviceptr, DeviceError> {
+    /// Enqueues a copy of `words` to the device, and returns its address there. The copy stays until the stream has passed
+    /// the next [`seal`](Self::seal).
+    pub(super) fn upload(&mut self, words: &[u32]) -> Result<DevicePointer<u32>, DeviceError> {
         let bytes = size_of_val(words);
         let mut pair = self.take(bytes)?;
         for (to, word) in pair.host.bytes_mut().chunks_exact_mut(4).zip(words) {

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
-use super::attention_work::{AttentionWork, ROW_WORDS, WorkShape};
+use super::attention_work::{AttentionWork, WorkShape};
+use super::memory::DevicePointer;
 use super::planes::Planes;
+use super::records::{Record, Row};
 use super::staging::Staging;
 use crate::step::check;
 use crate::{DeviceError, PageId, SlotId, StepInputs};
@@ -26,17 +28,17 @@ pub(super) struct Owner {
 /// Addresses of a step's inputs on the device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Addresses {
-    pub(super) ids: u64,
-    pub(super) positions: u64,
-    pub(super) row_of: u64,
-    /// Position of each token's keys and values among those of all pages: page * tokens per page + index in the page.
-    /// All bits are set for padding, and if the token lies in the null page or the model has no pages.
-    pub(super) kv_at: u64,
-    pub(super) logit_rows: u64,
+    pub(super) ids: DevicePointer<u32>,
+    pub(super) positions: DevicePointer<f32>,
+    pub(super) row_of: DevicePointer<u32>,
+    /// Position of each token's keys and values among those of all pages: page * tokens per page + index in the page. All
+    /// bits are set for padding, and if the token lies in the null page or the model has no pages.
+    pub(super) kv_at: DevicePointer<u32>,
+    pub(super) logit_rows: DevicePointer<u32>,
     /// Slot of the row that each logit row ends.
-    pub(super) logit_slots: u64,
-    pub(super) rows: u64,
-    pub(super) pages: u64,
+    pub(super) logit_slots: DevicePointer<u32>,
+    pub(super) rows: DevicePointer<Row>,
+    pub(super) pages: DevicePointer<u32>,
 }
 
 /// A step's inputs.
@@ -117,7 +119,7 @@ impl Step {
             work.build(&self.words[self.row_words.clone()], self.tokens);
             let mut words = Vec::with_capacity(work.words());
             work.write(&mut words);
-            work.at = staging.upload(&words)?;
+            work.at = staging.upload(&words)?.cast();
             self.works.push(work);
         }
         let work = self.works.iter().find(|work| work.shape == shape);
@@ -179,7 +181,8 @@ impl Step {
         let mut first_page = 0;
         let first_row_word = self.words.len();
         for row in inputs.rows {
-            self.words.extend([row.first_token as u32, row.start as u32, first_page, row.slot.0]);
+            let (first_token, start, slot) = (row.first_token as u32, row.start as u32, row.slot.0);
+            self.words.extend_from_slice(Row { first_token, start, first_page, slot }.words());
             first_page += row.block_table.len() as u32;
         }
         self.row_words = first_row_word..self.words.len();
@@ -191,23 +194,23 @@ impl Step {
         }
     }
 
-    fn set_addresses(&mut self, at: u64) {
+    fn set_addresses(&mut self, at: DevicePointer<u32>) {
         let mut next = at;
         let mut take = |words: usize| {
             let at = next;
-            next += words as u64 * 4;
+            next = next.add(words);
             at
         };
         self.at = Addresses {
             ids: take(self.token_rows),
-            positions: take(3 * self.token_rows),
+            positions: take(3 * self.token_rows).cast(),
             row_of: take(self.token_rows),
             kv_at: take(self.token_rows),
             logit_rows: take(self.logit_rows),
             logit_slots: take(self.logit_rows),
-            rows: take(ROW_WORDS * self.row_count),
+            rows: take(Row::WORDS * self.row_count).cast(),
             pages: take(self.page_entries),
         };
-        self.works.iter_mut().for_each(|work| work.at = take(work.words()));
+        self.works.iter_mut().for_each(|work| work.at = take(work.words()).cast());
     }
 }

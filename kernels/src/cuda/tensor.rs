@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys;
-
 use super::context::{Event, Gpu};
-use super::memory::{DeviceBuffer, PinnedBuffer};
+use super::memory::{DeviceBuffer, DevicePointer, PinnedBuffer};
 use crate::{DeviceError, HostMatrix, WeightType};
 
 /// Activations, `[rows, width]` in f32. The first rows are live: they hold values, once the stream has come that far.
@@ -28,7 +26,7 @@ impl Tensor {
     }
 
     /// Address of the first row.
-    pub(super) fn at(&self) -> sys::CUdeviceptr {
+    pub(super) fn at(&self) -> DevicePointer<f32> {
         self.data.at()
     }
 
@@ -104,7 +102,7 @@ impl Vector {
     }
 
     /// Address of the elements; an error unless there are `len`.
-    pub(super) fn read(&self, len: usize) -> Result<sys::CUdeviceptr, DeviceError> {
+    pub(super) fn read(&self, len: usize) -> Result<DevicePointer<f32>, DeviceError> {
         if self.len == len {
             return Ok(self.data.at());
         }
@@ -122,7 +120,8 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    pub(super) fn at(&self) -> sys::CUdeviceptr {
+    /// Address of the weights, of the type [`dtype`](Self::dtype).
+    pub(super) fn at(&self) -> DevicePointer<u8> {
         self.data.at()
     }
 

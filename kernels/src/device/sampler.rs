@@ -1,5 +1,7 @@
 //! Operations that end a step: from hidden states or logits to tokens and scores.
 
+pub(crate) mod preconditions;
+
 use super::dense::Norm;
 use super::family::family;
 use crate::{Device, DeviceError, Nomination, SampleRow, ScoreRow};

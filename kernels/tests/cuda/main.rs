@@ -13,5 +13,6 @@ mod dense;
 mod experts;
 mod flight;
 mod group;
+mod launches;
 mod sampling;
 mod support;

@@ -10,8 +10,8 @@ mod values;
 
 use self::values::{AddOwn, AddShared};
 use super::kernel::{Block, Kernel, MOST_PANELS, Values, prefetch};
+use super::sight::{Seen, Visible};
 use super::softmax::weights_of_panel;
-use super::{Seen, Visible};
 use crate::cpu::gemm::tile::{dot_product_on, for_tile};
 use crate::cpu::memory::format::STEP;
 use crate::cpu::simd::isa::Path;

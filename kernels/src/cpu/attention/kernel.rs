@@ -1,6 +1,6 @@
 //! The arithmetic of attention, which differs between f32 and dot products of bfloat16.
 
-use super::{Seen, Visible};
+use super::sight::{Seen, Visible};
 use crate::cpu::memory::Element;
 use crate::cpu::memory::format::STEP;
 use crate::cpu::simd::isa::Path;
@@ -13,7 +13,7 @@ pub(super) const MOST_PANELS: usize = 8;
 pub(super) trait Kernel: Copy + Send + Sync + 'static {
     /// The type of a page's elements in memory.
     type Raw: Element;
-    /// Number of keys per block: at most `16 * MOST_PANELS`, and a divisor of [`super::RANGE`].
+    /// Number of keys per block: at most `16 * MOST_PANELS`, and a divisor of [`RANGE`](super::plan::RANGE).
     const BLOCK: usize;
 
     /// Maximum number of kv heads per piece (a task of the [`Plan`](super::plan::Plan)) if the piece has few queries.

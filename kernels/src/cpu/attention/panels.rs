@@ -1,7 +1,7 @@
 //! The addresses of a block's panels, and the order in which the next block is prefetched.
 
-use super::Visible;
 use super::kernel::{Block, MOST_PANELS};
+use super::sight::Visible;
 use crate::PageId;
 use crate::cpu::memory::kv::Layout;
 use crate::cpu::simd::LANES;

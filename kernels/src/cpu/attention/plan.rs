@@ -4,10 +4,15 @@
 use std::sync::atomic::AtomicUsize;
 
 use super::partial::Partial;
-use super::{RANGE, Sight, TILE_QUERIES};
+use super::sight::Sight;
 use crate::AttentionShape;
 use crate::cpu::step::Step;
 
+/// Number of keys per range: a multiple of every kernel's block. For a query, merging the result of a range takes about
+/// as long as computing two keys.
+pub(super) const RANGE: usize = 512;
+/// Maximum number of queries (tokens times query heads per kv head) that share the reads of a block.
+const TILE_QUERIES: usize = 48;
 /// Number of floats for the partial results of split tiles: enough for 8,000 partial results of a query head with 128
 /// elements, for example those of sixteen heads over a context of 250,000 tokens. A tile that would need more is not
 /// split.

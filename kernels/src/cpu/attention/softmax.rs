@@ -2,8 +2,8 @@
 
 use std::marker::PhantomData;
 
-use super::Visible;
 use super::kernel::Kernel;
+use super::sight::Visible;
 use crate::cpu::simd::{LANES, Op, Simd};
 
 /// The softmax of up to sixteen queries over a block. It turns each query's visible scores into `2^(score - largest)`,

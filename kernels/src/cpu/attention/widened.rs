@@ -8,8 +8,8 @@ use std::marker::PhantomData;
 
 use self::scores::Scores;
 use self::values::AddValues;
-use super::Visible;
 use super::kernel::{Block, Kernel, Values};
+use super::sight::Visible;
 use super::softmax::weights_of_panel;
 use crate::cpu::gemm::tile::for_tile;
 use crate::cpu::memory::format::Format;

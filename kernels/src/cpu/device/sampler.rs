@@ -8,6 +8,7 @@ use crate::cpu::memory::{Shared, Tensor, Vector, Weights};
 use crate::cpu::sampling::screen::Operands;
 use crate::cpu::sampling::{argmax, logits, nominate, sample};
 use crate::cpu::simd::isa::Path;
+use crate::device::sampler_preconditions as check;
 use crate::{Argmax, DeviceError, GatheredRows, Nomination, SampleRow, Sampler, ScoreRow};
 
 impl Sampler for CpuDevice {
@@ -36,10 +37,7 @@ impl Sampler for CpuDevice {
     }
 
     fn best_candidates(&mut self, candidates: &Tensor) -> Result<(), DeviceError> {
-        if candidates.width() < 2 || !candidates.width().is_multiple_of(2) {
-            let width = candidates.width();
-            return Err(DeviceError::Misuse(format!("candidates of {width} numbers")));
-        }
+        check::candidates(candidates.width())?;
         for row in candidates.values().chunks_exact(candidates.width()) {
             self.results.sampled.push(argmax::best_of(row.as_chunks().0).token());
         }
@@ -54,7 +52,7 @@ impl Sampler for CpuDevice {
         peaks: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let (live, width, path) = (logits.live(), logits.width(), self.path);
-        check_rows(rows, live)?;
+        check::nominated_rows(rows, live)?;
         let peaks = peaks.written(live, 2)?;
         // Rows without a nomination have peaks, too, so that the peaks of all rows can be compared.
         peaks.fill(0.0);
@@ -77,15 +75,10 @@ impl Sampler for CpuDevice {
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let (live, tokens, width, path) = (logits.live(), logits.width(), out.width(), self.path);
-        check_rows(rows, live)?;
-        let most = rows.iter().map(|(_, nomination)| nomination.count as usize).max().unwrap_or(0);
-        if !width.is_multiple_of(2) || most.min(tokens) > width / 2 {
-            return Err(DeviceError::Misuse(format!("{most} nominated tokens in rows of {width} numbers")));
-        }
-        let (values, peaks) = (logits.values(), peaks.read(2)?.as_chunks::<2>().0);
-        if peaks.len() != live {
-            return Err(DeviceError::Misuse(format!("peaks of {} rows for {live}", peaks.len())));
-        }
+        check::nominated_rows(rows, live)?;
+        check::nominated_tokens(rows, tokens, width)?;
+        check::peaks([peaks.live(), peaks.width()], live)?;
+        let (values, peaks) = (logits.values(), peaks.values().as_chunks::<2>().0);
         let (out, scratch) = (Shared::new(out.written(live, width)?), Shared::new(&mut self.sampling));
         self.pool.run(rows.len(), |task, thread| {
             let (row, nomination) = rows[task];
@@ -114,12 +107,9 @@ impl Sampler for CpuDevice {
     ) -> Result<(), DeviceError> {
         let GatheredRows { logits, candidates, peaks, nominated } = gathered;
         let (vocabulary, width, all) = (logits.width(), candidates.width(), candidates.values());
-        let (live, peaks) = (candidates.live(), peaks.read(2)?.as_chunks::<2>().0);
-        if !width.is_multiple_of(2) || peaks.len() != live || nominated.last().is_some_and(|row| *row >= live)
-        {
-            let what = format!("candidates of {width} numbers in {live} rows with {} peaks", peaks.len());
-            return Err(DeviceError::Misuse(what));
-        }
+        check::gathered([candidates.live(), width], nominated)?;
+        check::peaks([peaks.live(), peaks.width()], candidates.live())?;
+        let peaks = peaks.values().as_chunks::<2>().0;
         let mut results = std::mem::take(&mut self.results.sampled);
         let outcome = self.each_row(rows, &mut results, |path, (index, row), scratch| {
             if nominated.binary_search(index).is_ok() {
@@ -231,17 +221,7 @@ impl CpuDevice {
 
 /// Returns a row of logits.
 fn logit_row(logits: &Tensor, index: usize) -> Result<&[f32], DeviceError> {
+    check::logit_row(index, logits.live())?;
     let width = logits.width();
-    let row = logits.values().get(index * width..(index + 1) * width);
-    row.ok_or_else(|| DeviceError::Misuse(format!("row {index} of {} rows of logits", logits.live())))
-}
-
-/// Refuses row indices that do not ascend or lie beyond the `live` rows.
-fn check_rows(rows: &[(usize, &Nomination)], live: usize) -> Result<(), DeviceError> {
-    let ascends = rows.windows(2).all(|pair| pair[0].0 < pair[1].0);
-    if ascends && rows.last().is_none_or(|(row, _)| *row < live) {
-        return Ok(());
-    }
-    let rows: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
-    Err(DeviceError::Misuse(format!("nominations for rows {rows:?} of {live}, which must ascend")))
+    Ok(&logits.values()[index * width..][..width])
 }

@@ -4,8 +4,9 @@
 //! the block is in the cache. Meanwhile, the next block is prefetched. Sums are kept in memory between blocks, so that
 //! each output is still one chain of additions over all inputs in order.
 
+use super::epilogue::Epilogue;
 use super::micro_kernel::{Data, MicroKernel};
-use super::{Epilogue, Work};
+use super::work::Work;
 use crate::cpu::gemm::tile::{Tiling, for_tile};
 use crate::cpu::memory::format::STEP;
 use crate::cpu::quant::block_float::SUPERBLOCK_STEPS;

@@ -4,8 +4,10 @@
 //! Each row is a tile of its own. The order of additions is the same in every tile, so a logit has the bits that the
 //! product of all panels gives it.
 
+use super::epilogue::Epilogue;
 use super::micro_kernel::{BlockFloat, Data, Dots, MicroKernel, Widened};
-use super::{Epilogue, Scratch, Work};
+use super::scratch::Scratch;
+use super::work::Work;
 use crate::DeviceError;
 use crate::cpu::gemm::activations::PackActivations;
 use crate::cpu::gemm::groups::Group;

@@ -1,6 +1,6 @@
 //! The operation that is applied to a product's sums as they are stored.
 
-use super::Work;
+use super::work::Work;
 use crate::cpu::memory::Shared;
 use crate::cpu::rowwise::SiluMul;
 use crate::cpu::sampling::argmax::{PartialArgmax, UpdateArgmax};

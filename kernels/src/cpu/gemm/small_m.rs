@@ -1,9 +1,9 @@
 //! Products of a single tile of rows. Their speed is bound by the memory's bandwidth. They read the weights in a few
 //! streams, one per panel that is multiplied at once.
 
-use super::Work;
 use super::epilogue::Gates;
 use super::micro_kernel::{Data, MicroKernel};
+use super::work::Work;
 use crate::cpu::gemm::tile::{for_tile, prefetch};
 use crate::cpu::memory::format::STEP;
 use crate::cpu::simd::{LANES, Op, Simd};

@@ -6,6 +6,7 @@
 
 use crate::cpu::memory::Shared;
 use crate::cpu::simd::{LANES, Op, Simd};
+use crate::device::sampler_preconditions as check;
 use crate::{DeviceError, Sampled};
 
 /// The best token that a thread has seen in a row of logits.
@@ -34,10 +35,10 @@ impl Best {
     /// Returns the token. Fails if a logit was NaN or the largest logit is not finite.
     pub(in crate::cpu) fn token(self) -> Result<Sampled, DeviceError> {
         if self.nan {
-            return Err(DeviceError::NotFinite("a logit is not a number".to_owned()));
+            return Err(check::logit_is_nan());
         }
         if !self.logit.is_finite() {
-            return Err(DeviceError::NotFinite(format!("the largest logit is {}", self.logit)));
+            return Err(check::largest_is_infinite(self.logit));
         }
         Ok(Sampled { token: self.token, score: None })
     }

@@ -2,6 +2,7 @@
 
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd, exp};
+use crate::device::sampler_preconditions as check;
 use crate::{DeviceError, TokenScore};
 
 /// Number of elements per chunk. A chunk is summed in f32, and the sums of chunks are added in f64. The number is
@@ -18,8 +19,8 @@ pub(in crate::cpu) fn largest(path: Path, logits: &[f32]) -> Result<f32, DeviceE
 pub(in crate::cpu) fn check_largest(largest: Option<f32>) -> Result<f32, DeviceError> {
     match largest {
         Some(largest) if largest.is_finite() => Ok(largest),
-        Some(largest) => Err(DeviceError::NotFinite(format!("the largest logit is {largest}"))),
-        None => Err(DeviceError::NotFinite("a logit is not a number".to_owned())),
+        Some(largest) => Err(check::largest_is_infinite(largest)),
+        None => Err(check::logit_is_nan()),
     }
 }
 
@@ -134,9 +135,8 @@ pub(in crate::cpu) fn score(
     token: u32,
     top: u32,
 ) -> Result<TokenScore, DeviceError> {
-    let Some(&logit) = logits.get(token as usize) else {
-        return Err(DeviceError::Misuse(format!("token {token} of {} logits", logits.len())));
-    };
+    check::scored_token(token, logits.len())?;
+    let logit = logits[token as usize];
     let largest = largest(path, logits)?;
     let sum: f64 = logits.chunks(CHUNK).map(|chunk| f64::from(path.run(ExpSum(chunk, largest)))).sum();
     let normaliser = f64::from(largest) + sum.ln();

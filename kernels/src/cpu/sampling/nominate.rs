@@ -8,10 +8,9 @@
 //! [`sample`](super::sample::sample) on the whole row.
 
 use crate::cpu::sampling::logits::{CHUNK, Exponentials, Largest, Top, check_largest};
-use crate::cpu::sampling::sample::{
-    Scratch, check_tokens, count_penalised, invert, nothing_left, repetition_penalised, truncate,
-};
+use crate::cpu::sampling::sample::{Scratch, count_penalised, invert, repetition_penalised, truncate};
 use crate::cpu::simd::isa::Path;
+use crate::device::sampler_preconditions as check;
 use crate::{Adjustments, DeviceError, Nomination, SampleRow, Sampled};
 
 /// Entry of a list of candidates that stands for no candidate: an impossible token.
@@ -89,8 +88,8 @@ pub(in crate::cpu) fn sample(
     let some = |peak: f32| (!peak.is_nan()).then_some(peak);
     let mut highest = check_largest(some(peaks[0]))?;
     if row.adjusts() {
-        check_tokens(row, vocabulary)?;
-        highest = check_largest(some(peaks[1])).map_err(|_| nothing_left())?;
+        check::adjusted_tokens(row, vocabulary)?;
+        highest = check_largest(some(peaks[1])).map_err(|_| check::no_token_left())?;
     }
     let mut by_token: Vec<(u32, f32)> = candidates
         .iter()

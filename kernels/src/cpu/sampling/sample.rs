@@ -9,6 +9,7 @@ use crate::cpu::sampling::logits::{CHUNK, ChunkSum, Exponentials, largest, score
 use crate::cpu::sampling::philox::uniform;
 use crate::cpu::sampling::truncate::{self, cut};
 use crate::cpu::simd::isa::Path;
+use crate::device::sampler_preconditions as check;
 use crate::{DeviceError, SampleRow, Sampled};
 
 /// Memory that one thread's sampling reuses from call to call.
@@ -46,7 +47,7 @@ pub(in crate::cpu) fn sample(
         scratch.logits.clear();
         scratch.logits.extend_from_slice(raw);
         adjust(row, &mut scratch.logits, &mut scratch.counts)?;
-        highest = largest(path, &scratch.logits).map_err(|_| nothing_left())?;
+        highest = largest(path, &scratch.logits).map_err(|_| check::no_token_left())?;
     }
     let Scratch { logits, weights, truncate, .. } = scratch;
     let logits = if adjusted { &logits[..] } else { raw };
@@ -63,24 +64,9 @@ pub(in crate::cpu) fn sample(
     Ok(Sampled { token, score })
 }
 
-/// The error of a row whose adjusted logits are all negative infinity, or not finite.
-pub(super) fn nothing_left() -> DeviceError {
-    DeviceError::Misuse("bias, forbidden tokens and penalties leave no token to sample".to_owned())
-}
-
-/// Refuses bias, forbidden tokens and penalties of tokens outside of the vocabulary.
-pub(super) fn check_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<(), DeviceError> {
-    let biased = row.params.logit_bias.iter().map(|(token, _)| token);
-    let tokens = biased.chain(row.forbidden).chain(row.prompt).chain(row.output);
-    if let Some(token) = tokens.into_iter().find(|&&token| token as usize >= vocabulary) {
-        return Err(DeviceError::Misuse(format!("token {token} of a vocabulary of {vocabulary}")));
-    }
-    Ok(())
-}
-
 /// Applies bias, forbidden tokens and penalties.
 fn adjust(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) -> Result<(), DeviceError> {
-    check_tokens(row, logits.len())?;
+    check::adjusted_tokens(row, logits.len())?;
     for &(token, bias) in &row.params.logit_bias {
         logits[token as usize] += bias;
     }

@@ -1,10 +1,13 @@
 //! Rotation, storing of keys and values, and attention over pages.
 
 use super::CudaDevice;
-use crate::cuda::attention_work::{ITEM_WORDS, WorkShape};
-use crate::cuda::kernels::{Grid, arguments};
-use crate::cuda::memory::grown;
+use crate::cuda::arguments::{self, AttentionTiles, MergeSplits, RopeAngles};
+use crate::cuda::attention_work::WorkShape;
+use crate::cuda::kernels::Grid;
+use crate::cuda::memory::{DevicePointer, grown};
 use crate::cuda::planes::Planes;
+use crate::cuda::records::Item;
+use crate::cuda::sources::{Kernel, kernel};
 use crate::cuda::tensor::{Tensor, Vector};
 use crate::{
     Attention, AttentionShape, DeviceError, KvShape, PagedAttention, RopeFrequencies, Rotary, RotateAndStore,
@@ -44,16 +47,16 @@ impl PagedAttention for CudaDevice {
         let tokens = self.step.token_rows;
         out.written(tokens, 2 * half)?;
         let (inverse, axes) = self.rope_on_device(rope)?;
-        let operands = arguments![
-            self.step.at.positions,
-            tokens as u32,
+        let operands = RopeAngles {
+            positions: self.step.at.positions,
+            tokens: tokens as u32,
             inverse,
             axes,
-            half as u32,
-            rope.scale,
-            out.at()
-        ];
-        self.kernels.launch("rope_angles", Grid::over(tokens * half, THREADS), operands)
+            half: half as u32,
+            scale: rope.scale,
+            out: out.at(),
+        };
+        self.kernels.launch(kernel::rope_angles, Grid::over(tokens * half, THREADS), operands)
     }
 
     fn rotate_and_store(
@@ -66,7 +69,7 @@ impl PagedAttention for CudaDevice {
         let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
         let (q_norm, k_norm, eps) = match norms {
             Some(norms) => (norms.q.read(head_dim)?, norms.k.read(head_dim)?, norms.eps),
-            None => (0, 0, 0.0),
+            None => (DevicePointer::NULL, DevicePointer::NULL, 0.0),
         };
         let (tokens, rotated) = (self.step.token_rows, angles.width);
         if rotated == 0 || rotated > head_dim || !rotated.is_multiple_of(2) {
@@ -76,28 +79,28 @@ impl PagedAttention for CudaDevice {
             return Err(DeviceError::Misuse("rotary angles of another step".to_owned()));
         }
         qkv.check(tokens, (heads + 2 * kv_heads) * head_dim)?;
-        let name = match pool.dtype {
-            WeightType::F32 => "rotate_and_store_f32",
-            WeightType::Bf16 => "rotate_and_store_bf16",
-            WeightType::F16 => "rotate_and_store_f16",
+        let kernel = match pool.dtype {
+            WeightType::F32 => kernel::rotate_and_store_f32,
+            WeightType::Bf16 => kernel::rotate_and_store_bf16,
+            WeightType::F16 => kernel::rotate_and_store_f16,
         };
-        let operands = arguments![
-            qkv.at(),
-            angles.at(),
+        let operands = arguments::RotateAndStore {
+            qkv: qkv.at(),
+            angles: angles.at(),
             q_norm,
             k_norm,
-            self.step.at.kv_at,
+            kv_at: self.step.at.kv_at,
             kv,
             eps,
-            tokens as u32,
-            heads as u32,
-            kv_heads as u32,
-            head_dim as u32,
-            rotated as u32,
-            pool.page_tokens as u32,
-        ];
+            tokens: tokens as u32,
+            heads: heads as u32,
+            kv_heads: kv_heads as u32,
+            head_dim: head_dim as u32,
+            rotated: rotated as u32,
+            page_tokens: pool.page_tokens as u32,
+        };
         let items = tokens * (heads + 2 * kv_heads);
-        self.kernels.launch(name, Grid::of(items.div_ceil(WARPS), THREADS), operands)
+        self.kernels.launch(kernel, Grid::of(items.div_ceil(WARPS), THREADS), operands)
     }
 
     fn attention(
@@ -123,51 +126,55 @@ impl PagedAttention for CudaDevice {
                 out,
             );
         }
-        let name = match pool.dtype {
-            WeightType::F32 => "attention_f32",
-            WeightType::Bf16 => "attention_bf16",
-            WeightType::F16 => "attention_f16",
+        let kernel = match pool.dtype {
+            WeightType::F32 => kernel::attention_f32,
+            WeightType::Bf16 => kernel::attention_bf16,
+            WeightType::F16 => kernel::attention_f16,
         };
         let at = self.step.at;
-        let operands = arguments![
-            qkv.at(),
-            at.rows,
-            at.row_of,
-            at.kv_at,
-            at.pages,
-            out.at(),
-            tokens as u32,
-            heads as u32,
-            kv_heads as u32,
-            head_dim as u32,
-            pool.page_tokens as u32,
+        let operands = arguments::Attention {
+            qkv: qkv.at(),
+            rows: at.rows,
+            row_of: at.row_of,
+            kv_at: at.kv_at,
+            pages: at.pages,
+            out: out.at(),
+            tokens: tokens as u32,
+            heads: heads as u32,
+            kv_heads: kv_heads as u32,
+            head_dim: head_dim as u32,
+            page_tokens: pool.page_tokens as u32,
             window,
             scale,
             kv,
-        ];
+        };
         let blocks = ((tokens * heads).div_ceil(WARPS), 1);
         let grid = Grid { blocks, threads: THREADS, shared_bytes: WARPS * head_dim * size_of::<f32>() };
-        self.kernels.launch(name, grid, operands)
+        self.kernels.launch(kernel, grid, operands)
     }
 }
 
 /// The kernels of `sources/attention_tiles.cu` for a type and a size of heads.
 struct Tiles {
-    narrow: &'static str,
-    wide: &'static str,
-    merge: &'static str,
+    narrow: Kernel<AttentionTiles>,
+    wide: Kernel<AttentionTiles>,
+    merge: Kernel<MergeSplits>,
 }
 
 impl Tiles {
     /// `None` if the plain kernel computes such heads.
     fn of(dtype: WeightType, head_dim: usize) -> Option<Self> {
         let (narrow, wide, merge) = match (dtype, head_dim) {
-            (WeightType::Bf16, 32) => ("narrow_bf16_32", "wide_bf16_32", "merge_splits_32"),
-            (WeightType::Bf16, 64) => ("narrow_bf16_64", "wide_bf16_64", "merge_splits_64"),
-            (WeightType::Bf16, 128) => ("narrow_bf16_128", "wide_bf16_128", "merge_splits_128"),
-            (WeightType::F16, 32) => ("narrow_f16_32", "wide_f16_32", "merge_splits_32"),
-            (WeightType::F16, 64) => ("narrow_f16_64", "wide_f16_64", "merge_splits_64"),
-            (WeightType::F16, 128) => ("narrow_f16_128", "wide_f16_128", "merge_splits_128"),
+            (WeightType::Bf16, 32) => (kernel::narrow_bf16_32, kernel::wide_bf16_32, kernel::merge_splits_32),
+            (WeightType::Bf16, 64) => (kernel::narrow_bf16_64, kernel::wide_bf16_64, kernel::merge_splits_64),
+            (WeightType::Bf16, 128) => {
+                (kernel::narrow_bf16_128, kernel::wide_bf16_128, kernel::merge_splits_128)
+            }
+            (WeightType::F16, 32) => (kernel::narrow_f16_32, kernel::wide_f16_32, kernel::merge_splits_32),
+            (WeightType::F16, 64) => (kernel::narrow_f16_64, kernel::wide_f16_64, kernel::merge_splits_64),
+            (WeightType::F16, 128) => {
+                (kernel::narrow_f16_128, kernel::wide_f16_128, kernel::merge_splits_128)
+            }
             _ => return None,
         };
         Some(Self { narrow, wide, merge })
@@ -176,10 +183,10 @@ impl Tiles {
 
 /// The checked operands of attention on tensor cores.
 struct Heads {
-    qkv: u64,
+    qkv: DevicePointer<f32>,
     shape: AttentionShape,
     window: u32,
-    kv: u64,
+    kv: DevicePointer<u8>,
     pool: KvShape,
 }
 
@@ -213,40 +220,41 @@ impl CudaDevice {
         let work = self.step.attention_work(shape, &mut self.inputs)?;
         let part_sums = scratch.at();
         let sums_bytes = work.parts * kv_heads * 2 * size_of::<f32>();
-        let part_values = part_sums + sums_bytes.next_multiple_of(ALIGNMENT) as u64;
-        let lists = [
-            (tiles.wide, &work.wide, 4 * WARP, work.narrow.len()),
-            (tiles.narrow, &work.narrow, WARP, 0),
-            (tiles.merge, &work.merges, THREADS, work.narrow.len() + work.wide.len()),
-        ];
-        for (name, items, threads, before) in lists {
-            let operands = arguments![
-                of.qkv,
-                at.rows,
-                work.at + (before * ITEM_WORDS * size_of::<u32>()) as u64,
-                at.kv_at,
-                at.pages,
-                out.at(),
-                part_sums,
-                part_values,
-                work.parts as u32,
-                heads as u32,
-                kv_heads as u32,
-                of.pool.page_tokens as u32,
-                of.window,
-                scale,
-                of.kv,
-            ];
-            // The merge has no pages.
-            let count = operands.len() - usize::from(name == tiles.merge);
-            let grid = Grid { blocks: (items.len(), kv_heads), threads, shared_bytes: 0 };
-            self.kernels.launch(name, grid, &operands[..count])?;
+        let part_values = part_sums.add_bytes(sums_bytes.next_multiple_of(ALIGNMENT));
+        let lists =
+            [(tiles.wide, &work.wide, 4 * WARP, work.narrow.len()), (tiles.narrow, &work.narrow, WARP, 0)];
+        let grid =
+            |items: &[Item], threads| Grid { blocks: (items.len(), kv_heads), threads, shared_bytes: 0 };
+        // The lists follow each other, each behind a number of items.
+        let merge = |before: usize| MergeSplits {
+            qkv: of.qkv,
+            rows: at.rows,
+            items: work.at.add(before),
+            kv_at: at.kv_at,
+            pages: at.pages,
+            out: out.at(),
+            part_sums,
+            part_values,
+            parts: work.parts as u32,
+            heads: heads as u32,
+            kv_heads: kv_heads as u32,
+            page_tokens: of.pool.page_tokens as u32,
+            window: of.window,
+            scale,
+        };
+        for (kernel, items, threads, before) in lists {
+            let operands = merge(before).with_pages(of.kv);
+            self.kernels.launch(kernel, grid(items, threads), operands)?;
         }
-        Ok(())
+        let before = work.narrow.len() + work.wide.len();
+        self.kernels.launch(tiles.merge, grid(&work.merges, THREADS), merge(before))
     }
 
-    /// Addresses of the inverse frequencies and of their axes, 0 without axes.
-    fn rope_on_device(&mut self, rope: &RopeFrequencies) -> Result<(u64, u64), DeviceError> {
+    /// Addresses of the inverse frequencies and of their axes, null without axes.
+    fn rope_on_device(
+        &mut self,
+        rope: &RopeFrequencies,
+    ) -> Result<(DevicePointer<f32>, DevicePointer<u32>), DeviceError> {
         let half = rope.inverse.len();
         if !self.ropes.iter().any(|known| known.rope == *rope) {
             let inverse = Vector::load(&self.gpu, &mut self.loader, &rope.inverse)?;
@@ -259,6 +267,6 @@ impl CudaDevice {
             return Err(DeviceError::Misuse("rotary frequencies that are not numbers".to_owned()));
         };
         let axes = known.axes.as_ref().map(|axes| axes.read(half)).transpose()?;
-        Ok((known.inverse.read(half)?, axes.unwrap_or(0)))
+        Ok((known.inverse.read(half)?, axes.unwrap_or_default().cast()))
     }
 }

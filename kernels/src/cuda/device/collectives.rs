@@ -2,9 +2,11 @@
 
 use super::CudaDevice;
 use crate::collective::CollectiveError;
-use crate::cuda::kernels::{Grid, arguments};
-use crate::cuda::memory::grown;
+use crate::cuda::arguments::{Keys, LaySideBySide, PackRows};
+use crate::cuda::kernels::Grid;
+use crate::cuda::memory::{DevicePointer, grown};
 use crate::cuda::nccl::Reduction;
+use crate::cuda::sources::kernel;
 use crate::cuda::tensor::Tensor;
 use crate::{Collectives, Device, DeviceError};
 
@@ -34,10 +36,10 @@ impl Collectives for CudaDevice {
         if elements == 0 {
             return Ok(());
         }
-        let (grid, operands) = (Grid::over(elements, THREADS), arguments![x.at(), elements as u64]);
-        self.kernels.launch("to_keys", grid, operands)?;
+        let (grid, operands) = (Grid::over(elements, THREADS), Keys { x: x.at(), count: elements as u64 });
+        self.kernels.launch(kernel::to_keys, grid, operands)?;
         group.all_reduce(x.at(), elements, Reduction::LargestKey)?;
-        self.kernels.launch("from_keys", grid, operands)
+        self.kernels.launch(kernel::from_keys, grid, operands)
     }
 
     fn gather_rows(
@@ -80,13 +82,14 @@ impl CudaDevice {
         // Scratch memory has room for all rows that `part` may have, so that it does not grow later.
         let bytes = part.capacity * width * size_of::<f32>();
         let (own, list) = match rows {
-            None => (&part.data, 0),
+            None => (&part.data, DevicePointer::NULL),
             Some(rows) => {
                 let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
                 let (list, packed) =
                     (inputs.upload(&rows)?, grown(&mut scratch.packed, gpu, bytes, "rows to gather")?);
-                let operands = arguments![part.at(), list, elements as u64, width as u32, packed.at()];
-                kernels.launch("pack_rows", Grid::over(elements, THREADS), operands)?;
+                let (x, out) = (part.at(), packed.at());
+                let operands = PackRows { x, rows: list, count: elements as u64, width: width as u32, out };
+                kernels.launch(kernel::pack_rows, Grid::over(elements, THREADS), operands)?;
                 (packed, list)
             }
         };
@@ -101,9 +104,16 @@ impl CudaDevice {
             }
         };
         let Some(out) = out else { return Ok(()) };
-        let (total, ranks) = (ranks * elements, ranks as u32);
-        let operands =
-            arguments![parts.at(), list, ranks, count as u32, width as u32, total as u64, out.at()];
-        kernels.launch("lay_side_by_side", Grid::over(total, THREADS), operands)
+        let total = ranks * elements;
+        let operands = LaySideBySide {
+            parts: parts.at(),
+            rows: list,
+            ranks: ranks as u32,
+            row_count: count as u32,
+            width: width as u32,
+            count: total as u64,
+            out: out.at(),
+        };
+        kernels.launch(kernel::lay_side_by_side, Grid::over(total, THREADS), operands)
     }
 }

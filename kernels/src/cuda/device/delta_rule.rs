@@ -1,8 +1,10 @@
 //! The gated delta rule over slots.
 
 use super::CudaDevice;
-use crate::cuda::kernels::{Grid, arguments};
+use crate::cuda::arguments::{self, DeltaInputs};
+use crate::cuda::kernels::Grid;
 use crate::cuda::planes::Planes;
+use crate::cuda::sources::{Kernel, kernel};
 use crate::cuda::tensor::{Tensor, Vector};
 use crate::{DeltaRule, DeltaShape, DeviceError, GatedDelta, GatedNorm};
 
@@ -23,7 +25,7 @@ impl DeltaRule for CudaDevice {
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let GatedDelta { projected, shape, taps, rate, bias, inputs, planes, plane, layer } = operands;
-        let name = kernel(&shape)?;
+        let rule = rule(&shape)?;
         let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
         let (tokens, all, rows) = (self.step.tokens, self.step.token_rows, self.step.row_count);
         projected.check(all, shape.projected())?;
@@ -32,50 +34,54 @@ impl DeltaRule for CudaDevice {
         let key_bytes = key_heads * shape.key_conv_bytes();
         let value_bytes = value_heads * shape.value_conv_bytes();
         let memory_bytes = value_heads * shape.memory_bytes();
-        let (keys, key_stride) = planes.states(plane, layer * key_bytes, key_bytes)?;
-        let (values, value_stride) = planes.states(plane + 1, layer * value_bytes, value_bytes)?;
+        let (key_states, key_stride) = planes.states(plane, layer * key_bytes, key_bytes)?;
+        let (value_states, value_stride) = planes.states(plane + 1, layer * value_bytes, value_bytes)?;
         let (states, stride) = planes.states(plane + 2, layer * memory_bytes, memory_bytes)?;
         // Padding keeps what it held: only the delta rule reads these inputs, row by row.
         inputs.written(all, shape.inputs())?;
         out.written(all, shape.values())?;
         out.clear_from(tokens)?;
-        let operands = arguments![
-            projected.at(),
-            self.step.at.rows,
-            self.step.at.row_of,
-            rows as u32,
-            tokens as u32,
-            taps,
+        let operands = DeltaInputs {
+            projected: projected.at(),
+            rows: self.step.at.rows,
+            row_of: self.step.at.row_of,
+            row_count: rows as u32,
+            tokens: tokens as u32,
+            weights: taps,
             rate,
             bias,
-            keys,
+            key_states,
             key_stride,
-            values,
+            value_states,
             value_stride,
-            key_heads as u32,
-            value_heads as u32,
-            key_dim as u32,
-            value_dim as u32,
-            shape.taps as u32,
-            inputs.at(),
-        ];
+            key_heads: key_heads as u32,
+            value_heads: value_heads as u32,
+            key_dim: key_dim as u32,
+            value_dim: value_dim as u32,
+            taps: shape.taps as u32,
+            out: inputs.at(),
+        };
         let blocks = (2 * key_heads + value_heads, tokens.div_ceil(TILE_TOKENS));
-        self.kernels.launch("delta_inputs", Grid { blocks, threads: THREADS, shared_bytes: 0 }, operands)?;
-        let operands = arguments![
-            inputs.at(),
-            self.step.at.rows,
-            rows as u32,
-            tokens as u32,
+        self.kernels.launch(
+            kernel::delta_inputs,
+            Grid { blocks, threads: THREADS, shared_bytes: 0 },
+            operands,
+        )?;
+        let operands = arguments::DeltaRule {
+            inputs: inputs.at(),
+            rows: self.step.at.rows,
+            row_count: rows as u32,
+            tokens: tokens as u32,
             states,
             stride,
-            key_heads as u32,
-            value_heads as u32,
-            key_dim as u32,
-            value_dim as u32,
-            out.at(),
-        ];
+            key_heads: key_heads as u32,
+            value_heads: value_heads as u32,
+            key_dim: key_dim as u32,
+            value_dim: value_dim as u32,
+            out: out.at(),
+        };
         let blocks = (value_heads * value_dim.div_ceil(COLUMNS), rows);
-        self.kernels.launch(name, Grid { blocks, threads: THREADS, shared_bytes: 0 }, operands)
+        self.kernels.launch(rule, Grid { blocks, threads: THREADS, shared_bytes: 0 }, operands)
     }
 
     fn gated_norm(
@@ -94,30 +100,30 @@ impl DeltaRule for CudaDevice {
             return Err(DeviceError::Misuse(format!("{} rows of gates for {} rows", gate.live, x.live)));
         }
         let (rows, heads) = (x.live, width / head);
-        let operands = arguments![
-            gate.at() + (column * size_of::<f32>()) as u64,
-            gates as u32,
-            norm.weight.read(head)?,
-            norm.eps,
-            rows as u32,
-            heads as u32,
-            head as u32,
-            x.at(),
-        ];
-        self.kernels.launch("gated_norm", Grid::of((rows * heads).div_ceil(WARPS), THREADS), operands)
+        let operands = arguments::GatedNorm {
+            gate: gate.at().add(column),
+            gate_width: gates as u32,
+            weight: norm.weight.read(head)?,
+            eps: norm.eps,
+            rows: rows as u32,
+            heads: heads as u32,
+            width: head as u32,
+            x: x.at(),
+        };
+        self.kernels.launch(kernel::gated_norm, Grid::of((rows * heads).div_ceil(WARPS), THREADS), operands)
     }
 }
 
-/// Returns the kernel of `sources/delta_rule.cu` for these heads. Refuses heads that do not fit each other, and those
-/// that are too large for the kernels.
-fn kernel(shape: &DeltaShape) -> Result<&'static str, DeviceError> {
+/// Returns the kernel of `sources/delta_rule.cu` for these heads. Refuses heads that do not fit each other, and those that
+/// are too large for the kernels.
+fn rule(shape: &DeltaShape) -> Result<Kernel<arguments::DeltaRule>, DeviceError> {
     shape.check()?;
     let key_dim = shape.key_dim;
     match key_dim {
-        1..=32 => Ok("delta_rule_32"),
-        33..=64 => Ok("delta_rule_64"),
-        65..=128 => Ok("delta_rule_128"),
-        129..=256 => Ok("delta_rule_256"),
+        1..=32 => Ok(kernel::delta_rule_32),
+        33..=64 => Ok(kernel::delta_rule_64),
+        65..=128 => Ok(kernel::delta_rule_128),
+        129..=256 => Ok(kernel::delta_rule_256),
         _ => Err(DeviceError::Unsupported(format!("key heads of {key_dim} elements, the limit is 256"))),
     }
 }

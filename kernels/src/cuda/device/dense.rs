@@ -3,9 +3,12 @@
 use std::ops::Range;
 
 use super::CudaDevice;
+use crate::cuda::arguments;
+use crate::cuda::arguments::{Add, AddBias, Cast, Gated, KeepRows, RmsNorm, SigmoidGate};
 use crate::cuda::gemm::{Accumulate, Product};
-use crate::cuda::kernels::{Grid, arguments};
-use crate::cuda::memory::grown;
+use crate::cuda::kernels::Grid;
+use crate::cuda::memory::{DevicePointer, grown};
+use crate::cuda::sources::kernel;
 use crate::cuda::tensor::{Matrix, Tensor, Vector};
 use crate::{Dense, DeviceError, Embed, GateUp, Linear, Norm, VocabularyShard, WeightType};
 
@@ -22,20 +25,27 @@ impl Dense for CudaDevice {
         let held = table.plain_outputs()?;
         let VocabularyShard { first, .. } = shard.unwrap_or(VocabularyShard { first: 0, vocabulary: held });
         out.written(self.step.token_rows, table.inputs)?;
-        let name = match table.dtype {
-            WeightType::F32 => "embed_f32",
-            WeightType::Bf16 => "embed_bf16",
-            WeightType::F16 => "embed_f16",
+        let kernel = match table.dtype {
+            WeightType::F32 => kernel::embed_f32,
+            WeightType::Bf16 => kernel::embed_bf16,
+            WeightType::F16 => kernel::embed_f16,
         };
-        let (ids, last, width) = (self.step.at.ids, self.last_tokens.at(), table.inputs as u32);
-        let operands = arguments![table.at(), ids, last, first as u32, held as u32, width, out.at()];
-        self.kernels.launch(name, Grid::of(self.step.token_rows, EMBED_THREADS), operands)
+        let operands = arguments::Embed {
+            table: table.at(),
+            ids: self.step.at.ids,
+            last_tokens: self.last_tokens.at(),
+            first: first as u32,
+            held: held as u32,
+            width: table.inputs as u32,
+            out: out.at(),
+        };
+        self.kernels.launch(kernel, Grid::of(self.step.token_rows, EMBED_THREADS), operands)
     }
 
     fn rms_norm(&mut self, x: &Tensor, norm: Norm<'_, Vector>, out: &mut Tensor) -> Result<(), DeviceError> {
         let weight = norm.weight.read(x.width)?;
         out.written_like(x, x.width)?;
-        self.norm(x, weight, norm.eps, WeightType::F32, out.at())
+        self.norm(x, (weight, norm.eps), WeightType::F32, out.at().cast())
     }
 
     fn linear(
@@ -76,8 +86,8 @@ impl Dense for CudaDevice {
         let both = grown(&mut self.scratch.gate_up, &self.gpu, bytes, "gate and up")?.at();
         self.product(x, norm, weight, Accumulate::Set, both)?;
         let elements = out.elements();
-        let operands = arguments![both, gates as u32, elements as u64, out.at()];
-        self.kernels.launch("gated", Grid::over(elements, THREADS), operands)
+        let operands = Gated { gate_up: both, width: gates as u32, count: elements as u64, out: out.at() };
+        self.kernels.launch(kernel::gated, Grid::over(elements, THREADS), operands)
     }
 
     fn sigmoid_gate(&mut self, gate: &Tensor, x: &mut Tensor) -> Result<(), DeviceError> {
@@ -88,8 +98,14 @@ impl Dense for CudaDevice {
             )));
         }
         let elements = x.elements();
-        let operands = arguments![gate.at(), gate.width as u32, x.width as u32, elements as u64, x.at()];
-        self.kernels.launch("sigmoid_gate", Grid::over(elements, THREADS), operands)
+        let operands = SigmoidGate {
+            gate: gate.at(),
+            gates: gate.width as u32,
+            width: x.width as u32,
+            count: elements as u64,
+            x: x.at(),
+        };
+        self.kernels.launch(kernel::sigmoid_gate, Grid::over(elements, THREADS), operands)
     }
 
     fn keep_logit_rows(&mut self, x: &mut Tensor) -> Result<(), DeviceError> {
@@ -100,9 +116,10 @@ impl Dense for CudaDevice {
             )));
         }
         let rows = self.step.logit_rows;
-        let operands = arguments![x.at(), self.step.at.logit_rows, rows as u32, x.width as u32];
+        let operands =
+            KeepRows { x: x.at(), rows: self.step.at.logit_rows, count: rows as u32, width: x.width as u32 };
         if rows > 0 {
-            self.kernels.launch("keep_rows", Grid::over(x.width, THREADS), operands)?;
+            self.kernels.launch(kernel::keep_rows, Grid::over(x.width, THREADS), operands)?;
         }
         // Padding keeps what it held.
         (x.live, x.first_logit_row) = (self.step.kept_rows, 0);
@@ -121,25 +138,21 @@ impl Dense for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Enqueues the norm of the rows of `x`, as `dtype` at `out`.
+    /// Enqueues the norm of the rows of `x`, by a weight and an epsilon, as `dtype` at `out`.
     fn norm(
         &self,
         x: &Tensor,
-        weight: u64,
-        eps: f32,
+        (weight, eps): (DevicePointer<f32>, f32),
         dtype: WeightType,
-        out: u64,
+        out: DevicePointer<u8>,
     ) -> Result<(), DeviceError> {
-        let name = match dtype {
-            WeightType::F32 => "rms_norm_f32",
-            WeightType::Bf16 => "rms_norm_bf16",
-            WeightType::F16 => "rms_norm_f16",
+        let kernel = match dtype {
+            WeightType::F32 => kernel::rms_norm_f32,
+            WeightType::Bf16 => kernel::rms_norm_bf16,
+            WeightType::F16 => kernel::rms_norm_f16,
         };
-        self.kernels.launch(
-            name,
-            Grid::of(x.live, THREADS),
-            arguments![x.at(), weight, eps, x.width as u32, out],
-        )
+        let operands = RmsNorm { x: x.at(), weight, eps, width: x.width as u32, out };
+        self.kernels.launch(kernel, Grid::of(x.live, THREADS), operands)
     }
 
     /// Enqueues a product of `x`, which is normalised first if there is a norm, and converted to the matrix's type.
@@ -149,23 +162,24 @@ impl CudaDevice {
         norm: Option<Norm<'_, Vector>>,
         matrix: &Matrix,
         accumulate: Accumulate,
-        out: u64,
+        out: DevicePointer<f32>,
     ) -> Result<(), DeviceError> {
         x.check_width(matrix.inputs)?;
         let norm =
             norm.map(|norm| Ok::<_, DeviceError>((norm.weight.read(x.width)?, norm.eps))).transpose()?;
         let elements = x.elements();
         let input = match (norm, matrix.dtype) {
-            (None, WeightType::F32) => x.at(),
+            (None, WeightType::F32) => x.at().cast(),
             (norm, dtype) => {
                 let bytes = x.capacity * x.width * dtype.bytes();
                 let input = grown(&mut self.scratch.input, &self.gpu, bytes, "the input of a product")?.at();
                 match (norm, dtype) {
-                    (Some((weight, eps)), dtype) => self.norm(x, weight, eps, dtype, input)?,
+                    (Some(norm), dtype) => self.norm(x, norm, dtype, input)?,
                     (None, dtype) => {
-                        let name = if dtype == WeightType::F16 { "cast_f16" } else { "cast_bf16" };
-                        let operands = arguments![x.at(), elements as u64, input];
-                        self.kernels.launch(name, Grid::over(elements, THREADS), operands)?;
+                        let kernel =
+                            if dtype == WeightType::F16 { kernel::cast_f16 } else { kernel::cast_bf16 };
+                        let operands = Cast { x: x.at(), count: elements as u64, out: input };
+                        self.kernels.launch(kernel, Grid::over(elements, THREADS), operands)?;
                     }
                 }
                 input
@@ -174,16 +188,16 @@ impl CudaDevice {
         self.gemm.product(&Product { x: input, rows: x.live, matrix, accumulate, out })
     }
 
-    fn add_bias(&self, bias: Option<u64>, out: &Tensor) -> Result<(), DeviceError> {
+    fn add_bias(&self, bias: Option<DevicePointer<f32>>, out: &Tensor) -> Result<(), DeviceError> {
         let (Some(bias), elements) = (bias, out.elements()) else { return Ok(()) };
-        let operands = arguments![bias, out.width as u32, elements as u64, out.at()];
-        self.kernels.launch("add_bias", Grid::over(elements, THREADS), operands)
+        let operands = AddBias { bias, width: out.width as u32, count: elements as u64, out: out.at() };
+        self.kernels.launch(kernel::add_bias, Grid::over(elements, THREADS), operands)
     }
 
     /// Enqueues `out += x`.
     pub(super) fn add(&self, x: &Tensor, out: &Tensor) -> Result<(), DeviceError> {
         let elements = x.elements();
-        let operands = arguments![x.at(), elements as u64, out.at()];
-        self.kernels.launch("add", Grid::over(elements, THREADS), operands)
+        let operands = Add { x: x.at(), count: elements as u64, out: out.at() };
+        self.kernels.launch(kernel::add, Grid::over(elements, THREADS), operands)
     }
 }

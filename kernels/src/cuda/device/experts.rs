@@ -10,8 +10,10 @@ mod products;
 use products::{ExpertProduct, Form, Kind, Pairs, kinds};
 
 use super::CudaDevice;
-use crate::cuda::kernels::{Grid, arguments};
-use crate::cuda::memory::grown;
+use crate::cuda::arguments::{Cast, GroupRows, RouteRows, SumExperts};
+use crate::cuda::kernels::Grid;
+use crate::cuda::memory::{DevicePointer, grown};
+use crate::cuda::sources::kernel;
 use crate::cuda::tensor::{Matrix, Tensor};
 use crate::device::MixSizes;
 use crate::{DeviceError, Experts, MixExperts, Routing, WeightType};
@@ -37,8 +39,8 @@ struct Layer {
     width: usize,
     kinds: Vec<Kind>,
     /// Addresses: the matrices' addresses, gate and up before down; the number of tokens of each expert.
-    table: u64,
-    totals: u64,
+    table: DevicePointer<u64>,
+    totals: DevicePointer<u64>,
     memory: Memory,
 }
 
@@ -46,13 +48,14 @@ struct Layer {
 struct Memory {
     rows: usize,
     /// Expert of each pair, and its weight in the row's sum.
-    chosen: u64,
-    weights: u64,
+    chosen: DevicePointer<u32>,
+    weights: DevicePointer<f32>,
     /// Number of pairs of each expert that is here, and a list of pairs for each, with room for all rows.
-    counts: u64,
-    lists: u64,
-    activated: u64,
-    outputs: u64,
+    counts: DevicePointer<u32>,
+    lists: DevicePointer<u32>,
+    /// In the type of the weights.
+    activated: DevicePointer<u8>,
+    outputs: DevicePointer<f32>,
 }
 
 impl Experts for CudaDevice {
@@ -72,14 +75,14 @@ impl Experts for CudaDevice {
         out.written(rows, width)?;
         out.clear_from(valid_rows)?;
 
-        let matrices = gate_up.iter().chain(down).map(Matrix::at);
+        let matrices = gate_up.iter().chain(down).map(|matrix| matrix.at().address());
         let table = self.expert_tables.of_layer(layer, matrices, &self.gpu, &mut self.inputs)?;
         let totals = self.expert_counts.of_layer(layer, experts, &self.gpu)?;
         let memory = self.memory_of_experts(x, top_k, held, &kinds)?;
         let layer = Layer { routing, experts, first, held, width, kinds, table, totals, memory };
         for start in (0..valid_rows).step_by(layer.memory.rows) {
             let rows = layer.memory.rows.min(valid_rows - start);
-            let at = |tensor: &Tensor| tensor.at() + (start * tensor.width * size_of::<f32>()) as u64;
+            let at = |tensor: &Tensor| tensor.at().add(start * tensor.width);
             self.route_rows(&layer, rows, at(logits))?;
             for kind in &layer.kinds {
                 self.expert_products(&layer, kind, rows, at(x))?;
@@ -111,10 +114,11 @@ impl CudaDevice {
         let activated = kinds.iter().map(|kind| kind.intermediate * kind.dtype.bytes()).max().unwrap_or(0);
         let (gpu, scratch) = (&self.gpu, &mut self.scratch);
         let routes = (2 * pairs + held + held * rows) * WORD;
-        let chosen = grown(&mut scratch.routes, gpu, routes, "routes of experts")?.at();
-        let weights = chosen + (pairs * WORD) as u64;
-        let counts = weights + (pairs * WORD) as u64;
-        let lists = counts + (held * WORD) as u64;
+        let chosen = grown(&mut scratch.routes, gpu, routes, "routes of experts")?.at::<u32>();
+        let weights = chosen.add(pairs);
+        let counts = weights.add(pairs);
+        let lists = counts.add(held);
+        let weights = weights.cast();
         let activated = grown(&mut scratch.activated, gpu, pairs * activated, "activations of experts")?.at();
         let outputs = rows * outputs_of_row;
         let outputs = grown(&mut scratch.expert_outputs, gpu, outputs, "outputs of experts")?.at();
@@ -122,30 +126,30 @@ impl CudaDevice {
     }
 
     /// Enqueues the choice of the experts of `rows` rows by their logits, and the lists and counts of their pairs.
-    fn route_rows(&self, layer: &Layer, rows: usize, logits: u64) -> Result<(), DeviceError> {
+    fn route_rows(&self, layer: &Layer, rows: usize, logits: DevicePointer<f32>) -> Result<(), DeviceError> {
         let Routing { top_k, renormalise } = layer.routing;
         let Memory { rows: capacity, chosen, weights, counts, lists, .. } = layer.memory;
-        let operands = arguments![
+        let operands = RouteRows {
             logits,
-            rows as u32,
-            layer.experts as u32,
-            top_k as u32,
-            u32::from(renormalise),
+            rows: rows as u32,
+            experts: layer.experts as u32,
+            top_k: top_k as u32,
+            renormalise: u32::from(renormalise),
             chosen,
             weights,
-        ];
-        self.kernels.launch("route_rows", Grid::of(rows.div_ceil(ROUTED_ROWS), THREADS), operands)?;
-        let operands = arguments![
+        };
+        self.kernels.launch(kernel::route_rows, Grid::of(rows.div_ceil(ROUTED_ROWS), THREADS), operands)?;
+        let operands = GroupRows {
             chosen,
-            (rows * top_k) as u32,
-            layer.first as u32,
-            layer.held as u32,
-            capacity as u32,
+            pairs: (rows * top_k) as u32,
+            first: layer.first as u32,
+            held: layer.held as u32,
+            capacity: capacity as u32,
             counts,
             lists,
-            layer.totals,
-        ];
-        self.kernels.launch("group_rows", Grid::of(layer.experts, THREADS), operands)
+            totals: layer.totals,
+        };
+        self.kernels.launch(kernel::group_rows, Grid::of(layer.experts, THREADS), operands)
     }
 
     /// Enqueues both products of the experts of a kind. `x` is the address of the chunk's rows.
@@ -154,20 +158,20 @@ impl CudaDevice {
         layer: &Layer,
         kind: &Kind,
         rows: usize,
-        x: u64,
+        x: DevicePointer<f32>,
     ) -> Result<(), DeviceError> {
         let Layer { width, table, memory, .. } = layer;
         let (top_k, intermediate) = (layer.routing.top_k, kind.intermediate);
         let pairs = Pairs {
-            counts: memory.counts + (kind.experts.start * WORD) as u64,
-            lists: memory.lists + (kind.experts.start * memory.rows * WORD) as u64,
+            counts: memory.counts.add(kind.experts.start),
+            lists: memory.lists.add(kind.experts.start * memory.rows),
             experts: kind.experts.len(),
             capacity: memory.rows,
             most: rows * top_k,
         };
         let form = Form::of(kind, *width, pairs.most, layer.experts);
         let [gates, outputs] = form.kernels(kind.dtype);
-        let matrices = |index: usize| table + ((index + kind.experts.start) * size_of::<u64>()) as u64;
+        let matrices = |index: usize| table.add(index + kind.experts.start);
         let gates = ExpertProduct {
             form,
             kernel: gates,
@@ -188,7 +192,7 @@ impl CudaDevice {
             pairs_per_row: 1,
             inputs: intermediate,
             matrices: matrices(layer.held),
-            out: memory.outputs,
+            out: memory.outputs.cast(),
             outputs: *width,
         };
         outputs.launch(&self.kernels, pairs)
@@ -201,36 +205,36 @@ impl CudaDevice {
         layer: &Layer,
         dtype: WeightType,
         rows: usize,
-        x: u64,
-    ) -> Result<u64, DeviceError> {
-        let name = match dtype {
-            WeightType::F32 => return Ok(x),
-            WeightType::Bf16 => "cast_bf16",
-            WeightType::F16 => "cast_f16",
+        x: DevicePointer<f32>,
+    ) -> Result<DevicePointer<u8>, DeviceError> {
+        let kernel = match dtype {
+            WeightType::F32 => return Ok(x.cast()),
+            WeightType::Bf16 => kernel::cast_bf16,
+            WeightType::F16 => kernel::cast_f16,
         };
         let bytes = layer.memory.rows * layer.width * dtype.bytes();
         let input = grown(&mut self.scratch.input, &self.gpu, bytes, "the input of a product")?.at();
         let elements = rows * layer.width;
-        let operands = arguments![x, elements as u64, input];
-        self.kernels.launch(name, Grid::over(elements, THREADS), operands)?;
+        let operands = Cast { x, count: elements as u64, out: input };
+        self.kernels.launch(kernel, Grid::over(elements, THREADS), operands)?;
         Ok(input)
     }
 
     /// Enqueues the weighted sums of the chunk's rows. `out` is the address of the first.
-    fn sum_experts(&self, layer: &Layer, rows: usize, out: u64) -> Result<(), DeviceError> {
+    fn sum_experts(&self, layer: &Layer, rows: usize, out: DevicePointer<f32>) -> Result<(), DeviceError> {
         let Memory { chosen, weights, outputs, .. } = layer.memory;
         let elements = rows * layer.width;
-        let operands = arguments![
+        let operands = SumExperts {
             outputs,
             chosen,
             weights,
-            layer.routing.top_k as u32,
-            layer.first as u32,
-            layer.held as u32,
-            layer.width as u32,
-            elements as u64,
+            top_k: layer.routing.top_k as u32,
+            first: layer.first as u32,
+            held: layer.held as u32,
+            width: layer.width as u32,
+            count: elements as u64,
             out,
-        ];
-        self.kernels.launch("sum_experts", Grid::over(elements, THREADS), operands)
+        };
+        self.kernels.launch(kernel::sum_experts, Grid::over(elements, THREADS), operands)
     }
 }

@@ -1,8 +1,10 @@
 //! Linear recurrences over slots.
 
 use super::CudaDevice;
-use crate::cuda::kernels::{Grid, arguments};
+use crate::cuda::arguments;
+use crate::cuda::kernels::Grid;
 use crate::cuda::planes::Planes;
+use crate::cuda::sources::kernel;
 use crate::cuda::tensor::{Tensor, Vector};
 use crate::{DecayedSum, DeviceError, Recurrence};
 
@@ -26,21 +28,21 @@ impl Recurrence for CudaDevice {
         out.written(all, width)?;
         out.clear_from(tokens)?;
         let bytes = width * size_of::<f32>();
-        let (states, stride) = planes.states(plane, layer * bytes, bytes)?;
+        let (state, stride) = planes.states(plane, layer * bytes, bytes)?;
         let rows = self.step.row_count;
-        let operands = arguments![
-            x.at(),
+        let operands = arguments::DecayedSum {
+            x: x.at(),
             decay,
-            self.step.at.rows,
-            rows as u32,
-            tokens as u32,
-            width as u32,
-            states,
+            rows: self.step.at.rows,
+            row_count: rows as u32,
+            tokens: tokens as u32,
+            width: width as u32,
+            state,
             stride,
-            out.at(),
-        ];
+            out: out.at(),
+        };
         let grid =
             Grid { blocks: (width.div_ceil(THREADS as usize), rows), threads: THREADS, shared_bytes: 0 };
-        self.kernels.launch("decayed_sum", grid, operands)
+        self.kernels.launch(kernel::decayed_sum, grid, operands)
     }
 }

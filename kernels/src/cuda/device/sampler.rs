@@ -5,11 +5,15 @@ mod tasks;
 
 use self::tasks::{Lists, Request};
 use super::CudaDevice;
+use crate::cuda::arguments::{self, BestCandidates, PartialArgmax, ScoreTokens};
 use crate::cuda::gemm::Accumulate;
-use crate::cuda::kernels::{Grid, arguments};
-use crate::cuda::memory::grown;
+use crate::cuda::kernels::Grid;
+use crate::cuda::memory::{DevicePointer, grown};
+use crate::cuda::records::{Record, ScoreTask};
 use crate::cuda::results::{Block, Kind};
+use crate::cuda::sources::kernel;
 use crate::cuda::tensor::{Matrix, Tensor, Vector};
+use crate::device::sampler_preconditions as check;
 use crate::{Argmax, DeviceError, GatheredRows, Nomination, SampleRow, Sampler, ScoreRow};
 
 /// Threads of a block, which works on one row of logits.
@@ -24,9 +28,14 @@ impl Sampler for CudaDevice {
     fn argmax(&mut self, argmax: Argmax<'_, Tensor, Matrix, Vector>) -> Result<(), DeviceError> {
         let logits = self.logits_of(argmax)?;
         let block = Block::new(&mut self.results.staging, vec![None; logits.live], Kind::Sampled)?;
-        let (slots, last) = (self.slots_of(logits), self.last_tokens.at());
-        let operands = arguments![logits.at(), logits.width as u32, slots, last, block.results_at()];
-        self.kernels.launch("argmax", Grid::of(logits.live, THREADS), operands)?;
+        let operands = arguments::Argmax {
+            logits: logits.at(),
+            width: logits.width as u32,
+            slots: self.slots_of(logits),
+            last_tokens: self.last_tokens.at(),
+            results: block.results_at(),
+        };
+        self.kernels.launch(kernel::argmax, Grid::of(logits.live, THREADS), operands)?;
         self.results.push(block)
     }
 
@@ -38,21 +47,25 @@ impl Sampler for CudaDevice {
     ) -> Result<(), DeviceError> {
         out.written_like(argmax.x, 2)?;
         let logits = self.logits_of(argmax)?;
-        let operands = arguments![logits.at(), logits.width as u32, first as u32, out.at()];
-        self.kernels.launch("partial_argmax", Grid::of(logits.live, THREADS), operands)
+        let (width, first) = (logits.width as u32, first as u32);
+        let operands = PartialArgmax { logits: logits.at(), width, first, out: out.at() };
+        self.kernels.launch(kernel::partial_argmax, Grid::of(logits.live, THREADS), operands)
     }
 
     fn best_candidates(&mut self, candidates: &Tensor) -> Result<(), DeviceError> {
         let width = candidates.width;
-        if width < 2 || !width.is_multiple_of(2) {
-            return Err(DeviceError::Misuse(format!("candidates of {width} numbers")));
-        }
+        check::candidates(width)?;
         let rows = candidates.live;
         let block = Block::new(&mut self.results.staging, vec![None; rows], Kind::Sampled)?;
-        let (slots, last) = (self.slots_of(candidates), self.last_tokens.at());
-        let operands =
-            arguments![candidates.at(), (width / 2) as u32, rows as u32, slots, last, block.results_at()];
-        self.kernels.launch("best_candidates", Grid::over(rows, 32), operands)?;
+        let operands = BestCandidates {
+            candidates: candidates.at(),
+            count: (width / 2) as u32,
+            rows: rows as u32,
+            slots: self.slots_of(candidates),
+            last_tokens: self.last_tokens.at(),
+            results: block.results_at(),
+        };
+        self.kernels.launch(kernel::best_candidates, Grid::over(rows, 32), operands)?;
         self.results.push(block)
     }
 
@@ -94,22 +107,27 @@ impl Sampler for CudaDevice {
     }
 
     fn score(&mut self, logits: &Tensor, rows: &[(usize, ScoreRow)]) -> Result<(), DeviceError> {
-        let (mut words, mut tops, mut first_top) = (Vec::with_capacity(rows.len() * 4), Vec::new(), 0);
+        let (mut words, mut tops, mut first_top) =
+            (Vec::with_capacity(rows.len() * ScoreTask::WORDS), Vec::new(), 0);
         for &(index, ScoreRow { token, top }) in rows {
-            check_row(logits, index)?;
-            if token as usize >= logits.width {
-                return Err(DeviceError::Misuse(format!("token {token} of {} logits", logits.width)));
-            }
+            check::logit_row(index, logits.live)?;
+            check::scored_token(token, logits.width)?;
             let count = (top as usize).min(logits.width);
-            words.extend([index as u32, token, count as u32, first_top]);
+            let task = ScoreTask { row: index as u32, token, tops: count as u32, first_top };
+            words.extend_from_slice(task.words());
             first_top += count as u32;
             tops.push(Some(count));
         }
         let tasks = self.inputs.upload(&words)?;
         let block = Block::new(&mut self.results.staging, tops, Kind::Scores)?;
-        let operands =
-            arguments![logits.at(), logits.width as u32, tasks, block.results_at(), block.tops_at()];
-        self.kernels.launch("score_tokens", Grid::of(rows.len(), THREADS), operands)?;
+        let operands = ScoreTokens {
+            logits: logits.at(),
+            width: logits.width as u32,
+            tasks: tasks.cast(),
+            results: block.results_at(),
+            tops: block.tops_at(),
+        };
+        self.kernels.launch(kernel::score_tokens, Grid::of(rows.len(), THREADS), operands)?;
         self.results.push(block)
     }
 }
@@ -126,11 +144,11 @@ impl CudaDevice {
         Ok(logits)
     }
 
-    /// Address of the slots of a tensor's logit rows; 0 if they are no logit rows of the step.
-    fn slots_of(&self, x: &Tensor) -> u64 {
+    /// Address of the slots of a tensor's logit rows; null if they are no logit rows of the step.
+    fn slots_of(&self, x: &Tensor) -> DevicePointer<u32> {
         match x.first_logit_row + x.live <= self.step.owners.len() {
-            true => self.step.at.logit_slots + 4 * x.first_logit_row as u64,
-            false => 0,
+            true => self.step.at.logit_slots.add(x.first_logit_row),
+            false => DevicePointer::NULL,
         }
     }
 
@@ -141,7 +159,7 @@ impl CudaDevice {
         requests: &[Request<'_>],
         block: &Block,
     ) -> Result<(), DeviceError> {
-        requests.iter().try_for_each(|request| check_row(logits, request.index))?;
+        requests.iter().try_for_each(|request| check::logit_row(request.index, logits.live))?;
         let row_bytes = logits.width * size_of::<f32>();
         let at_once = (SCRATCH_BYTES / row_bytes.max(1)).clamp(1, logits.capacity.max(1));
         let what = "scratch memory of sampling";
@@ -151,27 +169,20 @@ impl CudaDevice {
             let weights = grown(&mut self.scratch.weights, &self.gpu, bytes, what)?.at();
             let counts = grown(&mut self.scratch.counts, &self.gpu, bytes, what)?.at();
             let list = self.inputs.upload(&tasks::words(requests, Lists::OfAdjustments))?;
-            let operands = arguments![
-                logits.at(),
-                logits.width as u32,
-                list,
-                list,
+            let operands = arguments::Sample {
+                logits: logits.at(),
+                width: logits.width as u32,
+                tasks: list.cast(),
+                words: list,
                 adjusted,
                 weights,
                 counts,
-                self.last_tokens.at(),
-                block.results_at(),
-                block.tops_at(),
-            ];
-            self.kernels.launch("sample", Grid::of(requests.len(), THREADS), operands)?;
+                last_tokens: self.last_tokens.at(),
+                results: block.results_at(),
+                tops: block.tops_at(),
+            };
+            self.kernels.launch(kernel::sample, Grid::of(requests.len(), THREADS), operands)?;
         }
         Ok(())
     }
-}
-
-fn check_row(logits: &Tensor, index: usize) -> Result<(), DeviceError> {
-    if index < logits.live {
-        return Ok(());
-    }
-    Err(DeviceError::Misuse(format!("row {index} of {} rows of logits", logits.live)))
 }

@@ -12,6 +12,7 @@ use super::library::{IN_PROGRESS, INVALID_USAGE, Nccl, SUCCESS, open};
 use crate::DeviceError;
 use crate::collective::{CollectiveError, GroupRank, Operation};
 use crate::cuda::context::Gpu;
+use crate::cuda::memory::DevicePointer;
 
 /// Mark of a configuration whose other fields are set (`NCCL_API_MAGIC`).
 const CONFIG_MAGIC: u32 = 0xcafe_beef;
@@ -85,7 +86,7 @@ impl Communicator {
     /// Enqueues a reduction of the `count` elements at `at`, in place.
     pub(in crate::cuda) fn all_reduce(
         &mut self,
-        at: u64,
+        at: DevicePointer<f32>,
         count: usize,
         reduction: Reduction,
     ) -> Result<(), DeviceError> {
@@ -106,8 +107,8 @@ impl Communicator {
     /// all other ranks come. The others pass their `part`.
     pub(in crate::cuda) fn gather(
         &mut self,
-        part: u64,
-        all: Option<u64>,
+        part: DevicePointer<f32>,
+        all: Option<DevicePointer<f32>>,
         count: usize,
     ) -> Result<(), DeviceError> {
         self.begin()?;
@@ -120,7 +121,7 @@ impl Communicator {
             match all {
                 Some(all) => {
                     for rank in 1..self.group_rank.world_size {
-                        let to = pointer(all + (rank * count * size_of::<f32>()) as u64);
+                        let to = pointer(all.add(rank * count));
                         let code = (nccl.ncclRecv)(to, count, kind, rank as c_int, handle, stream);
                         begun = worse(begun, code);
                     }
@@ -260,8 +261,8 @@ fn worse(first: u32, second: u32) -> u32 {
     }
 }
 
-fn pointer(at: u64) -> *mut c_void {
-    std::ptr::without_provenance_mut(at as usize)
+fn pointer(at: DevicePointer<f32>) -> *mut c_void {
+    std::ptr::without_provenance_mut(at.address() as usize)
 }
 
 /// A configuration whose calls do not wait for other ranks, and that is NCCL's own otherwise.

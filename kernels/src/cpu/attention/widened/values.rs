@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use super::super::Visible;
 use super::super::kernel::{Block, prefetch};
+use super::super::sight::Visible;
 use super::BLOCK;
 use super::panel::half_step;
 use crate::cpu::memory::format::{Format, STEP};

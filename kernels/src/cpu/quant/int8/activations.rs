@@ -1,8 +1,8 @@
 //! Packing of activations before a product: quantisation, and layout in tiles of rows.
 
-use super::product::Work;
+use super::format::{GROUP, OFFSET, PAD};
 use super::quantise::{Quantised, quantise_lanes};
-use super::{GROUP, OFFSET, PAD};
+use super::work::Work;
 use crate::cpu::gemm::input::InputRow;
 use crate::cpu::gemm::tile::for_tile;
 use crate::cpu::simd::{LANES, Op, Simd};

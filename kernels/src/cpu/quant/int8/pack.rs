@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::marker::PhantomData;
 
+use super::format::{GROUP, Int8Matrix, OFFSET, PAD, SCALES, group_bytes, panel_bytes, weight_index};
 use super::quantise::quantise;
-use super::{GROUP, Int8Matrix, OFFSET, PAD, group_bytes, panel_bytes, weight_index};
 use crate::cpu::memory::Buffer;
 use crate::cpu::memory::format::{Bf16, F16, F32, Format};
 use crate::cpu::memory::fused_matrices::{FusedMatrices, Shape};
@@ -78,7 +78,7 @@ pub(super) fn pack_group<S: Simd, W: Format>(
     quantised: &mut [[i8; GROUP]; LANES],
     to: &mut [u8],
 ) {
-    let (scales, weights) = to.split_at_mut(super::SCALES);
+    let (scales, weights) = to.split_at_mut(SCALES);
     for ((row, quantised), scale) in rows.iter().zip(&mut *quantised).zip(scales.as_chunks_mut::<4>().0) {
         let mut x = [0.0; GROUP];
         if let Some(row) = row {

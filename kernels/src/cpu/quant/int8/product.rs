@@ -9,13 +9,15 @@ mod micro_kernel;
 
 use self::micro_kernel::add_product;
 use super::activations::{PackTile, row_words};
-use super::{GROUP, Int8Matrix, group_bytes, panel_bytes};
+use super::format::{GROUP, Int8Matrix, group_bytes, panel_bytes};
+use super::scratch::Scratch;
+use super::work::Work;
 use crate::DeviceError;
 use crate::cpu::gemm::groups::{Group, GroupTasks};
-use crate::cpu::gemm::input::Input;
 use crate::cpu::gemm::tile::{FindTileLimits, Tiling, for_tile};
 use crate::cpu::gemm::{Epilogue, Product};
-use crate::cpu::memory::{Buffer, Shared, Weights};
+use crate::cpu::memory::fused_matrices::Shape;
+use crate::cpu::memory::{Shared, Weights};
 use crate::cpu::rowwise::SiluMul;
 use crate::cpu::sampling::argmax::UpdateArgmax;
 use crate::cpu::simd::isa::Path;
@@ -38,62 +40,6 @@ const FEW_TILES: usize = 4;
 /// Minimum number of activations per packing task, below which waking another thread costs more than it saves.
 const PACKED_AT_ONCE: usize = 8 << 10;
 
-/// Scratch memory of products. The system commits pages only when they are first written.
-pub(in crate::cpu) struct Scratch {
-    activations: Buffer<u32>,
-    /// Sums of gate and up, which are kept between blocks of inputs, `[rows, panels * 16]`.
-    sums: Buffer<f32>,
-    /// Largest number of rows and largest width that [`Self::sums`] has room for.
-    most: (usize, usize),
-    /// True once a product has been computed.
-    used: bool,
-    tasks: GroupTasks,
-}
-
-impl Scratch {
-    pub(in crate::cpu) fn new() -> Result<Self, DeviceError> {
-        let activations = Buffer::zeroed(0, "activations of a product")?;
-        Ok(Self {
-            activations,
-            sums: Buffer::zeroed(0, SUMS)?,
-            most: (0, 0),
-            used: false,
-            tasks: GroupTasks::default(),
-        })
-    }
-
-    /// Makes room for products of up to `rows` rows and `inputs` inputs.
-    pub(in crate::cpu) fn fit(&mut self, rows: usize, inputs: usize) -> Result<(), DeviceError> {
-        let words = rows * row_words(inputs, 2);
-        if self.activations.len() < words {
-            self.activations = Buffer::zeroed(words, "activations of a product")?;
-        }
-        self.fit_sums(rows, 0)
-    }
-
-    /// Makes room for the products of a paired matrix.
-    pub(in crate::cpu) fn fit_pair(&mut self, matrix: &Int8Matrix) -> Result<(), DeviceError> {
-        self.fit_sums(0, matrix.shape.panels() * LANES)
-    }
-
-    fn fit_sums(&mut self, rows: usize, width: usize) -> Result<(), DeviceError> {
-        self.most = (self.most.0.max(rows), self.most.1.max(width));
-        let wanted = self.most.0.saturating_mul(self.most.1);
-        if self.sums.len() < wanted {
-            self.sums = Buffer::zeroed(wanted, SUMS)?;
-        }
-        Ok(())
-    }
-
-    /// Size in bytes; 0 before the first product.
-    pub(in crate::cpu) fn bytes(&self) -> usize {
-        if self.used { size_of_val(&self.activations[..]) + size_of_val(&self.sums[..]) } else { 0 }
-    }
-}
-
-/// The name of [`Scratch::sums`] in errors.
-const SUMS: &str = "sums of gate and up";
-
 /// The matrix of a group.
 fn matrix(matrices: &[Weights], group: Group) -> &Int8Matrix {
     let Weights::Int8(matrix) = &matrices[group.matrix] else { unreachable!("a matrix that is not in int8") };
@@ -113,18 +59,16 @@ pub(in crate::cpu) fn linear(
     let Scratch { activations, sums, tasks, .. } = scratch;
     let (activations, sums) = (Shared::new(&mut activations[..]), Shared::new(&mut sums[..]));
     let out = Shared::new(out);
-    let panels = shape.panels();
     let (sums, width) = match epilogue {
-        Epilogue::Gated => (&sums, panels * LANES),
+        Epilogue::Gated => (&sums, shape.panels() * LANES),
         Epilogue::Set(_) | Epilogue::Add(_) | Epilogue::Largest(_) | Epilogue::PanelMaxima(_) => {
             (&out, shape.outputs)
         }
     };
-    let largest = path.run_int8(FindTileLimits).several;
-    let tiling = |group: Group| Tiling::of(group.rows, largest);
+    let largest_tile = path.run_int8(FindTileLimits).several;
     let work = |group: Group, thread: usize| Work {
         x,
-        tiling: tiling(group),
+        tiling: Tiling::of(group.rows, largest_tile),
         activations: &activations,
         matrix: matrix(matrices, group),
         epilogue,
@@ -133,94 +77,70 @@ pub(in crate::cpu) fn linear(
         out: &out,
         thread,
     };
-
-    let input_groups = shape.inputs.div_ceil(GROUP);
-    let share = |tiling: Tiling| (PACKED_AT_ONCE / tiling.tile(0).1.max(1)).div_ceil(GROUP);
-    let count = |group: Group| tiling(group).tiles * input_groups.div_ceil(share(tiling(group)));
-    tasks.run(pool, groups, count, |group, task, thread| {
-        let work = work(group, thread);
-        let share = share(work.tiling);
-        let shares = input_groups.div_ceil(share);
-        let (tile, first) = (task / shares, task % shares * share);
-        path.run_int8(PackTile { work, tile, groups: (first, input_groups.min(first + share)) });
-    })?;
-
-    let threads = pool.threads();
-    // The number of panels and the number of tiles of a task, and the number of ranges of tiles.
-    let division = |tiling: Tiling| {
-        // Several tasks per thread balance the load. With a single tile, most time is spent on fetching weights, so
-        // tasks can be smaller.
-        let each = if tiling.tiles == 1 { 8 } else { 4 };
-        let share = panels.div_ceil((each * threads).div_ceil(groups.len())).next_multiple_of(MOST_PANELS);
-        let columns = panels.div_ceil(share) * groups.len();
-        let bands = (2 * threads).div_ceil(columns).min(tiling.tiles).max(1);
-        (share, tiling.tiles.div_ceil(bands), bands)
-    };
-    let count = |group: Group| {
-        let (share, _, bands) = division(tiling(group));
-        panels.div_ceil(share) * bands
-    };
-    tasks.run(pool, groups, count, |group, task, thread| {
-        let work = work(group, thread);
-        let (share, band, bands) = division(work.tiling);
-        let (column, first) = (task / bands, task % bands * band);
-        path.run_int8(Block {
-            work,
-            panels: (column * share, panels.min((column + 1) * share)),
-            tiles: (first, work.tiling.tiles.min(first + band)),
-        });
-    })
+    let product = GroupProducts { path, groups, shape, work };
+    product.pack(pool, tasks)?;
+    product.multiply(pool, tasks)
 }
 
-/// State that all tasks of one group's product share.
-///
-/// Packed activations are stored by tile, and within a tile by group. A group holds the scales of the rows, then the
-/// initial values of the rows' integer sums (see [`super::OFFSET`]), and then the steps. Each step holds one word of
-/// each row.
-#[derive(Clone, Copy)]
-pub(super) struct Work<'a> {
-    pub(super) x: Input<'a>,
-    pub(super) tiling: Tiling,
-    pub(super) activations: &'a Shared<'a, u32>,
-    pub(super) matrix: &'a Int8Matrix,
-    epilogue: Epilogue<'a>,
-    /// Memory of the sums between blocks: `out`, or [`Scratch::sums`] for a paired matrix.
-    sums: &'a Shared<'a, f32>,
-    /// Width of a row of `sums`.
-    width: usize,
-    out: &'a Shared<'a, f32>,
-    /// Index of the thread that runs the task.
-    thread: usize,
+/// The products of all groups, as tasks for threads. `work` describes a group's product for a thread.
+struct GroupProducts<'a, F> {
+    path: Path,
+    groups: &'a [Group],
+    /// Shape of all matrices.
+    shape: Shape,
+    work: F,
 }
 
-impl Work<'_> {
-    /// The sums of one row and one panel.
-    ///
-    /// # Safety
-    ///
-    /// (row, panel) belongs to the calling task, and the task holds no other slice of the same row and panel.
-    #[allow(clippy::mut_from_ref)] // The caller holds disjoint slices: see `Shared::slice_mut`.
-    #[inline(always)]
-    unsafe fn sums(&self, row: usize, panel: usize) -> &mut [f32] {
-        let column = panel * LANES;
-        // SAFETY: the caller's contract.
-        unsafe { self.sums.slice_mut(row * self.width + column, LANES.min(self.width - column)) }
+impl<'a, F: Fn(Group, usize) -> Work<'a> + Sync> GroupProducts<'_, F> {
+    /// Packs the activations of all rows.
+    fn pack(&self, pool: &mut ThreadPool, tasks: &mut GroupTasks) -> Result<(), DeviceError> {
+        let input_groups = self.shape.inputs.div_ceil(GROUP);
+        let share = |tiling: Tiling| (PACKED_AT_ONCE / tiling.tile(0).1.max(1)).div_ceil(GROUP);
+        let count = |group: Group| {
+            let tiling = self.tiling(group);
+            tiling.tiles * input_groups.div_ceil(share(tiling))
+        };
+        tasks.run(pool, self.groups, count, |group, task, thread| {
+            let work = (self.work)(group, thread);
+            let share = share(work.tiling);
+            let shares = input_groups.div_ceil(share);
+            let (tile, first) = (task / shares, task % shares * share);
+            self.path.run_int8(PackTile { work, tile, groups: (first, input_groups.min(first + share)) });
+        })
     }
 
-    /// Stores the largest of the sums of one row and one panel. Outputs that pad the panel do not count.
-    #[inline(always)]
-    fn store_maximum<S: Simd>(&self, s: S, maxima: &Shared<'_, f32>, row: usize, panel: usize, sum: S::F) {
-        let shape = self.matrix.shape;
-        let outputs = LANES.min(shape.outputs - panel * LANES);
-        let sum = if outputs < LANES {
-            let mut lanes = [0.0; LANES];
-            s.store_some(&mut lanes, sum);
-            s.load_some(&lanes[..outputs], f32::NEG_INFINITY)
-        } else {
-            sum
+    /// Multiplies packed activations by the weights.
+    fn multiply(&self, pool: &mut ThreadPool, tasks: &mut GroupTasks) -> Result<(), DeviceError> {
+        let (panels, threads, groups) = (self.shape.panels(), pool.threads(), self.groups.len());
+        // The number of panels and the number of tiles of a task, and the number of ranges of tiles.
+        let division = |tiling: Tiling| {
+            // Several tasks per thread balance the load. With a single tile, most time is spent on fetching weights, so
+            // tasks can be smaller.
+            let each = if tiling.tiles == 1 { 8 } else { 4 };
+            let share = panels.div_ceil((each * threads).div_ceil(groups)).next_multiple_of(MOST_PANELS);
+            let columns = panels.div_ceil(share) * groups;
+            let bands = (2 * threads).div_ceil(columns).min(tiling.tiles).max(1);
+            (share, tiling.tiles.div_ceil(bands), bands)
         };
-        // SAFETY: each (row, panel) belongs to one task.
-        unsafe { maxima.slice_mut(row * shape.panels() + panel, 1)[0] = s.largest(sum) };
+        let count = |group: Group| {
+            let (share, _, bands) = division(self.tiling(group));
+            panels.div_ceil(share) * bands
+        };
+        tasks.run(pool, self.groups, count, |group, task, thread| {
+            let work = (self.work)(group, thread);
+            let (share, band, bands) = division(work.tiling);
+            let (column, first) = (task / bands, task % bands * band);
+            self.path.run_int8(Block {
+                work,
+                panels: (column * share, panels.min((column + 1) * share)),
+                tiles: (first, work.tiling.tiles.min(first + band)),
+            });
+        })
+    }
+
+    /// The tiles of a group's rows, which are those of every thread.
+    fn tiling(&self, group: Group) -> Tiling {
+        (self.work)(group, 0).tiling
     }
 }
 

@@ -1,6 +1,6 @@
 //! Quantisation of a group of numbers to eight bits and a scale.
 
-use super::GROUP;
+use super::format::GROUP;
 use crate::cpu::simd::{LANES, Simd};
 
 /// The largest magnitude of a quantised number. The range is symmetric, so that `x` and `-x` have the same magnitude.

@@ -4,9 +4,9 @@
 use std::fs::File;
 use std::marker::PhantomData;
 
+use super::format::{GROUP, Int8Matrix, SCALES, group_bytes};
 use super::pack::{pack_group, widen};
 use super::quantise::{Rounded, round_lanes};
-use super::{GROUP, Int8Matrix, SCALES, group_bytes};
 use crate::cpu::gemm::Layout;
 use crate::cpu::gemm::input::Input;
 use crate::cpu::memory::format::{Bf16, F16, F32, Format};

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use crate::cuda::kernels::{Grid, Kernels, arguments};
+use crate::cuda::arguments::MultiplyExperts;
+use crate::cuda::kernels::{Grid, Kernels};
+use crate::cuda::memory::DevicePointer;
+use crate::cuda::sources::{Kernel, kernel};
 use crate::cuda::tensor::Matrix;
 use crate::{DeviceError, WeightType};
 
@@ -81,16 +84,16 @@ impl Form {
     }
 
     /// Kernels of the gated product and of the down projection.
-    pub(super) fn kernels(self, dtype: WeightType) -> [&'static str; 2] {
+    pub(super) fn kernels(self, dtype: WeightType) -> [Kernel<MultiplyExperts>; 2] {
         use WeightType::{Bf16, F16, F32};
         match (self, dtype) {
-            (Self::Plain, F32) => ["expert_gates_f32", "expert_outputs_f32"],
-            (Self::Plain, Bf16) => ["expert_gates_bf16", "expert_outputs_bf16"],
-            (Self::Plain, F16) => ["expert_gates_f16", "expert_outputs_f16"],
-            (Self::Narrow, F16) => ["expert_gates_narrow_f16", "expert_outputs_narrow_f16"],
-            (Self::Narrow, _) => ["expert_gates_narrow_bf16", "expert_outputs_narrow_bf16"],
-            (Self::Wide, F16) => ["expert_gates_wide_f16", "expert_outputs_wide_f16"],
-            (Self::Wide, _) => ["expert_gates_wide_bf16", "expert_outputs_wide_bf16"],
+            (Self::Plain, F32) => [kernel::expert_gates_f32, kernel::expert_outputs_f32],
+            (Self::Plain, Bf16) => [kernel::expert_gates_bf16, kernel::expert_outputs_bf16],
+            (Self::Plain, F16) => [kernel::expert_gates_f16, kernel::expert_outputs_f16],
+            (Self::Narrow, F16) => [kernel::expert_gates_narrow_f16, kernel::expert_outputs_narrow_f16],
+            (Self::Narrow, _) => [kernel::expert_gates_narrow_bf16, kernel::expert_outputs_narrow_bf16],
+            (Self::Wide, F16) => [kernel::expert_gates_wide_f16, kernel::expert_outputs_wide_f16],
+            (Self::Wide, _) => [kernel::expert_gates_wide_bf16, kernel::expert_outputs_wide_bf16],
         }
     }
 }
@@ -99,9 +102,9 @@ impl Form {
 #[derive(Clone, Copy)]
 pub(super) struct Pairs {
     /// Address of each expert's number of pairs.
-    pub(super) counts: u64,
+    pub(super) counts: DevicePointer<u32>,
     /// Address of the lists.
-    pub(super) lists: u64,
+    pub(super) lists: DevicePointer<u32>,
     /// Number of experts.
     pub(super) experts: usize,
     /// Entries of a list.
@@ -113,19 +116,18 @@ pub(super) struct Pairs {
 /// One product of each of some experts, over its pairs.
 pub(super) struct ExpertProduct {
     pub(super) form: Form,
-    /// Name of the kernel.
-    pub(super) kernel: &'static str,
+    pub(super) kernel: Kernel<MultiplyExperts>,
     /// True if gate and up are multiplied, and activations come out.
     pub(super) is_gated: bool,
     /// Address of the input, whose row `p / pairs_per_row` is that of pair `p`.
-    pub(super) x: u64,
+    pub(super) x: DevicePointer<u8>,
     pub(super) pairs_per_row: usize,
     /// Width of the input.
     pub(super) inputs: usize,
     /// Address of each expert's matrix's address.
-    pub(super) matrices: u64,
+    pub(super) matrices: DevicePointer<u64>,
     /// Address of the output, a row per pair.
-    pub(super) out: u64,
+    pub(super) out: DevicePointer<u8>,
     /// Width of the output.
     pub(super) outputs: usize,
 }
@@ -141,18 +143,18 @@ impl ExpertProduct {
         let tiles = most.min(most / rows + experts);
         let grid =
             Grid { blocks: (tiles, self.outputs.div_ceil(columns)), threads: THREADS, shared_bytes: 0 };
-        let operands = arguments![
+        let operands = MultiplyExperts {
             x,
             matrices,
             counts,
             lists,
             out,
-            experts as u32,
-            capacity as u32,
-            self.pairs_per_row as u32,
-            self.inputs as u32,
-            self.outputs as u32,
-        ];
+            experts: experts as u32,
+            capacity: capacity as u32,
+            divisor: self.pairs_per_row as u32,
+            inputs: self.inputs as u32,
+            outputs: self.outputs as u32,
+        };
         kernels.launch(self.kernel, grid, operands)
     }
 }

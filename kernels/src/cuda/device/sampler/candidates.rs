@@ -2,14 +2,18 @@
 
 use super::tasks::{self, Lists, Request};
 use super::{CudaDevice, SCRATCH_BYTES, THREADS};
-use crate::cuda::kernels::{Grid, arguments};
+use crate::cuda::arguments::{self, AdjustShard};
+use crate::cuda::kernels::Grid;
 use crate::cuda::memory::grown;
+use crate::cuda::records::{NominationTask, Record};
 use crate::cuda::results::{Block, Kind};
+use crate::cuda::sources::kernel;
 use crate::cuda::tensor::Tensor;
-use crate::{DeviceError, GatheredRows, Nomination, SampleRow};
+use crate::device::sampler_preconditions as check;
+use crate::{DeviceError, GatheredRows, MAX_NOMINATED, Nomination, SampleRow};
 
-/// Words of `Nomination` in `sources/nominate.cu`.
-const TASK_WORDS: usize = 15;
+// A thread of `nominate` holds one nominated token.
+const _: () = assert!(MAX_NOMINATED <= THREADS);
 
 impl CudaDevice {
     pub(super) fn adjust_shard(
@@ -19,14 +23,21 @@ impl CudaDevice {
         first: usize,
         peaks: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        check_rows(rows, logits.live)?;
+        check::nominated_rows(rows, logits.live)?;
         peaks.written_like(logits, 2)?;
         // Rows without a nomination have peaks, too, so that the peaks of all rows can be compared.
         peaks.data.fill_zeros(0, peaks.elements() * size_of::<f32>())?;
         let tasks = self.inputs.upload(&words(rows, logits.width, Lists::OfAdjustments))?;
         let (width, first) = (logits.width as u32, first as u32);
-        let operands = arguments![logits.at(), width, first, tasks, tasks, peaks.at()];
-        self.kernels.launch("adjust_shard", Grid::of(rows.len(), THREADS), operands)
+        let operands = AdjustShard {
+            logits: logits.at(),
+            width,
+            first,
+            tasks: tasks.cast(),
+            words: tasks,
+            peaks: peaks.at(),
+        };
+        self.kernels.launch(kernel::adjust_shard, Grid::of(rows.len(), THREADS), operands)
     }
 
     pub(super) fn nominate_shard(
@@ -37,21 +48,23 @@ impl CudaDevice {
         peaks: &Tensor,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        check_rows(rows, logits.live)?;
-        peaks.check(logits.live, 2)?;
-        let most = rows.iter().map(|(_, nomination)| nomination.count as usize).max().unwrap_or(0);
-        let most = most.min(logits.width);
-        if !out.width.is_multiple_of(2) || most > (out.width / 2).min(THREADS as usize) {
-            let width = out.width;
-            return Err(DeviceError::Misuse(format!("{most} nominated tokens in rows of {width} numbers")));
-        }
+        check::nominated_rows(rows, logits.live)?;
+        check::nominated_tokens(rows, logits.width, out.width)?;
+        check::peaks([peaks.live, peaks.width], logits.live)?;
         out.written_like(logits, out.width)?;
         // The other rows are gathered with them.
         out.data.fill_zeros(0, out.elements() * size_of::<f32>())?;
         let tasks = self.inputs.upload(&words(rows, logits.width, Lists::Empty))?;
-        let (width, first, pairs) = (logits.width as u32, first as u32, (out.width / 2) as u32);
-        let operands = arguments![logits.at(), width, first, tasks, peaks.at(), pairs, out.at()];
-        self.kernels.launch("nominate", Grid::of(rows.len(), THREADS), operands)
+        let operands = arguments::Nominate {
+            logits: logits.at(),
+            width: logits.width as u32,
+            first: first as u32,
+            tasks: tasks.cast(),
+            peaks: peaks.at(),
+            out_count: (out.width / 2) as u32,
+            out: out.at(),
+        };
+        self.kernels.launch(kernel::nominate, Grid::of(rows.len(), THREADS), operands)
     }
 
     pub(super) fn sample_rows(
@@ -60,12 +73,8 @@ impl CudaDevice {
         rows: &[(usize, SampleRow<'_>)],
     ) -> Result<(), DeviceError> {
         let GatheredRows { logits, candidates, peaks, nominated } = gathered;
-        let (width, live) = (candidates.width, candidates.live);
-        if !width.is_multiple_of(2) || nominated.last().is_some_and(|row| *row >= live) {
-            let what = format!("candidates of {width} numbers in {live} rows for {nominated:?}");
-            return Err(DeviceError::Misuse(what));
-        }
-        peaks.check(live, 2)?;
+        check::gathered([candidates.live, candidates.width], nominated)?;
+        check::peaks([peaks.live, peaks.width], candidates.live)?;
         let owner_of = |index| self.step.owner(candidates.first_logit_row + index);
         let (requests, tops) = tasks::requests(rows, logits.width, owner_of)?;
         let (drawn, whole): (Vec<Request<'_>>, Vec<_>) =
@@ -97,18 +106,18 @@ impl CudaDevice {
             let weights = grown(&mut self.scratch.weights, &self.gpu, bytes, what)?.at();
             let ids = grown(&mut self.scratch.counts, &self.gpu, bytes, what)?.at();
             let tasks = self.inputs.upload(&tasks::words(requests, Lists::Empty))?;
-            let operands = arguments![
-                candidates.at(),
-                (candidates.width / 2) as u32,
-                peaks.at(),
-                tasks,
+            let operands = arguments::SampleCandidates {
+                candidates: candidates.at(),
+                width: (candidates.width / 2) as u32,
+                peaks: peaks.at(),
+                tasks: tasks.cast(),
                 logits,
                 weights,
                 ids,
-                self.last_tokens.at(),
-                block.results_at(),
-            ];
-            self.kernels.launch("sample_candidates", Grid::of(requests.len(), THREADS), operands)?;
+                last_tokens: self.last_tokens.at(),
+                results: block.results_at(),
+            };
+            self.kernels.launch(kernel::sample_candidates, Grid::of(requests.len(), THREADS), operands)?;
         }
         Ok(())
     }
@@ -116,7 +125,7 @@ impl CudaDevice {
 
 /// The nominations of one launch, and behind them their lists, whose indices count from the first word.
 fn words(rows: &[(usize, &Nomination)], tokens: usize, lists: Lists) -> Vec<u32> {
-    let mut words = vec![0; rows.len() * TASK_WORDS];
+    let mut words = vec![0; rows.len() * NominationTask::WORDS];
     for (task, (row, nomination)) in rows.iter().enumerate() {
         let adjustments = nomination.adjustments.as_ref().filter(|_| lists == Lists::OfAdjustments);
         let adjusts = u32::from(adjustments.is_some());
@@ -132,13 +141,13 @@ fn words(rows: &[(usize, &Nomination)], tokens: usize, lists: Lists) -> Vec<u32>
         let [repeated, repeated_count] = list(&mut adjustments.repeated.iter().copied(), 1);
         let pairs = adjustments.counted.iter().flat_map(|&(token, count)| [token, count]);
         let [counted, counted_count] = list(&mut pairs.into_iter(), 2);
-        let fields: [u32; TASK_WORDS] = [
-            *row as u32,
-            nomination.count.min(tokens as u32),
-            nomination.temperature.to_bits(),
-            adjustments.repetition_penalty.to_bits(),
-            adjustments.presence_penalty.to_bits(),
-            adjustments.frequency_penalty.to_bits(),
+        let record = NominationTask {
+            row: *row as u32,
+            count: nomination.count.min(tokens as u32),
+            temperature: nomination.temperature,
+            repetition: adjustments.repetition_penalty,
+            presence: adjustments.presence_penalty,
+            frequency: adjustments.frequency_penalty,
             adjusts,
             bias,
             bias_count,
@@ -148,18 +157,8 @@ fn words(rows: &[(usize, &Nomination)], tokens: usize, lists: Lists) -> Vec<u32>
             repeated_count,
             counted,
             counted_count,
-        ];
-        words[task * TASK_WORDS..][..TASK_WORDS].copy_from_slice(&fields);
+        };
+        words[task * NominationTask::WORDS..][..NominationTask::WORDS].copy_from_slice(record.words());
     }
     words
-}
-
-/// Refuses row indices that do not ascend or lie beyond the `live` rows.
-fn check_rows(rows: &[(usize, &Nomination)], live: usize) -> Result<(), DeviceError> {
-    let ascends = rows.windows(2).all(|pair| pair[0].0 < pair[1].0);
-    if ascends && rows.last().is_none_or(|(row, _)| *row < live) {
-        return Ok(());
-    }
-    let rows: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
-    Err(DeviceError::Misuse(format!("nominations for rows {rows:?} of {live}, which must ascend")))
 }

@@ -1,10 +1,9 @@
 //! Requests to sample, as the kernels read them.
 
+use crate::cuda::records::{Record, Task};
 use crate::cuda::step::Owner;
+use crate::device::sampler_preconditions as check;
 use crate::{DeviceError, SampleRow};
-
-/// Words of `Task` in `sources/sample.cu`, with those that its alignment adds.
-const TASK_WORDS: usize = 28;
 
 /// One request of a call.
 #[derive(Clone, Copy)]
@@ -29,23 +28,13 @@ pub(super) fn requests<'a>(
 ) -> Result<(Vec<Request<'a>>, Vec<Option<usize>>), DeviceError> {
     let (mut requests, mut first_top) = (Vec::with_capacity(rows.len()), 0);
     for (result, &(index, row)) in (0..).zip(rows) {
-        check_tokens(&row, vocabulary)?;
+        check::adjusted_tokens(&row, vocabulary)?;
         let tops = row.logprobs.map(|top| (top as usize).min(vocabulary));
         requests.push(Request { index, row, owner: owner_of(index), result, first_top, tops });
         first_top += tops.unwrap_or(0) as u32;
     }
     let tops = requests.iter().map(|request| request.tops).collect();
     Ok((requests, tops))
-}
-
-/// Refuses bias, forbidden tokens and penalties of tokens outside of the vocabulary.
-fn check_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<(), DeviceError> {
-    let biased = row.params.logit_bias.iter().map(|(token, _)| token).chain(row.forbidden);
-    let seen = row.prompt.iter().chain(row.output).take(if row.adjusts() { usize::MAX } else { 0 });
-    match biased.chain(seen).find(|&&token| token as usize >= vocabulary) {
-        Some(token) => Err(DeviceError::Misuse(format!("token {token} of a vocabulary of {vocabulary}"))),
-        None => Ok(()),
-    }
 }
 
 /// The lists of tokens that a launch reads.
@@ -65,7 +54,7 @@ impl Request<'_> {
     }
 
     /// Appends the lists to `words`, and returns the task.
-    fn task(&self, words: &mut Vec<u32>, lists: Lists) -> [u32; TASK_WORDS] {
+    fn task(&self, words: &mut Vec<u32>, lists: Lists) -> Task {
         let (row, params) = (&self.row, self.row.params);
         let mut list = |tokens: &[u32], wanted: bool| {
             let (first, tokens) = (words.len() as u32, if wanted { tokens } else { &[][..] });
@@ -79,45 +68,43 @@ impl Request<'_> {
         let [forbidden, forbidden_count] = list(row.forbidden, adjusts);
         let [prompt, prompt_count] = list(row.prompt, adjusts && self.penalises());
         let [output, output_count] = list(row.output, adjusts && self.penalises());
-        [
-            params.seed as u32,
-            (params.seed >> 32) as u32,
-            row.position as u32,
-            (row.position >> 32) as u32,
-            self.index as u32,
-            self.owner.slot,
-            u32::from(self.owner.continues && self.penalises()),
-            u32::from(self.tops.is_some()),
-            params.temperature.to_bits(),
-            params.min_p.to_bits(),
-            params.top_p.to_bits(),
-            params.repetition_penalty.to_bits(),
-            params.presence_penalty.to_bits(),
-            params.frequency_penalty.to_bits(),
-            params.top_k,
-            self.tops.unwrap_or(0) as u32,
-            self.first_top,
+        Task {
+            seed: params.seed,
+            position: row.position,
+            row: self.index as u32,
+            slot: self.owner.slot,
+            continues: u32::from(self.owner.continues && self.penalises()),
+            scores: u32::from(self.tops.is_some()),
+            temperature: params.temperature,
+            min_p: params.min_p,
+            top_p: params.top_p,
+            repetition: params.repetition_penalty,
+            presence: params.presence_penalty,
+            frequency: params.frequency_penalty,
+            top_k: params.top_k,
+            tops: self.tops.unwrap_or(0) as u32,
+            first_top: self.first_top,
             bias,
-            bias_words / 2,
+            bias_count: bias_words / 2,
             forbidden,
             forbidden_count,
             prompt,
             prompt_count,
             output,
             output_count,
-            u32::from(row.adjusts()),
-            self.result,
-            0,
-        ]
+            adjusts: u32::from(row.adjusts()),
+            result: self.result,
+            padding: 0,
+        }
     }
 }
 
 /// The tasks of one launch, and behind them their lists of tokens, whose indices count from the first word.
 pub(super) fn words(requests: &[Request<'_>], lists: Lists) -> Vec<u32> {
-    let mut words = vec![0; requests.len() * TASK_WORDS];
+    let mut words = vec![0; requests.len() * Task::WORDS];
     for (index, request) in requests.iter().enumerate() {
         let task = request.task(&mut words, lists);
-        words[index * TASK_WORDS..][..TASK_WORDS].copy_from_slice(&task);
+        words[index * Task::WORDS..][..Task::WORDS].copy_from_slice(task.words());
     }
     words
 }

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use crate::cpu::quant::int8::{GROUP, PAD, SCALES, group_bytes};
+use crate::cpu::quant::int8::format::{GROUP, PAD, SCALES, group_bytes};
 use crate::cpu::simd::{LANES, Simd};
 
 /// Number of rows up to which a tile waits for its own weights, and shares no fetching.

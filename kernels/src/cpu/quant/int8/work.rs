@@ -1,0 +1,67 @@
+//! What the tasks of one group's product share.
+
+use super::format::Int8Matrix;
+use crate::cpu::gemm::Epilogue;
+use crate::cpu::gemm::input::Input;
+use crate::cpu::gemm::tile::Tiling;
+use crate::cpu::memory::Shared;
+use crate::cpu::simd::{LANES, Simd};
+
+/// State that all tasks of one group's product share.
+///
+/// Packed activations are stored by tile, and within a tile by group. A group holds the scales of the rows, then the
+/// initial values of the rows' integer sums (see [`OFFSET`](super::format::OFFSET)), and then the steps. Each step holds
+/// one word of each row.
+#[derive(Clone, Copy)]
+pub(super) struct Work<'a> {
+    pub(super) x: Input<'a>,
+    pub(super) tiling: Tiling,
+    pub(super) activations: &'a Shared<'a, u32>,
+    pub(super) matrix: &'a Int8Matrix,
+    pub(super) epilogue: Epilogue<'a>,
+    /// Memory of the sums between blocks: `out`, or [`Scratch::sums`](super::scratch::Scratch::sums) for a paired matrix.
+    pub(super) sums: &'a Shared<'a, f32>,
+    /// Width of a row of `sums`.
+    pub(super) width: usize,
+    pub(super) out: &'a Shared<'a, f32>,
+    /// Index of the thread that runs the task.
+    pub(super) thread: usize,
+}
+
+impl Work<'_> {
+    /// The sums of one row and one panel.
+    ///
+    /// # Safety
+    ///
+    /// (row, panel) belongs to the calling task, and the task holds no other slice of the same row and panel.
+    #[allow(clippy::mut_from_ref)] // The caller holds disjoint slices: see `Shared::slice_mut`.
+    #[inline(always)]
+    pub(super) unsafe fn sums(&self, row: usize, panel: usize) -> &mut [f32] {
+        let column = panel * LANES;
+        // SAFETY: the caller's contract.
+        unsafe { self.sums.slice_mut(row * self.width + column, LANES.min(self.width - column)) }
+    }
+
+    /// Stores the largest of the sums of one row and one panel. Outputs that pad the panel do not count.
+    #[inline(always)]
+    pub(super) fn store_maximum<S: Simd>(
+        &self,
+        s: S,
+        maxima: &Shared<'_, f32>,
+        row: usize,
+        panel: usize,
+        sum: S::F,
+    ) {
+        let shape = self.matrix.shape;
+        let outputs = LANES.min(shape.outputs - panel * LANES);
+        let sum = if outputs < LANES {
+            let mut lanes = [0.0; LANES];
+            s.store_some(&mut lanes, sum);
+            s.load_some(&lanes[..outputs], f32::NEG_INFINITY)
+        } else {
+            sum
+        };
+        // SAFETY: each (row, panel) belongs to one task.
+        unsafe { maxima.slice_mut(row * shape.panels() + panel, 1)[0] = s.largest(sum) };
+    }
+}

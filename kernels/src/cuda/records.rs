@@ -1,0 +1,168 @@
+//! Structs that lie in device memory, as the kernels' sources declare them.
+
+/// A struct of words without padding, which is copied to the GPU as it is.
+///
+/// # Safety
+///
+/// The struct has the layout of C, and all of its bytes belong to fields that are `u32`, `f32` or `u64`.
+pub(super) unsafe trait Record: Copy {
+    /// Number of words.
+    const WORDS: usize = size_of::<Self>() / size_of::<u32>();
+
+    /// The words, in the order of the fields.
+    fn words(&self) -> &[u32] {
+        // SAFETY: the struct consists of that many initialised words, and its alignment is a word's at least.
+        unsafe { std::slice::from_raw_parts((&raw const *self).cast(), Self::WORDS) }
+    }
+
+    /// The struct that the first of these bytes are.
+    fn of_bytes(bytes: &[u8]) -> Self {
+        assert!(bytes.len() >= size_of::<Self>(), "{} bytes for a struct of more", bytes.len());
+        // SAFETY: the bytes are there, and any bytes are values of words.
+        unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() }
+    }
+}
+
+/// The number of words of a field. A field of another type has no such number.
+const fn words_of<T: Words>() -> usize {
+    T::COUNT
+}
+
+/// Types of fields.
+trait Words {
+    const COUNT: usize;
+}
+
+impl Words for u32 {
+    const COUNT: usize = 1;
+}
+
+impl Words for f32 {
+    const COUNT: usize = 1;
+}
+
+impl Words for u64 {
+    const COUNT: usize = 2;
+}
+
+/// Declares structs of words, and checks that they have no padding.
+macro_rules! records {
+    ($($(#[$of_struct:meta])* struct $name:ident { $($(#[$of_field:meta])* $field:ident: $kind:ty,)+ })+) => {$(
+        $(#[$of_struct])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub(super) struct $name {
+            $($(#[$of_field])* pub(super) $field: $kind,)+
+        }
+
+        const _: () = assert!(
+            4 * (0 $(+ words_of::<$kind>())+) == size_of::<$name>(),
+            concat!(stringify!($name), " has padding"),
+        );
+
+        // SAFETY: the layout is that of C, the fields are words, and there are no bytes between them.
+        unsafe impl Record for $name {}
+    )+};
+}
+
+records! {
+    /// One request's share of a step: `Row` in `sources/prelude.cuh`.
+    struct Row {
+        first_token: u32,
+        /// Position of the first token.
+        start: u32,
+        /// Index of the first entry in the step's list of pages.
+        first_page: u32,
+        slot: u32,
+    }
+
+    /// One block's work per kv head: `Item` in `sources/attention_tiles.cu`.
+    struct Item {
+        row: u32,
+        /// Number of the tile's first query in its row.
+        first: u32,
+        queries: u32,
+        split: u32,
+        /// Index of the first query's partial result.
+        part: u32,
+    }
+
+    /// One request to sample: `Task` in `sources/sample.cu`. Lists are named by their first word and their length.
+    struct Task {
+        seed: u64,
+        position: u64,
+        row: u32,
+        slot: u32,
+        continues: u32,
+        scores: u32,
+        temperature: f32,
+        min_p: f32,
+        top_p: f32,
+        repetition: f32,
+        presence: f32,
+        frequency: f32,
+        top_k: u32,
+        tops: u32,
+        first_top: u32,
+        bias: u32,
+        bias_count: u32,
+        forbidden: u32,
+        forbidden_count: u32,
+        prompt: u32,
+        prompt_count: u32,
+        output: u32,
+        output_count: u32,
+        adjusts: u32,
+        result: u32,
+        /// The struct's size is a multiple of the alignment of its first field.
+        padding: u32,
+    }
+
+    /// One row of a nomination: `Nomination` in `sources/nominate.cu`. Lists are named as in [`Task`].
+    struct NominationTask {
+        row: u32,
+        count: u32,
+        temperature: f32,
+        repetition: f32,
+        presence: f32,
+        frequency: f32,
+        adjusts: u32,
+        bias: u32,
+        bias_count: u32,
+        forbidden: u32,
+        forbidden_count: u32,
+        repeated: u32,
+        repeated_count: u32,
+        counted: u32,
+        counted_count: u32,
+    }
+
+    /// A known token in a row of logits: `ScoreTask` in `sources/sample.cu`.
+    struct ScoreTask {
+        row: u32,
+        token: u32,
+        tops: u32,
+        first_top: u32,
+    }
+
+    /// The numbers of a sampled or scored row: `Result` in `sources/logits.cuh`.
+    struct RowResult {
+        token: u32,
+        status: u32,
+        /// Logit of the token, before penalties and bias.
+        logit: f32,
+        /// Largest logit of the row.
+        largest: f32,
+        /// Sum of `exp(logit - largest)`.
+        sum: u64,
+        rank: u32,
+        /// Number of likeliest tokens that follow.
+        tops: u32,
+    }
+
+    /// One of the likeliest tokens of a row: `Top` in `sources/logits.cuh`.
+    struct Top {
+        token: u32,
+        logit: f32,
+    }
+}
