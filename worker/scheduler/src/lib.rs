@@ -107,6 +107,7 @@ mod slots;
 mod step;
 mod step_time;
 mod stopping;
+mod ticket;
 mod tokens;
 mod validate;
 mod walks;
