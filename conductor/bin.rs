@@ -141,7 +141,7 @@ async fn run(settings: ConductorSettings, layers: Layers) -> Result<(), Error> {
         () = shutdown.begun() => return Ok(()),
     };
 
-    let counts = ConnectionMetrics::register(&metrics);
+    let counts = metrics.register(ConnectionMetrics::register);
     let cluster_health = Health::default();
     let listening = (workers, live.connections.clone().into(), counts.clone());
     let options = backend_options(&settings, &layout, &checkpoint, listening, display)?;

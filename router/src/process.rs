@@ -92,7 +92,7 @@ async fn run_until_shutdown(settings: RouterProcessSettings, layers: Layers) -> 
     let health = Health::default();
     metrics.follow_readiness(health.clone());
     let (http, grpc) = serve::encrypted(http, grpc, tls);
-    let counts = ConnectionMetrics::register(&metrics);
+    let counts = metrics.register(ConnectionMetrics::register);
     let (http, grpc) = (http.counted(&counts, Purpose::Http), grpc.counted(&counts, Purpose::Grpc));
     let token = conductors.cluster_token_file.as_deref();
     let token = token.map(|path| Token::read("cluster_token_file", path)).transpose()?;

@@ -55,7 +55,7 @@ pub async fn http(routes: Router, connections: ConnectionSettings) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (closing, metrics) = (Shutdown::default(), Metrics::default());
-    let listener = Listener::from(listener).counted(&ConnectionMetrics::register(&metrics), Purpose::Http);
+    let listener = Listener::from(listener).counted(&metrics.register(ConnectionMetrics::register), Purpose::Http);
     let task = tokio::spawn(serve::http(listener, routes, connections, closing.clone()));
     Served { address, closing, task, metrics }
 }
