@@ -40,9 +40,9 @@ use tutti_settings::{EngineSettings, FaultSettings, MAX_RANKS, ModelSettings};
 
 use self::{membership::Membership, prefixes::Prefixes, recent::Recent, requests::Requests};
 pub use self::{
-    membership::{Exit, Joining, Presence},
+    membership::{Exit, Presence},
     topology::{GroupSpec, Topology},
-    workers::Link,
+    workers::{Joining, Link},
 };
 use crate::{metrics::ConductorMetrics, request::media::Digest};
 
