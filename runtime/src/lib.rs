@@ -25,6 +25,7 @@ pub mod tls;
 pub mod token;
 pub mod trace;
 pub mod watched_files;
+pub mod worker_view;
 
 pub use error::{Error, ErrorKind};
 
