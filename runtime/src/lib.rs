@@ -16,6 +16,7 @@ pub mod memory;
 pub mod metrics;
 pub mod operations;
 pub mod prefix_index;
+pub mod process;
 pub mod progress;
 pub mod reload;
 pub mod serve;
