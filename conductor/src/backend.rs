@@ -1,12 +1,13 @@
 //! A running cluster with its worker service, watchdog and supervisor, from start to drain.
 
-use std::{fs::File, io::Read, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs::File, io::Read, path::PathBuf, sync::Arc};
 
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::{task::JoinHandle, time::timeout_at};
 use tutti_runtime::{
     Error,
     health::Health,
     metrics::Metrics,
+    process::{Background, Drain},
     progress::LoadDisplay,
     serve::{ConnectionLimits, ConnectionMetrics},
     token::Token,
@@ -91,9 +92,10 @@ impl Backend {
     pub fn cluster(&self) -> &Arc<Cluster> {
         &self.cluster
     }
+}
 
-    /// Completes only when the cluster cannot continue, with the reason.
-    pub async fn failed(&mut self) -> Error {
+impl Background for Backend {
+    async fn failed(&mut self) -> Error {
         tokio::select! {
             error = self.cluster.fatal() => error,
             ended = &mut self.worker_service => match ended {
@@ -105,18 +107,16 @@ impl Backend {
         }
     }
 
-    /// Takes no more requests, lets running ones finish within `patience`, and then fails the rest.
-    pub async fn drain(&self, patience: Duration) {
+    async fn drain(&mut self, Drain { patience, deadline }: Drain) {
         self.cluster.begin_drain();
-        if timeout(patience, self.cluster.idle()).await.is_err() {
+        if timeout_at(deadline, self.cluster.idle()).await.is_err() {
             let left = self.cluster.status().requests_in_flight;
             tracing::warn!(requests = left, after = ?patience, "ending requests that have not finished");
         }
         self.cluster.dismiss();
     }
 
-    /// Completes once all workers have left. Call [`Backend::drain`] first.
-    pub async fn stop(self) {
+    async fn stop(self) {
         self.supervisor.stop().await;
         self.watchdog.abort();
         self.worker_service.abort();

@@ -38,12 +38,11 @@ use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, health::Health, metrics::Metrics};
 use tutti_settings::{EngineSettings, FaultSettings, MAX_RANKS, ModelSettings};
 
-pub(crate) use self::prefixes::IndexSize;
 use self::{membership::Membership, prefixes::Prefixes, recent::Recent, requests::Requests};
 pub use self::{
-    membership::{Exit, Joining, Presence},
+    membership::{Exit, Presence},
     topology::{GroupSpec, Topology},
-    workers::Link,
+    workers::{Joining, Link},
 };
 use crate::{metrics::ConductorMetrics, request::media::Digest};
 

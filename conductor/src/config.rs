@@ -1,20 +1,11 @@
 //! Values derived from a conductor's settings: the groups of workers, and the settings that each worker receives.
-//! [`load`] checks the settings before a port is bound or a process is spawned.
+//! [`validate`] checks the settings before a port is bound or a process is spawned.
 
 mod topology;
 
-use std::{
-    ffi::OsString,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use tutti_runtime::{
-    Error,
-    command_line::processes,
-    config::{self, Loaded},
-    memory,
-    token::Token,
-};
+use tutti_runtime::{Error, memory, token::Token};
 use tutti_settings::{
     ByteSize, CpuIsa, DeviceSettings, LoadFormat, MAX_RANKS, Quantize, TensorParallelSettings, WorkerSettings,
 };
@@ -22,13 +13,6 @@ pub use tutti_settings::{ConductorSettings, DeviceChoice};
 
 pub use self::topology::Layout;
 use crate::cluster::GroupSpec;
-
-/// Reads all layers of the settings and checks them. An error names the setting at fault.
-pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Loaded<ConductorSettings>, Error> {
-    let loaded: Loaded<ConductorSettings> = config::load(processes::CONDUCTOR, arguments)?;
-    validate(&loaded.settings)?;
-    Ok(loaded)
-}
 
 /// Refuses settings under which nothing could be served.
 pub fn validate(settings: &ConductorSettings) -> Result<(), Error> {

@@ -145,7 +145,10 @@ impl Conductor for ConductorService {
         &self,
         _: Request<pb::GetClusterRequest>,
     ) -> Result<Response<pb::GetClusterResponse>, Status> {
-        Ok(Response::new(self.cluster.status()))
+        let mut status = self.cluster.status();
+        // The cluster itself takes requests until the clients of an embedded router have got their answers.
+        status.draining |= self.shutdown.is_draining();
+        Ok(Response::new(status))
     }
 
     async fn get_steps(

@@ -94,12 +94,12 @@ function showConductors(conductors) {
 }
 
 function showState({ ready, reason, requests_in_flight: requests, workers }) {
-  const sum = (field) => workers.reduce((total, { load }) => total + load[field], 0);
+  const sum = (field) => workers.reduce((total, worker) => total + worker[field], 0);
   const total = sum("kv_pages_total");
   const figures = [
     ["Conductor", ready ? "ready" : `not ready: ${reason}`],
     ["Requests", number(requests)],
-    ["Workers ready", `${workers.filter(({ phase }) => phase === "ready").length} of ${workers.length}`],
+    ["Workers ready", `${workers.filter(({ state }) => state === "ready").length} of ${workers.length}`],
     ["Running", number(sum("running"))],
     ["Waiting", number(sum("waiting"))],
     ["KV pages in use", total ? `${number((sum("kv_pages_used") * 100) / total)} %` : "none yet"],
@@ -131,7 +131,7 @@ function addCard(rank) {
   cards.set(rank, { root, phase, detail, kv, facts, steps: picture });
 }
 
-function fillCard(card, { worker, phase, group, role, pid, detail, load }) {
+function fillCard(card, { worker, state: phase, group, role, pid, detail, ...load }) {
   if (card.pid !== pid) steps.forgetWorker(worker);
   card.pid = pid;
   card.root.dataset.phase = phase;

@@ -25,6 +25,7 @@ use std::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tutti_runtime::{
+    command_line::processes::ROUTER,
     metrics::Metrics,
     prefix_index::{Holder, PrefixIndex, PromptPieces, block_tokens},
 };
@@ -154,7 +155,7 @@ impl Fleet {
             picks: AtomicU64::new(0),
             holders: AtomicU64::new(0),
             changed: watch::Sender::new(0),
-            metrics: FleetMetrics::register(metrics),
+            metrics: metrics.register_of(ROUTER.name, FleetMetrics::register),
         };
         let fixed = conductors.fixed.into_iter();
         let members = fixed.map(|(name, channel)| Arc::new(fleet.member(name, channel))).collect();
@@ -235,7 +236,7 @@ impl Fleet {
         let indexable = pieces.indexable();
         if indexable > 0 {
             index.insert(pieces, tokens, holder, now);
-            self.metrics.index(index.entries(), index.bytes());
+            self.metrics.index(index.size());
         }
         self.metrics.picked(&member, indexable, cached);
         let booking = Booking::new(member.own.clone(), needed - cached);

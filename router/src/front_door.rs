@@ -8,7 +8,7 @@ use tonic::{
     transport::Endpoint,
 };
 use tower::Service;
-use tutti_runtime::{Error, health::Health, live::Live, metrics::Metrics};
+use tutti_runtime::{Error, health::Health, live::Live, metrics::Metrics, process::Front};
 use tutti_settings::{FleetSettings, RouterSettings};
 
 use crate::{
@@ -155,10 +155,17 @@ impl FrontDoor {
         self.generator.is_idle()
     }
 
-    /// Completes when no generation is running. Called only at shutdown, because no generation is admitted while the
-    /// future is polled.
-    pub async fn idle(&self) {
-        self.generator.idle().await;
+    /// What a process with this front door serves to its clients. `health` is the one that [`FrontDoor::follow`] writes.
+    /// Must be called inside a Tokio runtime.
+    pub fn front(&self, health: Health) -> Result<Front, Error> {
+        let generator = self.generator.clone();
+        Ok(Front {
+            routes: self.http_routes(),
+            refusals: http::refusals(),
+            services: self.grpc_routes(&health)?,
+            health,
+            is_idle: Box::new(move || generator.is_idle()),
+        })
     }
 }
 
@@ -168,14 +175,4 @@ fn open(addresses: &[SocketAddr], keys_are_needed: bool) -> impl Iterator<Item =
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_that_others_reach_needs_keys() {
-        let given = ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "0.0.0.0:1", "[::]:1", "10.0.0.1:1"];
-        let addresses: Vec<SocketAddr> = given.iter().map(|address| address.parse().unwrap()).collect();
-        assert_eq!(open(&addresses, false).collect::<Vec<_>>(), addresses[3..].iter().collect::<Vec<_>>());
-        assert_eq!(open(&addresses, true).count(), 0);
-    }
-}
+mod tests;

@@ -122,6 +122,13 @@ pub fn routes(
         .merge(page::routes())
 }
 
+/// The routes of clients that connect when a process that drains serves no new clients any more.
+pub fn refusals() -> Router {
+    let refuse =
+        || async { ApiError(Error::unavailable("this process is draining and takes no more requests")) };
+    Router::new().fallback(refuse)
+}
+
 /// Lets callers of known routes in, and counts the answers.
 async fn let_in(State(api): State<Api>, path: MatchedPath, mut request: Request, next: Next) -> Response {
     let answered = Answered { metrics: api.generator.metrics().clone(), path, done: false };

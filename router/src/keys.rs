@@ -20,6 +20,8 @@ use ring::digest::{SHA256, digest};
 use subtle::ConstantTimeEq;
 use tutti_runtime::{
     Error, ErrorKind,
+    command_line::processes::ROUTER,
+    declare_metrics,
     metrics::{
         Metrics,
         metrics::{counter::Counter, family::Family, gauge::Gauge},
@@ -73,40 +75,15 @@ struct RefusalLabel {
     limit: &'static str,
 }
 
-#[derive(Clone, Default)]
-struct KeyMetrics {
-    requests: Family<KeyLabel, Counter>,
-    running: Family<KeyLabel, Gauge>,
-    tokens: Family<KeyLabel, Counter>,
-    refused: Family<RefusalLabel, Counter>,
-    unknown: Counter,
-}
-
-impl KeyMetrics {
-    fn register(metrics: &Metrics) -> Self {
-        let own = Self::default();
-        metrics.register(|registry| {
-            let router = registry.sub_registry_with_prefix("router");
-            router.register(
-                "key_requests",
-                "Requests let in, by the name of their API key",
-                own.requests.clone(),
-            );
-            router.register(
-                "key_requests_in_flight",
-                "Requests now running, by API key",
-                own.running.clone(),
-            );
-            router.register("key_tokens", "Tokens of prompts and outputs, by API key", own.tokens.clone());
-            let help = "Requests refused for a limit of their API key, by key and limit";
-            router.register("key_requests_refused", help, own.refused.clone());
-            router.register(
-                "requests_unauthenticated",
-                "Requests without a valid API key",
-                own.unknown.clone(),
-            );
-        });
-        own
+declare_metrics! {
+    #[derive(Clone)]
+    struct KeyMetrics {
+        requests: Family<KeyLabel, Counter>, "key_requests", "Requests let in, by the name of their API key";
+        running: Family<KeyLabel, Gauge>, "key_requests_in_flight", "Requests now running, by API key";
+        tokens: Family<KeyLabel, Counter>, "key_tokens", "Tokens of prompts and outputs, by API key";
+        refused: Family<RefusalLabel, Counter>, "key_requests_refused",
+            "Requests refused for a limit of their API key, by key and limit";
+        unknown: Counter, "requests_unauthenticated", "Requests without a valid API key";
     }
 }
 
@@ -130,7 +107,7 @@ impl ApiKeys {
             file: file.map(Path::to_owned),
             watched: WatchedFiles::new(file.into_iter().map(Path::to_owned).collect()),
             table: RwLock::default(),
-            metrics: KeyMetrics::register(metrics),
+            metrics: metrics.register_of(ROUTER.name, KeyMetrics::register),
         };
         if let Some(file) = file {
             keys.install(lines(file)?);

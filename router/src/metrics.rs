@@ -12,6 +12,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use tracing::Span;
 use tutti_runtime::{
     Error, ErrorKind,
+    command_line::processes::ROUTER,
+    declare_metrics,
     metrics::{
         Metrics,
         metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -83,70 +85,51 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+declare_metrics! {
+    #[derive(Clone)]
+    struct OwnMetrics {
+        requests: Family<RouteStatus, Counter>, "requests",
+            "Requests answered, by route and status (HTTP status or gRPC code)";
+        in_flight: Gauge, "requests_in_flight", "Generations now running";
+        outcomes: Family<OutcomeLabel, Counter>, "generations", "Generations ended, by outcome";
+        refusals: Family<ReasonLabel, Counter>, "generations_refused",
+            "Generations refused by the router or by a conductor, by reason";
+        first_token: Histogram = Histogram::new(BUCKETS), "time_to_first_token_seconds",
+            "Seconds from a request's arrival to its first token";
+        between_tokens: Histogram = Histogram::new(BUCKETS), "inter_token_latency_seconds",
+            "Seconds between two consecutive deliveries of a choice's tokens";
+        whole: Histogram = Histogram::new(BUCKETS), "request_seconds",
+            "Seconds from a generation's arrival to its end, for every outcome";
+        prompt_tokens: Counter, "prompt_tokens", "Prompt tokens of accepted requests";
+        generated_tokens: Counter, "generated_tokens", "Tokens received from conductors";
+    }
+}
+
 /// Metrics of the front door. Clones share the metrics.
 #[derive(Clone)]
 pub struct RouterMetrics {
-    requests: Family<RouteStatus, Counter>,
-    in_flight: Gauge,
-    outcomes: Family<OutcomeLabel, Counter>,
-    refusals: Family<ReasonLabel, Counter>,
-    first_token: Histogram,
-    between_tokens: Histogram,
-    whole: Histogram,
-    prompt_tokens: Counter,
-    generated_tokens: Counter,
+    own: OwnMetrics,
     gen_ai: GenAiMetrics,
 }
 
 impl RouterMetrics {
     /// Registers the metrics.
     pub fn register(metrics: &Metrics) -> Self {
-        let own = Self {
-            requests: Family::default(),
-            in_flight: Gauge::default(),
-            outcomes: Family::default(),
-            refusals: Family::default(),
-            first_token: Histogram::new(BUCKETS),
-            between_tokens: Histogram::new(BUCKETS),
-            whole: Histogram::new(BUCKETS),
-            prompt_tokens: Counter::default(),
-            generated_tokens: Counter::default(),
-            gen_ai: GenAiMetrics::register(metrics),
-        };
-        // Every series exists from the start, because Prometheus sees no increase in the first count of a new series.
+        let own = metrics.register_of(ROUTER.name, OwnMetrics::register);
+        // The first count of a series that did not exist before is no increase to Prometheus.
         for outcome in Outcome::ALL {
             own.outcomes.get_or_create(&OutcomeLabel { outcome: outcome.name() }).inc_by(0);
         }
         for reason in ErrorKind::labels() {
             own.refusals.get_or_create(&ReasonLabel { reason }).inc_by(0);
         }
-        metrics.register(|registry| {
-            let router = registry.sub_registry_with_prefix("router");
-            let help = "Requests answered, by route and status (HTTP status or gRPC code)";
-            router.register("requests", help, own.requests.clone());
-            let help = "Generations now running";
-            router.register("requests_in_flight", help, own.in_flight.clone());
-            router.register("generations", "Generations ended, by outcome", own.outcomes.clone());
-            let help = "Generations refused by the router or by a conductor, by reason";
-            router.register("generations_refused", help, own.refusals.clone());
-            let help = "Seconds from a request's arrival to its first token";
-            router.register("time_to_first_token_seconds", help, own.first_token.clone());
-            let help = "Seconds between two consecutive deliveries of a choice's tokens";
-            router.register("inter_token_latency_seconds", help, own.between_tokens.clone());
-            let help = "Seconds from a generation's arrival to its end, for every outcome";
-            router.register("request_seconds", help, own.whole.clone());
-            let help = "Prompt tokens of accepted requests";
-            router.register("prompt_tokens", help, own.prompt_tokens.clone());
-            let help = "Tokens received from conductors";
-            router.register("generated_tokens", help, own.generated_tokens.clone());
-        });
-        own
+        Self { own, gen_ai: metrics.register_conventional(GenAiMetrics::register) }
     }
 
     /// Counts an answer. Routes and statuses come from fixed sets, never from a client's text.
     pub fn answered(&self, route: &str, status: &str) {
         let labels = RouteStatus { route: route.to_owned(), status: status.to_owned() };
-        self.requests.get_or_create(&labels).inc();
+        self.own.requests.get_or_create(&labels).inc();
     }
 }
 
@@ -178,7 +161,7 @@ impl RequestMeter {
         request: &GenerationRequest,
         model: Option<Arc<ServedModel>>,
     ) -> Self {
-        metrics.in_flight.inc();
+        metrics.own.in_flight.inc();
         let span = RequestSpan::begin(client);
         let is_chat = matches!(request.prompts.first(), Some(Prompt::Chat { .. }));
         let operation = if is_chat { "chat" } else { "text_completion" };
@@ -212,14 +195,14 @@ impl RequestMeter {
 
     /// Records that the request was accepted with this many tokens in its prompts.
     pub fn accepted(&self, prompt_tokens: u32) {
-        self.metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
+        self.metrics.own.prompt_tokens.inc_by(u64::from(prompt_tokens));
         self.span.log().record("prompt_tokens", prompt_tokens);
     }
 
     /// Records that the request was not accepted.
     pub fn refused(&mut self, error: &Error) {
         self.fails(error, Outcome::Refused);
-        self.metrics.refusals.get_or_create(&ReasonLabel { reason: error.kind().label() }).inc();
+        self.metrics.own.refusals.get_or_create(&ReasonLabel { reason: error.kind().label() }).inc();
     }
 
     /// Records that the request ends with an error. The outcome is `DeadlineExceeded` if the error says so, else
@@ -246,13 +229,13 @@ impl RequestMeter {
         if tokens == 0 {
             return;
         }
-        self.metrics.generated_tokens.inc_by(tokens as u64);
+        self.metrics.own.generated_tokens.inc_by(tokens as u64);
         self.tokens += tokens as u64;
         match &mut self.first_and_latest {
             Some((_, latest)) => *latest = now,
             none => {
                 *none = Some((now, now));
-                self.metrics.first_token.observe((now - self.arrived).as_secs_f64());
+                self.metrics.own.first_token.observe((now - self.arrived).as_secs_f64());
                 self.span.first_token();
             }
         }
@@ -261,7 +244,7 @@ impl RequestMeter {
             self.last.resize(index + 1, None);
         }
         if let Some(last) = self.last[index].replace(now) {
-            self.metrics.between_tokens.observe((now - last).as_secs_f64());
+            self.metrics.own.between_tokens.observe((now - last).as_secs_f64());
         }
     }
 
@@ -283,10 +266,10 @@ fn name(model: Option<&ServedModel>) -> &str {
 
 impl Drop for RequestMeter {
     fn drop(&mut self) {
-        self.metrics.in_flight.dec();
+        self.metrics.own.in_flight.dec();
         let whole = self.arrived.elapsed();
-        self.metrics.whole.observe(whole.as_secs_f64());
-        self.metrics.outcomes.get_or_create(&OutcomeLabel { outcome: self.outcome.name() }).inc();
+        self.metrics.own.whole.observe(whole.as_secs_f64());
+        self.metrics.own.outcomes.get_or_create(&OutcomeLabel { outcome: self.outcome.name() }).inc();
         let error = match (self.outcome, self.error) {
             (Outcome::Finished, _) => "",
             (_, Some(kind)) => kind.label(),

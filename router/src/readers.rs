@@ -23,7 +23,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
-use tutti_runtime::{Error, metrics::Metrics};
+use tutti_runtime::{Error, command_line::processes::ROUTER, declare_metrics, metrics::Metrics};
 use tutti_settings::RouterSettings;
 
 /// Unit of the room for large answers, in bytes.
@@ -45,7 +45,13 @@ struct Shared {
     room: Arc<Semaphore>,
     pieces: u32,
     watched: Mutex<Watched>,
-    lost: Counter,
+    metrics: ReaderMetrics,
+}
+
+declare_metrics! {
+    struct ReaderMetrics {
+        lost: Counter, "readers_lost", "Answers ended because their readers took nothing, or took it too slowly";
+    }
 }
 
 #[derive(Default)]
@@ -60,18 +66,13 @@ impl Readers {
     pub fn new(settings: &RouterSettings, metrics: &Metrics) -> Self {
         let pieces = (settings.max_unread_bytes / PIECE_BYTES).clamp(1, Semaphore::MAX_PERMITS);
         let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
-        let lost = Counter::default();
-        metrics.register(|registry| {
-            let help = "Answers ended because their readers took nothing, or took it too slowly";
-            registry.sub_registry_with_prefix("router").register("readers_lost", help, lost.clone());
-        });
         let shared = Shared {
             patience: settings.reader_timeout(),
             bytes_per_second: settings.reader_bytes_per_second.max(1),
             room: Arc::new(Semaphore::new(pieces as usize)),
             pieces,
             watched: Mutex::default(),
-            lost,
+            metrics: metrics.register_of(ROUTER.name, ReaderMetrics::register),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -271,7 +272,7 @@ async fn inspect(shared: Weak<Shared>) {
         };
         for stream in streams {
             if stream.inspect(interval, &shared) {
-                shared.lost.inc();
+                shared.metrics.lost.inc();
                 tracing::warn!("the reader of an answer takes nothing, or too little: its request ends");
             }
         }

@@ -5,6 +5,8 @@ use std::{
     net::SocketAddr,
 };
 
+use tutti_settings::RouterSettings;
+
 use crate::{
     health::{Health, State},
     listen::reachable,
@@ -17,6 +19,13 @@ pub enum Prompt {
     Text,
     /// A prompt of token ids, for a process that takes nothing else.
     TokenIds,
+}
+
+impl Prompt {
+    /// A prompt that a front door with these settings takes.
+    pub fn of(router: &RouterSettings) -> Self {
+        if router.skip_tokenizer_init { Self::TokenIds } else { Self::Text }
+    }
 }
 
 /// Addresses of a process that serves clients.

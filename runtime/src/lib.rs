@@ -16,6 +16,7 @@ pub mod memory;
 pub mod metrics;
 pub mod operations;
 pub mod prefix_index;
+pub mod process;
 pub mod progress;
 pub mod reload;
 pub mod serve;
@@ -25,6 +26,7 @@ pub mod tls;
 pub mod token;
 pub mod trace;
 pub mod watched_files;
+pub mod worker_view;
 
 pub use error::{Error, ErrorKind};
 

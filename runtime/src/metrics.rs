@@ -1,5 +1,6 @@
 //! The process's metrics, in the OpenMetrics text format of Prometheus.
 
+mod declare;
 mod identity;
 mod readiness;
 
@@ -36,13 +37,18 @@ impl Default for Metrics {
 
 impl Metrics {
     /// Registers a component's metrics, once, when it starts. Names get the prefix `tutti_`.
-    pub fn register(&self, add: impl FnOnce(&mut Registry)) {
-        add(&mut self.registry.write());
+    pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
+        add(&mut self.registry.write())
+    }
+
+    /// Registers metrics of one kind of process. Names get the prefixes `tutti_` and `process`.
+    pub fn register_of<T>(&self, process: &str, add: impl FnOnce(&mut Registry) -> T) -> T {
+        self.register(|registry| add(registry.sub_registry_with_prefix(process)))
     }
 
     /// Registers metrics whose names conventions prescribe, such as those of OpenTelemetry. Names get no prefix.
-    pub fn register_conventional(&self, add: impl FnOnce(&mut Registry)) {
-        add(&mut self.conventional.write());
+    pub fn register_conventional<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
+        add(&mut self.conventional.write())
     }
 
     /// The text of all metrics, without exemplars, which some readers refuse.
@@ -78,27 +84,4 @@ impl Metrics {
 }
 
 #[cfg(test)]
-mod tests {
-    use prometheus_client::metrics::{counter::Counter, exemplar::HistogramWithExemplars};
-
-    use super::*;
-
-    #[test]
-    fn exemplars_are_in_one_text_only() {
-        let metrics = Metrics::default();
-        let histogram = HistogramWithExemplars::<[(&str, &str); 1]>::new([0.5, 1.0].into_iter());
-        metrics.register(|registry| registry.register("requests", "Requests", Counter::<u64>::default()));
-        metrics.register_conventional(|registry| registry.register("gen_ai_time", "Time", histogram.clone()));
-        let before = metrics.encode();
-        assert_eq!(before, metrics.encode_with_exemplars());
-        histogram.observe(0.7, Some([("trace_id", "abc")]), None);
-        let (plain, whole) = (metrics.encode(), metrics.encode_with_exemplars());
-        assert!(whole.contains("gen_ai_time_bucket{le=\"1.0\"} 1 # {trace_id="), "{whole}");
-        assert!(
-            plain.contains("gen_ai_time_bucket{le=\"1.0\"} 1\n") && !plain.contains("trace_id"),
-            "{plain}"
-        );
-        assert_eq!(plain.lines().count(), before.lines().count());
-        assert!(plain.contains("tutti_requests_total 0\n") && plain.ends_with("# EOF\n"), "{plain}");
-    }
-}
+mod tests;

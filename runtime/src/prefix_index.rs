@@ -42,6 +42,15 @@ pub fn block_tokens(model: &pb::ModelDescription) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder(pub u64);
 
+/// The size of an index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndexSize {
+    /// Number of indexed pieces. A piece is one or more whole blocks of a prompt.
+    pub entries: usize,
+    /// Bytes of the indexed pieces, as they count towards the index's bound.
+    pub bytes: usize,
+}
+
 #[derive(Debug)]
 struct Entry {
     hash: u64,
@@ -142,14 +151,9 @@ impl PrefixIndex {
         self.make_room();
     }
 
-    /// Number of indexed pieces.
-    pub fn entries(&self) -> usize {
-        self.by_hash.len()
-    }
-
-    /// Bytes of the indexed pieces, as they count towards `max_bytes`.
-    pub fn bytes(&self) -> usize {
-        self.bytes
+    /// The index's size.
+    pub fn size(&self) -> IndexSize {
+        IndexSize { entries: self.by_hash.len(), bytes: self.bytes }
     }
 
     fn is_fresh(&self, at: Instant, now: Instant) -> bool {

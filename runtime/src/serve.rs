@@ -80,20 +80,6 @@ pub async fn http(
     Ok(())
 }
 
-/// Serves HTTP if there is a listener. Otherwise returns once `closing` begins.
-pub async fn optional_http(
-    listener: Option<Listener>,
-    routes: axum::Router,
-    connections: impl Into<ConnectionLimits>,
-    closing: Shutdown,
-) -> Result<(), Error> {
-    let Some(listener) = listener else {
-        closing.begun().await;
-        return Ok(());
-    };
-    http(listener, routes, connections, closing).await
-}
-
 /// Serves gRPC. Once `closing` begins, accepts no more connections and returns after the last response.
 pub async fn grpc(
     listener: impl Into<Listener>,

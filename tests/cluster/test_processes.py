@@ -1,5 +1,7 @@
 """Start and end of the processes: running processes, Ctrl-C, and the death of the conductor."""
 
+import http.client
+import json
 import os
 import pathlib
 import signal
@@ -174,6 +176,30 @@ def test_new_requests_are_served_while_load_balancers_notice_the_end(start, name
     # A new connection, as of a client that has not noticed yet.
     answer = httpx.post(f"{server.url}/v1/completions", json={"model": model, "prompt": [1, 2, 3], "max_tokens": 3}, timeout=ANSWER_S)
     assert answer.status_code == 200, answer.text
+    assert server.wait() == 0, server.explain("exit code")
+
+
+@pytest.mark.parametrize("name", ("conductor", "router"))
+def test_a_drain_turns_late_clients_away_and_serves_connections_that_are_open(start, name):
+    conductor = start("--workers", 1, "--device", "sim", *([] if name == "conductor" else ["--no-router"]), ready=name == "conductor", env={"TUTTI_SIM__FIXED_US": "5000"})
+    server = conductor
+    if name == "router":
+        server = start("--conductor", f"http://{conductor.cluster}", name="router")
+    body = dict(model=server.model, prompt=[1, 2, 3], ignore_eos=True)
+    ask = lambda to, **more: to.request("POST", "/v1/completions", json.dumps(body | more), {"content-type": "application/json"})
+    early = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=ANSWER_S)
+    ask(early, max_tokens=600, stream=True)
+    stream = early.getresponse()
+    assert stream.readline()
+    server.signal(signal.SIGTERM)
+    late = lambda: httpx.post(f"{server.url}/v1/completions", json=body | dict(max_tokens=1), timeout=ANSWER_S)
+    refused = wait_for("a refusal", lambda: (answer := late()).status_code == 503 and answer)
+    assert "draining" in refused.json()["error"]["message"] and refused.headers["retry-after"] == "1"
+    assert "tutti_draining 1" in httpx.get(f"{server.url}/metrics").text
+    # The client of the stream cannot know of the drain, and sends its next request over the same connection.
+    assert b'"finish_reason":"length"' in stream.read()
+    ask(early, max_tokens=3)
+    assert early.getresponse().status == 200
     assert server.wait() == 0, server.explain("exit code")
 
 

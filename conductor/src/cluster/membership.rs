@@ -3,7 +3,7 @@
 //! The methods of [`Membership`] decide from the state of `Membership` alone. `worker_events` carries the decisions to
 //! requests and metrics.
 
-use std::{net::IpAddr, sync::Arc};
+use std::sync::Arc;
 
 use tutti_proto::{
     Rank, WorkerId,
@@ -19,19 +19,8 @@ use super::{
     ranks::{Departure, Manner, Ranks},
     roles::GroupRole,
     topology::Replica,
-    workers::{Worker, Workers},
+    workers::{Joining, Worker, Workers},
 };
-
-/// Identity of a joining worker, from its `Hello` and its connection.
-#[derive(Clone, Copy, Debug)]
-pub struct Joining {
-    /// The worker's rank.
-    pub rank: Rank,
-    /// The worker's process id.
-    pub pid: u32,
-    /// The address that the worker dials from.
-    pub host: IpAddr,
-}
 
 /// State of a spawned process in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

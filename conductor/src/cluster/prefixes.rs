@@ -7,7 +7,9 @@
 use std::time::{Duration, Instant};
 
 use tutti_proto::{WorkerId, cluster::v1 as pb};
-use tutti_runtime::prefix_index::{Holder, PrefixIndex, PromptPieces, block_tokens, bytes_of_block};
+use tutti_runtime::prefix_index::{
+    Holder, IndexSize, PrefixIndex, PromptPieces, block_tokens, bytes_of_block,
+};
 
 use crate::request::Request;
 
@@ -35,13 +37,6 @@ impl Cached {
         let held = self.0.iter().find(|(holder, _)| *holder == holder_of(worker));
         held.map_or(0, |(_, blocks)| *blocks as u64)
     }
-}
-
-/// Size of the prefix index. An entry is one piece of a prompt: one or more whole blocks.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct IndexSize {
-    pub entries: usize,
-    pub bytes: usize,
 }
 
 fn holder_of(worker: WorkerId) -> Holder {
@@ -77,10 +72,7 @@ impl Prefixes {
     }
 
     pub fn size(&self) -> IndexSize {
-        self.0.as_ref().map_or_else(IndexSize::default, |index| IndexSize {
-            entries: index.entries(),
-            bytes: index.bytes(),
-        })
+        self.0.as_ref().map(PrefixIndex::size).unwrap_or_default()
     }
 }
 

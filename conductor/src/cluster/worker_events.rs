@@ -38,12 +38,11 @@ impl Cluster {
                 worker.phase = pb::WorkerPhase::Ready;
                 worker.model = Some(model);
                 worker.running_limit = ready.running_limit;
+                self.metrics.memory(rank, &ready);
                 worker.device = ready.device;
                 worker.load.kv_pages_total = ready.kv_pages_total;
                 self.metrics.load(rank, &worker.load);
                 let pb::Ready { weight_bytes, kv_bytes, step_bytes, .. } = ready;
-                let said = [("weights", weight_bytes), ("kv", kv_bytes), ("step", step_bytes)];
-                self.metrics.memory(rank, said);
                 let group = self.limits.topology.group_name_of(rank);
                 tracing::info!(worker = %rank, group, weight_bytes, kv_bytes, step_bytes, "worker is ready");
                 state.membership.ranks.entry(rank).ready();

@@ -15,12 +15,22 @@ use tutti_proto::{
 use tutti_runtime::Error;
 
 use super::{
-    membership::Joining,
     placement::Placement,
     roles::{Duties, GroupRole},
     topology::{Replica, Topology},
 };
 use crate::request::{GraphRole, Members, Request};
+
+/// Identity of a joining worker, from its `Hello` and its connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Joining {
+    /// The worker's rank.
+    pub rank: Rank,
+    /// The worker's process id.
+    pub pid: u32,
+    /// The address that the worker dials from.
+    pub host: IpAddr,
+}
 
 /// The sending end of the channel to one worker. The channel holds [`super::Limits::link_capacity`] messages. It cannot
 /// fill while the conductor keeps its own limits, because each try of a request in flight is launched and cancelled at

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tutti_proto::cluster::v1 as pb;
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::{Error, ErrorKind, worker_view::WorkerView};
 use tutti_settings::StatusProcessSettings;
 
 use super::{
@@ -43,7 +43,7 @@ struct Report {
     reason: String,
     draining: bool,
     requests: Queue,
-    workers: Vec<Worker>,
+    workers: Vec<WorkerView>,
 }
 
 #[derive(Serialize)]
@@ -55,29 +55,6 @@ struct Queue {
     oldest_waiting_ms: u32,
     /// Requests in flight from which on further ones are refused; 0 while none are taken.
     limit: u32,
-}
-
-#[derive(Serialize)]
-struct Worker {
-    worker: u32,
-    role: &'static str,
-    state: &'static str,
-    group: String,
-    device: String,
-    pid: u32,
-    /// Time since the worker's last message; `null` if there is no such worker now.
-    heard_ms: Option<u32>,
-    running: u32,
-    waiting: u32,
-    kv_pages_used: u32,
-    kv_pages_cached: u32,
-    kv_pages_total: u32,
-    slots_used: u32,
-    slots_total: u32,
-    steps: u64,
-    preemptions: u64,
-    /// The last trouble of this rank; empty without one.
-    detail: String,
 }
 
 impl Report {
@@ -97,7 +74,7 @@ impl Report {
             reason,
             draining: cluster.draining,
             requests,
-            workers: cluster.workers.into_iter().map(Worker::new).collect(),
+            workers: cluster.workers.into_iter().map(WorkerView::from).collect(),
         }
     }
 
@@ -119,62 +96,39 @@ impl Report {
         text += &format!(", limit {limit}\n\n");
         let head = ["WORKER", "ROLE", "STATE", "GROUP", "KV", "RUNNING", "WAITING", "HEARD", "PID", "DEVICE"];
         let is_number = [true, false, false, false, true, true, true, true, true, false];
-        let rows: Vec<_> = self.workers.iter().map(Worker::row).collect();
+        let rows: Vec<_> = self.workers.iter().map(row).collect();
         text += &table(head, is_number, &rows);
-        for Worker { worker, detail, .. } in self.workers.iter().filter(|worker| !worker.detail.is_empty()) {
+        for WorkerView { worker, detail, .. } in
+            self.workers.iter().filter(|worker| !worker.detail.is_empty())
+        {
             text += &format!("worker {worker}: {detail}\n");
         }
         text
     }
 }
 
-impl Worker {
-    fn new(status: pb::WorkerStatus) -> Self {
-        let (role, state) = (status.role().label(), status.phase().label());
-        let load = status.load.unwrap_or_default();
-        Self {
-            worker: status.worker,
-            role,
-            state,
-            group: status.group,
-            device: status.device,
-            pid: status.pid,
-            heard_ms: status.silent_ms,
-            running: load.running,
-            waiting: load.waiting,
-            kv_pages_used: load.kv_pages_used,
-            kv_pages_cached: load.kv_pages_cached,
-            kv_pages_total: load.kv_pages_total,
-            slots_used: load.slots_used,
-            slots_total: load.slots_total,
-            steps: load.steps,
-            preemptions: load.preemptions,
-            detail: status.detail,
+/// A worker's row in the table.
+fn row(worker: &WorkerView) -> [String; 10] {
+    let none = || "-".to_owned();
+    let kv = match worker.kv_pages_total {
+        0 => none(),
+        total => {
+            let percent = 100.0 * f64::from(worker.kv_pages_used) / f64::from(total);
+            format!("{percent:.1}% of {total}")
         }
-    }
-
-    fn row(&self) -> [String; 10] {
-        let none = || "-".to_owned();
-        let kv = match self.kv_pages_total {
-            0 => none(),
-            total => {
-                let percent = 100.0 * f64::from(self.kv_pages_used) / f64::from(total);
-                format!("{percent:.1}% of {total}")
-            }
-        };
-        let here = self.heard_ms.is_some();
-        let number = |number: u32| if here { number.to_string() } else { none() };
-        [
-            self.worker.to_string(),
-            self.role.to_owned(),
-            self.state.to_owned(),
-            self.group.clone(),
-            kv,
-            number(self.running),
-            number(self.waiting),
-            self.heard_ms.map_or_else(none, |ms| format!("{:.1} s", f64::from(ms) / 1e3)),
-            number(self.pid),
-            if self.device.is_empty() { none() } else { self.device.clone() },
-        ]
-    }
+    };
+    let here = worker.heard_ms.is_some();
+    let number = |number: u32| if here { number.to_string() } else { none() };
+    [
+        worker.worker.to_string(),
+        worker.role.to_owned(),
+        worker.state.to_owned(),
+        worker.group.clone(),
+        kv,
+        number(worker.running),
+        number(worker.waiting),
+        worker.heard_ms.map_or_else(none, |ms| format!("{:.1} s", f64::from(ms) / 1e3)),
+        number(worker.pid),
+        if worker.device.is_empty() { none() } else { worker.device.clone() },
+    ]
 }

@@ -1,8 +1,11 @@
 //! Every layer of the settings takes effect, and settings that cannot serve are refused by name.
 
-use std::io::Write;
+use std::{ffi::OsString, io::Write};
 
-use tutti_runtime::command_line::{self, CommandLine};
+use tutti_runtime::{
+    command_line::{self, CommandLine},
+    config,
+};
 use tutti_settings::{ByteSize, ClusterAddress};
 
 use super::*;

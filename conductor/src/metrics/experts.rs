@@ -1,15 +1,15 @@
 //! Metrics of the balance among a model's experts.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use tutti_proto::{Rank, cluster::v1 as pb};
-use tutti_runtime::metrics::{
-    Metrics,
-    encoding::EncodeLabelSet,
-    metrics::{family::Family, gauge::Gauge},
+use tutti_runtime::{
+    declare_metrics,
+    metrics::{
+        Registry,
+        encoding::EncodeLabelSet,
+        metrics::{family::Family, gauge::Gauge},
+    },
 };
 
 /// Layers of a worker that have a metric. A report may name more, which are left out.
@@ -21,35 +21,40 @@ struct LayerLabel {
     layer: u32,
 }
 
+declare_metrics! {
+    #[derive(Debug)]
+    struct Gauges {
+        imbalance: Family<LayerLabel, Gauge<f64, AtomicU64>>, "worker_expert_imbalance",
+            "Tokens of a layer's most chosen expert, divided by the mean of the layer's experts, since the worker's \
+             process began: 1 is balance";
+    }
+}
+
 /// Gauges per worker and layer.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ExpertMetrics {
-    imbalance: Family<LayerLabel, Gauge<f64, AtomicU64>>,
+    gauges: Gauges,
     /// Number of layers up to the last one that any worker has reported.
-    layers: Arc<AtomicU32>,
+    layers: AtomicU32,
 }
 
 impl ExpertMetrics {
-    pub fn register(&self, metrics: &Metrics) {
-        metrics.register(|r| {
-            let help = "Tokens of a layer's most chosen expert, divided by the mean of the layer's experts, since the \
-                        worker's process began: 1 is balance";
-            r.register("worker_expert_imbalance", help, self.imbalance.clone());
-        });
+    pub fn register(registry: &mut Registry) -> Self {
+        Self { gauges: Gauges::register(registry), layers: AtomicU32::default() }
     }
 
     pub fn take(&self, worker: Rank, loads: &[pb::ExpertLoad]) {
         for load in loads.iter().filter(|load| load.tokens > 0 && load.layer < MAX_LAYERS) {
             let label = LayerLabel { worker: worker.0, layer: load.layer };
             let mean = load.tokens as f64 / f64::from(load.experts);
-            self.imbalance.get_or_create(&label).set(load.most as f64 / mean);
+            self.gauges.imbalance.get_or_create(&label).set(load.most as f64 / mean);
             self.layers.fetch_max(load.layer + 1, Ordering::Relaxed);
         }
     }
 
     pub fn gone(&self, worker: Rank) {
         for layer in 0..self.layers.load(Ordering::Relaxed) {
-            self.imbalance.remove(&LayerLabel { worker: worker.0, layer });
+            self.gauges.imbalance.remove(&LayerLabel { worker: worker.0, layer });
         }
     }
 }

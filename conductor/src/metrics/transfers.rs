@@ -3,10 +3,12 @@
 use std::sync::atomic::AtomicU64;
 
 use tutti_proto::{Rank, cluster::v1 as pb};
-use tutti_runtime::metrics::{
-    Metrics,
-    encoding::EncodeLabelSet,
-    metrics::{family::Family, gauge::Gauge},
+use tutti_runtime::{
+    declare_metrics,
+    metrics::{
+        encoding::EncodeLabelSet,
+        metrics::{family::Family, gauge::Gauge},
+    },
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -27,49 +29,60 @@ struct TimeLabel {
     time: &'static str,
 }
 
-/// Totals of transfers since each worker's process began.
-#[derive(Clone, Debug, Default)]
-pub(super) struct TransferMetrics {
-    bytes: Family<TransportLabel, Gauge>,
-    requests: Family<OutcomeLabel, Gauge>,
-    seconds: Family<TimeLabel, Gauge<f64, AtomicU64>>,
+declare_metrics! {
+    /// Totals of transfers since each worker's process began.
+    #[derive(Debug)]
+    pub(super) struct TransferMetrics {
+        bytes: Family<TransportLabel, Gauge>, "worker_transfer_bytes",
+            "Bytes of planes and embeddings sent to other workers since the worker's process began, by transport";
+        requests: Family<OutcomeLabel, Gauge>, "worker_transfers",
+            "Requests handed over to other workers or failed to be, since the worker's process began, by outcome";
+        seconds: Family<TimeLabel, Gauge<f64, AtomicU64>>, "worker_transfer_seconds",
+            "Seconds of transfers: pushing (from the first page to the receipt), and exposed (the part of it after the \
+             prefill's end)";
+    }
+}
+
+/// The values of a tally's labels, with their numbers.
+struct Labelled {
+    bytes: [(&'static str, u64); 2],
+    requests: [(&'static str, u64); 2],
+    us: [(&'static str, u64); 2],
+}
+
+impl Labelled {
+    fn of(tally: &pb::TransferTally) -> Self {
+        Self {
+            bytes: [("shared_memory", tally.shared_memory_bytes), ("tcp", tally.tcp_bytes)],
+            requests: [("handed_over", tally.handed_over), ("failed", tally.failed)],
+            us: [("pushing", tally.pushing_us), ("exposed", tally.exposed_us)],
+        }
+    }
 }
 
 impl TransferMetrics {
-    pub fn register(&self, metrics: &Metrics) {
-        metrics.register(|r| {
-            let help = "Bytes of planes and embeddings sent to other workers since the worker's process began, by transport";
-            r.register("worker_transfer_bytes", help, self.bytes.clone());
-            let help = "Requests handed over to other workers or failed to be, since the worker's process began, by outcome";
-            r.register("worker_transfers", help, self.requests.clone());
-            let help = "Seconds of transfers: pushing (from the first page to the receipt), and exposed (the part of it \
-                        after the prefill's end)";
-            r.register("worker_transfer_seconds", help, self.seconds.clone());
-        });
-    }
-
     pub fn take(&self, worker: Rank, tally: &pb::TransferTally) {
-        let worker = worker.0;
-        for (transport, bytes) in [("shared_memory", tally.shared_memory_bytes), ("tcp", tally.tcp_bytes)] {
+        let (worker, Labelled { bytes, requests, us }) = (worker.0, Labelled::of(tally));
+        for (transport, bytes) in bytes {
             self.bytes.get_or_create(&TransportLabel { worker, transport }).set(bytes as i64);
         }
-        for (outcome, requests) in [("handed_over", tally.handed_over), ("failed", tally.failed)] {
+        for (outcome, requests) in requests {
             self.requests.get_or_create(&OutcomeLabel { worker, outcome }).set(requests as i64);
         }
-        for (time, us) in [("pushing", tally.pushing_us), ("exposed", tally.exposed_us)] {
+        for (time, us) in us {
             self.seconds.get_or_create(&TimeLabel { worker, time }).set(us as f64 / 1e6);
         }
     }
 
     pub fn gone(&self, worker: Rank) {
-        let worker = worker.0;
-        for transport in ["shared_memory", "tcp"] {
+        let (worker, Labelled { bytes, requests, us }) = (worker.0, Labelled::of(&Default::default()));
+        for (transport, _) in bytes {
             self.bytes.remove(&TransportLabel { worker, transport });
         }
-        for outcome in ["handed_over", "failed"] {
+        for (outcome, _) in requests {
             self.requests.remove(&OutcomeLabel { worker, outcome });
         }
-        for time in ["pushing", "exposed"] {
+        for (time, _) in us {
             self.seconds.remove(&TimeLabel { worker, time });
         }
     }

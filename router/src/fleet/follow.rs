@@ -1,16 +1,14 @@
-//! Follows the conductors: polls each at a fixed interval, looks up the DNS name, and sets the router's readiness.
+//! Follows the conductors: polls each at a fixed interval, and sets the router's readiness.
+
+mod agreement;
+mod lookup;
 
 use std::{
-    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use tokio::{
-    net::lookup_host,
-    task::JoinSet,
-    time::{sleep, timeout},
-};
+use tokio::{task::JoinSet, time::timeout};
 use tutti_proto::cluster::v1::ModelDescription;
 use tutti_runtime::{
     Error, ErrorKind,
@@ -18,14 +16,12 @@ use tutti_runtime::{
 };
 
 use super::{
-    Agreed, Fleet, address,
+    Fleet,
     breaker::Breaker,
     identity::Identity,
     load::Reported,
     member::{Contact, Member, Standing},
-    texts::Offer,
 };
-use crate::served::ServedModel;
 
 /// Poll interval of a conductor that is not ready.
 const POLL_STARTING: Duration = Duration::from_millis(100);
@@ -151,80 +147,6 @@ impl Fleet {
         Ok(Answer { description, identity, misfit, ready, reported })
     }
 
-    /// Returns the identity of the conductor's model, and its difference from the fleet's model, as text. If the models
-    /// differ and no other conductor serves the fleet's model, the fleet switches to this conductor's model, and no
-    /// difference is left.
-    async fn compare(
-        &self,
-        member: &Arc<Member>,
-        description: &ModelDescription,
-        known: Option<Identity>,
-    ) -> Result<(Identity, Option<String>), Error> {
-        let agreed = self.agreed.read().clone();
-        if let (Some(known), Some(agreed)) = (&known, &agreed) {
-            let difference = known.difference(&agreed.identity);
-            if difference.is_none() || self.others_serve(member, &agreed.identity) {
-                return Ok((known.clone(), difference));
-            }
-        }
-        let offer = self.texts.offer(member).await?;
-        let identity = Identity::new(description, offer.digest());
-        let _deciding = self.deciding.lock().await;
-        let agreed = self.agreed.read().clone();
-        if let Some(agreed) = agreed {
-            let difference = identity.difference(&agreed.identity);
-            if difference.is_none() || self.others_serve(member, &agreed.identity) {
-                return Ok((identity, difference));
-            }
-        }
-        self.agree(identity.clone(), description.clone(), offer).await?;
-        // Written while `deciding` is held: the next task that decides must see that this conductor serves the fleet's
-        // model.
-        member.standing.lock().identity = Some(identity.clone());
-        Ok((identity, None))
-    }
-
-    /// True if another conductor serves this model. A lost conductor counts with the model that it last served.
-    fn others_serve(&self, member: &Arc<Member>, identity: &Identity) -> bool {
-        let roster = self.roster.read();
-        let mut others = roster.members().iter().filter(|other| !Arc::ptr_eq(other, member));
-        others.any(|other| other.standing.lock().identity.as_ref() == Some(identity))
-    }
-
-    /// Makes the offered model the fleet's model. Running requests keep the model that they began with.
-    async fn agree(
-        &self,
-        identity: Identity,
-        description: ModelDescription,
-        offer: Offer,
-    ) -> Result<(), Error> {
-        let text = self.texts.read(offer).await?;
-        let (tokenizer, template) = (text.tokenizer.is_some(), text.template.is_some());
-        let name = &description.served_name;
-        tracing::info!(%name, tokenizer, chat_template = template, "the front door has read the model's text files");
-        let served = Arc::new(ServedModel { description, text });
-        *self.agreed.write() = Some(Agreed { identity, served });
-        Ok(())
-    }
-
-    /// Sets the limit of tokens per request to the smallest limit of the conductors in use, so that a request fits any
-    /// of them.
-    fn share_request_limit(&self) {
-        let mut agreed = self.agreed.write();
-        let Some(Agreed { identity, served }) = agreed.as_mut() else { return };
-        let roster = self.roster.read();
-        let limit = |member: &Arc<Member>| {
-            let standing = member.standing.lock();
-            let answers = matches!(standing.contact, Contact::Ready(_) | Contact::NotReady(_));
-            (answers && standing.identity.as_ref() == Some(identity)).then_some(standing.max_request_tokens)
-        };
-        let Some(smallest) = roster.members().iter().filter_map(limit).min() else { return };
-        if served.description.max_request_tokens != smallest {
-            let description = ModelDescription { max_request_tokens: smallest, ..served.description.clone() };
-            *served = Arc::new(ServedModel { description, text: served.text.clone() });
-        }
-    }
-
     /// Records a conductor's answer to a poll. Returns the time until the next poll.
     fn note_answer(&self, member: &Member, asked: Instant, answer: Answer) -> Duration {
         let contact = match answer.ready {
@@ -278,56 +200,4 @@ impl Fleet {
             self.metrics.standing(member, &standing);
         }
     }
-
-    /// Looks up the DNS name periodically. A failed lookup changes nothing.
-    async fn look_up(self: Arc<Self>, name: String) {
-        loop {
-            let found = lookup_host(&name).await.map(|found| found.map(address::url).collect());
-            let trouble = match found {
-                Ok(found) => self.take_found(&name, found),
-                Err(error) => Some(format!("discover: {name}: {error}")),
-            };
-            self.note_lookup(trouble);
-            self.changed.send_modify(|count| *count += 1);
-            sleep(self.settings.discover()).await;
-        }
-    }
-
-    fn note_lookup(&self, trouble: Option<String>) {
-        let mut known = self.lookup_trouble.lock();
-        if *known != trouble {
-            if let Some(trouble) = &trouble {
-                tracing::warn!(%trouble, "the lookup of conductors failed; the known ones stay");
-            }
-            *known = trouble;
-        }
-    }
-
-    /// Updates the roster with the addresses found. Returns an error text if `found` is empty, or has an address that
-    /// may not be used.
-    fn take_found(&self, name: &str, found: BTreeSet<String>) -> Option<String> {
-        if found.is_empty() {
-            return Some(format!("discover: {name} has no address"));
-        }
-        let mut refused = None;
-        let join = |url: &str| match address::connection(url, &self.access, &self.settings) {
-            Ok(channel) => Some(self.member(url.to_owned(), channel)),
-            Err(error) => {
-                refused = Some(format!("discover: {error}"));
-                None
-            }
-        };
-        let change = self.roster.write().update(&found, join);
-        for member in &change.joined {
-            tracing::info!(conductor = %member.name, "found a conductor");
-        }
-        for member in &change.left {
-            tracing::info!(conductor = %member.name, "the lookup no longer finds the conductor; its running requests continue");
-            self.metrics.removed(member);
-        }
-        refused
-    }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,9 +1,10 @@
 //! Metrics of a router's conductors.
 
 use prometheus_client::encoding::EncodeLabelSet;
-use tutti_runtime::metrics::{
-    Metrics,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
+use tutti_runtime::{
+    declare_metrics,
+    metrics::metrics::{counter::Counter, family::Family, gauge::Gauge},
+    prefix_index::IndexSize,
 };
 
 use super::{
@@ -17,54 +18,33 @@ struct ConductorLabel {
     conductor: String,
 }
 
-/// Metrics of a fleet. Clones share the metrics.
-#[derive(Clone, Default)]
-pub struct FleetMetrics {
-    up: Family<ConductorLabel, Gauge>,
-    breaker: Family<ConductorLabel, Gauge>,
-    reported_running: Family<ConductorLabel, Gauge>,
-    reported_waiting: Family<ConductorLabel, Gauge>,
-    picks: Family<ConductorLabel, Counter>,
-    retries: Family<ConductorLabel, Counter>,
-    replays: Family<ConductorLabel, Counter>,
-    prefix_entries: Gauge,
-    prefix_bytes: Gauge,
-    prefix_blocks: Counter,
-    prefix_hits: Counter,
+declare_metrics! {
+    /// Metrics of a fleet. Clones share the metrics.
+    #[derive(Clone)]
+    pub struct FleetMetrics {
+        up: Family<ConductorLabel, Gauge>, "conductor_up",
+            "1 if the router sends requests to the conductor, else 0";
+        breaker: Family<ConductorLabel, Gauge>, "conductor_breaker",
+            "State of the conductor's circuit breaker: 0 closed, 1 half-open, 2 open";
+        reported_running: Family<ConductorLabel, Gauge>, "conductor_running",
+            "Requests running on the conductor, from its last report";
+        reported_waiting: Family<ConductorLabel, Gauge>, "conductor_waiting",
+            "Requests waiting on the conductor, from its last report";
+        picks: Family<ConductorLabel, Counter>, "conductor_picks",
+            "Choices sent to the conductor; each attempt counts";
+        retries: Family<ConductorLabel, Counter>, "conductor_retries",
+            "Choices without tokens that this conductor lost or refused, and that were sent to another conductor";
+        replays: Family<ConductorLabel, Counter>, "conductor_replays",
+            "Choices with tokens that this conductor lost, and that continued on another conductor";
+        prefix_entries: Gauge, "prefix_index_entries", "Blocks in the index of prompt prefixes";
+        prefix_bytes: Gauge, "prefix_index_bytes", "Memory of the index of prompt prefixes, in bytes";
+        prefix_blocks: Counter, "prefix_blocks", "Whole prompt blocks of the choices sent to conductors";
+        prefix_hits: Counter, "prefix_hit_blocks",
+            "Prompt blocks that had been sent to the same conductor before";
+    }
 }
 
 impl FleetMetrics {
-    /// Registers the metrics.
-    pub fn register(metrics: &Metrics) -> Self {
-        let own = Self::default();
-        metrics.register(|registry| {
-            let router = registry.sub_registry_with_prefix("router");
-            let help = "1 if the router sends requests to the conductor, else 0";
-            router.register("conductor_up", help, own.up.clone());
-            let help = "State of the conductor's circuit breaker: 0 closed, 1 half-open, 2 open";
-            router.register("conductor_breaker", help, own.breaker.clone());
-            let help = "Requests running on the conductor, from its last report";
-            router.register("conductor_running", help, own.reported_running.clone());
-            let help = "Requests waiting on the conductor, from its last report";
-            router.register("conductor_waiting", help, own.reported_waiting.clone());
-            let help = "Choices sent to the conductor; each attempt counts";
-            router.register("conductor_picks", help, own.picks.clone());
-            let help = "Choices without tokens that this conductor lost or refused, and that were sent to another conductor";
-            router.register("conductor_retries", help, own.retries.clone());
-            let help = "Choices with tokens that this conductor lost, and that continued on another conductor";
-            router.register("conductor_replays", help, own.replays.clone());
-            let help = "Blocks in the index of prompt prefixes";
-            router.register("prefix_index_entries", help, own.prefix_entries.clone());
-            let help = "Memory of the index of prompt prefixes, in bytes";
-            router.register("prefix_index_bytes", help, own.prefix_bytes.clone());
-            let help = "Whole prompt blocks of the choices sent to conductors";
-            router.register("prefix_blocks", help, own.prefix_blocks.clone());
-            let help = "Prompt blocks that had been sent to the same conductor before";
-            router.register("prefix_hit_blocks", help, own.prefix_hits.clone());
-        });
-        own
-    }
-
     /// Counts a choice that is sent to a conductor. The choice's prompt has `blocks` whole blocks, of which the
     /// conductor has cached `held`.
     pub fn picked(&self, member: &Member, blocks: usize, held: usize) {
@@ -86,9 +66,9 @@ impl FleetMetrics {
     }
 
     /// Sets the size of the prefix index.
-    pub fn index(&self, entries: usize, bytes: usize) {
-        self.prefix_entries.set(entries as i64);
-        self.prefix_bytes.set(bytes as i64);
+    pub fn index(&self, size: IndexSize) {
+        self.prefix_entries.set(size.entries as i64);
+        self.prefix_bytes.set(size.bytes as i64);
     }
 
     /// Sets the gauges of a conductor.

@@ -11,6 +11,8 @@ use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use tutti_runtime::{
     Error,
+    command_line::processes::ROUTER,
+    declare_metrics,
     live::Live,
     metrics::{
         Metrics,
@@ -31,12 +33,19 @@ struct ClassLabel {
     class: &'static str,
 }
 
+declare_metrics! {
+    struct QueueMetrics {
+        choices: Family<ClassLabel, Gauge>, "queued_choices", "Choices without a token, by priority class";
+        tokens: Family<ClassLabel, Gauge>, "queued_tokens",
+            "Tokens in the prompts of choices without a token, by priority class";
+    }
+}
+
 /// The requests without a token, by priority class.
 pub struct Admission {
     queues: [Mutex<Queue>; CLASSES.len()],
     limits: Live<RouterSettings>,
-    choices: Family<ClassLabel, Gauge>,
-    tokens: Family<ClassLabel, Gauge>,
+    metrics: QueueMetrics,
 }
 
 #[derive(Default)]
@@ -59,15 +68,8 @@ pub struct Queued {
 impl Admission {
     /// Creates empty queues, and registers their metrics.
     pub fn new(limits: impl Into<Live<RouterSettings>>, metrics: &Metrics) -> Arc<Self> {
-        let (choices, tokens) = (Family::default(), Family::default());
-        metrics.register(|registry| {
-            let router = registry.sub_registry_with_prefix("router");
-            let help = "Choices without a token, by priority class";
-            router.register("queued_choices", help, Family::clone(&choices));
-            let help = "Tokens in the prompts of choices without a token, by priority class";
-            router.register("queued_tokens", help, Family::clone(&tokens));
-        });
-        Arc::new(Self { queues: Default::default(), limits: limits.into(), choices, tokens })
+        let metrics = metrics.register_of(ROUTER.name, QueueMetrics::register);
+        Arc::new(Self { queues: Default::default(), limits: limits.into(), metrics })
     }
 
     /// Admits a request, or refuses it because its class is full. `tokens` is the number of tokens of all its prompts,
@@ -98,8 +100,8 @@ impl Admission {
 
     fn show(&self, class: usize, choices: i64, tokens: i64) {
         let label = ClassLabel { class: CLASSES[class] };
-        self.choices.get_or_create(&label).inc_by(choices);
-        self.tokens.get_or_create(&label).inc_by(tokens);
+        self.metrics.choices.get_or_create(&label).inc_by(choices);
+        self.metrics.tokens.get_or_create(&label).inc_by(tokens);
     }
 }
 

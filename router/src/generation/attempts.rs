@@ -19,7 +19,6 @@ use tutti_runtime::{
     trace::{SpanKind, TraceContext, TraceSpan},
 };
 
-use super::generator::millis;
 use crate::{
     fleet::{Avoided, Failure, Fleet, Lease, Member, Need, PickRequest, PromptBlocks, Recovery},
     served::ServedModel,
@@ -300,4 +299,9 @@ fn gave_up(failure: &Failure, tries: u32, recovery: Recovery) -> Error {
         _ if error.kind() == ErrorKind::Unavailable => Error::unavailable(message),
         _ => Error::new(error.kind(), message),
     }
+}
+
+/// Milliseconds, rounded up so that a short time does not become 0.
+pub(super) fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
 }

@@ -1,10 +1,7 @@
 //! Starts generations: admission, validation, tokenising, and one `Submit` call per choice.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -21,7 +18,7 @@ use tutti_settings::RouterSettings;
 
 use super::{
     admission::Admission,
-    attempts::{Attempts, Wanted},
+    attempts::{Attempts, Wanted, millis},
     choice::{Choice, ChoiceSettings},
     prompts::{self, Echo, EncodedPrompt},
     request::{GenerationRequest, Prompt},
@@ -49,8 +46,6 @@ pub struct Generator {
     /// One permit per running choice.
     permits: Arc<Semaphore>,
     max_choices: u32,
-    /// True once the process waits for its last requests.
-    draining: AtomicBool,
     settings: Live<RouterSettings>,
     admission: Arc<Admission>,
     readers: Readers,
@@ -70,7 +65,6 @@ impl Generator {
         Ok(Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue)?,
-            draining: AtomicBool::new(false),
             permits: Arc::new(Semaphore::new(config.max_concurrent_choices as usize)),
             max_choices: config.max_concurrent_choices,
             settings,
@@ -235,15 +229,6 @@ impl Generator {
         self.permits.available_permits() >= self.max_choices as usize
     }
 
-    /// Completes when no generation is running. No generation is admitted while the future is polled.
-    pub async fn idle(&self) {
-        self.draining.store(true, Relaxed);
-        let _admitting_again = Draining(&self.draining);
-        // All permits are free only if no choice runs. The only possible error is a closed semaphore, and this
-        // semaphore is never closed.
-        let _ = self.permits.acquire_many(self.max_choices).await;
-    }
-
     /// Takes a permit for each of a request's choices, all or none.
     fn admit(&self, prompts: usize, n: u32) -> Result<OwnedSemaphorePermit, Error> {
         let limit = self.max_choices;
@@ -252,9 +237,6 @@ impl Generator {
             let message = format!("{prompts} prompts times n = {n} is over the limit of {limit} choices");
             return Err(Error::invalid(if n > 1 { "n" } else { "prompt" }, message));
         };
-        if self.draining.load(Relaxed) {
-            return Err(Error::unavailable("this process is draining and takes no more requests"));
-        }
         self.permits.clone().try_acquire_many_owned(choices).map_err(|_| {
             let busy = limit as usize - self.permits.available_permits().min(limit as usize);
             let message =
@@ -290,15 +272,6 @@ pub(super) fn spec(
     }
 }
 
-/// Refusal of requests while the process waits for its last ones. Dropping it admits requests again.
-struct Draining<'a>(&'a AtomicBool);
-
-impl Drop for Draining<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Relaxed);
-    }
-}
-
 /// Limits the time until a request is accepted. The request may wait for a tokenising thread or for a conductor. Once
 /// it is accepted, the conductor enforces the deadline.
 async fn within<T>(
@@ -323,11 +296,6 @@ fn lane(prompts: &[Prompt], echo: Option<Echo>) -> Option<Lane> {
         Some(_) => Some(Lane::Parse),
         None => Some(Lane::of_text(prompts.iter().map(Prompt::text_bytes).sum())),
     }
-}
-
-/// Milliseconds, rounded up so that a short time does not become 0.
-pub(super) fn millis(time: Duration) -> u32 {
-    u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
 /// The settings of each choice, in order.

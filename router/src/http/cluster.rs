@@ -12,7 +12,7 @@ use axum::{
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tutti_proto::cluster::v1::{self as pb, request_transition::Transition};
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::{Error, ErrorKind, worker_view::WorkerView};
 
 use super::{Api, error::ApiError};
 use crate::fleet::Member;
@@ -30,34 +30,7 @@ struct ConductorState {
     /// The reason for which the conductor gets no requests, or does not answer.
     reason: Option<String>,
     requests_in_flight: u32,
-    workers: Vec<WorkerState>,
-}
-
-#[derive(Serialize)]
-struct WorkerState {
-    worker: u32,
-    phase: &'static str,
-    group: String,
-    role: &'static str,
-    pid: u32,
-    detail: String,
-    load: LoadState,
-}
-
-#[derive(Serialize)]
-struct LoadState {
-    running: u32,
-    waiting: u32,
-    oldest_waiting_ms: u32,
-    kv_pages_used: u32,
-    kv_pages_cached: u32,
-    kv_pages_total: u32,
-    slots_used: u32,
-    slots_total: u32,
-    steps: u64,
-    preemptions: u64,
-    prefill_tokens: u64,
-    cached_tokens: u64,
+    workers: Vec<WorkerView>,
 }
 
 #[derive(Serialize)]
@@ -177,33 +150,7 @@ async fn conductor(member: &Member) -> ConductorState {
         ready: why_out.is_none() && silent.is_none(),
         reason: why_out.or(silent),
         requests_in_flight: cluster.requests_in_flight,
-        workers: cluster.workers.into_iter().map(worker).collect(),
-    }
-}
-
-fn worker(status: pb::WorkerStatus) -> WorkerState {
-    let load = status.load.unwrap_or_default();
-    WorkerState {
-        worker: status.worker,
-        phase: status.phase().label(),
-        role: status.role().label(),
-        group: status.group,
-        pid: status.pid,
-        detail: status.detail,
-        load: LoadState {
-            running: load.running,
-            waiting: load.waiting,
-            oldest_waiting_ms: load.oldest_waiting_ms,
-            kv_pages_used: load.kv_pages_used,
-            kv_pages_cached: load.kv_pages_cached,
-            kv_pages_total: load.kv_pages_total,
-            slots_used: load.slots_used,
-            slots_total: load.slots_total,
-            steps: load.steps,
-            preemptions: load.preemptions,
-            prefill_tokens: load.prefill_tokens,
-            cached_tokens: load.cached_tokens,
-        },
+        workers: cluster.workers.into_iter().map(WorkerView::from).collect(),
     }
 }
 

@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use tutti_runtime::{
+    declare_metrics,
     metrics::{
-        Metrics, Unit,
+        Unit,
         metrics::{exemplar::HistogramWithExemplars, family::Family},
     },
     trace::TraceContext,
@@ -51,12 +52,23 @@ struct TraceLabels {
 type Histograms<L> =
     Family<L, HistogramWithExemplars<TraceLabels>, fn() -> HistogramWithExemplars<TraceLabels>>;
 
-/// The histograms. Clones share them.
-#[derive(Clone)]
-pub struct GenAiMetrics {
-    duration: Histograms<EndedOperation>,
-    first_token: Histograms<Operation>,
-    per_token: Histograms<Operation>,
+declare_metrics! {
+    /// The histograms. Clones share them.
+    #[derive(Clone)]
+    pub struct GenAiMetrics {
+        duration: Histograms<EndedOperation> =
+            Histograms::new_with_constructor(|| HistogramWithExemplars::new(DURATION.into_iter())),
+            "gen_ai_server_request_duration" in Unit::Seconds,
+            "Seconds from a request's arrival to its end (gen_ai.server.request.duration)";
+        first_token: Histograms<Operation> =
+            Histograms::new_with_constructor(|| HistogramWithExemplars::new(FIRST_TOKEN.into_iter())),
+            "gen_ai_server_time_to_first_token" in Unit::Seconds,
+            "Seconds from a request's arrival to its first token (gen_ai.server.time_to_first_token)";
+        per_token: Histograms<Operation> =
+            Histograms::new_with_constructor(|| HistogramWithExemplars::new(PER_TOKEN.into_iter())),
+            "gen_ai_server_time_per_output_token" in Unit::Seconds,
+            "Mean seconds per output token after the first (gen_ai.server.time_per_output_token)";
+    }
 }
 
 /// The times of one request.
@@ -71,34 +83,6 @@ pub struct Times {
 }
 
 impl GenAiMetrics {
-    /// Registers the histograms.
-    pub fn register(metrics: &Metrics) -> Self {
-        let own = Self {
-            duration: Histograms::<EndedOperation>::new_with_constructor(|| {
-                HistogramWithExemplars::new(DURATION.into_iter())
-            }),
-            first_token: Histograms::<Operation>::new_with_constructor(|| {
-                HistogramWithExemplars::new(FIRST_TOKEN.into_iter())
-            }),
-            per_token: Histograms::<Operation>::new_with_constructor(|| {
-                HistogramWithExemplars::new(PER_TOKEN.into_iter())
-            }),
-        };
-        metrics.register_conventional(|registry| {
-            let help = "Seconds from a request's arrival to its end (gen_ai.server.request.duration)";
-            let name = "gen_ai_server_request_duration";
-            registry.register_with_unit(name, help, Unit::Seconds, own.duration.clone());
-            let help =
-                "Seconds from a request's arrival to its first token (gen_ai.server.time_to_first_token)";
-            let name = "gen_ai_server_time_to_first_token";
-            registry.register_with_unit(name, help, Unit::Seconds, own.first_token.clone());
-            let help = "Mean seconds per output token after the first (gen_ai.server.time_per_output_token)";
-            let name = "gen_ai_server_time_per_output_token";
-            registry.register_with_unit(name, help, Unit::Seconds, own.per_token.clone());
-        });
-        own
-    }
-
     /// Records a request that has ended. `model` is the name of the served model, never a client's text.
     pub fn ended(
         &self,

@@ -51,7 +51,7 @@ async fn a_reader_that_takes_nothing_loses_its_stream() {
     // The server does not ask again. The stream is dropped nevertheless.
     until_dropped(&alive).await;
     assert_eq!((watched.next().await, watched.next().await), (Some(Err("lost")), None));
-    assert_eq!(readers.shared.lost.get(), 1);
+    assert_eq!(readers.shared.metrics.lost.get(), 1);
 }
 
 #[tokio::test]

@@ -165,19 +165,25 @@ async fn a_conductor_without_a_tokenizer_is_never_ready_and_says_why() {
 }
 
 #[tokio::test]
-async fn idle_completes_when_no_generation_is_running() {
+async fn a_front_door_is_idle_when_no_generation_is_running() {
     let setup = ready().await;
-    setup.front_door.idle().await;
+    assert!(setup.front_door.is_idle());
     setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);
     let body = r#"{"prompt": "a", "stream": true}"#;
     let running = setup.front_door.http_routes().oneshot(post(PATH, body)).await.unwrap();
-    let mut idle = Box::pin(setup.front_door.idle());
-    assert!(futures_util::poll!(idle.as_mut()).is_pending());
-    // Meanwhile the process drains. Clients are told so, and not that they send too much.
-    let refused = setup.post(PATH, &json!({ "prompt": "a" })).await;
-    assert_eq!((refused.status, refused.text.contains("draining")), (StatusCode::SERVICE_UNAVAILABLE, true));
+    assert!(!setup.front_door.is_idle());
+    // The process drains. Clients that connect now are told so, and that they may come again.
+    let front = setup.front_door.front(setup.health.clone()).unwrap();
+    assert!(!(front.is_idle)());
+    let refused = front.refusals.oneshot(post(PATH, body)).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.headers()["retry-after"], "1");
+    let said = axum::body::to_bytes(refused.into_body(), usize::MAX).await.unwrap();
+    assert!(String::from_utf8_lossy(&said).contains("draining"), "{said:?}");
     drop(running);
-    idle.await;
+    while !(front.is_idle)() {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]

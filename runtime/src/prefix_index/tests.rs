@@ -37,7 +37,7 @@ fn whole_shared_blocks_are_found_for_each_holder() {
     let (mut index, now) = (index(), Instant::now());
     index.take(&blocks(&[1, 2, 3, 4, 5]), 1, now);
     index.take(&blocks(&[1, 2, 9, 9]), 2, now);
-    assert_eq!(index.entries(), 3, "a partial block is not indexed, and a shared block is indexed once");
+    assert_eq!(index.size().entries, 3, "a partial block is not indexed, and a shared block is indexed once");
     assert_eq!(index.has(&blocks(&[1, 2, 3, 4, 7, 7]), now), [(Holder(1), 2), (Holder(2), 1)]);
     assert_eq!(index.has(&blocks(&[3, 4]), now), [], "a block counts only after the same blocks");
 }
@@ -50,7 +50,7 @@ fn an_entry_that_was_not_used_for_max_age_is_gone() {
     let later = now + MINUTE + MINUTE / 2;
     assert_eq!(index.has(&blocks(&[1, 2, 3, 4]), later), [(Holder(1), 1)]);
     index.take(&blocks(&[8, 8]), 1, later);
-    assert_eq!(index.entries(), 2, "the aged block makes room");
+    assert_eq!(index.size().entries, 2, "the aged block makes room");
 }
 
 #[test]
@@ -63,12 +63,12 @@ fn over_the_bound_the_least_recent_goes_first_and_leaves_before_their_parents() 
     assert_eq!(index.has(&blocks(&[1, 1, 2, 2, 3, 3]), now), [(Holder(1), 2)]);
     index.take(&blocks(&[4, 4, 5, 5, 6, 6, 8, 8, 9, 9]), 1, now);
     assert_eq!(index.has(&blocks(&[4, 4, 5, 5, 6, 6, 8, 8, 9, 9]), now), [(Holder(1), 3)]);
-    assert_eq!((index.bytes(), index.entries()), (room, 3));
+    assert_eq!(index.size(), IndexSize { entries: 3, bytes: room });
     index.bound(room - 1);
-    assert_eq!(index.entries(), 2);
+    assert_eq!(index.size().entries, 2);
     let mut none = PrefixIndex::new(0, MINUTE);
     none.take(&blocks(&[1, 1]), 1, now);
-    assert_eq!((none.bytes(), none.entries()), (0, 0));
+    assert_eq!(none.size(), IndexSize::default());
 }
 
 #[test]
@@ -123,7 +123,7 @@ proptest! {
             for end in [2, 4, 8, 12].into_iter().filter(|end| *end <= tokens.len()) {
                 model.0.insert((tokens[..end].to_vec(), Holder(holder)), now);
             }
-            prop_assert!(index.bytes() <= room);
+            prop_assert!(index.size().bytes <= room);
             let mut held = index.has(&cut(&asked), now);
             held.sort_unstable();
             let expected = model.held(&asked, now);
@@ -137,7 +137,7 @@ proptest! {
         // The counters match the entries, and every child has its parent.
         let entries: Vec<_> = index.slots.iter().flatten().collect();
         let bytes: usize = entries.iter().map(|e| entry_bytes(e.tokens.len()) + holders_bytes(e.holders.len())).sum();
-        prop_assert_eq!((entries.len(), bytes), (index.entries(), index.bytes()));
+        prop_assert_eq!(IndexSize { entries: entries.len(), bytes }, index.size());
         prop_assert!(entries.iter().all(|e| e.parent.is_none_or(|p| index.slots[p as usize].is_some())));
     }
 }

@@ -1,6 +1,6 @@
 //! A bound TCP or Unix socket, and its tuning of accepted connections.
 
-use std::{io, time::Duration};
+use std::{io, os::fd::AsFd, time::Duration};
 
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
@@ -50,6 +50,19 @@ impl Listener {
     /// The listener with its connections counted in `metrics`.
     pub fn counted(self, metrics: &ConnectionMetrics, purpose: Purpose) -> Self {
         Self { metrics: metrics.of(purpose), ..self }
+    }
+
+    /// Another listener of the same socket, with the same TLS and counts. One of the two accepts a connection.
+    pub fn duplicate(&self) -> io::Result<Self> {
+        let socket = match &self.socket {
+            BoundSocket::Tcp(listener) => {
+                BoundSocket::Tcp(TcpListener::from_std(listener.as_fd().try_clone_to_owned()?.into())?)
+            }
+            BoundSocket::Unix(listener) => {
+                BoundSocket::Unix(UnixListener::from_std(listener.as_fd().try_clone_to_owned()?.into())?)
+            }
+        };
+        Ok(Self { socket, tls: self.tls.clone(), metrics: self.metrics.clone() })
     }
 
     /// The counts of its connections.

@@ -2,9 +2,9 @@
 
 use prometheus_client::encoding::EncodeLabelSet;
 
-use crate::metrics::{
-    Metrics,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
+use crate::{
+    declare_metrics,
+    metrics::metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
 
 /// Purpose of a listener.
@@ -74,25 +74,17 @@ struct ClosedLabel {
     reason: &'static str,
 }
 
-/// Metrics of all listeners of a process. Clones share the metrics.
-#[derive(Clone, Debug, Default)]
-pub struct ConnectionMetrics {
-    open: Family<ListenerLabel, Gauge>,
-    closed: Family<ClosedLabel, Counter>,
+declare_metrics! {
+    /// Metrics of all listeners of a process. Clones share the metrics.
+    #[derive(Clone, Debug, Default)]
+    pub struct ConnectionMetrics {
+        open: Family<ListenerLabel, Gauge>, "connections_open", "Open connections";
+        closed: Family<ClosedLabel, Counter>, "connections_closed",
+            "Connections that the server closed before their peers did, by reason";
+    }
 }
 
 impl ConnectionMetrics {
-    /// Creates the metrics and registers them in `metrics`.
-    pub fn register(metrics: &Metrics) -> Self {
-        let own = Self::default();
-        metrics.register(|registry| {
-            registry.register("connections_open", "Open connections", own.open.clone());
-            let help = "Connections that the server closed before their peers did, by reason";
-            registry.register("connections_closed", help, own.closed.clone());
-        });
-        own
-    }
-
     /// The metrics of one listener.
     pub(super) fn of(&self, purpose: Purpose) -> ListenerMetrics {
         let listener = purpose.label();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // A failed unwrap is a failed test.
 
 mod cluster_tls;
+mod drain;
 mod grpc;
 mod http;
 mod support;

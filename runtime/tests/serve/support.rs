@@ -55,7 +55,8 @@ pub async fn http(routes: Router, connections: ConnectionSettings) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (closing, metrics) = (Shutdown::default(), Metrics::default());
-    let listener = Listener::from(listener).counted(&ConnectionMetrics::register(&metrics), Purpose::Http);
+    let listener =
+        Listener::from(listener).counted(&metrics.register(ConnectionMetrics::register), Purpose::Http);
     let task = tokio::spawn(serve::http(listener, routes, connections, closing.clone()));
     Served { address, closing, task, metrics }
 }
@@ -98,7 +99,13 @@ impl RawClient {
 
     /// Completes once the server has closed the connection, also if it has sent something before.
     pub async fn closed_whatever_it_says(&mut self) {
+        self.rest().await;
+    }
+
+    /// Reads all that the server sends until it closes the connection.
+    pub async fn rest(&mut self) -> String {
         let mut said = Vec::new();
         let _ = self.0.read_to_end(&mut said).await;
+        String::from_utf8(said).unwrap()
     }
 }

@@ -78,7 +78,7 @@ async fn counted(files: &Files, connections: ConnectionSettings, metrics: &Metri
     let listener = bind().await;
     let address = listener.local_addr().unwrap();
     let (listener, _) = serve::encrypted(listener, bind().await, tls);
-    let listener = listener.counted(&ConnectionMetrics::register(metrics), Purpose::Http);
+    let listener = listener.counted(&metrics.register(ConnectionMetrics::register), Purpose::Http);
     let routes =
         Router::new().route("/", get(|version: http::Version| async move { format!("{version:?}") }));
     tokio::spawn(serve::http(listener, routes, connections, Shutdown::default()));

@@ -136,19 +136,21 @@ impl Runner {
     fn enqueue_forwards(&mut self, job: &Job, progress: &mut Progress) -> Result<(), DeviceError> {
         // The sequences are borrowed apart from the rest, which changes meanwhile.
         let sequences = std::mem::take(&mut self.sequences);
-        let enqueued = self.enqueue_rows(job, &sequences, progress);
+        let rows = self.encode_rows(job, &sequences, &mut progress.results);
+        let enqueued = rows.and_then(|rows| self.enqueue_chunks(job, rows, progress));
         self.sequences = sequences;
         enqueued
     }
 
-    fn enqueue_rows(
+    /// Encodes the media of rows that have some, and returns all rows with the positions that a forward is to run.
+    fn encode_rows<'a>(
         &mut self,
-        job: &Job,
-        sequences: &Sequences,
-        progress: &mut Progress,
-    ) -> Result<(), DeviceError> {
+        job: &'a Job,
+        sequences: &'a Sequences,
+        results: &mut RowResults,
+    ) -> Result<Vec<StepRow<'a>>, DeviceError> {
         let mut rows = Vec::with_capacity(job.step.rows.len());
-        for (row, result) in job.step.rows.iter().zip(&mut progress.results) {
+        for (row, result) in job.step.rows.iter().zip(results) {
             let sequence = sequences.get(row);
             let sequence = sequence.ok_or_else(|| DeviceError::Lost(format!("{} has no tokens", row.key)))?;
             let mut next = row.positions.start;
@@ -165,6 +167,16 @@ impl Runner {
             }
             rows.push(StepRow { row, sequence, next });
         }
+        Ok(rows)
+    }
+
+    /// Enqueues the forwards of a step's rows. A forward that the model refuses runs row by row.
+    fn enqueue_chunks(
+        &mut self,
+        job: &Job,
+        mut rows: Vec<StepRow<'_>>,
+        progress: &mut Progress,
+    ) -> Result<(), DeviceError> {
         if let Some(poison) = &self.poison {
             poison.apply(&mut *self.model, &job.step)?;
         }

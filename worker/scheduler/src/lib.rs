@@ -107,6 +107,7 @@ mod snapshots;
 mod step;
 mod step_time;
 mod stopping;
+mod ticket;
 mod tokens;
 mod validate;
 mod walks;

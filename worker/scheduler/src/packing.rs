@@ -16,8 +16,9 @@ use tutti_settings::PrefillSharing;
 use crate::{
     config::SchedulerConfig,
     pace::{Allowance, Pace},
-    request::{Cut, Phase, Running, Ticket},
+    request::{Cut, Phase, Running},
     step_time::Work,
+    ticket::Ticket,
     walks::Walks,
 };
 

@@ -11,10 +11,7 @@
 
 use std::{collections::BTreeMap, vec};
 
-use crate::{
-    request::{Running, Ticket},
-    step::Row,
-};
+use crate::{request::Running, step::Row, ticket::Ticket};
 
 /// Decode rows that the next plan may take: at most one for each request, in the order of their tickets.
 #[derive(Debug, Default)]

@@ -22,10 +22,11 @@ use crate::{
     packing::{Candidate, PastSteps, pack},
     pages::PagePool,
     prepared::PreparedDecodes,
-    request::{Draining, Request, Running, Ticket},
+    request::{Draining, Request, Running},
     slots::SlotPool,
     step::{Row, RowCommit, RowCopies, RowOutcome, StepPlan, TransferError, Turn},
     step_time::Work,
+    ticket::Ticket,
     validate::validate,
     walks::Walks,
 };

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use tutti_planes::{PageId, SlotCopy, SlotId};
 use tutti_proto::{Epoch, GraphKey, StepNumber, declaration::WalkId};
 
-use crate::{request::Ticket, stopping::Finish};
+use crate::{stopping::Finish, ticket::Ticket};
 
 /// The scheduler's decisions of one turn.
 #[derive(Debug)]

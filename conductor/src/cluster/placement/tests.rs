@@ -6,9 +6,8 @@ use tutti_proto::{GraphKey, Rank, cluster::v1 as pb};
 
 use super::*;
 use crate::cluster::{
-    membership::Joining,
     topology::{GroupSpec, Topology},
-    workers::{Activity, Booking},
+    workers::{Activity, Booking, Joining},
 };
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

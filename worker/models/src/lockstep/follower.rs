@@ -18,116 +18,166 @@ pub fn follow(
     model: &mut dyn Model,
     plans: &mut dyn Collective,
     courier: &mut dyn RankCourier,
-    mut ran: impl FnMut(u64),
+    ran: impl FnMut(u64),
 ) -> Result<(), DeviceError> {
-    let layout = model.page_layout();
-    let (mut message, mut forwards, mut tables) = (Vec::new(), 0, Tables::default());
-    let (mut in_flight, mut results) = (0, LogitResults::default());
-    for number in 0.. {
-        match plans.broadcast(&mut message, Patience::Forever) {
-            Err(CollectiveError::Left { rank: 0, .. }) => return Ok(()),
-            heard => heard?,
-        }
-        let bad =
-            |what: String| DeviceError::Lost(format!("the leader's plan {number} is not usable: {what}"));
-        let plan = pb::GroupPlan::decode(&message[..]).map_err(|e| bad(e.to_string()))?;
-        if plan.number != number {
-            return Err(bad(format!("it has number {}", plan.number)));
-        }
-        let outcome = match plan.action {
-            Some(Action::AllocatePlanes(pb::AllocatePlanes { pages, slots })) => {
-                let (pages, slots) = (pages as usize, slots as usize);
-                tables = Tables::new(pages, slots).map_err(bad)?;
-                let allocated = model.allocate_planes(pages, slots);
-                plans.all_gather(&[u8::from(allocated.is_ok())], &mut Vec::new())?;
-                allocated
-            }
-            Some(Action::Forward(plan)) => {
-                forwards += 1;
-                if in_flight == model.limits().steps_in_flight {
-                    model.collect(None, &mut results)?;
-                    in_flight -= 1;
-                }
-                let run =
-                    plan::decode(&plan, &mut tables, |inputs, embeddings| model.forward(inputs, embeddings));
-                let outcome = run.map_err(bad)?;
-                in_flight += usize::from(outcome.is_ok());
-                ran(forwards);
-                outcome
-            }
-            Some(Action::Logits(plan)) => model.follow_logits(&logits::decode(plan).map_err(bad)?),
-            Some(Action::Read(pb::ReadPlanes { pages, slot })) => {
-                let mut own = Vec::new();
-                let read = match slot {
-                    Some(slot) => model.read_slot(SlotId(slot), &mut own),
-                    None => model.read_pages(&page_ids(&pages), &mut own),
-                };
-                // If reading fails here, it also fails on the leader, and the leader then skips the gather. This rank
-                // must therefore skip the gather, too.
-                match read {
-                    Ok(()) => Ok(plans.gather_bytes(&own, None)?),
-                    Err(error) => Err(error),
-                }
-            }
-            Some(Action::Write(pb::WritePlanes { pages, slot })) => {
-                tables.check_pages(pages.len()).map_err(bad)?;
-                let (part, count) = match slot {
-                    Some(_) => (LayoutPart::Slots, 1),
-                    None => (LayoutPart::Pages, pages.len()),
-                };
-                let mut own = vec![0; count * layout.share_bytes(part, plans.group_rank())];
-                plans.scatter_bytes(None, &mut own)?;
-                match slot {
-                    Some(slot) => model.write_slot(SlotId(slot), &own),
-                    None => model.write_pages(&page_ids(&pages), &own),
-                }
-            }
-            Some(Action::Orders(pb::RankOrders { orders })) => {
-                orders.into_iter().try_for_each(|order| courier.order(order)).map_err(DeviceError::Lost)
-            }
-            Some(Action::SendShare(pb::SendShare { run })) => {
-                let run = ShareRun::from(run.unwrap_or_default());
-                let mut own = Vec::new();
-                let read = match &run.units {
-                    ShareUnits::Pages(pages) => model.read_pages(pages, &mut own),
-                    ShareUnits::Slot(slot) => model.read_slot(*slot, &mut own),
-                };
-                // The courier has no part in the plan's outcome: a share that cannot be sent fails its request alone.
-                read.map(|()| courier.send(&run, own))
-            }
-            Some(Action::WriteShares(pb::WriteShares { writes })) => {
-                let own = plans.group_rank().rank as u32;
-                let mine = writes.into_iter().filter(|write| write.rank == own);
-                let mut mine = mine.map(|write| ShareRun::from(write.run.unwrap_or_default()));
-                mine.try_for_each(|run| write_share(model, courier, &run))
-            }
-            None => Err(bad("it has no known action".into())),
-        };
-        match outcome {
+    let mut follower = Follower {
+        model,
+        plans,
+        courier,
+        ran,
+        number: 0,
+        forwards: 0,
+        in_flight: 0,
+        tables: Tables::default(),
+        results: LogitResults::default(),
+    };
+    let mut message = Vec::new();
+    while follower.hear(&mut message)? {
+        match follower.run(&message) {
             // The leader refuses the same plan, so this rank goes on and stays in step with the group.
-            Err(DeviceError::Misuse(why)) => tracing::debug!(number, why, "plan refused"),
+            Err(DeviceError::Misuse(why)) => tracing::debug!(number = follower.number, why, "plan refused"),
             outcome => outcome?,
         }
+        follower.number += 1;
     }
     Ok(())
 }
 
-/// Writes this rank's share of a run that has arrived. Every failure is a [`DeviceError::Lost`]: the leader counts on
-/// the write, and the other ranks do not see the failure.
-fn write_share(
-    model: &mut dyn Model,
-    courier: &mut dyn RankCourier,
-    run: &ShareRun,
-) -> Result<(), DeviceError> {
-    let ShareRun { key, first, units } = run;
-    let lost =
-        |why: &str| DeviceError::Lost(format!("cannot write the share of {key} from {first} on: {why}"));
-    let data = courier.take(run).ok_or_else(|| lost("it has not arrived"))?;
-    let written = match units {
-        ShareUnits::Pages(pages) => model.write_pages(pages, &data),
-        ShareUnits::Slot(slot) => model.write_slot(*slot, &data),
-    };
-    written.map_err(|error| lost(&error.to_string()))
+struct Follower<'a, R> {
+    model: &'a mut dyn Model,
+    plans: &'a mut dyn Collective,
+    courier: &'a mut dyn RankCourier,
+    ran: R,
+    /// Number of the plan that runs.
+    number: u64,
+    /// Number of forward passes so far, of which `in_flight` are not collected.
+    forwards: u64,
+    in_flight: usize,
+    /// Block tables of the slots, as the plans have changed them.
+    tables: Tables,
+    /// Buffer for the results of a forward pass.
+    results: LogitResults,
+}
+
+impl<R: FnMut(u64)> Follower<'_, R> {
+    /// Waits for the next plan. False if the leader has left the group.
+    fn hear(&mut self, message: &mut Vec<u8>) -> Result<bool, DeviceError> {
+        match self.plans.broadcast(message, Patience::Forever) {
+            Err(CollectiveError::Left { rank: 0, .. }) => Ok(false),
+            heard => Ok(heard.map(|_| true)?),
+        }
+    }
+
+    fn run(&mut self, message: &[u8]) -> Result<(), DeviceError> {
+        let plan = pb::GroupPlan::decode(message).map_err(|e| self.bad(e.to_string()))?;
+        if plan.number != self.number {
+            return Err(self.bad(format!("it has number {}", plan.number)));
+        }
+        match plan.action {
+            Some(Action::AllocatePlanes(planes)) => self.allocate(planes),
+            Some(Action::Forward(forward)) => self.forward(&forward),
+            Some(Action::Logits(logits)) => {
+                let logits = logits::decode(logits).map_err(|what| self.bad(what))?;
+                self.model.follow_logits(&logits)
+            }
+            Some(Action::Read(planes)) => self.read(planes),
+            Some(Action::Write(planes)) => self.write(planes),
+            Some(Action::Orders(pb::RankOrders { orders })) => {
+                orders.into_iter().try_for_each(|order| self.courier.order(order)).map_err(DeviceError::Lost)
+            }
+            Some(Action::SendShare(pb::SendShare { run })) => self.send_share(run.unwrap_or_default().into()),
+            Some(Action::WriteShares(pb::WriteShares { writes })) => self.write_shares(writes),
+            None => Err(self.bad("it has no known action".into())),
+        }
+    }
+
+    /// The loss of this rank by a plan that it cannot run.
+    fn bad(&self, what: String) -> DeviceError {
+        DeviceError::Lost(format!("the leader's plan {} is not usable: {what}", self.number))
+    }
+
+    fn allocate(
+        &mut self,
+        pb::AllocatePlanes { pages, slots }: pb::AllocatePlanes,
+    ) -> Result<(), DeviceError> {
+        let (pages, slots) = (pages as usize, slots as usize);
+        self.tables = Tables::new(pages, slots).map_err(|what| self.bad(what))?;
+        let allocated = self.model.allocate_planes(pages, slots);
+        self.plans.all_gather(&[u8::from(allocated.is_ok())], &mut Vec::new())?;
+        allocated
+    }
+
+    fn forward(&mut self, plan: &pb::ForwardPlan) -> Result<(), DeviceError> {
+        self.forwards += 1;
+        if self.in_flight == self.model.limits().steps_in_flight {
+            self.model.collect(None, &mut self.results)?;
+            self.in_flight -= 1;
+        }
+        let run =
+            plan::decode(plan, &mut self.tables, |inputs, embeddings| self.model.forward(inputs, embeddings));
+        let outcome = run.map_err(|what| self.bad(what))?;
+        self.in_flight += usize::from(outcome.is_ok());
+        (self.ran)(self.forwards);
+        outcome
+    }
+
+    fn read(&mut self, pb::ReadPlanes { pages, slot }: pb::ReadPlanes) -> Result<(), DeviceError> {
+        let mut own = Vec::new();
+        // If reading fails here, it also fails on the leader, and the leader then skips the gather. This rank must
+        // therefore skip the gather, too.
+        match slot {
+            Some(slot) => self.model.read_slot(SlotId(slot), &mut own)?,
+            None => self.model.read_pages(&page_ids(&pages), &mut own)?,
+        }
+        Ok(self.plans.gather_bytes(&own, None)?)
+    }
+
+    fn write(&mut self, pb::WritePlanes { pages, slot }: pb::WritePlanes) -> Result<(), DeviceError> {
+        self.tables.check_pages(pages.len()).map_err(|what| self.bad(what))?;
+        let (part, count) = match slot {
+            Some(_) => (LayoutPart::Slots, 1),
+            None => (LayoutPart::Pages, pages.len()),
+        };
+        let mut own = vec![0; count * self.model.page_layout().share_bytes(part, self.plans.group_rank())];
+        self.plans.scatter_bytes(None, &mut own)?;
+        match slot {
+            Some(slot) => self.model.write_slot(SlotId(slot), &own),
+            None => self.model.write_pages(&page_ids(&pages), &own),
+        }
+    }
+
+    /// Reads this rank's share of a run and hands it to the courier. The courier has no part in the plan's outcome: a
+    /// share that cannot be sent fails its request alone.
+    fn send_share(&mut self, run: ShareRun) -> Result<(), DeviceError> {
+        let mut own = Vec::new();
+        match &run.units {
+            ShareUnits::Pages(pages) => self.model.read_pages(pages, &mut own)?,
+            ShareUnits::Slot(slot) => self.model.read_slot(*slot, &mut own)?,
+        }
+        self.courier.send(&run, own);
+        Ok(())
+    }
+
+    fn write_shares(&mut self, writes: Vec<pb::RankWrite>) -> Result<(), DeviceError> {
+        let own = self.plans.group_rank().rank as u32;
+        let mine = writes.into_iter().filter(|write| write.rank == own);
+        let mut runs = mine.map(|write| ShareRun::from(write.run.unwrap_or_default()));
+        runs.try_for_each(|run| self.write_share(&run))
+    }
+
+    /// Writes this rank's share of a run that has arrived. Every failure is a [`DeviceError::Lost`]: the leader counts
+    /// on the write, and the other ranks do not see the failure.
+    fn write_share(&mut self, run: &ShareRun) -> Result<(), DeviceError> {
+        let ShareRun { key, first, units } = run;
+        let lost =
+            |why: &str| DeviceError::Lost(format!("cannot write the share of {key} from {first} on: {why}"));
+        let data = self.courier.take(run).ok_or_else(|| lost("it has not arrived"))?;
+        let written = match units {
+            ShareUnits::Pages(pages) => self.model.write_pages(pages, &data),
+            ShareUnits::Slot(slot) => self.model.write_slot(*slot, &data),
+        };
+        written.map_err(|error| lost(&error.to_string()))
+    }
 }
 
 fn page_ids(pages: &[u32]) -> Vec<PageId> {

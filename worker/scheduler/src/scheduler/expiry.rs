@@ -7,8 +7,9 @@ use tutti_proto::GraphKey;
 use super::Scheduler;
 use crate::{
     launch::GraphRole,
-    request::{Request, Running, Ticket},
+    request::{Request, Running},
     step::{Ending, Outcome},
+    ticket::Ticket,
 };
 
 impl Scheduler {

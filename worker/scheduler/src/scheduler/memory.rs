@@ -5,7 +5,7 @@ use std::ops::Bound;
 use tutti_proto::GraphKey;
 
 use super::Scheduler;
-use crate::{request::Ticket, step::Reserved};
+use crate::{step::Reserved, ticket::Ticket};
 
 impl Scheduler {
     /// Gives a page to each request that needs one, in the order of tickets. If no page is available, the last request

@@ -6,8 +6,8 @@ use tutti_proto::declaration::WalkId;
 use super::{Progress, Running};
 use crate::{
     holding::PlanePool,
-    request::Ticket,
     step::{Row, RowCopies, Terminality},
+    ticket::Ticket,
 };
 
 impl Running {

@@ -1,4 +1,4 @@
-use tutti_runtime::metrics::Metrics;
+use tutti_runtime::{Error, health::State, metrics::Metrics};
 
 use super::*;
 use crate::fleet::{Access, Conductors, FleetSettings};

@@ -1,0 +1,134 @@
+//! Metrics that show the numbers of each worker's last report.
+
+use std::{array, sync::atomic::AtomicU64};
+
+use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_runtime::{
+    declare_metrics,
+    metrics::{
+        Registry,
+        metrics::{family::Family, gauge::Gauge},
+    },
+};
+
+use super::{PerWorker, WorkerLabel};
+
+/// A whole number of a worker's report.
+struct Reported {
+    name: &'static str,
+    help: &'static str,
+    value: fn(&pb::WorkerLoad) -> i64,
+}
+
+const REPORTED: [Reported; 14] = [
+    Reported {
+        name: "kv_pages_used",
+        help: "KV pages that requests hold",
+        value: |load| load.kv_pages_used.into(),
+    },
+    Reported {
+        name: "kv_pages_total",
+        help: "KV pages of the pool",
+        value: |load| load.kv_pages_total.into(),
+    },
+    Reported {
+        name: "kv_pages_cached",
+        help: "KV pages that no request holds, kept for prompts with the same prefix",
+        value: |load| load.kv_pages_cached.into(),
+    },
+    Reported {
+        name: "slots_used",
+        help: "Slots of state that requests hold",
+        value: |load| load.slots_used.into(),
+    },
+    Reported {
+        name: "slots_total",
+        help: "Slots of state that requests and snapshots can hold",
+        value: |load| load.slots_total.into(),
+    },
+    Reported {
+        name: "snapshots",
+        help: "Snapshots of the prefix cache that no request reads",
+        value: |load| load.snapshots.into(),
+    },
+    Reported {
+        name: "requests_running",
+        help: "Requests in a worker's steps",
+        value: |load| load.running.into(),
+    },
+    Reported {
+        name: "requests_waiting",
+        help: "Requests in a worker's queue",
+        value: |load| load.waiting.into(),
+    },
+    Reported {
+        name: "worker_steps",
+        help: "Steps of a worker's current process",
+        value: |load| load.steps as i64,
+    },
+    Reported {
+        name: "trace_steps_lost",
+        help: "Steps missing from the step trace of a worker's current process",
+        value: |load| load.trace_steps_lost as i64,
+    },
+    Reported {
+        name: "worker_void_rows",
+        help: "Rows computed after the end of their requests, since the worker's process began",
+        value: |load| load.void_rows as i64,
+    },
+    Reported {
+        name: "worker_preemptions",
+        help: "Preemptions since the worker's process began",
+        value: |load| load.preemptions as i64,
+    },
+    Reported {
+        name: "worker_prefill_tokens",
+        help: "Prompt tokens of admitted requests, since the worker's process began",
+        value: |load| load.prefill_tokens as i64,
+    },
+    Reported {
+        name: "worker_cached_tokens",
+        help: "Prompt tokens found in the prefix cache, since the worker's process began",
+        value: |load| load.cached_tokens as i64,
+    },
+];
+
+declare_metrics! {
+    #[derive(Debug)]
+    struct Ages {
+        oldest_waiting: Family<WorkerLabel, Gauge<f64, AtomicU64>>, "queue_age_seconds",
+            "Age in seconds of the oldest request that has not been part of a step";
+    }
+}
+
+/// One gauge per worker for each of [`REPORTED`], in the same order, and one in seconds.
+#[derive(Debug)]
+pub(super) struct ReportMetrics {
+    gauges: [PerWorker; REPORTED.len()],
+    ages: Ages,
+}
+
+impl ReportMetrics {
+    pub fn register(registry: &mut Registry) -> Self {
+        let gauges: [PerWorker; REPORTED.len()] = array::from_fn(|_| PerWorker::default());
+        for (Reported { name, help, .. }, gauge) in REPORTED.iter().zip(&gauges) {
+            registry.register(*name, *help, gauge.clone());
+        }
+        Self { gauges, ages: Ages::register(registry) }
+    }
+
+    pub fn take(&self, worker: Rank, load: &pb::WorkerLoad) {
+        for (Reported { value, .. }, gauge) in REPORTED.iter().zip(&self.gauges) {
+            gauge.get_or_create(&worker.into()).set(value(load));
+        }
+        let oldest = f64::from(load.oldest_waiting_ms) / 1e3;
+        self.ages.oldest_waiting.get_or_create(&worker.into()).set(oldest);
+    }
+
+    pub fn gone(&self, worker: Rank) {
+        for gauge in &self.gauges {
+            gauge.remove(&worker.into());
+        }
+        self.ages.oldest_waiting.remove(&worker.into());
+    }
+}

@@ -1,0 +1,92 @@
+//! Metrics of the presence of workers, and of the memory that they use.
+
+use tutti_proto::{Rank, cluster::v1 as pb};
+use tutti_runtime::{
+    declare_metrics,
+    metrics::{
+        Registry,
+        encoding::EncodeLabelSet,
+        metrics::{counter::Counter, family::Family, gauge::Gauge},
+    },
+};
+
+use super::{ConductorMetrics, ReasonLabel, WorkerLabel};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RoleLabel {
+    role: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MemoryLabel {
+    worker: u32,
+    kind: &'static str,
+}
+
+declare_metrics! {
+    #[derive(Debug)]
+    pub(super) struct WorkerMetrics {
+        ready: Gauge, "workers_ready", "Workers that take requests";
+        expected: Gauge, "workers_expected",
+            "Workers that the conductor starts and keeps, without those that an operator has drained";
+        groups_ready: Family<RoleLabel, Gauge>, "groups_ready",
+            "Groups that take requests, by role: whole, prefill, decode, encode";
+        restarts: Family<WorkerLabel, Counter>, "worker_restarts", "Worker processes started again";
+        fenced: Family<ReasonLabel, Counter>, "workers_fenced",
+            "Workers taken for dead while their streams were open, by reason: stopped, hangs";
+        memory: Family<MemoryLabel, Gauge>, "worker_memory_bytes",
+            "Most bytes that a worker uses, estimated at its start, by kind: weights, kv, step (the largest step)";
+    }
+}
+
+impl WorkerMetrics {
+    /// Registers the metrics. A counter that an alert watches begins at 0: the first count of a series that did not
+    /// exist before is no increase to Prometheus.
+    pub fn begin(registry: &mut Registry) -> Self {
+        let own = Self::register(registry);
+        for reason in ["stopped", "hangs"] {
+            own.fenced.get_or_create(&ReasonLabel { reason }).inc_by(0);
+        }
+        own
+    }
+
+    pub fn gone(&self, worker: Rank) {
+        for (kind, _) in memory_of(&Default::default()) {
+            self.memory.remove(&MemoryLabel { worker: worker.0, kind });
+        }
+    }
+}
+
+impl ConductorMetrics {
+    /// Sets a worker's estimate of the memory that it uses. Its counter of restarts exists from then on.
+    pub(crate) fn memory(&self, worker: Rank, ready: &pb::Ready) {
+        self.workers.restarts.get_or_create(&worker.into()).inc_by(0);
+        for (kind, bytes) in memory_of(ready) {
+            self.workers.memory.get_or_create(&MemoryLabel { worker: worker.0, kind }).set(bytes as i64);
+        }
+    }
+
+    /// Sets the number of ready workers, and of those that the conductor keeps running.
+    pub(crate) fn ready(&self, workers: usize, expected: usize) {
+        self.workers.ready.set(workers as i64);
+        self.workers.expected.set(expected as i64);
+    }
+
+    /// Sets the number of ready replicas of a role.
+    pub(crate) fn groups_ready(&self, role: &'static str, groups: usize) {
+        self.workers.groups_ready.get_or_create(&RoleLabel { role }).set(groups as i64);
+    }
+
+    pub(crate) fn fenced(&self, reason: &'static str) {
+        self.workers.fenced.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    pub(crate) fn restarted(&self, worker: Rank) {
+        self.workers.restarts.get_or_create(&worker.into()).inc();
+    }
+}
+
+/// Kinds of a worker's memory, with its estimate of each in bytes.
+fn memory_of(ready: &pb::Ready) -> [(&'static str, u64); 3] {
+    [("weights", ready.weight_bytes), ("kv", ready.kv_bytes), ("step", ready.step_bytes)]
+}

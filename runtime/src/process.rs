@@ -1,0 +1,113 @@
+//! The life of a process that serves clients, the same for a conductor and a router: it reads its settings, binds its
+//! ports, serves, and drains.
+
+mod drain;
+mod ports;
+mod servers;
+
+use std::{ffi::OsString, io::Write};
+
+use serde::{Serialize, de::DeserializeOwned};
+use tutti_settings::LiveGroups;
+
+pub use self::{
+    drain::{Background, Drain},
+    ports::Ports,
+    servers::{Front, Servers},
+};
+use crate::{
+    Error, command_line,
+    config::{self, Layers, Loaded},
+    descriptors,
+    live::LiveSettings,
+    metrics::Metrics,
+    reload::Reload,
+    serve::ConnectionMetrics,
+    shutdown::{Shutdown, outlive_hangups},
+    telemetry::{self, Sampling, TelemetryGuard},
+};
+
+/// An executable that serves clients.
+pub struct Executable<S> {
+    /// The executable, as `--help` describes it.
+    pub process: command_line::Process,
+    /// Refuses settings that contradict each other. They are not even printed.
+    pub check: fn(&S) -> Result<(), Error>,
+    /// Refuses settings under which nothing could be served, at the start and when they are read again.
+    pub validate: fn(&S) -> Result<(), Error>,
+    /// The requests whose spans are exported.
+    pub sampling: fn(&S) -> Sampling,
+}
+
+/// A process that has read its settings. It does not serve yet.
+pub struct Started<S> {
+    /// The settings at the start.
+    pub settings: S,
+    /// The settings that change live.
+    pub live: LiveSettings,
+    /// The metrics of the process.
+    pub metrics: Metrics,
+    /// The metrics of its listeners.
+    pub counts: ConnectionMetrics,
+    /// Begins with a signal.
+    pub shutdown: Shutdown,
+    _telemetry: Option<TelemetryGuard>,
+}
+
+impl<S: LiveGroups> Started<S> {
+    /// A process with these settings, for tests: it writes no log, hears no signal, and does not read its settings again.
+    pub fn silent(settings: S) -> Self {
+        let (metrics, live) = (Metrics::default(), LiveSettings::of(&settings));
+        let counts = metrics.register(ConnectionMetrics::register);
+        Self { settings, live, metrics, counts, shutdown: Shutdown::default(), _telemetry: None }
+    }
+}
+
+impl<S> Executable<S>
+where
+    S: LiveGroups + Clone + Serialize + DeserializeOwned + Send + 'static,
+{
+    /// Runs the process: `serve` serves until a signal has ended it. `arguments` is the command line, with the name of
+    /// the program first.
+    ///
+    /// # Errors
+    /// An error of usage or settings, before any port is bound, or the error that keeps the process from serving.
+    pub fn run(
+        self,
+        arguments: impl IntoIterator<Item = OsString>,
+        serve: impl AsyncFnOnce(Started<S>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        outlive_hangups()?;
+        let Loaded { settings, print, layers } = config::load::<S>(self.process, arguments)?;
+        (self.check)(&settings)?;
+        if print {
+            return writeln!(std::io::stdout(), "{}", config::print(&settings)?)
+                .map_err(|e| Error::internal(format!("cannot print: {e}")));
+        }
+        (self.validate)(&settings)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
+        let outcome = runtime.block_on(async { serve(self.start(settings, layers)?).await });
+        runtime.shutdown_background();
+        outcome
+    }
+
+    fn start(self, settings: S, layers: Layers) -> Result<Started<S>, Error> {
+        let name = self.process.name;
+        let telemetry = telemetry::install(settings.telemetry(), name, (self.sampling)(&settings))?;
+        let started = Started { shutdown: Shutdown::on_signals()?, ..Started::silent(settings) };
+        let reload = Reload {
+            settings: started.settings.clone(),
+            layers,
+            validate: self.validate,
+            live: started.live.clone(),
+            log: telemetry.log_filter(),
+            metrics: started.metrics.identify(name, &started.settings)?,
+        };
+        reload.start()?;
+        descriptors::raise_limit();
+        Ok(Started { _telemetry: Some(telemetry), ..started })
+    }
+}
