@@ -169,9 +169,9 @@ pub trait Device: Send + Sized + 'static {
     /// all ranks lose their device.
     fn group_rank(&self) -> GroupRank;
 
-    /// Loads a matrix for products, whose rows are the rows of `matrices`, one matrix after the other (fused q, k and v).
-    /// All matrices have the same number of columns and the same type. Apart from the device's copy, no memory of the
-    /// matrix's size is allocated.
+    /// Loads a matrix for products, whose rows are the rows of `matrices`, one matrix after the other (fused q, k and
+    /// v). All matrices have the same number of columns and the same type. Apart from the device's copy, no memory of
+    /// the matrix's size is allocated.
     fn matrix(
         &mut self,
         matrices: &[HostMatrix<'_>],

@@ -155,8 +155,8 @@ impl FrontDoor {
         self.generator.is_idle()
     }
 
-    /// What a process with this front door serves to its clients. `health` is the one that [`FrontDoor::follow`] writes.
-    /// Must be called inside a Tokio runtime.
+    /// What a process with this front door serves to its clients. `health` is the one that [`FrontDoor::follow`]
+    /// writes. Must be called inside a Tokio runtime.
     pub fn front(&self, health: Health) -> Result<Front, Error> {
         let generator = self.generator.clone();
         Ok(Front {

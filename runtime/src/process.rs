@@ -55,7 +55,8 @@ pub struct Started<S> {
 }
 
 impl<S: LiveGroups> Started<S> {
-    /// A process with these settings, for tests: it writes no log, hears no signal, and does not read its settings again.
+    /// A process with these settings, for tests: it writes no log, hears no signal, and does not read its settings
+    /// again.
     pub fn silent(settings: S) -> Self {
         let (metrics, live) = (Metrics::default(), LiveSettings::of(&settings));
         let counts = metrics.register(ConnectionMetrics::register);

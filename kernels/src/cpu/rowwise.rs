@@ -31,8 +31,8 @@ pub(super) fn each_row(
 }
 
 /// Computes `out[t] = table[ids[t] - first]`. `table` holds the rows from `first` on of a table of `vocabulary` rows.
-/// The result is zeros for an id whose row `table` does not hold. A look-up gives the weights of the checkpoint, unless they
-/// were quantised to eight bits.
+/// The result is zeros for an id whose row `table` does not hold. A look-up gives the weights of the checkpoint, unless
+/// they were quantised to eight bits.
 pub(super) fn embed(
     path: Path,
     pool: &mut ThreadPool,

@@ -109,10 +109,10 @@ impl Kernels {
 
     /// Enqueues a kernel. A grid without blocks enqueues nothing.
     ///
-    /// Two things are checked: the number and the widths of the arguments, when the kernel is loaded, and the grid, here.
-    /// Pointers come from device buffers. It is not checked that a kernel stays within them: it reads and writes where
-    /// pointers and sizes lead it, and only the operation that calls this has compared the sizes with the buffers. No
-    /// type proves that. The emulated GPU checks each access, and finds mistakes of this kind.
+    /// Two things are checked: the number and the widths of the arguments, when the kernel is loaded, and the grid,
+    /// here. Pointers come from device buffers. It is not checked that a kernel stays within them: it reads and writes
+    /// where pointers and sizes lead it, and only the operation that calls this has compared the sizes with the
+    /// buffers. No type proves that. The emulated GPU checks each access, and finds mistakes of this kind.
     pub(super) fn launch<A: Arguments>(
         &self,
         kernel: Kernel<A>,

@@ -46,8 +46,8 @@ impl Staging {
         self.bytes
     }
 
-    /// Enqueues a copy of `words` to the device, and returns its address there. The copy stays until the stream has passed
-    /// the next [`seal`](Self::seal).
+    /// Enqueues a copy of `words` to the device, and returns its address there. The copy stays until the stream has
+    /// passed the next [`seal`](Self::seal).
     pub(super) fn upload(&mut self, words: &[u32]) -> Result<DevicePointer<u32>, DeviceError> {
         let bytes = size_of_val(words);
         let mut pair = self.take(bytes)?;

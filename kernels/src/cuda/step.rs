@@ -31,8 +31,8 @@ pub(super) struct Addresses {
     pub(super) ids: DevicePointer<u32>,
     pub(super) positions: DevicePointer<f32>,
     pub(super) row_of: DevicePointer<u32>,
-    /// Position of each token's keys and values among those of all pages: page * tokens per page + index in the page. All
-    /// bits are set for padding, and if the token lies in the null page or the model has no pages.
+    /// Position of each token's keys and values among those of all pages: page * tokens per page + index in the page.
+    /// All bits are set for padding, and if the token lies in the null page or the model has no pages.
     pub(super) kv_at: DevicePointer<u32>,
     pub(super) logit_rows: DevicePointer<u32>,
     /// Slot of the row that each logit row ends.

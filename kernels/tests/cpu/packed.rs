@@ -206,8 +206,8 @@ fn heads(dir: &Path, screened: bool, weights: [f32; 2]) -> (ScreenCounts, Packed
     (device.screen_counts(), outcome)
 }
 
-/// The look-ups from a table of its own and from one that serves as LM head, with a matrix between them, and the outcome of
-/// loading the file.
+/// The look-ups from a table of its own and from one that serves as LM head, with a matrix between them, and the
+/// outcome of loading the file.
 fn look_ups(dir: &Path, isa: Isa) -> (Vec<u32>, PackedOutcome) {
     const INPUTS: usize = 200;
     let packed = PackedWeights::open(dir, &format!("a checkpoint on {isa}"));

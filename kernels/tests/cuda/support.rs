@@ -56,13 +56,14 @@ pub fn cuda(test: &str) -> Option<CudaDevice> {
     }
 }
 
-/// A CPU device on each instruction path of this machine. A GPU has to give the numbers of all of them, so that no kind of
-/// machine hides a path that gives others.
+/// A CPU device on each instruction path of this machine. A GPU has to give the numbers of all of them, so that no kind
+/// of machine hides a path that gives others.
 pub fn cpus() -> impl Iterator<Item = (Isa, CpuDevice)> {
     Isa::supported().map(|isa| (isa, CpuDevice::new(1, isa).unwrap()))
 }
 
-/// Asserts that a GPU gives the CPU's numbers up to `tolerance`, relative to the largest of them, on each instruction path.
+/// Asserts that a GPU gives the CPU's numbers up to `tolerance`, relative to the largest of them, on each instruction
+/// path.
 #[track_caller]
 pub fn compare(gpu: &mut CudaDevice, what: &str, case: &impl Case, tolerance: f32) {
     let got = case.run(gpu);

@@ -5,8 +5,8 @@ use std::sync::Once;
 
 use super::Isa;
 
-/// All paths that this machine supports. Reports the other paths on stderr: once directly, since the test harness shows a
-/// test's output only if the test fails, and then for each test.
+/// All paths that this machine supports. Reports the other paths on stderr: once directly, since the test harness shows
+/// a test's output only if the test fails, and then for each test.
 pub fn testable(test: &str) -> Vec<Isa> {
     static SAID: Once = Once::new();
     for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {

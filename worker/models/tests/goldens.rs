@@ -37,10 +37,10 @@ fn load(dir: &Path, isa: Option<Isa>) -> Box<dyn Model> {
     model
 }
 
-/// Compares a model with its goldens, on each instruction path of this machine. With f32 weights every prompt logprob is
-/// within [`bound`], and all greedy tokens are equal. With bf16 weights the mean deviation is below half of `own`, the
-/// deviation of Hugging Face's own bfloat16 from its f32, or on a GPU, whose products take activations in bfloat16, below
-/// twice of it.
+/// Compares a model with its goldens, on each instruction path of this machine. With f32 weights every prompt logprob
+/// is within [`bound`], and all greedy tokens are equal. With bf16 weights the mean deviation is below half of `own`,
+/// the deviation of Hugging Face's own bfloat16 from its f32, or on a GPU, whose products take activations in bfloat16,
+/// below twice of it.
 fn agrees(model: &str, own: f64) {
     agrees_within(model, own, own / 2.0);
 }

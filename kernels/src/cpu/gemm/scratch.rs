@@ -9,14 +9,14 @@ use crate::cpu::memory::Buffer;
 pub(in crate::cpu) struct Scratch {
     /// Packed activations.
     pub(super) activations: Buffer<f32>,
-    /// [`THREAD_FLOATS`] per thread, for the sums of products of several tiles, or for a copy of the packed activations that
-    /// a thread makes for itself.
+    /// [`THREAD_FLOATS`] per thread, for the sums of products of several tiles, or for a copy of the packed activations
+    /// that a thread makes for itself.
     pub(super) threads: Buffer<f32>,
     pub(super) tasks: GroupTasks,
 }
 
-/// Number of floats in a thread's part of [`Scratch::threads`]: room for the packed activations of sixteen rows of 4,096
-/// inputs in bfloat16.
+/// Number of floats in a thread's part of [`Scratch::threads`]: room for the packed activations of sixteen rows of
+/// 4,096 inputs in bfloat16.
 pub(super) const THREAD_FLOATS: usize = 32 << 10;
 const _: () = assert!(THREAD_FLOATS >= SUMS);
 

@@ -121,8 +121,8 @@ pub(in crate::cpu) enum Form {
 }
 
 impl Form {
-    /// The form of weights of type `dtype` that an instruction path multiplies. A table that serves look-ups alone has the
-    /// form [`Form::Stored`] on every path.
+    /// The form of weights of type `dtype` that an instruction path multiplies. A table that serves look-ups alone has
+    /// the form [`Form::Stored`] on every path.
     pub(in crate::cpu) fn of(dtype: WeightType, path: Path) -> Self {
         match dtype {
             WeightType::Bf16 if !path.dots_bf16() => Self::BlockFloat,

@@ -1,10 +1,11 @@
 //! A cache file of packed weights. Later starts map the file instead of packing the weights again, and all processes of
 //! a machine share its pages.
 //!
-//! The first page names the file's contents. Entries follow in the order of loading: a matrix, or the corrections or the
-//! screen of the LM head before it. Each entry consists of one page that describes it and then its bytes, padded to whole pages. The file
-//! is written under a temporary name and renamed when it is complete. An entry is only taken from the file if the
-//! description there (kind, shape, type, and a hash of a few samples of the source bytes) matches what is being loaded.
+//! The first page names the file's contents. Entries follow in the order of loading: a matrix, or the corrections or
+//! the screen of the LM head before it. Each entry consists of one page that describes it and then its bytes, padded to
+//! whole pages. The file is written under a temporary name and renamed when it is complete. An entry is only taken from
+//! the file if the description there (kind, shape, type, and a hash of a few samples of the source bytes) matches what
+//! is being loaded.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{DefaultHasher, Hash, Hasher};

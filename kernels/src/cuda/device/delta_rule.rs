@@ -114,8 +114,8 @@ impl DeltaRule for CudaDevice {
     }
 }
 
-/// Returns the kernel of `sources/delta_rule.cu` for these heads. Refuses heads that do not fit each other, and those that
-/// are too large for the kernels.
+/// Returns the kernel of `sources/delta_rule.cu` for these heads. Refuses heads that do not fit each other, and those
+/// that are too large for the kernels.
 fn rule(shape: &DeltaShape) -> Result<Kernel<arguments::DeltaRule>, DeviceError> {
     shape.check()?;
     let key_dim = shape.key_dim;

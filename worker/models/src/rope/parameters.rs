@@ -50,7 +50,8 @@ impl<'a> RopeKeys<'a> {
     }
 
     /// Resolves the keys for layers of the type `layer_type`. `max_context` is the config's `max_position_embeddings`,
-    /// and `rotated` the share of a head's elements that is rotated if no key says it. The error names the key at fault.
+    /// and `rotated` the share of a head's elements that is rotated if no key says it. The error names the key at
+    /// fault.
     pub fn resolve(&self, layer_type: &str, max_context: usize, rotated: f64) -> Result<Rope, LoadError> {
         let parameters = Parameters::read(self.set_of(layer_type)?)?;
         Ok(Rope {

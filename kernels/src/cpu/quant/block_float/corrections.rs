@@ -27,7 +27,8 @@ pub(in crate::cpu) struct Corrections {
 
 /// The positions of the weights that were rounded.
 ///
-/// A row of the table has a word with the index of its first value, and then a word per BFP block, with a bit per weight.
+/// A row of the table has a word with the index of its first value, and then a word per BFP block, with a bit per
+/// weight.
 pub(in crate::cpu) struct Marks {
     words: Buffer<u64>,
     /// Number of words per row.
@@ -139,8 +140,8 @@ impl Marks {
             for (lane, row) in source.rows(panel).into_iter().flatten().enumerate() {
                 let (first, masks) = self.row(panel * LANES + lane);
                 let count = masks.iter().map(|mask| mask.count_ones() as usize).sum();
-                // SAFETY: the values of each row follow those of the row before, each row belongs to one panel, and each
-                // panel to one task.
+                // SAFETY: the values of each row follow those of the row before, each row belongs to one panel, and
+                // each panel to one task.
                 let mut values = unsafe { shared.slice_mut(first, count) }.iter_mut();
                 for (mask, block) in masks.iter().zip(row.as_chunks::<2>().0.chunks(BFP_BLOCK)) {
                     for (index, value) in positions(*mask).zip(&mut values) {

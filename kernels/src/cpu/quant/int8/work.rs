@@ -10,8 +10,8 @@ use crate::cpu::simd::{LANES, Simd};
 /// State that all tasks of one group's product share.
 ///
 /// Packed activations are stored by tile, and within a tile by group. A group holds the scales of the rows, then the
-/// initial values of the rows' integer sums (see [`OFFSET`](super::format::OFFSET)), and then the steps. Each step holds
-/// one word of each row.
+/// initial values of the rows' integer sums (see [`OFFSET`](super::format::OFFSET)), and then the steps. Each step
+/// holds one word of each row.
 #[derive(Clone, Copy)]
 pub(super) struct Work<'a> {
     pub(super) x: Input<'a>,
@@ -19,7 +19,8 @@ pub(super) struct Work<'a> {
     pub(super) activations: &'a Shared<'a, u32>,
     pub(super) matrix: &'a Int8Matrix,
     pub(super) epilogue: Epilogue<'a>,
-    /// Memory of the sums between blocks: `out`, or [`Scratch::sums`](super::scratch::Scratch::sums) for a paired matrix.
+    /// Memory of the sums between blocks: `out`, or [`Scratch::sums`](super::scratch::Scratch::sums) for a paired
+    /// matrix.
     pub(super) sums: &'a Shared<'a, f32>,
     /// Width of a row of `sums`.
     pub(super) width: usize,
