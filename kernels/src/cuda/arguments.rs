@@ -4,6 +4,7 @@
 //! [`parameters`](super::parameters).
 
 use super::memory::DevicePointer;
+use super::records::{Item, NominationTask, Row, RowResult, ScoreTask, Task, Top};
 
 /// One argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +48,8 @@ macro_rules! arguments {
         $(#[$of_struct])*
         #[repr(C)]
         #[derive(Clone, Copy)]
-        pub(in crate::cuda) struct $name {
-            $(pub(in crate::cuda) $field: $kind,)+
+        pub(super) struct $name {
+            $(pub(super) $field: $kind,)+
         }
 
         // SAFETY: the list is made of the fields.
@@ -64,6 +65,380 @@ macro_rules! arguments {
     )+};
 }
 
-mod lists;
+type Floats = DevicePointer<f32>;
+type Words = DevicePointer<u32>;
+/// Elements of the type that the kernel's name ends in.
+type Stored = DevicePointer<u8>;
+type Rows = DevicePointer<Row>;
 
-pub(super) use lists::*;
+arguments! {
+    struct RmsNorm {
+        x: Floats,
+        weight: Floats,
+        eps: f32,
+        width: u32,
+        out: Stored,
+    }
+
+    struct Cast {
+        x: Floats,
+        count: u64,
+        out: Stored,
+    }
+
+    struct Add {
+        x: Floats,
+        count: u64,
+        out: Floats,
+    }
+
+    struct AddBias {
+        bias: Floats,
+        width: u32,
+        count: u64,
+        out: Floats,
+    }
+
+    struct Gated {
+        gate_up: Floats,
+        width: u32,
+        count: u64,
+        out: Floats,
+    }
+
+    struct SigmoidGate {
+        gate: Floats,
+        gates: u32,
+        width: u32,
+        count: u64,
+        x: Floats,
+    }
+
+    struct KeepRows {
+        x: Floats,
+        rows: Words,
+        count: u32,
+        width: u32,
+    }
+
+    struct Embed {
+        table: Stored,
+        ids: Words,
+        last_tokens: Words,
+        first: u32,
+        held: u32,
+        width: u32,
+        out: Floats,
+    }
+
+    /// `axes` may be null.
+    struct RopeAngles {
+        positions: Floats,
+        tokens: u32,
+        inverse: Floats,
+        axes: Words,
+        half: u32,
+        scale: f32,
+        out: Floats,
+    }
+
+    /// The norms may be null.
+    struct RotateAndStore {
+        qkv: Floats,
+        angles: Floats,
+        q_norm: Floats,
+        k_norm: Floats,
+        kv_at: Words,
+        kv: Stored,
+        eps: f32,
+        tokens: u32,
+        heads: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        rotated: u32,
+        page_tokens: u32,
+    }
+
+    struct Attention {
+        qkv: Floats,
+        rows: Rows,
+        row_of: Words,
+        kv_at: Words,
+        pages: Words,
+        out: Floats,
+        tokens: u32,
+        heads: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        page_tokens: u32,
+        window: u32,
+        scale: f32,
+        kv: Stored,
+    }
+
+    struct AttentionTiles {
+        qkv: Floats,
+        rows: Rows,
+        items: DevicePointer<Item>,
+        kv_at: Words,
+        pages: Words,
+        out: Floats,
+        part_sums: Floats,
+        part_values: Floats,
+        parts: u32,
+        heads: u32,
+        kv_heads: u32,
+        page_tokens: u32,
+        window: u32,
+        scale: f32,
+        kv: Stored,
+    }
+
+    struct MergeSplits {
+        qkv: Floats,
+        rows: Rows,
+        items: DevicePointer<Item>,
+        kv_at: Words,
+        pages: Words,
+        out: Floats,
+        part_sums: Floats,
+        part_values: Floats,
+        parts: u32,
+        heads: u32,
+        kv_heads: u32,
+        page_tokens: u32,
+        window: u32,
+        scale: f32,
+    }
+
+    struct RouteRows {
+        logits: Floats,
+        rows: u32,
+        experts: u32,
+        top_k: u32,
+        renormalise: u32,
+        chosen: Words,
+        weights: Floats,
+    }
+
+    struct GroupRows {
+        chosen: Words,
+        pairs: u32,
+        first: u32,
+        held: u32,
+        capacity: u32,
+        counts: Words,
+        lists: Words,
+        totals: DevicePointer<u64>,
+    }
+
+    struct SumExperts {
+        outputs: Floats,
+        chosen: Words,
+        weights: Floats,
+        top_k: u32,
+        first: u32,
+        held: u32,
+        width: u32,
+        count: u64,
+        out: Floats,
+    }
+
+    struct MultiplyExperts {
+        x: Stored,
+        matrices: DevicePointer<u64>,
+        counts: Words,
+        lists: Words,
+        out: Stored,
+        experts: u32,
+        capacity: u32,
+        divisor: u32,
+        inputs: u32,
+        outputs: u32,
+    }
+
+    struct DecayedSum {
+        x: Floats,
+        decay: Floats,
+        rows: Rows,
+        row_count: u32,
+        tokens: u32,
+        width: u32,
+        state: DevicePointer<u8>,
+        stride: u64,
+        out: Floats,
+    }
+
+    struct DeltaInputs {
+        projected: Floats,
+        rows: Rows,
+        row_of: Words,
+        row_count: u32,
+        tokens: u32,
+        weights: Floats,
+        rate: Floats,
+        bias: Floats,
+        key_states: DevicePointer<u8>,
+        key_stride: u64,
+        value_states: DevicePointer<u8>,
+        value_stride: u64,
+        key_heads: u32,
+        value_heads: u32,
+        key_dim: u32,
+        value_dim: u32,
+        taps: u32,
+        out: Floats,
+    }
+
+    struct DeltaRule {
+        inputs: Floats,
+        rows: Rows,
+        row_count: u32,
+        tokens: u32,
+        states: DevicePointer<u8>,
+        stride: u64,
+        key_heads: u32,
+        value_heads: u32,
+        key_dim: u32,
+        value_dim: u32,
+        out: Floats,
+    }
+
+    struct GatedNorm {
+        gate: Floats,
+        gate_width: u32,
+        weight: Floats,
+        eps: f32,
+        rows: u32,
+        heads: u32,
+        width: u32,
+        x: Floats,
+    }
+
+    /// `slots` may be null.
+    struct Argmax {
+        logits: Floats,
+        width: u32,
+        slots: Words,
+        last_tokens: Words,
+        results: DevicePointer<RowResult>,
+    }
+
+    struct PartialArgmax {
+        logits: Floats,
+        width: u32,
+        first: u32,
+        out: Floats,
+    }
+
+    /// `slots` may be null.
+    struct BestCandidates {
+        candidates: Floats,
+        count: u32,
+        rows: u32,
+        slots: Words,
+        last_tokens: Words,
+        results: DevicePointer<RowResult>,
+    }
+
+    struct Sample {
+        logits: Floats,
+        width: u32,
+        tasks: DevicePointer<Task>,
+        words: Words,
+        adjusted: Floats,
+        weights: Floats,
+        counts: Words,
+        last_tokens: Words,
+        results: DevicePointer<RowResult>,
+        tops: DevicePointer<Top>,
+    }
+
+    struct SampleCandidates {
+        candidates: Floats,
+        width: u32,
+        peaks: Floats,
+        tasks: DevicePointer<Task>,
+        logits: Floats,
+        weights: Floats,
+        ids: Words,
+        last_tokens: Words,
+        results: DevicePointer<RowResult>,
+    }
+
+    struct ScoreTokens {
+        logits: Floats,
+        width: u32,
+        tasks: DevicePointer<ScoreTask>,
+        results: DevicePointer<RowResult>,
+        tops: DevicePointer<Top>,
+    }
+
+    struct AdjustShard {
+        logits: Floats,
+        width: u32,
+        first: u32,
+        tasks: DevicePointer<NominationTask>,
+        words: Words,
+        peaks: Floats,
+    }
+
+    struct Nominate {
+        logits: Floats,
+        width: u32,
+        first: u32,
+        tasks: DevicePointer<NominationTask>,
+        peaks: Floats,
+        out_count: u32,
+        out: Floats,
+    }
+
+    struct PackRows {
+        x: Floats,
+        rows: Words,
+        count: u64,
+        width: u32,
+        out: Floats,
+    }
+
+    /// `rows` may be null.
+    struct LaySideBySide {
+        parts: Floats,
+        rows: Words,
+        ranks: u32,
+        row_count: u32,
+        width: u32,
+        count: u64,
+        out: Floats,
+    }
+
+    struct Keys {
+        x: Floats,
+        count: u64,
+    }
+}
+
+impl MergeSplits {
+    /// The arguments of the kernels whose splits are merged: these, and the layer's pages.
+    pub(super) fn with_pages(self, kv: Stored) -> AttentionTiles {
+        let Self { qkv, rows, items, kv_at, pages, out, part_sums, part_values, .. } = self;
+        let Self { parts, heads, kv_heads, page_tokens, window, scale, .. } = self;
+        AttentionTiles {
+            qkv,
+            rows,
+            items,
+            kv_at,
+            pages,
+            out,
+            part_sums,
+            part_values,
+            parts,
+            heads,
+            kv_heads,
+            page_tokens,
+            window,
+            scale,
+            kv,
+        }
+    }
+}

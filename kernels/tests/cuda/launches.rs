@@ -3,7 +3,7 @@
 use std::fs;
 
 use tutti_kernels::Device;
-use tutti_kernels::cuda::{self, CudaDevice, KernelCache};
+use tutti_kernels::cuda::{CudaDevice, KernelCache, compile_all};
 
 use crate::support::cuda;
 
@@ -16,7 +16,7 @@ fn a_kernel_with_other_parameters_is_refused_by_its_name() {
     let capability = device.describe().rsplit(' ').next().unwrap().replace('.', "");
     drop(device);
     let folder = tempfile::tempdir().unwrap();
-    cuda::compile_all(folder.path(), &format!("compute_{capability}")).unwrap();
+    compile_all(folder.path(), &format!("compute_{capability}")).unwrap();
     let mut files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
     let file = files.find(|file| file.to_string_lossy().contains("rms_norm-")).unwrap();
     let ptx = fs::read_to_string(&file).unwrap();
