@@ -70,7 +70,7 @@ pub(super) fn nothing_left() -> DeviceError {
 
 /// Refuses bias, forbidden tokens and penalties of tokens outside of the vocabulary.
 pub(super) fn check_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<(), DeviceError> {
-    let biased = row.params.logit_bias.iter().map(|(token, _)| token);
+    let biased = row.params.logit_bias.iter().map(|bias| &bias.token_id);
     let tokens = biased.chain(row.forbidden).chain(row.prompt).chain(row.output);
     if let Some(token) = tokens.into_iter().find(|&&token| token as usize >= vocabulary) {
         return Err(DeviceError::Misuse(format!("token {token} of a vocabulary of {vocabulary}")));
@@ -81,8 +81,8 @@ pub(super) fn check_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<(),
 /// Applies bias, forbidden tokens and penalties.
 fn adjust(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) -> Result<(), DeviceError> {
     check_tokens(row, logits.len())?;
-    for &(token, bias) in &row.params.logit_bias {
-        logits[token as usize] += bias;
+    for bias in &row.params.logit_bias {
+        logits[bias.token_id as usize] += bias.bias;
     }
     for &token in row.forbidden {
         logits[token as usize] = f32::NEG_INFINITY;

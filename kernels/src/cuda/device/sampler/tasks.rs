@@ -40,7 +40,7 @@ pub(super) fn requests<'a>(
 
 /// Refuses bias, forbidden tokens and penalties of tokens outside of the vocabulary.
 fn check_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<(), DeviceError> {
-    let biased = row.params.logit_bias.iter().map(|(token, _)| token).chain(row.forbidden);
+    let biased = row.params.logit_bias.iter().map(|bias| &bias.token_id).chain(row.forbidden);
     let seen = row.prompt.iter().chain(row.output).take(if row.adjusts() { usize::MAX } else { 0 });
     match biased.chain(seen).find(|&&token| token as usize >= vocabulary) {
         Some(token) => Err(DeviceError::Misuse(format!("token {token} of a vocabulary of {vocabulary}"))),
@@ -74,7 +74,7 @@ impl Request<'_> {
         };
         let adjusts = lists == Lists::OfAdjustments;
         let pairs: Vec<u32> =
-            params.logit_bias.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]).collect();
+            params.logit_bias.iter().flat_map(|bias| [bias.token_id, bias.bias.to_bits()]).collect();
         let [bias, bias_words] = list(&pairs, adjusts);
         let [forbidden, forbidden_count] = list(row.forbidden, adjusts);
         let [prompt, prompt_count] = list(row.prompt, adjusts && self.penalises());
