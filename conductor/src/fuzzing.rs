@@ -3,25 +3,19 @@
 use std::path::Path;
 
 use tutti_proto::{cluster::v1 as pb, declaration::ModelDeclaration};
+use tutti_runtime::Error;
 use tutti_settings::{DeviceChoice, MAX_WORKERS};
 
 pub use crate::cluster::fuzzing::{Event, play};
-use crate::{
-    config::Layout,
-    request::{media, validate},
-};
-
-/// Fields of which the conductor alone knows the limits.
-const OWN_FIELDS: [&str; 1] = ["min_tokens"];
+use crate::{config::Layout, request::media};
 
 /// Checks that the conductor takes a request that a router has let through.
 pub fn takes(spec: &pb::RequestSpec, model: &pb::ModelDescription) {
     let declaration = model.declaration.clone().unwrap_or_default();
     let declaration = ModelDeclaration::try_from(declaration).expect("a sound declaration");
-    let checked = validate::check_spec(spec, model).and_then(|()| media::check(spec, &declaration));
-    if let Err(error) = checked {
-        let known =
-            error.field().is_some_and(|field| OWN_FIELDS.contains(&field) || field.starts_with("media"));
+    let checked = spec.clone().check(&[], &model.request_limits()).map_err(Error::from);
+    if let Err(error) = checked.and_then(|spec| media::check(&spec, &declaration)) {
+        let known = error.field().is_some_and(|field| field.starts_with("media"));
         assert!(known, "the router lets through what the conductor refuses: {error}");
     }
 }

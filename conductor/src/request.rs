@@ -8,7 +8,6 @@ pub mod media;
 mod plan;
 mod run;
 mod trace;
-pub mod validate;
 
 pub use deadline::Deadline;
 pub use effects::{Dropped, Effects, EndingKind, RowOutcome};

@@ -22,8 +22,8 @@ pub use device::{
 };
 pub use recorder::{Observer, Operation, Recorder};
 pub use sampling::{
-    Adjustments, MAX_NOMINATED, Nomination, SampleRow, Sampled, SamplingParams, ScoreRow, StepResults,
-    TokenScore,
+    Adjustments, LogitBias, MAX_NOMINATED, Nomination, SampleRow, Sampled, SamplingParams, ScoreRow,
+    StepResults, TokenScore,
 };
 pub use step::{RowInputs, StepInputs, StepShape};
 pub use tutti_planes::{PageId, SlotCopy, SlotId};

@@ -3,46 +3,9 @@
 mod nomination;
 
 pub use nomination::{Adjustments, MAX_NOMINATED, Nomination};
+pub use tutti_parameters::{LogitBias, SamplingParams};
 
 use crate::DeviceError;
-
-/// Sampling parameters of one request. The router validates them; see `tutti.v1.Sampling` for their ranges.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SamplingParams {
-    /// Temperature; 0 samples greedily.
-    pub temperature: f32,
-    /// Number of likeliest tokens to keep; 0 keeps all.
-    pub top_k: u32,
-    /// Probability mass of likeliest tokens to keep; 1 keeps all.
-    pub top_p: f32,
-    /// Minimum probability relative to the likeliest token; 0 keeps all.
-    pub min_p: f32,
-    /// Penalty on tokens of the prompt and the output; 1 has no effect.
-    pub repetition_penalty: f32,
-    /// Penalty on tokens of the output; 0 has no effect.
-    pub presence_penalty: f32,
-    /// Penalty per occurrence of a token in the output; 0 has no effect.
-    pub frequency_penalty: f32,
-    /// Pairs of a token id and the number that is added to the token's logit, by ascending id.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Seed. Random numbers are a function of (seed, position).
-    pub seed: u64,
-}
-
-impl SamplingParams {
-    /// Greedy sampling without penalties or bias.
-    pub const GREEDY: Self = Self {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: Vec::new(),
-        seed: 0,
-    };
-}
 
 /// One row of logits to sample from.
 #[derive(Clone, Copy, Debug)]

@@ -1,16 +1,21 @@
 //! The contracts between Tutti's processes, and between Tutti and its clients: generated messages, typed ids and the
-//! declaration of a model. This crate depends on no other crate of the workspace.
+//! declaration of a model. Of the workspace, this crate depends on the crate of parameters alone.
 
 pub mod declaration;
 mod ids;
 mod labels;
+pub mod probes;
+mod request;
 
 pub use ids::{Epoch, GraphId, GraphKey, Incarnation, Rank, RequestId, StepNumber, WorkerId};
+pub use request::{CheckedRequest, RequestLimits, RequestParts, TokenLimit};
 
 /// `tutti.v1`: the clients' API. Stable.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {
     include!("generated/tutti.v1.rs");
+
+    pub use tutti_parameters::AskedSampling as Sampling;
 
     /// The encoded descriptor set of this package, for gRPC reflection.
     pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/tutti.v1.bin");
@@ -22,17 +27,12 @@ pub mod cluster {
     #[allow(missing_docs, clippy::all, clippy::pedantic)]
     pub mod v1 {
         include!("generated/tutti.cluster.v1.rs");
+
+        pub use tutti_parameters::{LogitBias, SamplingParams};
     }
 }
 
-/// The largest absolute value of a request's priority. Requests with a lower number run earlier, as in vLLM.
-pub const MAX_PRIORITY: i32 = 8;
-
-/// Maximum number of most likely tokens whose logprobs a request may ask for at each position.
-pub const MAX_LOGPROBS: u32 = 20;
-
-/// Maximum number of stop tokens of a request. Each sampled token is compared with every stop token.
-pub const MAX_STOP_TOKENS: usize = 128;
+pub use tutti_parameters::{self as parameters, MAX_LOGPROBS, MAX_PRIORITY};
 
 /// The largest gRPC message that a service sends or accepts, in bytes. A prompt of 4 Mi token ids fits.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;

@@ -1,5 +1,6 @@
-//! The generated code in `src/generated` is what the `.proto` files give. It is committed so that a build needs no
-//! compiler of `.proto` files. `UPDATE_GENERATED=1 cargo test -p tutti-proto --test generated` writes it anew.
+//! The generated code in `src/generated` and `parameters/src/generated` is what the `.proto` files give. It is committed
+//! so that a build needs no compiler of `.proto` files. `UPDATE_GENERATED=1 cargo test -p tutti-proto --test generated`
+//! writes it anew.
 
 use std::{env, fs, path::Path};
 
@@ -15,17 +16,45 @@ const CLUSTER: [&str; 6] = [
     "tutti/cluster/v1/view.proto",
 ];
 
+/// The messages that the crate of parameters has, and their types there.
+const PARAMETERS: [(&str, &str); 3] = [
+    (".tutti.v1.Sampling", "::tutti_parameters::AskedSampling"),
+    (".tutti.cluster.v1.SamplingParams", "::tutti_parameters::SamplingParams"),
+    (".tutti.cluster.v1.LogitBias", "::tutti_parameters::LogitBias"),
+];
+
 #[test]
 fn generated_code_is_that_of_the_proto_files() {
     let room = Path::new(env!("CARGO_MANIFEST_DIR"));
     let fresh = tempfile::tempdir().unwrap();
     let all = protox::compile([CLIENT].into_iter().chain(CLUSTER), [room.join("protos")]).unwrap();
-    tonic_prost_build::configure().out_dir(fresh.path()).compile_fds(all).unwrap();
+    let (mut parameters, mut others) = (tonic_prost_build::configure(), tonic_prost_build::configure());
+    for file in &all.file {
+        let messages = file.message_type.iter().map(|message| message.name());
+        for name in messages.chain(file.enum_type.iter().map(|kind| kind.name())) {
+            let path = format!(".{}.{name}", file.package());
+            // A path of another crate keeps a message out of this one.
+            match PARAMETERS.iter().find(|(message, _)| *message == path) {
+                Some((_, parameter)) => others = others.extern_path(path, *parameter),
+                None => parameters = parameters.extern_path(path, "()"),
+            }
+        }
+    }
+    let mut messages = all.clone();
+    messages.file.iter_mut().for_each(|file| file.service.clear());
+    let folders = [("parameters", "parameters/src/generated"), ("others", "src/generated")];
+    let folders = folders.map(|(name, committed)| (fresh.path().join(name), room.join(committed)));
+    folders.iter().for_each(|(fresh, _)| fs::create_dir(fresh).unwrap());
+    parameters.out_dir(&folders[0].0).compile_fds(messages).unwrap();
+    others.out_dir(&folders[1].0).compile_fds(all).unwrap();
     // Reflection shows clients their own API only, not the cluster's internal one.
     let client = protox::compile([CLIENT], [room.join("protos")]).unwrap();
-    fs::write(fresh.path().join("tutti.v1.bin"), client.encode_to_vec()).unwrap();
+    fs::write(folders[1].0.join("tutti.v1.bin"), client.encode_to_vec()).unwrap();
 
-    let committed = room.join("src/generated");
+    folders.iter().for_each(|(fresh, committed)| compare(fresh, committed));
+}
+
+fn compare(fresh: &Path, committed: &Path) {
     let update = env::var_os("UPDATE_GENERATED").is_some();
     let names = |folder: &Path| {
         let mut names: Vec<_> =
@@ -33,8 +62,8 @@ fn generated_code_is_that_of_the_proto_files() {
         names.sort();
         names
     };
-    for name in names(fresh.path()) {
-        let wanted = fs::read(fresh.path().join(&name)).unwrap();
+    for name in names(fresh) {
+        let wanted = fs::read(fresh.join(&name)).unwrap();
         if update {
             fs::write(committed.join(&name), wanted).unwrap();
         } else {
@@ -42,5 +71,5 @@ fn generated_code_is_that_of_the_proto_files() {
             assert!(found == wanted, "{name:?} is not current: see the header of this test");
         }
     }
-    assert_eq!(names(&committed), names(fresh.path()));
+    assert_eq!(names(committed), names(fresh));
 }

@@ -8,14 +8,15 @@ use std::sync::{Arc, LazyLock};
 use tutti_proto::{
     cluster::v1::{self as pb, MediaKind},
     declaration::{MediaInput, ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
-    v1,
+    parameters::SamplingParams,
+    v1::{self, Sampling},
 };
 use tutti_runtime::{Error, ErrorKind};
 
 use crate::{
-    generation::{self, Sampling, validate},
+    generation,
     http::fuzzing::Route,
-    served::{SamplingDefaults, ServedModel, ServedText, TextFiles},
+    served::{ServedModel, ServedText, TextFiles},
     test_support,
     text::template::ChatTemplate,
 };
@@ -81,7 +82,7 @@ fn served() -> &'static ServedModel {
         let text = ServedText {
             tokenizer: Some(test_support::tokenizer()),
             template: template.map(Arc::new),
-            defaults: SamplingDefaults::default(),
+            defaults: Sampling::default(),
         };
         ServedModel { description: model(), text: Arc::new(text) }
     });
@@ -145,8 +146,9 @@ pub fn files(data: &[u8]) {
     }
     let files = TextFiles { generation_config: Some(data.to_vec()), ..TextFiles::default() };
     if let Ok(text) = ServedText::read(&files, true) {
-        // Accepted defaults are valid for a request without parameters.
-        assert!(validate::sampling(&Sampling::default(), &text.defaults, 0).is_ok());
+        // Defaults that are accepted are good for a request without parameters.
+        let params = SamplingParams::complete(&Sampling::default(), &text.defaults, || 0);
+        assert!(params.check(0).is_ok());
     }
     let tokenizer_config = TextFiles {
         tokenizer: Some(test_support::tokenizer_json()),

@@ -19,5 +19,5 @@ pub use admission::Admission;
 pub use choice::{Delta, Finish, OutputToken, Reason};
 pub use generator::Generator;
 pub use prompts::{EncodedPrompt, Length, to_tokens};
-pub use request::{GenerationRequest, Media, Output, Prompt, Sampling, Stopping};
+pub use request::{GenerationRequest, Media, Output, Prompt, Stopping};
 pub use stream::{Generation, GenerationInfo, Usage};

@@ -6,16 +6,18 @@ use std::{
     sync::Arc,
 };
 
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use tutti_proto::{
     cluster::v1::{CheckpointFile, MediaKind, ModelDescription},
     declaration::MediaInput,
+    parameters::{NUMBERS, SamplingParams, TOP_K},
+    v1::Sampling,
 };
 use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint};
 
 use crate::{
     fleet::Member,
-    generation::{Sampling, validate},
     text::{template::ChatTemplate, tokenizer::Tokenizer},
 };
 
@@ -34,34 +36,31 @@ pub struct ServedText {
     /// `None` if the checkpoint has no template, or with `skip_tokenizer_init`.
     pub template: Option<Arc<ChatTemplate>>,
     /// Sampling defaults from generation_config.json.
-    pub defaults: SamplingDefaults,
+    pub defaults: Sampling,
 }
 
-/// Sampling fields of generation_config.json: the values of parameters that a request leaves out.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct SamplingDefaults {
-    /// `Some(false)` means greedy sampling and overrides `temperature`.
-    pub do_sample: Option<bool>,
-    /// See [`Sampling::temperature`].
-    pub temperature: Option<f32>,
-    /// See [`Sampling::top_p`].
-    pub top_p: Option<f32>,
-    /// See [`Sampling::top_k`].
-    pub top_k: Option<u32>,
-    /// See [`Sampling::min_p`].
-    pub min_p: Option<f32>,
-    /// See [`Sampling::repetition_penalty`].
-    pub repetition_penalty: Option<f32>,
-}
-
-impl SamplingDefaults {
-    /// Reads generation_config.json. Values out of range are refused once, when the file is read, instead of in every
-    /// request.
-    fn read(json: &[u8]) -> Result<Self, Error> {
-        let defaults = serde_json::from_slice(json).map_err(|e| Error::internal(e.to_string()))?;
-        validate::sampling(&Sampling::default(), &defaults, 0)?;
-        Ok(defaults)
+/// Reads the values of parameters that a request leaves out from generation_config.json. Values out of range are refused
+/// once, when the file is read, instead of in every request.
+fn sampling_defaults(json: &[u8]) -> Result<Sampling, Error> {
+    let config: Map<String, Value> =
+        serde_json::from_slice(json).map_err(|e| Error::internal(e.to_string()))?;
+    let mut defaults = Sampling { top_k: value(&config, TOP_K.name)?, ..Sampling::default() };
+    for number in NUMBERS.iter().filter(|number| number.in_checkpoint) {
+        if let Some(value) = value(&config, number.bounds.name)? {
+            (number.ask)(&mut defaults, value);
+        }
     }
+    // A checkpoint that does not sample is greedy, whatever its temperature.
+    if value(&config, "do_sample")? == Some(false) {
+        defaults.temperature = Some(0.0);
+    }
+    SamplingParams::complete(&Sampling::default(), &defaults, || 0).check(0)?;
+    Ok(defaults)
+}
+
+fn value<T: DeserializeOwned>(config: &Map<String, Value>, key: &str) -> Result<Option<T>, Error> {
+    let value = config.get(key).cloned().unwrap_or_default();
+    serde_json::from_value(value).map_err(|e| Error::internal(format!("{key}: {e}")))
 }
 
 /// Contents of the checkpoint's text files. A missing file is `None`.
@@ -147,9 +146,9 @@ impl ServedText {
     /// Parses the tokenizer, the chat template and the sampling defaults.
     pub fn read(files: &TextFiles, skip_tokenizer_init: bool) -> Result<Self, Error> {
         let defaults = match &files.generation_config {
-            Some(bytes) => SamplingDefaults::read(bytes)
+            Some(bytes) => sampling_defaults(bytes)
                 .map_err(|e| Error::invalid("generation_config", format!("generation_config.json: {e}")))?,
-            None => SamplingDefaults::default(),
+            None => Sampling::default(),
         };
         if skip_tokenizer_init {
             return Ok(Self { tokenizer: None, template: None, defaults });
@@ -199,15 +198,6 @@ impl ServedModel {
     pub fn media_inputs(&self) -> Vec<MediaInput> {
         let declared = self.description.declaration.iter().flat_map(|declaration| &declaration.media);
         declared.cloned().map(Into::into).collect()
-    }
-
-    /// Maximum number of tokens per request, prompt and output together, and the reason for that limit.
-    pub fn token_limit(&self) -> (u32, &'static str) {
-        let context = self.description.max_context_tokens;
-        match self.description.max_request_tokens {
-            pool if pool < context => (pool, "what a worker's KV pool can hold"),
-            _ => (context, "the model's context"),
-        }
     }
 }
 

@@ -337,6 +337,12 @@ impl From<tutti_settings::Invalid> for Error {
     }
 }
 
+impl From<tutti_proto::parameters::Refused> for Error {
+    fn from(refused: tutti_proto::parameters::Refused) -> Self {
+        Self::invalid(refused.parameter, refused.message)
+    }
+}
+
 impl From<Error> for pb::Fault {
     fn from(error: Error) -> Self {
         Self {

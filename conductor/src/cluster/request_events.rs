@@ -14,7 +14,7 @@ use tutti_runtime::{Error, trace::TraceContext};
 use super::{Cluster, State, prefixes};
 use crate::{
     mailbox::{self, Ending},
-    request::{Deadline, Dropped, Effects, NewRequest, Request, media, validate},
+    request::{Deadline, Dropped, Effects, NewRequest, Request, media},
     submission::Submission,
 };
 
@@ -50,7 +50,7 @@ impl Cluster {
 
     fn accept(
         &self,
-        mut spec: pb::RequestSpec,
+        spec: pb::RequestSpec,
         deadline: Option<Deadline>,
         generated: Vec<u32>,
         trace: Option<TraceContext>,
@@ -58,10 +58,9 @@ impl Cluster {
         // The lock is held only to read the model, not during the rest of this function, which may take long: a prompt
         // may be long, and a secret is read from a file.
         let model = self.state.lock().membership.model_view()?;
-        validate::check_spec(&spec, &model.description)?;
-        validate::check_generated(&generated, &spec, &model.description)?;
+        let mut spec = spec.check(&generated, &model.description.request_limits())?;
         let encoders = media::check(&spec, &model.declaration)?;
-        self.digest.of(&mut spec.media);
+        self.digest.of(spec.media_mut());
         // All media of one kind have the same placeholder tokens. Prompts with different media may therefore have equal
         // tokens, so prompts with media are not compared.
         let comparable = model.has_choice && !self.limits.engine.no_prefix_cache && encoders.is_empty();

@@ -27,7 +27,9 @@ mod rows;
 
 use std::{sync::Arc, time::Instant};
 
-use tutti_proto::{GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb, declaration::WalkId};
+use tutti_proto::{
+    CheckedRequest, GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb, declaration::WalkId,
+};
 use tutti_runtime::{Error, prefix_index::PromptPieces, trace::TraceContext};
 
 use self::encoding::Encoding;
@@ -42,7 +44,7 @@ use crate::mailbox::{self, Ending};
 #[derive(Debug)]
 pub struct Request {
     id: RequestId,
-    spec: Arc<pb::RequestSpec>,
+    spec: Arc<CheckedRequest>,
     deadline: Option<Deadline>,
     walks: TextWalks,
     /// Walks that encode the request's media; empty for text.
@@ -79,7 +81,7 @@ pub struct NewRequest {
     /// The id that this conductor has given to the request.
     pub id: RequestId,
     /// The client's specification, validated by [`super::validate`] and [`super::media`].
-    pub spec: pb::RequestSpec,
+    pub spec: CheckedRequest,
     /// The request's deadline; `None` for a request without one.
     pub deadline: Option<Deadline>,
     /// The walks of the served model that prefill and decode text.
@@ -191,7 +193,7 @@ impl Request {
     }
 
     /// The client's specification.
-    pub fn spec(&self) -> &pb::RequestSpec {
+    pub fn spec(&self) -> &CheckedRequest {
         &self.spec
     }
 
@@ -217,8 +219,7 @@ impl Request {
 
     /// True if a token may follow the one that a prefill samples.
     pub fn may_decode(&self) -> bool {
-        let most = self.spec.stopping.as_ref().map_or(0, |stopping| stopping.max_tokens as usize);
-        most > self.generated.len() + 1
+        self.spec.stopping.max_tokens as usize > self.generated.len() + 1
     }
 
     /// True if the request may be the cause of its workers' crashes: the latest lost try produced no token, and only

@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 
 use tutti_proto::{
+    RequestParts,
     cluster::v1 as pb,
     declaration::{ModelDeclaration, WalkId},
 };
@@ -10,7 +11,7 @@ use tutti_runtime::Error;
 
 /// Refuses media that the model cannot encode. Returns the walks (named passes over the model's nodes) that encode the
 /// media, each walk once.
-pub fn check(spec: &pb::RequestSpec, model: &ModelDeclaration) -> Result<Vec<WalkId>, Error> {
+pub fn check(spec: &RequestParts, model: &ModelDeclaration) -> Result<Vec<WalkId>, Error> {
     let mut walks = Vec::new();
     let mut end = 0;
     for (index, item) in spec.media.iter().enumerate() {
@@ -51,7 +52,7 @@ pub fn check(spec: &pb::RequestSpec, model: &ModelDeclaration) -> Result<Vec<Wal
 
 /// Refuses a prompt with placeholders that belong to no media item, because the model would read these placeholders as
 /// unknown words.
-fn check_placeholders(spec: &pb::RequestSpec, model: &ModelDeclaration) -> Result<(), Error> {
+fn check_placeholders(spec: &RequestParts, model: &ModelDeclaration) -> Result<(), Error> {
     let is_placeholder = |token: &&u32| model.media().iter().any(|input| input.placeholder == **token);
     let placeholders = spec.prompt.iter().filter(is_placeholder).count();
     let tokens: usize = spec.media.iter().map(|item| item.tokens as usize).sum();

@@ -214,7 +214,7 @@ pub fn ready() -> pb::Ready {
 pub fn spec(max_tokens: u32) -> pb::RequestSpec {
     pb::RequestSpec {
         prompt: vec![1, 2, 3],
-        sampling: Some(pb::Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() }),
+        sampling: Some(pb::SamplingParams::GREEDY),
         stopping: Some(pb::Stopping { max_tokens, ..Default::default() }),
         ..Default::default()
     }

@@ -12,7 +12,7 @@ use crate::bench::{Bench, limits, soon, token};
 type Client = ConductorClient<tonic::transport::Channel>;
 
 /// Serves the cluster's control on a socket in `directory`.
-async fn serve(bench: &Bench, secret: Option<&str>, directory: &tempfile::TempDir) -> Client {
+pub async fn serve(bench: &Bench, secret: Option<&str>, directory: &tempfile::TempDir) -> Client {
     let checkpoint = Checkpoint { name: "tiny".into(), dir: directory.path().to_owned() };
     let conductor =
         ConductorService::new(bench.cluster.clone(), checkpoint.into(), Shutdown::default()).into_server();

@@ -6,6 +6,7 @@ mod control;
 mod deaths;
 mod disaggregated;
 mod groups;
+mod parameters;
 mod requests;
 mod supervision;
 mod workers;

@@ -81,7 +81,7 @@ impl SampleRow<'_> {
             return None;
         }
         let mut adjustments = Adjustments {
-            bias: params.logit_bias.clone(),
+            bias: params.logit_bias.iter().map(|bias| (bias.token_id, bias.bias)).collect(),
             forbidden: self.forbidden.to_vec(),
             repetition_penalty: params.repetition_penalty,
             presence_penalty: params.presence_penalty,

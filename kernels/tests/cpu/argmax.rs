@@ -154,7 +154,7 @@ fn rows_that_need_more_than_the_likeliest_token_need_logits() {
     assert!(greedy(&GREEDY).takes_the_likeliest());
     for params in [
         SamplingParams { temperature: 0.5, ..GREEDY.clone() },
-        SamplingParams { logit_bias: vec![(1, 2.0)], ..GREEDY.clone() },
+        SamplingParams { logit_bias: vec![(1, 2.0).into()], ..GREEDY.clone() },
         SamplingParams { repetition_penalty: 1.1, ..GREEDY.clone() },
         SamplingParams { presence_penalty: 0.1, ..GREEDY.clone() },
         SamplingParams { frequency_penalty: -0.1, ..GREEDY.clone() },

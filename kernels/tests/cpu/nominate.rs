@@ -45,7 +45,7 @@ impl Request {
             repetition_penalty: pick(random, &[1.0, 1.0, 1.3, 0.5]),
             presence_penalty: pick(random, &[0.0, 0.0, 0.4, -2.0]),
             frequency_penalty: pick(random, &[0.0, 0.0, 0.3, -0.2]),
-            logit_bias: bias,
+            logit_bias: bias.into_iter().map(Into::into).collect(),
             seed: random.below(1000) as u64,
         };
         let forbidden = match random.below(40) {

@@ -153,7 +153,7 @@ fn penalties_bias_and_forbidden_tokens() {
         // A penalty on a negative logit multiplies: -1 * 3 stays below the others, and 2 / 3 falls below 1.5.
         let strong = SamplingParams { repetition_penalty: 3.0, ..GREEDY.clone() };
         check(&mut device, strong, &[0, 2, 3], &[], 1);
-        let bias = SamplingParams { logit_bias: vec![(1, -1.0), (2, 3.5)], ..GREEDY.clone() };
+        let bias = SamplingParams { logit_bias: vec![(1, -1.0).into(), (2, 3.5).into()], ..GREEDY.clone() };
         check(&mut device, bias, &[], &[], 2);
         assert_eq!(
             token(&mut device, &logits, SampleRow { forbidden: &[0, 3], ..row(&GREEDY) }),
@@ -212,7 +212,8 @@ fn logprobs_are_of_the_raw_logits() {
     let normaliser = logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
     let logprob = |id: usize| (f64::from(logits[id]) - normaliser) as f32;
     for (name, mut device) in devices("logprobs") {
-        let params = SamplingParams { logit_bias: vec![(2, 50.0)], temperature: 0.1, ..GREEDY.clone() };
+        let params =
+            SamplingParams { logit_bias: vec![(2, 50.0).into()], temperature: 0.1, ..GREEDY.clone() };
         let got = one(&mut device, &logits, SampleRow { logprobs: Some(2), ..row(&params) }).unwrap();
         let score = got.score.unwrap();
         assert_eq!((got.token, score.rank), (2, 4), "{name}");

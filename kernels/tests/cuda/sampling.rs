@@ -33,7 +33,7 @@ fn kinds(width: usize) -> Vec<SamplingParams> {
         SamplingParams { repetition_penalty: 1.3, ..GREEDY.clone() },
         SamplingParams { presence_penalty: 0.7, frequency_penalty: 0.2, ..GREEDY.clone() },
         SamplingParams { repetition_penalty: 0.9, frequency_penalty: -0.3, top_k: 9, ..warm.clone() },
-        SamplingParams { logit_bias: vec![(0, 3.0), (last, -2.5)], ..warm.clone() },
+        SamplingParams { logit_bias: vec![(0, 3.0).into(), (last, -2.5).into()], ..warm.clone() },
     ];
     kinds.iter_mut().zip(0..).for_each(|(params, seed)| params.seed = seed << 33 | seed);
     kinds
@@ -184,7 +184,7 @@ fn logits_that_are_not_finite_lose_the_device_and_a_row_without_a_token_fails_al
     let sampled = results(&mut gpu).unwrap().sampled;
     assert!(matches!(sampled[0], Err(DeviceError::Misuse(_))), "{sampled:?}");
     assert_eq!(sampled[1].as_ref().unwrap().token, 0);
-    let bad_bias = SamplingParams { logit_bias: vec![(20, 1.0)], ..GREEDY.clone() };
+    let bad_bias = SamplingParams { logit_bias: vec![(20, 1.0).into()], ..GREEDY.clone() };
     assert!(matches!(gpu.sample(&good, &[(0, row(&bad_bias))]), Err(DeviceError::Misuse(_))));
     assert!(matches!(gpu.sample(&good, &[(2, row(&GREEDY))]), Err(DeviceError::Misuse(_))));
     for garbage in [f32::NAN, f32::INFINITY] {

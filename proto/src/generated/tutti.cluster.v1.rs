@@ -5,7 +5,7 @@ pub struct RequestSpec {
     #[prost(uint32, repeated, tag = "1")]
     pub prompt: ::prost::alloc::vec::Vec<u32>,
     #[prost(message, optional, tag = "2")]
-    pub sampling: ::core::option::Option<Sampling>,
+    pub sampling: ::core::option::Option<::tutti_parameters::SamplingParams>,
     #[prost(message, optional, tag = "3")]
     pub stopping: ::core::option::Option<Stopping>,
     /// Number of alternatives to return with the logprobs of sampled tokens. Absent means no logprobs.
@@ -14,7 +14,7 @@ pub struct RequestSpec {
     /// Number of alternatives to return with the logprobs of the prompt's tokens. Absent means no logprobs.
     #[prost(uint32, optional, tag = "5")]
     pub prompt_logprobs: ::core::option::Option<u32>,
-    /// Priority from -MAX_PRIORITY to MAX_PRIORITY (proto/src/lib.rs). A lower number runs earlier; 0 is the default.
+    /// Priority. proto/parameters has its range. A lower number runs earlier; 0 is the default.
     #[prost(sint32, tag = "6")]
     pub priority: i32,
     /// Media items, in the order of the prompt.
@@ -54,38 +54,6 @@ pub struct MediaItem {
     /// 16-byte digest of the data, set by the conductor. Prefix caches compare it, since a prompt's planes depend on it.
     #[prost(bytes = "vec", tag = "6")]
     pub digest: ::prost::alloc::vec::Vec<u8>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Sampling {
-    /// 0 is greedy.
-    #[prost(float, tag = "1")]
-    pub temperature: f32,
-    /// 0 keeps all.
-    #[prost(uint32, tag = "2")]
-    pub top_k: u32,
-    #[prost(float, tag = "3")]
-    pub top_p: f32,
-    #[prost(float, tag = "4")]
-    pub min_p: f32,
-    #[prost(float, tag = "5")]
-    pub repetition_penalty: f32,
-    #[prost(float, tag = "6")]
-    pub presence_penalty: f32,
-    #[prost(float, tag = "7")]
-    pub frequency_penalty: f32,
-    /// Sorted by token id, each id once.
-    #[prost(message, repeated, tag = "8")]
-    pub logit_bias: ::prost::alloc::vec::Vec<LogitBias>,
-    /// Always set. Random numbers are a function of (seed, position).
-    #[prost(uint64, tag = "9")]
-    pub seed: u64,
-}
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
-pub struct LogitBias {
-    #[prost(uint32, tag = "1")]
-    pub token_id: u32,
-    #[prost(float, tag = "2")]
-    pub bias: f32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Stopping {

@@ -5,12 +5,12 @@ pub struct GenerateRequest {
     #[prost(string, tag = "1")]
     pub model: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "5")]
-    pub sampling: ::core::option::Option<Sampling>,
+    pub sampling: ::core::option::Option<::tutti_parameters::AskedSampling>,
     #[prost(message, optional, tag = "6")]
     pub stopping: ::core::option::Option<Stopping>,
     #[prost(message, optional, tag = "7")]
     pub output: ::core::option::Option<Output>,
-    /// Number of choices to generate. Absent means 1.
+    /// Number of choices to generate, from 1 to 128. Absent means 1.
     #[prost(uint32, optional, tag = "8")]
     pub n: ::core::option::Option<u32>,
     /// Deadline in milliseconds. The request fails with DEADLINE_EXCEEDED when the deadline has passed, or as soon as it
@@ -106,38 +106,6 @@ pub struct ChatMessage {
     #[prost(string, tag = "2")]
     pub content: ::prost::alloc::string::String,
 }
-/// Sampling parameters. An absent field takes its value from the checkpoint's generation_config.json, else the default
-/// given here.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Sampling {
-    /// 0 is greedy. Default 1.
-    #[prost(float, optional, tag = "1")]
-    pub temperature: ::core::option::Option<f32>,
-    /// Keeps the k likeliest tokens. 0 keeps all. Default 0.
-    #[prost(uint32, optional, tag = "2")]
-    pub top_k: ::core::option::Option<u32>,
-    /// Keeps the smallest set of likeliest tokens whose total probability reaches p, in (0, 1\]. Default 1.
-    #[prost(float, optional, tag = "3")]
-    pub top_p: ::core::option::Option<f32>,
-    /// Drops tokens with less than min_p times the probability of the likeliest token, in \[0, 1\]. Default 0.
-    #[prost(float, optional, tag = "4")]
-    pub min_p: ::core::option::Option<f32>,
-    /// Divides the positive and multiplies the negative logits of tokens that occur in prompt or output. Default 1.
-    #[prost(float, optional, tag = "5")]
-    pub repetition_penalty: ::core::option::Option<f32>,
-    /// Subtracted once from the logit of every token that occurs in the output so far, in \[-2, 2\]. Default 0.
-    #[prost(float, optional, tag = "6")]
-    pub presence_penalty: ::core::option::Option<f32>,
-    /// Subtracted from a token's logit once per occurrence in the output so far, in \[-2, 2\]. Default 0.
-    #[prost(float, optional, tag = "7")]
-    pub frequency_penalty: ::core::option::Option<f32>,
-    /// Added to the logits of these token ids, each in \[-100, 100\].
-    #[prost(map = "uint32, float", tag = "8")]
-    pub logit_bias: ::std::collections::HashMap<u32, f32>,
-    /// Seed of the random numbers. The same seed gives the same tokens, alone or batched. Absent: the server draws a seed.
-    #[prost(uint64, optional, tag = "9")]
-    pub seed: ::core::option::Option<u64>,
-}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Stopping {
     /// The most tokens to generate. Default 16, as in the OpenAI completions API.
@@ -149,7 +117,7 @@ pub struct Stopping {
     /// Strings that end the output and are removed from it. At most 16.
     #[prost(string, repeated, tag = "3")]
     pub stop: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Token ids that end the output, in addition to the model's end-of-sequence ids.
+    /// Token ids that end the output, in addition to the model's end-of-sequence ids. At most 128.
     #[prost(uint32, repeated, tag = "4")]
     pub stop_token_ids: ::prost::alloc::vec::Vec<u32>,
     /// Samples end-of-sequence ids like any other token; they do not end the output.
@@ -161,7 +129,7 @@ pub struct Output {
     /// Returns logprobs of the sampled tokens, and at each of them this many of the likeliest tokens. At most 20.
     #[prost(uint32, optional, tag = "1")]
     pub logprobs: ::core::option::Option<u32>,
-    /// Returns logprobs of the prompt's tokens in the same way. The first token has none.
+    /// Returns logprobs of the prompt's tokens in the same way. At most 20. The first token has none.
     #[prost(uint32, optional, tag = "2")]
     pub prompt_logprobs: ::core::option::Option<u32>,
     /// Repeats the prompt before the output.

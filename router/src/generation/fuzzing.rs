@@ -20,9 +20,7 @@ pub fn specs(
     max_choices: u32,
     max_prompt_logprobs: usize,
 ) -> Result<Vec<pb::RequestSpec>, Error> {
-    let vocab_size = model.description.vocab_size;
-    validate::check(&request, vocab_size, model.text.tokenizer.is_some())?;
-    let sampling = validate::sampling(&request.sampling, &model.text.defaults, vocab_size)?;
+    let common = validate::check(&request, model)?;
     let n = request.n.unwrap_or(1);
     let ids = |prompt: &Prompt| if let Prompt::Tokens(ids) = prompt { ids.len() } else { 0 };
     validate::prompt_logprobs(request.prompts.iter().map(ids), &request.output, n, max_prompt_logprobs)?;
@@ -41,9 +39,9 @@ pub fn specs(
             assert_eq!(prompt.offsets.len(), prompt.ids.len());
             assert!(prompt.offsets.is_sorted(), "the offsets of an echo go back: {:?}", prompt.offsets);
         }
-        let max_tokens = validate::max_tokens(&request.stopping, prompt.ids.len(), model.token_limit())?;
+        let of_prompt = generator::of_prompt(&request.stopping, &common, prompt, model)?;
         for choice in 0..n {
-            let spec = generator::spec(&request, &sampling, prompt, max_tokens, choice);
+            let spec = generator::of_choice(&of_prompt, choice);
             specs.push(pb::RequestSpec { prompt: prompt.ids.to_vec(), ..spec });
         }
     }

@@ -8,7 +8,7 @@ use std::{
 use futures_util::future::try_join_all;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::Instrument;
-use tutti_proto::cluster::v1 as pb;
+use tutti_proto::{RequestParts, cluster::v1 as pb};
 use tutti_runtime::{
     Error, ErrorKind,
     live::Live,
@@ -21,7 +21,7 @@ use super::{
     attempts::{Attempts, Wanted, millis},
     choice::{Choice, ChoiceSettings},
     prompts::{self, Echo, EncodedPrompt},
-    request::{GenerationRequest, Prompt},
+    request::{GenerationRequest, Prompt, Stopping},
     shared_logprobs::SharedLogprobs,
     stream::{Accepted, ChoiceStream, Generation, GenerationInfo},
     validate,
@@ -149,9 +149,7 @@ impl Generator {
         // The limits are read once, so that a change of settings does not mix old and new ones in a request.
         let limits = self.settings.get();
         let model = self.model_named(request.model.as_deref())?;
-        let vocab_size = model.description.vocab_size;
-        validate::check(&request, vocab_size, model.text.tokenizer.is_some())?;
-        let sampling = validate::sampling(&request.sampling, &model.text.defaults, vocab_size)?;
+        let common = validate::check(&request, &model)?;
         let n = request.n.unwrap_or(1);
         // Prompts of token ids are checked before any work, and texts as soon as their tokens are known.
         let known =
@@ -180,7 +178,7 @@ impl Generator {
         queued.recount(tokens * u64::from(n));
         let lengths = prompts.iter().map(|prompt| prompt.ids.len());
         validate::prompt_logprobs(lengths, &request.output, n, limits.max_prompt_logprobs)?;
-        let specs = self.specs(&request, sampling, &prompts, n, &model)?;
+        let specs = self.specs(&request, &common, &prompts, &model)?;
         let max_tokens =
             |(_, spec): &(_, pb::RequestSpec)| spec.stopping.as_ref().map_or(0, |s| s.max_tokens.into());
         let output_tokens = specs.iter().map(max_tokens).sum();
@@ -208,17 +206,17 @@ impl Generator {
     fn specs(
         &self,
         request: &GenerationRequest,
-        sampling: pb::Sampling,
+        common: &RequestParts,
         prompts: &[EncodedPrompt],
-        n: u32,
         model: &ServedModel,
     ) -> Result<Vec<(Arc<PromptBlocks>, pb::RequestSpec)>, Error> {
+        let n = request.n.unwrap_or(1);
         let mut specs = Vec::with_capacity(prompts.len() * n as usize);
         for prompt in prompts {
-            let max_tokens = validate::max_tokens(&request.stopping, prompt.ids.len(), model.token_limit())?;
+            let of_prompt = of_prompt(&request.stopping, common, prompt, model)?;
             let blocks = Arc::new(self.fleet.cut(model, prompt.ids.clone()));
             for choice in 0..n {
-                specs.push((blocks.clone(), spec(request, &sampling, prompt, max_tokens, choice)));
+                specs.push((blocks.clone(), of_choice(&of_prompt, choice)));
             }
         }
         Ok(specs)
@@ -246,30 +244,27 @@ impl Generator {
     }
 }
 
-/// The request of one choice, without its prompt's tokens.
-pub(super) fn spec(
-    request: &GenerationRequest,
-    sampling: &pb::Sampling,
+/// What the choices of one prompt have in common, without the prompt's tokens.
+pub(super) fn of_prompt(
+    stopping: &Stopping,
+    common: &RequestParts,
     prompt: &EncodedPrompt,
-    max_tokens: u32,
-    choice: u32,
-) -> pb::RequestSpec {
-    let seed = validate::choice_seed(sampling.seed, choice);
-    pb::RequestSpec {
-        prompt: Vec::new(),
-        sampling: Some(pb::Sampling { seed, ..sampling.clone() }),
-        stopping: Some(pb::Stopping {
-            max_tokens,
-            min_tokens: request.stopping.min_tokens,
-            stop_token_ids: request.stopping.stop_token_ids.clone(),
-            ignore_eos: request.stopping.ignore_eos,
-        }),
-        logprobs: request.output.logprobs,
-        // Computed once per prompt; see `SharedLogprobs`.
-        prompt_logprobs: request.output.prompt_logprobs_needed().filter(|_| choice == 0),
-        priority: request.priority,
-        media: prompt.media.clone(),
-    }
+    model: &ServedModel,
+) -> Result<RequestParts, Error> {
+    let limits = model.description.request_limits();
+    let mut parts = RequestParts { media: prompt.media.clone(), ..common.clone() };
+    parts.stopping.max_tokens = validate::max_tokens(stopping, prompt.ids.len(), limits.tokens)?;
+    parts.stopping.check(&limits)?;
+    Ok(parts)
+}
+
+/// The request of one choice, without its prompt's tokens.
+pub(super) fn of_choice(of_prompt: &RequestParts, choice: u32) -> pb::RequestSpec {
+    let mut parts = of_prompt.clone();
+    parts.sampling.seed = validate::choice_seed(parts.sampling.seed, choice);
+    // Computed once per prompt; see `SharedLogprobs`.
+    parts.prompt_logprobs = parts.prompt_logprobs.filter(|_| choice == 0);
+    parts.into()
 }
 
 /// Limits the time until a request is accepted. The request may wait for a tokenising thread or for a conductor. Once

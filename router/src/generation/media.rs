@@ -1,7 +1,7 @@
 //! Placeholders of media in a prompt: the client's prompt has one placeholder token per item. The prompt sent to the
 //! conductor has one placeholder token for every token that the item takes.
 
-use tutti_proto::{cluster::v1 as pb, declaration::MediaInput};
+use tutti_proto::{TokenLimit, cluster::v1 as pb, declaration::MediaInput};
 use tutti_runtime::Error;
 
 use super::request::Media;
@@ -31,7 +31,7 @@ pub fn expand(
     if media.is_empty() {
         return Ok((ids, Vec::new()));
     }
-    let (limit, what) = model.token_limit();
+    let TokenLimit { tokens: limit, what } = model.description.request_limits().tokens;
     let tokens = of_items.iter().zip(&media).map(|(input, item)| input.tokens(item.data.len()) as u64);
     let total = tokens.sum::<u64>() + (ids.len() - placeholders) as u64;
     if total > u64::from(limit) {

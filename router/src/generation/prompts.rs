@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use tutti_proto::cluster::v1::MediaItem;
+use tutti_proto::{TokenLimit, cluster::v1::MediaItem, parameters::check_token_ids};
 use tutti_runtime::Error;
 
 use super::{
     media,
     request::{Media, Prompt},
-    validate,
 };
 use crate::{
     served::ServedModel,
@@ -111,7 +110,7 @@ pub fn to_tokens(
     model: &ServedModel,
     length: Length,
 ) -> Result<(Vec<u32>, Option<String>), Error> {
-    let (limit, what) = model.token_limit();
+    let TokenLimit { tokens: limit, what } = model.description.request_limits().tokens;
     let (bytes, max_bytes) = (prompt.text_bytes(), max_text_bytes(limit));
     let field = if matches!(prompt, Prompt::Chat { .. }) { "messages" } else { "prompt" };
     if bytes > max_bytes {
@@ -121,9 +120,7 @@ pub fn to_tokens(
     }
     let (text, add_special_tokens, tokenizer) = match prompt {
         Prompt::Tokens(ids) => {
-            for &id in &ids {
-                validate::token_id("prompt", id, model.description.vocab_size)?;
-            }
+            check_token_ids("prompt", ids.iter().copied(), model.description.vocab_size)?;
             return Ok((ids, None));
         }
         Prompt::Text { text, add_special_tokens } => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tutti_proto::cluster::v1::MediaKind;
+use tutti_proto::{cluster::v1::MediaKind, v1::Sampling};
 
 use crate::text::{
     pool::Lane,
@@ -26,8 +26,7 @@ pub struct GenerationRequest {
     pub stopping: Stopping,
     /// Outputs besides the text.
     pub output: Output,
-    /// Order in the queue: requests with lower values run earlier. 0 is the default. The absolute value is at most
-    /// `MAX_PRIORITY`.
+    /// Order in the queue: requests with lower values run earlier. 0 is the default.
     pub priority: i32,
     /// Time that the client waits; `None` means no limit.
     pub timeout: Option<Duration>,
@@ -97,29 +96,6 @@ pub struct Media {
     pub format: String,
     /// The item's content.
     pub data: Vec<u8>,
-}
-
-/// Sampling parameters. `tutti.v1.Sampling` documents their ranges.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sampling {
-    /// Temperature; 0 is greedy.
-    pub temperature: Option<f32>,
-    /// Number of likeliest tokens to sample from; 0 means all.
-    pub top_k: Option<u32>,
-    /// Probability mass of the likeliest tokens to sample from.
-    pub top_p: Option<f32>,
-    /// Minimum probability of a token, relative to the likeliest token's.
-    pub min_p: Option<f32>,
-    /// Penalty on tokens in the prompt or the output.
-    pub repetition_penalty: Option<f32>,
-    /// Penalty on tokens in the output.
-    pub presence_penalty: Option<f32>,
-    /// Penalty on tokens in the output, per occurrence.
-    pub frequency_penalty: Option<f32>,
-    /// Token ids with the bias that is added to their logits.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of choice 0. The seeds of further choices are derived from it.
-    pub seed: Option<u64>,
 }
 
 /// Conditions that end a choice.

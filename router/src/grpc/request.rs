@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use tonic::metadata::MetadataMap;
-use tutti_proto::{cluster::v1::MediaKind, v1 as pb};
+use tutti_proto::{
+    cluster::v1::MediaKind,
+    parameters::{self, DEFAULT_MAX_TOKENS},
+    v1 as pb,
+};
 use tutti_runtime::Error;
 
 use crate::{
-    generation::{GenerationRequest, Media, Output, Prompt, Sampling, Stopping},
+    generation::{GenerationRequest, Media, Output, Prompt, Stopping},
     text::template::{Message, RenderOptions},
 };
-
-/// Default of `max_tokens`, as documented in the proto.
-const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// The kind of a request's prompt. The kind decides which proto field an error about the prompt names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub fn read(
         prompts: vec![prompt],
         media: request.media.into_iter().enumerate().map(media).collect::<Result<_, _>>()?,
         n: request.n,
-        sampling: sampling(request.sampling.unwrap_or_default()),
+        sampling: request.sampling.unwrap_or_default(),
         stopping: Stopping {
             max_tokens: stopping.max_tokens,
             default_max_tokens: Some(DEFAULT_MAX_TOKENS),
@@ -94,20 +95,6 @@ fn media((index, media): (usize, pb::Media)) -> Result<Media, Error> {
     Ok(Media { path, kind, format: media.format, data: media.data })
 }
 
-fn sampling(sampling: pb::Sampling) -> Sampling {
-    Sampling {
-        temperature: sampling.temperature,
-        top_k: sampling.top_k,
-        top_p: sampling.top_p,
-        min_p: sampling.min_p,
-        repetition_penalty: sampling.repetition_penalty,
-        presence_penalty: sampling.presence_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        logit_bias: sampling.logit_bias.into_iter().collect(),
-        seed: sampling.seed,
-    }
-}
-
 /// The call's timeout from the `grpc-timeout` header: at most 8 digits and a unit. A malformed value is ignored, as in
 /// gRPC's own servers.
 fn deadline(metadata: &MetadataMap) -> Option<Duration> {
@@ -135,11 +122,12 @@ pub fn respell(error: Error, kind: PromptKind) -> Error {
             PromptKind::Chat => "chat.messages".to_owned(),
         },
         "messages" => "chat.messages".to_owned(),
-        "temperature" | "top_k" | "top_p" | "min_p" | "repetition_penalty" | "presence_penalty"
-        | "frequency_penalty" | "logit_bias" | "seed" => format!("sampling.{field}"),
-        "max_tokens" | "min_tokens" | "stop" | "stop_token_ids" | "ignore_eos" => format!("stopping.{field}"),
-        "logprobs" | "prompt_logprobs" | "echo" => format!("output.{field}"),
-        _ => return error,
+        _ => {
+            match parameters::all().find(|parameter| parameter.name == field && !parameter.grpc.is_empty()) {
+                Some(parameter) => parameter.grpc[0].to_owned(),
+                None => return error,
+            }
+        }
     };
     error.with_field(spelt)
 }

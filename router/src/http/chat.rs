@@ -5,7 +5,7 @@ use axum::{
     response::Response,
 };
 use serde::Serialize;
-use serde_json::json;
+use tutti_proto::parameters::{Scope, TOP_LOGPROBS};
 use tutti_runtime::{Error, trace::ClientSpan};
 
 use super::{
@@ -62,14 +62,14 @@ fn respell(error: Error, max_tokens_name: &'static str) -> Error {
     match error.field() {
         Some("prompt") => error.with_field("messages"),
         Some("max_tokens") => error.with_field(max_tokens_name),
-        Some("logprobs") => error.with_field("top_logprobs"),
+        Some("logprobs") => error.with_field(TOP_LOGPROBS.name),
         _ => error,
     }
 }
 
 /// Parses a request.
 pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
-    let mut fields = Fields::of_body(body)?;
+    let mut fields = Fields::of_body(body, Scope::Chat)?;
     let shared = parameters::take(&mut fields)?;
     let conversation = messages::take(&mut fields)?;
     let (max_tokens, max_tokens_name) = max_tokens(&mut fields)?;
@@ -78,7 +78,6 @@ pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
         keep_special_tokens: shared.keep_special_tokens,
         ..Output::default()
     };
-    refuse(&mut fields)?;
     fields.finish()?;
     let (prompt, media) = conversation.split();
     let request = GenerationRequest {
@@ -111,36 +110,14 @@ fn max_tokens(fields: &mut Fields<'_>) -> Result<(Option<u32>, &'static str), Er
 
 fn logprobs(fields: &mut Fields<'_>) -> Result<Option<u32>, Error> {
     let wanted: bool = fields.take_or_default("logprobs")?;
-    let top: Option<u32> = fields.take("top_logprobs")?;
+    let top: Option<u32> = fields.take(TOP_LOGPROBS.name)?;
     match (wanted, top) {
         (false, Some(top)) if top > 0 => {
-            Err(Error::invalid("top_logprobs", "may only be given with logprobs = true"))
+            Err(Error::invalid(TOP_LOGPROBS.name, "may only be given with logprobs = true"))
         }
         (false, _) => Ok(None),
         (true, top) => Ok(Some(top.unwrap_or(0))),
     }
-}
-
-/// Refuses OpenAI parameters that Tutti does not support, with the reason. Values that have no effect are accepted.
-fn refuse(fields: &mut Fields<'_>) -> Result<(), Error> {
-    let no_tools = "tools are not available";
-    fields.refuse("tools", &[json!([])], no_tools)?;
-    fields.refuse("functions", &[json!([])], no_tools)?;
-    fields.refuse("tool_choice", &[json!("none"), json!("auto")], no_tools)?;
-    fields.refuse("function_call", &[json!("none"), json!("auto")], no_tools)?;
-    let text_only = "the output is text";
-    fields.refuse("audio", &[], text_only)?;
-    fields.refuse("modalities", &[json!(["text"])], text_only)?;
-    let free_text = "the output is free text; constrained decoding is not available";
-    fields.refuse("response_format", &[json!({ "type": "text" })], free_text)?;
-    fields.refuse("web_search_options", &[], "the server reaches no other")?;
-    let template = "how a model reasons is set in its chat template, by chat_template_kwargs";
-    fields.refuse("reasoning_effort", &[], template)?;
-    fields.refuse("verbosity", &[json!("medium")], "the model has no such setting")?;
-    fields.refuse("prompt_logprobs", &[], "the prompt is the template's text; use /v1/completions")?;
-    // `prediction` is a hint for speed. `parallel_tool_calls` has no effect without tools.
-    fields.ignore(&["prediction", "parallel_tool_calls"]);
-    Ok(())
 }
 
 #[derive(Serialize)]

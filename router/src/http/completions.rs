@@ -7,7 +7,8 @@ use axum::{
     response::Response,
 };
 use serde::Serialize;
-use serde_json::{json, value::RawValue};
+use serde_json::value::RawValue;
+use tutti_proto::parameters::{DEFAULT_MAX_TOKENS, LOGPROBS, PROMPT_LOGPROBS, Scope};
 use tutti_runtime::{Error, trace::ClientSpan};
 
 use super::{
@@ -26,9 +27,6 @@ use crate::{
     generation::{self, Delta, GenerationInfo, GenerationRequest, Output, Prompt, Stopping},
     keys::Entry,
 };
-
-/// OpenAI's default of `max_tokens`.
-const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// A parsed request, with the options of its answer.
 pub(super) struct Completion {
@@ -60,7 +58,7 @@ pub async fn create(State(api): State<Api>, request: Request) -> Result<Response
 
 /// Parses a request with at most `max_prompts` prompts.
 pub(super) fn parse(body: &[u8], max_prompts: usize) -> Result<Completion, Error> {
-    let mut fields = Fields::of_body(body)?;
+    let mut fields = Fields::of_body(body, Scope::Completions)?;
     let shared = parameters::take(&mut fields)?;
     let add_special_tokens = fields.take("add_special_tokens")?.unwrap_or(true);
     let Some(prompt) = fields.take_raw("prompt") else {
@@ -68,13 +66,12 @@ pub(super) fn parse(body: &[u8], max_prompts: usize) -> Result<Completion, Error
     };
     let prompts = prompts(prompt, add_special_tokens, max_prompts)?;
     let output = Output {
-        logprobs: fields.take("logprobs")?,
-        prompt_logprobs: fields.take("prompt_logprobs")?,
+        logprobs: fields.take(LOGPROBS.name)?,
+        prompt_logprobs: fields.take(PROMPT_LOGPROBS.name)?,
         echo: fields.take_or_default("echo")?,
         keep_special_tokens: shared.keep_special_tokens,
     };
     let max_tokens = fields.take("max_tokens")?;
-    fields.refuse("suffix", &[json!("")], "the model continues prompts and does not fill gaps")?;
     if let Some(best_of) = fields.take::<u32>("best_of")?
         && best_of != shared.n.unwrap_or(1)
     {

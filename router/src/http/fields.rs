@@ -7,10 +7,14 @@ use serde::{
     de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Value, value::RawValue};
+use tutti_proto::parameters::{self, Scope, Standing};
 use tutti_runtime::Error;
 
 /// Maximum number of members of an object. It is above the number of known parameters, and bounds the work per request.
 const MAX_MEMBERS: usize = 256;
+
+/// The refusal of a member that is in no declaration.
+const UNKNOWN: &str = "is not a parameter of this route";
 
 /// Maximum size in bytes of a value that can be harmless; see [`Fields::refuse`].
 const MAX_HARMLESS_BYTES: usize = 256;
@@ -24,8 +28,13 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Reads a whole body, which must be a JSON object.
-    pub fn of_body(body: &'a [u8]) -> Result<Self, Error> {
+    /// Reads the whole body of a route, which must be a JSON object. Parameters that the route does not have are refused,
+    /// and so are those that Tutti does not support. Ignored ones are taken.
+    pub fn of_body(body: &'a [u8], route: Scope) -> Result<Self, Error> {
+        Self::read(body)?.declared(route)
+    }
+
+    fn read(body: &'a [u8]) -> Result<Self, Error> {
         let text = std::str::from_utf8(body).map_err(|e| {
             invalid_body(format!("the body is not UTF-8: byte {} is in no character", e.valid_up_to()))
         })?;
@@ -42,7 +51,12 @@ impl<'a> Fields<'a> {
         Self::checked(String::new(), members)
     }
 
-    /// Reads an object inside the request, at `path`.
+    /// Reads an object inside the request, at `path`, as [`Fields::of_body`] reads a body.
+    pub fn of_object(path: &str, value: &'a RawValue, scope: Scope) -> Result<Self, Error> {
+        Self::of_value(path, value)?.declared(scope)
+    }
+
+    /// Reads an object inside the request, at `path`, of which no parameters are declared.
     pub fn of_value(path: &str, value: &'a RawValue) -> Result<Self, Error> {
         let members = parse::<Members<'_>>(path, value)?;
         Self::checked(format!("{path}."), members)
@@ -56,6 +70,24 @@ impl<'a> Fields<'a> {
             }
         }
         Ok(Self { path, members })
+    }
+
+    /// Compares the members with the declaration.
+    fn declared(mut self, scope: Scope) -> Result<Self, Error> {
+        let is_declared = |name: &str| parameters::at(scope).any(|parameter| parameter.name == name);
+        if let Some((name, _)) = self.members.iter().find(|(name, _)| !is_declared(name)) {
+            return Err(Error::invalid(self.name(name), UNKNOWN));
+        }
+        for parameter in parameters::at(scope) {
+            match parameter.standing {
+                Standing::Refused { why, harmless } => self.refuse(parameter.name, harmless, why)?,
+                Standing::Ignored => {
+                    self.take_raw(parameter.name);
+                }
+                Standing::Honoured | Standing::RefusedUnless(_) => {}
+            }
+        }
+        Ok(self)
     }
 
     /// The full path of a member.
@@ -91,28 +123,25 @@ impl<'a> Fields<'a> {
         self.take(name)?.ok_or_else(|| Error::invalid(full, "is required"))
     }
 
-    /// Refuses a known member that Tutti does not support, unless its value is in `harmless`, the values that have no
-    /// effect.
-    pub fn refuse(&mut self, name: &str, harmless: &[Value], why: &str) -> Result<(), Error> {
+    /// Refuses a known member that Tutti does not support, unless its value is in `harmless`, the JSON of values that have
+    /// no effect.
+    fn refuse(&mut self, name: &str, harmless: &[&str], why: &str) -> Result<(), Error> {
         let full = self.name(name);
         let Some(value) = self.take_raw(name) else { return Ok(()) };
-        if value.get().len() <= MAX_HARMLESS_BYTES && harmless.contains(&parse(&full, value)?) {
-            return Ok(());
+        if value.get().len() <= MAX_HARMLESS_BYTES {
+            let given: Value = parse(&full, value)?;
+            if harmless.iter().any(|json| serde_json::from_str(json).is_ok_and(|value: Value| value == given))
+            {
+                return Ok(());
+            }
         }
         Err(Error::invalid(full, format!("is not supported: {why}")))
-    }
-
-    /// Takes members that do not affect the answer.
-    pub fn ignore(&mut self, names: &[&str]) {
-        for name in names {
-            self.take_raw(name);
-        }
     }
 
     /// Refuses the members that have not been taken.
     pub fn finish(self) -> Result<(), Error> {
         match self.members.first() {
-            Some((name, _)) => Err(Error::invalid(self.name(name), "is not a parameter of this route")),
+            Some((name, _)) => Err(Error::invalid(self.name(name), UNKNOWN)),
             None => Ok(()),
         }
     }

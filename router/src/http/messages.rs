@@ -1,8 +1,8 @@
 //! Chat messages: roles, text and audio. Other members of OpenAI's messages are refused by name.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use serde_json::{json, value::RawValue};
-use tutti_proto::cluster::v1::MediaKind;
+use serde_json::value::RawValue;
+use tutti_proto::{cluster::v1::MediaKind, parameters::Scope};
 use tutti_runtime::Error;
 
 use super::fields::{self, Fields};
@@ -61,7 +61,6 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Conversation, Error> {
         continue_final_message,
         variables: variables(fields)?,
     };
-    fields.refuse("chat_template", &[], "the checkpoint's own template is used")?;
     let add_special_tokens = fields.take_or_default("add_special_tokens")?;
     Ok(Conversation { messages, media, options, add_special_tokens })
 }
@@ -79,16 +78,9 @@ fn variables(fields: &mut Fields<'_>) -> Result<serde_json::Map<String, serde_js
 }
 
 fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Message, Error> {
-    let mut fields = Fields::of_value(path, value)?;
+    let mut fields = Fields::of_object(path, value, Scope::Message)?;
     let role = fields.require("role")?;
     let name = fields.take("name")?;
-    for member in ["tool_calls", "tool_call_id", "function_call"] {
-        fields.refuse(member, &[json!([])], "tools are not available")?;
-    }
-    fields.refuse("audio", &[], "the server keeps no answers; send the audio itself, as input_audio")?;
-    // OpenAI's answers have these members, and clients send earlier answers back as messages, so the members are
-    // ignored.
-    fields.ignore(&["refusal", "annotations"]);
     let content_name = fields.name("content");
     let (content, media_at) = match fields.take_raw("content") {
         None => return Err(Error::invalid(content_name, "is required")),

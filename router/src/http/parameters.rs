@@ -1,16 +1,19 @@
 //! Parameters shared by completions and chat. For clients, `docs/api.md` lists the parameters in a table.
 
-use std::{fmt, time::Duration};
+use std::{collections::HashMap, fmt, time::Duration};
 
 use serde::{
     Deserialize, Deserializer,
     de::{self, MapAccess, Visitor},
 };
-use serde_json::json;
+use tutti_proto::{
+    parameters::{BIASES, MIN_TOKENS, N, NUMBERS, PRIORITY, STOP_TOKEN_IDS, STOPS, Scope, TOP_K},
+    v1::Sampling,
+};
 use tutti_runtime::Error;
 
 use super::fields::{self, Fields};
-use crate::generation::{Sampling, Stopping};
+use crate::generation::Stopping;
 
 /// Parameters shared by the routes of completions and chat.
 pub struct Shared {
@@ -45,15 +48,14 @@ pub struct StreamOptions {
     pub include_usage: bool,
 }
 
-/// Takes the shared parameters. Refuses unsupported parameters, and ignores parameters that do not affect the answer.
+/// Takes the shared parameters.
 pub fn take(fields: &mut Fields<'_>) -> Result<Shared, Error> {
-    refuse(fields)?;
     Ok(Shared {
         model: fields.take("model")?,
-        n: fields.take("n")?,
+        n: fields.take(N.name)?,
         sampling: sampling(fields)?,
         stopping: stopping(fields)?,
-        priority: fields.take_or_default("priority")?,
+        priority: fields.take_or_default(PRIORITY.name)?,
         timeout: fields.take::<u32>("timeout_ms")?.map(|ms| Duration::from_millis(ms.into())),
         keep_special_tokens: !fields.take("skip_special_tokens")?.unwrap_or(true),
         return_token_ids: fields.take_or_default("return_token_ids")?,
@@ -62,37 +64,33 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Shared, Error> {
 }
 
 fn sampling(fields: &mut Fields<'_>) -> Result<Sampling, Error> {
-    Ok(Sampling {
-        temperature: fields.take("temperature")?,
+    let mut sampling = Sampling {
         top_k: top_k(fields)?,
-        top_p: fields.take("top_p")?,
-        min_p: fields.take("min_p")?,
-        repetition_penalty: fields.take("repetition_penalty")?,
-        presence_penalty: fields.take("presence_penalty")?,
-        frequency_penalty: fields.take("frequency_penalty")?,
-        logit_bias: fields.take_or_default::<LogitBias>("logit_bias")?.0,
+        logit_bias: fields.take_or_default::<LogitBias>(BIASES.name)?.0,
         seed: fields.take::<Seed>("seed")?.map(|seed| seed.0),
-    })
-}
-
-/// Takes `top_k`. In vLLM, -1 means all tokens.
-fn top_k(fields: &mut Fields<'_>) -> Result<Option<u32>, Error> {
-    let Some(k) = fields.take::<i64>("top_k")? else { return Ok(None) };
-    match u32::try_from(if k == -1 { 0 } else { k }) {
-        Ok(k) => Ok(Some(k)),
-        Err(_) => {
-            let message = format!("is {k}, but must be -1 or 0 (all tokens), or from 1 to {}", u32::MAX);
-            Err(Error::invalid("top_k", message))
+        ..Sampling::default()
+    };
+    for number in &NUMBERS {
+        if let Some(value) = fields.take(number.bounds.name)? {
+            (number.ask)(&mut sampling, value);
         }
     }
+    Ok(sampling)
+}
+
+/// Takes `top_k`. In vLLM, -1 means all tokens, as 0 does.
+fn top_k(fields: &mut Fields<'_>) -> Result<Option<u32>, Error> {
+    let Some(asked) = fields.take::<i64>(TOP_K.name)? else { return Ok(None) };
+    // The upper end of the range is that of `u32`.
+    Ok(u32::try_from(TOP_K.check(asked)?.max(0)).ok())
 }
 
 fn stopping(fields: &mut Fields<'_>) -> Result<Stopping, Error> {
     Ok(Stopping {
-        min_tokens: fields.take_or_default("min_tokens")?,
+        min_tokens: fields.take_or_default(MIN_TOKENS.name)?,
         stop: stop(fields)?,
         include_stop: fields.take_or_default("include_stop_str_in_output")?,
-        stop_token_ids: fields.take_list("stop_token_ids", MAX_LISTED)?.unwrap_or_default(),
+        stop_token_ids: fields.take_list(STOP_TOKEN_IDS.name, MAX_LISTED)?.unwrap_or_default(),
         ignore_eos: fields.take_or_default("ignore_eos")?,
         ..Stopping::default()
     })
@@ -100,10 +98,10 @@ fn stopping(fields: &mut Fields<'_>) -> Result<Stopping, Error> {
 
 /// Takes `stop`: a string or a list of strings.
 fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, Error> {
-    match fields.take_raw("stop") {
+    match fields.take_raw(STOPS.name) {
         None => Ok(Vec::new()),
-        Some(value) if value.get().starts_with('"') => Ok(vec![fields::parse("stop", value)?]),
-        Some(value) => fields::list("stop", value, MAX_LISTED),
+        Some(value) if value.get().starts_with('"') => Ok(vec![fields::parse(STOPS.name, value)?]),
+        Some(value) => fields::list(STOPS.name, value, MAX_LISTED),
     }
 }
 
@@ -117,33 +115,15 @@ fn stream(fields: &mut Fields<'_>) -> Result<Option<StreamOptions>, Error> {
         };
     }
     let Some(options) = options else { return Ok(Some(StreamOptions::default())) };
-    let mut options = Fields::of_value("stream_options", options)?;
+    let mut options = Fields::of_object("stream_options", options, Scope::StreamOptions)?;
     let include_usage = options.take_or_default("include_usage")?;
-    // `include_obfuscation` asks for padding, which hides the sizes of chunks from eavesdroppers. Padding is optional,
-    // and Tutti adds none.
-    options.ignore(&["include_obfuscation"]);
     options.finish()?;
     Ok(Some(StreamOptions { include_usage }))
 }
 
-fn refuse(fields: &mut Fields<'_>) -> Result<(), Error> {
-    let text_only = "the output is free text; constrained decoding is not available";
-    for name in ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"] {
-        fields.refuse(name, &[], text_only)?;
-    }
-    fields.refuse(
-        "use_beam_search",
-        &[json!(false)],
-        "tokens are sampled one by one; use n for several choices",
-    )?;
-    // OpenAI uses these parameters for its accounts. They do not affect the answer.
-    fields.ignore(&["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"]);
-    Ok(())
-}
-
 /// `logit_bias`: a JSON object from token ids, written as strings, to biases: `{"1234": -100}`.
 #[derive(Default)]
-struct LogitBias(Vec<(u32, f32)>);
+struct LogitBias(HashMap<u32, f32>);
 
 impl<'de> Deserialize<'de> for LogitBias {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -156,7 +136,7 @@ impl<'de> Deserialize<'de> for LogitBias {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
-                let mut biases = Vec::new();
+                let mut biases = HashMap::new();
                 while let Some((id, bias)) = map.next_entry::<String, f32>()? {
                     if biases.len() == MAX_LISTED {
                         return Err(de::Error::custom(format!("has more than {MAX_LISTED} tokens")));
@@ -164,7 +144,9 @@ impl<'de> Deserialize<'de> for LogitBias {
                     let id = id.parse().map_err(|_| {
                         de::Error::custom(format!("{id:?} is not a token id, an integer from 0"))
                     })?;
-                    biases.push((id, bias));
+                    if biases.insert(id, bias).is_some() {
+                        return Err(de::Error::custom(format!("names token {id} twice")));
+                    }
                 }
                 Ok(LogitBias(biases))
             }

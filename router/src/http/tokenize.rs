@@ -5,11 +5,12 @@ use axum::{
     extract::{Request, State},
 };
 use serde::Serialize;
+use tutti_proto::parameters::{Scope, check_token_ids};
 use tutti_runtime::Error;
 
 use super::{Api, error::ApiError, fields::Fields, messages};
 use crate::{
-    generation::{Length, Prompt, to_tokens, validate},
+    generation::{Length, Prompt, to_tokens},
     served::ServedModel,
     text::{pool::Lane, tokenizer::SpecialTokens},
 };
@@ -34,7 +35,7 @@ pub(super) struct TokenizeRequest {
 }
 
 pub(super) fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
-    let mut fields = Fields::of_body(body)?;
+    let mut fields = Fields::of_body(body, Scope::Tokenize)?;
     let model = fields.take("model")?;
     let return_token_strs = fields.take_or_default("return_token_strs")?;
     let prompt = match fields.take::<String>("prompt")? {
@@ -84,7 +85,7 @@ pub async fn detokenize(State(api): State<Api>, request: Request) -> Result<Json
 
 /// Parses the model's name and the tokens.
 pub(super) fn parse_detokenize(body: &[u8]) -> Result<(Option<String>, Vec<u32>), Error> {
-    let mut fields = Fields::of_body(body)?;
+    let mut fields = Fields::of_body(body, Scope::Detokenize)?;
     let parsed = (fields.take("model")?, fields.require("tokens")?);
     fields.finish()?;
     Ok(parsed)
@@ -96,8 +97,6 @@ pub(super) fn decode(model: &ServedModel, tokens: &[u32]) -> Result<String, Erro
         let message = format!("has {count} tokens, but may have at most {most}, the model's context");
         return Err(Error::invalid("tokens", message));
     }
-    for &id in tokens {
-        validate::token_id("tokens", id, model.description.vocab_size)?;
-    }
+    check_token_ids("tokens", tokens.iter().copied(), model.description.vocab_size)?;
     model.tokenizer("tokens", "text")?.decode(tokens, SpecialTokens::Include)
 }

@@ -39,3 +39,30 @@ fn sampling_defaults_are_read_and_other_fields_ignored() {
     let text = ServedText::read(&files(None, json), true).unwrap();
     assert_eq!((text.defaults.temperature, text.defaults.top_k), (Some(0.6), Some(20)));
 }
+
+#[test]
+fn a_checkpoint_that_does_not_sample_is_greedy_unless_asked() {
+    let json = br#"{"do_sample": false, "temperature": 0.6}"#;
+    let defaults = ServedText::read(&files(None, json), true).unwrap().defaults;
+    let temperature = |asked: Sampling| SamplingParams::complete(&asked, &defaults, || 0).temperature;
+    assert_eq!(temperature(Sampling::default()), 0.0);
+    assert_eq!(temperature(Sampling { temperature: Some(0.9), ..Sampling::default() }), 0.9);
+}
+
+#[test]
+fn each_default_of_the_checkpoint_is_read_and_checked() {
+    for number in &NUMBERS {
+        let name = number.bounds.name;
+        let read =
+            |value: f32| ServedText::read(&files(None, format!(r#"{{"{name}": {value}}}"#).as_bytes()), true);
+        let defaults = read(number.bounds.range.high).unwrap().defaults;
+        let params = SamplingParams::complete(&Sampling::default(), &defaults, || 0);
+        let wanted = if number.in_checkpoint { number.bounds.range.high } else { number.default };
+        assert_eq!((number.of)(&params), wanted, "{name}");
+        let above = read(number.bounds.range.high * 2.0).err();
+        assert_eq!(above.is_some(), number.in_checkpoint, "{name}");
+        if let Some(error) = above {
+            assert!(error.message().contains(name), "{error}");
+        }
+    }
+}

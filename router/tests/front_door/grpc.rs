@@ -31,11 +31,11 @@ fn client(setup: &Setup) -> InferenceClient<Channel> {
     InferenceClient::new(channel(setup))
 }
 
-fn text(text: &str) -> GenerateRequest {
+pub fn text(text: &str) -> GenerateRequest {
     GenerateRequest { prompt: Some(Prompt::Text(text.into())), ..Default::default() }
 }
 
-async fn generate(setup: &Setup, request: GenerateRequest) -> Result<Vec<GenerateResponse>, Status> {
+pub async fn generate(setup: &Setup, request: GenerateRequest) -> Result<Vec<GenerateResponse>, Status> {
     client(setup).generate(request).await?.into_inner().collect().await
 }
 

@@ -9,5 +9,6 @@ mod completions;
 mod grpc;
 mod life;
 mod limits;
+mod parameters;
 mod readers;
 mod support;

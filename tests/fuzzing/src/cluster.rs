@@ -94,7 +94,7 @@ pub fn ready() -> pb::Ready {
 pub fn spec(max_tokens: u8) -> pb::RequestSpec {
     pb::RequestSpec {
         prompt: vec![1, 2, 3],
-        sampling: Some(pb::Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() }),
+        sampling: Some(pb::SamplingParams::GREEDY),
         stopping: Some(pb::Stopping { max_tokens: max_tokens.into(), ..Default::default() }),
         ..Default::default()
     }

@@ -239,7 +239,7 @@ fn steps_per_second(engine: &mut impl Working, shape: &Shape, run: u64) -> Resul
 }
 
 fn launch(key: pb::GraphKey, max_tokens: u32) -> pb::LaunchGraph {
-    let sampling = pb::Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() };
+    let sampling = pb::SamplingParams::GREEDY;
     pb::LaunchGraph {
         key: Some(key),
         walks: vec![0, 1],

@@ -92,7 +92,7 @@ impl Largest {
                 repetition_penalty: 1.1,
                 presence_penalty: 0.1,
                 frequency_penalty: 0.1,
-                logit_bias: (0..BIASES.min(vocabulary)).map(|token| (token, 0.0)).collect(),
+                logit_bias: (0..BIASES.min(vocabulary)).map(|token| (token, 0.0).into()).collect(),
                 ..SamplingParams::GREEDY
             },
         }

@@ -1,16 +1,17 @@
 //! Validates launch messages: the last check before the model.
 //!
-//! The router has already made the same checks. A bad value that gets past the router (another build, a bug, a
-//! hand-made message) must fail its own request and no other.
+//! The router and the conductor have already made the same check of the parameters. A bad value that gets past them
+//! (another build, a bug, a hand-made message) must fail its own request and no other.
 
 use std::{sync::Arc, time::Duration};
 
 use tutti_kernels::SamplingParams;
 use tutti_models::Limits;
 use tutti_proto::{
-    GraphKey, MAX_LOGPROBS, MAX_PRIORITY,
+    GraphKey, RequestLimits, TokenLimit,
     cluster::v1 as pb,
     declaration::{ModelDeclaration, WalkId, WalkKind},
+    parameters::PRIORITY,
 };
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{Content, GraphLaunch, GraphRole, Segment, Stopping, Tokens};
@@ -53,34 +54,28 @@ pub(crate) fn parse(
     let limits = model.limits;
     let GraphWalks { role, prefill, decode } = graph_walks(&message)?;
     let spec = message.spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
-    let sampling = spec.sampling.ok_or_else(|| Error::invalid("sampling", "is missing"))?;
-    let stopping = spec.stopping.ok_or_else(|| Error::invalid("stopping", "is missing"))?;
-    if spec.prompt.is_empty() {
-        return Err(Error::invalid("prompt", "is empty"));
-    }
-    token_ids("prompt", &spec.prompt, limits)?;
-    token_ids("generated", &message.generated, limits)?;
-    let (media, marks) = media::locate(&spec.media, &spec.prompt, model.declaration)?;
+    let request = spec.check(&message.generated, &request_limits(limits))?.into_parts();
+    let (media, marks) = media::locate(&request.media, &request.prompt, model.declaration)?;
     let awaits_media = message.receive_media.is_some();
     if awaits_media == (media.ranges.is_empty() || role == GraphRole::Decode) {
         return Err(Error::invalid("receive_media", "does not match the request's media and role"));
     }
-    let prompt: Arc<[u32]> = spec.prompt.into();
+    let prompt: Arc<[u32]> = request.prompt.into();
     let tokens = Tokens::new(Arc::clone(&prompt), message.generated.clone());
     // Prompt logprobs are sent once. A replayed request that has output sent all of them before its first token, so it
     // sends none again. In a divided request, the prefilling worker sends them.
     let prompt_logprobs =
-        spec.prompt_logprobs.filter(|_| message.generated.is_empty() && role != GraphRole::Decode);
+        request.prompt_logprobs.filter(|_| message.generated.is_empty() && role != GraphRole::Decode);
     let launch = GraphLaunch {
         key,
         role,
         prefill: vec![Segment { walk: prefill, tokens: tokens.len() }],
         decode,
         generated: message.generated.len() as u32,
-        stopping: self::stopping(&stopping, limits)?,
+        stopping: stopping(&request.stopping, limits),
         // The prefix cache holds only keys and values, but prompt logprobs need the hidden states of every position.
         content: Some(Content { tokens, media: marks, may_reuse: prompt_logprobs.is_none() }),
-        priority: priority(spec.priority)?,
+        priority: request.priority,
         awaits_media,
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
@@ -92,9 +87,9 @@ pub(crate) fn parse(
         elsewhere,
         prompt,
         output: message.generated,
-        sampling: self::sampling(sampling, limits)?,
-        logprobs: alternatives("logprobs", spec.logprobs)?,
-        prompt_logprobs: alternatives("prompt_logprobs", prompt_logprobs)?,
+        sampling: request.sampling,
+        logprobs: request.logprobs,
+        prompt_logprobs,
         scores_reported: 0,
         media,
         encodings: Vec::new(),
@@ -142,7 +137,7 @@ fn encoding(
         generated: 0,
         stopping: Stopping::new(0, 0, &[], &[]),
         content: None,
-        priority: priority(spec.priority)?,
+        priority: PRIORITY.check(spec.priority)?,
         awaits_media: false,
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
@@ -207,89 +202,18 @@ fn graph_walks(message: &pb::LaunchGraph) -> Result<GraphWalks, Error> {
     Ok(GraphWalks { role, prefill, decode })
 }
 
-fn token_ids(field: &str, ids: &[u32], limits: &Limits) -> Result<(), Error> {
-    let vocab_size = limits.vocab_size;
-    match ids.iter().find(|&&id| id as usize >= vocab_size) {
-        Some(id) => {
-            Err(Error::invalid(field, format!("token id {id} is not below the vocabulary's {vocab_size}")))
-        }
-        None => Ok(()),
+/// The limits of requests. The scheduler knows the worker's KV pool, and refuses what exceeds it.
+fn request_limits(limits: &Limits) -> RequestLimits<'_> {
+    RequestLimits {
+        vocab_size: limits.vocab_size as u32,
+        eos_token_ids: &limits.eos_token_ids,
+        tokens: TokenLimit::new(u32::try_from(limits.max_context_tokens).unwrap_or(u32::MAX), u32::MAX),
     }
 }
 
-fn alternatives(field: &str, asked: Option<u32>) -> Result<Option<u32>, Error> {
-    match asked {
-        Some(count) if count > MAX_LOGPROBS => {
-            Err(Error::invalid(field, format!("is {count}, the limit is {MAX_LOGPROBS}")))
-        }
-        _ => Ok(asked),
-    }
-}
-
-/// Checks that a priority is at most [`MAX_PRIORITY`] above or below 0, the default. The scheduler serves a lower
-/// number first.
-fn priority(asked: i32) -> Result<i32, Error> {
-    if (-MAX_PRIORITY..=MAX_PRIORITY).contains(&asked) {
-        return Ok(asked);
-    }
-    Err(Error::invalid("priority", format!("is {asked}, must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")))
-}
-
-fn stopping(message: &pb::Stopping, limits: &Limits) -> Result<Stopping, Error> {
-    token_ids("stop_token_ids", &message.stop_token_ids, limits)?;
-    if message.min_tokens > message.max_tokens {
-        let (min, max) = (message.min_tokens, message.max_tokens);
-        return Err(Error::invalid("min_tokens", format!("is {min}, but max_tokens is {max}")));
-    }
-    let eos: &[u32] = if message.ignore_eos { &[] } else { &limits.eos_token_ids };
-    let mut ends: Vec<u32> = eos.iter().chain(&message.stop_token_ids).copied().collect();
-    ends.sort_unstable();
-    ends.dedup();
-    if message.min_tokens > 0 && ends.len() >= limits.vocab_size {
-        return Err(Error::invalid("min_tokens", "every token of the vocabulary is a stop token"));
-    }
-    Ok(Stopping::new(message.max_tokens, message.min_tokens, eos, &message.stop_token_ids))
-}
-
-fn sampling(message: pb::Sampling, limits: &Limits) -> Result<SamplingParams, Error> {
-    let within = |field: &str, value: f32, fits: bool, range: &str| {
-        // NaN is refused as well, since no range contains it.
-        if fits { Ok(value) } else { Err(Error::invalid(field, format!("is {value}, must be {range}"))) }
-    };
-    let penalty =
-        |field: &str, value: f32| within(field, value, (-2.0..=2.0).contains(&value), "between -2 and 2");
-    let (temperature, top_p, min_p) = (message.temperature, message.top_p, message.min_p);
-    let repetition = message.repetition_penalty;
-    let bias: Vec<(u32, f32)> = message.logit_bias.iter().map(|b| (b.token_id, b.bias)).collect();
-    token_ids("logit_bias", &bias.iter().map(|b| b.0).collect::<Vec<_>>(), limits)?;
-    for &(_, value) in &bias {
-        within("logit_bias", value, (-100.0..=100.0).contains(&value), "between -100 and 100")?;
-    }
-    if !bias.is_sorted_by(|a, b| a.0 < b.0) {
-        return Err(Error::invalid("logit_bias", "token ids are not in ascending order"));
-    }
-    Ok(SamplingParams {
-        temperature: within(
-            "temperature",
-            temperature,
-            temperature.is_finite() && temperature >= 0.0,
-            "0 or more",
-        )?,
-        top_k: message.top_k,
-        top_p: within("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?,
-        min_p: within("min_p", min_p, (0.0..=1.0).contains(&min_p), "between 0 and 1")?,
-        // Outside of this range a logit could overflow, which would fail the whole step.
-        repetition_penalty: within(
-            "repetition_penalty",
-            repetition,
-            (0.01..=100.0).contains(&repetition),
-            "between 0.01 and 100",
-        )?,
-        presence_penalty: penalty("presence_penalty", message.presence_penalty)?,
-        frequency_penalty: penalty("frequency_penalty", message.frequency_penalty)?,
-        logit_bias: bias,
-        seed: message.seed,
-    })
+fn stopping(checked: &pb::Stopping, limits: &Limits) -> Stopping {
+    let eos: &[u32] = if checked.ignore_eos { &[] } else { &limits.eos_token_ids };
+    Stopping::new(checked.max_tokens, checked.min_tokens, eos, &checked.stop_token_ids)
 }
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ impl Request {
         if random.below(10) == 0 {
             return request;
         }
-        let mut bias: Vec<_> =
+        let mut bias: Vec<(u32, f32)> =
             random.tokens(8).into_iter().map(|token| (token, random.of(&[-100.0, -0.5, 1.0, 4.0]))).collect();
         bias.sort_by_key(|(token, _)| *token);
         bias.dedup_by_key(|(token, _)| *token);
@@ -95,7 +95,7 @@ impl Request {
             repetition_penalty: random.of(&[1.0, 1.0, 1.5, 0.7]),
             presence_penalty: random.of(&[0.0, 0.0, 0.7]),
             frequency_penalty: random.of(&[0.0, 0.0, 0.2]),
-            logit_bias: bias,
+            logit_bias: bias.into_iter().map(Into::into).collect(),
             seed: random.below(1 << 20) as u64,
         };
         (request.prompt, request.output) = (random.tokens(40), random.tokens(40));

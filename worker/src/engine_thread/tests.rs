@@ -59,7 +59,7 @@ fn key(request: u64) -> GraphKey {
 fn launch(request: u64, max_tokens: u32) -> Command {
     let spec = pb::RequestSpec {
         prompt: vec![7; 5],
-        sampling: Some(pb::Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() }),
+        sampling: Some(pb::SamplingParams::GREEDY),
         stopping: Some(pb::Stopping { max_tokens, ignore_eos: true, ..Default::default() }),
         ..Default::default()
     };

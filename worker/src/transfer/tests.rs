@@ -143,7 +143,7 @@ fn key(request: u64, graph: u32) -> GraphKey {
 fn whole(request: u64) -> pb::LaunchGraph {
     let spec = pb::RequestSpec {
         prompt: (0..PROMPT as u64).map(|index| ((request * 31 + index * 7) % 1000) as u32).collect(),
-        sampling: Some(pb::Sampling {
+        sampling: Some(pb::SamplingParams {
             temperature: 1.0,
             top_p: 1.0,
             repetition_penalty: 1.0,

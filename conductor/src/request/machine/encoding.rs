@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use tutti_proto::{GraphKey, cluster::v1 as pb};
+use tutti_proto::{GraphKey, RequestParts, cluster::v1 as pb};
 
 use super::{Effects, GraphRole, Members, Phase, Request, ReservedRoom, Run, Stage};
 
@@ -58,7 +58,7 @@ impl Encoding {
 
 /// Returns the specification that a graph receives. Only the encoder gets the media's bytes, and the encoder gets no
 /// prompt and no sampling.
-pub(super) fn spec_for(role: GraphRole, spec: &pb::RequestSpec) -> pb::RequestSpec {
+pub(super) fn spec_for(role: GraphRole, spec: &RequestParts) -> pb::RequestSpec {
     if role == GraphRole::Encode {
         return pb::RequestSpec { media: spec.media.clone(), priority: spec.priority, ..Default::default() };
     }
@@ -67,16 +67,10 @@ pub(super) fn spec_for(role: GraphRole, spec: &pb::RequestSpec) -> pb::RequestSp
         pb::MediaItem { kind, first, tokens, digest: item.digest.clone(), ..Default::default() }
     };
     let media = spec.media.iter().map(without_data).collect();
-    let pb::RequestSpec { prompt, sampling, stopping, .. } = spec;
-    pb::RequestSpec {
-        prompt: prompt.clone(),
-        sampling: sampling.clone(),
-        stopping: stopping.clone(),
-        logprobs: spec.logprobs,
-        prompt_logprobs: spec.prompt_logprobs,
-        priority: spec.priority,
-        media,
-    }
+    let RequestParts { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media: _ } = spec;
+    let (prompt, sampling, stopping) = (prompt.clone(), Some(sampling.clone()), Some(stopping.clone()));
+    let (logprobs, prompt_logprobs, priority) = (*logprobs, *prompt_logprobs, *priority);
+    pb::RequestSpec { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media }
 }
 
 impl Request {

@@ -62,7 +62,7 @@ impl Request {
             let message = format!("token {} arrived where token {} was due", gap.0.index, gap.1);
             return RowOutcome { dropped: arrived, ..self.break_row(&message) };
         }
-        let most = self.spec.stopping.as_ref().map_or(usize::MAX, |stopping| stopping.max_tokens as usize);
+        let most = self.spec.stopping.max_tokens as usize;
         if next + fresh.len() > most {
             let message = format!("token {} arrived, but max_tokens is {most}", next + fresh.len() - 1);
             return RowOutcome { dropped: arrived, ..self.break_row(&message) };

@@ -23,7 +23,18 @@ const MAX_TOKENS: u32 = 1000;
 
 fn spec() -> pb::RequestSpec {
     let stopping = Some(pb::Stopping { max_tokens: MAX_TOKENS, ..Default::default() });
-    pb::RequestSpec { prompt: vec![1, 2, 3], stopping, ..Default::default() }
+    let sampling = Some(pb::SamplingParams::GREEDY);
+    pb::RequestSpec { prompt: vec![1, 2, 3], sampling, stopping, ..Default::default() }
+}
+
+fn checked(spec: pb::RequestSpec) -> CheckedRequest {
+    let model = pb::ModelDescription {
+        vocab_size: 100,
+        max_context_tokens: 4096,
+        max_request_tokens: 4096,
+        ..Default::default()
+    };
+    spec.check(&[], &model.request_limits()).unwrap()
 }
 
 /// A request that waits for its placement, and the receiver of its output.
@@ -36,7 +47,7 @@ fn due(deadline: Option<Deadline>) -> (Request, mailbox::Receiver) {
     let walks = TextWalks { prefill: WalkId(4), decode: WalkId(5) };
     let new = NewRequest {
         id: RequestId(7),
-        spec: spec(),
+        spec: checked(spec()),
         deadline,
         walks,
         encoders: vec![],

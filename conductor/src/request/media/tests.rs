@@ -32,13 +32,13 @@ fn item(first: u32, bytes: usize) -> pb::MediaItem {
     pb::MediaItem { kind, format, data, first, tokens: bytes.div_ceil(4) as u32, digest: vec![] }
 }
 
-fn good() -> pb::RequestSpec {
+fn good() -> RequestParts {
     let prompt = vec![1, HERE, HERE, 2, HERE];
-    pb::RequestSpec { prompt, media: vec![item(1, 5), item(4, 1)], ..Default::default() }
+    RequestParts { prompt, media: vec![item(1, 5), item(4, 1)], ..Default::default() }
 }
 
 #[track_caller]
-fn refused(change: impl FnOnce(&mut pb::RequestSpec), field: &str, words: &str) {
+fn refused(change: impl FnOnce(&mut RequestParts), field: &str, words: &str) {
     let mut spec = good();
     change(&mut spec);
     let error = check(&spec, &model()).unwrap_err();
@@ -48,7 +48,7 @@ fn refused(change: impl FnOnce(&mut pb::RequestSpec), field: &str, words: &str) 
 #[test]
 fn what_stands_where_it_says_passes() {
     assert_eq!(check(&good(), &model()), Ok(vec![WalkId(0)]));
-    let text = pb::RequestSpec { prompt: vec![1, 2], ..Default::default() };
+    let text = RequestParts { prompt: vec![1, 2], ..Default::default() };
     assert_eq!(check(&text, &model()), Ok(vec![]));
 }
 

@@ -67,8 +67,8 @@ pub(in crate::cpu) fn sample(
 /// Applies bias, forbidden tokens and penalties.
 fn adjust(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) -> Result<(), DeviceError> {
     check::adjusted_tokens(row, logits.len())?;
-    for &(token, bias) in &row.params.logit_bias {
-        logits[token as usize] += bias;
+    for bias in &row.params.logit_bias {
+        logits[bias.token_id as usize] += bias.bias;
     }
     for &token in row.forbidden {
         logits[token as usize] = f32::NEG_INFINITY;

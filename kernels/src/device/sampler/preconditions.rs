@@ -65,7 +65,7 @@ pub(crate) fn adjusted_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<
     if !row.adjusts() {
         return Ok(());
     }
-    let biased = row.params.logit_bias.iter().map(|(token, _)| token);
+    let biased = row.params.logit_bias.iter().map(|bias| &bias.token_id);
     let tokens = biased.chain(row.forbidden).chain(row.prompt).chain(row.output);
     match tokens.into_iter().find(|&&token| token as usize >= vocabulary) {
         Some(token) => refuse(format!("token {token} of a vocabulary of {vocabulary}")),

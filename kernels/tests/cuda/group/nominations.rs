@@ -1,7 +1,8 @@
 //! Sampling in a group: the ranks' best tokens, and the token of the whole row.
 
 use tutti_kernels::{
-    DeviceError, GatheredRows, Nomination, SampleRow, Sampled, SamplingParams, StepResults, TokenScore,
+    DeviceError, GatheredRows, LogitBias, Nomination, SampleRow, Sampled, SamplingParams, StepResults,
+    TokenScore,
 };
 
 use super::{Rank, RankCase, ranks};
@@ -15,7 +16,7 @@ const ROWS: usize = 5;
 fn kinds(width: usize) -> Vec<SamplingParams> {
     let warm = SamplingParams { temperature: 0.9, top_k: 9, ..GREEDY.clone() };
     let last = width as u32 - 1;
-    let bias = vec![(0, 2.5), (last / 2, 1.5), (last / 2 + 1, -9.0), (last, 3.0)];
+    let bias = [(0, 2.5), (last / 2, 1.5), (last / 2 + 1, -9.0), (last, 3.0)].map(LogitBias::from).to_vec();
     let mut kinds = vec![
         GREEDY.clone(),
         SamplingParams { logit_bias: bias.clone(), ..GREEDY.clone() },

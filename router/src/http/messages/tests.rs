@@ -1,7 +1,7 @@
 use super::*;
 
 fn conversation(body: &str) -> Result<Conversation, Error> {
-    let mut fields = Fields::of_body(body.as_bytes())?;
+    let mut fields = Fields::of_body(body.as_bytes(), Scope::Chat)?;
     let conversation = take(&mut fields)?;
     fields.finish()?;
     Ok(conversation)

@@ -20,7 +20,7 @@ fn message() -> pb::LaunchGraph {
         walks: vec![0, 1],
         spec: Some(pb::RequestSpec {
             prompt: vec![1, 2, 3],
-            sampling: Some(pb::Sampling {
+            sampling: Some(pb::SamplingParams {
                 temperature: 1.0,
                 top_p: 1.0,
                 repetition_penalty: 1.0,
@@ -60,7 +60,7 @@ fn a_valid_message_passes() {
 
 #[test]
 fn each_bad_value_names_its_field() {
-    fn sampling(spec: &mut pb::RequestSpec) -> &mut pb::Sampling {
+    fn sampling(spec: &mut pb::RequestSpec) -> &mut pb::SamplingParams {
         spec.sampling.as_mut().unwrap()
     }
     assert_eq!(fault(|spec| spec.prompt.clear()), "prompt");
@@ -85,4 +85,25 @@ fn each_bad_value_names_its_field() {
     assert_eq!(fault(|spec| spec.priority = -9), "priority");
     assert_eq!(fault(|spec| spec.stopping.as_mut().unwrap().stop_token_ids = vec![9]), "stop_token_ids");
     assert_eq!(fault(|spec| spec.stopping.as_mut().unwrap().min_tokens = 5), "min_tokens");
+}
+
+#[test]
+fn every_bound_is_exact_at_the_worker() {
+    let good = message().spec.unwrap();
+    let total = good.prompt.len() + 4;
+    let limits = Limits { vocab_size: 2000, max_context_tokens: total, ..limits() };
+    let declaration = ModelDeclaration::new(vec![], vec![], vec![]).unwrap();
+    let model = ServedModel { limits: &limits, declaration: &declaration };
+    for probe in tutti_proto::probes::probes(&good, limits.vocab_size as u32) {
+        let launch = pb::LaunchGraph { spec: Some(probe.spec.clone()), ..message() };
+        let parsed = parse(key(), launch, model, Duration::ZERO);
+        match &probe.refused {
+            None => assert_eq!(Some(parsed.unwrap().1.sampling), probe.spec.sampling),
+            Some([value, limit]) => {
+                let error = parsed.unwrap_err();
+                assert_eq!(error.field(), Some(probe.parameter), "{error}");
+                assert!(error.message().contains(value) && error.message().contains(limit), "{error}");
+            }
+        }
+    }
 }

@@ -96,7 +96,7 @@ pub fn launch(request: u64, prompt: usize, max_tokens: u32) -> pb::LaunchGraph {
             prompt: (0..prompt as u64)
                 .map(|index| ((request * 131 + index * 17) % u64::from(VOCAB)) as u32)
                 .collect(),
-            sampling: Some(pb::Sampling {
+            sampling: Some(pb::SamplingParams {
                 temperature: 1.0,
                 top_p: 1.0,
                 repetition_penalty: 1.0,

@@ -267,7 +267,7 @@ fn with_media(max_replays: u32, role: GraphRole) -> (Request, mailbox::Receiver,
         tokens: 1,
         ..Default::default()
     };
-    Arc::get_mut(&mut request.spec).unwrap().media = vec![item(0), item(2)];
+    *Arc::get_mut(&mut request.spec).unwrap().media_mut() = vec![item(0), item(2)];
     let mut request = Request { encoders: vec![WalkId(7)], ..request };
     let launch = request.launch(role, at(PREFILL), Instant::now()).unwrap();
     assert_eq!(launch.receive_media, Some(pb::PlaneReservation { secret: vec![9; 16], lease_ms: 500 }));

@@ -5,7 +5,7 @@ use tokio_stream::StreamExt;
 use tutti_proto::{Rank, declaration::WalkId};
 use tutti_runtime::ErrorKind;
 
-use super::super::*;
+use super::{super::*, checked, spec};
 
 pub(super) const PROMPT: u32 = 6;
 const FIRST: WorkerId = WorkerId(1);
@@ -17,13 +17,15 @@ pub(super) fn accepted(max_replays: u32) -> (Request, mailbox::Receiver) {
 
 pub(super) fn accepted_for(max_replays: u32, max_tokens: u32) -> (Request, mailbox::Receiver) {
     let (sender, receiver) = mailbox::channel();
-    let stopping = pb::Stopping { max_tokens, ..Default::default() };
-    let spec =
-        pb::RequestSpec { prompt: vec![0; PROMPT as usize], stopping: Some(stopping), ..Default::default() };
+    let spec = pb::RequestSpec {
+        prompt: vec![0; PROMPT as usize],
+        stopping: Some(pb::Stopping { max_tokens, ..Default::default() }),
+        ..spec()
+    };
     let walks = TextWalks { prefill: WalkId(0), decode: WalkId(1) };
     let new = NewRequest {
         id: RequestId(7),
-        spec,
+        spec: checked(spec),
         deadline: None,
         walks,
         encoders: vec![],

@@ -63,7 +63,7 @@ impl Request<'_> {
         };
         let adjusts = lists == Lists::OfAdjustments;
         let pairs: Vec<u32> =
-            params.logit_bias.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]).collect();
+            params.logit_bias.iter().flat_map(|bias| [bias.token_id, bias.bias.to_bits()]).collect();
         let [bias, bias_words] = list(&pairs, adjusts);
         let [forbidden, forbidden_count] = list(row.forbidden, adjusts);
         let [prompt, prompt_count] = list(row.prompt, adjusts && self.penalises());

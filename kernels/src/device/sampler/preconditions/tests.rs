@@ -51,7 +51,7 @@ fn nominations_ascend_and_have_room() {
 fn tokens_of_a_row_that_is_adjusted_are_those_of_the_vocabulary() {
     let plain = SamplingParams::GREEDY;
     let penalised = SamplingParams { presence_penalty: 1.0, ..plain.clone() };
-    let biased = SamplingParams { logit_bias: vec![(5, 1.0)], ..plain.clone() };
+    let biased = SamplingParams { logit_bias: vec![(5, 1.0).into()], ..plain.clone() };
     let row = |params, prompt, forbidden| SampleRow {
         params,
         prompt,

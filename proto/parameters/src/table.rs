@@ -1,0 +1,399 @@
+//! The declaration of all parameters, in the order of the tables in `docs/api.md`.
+
+use crate::{
+    range::{Bounded, Count, Integers, Numbers},
+    sampling::{BIAS, BIASES, NUMBERS, SamplingNumber, TOP_K},
+};
+
+/// Number of choices per prompt.
+pub const N: Bounded<Integers> = Bounded { name: "n", range: Integers::new(1, 128) };
+/// The largest absolute value of a priority.
+pub const MAX_PRIORITY: i32 = 8;
+/// Priority. A lower number runs earlier, as in vLLM.
+pub const PRIORITY: Bounded<Integers> =
+    Bounded { name: "priority", range: Integers::new(-MAX_PRIORITY as i64, MAX_PRIORITY as i64) };
+/// Maximum number of alternatives that are reported with a logprob.
+pub const MAX_LOGPROBS: u32 = 20;
+/// Number of alternatives that are reported with the logprob of a sampled token.
+pub const LOGPROBS: Bounded<Integers> =
+    Bounded { name: "logprobs", range: Integers::new(0, MAX_LOGPROBS as i64) };
+/// [`LOGPROBS`] as chat has it.
+pub const TOP_LOGPROBS: Bounded<Integers> = Bounded { name: "top_logprobs", range: LOGPROBS.range };
+/// Number of alternatives that are reported with the logprob of a prompt's token.
+pub const PROMPT_LOGPROBS: Bounded<Integers> = Bounded { name: "prompt_logprobs", range: LOGPROBS.range };
+/// Number of tokens before which no end-of-sequence token, stop token or stop string counts. At most `max_tokens`.
+pub const MIN_TOKENS: Bounded<Integers> = Bounded { name: "min_tokens", range: Integers::UNSIGNED };
+/// Number of output tokens of completions and of gRPC's requests that name none, as in OpenAI's API.
+pub const DEFAULT_MAX_TOKENS: u32 = 16;
+/// Number of stop tokens of a request. Each sampled token is compared with every stop token.
+pub const STOP_TOKEN_IDS: Bounded<Count> =
+    Bounded { name: "stop_token_ids", range: Count { most: 128, items: "ids" } };
+/// Number of stop strings of a request. The limit bounds the text held back from the client.
+pub const STOPS: Bounded<Count> = Bounded { name: "stop", range: Count { most: 16, items: "strings" } };
+/// Length of a stop string. The limit bounds the text held back from the client.
+pub const STOP_BYTES: Bounded<Count> =
+    Bounded { name: STOPS.name, range: Count { most: 1024, items: "bytes in a string" } };
+
+/// An object that has parameters: the body of an HTTP route, or an object in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The body of `/v1/completions`.
+    Completions,
+    /// The body of `/v1/chat/completions`.
+    Chat,
+    /// The body of `/tokenize`.
+    Tokenize,
+    /// The body of `/detokenize`.
+    Detokenize,
+    /// The object `stream_options`.
+    StreamOptions,
+    /// An item of the list `messages`.
+    Message,
+}
+
+/// The type of a parameter's values, with their range.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// A boolean.
+    Boolean,
+    /// A number.
+    Number(Numbers),
+    /// An integer.
+    Integer(Integers),
+    /// An integer of 64 bits, with or without a sign.
+    Seed,
+    /// A text.
+    Text,
+    /// A text or a list of texts.
+    Stops,
+    /// A list of token ids.
+    TokenIds(Option<Count>),
+    /// An object from token ids, written as texts, to numbers.
+    Biases(Count, Numbers),
+    /// An object.
+    Object,
+    /// A list of objects.
+    Objects,
+    /// A text, a list of token ids, or a list of either.
+    Prompt,
+    /// A text or a list of objects.
+    Content,
+    /// Any type: the value is not read.
+    Any,
+}
+
+/// The meaning of a parameter's absence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Absent {
+    /// The parameter has no effect.
+    NoEffect,
+    /// The request is refused.
+    Refused,
+    /// The parameter has this value.
+    Number(f32),
+    /// The parameter has this value.
+    Boolean(bool),
+    /// The parameter has a value that words describe.
+    Means(&'static str),
+}
+
+/// What Tutti does with a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It does what the documentation of OpenAI or vLLM says.
+    Honoured,
+    /// It is refused, because the answer would not be what was asked for.
+    Refused {
+        /// The reason.
+        why: &'static str,
+        /// Values, in JSON, that have no effect and pass.
+        harmless: &'static [&'static str],
+    },
+    /// It is refused, except for values that depend on other parameters. The route checks them.
+    RefusedUnless(&'static str),
+    /// It is accepted and not used, because the answer is right without it.
+    Ignored,
+}
+
+/// One parameter in the scopes where it means the same.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Parameter {
+    /// Its name in JSON.
+    pub name: &'static str,
+    /// The objects of HTTP that have it. Empty if only gRPC has it.
+    pub scopes: &'static [Scope],
+    /// The fields of `tutti.v1.GenerateRequest` that stand for it, such as `sampling.top_p`. Empty if only HTTP has it.
+    pub grpc: &'static [&'static str],
+    /// The type of its values.
+    pub kind: Kind,
+    /// The meaning of its absence.
+    pub absent: Absent,
+    /// True if the checkpoint's `generation_config.json` may have a default of its own.
+    pub in_checkpoint: bool,
+    /// What Tutti does with it.
+    pub standing: Standing,
+    /// What a client should know besides.
+    pub note: &'static str,
+}
+
+/// All parameters, in the order of the page.
+pub fn all() -> impl Iterator<Item = &'static Parameter> {
+    [FIRST, &NUMBER_ROWS, REST].into_iter().flatten()
+}
+
+/// The parameters of an object.
+pub fn at(scope: Scope) -> impl Iterator<Item = &'static Parameter> {
+    all().filter(move |parameter| parameter.scopes.contains(&scope))
+}
+
+use Scope::{Chat, Completions, Detokenize, Message, StreamOptions, Tokenize};
+
+const BOTH: &[Scope] = &[Completions, Chat];
+
+const fn parameter(name: &'static str, scopes: &'static [Scope], kind: Kind) -> Parameter {
+    Parameter {
+        name,
+        scopes,
+        grpc: &[],
+        kind,
+        absent: Absent::NoEffect,
+        in_checkpoint: false,
+        standing: Standing::Honoured,
+        note: "",
+    }
+}
+
+const fn flag(name: &'static str, scopes: &'static [Scope], absent: bool) -> Parameter {
+    parameter(name, scopes, Kind::Boolean).absent(Absent::Boolean(absent))
+}
+
+const fn integer(bounds: &Bounded<Integers>, scopes: &'static [Scope]) -> Parameter {
+    parameter(bounds.name, scopes, Kind::Integer(bounds.range))
+}
+
+const fn number(number: &SamplingNumber) -> Parameter {
+    let mut declared = parameter(number.bounds.name, BOTH, Kind::Number(number.bounds.range))
+        .grpc(number.grpc)
+        .absent(Absent::Number(number.default))
+        .note(number.note);
+    declared.in_checkpoint = number.in_checkpoint;
+    declared
+}
+
+const fn refused(
+    name: &'static str,
+    scopes: &'static [Scope],
+    why: &'static str,
+    harmless: &'static [&'static str],
+) -> Parameter {
+    parameter(name, scopes, Kind::Any).standing(Standing::Refused { why, harmless })
+}
+
+const fn ignored(name: &'static str, scopes: &'static [Scope], note: &'static str) -> Parameter {
+    parameter(name, scopes, Kind::Any).standing(Standing::Ignored).note(note)
+}
+
+impl Parameter {
+    const fn grpc(mut self, fields: &'static [&'static str]) -> Self {
+        self.grpc = fields;
+        self
+    }
+
+    const fn absent(mut self, absent: Absent) -> Self {
+        self.absent = absent;
+        self
+    }
+
+    const fn standing(mut self, standing: Standing) -> Self {
+        self.standing = standing;
+        self
+    }
+
+    const fn note(mut self, note: &'static str) -> Self {
+        self.note = note;
+        self
+    }
+}
+
+const NO_GRAMMAR: &str = "the output is free text; constrained decoding is not available";
+const NO_TOOLS: &str = "tools are not available";
+const ACCOUNTS: &str = "OpenAI's own accounting";
+
+static FIRST: &[Parameter] = &[
+    parameter("model", &[Completions, Chat, Tokenize, Detokenize], Kind::Text)
+        .grpc(&["model"])
+        .absent(Absent::Means("the served model"))
+        .note("another name is a 404 with code `model_not_found`"),
+    integer(&N, BOTH)
+        .grpc(&["n"])
+        .absent(Absent::Number(1.0))
+        .note("choice 0 has the seed of the request, the other seeds are derived from it"),
+];
+
+/// The rows of [`NUMBERS`].
+static NUMBER_ROWS: [Parameter; NUMBERS.len()] = {
+    let mut rows = [number(&NUMBERS[0]); NUMBERS.len()];
+    let mut i = 1;
+    while i < NUMBERS.len() {
+        rows[i] = number(&NUMBERS[i]);
+        i += 1;
+    }
+    rows
+};
+
+static REST: &[Parameter] = &[
+    // Completions and chat.
+    Parameter { in_checkpoint: true, ..integer(&TOP_K, BOTH) }
+        .grpc(&["sampling.top_k"])
+        .absent(Absent::Number(0.0))
+        .note("-1 and 0 keep all tokens"),
+    parameter(BIASES.name, BOTH, Kind::Biases(BIASES.range, BIAS.range))
+        .grpc(&["sampling.logit_bias"])
+        .note("keys are token ids as strings"),
+    parameter("seed", BOTH, Kind::Seed)
+        .grpc(&["sampling.seed"])
+        .absent(Absent::Means("drawn by the server"))
+        .note("the same seed gives the same tokens, alone or among others"),
+    parameter(STOPS.name, BOTH, Kind::Stops)
+        .grpc(&["stopping.stop"])
+        .note("cut out of the text; the tokens stay in `usage` and `token_ids`"),
+    parameter(STOP_TOKEN_IDS.name, BOTH, Kind::TokenIds(Some(STOP_TOKEN_IDS.range)))
+        .grpc(&["stopping.stop_token_ids"])
+        .note("the token is reported without text"),
+    flag("include_stop_str_in_output", BOTH, false),
+    flag("ignore_eos", BOTH, false).grpc(&["stopping.ignore_eos"]),
+    integer(&MIN_TOKENS, BOTH)
+        .grpc(&["stopping.min_tokens"])
+        .absent(Absent::Number(0.0))
+        .note("at most `max_tokens`; counts against end of sequence, stop tokens and stop strings"),
+    flag("skip_special_tokens", BOTH, true).grpc(&["output.keep_special_tokens"]),
+    flag("return_token_ids", BOTH, false).note(
+        "`token_ids` in each choice; the prompt's are in `prompt_token_ids`, in each choice, for chat once per response",
+    ),
+    integer(&PRIORITY, BOTH).grpc(&["priority"]).absent(Absent::Number(0.0)).note(
+        "as in vLLM, a lower number runs earlier; each class has a head start of 256 steps over the next one, so high \
+         numbers wait longer, but never starve",
+    ),
+    parameter("timeout_ms", BOTH, Kind::Integer(Integers::UNSIGNED))
+        .grpc(&["timeout_ms"])
+        .absent(Absent::Means("no limit"))
+        .note(
+            "a deadline: 504 with code `deadline_exceeded` after this many milliseconds, or as soon as the first token \
+             cannot come in time; a stream that has begun ends with the error as its last event",
+        ),
+    flag("stream", BOTH, false),
+    parameter("stream_options", BOTH, Kind::Object).note("only with `stream`"),
+    flag("include_usage", &[StreamOptions], false).note("the last chunk reports the usage"),
+    ignored("include_obfuscation", &[StreamOptions], "asks for padding, which is optional"),
+    ignored("user", BOTH, ACCOUNTS),
+    ignored("metadata", BOTH, ACCOUNTS),
+    ignored("store", BOTH, ACCOUNTS),
+    ignored("service_tier", BOTH, ACCOUNTS),
+    ignored("safety_identifier", BOTH, ACCOUNTS),
+    ignored("prompt_cache_key", BOTH, ACCOUNTS),
+    refused("guided_json", BOTH, NO_GRAMMAR, &[]),
+    refused("guided_regex", BOTH, NO_GRAMMAR, &[]),
+    refused("guided_choice", BOTH, NO_GRAMMAR, &[]),
+    refused("guided_grammar", BOTH, NO_GRAMMAR, &[]),
+    refused("structured_outputs", BOTH, NO_GRAMMAR, &[]),
+    refused(
+        "use_beam_search",
+        BOTH,
+        "tokens are sampled one by one; use n for several choices",
+        &["false"],
+    ),
+    // Completions.
+    parameter("prompt", &[Completions], Kind::Prompt)
+        .grpc(&["text", "token_ids"])
+        .absent(Absent::Refused)
+        .note("`n` choices for each"),
+    flag("add_special_tokens", &[Completions], true).note("tokens that the tokenizer puts around a text"),
+    parameter("max_tokens", &[Completions], Kind::Integer(Integers::UNSIGNED))
+        .grpc(&["stopping.max_tokens"])
+        .absent(Absent::Number(DEFAULT_MAX_TOKENS as f32))
+        .note("0 is legal with `echo` or `prompt_logprobs`: the prompt is scored and nothing generated"),
+    flag("echo", &[Completions], false).grpc(&["output.echo"]).note(
+        "the prompt's text comes first; with `logprobs` so do the logprobs of its tokens, except the first",
+    ),
+    integer(&LOGPROBS, &[Completions])
+        .grpc(&["output.logprobs"])
+        .note("OpenAI's lists; the sampled token is always among `top_logprobs`"),
+    integer(&PROMPT_LOGPROBS, &[Completions]).grpc(&["output.prompt_logprobs"]).note(
+        "as in vLLM: null for the first token, then an object by token id; computed once per prompt and reported by each \
+         choice",
+    ),
+    parameter("best_of", &[Completions], Kind::Integer(Integers::UNSIGNED))
+        .standing(Standing::RefusedUnless("equal to `n`"))
+        .note("all choices are returned, none is picked"),
+    refused("suffix", &[Completions], "the model continues prompts and does not fill gaps", &["\"\""]),
+    // Chat.
+    parameter("messages", &[Chat], Kind::Objects).grpc(&["chat"]).absent(Absent::Refused),
+    parameter("role", &[Message], Kind::Text).absent(Absent::Refused),
+    parameter("content", &[Message], Kind::Content).absent(Absent::Refused).note(
+        "parts are `text`, which become lines, and `input_audio` where the [model takes it](topologies.md#encoders)",
+    ),
+    parameter("name", &[Message], Kind::Text),
+    refused("tool_calls", &[Message], NO_TOOLS, &["[]"]),
+    refused("tool_call_id", &[Message], NO_TOOLS, &["[]"]),
+    refused("function_call", &[Message], NO_TOOLS, &["[]"]),
+    refused(
+        "audio",
+        &[Message],
+        "the server keeps no answers; send the audio itself, as input_audio",
+        &[],
+    ),
+    ignored("refusal", &[Message], "of OpenAI's answers, which clients send back as messages"),
+    ignored("annotations", &[Message], "of OpenAI's answers, which clients send back as messages"),
+    parameter("max_completion_tokens", &[Chat], Kind::Integer(Integers::UNSIGNED))
+        .absent(Absent::Means("the rest of the context")),
+    parameter("max_tokens", &[Chat], Kind::Integer(Integers::UNSIGNED))
+        .absent(Absent::Means("the rest of the context"))
+        .note("the older name of `max_completion_tokens`; both are refused if they differ"),
+    flag("logprobs", &[Chat], false),
+    integer(&TOP_LOGPROBS, &[Chat]).absent(Absent::Number(0.0)).note("only with `logprobs`"),
+    parameter("chat_template_kwargs", &[Chat], Kind::Object)
+        .note("further variables of the checkpoint's template, up to 64 KiB"),
+    flag("add_generation_prompt", &[Chat], true)
+        .absent(Absent::Means("true, unless `continue_final_message` is set")),
+    flag("continue_final_message", &[Chat], false).note("continue the last message instead of answering it"),
+    flag("add_special_tokens", &[Chat], false)
+        .note("tokens that the tokenizer puts around a text; templates write them"),
+    refused("chat_template", &[Chat], "the checkpoint's own template is used", &[]),
+    refused("tools", &[Chat], NO_TOOLS, &["[]"]),
+    refused("functions", &[Chat], NO_TOOLS, &["[]"]),
+    refused("tool_choice", &[Chat], NO_TOOLS, &["\"none\"", "\"auto\""]),
+    refused("function_call", &[Chat], NO_TOOLS, &["\"none\"", "\"auto\""]),
+    refused("response_format", &[Chat], NO_GRAMMAR, &["{\"type\":\"text\"}"]),
+    refused("modalities", &[Chat], "the output is text", &["[\"text\"]"]),
+    refused("audio", &[Chat], "the output is text", &[]),
+    refused(
+        "reasoning_effort",
+        &[Chat],
+        "how a model reasons is set in its chat template, by chat_template_kwargs",
+        &[],
+    ),
+    refused("verbosity", &[Chat], "the model has no such setting", &["\"medium\""]),
+    refused("web_search_options", &[Chat], "the server reaches no other", &[]),
+    refused("prompt_logprobs", &[Chat], "the prompt is the template's text; use /v1/completions", &[]),
+    ignored("prediction", &[Chat], "a hint for speed"),
+    ignored("parallel_tool_calls", &[Chat], "a setting of tools"),
+    // Tokenize and detokenize.
+    parameter("prompt", &[Tokenize], Kind::Text).note("one of `prompt` and `messages` is required"),
+    parameter("messages", &[Tokenize], Kind::Objects).note("text only"),
+    flag("return_token_strs", &[Tokenize], false),
+    flag("add_special_tokens", &[Tokenize], true)
+        .absent(Absent::Means("true for `prompt`, false for `messages`")),
+    parameter("chat_template_kwargs", &[Tokenize], Kind::Object).note("this and the next three only with `messages`"),
+    flag("add_generation_prompt", &[Tokenize], true)
+        .absent(Absent::Means("true, unless `continue_final_message` is set")),
+    flag("continue_final_message", &[Tokenize], false),
+    refused("chat_template", &[Tokenize], "the checkpoint's own template is used", &[]),
+    parameter("tokens", &[Detokenize], Kind::TokenIds(None))
+        .absent(Absent::Refused)
+        .note("as many as the model's context"),
+    // gRPC alone.
+    parameter("media", &[], Kind::Objects).grpc(&["media"]),
+];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,43 @@
+//! The limit of a request's tokens, prompt and output together.
+
+use tutti_parameters::Refused;
+
+/// Maximum number of tokens of a request, prompt and output together, with the reason for that maximum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenLimit {
+    /// The maximum.
+    pub tokens: u32,
+    /// The reason.
+    pub what: &'static str,
+}
+
+impl TokenLimit {
+    /// The smaller one of the model's context and a worker's KV pool, in tokens.
+    pub fn new(context: u32, pool: u32) -> Self {
+        if pool < context {
+            return Self { tokens: pool, what: "what a worker's KV pool can hold (--kv-cache-memory)" };
+        }
+        Self { tokens: context, what: "the model's context" }
+    }
+
+    /// Number of tokens that a prompt of this length leaves for the output.
+    pub fn room(&self, prompt: usize) -> Result<u32, Refused> {
+        let Self { tokens, what } = self;
+        u32::try_from(prompt).ok().and_then(|prompt| tokens.checked_sub(prompt)).ok_or_else(|| {
+            let message = format!("has {prompt} tokens, but a request may have at most {tokens}, {what}");
+            Refused::new("prompt", message)
+        })
+    }
+
+    /// Refuses a prompt and an output that have more tokens together.
+    pub fn check(&self, prompt: usize, max_tokens: u32) -> Result<(), Refused> {
+        if max_tokens <= self.room(prompt)? {
+            return Ok(());
+        }
+        let Self { tokens, what } = self;
+        let message = format!(
+            "is {max_tokens} and the prompt has {prompt} tokens, but both together may have at most {tokens}, {what}"
+        );
+        Err(Refused::new("max_tokens", message))
+    }
+}
