@@ -338,8 +338,8 @@ impl ConductorMetrics {
         set(&self.cached_tokens, load.cached_tokens as i64);
         self.planes.take(worker, load);
         self.totals.take(worker, load);
-        if let Some(tally) = &load.transfers {
-            self.transfers.take(worker, tally);
+        if let Some(counts) = &load.transfers {
+            self.transfers.take(worker, counts);
         }
         let oldest = f64::from(load.oldest_waiting_ms) / 1e3;
         self.oldest_waiting.get_or_create(&WorkerLabel { worker: worker.0 }).set(oldest);

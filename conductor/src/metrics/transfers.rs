@@ -48,15 +48,15 @@ impl TransferMetrics {
         });
     }
 
-    pub fn take(&self, worker: Rank, tally: &pb::TransferTally) {
+    pub fn take(&self, worker: Rank, counts: &pb::TransferCounts) {
         let worker = worker.0;
-        for (transport, bytes) in [("shared_memory", tally.shared_memory_bytes), ("tcp", tally.tcp_bytes)] {
+        for (transport, bytes) in [("shared_memory", counts.shared_memory_bytes), ("tcp", counts.tcp_bytes)] {
             self.bytes.get_or_create(&TransportLabel { worker, transport }).set(bytes as i64);
         }
-        for (outcome, requests) in [("handed_over", tally.handed_over), ("failed", tally.failed)] {
+        for (outcome, requests) in [("handed_over", counts.handed_over), ("failed", counts.failed)] {
             self.requests.get_or_create(&OutcomeLabel { worker, outcome }).set(requests as i64);
         }
-        for (time, us) in [("pushing", tally.pushing_us), ("exposed", tally.exposed_us)] {
+        for (time, us) in [("pushing", counts.pushing_us), ("exposed", counts.exposed_us)] {
             self.seconds.get_or_create(&TimeLabel { worker, time }).set(us as f64 / 1e6);
         }
     }

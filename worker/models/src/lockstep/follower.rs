@@ -6,18 +6,19 @@ use tutti_kernels::{
     collective::{Collective, CollectiveError, Patience},
 };
 use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
+use tutti_transfer::{Connector, Run, UnitIds, UnitKind};
 
 use super::{logits, plan, tables::Tables};
-use crate::{LayoutPart, LogitResults, Model, RankCourier, ShareRun, ShareUnits};
+use crate::{IdleModel, LogitResults, Model, PausedPages};
 
-/// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. `courier` exchanges this
-/// rank's shares with other groups. After each forward pass, calls `ran` with the number of forward passes so far.
+/// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. `connector` exchanges
+/// this rank's shares with other groups. After each forward pass, calls `ran` with the number of forward passes so far.
 ///
 /// After an error this rank is out of step with the other ranks, so its process must end.
 pub fn follow(
     model: &mut dyn Model,
     plans: &mut dyn Collective,
-    courier: &mut dyn RankCourier,
+    connector: &mut dyn Connector,
     mut ran: impl FnMut(u64),
 ) -> Result<(), DeviceError> {
     let layout = model.page_layout();
@@ -72,8 +73,8 @@ pub fn follow(
             Some(Action::Write(pb::WritePlanes { pages, slot })) => {
                 tables.check_pages(pages.len()).map_err(bad)?;
                 let (part, count) = match slot {
-                    Some(_) => (LayoutPart::Slots, 1),
-                    None => (LayoutPart::Pages, pages.len()),
+                    Some(_) => (UnitKind::Slot, 1),
+                    None => (UnitKind::Pages, pages.len()),
                 };
                 let mut own = vec![0; count * layout.share_bytes(part, plans.group_rank())];
                 plans.scatter_bytes(None, &mut own)?;
@@ -83,23 +84,20 @@ pub fn follow(
                 }
             }
             Some(Action::Orders(pb::RankOrders { orders })) => {
-                orders.into_iter().try_for_each(|order| courier.order(order)).map_err(DeviceError::Lost)
+                orders.into_iter().try_for_each(|order| connector.order(order)).map_err(DeviceError::Lost)
             }
             Some(Action::SendShare(pb::SendShare { run })) => {
-                let run = ShareRun::from(run.unwrap_or_default());
+                let (run, ids) = Run::of_message(run.unwrap_or_default());
                 let mut own = Vec::new();
-                let read = match &run.units {
-                    ShareUnits::Pages(pages) => model.read_pages(pages, &mut own),
-                    ShareUnits::Slot(slot) => model.read_slot(*slot, &mut own),
-                };
-                // The courier has no part in the plan's outcome: a share that cannot be sent fails its request alone.
-                read.map(|()| courier.send(&run, own))
+                let read = IdleModel(model).read_units(&ids, &mut own);
+                // The connector has no part in the plan's outcome: a share that cannot be sent fails its request alone.
+                read.map(|()| connector.send(run, own))
             }
             Some(Action::WriteShares(pb::WriteShares { writes })) => {
                 let own = plans.group_rank().rank as u32;
                 let mine = writes.into_iter().filter(|write| write.rank == own);
-                let mut mine = mine.map(|write| ShareRun::from(write.run.unwrap_or_default()));
-                mine.try_for_each(|run| write_share(model, courier, &run))
+                let mut mine = mine.map(|write| Run::of_message(write.run.unwrap_or_default()));
+                mine.try_for_each(|(run, ids)| write_share(model, connector, &run, &ids))
             }
             None => Err(bad("it has no known action".into())),
         };
@@ -116,18 +114,15 @@ pub fn follow(
 /// write, and the other ranks do not see the failure.
 fn write_share(
     model: &mut dyn Model,
-    courier: &mut dyn RankCourier,
-    run: &ShareRun,
+    connector: &mut dyn Connector,
+    run: &Run,
+    ids: &UnitIds,
 ) -> Result<(), DeviceError> {
-    let ShareRun { key, first, units } = run;
+    let Run { key, first, .. } = run;
     let lost =
         |why: &str| DeviceError::Lost(format!("cannot write the share of {key} from {first} on: {why}"));
-    let data = courier.take(run).ok_or_else(|| lost("it has not arrived"))?;
-    let written = match units {
-        ShareUnits::Pages(pages) => model.write_pages(pages, &data),
-        ShareUnits::Slot(slot) => model.write_slot(*slot, &data),
-    };
-    written.map_err(|error| lost(&error.to_string()))
+    let data = connector.take(run).ok_or_else(|| lost("it has not arrived"))?;
+    IdleModel(model).write_units(ids, &data).map_err(|error| lost(&error.to_string()))
 }
 
 fn page_ids(pages: &[u32]) -> Vec<PageId> {
