@@ -72,8 +72,8 @@ impl ConductorMetrics {
     pub(crate) fn load(&self, worker: Rank, load: &pb::WorkerLoad) {
         self.reports.take(worker, load);
         self.totals.take(worker, load);
-        if let Some(tally) = &load.transfers {
-            self.transfers.take(worker, tally);
+        if let Some(counts) = &load.transfers {
+            self.transfers.take(worker, counts);
         }
     }
 

@@ -13,7 +13,7 @@ mod mapping;
 mod shared_memory;
 mod tcp;
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 pub use self::{
     shared_memory::SharedMemory,
@@ -43,6 +43,13 @@ impl GroupRank {
     pub fn is_leader(self) -> bool {
         self.rank == 0
     }
+}
+
+/// Returns a rank's share of `units`. With more ranks than units, neighbouring ranks hold the same unit. The caller has
+/// checked that the number of units is a multiple or a divisor of the number of ranks.
+pub fn share(units: usize, group_rank: GroupRank) -> Range<usize> {
+    let first = group_rank.rank * units / group_rank.world_size;
+    first..first + (units / group_rank.world_size).max(1)
 }
 
 /// The limit on the wait for a broadcast to begin.

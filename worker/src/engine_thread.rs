@@ -29,14 +29,13 @@ use tutti_proto::{
 };
 use tutti_runtime::{Error, exit};
 use tutti_settings::WorkerSettings;
+use tutti_transfer::{Endpoint, Hosts, Network};
 
 use crate::{
     group::{Formation, Member},
     loading::{self, Loaded},
-    network::Network,
     request_traces::RequestTraces,
     step_trace::StepTrace,
-    transfer::{RankHosts, RankTransfer, Transfer},
 };
 
 /// Number of step outputs that may wait for the task. With this many, short steps continue while a busy machine delays
@@ -132,11 +131,11 @@ fn run(
 fn follow(member: Member, channels: &EngineChannels, runtime: &Handle) -> Result<(), Error> {
     let kv_pages_total = member.kv().pages.saturating_sub(1) as u32;
     let (group_rank, layout) = (member.group_rank(), member.model().page_layout());
-    let hosts = RankHosts { own: channels.network.clone(), leader: member.leader() };
-    let mut courier = RankTransfer::new(group_rank, hosts, &layout, channels.load.clone(), runtime);
-    member.follow(&mut courier, |steps| {
+    let hosts = Hosts { own: channels.network.clone(), leader: member.leader() };
+    let mut connector = Endpoint::follower(group_rank, hosts, &layout, channels.load.clone(), runtime);
+    member.follow(&mut connector, |steps| {
         channels.forwards.store(steps, Ordering::Relaxed);
-        // The courier keeps its counts of transfers in the load.
+        // The connector keeps its counts of transfers in the load.
         channels.load.send_modify(|load| (load.steps, load.kv_pages_total) = (steps, kv_pages_total));
     })
 }
@@ -191,8 +190,11 @@ async fn serve_handle(
 ) {
     let _guard = ExitOnPanic;
     let EngineChannels { mut commands, outbox, load, network, .. } = channels;
-    let transfer = Transfer::connect(&mut handle, &outbox, network);
-    let mut serving = Serving { handle, transfer, traces: RequestTraces::new(rank), mode: RunMode::Serving };
+    let waker = handle.waker();
+    let (endpoint, connector) =
+        Endpoint::leader(handle.units().clone(), network, &outbox, move || waker.wake());
+    handle.connect(Box::new(connector));
+    let mut serving = Serving { handle, endpoint, traces: RequestTraces::new(rank), mode: RunMode::Serving };
     while serving.mode == RunMode::Serving || !serving.handle.is_idle() {
         let output = tokio::select! {
             biased;
@@ -219,7 +221,7 @@ async fn serve_handle(
 /// State of the task that takes commands and makes reports.
 struct Serving {
     handle: EngineHandle,
-    transfer: Transfer,
+    endpoint: Arc<Endpoint>,
     traces: RequestTraces,
     mode: RunMode,
 }
@@ -236,7 +238,7 @@ impl Serving {
             self.traces.completed(&report.completions);
         }
         if let Some(load) = &mut report.load {
-            load.transfers = self.transfer.tally();
+            load.transfers = self.endpoint.counts();
         }
         report
     }
@@ -260,7 +262,7 @@ impl Serving {
         match command {
             Command::Launch(graph) => {
                 self.traces.launched(&graph, self.handle.declaration());
-                self.transfer.launched(&graph, &self.handle);
+                self.endpoint.launched(&graph, self.handle.units_to_send(&graph));
                 self.handle.launch(*graph);
             }
             Command::Cancel(key) => self.handle.cancel(key),

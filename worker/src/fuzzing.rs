@@ -9,7 +9,6 @@ use tutti_proto::cluster::v1::{self as pb, form_group::Meeting};
 use tutti_settings::WorkerSettings;
 
 use crate::group::Formation;
-pub use crate::transfer::fuzzing::{layout_id, push};
 
 /// Reads a conductor's welcome and the formation of a group.
 pub fn conductor_message(message: pb::ConductorMessage) {

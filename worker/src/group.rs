@@ -11,14 +11,11 @@ use tutti_kernels::{
     collective::{Collective, GroupRank, SharedMemory, Tcp, Terms},
     cuda::{GroupId, GroupMeeting},
 };
-use tutti_models::{Model, RankCourier, lockstep};
+use tutti_models::{Model, lockstep};
 use tutti_proto::cluster::v1::{self as pb, form_group};
 use tutti_runtime::Error;
 use tutti_settings::ByteSize;
-
-use crate::network::Network;
-
-mod links;
+use tutti_transfer::{Connector, Network};
 
 /// Longest wait for ranks that are still starting.
 const STARTING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -217,10 +214,10 @@ impl Member {
         (Box::new(lockstep::Leader::new(self.model, self.plans)), self.settings)
     }
 
-    /// Runs the leader's plans until the leader leaves. `courier` exchanges this rank's shares of requests. Calls `ran`
-    /// with the number of forward passes so far.
-    pub fn follow(mut self, courier: &mut dyn RankCourier, ran: impl FnMut(u64)) -> Result<(), Error> {
-        lockstep::follow(&mut *self.model, &mut *self.plans, courier, ran)
+    /// Runs the leader's plans until the leader leaves. `connector` exchanges this rank's shares of requests. Calls `ran` with
+    /// the number of forward passes so far.
+    pub fn follow(mut self, connector: &mut dyn Connector, ran: impl FnMut(u64)) -> Result<(), Error> {
+        lockstep::follow(&mut *self.model, &mut *self.plans, connector, ran)
             .map_err(|e| Error::internal(format!("this rank can no longer follow its leader: {e}")))
     }
 }

@@ -29,12 +29,12 @@ use tutti_runtime::{
     token::Token,
 };
 use tutti_settings::WorkerSettings;
+use tutti_transfer::Network;
 
 use crate::{
     device,
     engine_thread::{self, Command, EngineChannels},
     group::Formation,
-    network::Network,
 };
 
 /// Number of messages to the conductor that may wait to be sent. If the outbox stays full, the engine soon pauses.

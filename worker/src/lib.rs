@@ -2,10 +2,9 @@
 //!
 //! The process dials its conductor (`join`) and holds one stream for its whole life. A separate thread
 //! (`engine_thread`) does all computing. A long step therefore never delays a heartbeat, and the stream delays a step
-//! only if the conductor stops reading. `transfer` moves the data of requests that are divided between workers, for
-//! example if one worker prefills and another decodes. [`lifeline`] ties a spawned worker to its conductor.
+//! only if the conductor stops reading. [`tutti_transfer`] moves the data of requests that are divided between workers,
+//! for example if one worker prefills and another decodes. [`lifeline`] ties a spawned worker to its conductor.
 
-mod bound;
 mod device;
 mod engine_thread;
 #[cfg(fuzzing)]
@@ -16,11 +15,9 @@ mod join;
 pub mod kernels;
 pub mod lifeline;
 mod loading;
-mod network;
 mod packed;
 mod process;
 mod request_traces;
 mod step_trace;
-mod transfer;
 
 pub use process::{by_hand, spawned};

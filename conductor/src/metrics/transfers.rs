@@ -43,7 +43,7 @@ declare_metrics! {
     }
 }
 
-/// The values of a tally's labels, with their numbers.
+/// The values of the labels, with their numbers.
 struct Labelled {
     bytes: [(&'static str, u64); 2],
     requests: [(&'static str, u64); 2],
@@ -51,18 +51,18 @@ struct Labelled {
 }
 
 impl Labelled {
-    fn of(tally: &pb::TransferTally) -> Self {
+    fn of(counts: &pb::TransferCounts) -> Self {
         Self {
-            bytes: [("shared_memory", tally.shared_memory_bytes), ("tcp", tally.tcp_bytes)],
-            requests: [("handed_over", tally.handed_over), ("failed", tally.failed)],
-            us: [("pushing", tally.pushing_us), ("exposed", tally.exposed_us)],
+            bytes: [("shared_memory", counts.shared_memory_bytes), ("tcp", counts.tcp_bytes)],
+            requests: [("handed_over", counts.handed_over), ("failed", counts.failed)],
+            us: [("pushing", counts.pushing_us), ("exposed", counts.exposed_us)],
         }
     }
 }
 
 impl TransferMetrics {
-    pub fn take(&self, worker: Rank, tally: &pb::TransferTally) {
-        let (worker, Labelled { bytes, requests, us }) = (worker.0, Labelled::of(tally));
+    pub fn take(&self, worker: Rank, counts: &pb::TransferCounts) {
+        let (worker, Labelled { bytes, requests, us }) = (worker.0, Labelled::of(counts));
         for (transport, bytes) in bytes {
             self.bytes.get_or_create(&TransportLabel { worker, transport }).set(bytes as i64);
         }

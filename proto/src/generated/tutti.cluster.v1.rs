@@ -700,7 +700,7 @@ pub struct WorkerLoad {
     pub cached_tokens: u64,
     /// Absent until a request has been handed over to another worker.
     #[prost(message, optional, tag = "12")]
-    pub transfers: ::core::option::Option<TransferTally>,
+    pub transfers: ::core::option::Option<TransferCounts>,
     /// Slots that requests hold, and snapshots that a step saves or reads.
     #[prost(uint32, tag = "13")]
     pub slots_used: u32,
@@ -716,7 +716,7 @@ pub struct WorkerLoad {
 }
 /// Counters of the transfers to other workers, since the worker's process began.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct TransferTally {
+pub struct TransferCounts {
     /// Bytes of planes sent through the receiver's shared-memory segment on the same host.
     #[prost(uint64, tag = "1")]
     pub shared_memory_bytes: u64,
@@ -2500,7 +2500,7 @@ pub struct TransferManifest {
     pub secret: ::prost::alloc::vec::Vec<u8>,
     #[prost(uint64, tag = "3")]
     pub layout_hash: u64,
-    /// Number of units of each cargo: the pages, or a tensor's rows; then, if the model has slot planes, the slot, which is
+    /// Number of units of each kind: the pages, or a tensor's rows; then, if the model has slot planes, the slot, which is
     /// one unit.
     #[prost(uint32, repeated, tag = "4")]
     pub counts: ::prost::alloc::vec::Vec<u32>,
@@ -2528,9 +2528,9 @@ pub struct TransferPlane {
 /// changes the units.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PlaneData {
-    /// Index of the cargo in the manifest's counts: 0 for pages or rows, 1 for the slot.
+    /// Index of the kind of units in the manifest's counts: 0 for pages or rows, 1 for the slot.
     #[prost(uint32, tag = "1")]
-    pub cargo: u32,
+    pub kind: u32,
     /// Index of the first page or row in the request. At least `known_pages` of the reservation. 0 for the slot.
     #[prost(uint32, tag = "2")]
     pub first: u32,
@@ -2570,7 +2570,7 @@ pub struct HandOver {
     /// Number of tokens whose planes or embeddings have been sent. For a prefill, all tokens before `first`.
     #[prost(uint32, tag = "2")]
     pub computed_tokens: u32,
-    /// Number of units of each cargo that these tokens take, as in the manifest, including pages that the receiver had
+    /// Number of units of each kind that these tokens take, as in the manifest, including pages that the receiver had
     /// before.
     #[prost(uint32, repeated, tag = "3")]
     pub counts: ::prost::alloc::vec::Vec<u32>,
@@ -2628,7 +2628,7 @@ pub struct ShareArrived {
     pub key: ::core::option::Option<GraphKey>,
     /// As in PlaneData.
     #[prost(uint32, tag = "2")]
-    pub cargo: u32,
+    pub kind: u32,
     #[prost(uint32, tag = "3")]
     pub first: u32,
     #[prost(uint32, tag = "4")]

@@ -149,7 +149,7 @@ fn push(mut input: Input<'_>) {
         // gRPC's prefix: not compressed, and the length.
         frames.push_back([&[0], &(message.len() as u32).to_be_bytes()[..], message].concat().into());
     }
-    tutti_worker::fuzzing::push(kind, Frames(frames));
+    tutti_transfer::fuzzing::push(kind, Frames(frames));
 }
 
 /// A body that ends after some frames.

@@ -113,14 +113,14 @@ fn transfer(kind: u8) -> Vec<u8> {
     let manifest = pb::TransferManifest {
         key,
         secret: b"open".to_vec(),
-        layout_hash: tutti_worker::fuzzing::layout_id(kind),
+        layout_hash: tutti_transfer::fuzzing::layout_id(kind),
         counts: counts.clone(),
         planes: planes.into_iter().take(1 + usize::from(has_slot)).collect(),
         ranks: if share { 2 } else { 0 },
         rank: u32::from(share),
     };
-    let data = |cargo, first, count, bytes| {
-        Piece::Data(pb::PlaneData { cargo, first, count, place: Some(Place::Inline(vec![3; bytes])) })
+    let data = |kind, first, count, bytes| {
+        Piece::Data(pb::PlaneData { kind, first, count, place: Some(Place::Inline(vec![3; bytes])) })
     };
     let mut pieces = vec![Piece::Manifest(manifest), data(0, first, count, (count * unit) as usize)];
     pieces.push(Piece::Renewal(pb::LeaseRenewal {}));

@@ -5,12 +5,13 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use tutti_models::{ExpertLoad, PageLayout, ShareLayout};
+use tutti_models::{ExpertLoad, PageLayout};
 use tutti_proto::{GraphKey, Rank, StepNumber, cluster::v1 as pb, declaration::WalkId};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_scheduler::{
     Ending, GraphLaunch, GraphRole, Load, Refusal, RowCommit, RowOutcome, Scheduler, SlotId, StepPlan, Turn,
 };
+use tutti_transfer::{Connector, Units};
 
 use crate::{
     StepTimes,
@@ -21,7 +22,7 @@ use crate::{
     runner::CollectedStep,
     sequence::Sequence,
     sequences::Sequences,
-    transfer::{Courier, Exchange, PageCopies, TransferEvents},
+    transfer::{PageCopies, TransferEvents, Transfers},
 };
 
 pub(crate) struct EngineCore {
@@ -38,8 +39,8 @@ pub(crate) struct EngineCore {
     /// Completions that `plan` has not returned yet.
     pending_completions: Vec<pb::Completion>,
     arrivals: Arrivals,
-    /// The exchange of planes and embeddings with other workers; `None` if requests are not divided between workers.
-    exchange: Option<Exchange>,
+    /// Transfers of planes and embeddings between workers; `None` if requests are not divided between workers.
+    transfers: Option<Transfers>,
     /// Time spent preparing the next plan while a step ran.
     ahead: Duration,
     /// Number of planned steps that are not committed yet.
@@ -107,7 +108,7 @@ impl EngineCore {
             may_preempt,
             pending_completions: Vec::new(),
             arrivals: Arrivals::default(),
-            exchange: None,
+            transfers: None,
             ahead: Duration::ZERO,
             in_flight: 0,
         }
@@ -123,24 +124,24 @@ impl EngineCore {
         let accepted = parsed.and_then(|(launch, sequence)| {
             let (role, awaits_media) = (launch.role, launch.awaits_media);
             let tokens = launch.prefill_tokens();
-            if (role != GraphRole::Whole || awaits_media) && self.exchange.is_none() {
+            if (role != GraphRole::Whole || awaits_media) && self.transfers.is_none() {
                 let message = "this engine exchanges no planes with others";
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
             self.scheduler.add(launch).map_err(refusal)?;
-            if let Some(exchange) = &mut self.exchange {
+            if let Some(transfers) = &mut self.transfers {
                 match role {
-                    GraphRole::Prefill => exchange.will_send(key, tokens, sequence.elsewhere),
+                    GraphRole::Prefill => transfers.will_send(key, tokens, sequence.elsewhere),
                     GraphRole::Encode => {
-                        exchange
+                        transfers
                             .will_encode(key, sequence.encodings.iter().map(|call| call.rows.len()).sum());
                     }
                     GraphRole::Whole | GraphRole::Decode => {}
                 }
                 if awaits_media {
-                    exchange.awaits_media(key, sequence.media.tokens());
+                    transfers.awaits_media(key, sequence.media.tokens());
                 }
-                if let Some(why) = exchange.take_early_failure(key) {
+                if let Some(why) = transfers.take_early_failure(key) {
                     self.scheduler.fail_transfer(key, why);
                 }
             }
@@ -150,8 +151,8 @@ impl EngineCore {
         });
         if let Err(error) = accepted {
             tracing::debug!(%key, %error, "launch refused");
-            if let Some(exchange) = &mut self.exchange {
-                exchange.ended(key);
+            if let Some(transfers) = &mut self.transfers {
+                transfers.ended(key);
             }
             self.pending_completions.push(pb::Completion {
                 key: Some(key.into()),
@@ -163,21 +164,15 @@ impl EngineCore {
     }
 
     pub fn cancel(&mut self, key: GraphKey) {
-        match self.exchange.as_mut().and_then(|exchange| exchange.cancel(key, self.rank)) {
+        match self.transfers.as_mut().and_then(|transfers| transfers.cancel(key, self.rank)) {
             Some(completion) => self.pending_completions.push(completion),
             None => self.scheduler.cancel(key),
         }
     }
 
     /// Allows requests to be divided between this engine and others.
-    pub fn connect(
-        &mut self,
-        courier: Box<dyn Courier>,
-        layout: &PageLayout,
-        share: ShareLayout,
-        width: usize,
-    ) {
-        self.exchange = Some(Exchange::new(courier, layout, share, width));
+    pub fn connect(&mut self, connector: Box<dyn Connector>, layout: &PageLayout, units: Units) {
+        self.transfers = Some(Transfers::new(connector, layout, units));
     }
 
     /// Prepares the next plan as far as possible while a step runs.
@@ -195,10 +190,10 @@ impl EngineCore {
         for (slot, key) in self.left.drain(..) {
             sequences.remove(slot, key);
         }
-        if let Some(exchange) = &mut self.exchange {
+        if let Some(transfers) = &mut self.transfers {
             let mut events = TransferEvents::default();
-            exchange.between_steps();
-            exchange.receive(&mut self.scheduler, self.rank, &mut events);
+            transfers.between_steps();
+            transfers.receive(&mut self.scheduler, self.rank, &mut events);
             self.apply(events);
         }
         let Turn { endings, preempted, reserved, step } = self.scheduler.plan(self.began.elapsed());
@@ -217,13 +212,13 @@ impl EngineCore {
             completions.push(report::completion(ending, self.rank));
         }
         let mut copies = PageCopies::default();
-        if let Some(exchange) = &mut self.exchange {
+        if let Some(transfers) = &mut self.transfers {
             for room in reserved {
                 self.arrivals.remove(room.key);
-                exchange.reserved(room);
+                transfers.reserved(room);
             }
             let mut events = TransferEvents::default();
-            copies = exchange.start_copies(&mut self.scheduler, &mut events);
+            copies = transfers.start_copies(&mut self.scheduler, &mut events);
             self.apply(events);
         }
         let job = step.map(|step| self.job(step, started, watch, sequences)).transpose()?;
@@ -264,26 +259,26 @@ impl EngineCore {
     }
 
     /// True if pages may have to be copied while the next step runs.
-    pub fn exchanges(&self) -> bool {
-        self.exchange.as_ref().is_some_and(Exchange::is_active)
+    pub fn has_transfers(&self) -> bool {
+        self.transfers.as_ref().is_some_and(Transfers::is_active)
     }
 
     /// Decides the page copies to run now, while a step is paused. The copies write to no page that the step uses, and
     /// read no page that the step writes to.
     pub fn start_copies(&mut self) -> PageCopies {
-        let Some(exchange) = &mut self.exchange else { return PageCopies::default() };
+        let Some(transfers) = &mut self.transfers else { return PageCopies::default() };
         let mut events = TransferEvents::default();
-        exchange.receive(&mut self.scheduler, self.rank, &mut events);
-        let copies = exchange.start_copies(&mut self.scheduler, &mut events);
+        transfers.receive(&mut self.scheduler, self.rank, &mut events);
+        let copies = transfers.start_copies(&mut self.scheduler, &mut events);
         self.apply(events);
         copies
     }
 
     /// Records that the copies have run.
     pub fn finish_copies(&mut self, copies: PageCopies) {
-        let Some(exchange) = &mut self.exchange else { return };
+        let Some(transfers) = &mut self.transfers else { return };
         let mut events = TransferEvents::default();
-        exchange.finish_copies(copies, &mut self.scheduler, &mut events);
+        transfers.finish_copies(copies, &mut self.scheduler, &mut events);
         self.apply(events);
     }
 
@@ -326,8 +321,8 @@ impl EngineCore {
         };
         let outcomes = results.iter().map(outcome).collect();
         let commits = self.scheduler.commit(step, outcomes, took);
-        if let Some(exchange) = &mut self.exchange {
-            exchange.committed(&commits, results.iter().map(|result| result.as_ref().ok()));
+        if let Some(transfers) = &mut self.transfers {
+            transfers.committed(&commits, results.iter().map(|result| result.as_ref().ok()));
         }
         for commit in commits.iter().filter(|commit| !commit.is_void) {
             if let Some(ending) = &commit.ending {
@@ -336,7 +331,7 @@ impl EngineCore {
                 sequence.output.extend(commit.sampled.map(|sampled| sampled.token));
                 sequence.scores_reported = sequence.scores_reported.max(commit.row.positions.end);
                 if !self.may_preempt && sequence.media.consume(commit.row.positions.end) {
-                    self.exchange.iter_mut().for_each(|exchange| exchange.media_consumed(commit.row.key));
+                    self.transfers.iter_mut().for_each(|transfers| transfers.media_consumed(commit.row.key));
                 }
             }
         }
@@ -361,8 +356,8 @@ impl EngineCore {
             sequences.remove(slot, ending.key);
         }
         self.arrivals.remove(ending.key);
-        if let Some(exchange) = &mut self.exchange {
-            exchange.ended(ending.key);
+        if let Some(transfers) = &mut self.transfers {
+            transfers.ended(ending.key);
         }
     }
 
@@ -393,8 +388,8 @@ impl EngineCore {
 
     /// True if no request is held, no step is in flight, and no completion is unreported.
     pub fn is_idle(&self) -> bool {
-        let exchanged = self.exchange.as_ref().is_none_or(Exchange::is_idle);
-        self.scheduler.is_empty() && self.in_flight == 0 && self.pending_completions.is_empty() && exchanged
+        let transferred = self.transfers.as_ref().is_none_or(Transfers::is_idle);
+        self.scheduler.is_empty() && self.in_flight == 0 && self.pending_completions.is_empty() && transferred
     }
 }
 

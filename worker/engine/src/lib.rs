@@ -63,6 +63,5 @@ pub use overlap::{DeviceLoop, EngineHandle, Waker};
 pub use profile::profile;
 pub use step_memory::StepMemory;
 pub use step_view::StepView;
-pub use transfer::{Arrival, Cargo, Courier, ExportSummary, ImportRequest, PageRun, RankRun};
 pub use tutti_scheduler::{OutputToken, TransferError};
 pub use tutti_settings::EngineSettings;

@@ -19,20 +19,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tutti_models::{Limits, PageLayout, ShareLayout};
+use tutti_kernels::collective::GroupRank;
+use tutti_models::{IdleModel, Limits, PageLayout};
 use tutti_proto::{
     GraphKey,
     cluster::v1 as pb,
     declaration::{ModelDeclaration, WalkId},
 };
 use tutti_runtime::Error;
+use tutti_transfer::{Connector, UnitKind, Units};
 
 use crate::{
     engine_core::{EngineCore, Job, Planned, StepOutput},
     reporter::Reporter,
     runner::{CollectedStep, Runner},
     spec::{self, ServedModel},
-    transfer::{Cargo, CopyHints, CopyHook, Courier, IdleModel, PageCopies},
+    transfer::{CopyHints, CopyHook, PageCopies},
 };
 
 /// Minimum duration of a step during which the next step is prepared. During shorter steps, the two threads would only
@@ -97,13 +99,13 @@ impl DeviceLoop {
         let step = self.collected.take().map(|collected| core.commit(collected, sequences));
         let Planned { completions, copies, job } = core.plan(sequences)?;
         (self.planned, self.copies) = (job, copies);
-        let exchanges = core.exchanges();
+        let has_transfers = core.has_transfers();
         let output = core.output(step, completions);
         *pending_outputs += usize::from(output.is_some());
         // Page copies beyond the first batch run in the step's pauses, so the hints tell the step whether copies may be
         // due.
-        self.shared.hints.due.store(exchanges, Ordering::Release);
-        self.shared.hints.expected.store(exchanges, Ordering::Relaxed);
+        self.shared.hints.due.store(has_transfers, Ordering::Release);
+        self.shared.hints.expected.store(has_transfers, Ordering::Relaxed);
         Ok(output)
     }
 
@@ -148,7 +150,7 @@ impl DeviceLoop {
 }
 
 /// Wakes the device's thread. A waker has no effect once the engine is dropped, and the default one has no engine. The
-/// methods of a [`Courier`] must not call [`wake`](Self::wake): the engine calls these methods while it holds its lock,
+/// methods of a [`Connector`] must not call [`wake`](Self::wake): the engine calls these methods while it holds its lock,
 /// and `wake` takes the same lock.
 #[derive(Clone, Default)]
 pub struct Waker(Weak<Shared>);
@@ -168,7 +170,7 @@ pub struct EngineHandle {
     shared: Arc<Shared>,
     limits: Limits,
     layout: PageLayout,
-    share: ShareLayout,
+    units: Units,
     began: Instant,
     reporter: Reporter,
     /// Run time of the step that was reported last.
@@ -189,11 +191,10 @@ impl EngineHandle {
         self.shared.update(|state| state.core.cancel(key));
     }
 
-    /// Allows requests to be divided between this engine and others. `courier` carries the pages and embeddings of
+    /// Allows requests to be divided between this engine and others. `connector` moves the pages and embeddings of
     /// these requests.
-    pub fn connect(&mut self, courier: Box<dyn Courier>) {
-        let width = self.embedding_width();
-        self.shared.lock().core.connect(courier, &self.layout, self.share, width);
+    pub fn connect(&mut self, connector: Box<dyn Connector>) {
+        self.shared.lock().core.connect(connector, &self.layout, self.units.clone());
     }
 
     /// The model's declaration.
@@ -201,19 +202,14 @@ impl EngineHandle {
         &self.reporter.declaration
     }
 
-    /// Elements per embedding of the model's encoders; 0 if the model takes text alone.
-    pub fn embedding_width(&self) -> usize {
-        self.reporter.declaration.media().first().map_or(0, |input| input.width as usize)
-    }
-
     /// Kind and number of the units that a graph with `send_to` sends: pages of its prefill, or rows of embeddings.
-    pub fn units_to_send(&self, graph: &pb::LaunchGraph) -> (Cargo, usize) {
-        let Some(spec) = &graph.spec else { return (Cargo::Pages, 0) };
+    pub fn units_to_send(&self, graph: &pb::LaunchGraph) -> (UnitKind, usize) {
+        let Some(spec) = &graph.spec else { return (UnitKind::Pages, 0) };
         if graph.walks.iter().any(|walk| self.reporter.declaration.encodes(WalkId(*walk))) {
-            return (Cargo::Embeddings, spec.media.iter().map(|item| item.tokens as usize).sum());
+            return (UnitKind::Embeddings, spec.media.iter().map(|item| item.tokens as usize).sum());
         }
         let tokens = spec.prompt.len() + graph.generated.len();
-        (Cargo::Pages, tokens.div_ceil(self.layout.page_tokens.max(1)))
+        (UnitKind::Pages, tokens.div_ceil(self.layout.page_tokens.max(1)))
     }
 
     /// A waker for this engine's device thread.
@@ -221,14 +217,9 @@ impl EngineHandle {
         Waker(Arc::downgrade(&self.shared))
     }
 
-    /// Layout of the pages that this engine exchanges with others.
-    pub fn page_layout(&self) -> &PageLayout {
-        &self.layout
-    }
-
-    /// Division of the pages among the ranks of this engine's group.
-    pub fn share_layout(&self) -> ShareLayout {
-        self.share
+    /// Layouts of the units that this engine exchanges with others.
+    pub fn units(&self) -> &Units {
+        &self.units
     }
 
     /// Converts an output into the report for the conductor.
@@ -270,7 +261,10 @@ pub(crate) fn split(
     let state = Mutex::new(State { core, notified: false, closed: false, pending_outputs: 0 });
     let shared = Arc::new(Shared { state, hints: CopyHints::default(), changed: Condvar::new() });
     let mut runner = runner;
-    let share = runner.model.group_shares().map_or(ShareLayout::ALONE, |shares| shares.layout());
+    let group_rank = runner.model.group_shares().map_or(GroupRank::ALONE, |shares| shares.group_rank());
+    // Elements per embedding of the model's encoders; 0 if the model takes text alone.
+    let width = reporter.declaration.media().first().map_or(0, |input| input.width as usize);
+    let units = Units::new(&layout, group_rank, width);
     runner.model.set_step_hook(Box::new(CopyHook::new(Arc::clone(&shared))));
     let device_loop = DeviceLoop {
         shared: Arc::clone(&shared),
@@ -279,5 +273,5 @@ pub(crate) fn split(
         collected: None,
         copies: PageCopies::default(),
     };
-    (device_loop, EngineHandle { shared, limits, layout, share, began, reporter, last_run: Duration::ZERO })
+    (device_loop, EngineHandle { shared, limits, layout, units, began, reporter, last_run: Duration::ZERO })
 }

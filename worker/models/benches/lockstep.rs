@@ -19,7 +19,7 @@ use tutti_kernels::{
     collective::{Collective, CollectiveError, GroupRank, Patience},
 };
 use tutti_models::{
-    EmbeddedRows, Limits, LogitRequests, LogitResults, Model, NoCourier, PageLayout,
+    EmbeddedRows, Limits, LogitRequests, LogitResults, Model, PageLayout,
     lockstep::{Leader, follow},
 };
 use tutti_proto::declaration::ModelDeclaration;
@@ -114,7 +114,7 @@ fn measure(rows: usize, prefix: usize) -> Measured {
     let messages = std::mem::take(&mut *sent.lock().unwrap());
     // The first message allocates, the next two are the first step's. All are run once, only the others are timed.
     let mut replay = Replay { messages: messages.into(), times: Vec::new(), since: Instant::now() };
-    follow(&mut Idle::new(), &mut replay, &mut NoCourier, |_| {}).unwrap();
+    follow(&mut Idle::new(), &mut replay, &mut (), |_| {}).unwrap();
     let pairs: Vec<Duration> = replay.times[3..].chunks_exact(2).map(|pair| pair[0] + pair[1]).collect();
     Measured { first, bytes, leader: median(times.split_off(1)), follower: median(pairs) }
 }

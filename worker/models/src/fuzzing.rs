@@ -4,10 +4,11 @@ use std::path::Path;
 
 use tutti_kernels::collective::GroupRank;
 use tutti_settings::SimSettings;
+use tutti_transfer::UnitKind;
 
 pub use crate::weights::fuzzing::{safetensors_header, safetensors_index};
 use crate::{
-    LayoutPart, PageLayout, PlaneLayout, PlaneStorage, Section, SimOptions,
+    PageLayout, PlaneLayout, PlaneStorage, Section, SimOptions,
     config::ConfigFile,
     families::{
         FAMILIES, Variant,
@@ -72,7 +73,7 @@ pub fn page_layout(planes: &[(bool, u8, u8)], ranks: u8, bytes: &[u8]) {
     };
     let layout = PageLayout { page_tokens: 16, planes: planes.iter().enumerate().map(plane).collect() };
     let ranks = 1 << (ranks % 4);
-    for part in [LayoutPart::Pages, LayoutPart::Slots] {
+    for part in [UnitKind::Pages, UnitKind::Slot] {
         let count = bytes.len().checked_div(layout.bytes(part)).unwrap_or(0);
         let whole = &bytes[..count * layout.bytes(part)];
         let mut shares = Vec::new();

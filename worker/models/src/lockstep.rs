@@ -9,7 +9,7 @@
 //! slot's table keeps.
 //!
 //! Between groups of as many ranks, each rank sends and receives its own share of a request's pages, through its
-//! [`RankCourier`](crate::RankCourier). The leader's plans say which runs are read and written, and when.
+//! [connector](tutti_transfer::Connector). The leader's plans say which runs are read and written, and when.
 //!
 //! Plans travel on a separate [`Collective`](tutti_kernels::collective::Collective), so the next plan can arrive while
 //! the device computes the current one. All ranks check the same plan, so either all of them refuse it or none does. If

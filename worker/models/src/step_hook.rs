@@ -2,8 +2,9 @@
 //! writes.
 
 use tutti_kernels::{DeviceError, PageId, SlotId};
+use tutti_transfer::UnitIds;
 
-use crate::GroupShares;
+use crate::{GroupShares, Model};
 
 /// Access to a model's pages while its step is paused.
 pub trait PausedPages {
@@ -21,9 +22,48 @@ pub trait PausedPages {
         let _ = data;
         Err(no_slots(slot))
     }
+    /// Appends the contents of pages or of a slot to `out`.
+    fn read_units(&mut self, ids: &UnitIds, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        match ids {
+            UnitIds::Pages(pages) => self.read_pages(pages, out),
+            UnitIds::Slot(slot) => self.read_slot(*slot, out),
+        }
+    }
+    /// Writes `data` to pages or to a slot.
+    fn write_units(&mut self, ids: &UnitIds, data: &[u8]) -> Result<(), DeviceError> {
+        match ids {
+            UnitIds::Pages(pages) => self.write_pages(pages, data),
+            UnitIds::Slot(slot) => self.write_slot(*slot, data),
+        }
+    }
     /// The shares of the group's ranks: see [`Model::group_shares`](crate::Model::group_shares).
     fn group_shares(&mut self) -> Option<&mut dyn GroupShares> {
         None
+    }
+}
+
+/// A model between two steps.
+pub struct IdleModel<'a>(pub &'a mut dyn Model);
+
+impl PausedPages for IdleModel<'_> {
+    fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.0.read_pages(pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
+        self.0.write_pages(pages, data)
+    }
+
+    fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        self.0.read_slot(slot, out)
+    }
+
+    fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
+        self.0.write_slot(slot, data)
+    }
+
+    fn group_shares(&mut self) -> Option<&mut dyn GroupShares> {
+        self.0.group_shares()
     }
 }
 

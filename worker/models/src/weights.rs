@@ -13,7 +13,8 @@ mod shard;
 pub(crate) use dummy::Dummy;
 pub(crate) use loader::{Loader, Progress, Source};
 pub(crate) use safetensors::SafetensorsDir;
-pub(crate) use shard::{Cut, Section, ShardRange, Window, share};
+pub(crate) use shard::{Cut, Section, ShardRange, Window};
+pub(crate) use tutti_kernels::collective::share;
 
 pub use loader::LoadProgress;
 use tutti_kernels::{WeightType, collective::GroupRank};

@@ -1,3 +1,5 @@
+mod transfer;
+
 use std::{
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},

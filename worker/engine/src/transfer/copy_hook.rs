@@ -12,7 +12,7 @@ use std::{
 };
 
 use tutti_kernels::DeviceError;
-use tutti_models::{GroupShares, Model, PausedPages, StepHook};
+use tutti_models::{PausedPages, StepHook};
 
 use crate::overlap::Shared;
 
@@ -26,31 +26,6 @@ pub(crate) struct CopyHints {
     pub due: AtomicBool,
     /// True if there may be pages to copy or imports to finish before the next step ends.
     pub expected: AtomicBool,
-}
-
-/// A model between two steps.
-pub(crate) struct IdleModel<'a>(pub &'a mut dyn Model);
-
-impl PausedPages for IdleModel<'_> {
-    fn read_pages(&mut self, pages: &[tutti_kernels::PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        self.0.read_pages(pages, out)
-    }
-
-    fn write_pages(&mut self, pages: &[tutti_kernels::PageId], data: &[u8]) -> Result<(), DeviceError> {
-        self.0.write_pages(pages, data)
-    }
-
-    fn read_slot(&mut self, slot: tutti_kernels::SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
-        self.0.read_slot(slot, out)
-    }
-
-    fn write_slot(&mut self, slot: tutti_kernels::SlotId, data: &[u8]) -> Result<(), DeviceError> {
-        self.0.write_slot(slot, data)
-    }
-
-    fn group_shares(&mut self) -> Option<&mut dyn GroupShares> {
-        self.0.group_shares()
-    }
 }
 
 /// Runs page copies between the layers of a model's steps.

@@ -11,8 +11,7 @@ use std::{
 
 use tutti_proto::GraphKey;
 use tutti_runtime::{Error, ErrorKind};
-
-use super::courier::{Cargo, Courier, ExportSummary, ImportRequest, PageRun};
+use tutti_transfer::{Connector, Extent, Filled, HandOver, Run, UnitKind};
 
 /// Maximum bytes per run of embedding rows, unless one row is larger.
 const RUN_BYTES: usize = 1 << 20;
@@ -39,7 +38,7 @@ struct Outgoing {
     rows: usize,
     encoded: usize,
     /// Encoded rows that are not sent yet.
-    unsent: VecDeque<PageRun>,
+    unsent: VecDeque<(Run, Vec<u8>)>,
     /// Time at which the most recently encoded rows were committed.
     since: Instant,
     /// True while the scheduler leaves the request out of steps, because the request has unsent rows.
@@ -48,19 +47,13 @@ struct Outgoing {
 
 struct Incoming {
     bytes: usize,
-    /// `None` once the embeddings have been taken.
-    filling: Option<Filling>,
-}
-
-struct Filling {
-    data: Vec<u8>,
-    /// True for each embedding row that has arrived.
-    written: Vec<bool>,
+    /// Room for the rows, and which of them have arrived. `None` once the embeddings have been taken.
+    rows: Option<(Vec<u8>, Filled)>,
 }
 
 impl EmbeddingTransfers {
-    pub fn new(width: usize) -> Self {
-        Self { row_bytes: width * size_of::<f32>(), ..Self::default() }
+    pub fn new(row_bytes: usize) -> Self {
+        Self { row_bytes, ..Self::default() }
     }
 
     /// Registers an encoder's graph whose items have `rows` embedding rows in sum.
@@ -70,12 +63,12 @@ impl EmbeddingTransfers {
     }
 
     /// Registers a request that waits for `rows` embedding rows.
-    pub fn will_receive(&mut self, key: GraphKey, rows: usize, courier: &mut dyn Courier) {
+    pub fn will_receive(&mut self, key: GraphKey, rows: usize, connector: &mut dyn Connector) {
         self.queue.push_back((key, rows));
-        self.grant(courier);
+        self.grant(connector);
     }
 
-    fn grant(&mut self, courier: &mut dyn Courier) {
+    fn grant(&mut self, connector: &mut dyn Connector) {
         while let Some(&(key, rows)) = self.queue.front() {
             let bytes = rows * self.row_bytes;
             if self.held > 0 && self.held + bytes > MAX_HELD_BYTES {
@@ -83,20 +76,20 @@ impl EmbeddingTransfers {
             }
             self.queue.pop_front();
             self.held += bytes;
-            let filling = Some(Filling { data: vec![0; bytes], written: vec![false; rows] });
-            self.incoming.insert(key, Incoming { bytes, filling });
-            courier.reserved(key, Cargo::Embeddings, rows, 0);
+            let room = Some((vec![0; bytes], Filled::new(rows, 0)));
+            self.incoming.insert(key, Incoming { bytes, rows: room });
+            connector.reserve(key, UnitKind::Embeddings, rows, 0);
         }
     }
 
     /// Removes a request that has ended here, whether its media were encoded here or awaited here.
-    pub fn ended(&mut self, key: GraphKey, courier: &mut dyn Courier) {
+    pub fn ended(&mut self, key: GraphKey, connector: &mut dyn Connector) {
         self.outgoing.remove(&key);
         self.queue.retain(|(waiting, _)| *waiting != key);
         if let Some(incoming) = self.incoming.remove(&key) {
             self.held -= incoming.bytes;
         }
-        self.grant(courier);
+        self.grant(connector);
     }
 
     /// Queues the encoded rows in `values` to be sent. `first` is the index of their first row within the request.
@@ -104,25 +97,26 @@ impl EmbeddingTransfers {
         let Some(outgoing) = self.outgoing.get_mut(&key) else { return };
         let at_once = (RUN_BYTES / self.row_bytes).max(1);
         for (run, values) in values.chunks(at_once * self.row_bytes / size_of::<f32>()).enumerate() {
-            let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            let first = first + run * at_once;
-            outgoing.unsent.push_back(PageRun { key, cargo: Cargo::Embeddings, first, data });
+            let data: Vec<_> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let (first, count) = (first + run * at_once, data.len() / self.row_bytes);
+            let run = Run { key, kind: UnitKind::Embeddings, extent: Extent::Whole, first, count };
+            outgoing.unsent.push_back((run, data));
         }
         outgoing.encoded = first + size_of_val(values) / self.row_bytes;
         outgoing.since = Instant::now();
     }
 
-    /// Sends as many embedding rows as the courier has room for. Calls `hold_back` for a request that begins or ceases
+    /// Sends as many embedding rows as the connector has room for. Calls `hold_back` for a request that begins or ceases
     /// to have unsent rows. Returns the requests whose rows have all been sent.
     pub fn send(
         &mut self,
-        courier: &mut dyn Courier,
+        connector: &mut dyn Connector,
         mut hold_back: impl FnMut(GraphKey, bool),
-    ) -> Vec<(GraphKey, ExportSummary)> {
+    ) -> Vec<(GraphKey, (HandOver, Instant))> {
         let mut sent = Vec::new();
         for (&key, outgoing) in &mut self.outgoing {
-            while outgoing.unsent.front().is_some_and(|run| run.data.len() <= courier.room()) {
-                outgoing.unsent.pop_front().into_iter().for_each(|run| courier.send(run));
+            while outgoing.unsent.front().is_some_and(|(_, data)| data.len() <= connector.room()) {
+                outgoing.unsent.pop_front().into_iter().for_each(|(run, data)| connector.send(run, data));
             }
             let held_back = !outgoing.unsent.is_empty();
             if held_back != outgoing.held_back {
@@ -131,26 +125,25 @@ impl EmbeddingTransfers {
             }
             if outgoing.encoded == outgoing.rows && !held_back {
                 let (computed, since) = (outgoing.rows, outgoing.since);
-                sent.push((key, ExportSummary { first: None, computed, pages: computed, slots: 0, since }));
+                sent.push((key, (HandOver { first: None, computed, pages: computed, slots: 0 }, since)));
             }
         }
         sent.iter().for_each(|(key, _)| drop(self.outgoing.remove(key)));
         sent
     }
 
-    /// Stores a run of embedding rows for a request that waits for embeddings. Returns the run if it belongs to no such
-    /// request.
-    pub fn fill(&mut self, run: PageRun) -> Option<PageRun> {
-        let incoming = self.incoming.get_mut(&run.key).filter(|_| run.cargo == Cargo::Embeddings);
-        let Some(incoming) = incoming else { return Some(run) };
-        // If the embeddings have been taken already, the run is a repetition and is dropped.
-        let filling = incoming.filling.as_mut()?;
-        let (at, rows) = (run.first * self.row_bytes, run.data.len() / self.row_bytes);
-        if let Some(slot) = filling.data.get_mut(at..at + run.data.len()) {
-            slot.copy_from_slice(&run.data);
-            filling.written[run.first..run.first + rows].fill(true);
+    /// Stores a run of embedding rows for a request that waits for embeddings. Drops a run that no request waits for.
+    pub fn fill(&mut self, run: &Run, data: &[u8]) {
+        let incoming = self.incoming.get_mut(&run.key);
+        // If the embeddings have been taken already, the run is a repetition.
+        let Some((room, filled)) = incoming.and_then(|incoming| incoming.rows.as_mut()) else { return };
+        let at = run.first * self.row_bytes;
+        if data.len() == run.count * self.row_bytes
+            && let Some(rows) = room.get_mut(at..at + data.len())
+        {
+            rows.copy_from_slice(data);
+            filled.fill(run);
         }
-        None
     }
 
     /// True if a request waits for embeddings here, or has received them.
@@ -167,28 +160,28 @@ impl EmbeddingTransfers {
 
     /// Takes a request's embeddings if all rows have arrived and the sender states the number of rows correctly. On an
     /// error, nothing changes.
-    pub fn take(&mut self, request: &ImportRequest) -> Result<Vec<f32>, Error> {
-        let ImportRequest { key, first, computed, pages, .. } = *request;
+    pub fn take(&mut self, key: GraphKey, hand_over: &HandOver) -> Result<Vec<f32>, Error> {
+        let HandOver { first, computed, pages, .. } = *hand_over;
         let refused = |why: String| Error::new(ErrorKind::InvalidArgument, why);
-        let incoming = self.incoming.get_mut(&key);
-        let Some(filling) = incoming.and_then(|incoming| incoming.filling.take()) else {
+        let mut incoming = self.incoming.get_mut(&key);
+        let Some((_, filled)) = incoming.as_ref().and_then(|incoming| incoming.rows.as_ref()) else {
             return Err(Error::unavailable(format!("{key} does not wait for embeddings here")));
         };
-        let rows = filling.written.len();
+        let rows = filled.count();
         let problem = if first.is_some() {
             Some("a token is handed over with embeddings".to_owned())
         } else if (computed, pages) != (rows, rows) {
             Some(format!("{pages} embeddings of {computed} tokens are handed over, but {rows} are wanted"))
         } else {
-            let missing = filling.written.iter().position(|written| !written);
-            missing.map(|missing| format!("embedding {missing} of {rows} is missing"))
+            filled.missing().map(|missing| format!("embedding {missing} of {rows} is missing"))
         };
         if let Some(why) = problem {
-            if let Some(incoming) = self.incoming.get_mut(&key) {
-                incoming.filling = Some(filling);
-            }
             return Err(refused(why));
         }
-        Ok(filling.data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+        let data = incoming
+            .as_mut()
+            .and_then(|incoming| incoming.rows.take())
+            .map_or_else(Vec::new, |(data, _)| data);
+        Ok(data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 }

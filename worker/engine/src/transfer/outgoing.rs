@@ -3,15 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use tutti_scheduler::{OutputToken, PageId, SlotId};
-
-/// Part of a unit that one copy holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Extent {
-    /// The unit of all ranks.
-    Whole,
-    /// The share of each rank, which that rank copies by itself.
-    Share,
-}
+use tutti_transfer::Extent;
 
 /// A request that is prefilled here and decoded elsewhere.
 pub(super) struct Outgoing {
@@ -19,16 +11,16 @@ pub(super) struct Outgoing {
     pub table: Arc<[PageId]>,
     /// Number of tokens whose keys and values are in the pages of `table`.
     pub computed: usize,
-    /// Number of leading pages that need no further copy: they are copied for the courier, or the other worker already
+    /// Number of leading pages that need no further copy: they are copied for the connector, or the other worker already
     /// has them.
     pub sent: usize,
     /// First sampled token and the time of its commit; `None` until the prefill is done.
     pub first: Option<(OutputToken, Instant)>,
     /// The request's slot, which holds its state once the prefill is done.
     pub slot: SlotId,
-    /// True once the slot is copied for the courier.
+    /// True once the slot is copied for the connector.
     pub slot_sent: bool,
-    /// True while the scheduler leaves the request out of steps, because the courier has no room for its pages.
+    /// True while the scheduler leaves the request out of steps, because the connector has no room for its pages.
     pub held_back: bool,
 }
 

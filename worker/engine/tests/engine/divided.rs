@@ -10,15 +10,14 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard},
+    time::Instant,
 };
 
-use tutti_engine::{
-    Arrival, Cargo, Courier, DeviceLoop, Engine, EngineHandle, EngineSettings, ExportSummary, ImportRequest,
-    OutputToken, PageRun, TransferError,
-};
+use tutti_engine::{DeviceLoop, Engine, EngineHandle, EngineSettings, OutputToken, TransferError};
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_runtime::{Error, ErrorKind};
 use tutti_settings::{Admission, ByteSize};
+use tutti_transfer::{Connector, Event, HandOver, Import, Run, Source, UnitKind};
 
 use crate::common::{
     CONTEXT, DECODE, InFlight, PAGE_TOKENS, PREFILL, Probe, engine, engine_in_flight, expected, launch,
@@ -27,44 +26,47 @@ use crate::common::{
 
 const PAGE_BYTES: usize = PAGE_TOKENS * 4;
 
-/// Traffic between an engine and its courier.
+/// A run and its bytes.
+type Sent = (Run, Vec<u8>);
+
+/// Traffic between an engine and its connector.
 #[derive(Default)]
 struct Traffic {
     room: usize,
-    sent: VecDeque<PageRun>,
-    exported: VecDeque<(GraphKey, ExportSummary)>,
+    sent: VecDeque<Sent>,
+    exported: VecDeque<(GraphKey, HandOver)>,
     reserved: Vec<(GraphKey, usize, usize)>,
     ended: Vec<GraphKey>,
-    arrivals: VecDeque<Arrival>,
+    events: VecDeque<Event>,
 }
 
 #[derive(Clone, Default)]
-struct TestCourier(Arc<Mutex<Traffic>>);
+struct TestConnector(Arc<Mutex<Traffic>>);
 
-impl TestCourier {
+impl TestConnector {
     fn lock(&self) -> MutexGuard<'_, Traffic> {
         self.0.lock().expect("no thread panicked")
     }
 }
 
-impl Courier for TestCourier {
+impl Connector for TestConnector {
     fn room(&self) -> usize {
         self.lock().room
     }
-    fn send(&mut self, run: PageRun) {
-        self.lock().sent.push_back(run);
+    fn send(&mut self, run: Run, data: Vec<u8>) {
+        self.lock().sent.push_back((run, data));
     }
-    fn export(&mut self, key: GraphKey, summary: ExportSummary) {
-        self.lock().exported.push_back((key, summary));
+    fn export(&mut self, key: GraphKey, hand_over: HandOver, _: Instant) {
+        self.lock().exported.push_back((key, hand_over));
     }
-    fn reserved(&mut self, key: GraphKey, _: Cargo, pages: usize, known: usize) {
+    fn reserve(&mut self, key: GraphKey, _: UnitKind, pages: usize, known: usize) {
         self.lock().reserved.push((key, pages, known));
     }
-    fn ended(&mut self, key: GraphKey) {
+    fn end(&mut self, key: GraphKey) {
         self.lock().ended.push(key);
     }
-    fn take(&mut self) -> Option<Arrival> {
-        self.lock().arrivals.pop_front()
+    fn next_event(&mut self) -> Option<Event> {
+        self.lock().events.pop_front()
     }
 }
 
@@ -73,7 +75,7 @@ struct Side {
     probe: Arc<Mutex<Probe>>,
     device: DeviceLoop,
     engine: EngineHandle,
-    courier: TestCourier,
+    connector: TestConnector,
     tokens: BTreeMap<u64, Vec<pb::SampledToken>>,
     outcomes: BTreeMap<u64, pb::completion::Outcome>,
     load: pb::WorkerLoad,
@@ -92,11 +94,11 @@ impl Side {
     /// The side of an engine whose model has no probe.
     fn of(engine: Engine) -> Self {
         let (device, mut engine) = engine.split();
-        let courier = TestCourier::default();
-        courier.lock().room = usize::MAX;
-        engine.connect(Box::new(courier.clone()));
+        let connector = TestConnector::default();
+        connector.lock().room = usize::MAX;
+        engine.connect(Box::new(connector.clone()));
         let (probe, tokens, outcomes, load) = Default::default();
-        Self { probe, device, engine, courier, tokens, outcomes, load }
+        Self { probe, device, engine, connector, tokens, outcomes, load }
     }
 
     /// Runs one turn. Returns false if there was nothing to do.
@@ -121,8 +123,8 @@ impl Side {
         while self.step() {}
     }
 
-    fn give(&self, arrival: Arrival) {
-        self.courier.lock().arrivals.push_back(arrival);
+    fn give(&self, event: Event) {
+        self.connector.lock().events.push_back(event);
     }
 
     fn ids(&self, request: u64) -> Vec<u32> {
@@ -154,26 +156,29 @@ fn decode(whole: &pb::LaunchGraph) -> pb::LaunchGraph {
 /// Outcomes of imports, in the order in which they were answered.
 type Answers = Arc<Mutex<Vec<Result<(), Error>>>>;
 
-fn import(request: u64, exported: ExportSummary, answers: &Answers) -> Arrival {
+fn import(request: u64, hand_over: HandOver, answers: &Answers) -> Event {
     let answers = Arc::clone(answers);
-    Arrival::Import(ImportRequest {
-        key: key(request, 1),
-        first: exported.first,
-        computed: exported.computed,
-        pages: exported.pages,
-        slots: exported.slots,
-        answer: Box::new(move |outcome| answers.lock().expect("no thread panicked").push(outcome)),
-    })
+    let answer = Box::new(move |outcome| answers.lock().expect("no thread panicked").push(outcome));
+    Event::Import(Import { key: key(request, 1), hand_over, answer })
+}
+
+fn arrived((run, data): Sent) -> Event {
+    Event::Arrived(run, Source::Here(data))
+}
+
+/// The run with the key that its request has on the decoding side.
+fn there((run, data): Sent) -> Sent {
+    (Run { key: key(run.key.request.0, 1), ..run }, data)
 }
 
 /// Carries all queued pages and ends from the prefilling side. Returns the exported requests.
 fn carry(from: &Side, to: &Side, answers: &Answers) -> Vec<u64> {
-    let mut courier = from.courier.lock();
-    for run in courier.sent.drain(..) {
-        to.give(Arrival::Pages(PageRun { key: key(run.key.request.0, 1), ..run }));
+    let mut connector = from.connector.lock();
+    for run in connector.sent.drain(..) {
+        to.give(arrived(there(run)));
     }
-    let exported: Vec<_> = courier.exported.drain(..).collect();
-    drop(courier);
+    let exported: Vec<_> = connector.exported.drain(..).collect();
+    drop(connector);
     for (key, exported) in &exported {
         to.give(import(key.request.0, *exported, answers));
     }
@@ -181,12 +186,12 @@ fn carry(from: &Side, to: &Side, answers: &Answers) -> Vec<u64> {
 }
 
 /// Prefills a request and returns its pages and the end of its export.
-fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<PageRun>, ExportSummary) {
+fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<Sent>, HandOver) {
     side.engine.launch(prefill(whole));
     side.idle();
-    let mut courier = side.courier.lock();
-    let (_, exported) = courier.exported.pop_front().expect("the prefill is done");
-    (courier.sent.drain(..).map(|run| PageRun { key: key(run.key.request.0, 1), ..run }).collect(), exported)
+    let mut connector = side.connector.lock();
+    let (_, exported) = connector.exported.pop_front().expect("the prefill is done");
+    (connector.sent.drain(..).map(there).collect(), exported)
 }
 
 #[test]
@@ -225,7 +230,7 @@ fn divided_requests_give_the_tokens_of_a_request_alone() {
                 to.load,
                 to.outcomes
             );
-            for (key, pages, known) in to.courier.lock().reserved.drain(..) {
+            for (key, pages, known) in to.connector.lock().reserved.drain(..) {
                 spared += known;
                 let launch = &launches[key.request.0 as usize];
                 let tokens = launch.spec.as_ref().unwrap().prompt.len();
@@ -235,7 +240,7 @@ fn divided_requests_give_the_tokens_of_a_request_alone() {
             let (a, b) = (from.step(), to.step());
             for request in carry(&from, &to, &answers) {
                 // Accepted later, so that completions come in any order.
-                from.give(Arrival::Accepted(key(request, 0)));
+                from.give(Event::Accepted(key(request, 0)));
             }
             if !a && !b && to.outcomes.len() == launches.len() {
                 break;
@@ -267,8 +272,8 @@ fn a_first_token_that_ends_the_request_ends_it_at_the_prefill() {
     side.engine.launch(prefill(&whole));
     side.idle();
     assert!(matches!(side.outcomes[&1], pb::completion::Outcome::Finished(_)));
-    let courier = side.courier.lock();
-    assert!(courier.exported.is_empty() && courier.ended == [key(1, 0)]);
+    let connector = side.connector.lock();
+    assert!(connector.exported.is_empty() && connector.ended == [key(1, 0)]);
 }
 
 #[test]
@@ -278,26 +283,24 @@ fn wrong_imports_are_refused_and_a_correct_one_is_still_accepted() {
     to.engine.launch(decode(&whole));
     to.idle();
     let (runs, exported) = prefilled(&mut from, &whole);
-    let pages: Vec<PageRun> = runs
+    let pages: Vec<Sent> = runs
         .iter()
-        .flat_map(|run| {
-            let page = |(index, data): (usize, &[u8])| PageRun {
-                key: run.key,
-                cargo: run.cargo,
-                first: run.first + index,
-                data: data.to_vec(),
+        .flat_map(|(run, data)| {
+            let page = |(index, data): (usize, &[u8])| {
+                (Run { first: run.first + index, count: 1, ..*run }, data.to_vec())
             };
-            run.data.chunks(PAGE_BYTES).enumerate().map(page).collect::<Vec<_>>()
+            data.chunks(PAGE_BYTES).enumerate().map(page).collect::<Vec<_>>()
         })
         .collect();
     assert_eq!(pages.len(), 5);
     // All pages but one, one page twice, a page beyond the request's end, and a page of an unknown request.
-    for page in pages.iter().filter(|page| page.first != 2).chain([&pages[0]]) {
-        to.give(Arrival::Pages(page.clone()));
+    for page in pages.iter().filter(|(run, _)| run.first != 2).chain([&pages[0]]) {
+        to.give(arrived(page.clone()));
     }
-    to.give(Arrival::Pages(PageRun { first: 5, ..pages[0].clone() }));
-    to.give(Arrival::Pages(PageRun { key: key(7, 1), ..pages[0].clone() }));
-    let refused = |to: &mut Side, change: &dyn Fn(&mut ExportSummary), why: &str| {
+    let (first, data) = pages[0].clone();
+    to.give(arrived((Run { first: 5, ..first }, data.clone())));
+    to.give(arrived((Run { key: key(7, 1), ..first }, data)));
+    let refused = |to: &mut Side, change: &dyn Fn(&mut HandOver), why: &str| {
         let mut other = exported;
         change(&mut other);
         to.give(import(1, other, &answers));
@@ -307,11 +310,19 @@ fn wrong_imports_are_refused_and_a_correct_one_is_still_accepted() {
         assert!(error.message().contains(why), "{error}");
     };
     refused(&mut to, &|_| {}, "page 2 of 5 is missing");
-    to.give(Arrival::Pages(pages[2].clone()));
-    refused(&mut to, &|summary| summary.pages = 4, "4 pages are handed over, but 5 are reserved");
-    refused(&mut to, &|summary| summary.computed = 17, "17 tokens are handed over, but its prefill has 18");
+    to.give(arrived(pages[2].clone()));
+    refused(&mut to, &|hand_over| hand_over.pages = 4, "4 pages are handed over, but 5 are reserved");
+    refused(
+        &mut to,
+        &|hand_over| hand_over.computed = 17,
+        "17 tokens are handed over, but its prefill has 18",
+    );
     let other = exported.first.map(|first| OutputToken { index: 1, ..first });
-    refused(&mut to, &|summary| summary.first = other, "token 1 of its output is handed over, but 0 is due");
+    refused(
+        &mut to,
+        &|hand_over| hand_over.first = other,
+        "token 1 of its output is handed over, but 0 is due",
+    );
     assert_eq!((to.ids(1), to.load.running), (vec![], 0), "no step has had a row of it");
 
     to.give(import(1, exported, &answers));
@@ -319,7 +330,7 @@ fn wrong_imports_are_refused_and_a_correct_one_is_still_accepted() {
     to.step();
     // A repeated import and late pages change nothing.
     to.give(import(1, exported, &answers));
-    to.give(Arrival::Pages(PageRun { data: vec![9; PAGE_BYTES], ..pages[0].clone() }));
+    to.give(arrived((first, vec![9; PAGE_BYTES])));
     to.idle();
     assert_eq!(to.ids(1), expected(&whole).output[1..]);
     let mut answers = answers.lock().unwrap().drain(..).collect::<Vec<_>>().into_iter();
@@ -331,7 +342,7 @@ fn wrong_imports_are_refused_and_a_correct_one_is_still_accepted() {
 #[test]
 fn a_request_whose_pages_cannot_leave_waits_alone() {
     let mut side = Side::new(&settings());
-    side.courier.lock().room = 0;
+    side.connector.lock().room = 0;
     let (long, short) = (launch(1, 200, 5), launch(2, 20, 5));
     side.engine.launch(prefill(&long));
     for _ in 0..20 {
@@ -344,13 +355,13 @@ fn a_request_whose_pages_cannot_leave_waits_alone() {
     assert_eq!(side.ids(2), expected(&short).output);
     // One page at a time.
     while !side.outcomes.contains_key(&1) {
-        side.courier.lock().room = PAGE_BYTES;
+        side.connector.lock().room = PAGE_BYTES;
         side.step();
-        if let Some((key, _)) = { side.courier.lock().exported.pop_front() } {
-            side.give(Arrival::Accepted(key));
+        if let Some((key, _)) = { side.connector.lock().exported.pop_front() } {
+            side.give(Event::Accepted(key));
         }
     }
-    let pages: Vec<usize> = side.courier.lock().sent.iter().map(|run| run.first).collect();
+    let pages: Vec<usize> = side.connector.lock().sent.iter().map(|(run, _)| run.first).collect();
     assert_eq!(pages, (0..50).collect::<Vec<_>>());
     assert_eq!(side.ids(1), expected(&long).output[..1]);
 }
@@ -363,7 +374,7 @@ fn every_ending_frees_all_pages_once() {
         let outcome = side.outcomes[&request].clone();
         outcomes.borrow_mut().push(outcome);
         assert_eq!(side.load.kv_pages_used, 0);
-        assert!(side.courier.lock().ended.contains(&key(request, u32::from(request > 10))));
+        assert!(side.connector.lock().ended.contains(&key(request, u32::from(request > 10))));
         assert!(side.engine.is_idle());
     };
     // On the decoding side, while it waits for planes: cancelled, and failed by the sender.
@@ -372,28 +383,28 @@ fn every_ending_frees_all_pages_once() {
         to.engine.launch(decode(&launch(request, 30, 5)));
         to.idle();
     }
-    assert_eq!(to.courier.lock().reserved.len(), 2);
+    assert_eq!(to.connector.lock().reserved.len(), 2);
     to.engine.cancel(key(11, 1));
-    to.give(Arrival::Failed(key(12, 1), TransferError::Lost("gone".into())));
+    to.give(Event::Failed(key(12, 1), TransferError::Lost("gone".into())));
     to.idle();
     check(&mut to, 11);
     check(&mut to, 12);
     // On the prefilling side: before the prefill is done, and after it, when its pages are already free.
     let mut from = Side::new(&settings());
-    from.courier.lock().room = 0;
+    from.connector.lock().room = 0;
     from.engine.launch(prefill(&launch(1, 30, 5)));
     from.idle();
-    from.give(Arrival::Failed(key(1, 0), TransferError::Refused("no".into())));
+    from.give(Event::Failed(key(1, 0), TransferError::Refused("no".into())));
     check(&mut from, 1);
-    from.courier.lock().room = usize::MAX;
+    from.connector.lock().room = usize::MAX;
     for request in [2, 3, 4] {
         from.engine.launch(prefill(&launch(request, 30, 5)));
         from.idle();
         assert!(!from.engine.is_idle() && !from.outcomes.contains_key(&request));
     }
     from.engine.cancel(key(2, 0));
-    from.give(Arrival::Failed(key(3, 0), TransferError::Lost("gone".into())));
-    from.give(Arrival::Accepted(key(4, 0)));
+    from.give(Event::Failed(key(3, 0), TransferError::Lost("gone".into())));
+    from.give(Event::Accepted(key(4, 0)));
     from.idle();
     for request in [2, 3, 4] {
         let outcome = from.outcomes[&request].clone();
@@ -440,8 +451,8 @@ fn requests_that_cannot_be_divided_are_refused() {
     side.idle();
     let refused = |outcome: &pb::completion::Outcome| matches!(outcome, pb::completion::Outcome::Refused(_));
     assert!(side.outcomes.len() == 4 && side.outcomes.values().all(refused), "{:?}", side.outcomes);
-    assert_eq!(side.courier.lock().ended.len(), 4, "the courier learns of every refusal");
-    // Without a courier, every divided request is refused.
+    assert_eq!(side.connector.lock().ended.len(), 4, "the connector learns of every refusal");
+    // Without a connector, every divided request is refused.
     let (mut device, mut engine) = engine(&settings()).0.split();
     engine.launch(prefill(&whole));
     let report = engine.report(device.turn().unwrap().unwrap());

@@ -6,24 +6,25 @@ use tutti_kernels::{
     collective::{Collective, CollectiveError, Patience},
 };
 use tutti_proto::cluster::v1::{self as pb, group_plan::Action};
+use tutti_transfer::{Connector, Run, UnitIds, UnitKind};
 
 use super::{logits, plan, tables::Tables};
-use crate::{LayoutPart, LogitResults, Model, RankCourier, ShareRun, ShareUnits};
+use crate::{IdleModel, LogitResults, Model, PausedPages};
 
-/// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. `courier` exchanges
+/// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. `connector` exchanges
 /// this rank's shares with other groups. After each forward pass, calls `ran` with the number of forward passes so far.
 ///
 /// After an error this rank is out of step with the other ranks, so its process must end.
 pub fn follow(
     model: &mut dyn Model,
     plans: &mut dyn Collective,
-    courier: &mut dyn RankCourier,
+    connector: &mut dyn Connector,
     ran: impl FnMut(u64),
 ) -> Result<(), DeviceError> {
     let mut follower = Follower {
         model,
         plans,
-        courier,
+        connector,
         ran,
         number: 0,
         forwards: 0,
@@ -46,7 +47,7 @@ pub fn follow(
 struct Follower<'a, R> {
     model: &'a mut dyn Model,
     plans: &'a mut dyn Collective,
-    courier: &'a mut dyn RankCourier,
+    connector: &'a mut dyn Connector,
     ran: R,
     /// Number of the plan that runs.
     number: u64,
@@ -83,9 +84,9 @@ impl<R: FnMut(u64)> Follower<'_, R> {
             Some(Action::Read(planes)) => self.read(planes),
             Some(Action::Write(planes)) => self.write(planes),
             Some(Action::Orders(pb::RankOrders { orders })) => {
-                orders.into_iter().try_for_each(|order| self.courier.order(order)).map_err(DeviceError::Lost)
+                orders.into_iter().try_for_each(|order| self.connector.order(order)).map_err(DeviceError::Lost)
             }
-            Some(Action::SendShare(pb::SendShare { run })) => self.send_share(run.unwrap_or_default().into()),
+            Some(Action::SendShare(pb::SendShare { run })) => self.send_share(run.unwrap_or_default()),
             Some(Action::WriteShares(pb::WriteShares { writes })) => self.write_shares(writes),
             None => Err(self.bad("it has no known action".into())),
         }
@@ -134,11 +135,11 @@ impl<R: FnMut(u64)> Follower<'_, R> {
 
     fn write(&mut self, pb::WritePlanes { pages, slot }: pb::WritePlanes) -> Result<(), DeviceError> {
         self.tables.check_pages(pages.len()).map_err(|what| self.bad(what))?;
-        let (part, count) = match slot {
-            Some(_) => (LayoutPart::Slots, 1),
-            None => (LayoutPart::Pages, pages.len()),
+        let (kind, count) = match slot {
+            Some(_) => (UnitKind::Slot, 1),
+            None => (UnitKind::Pages, pages.len()),
         };
-        let mut own = vec![0; count * self.model.page_layout().share_bytes(part, self.plans.group_rank())];
+        let mut own = vec![0; count * self.model.page_layout().share_bytes(kind, self.plans.group_rank())];
         self.plans.scatter_bytes(None, &mut own)?;
         match slot {
             Some(slot) => self.model.write_slot(SlotId(slot), &own),
@@ -146,37 +147,31 @@ impl<R: FnMut(u64)> Follower<'_, R> {
         }
     }
 
-    /// Reads this rank's share of a run and hands it to the courier. The courier has no part in the plan's outcome: a
+    /// Reads this rank's share of a run and hands it to the connector. The connector has no part in the plan's outcome: a
     /// share that cannot be sent fails its request alone.
-    fn send_share(&mut self, run: ShareRun) -> Result<(), DeviceError> {
+    fn send_share(&mut self, run: pb::ShareRun) -> Result<(), DeviceError> {
+        let (run, ids) = Run::of_message(run);
         let mut own = Vec::new();
-        match &run.units {
-            ShareUnits::Pages(pages) => self.model.read_pages(pages, &mut own)?,
-            ShareUnits::Slot(slot) => self.model.read_slot(*slot, &mut own)?,
-        }
-        self.courier.send(&run, own);
+        IdleModel(self.model).read_units(&ids, &mut own)?;
+        self.connector.send(run, own);
         Ok(())
     }
 
     fn write_shares(&mut self, writes: Vec<pb::RankWrite>) -> Result<(), DeviceError> {
         let own = self.plans.group_rank().rank as u32;
         let mine = writes.into_iter().filter(|write| write.rank == own);
-        let mut runs = mine.map(|write| ShareRun::from(write.run.unwrap_or_default()));
-        runs.try_for_each(|run| self.write_share(&run))
+        let mut runs = mine.map(|write| Run::of_message(write.run.unwrap_or_default()));
+        runs.try_for_each(|(run, ids)| self.write_share(&run, &ids))
     }
 
     /// Writes this rank's share of a run that has arrived. Every failure is a [`DeviceError::Lost`]: the leader counts
     /// on the write, and the other ranks do not see the failure.
-    fn write_share(&mut self, run: &ShareRun) -> Result<(), DeviceError> {
-        let ShareRun { key, first, units } = run;
+    fn write_share(&mut self, run: &Run, ids: &UnitIds) -> Result<(), DeviceError> {
+        let Run { key, first, .. } = run;
         let lost =
             |why: &str| DeviceError::Lost(format!("cannot write the share of {key} from {first} on: {why}"));
-        let data = self.courier.take(run).ok_or_else(|| lost("it has not arrived"))?;
-        let written = match units {
-            ShareUnits::Pages(pages) => self.model.write_pages(pages, &data),
-            ShareUnits::Slot(slot) => self.model.write_slot(*slot, &data),
-        };
-        written.map_err(|error| lost(&error.to_string()))
+        let data = self.connector.take(run).ok_or_else(|| lost("it has not arrived"))?;
+        IdleModel(self.model).write_units(ids, &data).map_err(|error| lost(&error.to_string()))
     }
 }
 

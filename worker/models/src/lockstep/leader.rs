@@ -13,11 +13,11 @@ use tutti_proto::{
     cluster::v1::{self as pb, group_plan::Action},
     declaration::{ModelDeclaration, WalkId},
 };
+use tutti_transfer::UnitKind;
 
 use super::{logits, plan, tables::Tables};
 use crate::{
-    EmbeddedRows, ExpertLoad, GroupShares, LayoutPart, Limits, LogitRequests, LogitResults, Model,
-    PageLayout, WantedRows,
+    EmbeddedRows, ExpertLoad, GroupShares, Limits, LogitRequests, LogitResults, Model, PageLayout, WantedRows,
 };
 
 /// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
@@ -64,7 +64,7 @@ impl Leader {
     fn gather(
         &mut self,
         plan: pb::ReadPlanes,
-        part: LayoutPart,
+        kind: UnitKind,
         read: impl FnOnce(&mut dyn Model, &mut Vec<u8>) -> Result<(), DeviceError>,
         out: &mut Vec<u8>,
     ) -> Result<(), DeviceError> {
@@ -74,7 +74,7 @@ impl Leader {
         let ranks = self.plans.group_rank().world_size;
         let mut shares = vec![0; own.len() * ranks];
         self.plans.gather_bytes(&own, Some(&mut shares))?;
-        self.layout.join(part, &shares, ranks, out);
+        self.layout.join(kind, &shares, ranks, out);
         Ok(())
     }
 
@@ -82,21 +82,21 @@ impl Leader {
     fn scatter(
         &mut self,
         plan: pb::WritePlanes,
-        part: LayoutPart,
+        kind: UnitKind,
         count: usize,
         data: &[u8],
     ) -> Result<Vec<u8>, DeviceError> {
-        let wanted = count * self.layout.bytes(part);
+        let wanted = count * self.layout.bytes(kind);
         if data.len() != wanted {
-            return Err(DeviceError::Misuse(format!("{} bytes for {wanted} of {part:?}", data.len())));
+            return Err(DeviceError::Misuse(format!("{} bytes for {wanted} of {kind:?}", data.len())));
         }
         self.send(Action::Write(plan))?;
         let group_rank = self.plans.group_rank();
         let mut shares = Vec::with_capacity(data.len());
         for rank in 0..group_rank.world_size {
-            self.layout.cut(part, data, GroupRank { rank, ..group_rank }, &mut shares);
+            self.layout.cut(kind, data, GroupRank { rank, ..group_rank }, &mut shares);
         }
-        let mut own = vec![0; count * self.layout.share_bytes(part, group_rank)];
+        let mut own = vec![0; count * self.layout.share_bytes(kind, group_rank)];
         self.plans.scatter_bytes(Some(&shares), &mut own)?;
         Ok(own)
     }
@@ -160,26 +160,26 @@ impl Model for Leader {
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError> {
         self.tables.check_pages(pages.len()).map_err(DeviceError::Misuse)?;
         let plan = pb::ReadPlanes { pages: pages.iter().map(|page| page.0).collect(), slot: None };
-        self.gather(plan, LayoutPart::Pages, |model, own| model.read_pages(pages, own), out)
+        self.gather(plan, UnitKind::Pages, |model, own| model.read_pages(pages, own), out)
     }
 
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError> {
         self.tables.check_pages(pages.len()).map_err(DeviceError::Misuse)?;
         let plan = pb::WritePlanes { pages: pages.iter().map(|page| page.0).collect(), slot: None };
-        let own = self.scatter(plan, LayoutPart::Pages, pages.len(), data)?;
+        let own = self.scatter(plan, UnitKind::Pages, pages.len(), data)?;
         self.model.write_pages(pages, &own)
     }
 
     fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
         self.tables.check_slot(slot).map_err(DeviceError::Misuse)?;
         let plan = pb::ReadPlanes { pages: Vec::new(), slot: Some(slot.0) };
-        self.gather(plan, LayoutPart::Slots, |model, own| model.read_slot(slot, own), out)
+        self.gather(plan, UnitKind::Slot, |model, own| model.read_slot(slot, own), out)
     }
 
     fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
         self.tables.check_slot(slot).map_err(DeviceError::Misuse)?;
         let plan = pb::WritePlanes { pages: Vec::new(), slot: Some(slot.0) };
-        let own = self.scatter(plan, LayoutPart::Slots, 1, data)?;
+        let own = self.scatter(plan, UnitKind::Slot, 1, data)?;
         self.model.write_slot(slot, &own)
     }
 

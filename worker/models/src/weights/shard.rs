@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use tutti_kernels::{HostMatrix, WeightType, collective::GroupRank};
+use tutti_kernels::{
+    HostMatrix, WeightType,
+    collective::{GroupRank, share},
+};
 
 use super::Dims;
 
@@ -63,13 +66,6 @@ pub(crate) struct Window {
     pub columns: Range<usize>,
     /// The whole tensor.
     pub dims: Dims,
-}
-
-/// Returns a rank's share of `units`. With more ranks than units, neighbouring ranks hold the same unit. The caller has
-/// checked that the number of units is a multiple or a divisor of the number of ranks.
-pub(crate) fn share(units: usize, group_rank: GroupRank) -> Range<usize> {
-    let first = group_rank.rank * units / group_rank.world_size;
-    first..first + (units / group_rank.world_size).max(1)
 }
 
 impl Cut {

@@ -12,7 +12,7 @@ use std::{
 
 use tutti_kernels::collective::{Collective, CollectiveError, GroupRank, Patience, SharedMemory};
 use tutti_models::{
-    LoadFormat, LoadOptions, Model, NoCourier, Quantize,
+    LoadFormat, LoadOptions, Model, Quantize,
     lockstep::{Leader, follow},
 };
 
@@ -139,9 +139,8 @@ fn of_ranks_over<T>(
     };
     thread::scope(|scope| {
         let (meet, load) = (&meet, &load);
-        let follower = |rank| {
-            move || follow(&mut *load(rank), &mut *meet("plans", rank), &mut NoCourier, |_| {}).unwrap()
-        };
+        let follower =
+            |rank| move || follow(&mut *load(rank), &mut *meet("plans", rank), &mut (), |_| {}).unwrap();
         let followers: Vec<_> = (1..size).map(|rank| scope.spawn(follower(rank))).collect();
         let mut leader = Leader::new(load(0), meet("plans", 0));
         leader.allocate_planes(PAGES, SLOTS).unwrap();

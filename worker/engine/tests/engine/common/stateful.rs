@@ -9,7 +9,7 @@ use tutti_kernels::{
     cpu::{CpuDevice, Isa},
 };
 use tutti_models::{
-    LoadFormat, LoadOptions, Model, NoCourier, Quantize, SimOptions, load, load_sim,
+    LoadFormat, LoadOptions, Model, Quantize, SimOptions, load, load_sim,
     lockstep::{Leader, follow},
 };
 use tutti_proto::{Rank, cluster::v1 as pb};
@@ -203,7 +203,7 @@ fn hybrid(state_size: usize, ranks: usize) -> Box<dyn Model> {
         let leader = Leader::new(load(0), meet("plans", 0));
         for other in others {
             let (mut model, mut plans) = other.join().expect("the rank loads");
-            thread::spawn(move || follow(&mut *model, &mut *plans, &mut NoCourier, |_| {}));
+            thread::spawn(move || follow(&mut *model, &mut *plans, &mut (), |_| {}));
         }
         Box::new(leader)
     })

@@ -1,13 +1,14 @@
 //! Failures of transfers that come before their request, and after it continued.
 
-use tutti_engine::{Arrival, TransferError};
+use tutti_engine::TransferError;
 use tutti_proto::cluster::v1::completion::Outcome;
+use tutti_transfer::Event;
 
 use super::{Answers, Side, carry, decode, key, prefill};
 use crate::common::{expected, launch, settings};
 
-fn lost(request: u64, graph: u32) -> Arrival {
-    Arrival::Failed(key(request, graph), TransferError::Lost("the peer is gone".into()))
+fn lost(request: u64, graph: u32) -> Event {
+    Event::Failed(key(request, graph), TransferError::Lost("the peer is gone".into()))
 }
 
 #[test]
@@ -15,7 +16,7 @@ fn a_failure_before_its_request_ends_that_request_alone() {
     let mut from = Side::new(&settings());
     from.give(lost(1, 0));
     from.step();
-    assert!(from.outcomes.is_empty() && from.courier.lock().arrivals.is_empty(), "the failure was taken");
+    assert!(from.outcomes.is_empty() && from.connector.lock().events.is_empty(), "the failure was taken");
 
     let (failed, other) = (launch(1, 30, 5), launch(2, 30, 5));
     from.engine.launch(prefill(&failed));
@@ -24,7 +25,7 @@ fn a_failure_before_its_request_ends_that_request_alone() {
     assert!(
         matches!(&from.outcomes[&1], Outcome::HandoverFailed(fault) if fault.message.contains("the peer is gone"))
     );
-    from.give(Arrival::Accepted(key(2, 0)));
+    from.give(Event::Accepted(key(2, 0)));
     from.idle();
     assert!(matches!(from.outcomes[&2], Outcome::HandedOver(_)));
     assert_eq!(from.load.kv_pages_used, 0);
@@ -36,7 +37,7 @@ fn a_failure_before_its_request_ends_that_request_alone() {
     from.outcomes.clear();
     from.engine.launch(again.clone());
     from.idle();
-    from.give(Arrival::Accepted(again.key.expect("a launch has a key").into()));
+    from.give(Event::Accepted(again.key.expect("a launch has a key").into()));
     from.idle();
     assert!(matches!(from.outcomes[&1], Outcome::HandedOver(_)));
 }

@@ -1,8 +1,8 @@
 //! Pages that are in the decoding side's prefix cache.
 
-use tutti_engine::{Arrival, Cargo, PageRun};
+use tutti_transfer::{Event, Extent, Run, UnitKind};
 
-use super::{Answers, PAGE_BYTES, Side, carry, decode, key, prefill_behind};
+use super::{Answers, PAGE_BYTES, Side, arrived, carry, decode, key, prefill_behind};
 use crate::common::{expected, launch, settings};
 
 #[test]
@@ -23,19 +23,15 @@ fn only_known_pages_are_neither_sent_nor_written() {
         let whole = again(request);
         to.engine.launch(decode(&whole));
         to.idle();
-        assert_eq!(to.courier.lock().reserved.drain(..).collect::<Vec<_>>(), [(key(request, 1), 5, 4)]);
+        assert_eq!(to.connector.lock().reserved.drain(..).collect::<Vec<_>>(), [(key(request, 1), 5, 4)]);
         from.engine.launch(prefill_behind(&whole, known_by_the_sender));
         from.idle();
-        from.give(Arrival::Accepted(key(request, 0)));
-        let first = from.courier.lock().sent.front().map(|run| run.first);
+        from.give(Event::Accepted(key(request, 0)));
+        let first = from.connector.lock().sent.front().map(|(run, _)| run.first);
         assert_eq!(first, Some(known_by_the_sender.min(4)));
         // Shared pages are never written, whatever the sender claims. A run that begins in one is dropped whole.
-        to.give(Arrival::Pages(PageRun {
-            key: key(request, 1),
-            cargo: Cargo::Pages,
-            first: 3,
-            data: vec![9; PAGE_BYTES],
-        }));
+        let (there, kind, extent) = (key(request, 1), UnitKind::Pages, Extent::Whole);
+        to.give(arrived((Run { key: there, kind, extent, first: 3, count: 1 }, vec![9; PAGE_BYTES])));
         carry(&from, &to, &answers);
         to.idle();
         let answer = answers.lock().unwrap().pop().unwrap();
@@ -81,10 +77,10 @@ fn imported_pages_are_known_to_later_requests() {
         whole.spec.as_mut().unwrap().prompt = launch(1, 18, 9).spec.unwrap().prompt;
         to.engine.launch(decode(&whole));
         to.idle();
-        assert_eq!(to.courier.lock().reserved.pop(), Some((key(request, 1), 5, known)));
+        assert_eq!(to.connector.lock().reserved.pop(), Some((key(request, 1), 5, known)));
         from.engine.launch(prefill_behind(&whole, known));
         from.idle();
-        from.give(Arrival::Accepted(key(request, 0)));
+        from.give(Event::Accepted(key(request, 0)));
         carry(&from, &to, &answers);
         to.idle();
         assert_eq!(to.ids(request), expected(&whole).output[1..]);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::json;
-use tutti_engine::{Arrival, Cargo, Engine, EngineSettings};
+use tutti_engine::{Engine, EngineSettings};
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_models::{LoadFormat, LoadOptions, Model, Quantize, load};
 use tutti_proto::{
@@ -15,6 +15,7 @@ use tutti_proto::{
     declaration::WalkId,
 };
 use tutti_settings::ByteSize;
+use tutti_transfer::{Event, UnitKind};
 
 use super::{Answers, Side, carry, key};
 use crate::common::{DECODE, PREFILL, RequestResults, launch, settings, token_bits, with_logprobs};
@@ -115,20 +116,20 @@ fn run(
         {
             to.engine.launch(awaiting(whole));
         }
-        let reserved: Vec<_> = to.courier.lock().reserved.drain(..).collect();
+        let reserved: Vec<_> = to.connector.lock().reserved.drain(..).collect();
         for (key, ..) in reserved {
             let of_key = |whole: &&pb::LaunchGraph| whole.key.unwrap().request == key.request.0;
             from.engine.launch(encode(launches.iter().find(of_key).unwrap()));
         }
         let (a, b) = (from.step(), to.step());
-        for run in &from.courier.lock().sent {
-            assert_eq!(run.cargo, Cargo::Embeddings);
+        for (run, data) in &from.connector.lock().sent {
+            assert_eq!(run.kind, UnitKind::Embeddings);
             let bytes: &mut Vec<u8> = embeddings.entry(run.key.request.0).or_default();
             assert_eq!(run.first * 32 * 4, bytes.len(), "in order");
-            bytes.extend(&run.data);
+            bytes.extend(data);
         }
         for request in carry(&from, &to, &answers) {
-            from.give(Arrival::Accepted(key(request, 0)));
+            from.give(Event::Accepted(key(request, 0)));
         }
         if !a && !b && to.outcomes.len() == launches.len() {
             break;
@@ -224,7 +225,7 @@ fn a_call_over_the_limit_of_the_encoder_is_refused_at_launch() {
             Some(Outcome::Refused(fault)) => Some((fault.field, fault.message)),
             Some(outcome) => panic!("{outcome:?}"),
             None => {
-                side.give(Arrival::Accepted(key(1, 0)));
+                side.give(Event::Accepted(key(1, 0)));
                 side.idle();
                 assert!(matches!(side.outcomes.remove(&1), Some(Outcome::HandedOver(_))));
                 None

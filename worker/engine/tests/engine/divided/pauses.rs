@@ -2,9 +2,9 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use tutti_engine::Arrival;
+use tutti_transfer::Event;
 
-use super::{Answers, PAGE_BYTES, Side, decode, import, prefill, prefilled};
+use super::{Answers, PAGE_BYTES, Side, arrived, decode, import, prefill, prefilled};
 use crate::common::{expected, launch, settings};
 
 #[test]
@@ -15,14 +15,14 @@ fn arrivals_during_a_step_are_taken_before_it_ends() {
     to.engine.launch(decode(&whole));
     to.step();
     let (runs, exported) = prefilled(&mut from, &whole);
-    let (courier, waker, answered) = (to.courier.clone(), to.engine.waker(), Arc::clone(&answers));
-    let mut arrivals: VecDeque<Arrival> = runs.into_iter().map(Arrival::Pages).collect();
-    arrivals.push_back(import(2, exported, &answers));
+    let (connector, waker, answered) = (to.connector.clone(), to.engine.waker(), Arc::clone(&answers));
+    let mut events: VecDeque<Event> = runs.into_iter().map(arrived).collect();
+    events.push_back(import(2, exported, &answers));
     to.probe.lock().unwrap().during = Some(Box::new(move || {
         // One arrival per step: the arrival of the step before has been taken by now, and the last one has been
         // answered.
-        assert!(courier.lock().arrivals.is_empty());
-        courier.lock().arrivals.extend(arrivals.pop_front());
+        assert!(connector.lock().events.is_empty());
+        connector.lock().events.extend(events.pop_front());
         waker.wake();
     }));
     let mut steps = 0;
@@ -46,19 +46,20 @@ fn pages_that_could_not_leave_between_steps_leave_inside_the_next() {
     side.engine.launch(other.clone());
     side.step();
     side.engine.launch(prefill(&whole));
-    side.courier.lock().room = 0;
+    side.connector.lock().room = 0;
     // A chunk whose pages cannot leave: the request is held back while the other one decodes.
     side.step();
     side.step();
-    assert_eq!(side.courier.lock().sent.len(), 0);
-    let courier = side.courier.clone();
-    side.probe.lock().unwrap().during = Some(Box::new(move || courier.lock().room = usize::MAX));
+    assert_eq!(side.connector.lock().sent.len(), 0);
+    let connector = side.connector.clone();
+    side.probe.lock().unwrap().during = Some(Box::new(move || connector.lock().room = usize::MAX));
     side.step();
-    let left =
-        |side: &Side| side.courier.lock().sent.iter().map(|run| run.data.len() / PAGE_BYTES).sum::<usize>();
+    let left = |side: &Side| {
+        side.connector.lock().sent.iter().map(|(_, data)| data.len() / PAGE_BYTES).sum::<usize>()
+    };
     assert!(left(&side) >= 3, "{} pages", left(&side));
     side.probe.lock().unwrap().during = None;
     side.idle();
-    assert_eq!((left(&side), side.courier.lock().exported.len()), (15, 1));
+    assert_eq!((left(&side), side.connector.lock().exported.len()), (15, 1));
     assert_eq!(side.ids(1), expected(&other).output);
 }

@@ -1,11 +1,12 @@
 //! Hand-over of requests with state in slots.
 
-use tutti_engine::{Arrival, Cargo, EngineSettings, ExportSummary, PageRun};
+use tutti_engine::EngineSettings;
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::ErrorKind;
 use tutti_settings::Admission;
+use tutti_transfer::{Event, HandOver, Run, UnitKind};
 
-use super::{Answers, Side, carry, decode, import, key, prefill_behind, prefilled};
+use super::{Answers, Side, arrived, carry, decode, import, key, prefill_behind, prefilled};
 use crate::common::{RequestResults, Stateful, launch, settings, token_bits, with_logprobs};
 
 fn results(side: &Side, request: u64) -> RequestResults {
@@ -38,13 +39,13 @@ fn divided_requests_give_the_results_of_a_request_alone() {
         let mut spared = 0;
         for turn in 0.. {
             assert!(turn < 20_000, "{model:?}: {} ended, {:?} {:?}", to.outcomes.len(), from.load, to.load);
-            for (key, _, known) in to.courier.lock().reserved.drain(..) {
+            for (key, _, known) in to.connector.lock().reserved.drain(..) {
                 spared += known;
                 from.engine.launch(prefill_behind(&launches[key.request.0 as usize], known));
             }
             let (a, b) = (from.step(), to.step());
             for request in carry(&from, &to, &answers) {
-                from.give(Arrival::Accepted(key(request, 0)));
+                from.give(Event::Accepted(key(request, 0)));
             }
             if !a && !b && to.outcomes.len() == launches.len() {
                 break;
@@ -83,12 +84,13 @@ fn a_slot_that_is_missing_or_of_another_size_is_refused() {
         to.engine.launch(decode(&whole));
         to.idle();
         let (runs, exported) = prefilled(&mut from, &whole);
-        let (slots, pages): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| run.cargo == Cargo::Slot);
-        let [slot] = &slots[..] else { panic!("{} slots", slots.len()) };
+        let (slots, pages): (Vec<_>, Vec<_>) =
+            runs.into_iter().partition(|(run, _)| run.kind == UnitKind::Slot);
+        let [(slot, state)] = &slots[..] else { panic!("{} slots", slots.len()) };
         assert_eq!((exported.slots, slot.key), (1, key(1, 1)));
-        pages.into_iter().for_each(|run| to.give(Arrival::Pages(run)));
-        let refused = |to: &mut Side, summary: ExportSummary, why: &str| {
-            to.give(import(1, summary, &answers));
+        pages.into_iter().for_each(|run| to.give(arrived(run)));
+        let refused = |to: &mut Side, hand_over: HandOver, why: &str| {
+            to.give(import(1, hand_over, &answers));
             to.idle();
             let error = answers.lock().unwrap().pop().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -96,23 +98,23 @@ fn a_slot_that_is_missing_or_of_another_size_is_refused() {
         };
         let missing = format!("the slot is missing, with the planes {}", model.planes());
         refused(&mut to, exported, &missing);
-        let shorter = slot.data[1..].to_vec();
-        for data in [vec![], shorter, [&slot.data[..], &[0]].concat(), slot.data.repeat(2)] {
-            to.give(Arrival::Pages(PageRun { data, ..slot.clone() }));
+        let shorter = state[1..].to_vec();
+        for data in [vec![], shorter, [&state[..], &[0]].concat(), state.repeat(2)] {
+            to.give(arrived((*slot, data)));
             refused(&mut to, exported, &missing);
         }
-        to.give(Arrival::Pages(PageRun { key: key(7, 1), ..slot.clone() }));
+        to.give(arrived((Run { key: key(7, 1), ..*slot }, state.clone())));
         refused(&mut to, exported, &missing);
-        to.give(Arrival::Pages(slot.clone()));
+        to.give(arrived((*slot, state.clone())));
         let none = format!("0 slots are handed over, but 1 are wanted ({})", model.planes());
-        refused(&mut to, ExportSummary { slots: 0, ..exported }, &none);
+        refused(&mut to, HandOver { slots: 0, ..exported }, &none);
         assert_eq!((to.ids(1), to.load.running), (vec![], 0), "no step has had a row of it");
 
         to.give(import(1, exported, &answers));
         to.step();
         to.step();
         // A late slot changes nothing.
-        to.give(Arrival::Pages(PageRun { data: vec![9; slot.data.len()], ..slot.clone() }));
+        to.give(arrived((*slot, vec![9; state.len()])));
         to.idle();
         assert_eq!(*answers.lock().unwrap(), [Ok(())]);
         assert!([results(&from, 1), results(&to, 1)].concat() == alone[&1], "{model:?}");

@@ -1,0 +1,155 @@
+//! The interface between an engine, or a rank that follows a leader, and the transport of units to other workers.
+
+use std::time::Instant;
+
+use tutti_proto::{
+    GraphKey,
+    cluster::v1::{self as pb, RankOrder},
+};
+use tutti_runtime::Error;
+use tutti_scheduler::{OutputToken, TransferError};
+
+use crate::{Run, UnitKind};
+
+/// Moves units between this process and others. The engine of a worker, or of the leader of a group, decides which runs
+/// are sent and where room is; a rank that follows a leader has a connector, too, and moves its own share by the leader's
+/// [orders](Self::order).
+///
+/// No method blocks, and no method may wake the engine, which holds its lock during the call. The connector's own tasks
+/// wake the engine when an event has occurred.
+///
+/// [`StreamConnector`](crate::StreamConnector) moves bytes over streams and shared memory. A connector from device to
+/// device (CUDA IPC), and one that keeps pages in host memory or on a disk, are further implementations of this trait:
+/// a [`Run`] says which units move, and only the connector knows where to and by which way.
+pub trait Connector: Send {
+    /// Number of bytes that the connector accepts now, at this rank and at every other rank of the group. If the room was
+    /// too small, the connector wakes the engine when room becomes free.
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+    /// Sends this rank's part of a run. The content is final.
+    fn send(&mut self, run: Run, data: Vec<u8>);
+    /// Announces that a request continues on another worker. All of its units have been passed to [`send`](Self::send).
+    /// `since` is the time at which the last step of the prefill or encoding was committed: the part of the transfer
+    /// after it is not hidden behind computation.
+    fn export(&mut self, key: GraphKey, hand_over: HandOver, since: Instant) {
+        let _ = (key, hand_over, since);
+    }
+    /// Announces that room for `count` pages or embedding rows is reserved for another worker to fill. The first
+    /// `known` pages or rows are already valid here and must not be sent.
+    fn reserve(&mut self, key: GraphKey, kind: UnitKind, count: usize, known: usize) {
+        let _ = (key, kind, count, known);
+    }
+    /// Announces that the request has ended here. No more data of the request is sent or received. The request may be
+    /// unknown to the connector.
+    fn end(&mut self, key: GraphKey) {
+        let _ = key;
+    }
+    /// Takes the next event, in order of occurrence; `None` if there is none now.
+    fn next_event(&mut self) -> Option<Event> {
+        None
+    }
+    /// Takes the leader's orders for the connectors of its group's other ranks, in order. They take effect before any
+    /// page is copied after this call. If an order comes up outside of this trait's methods, the connector wakes the
+    /// engine.
+    fn orders(&mut self) -> Vec<RankOrder> {
+        Vec::new()
+    }
+    /// Takes an order of this rank's leader. An error ends the rank: it says why the leader can no longer learn what
+    /// becomes of the rank's shares.
+    fn order(&mut self, order: RankOrder) -> Result<(), String> {
+        let _ = order;
+        Ok(())
+    }
+    /// Takes the share of a run that has arrived at this follower and that the leader was told of. `None` if there is no
+    /// such share.
+    fn take(&mut self, run: &Run) -> Option<Vec<u8>> {
+        let _ = run;
+        None
+    }
+}
+
+/// The connector of a rank whose leader exchanges no shares: it sends nothing.
+impl Connector for () {
+    fn send(&mut self, _: Run, _: Vec<u8>) {}
+}
+
+/// The end of a prefill or of an encoder's work, at which a request moves to another worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HandOver {
+    /// Token sampled at the end of the prefill. The pages do not hold this token's keys and values. `None` for
+    /// embeddings.
+    pub first: Option<OutputToken>,
+    /// Number of tokens whose keys and values, or embeddings, the other worker now has; `first` does not count.
+    pub computed: usize,
+    /// Number of pages or embedding rows that the `computed` tokens take.
+    pub pages: usize,
+    /// Number of slots: 1 with pages of a model that has slot planes, else 0.
+    pub slots: usize,
+}
+
+impl HandOver {
+    /// Number of units of each kind, as messages state them.
+    pub(crate) fn counts(&self) -> Vec<u32> {
+        let slots = (self.slots > 0).then_some(self.slots as u32);
+        std::iter::once(self.pages as u32).chain(slots).collect()
+    }
+
+    pub(crate) fn message(&self) -> pb::HandOver {
+        let sampled = |first: OutputToken| pb::SampledToken {
+            token_id: first.token,
+            index: first.index,
+            logprob: None,
+        };
+        pb::HandOver {
+            first: self.first.map(sampled),
+            computed_tokens: self.computed as u32,
+            counts: self.counts(),
+        }
+    }
+
+    /// Reads a message. `None` if it does not count units of one or two kinds.
+    pub(crate) fn of_message(message: &pb::HandOver) -> Option<Self> {
+        let (pages, slots) = match message.counts[..] {
+            [pages] => (pages as usize, 0),
+            [pages, slots] => (pages as usize, slots as usize),
+            _ => return None,
+        };
+        let first = message.first.as_ref();
+        let first = first.map(|first| OutputToken { token: first.token_id, index: first.index });
+        Some(Self { first, computed: message.computed_tokens as usize, pages, slots })
+    }
+}
+
+/// A request that continues on this engine.
+pub struct Import {
+    /// The request's graph here.
+    pub key: GraphKey,
+    /// The end of the other worker's part, as that worker states it.
+    pub hand_over: HandOver,
+    /// Called with the outcome of the import, which is passed on to the sender. An import that fails changes nothing
+    /// here.
+    pub answer: Box<dyn FnOnce(Result<(), Error>) + Send>,
+}
+
+/// The place at which a run has arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Here: the bytes of the run's units or, in a group, of this rank's share of them.
+    Here(Vec<u8>),
+    /// Another rank of this group holds its share.
+    Rank(usize),
+}
+
+/// An event of a transfer.
+pub enum Event {
+    /// A run has arrived for a request that has reserved room for it.
+    Arrived(Run, Source),
+    /// A request continues here. All of its pages or embedding rows have arrived before this event. The shares of other
+    /// ranks may follow.
+    Import(Import),
+    /// The other worker has accepted an exported request.
+    Accepted(GraphKey),
+    /// The request's units cannot be sent, or will not arrive.
+    Failed(GraphKey, TransferError),
+}

@@ -1,0 +1,219 @@
+//! Roles of an endpoint: a leader serves an engine, and a follower a rank that runs its leader's plans.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, watch},
+};
+use tonic::Status;
+use tutti_kernels::collective::GroupRank;
+use tutti_proto::{
+    GraphKey,
+    cluster::v1::{self as pb, rank_report::Report, worker_message::Message as ToConductor},
+};
+use tutti_scheduler::TransferError;
+
+use crate::{
+    Event, Network, Run, Source,
+    ranks::{Ranks, ShareStore, report_to},
+    receive::Space,
+    send::StagingBudget,
+};
+
+/// Maximum number of reports in the queue to the leader. While the queue is full, the tasks of transfers wait.
+const QUEUED_REPORTS: usize = 64;
+
+/// Where the events of an endpoint's transfers go.
+#[derive(Clone)]
+pub(crate) enum Role {
+    /// To the engine. The leader of a group, or a worker that works alone.
+    Leader(Leader),
+    /// To the leader.
+    Follower(Arc<Follower>),
+}
+
+#[derive(Clone)]
+pub(crate) struct Leader {
+    pub events: Events,
+    /// The other ranks of this worker's group; `None` if it works alone.
+    pub ranks: Option<Arc<Ranks>>,
+    /// Weak, because a strong sender would keep the outbox open. The closed outbox tells the conductor that the worker
+    /// has ended.
+    pub outbox: mpsc::WeakSender<pb::WorkerMessage>,
+}
+
+/// The way of events to the engine.
+#[derive(Clone)]
+pub(crate) struct Events {
+    queue: mpsc::Sender<Event>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+}
+
+pub(crate) struct Follower {
+    group_rank: GroupRank,
+    pub store: ShareStore,
+    hosts: Hosts,
+    reports: mpsc::Sender<pb::RankReport>,
+    /// `None` once the leader has said where it takes reports.
+    pub inbox: Mutex<Option<mpsc::Receiver<pb::RankReport>>>,
+    /// The reason why reports no longer reach the leader.
+    cut_off: OnceLock<String>,
+    /// The load that heartbeats report, for the counts of transfers.
+    load: watch::Sender<pb::WorkerLoad>,
+}
+
+/// Hosts of a rank's group.
+#[derive(Clone, Debug)]
+pub struct Hosts {
+    /// Host at which other workers reach this rank, and its way to them.
+    pub own: Network,
+    /// Host at which this rank reaches its leader.
+    pub leader: IpAddr,
+}
+
+impl Events {
+    pub fn new(queue: mpsc::Sender<Event>, wake: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { queue, wake: Arc::new(wake) }
+    }
+
+    pub fn wake(&self) {
+        (self.wake)();
+    }
+
+    /// Delivers an event to the engine, and waits while the engine's inbox is full. Fails if the engine has ended.
+    pub async fn deliver(&self, event: Event) -> Result<(), Status> {
+        self.queue.send(event).await.map_err(|_| Status::unavailable("the worker is ending"))?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Delivers an event, unless the engine has ended.
+    pub async fn send(&self, event: Event) {
+        // Ignored: nothing waits for an event of an engine that has ended.
+        let _ = self.deliver(event).await;
+    }
+}
+
+impl Role {
+    /// Passes on a run whose range and length have been checked. Waits while there is no room for it.
+    pub async fn arrived(&self, run: Run, data: Vec<u8>) -> Result<(), Status> {
+        match self {
+            Self::Leader(leader) => leader.events.deliver(Event::Arrived(run, Source::Here(data))).await,
+            Self::Follower(follower) => follower.store.put(run, data).await,
+        }
+    }
+
+    /// Passes on the end of a push: the receiver has accepted the request, or the push has failed.
+    pub async fn pushed(&self, key: GraphKey, outcome: Result<(), TransferError>) {
+        match (self, outcome) {
+            (_, Err(error)) => {
+                tracing::info!(%key, %error, "planes did not get across");
+                if let Self::Leader(Leader { ranks: Some(ranks), .. }) = self {
+                    ranks.forget(key);
+                }
+                self.failed(key, error).await;
+            }
+            (Self::Leader(leader), Ok(())) => {
+                leader.ranks.iter().for_each(|ranks| ranks.handed_over(key));
+                leader.events.send(Event::Accepted(key)).await;
+            }
+            // The leader's own push is the one that counts.
+            (Self::Follower(_), Ok(())) => {}
+        }
+    }
+
+    /// Passes on the failure of a transfer.
+    pub async fn failed(&self, key: GraphKey, error: TransferError) {
+        match self {
+            Self::Leader(leader) => leader.events.send(Event::Failed(key, error)).await,
+            Self::Follower(follower) => {
+                let is_refused = matches!(error, TransferError::Refused(_));
+                let reason = format!("rank {}: {error}", follower.group_rank.rank);
+                follower
+                    .report(Report::Failed(pb::ShareFailed { key: Some(key.into()), reason, is_refused }))
+                    .await;
+            }
+        }
+    }
+
+    /// Announces counts of transfers that nothing else reports.
+    pub fn counted(&self, counts: pb::TransferCounts) {
+        if let Self::Follower(follower) = self {
+            follower.load.send_modify(|load| load.transfers = Some(counts));
+        }
+    }
+
+    /// Forgets a request at the other ranks, or in a follower's store.
+    pub fn ended(&self, key: GraphKey) {
+        match self {
+            Self::Leader(leader) => leader.ranks.iter().for_each(|ranks| ranks.forget(key)),
+            Self::Follower(follower) => follower.store.forget(key),
+        }
+    }
+}
+
+impl Leader {
+    /// Tells the conductor of the room for a request, here and at the other ranks.
+    pub async fn announce(&self, key: GraphKey, space: &Space, room: pb::RankRoom, ranks: Vec<pb::RankRoom>) {
+        let pb::RankRoom { port, shared_memory } = room;
+        let (layout_hash, known_pages) = (space.layout.id, space.known as u32);
+        let reserved =
+            pb::Reserved { key: Some(key.into()), port, layout_hash, shared_memory, known_pages, ranks };
+        let message = pb::WorkerMessage { message: Some(ToConductor::Reserved(reserved)) };
+        if let Some(outbox) = self.outbox.upgrade() {
+            // Ignored: sending fails only if the process is ending.
+            let _ = outbox.send(message).await;
+        }
+    }
+}
+
+impl Follower {
+    pub fn new(group_rank: GroupRank, hosts: Hosts, load: watch::Sender<pb::WorkerLoad>) -> Self {
+        let (reports, inbox) = mpsc::channel(QUEUED_REPORTS);
+        let store = ShareStore::new(group_rank.rank, reports.clone());
+        let (inbox, cut_off) = (Mutex::new(Some(inbox)), OnceLock::new());
+        Self { group_rank, store, hosts, reports, inbox, cut_off, load }
+    }
+
+    /// Fails if the leader can no longer learn what becomes of this rank's shares.
+    pub fn check_reports(&self) -> Result<(), String> {
+        let cut_off = self.cut_off.get();
+        cut_off.map_or(Ok(()), |why| Err(format!("this rank cannot report to its leader: {why}")))
+    }
+
+    pub async fn report(&self, report: Report) {
+        // Sending fails only if the process is ending, since the inbox outlives the reports.
+        let _ = self.reports.send(pb::RankReport { report: Some(report) }).await;
+    }
+
+    /// Reports to the leader from now on, among others the bytes that leave `staging`.
+    pub fn start_reports(self: &Arc<Self>, to: pb::ReportTo, staging: Arc<StagingBudget>, runtime: &Handle) {
+        let Some(inbox) = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let leader = SocketAddr::new(self.hosts.leader, u16::try_from(to.port).unwrap_or_default());
+        let hello = pb::RankHello { rank: self.group_rank.rank as u32, secret: to.secret };
+        let follower = Arc::clone(self);
+        runtime.spawn(async move {
+            let why = report_to(&follower.hosts.own, leader, hello, inbox).await;
+            tracing::error!(%leader, why, "no longer reports to the group's leader");
+            // The first reason stays, and there is no other.
+            let _ = follower.cut_off.set(why);
+        });
+        let follower = Arc::clone(self);
+        runtime.spawn(async move {
+            loop {
+                follower.report(Report::ReleasedBytes(staging.released().await)).await;
+            }
+        });
+    }
+
+    /// This rank's part of a destination with a rank for each of the group's.
+    pub fn destination(&self, to: pb::PlaneDestination) -> pb::PlaneDestination {
+        let own = to.ranks.get(self.group_rank.rank - 1).cloned().unwrap_or_default();
+        let pb::RankDestination { address, shared_memory } = own;
+        pb::PlaneDestination { address, shared_memory, ..to }
+    }
+}

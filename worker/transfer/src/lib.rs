@@ -1,0 +1,61 @@
+//! Transfer of requests that are divided between workers. Planes go from the worker that prefills to the worker that
+//! decodes. Embeddings go from the worker that encodes to the worker that prefills.
+//!
+//! ```text
+//! prefilling worker                                              decoding worker
+//! engine ─▶ staging ─▶ push (task per request) ═══ Push ═══▶ receiver (gRPC) ─▶ engine
+//!                        └──────────▶ segment of shared memory ─────┘
+//! ```
+//!
+//! - `units`: pages, slots and rows of embeddings are handled alike, as units of fixed size that are counted from 0. A
+//!   [`Run`] describes consecutive units; their bytes travel beside it.
+//! - `connector`: the engine decides which units are copied and when, and moves them through a [`Connector`].
+//! - `endpoint`: this process's end of all transfers, in the role of a leader or of a follower. Its tasks run on other
+//!   threads than the steps.
+//! - `send`: one task per request that continues elsewhere. Staged bytes are bounded. A request whose pages are
+//!   computed faster than they are sent waits; other requests do not.
+//! - `receive`: reserved space, and the pushes that fill it.
+//! - `segment`: on one host, pages go through shared memory and the stream carries their offsets. Between hosts, the
+//!   stream carries the pages. The sender chooses: if it can open the receiver's segment, it uses the segment.
+//! - `ranks`: in a TP group, a transfer from or to a group of as many ranks is one of shares. Each rank pushes its own
+//!   share and takes its own. The leader decides what is sent and written, and learns of the rest by reports. Between
+//!   groups of unlike sizes, the leaders alone push whole pages.
+//!
+//! Both sides have the same time limit, the lease. A receiver frees its space if its sender is silent for the whole lease.
+//! A sender gives up if its receiver takes nothing for the whole lease.
+
+mod connector;
+mod endpoint;
+#[cfg(fuzzing)]
+pub mod fuzzing;
+mod layout;
+mod network;
+mod ranks;
+mod receive;
+mod segment;
+mod send;
+mod units;
+
+use std::time::Duration;
+
+pub use self::{
+    connector::{Connector, Event, HandOver, Import, Source},
+    endpoint::{Endpoint, Hosts, StreamConnector},
+    layout::{PageLayout, PlaneLayout, PlaneStorage, Section},
+    network::Network,
+    units::{Extent, Filled, Run, UnitIds, UnitKind, UnitLayout, Units},
+};
+
+/// Maximum bytes of units per message, unless one unit is larger.
+const FRAME_BYTES: usize = 1 << 20;
+/// Flow control window of one stream in bytes: a few messages.
+const WINDOW_BYTES: u32 = 4 << 20;
+/// Interval between keep-alive pings, and time limit for the answer to a ping.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Maximum bytes of a message apart from its units.
+const ENVELOPE_BYTES: usize = 4096;
+
+/// Largest message of a stream, in bytes.
+fn message_bytes(unit_bytes: usize) -> usize {
+    FRAME_BYTES.max(unit_bytes) + ENVELOPE_BYTES
+}

@@ -1,0 +1,73 @@
+//! A worker's place in the network: the address at which others dial it, and the rule for connections to them.
+
+mod links;
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+};
+
+use tutti_runtime::{
+    Error, serve,
+    tls::{ClusterTransport, Dial, roles::Role},
+};
+use tutti_settings::ConnectionSettings;
+
+/// The setting that an error of an address names: the conductor says at which address it sees this worker.
+const FIELD: &str = "conductor";
+
+/// The network as a worker sees it.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// Address at which other workers dial this one.
+    pub host: IpAddr,
+    /// The rule for connections.
+    pub transport: ClusterTransport,
+    /// Limits on the connections of other workers to this one.
+    pub connections: ConnectionSettings,
+}
+
+impl Network {
+    /// Binds a free port at `host`. Other machines that reach it need encryption, unless plaintext is allowed.
+    pub fn bind(&self) -> io::Result<TcpListener> {
+        let allowed = self.transport.check_listen(FIELD, SocketAddr::new(self.host, 0));
+        allowed.map_err(|error| io::Error::other(error.to_string()))?;
+        bind(self.host)
+    }
+
+    /// The listener with the encryption of connections between workers.
+    pub fn secured(&self, listener: tokio::net::TcpListener) -> serve::Listener {
+        serve::Listener::from(listener).with_tls(self.transport.server(Role::Worker))
+    }
+
+    /// A way to the worker at `HOST:PORT`.
+    pub fn dial(&self, address: &str) -> Result<Dial, Error> {
+        self.transport.dial(FIELD, &format!("http://{address}"), Role::Worker)
+    }
+}
+
+/// A worker whose peers are on this machine: no encryption, and the default limits.
+impl From<IpAddr> for Network {
+    fn from(host: IpAddr) -> Self {
+        Self { host, transport: ClusterTransport::default(), connections: ConnectionSettings::default() }
+    }
+}
+
+/// Binds a free port at `host`: the address at which the conductor sees this process, which it tells the other workers.
+/// If this machine has no such address, because a translator of addresses is in between, binds all addresses.
+fn bind(host: IpAddr) -> io::Result<TcpListener> {
+    match TcpListener::bind((host, 0)) {
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+            tracing::warn!(%host, "not an address of this machine: listening on all of its addresses");
+            let all: IpAddr = match host {
+                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            TcpListener::bind((all, 0))
+        }
+        bound => bound,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,68 @@
+//! The port at which this process takes pushes, and at which the leader of a group takes its ranks' reports.
+
+use std::io;
+
+use tokio::{net::TcpListener, runtime::Handle, sync::OnceCell};
+use tonic::service::Routes;
+use tutti_proto::cluster::v1::{
+    plane_transfer_server::PlaneTransferServer, rank_reports_server::RankReportsServer,
+};
+
+use tutti_runtime::{serve, shutdown::Shutdown};
+use tutti_settings::ConnectionSettings;
+
+use super::Receiver;
+use crate::{Network, WINDOW_BYTES, message_bytes, ranks::Reports};
+
+/// Maximum number of concurrent pushes on one sender's connection. Further pushes wait on the sender's side.
+const MAX_STREAMS: u32 = 1024;
+
+/// A port that is opened on first use.
+pub(crate) struct Listener {
+    network: Network,
+    port: OnceCell<u16>,
+}
+
+impl Listener {
+    /// A port at the address that other workers dial.
+    pub fn at(network: Network) -> Self {
+        Self { network, port: OnceCell::new() }
+    }
+
+    /// Listens for senders from the first call on, as long as the process lives. Returns the port. `largest_unit` is
+    /// the number of bytes of the largest unit that is received.
+    pub async fn port(
+        &self,
+        runtime: &Handle,
+        largest_unit: usize,
+        services: impl FnOnce() -> (Receiver, Option<Reports>),
+    ) -> io::Result<u16> {
+        let port = self.port.get_or_try_init(|| async {
+            let listener = self.network.bind()?;
+            listener.set_nonblocking(true)?;
+            let listener = TcpListener::from_std(listener)?;
+            let port = listener.local_addr()?.port();
+            let (receiver, reports) = services();
+            let service =
+                PlaneTransferServer::new(receiver).max_decoding_message_size(message_bytes(largest_unit));
+            let mut routes = Routes::new(service);
+            if let Some(reports) = reports {
+                routes = routes.add_service(RankReportsServer::new(reports));
+            }
+            let windows = serve::Windows { stream: WINDOW_BYTES, connection: 4 * WINDOW_BYTES };
+            let connections =
+                ConnectionSettings { max_streams: MAX_STREAMS, ..self.network.connections.clone() };
+            let listener = self.network.secured(listener);
+            runtime.spawn(async move {
+                if let Err(error) =
+                    serve::grpc(listener, routes, windows, connections, Shutdown::default()).await
+                {
+                    tracing::error!(%error, "no longer listens for planes");
+                }
+            });
+            tracing::info!(port, "listens for planes");
+            Ok(port)
+        });
+        port.await.copied()
+    }
+}
