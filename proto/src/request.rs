@@ -118,8 +118,9 @@ impl From<RequestParts> for RequestSpec {
 pub struct CheckedRequest(RequestParts);
 
 impl RequestSpec {
-    /// Checks the prompt and all parameters. `generated` is output of an earlier try, after which the request continues.
-    /// Media have a check of their own, [`ModelDeclaration::encoder_calls`](crate::declaration::ModelDeclaration::encoder_calls).
+    /// Checks the prompt and all parameters. `generated` is output of an earlier try, after which the request
+    /// continues. Media have a check of their own,
+    /// [`ModelDeclaration::encoder_calls`](crate::declaration::ModelDeclaration::encoder_calls).
     pub fn check(self, generated: &[u32], limits: &RequestLimits<'_>) -> Result<CheckedRequest, Refused> {
         let Self { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media } = self;
         let sampling = sampling.ok_or_else(|| Refused::new("sampling", "is missing"))?;

@@ -1,6 +1,6 @@
-//! The generated code in `src/generated` and `parameters/src/generated` is what the `.proto` files give. It is committed
-//! so that a build needs no compiler of `.proto` files. `UPDATE_GENERATED=1 cargo test -p tutti-proto --test generated`
-//! writes it anew.
+//! The generated code in `src/generated` and `parameters/src/generated` is what the `.proto` files give. It is
+//! committed so that a build needs no compiler of `.proto` files. `UPDATE_GENERATED=1 cargo test -p tutti-proto --test
+//! generated` writes it anew.
 
 use std::{env, fs, path::Path};
 

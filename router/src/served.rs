@@ -39,8 +39,8 @@ pub struct ServedText {
     pub defaults: Sampling,
 }
 
-/// Reads the values of parameters that a request leaves out from generation_config.json. Values out of range are refused
-/// once, when the file is read, instead of in every request.
+/// Reads the values of parameters that a request leaves out from generation_config.json. Values out of range are
+/// refused once, when the file is read, instead of in every request.
 fn sampling_defaults(json: &[u8]) -> Result<Sampling, Error> {
     let config: Map<String, Value> =
         serde_json::from_slice(json).map_err(|e| Error::internal(e.to_string()))?;

@@ -214,8 +214,8 @@ impl Member {
         (Box::new(lockstep::Leader::new(self.model, self.plans)), self.settings)
     }
 
-    /// Runs the leader's plans until the leader leaves. `connector` exchanges this rank's shares of requests. Calls `ran` with
-    /// the number of forward passes so far.
+    /// Runs the leader's plans until the leader leaves. `connector` exchanges this rank's shares of requests. Calls
+    /// `ran` with the number of forward passes so far.
     pub fn follow(mut self, connector: &mut dyn Connector, ran: impl FnMut(u64)) -> Result<(), Error> {
         lockstep::follow(&mut *self.model, &mut *self.plans, connector, ran)
             .map_err(|e| Error::internal(format!("this rank can no longer follow its leader: {e}")))

@@ -13,8 +13,8 @@ use tutti_runtime::{Error, ErrorKind};
 use super::request::{GenerationRequest, Output, Stopping};
 use crate::served::ServedModel;
 
-/// Validates everything that does not depend on the tokenised prompt, so that a bad request costs no tokenising. Returns
-/// what all choices have in common, without a prompt, and with the most output tokens that a choice may have.
+/// Validates everything that does not depend on the tokenised prompt, so that a bad request costs no tokenising.
+/// Returns what all choices have in common, without a prompt, and with the most output tokens that a choice may have.
 pub fn check(request: &GenerationRequest, model: &ServedModel) -> Result<RequestParts, Error> {
     if request.prompts.is_empty() {
         return Err(Error::invalid("prompt", "is empty"));

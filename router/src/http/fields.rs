@@ -28,8 +28,8 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Reads the whole body of a route, which must be a JSON object. Parameters that the route does not have are refused,
-    /// and so are those that Tutti does not support. Ignored ones are taken.
+    /// Reads the whole body of a route, which must be a JSON object. Parameters that the route does not have are
+    /// refused, and so are those that Tutti does not support. Ignored ones are taken.
     pub fn of_body(body: &'a [u8], route: Scope) -> Result<Self, Error> {
         Self::read(body)?.declared(route)
     }
@@ -123,8 +123,8 @@ impl<'a> Fields<'a> {
         self.take(name)?.ok_or_else(|| Error::invalid(full, "is required"))
     }
 
-    /// Refuses a known member that Tutti does not support, unless its value is in `harmless`, the JSON of values that have
-    /// no effect.
+    /// Refuses a known member that Tutti does not support, unless its value is in `harmless`, the JSON of values that
+    /// have no effect.
     fn refuse(&mut self, name: &str, harmless: &[&str], why: &str) -> Result<(), Error> {
         let full = self.name(name);
         let Some(value) = self.take_raw(name) else { return Ok(()) };

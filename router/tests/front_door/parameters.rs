@@ -1,4 +1,4 @@
-//! Every declared parameter at the router's two doors: below, at and above its bounds, and of the wrong type.
+//! Every declared parameter on both of the router's interfaces: below, at and above its bounds, and of the wrong type.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};

@@ -150,8 +150,8 @@ impl DeviceLoop {
 }
 
 /// Wakes the device's thread. A waker has no effect once the engine is dropped, and the default one has no engine. The
-/// methods of a [`Connector`] must not call [`wake`](Self::wake): the engine calls these methods while it holds its lock,
-/// and `wake` takes the same lock.
+/// methods of a [`Connector`] must not call [`wake`](Self::wake): the engine calls these methods while it holds its
+/// lock, and `wake` takes the same lock.
 #[derive(Clone, Default)]
 pub struct Waker(Weak<Shared>);
 

@@ -1,5 +1,5 @@
-//! Transfer of divided requests: the engine decides which pages are copied and when, and which requests leave or arrive.
-//! A [connector](tutti_transfer::Connector) moves the bytes.
+//! Transfer of divided requests: the engine decides which pages are copied and when, and which requests leave or
+//! arrive. A [connector](tutti_transfer::Connector) moves the bytes.
 //!
 //! - [`copies`]: the copies of one batch between device and host.
 //! - [`copy_hook`]: runs copies inside a step, between layers.
@@ -15,8 +15,8 @@
 //! batch. A prefill does not wait for its copies: its pages stay valid until they are sent. It is held back only while
 //! the connector has no room, so that a slow receiver does not take steps from other requests.
 //!
-//! In a group of ranks, a transfer from or to a group of as many ranks is one of shares: each rank copies its own bytes.
-//! An import then completes once every rank has written every unit.
+//! In a group of ranks, a transfer from or to a group of as many ranks is one of shares: each rank copies its own
+//! bytes. An import then completes once every rank has written every unit.
 
 mod copies;
 mod copy_hook;
@@ -334,8 +334,8 @@ impl Transfers {
         Ok(())
     }
 
-    /// Exports a request whose pages or embeddings have all been given to the connector. The request's ending is reported
-    /// once the other worker accepts the request.
+    /// Exports a request whose pages or embeddings have all been given to the connector. The request's ending is
+    /// reported once the other worker accepts the request.
     fn export(
         &mut self,
         key: GraphKey,

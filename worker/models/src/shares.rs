@@ -14,7 +14,8 @@ pub trait GroupShares {
     fn group_rank(&self) -> GroupRank;
     /// Gives orders to the connectors of the other ranks.
     fn order(&mut self, orders: Vec<pb::RankOrder>) -> Result<(), DeviceError>;
-    /// Reads a run on every rank. Appends the leader's share to `out`. Each other rank gives its share to its connector.
+    /// Reads a run on every rank. Appends the leader's share to `out`. Each other rank gives its share to its
+    /// connector.
     fn read(&mut self, run: &Run, ids: &UnitIds, out: &mut Vec<u8>) -> Result<(), DeviceError>;
     /// Writes the leader's share of units.
     fn write(&mut self, ids: &UnitIds, data: &[u8]) -> Result<(), DeviceError>;

@@ -12,8 +12,8 @@ use tutti_scheduler::{OutputToken, TransferError};
 use crate::{Run, UnitKind};
 
 /// Moves units between this process and others. The engine of a worker, or of the leader of a group, decides which runs
-/// are sent and where room is; a rank that follows a leader has a connector, too, and moves its own share by the leader's
-/// [orders](Self::order).
+/// are sent and where room is; a rank that follows a leader has a connector, too, and moves its own share by the
+/// leader's [orders](Self::order).
 ///
 /// No method blocks, and no method may wake the engine, which holds its lock during the call. The connector's own tasks
 /// wake the engine when an event has occurred.
@@ -22,8 +22,8 @@ use crate::{Run, UnitKind};
 /// device (CUDA IPC), and one that keeps pages in host memory or on a disk, are further implementations of this trait:
 /// a [`Run`] says which units move, and only the connector knows where to and by which way.
 pub trait Connector: Send {
-    /// Number of bytes that the connector accepts now, at this rank and at every other rank of the group. If the room was
-    /// too small, the connector wakes the engine when room becomes free.
+    /// Number of bytes that the connector accepts now, at this rank and at every other rank of the group. If the room
+    /// was too small, the connector wakes the engine when room becomes free.
     fn room(&self) -> usize {
         usize::MAX
     }
@@ -61,8 +61,8 @@ pub trait Connector: Send {
         let _ = order;
         Ok(())
     }
-    /// Takes the share of a run that has arrived at this follower and that the leader was told of. `None` if there is no
-    /// such share.
+    /// Takes the share of a run that has arrived at this follower and that the leader was told of. `None` if there is
+    /// no such share.
     fn take(&mut self, run: &Run) -> Option<Vec<u8>> {
         let _ = run;
         None

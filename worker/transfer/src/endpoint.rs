@@ -44,8 +44,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Allows requests to be divided between this worker and others. Must be called inside a Tokio runtime. `network` is
-    /// the way to other workers, `outbox` that to the conductor. `wake` wakes the engine.
+    /// Allows requests to be divided between this worker and others. Must be called inside a Tokio runtime. `network`
+    /// is the way to other workers, `outbox` that to the conductor. `wake` wakes the engine.
     pub fn leader(
         units: Units,
         network: Network,

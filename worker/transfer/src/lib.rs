@@ -21,8 +21,8 @@
 //!   share and takes its own. The leader decides what is sent and written, and learns of the rest by reports. Between
 //!   groups of unlike sizes, the leaders alone push whole pages.
 //!
-//! Both sides have the same time limit, the lease. A receiver frees its space if its sender is silent for the whole lease.
-//! A sender gives up if its receiver takes nothing for the whole lease.
+//! Both sides have the same time limit, the lease. A receiver frees its space if its sender is silent for the whole
+//! lease. A sender gives up if its receiver takes nothing for the whole lease.
 
 mod connector;
 mod endpoint;

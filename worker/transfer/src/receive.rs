@@ -2,8 +2,8 @@
 //! store of a rank that follows its leader.
 //!
 //! A sender's input is checked before it is used: the length of a message before the message is read, and the range and
-//! length of a run before the run is passed on. Data that the engine has not taken stays in the stream, and the stream's
-//! flow control makes the sender wait.
+//! length of a run before the run is passed on. Data that the engine has not taken stays in the stream, and the
+//! stream's flow control makes the sender wait.
 
 mod listener;
 mod reservations;

@@ -101,7 +101,7 @@ fn kernels_that_take_other_arguments_than_those_declared_are_refused() {
 /// The arguments of `store`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Store {
+struct Fill {
     out: u64,
     rows: u32,
     scale: f32,
@@ -109,7 +109,7 @@ struct Store {
 }
 
 // SAFETY: the list is made of the fields.
-unsafe impl Arguments for Store {
+unsafe impl Arguments for Fill {
     const LIST: &'static [Argument] = &[
         Argument { offset: 0, ..OUT },
         Argument { offset: 8, ..ROWS },
@@ -123,13 +123,13 @@ fn a_launch_passes_each_argument_and_refuses_grids_beyond_the_limits() {
     let name = "cuda::kernels::tests::a_launch_passes_each_argument_and_refuses_grids_beyond_the_limits";
     Gpus::new(1).run(name, |_| {
         let (gpu, module) = loaded();
-        let loaded = load_kernel(module, &declared(Store::LIST), &HashMap::new()).unwrap();
+        let loaded = load_kernel(module, &declared(Fill::LIST), &HashMap::new()).unwrap();
         let kernels = Kernels { gpu: gpu.clone(), modules: vec![module], loaded: vec![loaded] };
-        let kernel = Kernel::<Store>::declared(0, "store");
+        let kernel = Kernel::<Fill>::declared(0, "store");
         let out = crate::cuda::memory::DeviceBuffer::zeroed(&gpu, 4, "a word").unwrap();
         let launch = |grid| {
             let out = out.at::<u32>().address();
-            kernels.launch(kernel, grid, Store { out, rows: 1, scale: 2.0, value: 77 })
+            kernels.launch(kernel, grid, Fill { out, rows: 1, scale: 2.0, value: 77 })
         };
         let word = || {
             let mut host = crate::cuda::memory::PinnedBuffer::new(&gpu, 4).unwrap();

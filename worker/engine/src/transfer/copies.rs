@@ -115,7 +115,8 @@ impl Transfers {
         copies
     }
 
-    /// Adds the pages that are complete, as far as the connector has room, and the slots of requests whose prefill is done.
+    /// Adds the pages that are complete, as far as the connector has room, and the slots of requests whose prefill is
+    /// done.
     fn start_reads(&mut self, batch_bytes: usize, scheduler: &mut Scheduler, copies: &mut PageCopies) {
         // Bytes that the connector takes, and bytes of this batch, which reads one page at least.
         let (mut room, mut batch) = (self.connector.room(), Some(batch_bytes));

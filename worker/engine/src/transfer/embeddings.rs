@@ -106,8 +106,8 @@ impl EmbeddingTransfers {
         outgoing.since = Instant::now();
     }
 
-    /// Sends as many embedding rows as the connector has room for. Calls `hold_back` for a request that begins or ceases
-    /// to have unsent rows. Returns the requests whose rows have all been sent.
+    /// Sends as many embedding rows as the connector has room for. Calls `hold_back` for a request that begins or
+    /// ceases to have unsent rows. Returns the requests whose rows have all been sent.
     pub fn send(
         &mut self,
         connector: &mut dyn Connector,

@@ -11,8 +11,8 @@ pub(super) struct Outgoing {
     pub table: Arc<[PageId]>,
     /// Number of tokens whose keys and values are in the pages of `table`.
     pub computed: usize,
-    /// Number of leading pages that need no further copy: they are copied for the connector, or the other worker already
-    /// has them.
+    /// Number of leading pages that need no further copy: they are copied for the connector, or the other worker
+    /// already has them.
     pub sent: usize,
     /// First sampled token and the time of its commit; `None` until the prefill is done.
     pub first: Option<(OutputToken, Instant)>,

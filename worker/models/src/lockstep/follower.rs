@@ -83,9 +83,10 @@ impl<R: FnMut(u64)> Follower<'_, R> {
             }
             Some(Action::Read(planes)) => self.read(planes),
             Some(Action::Write(planes)) => self.write(planes),
-            Some(Action::Orders(pb::RankOrders { orders })) => {
-                orders.into_iter().try_for_each(|order| self.connector.order(order)).map_err(DeviceError::Lost)
-            }
+            Some(Action::Orders(pb::RankOrders { orders })) => orders
+                .into_iter()
+                .try_for_each(|order| self.connector.order(order))
+                .map_err(DeviceError::Lost),
             Some(Action::SendShare(pb::SendShare { run })) => self.send_share(run.unwrap_or_default()),
             Some(Action::WriteShares(pb::WriteShares { writes })) => self.write_shares(writes),
             None => Err(self.bad("it has no known action".into())),
@@ -147,8 +148,8 @@ impl<R: FnMut(u64)> Follower<'_, R> {
         }
     }
 
-    /// Reads this rank's share of a run and hands it to the connector. The connector has no part in the plan's outcome: a
-    /// share that cannot be sent fails its request alone.
+    /// Reads this rank's share of a run and hands it to the connector. The connector has no part in the plan's outcome:
+    /// a share that cannot be sent fails its request alone.
     fn send_share(&mut self, run: pb::ShareRun) -> Result<(), DeviceError> {
         let (run, ids) = Run::of_message(run);
         let mut own = Vec::new();

@@ -72,8 +72,8 @@ pub(crate) enum Found {
 }
 
 impl Space {
-    /// Narrows the space to what a sender announces: whole units, or one rank's share. False if this worker takes no such
-    /// units.
+    /// Narrows the space to what a sender announces: whole units, or one rank's share. False if this worker takes no
+    /// such units.
     pub fn choose(&mut self, announced: GroupRank) -> bool {
         if let Some(share) = self.share.take_if(|share| share.share == announced) {
             self.layout = share;

@@ -51,8 +51,8 @@ impl StagingBudget {
     }
 
     /// Wakes the engine whenever bytes become free after the engine found too little room. Never returns. Runs as a
-    /// separate task, because bytes are also freed inside the methods of the [`Connector`](crate::Connector), which must
-    /// not wake the engine.
+    /// separate task, because bytes are also freed inside the methods of the [`Connector`](crate::Connector), which
+    /// must not wake the engine.
     pub async fn wake_when_freed(self: Arc<Self>, wake: impl Fn()) {
         loop {
             self.freed.notified().await;
@@ -139,7 +139,8 @@ impl Queue {
 
     fn put(&self, item: Queued) {
         let mut items = self.lock();
-        // If the queue is closed, the item is dropped below, after the lock is released. The drop frees the item's bytes.
+        // If the queue is closed, the item is dropped below, after the lock is released. The drop frees the item's
+        // bytes.
         let late = match &mut *items {
             Some(items) => {
                 items.push_back(item);
