@@ -99,13 +99,18 @@ impl RawClient {
 
     /// Completes once the server has closed the connection, also if it has sent something before.
     pub async fn closed_whatever_it_says(&mut self) {
-        self.rest().await;
+        self.bytes().await;
     }
 
     /// Reads all that the server sends until it closes the connection.
     pub async fn rest(&mut self) -> String {
+        String::from_utf8(self.bytes().await).unwrap()
+    }
+
+    /// Reads all that the server sends until it closes the connection: text, or frames of HTTP/2.
+    async fn bytes(&mut self) -> Vec<u8> {
         let mut said = Vec::new();
         let _ = self.0.read_to_end(&mut said).await;
-        String::from_utf8(said).unwrap()
+        said
     }
 }

@@ -340,9 +340,13 @@ fn dummy_weights_need_the_config_alone() {
         let elements = 97 * 48 + 48 + 2 * (2 * 48 + 2 * 16 + 2 * 64 * 48 + 2 * 32 * 48 + 3 * 80 * 48);
         let bytes = if dtype == "float32" { 4 } else { 2 };
         let unscreened = try_load_on(unscreened_device(), dir.path(), Dummy).unwrap();
-        assert_eq!(unscreened.weight_bytes(), bytes * elements);
-        // The screen of the embedding, which serves as LM head, has a byte per weight and little more.
-        let screen = model.weight_bytes() - bytes * elements;
+        // Where products round bf16, the embedding, which serves as LM head, has corrections: 16 bytes of marks per token
+        // of the vocabulary, and two bytes for each weight that is rounded.
+        let corrections = unscreened.weight_bytes() - bytes * elements;
+        let few = 97 * 16..97 * 16 + 97 * 48 / 2;
+        assert!(corrections == 0 || dtype == "bfloat16" && few.contains(&corrections), "{corrections}");
+        // The screen has a byte per weight and little more.
+        let screen = model.weight_bytes() - unscreened.weight_bytes();
         assert!((97 * 48..97 * 48 * 2).contains(&screen), "{screen}");
         assert_eq!(model.limits().eos_token_ids, [2, 7]);
         let run = generate(&mut *model, &[&[1, 2, 3]], 8, 6);

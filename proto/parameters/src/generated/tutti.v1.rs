@@ -15,8 +15,8 @@ pub struct Sampling {
     /// Drops tokens with less than min_p times the probability of the likeliest token; in \[0, 1\]. Default 0.
     #[prost(float, optional, tag = "4")]
     pub min_p: ::core::option::Option<f32>,
-    /// Divides the positive and multiplies the negative logits of tokens that occur in prompt or output; in \[0.01,
-    /// 100\]. Default 1.
+    /// Divides the positive and multiplies the negative logits of tokens that occur in prompt or output; in \[0.01, 100\].
+    /// Default 1.
     #[prost(float, optional, tag = "5")]
     pub repetition_penalty: ::core::option::Option<f32>,
     /// Subtracted once from the logit of every token that occurs in the output so far; in \[-2, 2\]. Default 0.
@@ -28,8 +28,7 @@ pub struct Sampling {
     /// Added to the logits of these token ids, each in \[-100, 100\]. At most 1024.
     #[prost(map = "uint32, float", tag = "8")]
     pub logit_bias: ::std::collections::HashMap<u32, f32>,
-    /// Seed of the random numbers. The same seed gives the same tokens, alone or batched. Absent: the server draws a
-    /// seed.
+    /// Seed of the random numbers. The same seed gives the same tokens, alone or batched. Absent: the server draws a seed.
     #[prost(uint64, optional, tag = "9")]
     pub seed: ::core::option::Option<u64>,
 }

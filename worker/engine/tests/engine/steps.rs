@@ -300,7 +300,7 @@ fn a_bad_launch_fails_alone_and_names_its_field() {
     assert_eq!(fields, ["temperature", "max_tokens", "prompt"]);
     assert_eq!(
         results[&3].refusal().message,
-        "the prompt has 253 tokens and max_tokens is 4, but the context holds 256"
+        "is 4 and the prompt has 253 tokens, but both together may have at most 256, the model's context"
     );
     assert_eq!(results[&1].output(), expected(&launch(1, 8, 4)).output);
     assert_eq!(results.len(), 4);

@@ -203,7 +203,7 @@ fn products_above_their_limits_are_refused_by_the_names_of_their_keys() {
                 ("linear_key_head_dim", "65536"),
                 ("linear_value_head_dim", "65536"),
             ],
-            "num_hidden_layers x linear_num_value_heads x linear_value_head_dim x linear_key_head_dim: ",
+            "num_hidden_layers x linear_num_value_heads x linear_key_head_dim x linear_value_head_dim: ",
         ),
         (
             "Qwen3ForCausalLM",

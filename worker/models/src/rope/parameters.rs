@@ -72,6 +72,8 @@ impl<'a> RopeKeys<'a> {
             _ if self.sets.holds(layer_type) => self.sets.section(layer_type),
             sets if sets.is_empty() => Ok(self.sets.clone()),
             sets => {
+                // A parameter that is an object is no set, and is refused as what it is.
+                Parameters::read(self.sets.clone())?;
                 let name = self.sets.name();
                 let problem = format!("{name}: has sets for {sets:?}, but none for {layer_type:?}");
                 Err(self.sets.in_file(problem))

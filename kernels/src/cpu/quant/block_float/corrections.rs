@@ -194,7 +194,8 @@ impl Op for MarkRow<'_> {
             }
             let mut held = exact;
             round_weights(&mut held);
-            for (index, (exact, held)) in exact.iter().zip(&held).enumerate() {
+            // Behind the end of a row, a block has no weights, though NaN and infinities round its zeros too.
+            for (index, (exact, held)) in exact.iter().zip(&held).enumerate().take(block.len()) {
                 // Zeros have signs. The panels keep no NaN as it is.
                 let differs = exact.to_bits() != held.to_bits() || exact.is_nan();
                 *mask |= u64::from(differs) << index;

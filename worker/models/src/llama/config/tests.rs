@@ -2,10 +2,7 @@ use serde_json::{Value, json};
 use tutti_kernels::WeightType;
 
 use super::*;
-use crate::{
-    architecture::Architecture,
-    families::{self, FAMILIES},
-};
+use crate::families::{self, FAMILIES};
 
 /// Parses a config of three layers with some keys replaced. A null replaces a key by null and does not remove it.
 fn parse(changes: &Value) -> Result<Config, LoadError> {
