@@ -2,6 +2,8 @@
 //! committed so that a build needs no compiler of `.proto` files. `UPDATE_GENERATED=1 cargo test -p tutti-proto --test
 //! generated` writes it anew.
 
+#![allow(clippy::unwrap_used)] // A failed unwrap is a failed test.
+
 use std::{env, fs, path::Path};
 
 use prost::Message;

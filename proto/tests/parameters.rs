@@ -1,6 +1,8 @@
 //! Every field of the messages of a request is in the declaration of parameters, and every field that the declaration
 //! names exists.
 
+#![allow(clippy::unwrap_used)] // A failed unwrap is a failed test.
+
 use std::{collections::BTreeSet, path::Path};
 
 use tutti_proto::parameters::{

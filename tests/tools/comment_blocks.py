@@ -17,7 +17,7 @@ SLASHES = re.compile(r"\s*(///|//!|//)(?!/)")
 HASH = re.compile(r"\s*(#)(?!!)")
 MARKERS = {".rs": SLASHES, ".cu": SLASHES, ".py": HASH, ".sh": HASH}
 # Written by programs, or the input of tests.
-GENERATED = re.compile(r"^proto/src/generated/|^tests/fuzzing/corpus|/vectors?/")
+GENERATED = re.compile(r"/src/generated/|^tests/fuzzing/corpus|/vectors?/")
 
 
 @dataclass

@@ -171,12 +171,12 @@ struct Asked {
 }
 
 impl Asked {
-    async fn is_taken(self, setup: &Setup) {
+    async fn expect_taken(self, setup: &Setup) {
         let field = self.field;
         generate(setup, self.request).await.unwrap_or_else(|status| panic!("{field}: {status}"));
     }
 
-    async fn is_refused(self, setup: &Setup, words: [&str; 2]) {
+    async fn expect_refused(self, setup: &Setup, words: [&str; 2]) {
         let status = generate(setup, self.request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
         let error = Error::from(status);
@@ -207,19 +207,19 @@ async fn every_number_is_checked_over_grpc() {
         let ask = |value| sampling(name, |sampling| (number.ask)(sampling, value));
         let (inside, outside) = ends(range);
         for value in inside {
-            ask(value).is_taken(&setup).await;
+            ask(value).expect_taken(&setup).await;
         }
         for value in outside.into_iter().chain([f32::NAN, f32::INFINITY, f32::NEG_INFINITY]) {
-            ask(value).is_refused(&setup, [&value.to_string(), &range.high.to_string()]).await;
+            ask(value).expect_refused(&setup, [&value.to_string(), &range.high.to_string()]).await;
         }
     }
     let bias = |value| sampling(BIASES.name, |sampling| sampling.logit_bias = [(1, value)].into());
     let (inside, outside) = ends(BIAS.range);
     for value in inside {
-        bias(value).is_taken(&setup).await;
+        bias(value).expect_taken(&setup).await;
     }
     for value in outside {
-        bias(value).is_refused(&setup, [&value.to_string(), &BIAS.range.high.to_string()]).await;
+        bias(value).expect_refused(&setup, [&value.to_string(), &BIAS.range.high.to_string()]).await;
     }
 }
 
@@ -247,12 +247,12 @@ async fn every_integer_is_checked_over_grpc() {
     for (bounds, ask) in cases {
         let Integers { low, high } = bounds.range;
         for value in [low, high] {
-            ask(value).is_taken(&setup).await;
+            ask(value).expect_taken(&setup).await;
         }
         // Below 0 there is nothing that the field could hold.
         let below = (low != 0).then_some(low - 1);
         for value in below.into_iter().chain([high + 1]) {
-            ask(value).is_refused(&setup, [&value.to_string(), &high.to_string()]).await;
+            ask(value).expect_refused(&setup, [&value.to_string(), &high.to_string()]).await;
         }
     }
 }
@@ -271,15 +271,15 @@ async fn every_list_is_checked_over_grpc() {
     let limits = [STOP_TOKEN_IDS, STOPS, STOP_BYTES].map(|bounds| bounds.range.most);
     let asks: [&dyn Fn(usize) -> Asked; 3] = [&ids, &stops, &long];
     for (most, ask) in limits.into_iter().zip(asks) {
-        ask(most).is_taken(&setup).await;
-        ask(most + 1).is_refused(&setup, [&(most + 1).to_string(), &most.to_string()]).await;
+        ask(most).expect_taken(&setup).await;
+        ask(most + 1).expect_refused(&setup, [&(most + 1).to_string(), &most.to_string()]).await;
     }
     // The vocabulary of these tests is smaller than the limit of biases.
     let most = BIASES.range.most;
-    biases(200).is_taken(&setup).await;
-    biases(most + 1).is_refused(&setup, [&(most + 1).to_string(), &most.to_string()]).await;
+    biases(200).expect_taken(&setup).await;
+    biases(most + 1).expect_refused(&setup, [&(most + 1).to_string(), &most.to_string()]).await;
     let min = |min_tokens| stopping("min_tokens", |stopping| stopping.min_tokens = min_tokens);
     let max = parameters::DEFAULT_MAX_TOKENS;
-    min(max).is_taken(&setup).await;
-    min(max + 1).is_refused(&setup, [&(max + 1).to_string(), &max.to_string()]).await;
+    min(max).expect_taken(&setup).await;
+    min(max + 1).expect_refused(&setup, [&(max + 1).to_string(), &max.to_string()]).await;
 }

@@ -340,8 +340,8 @@ fn dummy_weights_need_the_config_alone() {
         let elements = 97 * 48 + 48 + 2 * (2 * 48 + 2 * 16 + 2 * 64 * 48 + 2 * 32 * 48 + 3 * 80 * 48);
         let bytes = if dtype == "float32" { 4 } else { 2 };
         let unscreened = try_load_on(unscreened_device(), dir.path(), Dummy).unwrap();
-        // Where products round bf16, the embedding, which serves as LM head, has corrections: 16 bytes of marks per token
-        // of the vocabulary, and two bytes for each weight that is rounded.
+        // Where products round bf16, the embedding, which serves as LM head, has corrections: 16 bytes of marks per
+        // token of the vocabulary, and two bytes for each weight that is rounded.
         let corrections = unscreened.weight_bytes() - bytes * elements;
         let few = 97 * 16..97 * 16 + 97 * 48 / 2;
         assert!(corrections == 0 || dtype == "bfloat16" && few.contains(&corrections), "{corrections}");
