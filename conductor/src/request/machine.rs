@@ -80,7 +80,7 @@ pub struct Request {
 pub struct NewRequest {
     /// The id that this conductor has given to the request.
     pub id: RequestId,
-    /// The client's specification, validated by [`super::validate`] and [`super::media`].
+    /// The client's specification, checked. [`super::media`] has checked its media.
     pub spec: CheckedRequest,
     /// The request's deadline; `None` for a request without one.
     pub deadline: Option<Deadline>,
