@@ -1,4 +1,4 @@
-//! What a conductor serves to clients: an embedded router, or without one the services of operators and probes alone.
+//! The services of a conductor for clients: an embedded router, or without one the services of operators and probes alone.
 
 use std::sync::Arc;
 

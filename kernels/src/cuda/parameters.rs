@@ -1,4 +1,4 @@
-//! What a kernel takes: the widths of its parameters, which are compared with the arguments that it is declared with.
+//! Parameters of kernels: the widths of its parameters, which are compared with the arguments that it is declared with.
 //!
 //! PTX says it as text. A cubin is no text, and the driver answers for its kernels.
 

@@ -97,7 +97,7 @@ pub enum Absent {
     Means(&'static str),
 }
 
-/// What Tutti does with a parameter.
+/// Treatment of a parameter by Tutti.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It does what the documentation of OpenAI or vLLM says.
@@ -130,9 +130,9 @@ pub struct Parameter {
     pub absent: Absent,
     /// True if the checkpoint's `generation_config.json` may have a default of its own.
     pub in_checkpoint: bool,
-    /// What Tutti does with it.
+    /// Its treatment by Tutti.
     pub standing: Standing,
-    /// What a client should know besides.
+    /// Further advice for clients.
     pub note: &'static str,
 }
 

@@ -244,7 +244,7 @@ impl Generator {
     }
 }
 
-/// What the choices of one prompt have in common, without the prompt's tokens.
+/// Shared parts of the choices of one prompt, without the prompt's tokens.
 pub(super) fn of_prompt(
     stopping: &Stopping,
     common: &RequestParts,

@@ -39,7 +39,7 @@ impl Drain {
     }
 }
 
-/// What works behind the servers of a process, such as a conductor's workers.
+/// Work behind the servers of a process, such as a conductor's workers.
 pub trait Background {
     /// Completes only if the process cannot continue, with the reason.
     fn failed(&mut self) -> impl Future<Output = Error> {

@@ -20,7 +20,7 @@ use crate::{
     shutdown::Shutdown,
 };
 
-/// What a process serves to its clients.
+/// Services of a process for its clients.
 pub struct Front {
     /// Routes of clients over HTTP.
     pub routes: axum::Router,

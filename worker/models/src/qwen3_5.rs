@@ -30,7 +30,7 @@ use crate::{
     weights::{Loader, TensorSpec, Values},
 };
 
-/// What distinguishes one family of this architecture: the kind of its MLPs.
+/// Differences between the families of this architecture: the kind of its MLPs.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Variant {
     /// Name in logs and errors.

@@ -38,7 +38,7 @@ impl<T> DevicePointer<T> {
         Self::new(self.address + bytes as u64)
     }
 
-    /// The same address, of elements of another type.
+    /// Returns this address, of elements of another type.
     pub(in crate::cuda) fn cast<U>(self) -> DevicePointer<U> {
         DevicePointer::new(self.address)
     }

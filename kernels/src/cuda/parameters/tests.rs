@@ -3,7 +3,7 @@ use std::fmt::Write;
 use super::{check, of_ptx};
 use crate::cuda::sources::{DeclaredKernel, SOURCES};
 
-/// What NVRTC writes of three kernels and a function, shortened.
+/// NVRTC's output for three kernels and a function, shortened.
 const PTX: &str = "\
 .version 9.0
 .target sm_90

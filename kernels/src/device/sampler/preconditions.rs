@@ -1,4 +1,4 @@
-//! What the operations of [`Sampler`](super::Sampler) refuse, on every device in the same words.
+//! Preconditions of the operations of [`Sampler`](super::Sampler), on every device in the same words.
 //!
 //! Shapes are `[live rows, width]`.
 

@@ -2,7 +2,7 @@
 
 use crate::config::text::TextDefaults;
 
-/// What distinguishes one family.
+/// Differences between families.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Variant {
     /// Name in logs and errors.

@@ -1,4 +1,4 @@
-//! What the tasks of one group's product share.
+//! Shared state of the tasks of one group's product.
 
 use super::format::Int8Matrix;
 use crate::cpu::gemm::Epilogue;
