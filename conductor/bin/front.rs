@@ -1,4 +1,4 @@
-//! The services of a conductor for clients: an embedded router, or without one the services of operators and probes alone.
+//! The services of a conductor for clients: an embedded router, or without one, those of operators and probes.
 
 use std::sync::Arc;
 
