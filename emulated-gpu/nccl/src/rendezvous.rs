@@ -73,7 +73,8 @@ fn introduce(listener: &UnixListener) -> io::Result<()> {
     if shared {
         eprintln!("emulated NCCL: two ranks of a group are on one device: {hosts:?}");
     }
-    for stream in &mut streams {
+    // Rank 0 comes last: it usually made the id, and this thread ends with its process.
+    for stream in streams.iter_mut().rev() {
         for (name, _) in &hosts {
             write_text(stream, if shared { "" } else { name })?;
         }

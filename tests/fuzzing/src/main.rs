@@ -22,10 +22,6 @@ const BASE_BYTES: usize = 16 << 20;
 const BYTES_PER_BYTE: usize = 256;
 
 static TARGET: LazyLock<Target> = LazyLock::new(|| {
-    if let Ok(directory) = std::env::var("FUZZ_WRITE_SEEDS") {
-        seeds::write(directory.as_ref());
-        std::process::exit(0);
-    }
     let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
     let target = Target::named(&name);
     let target =
@@ -47,7 +43,15 @@ fn ignore_panics_of_templates() {
     }));
 }
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+/// Writes the seeds and ends the process, if asked to. Later, libFuzzer takes an exit for a finding.
+fn write_seeds_if_asked() {
+    if let Ok(directory) = std::env::var("FUZZ_WRITE_SEEDS") {
+        seeds::write(directory.as_ref());
+        std::process::exit(0);
+    }
+}
+
+libfuzzer_sys::fuzz_target!(init: write_seeds_if_asked(), |data: &[u8]| {
     let target = &*TARGET;
     let used = MEMORY.begin();
     target.run(data);

@@ -98,6 +98,7 @@ fn loading_takes_little_more_than_the_weights() {
             };
             let model = load(&options, device().with_group(Box::new(Lone(group_rank))), &mut |_| {}).unwrap();
             let (taken, weights) = (peak() - before, model.weight_bytes());
+            eprintln!("{load_format}, {quantize:?}, {group_rank:?}: {}", taken as f64 / weights as f64);
             assert!(weights > least, "{weights} bytes are too few to tell");
             assert!(
                 taken * 20 < weights * 23,
