@@ -182,7 +182,9 @@ class Server(Process):
         addresses = ["--http", f"{host}:{self.http_port}", "--grpc", f"{host}:{self.grpc_port}"]
         # The address of routers and operators, and the secret that they show there.
         self.cluster, token = f"127.0.0.1:{cluster_port}", pathlib.Path(log_dir) / "cluster-token"
-        token.write_text(CLUSTER_TOKEN)
+        # Servers of one directory share the file, and one may be reading it.
+        if not token.exists():
+            token.write_text(CLUSTER_TOKEN)
         self.cluster_flags = ["--cluster-grpc", self.cluster, "--cluster-token-file", token]
         if name == "conductor":
             addresses += self.cluster_flags if "--cluster-grpc" not in args else []

@@ -35,7 +35,7 @@ fn write_hole(file: &Path) {
         end += 4 * shape.iter().product::<usize>();
         header.insert(name.into(), json!({"dtype": "F32", "shape": shape, "data_offsets": [start, end]}));
     };
-    add("model.embed_tokens.weight", &[4096, 512]);
+    add("model.embed_tokens.weight", &[2048, 512]);
     add("model.norm.weight", &[512]);
     for layer in 0..LAYERS {
         let mut add_weight =
@@ -69,7 +69,7 @@ fn loading_takes_little_more_than_the_weights() {
     write_config(
         dir.path(),
         &config(&json!({
-            "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": LAYERS,
+            "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": LAYERS,
             "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": true,
             "torch_dtype": "float32",
         })),
