@@ -13,7 +13,7 @@ from harness import REPO, Server
 
 PROGRAMS = ["conductor", "router", "tutti-bench", "worker"]
 # The build that tests/run has made already, so that only the links remain.
-FLAGS = ["--workspace", "--features", "tutti/media-test-model"]
+FLAGS = ["--workspace", "--features", "tutti/media-test-model", "--examples"]
 LIBRARIES = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libutil.so.1", "ld-linux-x86-64.so.2"}
 
 
