@@ -54,7 +54,7 @@ def main():
 
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"tutti-{version}-{tag}.whl"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name, content, mode in files:
             entry = zipfile.ZipInfo(name, TIME)
             entry.external_attr = mode << 16

@@ -11,6 +11,9 @@ import harness
 import pytest
 from harness import REPO, Server
 
+# On a fresh machine, zig first makes its own libraries.
+pytestmark = pytest.mark.timeout(900)
+
 PROGRAMS = ["conductor", "router", "tutti-bench", "worker"]
 # The build that tests/run has made already, so that only the links remain.
 FLAGS = ["--workspace", "--features", "tutti/media-test-model", "--examples"]
