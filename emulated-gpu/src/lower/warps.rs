@@ -35,13 +35,12 @@ impl<'a> Lowering<'a> {
                 let Some(mode) = mnemonic.take_any(&["idx", "up", "down", "bfly"]) else {
                     return mnemonic.unknown();
                 };
-                draft.detail = mode as u32;
                 self.result_and_predicate(scope, &mut draft, target)?;
                 for (index, source) in [value, operand, bounds].into_iter().enumerate() {
                     draft.from[index] = self.source(scope, source, Width::W32)?;
                 }
                 draft.members = self.source(scope, members, Width::W32)?;
-                draft.run = ops::shuffle;
+                draft.run = ops::shuffle(mode as u32);
             }
             ("vote", [target, value, members]) => {
                 let Some(mode) = mnemonic.take_any(&["ballot", "any", "all", "uni"]) else {

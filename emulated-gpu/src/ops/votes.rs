@@ -4,14 +4,14 @@ use crate::exec::{Row, Warp, each_lane};
 use crate::fault::FaultKind;
 use crate::program::{Instruction, NONE, Operation};
 
-/// The lane that a shuffle reads, and true if it lies in the segment. `bounds` is its operand `c`: a clamp in bits 0-4,
-/// and in bits 8-12 the lanes' bits that all of a segment share.
-fn source(mode: u32, lane: u32, b: u32, bounds: u32) -> (u32, bool) {
+/// The lane that a shuffle of this mode reads, and true if it lies in the segment. `bounds` is its operand `c`: a clamp
+/// in bits 0-4, and in bits 8-12 the lanes' bits that all of a segment share.
+const fn source<const MODE: u32>(lane: u32, b: u32, bounds: u32) -> (u32, bool) {
     let (clamp, shared) = (bounds & 31, bounds >> 8 & 31);
     let last = lane & shared | clamp & !shared;
     let first = lane & shared;
     let b = b & 31;
-    match mode {
+    match MODE {
         0 => {
             let from = first | b & !shared;
             (from, from <= last)
@@ -23,27 +23,53 @@ fn source(mode: u32, lane: u32, b: u32, bounds: u32) -> (u32, bool) {
     }
 }
 
-/// `shfl.sync`: `detail` is the mode, 0 idx, 1 up, 2 down, 3 bfly; `from` holds value, operand and bounds.
-pub(crate) unsafe fn shuffle(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
+/// The bit of each lane in a mask.
+const BITS: [u32; 32] = {
+    let (mut bits, mut lane) = ([0; 32], 0);
+    while lane < 32 {
+        bits[lane] = 1 << lane;
+        lane += 1;
+    }
+    bits
+};
+
+/// `shfl.sync` of the mode 0 idx, 1 up, 2 down or 3 bfly; `from` holds value, operand and bounds.
+unsafe fn shuffle_lanes<const MODE: u32>(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     // SAFETY: the rows are the lowering's.
     unsafe {
         let [value, operand, bounds] = [0, 1, 2].map(|i| warp.get::<u32>(instruction.from[i]));
-        let (mut result, mut inside, mut stranger) = (value, 0, None);
-        each_lane(mask, |lane| {
-            let (from, ok) = source(instruction.detail, lane as u32, operand.0[lane], bounds.0[lane]);
-            let from = if ok { from } else { lane as u32 };
-            inside |= u32::from(ok) << lane;
-            result.0[lane] = value.0[(from & 31) as usize];
-            if mask >> (from & 31) & 1 == 0 {
-                stranger = stranger.or(Some((lane as u32, from)));
+        // The lane that each lane reads is its own if the other lies outside of its segment. All lanes are computed, even
+        // those that take no part: without branches, the loop becomes vector code.
+        let (mut from, mut inside) = (Row::<u32>::zero(), Row::<u32>::zero());
+        for lane in 0..warp.lanes() {
+            let (other, ok) = source::<MODE>(lane as u32, operand.0[lane], bounds.0[lane]);
+            from.0[lane] = if ok { other & 31 } else { lane as u32 };
+            inside.0[lane] = if ok { BITS[lane] } else { 0 };
+        }
+        let mut result = Row::<u32>::zero();
+        for (result, &from) in result.0.iter_mut().zip(&from.0) {
+            *result = value.0[(from & 31) as usize];
+        }
+        if mask != u32::MAX {
+            let reads_stranger = |&lane: &usize| mask & BITS[lane] != 0 && mask >> from.0[lane] & 1 == 0;
+            if let Some(lane) = (0..32).find(reads_stranger) {
+                let from = from.0[lane];
+                let what = format!("a shuffle reads lane {from}, which takes no part; lanes {mask:#010x} do");
+                return warp.fail(FaultKind::Barrier, lane as u32, None, what);
             }
-        });
-        if let Some((lane, from)) = stranger {
-            let what = format!("a shuffle reads lane {from}, which takes no part; lanes {mask:#010x} do");
-            return warp.fail(FaultKind::Barrier, lane, None, what);
         }
         warp.put(instruction.into[0], mask, &result);
-        warp.put_predicate(instruction.into[1], mask, inside);
+        warp.put_predicate(instruction.into[1], mask, inside.0.into_iter().fold(0, |all, one| all | one));
+    }
+}
+
+/// The operation of a shuffle of this mode: 0 idx, 1 up, 2 down, 3 bfly.
+pub(crate) fn shuffle(mode: u32) -> Operation {
+    match mode {
+        0 => shuffle_lanes::<0>,
+        1 => shuffle_lanes::<1>,
+        2 => shuffle_lanes::<2>,
+        _ => shuffle_lanes::<3>,
     }
 }
 
