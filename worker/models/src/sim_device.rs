@@ -313,8 +313,8 @@ impl Sim {
         self.planes.as_mut().ok_or_else(no_planes)
     }
 
-    /// Counts a step and returns its number, or refuses the step if the settings say so. `fails_on` is the token of the
-    /// step that the settings refuse.
+    /// Counts a step and returns its number, or refuses the step if the settings say so. `fails_on` is the token for
+    /// which the settings refuse the step, if the step holds it.
     fn begin(&mut self, fails_on: Option<u32>) -> Result<u64, DeviceError> {
         let step = self.steps;
         self.steps += 1;
@@ -359,7 +359,7 @@ impl Sim {
     }
 
     /// Waits for a step's end, at most until `until`, and runs the step hook meanwhile. False if the step has not
-    /// ended. An error if the settings lose the device in this step.
+    /// ended. Returns an error if the settings say that the device is lost in this step.
     fn wait(&mut self, step: u64, end: Instant, until: Option<Instant>) -> Result<bool, DeviceError> {
         let Self { planes, step_hook, settings, .. } = self;
         let may_have_work = step_hook.as_ref().is_some_and(|hook| hook.may_have_work());

@@ -1,9 +1,10 @@
-//! Fixed shapes: padding changes no bit of logits, sampled tokens, pages and slots, and writes to no memory of anyone.
+//! Fixed shapes: padding changes no bit of logits, sampled tokens, pages and slots, and writes to no memory that has no
+//! owner.
 //!
-//! All pages and slots begin as a canary pattern of NaN, the scratch ones included. One script of steps runs with and
-//! without shapes, and the whole memory is compared after each step.
+//! All pages and slots, those without an owner included, start with a canary pattern of NaN. The same script of steps
+//! runs with and without shapes, and the whole memory is compared after each step.
 //!
-//! With `GOLDEN_MODELS` (tests/goldens) the same runs on checkpoints that the golden gate compares with the reference.
+//! If `GOLDEN_MODELS` is set (see tests/goldens), the comparison also runs on the checkpoints of tests/goldens.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -63,13 +64,13 @@ struct Request {
     pages: Vec<PageId>,
 }
 
-/// All that a step leaves: bits of the scores and tokens that it gave, and the model's memory.
+/// Results of a step: the bits of its scores, its sampled tokens, and the model's memory after it.
 #[derive(PartialEq)]
 struct After {
     scores: Vec<Vec<(u32, u32)>>,
     sampled: Vec<u32>,
     pages: Vec<u8>,
-    /// The states of slots 1 and up: the null slot has none that could be read.
+    /// The states of slots 1 and up: the null slot has no state to read.
     slots: Vec<Vec<u8>>,
 }
 
@@ -205,7 +206,7 @@ fn random_shapes(random: &mut Random) -> ChunkShapes {
     ChunkShapes::new(shapes).unwrap()
 }
 
-/// Compares padded runs of a model with runs without padding, with shapes given and random ones.
+/// Compares padded runs of a model with runs without padding, for fixed and for random shapes.
 fn padding_changes_nothing(what: &str, model: &mut dyn Model, prompts: &[&[u32]], seeds: u32) {
     for seed in 0..seeds {
         let plain = run(model, prompts, seed, None);
@@ -346,7 +347,7 @@ impl Observer for Rows {
     }
 }
 
-/// A device that was compiled for the declared shapes runs every operation of the layers.
+/// Needed by a device that is compiled for the declared shapes alone.
 #[test]
 fn every_operation_of_the_layers_has_a_declared_number_of_rows() {
     let shapes = ChunkShapes::new(vec![8, 24, 64]).unwrap();

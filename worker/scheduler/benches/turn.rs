@@ -108,7 +108,7 @@ fn turn(scheduler: &mut Scheduler, prepare: bool, times: &mut [Vec<Duration>; 4]
     let began = Instant::now();
     let step = scheduler.plan(Duration::ZERO).step;
     let took = began.elapsed();
-    // The rows that one turn prepares are used by the next.
+    // Turns alternate: one plans afresh and prepares rows, and the plan of the next one uses these rows.
     if prepare {
         afresh.push(took)
     } else {

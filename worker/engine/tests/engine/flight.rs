@@ -1,4 +1,4 @@
-//! Several steps in flight: ends, cancels and failures of requests that stand in all of them.
+//! Several steps in flight: ends, cancels and failures of requests that have rows in all of them.
 
 use std::{
     collections::BTreeMap,
@@ -211,7 +211,7 @@ fn a_loss_between_enqueue_and_collect_ends_the_worker() {
     let failures: [fn(&mut Probe); 4] = [
         |probe| probe.fail_next = Some(DeviceError::Lost("ECC".into())),
         |probe| probe.fail_logits = Some(DeviceError::Lost("ECC".into())),
-        // The layers run already, so that a refusal is a loss, too: the step cannot run again.
+        // The layers have already run, so the step cannot run again: a refusal counts as a loss, too.
         |probe| probe.fail_logits = Some(DeviceError::Misuse("ECC".into())),
         |probe| probe.fail_collect = Some(DeviceError::Lost("ECC".into())),
     ];
@@ -234,8 +234,8 @@ fn a_loss_between_enqueue_and_collect_ends_the_worker() {
 
 #[test]
 fn preempted_requests_leave_no_trace_in_steps_in_flight() {
-    // Requests that grow beyond the pool and stop at tokens of their own, so that ends, preemptions and admissions meet
-    // in the same steps.
+    // Requests that outgrow the pool and stop at different tokens, so that ends, preemptions and admissions meet in the
+    // same steps.
     let tight = EngineSettings {
         kv_cache_memory: Some(ByteSize(25 * PAGE_BYTES as u64)),
         admission: Admission::Optimistic,
