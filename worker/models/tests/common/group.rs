@@ -57,7 +57,7 @@ pub fn of_ranks_with_whole_experts<T>(
 /// Bytes that rank 0 has sent in collectives.
 #[derive(Default)]
 pub struct Traffic {
-    /// Bytes of gathers, at the root or at all ranks.
+    /// Bytes that rank 0 has sent in gathers, to the root or to all ranks.
     pub gathered: AtomicUsize,
 }
 
@@ -121,7 +121,7 @@ impl Collective for Counted {
     }
 }
 
-/// Runs [`of_ranks`] with each rank's collective of data replaced by what `over` makes of it.
+/// Runs [`of_ranks`]. `over` wraps or replaces the collective that each rank's device uses.
 fn of_ranks_over<T>(
     size: usize,
     options: &LoadOptions,

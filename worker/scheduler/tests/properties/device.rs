@@ -1,4 +1,4 @@
-//! A model of a device: enqueued steps run in their order, at any time between their enqueueing and their commit.
+//! A model of a device: enqueued steps run in order, each at any time before its commit.
 
 use tutti_scheduler::{PageId, RowOutcome, SlotCopy, SlotId, StepPlan};
 
@@ -35,7 +35,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Writes the planes of a request from the host: the pages behind the first `known`, and the slot.
+    /// Writes the planes of a request from the host, as a transfer does: the pages of `positions`, and the slot. Writes
+    /// garbage unless `sound` is true.
     pub fn fill(
         &mut self,
         room: &[PageId],
