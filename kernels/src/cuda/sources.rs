@@ -11,7 +11,7 @@ pub struct Source {
     pub name: &'static str,
     /// The kernels in it.
     pub kernels: &'static [DeclaredKernel],
-    /// Declarations, and then the file.
+    /// Name and text of each header with declarations, and then of the file itself.
     text: &'static [(&'static str, &'static str)],
 }
 

@@ -67,7 +67,7 @@ fn checkpoint() -> TempDir {
 }
 
 fn loads(model: &mut dyn Model) -> Vec<ExpertLoad> {
-    // The reading replaces what stands there.
+    // The call replaces the contents of `loads`.
     let mut loads = vec![ExpertLoad { layer: 9, experts: 9, tokens: 9, most: 9 }];
     model.expert_loads(&mut loads).unwrap();
     loads
@@ -92,7 +92,7 @@ fn each_layer_with_experts_counts_its_tokens_since_the_start() {
         assert_eq!(first, ExpertLoad { layer: 0, experts: EXPERTS, tokens: sum, most: tokens });
         assert_eq!((last.layer, last.experts, last.tokens), (2, EXPERTS, sum));
         assert!(last.most < tokens && last.most * EXPERTS as u64 >= sum, "{last:?}");
-        // The counts go on from there.
+        // A read does not reset the counts.
         generate(model, &[&prompt[..3]], usize::MAX, 1);
         assert_eq!(loads(model)[0].tokens, sum + 3 * TOP_K as u64);
         got

@@ -25,7 +25,7 @@ fn recurrence() -> TempDir {
     }))
 }
 
-/// A Qwen3.5 whose last layer is a delta net. Four ranks hold each of its two heads of keys twice.
+/// A Qwen3.5 whose last layer is a delta net. It has two key heads, so each is held by two of four ranks.
 fn delta_net() -> TempDir {
     checkpoint(&qwen3_5("Qwen3_5ForCausalLM"))
 }
@@ -89,7 +89,7 @@ fn outcome(request: &Request) -> Bits {
     bits(&[(request.tokens[PROMPT..].to_vec(), scores)]).remove(0)
 }
 
-/// A request of the usual prompt, and its outcome undisturbed.
+/// Returns a request with the usual prompt, and its outcome when it runs undisturbed.
 fn alone(model: &mut dyn Model) -> (Request, Bits) {
     let fresh = requests(&[&ids(PROMPT)]).remove(0);
     let mut request = fresh.clone();
@@ -111,7 +111,7 @@ fn neither_chunks_nor_mates_change_a_bit(dir: &TempDir) {
     }
 }
 
-/// Each step takes another number of tokens of each request, beside rows of padding: null slot, null page.
+/// Each step computes a random number of tokens per request, with rows of padding in the null slot and the null page.
 fn random_slices_and_padding_change_no_bit(dir: &TempDir) {
     let mut model = loaded(dir.path(), Dummy);
     let (_, whole) = alone(&mut *model);
@@ -141,8 +141,8 @@ fn random_slices_and_padding_change_no_bit(dir: &TempDir) {
     }
 }
 
-/// A state of which one plane is missing gives another result, so no plane is sent for nothing, and a test of a
-/// hand-over that loses one can fail.
+/// Asserts that the outcome changes if any one plane of the state is lost. So a hand-over sends no plane in vain, and a
+/// test notices a hand-over that loses one.
 fn every_plane_of_the_state_is_needed(dir: &TempDir) {
     let mut model = loaded(dir.path(), Dummy);
     let (fresh, whole) = alone(&mut *model);

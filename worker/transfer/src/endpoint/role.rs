@@ -27,7 +27,7 @@ use crate::{
 /// Maximum number of reports in the queue to the leader. While the queue is full, the tasks of transfers wait.
 const QUEUED_REPORTS: usize = 64;
 
-/// Where the events of an endpoint's transfers go.
+/// Destination of the events of an endpoint's transfers.
 #[derive(Clone)]
 pub(crate) enum Role {
     /// To the engine. The leader of a group, or a worker that works alone.
@@ -46,7 +46,7 @@ pub(crate) struct Leader {
     pub outbox: mpsc::WeakSender<pb::WorkerMessage>,
 }
 
-/// The way of events to the engine.
+/// The path of events to the engine.
 #[derive(Clone)]
 pub(crate) struct Events {
     queue: mpsc::Sender<Event>,

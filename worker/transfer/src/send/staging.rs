@@ -75,7 +75,7 @@ impl StagingBudget {
         self.used.fetch_add(bytes, Ordering::SeqCst);
     }
 
-    /// Counts bytes that no queue takes as staged and freed.
+    /// Accounts for bytes that are dropped because no queue takes them, as if they had been staged and then freed.
     pub fn drop_bytes(&self, bytes: usize) {
         self.take(bytes);
         self.give_back(bytes);

@@ -17,8 +17,8 @@ fn results(side: &Side, request: u64) -> RequestResults {
 fn divided_requests_give_the_results_of_a_request_alone() {
     for model in Stateful::ALL {
         let page = model.page_tokens();
-        // Requests grow on the decoding side, which preempts some of them: these go on with their prompt in slots that
-        // held other state.
+        // Requests grow on the decoding side, which preempts some of them. A preempted request computes its prompt
+        // again there, in a slot that held other state.
         let launches: Vec<_> = (0..24)
             .map(|request: usize| {
                 let (prompt, output) = (1 + request * 7 % (3 * page), 2 + request % (3 * page));
