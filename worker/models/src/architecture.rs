@@ -58,7 +58,7 @@ pub(crate) trait Architecture: Sized {
         loader: &mut Loader<'_, D>,
     ) -> Result<Self::Layers<D>, LoadError>;
 
-    /// Makes ranks divide whole experts among themselves. Refuses a model without experts.
+    /// Divides whole experts among the ranks, instead of the width of each expert. Refuses a model without experts.
     fn divide_whole_experts(&mut self) -> Result<(), String> {
         self.experts().ok_or(NO_EXPERTS)?.division = Division::Experts;
         Ok(())
@@ -72,7 +72,7 @@ pub(crate) struct Checkpoint<'a> {
     pub options: &'a LoadOptions,
 }
 
-/// Loads the checkpoint whose config is `config`. `architecture` is its name in errors.
+/// Loads the checkpoint whose config is `config`. `architecture` is the architecture's name in errors.
 pub(crate) fn load<A: Architecture, D: DecoderDevice>(
     mut config: A,
     architecture: &'static str,
@@ -105,7 +105,7 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Refuses the model of `file` on a device that lacks a family.
+    /// Returns an error if the device lacks a family of operations that the model of `file` needs.
     pub fn check<D: DecoderDevice>(
         self,
         file: &ConfigFile,
@@ -126,7 +126,7 @@ impl Needs {
         }
     }
 
-    /// Names of the families that are needed and not implemented.
+    /// Returns the names of the families of operations that are needed but not implemented.
     fn beyond(self, implemented: Self) -> Vec<&'static str> {
         let families = [
             ("Experts", self.experts, implemented.experts),

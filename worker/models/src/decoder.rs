@@ -46,7 +46,7 @@ pub(crate) trait Layers<D: DecoderDevice>: Send + 'static {
 pub(crate) struct TextShape {
     /// Family and size, for logs.
     pub summary: String,
-    /// First part of the names of embedding and final norm in the checkpoint.
+    /// Prefix of the names of embedding and final norm in the checkpoint.
     pub prefix: &'static str,
     /// Width of the residual stream.
     pub hidden_size: usize,
@@ -90,8 +90,8 @@ pub(crate) struct Decoder<D: Device, L> {
     /// `None` until the planes are allocated.
     planes: Option<D::Planes>,
     step_hook: Option<Box<dyn StepHook>>,
-    /// Number of logit rows of a step whose layers are enqueued, and whose logits are not: `hidden` holds their hidden
-    /// states. `None` between two steps.
+    /// Number of logit rows of the step whose layers are enqueued but whose logits are not. `hidden` holds the hidden
+    /// states of these rows. `None` if there is no such step.
     logit_rows: Option<usize>,
     /// Steps in flight whose logits are enqueued, oldest first.
     in_flight: VecDeque<D::Done>,
@@ -158,7 +158,7 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         &mut self.device
     }
 
-    /// Refuses a step that this model cannot run. [`Device::begin_step`] refuses what concerns rows and planes.
+    /// Refuses a step that this model cannot run. [`Device::begin_step`] checks rows and planes.
     fn check(&self, inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
         let refuse = |why: String| Err(DeviceError::Misuse(why));
         let (tokens, limits) = (inputs.token_ids.len(), self.limits());
@@ -235,7 +235,7 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
     }
 
     fn allocate_planes(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
-        // The old planes are freed first.
+        // The old planes are freed first, because the device may lack the memory for both.
         self.planes = None;
         self.planes = Some(self.device.planes(&self.rank_planes.shape(pages, slots))?);
         Ok(())

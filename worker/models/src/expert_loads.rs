@@ -15,7 +15,7 @@ pub struct ExpertLoad {
     pub most: u64,
 }
 
-/// The loads of a model's layers since a start.
+/// The loads of a model's layers since the last [`restart`](Self::restart).
 pub(crate) struct ExpertCounts {
     layers: Vec<Layer>,
     /// Buffer for the counts of one layer.
@@ -29,13 +29,13 @@ struct Layer {
 }
 
 impl ExpertCounts {
-    /// Counts from the device's beginning. `layers` are the indices of the layers with experts.
+    /// Creates counts of all tokens since the device was opened. `layers` are the indices of the layers with experts.
     pub fn new(layers: &[usize]) -> Self {
         let layers = layers.iter().map(|&index| Layer { index, start: Vec::new() }).collect();
         Self { layers, now: Vec::new() }
     }
 
-    /// Counts from now on.
+    /// Starts the counts anew: tokens before this call no longer count.
     pub fn restart(&mut self, device: &mut impl Experts) -> Result<(), DeviceError> {
         self.layers.iter_mut().try_for_each(|layer| device.expert_tokens(layer.index, &mut layer.start))
     }

@@ -126,7 +126,7 @@ impl ExpertShape {
         }
     }
 
-    /// The experts of which a rank holds weights.
+    /// Returns the experts of which a rank holds weights.
     fn held(&self, rank: GroupRank) -> Range<usize> {
         match self.division {
             Division::Width => 0..self.experts,
@@ -134,7 +134,7 @@ impl ExpertShape {
         }
     }
 
-    /// Intermediate width per expert on a rank.
+    /// Returns the intermediate width per expert on a rank.
     fn width(&self, rank: GroupRank) -> usize {
         match self.division {
             Division::Width => share(self.intermediate_size, rank).len(),
@@ -212,9 +212,9 @@ impl ExpertSpecs {
 pub(crate) struct ExpertWeights<D: Device> {
     /// `[experts, hidden]`.
     router: D::Matrix,
-    /// Gate and up of each expert that is here.
+    /// Gate and up of each expert that this rank holds.
     gate_up: Vec<D::Matrix>,
-    /// Down projection of each expert that is here.
+    /// Down projection of each expert that this rank holds.
     down: Vec<D::Matrix>,
 }
 
@@ -243,7 +243,7 @@ impl<D: Device> ExpertWeights<D> {
 /// Buffers of the layers with experts, for the largest step, of `T` tokens.
 pub(crate) struct ExpertMixer<D: Device> {
     routing: Routing,
-    /// Index of the first expert that is here.
+    /// Index of the first expert that this rank holds.
     first: usize,
     /// Input of the experts, `[T, hidden]`.
     normed: D::Tensor,

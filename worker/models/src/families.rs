@@ -1,4 +1,4 @@
-//! The families that this build loads: from the names in a `config.json` to the code.
+//! The families that this build loads, and the code of each.
 //!
 //! [`FAMILIES`] is the only such table. docs/adding-a-model.md shows it to readers, and a test compares the two.
 

@@ -50,7 +50,7 @@ fn shape(config: &llama::Config) {
             let Ok(shard) = config.shard(GroupRank { rank, world_size }) else { continue };
             assert!(shard.text.heads > 0 && shard.text.kv_heads > 0 && shard.intermediate_size > 0);
             assert_eq!(shard.text.heads * world_size, text.heads);
-            // Without dense layers nothing has this size, so it may be any.
+            // Only dense layers have this width. Without any, it is not divided.
             if config.has_dense_mlps() {
                 assert_eq!(shard.intermediate_size * world_size, config.intermediate_size);
             }

@@ -1,7 +1,8 @@
 //! The architecture of Llama: pre-norm decoder with RMS norms, grouped-query attention, RoPE and SwiGLU.
 //!
-//! Paper: Touvron et al., "LLaMA", arXiv:2302.13971. Several families share it, and differ in biases, sliding windows,
-//! norms of heads and defaults of their configs: see [`variant`], which names the paper and the reference of each.
+//! Paper: Touvron et al., "LLaMA", arXiv:2302.13971. Several families share this architecture. They differ in biases,
+//! sliding windows, norms of heads, and defaults of their configs. [`variant`] names the paper and the reference of
+//! each family.
 
 mod config;
 mod moe;

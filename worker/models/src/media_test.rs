@@ -45,7 +45,7 @@ pub(crate) fn parse(file: &ConfigFile) -> Result<(llama::Config, Audio), LoadErr
     Ok((config, audio))
 }
 
-/// Loads those nodes of the model that the options name. `architecture` is its name in errors.
+/// Loads those nodes of the model that the options name. `architecture` is the architecture's name in errors.
 pub(crate) fn load<D: DecoderDevice>(
     architecture: &'static str,
     checkpoint: Checkpoint<'_>,
@@ -63,7 +63,7 @@ pub(crate) fn load<D: DecoderDevice>(
         held.encoder.then(|| Encoder::load(audio, &config.text, options, &mut device)).transpose()?;
     match encoder {
         Some(encoder) if !held.thinker => {
-            // The plane is the thinker's. This worker allocates none of it.
+            // The declaration contains the thinker's plane, of which this worker allocates nothing.
             let text = &config.text;
             let bytes_per_token = 2 * text.layers * text.kv_heads * text.head_dim * text.dtype.bytes();
             let declaration = declare(&thinker::declaration(options.page_tokens, bytes_per_token)?)?;

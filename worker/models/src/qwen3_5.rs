@@ -41,7 +41,7 @@ pub(crate) struct Variant {
 
 pub(crate) const DENSE: Variant = Variant { name: "Qwen3.5", experts: false };
 
-/// Reference: transformers `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
+/// Qwen3.5-MoE. Reference: transformers `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
 pub(crate) const MOE: Variant = Variant { name: "Qwen3.5-MoE", experts: true };
 
 /// Index of the first of the three slot planes.
@@ -193,8 +193,8 @@ impl Architecture for Config {
     }
 }
 
-/// One layer's place: its index among the layers of its kind, which is that of its plane's layer, and its role as the
-/// last layer of the model.
+/// The position of a layer. `of_kind` is its index among the layers of its kind, which is also its index in the plane
+/// of that kind. `last` is true for the last layer of the model.
 #[derive(Clone, Copy)]
 struct Position {
     of_kind: usize,
@@ -227,7 +227,7 @@ impl<D: DecoderDevice> Layers<D> for Qwen35<D> {
             let x = GateUp { x: &*step.hidden, norm: Some(norm()), weight: &layer.gate_up };
             step.device.gate_up(x, activated)?;
             if let (Some(Mixture { gate, mixer }), Some(weights)) = (mixture.as_mut(), &layer.mixture) {
-                // A row's gate commutes with the down projection, which is linear.
+                // The gate scales each row. It may be applied before the down projection, because that is linear.
                 let x = Linear { x: &*step.hidden, norm: Some(norm()), weight: &weights.gate, bias: None };
                 step.device.linear(x, gate)?;
                 step.device.sigmoid_gate(gate, activated)?;
@@ -241,8 +241,8 @@ impl<D: DecoderDevice> Layers<D> for Qwen35<D> {
 }
 
 impl<D: DecoderDevice> FullAttention<D> {
-    /// Adds the gated attention of a layer to the residual stream. Without logit rows the last layer writes its keys
-    /// and values only.
+    /// Adds the gated attention of a layer to the residual stream. In a step without logit rows, the last layer only
+    /// writes its keys and values.
     fn run(
         &mut self,
         step: &mut LayerStep<'_, D>,
@@ -278,7 +278,8 @@ impl<D: DecoderDevice> FullAttention<D> {
 }
 
 impl<D: DecoderDevice> DeltaNet<D> {
-    /// Adds the delta net of a layer to the residual stream. Without logit rows the last layer changes its state only.
+    /// Adds the delta net of a layer to the residual stream. In a step without logit rows, the last layer only changes
+    /// its state.
     fn run(
         &mut self,
         step: &mut LayerStep<'_, D>,

@@ -75,7 +75,8 @@ pub(crate) enum Role {
 pub(crate) enum Precision {
     /// The tensor's stored type or, for a matrix, the quantisation of the load options.
     Configured,
-    /// The stored type, also if the load options quantise: a matrix that does not bear quantisation.
+    /// The stored type, even if the load options quantise. For a matrix whose quantisation would cost too much
+    /// accuracy.
     Stored,
     /// This type, whatever the stored type is: for instance a router that is computed in f32.
     Type(WeightType),

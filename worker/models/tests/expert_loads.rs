@@ -1,4 +1,4 @@
-//! Loads of experts: which layers have them, and how many tokens each counts.
+//! Tests of the loads of experts: the layers that have them, and the tokens that each counts.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -24,8 +24,8 @@ const WIDTH: usize = 8;
 const PROMPT: usize = 21;
 const OUTPUT: usize = 5;
 
-/// Three layers, of which the second is dense. All tokens of the first choose the same experts, since its router's
-/// logits are all 0; the last routes by content.
+/// A checkpoint of three layers, of which the second is dense. In the first layer all tokens choose the same experts,
+/// because the router's logits are all 0. In the third layer the choice depends on the token.
 fn checkpoint() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let keys = json!({
@@ -79,12 +79,12 @@ fn each_layer_with_experts_counts_its_tokens_since_the_start() {
     let prompt: Vec<u32> = prompt(PROMPT).iter().map(|token| token % 96).collect();
     let check = |model: &mut dyn Model| {
         assert_eq!(loads(model), [], "no layer has run");
-        // Tokens before the start do not count.
+        // Tokens before the restart do not count.
         generate(model, &[&prompt[..9]], usize::MAX, 1);
         model.restart_expert_loads().unwrap();
         assert_eq!(loads(model), []);
         generate(model, &[&prompt], usize::MAX, OUTPUT);
-        // The last token of the output is sampled, and not computed.
+        // The last output token is sampled but not computed.
         let tokens = (PROMPT + OUTPUT - 1) as u64;
         let got = loads(model);
         let [first, last] = got[..] else { panic!("{got:?}") };
@@ -98,7 +98,7 @@ fn each_layer_with_experts_counts_its_tokens_since_the_start() {
         got
     };
     let alone = check(&mut *loaded(dir.path(), Auto));
-    // A rank that holds half of the experts counts the tokens of all.
+    // A rank that holds half of the experts counts the tokens of all experts.
     assert_eq!(of_ranks_with_whole_experts(2, dir.path(), Auto, Quantize::None, check), alone);
 }
 

@@ -1,8 +1,8 @@
-//! Fixed shapes: padding changes no bit of logits, sampled tokens, pages and slots, and writes to no memory that has no
-//! owner.
+//! Fixed shapes: padding changes no bit of logits, sampled tokens, pages and slots, and writes to no page or slot that
+//! belongs to no request.
 //!
-//! All pages and slots, those without an owner included, start with a canary pattern of NaN. The same script of steps
-//! runs with and without shapes, and the whole memory is compared after each step.
+//! All pages and slots start with a canary pattern of NaN, even those that belong to no request. The same script of
+//! steps runs with and without shapes, and the whole memory is compared after each step.
 //!
 //! If `GOLDEN_MODELS` is set (see tests/goldens), the comparison also runs on the checkpoints of tests/goldens.
 
@@ -34,7 +34,7 @@ use tutti_models::{
 };
 use tutti_settings::ChunkShapes;
 
-/// Most tokens of a step in these scripts.
+/// Maximum number of tokens of a step in these scripts.
 const BUDGET: usize = 96;
 const OUTPUT: usize = 4;
 /// Byte of the canary pattern: floats of any type made of it are NaN.
@@ -50,7 +50,7 @@ impl Random {
     }
 }
 
-/// The smallest shapes for a step's tokens and logit rows, as the engine chooses them.
+/// Returns the smallest shapes that hold a step's tokens and logit rows, as the engine chooses them.
 fn shape_of(shapes: &ChunkShapes, tokens: usize, logit_rows: usize) -> StepShape {
     let kept = if logit_rows == 0 { 0 } else { shapes.fit(logit_rows).unwrap() };
     StepShape { tokens: shapes.fit(tokens).unwrap(), logit_rows: kept }
@@ -100,8 +100,8 @@ fn memory(model: &mut dyn Model) -> (Vec<u8>, Vec<Vec<u8>>) {
 
 /// Runs prompts to their ends, in steps of random rows of random lengths: single tokens, parts of prompts, and live
 /// requests that have no row. A step has logit rows for all its tokens, for the last token of each row that ends a
-/// prompt, or for none if no row does. The script depends on `seed` alone. Asserts that memory without an owner keeps
-/// its canaries.
+/// prompt, or for none if no row ends a prompt. The script depends on `seed` alone. Asserts that pages and slots that
+/// belong to no request keep their canaries.
 fn run(model: &mut dyn Model, prompts: &[&[u32]], seed: u32, shapes: Option<&ChunkShapes>) -> Vec<After> {
     let (mut random, vocab) = (Random(seed), model.limits().vocab_size as u32);
     let has_slots = model.declaration().has_slots();
@@ -165,7 +165,7 @@ fn run(model: &mut dyn Model, prompts: &[&[u32]], seed: u32, shapes: Option<&Chu
         let drawn = SamplingParams { temperature: 0.7, seed: 3, ..SamplingParams::GREEDY };
         let likeliest = SamplingParams::GREEDY;
         let sample = |&(index, row, position): &(usize, usize, usize)| {
-            // Every other request takes the likeliest token, which is another path of the LM head.
+            // Every other request takes its likeliest token, for which the LM head has a path of its own.
             let params = if index % 2 == 0 { &drawn } else { &likeliest };
             let (prompt, position) = (&requests[index].tokens[..], position as u64);
             (row, SampleRow { params, prompt, output: &[], forbidden: &[], position, logprobs: None })
@@ -240,7 +240,7 @@ fn dense(changes: &serde_json::Value) -> TempDir {
     checkpoint(&config)
 }
 
-/// Experts beside a dense layer. All experts have rows in a large step.
+/// A dense layer and a layer of experts. In a large step all experts have rows.
 fn experts() -> TempDir {
     dense(&json!({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
@@ -315,7 +315,7 @@ fn of_groups() {
     of_ranks(2, delta_net().path(), Dummy, test("delta net"));
 }
 
-/// The checkpoints of tests/goldens, with their own prompts.
+/// The same comparison on the checkpoints of tests/goldens, with their own prompts.
 #[test]
 fn of_goldens() {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
@@ -347,7 +347,7 @@ impl Observer for Rows {
     }
 }
 
-/// Needed by a device that is compiled for the declared shapes alone.
+/// Asserts that a device could be compiled for the declared shapes alone.
 #[test]
 fn every_operation_of_the_layers_has_a_declared_number_of_rows() {
     let shapes = ChunkShapes::new(vec![8, 24, 64]).unwrap();

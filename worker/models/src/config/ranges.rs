@@ -1,5 +1,6 @@
-//! The keys that families read, each with the values that it may have. A limit is several times that of the largest
-//! published model. It bounds what a config makes a worker allocate before any tensor is looked for.
+//! The keys that families read, each with the values that it may have. Each limit is several times the value in the
+//! largest published model. Limits bound the memory that a config makes a worker allocate before the worker looks for
+//! any tensor.
 
 use serde_json::Value;
 
@@ -46,7 +47,7 @@ const MAX_FACTOR: f64 = 1e6;
 pub(crate) const ARCHITECTURES: Key<Vec<String>> = Key::texts("architectures", MAX_NAMES);
 pub(crate) const MODEL_TYPE: Key<String> = Key::text("model_type");
 pub(crate) const QUANTIZATION_CONFIG: Key<Value> = Key::any("quantization_config");
-/// Name of the keys of a text model beside a vision encoder.
+/// Name of the object that holds the text model's keys in a config that also has a vision encoder.
 pub(crate) const TEXT_CONFIG: &str = "text_config";
 
 // A text model.
@@ -73,7 +74,7 @@ pub(crate) const USE_SLIDING_WINDOW: Key<bool> = Key::flag("use_sliding_window")
 pub(crate) const SLIDING_WINDOW: Key<usize> = Key::count("sliding_window", MAX_CONTEXT);
 pub(crate) const MAX_WINDOW_LAYERS: Key<usize> = Key::count("max_window_layers", MAX_LAYERS);
 
-// Experts. Some families take 0 experts for a dense model, in which the sizes do not matter.
+// Experts. In some families 0 experts mean a dense model, whose sizes of experts are ignored.
 pub(crate) const NUM_EXPERTS: Key<usize> = Key::count("num_experts", MAX_EXPERTS);
 pub(crate) const NUM_EXPERTS_PER_TOK: Key<usize> = Key::count("num_experts_per_tok", MAX_EXPERTS);
 pub(crate) const MOE_INTERMEDIATE_SIZE: Key<usize> = Key::count("moe_intermediate_size", MAX_WIDTH);
@@ -97,7 +98,7 @@ pub(crate) const ROPE_SCALING: &str = "rope_scaling";
 pub(crate) const ROPE_PARAMETERS: &str = "rope_parameters";
 pub(crate) const ROPE_THETA: Key<f64> = Key::number("rope_theta", Above(1.0), MAX_THETA);
 pub(crate) const PARTIAL_ROTARY_FACTOR: Key<f64> = Key::number("partial_rotary_factor", Above(0.0), 1.0);
-/// The first vision models called plain frequencies with three axes a type of its own, `mrope`.
+/// `mrope` is the name that the first vision models gave to plain frequencies with three axes of positions.
 const ROPE_TYPES: &[&str] = &["default", "mrope", "yarn", "llama3"];
 pub(crate) const ROPE_TYPE: Key<String> = Key::choice("rope_type", ROPE_TYPES);
 /// The older spelling of `rope_type`; some files have both.

@@ -30,8 +30,8 @@ use crate::{
 /// Upper bound of the bytes of one tile's logits, unless [`BLOCK`] rows take more. All rows of a step whose logits fit
 /// are one tile.
 const TILE_BYTES: usize = 40 << 20;
-/// Number of rows that are computed alike: one row among them that needs more than its likeliest token makes each rank
-/// keep the logits of all. Smaller blocks would read the LM head more often.
+/// Number of rows per block. If one row of a block needs more than its likeliest token, each rank keeps the logits of
+/// all rows of the block. Smaller blocks would read the LM head more often.
 const BLOCK: usize = 32;
 /// The largest vocabulary whose token ids are exact as f32, the type in which candidates are gathered.
 const MAX_CANDIDATES: usize = 1 << 24;
@@ -131,7 +131,8 @@ impl<D: DecoderDevice> Head<D> {
         Ok(())
     }
 
-    /// Divides the wanted rows into tiles, in a list that the caller gives back.
+    /// Divides the wanted rows into tiles. The list is taken out of `self.tiles`; the caller puts it back, so that its
+    /// memory is used again.
     fn tiles_of(&mut self, wanted: &WantedRows, logit_rows: usize) -> Result<Vec<Tile>, DeviceError> {
         if let Some(row) = wanted.rows.last().filter(|&&row| row >= logit_rows) {
             return Err(DeviceError::Misuse(format!("logit row {row} of a step that has {logit_rows}")));
@@ -143,8 +144,8 @@ impl<D: DecoderDevice> Head<D> {
         Ok(tiles)
     }
 
-    /// Computes the final norm and the LM head of a tile: for rows that need only their likeliest token to samples,
-    /// else to what the leader needs of each row.
+    /// Computes the final norm and the LM head of a tile. In a tile of likeliest tokens, the result is sampled tokens.
+    /// In any other tile, the result is logits, of which the leader gets what it needs of each row.
     fn compute<'a>(
         &mut self,
         device: &mut D,
@@ -214,8 +215,8 @@ impl<D: DecoderDevice> Head<D> {
     }
 }
 
-/// Divides wanted rows into tiles of at most `capacity` rows, in order, which cover every wanted row once. Rows of
-/// blocks that are computed alike follow each other in one tile as far as they fit.
+/// Divides the wanted rows into tiles of at most `capacity` rows, in order, so that each wanted row is in exactly one
+/// tile. Consecutive blocks that are computed alike share a tile as long as they fit.
 fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Vec<Tile>) {
     let WantedRows { rows, likeliest, .. } = wanted;
     let (mut rows, mut likeliest) = (&rows[..], &likeliest[..]);
@@ -231,7 +232,8 @@ fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Ve
             Some(last)
                 if last.likeliest == tile.likeliest
                     && end - last.rows.start <= capacity
-                    // Rows without a request may be computed for nothing, but not sampled.
+                    // A tile may compute logits of rows without a request. A tile of likeliest tokens must not contain
+                    // such rows, because it samples all of its rows.
                     && (!tile.likeliest || last.rows.end == first) =>
             {
                 last.rows.end = end;

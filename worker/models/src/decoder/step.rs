@@ -17,7 +17,7 @@ pub(crate) struct LayerStep<'a, D: Device> {
     pub hidden: &'a mut D::Tensor,
     pub(super) partial: &'a mut Option<D::Tensor>,
     pub(super) step_hook: &'a mut Option<Box<dyn StepHook>>,
-    /// Number of rows of the residual stream that are no padding.
+    /// Number of rows of the residual stream that are not padding.
     pub(super) valid_rows: usize,
     /// Number of logit rows, without padding.
     pub(super) logit_rows: usize,
@@ -45,7 +45,7 @@ impl<D: DecoderDevice> LayerStep<'_, D> {
         self.logit_rows > 0
     }
 
-    /// Number of rows of the residual stream that are no padding.
+    /// Returns the number of rows of the residual stream that are not padding.
     pub fn valid_rows(&self) -> usize {
         self.valid_rows
     }

@@ -40,7 +40,7 @@ impl Reader {
         let file = ConfigFile::read(dir)?;
         match self {
             Self::Family(family) => {
-                // The changed config may name no family, or another one.
+                // The change may make the config name no family, or another one.
                 Family::of(&file)?;
                 examine(family, &file, dir)?;
             }
@@ -234,7 +234,7 @@ fn a_family_is_found_by_its_architecture_or_without_one_by_its_type() {
     }
 }
 
-/// The rows of the tables of a page of docs/ that name an architecture in their first or second column.
+/// Returns the rows of tables in a page of docs/ that name an architecture.
 fn rows(page: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page);
     let text = fs::read_to_string(path).unwrap();

@@ -26,7 +26,7 @@ impl Moe {
         let mut sparse: Vec<bool> =
             (1..=text.layers).map(|layer| sizes.experts > 0 && layer.is_multiple_of(step)).collect();
         for layer in keys.get_or(&ranges::MLP_ONLY_LAYERS, Vec::new())? {
-            // As in transformers, a layer that the model lacks is none.
+            // As in transformers, the index of a layer that the model lacks is ignored.
             if let Some(sparse) = sparse.get_mut(layer) {
                 *sparse = false;
             }

@@ -43,7 +43,7 @@ pub(crate) enum Windows {
     ByLayer,
 }
 
-/// Llama 2 and 3, SmolLM, and all that is saved under their name. Reference: transformers
+/// Llama 2 and 3, SmolLM, and other models that are saved as Llama. Reference: transformers
 /// `models/llama/modeling_llama.py`. Paper: "The Llama 3 Herd of Models", arXiv:2407.21783.
 pub(crate) const LLAMA: Variant = Variant {
     name: "Llama",

@@ -93,7 +93,7 @@ impl<R: FnMut(u64)> Follower<'_, R> {
         }
     }
 
-    /// The loss of this rank by a plan that it cannot run.
+    /// Returns the error that ends this rank because it cannot run the leader's plan.
     fn bad(&self, what: String) -> DeviceError {
         DeviceError::Lost(format!("the leader's plan {} is not usable: {what}", self.number))
     }
@@ -148,8 +148,8 @@ impl<R: FnMut(u64)> Follower<'_, R> {
         }
     }
 
-    /// Reads this rank's share of a run and hands it to the connector. The connector has no part in the plan's outcome:
-    /// a share that cannot be sent fails its request alone.
+    /// Reads this rank's share of a run and hands it to the connector. If the connector cannot send the share, only the
+    /// share's request fails; the plan has succeeded.
     fn send_share(&mut self, run: pb::ShareRun) -> Result<(), DeviceError> {
         let (run, ids) = Run::of_message(run);
         let mut own = Vec::new();

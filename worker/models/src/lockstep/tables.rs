@@ -12,7 +12,7 @@ pub(super) struct Tables {
     /// Number of pages per plane. No table is longer.
     pages: usize,
     slots: usize,
-    /// Tables by slot, as far as a row had the slot.
+    /// Tables by slot, up to the highest slot that a row has had.
     by_slot: Vec<Table>,
     step: u64,
 }
@@ -20,7 +20,7 @@ pub(super) struct Tables {
 #[derive(Clone, Debug, Default)]
 struct Table {
     pages: Vec<PageId>,
-    /// The last step with a row of this slot.
+    /// The last step in which a row had this slot.
     step: u64,
 }
 
@@ -46,8 +46,8 @@ impl Tables {
         self.step += 1;
     }
 
-    /// Checks that a row may have this slot and a table of this length, and that no row of the step before it has the
-    /// slot. Changes no table.
+    /// Checks that a row may have this slot and a table of this length, and that no earlier row of the same step has
+    /// the slot. Changes no table.
     pub fn check_row(&mut self, slot: SlotId, length: usize) -> Result<(), String> {
         self.check_pages(length)?;
         if slot == SlotId::NULL {
@@ -63,7 +63,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Returns the index of a slot that is not beyond the last one.
+    /// Returns the index of a slot. Refuses a slot beyond the last one.
     pub fn check_slot(&self, slot: SlotId) -> Result<usize, String> {
         let index = slot.0 as usize;
         if index < self.slots {
@@ -77,7 +77,7 @@ impl Tables {
     /// pages that it keeps. The null slot keeps none.
     pub fn replace(&mut self, slot: SlotId, table: &[PageId]) -> usize {
         let Some(known) = self.table_mut(slot) else { return 0 };
-        // A table mostly gains pages at its end, so that one comparison of all known pages suffices.
+        // A table mostly gains pages at its end. So one comparison of all known pages usually suffices.
         let kept = match table.get(..known.len()).is_some_and(|table| are_equal(known, table)) {
             true => known.len(),
             false => known.iter().zip(table).take_while(|(known, page)| known == page).count(),

@@ -14,7 +14,7 @@ use crate::{
 pub(super) struct RopeKeys<'a> {
     theta: Option<f64>,
     rotated: Option<f64>,
-    /// The parameters, or the sets of them by type of layer. Without any key if the config has neither.
+    /// The parameters, or one set of parameters per type of layer. Empty if the config has none of these keys.
     sets: Keys<'a>,
 }
 
@@ -72,7 +72,8 @@ impl<'a> RopeKeys<'a> {
             _ if self.sets.holds(layer_type) => self.sets.section(layer_type),
             sets if sets.is_empty() => Ok(self.sets.clone()),
             sets => {
-                // A parameter that is an object is no set, and is refused as what it is.
+                // Refuse a parameter that is wrongly an object, which looks like a set, with the error about that
+                // parameter.
                 Parameters::read(self.sets.clone())?;
                 let name = self.sets.name();
                 let problem = format!("{name}: has sets for {sets:?}, but none for {layer_type:?}");

@@ -38,7 +38,7 @@ impl SimMeter {
 pub struct SimClock {
     costs: SimCosts,
     jitter_percent: u32,
-    /// Time from a step's end until the host can know of it.
+    /// Time between a step's end and the moment at which the host can notice it.
     late: Duration,
     /// State of the random numbers of the jitter.
     random: u64,
@@ -65,8 +65,8 @@ impl SimClock {
         &self.meter
     }
 
-    /// Enqueues a step of these rows, padded by `padding` tokens. Returns the time from which the host can know that it
-    /// has ended.
+    /// Enqueues a step of these rows, padded by `padding` tokens. Returns the time from which the host can notice the
+    /// step's end.
     pub fn enqueue(&mut self, rows: &[RowInputs<'_>], padding: usize) -> Instant {
         let (now, took) = (Instant::now(), self.step_time(rows, padding));
         let begin = self.last_end.map_or(now, |end| end.max(now));
@@ -115,7 +115,7 @@ pub fn wait<E>(
     mut pause: impl FnMut() -> Result<(), E>,
 ) -> Result<bool, E> {
     let wake = until.map_or(end, |until| until.min(end));
-    // A sleep may end late, by the kernel's timer slack, but never early.
+    // A sleep may end late, by the kernel's timer slack, but never early, so the loop needs no margin.
     while let Some(left) = wake.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
         thread::sleep(left.min(until_pause));
         pause()?;

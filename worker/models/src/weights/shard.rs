@@ -25,8 +25,8 @@ pub(crate) enum Cut {
     /// The outputs of each matrix are three sections of different heights, one below another. The ranks divide the
     /// units of each.
     Sections([Section; 3]),
-    /// The outputs of each matrix form `units` equal units, each of `parts` equal parts. The spec stands for the part
-    /// with the index `part` of every unit, and the ranks divide the units. Other specs stand for the other parts.
+    /// The outputs of each matrix form `units` equal units, each of `parts` equal parts. The tensor of this spec is the
+    /// part with the index `part` of every unit; other specs declare the other parts. The ranks divide the units.
     PartOfRows { units: usize, parts: usize, part: usize },
     /// Only rank 0 holds the tensor. Used for a bias that is added to a sum over ranks, so that the bias is added once.
     Leader,
@@ -41,8 +41,8 @@ pub(crate) struct Section {
     pub units: usize,
 }
 
-/// The part of a tensor that a rank holds: a range of its matrices and, of each of these, the same rows and the same
-/// columns.
+/// The part of a tensor that a rank holds: a range of its matrices, and the same rows and columns of each of these
+/// matrices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShardRange {
     /// Range of matrices.
@@ -127,16 +127,16 @@ impl Window {
         self.rows.len().saturating_mul(self.columns.len())
     }
 
-    /// Returns the window in `tensor`, the bytes of the whole tensor, as it is stored: a window of a transposed matrix
-    /// has its outputs as columns.
+    /// Returns the window in `tensor`, the bytes of the whole tensor, in the stored layout. In a transposed matrix, the
+    /// window's columns are outputs.
     pub fn view<'a>(&self, tensor: &'a [u8], dtype: WeightType) -> HostMatrix<'a> {
         let (extent, size) = (self.extent(), dtype.bytes());
         let bytes = &tensor[extent.start * size..extent.end * size];
         HostMatrix { bytes, dtype, ..self.stored() }
     }
 
-    /// Range of the tensor's elements, as they are stored, from the window's first element to its last. Elements of
-    /// other columns lie between them.
+    /// Range of the tensor's stored elements from the window's first element to its last. Elements of other columns may
+    /// lie between them.
     pub fn extent(&self) -> Range<usize> {
         let Self { matrix, rows, columns, dims } = self;
         let (row, column) =
@@ -147,7 +147,7 @@ impl Window {
         if elements == 0 { 0..0 } else { first..first + elements }
     }
 
-    /// The window's shape as it is stored, without its bytes.
+    /// The window's shape in the stored layout, without its bytes.
     fn stored(&self) -> HostMatrix<'static> {
         let Self { rows, columns, dims, .. } = self;
         let (rows, columns, stride) = match dims.transposed {

@@ -4,7 +4,7 @@ use tutti_kernels::WeightType;
 use super::*;
 use crate::families::{self, FAMILIES};
 
-/// Parses a config of three layers with some keys replaced. A null replaces a key by null and does not remove it.
+/// Parses a config of three layers with some keys replaced. A null sets a key to null and does not remove it.
 fn parse(changes: &Value) -> Result<Config, LoadError> {
     parse_as("qwen3", changes)
 }
@@ -54,7 +54,7 @@ fn a_value_of_the_wrong_type_is_reported_by_its_key() {
     }
 }
 
-/// Both are sizes of tables that are made before any tensor is looked for.
+/// The values of both keys are sizes of tables that are allocated before any tensor is looked for.
 #[test]
 fn a_config_of_absurd_size_is_refused_before_memory_is_taken_for_it() {
     for (key, limit) in [("num_hidden_layers", "4096"), ("head_dim", "65536")] {
