@@ -3,7 +3,7 @@
 //! `kv_cache_memory` sets the budget. Without it, the budget is what remains of the worker's share of its machine:
 //!
 //! - A conductor divides the memory that was free when it started by the number of workers that it starts, and tells
-//!   each worker this share. A worker that joins by hand has all memory that is free.
+//!   each worker this share. A worker that joins by hand takes all free memory as its share.
 //! - Seven eighths of the share, less the bytes of weights and of the largest step, are for planes. The rest of the
 //!   share is left to the system, to the conductor and to cached files.
 //! - The planes take no more than the maximum number of running requests can use, each with the longest context, and no
@@ -12,8 +12,8 @@
 //! On a device with memory of its own, planes take what is free there once weights are loaded and the largest step has
 //! run ([`profile`](crate::profile())), less a sixteenth. The worker's share of the host's memory does not count.
 //!
-//! Memory that is free when a worker measures says nothing about workers that are still loading, so the conductor
-//! measures once, before it starts any.
+//! The conductor measures free memory once, before it starts any worker. A worker's own measurement would not count the
+//! memory that other workers still need while they load.
 
 use tutti_models::Model;
 use tutti_runtime::{Error, memory};
@@ -26,11 +26,11 @@ pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 /// A worker takes at most this many eighths of its memory for weights, steps and planes together.
 const USED_EIGHTHS: u64 = 7;
 
-/// Margin on a device with memory of its own: one part in this many of its free memory is not for planes, because the
-/// driver allocates memory too, and because free memory may be fragmented.
+/// One part in this many of the free memory of a device with memory of its own is not for planes, because the driver
+/// allocates memory too, and because free memory may be fragmented.
 const DEVICE_MARGIN_DIVISOR: u64 = 16;
 
-/// Minimum for planes: one part in this many of the free memory, up to [`DEFAULT_KV_BYTES`], even if the worker's share
+/// One part in this many of the free memory, up to [`DEFAULT_KV_BYTES`], is for planes even if the worker's share
 /// leaves less. A share leaves too little if several workers map one file of weights: the file is in memory once, but
 /// counts for each of them.
 const LEAST_DIVISOR: u64 = 8;
@@ -96,25 +96,25 @@ impl KvSize {
     }
 }
 
-/// Returns the number of bytes that a worker may take for planes. `share` is the memory that its conductor leaves to
+/// Returns the number of bytes that a worker may take for planes. `share` is the memory that its conductor allots to
 /// it, weights included.
 ///
-/// The ranks of a TP group may get different numbers and then agree on the minimum.
+/// The ranks of a TP group may get different numbers. They then agree on the minimum.
 pub fn kv_budget(model: &dyn Model, settings: &EngineSettings, share: Option<u64>) -> u64 {
     if let Some(size) = settings.kv_cache_memory {
         return size.0;
     }
     let enough = Sizes::of(model, settings).enough();
     if let Some(free) = model.free_bytes() {
-        // The device's free memory no longer contains that of weights and of the largest step.
+        // The memory of weights and of the largest step is in use already, so it is not part of the free memory.
         return enough.min(free - free / DEVICE_MARGIN_DIVISOR);
     }
     let taken = model.weight_bytes().saturating_add(model.step_bytes());
     enough.min(default_bytes(share, taken, memory::available()))
 }
 
-/// Bytes for planes out of a worker's `share` of the machine. Weights and the largest step take `taken` bytes of the
-/// share. `available` bytes of the machine are free now.
+/// Returns the bytes for planes out of a worker's `share` of the machine. Weights and the largest step take `taken`
+/// bytes of the share. `available` bytes of the machine are free now.
 fn default_bytes(share: Option<u64>, taken: u64, available: Option<u64>) -> u64 {
     let part = |bytes: u64| bytes / 8 * USED_EIGHTHS;
     let left = share.map(|share| part(share).saturating_sub(taken));
@@ -159,8 +159,8 @@ impl Sizes {
         pages.saturating_add(running).saturating_add(snapshots)
     }
 
-    /// Number of slots, the null slot included, that fit into one part in `divisor` of a budget and leave room for two
-    /// pages. At least 2, even if these do not fit.
+    /// Returns the number of slots, the null slot included, that fit into one part in `divisor` of a budget and leave
+    /// room for two pages. At least 2, even if two do not fit.
     fn fitting(&self, budget: u64, divisor: u64) -> usize {
         let (page, slot) = (self.page_bytes as u64, self.slot_bytes as u64);
         let room = budget.saturating_sub(page.saturating_mul(2)).min(budget / divisor);
@@ -205,7 +205,7 @@ impl Sizes {
         let snapshots = match slot {
             _ if settings.no_prefix_cache => 0,
             0 => 0,
-            // At least one page ends at each snapshot, so there are no more snapshots than pages.
+            // A snapshot belongs to the end of a page, so there are no more snapshots than pages.
             slot => (rest / SNAPSHOT_DIVISOR / slot).min(most_pages),
         };
         let for_pages = rest - snapshots * slot;

@@ -12,7 +12,7 @@ use super::{Failure, PAGE_TOKENS, PROMPT, TwoThreads, Working, launch, median, r
 
 /// Number of runs per variant; odd, so that there is a median.
 const RUNS: usize = 5;
-/// A step's budget that holds a decode of every row.
+/// Budget of a step, large enough for one token of each row.
 const MAX_STEP_TOKENS: usize = 1024;
 
 /// Idle time of one device.
@@ -21,10 +21,11 @@ pub struct IdleFigures {
     step_us: u32,
     rows: usize,
     steps_in_flight: usize,
-    /// Share of the device's time that passes between steps, in percent, of each run.
+    /// Idle time between steps, in percent of the device's time, of each run.
     idle_percent: Vec<f64>,
     median_idle_percent: f64,
-    /// Time of the device's thread per step for planning and for committing, in microseconds, means of the last run.
+    /// Mean time per step that the device's thread spent on planning and on committing in the last run, in
+    /// microseconds.
     plan_us: f64,
     commit_us: f64,
 }

@@ -31,7 +31,7 @@ pub(crate) struct CopyHints {
 /// Runs page copies between the layers of a model's steps.
 pub(crate) struct CopyHook {
     shared: Arc<Shared>,
-    /// Number of bytes that may be copied now; negative after a batch that was larger than the credit.
+    /// Number of bytes that may be copied now. Negative after a batch that was larger than the credit.
     credit: f64,
     /// Time at which `credit` was last updated.
     updated: Instant,

@@ -65,7 +65,7 @@ fn divided_requests_give_the_results_of_a_request_alone() {
         assert!(spared > 0, "{model:?}: some pages were known, not sent");
         assert!(to.load.preemptions > 0, "{model:?}: the pool is large enough for all");
 
-        // Pages that came from the other side have no snapshot, so a hit must not end at them.
+        // The pages that came from the other side have no snapshot, so the cached prefix must not end at one of them.
         let mut again = launches[21].clone();
         again.key.as_mut().unwrap().request = 100;
         to.engine.launch(again);
@@ -113,7 +113,7 @@ fn a_slot_that_is_missing_or_of_another_size_is_refused() {
         to.give(import(1, exported, &answers));
         to.step();
         to.step();
-        // A late slot changes nothing.
+        // A slot that arrives late changes nothing.
         to.give(arrived((*slot, vec![9; state.len()])));
         to.idle();
         assert_eq!(*answers.lock().unwrap(), [Ok(())]);
