@@ -1,4 +1,5 @@
-//! Several steps in flight: a request in two of them, its end, its preemption, and steps that never run.
+//! Several steps in flight: requests with rows in two of them, which end or are preempted there, and steps that never
+//! run.
 
 mod common;
 
@@ -123,7 +124,7 @@ fn a_cancel_a_deadline_or_a_failed_transfer_ends_a_request_inside_two_steps() {
 
 #[test]
 fn a_victim_inside_steps_is_left_out_and_preempted_once_its_rows_are_back() {
-    // Each request takes two pages of four, and needs a third one for its ninth position.
+    // Each of the two requests takes two of the four pages, and needs a third page for its ninth position.
     let mut scheduler = scheduler(SchedulerConfig {
         pages: 5,
         ..set(two_in_flight(), |settings| {

@@ -13,11 +13,11 @@ use std::{
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// Bytes before the first unit. They hold the transfer's secret, which the sender checks: the same path can mean
-/// another file to the sender, for example in another container.
+/// Bytes before the first unit. They hold the transfer's secret. The sender checks it, because the same path may be a
+/// different file on the sender's side, for example in another container.
 const HEADER_BYTES: u64 = 4096;
 
-/// Handle of a segment, on either side.
+/// A segment, as either side holds it.
 #[derive(Debug)]
 pub(super) struct Segment {
     file: File,

@@ -7,16 +7,16 @@ use crate::live::Live;
 /// The digests of states that requests may find in the prefix cache.
 #[derive(Default)]
 pub struct Traces {
-    /// States at the page boundaries that committed rows have reached.
+    /// States at those page boundaries that committed rows have reached.
     pub recorded: HashSet<u64>,
-    /// States with a snapshot: the row that ends there and the step that copies the slot are both committed.
+    /// States with a snapshot. Both the row that ends there and the step that copies the slot are committed.
     pub saved: HashSet<u64>,
     /// States at the ends of committed rows.
     ends: HashSet<u64>,
 }
 
 impl Traces {
-    /// Records the states that a committed row, or an import, leaves at these positions.
+    /// Records the states that a committed row or an import leaves at these positions.
     pub fn record(&mut self, live: &Live<'_>, positions: Range<usize>, page_tokens: usize) {
         if !live.arrival.shares {
             return;
@@ -26,7 +26,7 @@ impl Traces {
         self.recorded.extend(ends.map(|position| live.history[position]));
     }
 
-    /// Records the states of which a committed step took snapshots. Skips a state whose row failed or was void.
+    /// Records the states that a committed step saved as snapshots. Skips a state whose row failed or was void.
     pub fn save(&mut self, states: &[u64]) {
         self.saved.extend(states.iter().filter(|state| self.ends.contains(state)));
     }
@@ -46,7 +46,7 @@ pub struct Seen {
     pub ended_inside: usize,
     pub preempted: usize,
     pub hits: usize,
-    /// Preempted requests that began again behind a cached prefix.
+    /// Preempted requests that began again after a cached prefix.
     pub resumed: usize,
     /// Resumed requests whose slot was restored.
     pub resumed_slots: usize,
@@ -81,7 +81,8 @@ impl Seen {
         }
     }
 
-    /// The first event that 3000 scripts cause less often than the test requires. None if each happens often enough.
+    /// Returns the first event that 3000 scripts cause less often than the test requires. `None` if each happens often
+    /// enough.
     pub fn too_few(&self) -> Option<&'static str> {
         let mut seen = self.clone();
         seen.counts().into_iter().find(|(_, count, least)| **count < *least).map(|(name, ..)| name)
