@@ -1,4 +1,4 @@
-//! `conductor kernels`: compiles the GPU's kernels ahead of time, on a machine that needs no GPU.
+//! `conductor kernels`: compiles the kernels for GPUs ahead of time, on a machine that needs no GPU.
 
 use std::{ffi::OsString, io::Write, process::ExitCode};
 

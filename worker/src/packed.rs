@@ -1,4 +1,4 @@
-//! Packed weights that match a worker's settings.
+//! Opens the packed weights that match a worker's settings.
 
 use std::{fmt::Write, fs, io, path::Path, time::UNIX_EPOCH};
 
@@ -21,7 +21,7 @@ pub fn open(
     Ok(PackedWeights::open(dir, &key(settings, isa, group_rank).map_err(unreadable)?))
 }
 
-/// Key that identifies everything that determines the packed bytes. It lists the model's files with their sizes and
+/// Returns a key of everything that determines the packed bytes. It lists the model's files with their sizes and
 /// modification times.
 fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result<String> {
     let WorkerSettings {
@@ -32,7 +32,7 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name == "config.json" || name.ends_with(".safetensors") {
-            // `fs::metadata` follows a link, so size and time are those of the link's target.
+            // `fs::metadata` follows links, so size and time are those of a link's target.
             let found = fs::metadata(entry.path())?;
             let written = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
             files.push((name, found.len(), written.as_nanos()));

@@ -45,14 +45,14 @@ pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// True if the conductor knows this error from the stream and reports it once for all workers. The worker then prints
+/// True if the conductor learns this error from the stream and reports it once for all workers. The worker then prints
 /// nothing.
 fn conductor_knows(error: &Error) -> bool {
     error.kind() == ErrorKind::Unavailable || exit::code(error) == exit::USAGE
 }
 
-/// `main` of a worker that is started by hand. If its conductor goes away, the worker waits for the next conductor at
-/// the same address.
+/// `main` of a worker that is started by hand. If its conductor goes away, the worker waits for a new conductor at the
+/// same address.
 pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit::run(NAME, || {
         outlive_hangups()?;
@@ -75,8 +75,8 @@ pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-/// Joins and serves once. The outer error comes from joining, the inner one from serving. If the worker is told to shut
-/// down while it joins, there is no error.
+/// Joins and serves once. The outer error comes from joining, the inner one from serving. A shutdown during joining is
+/// not an error.
 async fn join_once(joining: &Joining, shutdown: &Shutdown) -> Result<Result<(), Error>, Error> {
     let joined = tokio::select! {
         joined = join::join(joining) => joined?,
