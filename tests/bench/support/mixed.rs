@@ -7,7 +7,7 @@ use super::stream::{Ended, Stream, prompts};
 
 const DECODING: usize = 4;
 const DECODING_PROMPT: usize = 128;
-/// Number of tokens that each of the four decoding requests has when the long prompt is sent.
+/// Number of tokens that each of the four decoding requests has received when the long prompt is sent.
 const BEFORE: usize = 48;
 const LONG_PROMPT: usize = 4096;
 const LONG_TOKENS: u32 = 16;
@@ -22,8 +22,8 @@ pub struct Mixed {
     pub itl_ms_before: Summary,
     /// Milliseconds between tokens of the four decoding requests, from sending the long prompt to its first token.
     pub itl_ms_during: Summary,
-    /// Tokens of the long prompt plus tokens that the four decoding requests generate, per second, from sending the
-    /// long prompt to its first token.
+    /// Tokens per second from sending the long prompt to its first token: those of the long prompt, and those that the
+    /// four decoding requests generate.
     pub tokens_per_s_during: f64,
 }
 

@@ -1,4 +1,4 @@
-//! The plan of a run: requests and their times, drawn from a seed before the first request is sent.
+//! The plan of a run: requests and their times. It is drawn from a seed before the first request is sent.
 
 use std::time::Duration;
 

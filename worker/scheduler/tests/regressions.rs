@@ -163,8 +163,8 @@ fn a_step_of_decodes_alone_takes_the_decode_walk() {
 #[test]
 fn replayed_output_is_prefill_and_only_its_end_is_terminal() {
     let mut scheduler = scheduler(set(config(), |settings| settings.max_prefill_chunk_size = Some(6)));
-    // The launch is that of a preempted request: a prompt of 4 tokens and 10 tokens of output. Its first chunk ends
-    // beyond the prompt.
+    // The launch is that of a replayed request: a prompt of 4 tokens and 10 tokens of output. A chunk that ends inside
+    // the output must not sample.
     let mut launch = text(1, 14, 11);
     launch.generated = 10;
     scheduler.add(launch).unwrap();
