@@ -22,7 +22,8 @@ macro_rules! id {
 }
 
 id! {
-    /// A request, numbered by the conductor that accepted it. A client never chooses the number.
+    /// A request, by the number that the conductor gave it when it accepted the request. A client never chooses this
+    /// number.
     RequestId(u64)
 }
 id! {

@@ -1,5 +1,5 @@
 //! The contracts between Tutti's processes, and between Tutti and its clients: generated messages, typed ids and the
-//! declaration of a model. Of the workspace, this crate depends on the crate of parameters alone.
+//! declaration of a model. The only other crate of the workspace that this crate depends on is that of parameters.
 
 pub mod declaration;
 mod ids;
