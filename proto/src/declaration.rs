@@ -1,4 +1,4 @@
-//! A model's declaration of its nodes, walks, planes and media. A declaration is checked once, when it is constructed.
+//! A model's declaration of its nodes, walks, planes and media. It is checked once, when it is constructed.
 
 mod media;
 
@@ -7,11 +7,11 @@ use std::fmt;
 pub use self::media::{EncoderCall, EncoderCallError, MediaInput};
 use crate::cluster::v1 as pb;
 
-/// A node (part) of a model, by its index in the model's declaration.
+/// A node, which is a part of a model. The number is the node's index in the model's declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
 
-/// A walk, by its index in the model's declaration.
+/// A walk. The number is the walk's index in the model's declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WalkId(pub u32);
 
@@ -55,7 +55,7 @@ pub struct Walk {
     pub kind: WalkKind,
 }
 
-/// One kind of per-request state.
+/// One kind of state that each request has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plane {
     /// The name used in logs.
@@ -64,7 +64,7 @@ pub struct Plane {
     pub kind: PlaneKind,
 }
 
-/// The kinds of per-request state.
+/// The kinds of state that a request may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlaneKind {
     /// State that grows with the request's tokens, in pages that a block table lists. A page of P tokens holds

@@ -21,7 +21,7 @@ pub mod v1 {
     pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/tutti.v1.bin");
 }
 
-/// `tutti.cluster.v1`: the protocol among the processes of one cluster.
+/// `tutti.cluster.v1`: the protocol between the processes of one cluster.
 pub mod cluster {
     /// The current version.
     #[allow(missing_docs, clippy::all, clippy::pedantic)]

@@ -38,7 +38,7 @@ struct Args {
     /// Load to measure [default: all].
     #[arg(long, value_enum)]
     only: Option<Load>,
-    /// Skip the baseline.
+    /// Do not measure the baseline.
     #[arg(long)]
     alone: bool,
     #[command(flatten)]

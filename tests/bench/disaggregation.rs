@@ -133,7 +133,7 @@ impl Transfer {
     }
 }
 
-/// Sum of all series of this name and label.
+/// Returns the sum of all series with this name and label.
 fn sum(metrics: &str, name: &str, label: &str) -> f64 {
     let series = metrics.lines().filter(|line| {
         line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') && rest.contains(label))

@@ -35,7 +35,7 @@ use support::{
 const RATES: [f64; 3] = [0.25, 0.5, 1.0];
 const PROMPTS: [usize; 3] = [4096, 8192, 12_288];
 const VARIANTS: [&str; 3] = ["off", "scheduler", "scheduler-target"];
-/// Number of tokens at the end of a prompt with a warm prefix that differ from prompt to prompt.
+/// Number of tokens at the end of a prompt that are its own. With a warm prefix, prompts share all other tokens.
 const FRESH: usize = 256;
 
 #[derive(Parser)]

@@ -46,7 +46,7 @@ struct Args {
     /// Shape of the model.
     #[arg(long, value_enum, default_value = "qwen3-0.6b")]
     shape: Shape,
-    /// Runs of each variant [default: on sim 5 with one long prompt and 3 with concurrent ones, on cpu 1]
+    /// Number of runs of each variant [default: 1 on cpu; on sim, 5 with one long prompt and 3 with concurrent ones]
     #[arg(long)]
     repeats: Option<usize>,
     /// Tokens of the long prompt.

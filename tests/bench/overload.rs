@@ -40,7 +40,8 @@ use support::cluster::Cluster;
 const OVERLOAD: f64 = 5.0;
 /// Load before and after the overload, divided by the capacity.
 const UNDISTURBED: f64 = 0.5;
-/// Streams that measure the capacity: twice as many as the workers run, so that no worker waits for a client.
+/// Number of streams that measure the capacity. It is twice the number of requests that the workers run, so that no
+/// worker waits for a client.
 const CAPACITY_STREAMS: usize = 64;
 /// Maximum number of choices without a token per priority class. The cluster serves as many in about a second.
 const MAX_QUEUED_CHOICES: usize = 96;
@@ -80,7 +81,7 @@ struct Sent {
 #[derive(Debug, Serialize)]
 struct Overload {
     offered_per_s: f64,
-    /// Requests that ended per second, with as many tokens as they asked for.
+    /// Number of requests per second that ended with as many tokens as they asked for.
     goodput_per_s: f64,
     /// Goodput divided by the capacity.
     goodput_share: f64,
@@ -179,7 +180,7 @@ async fn capacity(target: &Target, phase: Duration) -> Result<f64, String> {
         let target = target.clone();
         clients.spawn(async move {
             let mut served = 0;
-            // Each client has more prompts than it can send.
+            // Each client has more prompts than it can send in the phase.
             for planned in workload(f64::INFINITY, 10_000, 1000 + client as u64).plan() {
                 if Instant::now() >= until {
                     break;

@@ -60,7 +60,7 @@ struct Args {
     output: results::Output,
 }
 
-/// Memory of one cluster.
+/// The amount of memory of a cluster.
 #[derive(Clone, Copy, PartialEq)]
 enum Variant {
     Ample,

@@ -143,7 +143,7 @@ struct ReportArguments {
     /// File for the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// File for the report as a page with plots
+    /// File for the report as an HTML page with plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }

@@ -81,7 +81,7 @@ struct Event<'a> {
     usage: Option<Usage>,
 }
 
-/// A choice of the completions API has `text`, one of the chat API a `delta`.
+/// A choice of an answer. In the completions API it has `text`, in the chat API `delta`.
 #[derive(Deserialize)]
 struct Choice<'a> {
     #[serde(borrow, default)]

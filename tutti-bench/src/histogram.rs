@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// Values below this have buckets of their own.
+/// Each value below this number has its own bucket.
 const EXACT: u64 = 256;
 /// log2 of [`EXACT`].
 const EXACT_BITS: u32 = 8;
@@ -65,8 +65,8 @@ impl Histogram {
         self.count
     }
 
-    /// Returns the middle of the bucket of a quantile, in microseconds: the smallest value that at least a share
-    /// `quantile` of the samples does not exceed. 0 without samples.
+    /// Returns a quantile in microseconds, as the middle of its bucket. The quantile is the smallest value that at
+    /// least a share `quantile` of the samples does not exceed. 0 without samples.
     pub fn quantile(&self, quantile: f64) -> u64 {
         let rank = ((quantile * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
         let mut seen = 0;
@@ -112,7 +112,7 @@ fn index(value: u64) -> usize {
     (u64::from(shift) * (EXACT / 2) + (value >> shift)) as usize
 }
 
-/// The least value of a bucket, and the number of its values.
+/// Returns the smallest value of a bucket, and the number of values that the bucket covers.
 fn bounds(index: usize) -> (u64, u64) {
     let index = index as u64;
     let shift = (index / (EXACT / 2)).saturating_sub(1);

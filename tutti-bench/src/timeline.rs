@@ -14,18 +14,18 @@ pub struct Timeline {
     bins: Vec<Bin>,
 }
 
-/// One interval.
+/// Counts of one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bin {
     /// Requests sent.
     pub sent: u64,
-    /// Requests that ended well.
+    /// Requests that were answered completely.
     pub served: u64,
     /// Requests that failed.
     pub failed: u64,
     /// Tokens that have arrived in answers of served requests.
     pub tokens: u64,
-    /// Most requests in flight at once.
+    /// Maximum number of requests in flight.
     pub in_flight: u64,
     /// Sum of the times to the first token of served requests. A time counts in the interval in which its token
     /// arrived.

@@ -17,7 +17,7 @@ use crate::{Error, client::Api};
 /// Number of requests that are made or read ahead.
 const AHEAD: usize = 256;
 
-/// One request.
+/// A request to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// The prompt.

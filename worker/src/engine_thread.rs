@@ -82,7 +82,7 @@ pub fn start(
         runtime::Builder::new_multi_thread().worker_threads(1).thread_name("reports").enable_all().build()?;
     thread::Builder::new().name("engine".into()).spawn(move || {
         let _guard = ExitOnPanic;
-        // Ignored: sending fails only if the receiver is dropped, and it is dropped only when the process ends.
+        // Ignored: sending fails only if the receiver is dropped, which happens only when the process ends.
         let _ = done.send(run(&settings, rank, group.as_ref(), channels, runtime.handle()));
         // Does not wait for tasks: a drained engine has no transfer in progress, and a failed engine waits for none.
         runtime.shutdown_background();
@@ -127,7 +127,7 @@ fn run(
     run_engine(device_loop, (rank, handle), channels, runtime)
 }
 
-/// Runs the leader's plans and counts them for heartbeats.
+/// Runs the leader's plans, and counts forward passes for heartbeats.
 fn follow(member: Member, channels: &EngineChannels, runtime: &Handle) -> Result<(), Error> {
     let kv_pages_total = member.kv().pages.saturating_sub(1) as u32;
     let (group_rank, layout) = (member.group_rank(), member.model().page_layout());

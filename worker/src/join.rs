@@ -1,4 +1,5 @@
-//! The worker's stream to its conductor: dials, sends Hello, and then passes commands in and reports out.
+//! The worker's stream to its conductor: dials and sends Hello, then passes commands to the engine and reports to the
+//! conductor.
 
 use std::{
     sync::{

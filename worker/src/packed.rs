@@ -44,8 +44,8 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
     let head = if *no_screened_head { " without a screen" } else { "" };
     let mut key = format!("{isa} {quantize:?}{head} rank {rank} of {world_size}{experts} nodes {nodes:?}\n");
     for (name, bytes, written) in files {
-        // The packed file's header page holds only the start of a long key, for example of a thousand files. The whole
-        // key still counts, because its hash is part of the packed file's name.
+        // The header page of the packed file holds only the beginning of a long key, as of a thousand files. The whole
+        // key counts all the same, because its hash is part of the file's name.
         let _ = writeln!(key, "{name} {bytes} {written}");
     }
     Ok(key)

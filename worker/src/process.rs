@@ -21,9 +21,9 @@ use crate::{
 
 const NAME: &str = WORKER.name;
 
-/// `main` of a worker that a conductor has spawned. The worker's settings come from the conductor alone: by the command
-/// line, the lifeline at stdin, and the Welcome message. Environment variables are ignored, because they are the
-/// conductor's.
+/// `main` of a worker that a conductor has spawned. All of the worker's settings come from the conductor: by the
+/// command line, the lifeline at stdin, and the Welcome message. Environment variables are ignored, because they are
+/// settings of the conductor.
 pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let outlived = outlive_hangups();
     let flags =
@@ -115,7 +115,7 @@ fn run<T>(
     })
 }
 
-/// Sets the name that `ps` and `top` show, whatever the executable is called.
+/// Sets the name that `ps` and `top` show, because the executable may have another name.
 fn name_process() {
     if let Err(error) = rustix::thread::set_name(c"worker") {
         tracing::debug!(%error, "the process keeps its executable's name");

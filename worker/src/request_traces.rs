@@ -79,12 +79,12 @@ impl WorkSpan {
 }
 
 impl RequestTraces {
-    /// Traces of a worker of this rank.
+    /// Creates the traces of a worker with this rank.
     pub fn new(rank: Rank) -> Self {
         Self { rank, graphs: HashMap::new() }
     }
 
-    /// True if no graph of a sampled request is here.
+    /// True if this worker has no graph of a sampled request.
     pub fn is_empty(&self) -> bool {
         self.graphs.is_empty()
     }

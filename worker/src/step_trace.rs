@@ -50,7 +50,7 @@ impl StepTrace {
             declaration: engine.model().declaration().clone(),
             lost: lost.clone(),
         };
-        // If the thread does not start, its inbox is dropped, and each step counts as lost.
+        // If the thread does not start, the receiver of steps is dropped, so each step counts as lost.
         if let Err(error) = thread::Builder::new().name("step-trace".into()).spawn(move || writer.run(&inbox))
         {
             tracing::warn!(%error, "cannot start the step trace's thread; no step is traced");
@@ -185,7 +185,7 @@ struct Step<'a> {
     run_us: u64,
     commit_us: u64,
     tokens: usize,
-    /// Limit on `tokens`. Only an undivided prefill that is alone in its step may exceed the limit.
+    /// Limit on `tokens`. Only a prefill that is undivided and alone in its step may exceed this limit.
     budget_tokens: usize,
     /// Number of KV pages in use after the step, and number of KV pages that requests can hold.
     kv_pages: [u32; 2],

@@ -56,7 +56,7 @@ impl Backends {
             .spawn()
             .map_err(|e| format!("the backends do not start: {e}"))?;
         let urls: Vec<String> = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
-        // Once `backends` exists, dropping it ends the process.
+        // From here on, an error drops `backends`, which ends the process.
         let mut backends = Self { process, target: Target::named(&urls[0], MODEL, TIMEOUT)?, urls };
         for url in &backends.urls {
             backends.target = wait_until_ready(url, Instant::now()).await?;

@@ -12,7 +12,7 @@ use super::stream::prompts;
 
 const STREAMS: usize = 4;
 const PROMPT: usize = 512;
-/// Number of tokens that each request asks for: more than it can generate during a run.
+/// Number of tokens that each request asks for. A request cannot generate as many during a run.
 const MAX_TOKENS: u32 = 30_000;
 
 /// Background requests.

@@ -20,7 +20,7 @@ pub enum Contender {
     Tutti(Cluster),
     /// sglang-router in front of backends.
     SglangRouter(Baseline),
-    /// One backend without a router. It shows the cost of client and connection.
+    /// A backend without a router. Its figures show the cost of client and connection.
     Nothing(Backends),
 }
 

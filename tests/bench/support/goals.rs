@@ -30,7 +30,7 @@ pub struct Against {
     value: f64,
 }
 
-/// Direction in which a figure is better.
+/// The direction in which a figure gets better.
 #[derive(Clone, Copy, PartialEq)]
 enum Better {
     Lower,

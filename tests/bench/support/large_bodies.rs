@@ -22,7 +22,7 @@ pub const STREAMS: u32 = 100;
 pub const BYTES: usize = 220_000;
 /// Goal for the 99th percentile of the overhead.
 pub const AIM_MS: f64 = 100.0;
-/// Number of requests per stream. The first one does not count, because it opens the connection.
+/// Number of requests per stream. The first request of a stream does not count, because it opens the connection.
 const ROUNDS: u64 = 3;
 
 /// Form of a prompt.

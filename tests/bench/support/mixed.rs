@@ -28,8 +28,8 @@ pub struct Mixed {
 }
 
 impl Mixed {
-    /// Runs the workload on an idle server. `steps` is the maximum number of prefill steps of the long prompt. The four
-    /// decoding requests generate enough tokens to outlast this prefill.
+    /// Runs the workload on an idle server. `steps` is the maximum number of steps of the long prompt's prefill. The
+    /// four decoding requests generate enough tokens to outlast this prefill.
     pub async fn measure(target: &Target, steps: u32, seed: u64) -> Result<Self, String> {
         let max_tokens = BEFORE as u32 + steps + 2 * LONG_TOKENS;
         let long_prompt = prompts(1, LONG_PROMPT, seed + 1).remove(0);

@@ -146,7 +146,7 @@ impl Peer {
             .stderr(opened().map_err(failed)?)
             .spawn()
             .map_err(|e| format!("{}: {e}", command[0].display()))?;
-        // Once `running` exists, dropping it ends the process.
+        // From here on, an error drops `running`, which ends the process.
         let target = Target::named(&format!("http://127.0.0.1:{port}"), "checkpoint", TIMEOUT)?.greedy();
         let mut running = Running { process, spawned, target };
         while !running.target.answers(self.ready()).await {

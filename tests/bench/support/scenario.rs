@@ -23,7 +23,7 @@ const STEPS_OF_OURS: u32 = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Scenario {
-    /// One prompt of 512 or 4,096 tokens at a time, bf16.
+    /// Prompts of 512 and of 4,096 tokens, one at a time, bf16.
     Prefill,
     /// 1, 4 and 16 streams after prompts of 512 tokens, bf16.
     Decode,

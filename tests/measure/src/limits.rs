@@ -57,7 +57,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// One second per limit.
+    /// Takes one second per limit.
     pub const THOROUGH: Self = Self { rounds: 5, round: Duration::from_millis(200) };
     /// A short measurement, for use between the rounds of a bench.
     pub const BRIEF: Self = Self { rounds: 3, round: Duration::from_millis(60) };

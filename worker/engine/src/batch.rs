@@ -61,7 +61,7 @@ pub(crate) struct StepRow<'a> {
     pub next: usize,
 }
 
-/// Part of a row that one forward computes.
+/// The part of a row that one forward computes.
 #[derive(Clone, Debug)]
 pub(crate) struct ForwardChunk<'a> {
     /// Index of the row in its step.
@@ -84,7 +84,7 @@ pub(crate) struct Forward {
 struct Answers {
     row_index: usize,
     samples: bool,
-    /// Positions that score the token after them. Empty if no score is wanted.
+    /// Positions whose logits score the token at the next position. Empty if no score is wanted.
     scored: Range<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! The engine on one thread: plans a step, runs it on the device, commits and reports it.
+//! The engine on one thread: plans steps, runs them on the device, commits them and reports them.
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
@@ -34,9 +34,9 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Creates an engine, and sizes and allocates its KV pool. While the engine holds as many requests as may run
-    /// and `max_waiting_requests` more, a further launch is refused as overload. If no request could run under a
-    /// setting, the error names that setting.
+    /// Creates an engine, and sizes and allocates its KV pool. The engine holds up to `max_waiting_requests` requests
+    /// more than may run; it refuses a further launch as overload. If no request could run under a setting, the error
+    /// names that setting.
     pub fn new(
         mut model: Box<dyn Model>,
         rank: Rank,
@@ -134,15 +134,15 @@ impl Engine {
         self.core.launch(key, parsed);
     }
 
-    /// Cancels a graph in any state; a graph that is not launched yet is cancelled at its launch. The next report
-    /// carries the graph's completion. Cancelling has no effect on a graph that has ended.
+    /// Cancels a graph in any state. A graph that is not launched yet is cancelled at its launch. The next report
+    /// carries the graph's completion. The call has no effect on a graph that has ended.
     pub fn cancel(&mut self, key: GraphKey) {
         self.core.cancel(key);
     }
 
-    /// Plans and enqueues steps until the device holds as many as it can, then waits for the oldest and commits it.
-    /// Returns `None` if nothing ran and there is nothing to report; the caller then waits for a launch. If nothing ran
-    /// but there is something to report, the report has no rows and the number of the next step.
+    /// Plans and enqueues steps until the device holds as many as it can, then waits for the oldest step and commits
+    /// it. Returns `None` if nothing ran and there is nothing to report; the caller then waits for a launch. If nothing
+    /// ran but there is something to report, the report has no rows and the number of the next step.
     ///
     /// Requests that are divided between workers need two threads: see [`split`](Self::split).
     ///
@@ -174,7 +174,7 @@ impl Engine {
         report::load(load, oldest, self.reporter.lost())
     }
 
-    /// True if no request is held and no completion is unreported.
+    /// True if the engine holds no request and has reported all completions.
     pub fn is_idle(&self) -> bool {
         self.core.is_idle()
     }

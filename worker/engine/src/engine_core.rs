@@ -405,7 +405,7 @@ fn refusal(refusal: Refusal) -> Error {
             Error::invalid("max_tokens", message)
         }
         Refusal::QueueFull { .. } => Error::overloaded(message, Duration::from_secs(1)),
-        // The conductor causes these refusals, not the client.
+        // The conductor, and not the client, causes these refusals.
         Refusal::Duplicate(_)
         | Refusal::WrongWalk { .. }
         | Refusal::WrongContent { .. }

@@ -35,8 +35,7 @@ const DEVICE_MARGIN_DIVISOR: u64 = 16;
 /// counts for each of them.
 const LEAST_DIVISOR: u64 = 8;
 
-/// Slots of running requests take at most one part in this many of the budget, unless `max_running_requests` asks for
-/// more.
+/// Slots of running requests take at most one part in this many of the budget. `max_running_requests` may ask for more.
 const RUNNING_DIVISOR: u64 = 2;
 
 /// Snapshots of the prefix cache take one part in this many of the budget that the slots of running requests leave.
@@ -123,14 +122,14 @@ fn default_bytes(share: Option<u64>, taken: u64, available: Option<u64>) -> u64 
     most.max(least)
 }
 
-/// The sizes of one page and one slot, and the largest numbers of both that requests can use.
+/// The sizes of one page and one slot, and the maximum numbers of both that requests can use.
 struct Sizes {
     page_tokens: usize,
     page_bytes: usize,
     slot_bytes: usize,
     /// Number of slots: the null slot, and one per running request.
     running: usize,
-    /// Number of pages: the null page, and those of the maximum number of running requests, each with the longest
+    /// Number of pages: the null page, and the pages of the maximum number of running requests, each with the longest
     /// context.
     most_pages: u64,
 }
@@ -150,8 +149,8 @@ impl Sizes {
         }
     }
 
-    /// Bytes of all pages and slots that requests can use. Snapshots count up to one per page, and up to one part in
-    /// [`SNAPSHOT_DIVISOR`] of the pages' bytes.
+    /// Bytes of all pages and slots that requests can use. Up to one snapshot per page counts, and snapshots count up
+    /// to one part in [`SNAPSHOT_DIVISOR`] of the pages' bytes.
     fn enough(&self) -> u64 {
         let pages = self.most_pages.saturating_mul(self.page_bytes as u64);
         let running = (self.running as u64).saturating_mul(self.slot_bytes as u64);

@@ -16,7 +16,7 @@ pub(crate) struct Encoding {
     pub walk: WalkId,
     /// Range of the items' embeddings. Embeddings are counted over all items of the request, end to end.
     pub rows: Range<usize>,
-    /// Data of the call's items: one item, or all items of an input that is encoded together.
+    /// The items' data: one item, or all items of an input that is encoded together.
     pub items: Vec<Vec<u8>>,
 }
 

@@ -76,7 +76,7 @@ impl Shared {
 }
 
 /// The device's half of an engine. Its thread repeats [`turn`](Self::turn) and [`run`](Self::run), and calls
-/// [`wait`](Self::wait) when nothing ran.
+/// [`wait`](Self::wait) when `run` had nothing to do.
 pub struct DeviceLoop {
     shared: Arc<Shared>,
     runner: Runner,

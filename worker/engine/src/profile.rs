@@ -19,8 +19,8 @@ const PLANES: usize = 2;
 /// Entries of each row's logit bias.
 const BIASES: u32 = 16;
 
-/// Runs the largest step as often as the device holds steps in flight, if the model's device has memory of its own. All
-/// ranks of a TP group call this at the same time. Replaces the planes.
+/// Runs the largest step, if the model's device has memory of its own. Runs it as many times as the device holds steps
+/// in flight. All ranks of a TP group call this function at the same time. Replaces the planes.
 pub fn profile(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Result<(), Error> {
     if model.free_bytes().is_none() || !model.has_thinker() {
         return Ok(());

@@ -236,8 +236,8 @@ impl Runner {
         }
     }
 
-    /// Collects the oldest forwards until one more may be enqueued. `current` are the forwards of the step that is
-    /// being enqueued, which are younger than all others.
+    /// Collects the oldest forwards until one more may be enqueued. `current` holds the forwards of the step that is
+    /// being enqueued. They are younger than all other forwards.
     fn make_room(&mut self, current: &mut Progress) -> Result<(), DeviceError> {
         while self.in_flight >= self.model.limits().steps_in_flight {
             let older = self.steps.iter_mut().map(|step| &mut step.progress);

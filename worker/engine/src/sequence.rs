@@ -1,4 +1,4 @@
-//! A request's tokens and sampling parameters: all that the engine holds for the request apart from its pages.
+//! A request's tokens and sampling parameters, which are all that the engine holds of a request except its pages.
 
 use std::{ops::Range, sync::Arc};
 
@@ -9,8 +9,7 @@ use crate::{
     transfer::Elsewhere,
 };
 
-/// State of one request, created by [`crate::spec`]. Each committed row from which a token was sampled adds one output
-/// token.
+/// State of one request, created by [`crate::spec`]. Each committed row that sampled a token adds one output token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sequence {
     /// The prompt, which the scheduler shares.

@@ -1,7 +1,7 @@
 //! Validates launch messages: the last check before the model.
 //!
-//! The router and the conductor have already made the same check of the parameters. A bad value that gets past them
-//! (another build, a bug, a hand-made message) must fail its own request and no other.
+//! The router and the conductor have already checked the parameters in the same way. A bad value may still arrive from
+//! another build, through a bug, or in a hand-made message. It must fail its own request and no other.
 
 use std::{sync::Arc, time::Duration};
 

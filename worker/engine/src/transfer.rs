@@ -65,7 +65,8 @@ pub(crate) struct Transfers {
     unwritten: Unwritten,
     /// Import requests whose pages are not all written yet.
     pending_imports: VecDeque<Import>,
-    /// Exported requests that the receiving worker has not accepted yet, each with the ending to report once it has.
+    /// Exported requests that the receiving worker has not accepted yet. Each has the ending to report once the worker
+    /// has accepted it.
     unacknowledged: BTreeMap<GraphKey, Ending>,
     embeddings: EmbeddingTransfers,
     /// Failures of transfers that came before their requests, the oldest first.
@@ -115,7 +116,7 @@ impl Transfers {
         self.failed_early.push_back((key, why));
     }
 
-    /// Takes the failure of a transfer that has failed before its request arrived.
+    /// Takes the failure of a transfer that came before its request.
     pub fn take_early_failure(&mut self, key: GraphKey) -> Option<TransferError> {
         let at = self.failed_early.iter().position(|(failed, _)| *failed == key)?;
         self.failed_early.remove(at).map(|(_, why)| why)
@@ -345,7 +346,7 @@ impl Transfers {
         scheduler: &mut Scheduler,
         events: &mut TransferEvents,
     ) {
-        // `None` if the request was cancelled meanwhile; the scheduler then reports its ending.
+        // `None` if the request was cancelled in the meantime. The scheduler then reports its ending.
         if let Some(ending) = scheduler.complete_export(key) {
             self.connector.export(key, hand_over, since);
             self.unacknowledged.insert(key, ending);

@@ -74,8 +74,8 @@ struct Args {
     /// Instruction path [default: the best that the CPU has].
     #[arg(long)]
     isa: Option<String>,
-    /// Measure CPU time of the one computing thread instead of wall-clock time, to lessen the effect of other work on
-    /// the machine. Needs --threads 1.
+    /// Measure the CPU time of the only computing thread instead of wall-clock time, to lessen the effect of other work
+    /// on the machine. Needs --threads 1.
     #[arg(long)]
     own_time: bool,
     /// Quantise the weights to int8.

@@ -1,4 +1,5 @@
-//! A step's plan in a TP group: bytes of the followers' messages, and time that the leader's host spends on them.
+//! The cost of a step's plan in a TP group: bytes of the messages to the followers, and time that the leader's host
+//! spends on them.
 //!
 //! `cargo bench -p tutti-models --bench lockstep`. The requests share the pages of a prefix, decode one token per step,
 //! and gain a page every 16 steps. The model and the transport do nothing, so that only the plans cost time.
@@ -26,7 +27,7 @@ use tutti_proto::declaration::ModelDeclaration;
 
 const PAGE_TOKENS: usize = 16;
 const STEPS: usize = 200;
-/// The sizes to measure: requests, and tokens of the prefix that they share.
+/// The sizes to measure: the number of requests, and the number of tokens of the prefix that they share.
 const SIZES: [(usize, usize); 3] = [(16, 8192), (256, 8192), (1000, 8192)];
 /// Goal for a step of 1,000 rows that share a prefix of 8,192 tokens: the maximum bytes of its messages, and the
 /// maximum time of the leader's host.

@@ -1,4 +1,4 @@
-//! The skeleton of loading a text model: what an [`Architecture`] gives, and the steps that are the same for all.
+//! The common steps of loading a text model, and [`Architecture`], which supplies the steps that differ.
 
 use std::path::Path;
 
@@ -12,15 +12,15 @@ use crate::{
     weights::{Loader, Progress, TensorSpec},
 };
 
-/// The checked config of a text model, from which its weights and the loop over its layers follow. An implementation is
-/// one architecture, which several families may share.
+/// The checked config of a text model. The model's weights and the loop over its layers follow from it. An
+/// implementation of the trait is one architecture, which several families may share.
 pub(crate) trait Architecture: Sized {
     /// The tensors of one layer.
     type LayerSpecs;
     /// The layers on a device.
     type Layers<D: DecoderDevice>: Layers<D>;
 
-    /// Operations that the layers need beside those of a dense text model.
+    /// Operations that the layers need in addition to those of a dense text model.
     fn needs(&self) -> Needs {
         Needs::default()
     }
@@ -30,7 +30,7 @@ pub(crate) trait Architecture: Sized {
         None
     }
 
-    /// Returns the name in the checkpoint of an MLP with experts; `None` if no layer has one.
+    /// Returns the name that an MLP with experts has in the checkpoint; `None` if no layer has one.
     fn module_with_experts(&self) -> Option<String> {
         None
     }
@@ -44,7 +44,7 @@ pub(crate) trait Architecture: Sized {
     /// Number of layers.
     fn layers(&self) -> usize;
 
-    /// The tensors of a layer that a rank loads. `layout` is that of the experts, if there are any.
+    /// Returns the tensors of a layer that a rank loads. `layout` is the layout of the experts, if there are any.
     fn layer_specs(&self, layer: usize, layout: ExpertLayout, group_rank: GroupRank) -> Self::LayerSpecs;
 
     /// All tensors of a layer, in the order of loading.
@@ -97,7 +97,7 @@ pub(crate) fn load<A: Architecture, D: DecoderDevice>(
     Decoder::load(text, all, (dir, options), device, progress, |loader| shard.load(&specs, tokens, loader))
 }
 
-/// Families of operations that an architecture's layers need beside those of a dense text model.
+/// Families of operations that an architecture's layers need in addition to those of a dense text model.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Needs {
     pub experts: bool,

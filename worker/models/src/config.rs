@@ -1,5 +1,5 @@
-//! Reading of `config.json` and `generation_config.json`. [`ranges`] says what each key may be, [`keys`] how it is
-//! read, and [`text`] which keys all text models have.
+//! Reading of `config.json` and `generation_config.json`. [`ranges`] gives the values that each key may have, [`keys`]
+//! reads keys, and [`text`] reads the keys that all text models have.
 
 pub(crate) mod keys;
 pub(crate) mod ranges;

@@ -1,9 +1,9 @@
-//! A paged decoder: all of a text model that does not differ between families.
+//! A paged decoder: the parts of a text model that do not differ between families.
 //!
 //! [`Decoder`] is a [`Model`] around a family's [`Layers`]. It embeds the tokens (each rank of a TP group holds a share
-//! of the vocabulary), puts the embeddings of media in their places, holds the planes, runs the step hook, computes
-//! logits and samples them ([`logits`]), and refuses steps that cannot run. A family supplies a [`TextShape`], its
-//! weights, and the loop over its layers.
+//! of the vocabulary), replaces the embeddings of media tokens, holds the planes, runs the step hook, computes logits
+//! and samples them ([`logits`]), and refuses steps that cannot run. A family supplies a [`TextShape`], its weights,
+//! and the loop over its layers.
 
 mod ends;
 mod logits;
@@ -36,8 +36,8 @@ use crate::{
 
 /// The layers of a family, with their weights and buffers.
 pub(crate) trait Layers<D: DecoderDevice>: Send + 'static {
-    /// Enqueues all layers over the tokens of a step, in place in [`LayerStep::hidden`]. At the end, `hidden` holds the
-    /// step's logit rows only ([`LayerStep::keep_logit_rows`]); without logit rows its contents do not matter.
+    /// Enqueues all layers over the tokens of a step, in place in [`LayerStep::hidden`]. At the end, `hidden` holds
+    /// only the step's logit rows ([`LayerStep::keep_logit_rows`]). If there are none, its contents do not matter.
     fn run(&mut self, step: &mut LayerStep<'_, D>) -> Result<(), DeviceError>;
 }
 
@@ -99,8 +99,8 @@ pub(crate) struct Decoder<D: Device, L> {
 }
 
 impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
-    /// Loads a model from `dir`. `specs` are the tensors of the layers, in the order of loading, and `layers` loads
-    /// them.
+    /// Loads a model from `dir`. `specs` are the tensors of the layers, in the order of loading. `layers` loads the
+    /// layers.
     pub fn load<'s>(
         shape: TextShape,
         specs: impl Iterator<Item = &'s TensorSpec>,

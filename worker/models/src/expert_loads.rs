@@ -9,7 +9,7 @@ pub struct ExpertLoad {
     pub layer: usize,
     /// Number of experts.
     pub experts: usize,
-    /// Tokens of all experts. A token counts once per expert that it chose.
+    /// Number of tokens of all experts. A token counts once for each expert that it chose.
     pub tokens: u64,
     /// Tokens of the expert with the most.
     pub most: u64,
@@ -24,7 +24,7 @@ pub(crate) struct ExpertCounts {
 
 struct Layer {
     index: usize,
-    /// The device's counts at the start, one per expert. Empty if the layer had not run.
+    /// The device's counts at the last restart, one per expert. Empty if the layer had not run by then.
     start: Vec<u64>,
 }
 

@@ -1,9 +1,11 @@
-//! Mixtures of experts as families share them: tensors and their division among ranks, and the computation of a layer.
+//! The parts of a mixture of experts that families share: its tensors and their division among ranks, and the
+//! computation of a layer.
 //!
-//! A router, a linear map held in f32, gives each token a logit per expert; the token's MLP is the weighted sum of a
+//! A router, a linear map held in f32, gives each token a logit per expert. The token's MLP is the weighted sum of a
 //! few experts (Shazeer et al., arXiv:1701.06538; routing as in Qwen3-MoE, arXiv:2505.09388). The ranks of a group
-//! divide the intermediate width of every expert, as they do in dense layers, or whole experts among themselves
-//! (Lepikhin et al., arXiv:2006.16668). Either way every rank routes all tokens, and the ranks' sums are added up.
+//! either divide the intermediate width of every expert, as they do in dense layers, or divide whole experts among
+//! themselves (Lepikhin et al., arXiv:2006.16668). In both cases every rank routes all tokens, and the ranks' sums are
+//! added up.
 
 use std::{fmt, ops::Range, path::Path};
 
@@ -25,7 +27,7 @@ use crate::{
 /// Refusal of `--ep` for a model without experts.
 pub(crate) const NO_EXPERTS: &str = "num_experts: the model has none that --ep could divide";
 
-/// The sizes of experts in a config, before it is known whether any layer has experts.
+/// The sizes of experts in a config that may have no layer with experts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertSizes {
     /// Number of experts, which may be 0.
@@ -37,7 +39,7 @@ pub(crate) struct ExpertSizes {
 }
 
 impl ExpertSizes {
-    /// Reads the keys. `defaults` stand for those that the config lacks.
+    /// Reads the keys. `defaults` are the values of keys that the config lacks.
     pub fn read(keys: &Keys<'_>, defaults: Self) -> Result<Self, LoadError> {
         Ok(Self {
             experts: keys.get_or(&ranges::NUM_EXPERTS, defaults.experts)?,
@@ -102,13 +104,13 @@ pub(crate) enum Division {
 pub(crate) enum ExpertLayout {
     /// Three tensors per expert.
     Each,
-    /// One tensor for gate and up of all experts of a layer, and one for their down projections.
+    /// Two tensors per layer: gate and up of all experts, and the down projections of all experts.
     Stacked,
 }
 
 impl ExpertLayout {
-    /// Returns the layout of the checkpoint in `dir`, of which `module` is an MLP with experts. Dummy weights have
-    /// tensors per expert.
+    /// Returns the layout of the checkpoint in `dir`. `module` is the name of one of its MLPs with experts. Dummy
+    /// weights have tensors per expert.
     pub fn of(dir: &Path, options: &LoadOptions, module: &str) -> Result<Self, LoadError> {
         let stacked = options.load_format == LoadFormat::Auto
             && SafetensorsDir::open(dir)?.has(&format!("{module}.experts.gate_up_proj"));

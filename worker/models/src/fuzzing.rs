@@ -83,7 +83,7 @@ pub fn page_layout(planes: &[(bool, u8, u8)], ranks: u8, bytes: &[u8]) {
         let mut joined = Vec::new();
         layout.join(part, &shares, ranks, &mut joined);
         assert_eq!(joined, whole);
-        // Bytes of any length, as a peer may send them.
+        // Bytes of any length, because a peer may send any.
         layout.join(part, bytes, ranks, &mut joined);
         layout.cut(part, bytes, GroupRank { rank: 0, world_size: ranks }, &mut joined);
     }

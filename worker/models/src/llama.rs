@@ -30,7 +30,7 @@ use crate::{
     weights::{Loader, TensorSpec, Values},
 };
 
-/// The layers of a model, with buffers for the largest step, of `T` tokens. In the shapes below, `heads`,
+/// The layers of a model, with buffers for the largest step, which has `T` tokens. In the shapes below, `heads`,
 /// `kv_heads` and `intermediate` are the sizes of this rank's shard.
 pub(crate) struct Llama<D: Device> {
     layers: Vec<Layer<D>>,

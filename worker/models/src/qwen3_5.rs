@@ -1,10 +1,10 @@
-//! Qwen3.5, text: pre-norm decoder whose layers are of two kinds. Most have a gated delta net, whose state is in slots;
-//! the others have grouped-query attention, whose output is multiplied by a sigmoid gate. Norms store their weight's
-//! difference from 1, and rotation covers a part of each head. In Qwen3.5-MoE each MLP is a mixture of experts and a
-//! shared expert, which a sigmoid gate scales.
+//! Qwen3.5 for text: a pre-norm decoder with two kinds of layers. Most layers have a gated delta net, whose state is in
+//! slots. The others have grouped-query attention, whose output is multiplied by a sigmoid gate. Norms store their
+//! weight's difference from 1, and rotation covers a part of each head. In Qwen3.5-MoE each MLP is a mixture of experts
+//! plus a shared expert, which a sigmoid gate scales.
 //!
 //! Paper of the delta net: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464. Reference: transformers
-//! `models/qwen3_5/modeling_qwen3_5.py`. A checkpoint with a vision encoder loads as its text model.
+//! `models/qwen3_5/modeling_qwen3_5.py`. Of a checkpoint with a vision encoder, only the text model is loaded.
 
 mod config;
 mod weights;
@@ -47,8 +47,8 @@ pub(crate) const MOE: Variant = Variant { name: "Qwen3.5-MoE", experts: true };
 /// Index of the first of the three slot planes.
 const PLANE: usize = 0;
 
-/// The layers of a Qwen3.5, with buffers for the largest step, of `T` tokens. In the shapes below, numbers of heads and
-/// `intermediate` are those of this rank's shard.
+/// The layers of a Qwen3.5, with buffers for the largest step, which has `T` tokens. In the shapes below, numbers of
+/// heads and `intermediate` are those of this rank's shard.
 pub(crate) struct Qwen35<D: Device> {
     layers: Vec<Layer<D>>,
     eps: f32,

@@ -75,7 +75,7 @@ struct Sim {
 /// A step in flight.
 struct SimStep {
     number: u64,
-    /// Time from which the host can know that the step has ended.
+    /// Time from which the host can notice that the step has ended.
     end: Instant,
     /// `None` until the step's logits are enqueued.
     results: Option<LogitResults>,

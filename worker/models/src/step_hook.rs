@@ -1,4 +1,4 @@
-//! A hook that runs inside a step, between two layers: it copies pages and slots that no row of the step reads or
+//! A hook that runs inside a step, between two layers. It copies pages and slots that no row of the step reads or
 //! writes.
 
 use tutti_kernels::{DeviceError, PageId, SlotId};

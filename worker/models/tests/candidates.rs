@@ -64,7 +64,7 @@ impl Random {
     }
 }
 
-/// Sampling of one row.
+/// The sampling of one row: parameters, history and forbidden tokens.
 struct Request {
     params: SamplingParams,
     prompt: Vec<u32>,

@@ -171,7 +171,8 @@ fn a_vision_model_gives_what_its_text_model_gives() {
     assert_eq!(run(true), run(false));
 }
 
-/// transformers saves the text model of a vision model under the names of the vision model.
+/// If transformers saves only the text model of a vision model, the tensors keep the names that they have in the vision
+/// model.
 #[test]
 fn a_text_model_may_keep_the_names_of_the_vision_model() {
     let plain = hybrid_checkpoint(false, |_| ());

@@ -20,7 +20,7 @@ use tutti_models::{LoadFormat::Dummy, LogitRequests, LogitResults, Model};
 
 /// Number of tokens of a prompt.
 const TOKENS: usize = 4_200;
-/// First position of a prompt that begins behind the end of a table.
+/// A position beyond the end of a table that would be too short. A prompt that begins here must have the same logits.
 const FAR: usize = 20_000;
 /// Number of last tokens whose distributions are compared.
 const COMPARED: usize = 4;

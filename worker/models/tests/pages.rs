@@ -1,4 +1,4 @@
-//! Transfer of pages from one group of ranks to another, which continues the request.
+//! Transfer of pages from one group of ranks to another group, which continues the request.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

@@ -278,7 +278,7 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
             shape: None,
         };
         assert!(matches!(model.forward(&inputs, &[]), Err(DeviceError::Misuse(_))));
-        // One request fails in the first of three tiles of logits.
+        // One score fails in the first of three tiles of logits.
         let tokens = [1; 80];
         let positions: Vec<f32> = (0..80).map(|position| position as f32).collect();
         let pages: Vec<PageId> = (1..6).map(PageId).collect();

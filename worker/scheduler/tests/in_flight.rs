@@ -19,7 +19,7 @@ fn step(scheduler: &mut Scheduler) -> StepPlan {
     scheduler.plan(Duration::ZERO).step.expect("something can run")
 }
 
-/// The start of each row, and whether it continues a row in flight.
+/// Returns the request and the start of each row, and true if the row continues a row in flight.
 fn rows(step: &StepPlan) -> Vec<(u64, usize, bool)> {
     step.rows.iter().map(|row| (row.key.request.0, row.positions.start, row.continues)).collect()
 }

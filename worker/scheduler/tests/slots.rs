@@ -28,7 +28,7 @@ fn step(scheduler: &mut Scheduler) -> StepPlan {
     scheduler.plan(Duration::ZERO).step.expect("something can run")
 }
 
-/// The positions of a row, and the copies of its step: from a slot, to a slot.
+/// The positions of a row, and the copies of its step, as pairs of the slots that they read and write.
 type Ran = (Range<usize>, Vec<(u32, u32)>);
 
 /// Runs the only request. Returns the positions and the copies of each of its rows.

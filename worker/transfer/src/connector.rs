@@ -69,7 +69,7 @@ pub trait Connector: Send {
     }
 }
 
-/// The connector of a rank whose leader exchanges no shares: it sends nothing.
+/// The connector of a rank whose group exchanges no shares: it sends nothing.
 impl Connector for () {
     fn send(&mut self, _: Run, _: Vec<u8>) {}
 }
@@ -134,9 +134,9 @@ pub struct Import {
 /// The rank at which a run has arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Here: the bytes of the run's units or, in a group, of this rank's share of them.
+    /// This rank. The bytes are the run's units or, in a group, this rank's share of them.
     Here(Vec<u8>),
-    /// Another rank of this group holds its share.
+    /// Another rank of this group, which holds its share.
     Rank(usize),
 }
 

@@ -197,7 +197,7 @@ impl Endpoint {
         self.runtime.spawn(Arc::clone(self).offer(key, space, reservation));
     }
 
-    /// Announces reserved space, and then waits until the reservation ends or its lease expires.
+    /// Announces reserved space. Then waits until the reservation ends or its lease expires.
     async fn offer(self: Arc<Self>, key: GraphKey, space: Space, reservation: pb::PlaneReservation) {
         let lost = |why| self.role.failed(key, TransferError::Lost(why));
         let port = match self.port().await {
@@ -238,7 +238,7 @@ impl Endpoint {
         }
     }
 
-    /// Listens for senders as long as the process lives. Returns the port.
+    /// Opens the port for senders on first use, and keeps it open until the process ends. Returns the port.
     async fn port(&self) -> io::Result<u16> {
         let services = || {
             let (reservations, role) = (Arc::clone(&self.reservations), self.role.clone());

@@ -16,7 +16,7 @@ use crate::UnitKind;
 pub struct Section {
     /// Number of units. If there are more ranks than units, several neighbouring ranks hold the same unit.
     pub units: usize,
-    /// Bytes per unit: of one page of a paged plane, or of one slot of a slot plane.
+    /// Bytes per unit, for one page of a paged plane or one slot of a slot plane.
     pub unit_bytes: usize,
 }
 

@@ -16,14 +16,14 @@ use tutti_settings::ConnectionSettings;
 /// The setting that an address error names. The worker's address is the one at which the conductor sees it.
 const FIELD: &str = "conductor";
 
-/// The network as a worker sees it.
+/// The network, as one worker sees it.
 #[derive(Clone, Debug)]
 pub struct Network {
     /// Address at which other workers dial this one.
     pub host: IpAddr,
     /// The rule for connections.
     pub transport: ClusterTransport,
-    /// Limits on the connections of other workers to this one.
+    /// Limits on connections from other workers.
     pub connections: ConnectionSettings,
 }
 

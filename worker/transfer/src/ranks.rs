@@ -56,7 +56,7 @@ struct State {
     lost: Option<String>,
 }
 
-/// Returns a secret that no other process knows, or why there is none.
+/// Returns a secret that no other process knows, or the reason why it could not be made.
 pub(crate) fn secret() -> Result<[u8; 16], String> {
     let mut secret = [0; 16];
     let read = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut secret));
@@ -185,7 +185,7 @@ impl Ranks {
         self.lock().lost.clone()
     }
 
-    /// Records that every rank stages this many bytes.
+    /// Records that every rank stages this many bytes more.
     pub fn staged(&self, bytes: usize) {
         self.lock().staged += bytes as u64;
     }

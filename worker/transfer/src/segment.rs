@@ -2,7 +2,7 @@
 //!
 //! The receiver creates the segment. The sender opens the path that the receiver has announced, and writes to the
 //! segment. The segment has no name in any file system. It disappears when both processes have closed it or have died.
-//! Its size is sealed and neither process maps it, so that neither process can cause a fault in the other.
+//! Its size is sealed and it is never mapped, so neither process can cause a fault in the other.
 
 use std::{
     fs::{File, OpenOptions},

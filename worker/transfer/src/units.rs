@@ -227,7 +227,7 @@ impl UnitLayout {
         self.unit_bytes.max(self.slot_bytes)
     }
 
-    /// Bytes per unit of a kind of this transfer.
+    /// Bytes per unit of one kind. The kind must be in this transfer.
     pub fn bytes_of(&self, kind: UnitKind) -> usize {
         match kind {
             UnitKind::Slot => self.slot_bytes,
@@ -247,7 +247,7 @@ impl UnitLayout {
         counts
     }
 
-    /// The kind of units at an index in `counts`. `None` if this transfer has no such units.
+    /// The kind of units that an index in `counts` stands for. `None` if this transfer has no such units.
     pub fn kind_of(&self, index: u32) -> Option<UnitKind> {
         match index {
             0 => Some(self.kind),

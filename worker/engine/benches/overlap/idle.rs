@@ -41,7 +41,7 @@ pub fn measure() -> Result<Vec<IdleFigures>, Failure> {
     Ok(figures)
 }
 
-/// Measures one and two steps in flight in turns, so that other load of the machine affects both.
+/// Measures one and two steps in flight alternately, so that other load of the machine affects both.
 fn compare(step_us: u32, rows: usize) -> Result<Vec<IdleFigures>, Failure> {
     let steps = u64::from(1_000_000 / step_us);
     let mut devices = [Device::start(step_us, rows, steps, 1)?, Device::start(step_us, rows, steps, 2)?];
@@ -97,7 +97,7 @@ impl Device {
         Ok(Self { engine: TwoThreads::start(engine)?, meter, steps, figures })
     }
 
-    /// Decodes with all rows for `steps` steps, after a tenth of them as a warm-up.
+    /// Decodes with all rows for `steps` steps, after a warm-up of a tenth as many.
     fn run(&mut self, run: u64) -> Result<(), Failure> {
         let Self { engine, meter, steps, figures } = self;
         let key = |row: usize| pb::GraphKey { request: run * 10_000 + row as u64, incarnation: 0, graph: 0 };

@@ -1,4 +1,4 @@
-//! The copies of one batch: which pages and slots are read and written now.
+//! The copies of one batch: the pages and slots that are read and written now.
 
 use std::{collections::BTreeMap, time::Instant};
 

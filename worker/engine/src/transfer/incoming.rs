@@ -45,7 +45,7 @@ impl Incoming {
         &self.ranks[0]
     }
 
-    /// True if this rank has written all units, and another has not. The slot counts only if `with_slot` is true.
+    /// True if this rank has written all units, but another rank has not. The slot counts only if `with_slot` is true.
     pub fn awaits_ranks(&self, with_slot: bool) -> bool {
         self.own().is_complete(with_slot) && self.ranks.iter().any(|filled| !filled.is_complete(with_slot))
     }

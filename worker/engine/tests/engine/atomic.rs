@@ -38,7 +38,8 @@ fn every_setting() -> impl Iterator<Item = (EngineSettings, InFlight)> {
 fn a_prompt_over_the_budget_of_a_step_runs_in_one_forward() {
     for (settings, in_flight) in every_setting() {
         let (mut engine, long_rows) = engine(&settings, in_flight);
-        // Decodes and short prompts run beside the long prompts, which are all longer than a step's budget of 16.
+        // Decodes and short prompts run in the same steps as the long prompts, which are all longer than a step's
+        // budget of 16.
         let launches: Vec<_> = [3, 40, 16, 17, 58, 9]
             .into_iter()
             .zip(1..)

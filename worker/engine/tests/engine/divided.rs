@@ -70,7 +70,7 @@ impl Connector for TestConnector {
     }
 }
 
-/// An engine on the test's thread, with its reported results.
+/// An engine on the test's thread, and the results that it has reported.
 struct Side {
     probe: Arc<Mutex<Probe>>,
     device: DeviceLoop,

@@ -14,7 +14,7 @@ use tutti_settings::{Admission, ByteSize};
 
 use crate::common::{self, InFlight, engine, engine_in_flight, expected, launch, settings};
 
-/// An engine whose device has a thread of its own, with room for one step's output.
+/// An engine whose device has a thread of its own. The channel between the two has room for one step's output.
 struct Running {
     engine: EngineHandle,
     outputs: Receiver<StepOutput>,

@@ -1,5 +1,5 @@
-//! Reading of a JSON file's keys. A key is declared once, with the values that it may have ([`ranges`](super::ranges)),
-//! and is read only by its declaration, so that no family takes a value that is not checked.
+//! Reading of a JSON file's keys. A key is declared once, with the values that it may have ([`ranges`](super::ranges)).
+//! It can be read only through its declaration, so that no family uses an unchecked value.
 
 use std::{fmt, marker::PhantomData};
 
@@ -272,7 +272,7 @@ impl FromJson for TokenIds {
 #[derive(Clone, Debug)]
 pub(crate) struct Keys<'a> {
     file: &'a ConfigFile,
-    /// The object's own key and a dot, for the names of its keys in errors; empty for the file's own keys.
+    /// Prefix of the keys' names in errors: the object's own key and a dot. Empty for the keys of the file itself.
     prefix: String,
     /// `None` if the object is missing. All of its keys are then missing, too.
     object: Option<&'a Map<String, Value>>,

@@ -24,7 +24,7 @@ const MAX_HEAD_DIM: usize = 1 << 16;
 const MAX_VOCABULARY: usize = 1 << 24;
 /// Maximum number of experts of a layer.
 const MAX_EXPERTS: usize = 1 << 14;
-/// Maximum number of experts of all layers. Each has tensors of its own.
+/// Maximum number of experts of all layers together. Each expert has its own tensors.
 pub(crate) const MAX_EXPERTS_OF_ALL_LAYERS: usize = 1 << 17;
 /// Maximum number of positions. Kernels take positions as f32, which holds every integer up to this one.
 pub(crate) const MAX_CONTEXT: usize = 1 << 24;
@@ -69,7 +69,7 @@ pub(crate) const EOS_TOKEN_ID: Key<TokenIds> = Key::token_ids("eos_token_id", MA
 pub(crate) const DTYPE: Key<String> = Key::text("dtype");
 pub(crate) const TORCH_DTYPE: Key<String> = Key::text("torch_dtype");
 
-// Sliding windows. A window of 0 is refused where it is used.
+// Sliding windows. The code that reads a window refuses 0.
 pub(crate) const USE_SLIDING_WINDOW: Key<bool> = Key::flag("use_sliding_window");
 pub(crate) const SLIDING_WINDOW: Key<usize> = Key::count("sliding_window", MAX_CONTEXT);
 pub(crate) const MAX_WINDOW_LAYERS: Key<usize> = Key::count("max_window_layers", MAX_LAYERS);
@@ -118,7 +118,7 @@ pub(crate) const MROPE_SECTION: Key<Vec<usize>> =
     Key::integers("mrope_section", Entries::Exactly(3), MAX_HEAD_DIM);
 pub(crate) const MROPE_INTERLEAVED: Key<bool> = Key::flag("mrope_interleaved");
 
-// The test models and the simulated one.
+// The test models and the simulated model.
 pub(crate) const AUDIO_TOKEN_ID: Key<u32> = Key::token("audio_token_id");
 pub(crate) const AUDIO_BYTES_PER_TOKEN: Key<usize> = Key::count("audio_bytes_per_token", MAX_WIDTH);
 pub(crate) const AUDIO_ENCODED_TOGETHER: Key<bool> = Key::flag("audio_encoded_together");

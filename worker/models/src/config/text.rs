@@ -28,8 +28,8 @@ pub(crate) struct TextConfig {
     /// True if the embedding matrix serves as LM head.
     pub tied: bool,
     pub eos_token_id: Option<TokenIds>,
-    /// Type in which the weights were saved. Only dummy weights use this type, because a checkpoint file states the
-    /// type of each of its tensors.
+    /// Type in which the weights were saved. Only dummy weights use it, because a checkpoint file states the type of
+    /// each of its tensors.
     pub dtype: WeightType,
 }
 

@@ -1,15 +1,18 @@
-//! The LM head and sampling: logits one tile of rows at a time, so that their memory does not grow with the prompt.
+//! The LM head and sampling. Logits are computed for one tile of rows at a time, so that their memory does not grow
+//! with the prompt.
 //!
-//! In a TP group each rank computes the logits of its share of the vocabulary. For rows that need only the likeliest
-//! token, every rank finds its best token and the leader compares one candidate per rank: the largest logit wins, and
-//! among equal ones the lowest token id, as over a whole row. Other rows may have a
-//! [`Nomination`](tutti_kernels::Nomination), because their token depends only on their best tokens: a `top_k` of at
-//! most 256, or no temperature. For them each rank applies bias, forbidden tokens and penalties to its own logits, the
-//! ranks compare their largest logits, and each rank sends as many of its best tokens as are asked for, from which the
-//! leader samples. The result is the token of the whole row ([`candidates`]).
+//! In a TP group each rank computes the logits of its share of the vocabulary. For rows that need only their likeliest
+//! token, every rank finds its best token, and the leader compares one candidate per rank. The largest logit wins, and
+//! among equal logits the lowest token id, as over a whole row.
 //!
-//! All other rows are gathered whole at the leader. So are rows with logprobs: a log-sum-exp adds chunks of the
-//! vocabulary in a fixed order, and the ranks' shares end inside chunks, so that sums per rank would give other bits.
+//! Other rows may have a [`Nomination`](tutti_kernels::Nomination), because their token depends only on the best
+//! tokens: rows with a `top_k` of at most 256, or without temperature. Each rank applies bias, forbidden tokens and
+//! penalties to its own logits of these rows. The ranks compare their largest logits, and each rank sends as many of
+//! its best tokens as are asked for. The leader samples from these. The result is the token of the whole row
+//! ([`candidates`]).
+//!
+//! All other rows are gathered whole at the leader, and so are rows with logprobs. A log-sum-exp adds chunks of the
+//! vocabulary in a fixed order, but the ranks' shares end inside chunks, so sums per rank would give other bits.
 
 mod candidates;
 
@@ -27,13 +30,13 @@ use crate::{
     weights::share,
 };
 
-/// Upper bound of the bytes of one tile's logits, unless [`BLOCK`] rows take more. All rows of a step whose logits fit
-/// are one tile.
+/// Maximum bytes of one tile's logits, unless [`BLOCK`] rows take more. If the logits of all rows of a step fit, the
+/// rows are one tile.
 const TILE_BYTES: usize = 40 << 20;
 /// Number of rows per block. If one row of a block needs more than its likeliest token, each rank keeps the logits of
 /// all rows of the block. Smaller blocks would read the LM head more often.
 const BLOCK: usize = 32;
-/// The largest vocabulary whose token ids are exact as f32, the type in which candidates are gathered.
+/// The largest vocabulary whose token ids are exact as f32. Candidates are gathered as f32.
 const MAX_CANDIDATES: usize = 1 << 24;
 /// The buffers of one tile. `vocabulary` is this rank's share.
 pub(super) struct Head<D: Device> {
@@ -53,11 +56,11 @@ pub(super) struct Head<D: Device> {
     tiles: Vec<Tile>,
 }
 
-/// Consecutive logit rows that are computed at once.
+/// Consecutive logit rows that are computed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tile {
     rows: Range<usize>,
-    /// True if each of the rows needs exactly its likeliest token.
+    /// True if each of the rows needs exactly its likeliest token and nothing else.
     likeliest: bool,
 }
 

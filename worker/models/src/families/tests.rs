@@ -14,7 +14,7 @@ use crate::{
     sim_device,
 };
 
-/// Placeholder in a config for JSON that no [`Value`] holds, such as 1e400.
+/// Placeholder in a config for JSON that a [`Value`] cannot hold, such as 1e400.
 const PLACEHOLDER: &str = "@";
 
 /// A reader of configs: a family, or the simulated model.
@@ -150,8 +150,8 @@ fn no_key_of_any_family_takes_a_value_of_absurd_size_sign_or_type() {
     }
 }
 
-/// Each pair of sizes at their limits is accepted, or refused by the name of one of them. An overflow in their product
-/// would panic in this build.
+/// Each pair of sizes at their limits is either accepted, or refused with the name of one of the two. An overflow of
+/// their product would panic in this build.
 #[test]
 fn sizes_at_their_limits_make_no_product_that_overflows() {
     let dir = tempfile::tempdir().unwrap();

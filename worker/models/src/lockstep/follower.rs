@@ -35,7 +35,7 @@ pub fn follow(
     let mut message = Vec::new();
     while follower.hear(&mut message)? {
         match follower.run(&message) {
-            // The leader refuses the same plan, so this rank goes on and stays in step with the group.
+            // The leader refuses the same plan, so this rank can continue and is still in step with the group.
             Err(DeviceError::Misuse(why)) => tracing::debug!(number = follower.number, why, "plan refused"),
             outcome => outcome?,
         }
@@ -54,7 +54,7 @@ struct Follower<'a, R> {
     /// Number of forward passes so far, of which `in_flight` are not collected.
     forwards: u64,
     in_flight: usize,
-    /// Block tables of the slots, as the plans have changed them.
+    /// The block tables of the slots, after all plans so far.
     tables: Tables,
     /// Buffer for the results of a forward pass.
     results: LogitResults,

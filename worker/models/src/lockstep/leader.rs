@@ -20,7 +20,7 @@ use crate::{
     EmbeddedRows, ExpertLoad, GroupShares, Limits, LogitRequests, LogitResults, Model, PageLayout, WantedRows,
 };
 
-/// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
+/// A whole TP group as one model. It runs the leader's own shard directly, and the other ranks through plans.
 ///
 /// Dropping the leader ends the other ranks.
 pub struct Leader {

@@ -74,7 +74,7 @@ impl Tables {
     }
 
     /// Replaces the table of a slot that [`check_row`](Self::check_row) has accepted. Returns the number of leading
-    /// pages that it keeps. The null slot keeps none.
+    /// pages that stay the same. That is 0 for the null slot.
     pub fn replace(&mut self, slot: SlotId, table: &[PageId]) -> usize {
         let Some(known) = self.table_mut(slot) else { return 0 };
         // A table mostly gains pages at its end. So one comparison of all known pages usually suffices.
@@ -114,7 +114,8 @@ impl Tables {
     }
 }
 
-/// Compares two lists of equal length, without a branch per page, so that the compiler compares several at once.
+/// Compares two lists of equal length without a branch per page, so that the compiler can compare several pages at
+/// once.
 fn are_equal(a: &[PageId], b: &[PageId]) -> bool {
     let same = |(a, b): (&[PageId], &[PageId])| a.iter().zip(b).fold(true, |same, (a, b)| same & (a == b));
     a.chunks(64).zip(b.chunks(64)).all(same)

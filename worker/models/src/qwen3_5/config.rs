@@ -1,5 +1,5 @@
-//! The keys of a Qwen3.5 `config.json`, checked. The text model's keys are at the top, or under `text_config` beside a
-//! vision encoder's.
+//! The checked keys of a Qwen3.5 `config.json`. The text model's keys are at the top. In a config with a vision encoder
+//! they are under `text_config`.
 
 use tutti_kernels::{DeltaShape, RopeFrequencies, collective::GroupRank};
 

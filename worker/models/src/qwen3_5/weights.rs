@@ -42,7 +42,7 @@ enum MixerSpecs {
         o: TensorSpec,
     },
     Delta {
-        /// q, k and v in one, z, b, a.
+        /// Four tensors: q, k and v in one, then z, b and a.
         inward: Vec<TensorSpec>,
         taps: TensorSpec,
         rate: TensorSpec,
@@ -53,7 +53,7 @@ enum MixerSpecs {
 }
 
 impl LayerSpecs {
-    /// The tensors of a layer that a rank loads. `layout` is that of the experts, if there are any.
+    /// Declares the tensors of a layer that a rank loads. `layout` is the layout of the experts, if there are any.
     pub fn new(config: &Config, layer: usize, layout: ExpertLayout, rank: GroupRank) -> Self {
         let (hidden, intermediate) = (config.text.hidden_size, config.intermediate_size);
         let names = Names { prefix: config.prefix, layer };
@@ -190,7 +190,7 @@ pub(super) struct Layer<D: Device> {
     pub mixture: Option<MixtureWeights<D>>,
 }
 
-/// The weights of a mixture of experts beside the shared expert.
+/// The weights of a mixture of experts, without those of the shared expert.
 pub(super) struct MixtureWeights<D: Device> {
     /// Gate of the shared expert, `[1, hidden]`.
     pub gate: D::Matrix,

@@ -1,5 +1,5 @@
-//! The time that simulated steps take: a timeline on which each step begins when it is enqueued or when the step before
-//! it ends, whichever is later.
+//! The time that simulated steps take. On this timeline, a step begins when it is enqueued or when the step before it
+//! ends, whichever is later.
 
 use std::{
     sync::{
@@ -28,7 +28,7 @@ impl SimMeter {
         Duration::from_nanos(self.busy_ns.load(Ordering::Relaxed))
     }
 
-    /// Time between the end of one step and the beginning of the next, over all steps.
+    /// Time between the end of one step and the beginning of the next, summed over all steps.
     pub fn idle(&self) -> Duration {
         Duration::from_nanos(self.idle_ns.load(Ordering::Relaxed))
     }
@@ -60,7 +60,7 @@ impl SimClock {
         }
     }
 
-    /// The time that this device has spent.
+    /// The meter of the time that this device has spent.
     pub fn meter(&self) -> &Arc<SimMeter> {
         &self.meter
     }
@@ -78,8 +78,8 @@ impl SimClock {
         begin + took + self.late
     }
 
-    /// Returns the duration of a step with these rows, jitter included. A token of padding costs as much as one of a
-    /// prefill that attends to nothing.
+    /// Returns the duration of a step with these rows, jitter included. A token of padding costs as much as a prefill
+    /// token, without attention.
     pub fn step_time(&mut self, rows: &[RowInputs<'_>], padding: usize) -> Duration {
         let padding = padding as u64 * u64::from(self.costs.prefill_ns_per_token);
         let rows = rows.iter().map(|row| self.row_ns(row)).sum::<u64>();

@@ -268,7 +268,7 @@ impl Step<'_> {
         model.forward(&inputs, &[])
     }
 
-    /// Enqueues the step and a greedy token after it.
+    /// Enqueues the step and the sampling of a greedy token after it.
     fn enqueue(&self, model: &mut dyn Model) {
         self.forward(model).unwrap();
         let params = params(0.0, 0);

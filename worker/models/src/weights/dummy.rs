@@ -14,7 +14,7 @@ const TASK_ELEMENTS: usize = 1 << 16;
 pub(crate) struct Dummy {
     /// Seed of all tensors.
     pub seed: u64,
-    /// The type of all tensors that do not have a type of their own.
+    /// The type of all tensors whose spec gives no type.
     pub dtype: WeightType,
 }
 
@@ -97,8 +97,8 @@ fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: im
             out.copy_from_slice(&element((word >> (16 * lane)) as i16));
         }
     };
-    // Element `first` may lie inside the four elements of a `u64`. `begun` elements then come from the rest of that
-    // `u64`. `begun` is 0 if `first` is the first element of its `u64`.
+    // Element `first` may not be the first of the four elements of a `u64`. `begun` elements then come from the rest of
+    // that `u64`. Otherwise `begun` is 0.
     let begun = (first.next_multiple_of(4) - first).min(bytes.len() / N);
     let (head, whole) = bytes.split_at_mut(begun * N);
     draw(first / 4, first % 4, head);

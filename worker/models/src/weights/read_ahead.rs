@@ -18,8 +18,8 @@ use memmap2::{Advice, Mmap};
 
 /// Bytes that are requested ahead of the loader.
 const AHEAD: u64 = 256 << 20;
-/// Bytes per request. Linux reads at most a device's read-ahead size per request and ignores the rest; this is its
-/// default.
+/// Bytes per request. Per request, Linux reads at most the device's read-ahead size and ignores the rest. This is the
+/// default of that size.
 const REQUEST: usize = 128 << 10;
 
 /// A range of a mapped file that will be read.

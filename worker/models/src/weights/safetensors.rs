@@ -161,8 +161,9 @@ impl WeightFile {
     fn open(path: PathBuf) -> Result<Self, LoadError> {
         let read = |source| LoadError::Read { path: path.clone(), source };
         let file = File::open(&path).map_err(read)?;
-        // SAFETY: the file is mapped for reading only. A process that truncates it meanwhile causes a SIGBUS here, and
-        // one that rewrites it changes the weights. Every loader that maps files accepts this, to avoid a copy.
+        // SAFETY: the file is mapped for reading only. If another process truncates it meanwhile, this process gets a
+        // SIGBUS; if another process rewrites it, the weights change. Every loader that maps files accepts this, to
+        // avoid a copy.
         let map = unsafe { Mmap::map(&file) }.map_err(read)?;
         match Header::parse(&map) {
             Ok(header) => Ok(Self { path, map: Arc::new(map), header }),

@@ -14,8 +14,9 @@ use super::Dims;
 pub(crate) enum Cut {
     /// Every rank holds the whole tensor.
     Replicated,
-    /// The ranks divide the outputs of each part of each matrix. The outputs form this number of equal units (heads or
-    /// single outputs), and no unit is split. In a stack of experts, every rank thus holds a share of every expert.
+    /// The ranks divide the outputs of each part of each matrix. The outputs form this number of equal units, such as
+    /// heads or single outputs, and no unit is split. In a stack of experts, every rank thus holds a share of every
+    /// expert.
     Rows(usize),
     /// The ranks divide the inputs of each matrix, which form this number of equal units. The ranks' products are
     /// summed.
@@ -103,19 +104,19 @@ impl Cut {
 }
 
 impl ShardRange {
-    /// Number of elements. Saturates instead of overflowing, for a config so absurd that no file matches it.
+    /// Number of elements. Saturates instead of overflowing, because an absurd config may ask for more than fits.
     pub fn elements(&self) -> usize {
         let rows = self.rows.iter().fold(0, |sum: usize, rows| sum.saturating_add(rows.len()));
         [rows, self.columns.len()].iter().fold(self.matrices.len(), |product, &n| product.saturating_mul(n))
     }
 
-    /// The windows that the rank holds of the matrix with this index, one per range of rows.
+    /// Returns the windows of the matrix with this index that the rank holds, one per range of rows.
     pub fn windows(&self, matrix: usize) -> impl Iterator<Item = Window> {
         let Self { rows, columns, dims, .. } = self.clone();
         rows.into_iter().map(move |rows| Window { matrix, rows, columns: columns.clone(), dims })
     }
 
-    /// The windows that the rank holds of all its matrices, in order.
+    /// Returns the windows of all matrices that the rank holds, in order.
     pub fn all_windows(&self) -> impl Iterator<Item = Window> {
         self.matrices.clone().flat_map(|matrix| self.windows(matrix))
     }

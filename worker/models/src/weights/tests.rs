@@ -83,7 +83,7 @@ fn columns(device: &mut CpuDevice, matrix: &Weights, rows: usize, columns: usize
     values.chunks(rows).map(<[f32]>::to_vec).collect()
 }
 
-/// Returns the gated product of one row with a pair of matrices.
+/// Returns the gated product of a fixed row with a fused pair of gate and up.
 fn gated(device: &mut CpuDevice, matrix: &Weights, width: usize) -> Vec<f32> {
     let norm = device.vector(&[1.0; HIDDEN]).unwrap();
     let (mut x, mut out) = (device.tensor(1, HIDDEN).unwrap(), device.tensor(1, width).unwrap());

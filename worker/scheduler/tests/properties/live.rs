@@ -85,7 +85,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Notes that the request has lost its pages and its slot.
+    /// Records that the request has lost its pages and its slot.
     pub fn preempt(&mut self) {
         assert_eq!(self.committed, self.planned, "a row is in flight");
         let progress = Progress { computed: 0, ..self.committed };

@@ -1,4 +1,4 @@
-//! A random model: the planes that its requests have.
+//! A random model, as far as the scheduler sees it: its planes.
 
 use proptest::{collection::vec, prelude::*};
 use tutti_proto::declaration::{ModelDeclaration, Plane, PlaneKind};

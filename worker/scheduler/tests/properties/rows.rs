@@ -51,7 +51,7 @@ impl Simulation<'_> {
         self.check_slot(step, row, live);
     }
 
-    /// Checks that the request keeps its slot from its admission on, and that no other request has it.
+    /// Checks that the request has kept its slot since its admission, and that no other request has the slot.
     fn check_slot(&self, step: &StepPlan, row: &Row, live: &Live<'_>) {
         let slot = row.slot;
         assert!(step.rows.iter().filter(|other| other.slot == slot).count() == 1, "{slot:?} has two rows");

@@ -179,7 +179,7 @@ impl Follower {
         Self { group_rank, store, hosts, reports, inbox, cut_off, load }
     }
 
-    /// Fails if the leader can no longer learn what becomes of this rank's shares.
+    /// Fails if the leader can no longer learn the outcome of this rank's shares.
     pub fn check_reports(&self) -> Result<(), String> {
         let cut_off = self.cut_off.get();
         cut_off.map_or(Ok(()), |why| Err(format!("this rank cannot report to its leader: {why}")))

@@ -105,7 +105,7 @@ impl Reports {
     }
 }
 
-/// Streams a rank's reports to its leader. Returns the reason if the stream ends.
+/// Streams a rank's reports to its leader. Returns only if the stream ends, with the reason.
 pub(crate) async fn report_to(
     network: &Network,
     leader: SocketAddr,

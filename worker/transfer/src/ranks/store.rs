@@ -21,7 +21,7 @@ use crate::{Filled, Run, UnitLayout, send::STAGED_BYTES};
 pub(crate) struct ShareStore {
     rank: usize,
     requests: Mutex<HashMap<GraphKey, Arrived>>,
-    /// One permit per byte.
+    /// Free room, with one permit per byte.
     room: Arc<Semaphore>,
     reports: mpsc::Sender<pb::RankReport>,
 }

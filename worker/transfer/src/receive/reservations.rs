@@ -188,8 +188,8 @@ impl Reservations {
         }
     }
 
-    /// Time at which the lease ends if the sender stays silent, and the lease's length. `None` if no open reservation
-    /// has this key.
+    /// Returns the lease's length, and the time at which it ends if the sender stays silent until then. `None` if no
+    /// open reservation has this key.
     pub fn lease_until(&self, key: GraphKey) -> Option<(Instant, Duration)> {
         let state = self.lock();
         let Reservation { lease, heard, .. } = state.waiting.get(&key).filter(|open| open.space.is_some())?;

@@ -1,5 +1,5 @@
-//! A push: one task per request that is prefilled or encoded here for another worker, from its launch to the receiver's
-//! answer.
+//! A push: the task of one request that is prefilled or encoded here for another worker. It lasts from the request's
+//! launch to the receiver's answer.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -248,7 +248,7 @@ fn data_piece(kind: UnitKind, first: usize, count: usize, place: Place) -> Piece
     Piece::Data(pb::PlaneData { kind, first: first as u32, count: count as u32, place })
 }
 
-/// Converts a receiver's status into an error: `Refused` if the receiver rejects what it was sent, else `Lost`.
+/// Converts a receiver's status into an error: `Refused` if the receiver rejects the data, else `Lost`.
 fn from_status(status: Status) -> TransferError {
     let message = format!("the receiver says: {}", status.message());
     match status.code() {

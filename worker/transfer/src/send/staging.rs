@@ -132,7 +132,7 @@ impl Queue {
         self.put(Queued::Run(Staged { run, data, budget: Arc::clone(&self.budget) }));
     }
 
-    /// Queues the end of the request's units. Nothing may be queued after it.
+    /// Queues the end of the request's units. Nothing may be queued after this end.
     pub fn put_end(&self, hand_over: HandOver, since: Instant) {
         self.put(Queued::End(hand_over, since));
     }

@@ -163,7 +163,8 @@ impl Hashing {
         Self { declaration, limits, in_flight, probe, pages, sampled, step_hook, forwards }
     }
 
-    /// Computes all forwards in flight up to and including the one at `index`, with pauses if `pauses` is true.
+    /// Computes all forwards in flight up to and including the forward with this index. Pauses inside each forward if
+    /// `pauses` is true.
     fn compute_to(&mut self, index: usize, pauses: bool) -> Result<(), DeviceError> {
         for index in 0..=index {
             if self.forwards.get(index).is_some_and(|forward| forward.results.is_none()) {

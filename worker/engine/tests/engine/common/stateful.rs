@@ -21,7 +21,7 @@ use super::{CONTEXT, VOCAB, launch, run_to_end, settings};
 /// Deadline of a collective, far above the time that a working group needs.
 const WAIT: Duration = Duration::from_secs(120);
 
-/// Largest step of all models here, in tokens.
+/// Maximum number of tokens per step of all models in this file.
 const MAX_STEP_TOKENS: usize = 64;
 
 /// A model with a slot plane.

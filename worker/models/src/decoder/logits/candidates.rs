@@ -6,8 +6,8 @@ use tutti_kernels::{Device, DeviceError, MAX_NOMINATED, Nomination};
 
 use crate::{DecoderDevice, model::WantedRows};
 
-/// Numbers of candidates per row for which there are buffers. A tile takes the smallest that holds all its nominations,
-/// so that few candidates are sent where few are wanted.
+/// Numbers of candidates per row for which there are buffers. A tile takes the smallest number that holds all its
+/// nominations, so that no more candidates are sent than necessary.
 const CANDIDATES: [usize; 3] = [1, 32, MAX_NOMINATED as usize];
 
 /// The nomination of a row that needs only its likeliest token, but whose tile has rows of another kind.

@@ -127,7 +127,7 @@ fn families_differ_in_biases_norms_and_windows() {
     assert_eq!(found("qwen3", all), (true, true, true, None, Some(16)));
 
     assert_eq!(found("llama", json!({})), (false, false, false, None, None));
-    // A Mistral config without the key has transformers' window, and one with null has none.
+    // A Mistral config without the key has the default window of transformers. With null it has no window.
     assert_eq!(found("mistral", json!({})), (false, false, false, Some(4096), Some(4096)));
     assert_eq!(found("mistral", json!({"sliding_window": null})), (false, false, false, None, None));
     assert_eq!(found("qwen2", json!({})), (true, false, false, None, None));

@@ -30,7 +30,7 @@ fn key(request: u64, graph: u32) -> GraphKey {
     pb::GraphKey { request, incarnation: 0, graph }.into()
 }
 
-/// Behaviour of a receiver in one call. The last behaviour of a list repeats.
+/// Behaviour of a receiver in one call. After the end of a list, its last behaviour repeats.
 #[derive(Clone, Copy)]
 enum Act {
     /// Reads nothing.
