@@ -235,7 +235,7 @@ fn overload(sent: &[Sent], capacity: f64, window: std::ops::Range<Instant>, most
     let mut reasons = BTreeMap::new();
     for sent in &refused {
         let why = sent.record.failure.clone().unwrap_or_default();
-        // The rest of the message describes the queue, which differs from refusal to refusal.
+        // The rest of the message describes the state of the queue, so it differs from refusal to refusal.
         let status = why.split(':').next().unwrap_or_default().to_owned();
         *reasons.entry(status).or_insert(0) += 1;
     }

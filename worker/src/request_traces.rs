@@ -147,7 +147,7 @@ impl RequestTraces {
     }
 }
 
-/// Describes the span of a transfer.
+/// Sets the attributes of a transfer's span: its direction, and what it transfers.
 fn directed(mut span: TraceSpan, direction: &'static str, of: &'static str) -> TraceSpan {
     span.set("tutti.transfer.direction", direction);
     span.set("tutti.transfer.of", of);

@@ -76,7 +76,7 @@ pub enum Kind {
     Object,
     /// A list of objects.
     Objects,
-    /// A text, a list of token ids, or a list of either.
+    /// A text, a list of token ids, a list of texts, or a list of lists of token ids.
     Prompt,
     /// A text or a list of objects.
     Content,

@@ -386,7 +386,7 @@ impl EngineCore {
         (self.scheduler.load(), self.arrivals.oldest())
     }
 
-    /// True if no request is held, no step is in flight, and no completion is unreported.
+    /// True if the engine holds no request, has no step in flight, and has returned all completions.
     pub fn is_idle(&self) -> bool {
         let transferred = self.transfers.as_ref().is_none_or(Transfers::is_idle);
         self.scheduler.is_empty() && self.in_flight == 0 && self.pending_completions.is_empty() && transferred

@@ -239,7 +239,7 @@ impl EngineHandle {
         self.shared.lock().core.plan_ahead();
     }
 
-    /// True if no request is held and no output is unreported.
+    /// True if the engine holds no request and all outputs are reported.
     pub fn is_idle(&self) -> bool {
         let state = self.shared.lock();
         state.core.is_idle() && state.pending_outputs == 0

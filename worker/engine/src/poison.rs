@@ -25,8 +25,8 @@ pub(crate) struct Poison {
 }
 
 impl Poison {
-    /// Poison for the memory of `model`; `None` in release builds, and for a model that has steps in flight or no
-    /// pages.
+    /// Creates the poison for the memory of `model`. `None` in release builds, and for a model with several steps in
+    /// flight or without pages.
     pub fn of(model: &dyn Model) -> Option<Self> {
         if !cfg!(debug_assertions) || !model.has_thinker() || model.limits().steps_in_flight > 1 {
             return None;

@@ -52,7 +52,7 @@ pub(crate) struct TextShape {
     pub hidden_size: usize,
     /// Value added to the mean square in the final norm.
     pub norm_eps: f32,
-    /// Values of the final norm's weight on the device.
+    /// The values that the device holds of the final norm's weight.
     pub norm_values: Values,
     /// True if the embedding matrix serves as LM head.
     pub tied: bool,
@@ -77,7 +77,7 @@ pub(crate) struct Decoder<D: Device, L> {
     group_rank: GroupRank,
     declaration: ModelDeclaration,
     weight_bytes: u64,
-    /// Type of the embedding in the checkpoint, and of keys and values.
+    /// Type of the embedding in the checkpoint. Keys and values have the same type.
     weight_type: WeightType,
     quantize: Quantize,
     /// The residual stream of the largest step, of `T` tokens: `[T, hidden]`.

@@ -40,7 +40,7 @@ impl ExpertCounts {
         self.layers.iter_mut().try_for_each(|layer| device.expert_tokens(layer.index, &mut layer.start))
     }
 
-    /// Sets `out` to the loads of the layers that have run since the start.
+    /// Sets `out` to the loads of the layers that have run since the last restart.
     pub fn read(&mut self, device: &mut impl Experts, out: &mut Vec<ExpertLoad>) -> Result<(), DeviceError> {
         out.clear();
         for Layer { index, start } in &self.layers {

@@ -165,7 +165,7 @@ impl ExpertSpecs {
         let (rows, columns) = match (division, layout) {
             (Division::Width, _) => (Cut::Rows(width), Cut::Columns(width)),
             (Division::Experts, ExpertLayout::Stacked) => (Cut::Matrices, Cut::Matrices),
-            // The rank's own experts are declared, and no others.
+            // Only the rank's own experts are declared, and they are not cut.
             (Division::Experts, ExpertLayout::Each) => (Cut::Replicated, Cut::Replicated),
         };
         let name = |tensor: &str| format!("{module}.{tensor}");
@@ -274,7 +274,8 @@ impl<D: DecoderDevice> ExpertMixer<D> {
         })
     }
 
-    /// Adds the experts' output for the normalised residual stream to the residual stream. `layer` counts all layers.
+    /// Adds the experts' output for the normalised residual stream to the residual stream. `layer` is the layer's index
+    /// among all layers.
     pub fn run(
         &mut self,
         step: &mut LayerStep<'_, D>,

@@ -52,7 +52,7 @@ pub(crate) struct Hybrid<D: Device> {
     decay: D::Vector,
     rope: RopeFrequencies,
     attention: AttentionShape,
-    /// `[T, head_dim]`.
+    /// Angles of the rotation, `[T, head_dim]`, where `T` is the maximum number of tokens per step.
     angles: D::Tensor,
     /// q, k and v, `[T, (heads + 2 * kv_heads) * head_dim]`.
     qkv: D::Tensor,

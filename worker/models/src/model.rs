@@ -166,9 +166,9 @@ pub trait Model: Send {
     /// of the tokens that stand for media. The result does not depend on how a request's tokens are divided among
     /// steps. The hidden states stay on the device for [`enqueue_logits`](Self::enqueue_logits).
     ///
-    /// Any error but [`DeviceError::Lost`] means that nothing of the step has run or will run, and that no result of
-    /// the step is to be collected. Refused are a step larger than [`Limits::max_step_tokens`], a step beyond
-    /// [`Limits::steps_in_flight`], a step before the planes are allocated, and inputs that the model cannot run.
+    /// Any error but [`DeviceError::Lost`] means that nothing of the step has run or will run, and that its results
+    /// must not be collected. The model refuses a step larger than [`Limits::max_step_tokens`], a step beyond
+    /// [`Limits::steps_in_flight`], a step before the planes are allocated, and inputs that it cannot run.
     fn forward(
         &mut self,
         inputs: &StepInputs<'_>,

@@ -46,8 +46,8 @@ pub(crate) struct Rope {
 struct Sections {
     /// Number of frequencies of each axis.
     lengths: [usize; 3],
-    /// False if the frequencies of each axis are consecutive. True if the axes take turns; an axis without further
-    /// frequencies is skipped.
+    /// False if the frequencies of each axis are consecutive. True if the axes take turns. Once height or width has no
+    /// frequencies left, its turns go to time.
     interleaved: bool,
 }
 

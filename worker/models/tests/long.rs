@@ -104,7 +104,7 @@ fn a_long_prompt_has_the_same_logits_wherever_it_begins() {
     }
 }
 
-/// With windows in all layers, the last token depends only on as many tokens as all windows reach back in sum.
+/// With windows in all layers, the last token depends only on as many tokens as all windows reach back in total.
 #[test]
 fn windows_forget_what_is_far_behind_in_a_long_prompt() {
     let (_, config) = families().into_iter().find(|(family, _)| *family == "mistral").unwrap();

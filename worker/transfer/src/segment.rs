@@ -25,7 +25,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Creates a segment with room for units of `bytes` bytes in sum.
+    /// Creates a segment with room for units of `bytes` bytes in total.
     pub fn create(secret: &[u8], bytes: u64) -> io::Result<Self> {
         let file = File::from(memfd_create("tutti-planes", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(HEADER_BYTES + bytes)?;

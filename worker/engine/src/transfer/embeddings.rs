@@ -56,7 +56,7 @@ impl EmbeddingTransfers {
         Self { row_bytes, ..Self::default() }
     }
 
-    /// Registers an encoder's graph whose items have `rows` embedding rows in sum.
+    /// Registers an encoder's graph whose items have `rows` embedding rows in total.
     pub fn will_send(&mut self, key: GraphKey, rows: usize) {
         let (unsent, since) = (VecDeque::new(), Instant::now());
         self.outgoing.insert(key, Outgoing { rows, encoded: 0, unsent, since, held_back: false });

@@ -51,7 +51,7 @@ fn engine_of(config: &str, settings: EngineSettings) -> Engine {
     let page_bytes = model.page_bytes() as u64;
     let settings = EngineSettings {
         max_running_requests: Some(4),
-        // Fewer pages than the requests need in sum, so that several requests use each page.
+        // Fewer pages than the requests need in total, so that several requests use each page.
         kv_cache_memory: Some(ByteSize(24 * page_bytes)),
         ..settings
     };

@@ -165,7 +165,7 @@ pub(crate) fn divides_or_repeats(key: &str, number: usize, group_rank: GroupRank
     }
 }
 
-/// Refuses `layer_types` of another length than the model.
+/// Refuses `layer_types` unless it names as many layers as the model has.
 pub(crate) fn types_of_layers(types: &[String], layers: usize) -> Result<(), String> {
     match types.len() {
         found if found == layers => Ok(()),

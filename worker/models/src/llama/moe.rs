@@ -6,7 +6,7 @@ use crate::{
     experts::{ExpertShape, ExpertSizes},
 };
 
-/// `num_experts`, `num_experts_per_tok` and `moe_intermediate_size` of transformers' `Qwen3MoeConfig`.
+/// Defaults of `num_experts`, `num_experts_per_tok` and `moe_intermediate_size`, from transformers' `Qwen3MoeConfig`.
 const DEFAULTS: ExpertSizes = ExpertSizes { experts: 128, top_k: 8, intermediate_size: 768 };
 
 /// The layers with experts.

@@ -282,7 +282,7 @@ pub fn prompt(tokens: usize) -> Vec<u32> {
 /// The output of a prompt, and the whole distribution at each prompt token as (token, bits of the logprob).
 pub type Bits = (Vec<u32>, Vec<Vec<(u32, u32)>>);
 
-/// Converts logprobs to bits, since `==` on floats takes 0 for -0.
+/// Converts logprobs to bits, because `==` on floats holds 0 and -0 equal.
 pub fn bits(runs: &[(Vec<u32>, Vec<TokenScore>)]) -> Vec<Bits> {
     let row = |score: &TokenScore| score.top.iter().map(|(token, p)| (*token, p.to_bits())).collect();
     runs.iter().map(|(tokens, scores)| (tokens.clone(), scores.iter().map(row).collect())).collect()

@@ -11,7 +11,7 @@ use tutti_proto::{
 use super::{Endpoint, Role};
 use crate::{Connector, Event, Extent, HandOver, Run, UnitKind, receive::Space};
 
-/// A connector whose tasks run next to the engine or, at a follower, next to the plans.
+/// A connector whose tasks run at the same time as the engine or, at a follower, as the leader's plans.
 pub struct StreamConnector {
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) inbox: mpsc::Receiver<Event>,

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use tutti_engine::Engine;
 use tutti_proto::cluster::v1::{self as pb, completion::Outcome};
 
-/// All results of a request: prompt logprobs, then tokens. Logprobs are compared as bits because `==` on floats takes 0
-/// for -0.
+/// All results of a request: prompt logprobs, then tokens. Logprobs are compared as bits, because `==` on floats holds
+/// 0 and -0 equal.
 pub type RequestResults = Vec<(u32, Vec<(u32, u32)>)>;
 
 /// Results of a run, by request.

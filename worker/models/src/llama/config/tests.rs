@@ -184,7 +184,7 @@ fn experts_are_in_the_layers_that_the_keys_name() {
         assert!(error.contains(key) && error.contains("config.json"), "{error}");
     }
     assert_eq!(parse_as("qwen3", &json!({"num_experts": 4})).unwrap().moe, None);
-    // A window is on all layers, unlike in dense Qwen3.
+    // In Qwen3-MoE a window applies to all layers, unlike in dense Qwen3.
     let windows = json!({"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1});
     assert_eq!(parse_as("qwen3_moe", &windows).unwrap().windows, [Some(16); 3]);
 }
