@@ -20,7 +20,7 @@ pub enum Error {
         file: PathBuf,
         /// Number of the line, counted from 1.
         line: usize,
-        /// The field at fault, or `line` if it is not an object.
+        /// The field at fault, or `line` if the line is not an object.
         field: String,
         /// The problem, with the value.
         why: String,

@@ -26,19 +26,21 @@ pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 /// A worker takes at most this many eighths of its memory for weights, steps and planes together.
 const USED_EIGHTHS: u64 = 7;
 
-/// One part in this many of the free memory of a device with memory of its own is not for planes, because the driver
+/// On a device with memory of its own, the free memory divided by this number is not for planes, because the driver
 /// allocates memory too, and because free memory may be fragmented.
 const DEVICE_MARGIN_DIVISOR: u64 = 16;
 
-/// One part in this many of the free memory, up to [`DEFAULT_KV_BYTES`], is for planes even if the worker's share
-/// leaves less. A share leaves too little if several workers map one file of weights: the file is in memory once, but
-/// counts for each of them.
+/// The free memory divided by this number, up to [`DEFAULT_KV_BYTES`], is for planes even if the worker's share leaves
+/// less. A share leaves too little if several workers map one file of weights: the file is in memory once, but counts
+/// for each of them.
 const LEAST_DIVISOR: u64 = 8;
 
-/// Slots of running requests take at most one part in this many of the budget. `max_running_requests` may ask for more.
+/// The budget divided by this number is the maximum for slots of running requests, unless `max_running_requests` asks
+/// for more.
 const RUNNING_DIVISOR: u64 = 2;
 
-/// Snapshots of the prefix cache take one part in this many of the budget that the slots of running requests leave.
+/// Snapshots of the prefix cache take a share of the budget that the slots of running requests leave: that rest divided
+/// by this number.
 const SNAPSHOT_DIVISOR: u64 = 4;
 
 /// Tokens per page of a model without paged planes, whose pages take no memory.
@@ -149,8 +151,8 @@ impl Sizes {
         }
     }
 
-    /// Bytes of all pages and slots that requests can use. Up to one snapshot per page counts, and snapshots count up
-    /// to one part in [`SNAPSHOT_DIVISOR`] of the pages' bytes.
+    /// Bytes of all pages and slots that requests can use. Up to one snapshot per page counts, but no more bytes of
+    /// snapshots than the pages' bytes divided by [`SNAPSHOT_DIVISOR`].
     fn enough(&self) -> u64 {
         let pages = self.most_pages.saturating_mul(self.page_bytes as u64);
         let running = (self.running as u64).saturating_mul(self.slot_bytes as u64);
@@ -158,8 +160,8 @@ impl Sizes {
         pages.saturating_add(running).saturating_add(snapshots)
     }
 
-    /// Returns the number of slots, the null slot included, that fit into one part in `divisor` of a budget and leave
-    /// room for two pages. At least 2, even if two do not fit.
+    /// Returns the number of slots, the null slot included, that fit into a budget divided by `divisor` and leave room
+    /// for two pages of the budget. At least 2, even if two do not fit.
     fn fitting(&self, budget: u64, divisor: u64) -> usize {
         let (page, slot) = (self.page_bytes as u64, self.slot_bytes as u64);
         let room = budget.saturating_sub(page.saturating_mul(2)).min(budget / divisor);

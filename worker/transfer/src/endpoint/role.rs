@@ -41,8 +41,8 @@ pub(crate) struct Leader {
     pub events: Events,
     /// The other ranks of this worker's group; `None` without a group.
     pub ranks: Option<Arc<Ranks>>,
-    /// Weak, because a strong sender would keep the outbox open: its closing tells the conductor that the worker has
-    /// ended.
+    /// Weak, because a strong sender would keep the outbox open. The outbox must close when the worker ends, because
+    /// that tells the conductor of the end.
     pub outbox: mpsc::WeakSender<pb::WorkerMessage>,
 }
 
