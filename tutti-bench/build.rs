@@ -1,10 +1,11 @@
-//! Gives reports the commit that the generator was built from.
+//! Passes the commit that the generator is built from to the code that makes reports.
 
 use std::process::Command;
 
 fn main() {
     println!("cargo:rustc-env=TUTTI_BENCH_COMMIT={}", git(&["rev-parse", "--short=12", "HEAD"]));
-    // The log of HEAD changes with each commit. Without git, nothing is watched and the commit is unknown.
+    // git appends to the log of HEAD at each commit, so Cargo watches this file. Without git, nothing is watched and
+    // the commit is unknown.
     let log = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]);
     if log != "unknown" {
         println!("cargo:rerun-if-changed={log}");

@@ -1,4 +1,4 @@
-//! A model's declaration of its nodes, walks, planes and media. A declaration is checked once, when it is constructed.
+//! A model's declaration of its nodes, walks, planes and media. It is checked once, when it is constructed.
 
 mod media;
 
@@ -7,11 +7,11 @@ use std::fmt;
 pub use self::media::{EncoderCall, EncoderCallError, MediaInput};
 use crate::cluster::v1 as pb;
 
-/// A node (part) of a model, by its index in the model's declaration.
+/// A node, which is a part of a model. The number is the node's index in the model's declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
 
-/// A walk, by its index in the model's declaration.
+/// A walk. The number is the walk's index in the model's declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WalkId(pub u32);
 
@@ -21,7 +21,7 @@ impl fmt::Display for WalkId {
     }
 }
 
-/// The kind of a walk: how it may be cut and batched. Tutti distinguishes walks by kind alone.
+/// The kind of a walk: how it may be cut and batched. Tutti knows nothing else about the meaning of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WalkKind {
     /// A prefill that may be cut at any token. A step with rows of this walk runs as the walk `batched_by`.
@@ -40,7 +40,7 @@ pub enum WalkKind {
         /// The mixed walk that batches rows of this walk.
         batched_by: WalkId,
     },
-    /// A walk that a step can run as, but that no row has. It batches rows of the walks whose `batched_by` names it.
+    /// A walk that steps run as, but that no row has. It batches rows of the walks whose `batched_by` names it.
     Mixed,
 }
 
@@ -55,7 +55,7 @@ pub struct Walk {
     pub kind: WalkKind,
 }
 
-/// One kind of per-request state.
+/// One kind of state that each request has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plane {
     /// The name used in logs.
@@ -64,7 +64,7 @@ pub struct Plane {
     pub kind: PlaneKind,
 }
 
-/// The kinds of per-request state.
+/// The kinds of state that a request may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlaneKind {
     /// State that grows with the request's tokens, in pages that a block table lists. A page of P tokens holds
@@ -72,8 +72,8 @@ pub enum PlaneKind {
     Paged {
         /// Tokens per page: the same for all paged planes of a model.
         page_tokens: u32,
-        /// Tokens per entry, which divides `page_tokens`: 1 for the keys and values of each token, more for a
-        /// compressed plane.
+        /// Tokens per entry: 1 for the keys and values of each token, more for a compressed plane. Divides
+        /// `page_tokens`.
         ratio: u32,
         /// Bytes per entry, over all layers.
         bytes_per_entry: u64,
@@ -86,7 +86,7 @@ pub enum PlaneKind {
 }
 
 impl PlaneKind {
-    /// Bytes per page. 0 for a slot plane; saturates for a plane that [`ModelDeclaration::new`] refuses.
+    /// Bytes per page. 0 for a slot plane. Saturates for a plane that [`ModelDeclaration::new`] refuses.
     pub fn page_bytes(&self) -> u64 {
         match *self {
             Self::Paged { page_tokens, ratio, bytes_per_entry } => {
@@ -114,7 +114,7 @@ pub struct ModelDeclaration {
     media: Vec<MediaInput>,
 }
 
-/// The reason for which a declaration is inconsistent.
+/// The reason why a declaration is inconsistent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeclarationError {
     /// A walk names a node that is not declared.
@@ -147,8 +147,8 @@ pub enum DeclarationError {
         /// The plane's name.
         plane: String,
     },
-    /// A plane is declared twice, has a size of 0 or one that does not fit in 63 bits, or its pages do not fit to those
-    /// of the planes before it.
+    /// A plane is declared twice, its size is 0 or does not fit in 63 bits, or its pages do not match those of the
+    /// planes before it.
     #[error("plane {plane:?} {problem}")]
     Plane {
         /// The plane's name.
@@ -168,8 +168,8 @@ pub enum DeclarationError {
 }
 
 impl ModelDeclaration {
-    /// Makes a declaration without media. Checks that every index is in range, that every `batched_by` is a mixed walk,
-    /// and that the planes have names of their own, sizes, and pages of one size in tokens.
+    /// Makes a declaration without media. Checks that every index is in range and that every `batched_by` is a mixed
+    /// walk. Also checks that planes have different names, have sizes, and have the same number of tokens per page.
     pub fn new(nodes: Vec<String>, walks: Vec<Walk>, planes: Vec<Plane>) -> Result<Self, DeclarationError> {
         for walk in &walks {
             if let Some(node) = walk.nodes.iter().find(|n| n.0 as usize >= nodes.len()) {
@@ -223,7 +223,7 @@ impl ModelDeclaration {
         &self.planes
     }
 
-    /// Tokens per page of every paged plane. None if the model has no paged plane.
+    /// Tokens per page of every paged plane. `None` if the model has no paged plane.
     pub fn page_tokens(&self) -> Option<u32> {
         self.planes.iter().find_map(|plane| match plane.kind {
             PlaneKind::Paged { page_tokens, .. } => Some(page_tokens),
@@ -231,7 +231,7 @@ impl ModelDeclaration {
         })
     }
 
-    /// True if a request of this model has state of a fixed size: if any plane is a slot plane.
+    /// True if any plane is a slot plane, so that a request of this model has state of a fixed size.
     pub fn has_slots(&self) -> bool {
         self.planes.iter().any(|plane| matches!(plane.kind, PlaneKind::Slot { .. }))
     }
@@ -251,7 +251,7 @@ impl ModelDeclaration {
         &self.media
     }
 
-    /// The declaration of media of this kind. None if the model accepts no media of this kind.
+    /// The declaration of media of this kind. `None` if the model does not accept this kind.
     pub fn media_input(&self, kind: pb::MediaKind) -> Option<&MediaInput> {
         self.media.iter().find(|input| input.kind == kind)
     }
@@ -261,7 +261,7 @@ impl ModelDeclaration {
         self.media.iter().any(|input| input.walk == walk)
     }
 
-    /// The walk of this id. None if no such walk is declared.
+    /// The walk with this id. `None` if no such walk is declared.
     pub fn walk(&self, id: WalkId) -> Option<&Walk> {
         self.walks.get(id.0 as usize)
     }
@@ -300,7 +300,7 @@ fn check_planes(planes: &[Plane]) -> Result<(), DeclarationError> {
 }
 
 impl WalkKind {
-    /// The mixed walk that batches this walk. None for a mixed walk.
+    /// The mixed walk that batches this walk. `None` for a mixed walk.
     pub fn batched_by(self) -> Option<WalkId> {
         match self {
             Self::Chunkable { batched_by } | Self::Atomic { batched_by } | Self::Decode { batched_by } => {

@@ -22,15 +22,16 @@ macro_rules! id {
 }
 
 id! {
-    /// A request, numbered by the conductor that accepted it. A client never chooses the number.
+    /// A request, by the number that the conductor gave it when it accepted the request. A client never chooses this
+    /// number.
     RequestId(u64)
 }
 id! {
-    /// The number of a request's try: 0 for the first, and one more for each replay.
+    /// The number of a request's try. The first try is 0, and each replay adds one.
     Incarnation(u32)
 }
 id! {
-    /// A worker graph, by its number within one try of a request.
+    /// A worker graph. The number counts within one try of a request.
     GraphId(u32)
 }
 id! {
@@ -47,7 +48,7 @@ id! {
     WorkerId(u32)
 }
 id! {
-    /// A step, by its number. Each worker counts its own steps.
+    /// A step. The number counts the steps of one worker.
     StepNumber(u64)
 }
 

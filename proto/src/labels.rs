@@ -1,9 +1,9 @@
-//! The words by which operators see values of the cluster's protocol.
+//! The words that show values of the cluster's protocol to operators.
 
 use crate::cluster::v1::{WorkerPhase, WorkerRole};
 
 impl WorkerPhase {
-    /// One lower-case word for tables and JSON.
+    /// Returns one lower-case word for tables and JSON.
     pub fn label(self) -> &'static str {
         match self {
             Self::Unspecified => "unknown",
@@ -18,7 +18,7 @@ impl WorkerPhase {
 }
 
 impl WorkerRole {
-    /// One lower-case word for tables and JSON.
+    /// Returns one lower-case word for tables and JSON.
     pub fn label(self) -> &'static str {
         match self {
             Self::Unspecified => "unknown",

@@ -1,5 +1,5 @@
 //! The contracts between Tutti's processes, and between Tutti and its clients: generated messages, typed ids and the
-//! declaration of a model. Of the workspace, this crate depends on the crate of parameters alone.
+//! declaration of a model. The only other crate of the workspace that this crate depends on is that of parameters.
 
 pub mod declaration;
 mod ids;
@@ -21,7 +21,7 @@ pub mod v1 {
     pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/tutti.v1.bin");
 }
 
-/// `tutti.cluster.v1`: the protocol among the processes of one cluster.
+/// `tutti.cluster.v1`: the protocol between the processes of one cluster.
 pub mod cluster {
     /// The current version.
     #[allow(missing_docs, clippy::all, clippy::pedantic)]

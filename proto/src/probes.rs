@@ -1,5 +1,5 @@
-//! Requests in which one parameter is at a bound or just beyond it, for the tests of every process that receives
-//! requests.
+//! Requests in which one parameter is at a bound or just beyond it. They are for the tests of every process that
+//! receives requests.
 
 use tutti_parameters::{
     BIAS, BIASES, LOGPROBS, LogitBias, NUMBERS, PRIORITY, PROMPT_LOGPROBS, STOP_TOKEN_IDS, SamplingNumber,
@@ -7,24 +7,25 @@ use tutti_parameters::{
 
 use crate::cluster::v1::{RequestSpec, SamplingParams, Stopping};
 
-/// A request in which one parameter has a value of interest.
+/// A request in which one parameter is at a bound or just beyond it.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// The parameter's name.
     pub parameter: &'static str,
     /// The request.
     pub spec: RequestSpec,
-    /// The value or the number of items, and the limit, as a refusal names them. `None` if the request is good.
+    /// Two texts that the refusal must contain: the value or the number of items, and the limit. `None` if the request
+    /// is good.
     pub refused: Option<[String; 2]>,
 }
 
-/// Collects probes of a good request.
+/// Collects probes that each change one parameter of a good request.
 struct Probes<'a> {
     good: &'a RequestSpec,
     probes: Vec<Probe>,
 }
 
-/// Returns probes of every parameter. `good` is a request that passes; its `max_tokens` is the most that fits. The
+/// Returns probes of every parameter. `good` is a request that passes, with the largest `max_tokens` that fits. The
 /// vocabulary must have more ids than a request may bias.
 pub fn probes(good: &RequestSpec, vocab_size: u32) -> Vec<Probe> {
     let mut probes = Probes { good, probes: Vec::new() };

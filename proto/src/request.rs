@@ -1,5 +1,5 @@
-//! The check of a request, the same at every process that receives one. A request that has passed it is a
-//! [`CheckedRequest`]; later code need not check it again.
+//! The check of a request. Every process that receives a request makes the same check. A request that has passed it is
+//! a [`CheckedRequest`], which later code need not check again.
 
 mod token_limit;
 
@@ -24,7 +24,7 @@ pub struct RequestLimits<'a> {
 }
 
 impl ModelDescription {
-    /// The limits of requests.
+    /// Returns the limits of requests to this model.
     pub fn request_limits(&self) -> RequestLimits<'_> {
         RequestLimits {
             vocab_size: self.vocab_size,
@@ -35,7 +35,7 @@ impl ModelDescription {
 }
 
 impl Stopping {
-    /// Refuses values out of their ranges.
+    /// Refuses values outside of their ranges.
     pub fn check(&self, limits: &RequestLimits<'_>) -> Result<(), Refused> {
         let Self { max_tokens, min_tokens, stop_token_ids, ignore_eos } = self;
         if min_tokens > max_tokens {
@@ -58,7 +58,7 @@ impl Stopping {
     }
 }
 
-/// Everything that a [`RequestSpec`] has, with nothing left out.
+/// All fields of a [`RequestSpec`], of which none is missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestParts {
     /// Token ids of the prompt.
@@ -78,7 +78,7 @@ pub struct RequestParts {
 }
 
 impl RequestParts {
-    /// Refuses parameters out of their ranges. Whatever depends on the prompt is left to [`RequestSpec::check`].
+    /// Refuses parameters outside of their ranges. Checks that depend on the prompt are left to [`RequestSpec::check`].
     pub fn check_parameters(&self, limits: &RequestLimits<'_>) -> Result<(), Refused> {
         self.sampling.check(limits.vocab_size)?;
         self.stopping.check(limits)?;
@@ -87,8 +87,8 @@ impl RequestParts {
         PRIORITY.check(self.priority).map(drop)
     }
 
-    /// Refuses a prompt that is empty, unknown to the vocabulary, or too long together with the output. `generated` is
-    /// output of an earlier try, after which the request continues.
+    /// Refuses a prompt that is empty, that has ids outside of the vocabulary, or that is too long together with the
+    /// output. `generated` is the output of an earlier try, which the request continues.
     fn check_tokens(&self, generated: &[u32], limits: &RequestLimits<'_>) -> Result<(), Refused> {
         if self.prompt.is_empty() {
             return Err(Refused::new("prompt", "is empty: it has no tokens"));
@@ -118,8 +118,8 @@ impl From<RequestParts> for RequestSpec {
 pub struct CheckedRequest(RequestParts);
 
 impl RequestSpec {
-    /// Checks the prompt and all parameters. `generated` is output of an earlier try, after which the request
-    /// continues. Media have a check of their own,
+    /// Checks the prompt and all parameters. `generated` is the output of an earlier try, which the request continues.
+    /// Media have a separate check,
     /// [`ModelDeclaration::encoder_calls`](crate::declaration::ModelDeclaration::encoder_calls).
     pub fn check(self, generated: &[u32], limits: &RequestLimits<'_>) -> Result<CheckedRequest, Refused> {
         let Self { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media } = self;
@@ -141,12 +141,12 @@ impl Deref for CheckedRequest {
 }
 
 impl CheckedRequest {
-    /// The media items, on which the check does not depend.
+    /// The media items, for changes. The check does not depend on them.
     pub fn media_mut(&mut self) -> &mut Vec<MediaItem> {
         &mut self.0.media
     }
 
-    /// Everything that the request has.
+    /// Returns all fields of the request.
     pub fn into_parts(self) -> RequestParts {
         self.0
     }

@@ -1,6 +1,6 @@
-//! The generated code in `src/generated` and `parameters/src/generated` is what the `.proto` files give. It is
-//! committed so that a build needs no compiler of `.proto` files. `UPDATE_GENERATED=1 cargo test -p tutti-proto --test
-//! generated` writes it anew.
+//! Checks that the generated code in `src/generated` and `parameters/src/generated` is what the `.proto` files give.
+//! The code is committed so that a build needs no compiler of `.proto` files. `UPDATE_GENERATED=1 cargo test -p
+//! tutti-proto --test generated` writes the code again.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap is a failed test.
 
@@ -18,7 +18,7 @@ const CLUSTER: [&str; 6] = [
     "tutti/cluster/v1/view.proto",
 ];
 
-/// The messages that the crate of parameters has, and their types there.
+/// The messages that the crate of parameters contains, and their types there.
 const PARAMETERS: [(&str, &str); 3] = [
     (".tutti.v1.Sampling", "::tutti_parameters::AskedSampling"),
     (".tutti.cluster.v1.SamplingParams", "::tutti_parameters::SamplingParams"),
@@ -35,7 +35,7 @@ fn generated_code_is_that_of_the_proto_files() {
         let messages = file.message_type.iter().map(|message| message.name());
         for name in messages.chain(file.enum_type.iter().map(|kind| kind.name())) {
             let path = format!(".{}.{name}", file.package());
-            // A path of another crate keeps a message out of this one.
+            // A path to a type of another crate keeps the message out of this crate.
             match PARAMETERS.iter().find(|(message, _)| *message == path) {
                 Some((_, parameter)) => others = others.extern_path(path, *parameter),
                 None => parameters = parameters.extern_path(path, "()"),
@@ -49,7 +49,7 @@ fn generated_code_is_that_of_the_proto_files() {
     folders.iter().for_each(|(fresh, _)| fs::create_dir(fresh).unwrap());
     parameters.out_dir(&folders[0].0).compile_fds(messages).unwrap();
     others.out_dir(&folders[1].0).compile_fds(all).unwrap();
-    // Reflection shows clients their own API only, not the cluster's internal one.
+    // Clients that use reflection see only their own API, not the cluster's internal one.
     let client = protox::compile([CLIENT], [room.join("protos")]).unwrap();
     fs::write(folders[1].0.join("tutti.v1.bin"), client.encode_to_vec()).unwrap();
 

@@ -1,4 +1,4 @@
-//! Every field of the messages of a request is in the declaration of parameters, and every field that the declaration
+//! Checks that the declaration of parameters has every field of a request's messages, and that every field that it
 //! names exists.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap is a failed test.
@@ -10,7 +10,7 @@ use tutti_proto::parameters::{
     STOPS,
 };
 
-/// The fields of a message of `tutti/v1/inference.proto` or `tutti/cluster/v1/request.proto`.
+/// Returns the fields of a message in `tutti/v1/inference.proto` or `tutti/cluster/v1/request.proto`.
 fn fields(file: &str, message: &str) -> BTreeSet<String> {
     let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("protos");
     let all = protox::compile([file], [protos]).unwrap();
@@ -46,7 +46,7 @@ fn every_field_of_the_cluster_s_message_is_declared() {
     }
 }
 
-/// The comment before a field of `tutti/v1/inference.proto`.
+/// Returns the comment before a field in `tutti/v1/inference.proto`.
 fn comment(field: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("protos/tutti/v1/inference.proto");
     let text = std::fs::read_to_string(path).unwrap();

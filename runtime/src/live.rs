@@ -41,11 +41,11 @@ impl<T> Live<T> {
 /// when the process started. Clones share the values.
 #[derive(Clone, Debug)]
 pub struct LiveSettings {
-    /// The end of the process.
+    /// Draining of requests before the process ends.
     pub drain: Live<DrainSettings>,
     /// Connections of each listener.
     pub connections: Live<ConnectionSettings>,
-    /// The front door.
+    /// The router's limits, API keys and tokenizer threads.
     pub router: Live<RouterSettings>,
 }
 

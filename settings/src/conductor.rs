@@ -34,7 +34,7 @@ process! {
         engine: EngineSettings,
         /// Faults and overload.
         faults: FaultSettings,
-        /// The end of the process.
+        /// Draining of requests before the process ends.
         drain: DrainSettings,
         /// Step traces.
         trace: TraceSettings,

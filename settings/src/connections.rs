@@ -23,7 +23,8 @@ settings! {
             keep_alive_ms: u32 = 15_000, unit "MS", at least 1;
             /// Requests in progress on one HTTP/2 connection.
             max_streams: u32 = 1024, unit "N", at least 1;
-            /// Time in which a gRPC message must arrive whole, from its first byte on; the first one from its call on.
+            /// Time in which a gRPC message must arrive whole: from its first byte, or from the start of the call for
+            /// the call's first message.
             receive_timeout_ms: u32 = 30_000, unit "MS", at least 1;
             /// Bytes of incomplete gRPC messages of one listener. A message that finds no room fails its call.
             receive_room_bytes: usize = 256 << 20, unit "BYTES", at least 1;

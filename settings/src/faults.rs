@@ -42,7 +42,7 @@ impl FaultSettings {
 }
 
 settings! {
-    /// The end of a process.
+    /// Draining of requests before a process ends.
     pub struct DrainSettings {
         "Faults" => {
             /// Time that running requests have to finish after the first Ctrl-C or SIGTERM

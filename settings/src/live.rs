@@ -7,13 +7,13 @@ use crate::{
 
 /// The settings of a process that reads them again: the groups that have settings which change live.
 pub trait LiveGroups: Settings {
-    /// The end of the process.
+    /// Draining of requests before the process ends.
     fn drain(&self) -> &DrainSettings;
     /// Logs and spans.
     fn telemetry(&self) -> &TelemetrySettings;
     /// Connections of each listener.
     fn connections(&self) -> &ConnectionSettings;
-    /// The front door.
+    /// The router's limits, API keys and tokenizer threads.
     fn router(&self) -> &RouterSettings;
 }
 

@@ -8,7 +8,7 @@ use crate::{
 };
 
 settings! {
-    /// The front door.
+    /// The router's limits, API keys and tokenizer threads.
     pub struct RouterSettings, table "router", errors "" {
         "Model" => {
             /// Serve token ids only, without the checkpoint's tokenizer and chat template
@@ -75,7 +75,7 @@ impl RouterSettings {
 }
 
 settings! {
-    /// The conductors of a router that is a process of its own.
+    /// Retries, polling and prefix index of a router that is a process of its own.
     pub struct FleetSettings, table "fleet", errors "fleet." {
         "Faults" => {
             /// Times that a choice without tokens is sent to another conductor.
@@ -178,16 +178,16 @@ process! {
         tls: TlsSettings,
         /// Encryption inside the cluster.
         cluster_tls: ClusterTlsSettings,
-        /// The end of the process.
+        /// Draining of requests before the process ends.
         drain: DrainSettings,
         /// Logs and spans.
         telemetry: TelemetrySettings,
         tables:
         /// Connections of each listener.
         connections: ConnectionSettings,
-        /// The front door.
+        /// The router's limits, API keys and tokenizer threads.
         router: RouterSettings,
-        /// Faults and load of conductors.
+        /// Retries, polling and prefix index.
         fleet: FleetSettings,
     }
 }

@@ -1,5 +1,5 @@
-//! `cargo bench --bench cpu_peers`: Tutti on a CPU compared with other servers for CPUs, at the shape of a real model
-//! with random weights: prefill, decode, a mixed workload, the start, and the ratio to the best peer.
+//! `cargo bench --bench cpu_peers`: compares Tutti on a CPU with other servers for CPUs, at the shape of a real model
+//! with random weights. The figures are prefill, decode, a mixed workload, the start, and the ratio to the best peer.
 //!
 //! `tests/bench/peers/setup` installs the peers and makes the checkpoint. All servers of a group run at the same time
 //! and are measured in turns. The figures name each peer that cannot run, and the reason. The machine's limits are
@@ -40,7 +40,7 @@ struct Args {
     /// Servers to compare with Tutti.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Peer::Openvino, Peer::Vllm, Peer::LlamaCpp])]
     peers: Vec<Peer>,
-    /// Samples of each figure.
+    /// Number of samples of each figure.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
     /// Compute threads of each server.

@@ -1,7 +1,7 @@
 //! `cargo bench --bench first_run`: basic figures of a running cluster, as JSON.
 //!
-//! The bench starts two conductors on loopback. One serves the shape of Qwen3-0.6B with dummy bf16 weights: time to the
-//! first token, memory, prefill, decode. The other serves the shipped model to many streams: the CPU time of its
+//! The bench starts two conductors on loopback. One serves the shape of Qwen3-0.6B with dummy bf16 weights, for time to
+//! the first token, memory, prefill and decode. The other serves the shipped model to many streams. The CPU time of its
 //! conductor is the cost of the control plane.
 
 mod support {

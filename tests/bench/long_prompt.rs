@@ -1,6 +1,6 @@
 //! `cargo bench --bench long_prompt`: latency of streams that decode, and of a short prompt, while a long prompt is
-//! prefilled, for each variant of chunking. Then 12 long prompts, 4 at a time and all at once. The variant `engine` is
-//! a serial prefill: its chunks run back to back, without decodes.
+//! prefilled, for each variant of chunking. Then it measures 12 long prompts, 4 at a time and all at once. The variant
+//! `engine` is a serial prefill: its chunks run back to back, without decodes.
 //!
 //! The bench starts a conductor for each run. It fails if a stream returns fewer tokens than it asked for, or if the
 //! requests of a run do not overlap as they must.
@@ -35,7 +35,7 @@ use support::{
 const LONG_PROMPT_VARIANTS: [&str; 5] = ["off", "engine", "engine-target", "scheduler", "scheduler-target"];
 const CONCURRENT_VARIANTS: [&str; 7] =
     ["serial", "off", "engine", "scheduler", "scheduler-fair", "scheduler-first-come", "scheduler-target"];
-/// Variants of the CPU device, where each run takes minutes.
+/// The variants on the CPU, where each run takes minutes.
 const FEW_VARIANTS: [&str; 4] = ["serial", "off", "scheduler", "scheduler-target"];
 
 #[derive(Parser)]
@@ -46,7 +46,7 @@ struct Args {
     /// Shape of the model.
     #[arg(long, value_enum, default_value = "qwen3-0.6b")]
     shape: Shape,
-    /// Runs of each variant [default: on sim 5 with one long prompt and 3 with concurrent ones, on cpu 1]
+    /// Number of runs of each variant [default: 1 on cpu; on sim, 5 with one long prompt and 3 with concurrent ones]
     #[arg(long)]
     repeats: Option<usize>,
     /// Tokens of the long prompt.

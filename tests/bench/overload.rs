@@ -1,10 +1,10 @@
 //! `cargo bench --bench overload`: five times the load that a cluster can serve.
 //!
 //! The capacity is measured first, by clients that each send their next request when the last one is answered. Then
-//! requests arrive at random times, at half of the capacity, at five times, and at half again. The figures show how
-//! much of the capacity is still served under overload, how fast the rest is refused, how full the queue was, and when
-//! the waiting time is back to its old value. The devices are simulated, so the costs of a step do not depend on the
-//! machine.
+//! requests arrive at random times: at half of the capacity, at five times the capacity, and at half again. The figures
+//! show how much of the capacity is still served under overload, how fast the other requests are refused, how full the
+//! queue was, and when the waiting time is back to its old value. The devices are simulated, so the costs of a step do
+//! not depend on the machine.
 
 mod support {
     pub mod cluster;
@@ -38,20 +38,22 @@ use support::cluster::Cluster;
 
 /// Offered load divided by the capacity.
 const OVERLOAD: f64 = 5.0;
-/// Load before and after, divided by the capacity.
+/// Load before and after the overload, divided by the capacity.
 const UNDISTURBED: f64 = 0.5;
-/// Streams that measure the capacity: twice as many as the workers run, so that no worker waits for a client.
+/// Number of streams that measure the capacity. It is twice the number of requests that the workers run, so that no
+/// worker waits for a client.
 const CAPACITY_STREAMS: usize = 64;
-/// Choices without a token that a priority class may have: what the cluster serves in about a second.
+/// Maximum number of choices without a token per priority class. The cluster serves as many in about a second.
 const MAX_QUEUED_CHOICES: usize = 96;
 const PROMPT_TOKENS: (u32, u32) = (32, 256);
 const OUTPUT_TOKENS: u32 = 32;
-/// Part of each phase in which the system settles, so that its requests do not count.
+/// Part of each phase in which the system settles. Its requests do not count.
 const SETTLING: Duration = Duration::from_secs(2);
-/// A request is undisturbed if its first token takes at most this many times the old 99th percentile.
+/// A request counts as disturbed if its first token takes more than this many times the 99th percentile before the
+/// overload.
 const DISTURBED: f64 = 2.0;
 
-/// Goals of the figures.
+/// Goals for the figures.
 #[derive(Serialize)]
 struct Goals {
     goodput_share: f64,
@@ -79,7 +81,7 @@ struct Sent {
 #[derive(Debug, Serialize)]
 struct Overload {
     offered_per_s: f64,
-    /// Requests that ended per second, with as many tokens as they asked for.
+    /// Number of requests per second that ended with as many tokens as they asked for.
     goodput_per_s: f64,
     /// Goodput divided by the capacity.
     goodput_share: f64,
@@ -92,7 +94,7 @@ struct Overload {
     ttft_ms: Summary,
     /// Milliseconds between the planned and the actual time of sending.
     lag_ms: Summary,
-    /// Most choices without a token, over readings every 20 ms.
+    /// Maximum number of choices without a token, read every 20 ms.
     most_queued_choices: u64,
     max_queued_choices: usize,
 }
@@ -178,7 +180,7 @@ async fn capacity(target: &Target, phase: Duration) -> Result<f64, String> {
         let target = target.clone();
         clients.spawn(async move {
             let mut served = 0;
-            // Each client has more prompts than it can send.
+            // Each client has more prompts than it can send in the phase.
             for planned in workload(f64::INFINITY, 10_000, 1000 + client as u64).plan() {
                 if Instant::now() >= until {
                     break;
@@ -207,7 +209,7 @@ fn workload(rate: f64, requests: usize, seed: u64) -> Workload {
     }
 }
 
-/// Sends requests at random times for the length of a phase, and returns without waiting for their answers.
+/// Sends requests at random times for the duration of a phase. Returns without waiting for their answers.
 async fn arrive(target: &Target, rate: f64, phase: Duration, seed: u64) -> JoinSet<Sent> {
     let start = Instant::now();
     let mut requests = JoinSet::new();
@@ -224,8 +226,8 @@ async fn arrive(target: &Target, rate: f64, phase: Duration, seed: u64) -> JoinS
     requests
 }
 
-/// Figures of the overload, of requests that ended within `window`; refusals and waiting times are those of all
-/// requests.
+/// Figures of the overload. Goodput counts the requests that ended within `window`. Refusals and waiting times are
+/// those of all requests.
 fn overload(sent: &[Sent], capacity: f64, window: std::ops::Range<Instant>, most_queued: u64) -> Overload {
     let (served, refused): (Vec<&Sent>, Vec<&Sent>) = sent.iter().partition(|s| s.record.failure.is_none());
     let within = served.iter().filter(|s| window.contains(&(s.at + s.record.end))).count();
@@ -233,7 +235,7 @@ fn overload(sent: &[Sent], capacity: f64, window: std::ops::Range<Instant>, most
     let mut reasons = BTreeMap::new();
     for sent in &refused {
         let why = sent.record.failure.clone().unwrap_or_default();
-        // The message holds the state of the queue, which differs from refusal to refusal.
+        // The rest of the message describes the state of the queue, so it differs from refusal to refusal.
         let status = why.split(':').next().unwrap_or_default().to_owned();
         *reasons.entry(status).or_insert(0) += 1;
     }

@@ -1,9 +1,9 @@
-//! `cargo bench --bench soak`: a million requests, after which no process may have grown.
+//! `cargo bench --bench soak`: sends a million requests, during which no process may grow.
 //!
-//! Half of the requests go to a conductor's own front door, half to a router process in front of the same conductor.
-//! Most are short; some send text, some are refused, and some clients leave in the middle of their stream. Memory and
+//! Half of the requests go to a conductor's own router, half to a router process in front of the same conductor. Most
+//! are short. Some send text, some are refused, and some clients leave in the middle of their stream. Memory and
 //! descriptors of every process are read at fixed intervals, and averaged over each tenth of the requests. The prefix
-//! cache is small, so that the requests before the first tenth fill it: a cache that fills is no leak.
+//! cache is small, so that the warm-up fills it: a cache that fills would look like a leak.
 
 mod support {
     pub mod cluster;
@@ -30,19 +30,19 @@ use tutti_measure::results::{self, Origin};
 
 use support::cluster::{Cluster, free_port, wait_until_ready};
 
-/// Clients that each have one request in progress.
+/// Number of clients. Each has one request in progress.
 const CLIENTS: usize = 48;
-/// Most that memory or descriptors may grow, as a share of the first tenth's.
+/// Maximum growth of memory or descriptors, as a share of the first tenth's average.
 const GOAL_GROWTH: f64 = 0.05;
 const READING: Duration = Duration::from_millis(200);
 const WORKERS: usize = 2;
 
 #[derive(Parser)]
 struct Args {
-    /// Requests that count.
+    /// Number of requests that count.
     #[arg(long, default_value_t = 1_000_000)]
     requests: usize,
-    /// Requests before them.
+    /// Number of requests before those that count.
     #[arg(long, default_value_t = 100_000)]
     warm_up: usize,
     #[command(flatten)]
@@ -189,8 +189,8 @@ async fn start_router(cluster_port: u16, token_file: &str) -> Result<(Router, Ta
     Ok((router, target))
 }
 
-/// Sends requests from all clients, and returns how many there were of each kind. `first` is the index of the first
-/// one.
+/// Sends requests from all clients. Returns how many there were of each kind. `first` is the index of the first
+/// request.
 async fn send(
     targets: &[Target; 2],
     requests: usize,
@@ -224,7 +224,7 @@ async fn send(
     Ok(all)
 }
 
-/// Sends one request. Fails if its outcome is not that of its kind.
+/// Sends one request. Fails unless the outcome is the one expected of its kind.
 async fn request(target: &Target, kind: Kind, seed: u64) -> Result<(), String> {
     let plan = Workload {
         requests: 1,
@@ -293,7 +293,7 @@ fn read(pid: u32) -> Result<Use, String> {
     Ok(Use { resident_bytes, descriptors })
 }
 
-/// Averages the readings of one process over the first and the last tenth of the requests.
+/// Averages the readings of one process over each tenth of the requests.
 fn process(name: String, index: usize, readings: &[Reading], requests: usize) -> Process {
     let mean = |within: &dyn Fn(usize) -> bool| {
         let uses: Vec<Use> =

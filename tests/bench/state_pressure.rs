@@ -7,8 +7,8 @@
 //! - `slots_and_pages_short`: as few slots, optimistic admission, and pages for a part of the requests that have slots.
 //!   Requests are preempted, and their state is computed again.
 //!
-//! A request that fails or ends early fails the bench, and so does a count of preemptions that is not as described. The
-//! prefix cache is off, because snapshots would take memory of their own.
+//! The bench fails if a request fails or ends early, or if the number of preemptions is not as described. The prefix
+//! cache is off, because snapshots would take memory of their own.
 
 mod support {
     pub mod cluster;
@@ -46,7 +46,7 @@ struct Args {
     model: PathBuf,
     #[arg(long, default_value_t = 64)]
     requests: u32,
-    /// Slots where slots are short.
+    /// Number of slots in the variants where slots are short.
     #[arg(long, default_value_t = 8)]
     slots: u32,
     #[arg(long, default_value_t = 64)]
@@ -60,7 +60,7 @@ struct Args {
     output: results::Output,
 }
 
-/// Memory of one cluster.
+/// The amount of memory of a cluster.
 #[derive(Clone, Copy, PartialEq)]
 enum Variant {
     Ample,
@@ -83,11 +83,11 @@ impl Variant {
         if self == Self::Ample { args.requests } else { args.slots }
     }
 
-    /// Pages of requests, without the null page.
+    /// Number of pages for requests, without the null page.
     fn pages(self, args: &Args) -> u64 {
         let of_one = u64::from(args.prompt_tokens + args.output_tokens).div_ceil(PAGE_TOKENS);
         let of_all = of_one * u64::from(self.running(args));
-        // One request always fits.
+        // The pool must always hold one request.
         if self == Self::SlotsAndPagesShort { (of_all * 6 / 10).max(of_one) } else { of_all }
     }
 }
@@ -100,7 +100,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Sizes of a Qwen3.5 on the CPU: keys and values have the type of the weights, states are f32.
+    /// Reads the sizes of a Qwen3.5 on the CPU. Keys and values have the type of the weights, and states are f32.
     fn read(model: &Path) -> Result<Self, String> {
         let file = model.join("config.json");
         let text = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -160,7 +160,7 @@ async fn measure(args: Args) -> Result<(), String> {
     let sizes = Sizes::read(&args.model)?;
     let mut ran: [Vec<Ran>; 3] = Default::default();
     for round in 0..args.rounds.max(1) {
-        // Every other turn in reverse, so that no variant gains by its place.
+        // Every other round runs in reverse order, so that no variant gains by its position.
         let mut order = [0, 1, 2];
         if round % 2 == 1 {
             order.reverse();

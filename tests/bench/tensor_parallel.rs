@@ -1,8 +1,9 @@
 //! `cargo bench --bench tensor_parallel`: cost of tensor parallelism. Two ranks of one thread each are compared with
 //! one worker of two threads on the same two cores.
 //!
-//! Both clusters run all the time; the idle one sleeps. They take turns sample by sample, so that a machine whose speed
-//! changes within minutes favours neither. The ratio of a figure is the median of the ratios of adjacent samples.
+//! Both clusters run during the whole bench; the idle one sleeps. They take turns sample by sample, so that a machine
+//! whose speed changes within minutes favours neither. The ratio of a figure is the median of the ratios of adjacent
+//! samples.
 
 mod support {
     pub mod cluster;
@@ -28,7 +29,7 @@ use support::{
     variant::Device,
 };
 
-/// Smallest acceptable speed of two ranks, relative to one worker.
+/// Minimum speed of two ranks, relative to one worker.
 const GOAL: f64 = 0.85;
 const PREFILL: u32 = 512;
 const DECODES: [Decode; 2] = [
@@ -48,7 +49,7 @@ struct Args {
 #[derive(Serialize)]
 struct Figure {
     what: String,
-    /// In tokens per second.
+    /// Speeds in tokens per second.
     one_worker: Rates,
     two_ranks: Rates,
     /// Speed of two ranks divided by that of one worker.
@@ -80,7 +81,7 @@ async fn measure(args: Args) -> Result<(), String> {
     let mut figures = Vec::new();
     let prefill = Sample::Prefill;
     for sample in [prefill].into_iter().chain(DECODES.map(Sample::Decode)) {
-        // Warms caches and touches pages.
+        // A sample that does not count, to warm caches and touch pages.
         sample.of(&one, 1000).await?;
         sample.of(&two, 1000).await?;
         let (mut of_one, mut of_two) = (Vec::new(), Vec::new());

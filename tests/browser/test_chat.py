@@ -94,7 +94,7 @@ def test_the_servers_refusal_is_shown(tiny, visit):
 
 
 def test_tool_calls_are_shown_as_they_come(tiny, visit):
-    """The answer is made up here, since no shipped model calls tools."""
+    """The test makes up the answer, since no shipped model calls tools."""
     pieces = [
         {"role": "assistant", "content": ""},
         {"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": ""}}]},
@@ -115,7 +115,7 @@ def test_tool_calls_are_shown_as_they_come(tiny, visit):
     expect(calls).to_have_count(2)
     expect(calls.nth(0)).to_contain_text("Calls weather")
     expect(calls.nth(0).locator("pre")).to_have_text('{"city": "Graz"}')
-    # A name is text, whatever it has in it.
+    # The page shows a name as text, even if it contains HTML.
     expect(calls.nth(1)).to_contain_text("Calls <b>time</b>")
     expect(page.get_by_role("status")).to_contain_text("tool_calls")
 

@@ -181,7 +181,8 @@ def test_conductors_behind_a_name(start):
     router = start("--discover", f"localhost:{port}", name="router", env=QUICK)
     tokens = router.complete(prompt=[1, 2], max_tokens=5, temperature=0, ignore_eos=True, return_token_ids=True)
     assert tokens["choices"][0]["token_ids"] == sampled([1, 2], 0, 0, 5)
-    # The name may have other addresses on this machine. They get no requests, and have a remark.
+    # The name may have other addresses on this machine, where no conductor listens. The router sends them no requests,
+    # and reports each as a remark.
     assert all(line.startswith("http://[::1]:") for line in remarks(router))
 
 

@@ -57,7 +57,7 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
     assert total(router, "tutti_router_generated_tokens_total") == generated
     assert total(router, "tutti_router_prompt_tokens_total") == asked
     assert total(router, "tutti_router_generations_total", outcome="finished") == len(prompts)
-    # The name of the model was asked for, too.
+    # One more request asked for the model's name.
     assert total(router, "tutti_router_key_requests_total", key="alice") == len(prompts) + 1
     assert total(router, "tutti_router_key_tokens_total", key="alice") == generated + asked
     of_all = lambda name, **match: sum(total(conductor, name, **match) for conductor in conductors)
@@ -88,7 +88,7 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
     own = {name: kind for name, kind in described.items() if name.startswith("tutti_")}
     # Only a model with experts has this metric. The page must name it all the same.
     assert documented == own | {"tutti_worker_expert_imbalance": "gauge"}
-    # Names that follow a convention of others stand on any page.
+    # Names that follow other projects' conventions may be documented on any page.
     pages = "".join(page.read_text() for page in (REPO / "docs").glob("*.md"))
     assert all(name in pages for name in described.keys() - own.keys()), described.keys() - own.keys()
 
@@ -97,13 +97,14 @@ def test_totals_of_a_conductor_are_the_sums_over_its_workers_under_load(start):
     cluster = start("--device", "sim", "--workers", 2, "--max-running-requests", 2, "--kv-cache-memory", "64KiB")
     body = {"max_tokens": 600, "ignore_eos": True, "return_token_ids": True}
     streams = Streams(cluster, "/v1/completions", [body | {"prompt": [seed + 1] * 40} for seed in range(8)])
-    # One scrape is one moment: totals and parts are of the same reports.
+    # Totals and parts are compared within one scrape, where they come from the same reports.
     per_worker = ("tutti_requests_running", "tutti_requests_waiting", "tutti_kv_pages_used", "tutti_kv_pages_total")
 
     def busy():
         seen = cluster.metrics()
         parts = [seen.get(name, 0) for name in per_worker]
-        # A report may arrive between the lines of a scrape, so only a scrape without that is compared.
+        # A report that arrives during a scrape falls between its lines. A scrape counts only if the next one has the
+        # same parts.
         again = [cluster.metrics().get(name, 0) for name in per_worker]
         return seen if parts == again and all(parts) else None
 

@@ -15,9 +15,9 @@ use crate::{
     workload::{Alphabet, File, Synthetic, Workload, reserved},
 };
 
-/// Requests of a run without `--requests`, `--duration` and `--workload`.
+/// Number of requests of a run without `--requests`, `--duration` and `--workload`.
 const DEFAULT_REQUESTS: u64 = 100;
-/// Requests in flight of a closed loop without `--concurrency`.
+/// Number of requests in flight in a closed loop without `--concurrency`.
 const DEFAULT_CONCURRENCY: usize = 8;
 
 /// Loads an OpenAI-compatible server, or Tutti over gRPC, and measures latency and throughput.
@@ -53,14 +53,15 @@ struct ServerArguments {
     /// File with the API key
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// File with certificates of authorities to trust, in PEM form, for a server with a certificate of its own
+    /// File with the certificates of further authorities to trust, in PEM form, for a server whose certificate no
+    /// public authority has signed
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Maximum time of a request
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10m")]
     timeout: Duration,
-    /// Send fields of OpenAI's API alone: outputs may end early, and an event counts as a token where the server does
-    /// not count
+    /// Send only fields of OpenAI's API: outputs may end early, and if the server does not count tokens, each event
+    /// counts as one
     #[arg(long)]
     plain: bool,
 }
@@ -68,7 +69,7 @@ struct ServerArguments {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Load")]
 struct LoadArguments {
-    /// Closed loop: requests in flight [default: 8]
+    /// Closed loop: number of requests in flight [default: 8]
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = ["rate", "replay"])]
     concurrency: Option<usize>,
     /// Open loop: requests per second on average; `inf` sends all at once
@@ -80,16 +81,17 @@ struct LoadArguments {
     /// Gaps between requests of --rate
     #[arg(long, value_enum, default_value = "poisson")]
     arrivals: Process,
-    /// Open loop: maximum number of requests in flight; one that is due waits, and its latency counts on
+    /// Open loop: maximum number of requests in flight; a request that is due waits for room, and its latency includes
+    /// the wait
     #[arg(long, value_name = "N", value_parser = at_least_one, default_value = "10000")]
     max_in_flight: usize,
-    /// Number of requests [default: 100, with --duration or --workload all]
+    /// Number of requests [default: 100; all with --duration or --workload]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
     /// Time after which no request is sent
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     duration: Option<Duration>,
-    /// Requests before the run that do not count; they are the first of the workload
+    /// Number of requests before the run that are not measured, taken from the start of the workload
     #[arg(long, value_name = "N", default_value_t = 1)]
     warm_up: u64,
 }
@@ -109,16 +111,16 @@ struct WorkloadArguments {
     /// Tokens of an output
     #[arg(long, value_name = "LENGTHS", default_value = "64")]
     output_tokens: Lengths,
-    /// Tokens at the start of a prompt that it shares with others
+    /// Number of tokens at the start of a prompt that other prompts share
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     shared_prefix: u32,
     /// Number of different shared prefixes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value_t = 1)]
     prefixes: u32,
-    /// Exclusive bound of a prompt's token ids
+    /// Upper bound, exclusive, of a prompt's token ids
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value_t = 256)]
     vocab_size: u32,
-    /// Make prompts of words, of about a token each, in place of token ids; always so for --api chat
+    /// Make prompts of words, each about one token long, instead of token ids; always so for --api chat
     #[arg(long)]
     words: bool,
     /// Seed of prompts, lengths and arrivals
@@ -135,13 +137,13 @@ struct ReportArguments {
     /// Maximum time to the first token of a good request
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     slo_ttft: Option<Duration>,
-    /// Maximum time per token after the first of a good request, as its mean
+    /// Maximum mean time per token after the first of a good request
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     slo_itl: Option<Duration>,
     /// File for the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// File for the report as a page with plots
+    /// File for the report as an HTML page with plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -153,13 +155,13 @@ pub struct Plan {
     pub target: Target,
     /// The requests.
     pub workload: Workload,
-    /// Requests before the run.
+    /// Number of requests before the run that are not measured.
     pub warm_up: u64,
-    /// When requests are sent.
+    /// The times at which requests are sent.
     pub load: Load,
-    /// When the run ends.
+    /// The end of the run.
     pub limits: Limits,
-    /// Bounds of a good request.
+    /// Latency bounds of a good request.
     pub objectives: Objectives,
     /// The load, for the report.
     pub described_load: Value,
@@ -172,7 +174,7 @@ pub struct Plan {
 }
 
 impl Arguments {
-    /// Checks what no single flag shows, and reads the files that flags name.
+    /// Checks the flags together, and reads the files that flags name.
     pub fn plan(self) -> Result<Plan, Error> {
         let Self { server, load, workload, report } = self;
         let api = server.api;
@@ -194,7 +196,7 @@ impl Arguments {
             ));
         }
         for file in [&report.json, &report.html].into_iter().flatten() {
-            // A run of hours must not end with a report that cannot be written.
+            // Opened now, so that a run of hours does not end with a report that cannot be written.
             let open = fs::OpenOptions::new().create(true).append(true).open(file);
             open.map_err(|e| Error::file(file, e))?;
         }
@@ -311,7 +313,8 @@ impl WorkloadArguments {
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
-        // Tokio's semaphores bound their permits. A million is below that bound, and more than a machine holds.
+        // Tokio's semaphores bound their permits. A million is below that bound, and more requests than a machine can
+        // hold.
         Ok(number) if (1..=1_000_000).contains(&number) => Ok(number),
         _ => Err("must be an integer from 1 to 1000000".into()),
     }

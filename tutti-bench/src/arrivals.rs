@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::random::Draw;
 
-/// How the gaps between arrivals are drawn.
+/// Distribution of the gaps between arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Process {
@@ -25,7 +25,7 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// Times of `rate` arrivals per second on average. An infinite rate lets all arrive at once.
+    /// Creates the times of `rate` arrivals per second on average. With an infinite rate, all arrive at once.
     pub fn new(process: Process, rate: f64, seed: u64) -> Self {
         Self { process, gap: 1.0 / rate, at: 0.0, draw: Draw::numbered(seed, u64::MAX) }
     }

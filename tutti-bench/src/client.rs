@@ -29,10 +29,10 @@ pub enum Api {
 /// The fields that requests may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// Fields that Tutti and vLLM share: `ignore_eos` and `return_token_ids`. Every output has its full length, and
-    /// tokens are counted exactly.
+    /// The fields of OpenAI's API, and two that Tutti and vLLM share: `ignore_eos` and `return_token_ids`. Every output
+    /// has its full length, and tokens are counted exactly.
     Extended,
-    /// Fields of OpenAI's API alone.
+    /// Only fields of OpenAI's API.
     Plain,
 }
 
@@ -47,7 +47,7 @@ pub struct Target {
     pub model: Option<String>,
     /// Key for the header `authorization`.
     pub api_key: Option<String>,
-    /// File with certificates of authorities in PEM form that are trusted in addition to the usual ones.
+    /// File with certificates of authorities, in PEM form, that are trusted in addition to the system's.
     pub authorities: Option<PathBuf>,
     /// Maximum time of a request, from sending to the end of its answer.
     pub timeout: Duration,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// A reason why a run does not start, or ends before its load was sent.
+/// A reason why a run does not start, or ends before all of its load was sent.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A flag whose value cannot be used.
@@ -10,19 +10,19 @@ pub enum Error {
     Argument {
         /// The flag, with its dashes.
         flag: &'static str,
-        /// Problem, with the value.
+        /// The problem, with the value.
         why: String,
     },
-    /// A line of a workload file that is no request.
+    /// A line of a workload file that is not a request.
     #[error("{} line {line}: {field}: {why}", file.display())]
     Line {
         /// The workload file.
         file: PathBuf,
         /// Number of the line, counted from 1.
         line: usize,
-        /// The field at fault, or `line` if it is not an object.
+        /// The field at fault, or `line` if the line is not an object.
         field: String,
-        /// Problem, with the value.
+        /// The problem, with the value.
         why: String,
     },
     /// A file that cannot be read or written.
@@ -33,7 +33,7 @@ pub enum Error {
         /// The system's error.
         error: std::io::Error,
     },
-    /// A server that cannot be asked for its models.
+    /// A server that does not list its models.
     #[error("{url}: {why}")]
     Server {
         /// The URL that was asked.
@@ -41,7 +41,7 @@ pub enum Error {
         /// The server's answer, or the reason why there is none.
         why: String,
     },
-    /// A fault of the generator's own.
+    /// A fault of the generator itself.
     #[error("internal fault: {0}")]
     Internal(String),
 }
@@ -55,7 +55,7 @@ impl Error {
         Self::File { file: file.into(), error }
     }
 
-    /// True if the command line or a file that it names is at fault, and not the server.
+    /// True if the fault is in the command line or in a file that it names, and not in the server.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Argument { .. } | Self::Line { .. } | Self::File { .. })
     }

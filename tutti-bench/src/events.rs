@@ -1,10 +1,11 @@
-//! Server-sent events of OpenAI's streams, read with as little work as possible: a load generator often shares its
-//! machine with the server that it measures.
+//! Server-sent events of OpenAI's streams. They are read with as little work as possible, because a load generator
+//! often shares its machine with the server that it measures.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Maximum length of a line. No server needs longer ones, and a broken one must not take all memory.
+/// Maximum length of a line, in bytes. No server needs longer lines, and a faulty server must not make the generator
+/// use all memory.
 const MAX_LINE: usize = 64 << 20;
 
 /// Splits a stream of byte chunks into lines. A line may span chunks.
@@ -43,7 +44,7 @@ impl Lines {
     }
 }
 
-/// Contribution of a stream's event to the answer.
+/// What an event of a stream adds to the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta {
     /// Number of new tokens. A server that sends no token ids is assumed to send one token per event with text.
@@ -60,7 +61,7 @@ pub struct Usage {
     pub completion_tokens: u32,
 }
 
-/// An event that is no part of a served answer.
+/// An event that is not part of a served answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EventError {
     /// The server reports that the request failed.
@@ -80,7 +81,7 @@ struct Event<'a> {
     usage: Option<Usage>,
 }
 
-/// A choice of the completions API has `text`, one of the chat API a `delta`.
+/// A choice of an answer. In the completions API it has `text`, in the chat API `delta`.
 #[derive(Deserialize)]
 struct Choice<'a> {
     #[serde(borrow, default)]
@@ -118,7 +119,7 @@ impl Choice<'_> {
     fn tokens(&self) -> u32 {
         let filled =
             |value: Option<&RawValue>| value.is_some_and(|v| !matches!(v.get(), "\"\"" | "null" | "[]"));
-        // The last text may follow after the last token, in an event whose list of ids is empty.
+        // An event may carry the last text after the last token. Its list of ids is then empty.
         if let Some(ids) = &self.token_ids {
             return ids.len() as u32;
         }

@@ -1,17 +1,18 @@
-//! A histogram of durations with a bounded relative error and a fixed size, as HdrHistogram (Tene, 2012) has it.
+//! A histogram of durations with a bounded relative error and a fixed size, like HdrHistogram (Tene, 2012).
 //!
-//! Values are microseconds. Below `EXACT` each has a bucket of its own. Above, each doubling is divided into
-//! `EXACT / 2` buckets, so a bucket is at most 1/128 of its values wide and its middle is off by at most 1/256.
+//! Values are microseconds. Each value below `EXACT` has its own bucket. Above, the values between two powers of two
+//! are divided into `EXACT / 2` buckets. A bucket is thus at most 1/128 of its values wide, and its middle is off by at
+//! most 1/256.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Values below this have buckets of their own.
+/// Each value below this number has its own bucket.
 const EXACT: u64 = 256;
 /// log2 of [`EXACT`].
 const EXACT_BITS: u32 = 8;
-/// Values from 2^36 microseconds on, which is 19 hours, count as the largest value below.
+/// Values from 2^36 microseconds on, which is 19 hours, count as the largest value below 2^36.
 const MAX_BITS: u32 = 36;
 const BUCKETS: usize = (EXACT + (MAX_BITS - EXACT_BITS) as u64 * EXACT / 2) as usize;
 
@@ -64,8 +65,8 @@ impl Histogram {
         self.count
     }
 
-    /// Returns the smallest value that at least a share `quantile` of the samples does not exceed, in microseconds:
-    /// the middle of its bucket. 0 without samples.
+    /// Returns a quantile in microseconds, as the middle of its bucket. The quantile is the smallest value that at
+    /// least a share `quantile` of the samples does not exceed. 0 without samples.
     pub fn quantile(&self, quantile: f64) -> u64 {
         let rank = ((quantile * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
         let mut seen = 0;
@@ -107,11 +108,11 @@ impl Histogram {
 /// The bucket of a value.
 fn index(value: u64) -> usize {
     let shift = (u64::BITS - value.leading_zeros()).saturating_sub(EXACT_BITS);
-    // From the first doubling on, the top bit of the shifted value is always set.
+    // For values from `EXACT` on, the top bit of the shifted value is always set.
     (u64::from(shift) * (EXACT / 2) + (value >> shift)) as usize
 }
 
-/// The least value of a bucket, and the number of its values.
+/// Returns the smallest value of a bucket, and the number of values that the bucket covers.
 fn bounds(index: usize) -> (u64, u64) {
     let index = index as u64;
     let shift = (index / (EXACT / 2)).saturating_sub(1);

@@ -1,4 +1,4 @@
-//! The report as one HTML page, which loads nothing from anywhere.
+//! The report as one HTML page, which loads no other file.
 
 use std::fmt::Write;
 

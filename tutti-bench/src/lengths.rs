@@ -23,7 +23,7 @@ pub enum Lengths {
         /// The largest length.
         max: u32,
     },
-    /// A log-normal distribution, cut at 1 and at `max`: most are short and some are long.
+    /// A log-normal distribution, cut at 1 and at `max`: most lengths are short, and some are long.
     LogNormal {
         /// The median, in tokens.
         median: f64,

@@ -1,7 +1,7 @@
 //! A load generator for OpenAI-compatible servers and for Tutti's gRPC API.
 //!
-//! [`workload`] makes or reads requests, [`arrivals`] gives each its time, [`run`](mod@run) sends them through a
-//! [`client`], [`statistics`] keeps what was measured in bounded memory, and [`report`] writes it as JSON and HTML.
+//! [`workload`] makes or reads requests, and [`arrivals`] gives each its time. [`run`](mod@run) sends them through a
+//! [`client`]. [`statistics`] keeps the measurements in bounded memory, and [`report`] writes them as JSON and HTML.
 
 pub mod arguments;
 pub mod arrivals;

@@ -13,9 +13,9 @@ use tutti_bench::{
 };
 use tutti_measure::machine::Machine;
 
-/// Requests of the warm-up that are sent at once.
+/// Number of warm-up requests in flight.
 const WARM_UP_CONCURRENCY: usize = 8;
-/// Exit code of bad usage, as of the other executables.
+/// Exit code of wrong usage, the same as that of Tutti's other executables.
 const USAGE: u8 = 64;
 /// Exit code if the server cannot be reached or the generator is at fault.
 const UNAVAILABLE: u8 = 70;

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use crate::events::{EventError, Usage};
 
-/// A request that has been answered, well or not. Times count from the moment of sending.
+/// The answer to a request, or its failure. Times count from the moment of sending.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Time and number of tokens of each event with tokens.
@@ -29,7 +29,7 @@ impl Outcome {
         self.arrivals.first().map(|(at, _)| *at)
     }
 
-    /// Mean time per token after those of the first event. `None` if no token came later.
+    /// Mean time per token, without the tokens of the first event. `None` if no token came later.
     pub fn time_per_token(&self) -> Option<Duration> {
         let (first, _) = self.arrivals.first()?;
         let (last, _) = self.arrivals.last()?;
@@ -37,7 +37,7 @@ impl Outcome {
         (last > first && later > 0).then(|| (*last - *first) / later)
     }
 
-    /// Judges a whole answer. `exact` is the number of tokens that it must have, if that is known.
+    /// Judges a complete answer. `exact` is the number of tokens that it must have, if that is known.
     pub fn judge(&mut self, exact: Option<u32>) {
         if self.failure.is_some() {
             return;
@@ -55,7 +55,7 @@ impl Outcome {
 /// The reason for which a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The kind, by which failures are counted.
+    /// The kind. Failures are counted by kind.
     pub kind: FailureKind,
     /// The message, cut to [`Failure::MAX_MESSAGE`] bytes or less.
     pub message: String,
@@ -98,7 +98,7 @@ pub enum FailureKind {
     Stream,
     /// The connection was lost before the answer was complete.
     Broken,
-    /// The answer is not as the API has it.
+    /// The answer does not have the form of the API.
     Malformed,
     /// The answer has no token.
     Empty,

@@ -8,20 +8,20 @@ const LEFT: f64 = 56.0;
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 30.0;
-/// Bars of a histogram at most: more could not be told from each other.
+/// Maximum number of bars of a histogram. More bars could not be told apart.
 const BARS: usize = 70;
 
 /// A line of a plot over time.
 pub struct Series {
-    /// Name in the legend.
+    /// Name of the line in the legend.
     pub name: &'static str,
-    /// Class of its colour in the style sheet.
+    /// Class of the line's colour in the style sheet.
     pub class: &'static str,
-    /// Its points. A missing value interrupts the line.
+    /// Points as seconds and value. A missing value interrupts the line.
     pub points: Vec<(f64, Option<f64>)>,
 }
 
-/// Text as it may stand in HTML.
+/// Escapes text for HTML.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -60,7 +60,7 @@ fn line(svg: &mut String, class: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64
         write!(svg, "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>");
 }
 
-/// Horizontal lines with their values, up to `max`. Returns the value at the top of the plot.
+/// Draws horizontal lines with their values, up to `max`. Returns the value at the top of the plot.
 fn vertical_axis(svg: &mut String, max: f64) -> f64 {
     let step = round_step(max / 4.0);
     let top = (max / step).ceil().max(1.0) * step;
@@ -74,7 +74,7 @@ fn vertical_axis(svg: &mut String, max: f64) -> f64 {
     top
 }
 
-/// The least number of the form 1, 2 or 5 times a power of ten that is not below `least`.
+/// Returns the least number of at least `least` that is 1, 2 or 5 times a power of ten.
 fn round_step(least: f64) -> f64 {
     if least <= 0.0 || !least.is_finite() {
         return 1.0;
@@ -97,7 +97,7 @@ pub fn histogram(title: &str, buckets: &[(f64, f64, u64)], marks: &[(&str, f64)]
     let (Some(first), Some(last)) = (buckets.first(), buckets.last()) else {
         return frame(title, "<text x=\"50%\" y=\"50%\" text-anchor=\"middle\">no samples</text>");
     };
-    // Durations are measured in whole microseconds.
+    // Durations are measured in whole microseconds, so no positive value is smaller.
     let low = first.0.max(1e-3).log10();
     let high = last.1.log10().max(low + 0.05);
     let bars = (BARS as f64).min(((high - low) * 60.0).ceil().max(4.0)) as usize;
@@ -131,7 +131,7 @@ pub fn histogram(title: &str, buckets: &[(f64, f64, u64)], marks: &[(&str, f64)]
     frame(title, &svg)
 }
 
-/// Marks of a logarithmic axis: powers of ten, and on a short axis also 2 and 5 times each of them.
+/// Returns the marks of a logarithmic axis: powers of ten and, on a short axis, also their multiples by 2 and 5.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let factors: &[f64] = if high - low > 2.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let powers = low.floor() as i32..=high.ceil() as i32;
@@ -143,7 +143,7 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
     ticks
 }
 
-/// Lines over the seconds of a run.
+/// Draws lines over the seconds of a run.
 pub fn over_time(title: &str, seconds: f64, series: &[Series]) -> String {
     let values = series.iter().flat_map(|series| series.points.iter().filter_map(|(_, value)| *value));
     let mut svg = String::new();
@@ -168,7 +168,7 @@ pub fn over_time(title: &str, seconds: f64, series: &[Series]) -> String {
             let _ = write!(path, "{command}{:.1} {:.1}", x(at.min(seconds)), y(*value, top));
             command = 'L';
         }
-        // A point alone has no length: the round end of its line shows it.
+        // A line of a single point has no length, so the point is drawn as a circle.
         let _ = write!(svg, "<path class=\"{class}\" d=\"{path}\"/>");
         if let [(at, Some(value))] = points[..] {
             let _ = write!(

@@ -1,4 +1,4 @@
-//! Random numbers that depend on nothing but a seed.
+//! Random numbers that depend only on a seed.
 
 /// The splitmix64 sequence (Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]
@@ -10,7 +10,7 @@ impl Draw {
         Self(seed)
     }
 
-    /// Starts the sequence number `index` of a seed. Sequences of different numbers are independent.
+    /// Starts the sequence with the number `index` of a seed. Sequences with different numbers are independent.
     pub fn numbered(seed: u64, index: u64) -> Self {
         let mut outer = Self(seed ^ index.wrapping_mul(0xd134_2543_de82_ef95));
         Self(outer.word())

@@ -17,7 +17,8 @@ use crate::{
 
 /// Name and version of the JSON's schema. A change that breaks readers raises the number.
 pub const SCHEMA: &str = "tutti-bench.v1";
-/// Maximum 99th percentile of the delay between due time and sending, unless the limit of requests in flight causes it.
+/// Maximum 99th percentile of the delay between due time and sending. A larger delay causes a warning, unless the limit
+/// of requests in flight explains it.
 const MAX_DELAY_MS: f64 = 50.0;
 
 /// A report.
@@ -79,7 +80,7 @@ pub struct Requests {
     pub warm_up: u64,
     /// All requests that were sent.
     pub sent: u64,
-    /// Requests answered as they should be.
+    /// Requests that were answered completely.
     pub served: u64,
     /// Requests that failed.
     pub failed: u64,
@@ -134,7 +135,7 @@ pub struct Latency {
     pub send_delay_ms: Summary,
 }
 
-/// A run's facts beside its measurements.
+/// The facts about a run that are not measured.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "the fields are those of the report")]
 pub struct Description {

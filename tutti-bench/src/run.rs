@@ -27,16 +27,17 @@ const PROGRESS: Duration = Duration::from_secs(1);
 /// The times at which requests are sent.
 #[derive(Clone, Debug)]
 pub enum Load {
-    /// A fixed number of requests is in flight: the next is sent when one has been answered.
+    /// A fixed number of requests is in flight. The next one is sent when an earlier one has been answered.
     Closed {
         /// Requests in flight.
         concurrency: usize,
     },
-    /// Each request is sent at a time that was decided before.
+    /// Each request is sent at a time that was decided before the run.
     Open {
         /// The source of the times.
         times: Times,
-        /// Maximum number of requests in flight. A request that is due waits for room, and its latency counts on.
+        /// Maximum number of requests in flight. A request that is due waits for room, and its latency includes the
+        /// wait.
         max_in_flight: usize,
     },
 }
@@ -50,7 +51,7 @@ pub enum Times {
     OfWorkload,
 }
 
-/// The end of a run. The run waits for the requests that are in flight then.
+/// The end of a run. At the end, the run waits for the requests that are still in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of requests.
@@ -66,7 +67,7 @@ pub struct Measured {
     pub statistics: Statistics,
     /// Time from the start to the last answer or the interruption.
     pub duration: Duration,
-    /// True if the run was interrupted. Requests in flight then have no outcome.
+    /// True if the run was interrupted. Requests that were in flight then have no outcome.
     pub interrupted: bool,
 }
 
@@ -138,7 +139,7 @@ impl Sender {
         load: Load,
         limits: Limits,
     ) -> Result<(), Error> {
-        // Tokio's clock ends far before the largest duration.
+        // Tokio's clock cannot represent deadlines as late as the largest duration.
         let deadline = limits.duration.and_then(|duration| self.start.checked_add(duration));
         let far = Instant::now() + Duration::from_secs(86_400 * 365);
         let (room, mut times) = match load {
@@ -147,7 +148,7 @@ impl Sender {
         };
         let room = Arc::new(Semaphore::new(room));
         for _ in 0..limits.requests.unwrap_or(u64::MAX) {
-            // A closed loop has no due time: a request is due when there is room for it.
+            // A request of a closed loop is due as soon as there is room for it.
             let mut permit = None;
             if times.is_none() {
                 permit = timeout_at(deadline.unwrap_or(far), room.clone().acquire_owned()).await.ok();
@@ -175,7 +176,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends a request on a task of its own, which holds `permit` until the request has ended.
+    /// Sends a request in a task of its own, which holds `permit` until the request has ended.
     fn spawn(&mut self, request: Request, due: Instant, permit: impl Send + 'static) {
         let (client, statistics, start) = (self.client.clone(), self.statistics.clone(), self.start);
         self.tasks.spawn(async move {
@@ -210,7 +211,7 @@ async fn show_progress(statistics: &Mutex<Statistics>, start: Instant) -> std::c
                 s.in_flight()
             )
         };
-        // A terminal that takes no line must not stop the run.
+        // The error is ignored: a terminal that takes no output must not stop the run.
         let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
     }
 }

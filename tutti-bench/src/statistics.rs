@@ -10,19 +10,19 @@ use crate::{
     timeline::Timeline,
 };
 
-/// Bounds of the latency of a good request.
+/// Latency bounds of a good request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Objectives {
     /// Maximum time to the first token.
     pub ttft: Option<Duration>,
-    /// Maximum time per token after the first, as the mean of a request.
+    /// Maximum mean time per token of a request after its first token.
     pub itl: Option<Duration>,
 }
 
 /// Times of a request's sending, from the start of the run.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
-    /// Time at which the request was due. Latency counts from it.
+    /// Time at which the request was due. Latencies count from this time.
     pub due: Duration,
     /// Time at which the request was sent.
     pub at: Duration,
@@ -35,7 +35,7 @@ pub struct Failures {
     pub kind: String,
     /// Number of requests.
     pub count: u64,
-    /// The message of the first of them.
+    /// The message of the first of these failures.
     pub example: String,
 }
 
@@ -45,7 +45,7 @@ pub struct Statistics {
     objectives: Objectives,
     /// Requests sent.
     pub sent: u64,
-    /// Requests answered as they should be.
+    /// Requests that were answered completely.
     pub served: u64,
     /// Requests that failed.
     pub failed: u64,
@@ -63,7 +63,7 @@ pub struct Statistics {
     pub tpot: Histogram,
     /// From the due time to the end of the answer.
     pub latency: Histogram,
-    /// From the due time to sending: delay by the generator or by its limit of requests in flight.
+    /// From the due time to sending: the delay that the generator or its limit of requests in flight causes.
     pub delay: Histogram,
     /// The course of the run.
     pub timeline: Timeline,
@@ -91,7 +91,7 @@ impl Statistics {
         bin.in_flight = bin.in_flight.max(in_flight);
     }
 
-    /// Counts an outcome. Times of a failed request do not count.
+    /// Counts an outcome. The latencies of a failed request do not count.
     pub fn end(&mut self, sent: Sent, outcome: Outcome) {
         let in_flight = self.in_flight();
         let bin = self.timeline.at(sent.at + outcome.end);

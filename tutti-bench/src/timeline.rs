@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// Maximum number of intervals. When a run outlasts them, each two become one.
+/// Maximum number of intervals. When a run needs more, each pair of intervals is merged into one.
 const MAX_BINS: usize = 600;
 
 /// The course of a run.
@@ -14,20 +14,21 @@ pub struct Timeline {
     bins: Vec<Bin>,
 }
 
-/// One interval.
+/// Counts of one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bin {
     /// Requests sent.
     pub sent: u64,
-    /// Requests that ended well.
+    /// Requests that were answered completely.
     pub served: u64,
     /// Requests that failed.
     pub failed: u64,
-    /// Tokens that arrived, of requests that were served.
+    /// Tokens that have arrived in answers of served requests.
     pub tokens: u64,
-    /// Most requests in flight at once.
+    /// Maximum number of requests in flight.
     pub in_flight: u64,
-    /// Sum of the times to the first token of served requests, by the time of that token.
+    /// Sum of the times to the first token of served requests. A time counts in the interval in which its token
+    /// arrived.
     pub ttft_sum: Duration,
     /// Number of times in `ttft_sum`.
     pub ttft_count: u64,

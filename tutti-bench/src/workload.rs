@@ -14,10 +14,10 @@ pub use self::{
 };
 use crate::{Error, client::Api};
 
-/// Requests that are made or read ahead.
+/// Number of requests that are made or read ahead.
 const AHEAD: usize = 256;
 
-/// One request.
+/// A request to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// The prompt.
@@ -51,11 +51,12 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Starts to make or read requests, on a thread of its own, so that it delays no answer.
+    /// Starts to make or read requests. This happens on a thread of its own, so that it delays the handling of no
+    /// answer.
     pub fn start(self) -> Result<mpsc::Receiver<Result<Request, Error>>, Error> {
         let (sender, receiver) = mpsc::channel(AHEAD);
         let produce = move || {
-            // Sending fails once nothing more is wanted.
+            // Sending fails once no more requests are wanted.
             match self {
                 Self::Synthetic(mut synthetic) => {
                     while sender.blocking_send(Ok(synthetic.request())).is_ok() {}
@@ -69,7 +70,7 @@ impl Workload {
     }
 }
 
-/// Returns the reason why a request must not set a field of its body, or `None` if it may.
+/// Returns the reason why a request must not set this field of its body; `None` if it may.
 pub fn reserved(key: &str, api: Api) -> Option<&'static str> {
     match key {
         _ if api == Api::Grpc => Some("cannot be set over gRPC"),

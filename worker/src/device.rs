@@ -10,13 +10,14 @@ use tutti_settings::{DeviceChoice, Quantize, WorkerSettings};
 pub enum Chosen {
     Cpu,
     Cuda {
-        /// Number of the GPU on the worker's machine.
+        /// Index of the GPU on the worker's machine.
         ordinal: usize,
     },
     Sim,
 }
 
-/// Chooses the device by the settings and by what the worker's machine has, and logs what `auto` stands for.
+/// Chooses the device by the settings and by the hardware of the worker's machine, and logs the choice that `auto`
+/// leads to.
 pub fn choose(settings: &WorkerSettings, rank: Rank) -> Result<Chosen, Error> {
     if let Some(dir) = settings.device.compiled_kernels.as_deref().filter(|dir| !dir.is_dir()) {
         return Err(Error::invalid(
@@ -32,7 +33,7 @@ pub fn choose(settings: &WorkerSettings, rank: Rank) -> Result<Chosen, Error> {
 }
 
 /// Makes the id of the TP group that this worker leads. `None` if the worker computes on a CPU, or if its device cannot
-/// be used, which loading reports.
+/// be used; loading then reports the error.
 pub fn group_id(settings: &WorkerSettings, rank: Rank) -> Result<Option<GroupId>, Error> {
     match choose_among(settings, rank, gpus(settings)) {
         Ok(Chosen::Cuda { .. }) => {}
@@ -54,7 +55,7 @@ fn gpus(settings: &WorkerSettings) -> impl FnOnce() -> Result<usize, Missing> {
     }
 }
 
-/// As [`choose`], on a machine where `gpus` counts the GPUs.
+/// Chooses as [`choose`] does, on a machine where `gpus` counts the GPUs.
 fn choose_among(
     settings: &WorkerSettings,
     rank: Rank,
@@ -86,7 +87,7 @@ fn choose_among(
     }
 }
 
-/// The setting that the CUDA device of this build does not serve.
+/// Returns why the CUDA device of this build cannot serve these settings; `None` if it can.
 fn unfit(settings: &WorkerSettings) -> Option<String> {
     if settings.weights.quantize != Quantize::None {
         let quantize = settings.weights.quantize;

@@ -1,9 +1,9 @@
 //! The engine's thread, with bounded commands in and bounded reports out.
 //!
 //! The thread loads the model, runs steps, and plans between two steps. Meanwhile a task ([`serve_handle`]) takes
-//! commands and makes reports, so that the engine's thread spends no time on commands and reports. The task and the
-//! transfers between workers run on a second thread. The stream's thread thus does nothing but pass messages on: a long
-//! prompt's launch, a large report or a transfer delays no heartbeat.
+//! commands and makes reports, so that the engine's thread spends no time on them. This task and the transfers between
+//! workers run on a second thread. The thread of the conductor's stream only passes messages on, so neither a launch
+//! with a long prompt, a large report nor a transfer delays a heartbeat.
 //!
 //! The outputs of `PENDING_OUTPUTS` steps may wait for the task. The task sends a report only when the outbox has room.
 //! If the conductor stops reading, the steps therefore stop soon; the task still takes commands. A panic ends the
@@ -38,8 +38,8 @@ use crate::{
     step_trace::StepTrace,
 };
 
-/// Number of step outputs that may wait for the task. With this many, short steps continue while a busy machine delays
-/// the task.
+/// Number of step outputs that may wait for the task. It is large enough that short steps continue while a busy machine
+/// delays the task.
 pub(crate) const PENDING_OUTPUTS: usize = 16;
 
 /// A command to the engine.
@@ -62,9 +62,9 @@ pub struct EngineChannels {
     pub outbox: mpsc::Sender<pb::WorkerMessage>,
     /// Load after the last step, for heartbeats.
     pub load: watch::Sender<pb::WorkerLoad>,
-    /// Number of forward passes that have returned. Heartbeats report this number, also while a step runs.
+    /// Number of forward passes that have returned. Heartbeats report this number even while a step runs.
     pub forwards: Arc<AtomicU64>,
-    /// The way to other workers.
+    /// This worker's network, for connections to other workers.
     pub network: Network,
 }
 
@@ -82,9 +82,9 @@ pub fn start(
         runtime::Builder::new_multi_thread().worker_threads(1).thread_name("reports").enable_all().build()?;
     thread::Builder::new().name("engine".into()).spawn(move || {
         let _guard = ExitOnPanic;
-        // Ignored: sending fails only if the receiver is dropped, and it is dropped only when the process ends.
+        // Ignored: sending fails only if the receiver is dropped, which happens only when the process ends.
         let _ = done.send(run(&settings, rank, group.as_ref(), channels, runtime.handle()));
-        // A drained engine has no transfer under way; one that failed waits for none.
+        // Does not wait for tasks: a drained engine has no transfer in progress, and a failed engine waits for none.
         runtime.shutdown_background();
     })?;
     Ok(ended)
@@ -114,7 +114,7 @@ fn run(
         Ok(Loaded::Follower(member)) => ToConductor::Ready(loading::ready_to_follow(member)),
         Err(error) => ToConductor::LoadFailed(pb::LoadFailed { fault: Some(error.clone().into()) }),
     };
-    // Ignored: sending fails only if the outbox is closed, which means that the process is ending.
+    // Ignored: sending fails only if the outbox is closed, because the process is ending.
     let _ = channels.outbox.blocking_send(pb::WorkerMessage { message: Some(greeting) });
     let mut engine = match loaded? {
         Loaded::Engine(engine) => *engine,
@@ -127,7 +127,7 @@ fn run(
     run_engine(device_loop, (rank, handle), channels, runtime)
 }
 
-/// Runs the leader's plans and counts them for heartbeats.
+/// Runs the leader's plans, and counts forward passes for heartbeats.
 fn follow(member: Member, channels: &EngineChannels, runtime: &Handle) -> Result<(), Error> {
     let kv_pages_total = member.kv().pages.saturating_sub(1) as u32;
     let (group_rank, layout) = (member.group_rank(), member.model().page_layout());
@@ -135,13 +135,13 @@ fn follow(member: Member, channels: &EngineChannels, runtime: &Handle) -> Result
     let mut connector = Endpoint::follower(group_rank, hosts, &layout, channels.load.clone(), runtime);
     member.follow(&mut connector, |steps| {
         channels.forwards.store(steps, Ordering::Relaxed);
-        // The connector keeps its counts of transfers in the load.
+        // Changes only these fields, because the connector keeps its counts of transfers in the same load.
         channels.load.send_modify(|load| (load.steps, load.kv_pages_total) = (steps, kv_pages_total));
     })
 }
 
-/// Runs the engine until it has drained or `channels.commands` closes. If the engine has drained, all reports are in
-/// the outbox on return.
+/// Runs the engine until it has drained or `channels.commands` closes. When a drained engine returns, all of its
+/// reports are in the outbox.
 pub(crate) fn run_engine(
     mut device_loop: DeviceLoop,
     (rank, handle): (Rank, EngineHandle),
@@ -152,8 +152,8 @@ pub(crate) fn run_engine(
     let serving = runtime.spawn(serve_handle(handle, rank, channels, outputs));
     let ended = step_until_done(&mut device_loop, &sender);
     drop(sender);
-    // Ignored: waiting fails if the task panicked, which has ended the process, or if the runtime has shut down, which
-    // leaves no receiver of reports.
+    // Ignored: waiting fails if the task has panicked, which has ended the process, or if the runtime has shut down, in
+    // which case nothing receives reports.
     let _ = runtime.block_on(serving);
     ended
 }
@@ -198,8 +198,8 @@ async fn serve_handle(
     while serving.mode == RunMode::Serving || !serving.handle.is_idle() {
         let output = tokio::select! {
             biased;
-            // Commands come first. Otherwise, if reporting a step takes longer than the step, an output is always ready
-            // and a cancel could wait forever.
+            // Commands come first. If outputs came first and reporting a step took longer than the step, an output
+            // would always be ready, and a cancel could wait forever.
             command = commands.recv() => match command {
                 Some(command) => {
                     serving.take(command);
@@ -271,7 +271,7 @@ impl Serving {
     }
 }
 
-/// Guard that ends the process when the thread that holds it panics. The panic's message has been printed by then.
+/// Guard that ends the process if its thread panics. By then the panic's message has been printed.
 struct ExitOnPanic;
 
 impl Drop for ExitOnPanic {

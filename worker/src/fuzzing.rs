@@ -22,7 +22,7 @@ pub fn conductor_message(message: pb::ConductorMessage) {
                 assert_eq!(serde_json::to_string(&again).ok(), Some(json));
             }
         }
-        // A group that listens takes a port.
+        // A group whose meeting is `Listen` is skipped, because its formation would take a port.
         Some(Message::FormGroup(group)) if !matches!(group.meeting, Some(Meeting::Listen(_))) => {
             let network = IpAddr::from(Ipv4Addr::LOCALHOST).into();
             if let Ok(group) = Formation::new(group, Duration::from_secs(1), network, None) {

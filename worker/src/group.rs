@@ -17,22 +17,21 @@ use tutti_runtime::Error;
 use tutti_settings::ByteSize;
 use tutti_transfer::{Connector, Network};
 
-/// Longest wait for ranks that are still starting.
+/// Maximum wait for ranks that are still starting.
 const STARTING_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest wait for ranks that are still loading. The conductor detects the death of a rank long before this time is
-/// up.
+/// Maximum wait for ranks that are still loading. The conductor detects the death of a rank long before.
 const LOADING_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Group of this rank, as the conductor describes it.
+/// The group of this rank, as the conductor describes it.
 #[derive(Debug)]
 pub struct Formation {
     group_rank: GroupRank,
     meeting: Meeting,
-    /// The id of a group of GPUs; `None` if the group computes on CPUs.
+    /// The id of a group on GPUs; `None` if the group computes on CPUs.
     gpus: Option<GroupId>,
     /// Time limit of each collective operation.
     deadline: Duration,
-    /// The way to other workers.
+    /// This worker's network, for connections to other workers.
     network: Network,
 }
 
@@ -44,9 +43,8 @@ enum Meeting {
 }
 
 impl Formation {
-    /// Reads the conductor's message. The leader of a group over TCP starts to listen here. `network` is the way to
-    /// other workers. `id` is the one that the leader of a group of GPUs has made; the other ranks find it in the
-    /// message.
+    /// Reads the conductor's message. The leader of a group over TCP starts to listen here. `id` is the id of a group
+    /// on GPUs if this rank leads the group and has made it. The other ranks find the id in the message.
     pub fn new(
         message: pb::FormGroup,
         deadline: Duration,
@@ -76,7 +74,7 @@ impl Formation {
         Ok(Self { group_rank, meeting, gpus, deadline, network })
     }
 
-    /// The leader's message, which the conductor passes to the other ranks; `None` at another rank.
+    /// Returns the leader's message, which the conductor passes to the other ranks; `None` on any other rank.
     pub fn listening(&self) -> Result<Option<pb::GroupListening>, Error> {
         if !self.leads() {
             return Ok(None);
@@ -106,7 +104,7 @@ impl Formation {
         }
     }
 
-    /// Returns this rank's way into the group for the collective operations of GPUs.
+    /// Returns what the devices of this rank need to form the group of GPUs.
     pub fn for_gpus(&self) -> Result<GroupMeeting, Error> {
         let Self { group_rank, gpus, deadline, .. } = self;
         let id = gpus.ok_or_else(|| mixed("a CPU", "a GPU"))?;
@@ -139,9 +137,9 @@ impl Formation {
         Ok(group)
     }
 
-    /// Waits until all ranks have loaded. The ranks then run the largest step together, if their devices have memory of
-    /// their own, and agree on one size of the KV pool: the smallest budget that a rank has. `share` is this rank's
-    /// share of its machine's memory: see [`kv_budget`].
+    /// Waits until all ranks have loaded. If their devices have memory of their own, the ranks then run the largest
+    /// step together. They agree on one size of the KV pool: the smallest budget of any rank. `share` is this rank's
+    /// share of its machine's memory (see [`kv_budget`]).
     pub fn join(
         &self,
         mut model: Box<dyn Model>,
@@ -166,13 +164,13 @@ impl Formation {
     fn leader(&self) -> IpAddr {
         match &self.meeting {
             Meeting::Dial { leader, .. } => leader.ip(),
-            // Ranks that share memory are on one machine, and the conductor sees them all at one address.
+            // Ranks that share memory are on one machine, so the conductor sees all of them at one address.
             Meeting::SharedMemory(_) | Meeting::Listen { .. } => self.network.host,
         }
     }
 }
 
-/// The error of a group whose ranks have different devices.
+/// Returns the error of a group whose ranks have different kinds of devices.
 fn mixed(leader: &str, own: &str) -> Error {
     let why = format!("the leader of this rank's group computes on {leader}, and this rank on {own}");
     Error::invalid("device", why)
@@ -214,8 +212,8 @@ impl Member {
         (Box::new(lockstep::Leader::new(self.model, self.plans)), self.settings)
     }
 
-    /// Runs the leader's plans until the leader leaves. `connector` exchanges this rank's shares of requests. Calls
-    /// `ran` with the number of forward passes so far.
+    /// Runs the leader's plans until the leader leaves. `connector` exchanges this rank's shares of requests. After
+    /// each forward pass, calls `ran` with the number of forward passes so far.
     pub fn follow(mut self, connector: &mut dyn Connector, ran: impl FnMut(u64)) -> Result<(), Error> {
         lockstep::follow(&mut *self.model, &mut *self.plans, connector, ran)
             .map_err(|e| Error::internal(format!("this rank can no longer follow its leader: {e}")))

@@ -1,4 +1,5 @@
-//! The worker's stream to its conductor: dials, sends Hello, and then passes commands in and reports out.
+//! The worker's stream to its conductor: dials and sends Hello, then passes commands to the engine and reports to the
+//! conductor.
 
 use std::{
     sync::{
@@ -37,7 +38,8 @@ use crate::{
     group::Formation,
 };
 
-/// Number of messages to the conductor that may wait to be sent. If the outbox stays full, the engine soon pauses.
+/// Number of messages to the conductor that may wait to be sent. If the outbox stays full, the engine soon stops
+/// running steps.
 pub(crate) const OUTBOX: usize = 64;
 /// Number of received commands that may wait for the engine. Further commands wait in the stream.
 const INBOX: usize = 1024;
@@ -51,10 +53,10 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between attempts to join.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Time for which joining is retried while the conductor reports the rank as taken. Within this time, a conductor
-/// detects the death of an earlier worker of the same rank.
+/// Time for which joining is retried while the conductor reports the rank as taken. It is long enough for the conductor
+/// to detect the death of an earlier worker with the same rank.
 const RANK_TAKEN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest wait at the end: for the conductor to close the stream, or for the engine to finish its step.
+/// Maximum wait at the end, for the conductor to close the stream or for the engine to finish its step.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Address of the conductor, and this worker's identity.
@@ -140,7 +142,7 @@ async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
     Ok(Joined { rank: joining.rank, inbound, outbox, settings, network })
 }
 
-/// The error of a call that the conductor has not answered, or of its refusal.
+/// Returns the error of a call that got no answer, or the conductor's refusal.
 fn broken(status: tonic::Status, joining: &Joining) -> Error {
     let Some(cause) = std::error::Error::source(&status) else { return status.into() };
     let url = &joining.conductor;
@@ -153,7 +155,7 @@ fn broken(status: tonic::Status, joining: &Joining) -> Error {
 
 /// Serves until the conductor drops this worker, or until the worker is told to shut down and all its requests have
 /// ended. An error of kind *unavailable* means that the conductor is gone and that no engine runs any more. If loading
-/// failed, the conductor has already received the error.
+/// failed, the error has already been sent to the conductor.
 pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let Joined { rank, mut inbound, outbox, settings, network } = joined;
     let (commands, inbox) = mpsc::channel(INBOX);
@@ -200,7 +202,7 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
 
 /// Outcome of waiting for a group.
 enum GroupAssignment {
-    /// The worker computes alone.
+    /// The worker computes without a group.
     Single,
     Ranks(Box<Formation>),
     /// The conductor drains this worker.
@@ -225,7 +227,7 @@ async fn await_group(
             let group = Formation::new(group, deadline, network.clone(), id)?;
             if let Some(listening) = group.listening()? {
                 let message = pb::WorkerMessage { message: Some(ToConductor::GroupListening(listening)) };
-                // Ignored: sending fails if the stream has ended, and the next receive reports that.
+                // Ignored: if the stream has ended, the next receive reports it.
                 let _ = outbox.send(message).await;
             }
             Ok(GroupAssignment::Ranks(Box::new(group)))
@@ -236,15 +238,15 @@ async fn await_group(
     }
 }
 
-/// Makes the id of a group whose leader, this worker, computes on a GPU. Runs on a thread of its own: opening the
-/// driver may take seconds, in which heartbeats continue.
+/// Makes the id of a group on GPUs whose leader is this worker. Runs on a thread of its own, so that heartbeats
+/// continue while the driver opens, which may take seconds.
 async fn group_id(settings: &WorkerSettings, rank: Rank) -> Result<Option<GroupId>, Error> {
     let settings = settings.clone();
     let made = tokio::task::spawn_blocking(move || device::group_id(&settings, rank)).await;
     made.map_err(|e| Error::internal(format!("cannot make the id of a group: {e}")))?
 }
 
-/// Side that ended the service, with its outcome.
+/// The side that ended the service, with its outcome.
 enum ServeEnd {
     /// The engine has drained or failed. Its last messages may still be unsent.
     Engine(Result<(), Error>),
@@ -279,7 +281,7 @@ async fn pass_commands(
                 Command::Launch(Box::new(graph))
             }
             Some(FromConductor::Cancel(pb::CancelGraph { key: Some(key) })) => Command::Cancel(key.into()),
-            // No graph has been launched, so the worker can end before loading finishes.
+            // No graph has been launched, so the worker need not wait until loading finishes.
             Some(FromConductor::Drain(_)) if !launched => return ServeEnd::Conductor(Ok(())),
             Some(FromConductor::Drain(_)) => Command::Drain,
             Some(FromConductor::Cancel(_) | FromConductor::Welcome(_) | FromConductor::FormGroup(_))
@@ -288,13 +290,12 @@ async fn pass_commands(
                 continue;
             }
         };
-        // Waits while the inbox is full. The result is ignored: sending fails if the engine has ended, and the next
-        // iteration sees that.
+        // Waits while the inbox is full. The result is ignored: if the engine has ended, the next iteration notices it.
         let _ = commands.send(command).await;
     }
 }
 
-/// Error of a broken stream: *invalid argument* if the conductor rejected this worker, else *unavailable*.
+/// Returns the error of a broken stream: *invalid argument* if the conductor rejected this worker, else *unavailable*.
 fn why_ended(status: tonic::Status) -> Error {
     let message = format!("the stream to the conductor broke: {}", status.message());
     let error = Error::from(status);
@@ -328,8 +329,8 @@ impl Heartbeats {
             let forwards = self.forwards.load(Ordering::Relaxed);
             let beat = pb::Heartbeat { load: Some(*self.load.borrow()), forwards };
             let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
-            // If the outbox is full, the heartbeat is dropped, because the reports in the outbox also show that the
-            // worker is alive.
+            // If the outbox is full, the heartbeat is dropped. The reports in the outbox show as well that the worker
+            // is alive.
             if let Err(mpsc::error::TrySendError::Closed(_)) = self.outbox.try_send(message) {
                 return;
             }

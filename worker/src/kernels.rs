@@ -1,4 +1,4 @@
-//! `conductor kernels`: compiles the GPU's kernels ahead of time, on a machine that needs no GPU.
+//! `conductor kernels`: compiles the kernels for GPUs ahead of time, on a machine that needs no GPU.
 
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
@@ -6,7 +6,7 @@ use tutti_kernels::cuda;
 use tutti_runtime::{Error, ErrorKind, command_line::processes::KERNELS, config, exit};
 use tutti_settings::{KernelSettings, KernelsProcessSettings};
 
-/// The command's name, as `--help` describes it.
+/// The command's name, the one in `--help`.
 pub const NAME: &str = KERNELS.name;
 
 /// `main` of the command. The first argument is the command's name.

@@ -1,6 +1,6 @@
 //! The worker process: one per GPU or CPU rank.
 //!
-//! The process dials its conductor (`join`) and holds one stream for its whole life. A separate thread
+//! The process dials its conductor (`join`) and keeps one stream for its whole life. A separate thread
 //! (`engine_thread`) does all computing. A long step therefore never delays a heartbeat, and the stream delays a step
 //! only if the conductor stops reading. [`tutti_transfer`] moves the data of requests that are divided between workers,
 //! for example if one worker prefills and another decodes. [`lifeline`] ties a spawned worker to its conductor.

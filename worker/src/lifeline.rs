@@ -1,7 +1,7 @@
-//! Ties a spawned worker to its conductor by a pipe at stdin and the parent-death signal.
+//! Ties a spawned worker to its conductor by a pipe at stdin and by the parent-death signal.
 //!
 //! The pipe's first line carries private settings from the conductor. The pipe closes when the conductor ends, and the
-//! worker ends when the pipe closes. The signal also ends a worker that is stopped and cannot read the pipe. Pipe and
+//! worker ends when the pipe closes. A stopped worker cannot read the pipe, but the signal ends it, too. Pipe and
 //! signal work even if the conductor crashes or is killed.
 
 use std::{
@@ -24,7 +24,7 @@ pub struct Lifeline {
     pub join_token: String,
     /// Settings of logs and spans.
     pub telemetry: TelemetrySettings,
-    /// Encryption inside the cluster: a spawned worker shows its conductor's certificate.
+    /// Encryption inside the cluster. A spawned worker uses its conductor's certificate.
     pub cluster_tls: ClusterTlsSettings,
 }
 
@@ -38,8 +38,7 @@ impl Lifeline {
         stdin.read_line(&mut line).map_err(|e| Error::internal(format!("cannot read the lifeline: {e}")))?;
         let lifeline: Self = serde_json::from_str(&line)
             .map_err(|e| Error::internal(format!("cannot parse the lifeline: {e}")))?;
-        // If the conductor died before the signal was requested, no signal comes, but this process has another parent
-        // by now.
+        // If the conductor died before the signal was requested, no signal comes. This process then has another parent.
         if getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs()) != Some(lifeline.parent_pid) {
             return Err(Error::internal("the conductor has died already"));
         }

@@ -1,4 +1,4 @@
-//! Builds from settings a warmed-up engine, or a TP rank that is ready to follow its leader.
+//! Builds a worker from its settings: a warmed-up engine, or a TP rank that is ready to follow its leader.
 
 use std::time::{Duration, Instant};
 
@@ -23,14 +23,14 @@ use crate::{
     packed,
 };
 
-/// Tokens per KV page: small enough to waste little at a sequence's end, large enough to keep block tables short.
+/// Tokens per KV page: few enough to waste little at the end of a sequence, and enough to keep block tables short.
 const PAGE_TOKENS: usize = 16;
 /// Seed of dummy weights. Any value works, but all workers must use the same value.
 const DUMMY_SEED: u64 = 0;
-/// Shortest interval between progress messages.
+/// Minimum interval between progress messages.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A loaded worker.
+/// A worker that has loaded its model.
 pub enum Loaded {
     /// A worker that takes requests.
     Engine(Box<Engine>),
@@ -117,9 +117,9 @@ fn load_model(
         Chosen::Cpu => {
             let isa = isa::resolve(settings.device.cpu_isa)?;
             let mut device = cpu_device(settings, rank, isa).map_err(LoadError::from)?;
-            // A size that was asked for is taken at once, so that no prefill waits while the system clears memory. By
-            // default the planes may be most of the machine's memory, of which few use all. Nor is more taken than is
-            // free, which would end processes.
+            // If the setting names a size, the memory is taken at once, so that no prefill waits while the system
+            // clears it. The default size may be most of the machine's memory, and few workers use all of it, so it is
+            // not taken at once. Nor is more than the free memory, which would make the system end processes.
             let wanted = settings.engine.kv_cache_memory;
             let fits = wanted.zip(memory::available()).is_some_and(|(wanted, free)| wanted.0 <= free);
             device = device.with_resident_planes(fits);
@@ -157,8 +157,8 @@ fn join_gpus(device: CudaDevice, group: &Formation) -> Result<CudaDevice, Error>
     Ok(device)
 }
 
-/// Opens a GPU. The log says what a GPU hangs in before the conductor ends the worker, which it does `hang_timeout`
-/// after the last step.
+/// Opens a GPU. The conductor ends a worker `hang_timeout` after its last step. Half of that time after a GPU has begun
+/// to hang, the log names what it hangs in.
 fn cuda_device(settings: &WorkerSettings, rank: Rank, ordinal: usize) -> Result<CudaDevice, DeviceError> {
     let limit = Duration::from_secs(settings.hang_timeout.into()) / 2;
     let cache = KernelCache::of_user().with_compiled(settings.device.compiled_kernels.clone());
@@ -167,7 +167,7 @@ fn cuda_device(settings: &WorkerSettings, rank: Rank, ordinal: usize) -> Result<
 }
 
 /// Creates the CPU device. If threads are pinned, the rank selects the cores. The workers that a conductor spawns have
-/// the lowest ranks, so the workers on the conductor's machine take consecutive shares of its cores.
+/// the lowest ranks, so those on the conductor's machine take consecutive shares of its cores.
 fn cpu_device(settings: &WorkerSettings, rank: Rank, isa: Isa) -> Result<CpuDevice, DeviceError> {
     if !settings.device.pin_threads {
         return CpuDevice::new(threads(settings), isa);
@@ -199,8 +199,8 @@ pub fn ready(engine: &Engine, settings: &WorkerSettings) -> pb::Ready {
 }
 
 /// Ready message of a rank that follows a leader. It differs from the leader's message only in the numbers of bytes,
-/// which are this rank's own. `step_bytes` counts no host memory, since a follower keeps no logprobs. `step_bytes` may
-/// also lack memory that the first step allocates, because the follower has not run a step yet.
+/// which are this rank's own. `step_bytes` counts no host memory, because a follower keeps no logprobs. It may also
+/// lack memory that the first step allocates, because the follower has not run a step yet.
 pub fn ready_to_follow(member: &Member) -> pb::Ready {
     let (model, kv) = (member.model(), member.kv());
     let max_request_tokens = kv.tokens().min(model.limits().max_context_tokens);

@@ -21,9 +21,9 @@ use crate::{
 
 const NAME: &str = WORKER.name;
 
-/// `main` of a worker that a conductor has spawned. The worker's settings come from the conductor alone: by the command
-/// line, the lifeline at stdin, and the Welcome message. Environment variables are ignored, because they are the
-/// conductor's.
+/// `main` of a worker that a conductor has spawned. All of the worker's settings come from the conductor: by the
+/// command line, the lifeline at stdin, and the Welcome message. Environment variables are ignored, because they are
+/// settings of the conductor.
 pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let outlived = outlive_hangups();
     let flags =
@@ -45,14 +45,14 @@ pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// True if the conductor knows this error from the stream and reports it once for all workers. The worker then prints
+/// True if the conductor learns this error from the stream and reports it once for all workers. The worker then prints
 /// nothing.
 fn conductor_knows(error: &Error) -> bool {
     error.kind() == ErrorKind::Unavailable || exit::code(error) == exit::USAGE
 }
 
-/// `main` of a worker that is started by hand. If its conductor goes away, the worker waits for the next conductor at
-/// the same address.
+/// `main` of a worker that is started by hand. If its conductor goes away, the worker waits for a new conductor at the
+/// same address.
 pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit::run(NAME, || {
         outlive_hangups()?;
@@ -75,8 +75,8 @@ pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-/// Joins and serves once. The outer error comes from joining, the inner one from serving. If the worker is told to shut
-/// down while it joins, there is no error.
+/// Joins and serves once. The outer error comes from joining, the inner one from serving. A shutdown during joining is
+/// not an error.
 async fn join_once(joining: &Joining, shutdown: &Shutdown) -> Result<Result<(), Error>, Error> {
     let joined = tokio::select! {
         joined = join::join(joining) => joined?,
@@ -115,7 +115,7 @@ fn run<T>(
     })
 }
 
-/// Sets the name that `ps` and `top` show, whatever the executable is called.
+/// Sets the name that `ps` and `top` show, because the executable may have another name.
 fn name_process() {
     if let Err(error) = rustix::thread::set_name(c"worker") {
         tracing::debug!(%error, "the process keeps its executable's name");

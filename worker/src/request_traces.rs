@@ -1,7 +1,7 @@
 //! Spans of sampled requests on this worker: the wait for a step, the prefill with an event per chunk, the decode with
 //! links to some of its steps, and the transfer to another worker.
 //!
-//! The engine's thread knows nothing of spans. The task that makes reports reads the times of each step, and only if
+//! The engine's thread does not know of spans. The task that makes reports reads the times of each step, and only while
 //! the worker has a graph of a sampled request.
 
 use std::{
@@ -23,7 +23,7 @@ pub(crate) struct RequestTraces {
     graphs: HashMap<GraphKey, GraphTrace>,
 }
 
-/// Work of a row, by which a graph's time is divided into spans.
+/// Kind of a row's work. A graph's time is divided into spans by this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Encode,
@@ -53,16 +53,16 @@ impl Work {
 struct GraphTrace {
     span: TraceSpan,
     context: TraceContext,
-    /// The span of the wait for the first step, or for what another worker computes.
+    /// The span of the wait for the first step, or for planes or embeddings of another worker.
     waiting: Option<TraceSpan>,
     work: Option<WorkSpan>,
-    /// Set if the graph is handed over.
+    /// What the graph hands over to another worker; `None` if it hands over nothing.
     sends: Option<&'static str>,
-    /// The span of the transfer to another worker, from the first row that was computed for it.
+    /// The span of the transfer to another worker. It begins with the first row that was computed for that worker.
     transfer: Option<TraceSpan>,
 }
 
-/// The span of consecutive rows of one kind.
+/// The span of consecutive rows with the same kind of work.
 struct WorkSpan {
     work: Work,
     span: TraceSpan,
@@ -79,12 +79,12 @@ impl WorkSpan {
 }
 
 impl RequestTraces {
-    /// Traces of a worker of this rank.
+    /// Creates the traces of a worker with this rank.
     pub fn new(rank: Rank) -> Self {
         Self { rank, graphs: HashMap::new() }
     }
 
-    /// True if no graph of a sampled request is here.
+    /// True if this worker has no graph of a sampled request.
     pub fn is_empty(&self) -> bool {
         self.graphs.is_empty()
     }
@@ -108,7 +108,7 @@ impl RequestTraces {
         span.set("tutti.graph.role", role);
         span.set("tutti.graph.key", key.to_string());
         span.set("tutti.worker.rank", i64::from(self.rank.0));
-        // Further lines of the log name the graph's key, which this line connects with the trace.
+        // Other log lines name only the graph's key. This line connects the key with the trace.
         tracing::debug!(%key, trace_id = context.trace_id(), role, "launched the graph of a sampled request");
         let awaited = match graph {
             pb::LaunchGraph { receive: Some(_), .. } => Some("planes"),
@@ -147,7 +147,7 @@ impl RequestTraces {
     }
 }
 
-/// Describes the span of a transfer.
+/// Sets the attributes of a transfer's span: its direction, and what it transfers.
 fn directed(mut span: TraceSpan, direction: &'static str, of: &'static str) -> TraceSpan {
     span.set("tutti.transfer.direction", direction);
     span.set("tutti.transfer.of", of);
@@ -182,7 +182,7 @@ impl GraphTrace {
         };
         match work {
             Work::Encode | Work::Prefill => tokens("chunk", &mut current.span),
-            // Steps 1, 2, 4, 8 and so on show a decode of any length in a few events.
+            // Only rows 1, 2, 4, 8 and so on are shown, so that a decode of any length takes few events.
             Work::Decode if current.rows.is_power_of_two() => {
                 tokens("step", &mut current.span);
                 if let Some(sampled) = step.link(&self.context) {
@@ -197,7 +197,7 @@ impl GraphTrace {
             let span = self.context.child("transfer", SpanKind::Client, times.ended);
             self.transfer = Some(directed(span, "send", of));
         }
-        // A prefill that is handed over ends here; the transfer goes on.
+        // The work of a prefill that is handed over ends here; the transfer continues.
         if row.terminal
             && self.sends.is_some()
             && let Some(work) = self.work.take()
@@ -225,7 +225,7 @@ impl GraphTrace {
         self.span.set("tutti.graph.outcome", word);
         if let Some(fault) = failure {
             let (trace_id, error) = (self.context.trace_id(), &fault.message);
-            // A refusal is an answer to a client, and many clients at once would fill the log.
+            // A refusal is an answer to a client. As warnings, refusals of many clients at once would fill the log.
             if matches!(outcome, Some(Outcome::Refused(_))) {
                 tracing::debug!(%key, trace_id, error, "the graph of a sampled request was refused");
             } else {
@@ -233,7 +233,7 @@ impl GraphTrace {
             }
             self.span.fail(fault.message.clone());
         }
-        // Children end first, so that a collector that has the graph's span has theirs, too.
+        // Child spans end first, so that a collector that has the graph's span has the child spans, too.
         drop((self.waiting.take(), self.transfer.take()));
     }
 }
@@ -246,7 +246,8 @@ struct StepClock {
 }
 
 impl StepClock {
-    /// The end is known on the monotonic clock, and so far in the past as both clocks agree now.
+    /// Returns the clock of a step. The end is known on the monotonic clock. It is converted to wall-clock time by its
+    /// distance from now.
     fn of(step: StepView<'_>, wall: SystemTime, now: Instant) -> Self {
         let ago: Duration = now.saturating_duration_since(step.collected());
         let began = step.started();
@@ -254,7 +255,7 @@ impl StepClock {
     }
 }
 
-/// The span of a step to which decodes link: a trace of its own, since the step belongs to all its rows.
+/// The span of a step to which decodes link. It is a trace of its own, because the step belongs to all of its rows.
 struct StepSpan<'a> {
     rank: Rank,
     step: StepView<'a>,
@@ -263,7 +264,7 @@ struct StepSpan<'a> {
 }
 
 impl StepSpan<'_> {
-    /// Links the step to a graph, and returns the step's context.
+    /// Links the step's span to a graph's span, and returns the context of the step's span.
     fn link(&mut self, graph: &TraceContext) -> Option<TraceContext> {
         let began = self.times.began;
         let span = self.span.get_or_insert_with(|| TraceSpan::root("step", began));

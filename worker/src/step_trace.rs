@@ -1,8 +1,7 @@
 //! `--trace-steps`: writes one JSON line per step, on a separate thread.
 //!
 //! The thread that makes reports passes each step to the writer without waiting. If the writer has no room, the step is
-//! left out and counted as lost. After a failed write, every further step is lost: a full disk costs the trace and
-//! nothing else.
+//! left out and counted as lost. After a failed write, every further step is lost, so a full disk costs only the trace.
 //!
 //! Each rank has its own file, for example `FILE.rank0`. A process appends to an existing file, so that the steps of an
 //! earlier process that died are kept. The first line that each process writes is a header.
@@ -51,7 +50,7 @@ impl StepTrace {
             declaration: engine.model().declaration().clone(),
             lost: lost.clone(),
         };
-        // If the thread does not start, its inbox is dropped, and each step counts as lost.
+        // If the thread does not start, the receiver of steps is dropped, so each step counts as lost.
         if let Err(error) = thread::Builder::new().name("step-trace".into()).spawn(move || writer.run(&inbox))
         {
             tracing::warn!(%error, "cannot start the step trace's thread; no step is traced");
@@ -84,7 +83,7 @@ impl Writer {
     fn run(self, steps: &Receiver<StepRecord>) {
         if let Err(error) = self.write(steps) {
             tracing::warn!(file = %self.path.display(), %error, "the step trace ends here");
-            // Steps that were already in the file's buffer are lost as well, but are not counted.
+            // Steps that are already in the file's buffer are lost as well, but are not counted.
             for _ in steps {
                 self.lost.fetch_add(1, Ordering::Relaxed);
             }
@@ -100,7 +99,7 @@ impl Writer {
             let step = match steps.try_recv() {
                 Ok(step) => step,
                 Err(TryRecvError::Disconnected) => return file.flush(),
-                // Flushes before blocking, so that readers of the file see every step soon.
+                // The file is flushed before the thread blocks, so that readers of the file see every step soon.
                 Err(TryRecvError::Empty) => {
                     file.flush()?;
                     let Ok(step) = steps.recv() else { return Ok(()) };
@@ -186,7 +185,7 @@ struct Step<'a> {
     run_us: u64,
     commit_us: u64,
     tokens: usize,
-    /// Limit on `tokens`. Only an undivided prefill that is alone in its step may exceed the limit.
+    /// Limit on `tokens`. Only a prefill that is undivided and alone in its step may exceed this limit.
     budget_tokens: usize,
     /// Number of KV pages in use after the step, and number of KV pages that requests can hold.
     kv_pages: [u32; 2],
@@ -194,9 +193,9 @@ struct Step<'a> {
     slots: [u32; 2],
     /// Number of snapshots of the prefix cache that no request reads.
     snapshots: u32,
-    /// Number of rows without an effect, because their requests had ended. They are not in `rows`.
+    /// Number of rows without an effect, because their requests had ended. `rows` does not contain them.
     void_rows: u32,
-    /// Number of tokens of padding that the device computed beside `tokens`.
+    /// Number of tokens of padding that the device computed in addition to `tokens`.
     padding_tokens: u32,
     rows: Vec<Row<'a>>,
 }

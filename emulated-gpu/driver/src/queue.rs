@@ -25,7 +25,8 @@ pub const LEGACY: u64 = 0;
 pub struct Order {
     /// Seed of the draws.
     pub seed: u64,
-    /// Longest time for which work waits for a waiting host, so that a program that polls goes on.
+    /// Maximum time for which work is held back until the host waits for it, so that a program that polls makes
+    /// progress.
     pub patience: Duration,
 }
 
@@ -75,7 +76,7 @@ impl Point {
 pub enum StreamKind {
     /// Ordered with the legacy default stream.
     Blocking,
-    /// Independent of it (`CU_STREAM_NON_BLOCKING`).
+    /// Independent of the legacy default stream (`CU_STREAM_NON_BLOCKING`).
     NonBlocking,
 }
 
@@ -89,7 +90,7 @@ struct Line {
     kind: StreamKind,
     waiting: VecDeque<Submitted>,
     running: bool,
-    /// True once the stream is destroyed: the line goes when it is empty.
+    /// True once the stream is destroyed: the line is removed when it is empty.
     closed: bool,
 }
 
@@ -111,7 +112,7 @@ struct State {
     closed: bool,
 }
 
-/// The next thing that the thread of a queue does.
+/// The next action of a queue's thread.
 enum Next {
     Start(u64, Entry),
     Sleep(Option<Instant>),
@@ -223,7 +224,7 @@ impl Queue {
         self.wait(|_| point.is_past())
     }
 
-    /// Ends the thread once it is done with what it runs. What has not run is dropped.
+    /// Ends the thread after the work that it runs. Drops all work that has not run.
     pub fn shut(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -297,7 +298,7 @@ impl Queue {
     }
 }
 
-/// Runs work; a panic in it fails as a kernel does.
+/// Runs work. A panic in it counts as the failure of a kernel.
 fn guarded(work: Work) -> Outcome {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Error::LAUNCH_FAILED))
 }
@@ -307,8 +308,8 @@ impl State {
         self.error.map_or(Ok(()), Err)
     }
 
-    /// Makes an error the context's, if it has none. Returns the work that will not run, to be dropped without the
-    /// lock.
+    /// Makes an error the context's sticky error, unless it has one. Returns the work that will not run, so that the
+    /// caller drops it after the lock is released.
     fn fail(&mut self, error: Error) -> Vec<Entry> {
         self.error.get_or_insert(error);
         self.clear()
@@ -380,7 +381,7 @@ impl State {
         {
             return false;
         }
-        // True if the other line has nothing from before this entry.
+        // True if the other line has no work from before this entry.
         let behind =
             |other: &Line| !other.running && other.waiting.front().is_none_or(|o| o.number > head.number);
         match name {

@@ -41,7 +41,7 @@ fn raw_id(id: Id) -> sys::ncclUniqueId {
     sys::ncclUniqueId { internal: *id.internal() }
 }
 
-/// A communicator without cudarc's object, whose handle a test can abort and ask.
+/// A communicator by its raw handle, without cudarc's `Comm`, so that a test can abort it and query its errors.
 struct Raw {
     handle: sys::ncclComm_t,
     stream: Arc<CudaStream>,
@@ -106,7 +106,7 @@ fn all_well(ended: &[Ended]) {
     }
 }
 
-/// Every collective once, with values that name rank and element.
+/// Runs every collective once, on values that encode rank and element.
 fn collectives(process: &Process, size: usize) {
     let rank = process.rank;
     let stream = stream(process);
@@ -119,7 +119,7 @@ fn collectives(process: &Process, size: usize) {
 
     let mut sums = stream.alloc_zeros::<f32>(n).unwrap();
     comm.all_reduce(&source, &mut sums, &ReduceOp::Sum).unwrap();
-    // In the order of the stream: the second reduction reads the first one's result.
+    // Operations run in the order of the stream: the second reduction reads the result of the first.
     comm.all_reduce_in_place(&mut sums, &ReduceOp::Max).unwrap();
     let sums = stream.clone_dtoh(&sums).unwrap();
     assert!(sums.iter().enumerate().all(|(i, sum)| *sum == all(i)));
@@ -140,7 +140,8 @@ fn collectives(process: &Process, size: usize) {
     let received = stream.clone_dtoh(&received).unwrap();
     assert!(received.iter().enumerate().all(|(i, x)| *x == value(root, i)));
 
-    // Around the ring, all at once: each sends before it receives, in one group.
+    // A ring: each rank sends to the next one and receives from the previous one. Both calls are in one group, so that
+    // neither blocks the other.
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
     let mut received = stream.alloc_zeros::<f32>(n).unwrap();
     group_start().unwrap();
@@ -150,7 +151,7 @@ fn collectives(process: &Process, size: usize) {
     let received = stream.clone_dtoh(&received).unwrap();
     assert!(received.iter().enumerate().all(|(i, x)| *x == value(previous, i)));
 
-    // The sum rounds after each rank, in the order of ranks, so that every rank gets the same bits.
+    // The sum is rounded to bf16 after each rank, in the order of ranks, so that every rank gets the same bits.
     let half = stream.clone_htod(&[bf16::from_f32(if rank == 0 { 256.0 } else { 1.0 }); 3]).unwrap();
     let mut halves = stream.alloc_zeros::<bf16>(3).unwrap();
     comm.all_reduce(&half, &mut halves, &ReduceOp::Sum).unwrap();
@@ -180,7 +181,7 @@ fn the_death_of_a_rank_is_an_error_of_the_others_and_they_join_again() {
         if process.rank == 3 {
             std::process::abort();
         }
-        // Its socket may close before or after the others begin.
+        // The dead rank's socket may close before or after the others begin.
         let begun = comm.all_reduce(&buffer);
         assert_eq!(comm.wait_for_error(), Code::ncclRemoteError);
         if begun == Code::ncclSuccess {
@@ -215,7 +216,7 @@ fn a_rank_that_never_joins_a_collective_is_a_hang_until_the_abort() {
             assert!(!comm.is_idle(), "a collective that a rank did not join ended");
             assert_eq!(comm.error(), Code::ncclSuccess);
         }
-        // Neither aborts before both have looked: an abort is an error of the other.
+        // Neither rank aborts before both have checked, because an abort is an error on the other rank.
         std::fs::write(file(process.rank), "").unwrap();
         while !file(1 - process.rank).exists() {
             std::thread::yield_now();
@@ -235,10 +236,11 @@ fn joining_without_waiting_ends_when_the_last_rank_comes_or_with_an_abort() {
             let stream = stream(process);
             let id = raw_id(id(&process.folder, name, rank));
             let mut handle = std::ptr::null_mut();
-            // SAFETY: a configuration of zeros is one; its head is set.
+            // SAFETY: all zeros are a valid configuration. Its head is set below.
             let mut config: sys::ncclConfig_t = unsafe { std::mem::zeroed() };
             (config.size, config.magic, config.blocking) = (size_of::<sys::ncclConfig_t>(), 0xcafe_beef, 0);
-            // SAFETY: as below. The library leaves no field of zeros to itself: 0 thread blocks are refused.
+            // SAFETY: result and configuration live. Fields of zeros are not taken as unset: 0 thread blocks are
+            // refused.
             let refused =
                 unsafe { sys::ncclCommInitRankConfig(&mut handle, 2, id, rank as i32, &mut config) };
             assert_eq!(refused, Code::ncclInvalidArgument);

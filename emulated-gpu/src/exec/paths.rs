@@ -27,7 +27,7 @@ pub(crate) enum Stop {
 }
 
 impl State {
-    /// Adds a group, to one with the same program counter if there is one.
+    /// Adds a group, or merges it with the group at the same program counter.
     fn add(&mut self, pc: u32, mask: u32, waits: bool) {
         if mask == 0 {
             return;
@@ -41,14 +41,14 @@ impl State {
         }
     }
 
-    /// Takes the group that runs next: the lowest program counter of those that do not wait.
+    /// Takes the group that runs next: among those that do not wait, the one with the lowest program counter.
     fn take(&mut self) -> Option<Path> {
         let ready = self.paths.iter().enumerate().filter(|(_, p)| !p.waits);
         let index = ready.min_by_key(|(_, p)| p.pc)?.0;
         Some(self.paths.swap_remove(index))
     }
 
-    /// Takes the group that is furthest.
+    /// Takes the group with the highest program counter among those that do not wait.
     fn take_furthest(&mut self) -> Option<Path> {
         let ready = self.paths.iter().enumerate().filter(|(_, p)| !p.waits);
         let index = ready.max_by_key(|(_, p)| p.pc)?.0;
@@ -211,7 +211,8 @@ impl Warp<'_> {
         stop
     }
 
-    /// The lanes of `mask` whose member masks lie within `mask`. None after a fault.
+    /// The lanes of `mask` whose members have all arrived or ended. Returns `None` with a fault if a lane is not in its
+    /// own member mask.
     ///
     /// # Safety
     ///
@@ -238,7 +239,8 @@ impl Warp<'_> {
         Some(ready)
     }
 
-    /// The group that runs next when one has to wait. None after a fault: all groups wait for each other.
+    /// Takes the group that runs next after one has begun to wait. If all groups wait for each other, sets a fault and
+    /// returns `None`.
     fn next_after_wait(&mut self) -> Option<Path> {
         if let Some(next) = self.state.take() {
             return Some(next);
@@ -268,7 +270,7 @@ impl Warp<'_> {
         None
     }
 
-    /// Lets lanes go that wait at different `bar.warp.sync` for each other. False if there are none.
+    /// Releases lanes that wait for each other at different `bar.warp.sync` instructions. False if there are none.
     ///
     /// # Safety
     ///

@@ -1,4 +1,4 @@
-//! Each check fires on a small program that is wrong, and is silent on the right one, in three orders.
+//! Each check fires on a small program that is wrong, and is silent on the right one, in three orders of execution.
 
 use super::snippet::Bench;
 use tutti_emulated_gpu::{Checks, DeviceMemory, Fault, FaultKind, Grid, Module, launch};
@@ -9,7 +9,7 @@ const OPENING: &str = "{ .reg .b32 %r<32>; .reg .b64 %x<16>; .reg .pred %p<8>; .
     mad.lo.s32 %t, %r0, %r1, %r2; mad.wide.u32 %o, %t, 4, %x0; mov.u32 %r3, tile; shl.b32 %r4, %r2, 2; add.u32 %r4, %r3, %r4;\n\
     .loc 1 11 1\n";
 
-/// Outcomes of a body in three orders. The output has one word per thread.
+/// Returns the outcomes of a body in three orders of execution. The output has one word per thread.
 fn outcomes(body: &str, blocks: u32, threads: u32) -> Vec<Result<(), Box<Fault>>> {
     let text = format!(
         ".shared .align 128 .b8 tile[1024];\n.global .align 4 .u32 count;\n.visible .entry k(.param .u64 out)\n{OPENING}{body}\nret; }}\n.file 1 \"kernel.cu\"\n"
@@ -28,7 +28,7 @@ fn silent(body: &str, blocks: u32, threads: u32) {
     }
 }
 
-/// All three orders report this kind, with these words, on a line of the source.
+/// Asserts that in all three orders the body fails with this kind of fault and these words, at a line of the source.
 fn fires(body: &str, blocks: u32, threads: u32, kind: FaultKind, words: &str) {
     for outcome in outcomes(body, blocks, threads) {
         let fault = outcome.unwrap_err();
@@ -49,7 +49,7 @@ fn bounds_of_allocations() {
     fires("ld.global.u32 %r5, [0];", 1, 1, FaultKind::OutOfBounds, "read of 4 bytes");
     // A vector whose end lies outside.
     fires("st.global.v2.u32 [%x0+8], {%t, %t};", 1, 3, FaultKind::OutOfBounds, "write of 8 bytes");
-    // A shared address without its window is no generic one.
+    // An offset in shared memory is no generic address.
     fires("cvt.u64.u32 %x1, %r4; ld.u32 %r5, [%x1];", 1, 1, FaultKind::OutOfBounds, "read");
 }
 
@@ -134,7 +134,7 @@ fn races_between_warps_without_a_barrier() {
     silent(&exchange("bar.sync 0;"), 2, 64);
     for outcome in outcomes(&exchange(""), 2, 64) {
         let fault = outcome.unwrap_err();
-        // The read comes first in some orders, and then the memory is not written yet.
+        // In some orders the read comes first, and finds memory that is not written yet.
         assert!(matches!(fault.kind, FaultKind::Race | FaultKind::Uninitialised), "{fault}");
     }
     // Write after read: the second barrier keeps the next round's writes away.
@@ -192,7 +192,7 @@ fn copies_are_read_after_their_wait() {
     silent(&copy("cp.async.wait_all;"), 1, 64);
     fires(&copy(""), 1, 64, FaultKind::Race, "before its cp.async was waited for");
     fires(&copy("cp.async.wait_group 1;"), 1, 64, FaultKind::Race, "before its cp.async was waited for");
-    // Another warp's copy needs a barrier after its wait.
+    // A read of another warp's copy needs a barrier after that warp's wait.
     let other = |barrier: &str| {
         copy(&format!("cp.async.wait_all; {barrier}"))
             .replace("ld.shared.u32 %r6, [%r4]", "xor.b32 %r5, %r4, 128; ld.shared.u32 %r6, [%r5]")

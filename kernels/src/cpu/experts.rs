@@ -2,7 +2,8 @@
 //!
 //! Each row's weights are computed from its own logits alone. Rows are then sorted by expert (a counting sort), so that
 //! an expert's weights are read once for all of its rows. As many experts as the buffers have room for compute in one
-//! operation. An expert adds to a row after all experts of lower index, so that a row's sum has one order in any batch.
+//! operation. An expert adds to a row after all experts of lower index, so that the order of a row's sum is the same in
+//! any batch.
 
 use std::ops::Range;
 
@@ -112,9 +113,9 @@ impl Routes {
         starts.pop();
     }
 
-    /// Groups the rows of the first of `experts`, and of those behind it while they have at most `most` rows together.
-    /// Returns the index after the last of these experts, the groups, and their rows, ascending per expert. A group's
-    /// `matrix` counts from the first of `experts`.
+    /// Groups the rows of the first of `experts`, and of as many of the next ones as have at most `most` rows together
+    /// with it. Returns the index after the last of these experts, the groups, and their rows, ascending per expert. A
+    /// group's `matrix` counts from the first of `experts`.
     pub(super) fn group(&mut self, experts: Range<usize>, most: usize) -> (usize, &[Group], &[Routed]) {
         let from = self.starts[experts.start];
         let fits = |expert: &usize| self.starts[expert + 1] - from <= most;
@@ -145,7 +146,8 @@ impl Routes {
 fn choose(logits: &[f32], renormalise: bool, choices: &mut [Choice]) {
     let mut chosen = 0;
     for (expert, &logit) in (0..).zip(logits) {
-        // The first logit that is smaller makes room. Of equal logits the one of lower index came first and stays.
+        // A logit goes behind all that are not smaller. Of equal logits, the one of the lower index came first and
+        // stays first.
         let index = choices[..chosen].partition_point(|other| other.weight >= logit);
         if index == choices.len() {
             continue;
@@ -178,8 +180,8 @@ pub(super) fn gather(
     each_row(pool, to, width, |index, to| to.copy_from_slice(&x[rows[index].row as usize * width..][..width]))
 }
 
-/// Adds the outputs of experts, weighted, to the rows of `out`; both are `width` wide. Tasks divide the columns, so
-/// that a row takes its experts in their order.
+/// Adds the weighted outputs of experts to the rows of `out`; both are `width` wide. A task computes some columns of
+/// all rows, so that each element adds up its experts in the order of `rows`.
 pub(super) fn scatter_add(
     pool: &mut ThreadPool,
     outputs: &[f32],

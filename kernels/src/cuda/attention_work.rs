@@ -1,7 +1,7 @@
 //! Work lists of attention on tensor cores: which queries form a tile, and which tiles have their splits computed in
 //! parallel. `sources/attention_tiles.cu` describes tiles and splits.
 //!
-//! The lists decide how fast a step is, and no bit of its results.
+//! The lists affect the time of a step, but no bit of its results.
 
 use super::memory::DevicePointer;
 use super::records::{Item, Record, Row};
@@ -12,7 +12,7 @@ const SPLIT: u32 = 256;
 const NARROW: u32 = 16;
 /// Queries of a wide tile.
 const WIDE: u32 = 64;
-/// Marks an item that walks all its splits: `ALL_SPLITS` in `sources/attention_tiles.cu`.
+/// Marks an item that computes all splits of its tile: `ALL_SPLITS` in `sources/attention_tiles.cu`.
 const ALL_SPLITS: u32 = u32::MAX;
 /// Blocks of narrow tiles that fill a large GPU: four for each of about 130 multiprocessors.
 const NARROW_BLOCKS: usize = 512;
@@ -34,9 +34,9 @@ struct Tile {
 pub(super) struct WorkShape {
     /// Query heads per kv head.
     pub(super) group: usize,
-    /// Number of kv heads, which are blocks of their own.
+    /// Number of kv heads. Each item runs as one block per kv head.
     pub(super) kv_heads: usize,
-    /// Number of queries per kv head whose partial results have room. A query counts once per split.
+    /// Maximum number of partial results per kv head: one per query and split of each divided tile.
     pub(super) parts: usize,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct AttentionWork {
     pub(super) shape: WorkShape,
     pub(super) narrow: Vec<Item>,
     pub(super) wide: Vec<Item>,
-    /// Tiles whose splits are items of their own.
+    /// Tiles with an item per split, whose partial results are merged afterwards.
     pub(super) merges: Vec<Item>,
     /// Number of partial results per kv head.
     pub(super) parts: usize,
@@ -77,7 +77,8 @@ impl AttentionWork {
         for tile in tiles(rows, tokens, group) {
             *(if tile.queries <= NARROW { &mut narrow } else { &mut wide }) += tile.splits as usize;
         }
-        // A tile with more splits than an even share of its kind's blocks would run when all others have ended.
+        // Number of splits per block if all blocks of a kind had equally many. A tile with more splits would run on
+        // when all others have ended, so it is divided.
         let share = |splits: usize, blocks: usize| (splits * self.shape.kv_heads).div_ceil(blocks).max(1);
         let (narrow, wide) = (share(narrow, NARROW_BLOCKS), share(wide, WIDE_BLOCKS));
         for tile in tiles(rows, tokens, group) {
@@ -111,7 +112,8 @@ impl AttentionWork {
     }
 }
 
-/// The tiles of all rows. Those of a row come in the order of falling numbers of keys, so that the longest begin first.
+/// The tiles of all rows, row by row. In a row, the tiles with the most keys come first, so that the longest start
+/// first.
 fn tiles(rows: &[u32], tokens: usize, group: u32) -> impl Iterator<Item = Tile> {
     let (rows, _) = rows.as_chunks::<{ Row::WORDS }>();
     let ends = rows[1.min(rows.len())..].iter().map(|row| row[0]).chain([tokens as u32]);

@@ -1,9 +1,9 @@
-//! Compilation of the kernels' sources by NVRTC, and the cache of what it made.
+//! Compilation of the kernels' sources by NVRTC, and the cache of its output.
 //!
-//! The result is PTX for the GPU's architecture, which the driver translates further. A file of the cache is named by a
+//! The output is PTX for the GPU's architecture, which the driver translates further. A file of the cache is named by a
 //! hash of the source, the options and the driver's version, so that none is ever stale. A file that was compiled ahead
-//! of time is named by a hash of the source and the options: no driver is there, and whoever fills a folder knows its
-//! compiler.
+//! of time is named by a hash of the source and the options alone, because the machine that compiles may have no
+//! driver.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -56,9 +56,9 @@ fn text_of(bytes: Vec<std::ffi::c_char>) -> String {
 /// A folder of compiled kernels.
 #[derive(Clone, Debug)]
 pub struct KernelCache {
-    /// `None` compiles at every start.
+    /// Folder of the cache. If it is `None`, the kernels are compiled at every start.
     dir: Option<PathBuf>,
-    /// Folder that [`compile_all`] has filled. It is looked at first, and never written here.
+    /// Folder that [`compile_all`] has filled. It is searched first, and never written here.
     compiled: Option<PathBuf>,
 }
 
@@ -68,7 +68,8 @@ impl KernelCache {
         Self { dir, compiled: None }
     }
 
-    /// Takes kernels from a folder that [`compile_all`] has filled, as far as it has them.
+    /// Takes kernels from a folder that [`compile_all`] has filled. Kernels that it lacks come from the cache or the
+    /// compiler.
     pub fn with_compiled(self, compiled: Option<PathBuf>) -> Self {
         Self { compiled, ..self }
     }
@@ -80,8 +81,8 @@ impl KernelCache {
         Self::new(caches.map(|caches| caches.join("tutti/kernels")))
     }
 
-    /// Returns the PTX of a source: what was compiled ahead of time, or what the cache has or, the first time, the
-    /// compiler's. A cache that cannot be written costs time at the next start, and nothing else.
+    /// Returns the PTX of a source: compiled ahead of time, or from the cache, or else from the compiler. A cache that
+    /// cannot be written only costs time at the next start.
     pub(super) fn ptx(
         &self,
         source: &Source,
@@ -89,7 +90,7 @@ impl KernelCache {
         driver: i32,
     ) -> Result<String, DeviceError> {
         let file = self.dir.as_ref().map(|dir| dir.join(file_name(source, architecture, Some(driver))));
-        // Code for this architecture alone goes before code for it and all later ones.
+        // Code for this architecture alone (`a`) is preferred to code that also runs on later ones.
         let ahead = [format!("{architecture}a"), architecture.to_owned()]
             .map(|name| self.compiled.as_ref().map(|dir| dir.join(file_name(source, &name, None))));
         let known = ahead.iter().chain([&file]).flatten().find_map(|file| fs::read_to_string(file).ok());
@@ -130,14 +131,14 @@ pub fn virtual_architecture(name: &str) -> Option<String> {
     (is_number && number.len() <= digits.len() + 1).then(|| format!("compute_{number}"))
 }
 
-/// The name of a file of the cache; without a driver, of one that was compiled ahead of time.
+/// The name of a file in the cache, or of a file compiled ahead of time if `driver` is `None`.
 fn file_name(source: &Source, architecture: &str, driver: Option<i32>) -> String {
     let stem = source.name.trim_end_matches(".cu");
     let key = format!("{}\0{architecture}\0{OPTIONS:?}\0{driver:?}", source.text());
     format!("{stem}-{architecture}-{:032x}.ptx", fnv(key.as_bytes()))
 }
 
-/// Writes a file at once: another worker that starts at the same time sees all of it or nothing.
+/// Writes a file in one move, so that a worker that starts at the same time sees all of it or nothing.
 fn write(file: &Path, text: &str) -> io::Result<()> {
     let dir = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;
@@ -150,7 +151,8 @@ fn write(file: &Path, text: &str) -> io::Result<()> {
     fs::rename(&part, file).inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
-/// FNV-1a of 128 bits: Fowler, Noll, Vo, RFC 9923. The files are the user's own, so that nobody looks for collisions.
+/// FNV-1a of 128 bits (Fowler, Noll, Vo; RFC 9923). The hash need not resist attacks, because the files are the user's
+/// own.
 fn fnv(bytes: &[u8]) -> u128 {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -186,7 +188,7 @@ mod tests {
         let source = &SOURCES[0];
         std::fs::write(dir.path().join(file_name(source, "compute_0", Some(1))), "cached").unwrap();
         assert_eq!(cache.ptx(source, "compute_0", 1).unwrap(), "cached");
-        // No compiler knows this architecture, and none may be here.
+        // No compiler knows this architecture, and this machine may have no compiler.
         assert!(cache.ptx(source, "compute_0", 2).is_err());
     }
 

@@ -11,12 +11,12 @@ pub struct Source {
     pub name: &'static str,
     /// The kernels in it.
     pub kernels: &'static [DeclaredKernel],
-    /// Declarations, and then the file.
+    /// Name and text of each header with declarations, and then of the file itself.
     text: &'static [(&'static str, &'static str)],
 }
 
 impl Source {
-    /// The whole text, in which messages of the compiler name the files and lines of this folder.
+    /// The whole text. Its `#line` directives make the compiler's messages name the files and lines of this folder.
     pub(super) fn text(&self) -> String {
         self.text.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
     }
@@ -44,13 +44,13 @@ pub(super) struct Kernel<A> {
 }
 
 impl<A> Kernel<A> {
-    /// The kernel of an index. The declarations alone call this, as they know that its arguments are `A`.
+    /// The kernel at `index`. Only the declarations below call this, because they know that its arguments are `A`.
     pub(super) const fn declared(index: usize, name: &'static str) -> Self {
         Self { index, name, arguments: PhantomData }
     }
 }
 
-// Derived implementations would ask the same of `A`.
+// Derived implementations would require that `A` has them, too.
 impl<A> Clone for Kernel<A> {
     fn clone(&self) -> Self {
         *self

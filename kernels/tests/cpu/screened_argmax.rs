@@ -1,4 +1,5 @@
-//! The arg max of an LM head with a screen is that of the head without one: token, ties and errors.
+//! An LM head has the same arg max with and without a screen (an int8 copy that excludes most panels): token, ties and
+//! errors.
 
 use tutti_kernels::cpu::{CpuDevice, Isa, ScreenCounts, Vector, Weights};
 use tutti_kernels::{
@@ -43,8 +44,8 @@ impl Heads {
     }
 }
 
-/// Asserts that the arg max of rows is one with a screen, without one and by sampling, and that a shard of a head has
-/// the same logit too. Returns the arg max, and the use of the screen.
+/// Asserts that the arg max of rows is the same with a screen, without one and by sampling, and that a shard of a head
+/// finds the same candidates. Returns the arg max, and the use of the screen.
 #[track_caller]
 fn check(
     device: &mut CpuDevice,
@@ -130,7 +131,7 @@ fn a_likely_token_is_found_with_few_panels() {
                     let sampled: Vec<_> = sampled.iter().map(|row| row.as_ref().unwrap().token).collect();
                     assert_eq!(sampled, tokens[..rows], "{what}");
                     assert_eq!((counts.screened, counts.failed), (1, 0), "{what}");
-                    // For each row at least the panel of its token, and few others.
+                    // Each row computes at least the panel of its token, and few others.
                     let rows = rows as u64;
                     let most = 2 * rows + heads.panels() / 8;
                     assert!((rows..=most).contains(&counts.pairs), "{what}: {counts:?}");
@@ -158,8 +159,8 @@ fn random_logits_have_the_same_likeliest_token() {
     }
 }
 
-/// Rows of a head whose logits are equal but for roundings, while quantisation gives each an error of its own. The
-/// activations have one magnitude, so they quantise without an error. All other rows are far less likely.
+/// The logits of some tokens are equal except for rounding, and quantisation adds a different error to each. The
+/// activations have one magnitude, so they quantise without an error. All other tokens are far less likely.
 #[test]
 fn errors_of_weights_decide_nothing() {
     let mut random = Random::new(53);
@@ -192,14 +193,15 @@ fn errors_of_weights_decide_nothing() {
     }
 }
 
-/// Rows of a head with equal logits, whose weights quantise without an error, while quantisation of the activations
-/// gives each an error of its own. All other rows are far less likely.
+/// The logits of some tokens are equal. Their weights quantise without an error, but quantisation of the activations
+/// adds a different error to each. All other tokens are far less likely.
 #[test]
 fn errors_of_activations_decide_nothing() {
     let mut random = Random::new(63);
     let (triples, outputs) = (8, 3203);
     let inputs = 3 * triples;
-    // In each triple, the third activation is the sum of the others. Their bits suffice for any rounding.
+    // In each triple, the third activation is the sum of the others, and the weights below cancel it out. The numbers
+    // have so few bits that no type rounds them.
     let triple = |random: &mut Random| {
         let [a, b] = [(); 2].map(|()| (1 + random.below(50)) as f32 / 64.0);
         [a, b, a + b]
@@ -230,7 +232,7 @@ fn errors_of_activations_decide_nothing() {
     }
 }
 
-/// Rows of a head that differ in one element, by one unit in its last place.
+/// The weights of some tokens differ in one element each, by one unit in the last place.
 #[test]
 fn rows_that_differ_by_one_rounding_step_are_told_apart() {
     let mut random = Random::new(54);
@@ -263,7 +265,8 @@ fn of_equal_rows_the_lowest_token_wins() {
     let (inputs, outputs) = (128, 3203);
     let mut weights = random.normals(outputs * inputs, 0.1);
     let values = random.normals(2 * inputs, 1.0);
-    // The first row's token occurs at the ends of a panel and in other panels, the second row's in the last panel too.
+    // Tokens with equal weights. Those of the first row are at both ends of a panel and in other panels, and those of
+    // the second row include the last panel.
     for (row, tokens) in [vec![47, 33, 1600, 32], vec![3202, 2000, 3201]].iter().enumerate() {
         for token in tokens {
             weights[token * inputs..][..inputs].copy_from_slice(&values[row * inputs..][..inputs]);
@@ -305,7 +308,7 @@ fn padding_of_the_last_panel_is_no_token() {
     }
 }
 
-/// An activation that is far larger than the others leaves them few bits, and the screen a wide bound.
+/// An activation that is far larger than the others leaves few bits to the others, so the screen's error bound is wide.
 #[test]
 fn outliers_change_no_token() {
     let mut random = Random::new(57);
@@ -324,7 +327,8 @@ fn outliers_change_no_token() {
     }
 }
 
-/// In a head of equal rows all panels are candidates. The screen is then skipped, eight times first.
+/// If all rows of a head are equal, all panels are candidates, and the screen excludes none. The screen is then
+/// skipped: for 8 operations after the first failure, for 16 after the second.
 #[test]
 fn too_many_candidates_compute_all_logits() {
     let mut random = Random::new(58);
@@ -368,7 +372,7 @@ fn a_row_that_is_not_finite_has_an_error_of_its_own() {
                 }
                 assert!(sampled[1].is_err() || garbage.is_finite(), "{what}: {:?}", sampled[1]);
             }
-            // The failures of rows do not keep the next operation from its screen.
+            // Rows that fail do not make the next operation skip its screen.
             assert_eq!(check(&mut device, &name, &heads, &sound, None).1.screened, 1, "{name} {dtype:?}");
         }
     }

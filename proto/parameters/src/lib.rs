@@ -1,10 +1,10 @@
 //! Every parameter of a request, declared once: its name, routes, kind, range and default, and whether it is honoured,
 //! refused or ignored.
 //!
-//! - [`all`] and [`at`] give the declaration. The router reads HTTP bodies by it, and the tables of `docs/api.md` are
-//!   made from it.
-//! - The ranges are constants, such as [`PRIORITY`]. Each has the one check that the router, the conductor and the
-//!   worker use. A refusal names the parameter, the value and the range.
+//! - [`all`] and [`at`] return the declaration. The router uses it to read HTTP bodies, and the tables of `docs/api.md`
+//!   are made from it.
+//! - The ranges are constants, such as [`PRIORITY`]. The router, the conductor and the worker share the check of each
+//!   range. A refusal names the parameter, the value and the range.
 //! - [`SamplingParams`] is the message that the router completes, the cluster's protocol carries, and a device's
 //!   sampler reads. This crate has few dependencies, so that devices need not depend on gRPC.
 

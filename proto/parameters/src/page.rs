@@ -34,7 +34,7 @@ const SECTIONS: [Section; 4] = [
 ];
 
 fn is_in(parameter: &Parameter, scope: Scope) -> bool {
-    // The options of a stream are those of both routes.
+    // The parameters of `stream_options` apply to both routes.
     parameter.scopes.contains(&scope)
         || parameter.scopes == [Scope::StreamOptions] && scope == Scope::Completions
 }
@@ -57,7 +57,7 @@ pub fn page() -> String {
         let mut rows: Vec<(String, Row)> = Vec::new();
         for parameter in all().filter(|parameter| (section.has)(parameter)) {
             let (name, row) = (name(parameter), Row::of(parameter));
-            // Neighbours of which the same is said share a row.
+            // Neighbouring parameters with the same text share a row.
             match rows.last_mut() {
                 Some((names, last)) if *last == row => *names += &format!(", {name}"),
                 _ => rows.push((name, row)),
@@ -72,7 +72,7 @@ pub fn page() -> String {
     page
 }
 
-/// Returns the text of a page with its tables made anew. `None` if the page has no place for them.
+/// Returns the text of a page with new tables. `None` if the page has no place for them.
 pub fn update(text: &str) -> Option<String> {
     let (before, rest) = text.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;

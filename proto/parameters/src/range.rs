@@ -1,4 +1,4 @@
-//! Ranges of values and limits of lists, and the refusal of what is outside of them.
+//! Ranges of values, limits on the length of lists, and the refusal of a value outside of them.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// Refuses a value of this parameter.
+    /// Creates the refusal of a value of this parameter.
     pub fn new(parameter: &'static str, message: impl Into<String>) -> Self {
         Self { parameter, message: message.into() }
     }
@@ -31,18 +31,18 @@ impl std::error::Error for Refused {}
 pub struct Bounded<R> {
     /// The parameter's name.
     pub name: &'static str,
-    /// The values that it may have.
+    /// The range of the parameter's values.
     pub range: R,
 }
 
-/// A range of numbers. It ends with its greatest number.
+/// A range of numbers. `high` is included.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Numbers {
-    /// The end below.
+    /// The lower bound.
     pub low: f32,
-    /// True if `low` itself is outside of the range.
+    /// True if `low` itself is not in the range.
     pub excludes_low: bool,
-    /// The greatest number.
+    /// The largest number.
     pub high: f32,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Numbers {
 }
 
 impl Bounded<Numbers> {
-    /// Returns a number that is in the range.
+    /// Returns the number if it is in the range, else refuses it.
     pub fn check(&self, value: f32) -> Result<f32, Refused> {
         if self.range.contains(value) {
             return Ok(value);
@@ -86,14 +86,14 @@ impl Bounded<Numbers> {
 /// A range of integers, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Integers {
-    /// The least integer.
+    /// The smallest integer.
     pub low: i64,
-    /// The greatest integer.
+    /// The largest integer.
     pub high: i64,
 }
 
 impl Integers {
-    /// The integers of `u32`, which need no check once they are parsed.
+    /// The integers of a `u32`. Once parsed, they need no check.
     pub const UNSIGNED: Self = Self { low: 0, high: u32::MAX as i64 };
 
     /// The integers from `low` to `high`.
@@ -109,7 +109,7 @@ impl fmt::Display for Integers {
 }
 
 impl Bounded<Integers> {
-    /// Returns an integer that is in the range.
+    /// Returns the integer if it is in the range, else refuses it.
     pub fn check<I: Into<i64> + Copy>(&self, value: I) -> Result<I, Refused> {
         let Integers { low, high } = self.range;
         let asked: i64 = value.into();
@@ -125,12 +125,12 @@ impl Bounded<Integers> {
 pub struct Count {
     /// Maximum number of items.
     pub most: usize,
-    /// The items, in the plural.
+    /// Plural name of the items, for refusals.
     pub items: &'static str,
 }
 
 impl Bounded<Count> {
-    /// Refuses a list of more items than it may have.
+    /// Refuses a list with too many items.
     pub fn check(&self, count: usize) -> Result<(), Refused> {
         let Count { most, items } = self.range;
         if count <= most {

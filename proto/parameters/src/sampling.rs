@@ -1,4 +1,4 @@
-//! Sampling parameters: their ranges and defaults, the completion of what a client asks for, and the one check.
+//! Sampling parameters: their ranges and defaults, the completion of the client's values, and the check of all values.
 
 use crate::{
     AskedSampling, LogitBias, SamplingParams,
@@ -10,17 +10,17 @@ use crate::{
 pub struct SamplingNumber {
     /// Name and range.
     pub bounds: Bounded<Numbers>,
-    /// The value if neither the request nor the checkpoint has one.
+    /// The value if neither the request nor the checkpoint sets one.
     pub default: f32,
-    /// True if the checkpoint's `generation_config.json` may have a default of its own.
+    /// True if the checkpoint's `generation_config.json` may set a default.
     pub in_checkpoint: bool,
-    /// Meaning, as far as the name does not tell it.
+    /// What the parameter means, if its name does not say so.
     pub note: &'static str,
-    /// The field of `tutti.v1.GenerateRequest`.
+    /// Path of the field in `tutti.v1.GenerateRequest`.
     pub grpc: &'static [&'static str],
-    /// Reads what a client asks for.
+    /// Reads the value that a client asks for.
     asked: fn(&AskedSampling) -> Option<f32>,
-    /// Writes what a client asks for.
+    /// Writes the value that a client asks for.
     pub ask: fn(&mut AskedSampling, f32),
     /// Reads the complete value.
     pub of: fn(&SamplingParams) -> f32,
@@ -28,7 +28,8 @@ pub struct SamplingNumber {
     pub set: fn(&mut SamplingParams, f32),
 }
 
-/// Declares a number: field of both messages, range, default, whether the checkpoint may have a default, note.
+/// Declares a number by its field in both messages, its range, its default, whether the checkpoint may set a default,
+/// and a note.
 macro_rules! number {
     ($field:ident, $range:expr, $default:literal, $in_checkpoint:literal, $note:literal) => {
         SamplingNumber {
@@ -45,7 +46,7 @@ macro_rules! number {
     };
 }
 
-/// The sampling parameters that are numbers. With a penalty outside of its range, a logit could overflow.
+/// The sampling parameters that are numbers. Their ranges bound the penalties, so that no logit overflows.
 pub const NUMBERS: [SamplingNumber; 6] = [
     number!(temperature, Numbers::new(0.0, 2.0), 1.0, true, "0 is greedy"),
     number!(top_p, Numbers::above(0.0, 1.0), 1.0, true, ""),
@@ -55,14 +56,14 @@ pub const NUMBERS: [SamplingNumber; 6] = [
     number!(repetition_penalty, Numbers::new(0.01, 100.0), 1.0, true, "over prompt and output"),
 ];
 
-/// `top_k` as HTTP has it. In vLLM, -1 means all tokens.
+/// `top_k` in HTTP bodies. As in vLLM, -1 means all tokens.
 pub const TOP_K: Bounded<Integers> = Bounded { name: "top_k", range: Integers::new(-1, u32::MAX as i64) };
 
-/// Number of tokens that a request may bias.
+/// Maximum number of tokens that a request may bias.
 pub const BIASES: Bounded<Count> =
     Bounded { name: "logit_bias", range: Count { most: 1024, items: "tokens" } };
 
-/// The bias of one token.
+/// The range of one token's bias.
 pub const BIAS: Bounded<Numbers> = Bounded { name: BIASES.name, range: Numbers::new(-100.0, 100.0) };
 
 impl SamplingParams {
@@ -79,8 +80,8 @@ impl SamplingParams {
         seed: 0,
     };
 
-    /// Completes what a client asks for with the checkpoint's defaults, then with the declared ones. Without a seed,
-    /// `seed` makes one.
+    /// Completes the values that a client asks for with the checkpoint's defaults, then with the declared ones. If the
+    /// client asks for no seed, `seed` makes one.
     pub fn complete(asked: &AskedSampling, checkpoint: &AskedSampling, seed: impl FnOnce() -> u64) -> Self {
         let mut params = Self::GREEDY;
         for number in &NUMBERS {

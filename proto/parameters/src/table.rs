@@ -17,20 +17,22 @@ pub const MAX_LOGPROBS: u32 = 20;
 /// Number of alternatives that are reported with the logprob of a sampled token.
 pub const LOGPROBS: Bounded<Integers> =
     Bounded { name: "logprobs", range: Integers::new(0, MAX_LOGPROBS as i64) };
-/// [`LOGPROBS`] as chat has it.
+/// [`LOGPROBS`] under its name in chat.
 pub const TOP_LOGPROBS: Bounded<Integers> = Bounded { name: "top_logprobs", range: LOGPROBS.range };
 /// Number of alternatives that are reported with the logprob of a prompt's token.
 pub const PROMPT_LOGPROBS: Bounded<Integers> = Bounded { name: "prompt_logprobs", range: LOGPROBS.range };
-/// Number of tokens before which no end-of-sequence token, stop token or stop string counts. At most `max_tokens`.
+/// Number of output tokens before which no end-of-sequence token, stop token or stop string ends the output. At most
+/// `max_tokens`.
 pub const MIN_TOKENS: Bounded<Integers> = Bounded { name: "min_tokens", range: Integers::UNSIGNED };
-/// Number of output tokens of completions and of gRPC's requests that name none, as in OpenAI's API.
+/// Maximum number of output tokens of a completion or a gRPC request that names none, as in OpenAI's API.
 pub const DEFAULT_MAX_TOKENS: u32 = 16;
-/// Number of stop tokens of a request. Each sampled token is compared with every stop token.
+/// Maximum number of stop tokens of a request. It is bounded because each sampled token is compared with every stop
+/// token.
 pub const STOP_TOKEN_IDS: Bounded<Count> =
     Bounded { name: "stop_token_ids", range: Count { most: 128, items: "ids" } };
-/// Number of stop strings of a request. The limit bounds the text held back from the client.
+/// Maximum number of stop strings of a request. It bounds the text that is held back from the client.
 pub const STOPS: Bounded<Count> = Bounded { name: "stop", range: Count { most: 16, items: "strings" } };
-/// Length of a stop string. The limit bounds the text held back from the client.
+/// Maximum length of a stop string. It bounds the text that is held back from the client.
 pub const STOP_BYTES: Bounded<Count> =
     Bounded { name: STOPS.name, range: Count { most: 1024, items: "bytes in a string" } };
 
@@ -51,7 +53,7 @@ pub enum Scope {
     Message,
 }
 
-/// The type of a parameter's values, with their range.
+/// The type of a parameter's values, with their range if they have one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// A boolean.
@@ -66,19 +68,19 @@ pub enum Kind {
     Text,
     /// A text or a list of texts.
     Stops,
-    /// A list of token ids.
+    /// A list of token ids, with the maximum length if there is one.
     TokenIds(Option<Count>),
-    /// An object from token ids, written as texts, to numbers.
+    /// An object that maps token ids, written as texts, to numbers. It has a maximum length and a range of numbers.
     Biases(Count, Numbers),
     /// An object.
     Object,
     /// A list of objects.
     Objects,
-    /// A text, a list of token ids, or a list of either.
+    /// A text, a list of token ids, a list of texts, or a list of lists of token ids.
     Prompt,
     /// A text or a list of objects.
     Content,
-    /// Any type: the value is not read.
+    /// Any type, because the value is not read.
     Any,
 }
 
@@ -89,59 +91,60 @@ pub enum Absent {
     NoEffect,
     /// The request is refused.
     Refused,
-    /// The parameter has this value.
+    /// The parameter is this number.
     Number(f32),
-    /// The parameter has this value.
+    /// The parameter is this boolean.
     Boolean(bool),
-    /// The parameter has a value that words describe.
+    /// The parameter has the value that this text describes.
     Means(&'static str),
 }
 
 /// Treatment of a parameter by Tutti.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It does what the documentation of OpenAI or vLLM says.
+    /// The parameter does what the documentation of OpenAI or vLLM says.
     Honoured,
-    /// It is refused, because the answer would not be what was asked for.
+    /// The parameter is refused, because the answer would not be the one that was asked for.
     Refused {
         /// The reason.
         why: &'static str,
         /// Values, in JSON, that have no effect and pass.
         harmless: &'static [&'static str],
     },
-    /// It is refused, except for values that depend on other parameters. The route checks them.
+    /// The parameter is refused, except for values that depend on other parameters. The route checks these values.
     RefusedUnless(&'static str),
-    /// It is accepted and not used, because the answer is right without it.
+    /// The parameter is accepted but not used, because the answer is right without it.
     Ignored,
 }
 
-/// One parameter in the scopes where it means the same.
+/// A parameter, in all scopes where it has the same meaning.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parameter {
-    /// Its name in JSON.
+    /// The parameter's name in JSON.
     pub name: &'static str,
-    /// The objects of HTTP that have it. Empty if only gRPC has it.
+    /// The scopes of HTTP that have the parameter. Empty if only gRPC has it.
     pub scopes: &'static [Scope],
-    /// The fields of `tutti.v1.GenerateRequest` that stand for it, such as `sampling.top_p`. Empty if only HTTP has it.
+    /// The fields of `tutti.v1.GenerateRequest` that mean the same, such as `sampling.top_p`. Empty if only HTTP has
+    /// the parameter.
     pub grpc: &'static [&'static str],
-    /// The type of its values.
+    /// The type of the parameter's values.
     pub kind: Kind,
-    /// The meaning of its absence.
+    /// The meaning of the parameter's absence.
     pub absent: Absent,
-    /// True if the checkpoint's `generation_config.json` may have a default of its own.
+    /// True if the checkpoint's `generation_config.json` may set a default.
     pub in_checkpoint: bool,
-    /// Its treatment by Tutti.
+    /// Tutti's treatment of the parameter.
     pub standing: Standing,
     /// Further advice for clients.
     pub note: &'static str,
 }
 
-/// All parameters, in the order of the page.
+/// Returns all parameters, in the order of the page.
 pub fn all() -> impl Iterator<Item = &'static Parameter> {
     [FIRST, &NUMBER_ROWS, REST].into_iter().flatten()
 }
 
-/// The parameters of an object.
+/// Returns the parameters of an object.
 pub fn at(scope: Scope) -> impl Iterator<Item = &'static Parameter> {
     all().filter(move |parameter| parameter.scopes.contains(&scope))
 }
@@ -242,7 +245,7 @@ static NUMBER_ROWS: [Parameter; NUMBERS.len()] = {
 };
 
 static REST: &[Parameter] = &[
-    // Completions and chat.
+    // Parameters of completions and chat.
     Parameter { in_checkpoint: true, ..integer(&TOP_K, BOTH) }
         .grpc(&["sampling.top_k"])
         .absent(Absent::Number(0.0))
@@ -302,7 +305,7 @@ static REST: &[Parameter] = &[
         "tokens are sampled one by one; use n for several choices",
         &["false"],
     ),
-    // Completions.
+    // Parameters of completions alone.
     parameter("prompt", &[Completions], Kind::Prompt)
         .grpc(&["text", "token_ids"])
         .absent(Absent::Refused)
@@ -326,7 +329,7 @@ static REST: &[Parameter] = &[
         .standing(Standing::RefusedUnless("equal to `n`"))
         .note("all choices are returned, none is picked"),
     refused("suffix", &[Completions], "the model continues prompts and does not fill gaps", &["\"\""]),
-    // Chat.
+    // Parameters of chat alone.
     parameter("messages", &[Chat], Kind::Objects).grpc(&["chat"]).absent(Absent::Refused),
     parameter("role", &[Message], Kind::Text).absent(Absent::Refused),
     parameter("content", &[Message], Kind::Content).absent(Absent::Refused).note(
@@ -377,7 +380,7 @@ static REST: &[Parameter] = &[
     refused("prompt_logprobs", &[Chat], "the prompt is the template's text; use /v1/completions", &[]),
     ignored("prediction", &[Chat], "a hint for speed"),
     ignored("parallel_tool_calls", &[Chat], "a setting of tools"),
-    // Tokenize and detokenize.
+    // Parameters of `/tokenize` and `/detokenize`.
     parameter("prompt", &[Tokenize], Kind::Text).note("one of `prompt` and `messages` is required"),
     parameter("messages", &[Tokenize], Kind::Objects).note("text only"),
     flag("return_token_strs", &[Tokenize], false),
@@ -391,7 +394,7 @@ static REST: &[Parameter] = &[
     parameter("tokens", &[Detokenize], Kind::TokenIds(None))
         .absent(Absent::Refused)
         .note("as many as the model's context"),
-    // gRPC alone.
+    // Parameters of gRPC alone.
     parameter("media", &[], Kind::Objects).grpc(&["media"]),
 ];
 

@@ -10,9 +10,9 @@ use crate::cluster::v1 as pb;
 pub struct MediaInput {
     /// The kind of media.
     pub kind: pb::MediaKind,
-    /// The atomic walk that encodes media items into one embedding for each of the items' tokens.
+    /// The atomic walk that encodes media items. It returns one embedding for each of an item's tokens.
     pub walk: WalkId,
-    /// The token id that a prompt has at each position of a media item.
+    /// The token id that stands in a prompt at each position of a media item.
     pub placeholder: u32,
     /// Bytes of an item's data per token, at least 1. The last token may cover fewer bytes.
     pub bytes_per_token: u32,
@@ -20,7 +20,8 @@ pub struct MediaInput {
     pub width: u32,
     /// Names of the data formats that the model accepts.
     pub formats: Vec<String>,
-    /// True if one call of the encoder takes all items of a request, because an item's embeddings depend on the others.
+    /// True if one call of the encoder takes all items of a request, because the embeddings of an item depend on the
+    /// other items.
     pub encoded_together: bool,
     /// Maximum number of tokens per call of the encoder, at least 1. `None` if the encoder has no limit.
     pub max_call_tokens: Option<u32>,
@@ -44,19 +45,19 @@ pub struct EncoderCall {
     pub tokens: usize,
 }
 
-/// The reason for which no encoder takes a request's items.
+/// The reason why a request's items cannot be divided into calls.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncoderCallError {
-    /// The model declares no input for an item.
+    /// The model does not accept the kind of an item.
     #[error("is of a kind that the model does not take")]
     NoInput {
         /// Index of the item.
         item: usize,
     },
-    /// An item of another kind stands between two items that are encoded together.
+    /// An item of another kind stands between two items that must be encoded together.
     #[error("is separated from the items that it is encoded together with")]
     Interrupted {
-        /// Index of the second of the two items.
+        /// Index of the second one of these two items.
         item: usize,
     },
     /// A call has more tokens than the encoder takes.

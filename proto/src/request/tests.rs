@@ -119,7 +119,7 @@ fn every_bound_is_exact_and_a_refusal_names_value_and_limit() {
 fn every_parameter_with_a_bound_has_probes() {
     use tutti_parameters::{Kind, all};
     let probes = crate::probes::probes(&good(), 2000);
-    // The router alone knows these: they are not in the message, or any value is good.
+    // These parameters have no probes. Only the router knows them, or every value in the message is good.
     let others = ["n", "top_k", "timeout_ms", "best_of", "max_completion_tokens", "top_logprobs"];
     for parameter in all() {
         let is_bounded = matches!(

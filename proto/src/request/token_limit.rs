@@ -12,7 +12,7 @@ pub struct TokenLimit {
 }
 
 impl TokenLimit {
-    /// The smaller one of the model's context and a worker's KV pool, in tokens.
+    /// Returns the smaller of the model's context and a worker's KV pool, in tokens.
     pub fn new(context: u32, pool: u32) -> Self {
         if pool < context {
             return Self { tokens: pool, what: "what a worker's KV pool can hold (--kv-cache-memory)" };
@@ -20,7 +20,8 @@ impl TokenLimit {
         Self { tokens: context, what: "the model's context" }
     }
 
-    /// Number of tokens that a prompt of this length leaves for the output.
+    /// Returns the number of tokens that a prompt of this length leaves for the output. Refuses a prompt that is too
+    /// long.
     pub fn room(&self, prompt: usize) -> Result<u32, Refused> {
         let Self { tokens, what } = self;
         u32::try_from(prompt).ok().and_then(|prompt| tokens.checked_sub(prompt)).ok_or_else(|| {
@@ -29,7 +30,7 @@ impl TokenLimit {
         })
     }
 
-    /// Refuses a prompt and an output that have more tokens together.
+    /// Refuses a request if its prompt and its output together have too many tokens.
     pub fn check(&self, prompt: usize, max_tokens: u32) -> Result<(), Refused> {
         if max_tokens <= self.room(prompt)? {
             return Ok(());

@@ -25,22 +25,22 @@ pub struct Conductors {
     pub fixed: Vec<(String, ConductorChannel)>,
     /// `HOST:PORT`, looked up by DNS. Every address of the host is a conductor.
     pub discover: Option<String>,
-    /// The way to each of them.
+    /// Credentials and encryption of the connections to them.
     pub access: Access,
 }
 
-/// The way to conductors: what calls show, and the encryption of connections.
+/// Credentials and encryption of connections to conductors.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// The secret that calls to a conductor show; `None` if the conductors require none.
+    /// The secret that each call carries; `None` if the conductors require none.
     pub token: Option<Token>,
-    /// The rule for connections.
+    /// Encryption of the connections.
     pub transport: ClusterTransport,
 }
 
 #[cfg(test)]
 impl Access {
-    /// A way to any host without encryption and without a secret.
+    /// Access to any host, without encryption and without a secret.
     pub fn insecure() -> Self {
         let insecure_plaintext = true;
         let settings = tutti_settings::ClusterTlsSettings { insecure_plaintext, ..Default::default() };
@@ -104,8 +104,8 @@ pub fn url(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
-/// A channel that connects when it is first used, and reconnects whenever the connection breaks. Each call shows
-/// `token`.
+/// A channel that connects when it is first used, and reconnects whenever the connection breaks. Each call carries the
+/// token of `access`.
 pub fn connection(url: &str, access: &Access, settings: &FleetSettings) -> Result<ConductorChannel, Error> {
     let dial: Dial = access.transport.dial("conductor", url, Role::Conductor)?.tuned(|endpoint| {
         tune(endpoint)

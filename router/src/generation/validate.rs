@@ -14,7 +14,8 @@ use super::request::{GenerationRequest, Output, Stopping};
 use crate::served::ServedModel;
 
 /// Validates everything that does not depend on the tokenised prompt, so that a bad request costs no tokenising.
-/// Returns what all choices have in common, without a prompt, and with the most output tokens that a choice may have.
+/// Returns the parts of the request that all choices share. Their prompt is empty, and their `max_tokens` is `u32::MAX`
+/// if the request sets none.
 pub fn check(request: &GenerationRequest, model: &ServedModel) -> Result<RequestParts, Error> {
     if request.prompts.is_empty() {
         return Err(Error::invalid("prompt", "is empty"));
@@ -67,8 +68,9 @@ pub fn prompt_logprobs(
     Err(Error::invalid(field, message))
 }
 
-/// Refuses a request whose answer could report more than `limit` logprobs of output tokens. They are kept until they
-/// are read, or in a whole answer until its end. `tokens` is the sum of `max_tokens` over all choices.
+/// Refuses a request whose answer could report more than `limit` logprobs of output tokens. The router keeps them until
+/// the client reads them, or until the end of an answer that is not streamed. `tokens` is the sum of `max_tokens` over
+/// all choices.
 pub fn output_logprobs(tokens: u64, output: &Output, limit: usize) -> Result<(), Error> {
     let Some(top) = output.logprobs else { return Ok(()) };
     let entries = tokens.saturating_mul(u64::from(top) + 1);

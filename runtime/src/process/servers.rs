@@ -54,7 +54,7 @@ impl Group {
         self.servers.spawn(serve::grpc(listener, routes, windows, connections.into(), self.closing.clone()));
     }
 
-    /// Completes if a server ends that should not, with the reason. Never completes if there is no server.
+    /// Waits until a server ends too early, and returns the reason. Never returns if there is no server.
     async fn failed(&mut self) -> Error {
         match self.servers.join_next().await {
             None => std::future::pending().await,
@@ -76,8 +76,8 @@ pub struct Servers {
     clients: Group,
     /// Servers that accept connections until the end of the drain.
     others: Group,
-    /// Listener and routes of clients that connect after the lame-duck time. The listener shares its socket, so that no
-    /// connection is reset which waits for its accept.
+    /// Listener and routes for clients that connect after the lame-duck time. The listener shares the socket of the one
+    /// before it, so that connections in the accept queue are not reset.
     late: (Listener, axum::Router),
 }
 
@@ -132,7 +132,7 @@ impl Servers {
             error = background.failed() => return Err(error),
         }
         let Self { live, is_idle, mut clients, mut others, late: (late, routes), .. } = self;
-        // A lame-duck time says that clients come from elsewhere and must lose no request.
+        // With a lame-duck time, clients may be on other machines and must lose no request.
         if lame_duck == Duration::ZERO {
             clients.closing.begin();
         } else {
@@ -147,7 +147,7 @@ impl Servers {
         background.drain(drain).await;
         others.closing.begin();
         let closed = async {
-            // Clients of requests that did not finish in time are still to be told.
+            // The clients of requests that did not finish in time must still receive the outcome.
             if !finished {
                 ended(&mut clients.servers).await;
             }

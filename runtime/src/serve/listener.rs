@@ -14,7 +14,7 @@ use crate::tls::ServerTls;
 /// Time without traffic after which the kernel probes a TCP peer.
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 
-/// A bound listener.
+/// A bound TCP or Unix socket, with the TLS and the counts of its connections.
 #[derive(Debug)]
 pub struct Listener {
     socket: BoundSocket,
@@ -41,18 +41,19 @@ impl From<UnixListener> for Listener {
 }
 
 impl Listener {
-    /// The listener with TLS, if there is one, in place of plaintext. A Unix socket stays plain.
+    /// Returns the listener with this TLS, or with plaintext if it is `None`. A Unix socket always uses plaintext.
     pub fn with_tls(self, tls: Option<ServerTls>) -> Self {
         let tls = tls.filter(|_| matches!(self.socket, BoundSocket::Tcp(_)));
         Self { tls, ..self }
     }
 
-    /// The listener with its connections counted in `metrics`.
+    /// Returns the listener with its connections counted in `metrics`.
     pub fn counted(self, metrics: &ConnectionMetrics, purpose: Purpose) -> Self {
         Self { metrics: metrics.of(purpose), ..self }
     }
 
-    /// Another listener of the same socket, with the same TLS and counts. One of the two accepts a connection.
+    /// Returns another listener of the same socket, with the same TLS and counts. Either of the two may accept a
+    /// connection.
     pub fn duplicate(&self) -> io::Result<Self> {
         let socket = match &self.socket {
             BoundSocket::Tcp(listener) => {
@@ -65,18 +66,18 @@ impl Listener {
         Ok(Self { socket, tls: self.tls.clone(), metrics: self.metrics.clone() })
     }
 
-    /// The counts of its connections.
+    /// Counts of the accepted connections.
     pub(super) fn metrics(&self) -> &ListenerMetrics {
         &self.metrics
     }
 
-    /// The TLS of its connections.
+    /// TLS of the accepted connections; `None` if they are plaintext.
     pub(super) fn tls(&self) -> Option<&ServerTls> {
         self.tls.as_ref()
     }
 
-    /// Accepts one connection. `write_timeout` also bounds the time for which the kernel sends data again that a TCP
-    /// peer does not acknowledge.
+    /// Accepts one connection. `write_timeout` also limits how long the kernel retransmits data that a TCP peer does
+    /// not acknowledge.
     pub(super) async fn accept(&self, write_timeout: Duration) -> io::Result<(Socket, Peer)> {
         match &self.socket {
             BoundSocket::Tcp(listener) => {

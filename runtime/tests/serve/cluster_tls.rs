@@ -1,4 +1,4 @@
-//! Mutual TLS between processes of a cluster: what each side says of a peer with a wrong certificate.
+//! Mutual TLS between processes of a cluster: the error that each side reports for a peer with a wrong certificate.
 
 use std::{
     io::{Read, Write},
@@ -103,7 +103,7 @@ async fn each_side_refuses_a_wrong_certificate_and_says_why() {
     let good = |role| process(role, &ours, &ours, Valid::Now);
     let expired = |role| process(role, &ours, &ours, Valid::LongAgo);
     let foreign = |role| process(role, &theirs, &ours, Valid::Now);
-    // Refused connections are not held: two at a time are enough.
+    // Refused connections do not stay open, so two per peer are enough.
     let connections = ConnectionSettings { max_per_peer: 2, ..patient() };
     let worker = good(Role::Worker);
     let address = served(&worker, Role::Worker, connections.clone()).await;
@@ -158,7 +158,7 @@ async fn a_peer_without_a_certificate_or_without_tls_is_refused() {
     assert!(error.to_string().contains("CertificateRequired"), "{error}");
     let plain = Process { transport: ClusterTransport::default(), _directory: tempfile::tempdir().unwrap() };
     assert!(call(&plain, address, Role::Worker).await.is_err());
-    // The other way round, the one with a certificate says that the other speaks no TLS.
+    // In the other direction, a client with a certificate reports that the server does not speak TLS.
     let address = served(&plain, Role::Worker, patient()).await;
     let error = call(&worker, address, Role::Worker).await.unwrap_err();
     assert!(error.contains("no encrypted connection to"), "{error}");
@@ -175,7 +175,7 @@ async fn a_server_that_stalls_in_its_handshake_fails_the_call() {
     assert!(error.contains("handshake did not end within"), "{error}");
 }
 
-/// Connects two ranks, and sends a message each way. Returns what the leader and the other rank say.
+/// Connects two ranks, and sends a message each way. Returns the results of the leader and of the other rank.
 fn ranks(leader: &Process, other: &Process) -> (Result<(), String>, Result<(), String>) {
     let listener = StdListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -3,8 +3,8 @@ one.
 
     python checkpoint.py CONFIG DIRECTORY
 
-Every contender reads it, so all of them have the weights and the tokenizer of a real model. Families other than dense
-Qwen3 are written by transformers, which then must be installed.
+Every contender reads it, so all of them have weights and a tokenizer of real size. Families other than dense Qwen3 are
+written by transformers, which then must be installed.
 """
 
 import json
@@ -64,7 +64,7 @@ def write_weights(file, config):
                 values = np.ones(shape, np.float32)
             else:
                 values = random.standard_normal(shape, np.float32) * np.float32(0.02)
-            # The upper half of an f32 is its bf16, rounded down.
+            # The upper half of an f32 is the bf16 that the f32 is truncated to.
             out.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
 
 
@@ -82,7 +82,8 @@ def write_by_transformers(file, config):
 
 
 def tokenizer(size):
-    """Returns a byte-level BPE tokenizer: merges learned from Python's library, unused tokens up to `size`."""
+    """Returns a byte-level BPE tokenizer. Its merges are learned from Python's library, and unused tokens fill it up to
+    `size`."""
 
     def empty(model):
         made = Tokenizer(model)
@@ -99,7 +100,7 @@ def tokenizer(size):
     learned.train(texts, trainers.BpeTrainer(vocab_size=16384, initial_alphabet=alphabet, show_progress=False))
     model = json.loads(learned.to_str())["model"]
     words = dict(model["vocab"])
-    # Ordinary tokens end here, so that eos has the id of config.json.
+    # Ordinary tokens end here, so that eos gets the id that config.json names.
     ordinary = 151_643
     for number in range(ordinary - len(words)):
         words[f"unused{number:06d}"] = len(words)
@@ -127,7 +128,7 @@ def main(shape, directory):
     (directory / "tokenizer_config.json").write_text(json.dumps(described, indent=2))
     greedy = {"bos_token_id": 151643, "eos_token_id": [151645], "pad_token_id": 151643, "do_sample": False}
     (directory / "generation_config.json").write_text(json.dumps(greedy, indent=2))
-    # Renamed when complete: `setup` takes a directory with model.safetensors for finished.
+    # The file is renamed when it is complete, because `setup` takes a directory with model.safetensors as finished.
     unfinished = directory / "model.safetensors.unfinished"
     if config["model_type"] == "qwen3":
         write_weights(unfinished, config)

@@ -1,5 +1,5 @@
-"""A minimal HTTP server for an in-process pipeline. It takes prompts of token ids and sends one event for each step
-that gave a request tokens. The engine's own loop runs on the main thread.
+"""A minimal HTTP server for an in-process pipeline. It takes prompts of token ids. For each step that gives a request
+new tokens, it sends one event. The engine's own loop runs on the main thread.
 
 A pipeline has `add(number, prompt, max_tokens)`, `step()`, which returns [(number, new tokens)], and `busy()`.
 """
@@ -39,13 +39,13 @@ class Request:
 
 def serve(port, start):
     """Calls `start` and serves the pipeline that it returns on a port of loopback, until the process is killed."""
-    # Libraries print to standard output, which the bench reads. Send it to the log.
+    # Libraries print to standard output, which the bench reads. Their output goes to the log instead.
     os.dup2(2, 1)
     pipeline = start()
     coming = queue.Queue()
 
     class Front(BaseHTTPRequestHandler):
-        # Sends an event as soon as it is written.
+        # The server sends an event as soon as it is written.
         disable_nagle_algorithm = True
 
         def do_GET(self):

@@ -16,7 +16,7 @@ TYPES = {
     "f16": gguf.GGMLQuantizationType.F16,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
 }
-# Name after `model.layers.N.` in the checkpoint: name after `blk.N.` in GGUF.
+# Names of tensors: after `model.layers.N.` in the checkpoint, and after `blk.N.` in GGUF.
 IN_A_LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",

@@ -13,11 +13,11 @@ sys.path[:0] = [source, f"{source}/gguf-py"]
 
 from conversion.base import TextModel
 
-# The converter recognises a tokenizer by a hash of its output. It cannot know this one, which was trained here. It
-# splits words as Qwen2's does.
+# The converter recognises a tokenizer by a hash of its output. It does not know this tokenizer, which was trained here
+# and splits words as Qwen2's does.
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
 
-# The checkpoint has no layers that predict further tokens, which the converter expects of a family that may have them.
+# The converter expects layers that predict further tokens of each family that may have them. This checkpoint has none.
 TextModel.no_mtp = True
 
 sys.argv = ["convert_hf_to_gguf.py", "--outtype", weights, "--outfile", file, checkpoint]

@@ -2,8 +2,8 @@
 
     python vllm_server.py PORT MODEL DTYPE THREADS BUDGET
 
-The engine runs in this process, without an engine process of its own. On a machine without bf16 instructions DTYPE must
-be float32: oneDNN has no bf16 product there, and the fallback of vLLM is several times slower.
+The engine runs in this process, not in an engine process of its own. On a machine without bf16 instructions DTYPE must
+be float32: oneDNN has no bf16 product there, and vLLM's fallback is several times slower.
 """
 
 import os
@@ -14,7 +14,7 @@ from front import port_and, serve
 def start(model, dtype, threads, budget):
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # GiB: sixteen requests of 576 tokens in f32, in blocks of 128, take 2.2.
+        # In GiB. Sixteen requests of 576 tokens in f32, in blocks of 128, take 2.2 GiB.
         "VLLM_CPU_KVCACHE_SPACE": "4",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{int(threads) - 1}",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
@@ -33,7 +33,7 @@ def start(model, dtype, threads, budget):
         max_num_batched_tokens=int(budget),
         enable_chunked_prefill=True,
         enable_prefix_caching=False,
-        # Compiling adds a minute to the start and, without Triton, gains nothing.
+        # Compilation adds a minute to the start and, without Triton, gains no speed.
         enforce_eager=True,
         disable_log_stats=True,
     )
@@ -52,7 +52,7 @@ def start(model, dtype, threads, budget):
         def step(self):
             new = []
             for output in engine.step():
-                # The engine may append a suffix to the number.
+                # The engine may append a suffix to the request's number.
                 number, tokens = int(output.request_id.split("-")[0]), len(output.outputs[0].token_ids)
                 new.append((number, tokens - self.given[number]))
                 self.given[number] = tokens

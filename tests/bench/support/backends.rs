@@ -1,8 +1,8 @@
 //! Servers that only stream, as backends of the baseline's router. One process serves all of them, each on its own
-//! port. The process is this bench's executable, started again.
+//! port. This process runs the bench's own executable.
 //!
 //! A backend has the timing of the simulated device: it runs steps of equal length while it has requests. A request
-//! that arrives during a step takes part from the next step on. Every token is the same event.
+//! that arrives during a step takes part from the next step on. All tokens are the same event.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -30,7 +30,7 @@ use super::cluster::{free_port, wait_until_ready};
 /// First argument of the process that serves the backends.
 const AS_BACKENDS: &str = "--as-backends";
 pub const MODEL: &str = "backend";
-/// Event of one token. It has the length of Tutti's event.
+/// The event of one token. It is as long as Tutti's event.
 const TOKEN: &str = r#"data: {"id":"cmpl-0123456789abcdef0123456789abcdef","object":"text_completion","created":1790000000,"model":"backend","choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":[517]}],"usage":null}"#;
 /// Timeout of requests to a backend.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
@@ -56,7 +56,7 @@ impl Backends {
             .spawn()
             .map_err(|e| format!("the backends do not start: {e}"))?;
         let urls: Vec<String> = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
-        // Once `backends` exists, dropping it ends the process.
+        // From here on, an error drops `backends`, which ends the process.
         let mut backends = Self { process, target: Target::named(&urls[0], MODEL, TIMEOUT)?, urls };
         for url in &backends.urls {
             backends.target = wait_until_ready(url, Instant::now()).await?;
@@ -110,7 +110,7 @@ fn tcp_nodelay(
 ) -> impl axum::serve::Listener<Io = tokio::net::TcpStream, Addr = std::net::SocketAddr> {
     use axum::serve::ListenerExt;
     listener.tap_io(|stream| {
-        // An error is ignored: a connection without TCP_NODELAY is served, too.
+        // The error is ignored: a connection without TCP_NODELAY is served, too.
         let _ = stream.set_nodelay(true);
     })
 }

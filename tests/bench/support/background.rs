@@ -12,7 +12,7 @@ use super::stream::prompts;
 
 const STREAMS: usize = 4;
 const PROMPT: usize = 512;
-/// Number of tokens that each request asks for: more than it can generate during a run.
+/// Number of tokens that each request asks for. A request cannot generate as many during a run.
 const MAX_TOKENS: u32 = 30_000;
 
 /// Background requests.
@@ -49,7 +49,7 @@ impl Background {
         Ok(Self(started))
     }
 
-    /// Ends the requests. Returns the milliseconds between tokens that arrived from `from` to `until`. Fails if a
+    /// Ends the requests. Returns the milliseconds between tokens that arrived between `from` and `until`. Fails if a
     /// request has already ended by itself.
     pub async fn stop(self, from: Instant, until: Instant) -> Result<Vec<f64>, String> {
         let mut gaps = Vec::new();
@@ -58,7 +58,8 @@ impl Background {
                 return Err("a request stopped decoding".into());
             }
             task.abort();
-            // Awaiting the aborted task closes its connection. The error only says that it was aborted.
+            // Awaiting the aborted task closes its connection. The error is ignored: it only says that the task was
+            // aborted.
             let _ = task.await;
             let arrivals = arrivals.lock().map_err(|_| "a client failed")?;
             let inside: Vec<_> = arrivals.iter().filter(|at| (from..until).contains(at)).collect();

@@ -45,7 +45,7 @@ impl Baseline {
             .map_err(|e| format!("sglang-router does not start: {e}"))?;
         let target = Target::named(&format!("http://127.0.0.1:{port}"), MODEL, TIMEOUT)?;
         let baseline = Self { router, backends, target };
-        // The router fails requests until it has found its servers, so requests are sent until one succeeds.
+        // The router fails requests until it has found its servers, so the bench sends requests until one succeeds.
         let since = Instant::now();
         let body = baseline.target.body("a", 1, 0);
         while let Some(why) = baseline.target.send(body.clone(), 1, |_| {}).await.failure {

@@ -1,4 +1,4 @@
-//! A conductor and its workers, started from the release build and observed from outside.
+//! A conductor and its workers, started from the release build and observed from the outside.
 #![allow(dead_code, reason = "each bench uses some of it")]
 
 use std::{
@@ -15,7 +15,7 @@ use serde::Serialize;
 use tutti_load::client::Target;
 
 const START_LIMIT: Duration = Duration::from_secs(300);
-/// Unit of CPU time in /proc: hundredths of a second on every Linux.
+/// Unit of CPU times in /proc. It is a hundredth of a second on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 pub struct Cluster {
@@ -92,8 +92,8 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // No process may outlive a failed bench. Workers die with their conductor. Errors are ignored: `kill` fails if
-        // the conductor has ended already.
+        // No process may outlive a failed bench. Workers die with their conductor. Errors are ignored, because `kill`
+        // fails if the conductor has already ended.
         let _ = self.conductor.kill();
         let _ = self.conductor.wait();
     }
@@ -102,7 +102,8 @@ impl Drop for Cluster {
 /// Waits until a server lists its models and is ready.
 pub async fn wait_until_ready(url: &str, since: Instant) -> Result<Target, String> {
     loop {
-        // The list of models needs one worker that has described its model. Readiness needs all workers.
+        // To list its models, the server needs one worker that has described its model. To be ready, it needs all
+        // workers.
         let target = Target::new(url, None, Duration::from_secs(600)).await;
         match target {
             Ok(target) if target.ready().await => return Ok(target),

@@ -1,4 +1,4 @@
-//! 12 long prompts, each with an answer: a few at a time, as in production, or all at once.
+//! 12 long prompts, each with an answer, either a few at a time, as in production, or all at once.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs the workload on an idle cluster. A new request is sent as soon as one has ended.
+    /// Runs the workload on an idle cluster. When a request has ended, the next one is sent.
     pub async fn measure(
         cluster: &Cluster,
         (prompt, max_tokens): (usize, u32),

@@ -10,7 +10,7 @@ use super::{
     cluster::{Cluster, cpu_seconds},
 };
 
-/// Workers of Tutti, and backends of the baseline.
+/// Number of workers of Tutti, and of backends of the baseline.
 pub const WORKERS: usize = 8;
 /// Context length, large enough for the largest bodies.
 const CONTEXT: u32 = 262_144;
@@ -20,7 +20,7 @@ pub enum Contender {
     Tutti(Cluster),
     /// sglang-router in front of backends.
     SglangRouter(Baseline),
-    /// One backend without a router. It shows the cost of client and connection.
+    /// A backend without a router. Its figures show the cost of client and connection.
     Nothing(Backends),
 }
 
@@ -92,7 +92,7 @@ impl Contender {
 
 pub type Cpu = BTreeMap<&'static str, f64>;
 
-/// CPU microseconds used between two readings, divided by `number`, the number of tokens or of requests.
+/// Returns the CPU microseconds between two readings, divided by `number`, which counts tokens or requests.
 pub fn cpu_us_per(number: f64, before: &Cpu, after: &Cpu) -> Cpu {
     after.iter().map(|(name, after)| (*name, (after - before[name]) / number * 1e6)).collect()
 }

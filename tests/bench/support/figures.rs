@@ -9,9 +9,9 @@ use super::{
     speed,
 };
 
-/// Bytes of the worker's KV pool. The worker's peak memory is compared with weights and pool.
+/// Bytes of the worker's KV pool. The worker's peak memory is compared with the sum of weights and pool.
 pub const KV_POOL_BYTES: u64 = 1 << 30;
-/// Maximum ratio of a worker's peak memory to the size of weights and KV pool.
+/// Maximum ratio of a worker's peak memory to the sum of weights and KV pool.
 const MEMORY_LIMIT: f64 = 1.25;
 const REPEATS: usize = 3;
 
@@ -19,8 +19,8 @@ const REPEATS: usize = 3;
 pub struct Prefill {
     prompt_tokens: u32,
     samples: usize,
-    /// Prompt tokens per second up to the first token at the client: median of the samples. Each sample is one prompt
-    /// on an idle server.
+    /// Prompt tokens per second until the first token reaches the client: median of the samples. Each sample is one
+    /// prompt on an idle server.
     tokens_per_s: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Goals of the comparison with other servers, and the ratios reached.
+//! Goals for the comparison with other servers, and the ratios that were reached.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ const START_S: f64 = 1.2;
 pub struct Goal {
     what: String,
     ours: Option<f64>,
-    /// Figure that `ours` is compared with: a peer's, Tutti's own with other weights, or a limit.
+    /// The figure that `ours` is compared with: a peer's, Tutti's own with other weights, or a limit.
     against: Option<Against>,
-    /// Ratio by which `ours` is better than `against`.
+    /// The factor by which `ours` is better than `against`.
     ratio: Option<f64>,
     at_least: f64,
     met: Option<bool>,
@@ -30,7 +30,7 @@ pub struct Against {
     value: f64,
 }
 
-/// Direction in which a figure is better.
+/// The direction in which a figure gets better.
 #[derive(Clone, Copy, PartialEq)]
 enum Better {
     Lower,
@@ -40,7 +40,7 @@ enum Better {
 /// Figures of each group, by name of the group.
 type Groups = BTreeMap<&'static str, Found>;
 
-/// Ratios to reach over the best peer. They depend on the CPU, because peers are not equally good on all CPUs.
+/// Minimum ratios to the best peer. They depend on the CPU, because peers are not equally good on all CPUs.
 struct OverPeers {
     prefill_512: f64,
     prefill_4096: f64,
@@ -57,8 +57,8 @@ impl OverPeers {
     const BF16: Self =
         Self { prefill_512: 1.1, prefill_4096: 1.1, prefill_int8: 1.3, decode: [1.2, 1.4, 1.6] };
 
-    /// Ratios for a model of this shape on the CPU of this machine. Peers are not better at other families on better
-    /// CPUs.
+    /// Minimum ratios for a model of this shape on this machine's CPU. Only at Qwen3's shape do the ratios depend on
+    /// the CPU. All other shapes take those of AVX2, because there peers gain nothing on better CPUs.
     fn here(shape: Shape) -> Self {
         if shape != Shape::Qwen3 {
             return Self::AVX2;
@@ -143,7 +143,7 @@ fn of_the_memory(groups: &Groups) -> Goal {
     Goal::new("GB/s of weights at decode_1, of what can be read".into(), rate, limit, Better::Higher, 0.85)
 }
 
-/// Goal for the gaps between tokens of the decoding streams (99th percentile), compared with the gaps of the peer with
+/// Goal for the gaps between tokens of the decoding streams (99th percentile), compared with those of the peer that has
 /// the best TTFT of the long prompt.
 fn longest_gap(groups: &Groups) -> Goal {
     let (group, figure) = ("mixed_bf16", "itl_ms_during_p99");

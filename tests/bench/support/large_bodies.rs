@@ -22,7 +22,7 @@ pub const STREAMS: u32 = 100;
 pub const BYTES: usize = 220_000;
 /// Goal for the 99th percentile of the overhead.
 pub const AIM_MS: f64 = 100.0;
-/// Number of requests per stream. The first one does not count, because it opens the connection.
+/// Number of requests per stream. The first request of a stream does not count, because it opens the connection.
 const ROUNDS: u64 = 3;
 
 /// Form of a prompt.
@@ -88,8 +88,8 @@ impl Form {
         }
     }
 
-    /// Tokens generated per request. The number determines the duration of a request and thus the rate of new prompts.
-    /// Two cores can serve this rate.
+    /// Number of tokens generated per request. It determines the duration of a request and thus the rate of new
+    /// prompts. The rate is one that two cores can serve.
     fn tokens(self) -> u32 {
         match self {
             Self::TokenIds => 200,
@@ -101,12 +101,12 @@ impl Form {
     fn prompt(self, number: u64) -> Value {
         let mut state = number;
         let mut draw = move || {
-            // The high bits of Knuth's linear congruential generator.
+            // The generator is Knuth's linear congruential one, whose high bits are the most random.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as usize
         };
         match self {
-            // Each id takes four bytes, with the comma.
+            // Each id takes four bytes, including the comma.
             Self::TokenIds => json!((0..BYTES / 4).map(|_| 100 + draw() % 900).collect::<Vec<_>>()),
             Self::Text => {
                 let mut text = String::with_capacity(BYTES);

@@ -1,8 +1,8 @@
 //! Throughput of the control plane, and how evenly the tokens of each stream arrive.
 //!
 //! Every stream gets one token per step of its simulated device, so the number of streams sets the load. The overhead
-//! of an event is the time since the stream's previous event, minus the duration of one step. An event that brings two
-//! tokens thus has an overhead of one step.
+//! of an event is the time since the stream's previous event, minus the duration of one step. If an event brings two
+//! tokens, its overhead is thus about one step.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub const STEP: Duration = Duration::from_millis(20);
 pub const LIMIT_MS: f64 = 5.0;
 const TOKENS: u32 = 150;
 const PROMPT: &str = "Tell me how an orchestra tunes before it plays.";
-/// Time for which all streams have to run before events are counted.
+/// Time for which all streams must have run before events are counted.
 const SETTLING: Duration = Duration::from_millis(300);
 
 /// Figures for one number of concurrent streams.

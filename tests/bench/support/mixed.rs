@@ -7,7 +7,7 @@ use super::stream::{Ended, Stream, prompts};
 
 const DECODING: usize = 4;
 const DECODING_PROMPT: usize = 128;
-/// Number of tokens that each of the four decoding requests has when the long prompt is sent.
+/// Number of tokens that each of the four decoding requests has received when the long prompt is sent.
 const BEFORE: usize = 48;
 const LONG_PROMPT: usize = 4096;
 const LONG_TOKENS: u32 = 16;
@@ -22,14 +22,14 @@ pub struct Mixed {
     pub itl_ms_before: Summary,
     /// Milliseconds between tokens of the four decoding requests, from sending the long prompt to its first token.
     pub itl_ms_during: Summary,
-    /// Tokens of the long prompt plus tokens that the four decoding requests generate, per second, from sending the
-    /// long prompt to its first token.
+    /// Tokens per second from sending the long prompt to its first token: those of the long prompt, and those that the
+    /// four decoding requests generate.
     pub tokens_per_s_during: f64,
 }
 
 impl Mixed {
-    /// Runs the workload on an idle server. `steps` is the maximum number of prefill steps of the long prompt. The four
-    /// decoding requests generate enough tokens to outlast this prefill.
+    /// Runs the workload on an idle server. `steps` is the maximum number of steps of the long prompt's prefill. The
+    /// four decoding requests generate enough tokens to outlast this prefill.
     pub async fn measure(target: &Target, steps: u32, seed: u64) -> Result<Self, String> {
         let max_tokens = BEFORE as u32 + steps + 2 * LONG_TOKENS;
         let long_prompt = prompts(1, LONG_PROMPT, seed + 1).remove(0);

@@ -1,4 +1,4 @@
-//! Four requests decode, a long prompt arrives, and a short prompt follows it at once.
+//! Four requests decode while a long prompt arrives, directly followed by a short one.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use super::{
 
 const DECODING: usize = 4;
 const DECODING_PROMPT: usize = 64;
-/// Number of tokens that each of the four decoding requests has when the long prompt is sent.
+/// Number of tokens that each of the four decoding requests has received when the long prompt is sent.
 const BEFORE: usize = 20;
 /// Number of tokens that the long and the short prompt each ask for.
 const NEW_TOKENS: u32 = 8;
@@ -83,8 +83,8 @@ impl Run {
     }
 }
 
-/// Fails unless the four requests still decode at `first`, the arrival of the long prompt's first token, and the short
-/// prompt was sent before `first`.
+/// Fails unless the requests overlap. `first` is the arrival of the long prompt's first token. By then the short prompt
+/// must have been sent, and the four requests must still decode.
 fn check_overlap(four: &[Ended], short: &Ended, first: Instant) -> Result<(), String> {
     if four.iter().any(|stream| stream.last_token() <= first) {
         return Err("a request stopped decoding before the long prompt had its first token".into());

@@ -20,10 +20,10 @@ use super::{
     shape::Shape,
 };
 
-/// Limit of the duration of a server's start. The slowest server takes a minute.
+/// Maximum duration of a server's start. The slowest server takes a minute.
 const START_LIMIT: Duration = Duration::from_secs(300);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// Timeout of a request, sufficient for a long prompt on a slow machine.
+/// Timeout of a request, long enough for a long prompt on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(900);
 /// Prefill budget of the peers, in tokens per step.
 const BUDGET: &str = "512";
@@ -44,8 +44,8 @@ pub enum Peer {
     LlamaCpp,
 }
 
-/// Type of the weights. For `Bf16`, a peer without a fast path for bf16 on this machine runs its fastest type of 16
-/// bits, or f32.
+/// Type of the weights. For `Bf16`, a peer that has no fast path for bf16 on this machine runs its fastest 16-bit type,
+/// or f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     Bf16,
@@ -85,7 +85,7 @@ impl Peer {
         }
     }
 
-    /// URL path that answers with success once the server takes requests.
+    /// URL path that returns success once the server takes requests.
     fn ready(self) -> &'static str {
         if self == Self::Tutti { "/ready" } else { "/health" }
     }
@@ -146,7 +146,7 @@ impl Peer {
             .stderr(opened().map_err(failed)?)
             .spawn()
             .map_err(|e| format!("{}: {e}", command[0].display()))?;
-        // Once `running` exists, dropping it ends the process.
+        // From here on, an error drops `running`, which ends the process.
         let target = Target::named(&format!("http://127.0.0.1:{port}"), "checkpoint", TIMEOUT)?.greedy();
         let mut running = Running { process, spawned, target };
         while !running.target.answers(self.ready()).await {
@@ -203,8 +203,8 @@ fn conductor(purpose: &Purpose, port: u16, checkpoint: PathBuf) -> Result<Vec<Os
     Ok(command)
 }
 
-/// Command of llama.cpp. Each request has its own KV cache, which is faster than a shared one. Earlier prompts are not
-/// kept, since no prompt repeats.
+/// Command of llama.cpp. Each request has its own KV cache, because a shared one is slower. Earlier prompts are not
+/// kept, because no prompt repeats.
 fn llama_server(purpose: &Purpose, port: u16, program: PathBuf, model: PathBuf) -> Vec<OsString> {
     let Purpose { threads, requests, context, .. } = *purpose;
     let model = ["-m".into(), model.into()];
@@ -223,13 +223,13 @@ fn llama_server(purpose: &Purpose, port: u16, program: PathBuf, model: PathBuf) 
     [program.into()].into_iter().chain(model).chain(flags.chain(fixed).map(Into::into)).collect()
 }
 
-/// Model file of llama.cpp. llama.cpp multiplies bf16 fast only with bf16 instructions, but f16 on every machine.
+/// Model file of llama.cpp. llama.cpp multiplies f16 fast on every machine, but bf16 only with bf16 instructions.
 fn llama_cpp_model() -> &'static str {
     if multiplies_bf16() { "model-bf16.gguf" } else { "model-f16.gguf" }
 }
 
-/// Compute type and KV cache type of OpenVINO, as `COMPUTE:KV`. With AVX-512 but no bf16 instructions, OpenVINO does
-/// not start with bf16 compute and an f16 KV cache, and f32 is its fastest compute type.
+/// Compute type and KV cache type of OpenVINO, as `COMPUTE:KV`. On machines with AVX-512 but no bf16 instructions,
+/// OpenVINO does not start with bf16 compute and an f16 KV cache. Its fastest compute type there is f32.
 fn openvino_types() -> &'static str {
     if has_avx512() && !multiplies_bf16() { "f32:f16" } else { "bf16:f16" }
 }
@@ -281,7 +281,7 @@ impl Running {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // The process has not ended in time. Dropping `self` kills it.
+        // The process has not ended in time, so the drop of `self` kills it.
         Ok(())
     }
 }

@@ -13,17 +13,17 @@ use super::{
     speed::{self, Decode},
 };
 
-/// Tokens per stream of a decode measurement. The first of 16 streams has a third of its tokens before the last stream
-/// begins to decode.
+/// Number of tokens per stream in a decode measurement. With 16 streams, the first has received a third of its tokens
+/// before the last begins to decode.
 const DECODED: u32 = 64;
-/// Maximum number of prefill steps of a peer in the mixed workload. The chunks of peers have 512 tokens.
+/// Maximum number of prefill steps of a peer in the mixed workload. A chunk of a peer has 512 tokens.
 const STEPS_OF_PEERS: u32 = 16;
 /// Maximum number of prefill steps of Tutti in the mixed workload. These steps may be many and short.
 const STEPS_OF_OURS: u32 = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Scenario {
-    /// One prompt of 512 or 4,096 tokens at a time, bf16.
+    /// Prompts of 512 and of 4,096 tokens, one at a time, bf16.
     Prefill,
     /// 1, 4 and 16 streams after prompts of 512 tokens, bf16.
     Decode,
@@ -104,7 +104,7 @@ struct Contender {
     purpose: Purpose,
     running: Option<Running>,
     figures: Figures,
-    /// Reason why the server could not start or is no longer measured; `None` while it works.
+    /// The reason why the server could not start or is no longer measured; `None` while it works.
     failure: Option<String>,
 }
 
@@ -124,7 +124,7 @@ pub struct Found {
 pub struct ContenderFigures {
     pub medians: BTreeMap<&'static str, f64>,
     samples: Figures,
-    /// Reason why samples are missing.
+    /// The reason why samples are missing.
     could_not: Option<String>,
 }
 
@@ -137,8 +137,7 @@ impl Group {
                 contender.start().await;
             }
         } else {
-            // Each server is started once without being counted. That start fills the page cache and writes the packed
-            // weights.
+            // Each server is started once before the samples, to fill the page cache and to write the packed weights.
             for contender in &mut contenders {
                 if let Err(why) = contender.sample(Measurement::Start, 0).await {
                     contender.failed(why);
@@ -147,7 +146,7 @@ impl Group {
         }
         let mut limits = Vec::new();
         for round in 0..settings.repeats {
-            // The servers are idle during this measurement.
+            // Measured now, because the servers are idle.
             limits.push(tokio::task::block_in_place(|| Limits::of(settings.threads)));
             for (index, measurement) in self.measurements.iter().enumerate() {
                 // Seeds differ, so that no prompt repeats within a process: a prefix cache would skip the prefill of a
@@ -190,7 +189,7 @@ impl Group {
         };
         let mut contenders = vec![contender(Peer::Tutti.name(), Peer::Tutti, self.weights)];
         if self.weights == Weights::Int8 {
-            // Tutti with bf16 weights runs at the same time, for the ratio of int8 to bf16.
+            // For the ratio of int8 to bf16, Tutti with bf16 weights runs at the same time.
             contenders.push(contender("tutti-bf16", Peer::Tutti, Weights::Bf16));
         }
         contenders.extend(settings.peers.iter().map(|peer| contender(peer.name(), *peer, self.weights)));
@@ -202,7 +201,7 @@ impl Contender {
     async fn start(&mut self) {
         let started = async {
             let running = self.peer.start(&self.purpose).await?;
-            // A first request, before the samples, triggers work that is done once.
+            // A first request, before the samples, triggers all work that is done once.
             speed::prefill(&running.target, 256, 0).await?;
             Ok(running)
         };

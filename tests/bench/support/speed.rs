@@ -8,7 +8,8 @@ use tutti_load::{
     run::run,
 };
 
-/// Exclusive bound of random token ids of prompts. The vocabulary of every model in the benches is at least as large.
+/// Exclusive bound of the random token ids of prompts. The vocabulary of every model in the benches is at least this
+/// large.
 const VOCABULARY: u32 = 150_000;
 
 /// Requests that decode at the same time.

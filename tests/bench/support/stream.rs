@@ -1,4 +1,4 @@
-//! A running request whose tokens can be awaited, and the token times of an ended one.
+//! A running request whose tokens can be awaited, and the token times of an ended request.
 #![allow(dead_code, reason = "each bench uses some of it")]
 
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use tutti_load::{
 
 pub struct Stream {
     began: Instant,
-    /// `(accepted, events)`: true once the server has accepted the request, and the number of events with tokens so
-    /// far.
+    /// `(accepted, events)`: `accepted` is true once the server has accepted the request, and `events` is the number of
+    /// events with tokens so far.
     seen: watch::Receiver<(bool, usize)>,
     task: JoinHandle<Record>,
 }

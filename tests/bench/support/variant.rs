@@ -35,8 +35,8 @@ impl Device {
         shared.iter().chain(own).map(|&flag| flag.to_owned()).collect()
     }
 
-    /// Maximum number of tokens per step if prompts are chunked. A step of this many tokens takes a few times as long
-    /// as an empty step.
+    /// Maximum number of tokens per step in variants that chunk prompts. A full step takes a few times as long as an
+    /// empty one.
     fn step_tokens(self) -> usize {
         match self {
             Self::Sim => 512,
@@ -52,8 +52,8 @@ impl Device {
         }
     }
 
-    /// All variants, for prompts of up to `long` tokens. Without chunking, the budget of a step is larger than any
-    /// prompt, so that no prompt is held back.
+    /// Returns all variants, for prompts of up to `long` tokens. Without chunking, the budget of a step is larger than
+    /// any prompt, so that no prompt is held back.
     pub fn variants(self, long: usize) -> Vec<Variant> {
         let whole = format!("--max-step-tokens={}", long + 1024);
         let chunk = format!("--max-prefill-chunk-size={}", self.step_tokens());
@@ -69,7 +69,8 @@ impl Device {
             variant("scheduler", &["--chunking=scheduler", &cut]),
             variant("scheduler-fair", &["--chunking=scheduler", &cut, "--prefill-sharing=fair"]),
             variant("scheduler-first-come", &["--chunking=scheduler", &cut, "--prefill-sharing=first-come"]),
-            // Here the ITL target limits the size of steps. The budget is too large to limit it.
+            // In this variant only the ITL target limits the size of steps, because the budget is too large to limit
+            // it.
             variant("scheduler-target", &["--chunking=scheduler", "--max-step-tokens=2048", &target]),
         ]
     }

@@ -6,14 +6,14 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tutti_bench::events::{Lines, parse};
 
-/// Outcome of a request. Times count from the moment of sending.
+/// Outcome of a request. Its times count from the moment of sending.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
     /// Delay between the planned and the actual time of sending, caused by the generator itself.
     pub lag: Duration,
-    /// Time of the response head: the server has accepted the request.
+    /// Time at which the response head arrived: the server has accepted the request.
     pub accepted: Option<Duration>,
-    /// Time and number of tokens of each event with text or tokens.
+    /// Time and number of tokens of each event that has text or tokens.
     pub arrivals: Vec<(Duration, u32)>,
     /// Time of the end of the stream.
     pub end: Duration,
@@ -30,9 +30,9 @@ pub struct Record {
 pub struct Target {
     client: reqwest::Client,
     url: String,
-    /// The `model` of every request.
+    /// The field `model` of every request.
     pub model: String,
-    /// True if requests set temperature 0. Otherwise the server decides.
+    /// True if requests set temperature 0. Otherwise the server's default applies.
     greedy: bool,
 }
 
@@ -46,8 +46,7 @@ impl Target {
         Ok(target)
     }
 
-    /// Returns the target for a server's base URL and a model's name. Connects to nothing, so the server need not run
-    /// yet.
+    /// Returns the target for a server's base URL and a model's name. Does not connect, so the server need not run yet.
     pub fn named(url: &str, model: &str, timeout: Duration) -> Result<Self, String> {
         let client = reqwest::Client::builder()
             .timeout(timeout)
@@ -81,8 +80,8 @@ impl Target {
         text.await.map_err(|e| format!("{}/metrics: {e}", self.url))
     }
 
-    /// Sends one prompt and reads its stream to the end. A request that does not return exactly `max_tokens` tokens has
-    /// failed.
+    /// Sends one prompt and reads its stream to the end. The request has failed unless exactly `max_tokens` tokens
+    /// arrive.
     pub async fn generate(&self, prompt: &[u32], max_tokens: u32, seed: u64) -> Record {
         self.generate_watched(prompt, max_tokens, seed, |_| {}).await
     }

@@ -1,5 +1,5 @@
-//! The client of the benches in `tests/bench`. It keeps a record of each request, where `tutti-bench`, the generator
-//! for users, keeps counts. Each request leaves at its planned time, even if earlier ones are still unanswered, so a
+//! The client of the benches in `tests/bench`. It keeps a record of each request; `tutti-bench`, the generator for
+//! users, keeps only counts. Each request leaves at its planned time, even if earlier ones are still unanswered, so a
 //! slow server cannot slow its own load down.
 
 pub mod client;

@@ -1,4 +1,4 @@
-//! The plan of a run: requests and their times, drawn from a seed before the first request is sent.
+//! The plan of a run: requests and their times. It is drawn from a seed before the first request is sent.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ pub struct Workload {
     pub rate: f64,
     /// Range of prompt lengths in tokens, both ends included. Lengths are drawn uniformly.
     pub prompt_tokens: (u32, u32),
-    /// Tokens to generate per request. End-of-sequence tokens are ignored, so a served request has exactly this many.
+    /// Number of tokens to generate per request. A served request has exactly this many, because end-of-sequence tokens
+    /// are ignored.
     pub max_tokens: u32,
     /// Exclusive bound of prompt token ids.
     pub vocab_size: u32,

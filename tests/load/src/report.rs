@@ -1,4 +1,4 @@
-//! The figures of a run, and the reasons why they must not be used, if any.
+//! The figures of a run, and the reasons, if any, why they must not be used.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tutti_measure::statistics::Summary;
 
 use crate::{client::Record, plan::Workload};
 
-/// Maximum 99th percentile of [`Report::lag_ms`] in a valid report. Figures of a generator with more lag describe the
+/// Maximum 99th percentile of [`Report::lag_ms`] in a valid report. With more lag, the figures would describe the
 /// generator, not the server.
 pub const MAX_LAG: Duration = Duration::from_millis(50);
 
@@ -20,7 +20,7 @@ pub struct Report {
     pub duration_s: f64,
     /// Number of requests that returned as many tokens as they asked for.
     pub served: usize,
-    /// Reasons of failures, each with the number of requests that failed for that reason.
+    /// Reasons of failures, each with the number of requests that failed for it.
     pub failures: Vec<(String, usize)>,
     /// Served requests per second.
     pub requests_per_s: f64,

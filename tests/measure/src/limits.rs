@@ -1,7 +1,7 @@
 //! Limits of the machine: memory bandwidth of all threads, operations per second of each instruction path, and
-//! instructions per second of a core. The instructions per second drop if something else runs on the same core. Measure
-//! limits in the same minute as the figures that are compared with them, because clock rates and the load by other
-//! guests change.
+//! instructions per second of a core. The last of these drops if something else runs on the same core. Measure limits
+//! in the same minute as the figures that are compared with them, because clock rates and the load of other guests
+//! change.
 
 use std::{
     hint::black_box,
@@ -29,8 +29,8 @@ pub struct Limits {
     threads: usize,
     /// Memory bandwidth of all threads, in 10^9 bytes per second.
     pub memory_read_gb_per_s: f64,
-    /// `nop` instructions, in 10^9 per second. Another hyperthread or virtual machine on the same core takes a share of
-    /// them, so a low figure shows that the core is shared.
+    /// `nop` instructions, in 10^9 per second. If another hyperthread or virtual machine shares the core, it takes a
+    /// part of them, so a low figure shows that the core is shared.
     pub nops_giga_per_s: f64,
     /// One entry per kind of multiply-add that this machine has.
     pub arithmetic: Vec<Arithmetic>,
@@ -57,7 +57,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// One second per limit.
+    /// Takes one second per limit.
     pub const THOROUGH: Self = Self { rounds: 5, round: Duration::from_millis(200) };
     /// A short measurement, for use between the rounds of a bench.
     pub const BRIEF: Self = Self { rounds: 3, round: Duration::from_millis(60) };
@@ -82,7 +82,7 @@ impl Probe {
         })
     }
 
-    /// Returns the throughput of a path's instructions in each round, in 10^9 operations per second, or `None` if the
+    /// Returns the throughput of a path's instructions in each round, in 10^9 operations per second. `None` if the
     /// machine does not have these instructions.
     pub fn arithmetic_rounds(&self, path: &str, instructions: &str, effort: Effort) -> Option<Vec<f64>> {
         let loops = loops();
@@ -116,7 +116,7 @@ impl Limits {
 }
 
 /// Runs the work of each thread in rounds. Returns the summed throughput of all threads in each round, in 10^9 units
-/// per second. `work` maps a thread's index to its number of units per call and the function to call.
+/// per second. `work` takes a thread's index, and returns its number of units per call and the function to call.
 fn on_each_core<F: FnMut()>(
     threads: usize,
     effort: Effort,
@@ -167,14 +167,14 @@ fn memory() -> Vec<u64> {
     memory
 }
 
-/// Number of streams that a thread reads at once: as many as a matrix product reads.
+/// Number of streams that a thread reads at once, the same as in a matrix product.
 const STREAMS: usize = 4;
 /// Distance by which prefetches run ahead of reads, in words of 8 bytes.
 const AHEAD: usize = 2048 / 8;
 /// Words per cache line.
 const LINE: usize = 8;
 
-/// Reads all of `memory`, in [`STREAMS`] streams as a matrix product does.
+/// Reads all of `memory` in [`STREAMS`] streams, as a matrix product does.
 fn read(memory: &[u64]) {
     let len = memory.len() / STREAMS;
     let streams: [&[u64]; STREAMS] = std::array::from_fn(|index| &memory[index * len..(index + 1) * len]);
@@ -199,7 +199,7 @@ fn prefetch(word: *const u64) {
     let _ = word;
 }
 
-/// A loop of one kind of multiply-add. A turn is one iteration of the loop.
+/// A loop of one kind of multiply-add. One iteration is called a turn.
 struct Loop {
     path: &'static str,
     instructions: &'static str,
@@ -216,7 +216,7 @@ impl Loop {
     }
 }
 
-/// Turns of a loop per call, which takes some microseconds.
+/// Number of turns of a loop per call. A call takes some microseconds.
 const TURNS: u32 = 10_000;
 
 /// Multiply-adds in Rust, compiled for the baseline instruction set.
@@ -273,14 +273,14 @@ fn nop_rounds(threads: usize, effort: Effort) -> Vec<f64> {
 
 #[cfg(target_arch = "x86_64")]
 fn loops() -> Vec<Loop> {
-    /// A loop that runs the instructions once per sum in each turn. `\\sum` stands for the number of a sum's register.
+    /// A loop whose turns run the instructions once for each sum. `\\sum` stands for the number of a sum's register.
     /// Each sum depends only on its own previous value. All other registers hold zero or finite numbers.
     macro_rules! turns {
         ($sums:literal: $($instruction:literal),+) => {
             || {
                 static ONE: u32 = 0x3f80_3f80;
-                // SAFETY: the loop reads only `ONE`, declares all registers that a callee may change as changed, and
-                // runs only on a machine that has the instructions.
+                // SAFETY: the loop reads only `ONE`, declares that it changes every register that a callee may change,
+                // and runs only on a machine that has the instructions.
                 unsafe {
                     std::arch::asm!(
                         "vzeroall",
@@ -300,7 +300,7 @@ fn loops() -> Vec<Loop> {
             }
         };
     }
-    /// A loop of 12 sums, enough to hide the latency of instructions at one multiply-add per cycle. The 24 sums of
+    /// A loop of 12 sums, which hide the latency of instructions at one multiply-add per cycle. The 24 sums of
     /// `sums_24` hide the latency at two multiply-adds per cycle.
     macro_rules! sums_12 {
         ($($instruction:literal),+) => { turns!("0,1,2,3,4,5,6,7,8,9,10,11": $($instruction),+) };
@@ -381,7 +381,7 @@ fn loops() -> Vec<Loop> {
             bf16,
             "broadcast + two vdpbf16ps (bf16)",
             20.0 * 64.0,
-            // The sums are in registers 0 to 9 and, by the prefix `zmm2`, 20 to 29.
+            // The sums are in the registers 0 to 9 and, through the prefix `zmm2`, in 20 to 29.
             turns!(
                 "0,1,2,3,4,5,6,7,8,9":
                 "vbroadcastss zmm12, dword ptr [rsi]",

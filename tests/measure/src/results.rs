@@ -20,15 +20,15 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Describes a bench of the root package. Call it before the bench runs anything, because it records how busy the
-    /// machine is.
+    /// Describes a bench of the root package. Must be called before the bench runs anything, because it records how
+    /// busy the machine is.
     pub fn now(bench: &str) -> Self {
         Self::of(&format!("cargo bench --bench {bench}"))
     }
 
     /// Describes the bench that `command` runs, with the arguments of this process added.
     pub fn of(command: &str) -> Self {
-        // `--bench` is left out: Cargo adds it.
+        // `--bench` is left out, because Cargo adds it.
         let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
         let command = format!("{command} -- {}", args.join(" "));
         Self {
@@ -39,7 +39,7 @@ impl Origin {
     }
 }
 
-/// Commit of the working tree, marked if tracked sources were changed.
+/// Returns the commit of the working tree, with a mark if tracked sources were changed.
 fn commit() -> String {
     let git = |args: &[&str]| {
         let out = Command::new("git").args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output();

@@ -14,7 +14,7 @@ fn poisson_gaps_are_exponential_and_independent() {
     // The deviation of an exponential distribution equals its mean. 20,000 draws give both to about 1 %.
     assert!((mean * 50.0 - 1.0).abs() < 0.03, "mean {mean}");
     assert!((variance.sqrt() / mean - 1.0).abs() < 0.05, "deviation {}", variance.sqrt());
-    // A share of 1/e of the gaps is longer than the mean.
+    // In an exponential distribution, a share of 1/e of the gaps is longer than the mean.
     let long = gaps.iter().filter(|gap| **gap > mean).count() as f64 / gaps.len() as f64;
     assert!((long - (-1f64).exp()).abs() < 0.02, "{long} of the gaps are longer than the mean");
     let covariance = gaps.windows(2).map(|w| (w[0] - mean) * (w[1] - mean)).sum::<f64>() / gaps.len() as f64;

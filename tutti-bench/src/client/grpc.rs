@@ -24,7 +24,7 @@ use crate::{
     workload::{Content, Request},
 };
 
-/// Requests that share a connection. Servers bound the streams of one, Tutti at 1024.
+/// Number of requests that share a connection. Servers bound the streams per connection; Tutti's bound is 1024.
 const STREAMS_PER_CONNECTION: usize = 128;
 const MAX_CONNECTIONS: usize = 128;
 /// Maximum size of an answer's message, in bytes.

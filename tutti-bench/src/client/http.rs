@@ -132,7 +132,7 @@ async fn read(mut response: Response, start: Instant, outcome: &mut Outcome) -> 
         while let Some(line) = lines.next()? {
             let Some(event) = line.strip_prefix("data:").map(str::trim_start) else { continue };
             if event == "[DONE]" {
-                // Only a body that was read to its end gives its connection back.
+                // The connection can be used again only after the body was read to its end.
                 while response.chunk().await.map_err(broken)?.is_some() {}
                 return Ok(());
             }
@@ -146,7 +146,7 @@ async fn read(mut response: Response, start: Instant, outcome: &mut Outcome) -> 
     Err(Failure::new(FailureKind::Broken, "the stream ended without [DONE]"))
 }
 
-/// An error with its causes: that of reqwest itself does not say why.
+/// Returns an error's text with its causes, because the text of reqwest's own error does not say why.
 fn chain(error: &reqwest::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

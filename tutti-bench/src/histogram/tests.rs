@@ -30,7 +30,7 @@ fn a_bucket_is_at_most_an_128th_of_its_values_wide() {
 #[test]
 fn quantiles_are_those_of_the_samples_within_the_error() {
     let mut draw = Draw::new(7);
-    // Microseconds to minutes.
+    // The samples range from microseconds to minutes.
     let mut samples: Vec<u64> = (0..50_000).map(|_| (draw.unit() * 18.0).exp() as u64).collect();
     let histogram = of(samples.iter().copied());
     samples.sort_unstable();
@@ -47,7 +47,7 @@ fn percentiles_of_few_samples_are_samples() {
     assert_eq!((summary.p50, summary.p90, summary.p99), (0.1, 0.18, 0.198));
     assert_eq!((summary.min, summary.max, summary.mean, summary.count), (0.002, 0.2, 0.101, 100));
     let one = of([1_000_003]).summary();
-    // Percentiles are not the middle of the bucket, which is wider than the samples differ.
+    // A percentile is not the middle of its bucket if that lies outside the range of the samples.
     assert_eq!((one.p50, one.p999, one.max), (1000.003, 1000.003, 1000.003));
 }
 

@@ -20,7 +20,7 @@ fn lengths_follow_their_distributions() {
     assert_eq!((uniform[0], uniform[19_999]), (3, 6));
     let normal = drawn("normal:1000:100:5000");
     assert!(normal[10_000].abs_diff(1000) < 10, "median {}", normal[10_000]);
-    // 84.13 % lie below one deviation over the mean.
+    // 84.13 % of a normal distribution lie below the mean plus one deviation.
     assert!(normal[16_826].abs_diff(1100) < 10, "84th percentile {}", normal[16_826]);
     let lognormal = drawn("lognormal:200:1:1000");
     assert!(lognormal[10_000].abs_diff(200) < 8, "median {}", lognormal[10_000]);

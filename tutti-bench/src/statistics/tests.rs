@@ -5,7 +5,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// An answer of three tokens in two events, the first after `first` milliseconds and the second after `last`.
+/// An answer of three tokens in two events. The first event comes after `first` milliseconds, the second after `last`.
 fn served(first: u64, last: u64) -> Outcome {
     Outcome {
         arrivals: vec![(ms(first), 1), (ms(last), 2)],
@@ -50,7 +50,7 @@ fn latency_counts_from_the_time_at_which_a_request_was_due() {
         (1010.0, 1030.0, 1000.0)
     );
     assert_eq!(s.good, 0);
-    // A delay before sending is no part of the gaps between tokens.
+    // The gaps between tokens do not include a delay before sending.
     assert_eq!(s.itl.summary().max, 20.0);
     let intervals = s.timeline.intervals();
     assert_eq!((intervals[1].sent, intervals[1].served, intervals[1].output_tokens), (1, 1, 3));

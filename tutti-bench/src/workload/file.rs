@@ -17,7 +17,8 @@ use crate::{Error, client::Api};
 const MAX_LINE: u64 = 256 << 20;
 const FIELDS: &str = "prompt, messages, max_tokens, arrival_s, body";
 
-/// A file whose lines have all been checked. It is read again line by line, so it may be larger than memory.
+/// A file whose lines have all been checked. It is read again line by line during the run, so it may be larger than
+/// memory.
 #[derive(Clone, Debug, Serialize)]
 pub struct File {
     /// The file.
@@ -30,7 +31,7 @@ pub struct File {
     pub repeat: bool,
     #[serde(skip)]
     api: Api,
-    /// Further fields of each request. Those of a line replace them.
+    /// Further fields of each request. Fields of a line replace them.
     pub extra: Map<String, Value>,
 }
 
@@ -73,8 +74,8 @@ impl File {
                 }
             };
             for line in lines {
-                // All lines were valid when they were checked, so an error means that the file has changed. No further
-                // line is read.
+                // All lines were valid when they were checked, so an error means that the file has changed. The rest of
+                // the file is not read.
                 let failed = line.is_err();
                 if !take(line.map(|(_, request)| request)) || failed {
                     return;

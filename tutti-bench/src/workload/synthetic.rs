@@ -12,20 +12,20 @@ use crate::{lengths::Lengths, random::Draw};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Alphabet {
-    /// Token ids below `vocab_size`, so that a prompt has exactly the length that was drawn.
+    /// Token ids below `vocab_size`. A prompt has exactly the drawn length.
     TokenIds,
-    /// Common short words, each of which is about a token.
+    /// Common short words, each about one token long.
     Words,
 }
 
-/// Requests of random prompts. Each is decided by the seed and its number alone.
+/// Requests with random prompts. Each request depends only on the seed and on its own number.
 #[derive(Clone, Debug, Serialize)]
 pub struct Synthetic {
     /// Prompt lengths in tokens, prefixes included.
     pub input_tokens: Lengths,
     /// Output lengths in tokens.
     pub output_tokens: Lengths,
-    /// Tokens at the start of each prompt that it shares with others.
+    /// Number of tokens at the start of each prompt that other prompts share.
     pub shared_prefix: u32,
     /// Number of different shared prefixes. Each request has a random one of them.
     pub prefixes: u32,
@@ -42,7 +42,7 @@ pub struct Synthetic {
     pub next: u64,
 }
 
-/// Words that common vocabularies hold with the space before them.
+/// Words that common vocabularies hold together with a leading space.
 const WORDS: [&str; 64] = [
     "the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are", "as", "with",
     "his", "they", "at", "be", "this", "have", "from", "or", "one", "had", "by", "word", "but", "not",
@@ -59,7 +59,7 @@ impl Synthetic {
         let input = self.input_tokens.draw(&mut draw);
         let max_tokens = self.output_tokens.draw(&mut draw);
         let shared = self.shared_prefix.min(input);
-        // Prefixes are drawn from sequences with the highest numbers, which no request uses.
+        // Prefixes use the sequences with the highest numbers. No request uses these sequences.
         let prefix = u64::from(draw.below(self.prefixes));
         let mut common = Draw::numbered(self.seed, u64::MAX - 1 - prefix);
         let seed = draw.word() >> 32;

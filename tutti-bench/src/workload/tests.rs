@@ -74,7 +74,7 @@ fn check(api: Api, lines: &str) -> Result<(File, Vec<Request>), String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), lines).unwrap();
     let checked = File::check(file.path(), api, false, Map::from_iter([("top_p".into(), json!(0.5))]));
-    // The path is left out of messages.
+    // The path is cut off, because it differs from run to run.
     let checked =
         checked.map_err(|error| error.to_string().split_once(" line ").unwrap_or_default().1.to_owned())?;
     let mut requests = Vec::new();

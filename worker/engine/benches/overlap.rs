@@ -1,4 +1,5 @@
-//! Gain from working beside the device: steps per second of the same engine on one thread and on two.
+//! Gain from a second thread that works while the device runs: steps per second of the same engine on one thread and on
+//! two.
 //!
 //! `cargo bench -p tutti-engine --bench overlap -- --out FILE`. Each shape alternates between one thread and two, so
 //! that other load of the machine affects both. Only steps in which every request decodes are timed. In both modes a
@@ -6,7 +7,7 @@
 //! makes the report and prepares the next step. `--large` adds the shape of Qwen3-0.6B with dummy weights, which takes
 //! minutes.
 //!
-//! `--idle` measures the idle time of a simulated device between steps instead ([`idle`]).
+//! `--idle` instead measures the idle time of a simulated device between steps ([`idle`]).
 
 #[path = "overlap/idle.rs"]
 mod idle;
@@ -48,10 +49,10 @@ struct Figures {
     shape: &'static str,
     rows: usize,
     steps: u64,
-    /// Steps per second of each run, in its order.
+    /// Steps per second of each run, in the order of the runs.
     one_thread: Vec<f64>,
     two_threads: Vec<f64>,
-    /// Gain of the medians, in percent of one thread's.
+    /// Gain of the median of two threads, in percent of the median of one thread.
     gain_percent: f64,
 }
 
@@ -112,7 +113,7 @@ fn median(runs: &[f64]) -> f64 {
     runs[runs.len() / 2]
 }
 
-/// An engine in either mode.
+/// An engine in either mode, as the bench drives it.
 trait Working {
     fn launch(&mut self, graph: pb::LaunchGraph);
     fn cancel(&mut self, key: pb::GraphKey);
@@ -217,7 +218,7 @@ fn steps_per_second(engine: &mut impl Working, shape: &Shape, run: u64) -> Resul
     for row in 0..shape.rows {
         engine.launch(launch(key(row), (shape.steps + shape.steps / 10) as u32 + 100));
     }
-    // A tenth of the steps warms up.
+    // The first tenth of the steps is a warm-up.
     let warm = shape.steps / 10;
     let (mut full, mut began, mut message) = (0, Instant::now(), Vec::new());
     while full < warm + shape.steps {

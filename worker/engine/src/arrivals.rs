@@ -7,8 +7,7 @@ use std::{
 
 use tutti_proto::GraphKey;
 
-/// The queue is compacted when the number of its stale entries exceeds the number of waiting requests by more than
-/// this.
+/// The queue is compacted when its stale entries outnumber the waiting requests by more than this number.
 const SLACK: usize = 64;
 
 /// Requests that have not run in any step yet.
@@ -34,7 +33,7 @@ impl Arrivals {
         self.waiting.remove(&key);
     }
 
-    /// Time that the oldest waiting request has waited; zero if no request waits.
+    /// Returns the time for which the oldest waiting request has waited; zero if no request waits.
     pub fn oldest(&mut self) -> Duration {
         while let Some((key, since)) = self.queue.front() {
             if self.waiting.contains(key) {

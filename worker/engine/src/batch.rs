@@ -1,5 +1,5 @@
-//! Enqueues the forward passes of a step: fills the host inputs from the requests' tokens, and remembers which results
-//! belong to which row.
+//! Enqueues the forward passes of a step: fills the host inputs from the requests' tokens, and records the row of each
+//! result.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use tutti_settings::ChunkShapes;
 
 use crate::{padding::shape_of, sequence::Sequence};
 
-/// Sizes of forwards, and what they are filled for.
+/// Limits on the size of forwards, and the shapes to which they are padded.
 #[derive(Debug)]
 pub(crate) struct BatchLimits {
     /// Maximum number of tokens per forward.
@@ -52,7 +52,7 @@ pub(crate) struct RowResult {
     pub encoded: Vec<f32>,
 }
 
-/// A row of a step, with the sequence that its inputs are made from.
+/// A row of a step, with the sequence that supplies its inputs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepRow<'a> {
     pub row: &'a Row,
@@ -61,7 +61,7 @@ pub(crate) struct StepRow<'a> {
     pub next: usize,
 }
 
-/// Part of a row that one forward computes.
+/// The part of a row that one forward computes.
 #[derive(Clone, Debug)]
 pub(crate) struct ForwardChunk<'a> {
     /// Index of the row in its step.
@@ -71,7 +71,7 @@ pub(crate) struct ForwardChunk<'a> {
     positions: Range<usize>,
 }
 
-/// A forward in flight: which of its results belong to which row.
+/// A forward in flight, with the rows that its results belong to.
 #[derive(Debug)]
 pub(crate) struct Forward {
     answers: Vec<Answers>,
@@ -79,17 +79,17 @@ pub(crate) struct Forward {
     pub padding: usize,
 }
 
-/// Number and place of one chunk's results.
+/// The results of one chunk: their row, and how many of each kind there are.
 #[derive(Debug)]
 struct Answers {
     row_index: usize,
     samples: bool,
-    /// Positions that score the token after them. Empty if no score is wanted.
+    /// Positions whose logits score the token at the next position. Empty if no score is wanted.
     scored: Range<usize>,
 }
 
 impl ForwardChunk<'_> {
-    /// Token ids that must not be sampled from this chunk's last position; `None` unless the chunk ends a terminal row.
+    /// Token ids that must not be sampled after this chunk; `None` unless the chunk ends a terminal row.
     fn forbidden(&self) -> Option<&[u32]> {
         match &self.row.terminality {
             Terminality::Terminal { forbidden } if self.positions.end == self.row.positions.end => {
@@ -124,11 +124,12 @@ impl Batch {
         &self.limits
     }
 
-    /// Takes the next chunk of each row that has one and fits. Empty if no row has positions left. A step takes more
-    /// than one forward only if a row is longer than `row_tokens` or all rows together are longer than `max_tokens`.
+    /// Takes the next chunk of each row that has positions left and fits. Empty if no row has positions left. A step
+    /// takes more than one forward only if a row is longer than `row_tokens` or all rows together are longer than
+    /// `max_tokens`.
     ///
     /// A row of an atomic walk is one chunk, whatever its length: it waits for a forward that has room for it, and runs
-    /// alone if none has. The model refuses it if its buffers are too small.
+    /// alone if none has. The model refuses the row if the model's buffers are too small.
     pub fn chunks<'a>(&self, rows: &mut [StepRow<'a>]) -> Vec<ForwardChunk<'a>> {
         let mut room = self.limits.max_tokens;
         let mut chunks = Vec::with_capacity(rows.len());
@@ -174,7 +175,7 @@ impl Batch {
         };
         let padding = inputs.padded_tokens() - self.token_ids.len();
         model.forward(&inputs, &embedded)?;
-        // The layers run, so this forward must not be enqueued again.
+        // The layers run already, so this forward must not be enqueued again.
         model.enqueue_logits(&LogitRequests { sample: &sample, score: &score }).map_err(lost)?;
         let answers = |chunk: &ForwardChunk<'_>| Answers {
             row_index: chunk.row_index,
@@ -217,8 +218,8 @@ impl Batch {
         (sample, score)
     }
 
-    /// The rows of a forward over the chunks. Block tables are the scheduler's own, cut to the pages that the chunk
-    /// reads or writes.
+    /// Returns the rows of a forward over the chunks. Block tables are the scheduler's own, cut to the pages that the
+    /// chunk reads or writes.
     fn row_inputs<'a>(&self, chunks: &[ForwardChunk<'a>]) -> Vec<RowInputs<'a>> {
         let mut first_token = 0;
         let inputs = |chunk: &ForwardChunk<'a>| {
@@ -252,7 +253,7 @@ impl Forward {
         }
         let (mut sampled, mut scores) = (got.sampled.drain(..), got.scores.drain(..));
         for Answers { row_index, samples, scored } in self.answers {
-            // A failed row's results are taken from the lists, too: the next row's results come after them.
+            // The results of a failed row are taken from the lists, too, because the next row's results follow them.
             let mut failed = None;
             let sampled = if samples { sampled.next() } else { None };
             let sampled = sampled.and_then(|sampled| sampled.map_err(|error| failed = Some(error)).ok());
@@ -280,7 +281,7 @@ impl Forward {
     }
 }
 
-/// Makes any error of a step whose layers have run a loss of the device: the step cannot run again.
+/// Converts any error of a step whose layers have run into [`DeviceError::Lost`], because the step cannot run again.
 pub(crate) fn lost(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Lost(_) => error,

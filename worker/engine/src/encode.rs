@@ -1,4 +1,4 @@
-//! Runs the encoders' calls of a row.
+//! Runs the encoder calls of a row.
 
 use std::ops::Range;
 

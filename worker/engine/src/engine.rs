@@ -1,4 +1,4 @@
-//! The engine on one thread: plans a step, runs it on the device, commits and reports it.
+//! The engine on one thread: plans steps, runs them on the device, commits them and reports them.
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
@@ -34,9 +34,9 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Creates an engine, and sizes and allocates its KV pool. While the engine holds as many requests as may run
-    /// and `max_waiting_requests` more, a further launch is refused as overload. If no request could run under a
-    /// setting, the error names that setting.
+    /// Creates an engine, and sizes and allocates its KV pool. The engine holds up to `max_waiting_requests` requests
+    /// more than may run; it refuses a further launch as overload. If no request could run under a setting, the error
+    /// names that setting.
     pub fn new(
         mut model: Box<dyn Model>,
         rank: Rank,
@@ -58,7 +58,7 @@ impl Engine {
         }
         let kv = KvSize::choose(&*model, settings)?;
         let config = SchedulerConfig {
-            // Slots may limit a number that is not set.
+            // If `max_running_requests` is not set, the number of slots limits it.
             settings: EngineSettings {
                 max_running_requests: settings.max_running_requests.or(Some(kv.running)),
                 ..settings.clone()
@@ -72,7 +72,8 @@ impl Engine {
         };
         let scheduler = Scheduler::new(config, model.declaration()).map_err(|error| match error {
             ConfigError::Invalid(refused) => refused.into(),
-            // No setting causes the other errors: the pool was sized above, and the declaration is the model's own.
+            // Only an internal fault causes the other errors: the pool was sized above, and the declaration is the
+            // model's own.
             error => Error::internal(error.to_string()),
         })?;
         model
@@ -107,18 +108,18 @@ impl Engine {
     pub fn warm_up(&mut self) -> Result<(), Error> {
         let Runner { model, batch, .. } = &mut self.runner;
         warm_up::run(&mut **model, batch.limits())
-            // Its tokens are all the same, and choose the same experts.
+            // The warm-up's tokens are all equal and choose the same experts, so they would distort the loads.
             .and_then(|()| model.restart_expert_loads())
             .map_err(|e| Error::internal(format!("warm-up failed: {e}")))
     }
 
-    /// Sets the observer that is shown every step from the next one on.
+    /// Sets the observer of all steps from the next one on.
     pub fn set_observer(&mut self, observer: Box<dyn StepObserver>) {
         self.reporter.observer = Some(observer);
     }
 
-    /// Counts in `forwards` the forward passes that have returned. Another thread can watch the count. The count also
-    /// rises within a step whose long prefill runs as several forward passes.
+    /// Makes the engine add each forward pass that has returned to `forwards`, which another thread can watch. The
+    /// count also rises within a step whose long prefill runs as several forward passes.
     pub fn count_forwards(&mut self, forwards: Arc<AtomicU64>) {
         self.runner.forwards = forwards;
     }
@@ -133,15 +134,15 @@ impl Engine {
         self.core.launch(key, parsed);
     }
 
-    /// Cancels a graph in any state; a graph that is not launched yet is cancelled at its launch. The next report
-    /// carries the graph's completion. Cancelling has no effect on a graph that has ended.
+    /// Cancels a graph in any state. A graph that is not launched yet is cancelled at its launch. The next report
+    /// carries the graph's completion. The call has no effect on a graph that has ended.
     pub fn cancel(&mut self, key: GraphKey) {
         self.core.cancel(key);
     }
 
-    /// Plans and enqueues steps until the device holds as many as it can, then waits for the oldest and commits it.
-    /// Returns `None` if nothing ran and there is nothing to report; the caller then waits for a launch. If nothing ran
-    /// but there is something to report, the report has no rows and the number of the next step.
+    /// Plans and enqueues steps until the device holds as many as it can, then waits for the oldest step and commits
+    /// it. Returns `None` if nothing ran and there is nothing to report; the caller then waits for a launch. If nothing
+    /// ran but there is something to report, the report has no rows and the number of the next step.
     ///
     /// Requests that are divided between workers need two threads: see [`split`](Self::split).
     ///
@@ -167,13 +168,13 @@ impl Engine {
         overlap::split(core, runner, reporter, began)
     }
 
-    /// Current load.
+    /// Returns the current load.
     pub fn load(&mut self) -> pb::WorkerLoad {
         let (load, oldest) = self.core.load();
         report::load(load, oldest, self.reporter.lost())
     }
 
-    /// True if no request is held and no completion is unreported.
+    /// True if the engine holds no request and has reported all completions.
     pub fn is_idle(&self) -> bool {
         self.core.is_idle()
     }
@@ -183,7 +184,7 @@ impl Engine {
         if self.model().has_thinker() { (self.kv.pages - 1) as u32 } else { 0 }
     }
 
-    /// Maximum number of requests that run at a time: as set, or as many as there are slots for.
+    /// Maximum number of requests that run at a time: the setting, or the number of slots for running requests.
     pub fn running_limit(&self) -> u32 {
         u32::try_from(self.kv.running).unwrap_or(u32::MAX)
     }

@@ -32,7 +32,7 @@ pub(crate) struct EngineCore {
     began: Instant,
     /// One entry per request that the engine holds.
     held: HashMap<GraphKey, Held>,
-    /// Slots whose requests have left the engine, but whose sequences the device's thread still holds.
+    /// Slots of requests that have left the engine while the device's thread still holds their sequences.
     left: Vec<(SlotId, GraphKey)>,
     /// True if a request may lose its pages before its end, and then compute its prompt again.
     may_preempt: bool,
@@ -47,11 +47,11 @@ pub(crate) struct EngineCore {
     in_flight: usize,
 }
 
-/// The place of a request's sequence.
+/// The owner of a request's sequence.
 enum Held {
     /// The request has had no row yet, or was preempted.
     Waiting(Box<Sequence>),
-    /// The request runs: the device's thread has the sequence at this slot of its [`Sequences`].
+    /// The request runs: the device's thread holds the sequence, in this slot of its [`Sequences`].
     Running(SlotId),
 }
 
@@ -117,7 +117,7 @@ impl EngineCore {
     /// Accepts or refuses a launch that [`spec::parse`](crate::spec::parse) has read.
     pub fn launch(&mut self, key: GraphKey, parsed: Result<(GraphLaunch, Sequence), Error>) {
         if self.held.contains_key(&key) {
-            // Not refused: a refusal would end the graph that already runs under this key.
+            // A refusal would end the graph that already runs under this key.
             tracing::error!(%key, "dropped a second launch of a running graph");
             return;
         }
@@ -183,7 +183,7 @@ impl EngineCore {
     }
 
     /// Decides the next step. Returns the completions of graphs that have ended since the last plan, the page copies to
-    /// run first, and the step. Moves sequences to and from `sequences`, by which the step's inputs are filled.
+    /// run first, and the step. Moves the sequences of requests that start or stop running to and from `sequences`.
     pub fn plan(&mut self, sequences: &mut Sequences) -> Result<Planned, Error> {
         let started = SystemTime::now();
         let watch = Stopwatch::start();
@@ -239,7 +239,7 @@ impl EngineCore {
             if sequences.get(row).is_some() {
                 continue;
             }
-            // With the first row since the request last waited, its sequence moves from `held` to `sequences`.
+            // At the first row since the request last waited, its sequence moves from `held` to `sequences`.
             match self.held.insert(row.key, Held::Running(row.slot)) {
                 Some(Held::Waiting(sequence)) => sequences.insert(row.slot, row.key, *sequence),
                 _ => {
@@ -386,7 +386,7 @@ impl EngineCore {
         (self.scheduler.load(), self.arrivals.oldest())
     }
 
-    /// True if no request is held, no step is in flight, and no completion is unreported.
+    /// True if the engine holds no request, has no step in flight, and has returned all completions.
     pub fn is_idle(&self) -> bool {
         let transferred = self.transfers.as_ref().is_none_or(Transfers::is_idle);
         self.scheduler.is_empty() && self.in_flight == 0 && self.pending_completions.is_empty() && transferred
@@ -405,7 +405,7 @@ fn refusal(refusal: Refusal) -> Error {
             Error::invalid("max_tokens", message)
         }
         Refusal::QueueFull { .. } => Error::overloaded(message, Duration::from_secs(1)),
-        // The conductor causes these refusals, not the client.
+        // The conductor, and not the client, causes these refusals.
         Refusal::Duplicate(_)
         | Refusal::WrongWalk { .. }
         | Refusal::WrongContent { .. }

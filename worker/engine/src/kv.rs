@@ -3,41 +3,44 @@
 //! `kv_cache_memory` sets the budget. Without it, the budget is what remains of the worker's share of its machine:
 //!
 //! - A conductor divides the memory that was free when it started by the number of workers that it starts, and tells
-//!   each worker this share. A worker that joins by hand has all memory that is free.
+//!   each worker this share. A worker that joins by hand takes all free memory as its share.
 //! - Seven eighths of the share, less the bytes of weights and of the largest step, are for planes. The rest of the
 //!   share is left to the system, to the conductor and to cached files.
-//! - The planes take no more than that many requests of the longest context can use, and no more than is free now.
+//! - The planes take no more than the maximum number of running requests can use, each with the longest context, and no
+//!   more than is free now.
 //!
-//! A device with memory of its own has it alone: what is free there once weights are loaded and the largest step has
-//! run ([`profile`](crate::profile())) is for planes, but for a sixteenth, and the host's share does not count.
+//! On a device with memory of its own, planes take what is free there once weights are loaded and the largest step has
+//! run ([`profile`](crate::profile())), less a sixteenth. The worker's share of the host's memory does not count.
 //!
-//! Memory that is free when a worker measures says nothing about workers that are still loading, so the conductor
-//! measures once, before it starts any.
+//! The conductor measures free memory once, before it starts any worker. A worker's own measurement would not count the
+//! memory that other workers still need while they load.
 
 use tutti_models::Model;
 use tutti_runtime::{Error, memory};
 
 use crate::EngineSettings;
 
-/// Budget of a pool in bytes, if neither a setting nor the machine says anything else.
+/// Budget of the planes in bytes if no setting gives one, and neither share nor free memory is known.
 pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 
-/// A worker takes at most this part of its memory for weights, steps and planes together.
+/// A worker takes at most this many eighths of its memory for weights, steps and planes together.
 const USED_EIGHTHS: u64 = 7;
 
-/// Planes leave free one part in this many of what is free on a device with memory of its own: the driver allocates for
-/// itself, and memory is not free in one piece.
+/// On a device with memory of its own, the free memory divided by this number is not for planes, because the driver
+/// allocates memory too, and because free memory may be fragmented.
 const DEVICE_MARGIN_DIVISOR: u64 = 16;
 
-/// The part of free memory that a worker takes for planes, up to [`DEFAULT_KV_BYTES`], even if its share is smaller:
-/// weights that several workers map from one file count for each of them, but are in memory once.
+/// The free memory divided by this number, up to [`DEFAULT_KV_BYTES`], is for planes even if the worker's share leaves
+/// less. A share leaves too little if several workers map one file of weights: the file is in memory once, but counts
+/// for each of them.
 const LEAST_DIVISOR: u64 = 8;
 
-/// Part of the budget that slots of running requests take, unless `max_running_requests` asks for more: one in this
-/// many.
+/// The budget divided by this number is the maximum for slots of running requests, unless `max_running_requests` asks
+/// for more.
 const RUNNING_DIVISOR: u64 = 2;
 
-/// Part of the budget beyond the slots of running requests that snapshots of the prefix cache take: one in this many.
+/// Snapshots of the prefix cache take a share of the budget that the slots of running requests leave: that rest divided
+/// by this number.
 const SNAPSHOT_DIVISOR: u64 = 4;
 
 /// Tokens per page of a model without paged planes, whose pages take no memory.
@@ -94,24 +97,25 @@ impl KvSize {
     }
 }
 
-/// Returns the number of bytes that a worker may take for planes. `share` is the memory that its conductor leaves to
+/// Returns the number of bytes that a worker may take for planes. `share` is the memory that its conductor allots to
 /// it, weights included.
 ///
-/// The ranks of a TP group may get different numbers and then agree on the minimum.
+/// The ranks of a TP group may get different numbers. They then agree on the minimum.
 pub fn kv_budget(model: &dyn Model, settings: &EngineSettings, share: Option<u64>) -> u64 {
     if let Some(size) = settings.kv_cache_memory {
         return size.0;
     }
     let enough = Sizes::of(model, settings).enough();
     if let Some(free) = model.free_bytes() {
-        // Weights and the largest step have their memory already, which is not the host's.
+        // The memory of weights and of the largest step is in use already, so it is not part of the free memory.
         return enough.min(free - free / DEVICE_MARGIN_DIVISOR);
     }
     let taken = model.weight_bytes().saturating_add(model.step_bytes());
     enough.min(default_bytes(share, taken, memory::available()))
 }
 
-/// Bytes for planes in a share of the machine of which `taken` bytes are taken. `available` bytes are free now.
+/// Returns the bytes for planes out of a worker's `share` of the machine. Weights and the largest step take `taken`
+/// bytes of the share. `available` bytes of the machine are free now.
 fn default_bytes(share: Option<u64>, taken: u64, available: Option<u64>) -> u64 {
     let part = |bytes: u64| bytes / 8 * USED_EIGHTHS;
     let left = share.map(|share| part(share).saturating_sub(taken));
@@ -120,14 +124,15 @@ fn default_bytes(share: Option<u64>, taken: u64, available: Option<u64>) -> u64 
     most.max(least)
 }
 
-/// The sizes of one page and one slot, and the numbers that requests can use.
+/// The sizes of one page and one slot, and the maximum numbers of both that requests can use.
 struct Sizes {
     page_tokens: usize,
     page_bytes: usize,
     slot_bytes: usize,
-    /// The null slot, and one slot per running request.
+    /// Number of slots: the null slot, and one per running request.
     running: usize,
-    /// The null page, and the pages of as many requests of the longest context as may run.
+    /// Number of pages: the null page, and the pages of the maximum number of running requests, each with the longest
+    /// context.
     most_pages: u64,
 }
 
@@ -146,7 +151,8 @@ impl Sizes {
         }
     }
 
-    /// Bytes of all pages and slots that requests can use, with as many snapshots as pages hold prefixes.
+    /// Bytes of all pages and slots that requests can use. Up to one snapshot per page counts, but no more bytes of
+    /// snapshots than the pages' bytes divided by [`SNAPSHOT_DIVISOR`].
     fn enough(&self) -> u64 {
         let pages = self.most_pages.saturating_mul(self.page_bytes as u64);
         let running = (self.running as u64).saturating_mul(self.slot_bytes as u64);
@@ -154,8 +160,8 @@ impl Sizes {
         pages.saturating_add(running).saturating_add(snapshots)
     }
 
-    /// Number of slots, the null slot included, that one part in `divisor` of a budget holds, and that leave two pages.
-    /// At least 2, even if these do not fit.
+    /// Returns the number of slots, the null slot included, that fit into a budget divided by `divisor` and leave room
+    /// for two pages of the budget. At least 2, even if two do not fit.
     fn fitting(&self, budget: u64, divisor: u64) -> usize {
         let (page, slot) = (self.page_bytes as u64, self.slot_bytes as u64);
         let room = budget.saturating_sub(page.saturating_mul(2)).min(budget / divisor);
@@ -200,11 +206,11 @@ impl Sizes {
         let snapshots = match slot {
             _ if settings.no_prefix_cache => 0,
             0 => 0,
-            // One page at least ends at each snapshot.
+            // A snapshot belongs to the end of a page, so there are no more snapshots than pages.
             slot => (rest / SNAPSHOT_DIVISOR / slot).min(most_pages),
         };
         let for_pages = rest - snapshots * slot;
-        // Page ids are 32 bits wide. Pages without bytes are as many as requests can use.
+        // Page ids are 32 bits wide. If pages take no bytes, there are as many as requests can use.
         let pages = for_pages.checked_div(page).unwrap_or(most_pages).clamp(2, u64::from(u32::MAX));
         let slots = running.saturating_add(snapshots.min(pages) as usize);
         Ok(KvSize { pages: pages as usize, slots, running: running - 1, page_tokens, page_bytes, slot_bytes })

@@ -9,19 +9,19 @@
 //! StepReport  ◀──────────────────────────┘
 //! ```
 //!
-//! The device may hold several steps in flight (`runner`): the next step is planned and enqueued while it computes. A
-//! request may have rows in all of them. Each step is planned on the assumption that the rows in flight succeed and end
-//! no request. If a request ends nevertheless, its later rows in flight are void: they have no effect. A row whose
-//! first token is not known to the host yet takes it from its slot on the device.
+//! The device may hold several steps in flight (`runner`): while one step computes, the next step is planned and
+//! enqueued. A request may have rows in all steps in flight. Each step is planned on the assumption that the rows in
+//! flight succeed and end no request. If a request ends nevertheless, its later rows in flight are void: they have no
+//! effect. The host may not know the first token of a row yet. Such a row takes the token from its slot on the device.
 //!
-//! [`Engine::split`] divides the engine in two: a [`DeviceLoop`], whose thread runs the device and plans between two
-//! steps, and an [`EngineHandle`], whose thread takes launches and makes reports meanwhile (`overlap`). Results are the
+//! [`Engine::split`] divides the engine in two. The thread of a [`DeviceLoop`] runs the device and plans between two
+//! steps. Meanwhile the thread of an [`EngineHandle`] takes launches and makes reports (`overlap`). Results are the
 //! same either way.
 //!
 //! A row is one request's share of a step. One report carries the tokens of all rows of a step, and the completions of
 //! all graphs that ended with the step. The scheduler counts positions and pages, and decides what runs. The engine
-//! holds the tokens: it fills the step's host inputs, and asks the model only for the logits of terminal rows, from
-//! which a token is sampled, and of prompt positions whose logprobs are requested. A row of an encoder's walk runs the
+//! holds the tokens and fills the step's host inputs. It asks the model only for the logits of terminal rows, from
+//! which tokens are sampled, and of prompt positions whose logprobs are requested. A row of an encoder's walk runs the
 //! encoder once, on one media item or on all items that are encoded together. The embeddings go to the engine that
 //! prefills the request (`transfer`), which may be the same engine.
 //!

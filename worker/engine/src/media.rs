@@ -10,13 +10,13 @@ use tutti_proto::{
 use tutti_runtime::Error;
 use tutti_scheduler::MediaMark;
 
-/// A call of an encoder.
+/// A call of an encoder: the walk that it runs, and the items that it encodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Encoding {
     pub walk: WalkId,
     /// Range of the items' embeddings. Embeddings are counted over all items of the request, end to end.
     pub rows: Range<usize>,
-    /// Data of the call's items: one item, or all items of an input that is encoded together.
+    /// The items' data: one item, or all items of an input that is encoded together.
     pub items: Vec<Vec<u8>>,
 }
 
@@ -37,8 +37,8 @@ impl Media {
         self.ranges.iter().map(Range::len).sum()
     }
 
-    /// Frees the embeddings if they are all consumed: the planes of the first `computed` positions hold them. True if
-    /// they were freed now.
+    /// Frees the embeddings if the planes hold all of them, once the first `computed` positions are computed. True if
+    /// this call freed them.
     pub fn consume(&mut self, computed: usize) -> bool {
         let is_consumed = self.ranges.last().is_some_and(|last| last.end <= computed);
         is_consumed && !std::mem::take(&mut self.embeddings).is_empty()
@@ -95,9 +95,9 @@ pub(crate) fn encodings(
     Ok(calls.into_iter().map(encoding).collect())
 }
 
-/// Locates media in a prompt. The returned marks distinguish prompts that have the same tokens but different media. The
-/// embeddings of items that are encoded together depend on all of them, so all of them are marked where the first
-/// begins.
+/// Locates media in a prompt. The returned marks distinguish prompts that have the same tokens but different media. If
+/// items are encoded together, each embedding depends on all items, so all of them are marked at the position of the
+/// first.
 pub(crate) fn locate(
     items: &[pb::MediaItem],
     prompt: &[u32],

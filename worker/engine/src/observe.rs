@@ -43,9 +43,9 @@ pub struct StepRecord {
     pub slots_total: u32,
     /// Slots with a snapshot that no request reads.
     pub snapshots: u32,
-    /// Number of rows without an effect, because their requests had ended. They are not among `rows`.
+    /// Number of rows without an effect, because their requests had ended. `rows` does not contain them.
     pub void_rows: u32,
-    /// Number of tokens of padding that the device computed beside those of the rows.
+    /// Number of tokens of padding that the device computed in addition to the tokens of the rows.
     pub padding_tokens: u32,
 }
 
@@ -71,8 +71,8 @@ pub struct StepTimes {
     pub plan_ahead: Duration,
     /// Time spent planning between the previous step and this one.
     pub plan: Duration,
-    /// Time that the device took, from filling the inputs on. If several steps are in flight, time since the step
-    /// before was collected, if that was later.
+    /// Time that the device took, from the filling of the inputs on. With several steps in flight, the time counts from
+    /// the collection of the step before, if that was later.
     pub run: Duration,
     /// Time spent committing the results.
     pub commit: Duration,
@@ -138,7 +138,7 @@ pub(crate) fn work<'a>(
     work
 }
 
-/// The prefill rows of a step. A step of decodes alone allocates nothing.
+/// Returns the prefill rows of a step. Allocates nothing for a step that only decodes.
 pub(crate) fn prefills<'a>(
     rows: impl Iterator<Item = &'a RowCommit>,
     model: &ModelDeclaration,

@@ -76,7 +76,7 @@ impl Shared {
 }
 
 /// The device's half of an engine. Its thread repeats [`turn`](Self::turn) and [`run`](Self::run), and calls
-/// [`wait`](Self::wait) when nothing ran.
+/// [`wait`](Self::wait) when `run` had nothing to do.
 pub struct DeviceLoop {
     shared: Arc<Shared>,
     runner: Runner,
@@ -102,15 +102,15 @@ impl DeviceLoop {
         let has_transfers = core.has_transfers();
         let output = core.output(step, completions);
         *pending_outputs += usize::from(output.is_some());
-        // Page copies beyond the first batch run in the step's pauses, so the hints tell the step whether copies may be
-        // due.
+        // Page copies beyond the first batch run in the step's pauses. The hints say in advance whether there may be
+        // such copies.
         self.shared.hints.due.store(has_transfers, Ordering::Release);
         self.shared.hints.expected.store(has_transfers, Ordering::Relaxed);
         Ok(output)
     }
 
     /// Runs the page copies and enqueues the step that the last turn planned. Then waits for the oldest step in flight,
-    /// unless the device holds room for another step to be planned. Returns false if there was nothing to do.
+    /// unless the device has room for another step. Returns false if there was nothing to do.
     ///
     /// An error ends the worker: the device is lost and none of its pages can be trusted.
     pub fn run(&mut self) -> Result<bool, Error> {
@@ -125,7 +125,7 @@ impl DeviceLoop {
         if let Some(job) = self.planned.take() {
             self.runner.enqueue(job)?;
             if self.runner.has_room() {
-                // Another step is planned before this one is waited for.
+                // The device has room, so another step is planned before the host waits.
                 return Ok(true);
             }
         }
@@ -149,8 +149,8 @@ impl DeviceLoop {
     }
 }
 
-/// Wakes the device's thread. A waker has no effect once the engine is dropped, and the default one has no engine. The
-/// methods of a [`Connector`] must not call [`wake`](Self::wake): the engine calls these methods while it holds its
+/// Wakes the device's thread. A waker has no effect once the engine is dropped, and the default waker has no engine.
+/// The methods of a [`Connector`] must not call [`wake`](Self::wake): the engine calls these methods while it holds its
 /// lock, and `wake` takes the same lock.
 #[derive(Clone, Default)]
 pub struct Waker(Weak<Shared>);
@@ -164,8 +164,8 @@ impl Waker {
     }
 }
 
-/// The other half of an engine: takes commands and makes reports. Dropping the handle ends the [`DeviceLoop`] after the
-/// current step.
+/// The handle's half of an engine: takes commands and makes reports. Dropping the handle ends the [`DeviceLoop`] after
+/// the current step.
 pub struct EngineHandle {
     shared: Arc<Shared>,
     limits: Limits,
@@ -202,7 +202,8 @@ impl EngineHandle {
         &self.reporter.declaration
     }
 
-    /// Kind and number of the units that a graph with `send_to` sends: pages of its prefill, or rows of embeddings.
+    /// Returns the kind and the number of the units that a graph with `send_to` sends: pages of its prefill, or rows of
+    /// embeddings.
     pub fn units_to_send(&self, graph: &pb::LaunchGraph) -> (UnitKind, usize) {
         let Some(spec) = &graph.spec else { return (UnitKind::Pages, 0) };
         if graph.walks.iter().any(|walk| self.reporter.declaration.encodes(WalkId(*walk))) {
@@ -212,7 +213,7 @@ impl EngineHandle {
         (UnitKind::Pages, tokens.div_ceil(self.layout.page_tokens.max(1)))
     }
 
-    /// A waker for this engine's device thread.
+    /// Returns a waker for this engine's device thread.
     pub fn waker(&self) -> Waker {
         Waker(Arc::downgrade(&self.shared))
     }
@@ -238,7 +239,7 @@ impl EngineHandle {
         self.shared.lock().core.plan_ahead();
     }
 
-    /// True if no request is held and no output is unreported.
+    /// True if the engine holds no request and all outputs are reported.
     pub fn is_idle(&self) -> bool {
         let state = self.shared.lock();
         state.core.is_idle() && state.pending_outputs == 0
@@ -262,7 +263,7 @@ pub(crate) fn split(
     let shared = Arc::new(Shared { state, hints: CopyHints::default(), changed: Condvar::new() });
     let mut runner = runner;
     let group_rank = runner.model.group_shares().map_or(GroupRank::ALONE, |shares| shares.group_rank());
-    // Elements per embedding of the model's encoders; 0 if the model takes text alone.
+    // Elements per embedding of the model's encoders; 0 if the model takes only text.
     let width = reporter.declaration.media().first().map_or(0, |input| input.width as usize);
     let units = Units::new(&layout, group_rank, width);
     runner.model.set_step_hook(Box::new(CopyHook::new(Arc::clone(&shared))));

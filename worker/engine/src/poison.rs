@@ -1,11 +1,11 @@
 //! Poison: in debug builds, memory that a request is given holds NaN until the request writes to it.
 //!
-//! A page or a slot that has had another owner holds plausible numbers. A row that reads one position too many, a slot
-//! that is restored in part, or a hand-over without its last page may then give an answer that looks right. With poison
-//! the row's results are not finite, and its request fails.
+//! A page or a slot that has had another owner holds plausible numbers. If a row reads one position too many, a slot is
+//! only partly restored, or a hand-over lacks its last page, the answer may look right. With poison the row's results
+//! are not finite, and its request fails.
 //!
-//! Pages are poisoned before the first step that writes to them, and slots before a copy into them. Devices that run
-//! steps while the host plans the next one are left alone, because a write of pages waits for them.
+//! Pages are poisoned before the first step that writes to them, and slots before a copy into them. Devices with
+//! several steps in flight are not poisoned, because a write of pages waits for all of these steps.
 
 use std::ops::Range;
 
@@ -25,8 +25,8 @@ pub(crate) struct Poison {
 }
 
 impl Poison {
-    /// Poison for the memory of `model`; `None` in release builds, and for a model that has steps in flight or no
-    /// pages.
+    /// Creates the poison for the memory of `model`. `None` in release builds, and for a model with several steps in
+    /// flight or without pages.
     pub fn of(model: &dyn Model) -> Option<Self> {
         if !cfg!(debug_assertions) || !model.has_thinker() || model.limits().steps_in_flight > 1 {
             return None;
@@ -40,7 +40,7 @@ impl Poison {
         })
     }
 
-    /// Poisons the memory that the rows of a step will have written when it ends and that none of them reads before.
+    /// Poisons the memory that the rows of a step will write and that none of them reads before.
     pub fn apply(&self, model: &mut dyn Model, step: &StepPlan) -> Result<(), DeviceError> {
         let rows = step.rows.iter();
         let pages: Vec<PageId> = rows
@@ -59,13 +59,13 @@ impl Poison {
     }
 }
 
-/// The pages of a row that hold no position before the row's own.
+/// Returns the pages of a row that hold no position before the row's own.
 fn unwritten<'a>(positions: &Range<usize>, pages: &'a [PageId], page_tokens: usize) -> &'a [PageId] {
     let end = positions.end.div_ceil(page_tokens).min(pages.len());
     pages.get(positions.start.div_ceil(page_tokens)..end).unwrap_or_default()
 }
 
-/// The slots that the copies give a new state, but those that another copy reads first.
+/// Returns the slots to which the copies write, except those that another copy reads.
 fn destinations(copies: &[SlotCopy]) -> impl Iterator<Item = SlotId> {
     copies.iter().map(|copy| copy.to).filter(|to| copies.iter().all(|copy| copy.from != *to))
 }

@@ -1,8 +1,8 @@
-//! The largest step that requests can ask for, run before the pool of pages is sized.
+//! Runs the largest step that requests can ask for, before the pool of pages is sized.
 //!
 //! A device with memory of its own allocates scratch and staging memory as steps need it. Once the largest step has run
-//! on it, what is still free is for pages, and later steps allocate no scratch memory. A step that fails for want of
-//! memory would end the worker.
+//! there, all memory that is still free can be used for pages, and later steps allocate no scratch memory. If pages
+//! took too much, a step could fail for want of memory, which would end the worker.
 
 use tutti_kernels::{
     DeviceError, PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs, StepShape,
@@ -14,13 +14,13 @@ use tutti_runtime::Error;
 
 use crate::EngineSettings;
 
-/// Pages and slots of the planes for the profile: null ones, and one more.
+/// Pages and slots of the planes for the profile: the null page and the null slot, and one more of each.
 const PLANES: usize = 2;
 /// Entries of each row's logit bias.
 const BIASES: u32 = 16;
 
-/// Runs the largest step as often as the device holds steps in flight, if the model's device has memory of its own. All
-/// ranks of a TP group call this at the same time. Replaces the planes.
+/// Runs the largest step, if the model's device has memory of its own. Runs it as many times as the device holds steps
+/// in flight. All ranks of a TP group call this function at the same time. Replaces the planes.
 pub fn profile(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Result<(), Error> {
     if model.free_bytes().is_none() || !model.has_thinker() {
         return Ok(());
@@ -48,10 +48,10 @@ fn run(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Res
     results.sampled.drain(..).find_map(Result::err).map_or(Ok(()), Err)
 }
 
-/// The largest step: as many rows and tokens as it may have, with block tables of the longest context. Every row is
+/// The largest step: the maximum number of rows and tokens, with block tables of the longest context. Every row is
 /// sampled with penalties over a whole context and lists of likeliest tokens, and every other token is scored. All rows
-/// lie in the null page. They begin at position 0, since attention has scratch memory of one size and long contexts
-/// only take time.
+/// lie in the null page. They begin at position 0, because longer contexts would only take time: the scratch memory of
+/// attention has a fixed size.
 struct Largest {
     ids: Vec<u32>,
     positions: Vec<f32>,
@@ -59,7 +59,7 @@ struct Largest {
     /// Number of tokens of each row.
     rows: Vec<usize>,
     block_table: Vec<PageId>,
-    /// The greatest fixed shape, if there are any.
+    /// The greatest fixed shape; `None` if shapes are not set.
     shape: Option<StepShape>,
     history: Vec<u32>,
     params: SamplingParams,

@@ -41,7 +41,7 @@ fn token_logprob(score: TokenScore) -> pb::TokenLogprob {
     pb::TokenLogprob { logprob: score.logprob, rank: score.rank, top }
 }
 
-/// Completion of a graph, as this rank saw it.
+/// Returns the completion of a graph, as this rank saw it end.
 pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
     let outcome = match ending.outcome {
         Outcome::Finished { reason, generated } => {

@@ -1,12 +1,12 @@
 //! The steps in flight on a model: enqueued in the order of their plans, and collected in the same order.
 //!
-//! Nothing runs twice. A model that refuses a forward has not run any of it, so the forward's chunks are enqueued again
+//! No row runs twice. A model that refuses a forward has not run any of it, so the forward's chunks are enqueued again
 //! one by one, and only the rows at fault fail. Once a forward is enqueued, a row can fail only by itself, and any
 //! other error is the loss of the device.
 //!
-//! A row with results that are not finite fails its own request. A device that is broken, or damaged weights, would
-//! fail every request in this way for ever, so after [`NOT_FINITE_LIMIT`] such rows without a sound one between them
-//! the device counts as lost.
+//! A row whose results are not finite fails its own request. A broken device or damaged weights would fail every
+//! request in this way for ever. So the device counts as lost after [`NOT_FINITE_LIMIT`] such rows with no sound row
+//! between them.
 
 use std::{
     collections::VecDeque,
@@ -29,15 +29,16 @@ use crate::{
     sequences::Sequences,
 };
 
-/// Rows in a row, each of another request, whose results are not finite, by which a device counts as lost.
+/// Number of consecutive rows with results that are not finite after which the device counts as lost. Each is of
+/// another request, because such a row ends its request.
 const NOT_FINITE_LIMIT: usize = 8;
-/// Shortest time between two readings of the experts' loads, which takes as long as a look at every expert's count.
+/// Minimum interval between two readings of the experts' loads. A reading looks at every expert's count.
 const EXPERT_LOADS_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Runner {
     pub model: Box<dyn Model>,
     pub batch: Batch,
-    /// Fills memory before a request gets it; `None` for no filling.
+    /// Poisons memory before a request gets it; `None` does not.
     poison: Option<Poison>,
     /// The sequences of running requests.
     pub sequences: Sequences,
@@ -51,9 +52,9 @@ pub(crate) struct Runner {
     collected: Instant,
     /// Buffer for the results of one forward.
     results: LogitResults,
-    /// Number of rows whose results were not finite since a row had sound ones.
+    /// Number of rows with results that are not finite since the last row with sound results.
     not_finite: usize,
-    /// Time from which on the experts' loads are read again.
+    /// Time of the next reading of the experts' loads.
     expert_loads_due: Instant,
 }
 
@@ -72,7 +73,7 @@ struct Progress {
     padding: usize,
 }
 
-/// A step whose results are all here.
+/// A step whose results have all been collected.
 pub(crate) struct CollectedStep {
     pub job: Job,
     pub results: RowResults,
@@ -113,8 +114,8 @@ impl Runner {
         self.steps.len() < self.model.limits().steps_in_flight
     }
 
-    /// Enqueues a step. A step of more forwards than the device holds waits for the oldest of them. An error ends the
-    /// worker; a row's own failure is part of the results.
+    /// Enqueues a step. If the step has more forwards than the device holds, the call waits for the oldest forwards. An
+    /// error ends the worker; a row's own failure is part of the results.
     pub fn enqueue(&mut self, job: Job) -> Result<(), Error> {
         let enqueued = Instant::now();
         let mut progress = Progress {
@@ -134,7 +135,7 @@ impl Runner {
     }
 
     fn enqueue_forwards(&mut self, job: &Job, progress: &mut Progress) -> Result<(), DeviceError> {
-        // The sequences are borrowed apart from the rest, which changes meanwhile.
+        // The sequences are taken out of `self`, so that they stay borrowed while other fields change.
         let sequences = std::mem::take(&mut self.sequences);
         let rows = self.encode_rows(job, &sequences, &mut progress.results);
         let enqueued = rows.and_then(|rows| self.enqueue_chunks(job, rows, progress));
@@ -142,7 +143,8 @@ impl Runner {
         enqueued
     }
 
-    /// Encodes the media of rows that have some, and returns all rows with the positions that a forward is to run.
+    /// Encodes the media of the rows that have any. Returns all rows, each with the first position that a forward is to
+    /// run.
     fn encode_rows<'a>(
         &mut self,
         job: &'a Job,
@@ -155,7 +157,7 @@ impl Runner {
             let sequence = sequence.ok_or_else(|| DeviceError::Lost(format!("{} has no tokens", row.key)))?;
             let mut next = row.positions.start;
             if sequences.has_failed(row) {
-                // The request ends with its failed row, so this row is void.
+                // The failed row ends the request, so this later row is void.
                 *result = Err(DeviceError::Misuse("an earlier row of the request failed".into()));
                 next = row.positions.end;
             } else if !sequence.encodings.is_empty() {
@@ -170,7 +172,7 @@ impl Runner {
         Ok(rows)
     }
 
-    /// Enqueues the forwards of a step's rows. A forward that the model refuses runs row by row.
+    /// Enqueues the forwards of a step's rows. If the model refuses a forward, the forward's chunks run one by one.
     fn enqueue_chunks(
         &mut self,
         job: &Job,
@@ -208,8 +210,8 @@ impl Runner {
         }
     }
 
-    /// Enqueues one chunk of a refused forward, with the slot copies of its request. False if the model refuses the
-    /// chunk alone, too: its row fails, and its copies are dropped.
+    /// Enqueues one chunk of a refused forward, with the slot copies of its request. Returns false if the model refuses
+    /// the chunk alone, too. The chunk's row then fails, and its copies are dropped.
     fn enqueue_alone(
         &mut self,
         chunk: &ForwardChunk<'_>,
@@ -234,8 +236,8 @@ impl Runner {
         }
     }
 
-    /// Collects the oldest forwards until one more may be enqueued. `current` are the forwards of the step that is
-    /// being enqueued, which are younger than all others.
+    /// Collects the oldest forwards until one more may be enqueued. `current` holds the forwards of the step that is
+    /// being enqueued. They are younger than all other forwards.
     fn make_room(&mut self, current: &mut Progress) -> Result<(), DeviceError> {
         while self.in_flight >= self.model.limits().steps_in_flight {
             let older = self.steps.iter_mut().map(|step| &mut step.progress);

@@ -1,4 +1,4 @@
-//! A request's tokens and sampling parameters: all that the engine holds for the request apart from its pages.
+//! A request's tokens and sampling parameters, which are all that the engine holds of a request except its pages.
 
 use std::{ops::Range, sync::Arc};
 
@@ -9,8 +9,7 @@ use crate::{
     transfer::Elsewhere,
 };
 
-/// State of one request, created by [`crate::spec`]. Each committed row from which a token was sampled adds one output
-/// token.
+/// State of one request, created by [`crate::spec`]. Each committed row that sampled a token adds one output token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sequence {
     /// The prompt, which the scheduler shares.
@@ -22,7 +21,7 @@ pub(crate) struct Sequence {
     pub logprobs: Option<u32>,
     /// Number of alternatives to report per prompt token; `None` reports no logprobs.
     pub prompt_logprobs: Option<u32>,
-    /// The decoding worker, if another one decodes.
+    /// The receiver of the request, if another worker decodes.
     pub elsewhere: Elsewhere,
     /// Number of leading positions whose prompt logprobs have been reported. A preempted request computes these
     /// positions again, but does not report their logprobs again.
@@ -42,9 +41,9 @@ impl Sequence {
         }
     }
 
-    /// Part of `positions` whose prompt logprobs are still to be reported, and the number of alternatives per token. A
-    /// position scores the token at the next position, so a chunk's last position scores the first token of the next
-    /// chunk. `None` if there is nothing to report.
+    /// Returns the part of `positions` whose prompt logprobs are still to be reported, and the number of alternatives
+    /// per token. `None` if there is nothing to report. A position scores the token at the next position, so a chunk's
+    /// last position scores the first token of the next chunk.
     pub fn scored(&self, positions: &Range<usize>) -> Option<(Range<usize>, u32)> {
         let top = self.prompt_logprobs?;
         let (start, end) =

@@ -1,5 +1,5 @@
-//! The sequences of the requests that have had a row in a step, by the requests' slots. They belong to the device's
-//! thread, so that a step is filled and committed without a look-up by key and without a lock.
+//! The sequences of running requests, by slot. They belong to the device's thread, which thus fills and commits a step
+//! without a look-up by key and without a lock.
 
 use tutti_proto::GraphKey;
 use tutti_scheduler::{Row, SlotId};
@@ -12,7 +12,8 @@ pub(crate) struct Sequences(Vec<Option<Held>>);
 struct Held {
     key: GraphKey,
     sequence: Sequence,
-    /// True once a row of the request was refused. Later rows of it do not run: the request ends with the refused row.
+    /// True once a row of the request was refused. Later rows of the request do not run, because the request ends with
+    /// the refused row.
     has_failed: bool,
 }
 
@@ -26,12 +27,12 @@ impl Sequences {
         self.0[index] = Some(Held { key, sequence, has_failed: false });
     }
 
-    /// The sequence of the row's request; `None` if the request has none here.
+    /// Returns the sequence of the row's request; `None` if the slot does not hold it.
     pub fn get(&self, row: &Row) -> Option<&Sequence> {
         self.held(row).map(|held| &held.sequence)
     }
 
-    /// The sequence of the row's request, to be changed.
+    /// Returns the sequence of the row's request, for changes.
     pub fn get_mut(&mut self, row: &Row) -> Option<&mut Sequence> {
         self.held_mut(row).map(|held| &mut held.sequence)
     }

@@ -1,7 +1,7 @@
 //! Validates launch messages: the last check before the model.
 //!
-//! The router and the conductor have already made the same check of the parameters. A bad value that gets past them
-//! (another build, a bug, a hand-made message) must fail its own request and no other.
+//! The router and the conductor have already checked the parameters in the same way. A bad value may still arrive from
+//! another build, through a bug, or in a hand-made message. It must fail its own request and no other.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ use crate::{
 /// Bytes of the secret that allows another worker to fill a request's pages.
 const SECRET_BYTES: usize = 16;
 
-/// Key of a launch. A missing key is logged.
+/// Returns the key of a launch. Logs a missing key.
 pub(crate) fn key(message: &pb::LaunchGraph) -> Option<GraphKey> {
     if message.key.is_none() {
         tracing::error!("dropped a launch without a key");
@@ -62,8 +62,8 @@ pub(crate) fn parse(
     }
     let prompt: Arc<[u32]> = request.prompt.into();
     let tokens = Tokens::new(Arc::clone(&prompt), message.generated.clone());
-    // Prompt logprobs are sent once. A replayed request that has output sent all of them before its first token, so it
-    // sends none again. In a divided request, the prefilling worker sends them.
+    // Prompt logprobs are sent once. If a replayed request has output, it sent all of them before its first token, so
+    // it sends none again. In a divided request, the prefilling worker sends them.
     let prompt_logprobs =
         request.prompt_logprobs.filter(|_| message.generated.is_empty() && role != GraphRole::Decode);
     let launch = GraphLaunch {
@@ -73,7 +73,7 @@ pub(crate) fn parse(
         decode,
         generated: message.generated.len() as u32,
         stopping: stopping(&request.stopping, limits),
-        // The prefix cache holds only keys and values, but prompt logprobs need the hidden states of every position.
+        // Prompt logprobs need the hidden states of every position, but the prefix cache holds only keys and values.
         content: Some(Content { tokens, media: marks, may_reuse: prompt_logprobs.is_none() }),
         priority: request.priority,
         awaits_media,
@@ -97,8 +97,8 @@ pub(crate) fn parse(
     Ok((launch, sequence))
 }
 
-/// Refuses a request whose tokens one step must compute, if the model's buffers are too small for them. After a
-/// preemption or a replay these are the prompt and the output.
+/// Refuses a request whose tokens must be computed in one step that the model's buffers are too small for. After a
+/// preemption or a replay, these tokens are the prompt and the output.
 fn whole_in_one_step(launch: &GraphLaunch, model: ServedModel<'_>) -> Result<(), Error> {
     let is_atomic = |segment: &Segment| {
         let walk = model.declaration.walk(segment.walk);
@@ -202,7 +202,7 @@ fn graph_walks(message: &pb::LaunchGraph) -> Result<GraphWalks, Error> {
     Ok(GraphWalks { role, prefill, decode })
 }
 
-/// The limits of requests. The scheduler knows the worker's KV pool, and refuses what exceeds it.
+/// Returns the limits of requests. The scheduler refuses what exceeds the worker's KV pool.
 fn request_limits(limits: &Limits) -> RequestLimits<'_> {
     RequestLimits {
         vocab_size: limits.vocab_size as u32,

@@ -1,8 +1,8 @@
 //! Memory that the largest step takes in addition to weights and KV pool.
 //!
-//! This memory is known at startup, without running such a step, because device buffers have fixed sizes and a step
-//! scores a bounded number of prompt tokens with a bounded number of alternatives each. The requests' stored tokens are
-//! not counted.
+//! This memory is known at startup, without running such a step: device buffers have fixed sizes, and a step scores a
+//! bounded number of prompt tokens with a bounded number of alternatives each. The requests' stored tokens are not
+//! counted.
 
 use tutti_kernels::TokenScore;
 use tutti_models::Model;
@@ -17,7 +17,7 @@ const BLOCK_OVERHEAD: usize = 32;
 /// and a share of block tables and attention tiles.
 const INPUT_BYTES_PER_TOKEN: usize = 128;
 /// Number of copies of a step's scores in memory before the reports reach the outbox: one of the step that runs, one of
-/// a step that waits, and two of the step that is being reported (as scores and as messages).
+/// a step that waits, and two of the step that is being reported, as scores and as messages.
 const STEPS_AT_ONCE: usize = 4;
 /// Maximum ratio of capacity to content of a buffer that grows by doubling.
 const GROWTH: usize = 2;
@@ -32,8 +32,9 @@ pub struct StepMemory {
 }
 
 impl StepMemory {
-    /// Memory that steps of `model` take. The model must have run once. `longest` is the largest number of tokens of a
-    /// request. `waiting` is the largest number of steps that wait to be reported or whose reports wait to be sent.
+    /// Returns the memory that steps of `model` take. The model must have run once. `longest` is the maximum number of
+    /// tokens of a request. `waiting` is the maximum number of steps that wait to be reported or whose reports wait to
+    /// be sent.
     pub fn of(model: &dyn Model, settings: &EngineSettings, longest: usize, waiting: usize) -> Self {
         let step = settings.max_padded_tokens();
         let tokens = match settings.chunking {

@@ -1,4 +1,4 @@
-//! A look at a committed step before its report is made, for records of single rows.
+//! A view of a committed step before its report is made, for records of single rows.
 
 use std::time::{Instant, SystemTime};
 
@@ -7,7 +7,7 @@ use tutti_proto::{StepNumber, declaration::WalkId};
 use crate::{RowRecord, StepOutput, StepTimes, engine_core::CommittedStep};
 
 impl StepOutput {
-    /// The step, for records of single rows; `None` if no step ran.
+    /// Returns a view of the step; `None` if no step ran.
     pub fn step(&self) -> Option<StepView<'_>> {
         self.step.as_ref().map(|step| StepView { number: self.number, step })
     }

@@ -15,8 +15,8 @@
 //! batch. A prefill does not wait for its copies: its pages stay valid until they are sent. It is held back only while
 //! the connector has no room, so that a slow receiver does not take steps from other requests.
 //!
-//! In a group of ranks, a transfer from or to a group of as many ranks is one of shares: each rank copies its own
-//! bytes. An import then completes once every rank has written every unit.
+//! Between two groups with the same number of ranks, a transfer is one of shares: each rank copies its own bytes. An
+//! import then completes once every rank has written every unit.
 
 mod copies;
 mod copy_hook;
@@ -65,14 +65,15 @@ pub(crate) struct Transfers {
     unwritten: Unwritten,
     /// Import requests whose pages are not all written yet.
     pending_imports: VecDeque<Import>,
-    /// Exported requests that the receiving worker has not accepted yet, each with the ending to report once it has.
+    /// Exported requests that the receiving worker has not accepted yet. Each has the ending to report once the worker
+    /// has accepted it.
     unacknowledged: BTreeMap<GraphKey, Ending>,
     embeddings: EmbeddingTransfers,
-    /// Failures of transfers whose requests have not arrived, the oldest first.
+    /// Failures of transfers that came before their requests, the oldest first.
     failed_early: VecDeque<(GraphKey, TransferError)>,
     /// Limit on the bytes that the next batch copies in each direction.
     batch_bytes: usize,
-    /// Time of the last batch between two steps.
+    /// Time of the last batch that ran between two steps.
     turned: Instant,
 }
 
@@ -106,7 +107,8 @@ impl Transfers {
         !self.outgoing.is_empty() || !self.incoming.is_empty()
     }
 
-    /// Keeps the failure of a transfer whose request has not arrived. Its push begins first, so it may fail first.
+    /// Keeps the failure of a transfer whose request has not arrived here. The sender may push before the request
+    /// arrives, so the transfer may also fail before.
     fn remember_failure(&mut self, key: GraphKey, why: TransferError) {
         if self.failed_early.len() == REMEMBERED_FAILURES {
             self.failed_early.pop_front();
@@ -114,7 +116,7 @@ impl Transfers {
         self.failed_early.push_back((key, why));
     }
 
-    /// Takes the failure of a transfer that has failed before its request arrived.
+    /// Takes the failure of a transfer that came before its request.
     pub fn take_early_failure(&mut self, key: GraphKey) -> Option<TransferError> {
         let at = self.failed_early.iter().position(|(failed, _)| *failed == key)?;
         self.failed_early.remove(at).map(|(_, why)| why)
@@ -125,15 +127,15 @@ impl Transfers {
     }
 
     /// Registers a request of `tokens` tokens that is prefilled for another worker, or for a group of `ranks` workers.
-    /// There, the request's first `known` pages are valid already.
+    /// The receiver already has the request's first `known` pages.
     pub fn will_send(&mut self, key: GraphKey, tokens: usize, Elsewhere { known, ranks }: Elsewhere) {
-        // The last page is sent even if the other worker has it.
+        // The last page is sent even if the receiver already has it.
         let sent = known.min(tokens.div_ceil(self.page_tokens).saturating_sub(1));
         let extent = if self.units.share.is_shared_with(ranks) { Extent::Share } else { Extent::Whole };
         self.outgoing.insert(key, Outgoing::new(sent, extent));
     }
 
-    /// Registers a request whose media are encoded here. The media take `tokens` tokens in sum.
+    /// Registers a request whose media are encoded here, with the number of `tokens` of all its media.
     pub fn will_encode(&mut self, key: GraphKey, tokens: usize) {
         self.embeddings.will_send(key, tokens);
     }
@@ -150,7 +152,7 @@ impl Transfers {
         self.incoming.insert(key, Incoming::new(reserved, self.units.share.share.world_size));
     }
 
-    /// Frees the room that a request's embeddings took here: the request's planes hold them now.
+    /// Frees the room of a request's embeddings, because the request's planes hold them now.
     pub fn media_consumed(&mut self, key: GraphKey) {
         self.embeddings.ended(key, &mut *self.connector);
     }
@@ -214,7 +216,8 @@ impl Transfers {
                         events.completions.push(report::completion(ending, rank));
                     }
                     None if self.is_under_way(key) => scheduler.fail_transfer(key, why),
-                    // The failure comes before the request, or late, from a rank, when the request continues here.
+                    // Either the failure came before its request, or a rank reported it late, after the request has
+                    // continued here.
                     None => self.remember_failure(key, why),
                 },
             }
@@ -226,13 +229,13 @@ impl Transfers {
         self.units.whole.slot_bytes > 0
     }
 
-    /// Bytes per unit that one rank copies. At least 1: a model without pages copies none, and is divided by.
+    /// Bytes per unit that one rank copies. At least 1, because it is a divisor: a model without pages would have 0.
     fn unit_bytes(&self, extent: Extent, kind: UnitKind) -> usize {
         self.units.of(kind, extent).bytes_of(kind).max(1)
     }
 
-    /// Takes a run: embeddings at once, and others to be written. A run of another length than its units take is
-    /// dropped, and so is one that no request waits for, or that would overwrite shared pages.
+    /// Takes a run. Embeddings are stored at once, and other runs are queued to be written. Drops a run of the wrong
+    /// length, a run that no request waits for, and a run that would overwrite shared pages.
     fn arrived(&mut self, run: Run, source: Source) {
         let source = match (run.kind, source) {
             (UnitKind::Embeddings, Source::Here(data)) => return self.embeddings.fill(&run, &data),
@@ -272,8 +275,8 @@ impl Transfers {
         }
     }
 
-    /// True if this rank has written all units of an import, and another rank has not. That rank then gets the rest of
-    /// its share, or the transfer fails: the rank reports either.
+    /// True if this rank has written all units of an import, but another rank has not. The other rank will report that
+    /// it has written the rest, or that the transfer failed.
     fn awaits_ranks(&self, key: GraphKey, hand_over: &HandOver) -> bool {
         self.incoming.get(&key).is_some_and(|incoming| {
             incoming.pages.len() == hand_over.pages && incoming.awaits_ranks(self.has_slots())
@@ -343,7 +346,7 @@ impl Transfers {
         scheduler: &mut Scheduler,
         events: &mut TransferEvents,
     ) {
-        // `None` if the request was cancelled meanwhile; the scheduler then reports its ending.
+        // `None` if the request was cancelled in the meantime. The scheduler then reports its ending.
         if let Some(ending) = scheduler.complete_export(key) {
             self.connector.export(key, hand_over, since);
             self.unacknowledged.insert(key, ending);
@@ -353,12 +356,12 @@ impl Transfers {
     }
 }
 
-/// The receiver of a request, as the prefilling engine knows it.
+/// The receiver of a request, as far as the prefilling engine knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Elsewhere {
-    /// Number of the request's leading pages that are valid there.
+    /// Number of the request's leading pages that the receiver already has.
     pub known: usize,
-    /// Number of ranks in its group.
+    /// Number of ranks in the receiver's group.
     pub ranks: usize,
 }
 

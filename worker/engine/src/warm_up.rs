@@ -1,6 +1,6 @@
 //! Runs one step before the first request, so that weights are in memory and every code path has run once. With fixed
-//! shapes there is one step of each, in which both tokens and logit rows have the shape, so that a device that compiles
-//! or records a shape at its first use has done so.
+//! shapes it runs one step per shape, in which both the tokens and the logit rows have the shape. A device that
+//! compiles or records a shape at its first use has then done so.
 
 use tutti_kernels::{
     DeviceError, PageId, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs, StepShape,
@@ -13,12 +13,12 @@ use crate::batch::BatchLimits;
 /// large model on a small CPU is ready in seconds.
 const MAX_TOKENS: usize = 32;
 
-/// Encodes one token of each kind of media, runs small prefills and samples from each. Only the null page is written,
-/// and no request reads that page.
+/// Encodes one token of each kind of media, then runs small prefills and samples from each. Writes only the null page,
+/// which no request reads.
 pub(crate) fn run(model: &mut dyn Model, limits: &BatchLimits) -> Result<(), DeviceError> {
     for input in model.declaration().media().to_vec() {
         match model.encode(input.walk, &[&vec![0; input.bytes_per_token as usize]], &mut Vec::new()) {
-            // The model lacks this encoder, because another worker holds the encoder.
+            // Another worker holds this encoder.
             Err(DeviceError::Misuse(_)) => {}
             encoded => encoded?,
         }

@@ -1,10 +1,11 @@
-//! Bench of steps of the Qwen3-0.6B shape: on the CPU the time of each operation, compared with the machine's limits,
-//! on a GPU the time of each kind of step.
+//! Bench of steps of the Qwen3-0.6B shape. On the CPU it shows the time of each operation, compared with the machine's
+//! limits. On a GPU it shows the time of each kind of step.
 //!
 //! `cargo bench -p tutti-models --bench forward` runs dummy bfloat16 weights in this process, without a cluster and
 //! without clients; `--int8` quantises them. Each round measures the machine's limits and then a few steps of every
-//! kind, so that other work on the machine affects all kinds alike. The table is of the round with the median time. For
-//! each operation it shows the time, and the share of it that the operation needs at the best limits of all rounds.
+//! kind, so that other work on the machine affects all kinds alike. The table shows the round with the median time. Of
+//! each operation it shows the time, and the share of this time that the operation would take at the best limits of all
+//! rounds.
 //!
 //! `--device cuda` runs on the first GPU, with as many steps in flight as the device holds. `tests/gpu` does this on
 //! machines without Rust.
@@ -40,7 +41,7 @@ use self::forward::{
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Tokens per step of a prefill, and tokens before a decode.
+/// Tokens per step of a prefill, and tokens that a decode attends to.
 const CONTEXT: usize = 512;
 /// Number of requests of the largest batch.
 const BATCH: usize = 16;
@@ -64,7 +65,7 @@ struct Args {
     /// File to write a GPU's figures to.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Repetitions of each kind of step per round, on a GPU [default: by the kind].
+    /// Repetitions of each kind of step per round, on a GPU [default: depends on the kind].
     #[arg(long)]
     times: Option<usize>,
     /// Threads that compute [default: all cores].
@@ -73,8 +74,8 @@ struct Args {
     /// Instruction path [default: the best that the CPU has].
     #[arg(long)]
     isa: Option<String>,
-    /// Measure CPU time of the one computing thread instead of wall-clock time, to lessen the effect of other work on
-    /// the machine. Needs --threads 1.
+    /// Measure the CPU time of the only computing thread instead of wall-clock time, to lessen the effect of other work
+    /// on the machine. Needs --threads 1.
     #[arg(long)]
     own_time: bool,
     /// Quantise the weights to int8.
@@ -92,7 +93,7 @@ struct Args {
     bench: bool,
 }
 
-/// One kind of step.
+/// A kind of step: its sizes, and the number of its repetitions.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
@@ -182,7 +183,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Steps with a clock.
+/// The steps to run, and the clock that times them.
 struct Bench {
     steps: Steps,
     clock: Clock,

@@ -1,4 +1,5 @@
-//! A step's plan in a TP group: bytes of the followers' messages, and time that the leader's host spends on them.
+//! The cost of a step's plan in a TP group: bytes of the messages to the followers, and time that the leader's host
+//! spends on them.
 //!
 //! `cargo bench -p tutti-models --bench lockstep`. The requests share the pages of a prefix, decode one token per step,
 //! and gain a page every 16 steps. The model and the transport do nothing, so that only the plans cost time.
@@ -26,9 +27,10 @@ use tutti_proto::declaration::ModelDeclaration;
 
 const PAGE_TOKENS: usize = 16;
 const STEPS: usize = 200;
-/// The sizes to measure: requests, and tokens of the prefix that they share.
+/// The sizes to measure: the number of requests, and the number of tokens of the prefix that they share.
 const SIZES: [(usize, usize); 3] = [(16, 8192), (256, 8192), (1000, 8192)];
-/// The greatest message and the longest time of a step of 1,000 rows that share an 8k prefix.
+/// Goal for a step of 1,000 rows that share a prefix of 8,192 tokens: the maximum bytes of its messages, and the
+/// maximum time of the leader's host.
 const GOAL: (usize, Duration) = (50_000, Duration::from_micros(300));
 
 fn main() {
@@ -112,7 +114,8 @@ fn measure(rows: usize, prefix: usize) -> Measured {
     }
     drop(leader);
     let messages = std::mem::take(&mut *sent.lock().unwrap());
-    // The first message allocates, the next two are the first step's. All are run once, only the others are timed.
+    // The first message allocates the planes, and the next two belong to the first step. The follower runs all
+    // messages, but only the steps after the first are timed.
     let mut replay = Replay { messages: messages.into(), times: Vec::new(), since: Instant::now() };
     follow(&mut Idle::new(), &mut replay, &mut (), |_| {}).unwrap();
     let pairs: Vec<Duration> = replay.times[3..].chunks_exact(2).map(|pair| pair[0] + pair[1]).collect();
@@ -258,7 +261,7 @@ macro_rules! collective {
                 Err(unused())
             }
 
-            /// Answers for the other rank as this rank does.
+            /// The other rank's bytes are equal to this rank's.
             fn all_gather(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), CollectiveError> {
                 *out = part.repeat(2);
                 Ok(())

@@ -1,4 +1,4 @@
-//! The skeleton of loading a text model: what an [`Architecture`] gives, and the steps that are the same for all.
+//! The common steps of loading a text model, and [`Architecture`], which supplies the steps that differ.
 
 use std::path::Path;
 
@@ -12,15 +12,15 @@ use crate::{
     weights::{Loader, Progress, TensorSpec},
 };
 
-/// The checked config of a text model, from which its weights and the loop over its layers follow. An implementation is
-/// one architecture, which several families may share.
+/// The checked config of a text model. The model's weights and the loop over its layers follow from it. An
+/// implementation of the trait is one architecture, which several families may share.
 pub(crate) trait Architecture: Sized {
     /// The tensors of one layer.
     type LayerSpecs;
     /// The layers on a device.
     type Layers<D: DecoderDevice>: Layers<D>;
 
-    /// Operations that the layers need beside those of a dense text model.
+    /// Operations that the layers need in addition to those of a dense text model.
     fn needs(&self) -> Needs {
         Needs::default()
     }
@@ -30,7 +30,7 @@ pub(crate) trait Architecture: Sized {
         None
     }
 
-    /// Returns the name in the checkpoint of an MLP with experts; `None` if no layer has one.
+    /// Returns the name that an MLP with experts has in the checkpoint; `None` if no layer has one.
     fn module_with_experts(&self) -> Option<String> {
         None
     }
@@ -44,7 +44,7 @@ pub(crate) trait Architecture: Sized {
     /// Number of layers.
     fn layers(&self) -> usize;
 
-    /// The tensors of a layer that a rank loads. `layout` is that of the experts, if there are any.
+    /// Returns the tensors of a layer that a rank loads. `layout` is the layout of the experts, if there are any.
     fn layer_specs(&self, layer: usize, layout: ExpertLayout, group_rank: GroupRank) -> Self::LayerSpecs;
 
     /// All tensors of a layer, in the order of loading.
@@ -58,7 +58,7 @@ pub(crate) trait Architecture: Sized {
         loader: &mut Loader<'_, D>,
     ) -> Result<Self::Layers<D>, LoadError>;
 
-    /// Makes ranks divide whole experts among themselves. Refuses a model without experts.
+    /// Divides whole experts among the ranks, instead of the width of each expert. Refuses a model without experts.
     fn divide_whole_experts(&mut self) -> Result<(), String> {
         self.experts().ok_or(NO_EXPERTS)?.division = Division::Experts;
         Ok(())
@@ -72,7 +72,7 @@ pub(crate) struct Checkpoint<'a> {
     pub options: &'a LoadOptions,
 }
 
-/// Loads the checkpoint whose config is `config`. `architecture` is its name in errors.
+/// Loads the checkpoint whose config is `config`. `architecture` is the architecture's name in errors.
 pub(crate) fn load<A: Architecture, D: DecoderDevice>(
     mut config: A,
     architecture: &'static str,
@@ -97,7 +97,7 @@ pub(crate) fn load<A: Architecture, D: DecoderDevice>(
     Decoder::load(text, all, (dir, options), device, progress, |loader| shard.load(&specs, tokens, loader))
 }
 
-/// Families of operations that an architecture's layers need beside those of a dense text model.
+/// Families of operations that an architecture's layers need in addition to those of a dense text model.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Needs {
     pub experts: bool,
@@ -105,7 +105,7 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Refuses the model of `file` on a device that lacks a family.
+    /// Returns an error if the device lacks a family of operations that the model of `file` needs.
     pub fn check<D: DecoderDevice>(
         self,
         file: &ConfigFile,
@@ -126,7 +126,7 @@ impl Needs {
         }
     }
 
-    /// Names of the families that are needed and not implemented.
+    /// Returns the names of the families of operations that are needed but not implemented.
     fn beyond(self, implemented: Self) -> Vec<&'static str> {
         let families = [
             ("Experts", self.experts, implemented.experts),

@@ -1,5 +1,5 @@
-//! Reading of `config.json` and `generation_config.json`. [`ranges`] says what each key may be, [`keys`] how it is
-//! read, and [`text`] which keys all text models have.
+//! Reading of `config.json` and `generation_config.json`. [`ranges`] gives the values that each key may have, [`keys`]
+//! reads keys, and [`text`] reads the keys that all text models have.
 
 pub(crate) mod keys;
 pub(crate) mod ranges;
@@ -158,7 +158,7 @@ pub(crate) fn parse_dtype(name: &str) -> Option<WeightType> {
     }
 }
 
-/// Reads a JSON file. An error names the key at fault, also for a number that no float holds.
+/// Reads a JSON file. An error names the key at fault, even if the fault is a number too large for a float.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
     let file = File::open(path).map_err(|source| LoadError::Read { path: path.into(), source })?;
     let mut json = serde_json::Deserializer::from_reader(BufReader::new(file));

@@ -1,9 +1,9 @@
-//! A paged decoder: all of a text model that does not differ between families.
+//! A paged decoder: the parts of a text model that do not differ between families.
 //!
 //! [`Decoder`] is a [`Model`] around a family's [`Layers`]. It embeds the tokens (each rank of a TP group holds a share
-//! of the vocabulary), puts the embeddings of media in their places, holds the planes, runs the step hook, computes
-//! logits and samples them ([`logits`]), and refuses steps that cannot run. A family supplies a [`TextShape`], its
-//! weights, and the loop over its layers.
+//! of the vocabulary), replaces the embeddings of media tokens, holds the planes, runs the step hook, computes logits
+//! and samples them ([`logits`]), and refuses steps that cannot run. A family supplies a [`TextShape`], its weights,
+//! and the loop over its layers.
 
 mod ends;
 mod logits;
@@ -36,8 +36,8 @@ use crate::{
 
 /// The layers of a family, with their weights and buffers.
 pub(crate) trait Layers<D: DecoderDevice>: Send + 'static {
-    /// Enqueues all layers over the tokens of a step, in place in [`LayerStep::hidden`]. At the end, `hidden` holds the
-    /// step's logit rows only ([`LayerStep::keep_logit_rows`]); without logit rows its contents do not matter.
+    /// Enqueues all layers over the tokens of a step, in place in [`LayerStep::hidden`]. At the end, `hidden` holds
+    /// only the step's logit rows ([`LayerStep::keep_logit_rows`]). If there are none, its contents do not matter.
     fn run(&mut self, step: &mut LayerStep<'_, D>) -> Result<(), DeviceError>;
 }
 
@@ -46,13 +46,13 @@ pub(crate) trait Layers<D: DecoderDevice>: Send + 'static {
 pub(crate) struct TextShape {
     /// Family and size, for logs.
     pub summary: String,
-    /// First part of the names of embedding and final norm in the checkpoint.
+    /// Prefix of the names of embedding and final norm in the checkpoint.
     pub prefix: &'static str,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Value added to the mean square in the final norm.
     pub norm_eps: f32,
-    /// Values of the final norm's weight on the device.
+    /// The values that the device holds of the final norm's weight.
     pub norm_values: Values,
     /// True if the embedding matrix serves as LM head.
     pub tied: bool,
@@ -77,7 +77,7 @@ pub(crate) struct Decoder<D: Device, L> {
     group_rank: GroupRank,
     declaration: ModelDeclaration,
     weight_bytes: u64,
-    /// Type of the embedding in the checkpoint, and of keys and values.
+    /// Type of the embedding in the checkpoint. Keys and values have the same type.
     weight_type: WeightType,
     quantize: Quantize,
     /// The residual stream of the largest step, of `T` tokens: `[T, hidden]`.
@@ -90,8 +90,8 @@ pub(crate) struct Decoder<D: Device, L> {
     /// `None` until the planes are allocated.
     planes: Option<D::Planes>,
     step_hook: Option<Box<dyn StepHook>>,
-    /// Number of logit rows of a step whose layers are enqueued, and whose logits are not: `hidden` holds their hidden
-    /// states. `None` between two steps.
+    /// Number of logit rows of the step whose layers are enqueued but whose logits are not. `hidden` holds the hidden
+    /// states of these rows. `None` if there is no such step.
     logit_rows: Option<usize>,
     /// Steps in flight whose logits are enqueued, oldest first.
     in_flight: VecDeque<D::Done>,
@@ -99,8 +99,8 @@ pub(crate) struct Decoder<D: Device, L> {
 }
 
 impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
-    /// Loads a model from `dir`. `specs` are the tensors of the layers, in the order of loading, and `layers` loads
-    /// them.
+    /// Loads a model from `dir`. `specs` are the tensors of the layers, in the order of loading. `layers` loads the
+    /// layers.
     pub fn load<'s>(
         shape: TextShape,
         specs: impl Iterator<Item = &'s TensorSpec>,
@@ -158,7 +158,7 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         &mut self.device
     }
 
-    /// Refuses a step that this model cannot run. [`Device::begin_step`] refuses what concerns rows and planes.
+    /// Refuses a step that this model cannot run. [`Device::begin_step`] checks rows and planes.
     fn check(&self, inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
         let refuse = |why: String| Err(DeviceError::Misuse(why));
         let (tokens, limits) = (inputs.token_ids.len(), self.limits());
@@ -235,7 +235,7 @@ impl<D: DecoderDevice, L: Layers<D>> Model for Decoder<D, L> {
     }
 
     fn allocate_planes(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
-        // The old planes are freed first.
+        // The old planes are freed first, because the device may lack the memory for both.
         self.planes = None;
         self.planes = Some(self.device.planes(&self.rank_planes.shape(pages, slots))?);
         Ok(())

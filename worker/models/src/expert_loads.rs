@@ -9,13 +9,13 @@ pub struct ExpertLoad {
     pub layer: usize,
     /// Number of experts.
     pub experts: usize,
-    /// Tokens of all experts. A token counts once per expert that it chose.
+    /// Number of tokens of all experts. A token counts once for each expert that it chose.
     pub tokens: u64,
     /// Tokens of the expert with the most.
     pub most: u64,
 }
 
-/// The loads of a model's layers since a start.
+/// The loads of a model's layers since the last [`restart`](Self::restart).
 pub(crate) struct ExpertCounts {
     layers: Vec<Layer>,
     /// Buffer for the counts of one layer.
@@ -24,23 +24,23 @@ pub(crate) struct ExpertCounts {
 
 struct Layer {
     index: usize,
-    /// The device's counts at the start, one per expert. Empty if the layer had not run.
+    /// The device's counts at the last restart, one per expert. Empty if the layer had not run by then.
     start: Vec<u64>,
 }
 
 impl ExpertCounts {
-    /// Counts from the device's beginning. `layers` are the indices of the layers with experts.
+    /// Creates counts of all tokens since the device was opened. `layers` are the indices of the layers with experts.
     pub fn new(layers: &[usize]) -> Self {
         let layers = layers.iter().map(|&index| Layer { index, start: Vec::new() }).collect();
         Self { layers, now: Vec::new() }
     }
 
-    /// Counts from now on.
+    /// Starts the counts anew: tokens before this call no longer count.
     pub fn restart(&mut self, device: &mut impl Experts) -> Result<(), DeviceError> {
         self.layers.iter_mut().try_for_each(|layer| device.expert_tokens(layer.index, &mut layer.start))
     }
 
-    /// Sets `out` to the loads of the layers that have run since the start.
+    /// Sets `out` to the loads of the layers that have run since the last restart.
     pub fn read(&mut self, device: &mut impl Experts, out: &mut Vec<ExpertLoad>) -> Result<(), DeviceError> {
         out.clear();
         for Layer { index, start } in &self.layers {

@@ -1,9 +1,11 @@
-//! Mixtures of experts as families share them: tensors and their division among ranks, and the computation of a layer.
+//! The parts of a mixture of experts that families share: its tensors and their division among ranks, and the
+//! computation of a layer.
 //!
-//! A router, a linear map held in f32, gives each token a logit per expert; the token's MLP is the weighted sum of a
+//! A router, a linear map held in f32, gives each token a logit per expert. The token's MLP is the weighted sum of a
 //! few experts (Shazeer et al., arXiv:1701.06538; routing as in Qwen3-MoE, arXiv:2505.09388). The ranks of a group
-//! divide the intermediate width of every expert, as they do in dense layers, or whole experts among themselves
-//! (Lepikhin et al., arXiv:2006.16668). Either way every rank routes all tokens, and the ranks' sums are added up.
+//! either divide the intermediate width of every expert, as they do in dense layers, or divide whole experts among
+//! themselves (Lepikhin et al., arXiv:2006.16668). In both cases every rank routes all tokens, and the ranks' sums are
+//! added up.
 
 use std::{fmt, ops::Range, path::Path};
 
@@ -25,7 +27,7 @@ use crate::{
 /// Refusal of `--ep` for a model without experts.
 pub(crate) const NO_EXPERTS: &str = "num_experts: the model has none that --ep could divide";
 
-/// The sizes of experts in a config, before it is known whether any layer has experts.
+/// The sizes of experts in a config that may have no layer with experts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertSizes {
     /// Number of experts, which may be 0.
@@ -37,7 +39,7 @@ pub(crate) struct ExpertSizes {
 }
 
 impl ExpertSizes {
-    /// Reads the keys. `defaults` stand for those that the config lacks.
+    /// Reads the keys. `defaults` are the values of keys that the config lacks.
     pub fn read(keys: &Keys<'_>, defaults: Self) -> Result<Self, LoadError> {
         Ok(Self {
             experts: keys.get_or(&ranges::NUM_EXPERTS, defaults.experts)?,
@@ -102,13 +104,13 @@ pub(crate) enum Division {
 pub(crate) enum ExpertLayout {
     /// Three tensors per expert.
     Each,
-    /// One tensor for gate and up of all experts of a layer, and one for their down projections.
+    /// Two tensors per layer: gate and up of all experts, and the down projections of all experts.
     Stacked,
 }
 
 impl ExpertLayout {
-    /// Returns the layout of the checkpoint in `dir`, of which `module` is an MLP with experts. Dummy weights have
-    /// tensors per expert.
+    /// Returns the layout of the checkpoint in `dir`. `module` is the name of one of its MLPs with experts. Dummy
+    /// weights have tensors per expert.
     pub fn of(dir: &Path, options: &LoadOptions, module: &str) -> Result<Self, LoadError> {
         let stacked = options.load_format == LoadFormat::Auto
             && SafetensorsDir::open(dir)?.has(&format!("{module}.experts.gate_up_proj"));
@@ -126,7 +128,7 @@ impl ExpertShape {
         }
     }
 
-    /// The experts of which a rank holds weights.
+    /// Returns the experts of which a rank holds weights.
     fn held(&self, rank: GroupRank) -> Range<usize> {
         match self.division {
             Division::Width => 0..self.experts,
@@ -134,7 +136,7 @@ impl ExpertShape {
         }
     }
 
-    /// Intermediate width per expert on a rank.
+    /// Returns the intermediate width per expert on a rank.
     fn width(&self, rank: GroupRank) -> usize {
         match self.division {
             Division::Width => share(self.intermediate_size, rank).len(),
@@ -163,7 +165,7 @@ impl ExpertSpecs {
         let (rows, columns) = match (division, layout) {
             (Division::Width, _) => (Cut::Rows(width), Cut::Columns(width)),
             (Division::Experts, ExpertLayout::Stacked) => (Cut::Matrices, Cut::Matrices),
-            // The rank's own experts are declared, and no others.
+            // Only the rank's own experts are declared, and they are not cut.
             (Division::Experts, ExpertLayout::Each) => (Cut::Replicated, Cut::Replicated),
         };
         let name = |tensor: &str| format!("{module}.{tensor}");
@@ -212,9 +214,9 @@ impl ExpertSpecs {
 pub(crate) struct ExpertWeights<D: Device> {
     /// `[experts, hidden]`.
     router: D::Matrix,
-    /// Gate and up of each expert that is here.
+    /// Gate and up of each expert that this rank holds.
     gate_up: Vec<D::Matrix>,
-    /// Down projection of each expert that is here.
+    /// Down projection of each expert that this rank holds.
     down: Vec<D::Matrix>,
 }
 
@@ -243,7 +245,7 @@ impl<D: Device> ExpertWeights<D> {
 /// Buffers of the layers with experts, for the largest step, of `T` tokens.
 pub(crate) struct ExpertMixer<D: Device> {
     routing: Routing,
-    /// Index of the first expert that is here.
+    /// Index of the first expert that this rank holds.
     first: usize,
     /// Input of the experts, `[T, hidden]`.
     normed: D::Tensor,
@@ -272,7 +274,8 @@ impl<D: DecoderDevice> ExpertMixer<D> {
         })
     }
 
-    /// Adds the experts' output for the normalised residual stream to the residual stream. `layer` counts all layers.
+    /// Adds the experts' output for the normalised residual stream to the residual stream. `layer` is the layer's index
+    /// among all layers.
     pub fn run(
         &mut self,
         step: &mut LayerStep<'_, D>,

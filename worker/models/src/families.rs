@@ -1,4 +1,4 @@
-//! The families that this build loads: from the names in a `config.json` to the code.
+//! The families that this build loads, and the code of each.
 //!
 //! [`FAMILIES`] is the only such table. docs/adding-a-model.md shows it to readers, and a test compares the two.
 
@@ -21,13 +21,13 @@ pub(crate) struct Family {
     /// Published models of the family.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and for the test of the docs"))]
     pub models: &'static str,
-    /// The file in this folder that says what distinguishes the family.
+    /// The file in this folder that documents how the family differs from others.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and for the test of the docs"))]
     pub source: &'static str,
     pub variant: Variant,
 }
 
-/// The architecture of a family, and what distinguishes the family from others of that architecture.
+/// The architecture of a family, and how the family differs from others of that architecture.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Variant {
     Llama(&'static llama::Variant),

@@ -50,7 +50,7 @@ fn shape(config: &llama::Config) {
             let Ok(shard) = config.shard(GroupRank { rank, world_size }) else { continue };
             assert!(shard.text.heads > 0 && shard.text.kv_heads > 0 && shard.intermediate_size > 0);
             assert_eq!(shard.text.heads * world_size, text.heads);
-            // Without dense layers nothing has this size, so it may be any.
+            // Only dense layers have this width. Without any, it is not divided.
             if config.has_dense_mlps() {
                 assert_eq!(shard.intermediate_size * world_size, config.intermediate_size);
             }
@@ -83,7 +83,7 @@ pub fn page_layout(planes: &[(bool, u8, u8)], ranks: u8, bytes: &[u8]) {
         let mut joined = Vec::new();
         layout.join(part, &shares, ranks, &mut joined);
         assert_eq!(joined, whole);
-        // Bytes of any length, as a peer may send them.
+        // Bytes of any length, because a peer may send any.
         layout.join(part, bytes, ranks, &mut joined);
         layout.cut(part, bytes, GroupRank { rank: 0, world_size: ranks }, &mut joined);
     }

@@ -1,11 +1,10 @@
-//! A test model of two kinds of layers: linear recurrences, whose state is in a slot, and paged attention. It tests
-//! slots through every part that carries them until a real family has them, and it is the example of
-//! docs/adding-a-model.md. The cargo feature `hybrid-test-model` adds the family to a build. Its weights are random
-//! (`--load-format dummy`).
+//! A test model of two kinds of layers: linear recurrences, whose state is in a slot, and paged attention. It tests all
+//! code that handles slots, and it is the example of docs/adding-a-model.md. The cargo feature `hybrid-test-model` adds
+//! the family to a build. Its weights are random (`--load-format dummy`).
 //!
-//! Layers alternate, a recurrence first. A recurrence maps the hidden state to `state_size` channels, of which each
-//! decays at a rate of its own, and back. Prefill and decode add in the same order, token by token, so neither chunks
-//! nor preemption change a bit.
+//! Layers alternate, a recurrence first. A recurrence maps the hidden state to `state_size` channels and back. Each
+//! channel decays at its own rate. Prefill and decode add in the same order, token by token, so neither chunks nor
+//! preemption change a bit.
 
 use std::path::Path;
 
@@ -53,7 +52,7 @@ pub(crate) struct Hybrid<D: Device> {
     decay: D::Vector,
     rope: RopeFrequencies,
     attention: AttentionShape,
-    /// `[T, head_dim]`.
+    /// Angles of the rotation, `[T, head_dim]`, where `T` is the maximum number of tokens per step.
     angles: D::Tensor,
     /// q, k and v, `[T, (heads + 2 * kv_heads) * head_dim]`.
     qkv: D::Tensor,

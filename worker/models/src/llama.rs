@@ -1,7 +1,8 @@
 //! The architecture of Llama: pre-norm decoder with RMS norms, grouped-query attention, RoPE and SwiGLU.
 //!
-//! Paper: Touvron et al., "LLaMA", arXiv:2302.13971. Several families share it, and differ in biases, sliding windows,
-//! norms of heads and defaults of their configs: see [`variant`], which names the paper and the reference of each.
+//! Paper: Touvron et al., "LLaMA", arXiv:2302.13971. Several families share this architecture. They differ in biases,
+//! sliding windows, norms of heads, and defaults of their configs. [`variant`] names the paper and the reference of
+//! each family.
 
 mod config;
 mod moe;
@@ -29,7 +30,7 @@ use crate::{
     weights::{Loader, TensorSpec, Values},
 };
 
-/// The layers of a model, with buffers for the largest step, of `T` tokens. In the shapes below, `heads`,
+/// The layers of a model, with buffers for the largest step, which has `T` tokens. In the shapes below, `heads`,
 /// `kv_heads` and `intermediate` are the sizes of this rank's shard.
 pub(crate) struct Llama<D: Device> {
     layers: Vec<Layer<D>>,

@@ -31,7 +31,8 @@ pub struct LoadOptions {
     pub max_step_tokens: usize,
     /// Tokens per KV page.
     pub page_tokens: usize,
-    /// True if the ranks of a group divide whole experts among themselves, false if they divide each expert.
+    /// True if the ranks of a group divide whole experts among themselves. False if they divide the width of each
+    /// expert.
     pub expert_parallel: bool,
     /// Names of the nodes to load; `None` loads all. Names that the model's declaration lacks are not checked here: the
     /// conductor refuses them.

@@ -8,8 +8,9 @@
 //! Instead, a later plan uses the request's slot and pages for another request, and says how many leading pages the
 //! slot's table keeps.
 //!
-//! Between groups of as many ranks, each rank sends and receives its own share of a request's pages, through its
-//! [connector](tutti_transfer::Connector). The leader's plans say which runs are read and written, and when.
+//! If two groups have the same number of ranks, a request's pages pass between them rank by rank. Each rank sends and
+//! receives its own share through its [connector](tutti_transfer::Connector). The leader's plans say which runs are
+//! read and written, and when.
 //!
 //! Plans travel on a separate [`Collective`](tutti_kernels::collective::Collective), so the next plan can arrive while
 //! the device computes the current one. All ranks check the same plan, so either all of them refuse it or none does. If

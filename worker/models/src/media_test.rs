@@ -3,13 +3,13 @@
 //! or made by a test. The cargo feature `media-test-model` adds the family to a build.
 //!
 //! The thinker is a dense Qwen3 of [`llama`](crate::llama), unchanged. The encoder takes 16-bit samples in frames of
-//! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the loudest sample of a call's items
-//! and by the number of these items, so neither an item nor the items of a call can be divided. It then maps each frame
-//! to an embedding by a linear map and a norm.
+//! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the loudest sample of all items of a
+//! call and by the number of these items. So a wrong division of an item, or of the items of a call, changes the
+//! result. A linear map and a norm then make an embedding of each frame.
 //!
 //! `config.json` is that of a Qwen3 with two more keys, `audio_token_id` and `audio_bytes_per_token`. Two others are
-//! optional: `audio_encoded_together`, by which one call encodes all items of a request, and `audio_max_call_tokens`,
-//! the maximum number of tokens per call.
+//! optional. With `audio_encoded_together`, one call encodes all items of a request. `audio_max_call_tokens` is the
+//! maximum number of tokens per call.
 
 mod encoder;
 mod encoder_only;
@@ -27,7 +27,7 @@ use crate::{
     weights::Progress,
 };
 
-/// Reads and checks the config: that of the thinker, and the conversion of audio.
+/// Reads and checks the config: the thinker's part, and the conversion of audio.
 pub(crate) fn parse(file: &ConfigFile) -> Result<(llama::Config, Audio), LoadError> {
     let (keys, config) = (file.keys(), llama::Config::parse(file, &QWEN3)?);
     let audio = Audio::read(&keys, config.text.hidden_size)?;
@@ -45,7 +45,7 @@ pub(crate) fn parse(file: &ConfigFile) -> Result<(llama::Config, Audio), LoadErr
     Ok((config, audio))
 }
 
-/// Loads those nodes of the model that the options name. `architecture` is its name in errors.
+/// Loads those nodes of the model that the options name. `architecture` is the architecture's name in errors.
 pub(crate) fn load<D: DecoderDevice>(
     architecture: &'static str,
     checkpoint: Checkpoint<'_>,
@@ -63,7 +63,7 @@ pub(crate) fn load<D: DecoderDevice>(
         held.encoder.then(|| Encoder::load(audio, &config.text, options, &mut device)).transpose()?;
     match encoder {
         Some(encoder) if !held.thinker => {
-            // The plane is the thinker's. This worker allocates none of it.
+            // The declaration contains the thinker's plane, of which this worker allocates nothing.
             let text = &config.text;
             let bytes_per_token = 2 * text.layers * text.kv_heads * text.head_dim * text.dtype.bytes();
             let declaration = declare(&thinker::declaration(options.page_tokens, bytes_per_token)?)?;

@@ -1,9 +1,9 @@
 //! The interface between the engine and a model: declaration, limits, and the operations of a step.
 //!
-//! A step is enqueued, then collected. [`Model::forward`] enqueues the layers, [`Model::enqueue_logits`] the sampling
-//! and the scores, and [`Model::collect`] returns the results of the oldest step that is in flight: enqueued and not
-//! collected yet. A device that computes while the host goes on holds several steps in flight
-//! ([`Limits::steps_in_flight`]). A CPU computes at the enqueueing and holds one.
+//! A step is enqueued, then collected. [`Model::forward`] enqueues the layers, [`Model::enqueue_logits`] enqueues the
+//! sampling and the scores, and [`Model::collect`] returns the results of the oldest step in flight. A step is in
+//! flight from its enqueueing to its collection. A device that computes while the host continues holds several steps in
+//! flight ([`Limits::steps_in_flight`]). A CPU computes a step while it is enqueued, and holds one.
 
 use std::time::Instant;
 
@@ -44,10 +44,10 @@ pub struct LogitRequests<'a> {
 pub struct WantedRows {
     /// Indices of all rows with a request, ascending.
     pub rows: Vec<usize>,
-    /// Indices of those rows that need only their likeliest token, once, ascending.
+    /// Indices of those rows that need only their likeliest token, ascending and without repetitions.
     pub likeliest: Vec<usize>,
-    /// Indices of other rows that need only their best tokens, once, ascending, with their nominations. Always empty in
-    /// a group of one rank.
+    /// Indices of other rows that need only their best tokens, with their nominations, ascending and without
+    /// repetitions. Always empty in a group of one rank.
     pub nominated: Vec<(usize, Nomination)>,
 }
 
@@ -93,7 +93,7 @@ pub struct EmbeddedRows<'a> {
     pub values: &'a [f32],
 }
 
-/// A loaded model on its device. The interface hides which device that is.
+/// A loaded model on its device. The interface is the same for all devices.
 pub trait Model: Send {
     /// The model's nodes, walks and planes.
     fn declaration(&self) -> &ModelDeclaration;
@@ -126,13 +126,13 @@ pub trait Model: Send {
     /// model of a single rank appends that rank's share. The model of a TP group's leader appends whole pages, with the
     /// shares of all ranks.
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError>;
-    /// Writes `data` to `pages`: what [`read_pages`](Self::read_pages) returns. The model of a single rank writes that
-    /// rank's share. The model of a TP group's leader takes whole pages and hands each rank its share.
+    /// Writes `data`, which [`read_pages`](Self::read_pages) has returned, to `pages`. The model of a single rank
+    /// writes that rank's share. The model of a TP group's leader takes whole pages and hands each rank its share.
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 
-    /// Waits for the device, then appends a request's state to `out`: the bytes that `slot` holds in every slot plane,
-    /// in the order of [`Model::page_layout`]. As with pages, a rank appends its share and the leader of a TP group the
-    /// whole state. Appends nothing in a model without slot planes.
+    /// Waits for the device, then appends a request's state to `out`: the bytes of `slot` in every slot plane, in the
+    /// order of [`Model::page_layout`]. As with pages, a rank appends its share, and the leader of a TP group appends
+    /// the whole state. Appends nothing in a model without slot planes.
     fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
         let _ = out;
         match self.declaration().has_slots() {
@@ -141,7 +141,7 @@ pub trait Model: Send {
         }
     }
 
-    /// Writes the bytes that [`read_slot`](Self::read_slot) has read to `slot`.
+    /// Writes bytes that [`read_slot`](Self::read_slot) has returned to `slot`.
     fn write_slot(&mut self, slot: SlotId, data: &[u8]) -> Result<(), DeviceError> {
         match data {
             [] if !self.declaration().has_slots() => Ok(()),
@@ -166,9 +166,9 @@ pub trait Model: Send {
     /// of the tokens that stand for media. The result does not depend on how a request's tokens are divided among
     /// steps. The hidden states stay on the device for [`enqueue_logits`](Self::enqueue_logits).
     ///
-    /// Any error but [`DeviceError::Lost`] means that nothing of the step has run or will run, and that no result of
-    /// the step is to be collected. Refused are a step larger than [`Limits::max_step_tokens`], a step beyond
-    /// [`Limits::steps_in_flight`], a step before the planes are allocated, and inputs that the model cannot run.
+    /// Any error but [`DeviceError::Lost`] means that nothing of the step has run or will run, and that its results
+    /// must not be collected. The model refuses a step larger than [`Limits::max_step_tokens`], a step beyond
+    /// [`Limits::steps_in_flight`], a step before the planes are allocated, and inputs that it cannot run.
     fn forward(
         &mut self,
         inputs: &StepInputs<'_>,
@@ -190,16 +190,16 @@ pub trait Model: Send {
         Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }
 
-    /// Enqueues the computation of the logits that `wanted` needs, from the hidden states of the step enqueued last,
-    /// and their sampling and scores. Called exactly once per step, also if nothing is wanted. The LM head runs over
-    /// one tile of logit rows at a time, so that scratch memory does not grow with the prompt. It may skip rows without
-    /// a request.
+    /// Enqueues the logits that `wanted` needs, from the hidden states of the step that was enqueued last, and their
+    /// sampling and scores. Called exactly once per step, even if nothing is wanted. The LM head runs over one tile of
+    /// logit rows at a time, so that scratch memory does not grow with the prompt. The model may skip rows without a
+    /// request.
     ///
     /// An error ends the worker: the planes have advanced, and the step cannot run again.
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError>;
 
-    /// Waits for the oldest step in flight, at most until `until`, and appends its results to `out`. False if the step
-    /// is not done by then. `None` waits as long as it takes.
+    /// Waits for the oldest step in flight, at most until `until`, and appends its results to `out`. Returns false if
+    /// the step is not done by then. With `None`, waits as long as necessary.
     ///
     /// An error ends the worker.
     fn collect(&mut self, until: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError>;
@@ -210,9 +210,9 @@ pub trait Model: Send {
         self.collect(None, out).map(|_| ())
     }
 
-    /// Sets `out` to the loads of the experts of all layers that have any, since
-    /// [`restart_expert_loads`](Self::restart_expert_loads). Empty in a model without experts. In a TP group every rank
-    /// routes all tokens, so the leader's loads are those of the group.
+    /// Sets `out` to the loads of the experts since [`restart_expert_loads`](Self::restart_expert_loads), one entry per
+    /// layer with experts. Empty in a model without experts. In a TP group every rank routes all tokens, so the
+    /// leader's loads are those of the group.
     fn expert_loads(&mut self, out: &mut Vec<ExpertLoad>) -> Result<(), DeviceError> {
         out.clear();
         Ok(())
@@ -224,7 +224,7 @@ pub trait Model: Send {
     }
 
     /// Takes the place of [`enqueue_logits`](Self::enqueue_logits) on the other ranks of a TP group: enqueues this
-    /// rank's share of the logits. `wanted` holds the logit rows that the leader's requests name. The step's results,
-    /// which are collected as on the leader, are empty.
+    /// rank's share of the logits. `wanted` holds the logit rows that the leader's requests name. The step must be
+    /// collected as on the leader, but its results are empty.
     fn follow_logits(&mut self, wanted: &WantedRows) -> Result<(), DeviceError>;
 }

@@ -1,10 +1,10 @@
-//! Qwen3.5, text: pre-norm decoder whose layers are of two kinds. Most have a gated delta net, whose state is in slots;
-//! the others have grouped-query attention, whose output is multiplied by a sigmoid gate. Norms store their weight's
-//! difference from 1, and rotation covers a part of each head. In Qwen3.5-MoE each MLP is a mixture of experts and a
-//! shared expert, which a sigmoid gate scales.
+//! Qwen3.5 for text: a pre-norm decoder with two kinds of layers. Most layers have a gated delta net, whose state is in
+//! slots. The others have grouped-query attention, whose output is multiplied by a sigmoid gate. Norms store their
+//! weight's difference from 1, and rotation covers a part of each head. In Qwen3.5-MoE each MLP is a mixture of experts
+//! plus a shared expert, which a sigmoid gate scales.
 //!
 //! Paper of the delta net: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464. Reference: transformers
-//! `models/qwen3_5/modeling_qwen3_5.py`. A checkpoint with a vision encoder loads as its text model.
+//! `models/qwen3_5/modeling_qwen3_5.py`. Of a checkpoint with a vision encoder, only the text model is loaded.
 
 mod config;
 mod weights;
@@ -41,14 +41,14 @@ pub(crate) struct Variant {
 
 pub(crate) const DENSE: Variant = Variant { name: "Qwen3.5", experts: false };
 
-/// Reference: transformers `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
+/// Qwen3.5-MoE. Reference: transformers `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
 pub(crate) const MOE: Variant = Variant { name: "Qwen3.5-MoE", experts: true };
 
 /// Index of the first of the three slot planes.
 const PLANE: usize = 0;
 
-/// The layers of a Qwen3.5, with buffers for the largest step, of `T` tokens. In the shapes below, numbers of heads and
-/// `intermediate` are those of this rank's shard.
+/// The layers of a Qwen3.5, with buffers for the largest step, which has `T` tokens. In the shapes below, numbers of
+/// heads and `intermediate` are those of this rank's shard.
 pub(crate) struct Qwen35<D: Device> {
     layers: Vec<Layer<D>>,
     eps: f32,
@@ -193,8 +193,8 @@ impl Architecture for Config {
     }
 }
 
-/// One layer's place: its index among the layers of its kind, which is that of its plane's layer, and its role as the
-/// last layer of the model.
+/// The position of a layer. `of_kind` is its index among the layers of its kind, which is also its index in the plane
+/// of that kind. `last` is true for the last layer of the model.
 #[derive(Clone, Copy)]
 struct Position {
     of_kind: usize,
@@ -227,7 +227,7 @@ impl<D: DecoderDevice> Layers<D> for Qwen35<D> {
             let x = GateUp { x: &*step.hidden, norm: Some(norm()), weight: &layer.gate_up };
             step.device.gate_up(x, activated)?;
             if let (Some(Mixture { gate, mixer }), Some(weights)) = (mixture.as_mut(), &layer.mixture) {
-                // A row's gate commutes with the down projection, which is linear.
+                // The gate scales each row. It may be applied before the down projection, because that is linear.
                 let x = Linear { x: &*step.hidden, norm: Some(norm()), weight: &weights.gate, bias: None };
                 step.device.linear(x, gate)?;
                 step.device.sigmoid_gate(gate, activated)?;
@@ -241,8 +241,8 @@ impl<D: DecoderDevice> Layers<D> for Qwen35<D> {
 }
 
 impl<D: DecoderDevice> FullAttention<D> {
-    /// Adds the gated attention of a layer to the residual stream. Without logit rows the last layer writes its keys
-    /// and values only.
+    /// Adds the gated attention of a layer to the residual stream. In a step without logit rows, the last layer only
+    /// writes its keys and values.
     fn run(
         &mut self,
         step: &mut LayerStep<'_, D>,
@@ -278,7 +278,8 @@ impl<D: DecoderDevice> FullAttention<D> {
 }
 
 impl<D: DecoderDevice> DeltaNet<D> {
-    /// Adds the delta net of a layer to the residual stream. Without logit rows the last layer changes its state only.
+    /// Adds the delta net of a layer to the residual stream. In a step without logit rows, the last layer only changes
+    /// its state.
     fn run(
         &mut self,
         step: &mut LayerStep<'_, D>,

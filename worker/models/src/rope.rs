@@ -1,13 +1,13 @@
-//! Rotary position embedding: tables of frequencies, plain, YaRN or Llama 3, from the keys of a config in either
-//! spelling.
+//! Rotary position embedding: tables of frequencies (plain, YaRN or Llama 3), from either set of keys that a config may
+//! have.
 //!
 //! A model may have several tables, one per type of its layers. A table may rotate only the first elements of a head,
 //! and it may take its positions from three axes (M-RoPE: time, height and width; Wang et al., arXiv:2409.12191, §2.1).
 //! Text has equal positions on all axes.
 //!
 //! RoPE: Su et al., "RoFormer", arXiv:2104.09864. YaRN: Peng et al., arXiv:2309.00071, §3.2 and §3.4. Reference:
-//! transformers `modeling_rope_utils.py`. Llama 3 ("The Llama 3 Herd of Models", arXiv:2407.21783) has its rule in the
-//! reference only: `_compute_llama3_parameters`.
+//! transformers `modeling_rope_utils.py`. The rule of Llama 3 ("The Llama 3 Herd of Models", arXiv:2407.21783) is only
+//! in the reference: `_compute_llama3_parameters`.
 
 mod parameters;
 
@@ -37,7 +37,7 @@ pub(crate) struct Rope {
     /// Share of a head's elements that are rotated, from the first on; 1 rotates the whole head.
     rotated: f64,
     scaling: Scaling,
-    /// `None` if all frequencies use the first axis.
+    /// The division among three axes; `None` if all frequencies use the first axis.
     sections: Option<Sections>,
 }
 
@@ -46,12 +46,12 @@ pub(crate) struct Rope {
 struct Sections {
     /// Number of frequencies of each axis.
     lengths: [usize; 3],
-    /// False if each axis has consecutive frequencies. True if the axes take turns, as long as they have frequencies
-    /// left.
+    /// False if the frequencies of each axis are consecutive. True if the axes take turns. Once height or width has no
+    /// frequencies left, its turns go to time.
     interleaved: bool,
 }
 
-/// The extension of the context beyond that of training.
+/// The rule that extends the context beyond the one used in training.
 #[derive(Clone, Debug, PartialEq)]
 enum Scaling {
     None,
@@ -69,8 +69,8 @@ struct Llama3 {
 }
 
 impl Llama3 {
-    /// Scales the frequency `plain`. Frequencies of few turns over the original context are divided by `factor`, those
-    /// of many turns stay as trained, and those between are blended.
+    /// Scales the frequency `plain` by the number of turns that it makes over the original context. Frequencies of few
+    /// turns are divided by `factor`, those of many turns stay as trained, and those in between are blended.
     fn scaled(&self, plain: f64) -> f64 {
         let turns = self.original_context * plain / (2.0 * PI);
         let Self { factor, low_freq_factor: low, high_freq_factor: high, .. } = *self;
@@ -91,8 +91,8 @@ struct Yarn {
 }
 
 impl RopeTables {
-    /// Reads the table of each layer by its type. `max_context` is the config's `max_position_embeddings`, and
-    /// `rotated` the share of a head's elements that is rotated if no key says it. The error names the key at fault.
+    /// Reads the table of each layer by its type. `max_context` is the config's `max_position_embeddings`. `rotated` is
+    /// the share of a head's elements to rotate if no key gives it. The error names the key at fault.
     pub fn read(
         keys: &Keys<'_>,
         layer_types: &[&str],
@@ -165,8 +165,8 @@ impl Rope {
         Ok((0..half).map(|i| if interleaved { interleaved_axis(i) } else { axis(i) }).collect())
     }
 
-    /// Returns the frequencies for heads of `head_dim` elements, computed in f64 and rounded once. The
-    /// error names the key at fault.
+    /// Returns the frequencies for heads of `head_dim` elements, computed in f64 and rounded once. The error names the
+    /// key at fault.
     fn frequencies(&self, head_dim: usize) -> Result<RopeFrequencies, String> {
         let rotated = self.rotated(head_dim);
         if rotated == 0 {
@@ -189,7 +189,7 @@ impl Rope {
             }
             Scaling::Yarn(yarn) => yarn,
         };
-        // Returns the index, not rounded, of the frequency that makes this number of turns over the original context.
+        // Returns the index, not rounded, of the frequency that makes `turns` turns over the original context.
         let index_of = |turns: f64| {
             rotated as f64 * (yarn.original_context / (turns * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
         };
@@ -201,8 +201,8 @@ impl Rope {
         if low == high {
             high += 0.001;
         }
-        // Fast frequencies (index up to `low`) stay as trained, slow ones (from `high` on) are interpolated, and those
-        // between are blended.
+        // Fast frequencies, with an index up to `low`, stay as trained. Slow ones, from `high` on, are interpolated.
+        // Those in between are blended.
         let inverse = |i: usize| {
             let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
             (plain(i) / yarn.factor * ramp + plain(i) * (1.0 - ramp)) as f32

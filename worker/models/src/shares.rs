@@ -1,8 +1,8 @@
 //! Shares: what one rank of a TP group holds of a request's pages and slot.
 //!
-//! Between groups of as many ranks, each rank sends its own share to the rank of the same number, so that no rank
-//! handles more bytes than it holds. The leader decides which runs are sent and written, through [`GroupShares`], and
-//! each other rank moves the bytes with its own [connector](tutti_transfer::Connector).
+//! If two groups have the same number of ranks, each rank sends its own share to the rank with the same index in the
+//! other group, so that no rank handles more bytes than it holds. The leader decides which runs are sent and written,
+//! through [`GroupShares`], and each other rank moves the bytes with its own [connector](tutti_transfer::Connector).
 
 use tutti_kernels::{DeviceError, collective::GroupRank};
 use tutti_proto::cluster::v1 as pb;

@@ -12,8 +12,8 @@
 //! state. A wrong restore, a copy at the wrong time or a step that ran twice then gives wrong tokens, because slot and
 //! pages disagree ([`planes`]).
 //!
-//! A step is computed when it is enqueued and takes its time on a timeline ([`clock`]), so that the host goes on while
-//! the simulated device is busy, and learns of results when the step has ended.
+//! A step's results are computed when the step is enqueued, but its time passes on a timeline ([`clock`]). The host
+//! goes on while the simulated device is busy, and learns the results when the step has ended.
 
 mod audio;
 mod clock;
@@ -43,7 +43,7 @@ use crate::{
     thinker::{self, Audio, HeldNodes, KV_PLANE},
 };
 
-/// Interval between the pauses of a step while the step hook may have work.
+/// Interval between two runs of the step hook in a step, while the hook may have work.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Name of the plane of running digests.
@@ -75,7 +75,7 @@ struct Sim {
 /// A step in flight.
 struct SimStep {
     number: u64,
-    /// Time from which the host can know that the step has ended.
+    /// Time from which the host can notice that the step has ended.
     end: Instant,
     /// `None` until the step's logits are enqueued.
     results: Option<LogitResults>,
@@ -109,7 +109,7 @@ pub fn load_metered(options: &SimOptions<'_>) -> Result<(Box<dyn Model>, Arc<Sim
     load_file(&ConfigFile::read(options.dir)?, options)
 }
 
-/// Loads a simulated model whose config is `file`. It may be of any family.
+/// Loads a simulated model whose config is `file`. The config may be of any family.
 pub(crate) fn load_file(
     file: &ConfigFile,
     options: &SimOptions<'_>,
@@ -303,7 +303,7 @@ impl Model for Sim {
     }
 
     fn follow_logits(&mut self, _: &WantedRows) -> Result<(), DeviceError> {
-        // Each rank simulates the whole model, and the leader alone samples.
+        // Each rank simulates the whole model, but only the leader samples.
         self.enqueue_logits(&LogitRequests::default())
     }
 }
@@ -313,8 +313,8 @@ impl Sim {
         self.planes.as_mut().ok_or_else(no_planes)
     }
 
-    /// Counts a step and returns its number, or refuses the step if the settings say so. `fails_on` is the token of the
-    /// step that the settings refuse.
+    /// Counts a step and returns its number. Refuses the step if the settings say so: each step of certain numbers, or
+    /// a step that holds a certain token. `fails_on` is that token if the step holds it, else `None`.
     fn begin(&mut self, fails_on: Option<u32>) -> Result<u64, DeviceError> {
         let step = self.steps;
         self.steps += 1;
@@ -359,7 +359,7 @@ impl Sim {
     }
 
     /// Waits for a step's end, at most until `until`, and runs the step hook meanwhile. False if the step has not
-    /// ended. An error if the settings lose the device in this step.
+    /// ended. Returns an error if the settings say that the device is lost in this step.
     fn wait(&mut self, step: u64, end: Instant, until: Option<Instant>) -> Result<bool, DeviceError> {
         let Self { planes, step_hook, settings, .. } = self;
         let may_have_work = step_hook.as_ref().is_some_and(|hook| hook.may_have_work());

@@ -1,4 +1,4 @@
-//! A hook that runs inside a step, between two layers: it copies pages and slots that no row of the step reads or
+//! A hook that runs inside a step, between two layers. It copies pages and slots that no row of the step reads or
 //! writes.
 
 use tutti_kernels::{DeviceError, PageId, SlotId};
@@ -70,8 +70,8 @@ impl PausedPages for IdleModel<'_> {
 /// Work that runs in the pauses of a model's steps. It runs on the step's own thread and the step waits for it, so
 /// copies never overlap with computation.
 pub trait StepHook: Send {
-    /// True if work may arrive while the next step runs. If false, a model whose pauses cost time may run the step
-    /// without pauses.
+    /// True if work may arrive while the next step runs. If false, a model may run the step without pauses, which cost
+    /// time.
     fn may_have_work(&self) -> bool;
     /// Runs the pending work; returns at once if there is none. An error fails the step.
     fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError>;

@@ -34,7 +34,7 @@ pub(crate) struct Audio {
 }
 
 impl Audio {
-    /// Reads the conversion that a config declares, to embeddings of `width` elements; `None` if its model takes no
+    /// Reads the conversion that a config declares. Embeddings have `width` elements. `None` if the model takes no
     /// audio.
     pub fn read(keys: &Keys<'_>, width: usize) -> Result<Option<Self>, LoadError> {
         let (placeholder, bytes) = (keys.get(&ranges::AUDIO_TOKEN_ID)?, &ranges::AUDIO_BYTES_PER_TOKEN);
@@ -47,7 +47,7 @@ impl Audio {
     }
 }
 
-/// Which of the model's nodes a worker holds.
+/// The nodes of the model that a worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeldNodes {
     pub thinker: bool,
@@ -89,8 +89,9 @@ pub(crate) fn with_planes(planes: Vec<Plane>) -> Result<ModelDeclaration, Declar
     )
 }
 
-/// Adds an encoder to a text model's declaration. The encoder takes items one by one, or those of a request together,
-/// in steps without other work. The thinker prefills the embeddings as it prefills text, in chunks of any size.
+/// Adds an encoder to a text model's declaration. The encoder takes items one by one, or all items of a request in one
+/// call. Its steps contain no other work. The thinker prefills the embeddings as it prefills text, in chunks of any
+/// size.
 pub(crate) fn with_audio(
     text: &ModelDeclaration,
     audio: Audio,

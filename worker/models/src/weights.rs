@@ -38,8 +38,8 @@ pub(crate) struct TensorSpec {
     pub values: Values,
 }
 
-/// A tensor as a number of matrices of one size. A vector is one matrix of one column: each element belongs to one
-/// output.
+/// A tensor as a number of matrices of one size. A vector is one matrix with a single column: each of its elements
+/// belongs to one output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dims {
     /// Number of matrices: 1, or the number of experts in a stack.
@@ -48,7 +48,7 @@ pub(crate) struct Dims {
     pub rows: usize,
     /// Columns (inputs) per matrix.
     pub columns: usize,
-    /// Number of equally tall parts of each matrix that are fused by rows, such as 2 for gate and up. A cut by rows
+    /// Number of parts of equal height that each matrix is fused from by rows, such as 2 for gate and up. A cut by rows
     /// takes a rank's share of every part.
     pub parts: usize,
     /// True if the checkpoint stores each matrix as `[columns, rows]`.
@@ -75,7 +75,8 @@ pub(crate) enum Role {
 pub(crate) enum Precision {
     /// The tensor's stored type or, for a matrix, the quantisation of the load options.
     Configured,
-    /// The stored type, also if the load options quantise: a matrix that does not bear quantisation.
+    /// The stored type, even if the load options quantise. For a matrix whose quantisation would cost too much
+    /// accuracy.
     Stored,
     /// This type, whatever the stored type is: for instance a router that is computed in f32.
     Type(WeightType),
@@ -141,8 +142,8 @@ impl TensorSpec {
         Self { values, ..self }
     }
 
-    /// Returns a replicated tensor of any shape as one matrix: the first dimension is its rows (outputs), all others
-    /// are its columns. Used for the kernels of convolutions and patch embeddings.
+    /// Returns a replicated tensor of any shape as one matrix. The first dimension is the matrix's rows (outputs), and
+    /// all others together are its columns. Used for the kernels of convolutions and patch embeddings.
     pub fn flattened(name: impl Into<String>, role: Role, shape: &[usize]) -> Self {
         let rows = shape.first().copied().unwrap_or(1);
         let columns = shape.iter().skip(1).fold(1, |product: usize, &n| product.saturating_mul(n));
@@ -163,7 +164,7 @@ impl TensorSpec {
         Self::new(name, role, &shape, shape)
     }
 
-    /// States that each matrix consists of this number of equally tall parts, one below another.
+    /// States that each matrix consists of this number of parts of equal height, one below another.
     pub fn in_parts(mut self, parts: usize) -> Self {
         self.dims.parts = parts;
         self
@@ -185,8 +186,8 @@ impl TensorSpec {
 }
 
 impl Dims {
-    /// Number of elements of one matrix. Saturates instead of overflowing, for a config so absurd that no file matches
-    /// it.
+    /// Number of elements of one matrix. Saturates instead of overflowing, because an absurd config may ask for more
+    /// than fits.
     pub fn matrix_elements(self) -> usize {
         self.rows.saturating_mul(self.columns)
     }

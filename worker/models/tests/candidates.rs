@@ -1,4 +1,5 @@
-//! Sampling in a TP group from the ranks' best tokens: the tokens of whole rows, and few bytes whatever the vocabulary.
+//! Sampling in a TP group from the ranks' best tokens gives the same tokens as sampling from whole rows. The ranks send
+//! few bytes, whatever the size of the vocabulary.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -27,7 +28,8 @@ const VOCABULARY: usize = 960;
 /// Logit rows of a step: more than two blocks that are computed alike.
 const ROWS: usize = 70;
 
-/// A checkpoint whose LM head has every row about sixteen times, so that tokens of all ranks have equal logits.
+/// A checkpoint in whose LM head each row occurs about sixteen times, so that tokens of different ranks have equal
+/// logits.
 fn with_ties() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut tensors = tensors();
@@ -62,7 +64,7 @@ impl Random {
     }
 }
 
-/// Sampling of one row.
+/// The sampling of one row: parameters, history and forbidden tokens.
 struct Request {
     params: SamplingParams,
     prompt: Vec<u32>,
@@ -76,7 +78,7 @@ impl Request {
         SampleRow { params, prompt, output, forbidden, position: position as u64, logprobs: None }
     }
 
-    /// A greedy request without anything else, one of ten, or a request with random parameters.
+    /// Returns a plain greedy request in one case of ten, else a request with random parameters.
     fn random(random: &mut Random) -> Self {
         let mut request =
             Self { params: SamplingParams::GREEDY, prompt: vec![], output: vec![], forbidden: vec![] };
@@ -108,7 +110,7 @@ impl Request {
     }
 }
 
-/// Runs a step of one prompt, whose tokens all have logits, and answers the requests.
+/// Runs a step of one prompt with logits of all its tokens, and answers the requests.
 fn answers(
     model: &mut dyn Model,
     tokens: &[u32],
@@ -157,8 +159,8 @@ fn candidates_and_whole_rows_give_the_same_tokens() {
                     .map(|(row, request)| (row, SampleRow { logprobs: Some(0), ..request.row(row) }))
                     .collect();
                 let expected = answers(model, &tokens, &whole, &[]);
-                // In some rounds all rows are alike, and in others some rows have logprobs or are scored, too, or have
-                // no request.
+                // In some rounds all rows are alike. In others, some rows also have logprobs or scores, or have no
+                // request.
                 let mixture = random.below(3) * 4;
                 let asks = |random: &mut Random| random.below(40) < mixture;
                 let (mut sample, mut score) = (vec![], vec![]);
@@ -189,7 +191,7 @@ fn candidates_and_whole_rows_give_the_same_tokens() {
     }
 }
 
-/// The tiles of a step have one buffer of logits: a tile of drawn tokens, one of likeliest tokens, and one of drawn
+/// All tiles of a step share one buffer of logits. The step has three tiles: drawn tokens, likeliest tokens, drawn
 /// tokens.
 #[test]
 fn logits_of_tiles_are_each_sampled_before_the_next_tile_takes_their_place() {
@@ -218,7 +220,8 @@ fn logits_of_tiles_are_each_sampled_before_the_next_tile_takes_their_place() {
     }
 }
 
-/// Bytes that each rank has sent for a step of rows with these parameters, beyond those of a step without requests.
+/// Returns the bytes that each rank sends for a step of rows with these parameters, less those of a step without
+/// requests.
 fn bytes_sent(dir: &Path, params: &SamplingParams) -> usize {
     let traffic = Arc::new(Traffic::default());
     of_ranks_counted(2, dir, Dummy, &traffic, |model| {
@@ -240,7 +243,7 @@ fn what_is_gathered_of_a_row_does_not_grow_with_the_vocabulary() {
     let greedy = SamplingParams::GREEDY;
     let draw = SamplingParams { temperature: 1.0, top_k: 20, ..greedy.clone() };
     let penalised = SamplingParams { repetition_penalty: 1.1, presence_penalty: 0.5, ..greedy.clone() };
-    // A candidate is a logit and a token, and two more numbers are the row's largest logits.
+    // A candidate is a logit and a token id. Two more numbers per row are its largest logits.
     let candidates = |count: usize| 4 * ROWS * (2 + 2 * count);
     for (params, expected) in [
         (&greedy, 4 * ROWS * 2),
@@ -254,7 +257,7 @@ fn what_is_gathered_of_a_row_does_not_grow_with_the_vocabulary() {
             assert_eq!(bytes_sent(dir.path(), params), expected, "{vocabulary}: {params:?}");
         }
     }
-    // The count can tell: a draw from all tokens gathers all logits.
+    // Control: a draw from all tokens gathers all logits, and the count shows this.
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(&json!({ "vocab_size": 960 })));
     let all = SamplingParams { top_k: 0, ..draw };

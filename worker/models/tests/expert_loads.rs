@@ -1,4 +1,4 @@
-//! Loads of experts: which layers have them, and how many tokens each counts.
+//! Tests of the loads of experts: the layers that have them, and the tokens that each counts.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -24,8 +24,8 @@ const WIDTH: usize = 8;
 const PROMPT: usize = 21;
 const OUTPUT: usize = 5;
 
-/// Three layers, of which the second is dense. All tokens of the first choose the same experts, since its router's
-/// logits are all 0; the last routes by content.
+/// A checkpoint of three layers, of which the second is dense. In the first layer all tokens choose the same experts,
+/// because the router's logits are all 0. In the third layer the choice depends on the token.
 fn checkpoint() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let keys = json!({
@@ -67,7 +67,7 @@ fn checkpoint() -> TempDir {
 }
 
 fn loads(model: &mut dyn Model) -> Vec<ExpertLoad> {
-    // The reading replaces what stands there.
+    // The call replaces the contents of `loads`.
     let mut loads = vec![ExpertLoad { layer: 9, experts: 9, tokens: 9, most: 9 }];
     model.expert_loads(&mut loads).unwrap();
     loads
@@ -79,12 +79,12 @@ fn each_layer_with_experts_counts_its_tokens_since_the_start() {
     let prompt: Vec<u32> = prompt(PROMPT).iter().map(|token| token % 96).collect();
     let check = |model: &mut dyn Model| {
         assert_eq!(loads(model), [], "no layer has run");
-        // Tokens before the start do not count.
+        // Tokens before the restart do not count.
         generate(model, &[&prompt[..9]], usize::MAX, 1);
         model.restart_expert_loads().unwrap();
         assert_eq!(loads(model), []);
         generate(model, &[&prompt], usize::MAX, OUTPUT);
-        // The last token of the output is sampled, and not computed.
+        // The last output token is sampled but not computed.
         let tokens = (PROMPT + OUTPUT - 1) as u64;
         let got = loads(model);
         let [first, last] = got[..] else { panic!("{got:?}") };
@@ -92,13 +92,13 @@ fn each_layer_with_experts_counts_its_tokens_since_the_start() {
         assert_eq!(first, ExpertLoad { layer: 0, experts: EXPERTS, tokens: sum, most: tokens });
         assert_eq!((last.layer, last.experts, last.tokens), (2, EXPERTS, sum));
         assert!(last.most < tokens && last.most * EXPERTS as u64 >= sum, "{last:?}");
-        // The counts go on from there.
+        // A read does not reset the counts.
         generate(model, &[&prompt[..3]], usize::MAX, 1);
         assert_eq!(loads(model)[0].tokens, sum + 3 * TOP_K as u64);
         got
     };
     let alone = check(&mut *loaded(dir.path(), Auto));
-    // A rank that holds half of the experts counts the tokens of all.
+    // A rank that holds half of the experts counts the tokens of all experts.
     assert_eq!(of_ranks_with_whole_experts(2, dir.path(), Auto, Quantize::None, check), alone);
 }
 

@@ -1,7 +1,8 @@
-//! The golden gate in process: the numbers of Hugging Face transformers. `GOLDEN_MODELS` names a directory that
-//! tests/goldens made. Without it these tests say that they are skipped. tests/cluster runs the same gate over HTTP.
+//! The golden tests in process: models must give the numbers of Hugging Face transformers. `GOLDEN_MODELS` names a
+//! directory that tests/goldens made. Without it these tests say that they are skipped. tests/cluster runs the same
+//! comparison over HTTP.
 //!
-//! With `GOLDEN_DEVICE=cuda` the models run on the first GPU, as tests/gpu has them do.
+//! With `GOLDEN_DEVICE=cuda`, which tests/gpu sets, the models run on the first GPU.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -38,14 +39,14 @@ fn load(dir: &Path, isa: Option<Isa>) -> Box<dyn Model> {
 }
 
 /// Compares a model with its goldens, on each instruction path of this machine. With f32 weights every prompt logprob
-/// is within [`bound`], and all greedy tokens are equal. With bf16 weights the mean deviation is below half of `own`,
-/// the deviation of Hugging Face's own bfloat16 from its f32, or on a GPU, whose products take activations in bfloat16,
-/// below twice of it.
+/// is within [`bound`], and all greedy tokens are equal. With bf16 weights the mean deviation is bounded by `own`, the
+/// deviation of Hugging Face's own bfloat16 from its f32: by half of it on a CPU, and by twice of it on a GPU, whose
+/// products take activations in bfloat16.
 fn agrees(model: &str, own: f64) {
     agrees_within(model, own, own / 2.0);
 }
 
-/// Runs [`agrees`] with a bound of the mean deviation with bf16 weights on the CPU.
+/// Runs [`agrees`] with `bf16_bound` as the maximum mean deviation of bf16 weights on the CPU.
 fn agrees_within(model: &str, own: f64, bf16_bound: f64) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");
@@ -157,8 +158,8 @@ fn qwen3_5_text_tied() {
     agrees("qwen3_5_text_tied", 0.0684);
 }
 
-/// The experts of this checkpoint are stacked, as published ones are. A token whose experts are others in bf16 deviates
-/// by a whole expert, so the bound is that of Hugging Face's own bfloat16.
+/// The experts of this checkpoint are stacked, as in published checkpoints. If a token chooses other experts in bf16,
+/// it deviates by a whole expert's output. So the bound is the deviation of Hugging Face's own bfloat16.
 #[test]
 fn qwen3_5_moe() {
     agrees_within("qwen3_5_moe", 0.1110, 0.1110);

@@ -1,5 +1,5 @@
-//! The models whose layers keep state in slots: neither chunks, batch-mates, padding, preemption, a restored prefix nor
-//! a hand-over change a bit, alone and in a TP group.
+//! Tests of the models whose layers keep state in slots. Neither chunks, batch-mates, padding, preemption, a restored
+//! prefix nor a hand-over change a bit, alone and in a TP group.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -25,12 +25,12 @@ fn recurrence() -> TempDir {
     }))
 }
 
-/// A Qwen3.5 whose last layer is a delta net. Four ranks hold each of its two heads of keys twice.
+/// A Qwen3.5 whose last layer is a delta net. It has two key heads, so each is held by two of four ranks.
 fn delta_net() -> TempDir {
     checkpoint(&qwen3_5("Qwen3_5ForCausalLM"))
 }
 
-/// A model of that shape with a shared expert and routed experts in each layer.
+/// A model of the same shape, with a shared expert and routed experts in each layer.
 fn experts() -> TempDir {
     checkpoint(&qwen3_5("Qwen3_5MoeForCausalLM"))
 }
@@ -89,7 +89,7 @@ fn outcome(request: &Request) -> Bits {
     bits(&[(request.tokens[PROMPT..].to_vec(), scores)]).remove(0)
 }
 
-/// A request of the usual prompt, and its outcome undisturbed.
+/// Returns a request with the usual prompt, and its outcome when it runs undisturbed.
 fn alone(model: &mut dyn Model) -> (Request, Bits) {
     let fresh = requests(&[&ids(PROMPT)]).remove(0);
     let mut request = fresh.clone();
@@ -111,7 +111,7 @@ fn neither_chunks_nor_mates_change_a_bit(dir: &TempDir) {
     }
 }
 
-/// Each step takes another number of tokens of each request, beside rows of padding: null slot, null page.
+/// Each step computes a random number of tokens per request, with rows of padding in the null slot and the null page.
 fn random_slices_and_padding_change_no_bit(dir: &TempDir) {
     let mut model = loaded(dir.path(), Dummy);
     let (_, whole) = alone(&mut *model);
@@ -125,7 +125,7 @@ fn random_slices_and_padding_change_no_bit(dir: &TempDir) {
         let mut all = requests(&[&mates[0], &ids(PROMPT), &mates[1]]);
         let padding = |tokens: usize| Request {
             tokens: ids(tokens),
-            // No state begins: a row of padding continues at any position.
+            // `computed` is not 0, so that no state is zeroed. A row of padding may have any position.
             computed: 1,
             pages: vec![PageId::NULL; 8],
             slot: SlotId::NULL,
@@ -141,8 +141,8 @@ fn random_slices_and_padding_change_no_bit(dir: &TempDir) {
     }
 }
 
-/// A state of which one plane is missing gives another result, so no plane is sent for nothing, and a test of a
-/// hand-over that loses one can fail.
+/// Asserts that the outcome changes if any one plane of the state is lost. So a hand-over sends no plane in vain, and a
+/// test notices a hand-over that loses one.
 fn every_plane_of_the_state_is_needed(dir: &TempDir) {
     let mut model = loaded(dir.path(), Dummy);
     let (fresh, whole) = alone(&mut *model);
@@ -183,8 +183,8 @@ fn ranks_agree_and_chunks_change_no_bit_in_a_group(dir: &TempDir) {
     }
 }
 
-/// A preempted request, or one whose worker was lost, is computed again with its output as a part of its prompt: in
-/// another slot, in other pages, with state of an earlier request in both.
+/// A preempted request, or a request whose worker was lost, is computed again with its output as a part of its prompt.
+/// It gets another slot and other pages, and both still hold the data of an earlier request.
 fn preemption_and_replay_change_no_bit(dir: &TempDir) {
     for ranks in [1, 2] {
         of_ranks(ranks, dir.path(), Dummy, |model| {
@@ -199,7 +199,7 @@ fn preemption_and_replay_change_no_bit(dir: &TempDir) {
                 request.slot = SlotId(9);
                 request.pages.iter_mut().for_each(|page| page.0 -= 100);
                 go_on(model, &mut request, 11);
-                // Scored again: the prompt, and the output before the preemption.
+                // The prompt is scored again, and so is the output before the preemption.
                 assert!(request.scores.len() >= scores.len());
                 assert!(outcome(&request) == whole, "{ranks} ranks, stopped at {stop}");
             }
@@ -207,8 +207,8 @@ fn preemption_and_replay_change_no_bit(dir: &TempDir) {
     }
 }
 
-/// A snapshot is saved at the head of the step after its last token, while another request runs, and restored for a
-/// request that shares the pages before it.
+/// A snapshot is saved at the beginning of the step after its last token, while another request runs. It is then
+/// restored for a request that shares the pages before it.
 fn a_prefix_with_a_snapshot_changes_no_bit(dir: &TempDir) {
     for (ranks, shared) in [(1, 16), (1, 32), (2, 16), (2, 32)] {
         of_ranks(ranks, dir.path(), Dummy, |model| {
@@ -221,7 +221,7 @@ fn a_prefix_with_a_snapshot_changes_no_bit(dir: &TempDir) {
             go_on(model, &mut first, 1);
             assert!(outcome(&first) == whole, "{ranks} ranks, {shared} tokens: a save changes its request");
 
-            // The slot that receives the state held another request's, which is poisoned here.
+            // Poison stands for the state of an earlier request in the slot.
             let poison = vec![0xff; model.page_layout().slot_bytes()];
             model.write_slot(SlotId(5), &poison).unwrap();
             let mut second = fresh.clone();
@@ -236,7 +236,7 @@ fn a_prefix_with_a_snapshot_changes_no_bit(dir: &TempDir) {
             assert_eq!(tokens, whole.0, "{ranks} ranks, {shared} tokens");
             assert!(scores == whole.1[shared..], "{ranks} ranks, {shared} tokens");
 
-            // Another state gives other results, so the test would notice a wrong one.
+            // Control: a wrong state gives other results.
             let mut wrong = fresh.clone();
             wrong.slot = SlotId(5);
             wrong.computed = shared;

@@ -1,4 +1,4 @@
-//! Promise 8 of DESIGN through a whole model: neither chunks nor batch-mates change a bit.
+//! Batch invariance of a whole model: neither chunks nor batch-mates change a bit.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -50,7 +50,7 @@ fn windows_yarn_and_biases() {
     }));
 }
 
-/// Llama 3, with grouped heads and no norm of heads.
+/// Llama 3, with grouped heads and without norms of heads.
 #[test]
 fn llama3_scaling_in_bf16() {
     unchanged_by_chunks_and_mates(json!({
@@ -68,7 +68,8 @@ fn windows_on_all_layers() {
     }));
 }
 
-/// Experts beside a shared expert, whose gate and router are held in f32 whatever the rest is.
+/// Routed experts beside a shared expert. The shared expert's gate and the router are held in f32, whatever the type of
+/// the other weights is.
 #[test]
 fn shared_experts_in_f32_bf16_and_int8() {
     for (dtype, quantize) in
@@ -84,7 +85,7 @@ fn shared_experts_in_f32_bf16_and_int8() {
     }
 }
 
-/// Experts, some of which have no rows in a small step and many in a large one.
+/// Experts, some of which have no rows in a small step but many in a large one.
 #[test]
 fn experts_in_f32_bf16_and_int8() {
     for (dtype, quantize) in

@@ -1,9 +1,9 @@
 //! Prompts past every length at which a table could end: windows, the contexts that scaled rotations were trained on,
-//! 4,096 positions, and thousands of pages' tokens.
+//! 4,096 positions, and thousands of tokens in pages.
 //!
 //! Rotation makes attention depend on distances alone, and delta nets depend on no position. So a prompt that begins at
-//! another position has the same logits but for rounding. A table of angles that ends would make all positions behind
-//! its end alike, and a list of keys that ends would lose the tokens behind it.
+//! another position has the same logits, except for rounding. If a table of angles ended, all positions behind its end
+//! would be alike. If a list of keys ended, the tokens behind its end would be lost.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -20,13 +20,13 @@ use tutti_models::{LoadFormat::Dummy, LogitRequests, LogitResults, Model};
 
 /// Number of tokens of a prompt.
 const TOKENS: usize = 4_200;
-/// First position of a prompt that begins behind the end of a table.
+/// A position beyond the end of a table that would be too short. A prompt that begins here must have the same logits.
 const FAR: usize = 20_000;
 /// Number of last tokens whose distributions are compared.
 const COMPARED: usize = 4;
 /// Tokens per step.
 const CHUNK: usize = 1_024;
-/// Greatest difference of logprobs. Angles are products in f32, which are the less exact the further a position is.
+/// Maximum difference of logprobs. Angles are products in f32, whose error grows with the position.
 const TOLERANCE: f32 = 5e-3;
 
 fn load(config: &Value) -> Box<dyn Model> {
@@ -36,7 +36,8 @@ fn load(config: &Value) -> Box<dyn Model> {
     model
 }
 
-/// The logprobs of the whole vocabulary behind the last tokens. `position` is the position of a token.
+/// Returns the logprobs of the whole vocabulary after the last [`COMPARED`] tokens. `position` gives the position of a
+/// token.
 fn last_logprobs(model: &mut dyn Model, tokens: &[u32], position: impl Fn(usize) -> usize) -> Vec<f32> {
     let vocab = model.limits().vocab_size;
     let has_slots = model.declaration().has_slots();
@@ -96,14 +97,14 @@ fn a_long_prompt_has_the_same_logits_wherever_it_begins() {
         let far = last_logprobs(&mut *model, &tokens, |token| FAR + token);
         let difference = greatest_difference(&near, &far);
         assert!(difference <= TOLERANCE, "{family}: {difference} from position {FAR} on");
-        // The comparison would notice a table that ends: all positions behind its end are then alike.
+        // Control: the comparison would notice a table that ends, which would make all positions behind its end alike.
         let alike = last_logprobs(&mut *model, &tokens, |_| FAR);
         let difference = greatest_difference(&near, &alike);
         assert!(difference > 2.0 * TOLERANCE, "{family}: only {difference} at one position");
     }
 }
 
-/// A token behind windows in all layers depends on the last tokens alone, as many as all windows reach back together.
+/// With windows in all layers, the last token depends only on as many tokens as all windows reach back in total.
 #[test]
 fn windows_forget_what_is_far_behind_in_a_long_prompt() {
     let (_, config) = families().into_iter().find(|(family, _)| *family == "mistral").unwrap();

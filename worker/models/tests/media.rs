@@ -1,4 +1,5 @@
-//! The test model with an audio encoder: neither the worker that encodes nor the prompt's chunks change a bit.
+//! Tests of the test model with an audio encoder. The embeddings and the results do not depend on the worker that
+//! encodes nor on the prompt's chunks.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -62,7 +63,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// Returns the logprobs of the whole vocabulary after each token of a prompt that runs in chunks. The second to
-/// eleventh tokens stand for an item of media.
+/// eleventh tokens stand for a media item.
 fn scores(model: &mut dyn Model, embeddings: &[f32], chunk: usize) -> Vec<Vec<(u32, u32)>> {
     let prompt: Vec<u32> =
         (0..40).map(|index| if (1..11).contains(&index) { PLACEHOLDER } else { index * 2 }).collect();
@@ -132,7 +133,7 @@ fn neither_where_it_is_encoded_nor_how_the_prompt_is_cut_changes_a_bit() {
 fn an_item_is_encoded_as_a_whole() {
     let dir = checkpoint(&json!({}));
     let mut encoder = try_load(dir.path(), Some(&["audio_encoder"])).unwrap();
-    // Longer than one tile of frames.
+    // The item is longer than one tile of frames.
     let mut data = vec![1; 200 * BYTES_PER_TOKEN];
     let quiet = encoded(&mut *encoder, &data);
     data[1999] = 0x70;

@@ -15,8 +15,8 @@ use serde_json::{Map, json};
 use tutti_kernels::collective::GroupRank;
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 
-/// Number of layers, large enough that memory which does not grow with the model counts little: a thread's scratch, and
-/// the mapped pages of the largest tensor.
+/// Number of layers. It is large, so that memory that does not grow with the model counts little: scratch of threads,
+/// and the mapped pages of the largest tensor.
 const LAYERS: usize = 48;
 
 /// Returns the peak resident size of the process in bytes, mapped files included.
@@ -75,8 +75,9 @@ fn loading_takes_little_more_than_the_weights() {
         })),
     );
     write_hole(&dir.path().join("model.safetensors"));
-    // All models share one baseline. Each is dropped before the next loads, and the smaller ones come first, so a model
-    // that takes too much raises the peak. One rank of two must take less than the whole model, and int8 less than f32.
+    // All models share one baseline. Each is dropped before the next loads, and the smaller ones come first. So a model
+    // that takes too much memory raises the peak. One rank of two must take less than the whole model, and int8 less
+    // than f32.
     let before = peak();
     for (quantize, group_rank, least) in [
         (Quantize::Int8, GroupRank { rank: 1, world_size: 2 }, 70_000_000),

@@ -1,9 +1,10 @@
-//! Fixed shapes: padding changes no bit of logits, sampled tokens, pages and slots, and writes to no memory of anyone.
+//! Fixed shapes: padding changes no bit of logits, sampled tokens, pages and slots, and writes to no page or slot that
+//! belongs to no request.
 //!
-//! All pages and slots begin as a canary pattern of NaN, the scratch ones included. One script of steps runs with and
-//! without shapes, and the whole memory is compared after each step.
+//! All pages and slots start with a canary pattern of NaN, even those that belong to no request. The same script of
+//! steps runs with and without shapes, and the whole memory is compared after each step.
 //!
-//! With `GOLDEN_MODELS` (tests/goldens) the same runs on checkpoints that the golden gate compares with the reference.
+//! If `GOLDEN_MODELS` is set (see tests/goldens), the comparison also runs on the checkpoints of tests/goldens.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -33,7 +34,7 @@ use tutti_models::{
 };
 use tutti_settings::ChunkShapes;
 
-/// Most tokens of a step in these scripts.
+/// Maximum number of tokens of a step in these scripts.
 const BUDGET: usize = 96;
 const OUTPUT: usize = 4;
 /// Byte of the canary pattern: floats of any type made of it are NaN.
@@ -49,7 +50,7 @@ impl Random {
     }
 }
 
-/// The smallest shapes for a step's tokens and logit rows, as the engine chooses them.
+/// Returns the smallest shapes that hold a step's tokens and logit rows, as the engine chooses them.
 fn shape_of(shapes: &ChunkShapes, tokens: usize, logit_rows: usize) -> StepShape {
     let kept = if logit_rows == 0 { 0 } else { shapes.fit(logit_rows).unwrap() };
     StepShape { tokens: shapes.fit(tokens).unwrap(), logit_rows: kept }
@@ -63,13 +64,13 @@ struct Request {
     pages: Vec<PageId>,
 }
 
-/// All that a step leaves: bits of the scores and tokens that it gave, and the model's memory.
+/// Results of a step: the bits of its scores, its sampled tokens, and the model's memory after it.
 #[derive(PartialEq)]
 struct After {
     scores: Vec<Vec<(u32, u32)>>,
     sampled: Vec<u32>,
     pages: Vec<u8>,
-    /// The states of slots 1 and up: the null slot has none that could be read.
+    /// The states of slots 1 and up: the null slot has no state to read.
     slots: Vec<Vec<u8>>,
 }
 
@@ -99,8 +100,8 @@ fn memory(model: &mut dyn Model) -> (Vec<u8>, Vec<Vec<u8>>) {
 
 /// Runs prompts to their ends, in steps of random rows of random lengths: single tokens, parts of prompts, and live
 /// requests that have no row. A step has logit rows for all its tokens, for the last token of each row that ends a
-/// prompt, or for none if no row does. The script depends on `seed` alone. Asserts that memory without an owner keeps
-/// its canaries.
+/// prompt, or for none if no row ends a prompt. The script depends on `seed` alone. Asserts that pages and slots that
+/// belong to no request keep their canaries.
 fn run(model: &mut dyn Model, prompts: &[&[u32]], seed: u32, shapes: Option<&ChunkShapes>) -> Vec<After> {
     let (mut random, vocab) = (Random(seed), model.limits().vocab_size as u32);
     let has_slots = model.declaration().has_slots();
@@ -164,7 +165,7 @@ fn run(model: &mut dyn Model, prompts: &[&[u32]], seed: u32, shapes: Option<&Chu
         let drawn = SamplingParams { temperature: 0.7, seed: 3, ..SamplingParams::GREEDY };
         let likeliest = SamplingParams::GREEDY;
         let sample = |&(index, row, position): &(usize, usize, usize)| {
-            // Every other request takes the likeliest token, which is another path of the LM head.
+            // Every other request takes its likeliest token, for which the LM head has a path of its own.
             let params = if index % 2 == 0 { &drawn } else { &likeliest };
             let (prompt, position) = (&requests[index].tokens[..], position as u64);
             (row, SampleRow { params, prompt, output: &[], forbidden: &[], position, logprobs: None })
@@ -205,7 +206,7 @@ fn random_shapes(random: &mut Random) -> ChunkShapes {
     ChunkShapes::new(shapes).unwrap()
 }
 
-/// Compares padded runs of a model with runs without padding, with shapes given and random ones.
+/// Compares padded runs of a model with runs without padding, for fixed and for random shapes.
 fn padding_changes_nothing(what: &str, model: &mut dyn Model, prompts: &[&[u32]], seeds: u32) {
     for seed in 0..seeds {
         let plain = run(model, prompts, seed, None);
@@ -239,7 +240,7 @@ fn dense(changes: &serde_json::Value) -> TempDir {
     checkpoint(&config)
 }
 
-/// Experts beside a dense layer. All experts have rows in a large step.
+/// A dense layer and a layer of experts. In a large step all experts have rows.
 fn experts() -> TempDir {
     dense(&json!({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
@@ -314,7 +315,7 @@ fn of_groups() {
     of_ranks(2, delta_net().path(), Dummy, test("delta net"));
 }
 
-/// The checkpoints of tests/goldens, with their own prompts.
+/// The same comparison on the checkpoints of tests/goldens, with their own prompts.
 #[test]
 fn of_goldens() {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
@@ -346,7 +347,7 @@ impl Observer for Rows {
     }
 }
 
-/// A device that was compiled for the declared shapes runs every operation of the layers.
+/// Asserts that a device could be compiled for the declared shapes alone.
 #[test]
 fn every_operation_of_the_layers_has_a_declared_number_of_rows() {
     let shapes = ChunkShapes::new(vec![8, 24, 64]).unwrap();

@@ -17,7 +17,7 @@ use tutti_models::{LoadFormat::Dummy, Quantize};
 
 const OUTPUT: usize = 4;
 
-/// The output and the prompt's scores of each prompt.
+/// The output and the prompt's scores, for each prompt.
 type Runs = Vec<(Vec<u32>, Vec<TokenScore>)>;
 
 /// Returns the greatest difference between two logprobs of the same token.
@@ -28,9 +28,9 @@ fn greatest_difference(a: &Runs, b: &Runs) -> f32 {
     logprobs(a).iter().zip(&logprobs(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Runs a model on all paths that the machine has. The logprobs of paths in `close` stay within a bound of those of
-/// AVX2. All other paths have the bits of AVX2. A bound is a multiple of the measured difference, a larger one where an
-/// activation may round to another value of int8.
+/// Runs a model on all instruction paths that the machine has. The logprobs of paths in `close` stay within a bound of
+/// those of AVX2. All other paths have the bits of AVX2. A bound is a multiple of the measured difference. It is larger
+/// where an activation may round to another value of int8.
 fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &[(Isa, f32)]) {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(changes));
@@ -71,17 +71,17 @@ fn f32_weights() {
     compare("f32", &json!({}), Quantize::None, &[(Isa::Portable, 1e-5)]);
 }
 
-/// Paths with dot products of bfloat16 round activations to its eight bits. Other paths use block floating point of
-/// thirteen bits. AVX2 differs from itself as much when it rounds activations to bfloat16. The portable path multiplies
-/// as AVX2 does and differs from it only in other operations.
+/// Paths with dot products of bfloat16 round activations to eight bits of mantissa. Other paths use block floating
+/// point of thirteen bits. If AVX2 rounded activations to bfloat16, it would differ from itself as much. The portable
+/// path multiplies as AVX2 does and differs from it only in other operations.
 #[test]
 fn bf16_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "tie_word_embeddings": true});
     compare("bf16", &changes, Quantize::None, &[(Isa::Portable, 0.02), (Isa::Avx512Bf16, 0.25)]);
 }
 
-/// On paths with dot products of bfloat16, attention over pages of bfloat16 rounds queries and weights to it, and some
-/// activations then round to another value of int8. On the portable path none does.
+/// On paths with dot products of bfloat16, attention over pages of bfloat16 rounds queries and softmax weights to
+/// bfloat16. Some activations then round to another value of int8. On the portable path none does.
 #[test]
 fn int8_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "hidden_size": 200, "intermediate_size": 300});

@@ -1,5 +1,5 @@
-//! A model divided among the ranks of a TP group. Tokens are equal for any number of ranks. Bits are equal in every run
-//! with the same number of ranks.
+//! Tests of a model divided among the ranks of a TP group. Tokens are equal for any number of ranks. Bits are equal in
+//! every run with the same number of ranks.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -34,8 +34,8 @@ fn agrees_with_experts(model: &str) {
     agrees_on(model, &[(1, false), (2, false), (4, false), (2, true), (4, true)]);
 }
 
-/// Compares a model with its goldens on groups of several sizes, true for those whose ranks hold whole experts. Neither
-/// a second run, nor chunks, nor batch-mates change a bit.
+/// Compares a model with its goldens on groups of several sizes. An entry of `groups` is a number of ranks, and true if
+/// each rank holds whole experts. Neither a second run, nor chunks, nor batch-mates change a bit.
 fn agrees_on(model: &str, groups: &[(usize, bool)]) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");
@@ -142,7 +142,7 @@ fn qwen3_5_moe_text() {
     agrees_with_experts("qwen3_5_moe_text");
 }
 
-/// Returns a checkpoint that four ranks can divide. Its two key heads are each held twice by four ranks.
+/// Returns a checkpoint that four ranks can divide. It has two key heads, so each is held by two of four ranks.
 fn divisible(changes: Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut keys = json!({ "vocab_size": 96 });
@@ -236,7 +236,7 @@ fn a_number_of_ranks_that_leaves_remainders_is_refused_by_the_key_and_the_limit(
     }
 }
 
-/// Returns a forward of one row of one token, in this page.
+/// Returns a function that enqueues a forward of one row with one token, in this page.
 fn forward(token: u32, page: u32) -> impl Fn(&mut dyn tutti_models::Model) -> Result<(), DeviceError> {
     move |model| {
         let inputs = StepInputs {
@@ -263,7 +263,7 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
     let dir = divisible(json!({}));
     of_ranks(2, dir.path(), LoadFormat::Dummy, |model| {
         let reference = generate(model, &[&[3, 4, 5]], usize::MAX, 4);
-        // The first is refused in the first operation, the second in the first layer.
+        // The first operation refuses the first of these forwards. The first layer refuses the second.
         for bad in [forward(96, 1), forward(1, 100_000)] {
             assert!(matches!(bad(model), Err(DeviceError::Misuse(_))));
         }
@@ -278,7 +278,7 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
             shape: None,
         };
         assert!(matches!(model.forward(&inputs, &[]), Err(DeviceError::Misuse(_))));
-        // One request fails in the first of three tiles of logits.
+        // One score fails in the first of three tiles of logits.
         let tokens = [1; 80];
         let positions: Vec<f32> = (0..80).map(|position| position as f32).collect();
         let pages: Vec<PageId> = (1..6).map(PageId).collect();
@@ -314,7 +314,7 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
     });
 }
 
-/// Changes of a config for a model of eight experts, with a dense layer before a layer of experts.
+/// Changes of a config that make a model of a dense layer and a layer of eight experts.
 fn experts() -> Value {
     json!({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
@@ -355,7 +355,8 @@ fn experts_that_the_ranks_cannot_divide_are_refused_by_the_key() {
         let error = load(changes, keys, 2, expert_parallel).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("config.json"), "{error}");
     }
-    // Neither key matters to the other division. A rank holds half of the experts' bytes either way.
+    // A key that the division does not cut by need not be divisible. A rank holds half of the experts' bytes either
+    // way.
     load(experts(), json!({"moe_intermediate_size": 25}), 2, true).unwrap();
     load(experts(), json!({"num_experts": 9}), 2, false).unwrap();
     let [width, whole] = [false, true].map(|whole| load(experts(), json!({}), 2, whole).unwrap());
@@ -369,6 +370,6 @@ fn quantised_experts_are_the_same_model_on_ranks_that_hold_them_whole() {
     let act = |model: &mut dyn Model| generate(model, &[&prompt], usize::MAX, 8);
     let one = of_ranks_as(1, dir.path(), Dummy, Quantize::Int8, act);
     let two = of_ranks_with_whole_experts(2, dir.path(), Dummy, Quantize::Int8, act);
-    // The dense projections are quantised anew on each rank, in narrower groups.
+    // Each rank quantises its dense projections by itself, in narrower groups.
     assert!(greatest_difference(&two, &one) < 0.1, "{}", greatest_difference(&two, &one));
 }

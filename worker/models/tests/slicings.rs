@@ -1,5 +1,5 @@
 //! Random slicings of each family: requests that are cut anywhere, in steps with others, have the bits of a request
-//! that ran alone and whole. So have their pages and their state, and nothing else changes.
+//! that ran alone and whole. Their pages and their state have the same bits, too, and no other memory changes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -33,11 +33,11 @@ impl Random {
 /// The rule by which steps are cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Slices {
-    /// All that is left of each request.
+    /// All remaining tokens of each request.
     Whole,
     /// One token of each request.
     Ones,
-    /// Any number of tokens of each request, none included.
+    /// Any number of tokens of each request, possibly none.
     Random,
 }
 
@@ -58,7 +58,7 @@ struct Request {
     computed: usize,
     slot: SlotId,
     pages: Vec<PageId>,
-    /// The whole distribution behind each token, as (token, bits of the logprob).
+    /// The whole distribution after each token, as (token, bits of the logprob).
     scores: Vec<Vec<(u32, u32)>>,
 }
 
@@ -68,7 +68,7 @@ impl Request {
     }
 }
 
-/// Result of a request: tokens, distributions, its pages and its state.
+/// The outcome of a request: its tokens, distributions, pages and state.
 #[derive(PartialEq)]
 struct Left {
     tokens: Vec<u32>,
@@ -126,8 +126,8 @@ fn poison(model: &mut dyn Model) {
     }
 }
 
-/// Runs prompts to their ends in steps that `slices` cuts. Asserts after each step that pages and state of all without
-/// a row in it are as before.
+/// Runs prompts to their ends in steps that `slices` cuts. Asserts after each step that the pages and the state of each
+/// request without a row in the step are unchanged.
 fn run(model: &mut dyn Model, prompts: &[Vec<u32>], slices: Slices, seed: u32) -> Vec<Left> {
     let mut random = Random(seed);
     poison(model);
@@ -180,7 +180,7 @@ fn run(model: &mut dyn Model, prompts: &[Vec<u32>], slices: Slices, seed: u32) -
     requests.iter().map(|request| before.of(request)).collect()
 }
 
-/// Runs one step of these requests and numbers of tokens, with the distribution behind every token.
+/// Runs one step of these requests and numbers of tokens, and records the distribution after every token.
 fn step(model: &mut dyn Model, requests: &mut [Request], cut: &[(usize, usize)]) {
     let vocab = model.limits().vocab_size as u32;
     let has_slots = model.declaration().has_slots();

@@ -73,7 +73,7 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
     out
 }
 
-/// A dense model, one with state in slots, and one with experts besides.
+/// Configs of a dense model, a model with state in slots, and one with state and experts.
 fn configs() -> [serde_json::Value; 3] {
     let dense = config(&json!({
         "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
@@ -120,7 +120,7 @@ fn stays_within_step_bytes(config: &serde_json::Value) {
     step(&mut *model, 1);
     let declared = model.step_bytes();
 
-    // The peak counts from here.
+    // From here on, the peak counts anew.
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = memory("VmRSS");
     let out = step(&mut *model, TOKENS);
@@ -129,14 +129,14 @@ fn stays_within_step_bytes(config: &serde_json::Value) {
     assert_eq!((out.sampled.len(), out.scores.len()), (1, TOKENS - 1));
     let kv = model.page_bytes() * (1 + TOKENS / PAGE_TOKENS);
     let answers = TOKENS * (2 * size_of_val(&out.scores[0]) + TOP as usize * size_of::<(u32, f32)>());
-    // Memory that the step touches for the first time: stacks, code, allocator.
+    // The step also touches memory for the first time: stacks, code, the allocator.
     let slack = 256 << 10;
     let bound = declared + (kv + answers + slack) as u64;
     assert!(
         taken <= bound,
         "{taken} bytes taken, {declared} declared before, {bound} with pages and answers"
     );
-    // All logits at once would take more than 8 times the bound.
+    // Control: all logits at once would take more than 8 times the bound.
     assert!(
         bound * 8 < (VOCABULARY * TOKENS * size_of::<f32>()) as u64,
         "{bound} bytes are too many to tell"

@@ -1,9 +1,9 @@
-//! The cost of a turn: plan and commit of a step with 256 requests that decode and 64 that prefill. The plan is
-//! measured in alternating turns with and without prepared decodes, and preparing them is measured too. Another shape
-//! measures the plan while a prompt of 128k tokens waits for pages, most of whose content is cached.
+//! The cost of a turn: plan and commit of a step with 256 requests that decode and 64 that prefill. The turns alternate
+//! between plans with and without prepared decodes; the preparation is measured, too. Another shape measures the plan
+//! while a prompt of 128k tokens waits for pages. Most of that prompt's content is cached.
 //!
 //! `cargo bench -p tutti-scheduler --bench turn`. Every turn is timed by itself, and requests that end are replaced
-//! between turns. The figures and the machine go to standard output as JSON.
+//! between turns. The figures and a description of the machine go to standard output as JSON.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -27,7 +27,8 @@ const WAITING: usize = 1 << 17;
 /// Requests that decode while that prompt waits.
 const DECODING_MEANWHILE: usize = 16;
 
-/// The timed phases of a turn.
+/// The timed phases of a turn: the plan without prepared decodes, their preparation, the plan with them, and the
+/// commit.
 const PHASES: [&str; 4] = ["plan afresh", "make ready", "settle", "commit"];
 
 fn main() -> std::io::Result<()> {
@@ -94,7 +95,7 @@ fn measure(config: SchedulerConfig) -> [Vec<Duration>; 4] {
     }
     let mut times = PHASES.map(|_| Vec::with_capacity(TURNS));
     for number in 0..TURNS {
-        // Long prompts that ask for one token each keep the number of prefills constant.
+        // Each long prompt asks for one token. New ones keep the number of prefills constant.
         while scheduler.load().running + scheduler.load().waiting < DECODING + PREFILLING {
             add(&mut scheduler, &mut next, 8192, 1);
         }
@@ -108,7 +109,8 @@ fn turn(scheduler: &mut Scheduler, prepare: bool, times: &mut [Vec<Duration>; 4]
     let began = Instant::now();
     let step = scheduler.plan(Duration::ZERO).step;
     let took = began.elapsed();
-    // The rows that one turn prepares are used by the next.
+    // Turns alternate. Every second turn plans without prepared rows and then prepares rows for the plan of the next
+    // turn.
     if prepare {
         afresh.push(took)
     } else {
@@ -140,7 +142,7 @@ fn plans(waiting: bool) -> Vec<Duration> {
         max_waiting_requests: 1024,
         max_context: 4 * WAITING,
         page_tokens: PAGE_TOKENS,
-        // The prompts share most pages. The second one lacks the pages of its long output.
+        // The prompts share most pages. The pool lacks the pages for the long output of the second one.
         pages: 2 * WAITING / PAGE_TOKENS + DECODING_MEANWHILE * TURNS / PAGE_TOKENS,
         slots: 2 + DECODING_MEANWHILE,
         steps_in_flight: 1,

@@ -1,5 +1,5 @@
-//! A deadline that cannot be met ends its request before it passes, and no request is ended that could have met its
-//! deadline.
+//! A request whose deadline cannot be met ends before the deadline. A request that could meet its deadline is not
+//! ended.
 
 mod common;
 
@@ -20,12 +20,12 @@ const fn us(us: u64) -> Duration {
 struct Device {
     fixed: u64,
     prefill: u64,
-    /// Per token of a segment that must not be cut.
+    /// Cost per token of a segment that must not be cut.
     audio: u64,
     decode: u64,
-    /// Per token and thousand tokens that it attends to.
+    /// Cost per token and per thousand tokens that the token attends to.
     attended: u64,
-    /// Largest extra time of a step, in percent of its costs. `MARGIN` allows for up to 100.
+    /// Maximum extra time of a step, in percent of its costs. `MARGIN` allows for up to 100.
     jitter: u64,
 }
 
@@ -48,7 +48,7 @@ impl Device {
         us(steady + steady * (luck % (self.jitter + 1)) / 100)
     }
 
-    /// The time that a prefill takes from position `from` on if it runs alone and without jitter.
+    /// Returns the time that a prefill takes from position `from` on if it runs alone and without jitter.
     fn alone(&self, prefill: &[(WalkId, usize)], from: usize, config: &SchedulerConfig) -> Duration {
         let chunk =
             config.settings.max_prefill_chunk_size.unwrap_or(usize::MAX).min(config.settings.max_step_tokens);
@@ -81,7 +81,7 @@ impl Worker {
         Self { scheduler, device, now: Duration::ZERO, luck: 1, computed: BTreeMap::new() }
     }
 
-    /// Runs one turn. Returns the endings before the step, and true if there was a step.
+    /// Runs one turn. Returns the endings of the plan, and true if there was a step.
     fn turn(&mut self) -> (Vec<Ending>, bool) {
         let planned = self.scheduler.plan(self.now);
         for key in planned.preempted {
@@ -104,7 +104,7 @@ impl Worker {
         }
     }
 
-    /// Runs turns until no request is left. Returns the endings that came early.
+    /// Runs turns until no request is left. Returns the endings of the plans.
     fn drain(&mut self) -> Vec<Ending> {
         let mut endings = Vec::new();
         while !self.scheduler.is_empty() {
@@ -113,7 +113,7 @@ impl Worker {
         endings
     }
 
-    /// Runs a few prompts of this length alone, so that their least time is known.
+    /// Runs a few prompts of this length alone, so that the scheduler learns their minimum time.
     fn learn(&mut self, prompt: usize) {
         for request in 900..903 {
             self.scheduler.add(text(request, prompt, 1)).expect("there is room for it");
@@ -157,7 +157,8 @@ fn a_prompt_that_is_too_long_for_its_time_ends_at_once_and_frees_what_it_holds()
 fn a_prefill_that_falls_behind_is_ended_before_its_time_is_up() {
     let mut worker = Worker::new(roomy(), Device::STEADY);
     worker.learn(64);
-    // Half of each step goes to request 1, so request 2 takes twice as long as alone. Halfway it is certain to be late.
+    // Half of each step goes to request 1, so request 2 takes twice as long as alone. Halfway through its prompt it is
+    // certain to be late.
     worker.scheduler.add(text(1, 1280, 1)).unwrap();
     let late = worker.due(text(2, 1280, 1), us(160_000));
     let deadline = late.deadline.unwrap();
@@ -184,7 +185,7 @@ fn no_request_is_ended_before_any_step_has_run() {
 fn scored_prompts_give_no_bound_for_others() {
     let mut worker = Worker::new(roomy(), Device::STEADY);
     for request in 1..6 {
-        // The logits of each position are computed, which takes much longer than the position alone.
+        // These requests need the logits of each position, which take much longer than the position alone.
         let content = Content { tokens: vec![7; 64].into(), media: vec![], may_reuse: false };
         worker.scheduler.add(GraphLaunch { content: Some(content), ..text(request, 64, 1) }).unwrap();
         worker.drain();
@@ -222,7 +223,7 @@ struct Asked {
 
 fn asked() -> impl Strategy<Value = Asked> {
     let prefill = vec((prop_oneof![4 => Just(TEXT), 1 => Just(AUDIO)], 1_usize..400), 1..3);
-    // Half of the requests arrive on an idle worker: the least time is learnt from those.
+    // Half of the requests arrive on an idle worker, because only those show the scheduler the minimum time.
     let after = prop_oneof![Just(1000), 0_usize..4];
     (after, prefill, 1_u32..20, 1_u64..400, -2..3_i32).prop_map(
         |(after_turns, prefill, max_tokens, time, priority)| Asked {
@@ -239,13 +240,13 @@ fn device() -> impl Strategy<Value = Device> {
     let costs = (0_u64..5000, 1_u64..200, 1_u64..400, 0_u64..200);
     (costs, 0_u64..2000, prop_oneof![Just(0_u64), 0_u64..=100]).prop_map(
         |((fixed, prefill, audio, decode), attended, jitter)| {
-            // Audio has a cost of its own.
+            // Audio tokens have a cost of their own.
             Device { fixed, prefill, audio, decode, attended, jitter }
         },
     )
 }
 
-/// The settings that affect the least time.
+/// The settings that affect the minimum time of a prefill.
 fn policies() -> impl Strategy<Value = SchedulerConfig> {
     let chunk = proptest::option::of(4_usize..100);
     let sharing = prop_oneof![
@@ -265,8 +266,8 @@ fn policies() -> impl Strategy<Value = SchedulerConfig> {
     )
 }
 
-/// Plays the requests. Returns the number that were ended early, and asserts that each of them could not have had its
-/// first token in time even if it had run alone from then on.
+/// Plays the requests. Returns the number of requests that were ended early. Asserts that each of these could not have
+/// had its first token in time, even if it had run alone from then on.
 fn play(device: Device, requests: &[Asked], config: &SchedulerConfig) -> usize {
     let mut worker = Worker::new(config.clone(), device);
     let mut early = 0;

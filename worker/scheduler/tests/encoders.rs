@@ -33,7 +33,7 @@ fn shares(scheduler: &mut Scheduler) -> Vec<(u64, std::ops::Range<usize>)> {
 fn an_encoder_s_graph_runs_item_by_item_holds_no_page_and_stays_until_its_export_is_complete() {
     let mut scheduler =
         scheduler(SchedulerConfig { pages: 2, ..set(config(), |settings| settings.max_step_tokens = 16) });
-    // The items have more tokens than the pool holds, and one item is over the budget.
+    // The items have more tokens than the pool holds, and one item is larger than the budget of a step.
     scheduler.add(encode(1, &[6, 40, 3])).unwrap();
     let items = [(1, 0..6), (1, 6..46), (1, 46..49)];
     for item in items {

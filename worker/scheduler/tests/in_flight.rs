@@ -1,4 +1,5 @@
-//! Several steps in flight: a request in two of them, its end, its preemption, and steps that never run.
+//! Several steps in flight: requests with rows in two of them, which end or are preempted there, and steps that never
+//! run.
 
 mod common;
 
@@ -18,7 +19,7 @@ fn step(scheduler: &mut Scheduler) -> StepPlan {
     scheduler.plan(Duration::ZERO).step.expect("something can run")
 }
 
-/// The start of each row, and whether it continues a row in flight.
+/// Returns the request and the start of each row, and true if the row continues a row in flight.
 fn rows(step: &StepPlan) -> Vec<(u64, usize, bool)> {
     step.rows.iter().map(|row| (row.key.request.0, row.positions.start, row.continues)).collect()
 }
@@ -123,7 +124,7 @@ fn a_cancel_a_deadline_or_a_failed_transfer_ends_a_request_inside_two_steps() {
 
 #[test]
 fn a_victim_inside_steps_is_left_out_and_preempted_once_its_rows_are_back() {
-    // Each request takes two pages of four, and needs a third one for its ninth position.
+    // Each of the two requests takes two of the four pages, and needs a third page for its ninth position.
     let mut scheduler = scheduler(SchedulerConfig {
         pages: 5,
         ..set(two_in_flight(), |settings| {

@@ -1,4 +1,4 @@
-//! Decisions of the policies, with expected numbers worked out by hand.
+//! Decisions of the policies. The expected numbers are worked out by hand.
 
 mod common;
 
@@ -97,7 +97,7 @@ fn prefill_beside_decodes_keeps_their_pace_and_alone_takes_all() {
     let run = |scheduler: &mut Scheduler| {
         let step = step(scheduler);
         let prefill = step.rows.iter().filter(|row| row.walk == TEXT).map(|row| row.positions.len()).sum();
-        // A fixed cost of 10 ms, and 1 ms per prefill token.
+        // A step has a fixed cost of 10 ms, and costs 1 ms per prefill token.
         let took = Duration::from_millis(10 + prefill as u64);
         let outcomes = common::words(&step);
         let _ = scheduler.commit(step, outcomes, took);
@@ -158,7 +158,7 @@ fn a_cached_prefix_never_ends_inside_what_must_not_be_cut() {
 
 #[test]
 fn a_preempted_request_computes_everything_again_before_it_samples() {
-    // Eight pages of four tokens, and each request grows to six pages.
+    // The pool has eight pages of four tokens, and each request grows to six pages.
     let admission = Admission::Optimistic;
     let mut scheduler = scheduler(SchedulerConfig {
         pages: 9,

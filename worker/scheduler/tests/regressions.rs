@@ -1,4 +1,5 @@
-//! Regressions of other schedulers, one test each. The expected numbers are worked out by hand.
+//! Regression tests: faults of other schedulers that this one must not have. The expected numbers are worked out by
+//! hand.
 
 mod common;
 
@@ -23,7 +24,7 @@ fn run(scheduler: &mut Scheduler) -> Vec<Ending> {
     commit(scheduler, step).into_iter().filter_map(|commit| commit.ending).collect()
 }
 
-/// The number of tokens that each step computes until the only request ends.
+/// Returns the number of tokens that each step computes until the only request ends.
 fn prefill_lengths(config: SchedulerConfig, prompt: usize) -> Vec<usize> {
     let mut scheduler = scheduler(config);
     assert_eq!(scheduler.add(text(1, prompt, 1)), Ok(()));
@@ -162,7 +163,8 @@ fn a_step_of_decodes_alone_takes_the_decode_walk() {
 #[test]
 fn replayed_output_is_prefill_and_only_its_end_is_terminal() {
     let mut scheduler = scheduler(set(config(), |settings| settings.max_prefill_chunk_size = Some(6)));
-    // A prompt of 4 tokens and 10 tokens of output: the first chunk ends beyond the prompt.
+    // The launch is that of a replayed request: a prompt of 4 tokens and 10 tokens of output. A chunk that ends inside
+    // the output must not sample.
     let mut launch = text(1, 14, 11);
     launch.generated = 10;
     scheduler.add(launch).unwrap();

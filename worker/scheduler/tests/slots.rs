@@ -1,4 +1,4 @@
-//! Slots and snapshots, with expected copies worked out by hand.
+//! Slots and snapshots. The expected copies are worked out by hand.
 
 mod common;
 
@@ -28,10 +28,10 @@ fn step(scheduler: &mut Scheduler) -> StepPlan {
     scheduler.plan(Duration::ZERO).step.expect("something can run")
 }
 
-/// The positions of a row, and the copies of its step: from a slot, to a slot.
+/// The positions of a row, and the copies of its step, as pairs of the slots that they read and write.
 type Ran = (Range<usize>, Vec<(u32, u32)>);
 
-/// Runs the only request. Returns its rows.
+/// Runs the only request. Returns the positions and the copies of each of its rows.
 fn run(scheduler: &mut Scheduler) -> Vec<Ran> {
     let mut rows = Vec::new();
     while !scheduler.is_empty() {
@@ -57,7 +57,8 @@ fn chunks_stop_at_rungs_and_an_equal_prompt_resumes_behind_the_last_one() {
     assert_eq!((load.slots_used, load.slots_cached, load.slots_total), (0, 2, 19));
     scheduler.add(tokens(2, &prompt(30), 1)).unwrap();
     assert_eq!(run(&mut scheduler), [(28..30, vec![(3, 1)])]);
-    // A prompt that differs from position 22 on resumes behind the last snapshot before it: 16, not 20.
+    // A prompt that differs from position 22 on resumes after the last snapshot before that position, at 16. The page
+    // boundary at 20 has no snapshot.
     let mut other = prompt(30);
     other[22] = 1;
     scheduler.add(tokens(3, &other, 1)).unwrap();
@@ -82,7 +83,7 @@ fn without_the_prefix_cache_a_slot_is_set_to_zeros_and_never_saved() {
 #[test]
 fn a_request_needs_a_slot_and_takes_that_of_the_snapshot_unused_for_longest() {
     let mut scheduler = hybrid(SchedulerConfig { slots: 3, ..config() });
-    // Two slots: the request's own, and one that each of its saves takes again.
+    // There are two slots: the request's own, and one that all of its saves use in turn.
     scheduler.add(tokens(1, &prompt(26), 1)).unwrap();
     let expected = [(0..16, vec![(0, 1)]), (16..24, vec![(1, 2)]), (24..26, vec![(1, 2)])];
     assert_eq!(run(&mut scheduler), expected);

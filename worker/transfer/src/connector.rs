@@ -11,27 +11,27 @@ use tutti_scheduler::{OutputToken, TransferError};
 
 use crate::{Run, UnitKind};
 
-/// Moves units between this process and others. The engine of a worker, or of the leader of a group, decides which runs
-/// are sent and where room is; a rank that follows a leader has a connector, too, and moves its own share by the
-/// leader's [orders](Self::order).
+/// Moves units between this process and others. The engine of a worker, or of a group's leader, decides which runs are
+/// sent and where received runs are stored. A rank that follows a leader has a connector, too, and moves its own share
+/// by the leader's [orders](Self::order).
 ///
-/// No method blocks, and no method may wake the engine, which holds its lock during the call. The connector's own tasks
-/// wake the engine when an event has occurred.
+/// No method blocks. No method may wake the engine, because the engine holds its lock during the call. The connector's
+/// own tasks wake the engine when an event has occurred.
 ///
-/// [`StreamConnector`](crate::StreamConnector) moves bytes over streams and shared memory. A connector from device to
-/// device (CUDA IPC), and one that keeps pages in host memory or on a disk, are further implementations of this trait:
-/// a [`Run`] says which units move, and only the connector knows where to and by which way.
+/// [`StreamConnector`](crate::StreamConnector) moves bytes over streams and shared memory. Other connectors can
+/// implement this trait, such as one from device to device (CUDA IPC), or one that keeps pages in host memory or on a
+/// disk. A [`Run`] says which units move; only the connector knows their destination and the transport.
 pub trait Connector: Send {
-    /// Number of bytes that the connector accepts now, at this rank and at every other rank of the group. If the room
-    /// was too small, the connector wakes the engine when room becomes free.
+    /// Number of bytes that the connector accepts now, both at this rank and at every other rank of the group. If the
+    /// room was too small, the connector wakes the engine when more becomes free.
     fn room(&self) -> usize {
         usize::MAX
     }
-    /// Sends this rank's part of a run. The content is final.
+    /// Sends this rank's part of a run. The units' content is final.
     fn send(&mut self, run: Run, data: Vec<u8>);
     /// Announces that a request continues on another worker. All of its units have been passed to [`send`](Self::send).
-    /// `since` is the time at which the last step of the prefill or encoding was committed: the part of the transfer
-    /// after it is not hidden behind computation.
+    /// `since` is the time at which the last step of the prefill or encoding was committed. The part of the transfer
+    /// after this time is not hidden behind computation.
     fn export(&mut self, key: GraphKey, hand_over: HandOver, since: Instant) {
         let _ = (key, hand_over, since);
     }
@@ -49,32 +49,32 @@ pub trait Connector: Send {
     fn next_event(&mut self) -> Option<Event> {
         None
     }
-    /// Takes the leader's orders for the connectors of its group's other ranks, in order. They take effect before any
-    /// page is copied after this call. If an order comes up outside of this trait's methods, the connector wakes the
-    /// engine.
+    /// Takes the leader's orders for the connectors of its group's other ranks, in order. After this call, the orders
+    /// take effect before any page is copied. If an order is made outside of this trait's methods, the connector wakes
+    /// the engine.
     fn orders(&mut self) -> Vec<RankOrder> {
         Vec::new()
     }
-    /// Takes an order of this rank's leader. An error ends the rank: it says why the leader can no longer learn what
-    /// becomes of the rank's shares.
+    /// Takes an order of this rank's leader. An error ends the rank, and says why the leader can no longer learn the
+    /// outcome of the rank's shares.
     fn order(&mut self, order: RankOrder) -> Result<(), String> {
         let _ = order;
         Ok(())
     }
-    /// Takes the share of a run that has arrived at this follower and that the leader was told of. `None` if there is
-    /// no such share.
+    /// Takes the share of a run that has arrived at this follower and was reported to the leader. `None` if there is no
+    /// such share.
     fn take(&mut self, run: &Run) -> Option<Vec<u8>> {
         let _ = run;
         None
     }
 }
 
-/// The connector of a rank whose leader exchanges no shares: it sends nothing.
+/// The connector of a rank whose group exchanges no shares: it sends nothing.
 impl Connector for () {
     fn send(&mut self, _: Run, _: Vec<u8>) {}
 }
 
-/// The end of a prefill or of an encoder's work, at which a request moves to another worker.
+/// The hand-over of a request to another worker, at the end of a prefill or of an encoder's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HandOver {
     /// Token sampled at the end of the prefill. The pages do not hold this token's keys and values. `None` for
@@ -89,7 +89,7 @@ pub struct HandOver {
 }
 
 impl HandOver {
-    /// Number of units of each kind, as messages state them.
+    /// Number of units of each kind, in the form of messages.
     pub(crate) fn counts(&self) -> Vec<u32> {
         let slots = (self.slots > 0).then_some(self.slots as u32);
         std::iter::once(self.pages as u32).chain(slots).collect()
@@ -108,7 +108,7 @@ impl HandOver {
         }
     }
 
-    /// Reads a message. `None` if it does not count units of one or two kinds.
+    /// Reads a message. `None` if it does not state counts of one or two kinds of units.
     pub(crate) fn of_message(message: &pb::HandOver) -> Option<Self> {
         let (pages, slots) = match message.counts[..] {
             [pages] => (pages as usize, 0),
@@ -125,19 +125,18 @@ impl HandOver {
 pub struct Import {
     /// The request's graph here.
     pub key: GraphKey,
-    /// The end of the other worker's part, as that worker states it.
+    /// The hand-over, as the sending worker states it.
     pub hand_over: HandOver,
-    /// Called with the outcome of the import, which is passed on to the sender. An import that fails changes nothing
-    /// here.
+    /// Called with the outcome of the import, for the sender. A failed import changes nothing on this engine.
     pub answer: Box<dyn FnOnce(Result<(), Error>) + Send>,
 }
 
-/// The place at which a run has arrived.
+/// The rank at which a run has arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Here: the bytes of the run's units or, in a group, of this rank's share of them.
+    /// This rank. The bytes are the run's units or, in a group, this rank's share of them.
     Here(Vec<u8>),
-    /// Another rank of this group holds its share.
+    /// Another rank of this group, which holds its share.
     Rank(usize),
 }
 
@@ -145,8 +144,8 @@ pub enum Source {
 pub enum Event {
     /// A run has arrived for a request that has reserved room for it.
     Arrived(Run, Source),
-    /// A request continues here. All of its pages or embedding rows have arrived before this event. The shares of other
-    /// ranks may follow.
+    /// A request continues here. All pages or embedding rows that come to this rank have arrived before this event. The
+    /// shares of other ranks may follow.
     Import(Import),
     /// The other worker has accepted an exported request.
     Accepted(GraphKey),

@@ -1,6 +1,6 @@
 //! This process's end of all transfers.
 //!
-//! A leader and a follower push, reserve and receive alike. They differ in where the [events](role) go.
+//! A leader and a follower push, reserve and receive alike. They differ in the destination of their [events](role).
 
 mod role;
 mod stream_connector;
@@ -45,7 +45,7 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Allows requests to be divided between this worker and others. Must be called inside a Tokio runtime. `network`
-    /// is the way to other workers, `outbox` that to the conductor. `wake` wakes the engine.
+    /// connects to other workers, and `outbox` leads to the conductor. `wake` wakes the engine.
     pub fn leader(
         units: Units,
         network: Network,
@@ -63,7 +63,7 @@ impl Endpoint {
         (Arc::clone(&endpoint), StreamConnector::new(endpoint, inbox))
     }
 
-    /// The connector of a rank that follows a leader and has no part in any transfer yet.
+    /// Returns the connector of a rank that follows a leader and has no transfer yet.
     pub fn follower(
         group_rank: GroupRank,
         hosts: Hosts,
@@ -91,12 +91,12 @@ impl Endpoint {
         })
     }
 
-    /// Registers a graph that is about to be launched. `to_send` says which and how many units it sends, if it has a
-    /// destination.
+    /// Registers a graph that is about to be launched. `to_send` is the kind and the number of the units that the graph
+    /// sends, if it has a destination.
     pub fn launched(self: &Arc<Self>, graph: &pb::LaunchGraph, to_send: (UnitKind, usize)) {
         let Some(key) = graph.key.map(GraphKey::from) else { return };
-        // At most one of `receive` and `receive_media` is set: a graph that waits for planes needs no embeddings, since
-        // only a prefill uses embeddings.
+        // At most one of `receive` and `receive_media` is set. Only a prefill uses embeddings, and a graph that waits
+        // for planes has no prefill.
         if let Some(reservation) = graph.receive.as_ref().or(graph.receive_media.as_ref()) {
             self.reservations.expect(key, reservation);
         }
@@ -126,7 +126,7 @@ impl Endpoint {
         }
     }
 
-    /// The other ranks, if they have shares of a kind of units. Embeddings are the leader's alone.
+    /// The other ranks, if they have shares of this kind of units. Only the leader exchanges embeddings.
     fn ranks_for(&self, kind: UnitKind) -> Option<&Arc<Ranks>> {
         self.ranks().filter(|_| kind != UnitKind::Embeddings)
     }
@@ -149,7 +149,7 @@ impl Endpoint {
         self.push(key, to.clone(), self.units.share.clone(), count);
     }
 
-    /// Queues an order to the other ranks. The first order lets them report here.
+    /// Queues an order to the other ranks. After the first order, another one lets the ranks report here.
     fn order(self: &Arc<Self>, ranks: &Arc<Ranks>, key: GraphKey, order: Order) {
         let Role::Leader(Leader { events, .. }) = &self.role else { return };
         if ranks.order(key, order) {
@@ -185,7 +185,7 @@ impl Endpoint {
         });
     }
 
-    /// Opens space to a request's sender, here and at the other ranks if they have a share in it.
+    /// Opens space to a request's sender, here and, if they have a share in it, at the other ranks.
     fn reserve(self: &Arc<Self>, key: GraphKey, space: Space) {
         let Some(reservation) = self.reservations.hold(key, space.clone()) else { return };
         if let Some(ranks) = self.ranks().filter(|_| space.share.is_some()) {
@@ -197,7 +197,7 @@ impl Endpoint {
         self.runtime.spawn(Arc::clone(self).offer(key, space, reservation));
     }
 
-    /// Announces reserved space, and then waits until the reservation ends or its lease expires.
+    /// Announces reserved space. Then waits until the reservation ends or its lease expires.
     async fn offer(self: Arc<Self>, key: GraphKey, space: Space, reservation: pb::PlaneReservation) {
         let lost = |why| self.role.failed(key, TransferError::Lost(why));
         let port = match self.port().await {
@@ -221,7 +221,7 @@ impl Endpoint {
                         Err(why) => return lost(why).await,
                     },
                 };
-                // Ranks may have taken long to answer, and no sender could come before.
+                // The ranks may have taken long to answer, and no sender could come in the meantime.
                 self.reservations.renew(key);
                 leader.announce(key, &space, room, ranks).await;
             }
@@ -238,7 +238,7 @@ impl Endpoint {
         }
     }
 
-    /// Listens for senders as long as the process lives. Returns the port.
+    /// Opens the port for senders on first use, and keeps it open until the process ends. Returns the port.
     async fn port(&self) -> io::Result<u16> {
         let services = || {
             let (reservations, role) = (Arc::clone(&self.reservations), self.role.clone());

@@ -1,4 +1,4 @@
-//! Pushes of other workers, over the generated gRPC server, for fuzzers.
+//! Pushes of other workers, sent through the generated gRPC server, for fuzzers.
 
 use std::{
     convert::Infallible,
@@ -31,13 +31,13 @@ use crate::{
 pub const SECRET: [u8; 4] = *b"open";
 /// Pages of the reservation.
 const PAGES: usize = 5;
-/// Pages that are valid before the push.
+/// Number of pages that are valid before the push.
 const KNOWN: usize = 1;
 /// Bytes in a segment.
 const SEGMENT_BYTES: u64 = 64;
 
 /// Sends the body of a call as a push to a worker that has reserved pages, rows of embeddings, or a rank's share of
-/// pages. No units reach the engine that were not reserved.
+/// pages. Asserts that no unit reaches the engine that was not reserved.
 pub fn push<B>(kind: u8, body: B)
 where
     B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
@@ -73,7 +73,7 @@ where
     let known = if layout.kind == UnitKind::Pages { KNOWN } else { 0 };
     let segment = if kind & 8 == 0 { None } else { Segment::offer(&SECRET, SEGMENT_BYTES).map(Arc::new) };
     let network = IpAddr::from(Ipv4Addr::LOCALHOST).into();
-    // The queue that is not used closes.
+    // The queue that this kind of push does not use is closed.
     let (connector, mut heard) = if layout.is_share() {
         let hosts = Hosts { own: network, leader: Ipv4Addr::LOCALHOST.into() };
         let (load, pages) = (watch::Sender::default(), page_layout(kind & 4 != 0));

@@ -1,8 +1,8 @@
 //! Pages and slots as bytes on the wire, independent of the number of ranks in a group.
 //!
 //! On the wire a page or a slot has the same bytes as in a group of one rank. The leader of a larger group joins the
-//! ranks' shares before it sends them, and cuts the ranks' shares from what arrives. The sending and the receiving
-//! group may thus differ in size. Groups of the same size do without: each rank sends its own
+//! ranks' shares before it sends them, and cuts the data that arrives into the ranks' shares. The sending and the
+//! receiving group may thus differ in size. Groups of the same size neither join nor cut: each rank sends its own
 //! [share](crate::Extent::Share).
 
 use std::ops::Range;
@@ -14,9 +14,9 @@ use crate::UnitKind;
 /// A part of a plane whose units the ranks of a group divide among themselves, such as the KV heads of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Number of units. With more ranks than units, neighbouring ranks hold the same unit.
+    /// Number of units. If there are more ranks than units, several neighbouring ranks hold the same unit.
     pub units: usize,
-    /// Bytes per unit: of one page of a paged plane, or of one slot of a slot plane.
+    /// Bytes per unit, for one page of a paged plane or one slot of a slot plane.
     pub unit_bytes: usize,
 }
 
@@ -37,9 +37,9 @@ pub enum PlaneStorage {
 pub struct PlaneLayout {
     /// The plane's name, as in the model's declaration.
     pub name: String,
-    /// The storage of its state.
+    /// The storage of the plane's state.
     pub storage: PlaneStorage,
-    /// The sections (layers) in order. They may differ in their units.
+    /// The sections (layers) in order. Sections may have different units.
     pub sections: Vec<Section>,
     /// Name of the format of a unit's bytes.
     pub format: String,
@@ -52,8 +52,8 @@ impl PlaneLayout {
     }
 }
 
-/// The layout of a request's planes on the wire. A page holds the sections of all paged planes, plane after plane, each
-/// with all its units in order. A slot holds the sections of all slot planes in the same way.
+/// The layout of a request's planes on the wire. A page holds the sections of all paged planes, plane after plane, and
+/// each section holds all its units in order. A slot holds the sections of all slot planes in the same way.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageLayout {
     /// Tokens per page, the same for all paged planes. 0 without paged planes.
@@ -98,7 +98,7 @@ impl PageLayout {
             hash.text(name);
             hash.number(match storage {
                 PlaneStorage::Pages { ratio } => *ratio,
-                // No ratio is 0.
+                // 0 marks a slot, because no ratio is 0.
                 PlaneStorage::Slot => 0,
             });
             hash.number(sections.len());
@@ -126,8 +126,8 @@ impl PageLayout {
     }
 
     /// Joins the ranks' shares of the same pages or slots into whole ones, and appends these to `out`. `shares` holds
-    /// the shares end to end, in order of rank. Shares of another length than that of a number of whole pages or slots
-    /// are not joined.
+    /// the shares end to end, in order of rank. Does nothing if the length of `shares` is not that of a number of whole
+    /// pages or slots.
     pub fn join(&self, kind: UnitKind, shares: &[u8], ranks: usize, out: &mut Vec<u8>) {
         let rank_of = |rank| GroupRank { rank, world_size: ranks };
         let share_bytes: Vec<usize> = (0..ranks).map(|rank| self.share_bytes(kind, rank_of(rank))).collect();
@@ -168,7 +168,7 @@ impl Section {
         self.units * self.unit_bytes
     }
 
-    /// Returns the range of bytes that a rank holds of the section.
+    /// Returns the range of the section's bytes that a rank holds.
     fn extent_of(&self, group_rank: GroupRank) -> Range<usize> {
         if self.units == 0 {
             return 0..0;

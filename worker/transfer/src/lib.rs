@@ -8,18 +8,18 @@
 //! ```
 //!
 //! - `units`: pages, slots and rows of embeddings are handled alike, as units of fixed size that are counted from 0. A
-//!   [`Run`] describes consecutive units; their bytes travel beside it.
+//!   [`Run`] describes consecutive units; their bytes are passed separately.
 //! - `connector`: the engine decides which units are copied and when, and moves them through a [`Connector`].
-//! - `endpoint`: this process's end of all transfers, in the role of a leader or of a follower. Its tasks run on other
-//!   threads than the steps.
+//! - `endpoint`: this process's end of all transfers, in the role of a leader or of a follower. Its tasks do not run on
+//!   the thread of the steps.
 //! - `send`: one task per request that continues elsewhere. Staged bytes are bounded. A request whose pages are
 //!   computed faster than they are sent waits; other requests do not.
 //! - `receive`: reserved space, and the pushes that fill it.
 //! - `segment`: on one host, pages go through shared memory and the stream carries their offsets. Between hosts, the
 //!   stream carries the pages. The sender chooses: if it can open the receiver's segment, it uses the segment.
-//! - `ranks`: in a TP group, a transfer from or to a group of as many ranks is one of shares. Each rank pushes its own
-//!   share and takes its own. The leader decides what is sent and written, and learns of the rest by reports. Between
-//!   groups of unlike sizes, the leaders alone push whole pages.
+//! - `ranks`: between two TP groups with the same number of ranks, a transfer is one of shares. Each rank pushes its
+//!   own share and receives its own. The leader decides what is sent and written, and learns the outcomes from the
+//!   ranks' reports. Between groups of different sizes, the leaders alone push whole pages.
 //!
 //! Both sides have the same time limit, the lease. A receiver frees its space if its sender is silent for the whole
 //! lease. A sender gives up if its receiver takes nothing for the whole lease.
@@ -46,7 +46,7 @@ pub use self::{
     units::{Extent, Filled, Run, UnitIds, UnitKind, UnitLayout, Units},
 };
 
-/// Maximum bytes of units per message, unless one unit is larger.
+/// Maximum bytes of units per message. If one unit is larger, a message holds one unit.
 const FRAME_BYTES: usize = 1 << 20;
 /// Flow control window of one stream in bytes: a few messages.
 const WINDOW_BYTES: u32 = 4 << 20;

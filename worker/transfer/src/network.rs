@@ -1,4 +1,4 @@
-//! A worker's place in the network: the address at which others dial it, and the rule for connections to them.
+//! A worker's place in the network: the address at which others dial it, and the rule for connections between workers.
 
 mod links;
 
@@ -13,48 +13,50 @@ use tutti_runtime::{
 };
 use tutti_settings::ConnectionSettings;
 
-/// The setting that an error of an address names: the conductor says at which address it sees this worker.
+/// The setting that an address error names. The worker's address is the one at which the conductor sees it.
 const FIELD: &str = "conductor";
 
-/// The network as a worker sees it.
+/// The network, as one worker sees it.
 #[derive(Clone, Debug)]
 pub struct Network {
     /// Address at which other workers dial this one.
     pub host: IpAddr,
     /// The rule for connections.
     pub transport: ClusterTransport,
-    /// Limits on the connections of other workers to this one.
+    /// Limits on connections from other workers.
     pub connections: ConnectionSettings,
 }
 
 impl Network {
-    /// Binds a free port at `host`. Other machines that reach it need encryption, unless plaintext is allowed.
+    /// Binds a free port at `host`. If other machines can reach the port, encryption is required, unless plaintext is
+    /// allowed.
     pub fn bind(&self) -> io::Result<TcpListener> {
         let allowed = self.transport.check_listen(FIELD, SocketAddr::new(self.host, 0));
         allowed.map_err(|error| io::Error::other(error.to_string()))?;
         bind(self.host)
     }
 
-    /// The listener with the encryption of connections between workers.
+    /// Adds the encryption of connections between workers to a listener.
     pub fn secured(&self, listener: tokio::net::TcpListener) -> serve::Listener {
         serve::Listener::from(listener).with_tls(self.transport.server(Role::Worker))
     }
 
-    /// A way to the worker at `HOST:PORT`.
+    /// Returns a dialler of the worker at `HOST:PORT`.
     pub fn dial(&self, address: &str) -> Result<Dial, Error> {
         self.transport.dial(FIELD, &format!("http://{address}"), Role::Worker)
     }
 }
 
-/// A worker whose peers are on this machine: no encryption, and the default limits.
+/// The network of a worker whose peers are on this machine: no encryption, and the default limits.
 impl From<IpAddr> for Network {
     fn from(host: IpAddr) -> Self {
         Self { host, transport: ClusterTransport::default(), connections: ConnectionSettings::default() }
     }
 }
 
-/// Binds a free port at `host`: the address at which the conductor sees this process, which it tells the other workers.
-/// If this machine has no such address, because a translator of addresses is in between, binds all addresses.
+/// Binds a free port at `host`. This is the address at which the conductor sees this process, and which the conductor
+/// tells the other workers. If this machine has no such address, because its address is translated on the way, binds
+/// all addresses.
 fn bind(host: IpAddr) -> io::Result<TcpListener> {
     match TcpListener::bind((host, 0)) {
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {

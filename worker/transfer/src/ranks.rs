@@ -1,5 +1,5 @@
-//! The leader's view of its group's other ranks, for transfers of shares: orders to them, their rooms, and the bytes
-//! that they stage.
+//! The leader's view of its group's other ranks, for transfers of shares: orders to the ranks, the rooms that they
+//! hold, and the bytes that they stage.
 
 mod reports;
 mod store;
@@ -29,7 +29,7 @@ use crate::{UnitLayout, send::STAGED_BYTES};
 pub(crate) struct Ranks {
     /// The leader's own share.
     pub layout: UnitLayout,
-    /// Secret that the ranks show with their reports.
+    /// Secret by which the ranks authenticate their reports. `None` if it could not be made.
     secret: Option<[u8; 16]>,
     state: Mutex<State>,
     /// Signalled when a rank has made room, or a request has ended.
@@ -40,23 +40,23 @@ pub(crate) struct Ranks {
 struct State {
     /// Orders that the engine has not taken yet.
     orders: Vec<pb::RankOrder>,
-    /// Requests of which the ranks know.
+    /// Requests that the ranks know.
     known: HashSet<GraphKey>,
-    /// Rooms of the ranks from rank 1 on, for requests whose leader has not announced its own room yet.
+    /// The room that each rank from rank 1 on holds for a request, until the leader announces its own room.
     rooms: HashMap<GraphKey, Vec<Option<pb::RankRoom>>>,
     /// Total of the bytes that each rank was told to stage.
     staged: u64,
     /// Total of the bytes that each rank from rank 1 on has sent or dropped.
     released: Vec<u64>,
-    /// True if the engine has found little room.
+    /// True if the engine has asked for room and there was little.
     is_short: bool,
-    /// True once there was an order.
+    /// True once an order was queued.
     is_used: bool,
     /// The reason why no shares are exchanged any more.
     lost: Option<String>,
 }
 
-/// Returns a secret that no other process knows, or why there is none.
+/// Returns a secret that no other process knows, or the reason why it could not be made.
 pub(crate) fn secret() -> Result<[u8; 16], String> {
     let mut secret = [0; 16];
     let read = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut secret));
@@ -64,7 +64,7 @@ pub(crate) fn secret() -> Result<[u8; 16], String> {
 }
 
 impl Ranks {
-    /// `secret` is the reason if there is none. No shares are exchanged then.
+    /// Creates the view. `secret` may be the reason why no secret could be made; then no shares are exchanged.
     pub fn new(layout: UnitLayout, secret: Result<[u8; 16], String>) -> Self {
         let lost = secret.as_ref().err().cloned();
         let state = State { released: vec![0; layout.share.world_size - 1], lost, ..State::default() };
@@ -84,14 +84,14 @@ impl Ranks {
         self.secret.is_some_and(|secret| shown == secret)
     }
 
-    /// The order that lets the ranks report to the leader's `port`.
+    /// Queues the order that lets the ranks report to the leader's `port`.
     pub fn order_reports(&self, port: u16) {
         let secret = self.secret.unwrap_or_default().to_vec();
         let order = Order::ReportTo(pb::ReportTo { port: port.into(), secret });
         self.lock().orders.push(pb::RankOrder { order: Some(order) });
     }
 
-    /// Queues an order that tells the ranks of a request. True for the first order.
+    /// Queues an order through which the ranks come to know a request. True for the first such order.
     pub fn order(&self, key: GraphKey, order: Order) -> bool {
         let mut state = self.lock();
         state.known.insert(key);
@@ -102,7 +102,7 @@ impl Ranks {
         !std::mem::replace(&mut state.is_used, true)
     }
 
-    /// Queues the end of a request's share, if the ranks push it.
+    /// Queues the end of a request's share, if the ranks know the request.
     pub fn order_end(&self, key: GraphKey, end: pb::EndShare) {
         let mut state = self.lock();
         if state.known.contains(&key) {
@@ -110,7 +110,7 @@ impl Ranks {
         }
     }
 
-    /// Tells the ranks to forget a request, if they know of it.
+    /// Tells the ranks to forget a request, if they know it.
     pub fn forget(&self, key: GraphKey) {
         let mut state = self.lock();
         if state.known.remove(&key) {
@@ -121,7 +121,7 @@ impl Ranks {
         }
     }
 
-    /// Records that a request continues elsewhere. The ranks' pushes end by themselves.
+    /// Records that a request continues on another worker. The ranks' pushes of it end without an order.
     pub fn handed_over(&self, key: GraphKey) {
         self.lock().known.remove(&key);
     }
@@ -138,13 +138,13 @@ impl Ranks {
         self.changed.notify_waiters();
     }
 
-    /// Waits until all ranks hold room for a request, and returns their rooms. There are none if the request ends, or
-    /// if a rank reports no more: the sender then sends whole units to the leader. An error names a rank that is late.
+    /// Waits until all ranks hold room for a request, and returns their rooms. Returns none if the request ends, or if
+    /// the reports of a rank end: the sender then sends whole units to the leader. An error names a rank that is late.
     pub async fn rooms(&self, key: GraphKey, patience: Duration) -> Result<Vec<pb::RankRoom>, String> {
         let complete = async {
             loop {
                 let mut changed = std::pin::pin!(self.changed.notified());
-                // Registered before the check, so that no change after the check is missed.
+                // Registered before the check, so that a change after the check is not missed.
                 changed.as_mut().enable();
                 if let Some(rooms) = self.rooms_if_complete(key) {
                     return rooms;
@@ -170,7 +170,7 @@ impl Ranks {
         None
     }
 
-    /// Records why no shares are exchanged any more. Returns the requests of which the ranks know.
+    /// Records why no shares are exchanged any more. Returns the requests that the ranks know.
     pub fn lose(&self, why: &str) -> Vec<GraphKey> {
         let mut state = self.lock();
         state.lost.get_or_insert_with(|| why.to_owned());
@@ -185,20 +185,20 @@ impl Ranks {
         self.lock().lost.clone()
     }
 
-    /// Records that every rank stages this many bytes.
+    /// Records that every rank stages this many bytes more.
     pub fn staged(&self, bytes: usize) {
         self.lock().staged += bytes as u64;
     }
 
     /// Records a rank's total of released bytes. True if the engine may be waiting for room, because the last call of
-    /// [`left`](Self::left) found little.
+    /// [`left`](Self::left) returned little.
     pub fn released(&self, rank: usize, total: u64) -> bool {
         let mut state = self.lock();
         state.released[rank - 1] = total;
         std::mem::take(&mut state.is_short)
     }
 
-    /// Number of bytes that every rank can stage now. There is no bound once no shares are exchanged.
+    /// Number of bytes that every rank can stage now. Unbounded once shares are no longer exchanged.
     pub fn left(&self) -> usize {
         let mut state = self.lock();
         if state.lost.is_some() {

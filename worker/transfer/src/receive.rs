@@ -1,5 +1,5 @@
-//! The receiving side: accepts pushes that show a reservation's secret, and passes their units to the engine, or to the
-//! store of a rank that follows its leader.
+//! The receiving side: accepts pushes that show a reservation's secret, and passes their units to the engine or, at a
+//! follower, to the store of shares.
 //!
 //! A sender's input is checked before it is used: the length of a message before the message is read, and the range and
 //! length of a run before the run is passed on. Data that the engine has not taken stays in the stream, and the
@@ -51,7 +51,7 @@ impl PlaneTransfer for Receiver {
             Found::Imported(imported) => return acknowledge_again(key, &imported, &mut pieces).await,
             Found::Waiting(space) => space,
         };
-        // A sender that is in no group states no rank.
+        // A sender without a group states no number of ranks.
         let ranks = manifest.ranks.max(1);
         if !space.choose(GroupRank { rank: manifest.rank as usize, world_size: ranks as usize }) {
             let message = format!("the share of rank {} of {ranks} is none of those here", manifest.rank);
@@ -162,7 +162,7 @@ impl Receiver {
         }
     }
 
-    /// Checks that a share is whole. The leader decides on the rest.
+    /// Checks that a share is complete. The leader decides whether the request continues.
     async fn complete_share(
         &self,
         follower: &Follower,
@@ -171,7 +171,7 @@ impl Receiver {
         message: pb::HandOver,
     ) -> Result<Response<pb::TransferReceipt>, Status> {
         let complete = follower.store.complete(key, &space.layout, &message).await;
-        // A sender that repeats the hand-over gets the same reason.
+        // A sender that repeats the hand-over gets this reason again.
         if let Err(status) = &complete {
             self.reservations.fail(key, status.message().to_owned());
         }
@@ -181,7 +181,7 @@ impl Receiver {
         Ok(receipt)
     }
 
-    /// Lets the engine continue a request, and waits for its answer.
+    /// Asks the engine to continue a request, and waits for its answer.
     async fn continue_request(
         &self,
         leader: &Leader,
@@ -197,15 +197,15 @@ impl Receiver {
             if outcome.is_ok() {
                 reservations.accept(key, imported);
             }
-            // Ignored: sending fails if the sender has disconnected, and then the sender repeats the hand-over.
+            // Ignored: sending fails only if the sender has disconnected. The sender then repeats the hand-over.
             let _ = answer.send(outcome);
         });
         leader.events.deliver(Event::Import(Import { key, hand_over, answer })).await?;
         let Some((_, lease)) = self.reservations.lease_until(key) else {
             return self.acknowledge(key, &message, answered.await.ok());
         };
-        // The lease is renewed while the engine prepares its answer: the engine's delay must not count as silence of
-        // the sender.
+        // The lease is renewed while the engine prepares its answer, so that the engine's delay does not count as
+        // silence of the sender.
         let mut pace = interval(lease / 3);
         loop {
             tokio::select! {
@@ -226,14 +226,14 @@ impl Receiver {
             Some(Err(error)) if error.kind() == ErrorKind::InvalidArgument => {
                 Err(Status::failed_precondition(error.message()))
             }
-            // The engine says so only of a request that it does not wait for.
+            // The engine answers with an error only if it does not wait for the request.
             Some(Err(_)) => Err(Status::not_found(self.reservations.why_gone(key))),
             None => Err(Status::unavailable("the worker is ending")),
         }
     }
 }
 
-/// Answers a sender that repeats a hand-over. The request already continues here, and nothing changes. Fails if the
+/// Answers a sender that repeats a hand-over. The request already continues here, so nothing else changes. Fails if the
 /// repeated hand-over differs from the accepted one.
 async fn acknowledge_again(
     key: GraphKey,

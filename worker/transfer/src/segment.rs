@@ -2,7 +2,7 @@
 //!
 //! The receiver creates the segment. The sender opens the path that the receiver has announced, and writes to the
 //! segment. The segment has no name in any file system. It disappears when both processes have closed it or have died.
-//! Its size is sealed and neither process maps it, so that neither process can cause a fault in the other.
+//! Its size is sealed and it is never mapped, so neither process can cause a fault in the other.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,11 +13,11 @@ use std::{
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// Bytes before the first unit. They hold the transfer's secret, which the sender checks: the same path can mean
-/// another file to the sender, for example in another container.
+/// Bytes before the first unit. They hold the transfer's secret. The sender checks it, because the same path may be a
+/// different file on the sender's side, for example in another container.
 const HEADER_BYTES: u64 = 4096;
 
-/// Handle of a segment, on either side.
+/// A segment, as either side holds it.
 #[derive(Debug)]
 pub(super) struct Segment {
     file: File,
@@ -25,7 +25,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Creates a segment with room for units of `bytes` bytes in sum.
+    /// Creates a segment with room for units of `bytes` bytes in total.
     pub fn create(secret: &[u8], bytes: u64) -> io::Result<Self> {
         let file = File::from(memfd_create("tutti-planes", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(HEADER_BYTES + bytes)?;

@@ -1,4 +1,4 @@
-//! The sending side: the queues of all pushes of this process, and the memory and connections that they share.
+//! The sending side: the queues of all pushes of this process, and the memory and connections that the pushes share.
 
 mod connections;
 mod counts;
@@ -41,7 +41,8 @@ impl Sender {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the queue of a request's `count` pages or rows. `None` if the request has a queue already.
+    /// Opens the queue of a request's `count` pages or rows, and returns its push. `None` if the request has a queue
+    /// already.
     pub fn begin(
         &self,
         key: GraphKey,
@@ -62,12 +63,12 @@ impl Sender {
     /// Runs a push to its end and closes its queue. `None` if the request has ended on this worker.
     pub async fn run(&self, key: GraphKey, push: Push) -> Option<Result<(), TransferError>> {
         let outcome = push.run().await;
-        // Drops units that are still staged, since nothing will send them.
+        // No task will send the units that are still staged, so they are dropped.
         self.close(key);
         outcome
     }
 
-    /// Queues units. They are dropped if the request has no queue any more, because its push has then ended.
+    /// Queues units. Drops them if the request's queue is closed because its push has ended.
     pub fn put(&self, run: Run, data: Vec<u8>) {
         let queue = self.queues().get(&run.key).cloned();
         match queue {
@@ -87,7 +88,7 @@ impl Sender {
         self.queues().contains_key(&key)
     }
 
-    /// Drops a request's queue. Its push ends, unless it awaits the receiver's answer already.
+    /// Closes a request's queue. Its push then ends, unless it already waits for the receiver's answer.
     pub fn close(&self, key: GraphKey) {
         let queue = self.queues().remove(&key);
         queue.iter().for_each(|queue| queue.close());

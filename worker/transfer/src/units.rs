@@ -12,15 +12,15 @@ use crate::{FRAME_BYTES, PageLayout};
 pub enum UnitKind {
     /// Pages of a request's planes in the layout of [`PageLayout`].
     Pages,
-    /// The state of a request in all slot planes, in the same layout: one unit, which follows the pages in models that
-    /// have slot planes.
+    /// The state of a request in all slot planes, in the same layout. It is one unit. In models with slot planes, it
+    /// follows the pages.
     Slot,
     /// Embeddings of a request's media: one row per media token, in little-endian f32.
     Embeddings,
 }
 
 impl UnitKind {
-    /// Index of the kind in the counts of a message: the slot comes after the pages.
+    /// Index of the kind in the counts of a message. The slot has its own index, after that of pages or embeddings.
     pub(crate) fn index(self) -> u32 {
         u32::from(self == Self::Slot)
     }
@@ -29,13 +29,13 @@ impl UnitKind {
 /// Part of each unit that a run holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// The unit of all ranks.
+    /// The whole unit, with the shares of all ranks.
     Whole,
-    /// The share of one rank. Each rank copies, sends and takes its own.
+    /// The share of one rank. Each rank copies, sends and receives its own.
     Share,
 }
 
-/// Descriptor of consecutive units of a request. Their bytes and their place on a device are said beside it.
+/// Descriptor of consecutive units of a request. It holds neither their bytes nor their place on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The request's graph.
@@ -51,7 +51,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The message that names a run and the place of its units.
+    /// Returns the message that describes a run and the place of its units.
     pub fn message(&self, ids: &UnitIds) -> pb::ShareRun {
         let (pages, slot) = match ids {
             UnitIds::Pages(pages) => (pages.iter().map(|page| page.0).collect(), None),
@@ -60,7 +60,7 @@ impl Run {
         pb::ShareRun { key: Some(self.key.into()), first: self.first as u32, pages, slot }
     }
 
-    /// Reads a message of [`message`](Self::message).
+    /// Reads a message that [`message`](Self::message) has made.
     pub fn of_message(pb::ShareRun { key, first, pages, slot }: pb::ShareRun) -> (Self, UnitIds) {
         let (kind, count, ids) = match slot {
             Some(slot) => (UnitKind::Slot, 1, UnitIds::Slot(SlotId(slot))),
@@ -83,7 +83,7 @@ pub enum UnitIds {
     Slot(SlotId),
 }
 
-/// The reserved units of a request, and which of them are filled.
+/// The reserved units of a request, and a record of those that are filled.
 #[derive(Clone, Debug)]
 pub struct Filled {
     /// True for each page or row that is valid.
@@ -92,7 +92,7 @@ pub struct Filled {
 }
 
 impl Filled {
-    /// `count` pages or rows, of which the first `known` are valid already.
+    /// Creates the record of `count` pages or rows, of which the first `known` are valid already.
     pub fn new(count: usize, known: usize) -> Self {
         Self { units: (0..count).map(|index| index < known).collect(), slot: false }
     }
@@ -102,7 +102,7 @@ impl Filled {
         self.units.len()
     }
 
-    /// Records the units of a run, which lies within the reserved ones.
+    /// Records the units of a run as filled. The run must lie within the reserved units.
     pub fn fill(&mut self, run: &Run) {
         match run.kind {
             UnitKind::Slot => self.slot = true,
@@ -122,7 +122,7 @@ impl Filled {
         self.slot
     }
 
-    /// True if nothing is missing. The slot counts only if `with_slot` is true.
+    /// True if no unit is missing. The slot counts only if `with_slot` is true.
     pub fn is_complete(&self, with_slot: bool) -> bool {
         self.missing().is_none() && (self.slot || !with_slot)
     }
@@ -135,7 +135,7 @@ pub struct Units {
     pub whole: UnitLayout,
     /// This rank's share of pages and slots. The same as `whole` for a worker without a group.
     pub share: UnitLayout,
-    /// Rows of embeddings, which the leader of a group alone exchanges.
+    /// Rows of embeddings. In a group, only the leader exchanges them.
     pub embeddings: UnitLayout,
 }
 
@@ -164,7 +164,7 @@ impl Units {
     }
 }
 
-/// The kind and the sizes of a transfer's units. The units are either rows of embeddings or pages. In models with slot
+/// The kind and the sizes of a transfer's units. The units are either pages or rows of embeddings. In models with slot
 /// planes, the slot is sent with the pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitLayout {
@@ -178,12 +178,12 @@ pub struct UnitLayout {
     pub slot_bytes: usize,
     /// The model's planes; empty for embeddings.
     pub planes: Arc<[pb::TransferPlane]>,
-    /// The rank whose share of each unit this is; [`GroupRank::ALONE`] for whole units.
+    /// The rank whose share of each unit this layout describes; [`GroupRank::ALONE`] for whole units.
     pub share: GroupRank,
 }
 
 impl UnitLayout {
-    /// A rank's share of the pages and the slot of a request; [`GroupRank::ALONE`] has the whole.
+    /// Layout of a rank's share of a request's pages and slot. The share of [`GroupRank::ALONE`] is the whole.
     pub fn of_pages(layout: &PageLayout, share: GroupRank) -> Self {
         let plane = |plane: &crate::PlaneLayout| pb::TransferPlane {
             name: plane.name.clone(),
@@ -203,7 +203,7 @@ impl UnitLayout {
     pub fn of_embeddings(width: usize) -> Self {
         Self {
             kind: UnitKind::Embeddings,
-            // The width is the layout: a row is little-endian f32.
+            // The width identifies the layout, because every row is little-endian f32.
             id: width as u64,
             unit_bytes: width * size_of::<f32>(),
             slot_bytes: 0,
@@ -212,7 +212,7 @@ impl UnitLayout {
         }
     }
 
-    /// True if this worker and one of a group of `ranks` ranks exchange shares, and not whole pages.
+    /// True if a rank of this group exchanges shares, instead of whole pages, with a rank of a group of `ranks` ranks.
     pub fn is_shared_with(&self, ranks: usize) -> bool {
         self.is_share() && self.share.world_size == ranks
     }
@@ -227,7 +227,7 @@ impl UnitLayout {
         self.unit_bytes.max(self.slot_bytes)
     }
 
-    /// Bytes per unit of a kind of this transfer.
+    /// Bytes per unit of one kind. The kind must be in this transfer.
     pub fn bytes_of(&self, kind: UnitKind) -> usize {
         match kind {
             UnitKind::Slot => self.slot_bytes,
@@ -235,19 +235,19 @@ impl UnitLayout {
         }
     }
 
-    /// Maximum number of units of a kind per message.
+    /// Maximum number of units of a kind in one message.
     pub fn at_once(&self, kind: UnitKind) -> usize {
         (FRAME_BYTES / self.bytes_of(kind).max(1)).max(1)
     }
 
-    /// Number of units of each kind, as messages state them, if there are `count` pages or rows.
+    /// Number of units of each kind, in the form of messages, for `count` pages or rows.
     pub fn counts(&self, count: usize) -> Vec<u32> {
         let mut counts = vec![count as u32];
         counts.extend((self.slot_bytes > 0).then_some(1));
         counts
     }
 
-    /// The kind of units at an index in `counts`. `None` if this transfer has no such units.
+    /// The kind of units that an index in `counts` stands for. `None` if this transfer has no such units.
     pub fn kind_of(&self, index: u32) -> Option<UnitKind> {
         match index {
             0 => Some(self.kind),
@@ -261,7 +261,7 @@ impl UnitLayout {
         count as u64 * self.unit_bytes as u64 + self.slot_bytes as u64
     }
 
-    /// Offset in a segment of a unit, if there are `count` pages or rows. The slot follows them.
+    /// Offset of a unit in a segment that holds `count` pages or rows. The slot follows them.
     pub fn offset_of(&self, kind: UnitKind, first: usize, count: usize) -> u64 {
         let first = if kind == UnitKind::Slot { count } else { first };
         first as u64 * self.unit_bytes as u64
@@ -275,7 +275,7 @@ impl UnitLayout {
         }
     }
 
-    /// Returns the first difference between these planes and a sender's, which names the plane.
+    /// Returns the first difference between these planes and a sender's, with the name of the plane.
     pub fn difference(&self, theirs: &[pb::TransferPlane]) -> Option<String> {
         let find = |planes: &[pb::TransferPlane], name: &str| {
             planes.iter().find(|plane| plane.name == name).map(|plane| plane.unit_bytes)

@@ -14,18 +14,18 @@ use crate::collective::{CollectiveError, GroupRank, Operation};
 use crate::cuda::context::Gpu;
 use crate::cuda::memory::DevicePointer;
 
-/// Mark of a configuration whose other fields are set (`NCCL_API_MAGIC`).
+/// Value of the field `magic` of every configuration (`NCCL_API_MAGIC`).
 const CONFIG_MAGIC: u32 = 0xcafe_beef;
 /// Version of the configuration's layout: NCCL 2.30. An older library reads the fields that it knows.
 const CONFIG_VERSION: u32 = 23_000;
-/// Value of a field of the configuration that is left to NCCL (`NCCL_CONFIG_UNDEF_INT`).
+/// Value of a field of the configuration for which NCCL takes its default (`NCCL_CONFIG_UNDEF_INT`).
 const UNDEFINED: c_int = c_int::MIN;
-/// Time for which a call that goes on in the background is asked for without a pause. Once the ranks are connected,
-/// NCCL's own thread takes some microseconds to launch a collective.
+/// Time for which the host polls a call in the background without sleeping. Once the ranks are connected, NCCL's own
+/// thread takes some microseconds to launch a collective.
 const SPIN: Duration = Duration::from_micros(200);
-/// Interval at which longer waits ask.
+/// Interval of longer polls.
 const POLL: Duration = Duration::from_micros(100);
-/// Shortest interval between two looks at the collectives in flight.
+/// Minimum interval between two checks of the collectives in flight.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// An elementwise reduction over all ranks, in place.
@@ -103,8 +103,8 @@ impl Communicator {
         self.end(Operation::AllReduce, begun)
     }
 
-    /// Enqueues a gather of `count` floats of each rank. Rank 0 passes `all`, `[ranks, count]`, into which the parts of
-    /// all other ranks come. The others pass their `part`.
+    /// Enqueues a gather of `count` floats of each rank. Rank 0 passes `all`, `[ranks, count]`, which receives the
+    /// parts of all other ranks. The others pass their `part`.
     pub(in crate::cuda) fn gather(
         &mut self,
         part: DevicePointer<f32>,
@@ -133,8 +133,8 @@ impl Communicator {
         self.end(Operation::Gather, begun)
     }
 
-    /// Looks at the collectives in flight, unless the last look was moments ago. An error that NCCL has noted, or a
-    /// collective that is overdue, aborts the communicator.
+    /// Checks the collectives in flight, unless the last check was less than `LOOK` ago. Aborts the communicator if
+    /// NCCL has met an error, or if a collective is overdue.
     pub(in crate::cuda) fn check(&mut self) -> Result<(), DeviceError> {
         if self.failed.is_none() && self.looked.elapsed() < LOOK {
             return Ok(());
@@ -150,7 +150,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// As [`check`](Self::check), at once. Returns the collective that the stream has not passed.
+    /// Checks as [`check`](Self::check) does, however recent the last check is. Returns the first collective that the
+    /// stream has not passed.
     pub(in crate::cuda) fn look(&mut self) -> Result<Option<Operation>, DeviceError> {
         self.begin()?;
         self.looked = Instant::now();
@@ -178,8 +179,8 @@ impl Communicator {
         self.in_flight.mark(operation)
     }
 
-    /// Waits until a call has ended: a call of a communicator that does not block may go on in the background, and no
-    /// other call may begin before.
+    /// Waits until a call has ended. A call of a communicator that does not block may continue in the background, and
+    /// no other call may begin before its end.
     fn settle(&mut self, operation: Operation, begun: u32, limit: Duration) -> Result<(), DeviceError> {
         let (mut code, since) = (begun, Instant::now());
         while code == IN_PROGRESS {
@@ -252,7 +253,8 @@ impl Drop for Communicator {
     }
 }
 
-/// The first of two results that is an error; success only if both are.
+/// The worse of two results: an error is worse than `IN_PROGRESS`, and that is worse than success. Of two errors, the
+/// first.
 fn worse(first: u32, second: u32) -> u32 {
     match first {
         SUCCESS => second,
@@ -265,7 +267,7 @@ fn pointer(at: DevicePointer<f32>) -> *mut c_void {
     std::ptr::without_provenance_mut(at.address() as usize)
 }
 
-/// A configuration whose calls do not wait for other ranks, and that is NCCL's own otherwise.
+/// NCCL's default configuration, except that calls do not wait for other ranks.
 fn not_blocking() -> sys::ncclConfig_t {
     sys::ncclConfig_t {
         size: size_of::<sys::ncclConfig_t>(),

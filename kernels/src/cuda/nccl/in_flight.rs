@@ -8,15 +8,15 @@ use crate::DeviceError;
 use crate::collective::Operation;
 use crate::cuda::context::{Event, Gpu};
 
-/// The collectives that the stream has not passed, as far as is known.
+/// The collectives that the stream has not passed yet, as far as the host knows.
 ///
-/// The clock measures the time since the stream last passed a collective, or since one was enqueued while it had none.
-/// So a long step does not count as a hang, as long as its collectives go by.
+/// The clock starts when a collective is enqueued while none is in flight, and restarts whenever the stream passes one.
+/// A long step therefore does not count as a hang as long as its collectives complete.
 pub(super) struct InFlight {
     gpu: Arc<Gpu>,
-    /// A point behind each collective.
+    /// An event behind each collective.
     ahead: VecDeque<(Event, Operation)>,
-    /// Events to use again.
+    /// Events to reuse.
     free: Vec<Event>,
     since: Instant,
 }
@@ -26,7 +26,7 @@ impl InFlight {
         Self { gpu: gpu.clone(), ahead: VecDeque::new(), free: Vec::new(), since: Instant::now() }
     }
 
-    /// Marks the point behind a collective that has just been enqueued.
+    /// Records an event behind a collective that has just been enqueued.
     pub(super) fn mark(&mut self, operation: Operation) -> Result<(), DeviceError> {
         let event = match self.free.pop() {
             Some(event) => event.record_again()?,
@@ -39,7 +39,7 @@ impl InFlight {
         Ok(())
     }
 
-    /// Forgets the collectives that the stream has passed. Returns the next one and the time for which it is due.
+    /// Forgets the collectives that the stream has passed. Returns the next one, and the clock's time.
     pub(super) fn next(&mut self) -> Result<Option<(Operation, Duration)>, DeviceError> {
         while let Some((event, operation)) = self.ahead.front() {
             let reached =

@@ -34,7 +34,7 @@ DEVICE u64 philox(u64 seed, u64 position) {
   return c0 | (u64)c1 << 32;
 }
 
-// The first index whose value and all values before it sum to more than `target`, or `count`.
+// Returns the first index at which the sum of all values up to it exceeds `target`, or `count` if there is none.
 template <class Value>
 DEVICE u32 locate(u32 count, u64 target, Value value) {
   __shared__ u64 sums[WARPS];
@@ -80,8 +80,8 @@ struct Cut {
   u64 mass;     // of all kept candidates
 };
 
-// Finds the `wanted`-th candidate, or the first one that makes the mass of those up to it at least `wanted`: a search
-// by eight bits of the weight at a time.
+// Finds the last candidate to keep: the `wanted`-th one or, with BY_MASS, the first one with which the sum of the
+// weights reaches `wanted`. This is a radix search by eight bits of the weight per pass.
 template <bool BY_MASS>
 DEVICE Cut select(const float* weights, u32 count, u64 wanted) {
   __shared__ u32 counts[256];
@@ -106,7 +106,7 @@ DEVICE Cut select(const float* weights, u32 count, u64 wanted) {
     }
     prefix = prefix << 8 | bucket;
   }
-  // The weights with these bits are equal, and the lowest ids come first.
+  // The weights with these bits are equal. Those of the lowest ids are kept.
   const u64 each = fixed(__uint_as_float(prefix)), equal = counts[prefix & 255];
   u64 taken = BY_MASS ? (each ? (wanted - mass + each - 1) / each : equal) : wanted - number;
   taken = taken < 1 ? 1 : taken > equal ? equal : taken;

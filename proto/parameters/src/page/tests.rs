@@ -19,7 +19,7 @@ fn the_tables_in_docs_are_made_from_the_declaration() {
 fn every_parameter_of_http_is_in_one_table() {
     for parameter in all().filter(|parameter| !parameter.scopes.is_empty()) {
         let tables = SECTIONS.iter().filter(|section| (section.has)(parameter)).count();
-        // `model` is a parameter of generations and of both routes of the tokenizer.
+        // `model` is in two tables: that of completions and chat, and that of `/tokenize` and `/detokenize`.
         assert_eq!(tables, if parameter.name == "model" { 2 } else { 1 }, "{}", parameter.name);
     }
 }

@@ -12,7 +12,7 @@ use super::{Failure, PAGE_TOKENS, PROMPT, TwoThreads, Working, launch, median, r
 
 /// Number of runs per variant; odd, so that there is a median.
 const RUNS: usize = 5;
-/// A step's budget that holds a decode of every row.
+/// Budget of a step, large enough for one token of each row.
 const MAX_STEP_TOKENS: usize = 1024;
 
 /// Idle time of one device.
@@ -21,10 +21,11 @@ pub struct IdleFigures {
     step_us: u32,
     rows: usize,
     steps_in_flight: usize,
-    /// Share of the device's time that passes between steps, in percent, of each run.
+    /// Idle time between steps, in percent of the device's time, of each run.
     idle_percent: Vec<f64>,
     median_idle_percent: f64,
-    /// Time of the device's thread per step for planning and for committing, in microseconds, means of the last run.
+    /// Mean time per step that the device's thread spent on planning and on committing in the last run, in
+    /// microseconds.
     plan_us: f64,
     commit_us: f64,
 }
@@ -40,7 +41,7 @@ pub fn measure() -> Result<Vec<IdleFigures>, Failure> {
     Ok(figures)
 }
 
-/// Measures one and two steps in flight in turns, so that other load of the machine affects both.
+/// Measures one and two steps in flight alternately, so that other load of the machine affects both.
 fn compare(step_us: u32, rows: usize) -> Result<Vec<IdleFigures>, Failure> {
     let steps = u64::from(1_000_000 / step_us);
     let mut devices = [Device::start(step_us, rows, steps, 1)?, Device::start(step_us, rows, steps, 2)?];
@@ -96,7 +97,7 @@ impl Device {
         Ok(Self { engine: TwoThreads::start(engine)?, meter, steps, figures })
     }
 
-    /// Decodes with all rows for `steps` steps, after a tenth of them as a warm-up.
+    /// Decodes with all rows for `steps` steps, after a warm-up of a tenth as many.
     fn run(&mut self, run: u64) -> Result<(), Failure> {
         let Self { engine, meter, steps, figures } = self;
         let key = |row: usize| pb::GraphKey { request: run * 10_000 + row as u64, incarnation: 0, graph: 0 };

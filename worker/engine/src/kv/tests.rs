@@ -19,11 +19,11 @@ fn a_small_model_takes_only_what_it_can_use() {
 
 #[test]
 fn a_large_model_takes_what_its_share_of_the_machine_leaves() {
-    // 64 GiB that two workers divide, of which this one has taken 8 GiB.
+    // Two workers divide 64 GiB. This worker's weights and largest step take 8 GiB.
     assert_eq!(default_bytes(Some(32 * GIB), 8 * GIB, Some(56 * GIB)), 20 * GIB);
-    // A worker that nothing tells its share, on a machine with 16 GiB free.
+    // A worker without a share, on a machine with 16 GiB free.
     assert_eq!(default_bytes(None, 8 * GIB, Some(16 * GIB)), 14 * GIB);
-    // Others have taken memory since the conductor measured.
+    // Other processes have taken memory since the conductor measured.
     assert_eq!(default_bytes(Some(32 * GIB), 8 * GIB, Some(8 * GIB)), 7 * GIB);
 }
 
@@ -63,7 +63,7 @@ fn pages_and_slots_come_out_of_one_budget() {
     let without_cache = EngineSettings { no_prefix_cache: true, ..EngineSettings::default() };
     let size = sizes(5, 10).divide(1050, &without_cache).unwrap();
     assert_eq!((size.pages, size.slots), (200, 5));
-    // Pages that take no memory do not limit requests, and are not more than requests can use.
+    // Pages that take no memory do not limit requests. There are as many as requests can use.
     let size = divide(&sizes(0, 10), 1050);
     assert_eq!((size.pages, size.slots), (13, 5 + 13));
 }
@@ -84,7 +84,7 @@ fn a_budget_for_less_than_two_pages_and_all_running_requests_is_refused() {
             "max_running_requests",
             "is 4, the limit is 3: kv_cache_memory, 249 bytes, holds 4 slots of 10 bytes",
         ),
-        // Not even one request can run.
+        // The budget is too small for one request.
         (
             sizes(100, 10),
             219,
@@ -99,7 +99,7 @@ fn a_budget_for_less_than_two_pages_and_all_running_requests_is_refused() {
     }
 }
 
-/// Half of the budget is for slots if nothing else is asked for.
+/// Slots take at most half of the budget if `max_running_requests` is not set.
 #[test]
 fn as_many_requests_run_as_have_slots_unless_their_number_is_set() {
     let sizes = Sizes { running: 1 + 128, most_pages: 1000, ..sizes(5, 10) };
@@ -107,11 +107,11 @@ fn as_many_requests_run_as_have_slots_unless_their_number_is_set() {
         |budget| sizes.divide(budget, &EngineSettings::default()).map(|size| (size.running, size.bytes()));
     assert_eq!(run(10_000), Ok((128, 10_000)));
     assert_eq!(run(1000), Ok((49, 1000)));
-    // One request and two pages at least.
+    // The minimum is one request and two pages.
     assert_eq!(run(30), Ok((1, 30)));
     let refused = run(29).unwrap_err();
     assert_eq!(refused.field(), Some("kv_cache_memory"), "{refused}");
-    // The number that is set is taken, though its slots take more than half.
+    // A set number is kept, even if its slots take more than half of the budget.
     let set =
         EngineSettings { max_running_requests: Some(80), no_prefix_cache: true, ..EngineSettings::default() };
     let size = Sizes { running: 1 + 80, ..sizes }.divide(1000, &set).unwrap();

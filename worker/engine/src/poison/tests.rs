@@ -8,7 +8,7 @@ fn only_pages_behind_all_computed_positions_are_poisoned() {
         (0..16, 0..1),
         (0..17, 0..2),
         (16..17, 1..2),
-        // The first page holds positions of the request.
+        // The first page holds earlier positions of the request.
         (1..16, 0..0),
         (1..17, 1..2),
         (17..18, 0..0),
@@ -31,7 +31,7 @@ fn a_slot_that_a_copy_reads_keeps_its_state() {
 #[test]
 fn poison_is_not_a_number_in_any_format() {
     assert!(f32::from_ne_bytes([BYTE; 4]).is_nan());
-    // An exponent of ones and a mantissa that is not zero: bfloat16 and f16.
+    // A float is NaN if all bits of its exponent are ones and its mantissa is not zero. Checked for bfloat16 and f16.
     let bits = u16::from_ne_bytes([BYTE; 2]);
     assert!(bits & 0x7f80 == 0x7f80 && bits & 0x007f != 0);
     assert!(bits & 0x7c00 == 0x7c00 && bits & 0x03ff != 0);

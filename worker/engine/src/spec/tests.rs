@@ -38,7 +38,7 @@ fn message() -> pb::LaunchGraph {
     }
 }
 
-/// Field that the error names if `change` is applied to a valid spec.
+/// Applies `change` to a valid spec, and returns the field that the error names.
 fn fault(change: impl FnOnce(&mut pb::RequestSpec)) -> String {
     let mut message = message();
     change(message.spec.as_mut().unwrap());

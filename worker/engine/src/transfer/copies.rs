@@ -1,4 +1,4 @@
-//! The copies of one batch: which pages and slots are read and written now.
+//! The copies of one batch: the pages and slots that are read and written now.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -10,22 +10,24 @@ use tutti_transfer::{Extent, HandOver, Run, Source, UnitIds, UnitKind};
 
 use super::{TransferEvents, Transfers, outgoing::Outgoing};
 
-/// Limit on the bytes that one batch copies in each direction inside a step, and the least limit between two steps.
+/// Limit on the bytes that one batch copies in each direction inside a step. A batch between two steps may copy at
+/// least as many.
 pub(super) const BATCH_BYTES: usize = 8 << 20;
 
-/// Bytes per second of the previous step that a batch between two steps may copy: about a tenth of one thread's memory
-/// bandwidth. After a long step a larger batch delays decodes by the same share, and without it a group of ranks, which
-/// copies nothing inside its steps, would send a long prefill in as many steps as it has batches.
+/// Bytes that a batch between two steps may copy, per second of the step before: about a tenth of one thread's memory
+/// bandwidth. The limit grows with the duration of the step, so that copies delay decodes by the same share after any
+/// step. With a fixed limit, a long prefill in a group of ranks would take one step per batch to send, because a group
+/// copies only between steps.
 const COPY_BYTES_PER_SECOND: f64 = 400e6;
 
 /// Copies of pages and slots that the device's thread runs between two steps or in a pause of a step.
 #[derive(Default)]
 pub(crate) struct PageCopies {
-    /// Orders for the connectors of the group's other ranks. They come before the copies.
+    /// Orders for the connectors of the group's other ranks. They are sent before the copies run.
     orders: Vec<pb::RankOrder>,
     reads: Vec<UnitCopy>,
     writes: Vec<UnitCopy>,
-    /// Runs of which other ranks write the shares that have arrived there, each with its rank.
+    /// Runs whose shares have arrived at other ranks, which will write them. Each comes with its rank.
     rank_writes: Vec<(usize, Run, UnitIds)>,
     /// Bytes of `rank_writes` on each rank.
     rank_bytes: BTreeMap<usize, usize>,
@@ -86,15 +88,16 @@ fn shares(pages: &mut dyn PausedPages) -> Result<&mut dyn GroupShares, DeviceErr
 }
 
 impl Transfers {
-    /// Sets the limit of the next batch, which is between two steps.
+    /// Sets the byte limit of the next batch, which runs between two steps. The limit grows with the time since the
+    /// previous call, and is at least `BATCH_BYTES`.
     pub fn between_steps(&mut self) {
         let now = Instant::now();
         let since = now - std::mem::replace(&mut self.turned, now);
         self.batch_bytes = BATCH_BYTES.max((since.as_secs_f64() * COPY_BYTES_PER_SECOND) as usize);
     }
 
-    /// Decides the page copies to run now, and sets the limit of a batch inside a step. Holds back requests with pages
-    /// for which the connector has no room. Embeddings need no copy, so this method sends them directly.
+    /// Decides the page copies to run now, and resets the byte limit to that of a batch inside a step. Holds back each
+    /// request whose pages the connector has no room for. Embeddings need no copy, so this method sends them directly.
     pub fn start_copies(&mut self, scheduler: &mut Scheduler, events: &mut TransferEvents) -> PageCopies {
         let mut copies = PageCopies::default();
         let encoded =
@@ -115,10 +118,11 @@ impl Transfers {
         copies
     }
 
-    /// Adds the pages that are complete, as far as the connector has room, and the slots of requests whose prefill is
+    /// Adds reads of complete pages, as far as the connector has room, and of the slots of requests whose prefill is
     /// done.
     fn start_reads(&mut self, batch_bytes: usize, scheduler: &mut Scheduler, copies: &mut PageCopies) {
-        // Bytes that the connector takes, and bytes of this batch, which reads one page at least.
+        // `room` is the number of bytes that the connector has room for, and `batch` the number that is left in this
+        // batch. A batch reads at least one page.
         let (mut room, mut batch) = (self.connector.room(), Some(batch_bytes));
         let page_bytes =
             [Extent::Whole, Extent::Share].map(|extent| self.unit_bytes(extent, UnitKind::Pages));
@@ -185,7 +189,7 @@ impl Transfers {
             self.connector.send(run, data);
         }
         for UnitCopy { run, .. } in copies.writes {
-            // Shares are written by each rank for itself.
+            // A share is written on this rank alone, a whole run on all ranks.
             self.written(&run, (run.extent == Extent::Share).then_some(0));
         }
         for (rank, run, _) in copies.rank_writes {

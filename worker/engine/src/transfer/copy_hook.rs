@@ -16,7 +16,8 @@ use tutti_models::{PausedPages, StepHook};
 
 use crate::overlap::Shared;
 
-/// Bytes per second that are copied while a step is paused: about a tenth of one thread's memory bandwidth.
+/// Bytes that copies inside a step may move per second of the step's time: about a tenth of one thread's memory
+/// bandwidth.
 const COPY_BYTES_PER_SECOND: f64 = 400e6;
 
 /// Lock-free hints to the device's thread about page copies.
@@ -31,7 +32,7 @@ pub(crate) struct CopyHints {
 /// Runs page copies between the layers of a model's steps.
 pub(crate) struct CopyHook {
     shared: Arc<Shared>,
-    /// Number of bytes that may be copied now; negative after a batch that was larger than the credit.
+    /// Number of bytes that may be copied now. Negative after a batch that was larger than the credit.
     credit: f64,
     /// Time at which `credit` was last updated.
     updated: Instant,

@@ -13,10 +13,10 @@ use tutti_proto::GraphKey;
 use tutti_runtime::{Error, ErrorKind};
 use tutti_transfer::{Connector, Extent, Filled, HandOver, Run, UnitKind};
 
-/// Maximum bytes per run of embedding rows, unless one row is larger.
+/// Maximum bytes per run of embedding rows. If one row is larger, a run is one row.
 const RUN_BYTES: usize = 1 << 20;
 /// Maximum bytes of embeddings that requests may hold here. A request holds its bytes from the reservation until its
-/// planes hold the embeddings, or until the request ends. One request may hold more if no other request holds bytes.
+/// planes hold the embeddings, or until the request ends. A single request may hold more if no other request holds any.
 /// Further requests wait, and nothing is encoded for them yet.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
@@ -47,7 +47,7 @@ struct Outgoing {
 
 struct Incoming {
     bytes: usize,
-    /// Room for the rows, and which of them have arrived. `None` once the embeddings have been taken.
+    /// Room for the rows, and a record of the rows that have arrived. `None` once the embeddings have been taken.
     rows: Option<(Vec<u8>, Filled)>,
 }
 
@@ -56,7 +56,7 @@ impl EmbeddingTransfers {
         Self { row_bytes, ..Self::default() }
     }
 
-    /// Registers an encoder's graph whose items have `rows` embedding rows in sum.
+    /// Registers an encoder's graph whose items have `rows` embedding rows in total.
     pub fn will_send(&mut self, key: GraphKey, rows: usize) {
         let (unsent, since) = (VecDeque::new(), Instant::now());
         self.outgoing.insert(key, Outgoing { rows, encoded: 0, unsent, since, held_back: false });
@@ -92,7 +92,8 @@ impl EmbeddingTransfers {
         self.grant(connector);
     }
 
-    /// Queues the encoded rows in `values` to be sent. `first` is the index of their first row within the request.
+    /// Queues the encoded rows in `values` to be sent. `first` is the index of the first of these rows within the
+    /// request.
     pub fn encoded(&mut self, key: GraphKey, first: usize, values: &[f32]) {
         let Some(outgoing) = self.outgoing.get_mut(&key) else { return };
         let at_once = (RUN_BYTES / self.row_bytes).max(1);
@@ -106,8 +107,8 @@ impl EmbeddingTransfers {
         outgoing.since = Instant::now();
     }
 
-    /// Sends as many embedding rows as the connector has room for. Calls `hold_back` for a request that begins or
-    /// ceases to have unsent rows. Returns the requests whose rows have all been sent.
+    /// Sends as many embedding rows as the connector has room for. Calls `hold_back` for each request that now has
+    /// unsent rows, and for each that no longer has. Returns the requests whose rows have all been sent.
     pub fn send(
         &mut self,
         connector: &mut dyn Connector,
@@ -135,7 +136,7 @@ impl EmbeddingTransfers {
     /// Stores a run of embedding rows for a request that waits for embeddings. Drops a run that no request waits for.
     pub fn fill(&mut self, run: &Run, data: &[u8]) {
         let incoming = self.incoming.get_mut(&run.key);
-        // If the embeddings have been taken already, the run is a repetition.
+        // If the embeddings have been taken already, the run is a repetition and is dropped.
         let Some((room, filled)) = incoming.and_then(|incoming| incoming.rows.as_mut()) else { return };
         let at = run.first * self.row_bytes;
         if data.len() == run.count * self.row_bytes
@@ -158,7 +159,7 @@ impl EmbeddingTransfers {
             || self.queue.iter().any(|(waiting, _)| *waiting == key)
     }
 
-    /// Takes a request's embeddings if all rows have arrived and the sender states the number of rows correctly. On an
+    /// Returns a request's embeddings if all rows have arrived and the sender states the right number of rows. On an
     /// error, nothing changes.
     pub fn take(&mut self, key: GraphKey, hand_over: &HandOver) -> Result<Vec<f32>, Error> {
         let HandOver { first, computed, pages, .. } = *hand_over;

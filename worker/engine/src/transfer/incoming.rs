@@ -16,23 +16,23 @@ pub(super) struct Incoming {
     /// Index of the first page that belongs to this request alone. The pages before this index are shared and valid,
     /// and are never written.
     first_own: usize,
-    /// Units that each rank of the group has written.
+    /// The units that each rank of the group has written.
     ranks: Vec<Filled>,
 }
 
 impl Incoming {
-    /// A request that holds reserved pages on a group of `ranks` ranks.
+    /// Creates the entry of a request that holds reserved pages on a group of `ranks` ranks.
     pub fn new(Reserved { pages, known, slot, .. }: Reserved, ranks: usize) -> Self {
         let filled = Filled::new(pages.len(), known);
         Self { pages: pages.into(), slot, first_own: known, ranks: vec![filled; ranks] }
     }
 
-    /// True if all of these pages are the request's and none of them is shared.
+    /// True if all of these pages belong to the request and none of them is shared.
     pub fn may_write(&self, first: usize, count: usize) -> bool {
         first >= self.first_own && first.saturating_add(count) <= self.pages.len()
     }
 
-    /// Records that units are written: the share of one rank, or with `None` the units of all ranks.
+    /// Records that units are written. `rank` is the rank that has written its share; `None` stands for all ranks.
     pub fn written(&mut self, rank: Option<usize>, run: &Run) {
         match rank {
             Some(rank) => self.ranks.get_mut(rank).into_iter().for_each(|filled| filled.fill(run)),
@@ -45,7 +45,7 @@ impl Incoming {
         &self.ranks[0]
     }
 
-    /// True if this rank has written all units, and another has not. The slot counts only if `with_slot` is true.
+    /// True if this rank has written all units, but another rank has not. The slot counts only if `with_slot` is true.
     pub fn awaits_ranks(&self, with_slot: bool) -> bool {
         self.own().is_complete(with_slot) && self.ranks.iter().any(|filled| !filled.is_complete(with_slot))
     }
@@ -54,7 +54,7 @@ impl Incoming {
 /// Received runs to write to the device, in order of arrival.
 #[derive(Default)]
 pub(super) struct Unwritten {
-    /// Each with the bytes to copy on one rank.
+    /// Each run, its source, and the number of bytes to copy on one rank.
     runs: VecDeque<(Run, Source, usize)>,
     bytes: usize,
 }

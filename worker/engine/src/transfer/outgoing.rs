@@ -11,7 +11,7 @@ pub(super) struct Outgoing {
     pub table: Arc<[PageId]>,
     /// Number of tokens whose keys and values are in the pages of `table`.
     pub computed: usize,
-    /// Number of leading pages that need no further copy: they are copied for the connector, or the other worker
+    /// Number of leading pages that need no further copy, because they are copied for the connector or the receiver
     /// already has them.
     pub sent: usize,
     /// First sampled token and the time of its commit; `None` until the prefill is done.
@@ -25,7 +25,7 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// A request that has run in no step. The other worker has its first `sent` pages.
+    /// Creates the entry of a request that has not run in any step. The receiver has its first `sent` pages.
     pub fn new(sent: usize, extent: Extent) -> Self {
         let (table, slot) = (Arc::from([]), SlotId::NULL);
         Self { extent, table, computed: 0, sent, first: None, slot, slot_sent: false, held_back: false }

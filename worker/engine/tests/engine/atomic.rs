@@ -1,4 +1,4 @@
-//! Prompts that one step must compute: run in one forward, or refused at launch.
+//! Prompts that must be computed in one step: they run in one forward, or are refused at launch.
 
 use tutti_engine::{Engine, EngineSettings};
 use tutti_proto::{
@@ -16,7 +16,8 @@ fn output(results: &[(u32, Vec<(u32, u32)>)]) -> Vec<u32> {
     results.iter().map(|(token, _)| *token).collect()
 }
 
-/// An engine whose prompts must not be cut, and the lengths of the rows that it has run.
+/// Returns an engine whose prompts must not be cut, and a function that returns the lengths of the rows that it has
+/// run.
 fn engine(settings: &EngineSettings, in_flight: InFlight) -> (Engine, impl Fn() -> Vec<usize>) {
     let (model, probe) = model_prefilled_by(WalkKind::Atomic { batched_by: WalkId(MIXED) }, in_flight);
     assert_eq!(model.limits().max_step_tokens, 64);
@@ -37,7 +38,8 @@ fn every_setting() -> impl Iterator<Item = (EngineSettings, InFlight)> {
 fn a_prompt_over_the_budget_of_a_step_runs_in_one_forward() {
     for (settings, in_flight) in every_setting() {
         let (mut engine, long_rows) = engine(&settings, in_flight);
-        // Decodes and short prompts run beside the long prompts, which are all longer than a step's budget of 16.
+        // Decodes and short prompts run in the same steps as the long prompts, which are all longer than a step's
+        // budget of 16.
         let launches: Vec<_> = [3, 40, 16, 17, 58, 9]
             .into_iter()
             .zip(1..)
@@ -59,7 +61,7 @@ fn a_prompt_over_the_buffers_of_a_step_is_refused_at_launch() {
     for (settings, in_flight) in every_setting() {
         let (mut engine, long_rows) = engine(&settings, in_flight);
         let fits = launch(2, 58, 6);
-        // A replayed request computes its output with its prompt.
+        // A replayed request computes its earlier output along with its prompt.
         let replay = pb::LaunchGraph { generated: vec![1, 2, 3], ..launch(5, 62, 5) };
         let ran =
             run(&mut engine, &[launch(1, 59, 6), fits.clone(), launch(3, 65, 0), launch(4, 1, 64), replay]);

@@ -70,7 +70,7 @@ impl Connector for TestConnector {
     }
 }
 
-/// An engine on the test's thread, with its reported results.
+/// An engine on the test's thread, and the results that it has reported.
 struct Side {
     probe: Arc<Mutex<Probe>>,
     device: DeviceLoop,
@@ -91,7 +91,7 @@ impl Side {
         Self { probe, ..Self::of(engine) }
     }
 
-    /// The side of an engine whose model has no probe.
+    /// Returns the side of an engine whose model has no probe.
     fn of(engine: Engine) -> Self {
         let (device, mut engine) = engine.split();
         let connector = TestConnector::default();
@@ -140,7 +140,7 @@ fn prefill(whole: &pb::LaunchGraph) -> pb::LaunchGraph {
     prefill_behind(whole, 0)
 }
 
-/// Prefill graph of a request whose first `known` pages the other side has.
+/// Returns the prefill graph of a request whose first `known` pages the other side has.
 fn prefill_behind(whole: &pb::LaunchGraph, known: usize) -> pb::LaunchGraph {
     let send_to =
         pb::PlaneDestination { secret: vec![0; 16], known_pages: known as u32, ..Default::default() };
@@ -166,12 +166,12 @@ fn arrived((run, data): Sent) -> Event {
     Event::Arrived(run, Source::Here(data))
 }
 
-/// The run with the key that its request has on the decoding side.
+/// Returns the run with the key that its request has on the decoding side.
 fn there((run, data): Sent) -> Sent {
     (Run { key: key(run.key.request.0, 1), ..run }, data)
 }
 
-/// Carries all queued pages and ends from the prefilling side. Returns the exported requests.
+/// Carries all queued runs and exports from the prefilling side to the decoding side. Returns the exported requests.
 fn carry(from: &Side, to: &Side, answers: &Answers) -> Vec<u64> {
     let mut connector = from.connector.lock();
     for run in connector.sent.drain(..) {
@@ -185,7 +185,7 @@ fn carry(from: &Side, to: &Side, answers: &Answers) -> Vec<u64> {
     exported.iter().map(|(key, _)| key.request.0).collect()
 }
 
-/// Prefills a request and returns its pages and the end of its export.
+/// Prefills a request, and returns its pages and its hand-over.
 fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<Sent>, HandOver) {
     side.engine.launch(prefill(whole));
     side.idle();
@@ -207,8 +207,8 @@ fn divided_requests_give_the_tokens_of_a_request_alone() {
             Side::in_flight(&decoding, in_flight),
             Answers::default(),
         );
-        // Lengths around multiples of page and chunk. Some prompts share a prefix, so that some pages are cached and
-        // some are sent.
+        // The lengths lie around multiples of pages and chunks. Some prompts share a prefix, so that some pages are
+        // cached and some are sent.
         let launches: Vec<_> = (0..40)
             .map(|request| {
                 let mut launch = launch(request, 1 + request as usize % 37, 2 + request as u32 % 20);
@@ -239,7 +239,7 @@ fn divided_requests_give_the_tokens_of_a_request_alone() {
             }
             let (a, b) = (from.step(), to.step());
             for request in carry(&from, &to, &answers) {
-                // Accepted later, so that completions come in any order.
+                // The receiver accepts only later, so that completions come in any order.
                 from.give(Event::Accepted(key(request, 0)));
             }
             if !a && !b && to.outcomes.len() == launches.len() {
@@ -293,7 +293,7 @@ fn wrong_imports_are_refused_and_a_correct_one_is_still_accepted() {
         })
         .collect();
     assert_eq!(pages.len(), 5);
-    // All pages but one, one page twice, a page beyond the request's end, and a page of an unknown request.
+    // Send all pages but one, one page twice, a page beyond the request's end, and a page of an unknown request.
     for page in pages.iter().filter(|(run, _)| run.first != 2).chain([&pages[0]]) {
         to.give(arrived(page.clone()));
     }
@@ -328,7 +328,7 @@ fn wrong_imports_are_refused_and_a_correct_one_is_still_accepted() {
     to.give(import(1, exported, &answers));
     to.step();
     to.step();
-    // A repeated import and late pages change nothing.
+    // A repeated import and late pages have no effect.
     to.give(import(1, exported, &answers));
     to.give(arrived((first, vec![9; PAGE_BYTES])));
     to.idle();
@@ -353,7 +353,7 @@ fn a_request_whose_pages_cannot_leave_waits_alone() {
     side.engine.launch(short.clone());
     side.idle();
     assert_eq!(side.ids(2), expected(&short).output);
-    // One page at a time.
+    // The connector has room for one page at a time.
     while !side.outcomes.contains_key(&1) {
         side.connector.lock().room = PAGE_BYTES;
         side.step();
@@ -377,7 +377,7 @@ fn every_ending_frees_all_pages_once() {
         assert!(side.connector.lock().ended.contains(&key(request, u32::from(request > 10))));
         assert!(side.engine.is_idle());
     };
-    // On the decoding side, while it waits for planes: cancelled, and failed by the sender.
+    // Requests that wait for planes on the decoding side: one is cancelled, one is failed by the sender.
     let mut to = Side::new(&settings());
     for request in [11, 12] {
         to.engine.launch(decode(&launch(request, 30, 5)));
@@ -389,7 +389,8 @@ fn every_ending_frees_all_pages_once() {
     to.idle();
     check(&mut to, 11);
     check(&mut to, 12);
-    // On the prefilling side: before the prefill is done, and after it, when its pages are already free.
+    // A request on the prefilling side fails before its prefill is done. Another fails later, when its pages are
+    // already free.
     let mut from = Side::new(&settings());
     from.connector.lock().room = 0;
     from.engine.launch(prefill(&launch(1, 30, 5)));

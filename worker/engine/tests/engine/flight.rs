@@ -1,4 +1,4 @@
-//! Several steps in flight: ends, cancels and failures of requests that stand in all of them.
+//! Several steps in flight: requests that end, are cancelled or fail while they have rows in all of these steps.
 
 use std::{
     collections::BTreeMap,
@@ -113,7 +113,7 @@ fn an_end_at_a_stop_token_leaves_one_void_row_per_further_step_and_an_end_by_len
 
 #[test]
 fn a_cancel_inside_two_steps_ends_at_once_and_frees_pages_when_the_last_row_is_done() {
-    // Enough pages for one request, so that the next one gets the pages and the slot of the cancelled one.
+    // The pool has pages for one request alone, so that the next one gets the pages and the slot of the cancelled one.
     let tight = EngineSettings { kv_cache_memory: Some(ByteSize(13 * PAGE_BYTES as u64)), ..settings() };
     for in_flight in several() {
         for after in 1..8 {
@@ -129,7 +129,8 @@ fn a_cancel_inside_two_steps_ends_at_once_and_frees_pages_when_the_last_row_is_d
             assert_eq!(tokens, expected(&first).output[..tokens.len()]);
             bench.run_to_end();
             bench.check(&second);
-            // The steps that were in flight at the cancel, less the one that was collected with it.
+            // Void are the rows of the steps that were in flight at the cancel, except the step that was collected with
+            // it.
             assert_eq!(bench.records.void_rows(), in_flight.steps as u32 - 1);
         }
     }
@@ -153,7 +154,7 @@ fn a_refused_step_fails_the_row_at_fault_and_runs_no_other_twice() {
                 bench.check(&launches[index]);
             }
             let computed = bench.probe.lock().unwrap().tokens;
-            // The first chunk of the refused request runs; nothing of the others runs twice.
+            // Of the refused request, only the first chunk runs. No row of the others runs twice.
             assert!((2 * 19..=2 * 19 + 7).contains(&computed), "{computed} tokens");
         }
     }
@@ -197,7 +198,7 @@ fn a_token_that_cannot_be_sampled_fails_its_request_alone_and_its_later_rows_are
             assert_eq!(tokens, expected(&launches[1]).output[..failing as usize]);
             bench.check(&launches[0]);
             bench.check(&launches[2]);
-            // No row is planned beyond the eighth token, whether the seventh comes or not.
+            // The request ends at its eighth token, so no row is planned beyond that, even if an earlier token fails.
             let later = (in_flight.steps as u64 - 1).min(7 - failing);
             assert_eq!(u64::from(bench.records.void_rows()), later);
             let computed = bench.probe.lock().unwrap().tokens;
@@ -211,7 +212,8 @@ fn a_loss_between_enqueue_and_collect_ends_the_worker() {
     let failures: [fn(&mut Probe); 4] = [
         |probe| probe.fail_next = Some(DeviceError::Lost("ECC".into())),
         |probe| probe.fail_logits = Some(DeviceError::Lost("ECC".into())),
-        // The layers run already, so that a refusal is a loss, too: the step cannot run again.
+        // The layers have already run, so the step cannot run again. Even a refusal thus counts as a loss of the
+        // device.
         |probe| probe.fail_logits = Some(DeviceError::Misuse("ECC".into())),
         |probe| probe.fail_collect = Some(DeviceError::Lost("ECC".into())),
     ];
@@ -234,8 +236,8 @@ fn a_loss_between_enqueue_and_collect_ends_the_worker() {
 
 #[test]
 fn preempted_requests_leave_no_trace_in_steps_in_flight() {
-    // Requests that grow beyond the pool and stop at tokens of their own, so that ends, preemptions and admissions meet
-    // in the same steps.
+    // The requests outgrow the pool and stop at different tokens, so that ends, preemptions and admissions fall into
+    // the same steps.
     let tight = EngineSettings {
         kv_cache_memory: Some(ByteSize(25 * PAGE_BYTES as u64)),
         admission: Admission::Optimistic,

@@ -1,5 +1,5 @@
-//! Promise 8 through engine, scheduler and a real model: a request's results are bit-identical for any step budget, any
-//! chunks, any batch-mates, and any earlier use of its pages.
+//! Batch invariance through engine, scheduler and a real model: a request's results are bit-identical for any step
+//! budget, any chunks, any batch-mates, and any earlier use of its pages.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +51,7 @@ fn engine_of(config: &str, settings: EngineSettings) -> Engine {
     let page_bytes = model.page_bytes() as u64;
     let settings = EngineSettings {
         max_running_requests: Some(4),
-        // Fewer pages than the requests need in sum, so that several requests use each page.
+        // Fewer pages than the requests need in total, so that several requests use each page.
         kv_cache_memory: Some(ByteSize(24 * page_bytes)),
         ..settings
     };
@@ -105,7 +105,8 @@ fn the_first_report_has_the_loads_of_experts_without_the_warm_up() {
     );
     engine.launch(launch(1, 10, 3));
     let loads = engine.step().expect("the device is there").expect("a step ran").expert_loads;
-    // Ten tokens with two experts each. The last layer computes on only for the token whose logits are needed.
+    // The first layer computes ten tokens with two experts each. The last layer mixes experts only for the one token
+    // whose logits are needed.
     let counts: Vec<_> = loads.iter().map(|load| (load.layer, load.experts, load.tokens)).collect();
     assert_eq!(counts, [(0, 4, 20), (1, 4, 2)]);
     assert_eq!(loads[1].most, 1);
@@ -138,7 +139,7 @@ fn fixed_shapes_change_no_bit_and_their_padding_is_counted() {
         let chunk_shapes = Some(shapes.parse().expect("sound shapes"));
         let settings = EngineSettings { max_step_tokens, chunking, chunk_shapes, ..common::settings() };
         let mut engine = engine_with(settings);
-        // The second time the prefix cache has whole pages of the prompts.
+        // In the second run the prefix cache has whole pages of the prompts.
         for (launches, is_warm) in [(&launches, false), (&warm, true)] {
             let ran = run_to_end(&mut engine, launches);
             let offset = if is_warm { 100 } else { 0 };
@@ -153,7 +154,7 @@ fn fixed_shapes_change_no_bit_and_their_padding_is_counted() {
     }
 }
 
-/// A step's padding is what its forwards lack to their shapes.
+/// A step's padding is the difference between the tokens of its forwards and those of their shapes.
 #[test]
 fn each_step_reports_its_padding() {
     let chunk_shapes = Some("8,32,96".parse().expect("sound shapes"));

@@ -1,5 +1,5 @@
-//! Models with state in slots in the whole engine: neither chunks, mates, preemption, a restored prefix, a replay nor
-//! ends and failures of other requests change a bit.
+//! Models with state in slots in the whole engine: neither chunks, batch-mates, preemption, a restored prefix, a
+//! replay, nor the end or failure of another request changes a bit.
 
 use tutti_engine::EngineSettings;
 use tutti_proto::cluster::v1::{self as pb, completion::Outcome};
@@ -71,7 +71,7 @@ fn preemption_changes_no_bit_and_goes_on_from_a_snapshot() {
             assert!(!no_prefix_cache || ran.load.cached_tokens == 0);
             cached += ran.load.cached_tokens;
         }
-        // Few snapshots are replaced before a preempted request runs again.
+        // With few snapshots, those of a preempted request may be replaced before it runs again.
         assert!(cached > 0 || model == Stateful::FEW_SNAPSHOTS, "{model:?}");
     }
 }
@@ -82,8 +82,8 @@ fn a_prefix_hit_ends_at_a_snapshot_and_changes_no_bit() {
         let page = model.page_tokens();
         let prompt = 9 * page + page / 2;
         let first = model.launches(&[prompt], 9).remove(0);
-        // Shared tokens, and tokens up to the last snapshot among them. Blocks 4, 8 and the last whole one have
-        // snapshots.
+        // Each case is the number of shared tokens, and the number of tokens up to the last snapshot among them. Blocks
+        // 4, 8 and the last whole block have snapshots.
         let cases = [
             (prompt, 9 * page),
             (9 * page + 1, 9 * page),
@@ -129,7 +129,7 @@ fn a_replay_continues_after_its_output() {
             for max_prefill_chunk_size in [None, Some(4)] {
                 let settings = EngineSettings { max_prefill_chunk_size, ..settings() };
                 let mut engine = model.engine(&settings, 65);
-                // Other requests have left their state in the slots.
+                // Other requests have run before and have left their state in the slots.
                 let others: Vec<_> = (10..18).map(|request| launch(request, 20, 20)).collect();
                 run_to_end(&mut engine, &others);
                 let replay = pb::LaunchGraph { generated: output[..sent].to_vec(), ..whole.clone() };
@@ -140,7 +140,7 @@ fn a_replay_continues_after_its_output() {
     }
 }
 
-/// With as many slots as running requests, the next request gets the slot of the one that ended.
+/// There are as many slots as running requests, so the next request gets the slot of one that has ended.
 #[test]
 fn ends_inside_steps_in_flight_leave_no_trace_in_slots() {
     for model in Stateful::ALL {
@@ -195,8 +195,8 @@ fn refused_steps_lose_no_slot_copy() {
     }
 }
 
-/// The snapshot of a block is saved at the head of the next row's step. If the device refuses that row, the block has
-/// no snapshot.
+/// The snapshot of a block is saved at the beginning of the next row's step. If the device refuses that row, the block
+/// has no snapshot.
 #[test]
 fn a_refused_row_leaves_no_snapshot() {
     const POISON: u32 = 499;
@@ -216,8 +216,8 @@ fn a_refused_row_leaves_no_snapshot() {
     }
 }
 
-/// A machine without room for the state of 128 requests runs as many as half of its memory holds slots for, unless
-/// their number is set: then it is refused by name, with the limit.
+/// If memory lacks room for the state of 128 requests, only as many run as half of the memory holds slots for. If their
+/// number is set, the engine refuses the setting by name, with the limit.
 #[test]
 fn slots_that_do_not_fit_limit_the_requests_unless_their_number_is_set() {
     for ranks in [1, 2] {
@@ -229,7 +229,7 @@ fn slots_that_do_not_fit_limit_the_requests_unless_their_number_is_set() {
             no_prefix_cache: true,
             ..settings()
         };
-        // Half of the memory is five slots, one of them null. Each request has one page in the other half.
+        // Half of the memory holds five slots, one of them the null slot. In the other half, each request has one page.
         let memory = 10 * slot + 9;
         let launches = model.launches(&[9; 12], 5);
         let mut engine = model.engine_in(&settings, memory).unwrap();

@@ -49,7 +49,7 @@ impl RequestResults {
     }
 }
 
-/// Steps until nothing is left, and sorts the results by request.
+/// Runs steps until nothing is left, and sorts the results by request.
 fn run_to_end(engine: &mut Engine) -> BTreeMap<u64, RequestResults> {
     let mut results = BTreeMap::<u64, RequestResults>::new();
     while let Some(report) = engine.step().expect("the device is there") {
@@ -171,7 +171,7 @@ fn a_warm_prefix_gives_the_tokens_of_a_cold_one() {
 
 #[test]
 fn a_preempted_request_gives_the_same_tokens_and_reports_nothing_twice() {
-    // Sixteen pages of four tokens, for requests that grow to nine or more pages each.
+    // The pool has sixteen pages of four tokens, and each request grows to nine or more pages.
     let bounds = EngineSettings {
         kv_cache_memory: Some(ByteSize(17 * 64)),
         admission: Admission::Optimistic,

@@ -14,7 +14,7 @@ use tutti_settings::{Admission, ByteSize};
 
 use crate::common::{self, InFlight, engine, engine_in_flight, expected, launch, settings};
 
-/// An engine whose device has a thread of its own, with room for one step's output.
+/// An engine whose device has a thread of its own. The channel between the two has room for one step's output.
 struct Running {
     engine: EngineHandle,
     outputs: Receiver<StepOutput>,
@@ -56,7 +56,7 @@ fn requests_that_come_and_go_during_steps_give_the_tokens_of_a_request_alone() {
     for (admission, in_flight) in
         admissions.into_iter().flat_map(|admission| InFlight::ALL.map(|in_flight| (admission, in_flight)))
     {
-        // In the second case, the pool has fewer pages than the requests grow to.
+        // With optimistic admission, the pool has fewer pages than the requests grow to.
         let settings = EngineSettings { admission, kv_cache_memory: Some(ByteSize(41 * 64)), ..settings() };
         let mut running = start(engine_in_flight(&settings, in_flight).0);
         let launches: Vec<_> = (0..60)
@@ -103,7 +103,7 @@ fn a_cancel_during_a_step_frees_pages_at_the_end_of_that_step() {
     running.engine.launch(launch(1, 30, 200));
     let first = running.report().unwrap();
     running.engine.cancel(launch(1, 1, 1).key.unwrap().into());
-    // One output may wait in the channel and one step may run. The next turn reports the ending.
+    // One output may wait in the channel, and one step may run. So the third report at the latest has the ending.
     let ending = (0..3).find_map(|_| running.report().filter(|report| !report.completions.is_empty()));
     let ending = ending.expect("the third report at the latest");
     assert!(ending.step <= first.step + 3);

@@ -15,17 +15,17 @@ use tutti_models::{LoadFormat, LoadOptions, load};
 use super::steps::{PAGE, Steps};
 use crate::Failure;
 
-/// Tokens before a decode.
+/// Tokens that a decode attends to.
 const CONTEXT: usize = 512;
 /// Tokens of the longest prefill, which is one step.
 const LONG: usize = 2048;
 /// Requests of the largest batch.
 const BATCH: usize = 64;
-/// Steps per round.
+/// Steps per round of each kind of prefill and of each kind of decode.
 const PREFILLS: usize = 10;
 const DECODES: usize = 50;
 
-/// The steps to run.
+/// The options of the bench.
 pub struct Bench {
     pub shape: PathBuf,
     /// Kinds of steps; empty for all.

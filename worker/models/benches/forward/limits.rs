@@ -51,7 +51,7 @@ impl Clock {
     }
 }
 
-/// A measurement of the limits of an instruction path and a type of weights.
+/// Measures the limits of an instruction path with one type of weights.
 pub struct Probe {
     machine: Machine,
     isa: Isa,

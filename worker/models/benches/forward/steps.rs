@@ -1,4 +1,4 @@
-//! Steps of a model over requests with pages of their own.
+//! Steps of a model over requests. Each request has its own pages.
 
 use tutti_kernels::{DeviceError, PageId, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs};
 use tutti_models::{LogitRequests, LogitResults, Model};
@@ -66,7 +66,7 @@ impl Steps {
         self.collect()
     }
 
-    /// Enqueues a step as [`run`](Self::run) runs it.
+    /// Enqueues a step like that of [`run`](Self::run), without waiting for its end.
     pub fn enqueue(
         &mut self,
         batch: usize,

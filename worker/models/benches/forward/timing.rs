@@ -15,7 +15,8 @@ use super::limits::{Clock, Limits};
 pub struct Work {
     pub calls: usize,
     pub time: Duration,
-    /// Floating-point operations without products with weights. A multiply-add counts as two.
+    /// Floating-point operations, without those of products with weights, which `products` counts. A multiply-add
+    /// counts as two.
     pub flops: f64,
     /// Operations of products with weights, of any type.
     pub products: f64,
@@ -34,7 +35,7 @@ impl Work {
 /// Operations by name.
 pub type Table = Arc<Mutex<BTreeMap<String, Work>>>;
 
-/// Sums of operations.
+/// Sums the time and the work of each operation in `table`.
 pub struct Timing {
     pub table: Table,
     clock: Clock,

@@ -1,5 +1,5 @@
-//! Reading of a JSON file's keys. A key is declared once, with the values that it may have ([`ranges`](super::ranges)),
-//! and is read only by its declaration, so that no family takes a value that is not checked.
+//! Reading of a JSON file's keys. A key is declared once, with the values that it may have ([`ranges`](super::ranges)).
+//! It can be read only through its declaration, so that no family uses an unchecked value.
 
 use std::{fmt, marker::PhantomData};
 
@@ -21,7 +21,7 @@ pub(crate) struct Key<T> {
 /// The values that a key may have. Any key may also be missing or null.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rule {
-    /// An integer in this range, which may be written with a fraction of zero.
+    /// An integer in this range. It may be written with a fraction of zero, such as `2.0`.
     Integer { least: u64, most: u64 },
     /// A number in this range.
     Number { least: Bound, most: f64 },
@@ -37,9 +37,9 @@ pub(crate) enum Rule {
     Texts { most_entries: usize },
     /// A token id, or a list of them.
     TokenIds { most_entries: usize },
-    /// Keys of their own.
+    /// An object, which has keys of its own.
     Object,
-    /// Any value: the reader refuses it with an error of its own.
+    /// Any value. The code that reads the key refuses values with an error of its own.
     Any,
 }
 
@@ -135,7 +135,7 @@ impl Key<Value> {
     }
 }
 
-/// Returns a value as an integer, also if it is written with a fraction of zero.
+/// Returns a value as an integer, even if it is written with a fraction of zero, such as `2.0`.
 fn integer(value: &Value) -> Option<u64> {
     let whole = |number: &f64| number.fract() == 0.0 && (0.0..=9e15).contains(number);
     value.as_u64().or_else(|| value.as_f64().filter(whole).map(|number| number as u64))
@@ -272,14 +272,14 @@ impl FromJson for TokenIds {
 #[derive(Clone, Debug)]
 pub(crate) struct Keys<'a> {
     file: &'a ConfigFile,
-    /// The object's own key and a dot, for the names of its keys in errors; empty for the file's own keys.
+    /// Prefix of the keys' names in errors: the object's own key and a dot. Empty for the keys of the file itself.
     prefix: String,
-    /// `None` if the object is missing: all of its keys are.
+    /// `None` if the object is missing. All of its keys are then missing, too.
     object: Option<&'a Map<String, Value>>,
 }
 
 impl<'a> Keys<'a> {
-    /// The keys of a file, whose value is `object`.
+    /// Returns the top-level keys of a file. `object` is the whole value of the file.
     pub(super) fn of(file: &'a ConfigFile, object: &'a Map<String, Value>) -> Self {
         Self { file, prefix: String::new(), object: Some(object) }
     }
@@ -310,7 +310,7 @@ impl<'a> Keys<'a> {
         self.value(key.name).is_some()
     }
 
-    /// Returns the keys under `name`, none of which is there if it is missing or null.
+    /// Returns the keys of the object `name`. If this object is missing or null, all of its keys are missing.
     pub fn section(&self, name: &str) -> Result<Self, LoadError> {
         let object = self.checked(name, Rule::Object)?.and_then(Value::as_object);
         Ok(Self { file: self.file, prefix: format!("{}{name}.", self.prefix), object })
@@ -326,12 +326,12 @@ impl<'a> Keys<'a> {
         self.value(name).is_some_and(|value| !value.is_null())
     }
 
-    /// True if the file has no such object.
+    /// True if the object is missing or null.
     pub fn is_missing(&self) -> bool {
         self.object.is_none()
     }
 
-    /// True if no key is there.
+    /// True if the object is missing or has no keys.
     pub fn is_empty(&self) -> bool {
         self.object.is_none_or(Map::is_empty)
     }
@@ -347,7 +347,7 @@ impl<'a> Keys<'a> {
         self.invalid(key, "is missing")
     }
 
-    /// Returns an error about the file, whose text names the keys.
+    /// Returns an error about the file. `problem` must name the keys at fault.
     pub fn in_file(&self, problem: String) -> LoadError {
         self.file.invalid(problem)
     }

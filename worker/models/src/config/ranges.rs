@@ -1,5 +1,6 @@
-//! The keys that families read, each with the values that it may have. A limit is several times that of the largest
-//! published model. It bounds what a config makes a worker allocate before any tensor is looked for.
+//! The keys that families read, each with the values that it may have. Each limit is several times the value in the
+//! largest published model. Limits bound the memory that a config makes a worker allocate before the worker looks for
+//! any tensor.
 
 use serde_json::Value;
 
@@ -23,7 +24,7 @@ const MAX_HEAD_DIM: usize = 1 << 16;
 const MAX_VOCABULARY: usize = 1 << 24;
 /// Maximum number of experts of a layer.
 const MAX_EXPERTS: usize = 1 << 14;
-/// Maximum number of experts of all layers. Each has tensors of its own.
+/// Maximum number of experts of all layers together. Each expert has its own tensors.
 pub(crate) const MAX_EXPERTS_OF_ALL_LAYERS: usize = 1 << 17;
 /// Maximum number of positions. Kernels take positions as f32, which holds every integer up to this one.
 pub(crate) const MAX_CONTEXT: usize = 1 << 24;
@@ -46,7 +47,7 @@ const MAX_FACTOR: f64 = 1e6;
 pub(crate) const ARCHITECTURES: Key<Vec<String>> = Key::texts("architectures", MAX_NAMES);
 pub(crate) const MODEL_TYPE: Key<String> = Key::text("model_type");
 pub(crate) const QUANTIZATION_CONFIG: Key<Value> = Key::any("quantization_config");
-/// Name of the keys of a text model beside a vision encoder.
+/// Name of the object that holds the text model's keys in a config that also has a vision encoder.
 pub(crate) const TEXT_CONFIG: &str = "text_config";
 
 // A text model.
@@ -68,12 +69,12 @@ pub(crate) const EOS_TOKEN_ID: Key<TokenIds> = Key::token_ids("eos_token_id", MA
 pub(crate) const DTYPE: Key<String> = Key::text("dtype");
 pub(crate) const TORCH_DTYPE: Key<String> = Key::text("torch_dtype");
 
-// Sliding windows. A window of 0 is refused where it is used.
+// Sliding windows. The code that reads a window refuses 0.
 pub(crate) const USE_SLIDING_WINDOW: Key<bool> = Key::flag("use_sliding_window");
 pub(crate) const SLIDING_WINDOW: Key<usize> = Key::count("sliding_window", MAX_CONTEXT);
 pub(crate) const MAX_WINDOW_LAYERS: Key<usize> = Key::count("max_window_layers", MAX_LAYERS);
 
-// Experts. Some families take 0 experts for a dense model, in which the sizes do not matter.
+// Experts. In some families 0 experts mean a dense model, whose sizes of experts are ignored.
 pub(crate) const NUM_EXPERTS: Key<usize> = Key::count("num_experts", MAX_EXPERTS);
 pub(crate) const NUM_EXPERTS_PER_TOK: Key<usize> = Key::count("num_experts_per_tok", MAX_EXPERTS);
 pub(crate) const MOE_INTERMEDIATE_SIZE: Key<usize> = Key::count("moe_intermediate_size", MAX_WIDTH);
@@ -97,7 +98,7 @@ pub(crate) const ROPE_SCALING: &str = "rope_scaling";
 pub(crate) const ROPE_PARAMETERS: &str = "rope_parameters";
 pub(crate) const ROPE_THETA: Key<f64> = Key::number("rope_theta", Above(1.0), MAX_THETA);
 pub(crate) const PARTIAL_ROTARY_FACTOR: Key<f64> = Key::number("partial_rotary_factor", Above(0.0), 1.0);
-/// The first vision models called plain frequencies with three axes a type of its own, `mrope`.
+/// `mrope` is the name that the first vision models gave to plain frequencies with three axes of positions.
 const ROPE_TYPES: &[&str] = &["default", "mrope", "yarn", "llama3"];
 pub(crate) const ROPE_TYPE: Key<String> = Key::choice("rope_type", ROPE_TYPES);
 /// The older spelling of `rope_type`; some files have both.
@@ -117,7 +118,7 @@ pub(crate) const MROPE_SECTION: Key<Vec<usize>> =
     Key::integers("mrope_section", Entries::Exactly(3), MAX_HEAD_DIM);
 pub(crate) const MROPE_INTERLEAVED: Key<bool> = Key::flag("mrope_interleaved");
 
-// The test models and the simulated one.
+// The test models and the simulated model.
 pub(crate) const AUDIO_TOKEN_ID: Key<u32> = Key::token("audio_token_id");
 pub(crate) const AUDIO_BYTES_PER_TOKEN: Key<usize> = Key::count("audio_bytes_per_token", MAX_WIDTH);
 pub(crate) const AUDIO_ENCODED_TOGETHER: Key<bool> = Key::flag("audio_encoded_together");

@@ -1,4 +1,4 @@
-//! The keys that all text models have, checked, and what follows from them for every family.
+//! The keys that all text models have, checked, and what follows from these keys for every family.
 
 use std::path::Path;
 
@@ -28,12 +28,12 @@ pub(crate) struct TextConfig {
     /// True if the embedding matrix serves as LM head.
     pub tied: bool,
     pub eos_token_id: Option<TokenIds>,
-    /// Type in which the weights were saved. Only dummy weights use this type, because a checkpoint file states the
-    /// type of each of its tensors.
+    /// Type in which the weights were saved. Only dummy weights use it, because a checkpoint file states the type of
+    /// each of its tensors.
     pub dtype: WeightType,
 }
 
-/// The values of keys that a config lacks: those of the family's config class in transformers.
+/// Defaults of keys that a config may lack, taken from the family's config class in transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TextDefaults {
     /// `num_key_value_heads`; `None` if it is `num_attention_heads`.
@@ -44,8 +44,8 @@ pub(crate) struct TextDefaults {
 }
 
 impl TextConfig {
-    /// Reads and checks the keys of a text model. `top` are the keys of its file, which win where a text model beside a
-    /// vision encoder may have a key in both places.
+    /// Reads and checks the keys of a text model. `top` are the top-level keys of its file. A config with a vision
+    /// encoder may have a key both there and among `keys`; the value in `top` then wins.
     pub fn read(keys: &Keys<'_>, top: &Keys<'_>, defaults: TextDefaults) -> Result<Self, LoadError> {
         let heads = keys.need(&ranges::NUM_ATTENTION_HEADS)?;
         let hidden_size = keys.need(&ranges::HIDDEN_SIZE)?;
@@ -76,7 +76,7 @@ impl TextConfig {
             tied: top.get(tied)?.or(keys.get(tied)?).unwrap_or(false),
             eos_token_id: top.get(eos)?.or(keys.get(eos)?),
             dtype: match names.into_iter().flatten().next() {
-                // As in torch.
+                // torch's default type.
                 None => WeightType::F32,
                 Some(name) => parse_dtype(&name).ok_or_else(|| {
                     let supported = "supported: float32, float16, bfloat16";
@@ -155,7 +155,8 @@ pub(crate) fn divides(key: &str, number: usize, group_rank: GroupRank) -> Result
     }
 }
 
-/// Refuses ranks that neither divide the number under `key` equally nor hold one unit each in equal numbers of ranks.
+/// Refuses a number of ranks unless it divides the number under `key`, or is a multiple of it. In a multiple, several
+/// ranks hold the same unit.
 pub(crate) fn divides_or_repeats(key: &str, number: usize, group_rank: GroupRank) -> Result<(), String> {
     let tp = group_rank.world_size;
     match number.is_multiple_of(tp) || tp.is_multiple_of(number) {
@@ -164,7 +165,7 @@ pub(crate) fn divides_or_repeats(key: &str, number: usize, group_rank: GroupRank
     }
 }
 
-/// Refuses `layer_types` of another length than the model.
+/// Refuses `layer_types` unless it names as many layers as the model has.
 pub(crate) fn types_of_layers(types: &[String], layers: usize) -> Result<(), String> {
     match types.len() {
         found if found == layers => Ok(()),

@@ -1,15 +1,18 @@
-//! The LM head and sampling: logits one tile of rows at a time, so that their memory does not grow with the prompt.
+//! The LM head and sampling. Logits are computed for one tile of rows at a time, so that their memory does not grow
+//! with the prompt.
 //!
-//! In a TP group each rank computes the logits of its share of the vocabulary. For rows that need only the likeliest
-//! token, every rank finds its best token and the leader compares one candidate per rank: the largest logit wins, and
-//! among equal ones the lowest token id, as over a whole row. Other rows may have a
-//! [`Nomination`](tutti_kernels::Nomination), because their token depends only on their best tokens: a `top_k` of at
-//! most 256, or no temperature. For them each rank applies bias, forbidden tokens and penalties to its own logits, the
-//! ranks compare their largest logits, and each rank sends as many of its best tokens as are asked for, from which the
-//! leader samples. The result is the token of the whole row ([`candidates`]).
+//! In a TP group each rank computes the logits of its share of the vocabulary. For rows that need only their likeliest
+//! token, every rank finds its best token, and the leader compares one candidate per rank. The largest logit wins, and
+//! among equal logits the lowest token id, as over a whole row.
 //!
-//! All other rows are gathered whole at the leader. So are rows with logprobs: a log-sum-exp adds chunks of the
-//! vocabulary in a fixed order, and the ranks' shares end inside chunks, so that sums per rank would give other bits.
+//! Other rows may have a [`Nomination`](tutti_kernels::Nomination), because their token depends only on the best
+//! tokens: rows with a `top_k` of at most 256, or without temperature. Each rank applies bias, forbidden tokens and
+//! penalties to its own logits of these rows. The ranks compare their largest logits, and each rank sends as many of
+//! its best tokens as are asked for. The leader samples from these. The result is the token of the whole row
+//! ([`candidates`]).
+//!
+//! All other rows are gathered whole at the leader, and so are rows with logprobs. A log-sum-exp adds chunks of the
+//! vocabulary in a fixed order, but the ranks' shares end inside chunks, so sums per rank would give other bits.
 
 mod candidates;
 
@@ -27,13 +30,13 @@ use crate::{
     weights::share,
 };
 
-/// Upper bound of the bytes of one tile's logits, unless [`BLOCK`] rows take more. All rows of a step whose logits fit
-/// are one tile.
+/// Maximum bytes of one tile's logits, unless [`BLOCK`] rows take more. If the logits of all rows of a step fit, the
+/// rows are one tile.
 const TILE_BYTES: usize = 40 << 20;
-/// Number of rows that are computed alike: one row among them that needs more than its likeliest token makes each rank
-/// keep the logits of all. Smaller blocks would read the LM head more often.
+/// Number of rows per block. If one row of a block needs more than its likeliest token, each rank keeps the logits of
+/// all rows of the block. Smaller blocks would read the LM head more often.
 const BLOCK: usize = 32;
-/// The largest vocabulary whose token ids are exact as f32, the type in which candidates are gathered.
+/// The largest vocabulary whose token ids are exact as f32. Candidates are gathered as f32.
 const MAX_CANDIDATES: usize = 1 << 24;
 /// The buffers of one tile. `vocabulary` is this rank's share.
 pub(super) struct Head<D: Device> {
@@ -53,11 +56,11 @@ pub(super) struct Head<D: Device> {
     tiles: Vec<Tile>,
 }
 
-/// Consecutive logit rows that are computed at once.
+/// Consecutive logit rows that are computed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tile {
     rows: Range<usize>,
-    /// True if each of the rows needs exactly its likeliest token.
+    /// True if each of the rows needs exactly its likeliest token and nothing else.
     likeliest: bool,
 }
 
@@ -131,7 +134,8 @@ impl<D: DecoderDevice> Head<D> {
         Ok(())
     }
 
-    /// Divides the wanted rows into tiles, in a list that the caller gives back.
+    /// Divides the wanted rows into tiles. The list is taken out of `self.tiles`; the caller puts it back, so that its
+    /// memory is used again.
     fn tiles_of(&mut self, wanted: &WantedRows, logit_rows: usize) -> Result<Vec<Tile>, DeviceError> {
         if let Some(row) = wanted.rows.last().filter(|&&row| row >= logit_rows) {
             return Err(DeviceError::Misuse(format!("logit row {row} of a step that has {logit_rows}")));
@@ -143,8 +147,8 @@ impl<D: DecoderDevice> Head<D> {
         Ok(tiles)
     }
 
-    /// Computes the final norm and the LM head of a tile: for rows that need only their likeliest token to samples,
-    /// else to what the leader needs of each row.
+    /// Computes the final norm and the LM head of a tile. In a tile of likeliest tokens, the result is sampled tokens.
+    /// In any other tile, the result is logits, of which the leader gets what it needs of each row.
     fn compute<'a>(
         &mut self,
         device: &mut D,
@@ -214,8 +218,8 @@ impl<D: DecoderDevice> Head<D> {
     }
 }
 
-/// Divides wanted rows into tiles of at most `capacity` rows, in order, which cover every wanted row once. Rows of
-/// blocks that are computed alike follow each other in one tile as far as they fit.
+/// Divides the wanted rows into tiles of at most `capacity` rows, in order, so that each wanted row is in exactly one
+/// tile. Consecutive blocks that are computed alike share a tile as long as they fit.
 fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Vec<Tile>) {
     let WantedRows { rows, likeliest, .. } = wanted;
     let (mut rows, mut likeliest) = (&rows[..], &likeliest[..]);
@@ -231,7 +235,8 @@ fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Ve
             Some(last)
                 if last.likeliest == tile.likeliest
                     && end - last.rows.start <= capacity
-                    // Rows without a request may be computed for nothing, but not sampled.
+                    // A tile may compute logits of rows without a request. A tile of likeliest tokens must not contain
+                    // such rows, because it samples all of its rows.
                     && (!tile.likeliest || last.rows.end == first) =>
             {
                 last.rows.end = end;

@@ -1,4 +1,4 @@
-//! One step as a family's layers see it.
+//! One step, as the layers of a family see it.
 
 use tutti_kernels::{Device, DeviceError, Linear, PageId, SlotId};
 
@@ -17,7 +17,7 @@ pub(crate) struct LayerStep<'a, D: Device> {
     pub hidden: &'a mut D::Tensor,
     pub(super) partial: &'a mut Option<D::Tensor>,
     pub(super) step_hook: &'a mut Option<Box<dyn StepHook>>,
-    /// Number of rows of the residual stream that are no padding.
+    /// Number of rows of the residual stream that are not padding.
     pub(super) valid_rows: usize,
     /// Number of logit rows, without padding.
     pub(super) logit_rows: usize,
@@ -35,17 +35,17 @@ impl<D: DecoderDevice> LayerStep<'_, D> {
     }
 
     /// Adds a sublayer's output, which the family has computed, to the residual stream. If the group has several ranks,
-    /// `output` is this rank's part of a sum, and holds the sum over the ranks afterwards.
+    /// `output` is this rank's part of a sum. Afterwards it holds the sum over the ranks.
     pub fn add_sum(&mut self, output: &mut D::Tensor) -> Result<(), DeviceError> {
         self.device.all_reduce_add(output, self.hidden)
     }
 
-    /// True if the step has logit rows. If not, the last layer need only write its planes.
+    /// True if the step has logit rows. If it has none, the last layer need only write its planes.
     pub fn has_logit_rows(&self) -> bool {
         self.logit_rows > 0
     }
 
-    /// Number of rows of the residual stream that are no padding.
+    /// Returns the number of rows of the residual stream that are not padding.
     pub fn valid_rows(&self) -> usize {
         self.valid_rows
     }

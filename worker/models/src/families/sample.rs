@@ -1,4 +1,4 @@
-//! Small configs of each family, and all of loading that depends on the config alone: for tests and fuzzers.
+//! Small configs of each family, and the part of loading that depends on the config alone, for tests and fuzzers.
 
 use std::path::Path;
 
@@ -18,8 +18,9 @@ use crate::{
 /// Maximum number of experts whose tensors are declared one by one here.
 const FEW_EXPERTS: usize = 256;
 
-/// Returns sound configs of a family: plain, with the keys of rotation in each place where they may be, and as the text
-/// model beside a vision encoder where a family has one. All families take the same keys and ignore those of others.
+/// Returns sound configs of a family. One is plain. Others have the keys of rotation in each place where these may be.
+/// If the family has a vision encoder, one config is that of the text model beside it. The configs contain keys of all
+/// families, because a family ignores keys of others.
 pub(crate) fn samples(family: &Family) -> Vec<Value> {
     let plain = json!({
         "architectures": [family.architecture], "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96,

@@ -14,7 +14,7 @@ use crate::{
     sim_device,
 };
 
-/// Stands in a config for text that no [`Value`] holds.
+/// Placeholder in a config for JSON that a [`Value`] cannot hold, such as 1e400.
 const PLACEHOLDER: &str = "@";
 
 /// A reader of configs: a family, or the simulated model.
@@ -35,12 +35,12 @@ impl Reader {
         }
     }
 
-    /// Does all of loading that depends on the config alone. Returns the file that was read.
+    /// Runs the part of loading that depends on the config alone. Returns the file that was read.
     fn read(&self, dir: &Path) -> Result<ConfigFile, LoadError> {
         let file = ConfigFile::read(dir)?;
         match self {
             Self::Family(family) => {
-                // A changed name may be that of no family, or of another.
+                // The change may make the config name no family, or another one.
                 Family::of(&file)?;
                 examine(family, &file, dir)?;
             }
@@ -87,7 +87,7 @@ impl Reader {
         self.read(dir)
     }
 
-    /// Returns a reader's samples with all keys that it reads of each, by their paths.
+    /// Returns the reader's sample configs, each with the paths and rules of all keys that the reader reads.
     fn keys(&self, dir: &Path) -> Vec<(Value, Vec<(String, Rule)>)> {
         let rules = |sample: Value| {
             let file = self.read_changed(dir, &sample, &[]);
@@ -122,7 +122,7 @@ fn refused(rule: Rule) -> Vec<&'static str> {
     }
 }
 
-/// Keys are those that the readers read, so a new key is tested from the start.
+/// The keys are recorded while the readers read, so a new key is tested from the start.
 #[test]
 fn no_key_of_any_family_takes_a_value_of_absurd_size_sign_or_type() {
     let dir = tempfile::tempdir().unwrap();
@@ -150,7 +150,8 @@ fn no_key_of_any_family_takes_a_value_of_absurd_size_sign_or_type() {
     }
 }
 
-/// In this build an overflow panics. Sizes at their limits make products that are refused by name, or that fit.
+/// Each pair of sizes at their limits is either accepted, or refused with the name of one of the two. An overflow of
+/// their product would panic in this build.
 #[test]
 fn sizes_at_their_limits_make_no_product_that_overflows() {
     let dir = tempfile::tempdir().unwrap();
@@ -233,7 +234,7 @@ fn a_family_is_found_by_its_architecture_or_without_one_by_its_type() {
     }
 }
 
-/// The rows of the tables of a page of docs/ that name an architecture in their first or second column.
+/// Returns the rows of tables in a page of docs/ that name an architecture.
 fn rows(page: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page);
     let text = fs::read_to_string(path).unwrap();

@@ -1,4 +1,4 @@
-//! The keys of a `config.json` of this architecture, checked.
+//! The checked keys of a `config.json` of this architecture.
 
 use tutti_kernels::{RopeFrequencies, collective::GroupRank};
 
@@ -34,8 +34,8 @@ pub(crate) struct Config {
     pub qkv_bias: bool,
     /// True if o has a bias.
     pub o_bias: bool,
-    /// Sliding window of each layer: the number of keys that a query sees, that of its own position included. `None`
-    /// means all keys.
+    /// Sliding window of each layer: the number of keys that a query sees, including the key of its own position.
+    /// `None` means all keys.
     pub windows: Vec<Option<usize>>,
     /// `None` if all layers have a dense MLP.
     pub moe: Option<Moe>,
@@ -57,7 +57,8 @@ impl Config {
         };
         let layer_types: Vec<_> = windows.iter().map(layer_type).collect();
         let rope = RopeTables::read(&keys, &layer_types, text.max_context, 1.0)?;
-        // transformers rotates whole heads in these families, whatever this key says.
+        // In these families transformers rotates whole heads, whatever the key says. So a config that asks for less is
+        // refused.
         let head_dim = text.head_dim;
         if let Some(rope) = rope.tables.iter().find(|rope| rope.rotated(head_dim) != head_dim) {
             let (rotated, name) = (rope.rotated(head_dim), variant.name);
@@ -101,7 +102,7 @@ impl Config {
         Ok(Self { text, intermediate_size: share(self.intermediate_size, group_rank).len(), ..self.clone() })
     }
 
-    /// True if the MLP of this layer is experts.
+    /// True if this layer has experts instead of a dense MLP.
     pub fn is_sparse(&self, layer: usize) -> bool {
         self.moe.as_ref().is_some_and(|moe| moe.sparse[layer])
     }

@@ -6,7 +6,7 @@ use crate::{
     experts::{ExpertShape, ExpertSizes},
 };
 
-/// `num_experts`, `num_experts_per_tok` and `moe_intermediate_size` of transformers' `Qwen3MoeConfig`.
+/// Defaults of `num_experts`, `num_experts_per_tok` and `moe_intermediate_size`, from transformers' `Qwen3MoeConfig`.
 const DEFAULTS: ExpertSizes = ExpertSizes { experts: 128, top_k: 8, intermediate_size: 768 };
 
 /// The layers with experts.
@@ -26,7 +26,7 @@ impl Moe {
         let mut sparse: Vec<bool> =
             (1..=text.layers).map(|layer| sizes.experts > 0 && layer.is_multiple_of(step)).collect();
         for layer in keys.get_or(&ranges::MLP_ONLY_LAYERS, Vec::new())? {
-            // As in transformers, a layer that the model lacks is none.
+            // As in transformers, the index of a layer that the model lacks is ignored.
             if let Some(sparse) = sparse.get_mut(layer) {
                 *sparse = false;
             }

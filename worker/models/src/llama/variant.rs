@@ -1,4 +1,4 @@
-//! The families of this architecture, and what distinguishes them.
+//! The families of this architecture, and their differences.
 
 use crate::config::text::TextDefaults;
 
@@ -22,7 +22,7 @@ pub(crate) struct Variant {
 /// The biases of the attention's projections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Biases {
-    /// None, whatever the config says.
+    /// No biases, whatever the config says.
     Never,
     /// q, k and v always have biases, and o never has one.
     Qkv,
@@ -33,7 +33,7 @@ pub(crate) enum Biases {
 /// The rule by which layers get a sliding window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Windows {
-    /// No layer has one.
+    /// No layer has a window.
     Never,
     /// All layers have `sliding_window`, unless it is null.
     All,
@@ -43,7 +43,7 @@ pub(crate) enum Windows {
     ByLayer,
 }
 
-/// Llama 2 and 3, SmolLM, and all that is saved under their name. Reference: transformers
+/// Llama 2 and 3, SmolLM, and other models that are saved as Llama. Reference: transformers
 /// `models/llama/modeling_llama.py`. Paper: "The Llama 3 Herd of Models", arXiv:2407.21783.
 pub(crate) const LLAMA: Variant = Variant {
     name: "Llama",

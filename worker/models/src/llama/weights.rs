@@ -44,7 +44,7 @@ pub(super) fn mlp_name(layer: usize) -> String {
 }
 
 impl LayerSpecs {
-    /// The tensors of a layer that a rank loads. `layout` is that of the experts, if there are any.
+    /// Declares the tensors of a layer that a rank loads. `layout` is the layout of the experts, if there are any.
     pub fn new(config: &Config, layer: usize, layout: ExpertLayout, rank: GroupRank) -> Self {
         let TextConfig { hidden_size: hidden, heads, kv_heads, head_dim, .. } = config.text;
         let (intermediate, columns) = (config.intermediate_size, Cut::Columns(heads));

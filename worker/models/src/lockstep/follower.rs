@@ -35,7 +35,7 @@ pub fn follow(
     let mut message = Vec::new();
     while follower.hear(&mut message)? {
         match follower.run(&message) {
-            // The leader refuses the same plan, so this rank goes on and stays in step with the group.
+            // The leader refuses the same plan, so this rank can continue and is still in step with the group.
             Err(DeviceError::Misuse(why)) => tracing::debug!(number = follower.number, why, "plan refused"),
             outcome => outcome?,
         }
@@ -54,7 +54,7 @@ struct Follower<'a, R> {
     /// Number of forward passes so far, of which `in_flight` are not collected.
     forwards: u64,
     in_flight: usize,
-    /// Block tables of the slots, as the plans have changed them.
+    /// The block tables of the slots, after all plans so far.
     tables: Tables,
     /// Buffer for the results of a forward pass.
     results: LogitResults,
@@ -93,7 +93,7 @@ impl<R: FnMut(u64)> Follower<'_, R> {
         }
     }
 
-    /// The loss of this rank by a plan that it cannot run.
+    /// Returns the error that ends this rank because it cannot run the leader's plan.
     fn bad(&self, what: String) -> DeviceError {
         DeviceError::Lost(format!("the leader's plan {} is not usable: {what}", self.number))
     }
@@ -148,8 +148,8 @@ impl<R: FnMut(u64)> Follower<'_, R> {
         }
     }
 
-    /// Reads this rank's share of a run and hands it to the connector. The connector has no part in the plan's outcome:
-    /// a share that cannot be sent fails its request alone.
+    /// Reads this rank's share of a run and hands it to the connector. If the connector cannot send the share, only the
+    /// share's request fails; the plan has succeeded.
     fn send_share(&mut self, run: pb::ShareRun) -> Result<(), DeviceError> {
         let (run, ids) = Run::of_message(run);
         let mut own = Vec::new();

@@ -20,15 +20,15 @@ use crate::{
     EmbeddedRows, ExpertLoad, GroupShares, Limits, LogitRequests, LogitResults, Model, PageLayout, WantedRows,
 };
 
-/// A whole TP group as one model: the leader's own shard, and the other ranks through plans.
+/// A whole TP group as one model. It runs the leader's own shard directly, and the other ranks through plans.
 ///
 /// Dropping the leader ends the other ranks.
 pub struct Leader {
     model: Box<dyn Model>,
     plans: Box<dyn Collective>,
     layout: PageLayout,
-    /// The limits of the leader's shard, with one step in flight: a plan has the tokens of its rows, and none says
-    /// which token the leader sampled in a step that is not collected.
+    /// The limits of the leader's shard, but with one step in flight. A plan holds the token ids of its rows, so a step
+    /// cannot continue from a token that is not collected yet.
     limits: Limits,
     /// The block tables that the other ranks have.
     tables: Tables,
@@ -59,8 +59,8 @@ impl Leader {
         plan.action.ok_or_else(|| DeviceError::Lost("a plan lost its action".into()))
     }
 
-    /// Sends a plan to read, then appends to `out` what all ranks have read. `own` is this rank's share, or why it
-    /// could not be read. The other ranks fail in the same way, and then gather nothing.
+    /// Sends the plan `plan`, reads this rank's share with `read`, and appends the shares of all ranks to `out`. If
+    /// `read` fails here, it fails in the same way on the other ranks, and no rank gathers.
     fn gather(
         &mut self,
         plan: pb::ReadPlanes,
@@ -78,7 +78,7 @@ impl Leader {
         Ok(())
     }
 
-    /// Sends a plan to write, hands each rank its share of `data`, and returns this rank's own share.
+    /// Sends the plan `plan`, sends each other rank its share of `data`, and returns this rank's own share.
     fn scatter(
         &mut self,
         plan: pb::WritePlanes,
@@ -123,7 +123,7 @@ impl Model for Leader {
         self.model.weight_bytes()
     }
 
-    /// Bytes on this rank only: the other ranks report their own.
+    /// Bytes on this rank alone: the other ranks report theirs.
     fn step_bytes(&self) -> u64 {
         self.model.step_bytes()
     }

@@ -6,8 +6,8 @@ use tutti_proto::cluster::v1 as pb;
 use super::tables::Tables;
 use crate::EmbeddedRows;
 
-/// Encodes the inputs of a forward pass in `plan`, whose memory is used again. `tables` are those that the other ranks
-/// have, and become those that they will have.
+/// Encodes the inputs of a forward pass in `plan`, whose memory is used again. `tables` are the block tables that the
+/// other ranks have. They are brought up to date as the plan does on those ranks.
 ///
 /// Returns the reason if the inputs cannot be encoded. `tables` are then unchanged, and nothing may be sent.
 pub(super) fn encode(
@@ -106,7 +106,7 @@ fn clear(plan: &mut pb::ForwardPlan) {
 
 /// Decodes a plan, brings `tables` up to date, and calls `run` with the inputs that the leader has encoded.
 ///
-/// Returns what is wrong with the message. The tables are then no longer those of the leader.
+/// An error says what is wrong with the message. `tables` may then differ from the leader's.
 pub(super) fn decode<T>(
     plan: &pb::ForwardPlan,
     tables: &mut Tables,

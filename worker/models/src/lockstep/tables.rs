@@ -12,7 +12,7 @@ pub(super) struct Tables {
     /// Number of pages per plane. No table is longer.
     pages: usize,
     slots: usize,
-    /// Tables by slot, as far as a row had the slot.
+    /// Tables by slot, up to the highest slot that a row has had.
     by_slot: Vec<Table>,
     step: u64,
 }
@@ -20,7 +20,7 @@ pub(super) struct Tables {
 #[derive(Clone, Debug, Default)]
 struct Table {
     pages: Vec<PageId>,
-    /// The last step with a row of this slot.
+    /// The last step in which a row had this slot.
     step: u64,
 }
 
@@ -46,8 +46,8 @@ impl Tables {
         self.step += 1;
     }
 
-    /// Checks that a row may have this slot and a table of this length, and that no row of the step before it has the
-    /// slot. Changes no table.
+    /// Checks that a row may have this slot and a table of this length, and that no earlier row of the same step has
+    /// the slot. Changes no table.
     pub fn check_row(&mut self, slot: SlotId, length: usize) -> Result<(), String> {
         self.check_pages(length)?;
         if slot == SlotId::NULL {
@@ -63,7 +63,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Returns the index of a slot that is not beyond the last one.
+    /// Returns the index of a slot. Refuses a slot beyond the last one.
     pub fn check_slot(&self, slot: SlotId) -> Result<usize, String> {
         let index = slot.0 as usize;
         if index < self.slots {
@@ -74,10 +74,10 @@ impl Tables {
     }
 
     /// Replaces the table of a slot that [`check_row`](Self::check_row) has accepted. Returns the number of leading
-    /// pages that it keeps. The null slot keeps none.
+    /// pages that stay the same. That is 0 for the null slot.
     pub fn replace(&mut self, slot: SlotId, table: &[PageId]) -> usize {
         let Some(known) = self.table_mut(slot) else { return 0 };
-        // A table mostly gains pages at its end, so that one comparison of all known pages suffices.
+        // A table mostly gains pages at its end. So one comparison of all known pages usually suffices.
         let kept = match table.get(..known.len()).is_some_and(|table| are_equal(known, table)) {
             true => known.len(),
             false => known.iter().zip(table).take_while(|(known, page)| known == page).count(),
@@ -114,7 +114,8 @@ impl Tables {
     }
 }
 
-/// Compares two lists of equal length, without a branch per page, so that the compiler compares several at once.
+/// Compares two lists of equal length without a branch per page, so that the compiler can compare several pages at
+/// once.
 fn are_equal(a: &[PageId], b: &[PageId]) -> bool {
     let same = |(a, b): (&[PageId], &[PageId])| a.iter().zip(b).fold(true, |same, (a, b)| same & (a == b));
     a.chunks(64).zip(b.chunks(64)).all(same)

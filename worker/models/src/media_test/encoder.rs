@@ -70,7 +70,7 @@ impl<D: Device> Encoder<D> {
         self.weight_bytes
     }
 
-    /// Appends one embedding per frame of each item to `out`. Zeros complete an item's last frame.
+    /// Appends one embedding per frame of each item to `out`. An item's last frame is filled up with zeros.
     pub fn run(&mut self, device: &mut D, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError>
     where
         D: Dense,

@@ -1,5 +1,5 @@
-//! The keys of a Qwen3.5 `config.json`, checked. The text model's keys are at the top, or under `text_config` beside a
-//! vision encoder's.
+//! The checked keys of a Qwen3.5 `config.json`. The text model's keys are at the top. In a config with a vision encoder
+//! they are under `text_config`.
 
 use tutti_kernels::{DeltaShape, RopeFrequencies, collective::GroupRank};
 
@@ -20,15 +20,15 @@ use crate::{
 
 /// Share of a head's elements that are rotated in a config without `partial_rotary_factor`.
 const ROTATED: f64 = 0.25;
-/// Values of keys that a config lacks, here and below: those of transformers' `Qwen3_5TextConfig` and
+/// Defaults of keys that a config may lack, here and below, taken from transformers' `Qwen3_5TextConfig` and
 /// `Qwen3_5MoeTextConfig`.
 const DEFAULTS: TextDefaults =
     TextDefaults { kv_heads: Some(4), head_dim: Some(256), max_position_embeddings: 32_768 };
 const DEFAULT_EXPERTS: ExpertSizes = ExpertSizes { experts: 256, top_k: 8, intermediate_size: 512 };
-/// Minimum number of taps of a convolution: with one, it would have no state.
+/// Minimum number of taps of a convolution. A convolution of one tap would have no state.
 const MIN_TAPS: usize = 2;
 
-/// The sublayer of a layer that mixes tokens.
+/// The kind of a layer: the sublayer by which it mixes tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LayerKind {
     /// Gated attention.
@@ -41,7 +41,7 @@ pub(crate) enum LayerKind {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Config {
     pub variant: &'static Variant,
-    /// First part of the names of the text model's tensors.
+    /// Prefix of the names of the text model's tensors.
     pub prefix: &'static str,
     pub text: TextConfig,
     /// Intermediate width of the dense MLP or of the shared expert.

@@ -19,7 +19,7 @@ pub(crate) struct LayerSpecs {
     input_norm: TensorSpec,
     mixer: MixerSpecs,
     post_norm: TensorSpec,
-    /// Of the dense MLP or the shared expert.
+    /// Gate and up of the dense MLP or of the shared expert.
     gate_up: [TensorSpec; 2],
     down: TensorSpec,
     /// Gate of the shared expert, and the routed experts. `None` in a dense model.
@@ -42,7 +42,7 @@ enum MixerSpecs {
         o: TensorSpec,
     },
     Delta {
-        /// q, k and v in one, z, b, a.
+        /// Four tensors: q, k and v in one, then z, b and a.
         inward: Vec<TensorSpec>,
         taps: TensorSpec,
         rate: TensorSpec,
@@ -53,7 +53,7 @@ enum MixerSpecs {
 }
 
 impl LayerSpecs {
-    /// The tensors of a layer that a rank loads. `layout` is that of the experts, if there are any.
+    /// Declares the tensors of a layer that a rank loads. `layout` is the layout of the experts, if there are any.
     pub fn new(config: &Config, layer: usize, layout: ExpertLayout, rank: GroupRank) -> Self {
         let (hidden, intermediate) = (config.text.hidden_size, config.intermediate_size);
         let names = Names { prefix: config.prefix, layer };
@@ -62,7 +62,7 @@ impl LayerSpecs {
             names.matrix(&format!("{mlp}.{module}"), outputs, inputs, cut)
         };
         let mixture = |shape| {
-            // A single row, held as the router is: quantisation would save nothing.
+            // The gate is a single row, so quantising it would save nothing. It is held in f32, as the router is.
             let gate = names.matrix("mlp.shared_expert_gate", 1, hidden, Cut::Replicated);
             let gate = gate.held_as(Precision::Type(WeightType::F32));
             (gate, ExpertSpecs::new(&mlp_name(config.prefix, layer), shape, layout, rank))
@@ -123,7 +123,7 @@ impl Names {
 impl MixerSpecs {
     fn full(config: &Config, names: Names) -> Self {
         let TextConfig { hidden_size: hidden, heads, kv_heads, head_dim: dim, .. } = config.text;
-        // Each head has its queries first, then its gates.
+        // In the stored matrix, the rows of each head are its queries first, then its gates.
         let half = |part| {
             let cut = Cut::PartOfRows { units: heads, parts: 2, part };
             names.matrix("self_attn.q_proj", 2 * heads * dim, hidden, cut)
@@ -190,7 +190,7 @@ pub(super) struct Layer<D: Device> {
     pub mixture: Option<MixtureWeights<D>>,
 }
 
-/// The weights of a mixture of experts beside the shared expert.
+/// The weights of a mixture of experts, without those of the shared expert.
 pub(super) struct MixtureWeights<D: Device> {
     /// Gate of the shared expert, `[1, hidden]`.
     pub gate: D::Matrix,

@@ -1,4 +1,4 @@
-//! The keys of a config that describe rotation, in either spelling.
+//! Reads the keys of a config that describe rotation, old or new.
 
 use super::{DEFAULT_THETA, Llama3, Rope, Scaling, Sections, Yarn};
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 pub(super) struct RopeKeys<'a> {
     theta: Option<f64>,
     rotated: Option<f64>,
-    /// The parameters, or the sets of them by type of layer. Without any key if the config has neither.
+    /// The parameters, or one set of parameters per type of layer. Empty if the config has none of these keys.
     sets: Keys<'a>,
 }
 
@@ -49,9 +49,8 @@ impl<'a> RopeKeys<'a> {
         })
     }
 
-    /// Resolves the keys for layers of the type `layer_type`. `max_context` is the config's `max_position_embeddings`,
-    /// and `rotated` the share of a head's elements that is rotated if no key says it. The error names the key at
-    /// fault.
+    /// Resolves the keys for layers of the type `layer_type`. `max_context` is the config's `max_position_embeddings`.
+    /// `rotated` is the share of a head's elements to rotate if no key gives it. The error names the key at fault.
     pub fn resolve(&self, layer_type: &str, max_context: usize, rotated: f64) -> Result<Rope, LoadError> {
         let parameters = Parameters::read(self.set_of(layer_type)?)?;
         Ok(Rope {
@@ -72,7 +71,8 @@ impl<'a> RopeKeys<'a> {
             _ if self.sets.holds(layer_type) => self.sets.section(layer_type),
             sets if sets.is_empty() => Ok(self.sets.clone()),
             sets => {
-                // A parameter that is an object is no set, and is refused as what it is.
+                // Refuse a parameter that is wrongly an object, which looks like a set, with the error about that
+                // parameter.
                 Parameters::read(self.sets.clone())?;
                 let name = self.sets.name();
                 let problem = format!("{name}: has sets for {sets:?}, but none for {layer_type:?}");
@@ -146,8 +146,8 @@ impl<'a> Parameters<'a> {
             return Err(self.keys.invalid(&ranges::FACTOR, problem));
         }
         // YaRN's attention temperature t (§3.4): sqrt(1/t) = 0.1 ln(s) + 1, where s is `factor`. transformers also
-        // multiplies the logarithm by `mscale`. Both q and k are multiplied by the result. It is folded into the
-        // cosines and sines that rotate them.
+        // multiplies the logarithm by `mscale`. The result multiplies both q and k, so it is folded into the cosines
+        // and sines that rotate them.
         let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
         let attention_factor =
             self.attention_factor.unwrap_or_else(|| match (self.mscale, self.mscale_all_dim) {

@@ -12,7 +12,7 @@ fn rope(keys: Value) -> Rope {
     tables(keys, &["full_attention"]).unwrap().tables.remove(0)
 }
 
-/// Compares the frequencies and the scale of a head of 32 with those of transformers 5.23.0.
+/// Compares the frequencies and the scale of a head of 32 elements with those of transformers 5.23.0.
 fn agrees<const N: usize>(keys: Value, scale: f32, expected: [f32; N]) {
     let found = rope(keys).frequencies(32).unwrap();
     assert!((found.scale - scale).abs() < 1e-6, "{} {scale}", found.scale);
@@ -186,7 +186,7 @@ fn llama3_agrees_with_the_reference() {
             5.677088e-07,
         ],
     );
-    // The context of a config is that after scaling.
+    // `max_position_embeddings` of a Llama 3 config already includes the scaling.
     assert_eq!(tables(keys(json!({})), &["full_attention"]).unwrap().max_context(4096), 4096);
     for (changes, key) in [
         (json!({"factor": null}), "factor"),
@@ -205,7 +205,7 @@ fn partial_rotation_has_the_frequencies_of_a_smaller_head() {
     let half = [1.0, 0.316_227_76, 0.1, 0.031_622_78, 0.01, 0.003_162_277_7, 0.001, 0.000_316_227_77];
     agrees(keys(0.5), 1.0, half);
     assert_eq!(rope(keys(0.5)).rotated(32), 16);
-    // The number of elements is rounded down, and to pairs.
+    // The number of rotated elements is rounded down to an even number.
     assert_eq!(rope(keys(0.3)).rotated(32), 8);
     let inside = json!({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}});
     assert_eq!(rope(inside), rope(keys(0.5)));
@@ -238,8 +238,8 @@ fn yarn_over_a_part_of_a_head_agrees_with_the_reference() {
     );
 }
 
-/// Compares with the axes that transformers' Qwen2-VL (in sections) and Qwen3.5 (interleaved) read, found from the
-/// cosines of positions 5, 100 and 9.
+/// Compares with the axes that transformers' Qwen2-VL (in sections) and Qwen3.5 (interleaved) use. They were found from
+/// the cosines of the positions 5, 100 and 9.
 #[test]
 fn sections_divide_the_frequencies_among_the_axes() {
     let axes = |keys: Value| rope(keys).axes(16);
@@ -260,7 +260,7 @@ fn sections_divide_the_frequencies_among_the_axes() {
 
 #[test]
 fn types_of_layers_have_tables_of_their_own() {
-    // As transformers 5 writes Gemma 3's.
+    // The keys of Gemma 3, as transformers 5 writes them.
     let keys = json!({"rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         "full_attention": {"rope_type": "default", "rope_theta": 1e6},

@@ -1,5 +1,5 @@
-//! The time that simulated steps take: a timeline on which each step begins when it is enqueued or when the step before
-//! it ends, whichever is later.
+//! The time that simulated steps take. On this timeline, a step begins when it is enqueued or when the step before it
+//! ends, whichever is later.
 
 use std::{
     sync::{
@@ -28,7 +28,7 @@ impl SimMeter {
         Duration::from_nanos(self.busy_ns.load(Ordering::Relaxed))
     }
 
-    /// Time between the end of one step and the beginning of the next, over all steps.
+    /// Time between the end of one step and the beginning of the next, summed over all steps.
     pub fn idle(&self) -> Duration {
         Duration::from_nanos(self.idle_ns.load(Ordering::Relaxed))
     }
@@ -38,7 +38,7 @@ impl SimMeter {
 pub struct SimClock {
     costs: SimCosts,
     jitter_percent: u32,
-    /// Time from a step's end until the host can know of it.
+    /// Time between a step's end and the moment at which the host can notice it.
     late: Duration,
     /// State of the random numbers of the jitter.
     random: u64,
@@ -60,13 +60,13 @@ impl SimClock {
         }
     }
 
-    /// The time that this device has spent.
+    /// The meter of the time that this device has spent.
     pub fn meter(&self) -> &Arc<SimMeter> {
         &self.meter
     }
 
-    /// Enqueues a step of these rows, padded by `padding` tokens. Returns the time from which the host can know that it
-    /// has ended.
+    /// Enqueues a step of these rows, padded by `padding` tokens. Returns the time from which the host can notice the
+    /// step's end.
     pub fn enqueue(&mut self, rows: &[RowInputs<'_>], padding: usize) -> Instant {
         let (now, took) = (Instant::now(), self.step_time(rows, padding));
         let begin = self.last_end.map_or(now, |end| end.max(now));
@@ -78,8 +78,8 @@ impl SimClock {
         begin + took + self.late
     }
 
-    /// Returns the duration of a step with these rows, jitter included. A token of padding costs as much as one of a
-    /// prefill that attends to nothing.
+    /// Returns the duration of a step with these rows, jitter included. A token of padding costs as much as a prefill
+    /// token, without attention.
     pub fn step_time(&mut self, rows: &[RowInputs<'_>], padding: usize) -> Duration {
         let padding = padding as u64 * u64::from(self.costs.prefill_ns_per_token);
         let rows = rows.iter().map(|row| self.row_ns(row)).sum::<u64>();
@@ -115,7 +115,7 @@ pub fn wait<E>(
     mut pause: impl FnMut() -> Result<(), E>,
 ) -> Result<bool, E> {
     let wake = until.map_or(end, |until| until.min(end));
-    // A sleep may end late, by the kernel's timer slack, but never early.
+    // A sleep may end late, by the kernel's timer slack, but never early, so the loop needs no margin.
     while let Some(left) = wake.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
         thread::sleep(left.min(until_pause));
         pause()?;

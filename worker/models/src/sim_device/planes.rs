@@ -8,7 +8,8 @@ use crate::PausedPages;
 /// Bytes per token in pages, and bytes per slot: one digest.
 pub const DIGEST_BYTES: usize = size_of::<u64>();
 
-/// Planes that can be read and written at any time: the simulated device computes a step when it is enqueued.
+/// The simulated device's memory. It can be read and written at any time, because a step is computed when it is
+/// enqueued.
 #[derive(Default)]
 pub struct SimPlanes {
     page_tokens: usize,
@@ -86,8 +87,8 @@ impl SimPlanes {
         if row.continues { self.sampled[row.slot.0 as usize] } else { None }
     }
 
-    /// Returns the digest of all tokens before the row. If pages and slot disagree on it, the result differs from both,
-    /// and so do all digests after it.
+    /// Returns the digest of all tokens before the row. If pages and slot disagree on this digest, the result is
+    /// neither of the two, so that all later digests are wrong, too.
     pub fn begin(&mut self, row: &RowInputs<'_>) -> Result<u64, DeviceError> {
         if let Some(sampled) = self.sampled.get_mut(row.slot.0 as usize) {
             *sampled = None;

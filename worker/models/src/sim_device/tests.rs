@@ -1,4 +1,5 @@
-//! Tests that wrong bookkeeping shows in the simulated tokens, and that steps take the time that the settings give.
+//! Tests of the simulated device: wrong bookkeeping shows in the tokens, and steps take the time that the settings
+//! give.
 
 use std::time::Duration;
 
@@ -267,7 +268,7 @@ impl Step<'_> {
         model.forward(&inputs, &[])
     }
 
-    /// Enqueues the step and a greedy token after it.
+    /// Enqueues the step and the sampling of a greedy token after it.
     fn enqueue(&self, model: &mut dyn Model) {
         self.forward(model).unwrap();
         let params = params(0.0, 0);
@@ -289,7 +290,7 @@ fn collect(model: &mut dyn Model) -> u32 {
     out.sampled.remove(0).unwrap().token
 }
 
-/// The greedy tokens after a prompt, each from a step of its own.
+/// Returns the greedy tokens after a prompt. Each is computed in a step over all tokens before it.
 fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
     let (mut model, mut tokens) = (sim(&settings()), prompt.to_vec());
     for _ in 0..count {
@@ -345,16 +346,16 @@ fn state_in_a_slot_shows_a_wrong_restore_and_a_step_that_ran_twice() {
         copies,
     };
     assert_eq!(token_after(&[row(0, 4, &[]), row(4, 11, &[])]), expected);
-    // A save after the first page, and a restore in another slot.
+    // The state is saved to slot 3 after the first page, and restored from there to slot 2.
     let restored = Step { slot: 2, ..row(4, 11, &[(3, 2)]) };
     assert_eq!(token_after(&[row(0, 4, &[]), row(4, 9, &[(1, 3)]), restored]), expected);
-    // The save one step late, no restore, and no zero before a new request.
+    // Wrong are a save one step too late, no restore, and no zero state for a new request.
     let late = Step { slot: 2, ..row(4, 11, &[(3, 2)]) };
     assert_ne!(token_after(&[row(0, 4, &[]), row(4, 9, &[]), row(9, 10, &[(1, 3)]), late]), expected);
     assert_ne!(token_after(&[row(0, 4, &[]), Step { slot: 2, ..row(4, 11, &[]) }]), expected);
     assert_ne!(token_after(&[row(0, 4, &[]), row(0, 11, &[])]), expected);
     assert_eq!(token_after(&[row(0, 4, &[]), row(0, 11, &[(0, 1)])]), expected);
-    // Pages forgive a row that runs twice. State does not.
+    // A row may run twice on pages without harm, but not on state.
     assert_ne!(token_after(&[row(0, 4, &[]), row(4, 6, &[]), row(4, 6, &[]), row(6, 11, &[])]), expected);
 }
 

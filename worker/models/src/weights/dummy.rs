@@ -14,7 +14,7 @@ const TASK_ELEMENTS: usize = 1 << 16;
 pub(crate) struct Dummy {
     /// Seed of all tensors.
     pub seed: u64,
-    /// The type of all tensors that do not have a type of their own.
+    /// The type of all tensors whose spec gives no type.
     pub dtype: WeightType,
 }
 
@@ -44,8 +44,8 @@ impl Dummy {
         Ok(bytes)
     }
 
-    /// Fills `bytes` with rows of a window, from its row `first` on. Norms are ones on the device, and biases are
-    /// zeros. All other tensors are uniformly random, with the variance that keeps activations near unit size.
+    /// Fills `bytes` with rows of a window, beginning with its row `first`. Norms are ones on the device, and biases
+    /// are zeros. All other tensors are uniformly random, with the variance that keeps activations near unit size.
     fn fill_rows(&self, spec: &TensorSpec, window: &Window, first: usize, bytes: &mut [u8]) {
         let dtype = self.dtype(spec);
         let deviation = match spec.role {
@@ -59,7 +59,7 @@ impl Dummy {
         // Sixteen random bits per element, uniform in -√3σ..√3σ, where σ is `deviation`: the variance is σ².
         let step = 3f32.sqrt() * deviation / 32_768.0;
         let width = window.columns.len();
-        // The rows of a window of all columns follow each other without gaps, so they are drawn as one run.
+        // If a window has all columns, its rows follow each other without gaps, so they are drawn as one run.
         let run = if width == spec.dims.columns { bytes.len() } else { width * dtype.bytes() };
         for (index, run) in bytes.chunks_mut(run.max(1)).enumerate() {
             let row = window.rows.start + first + index;
@@ -70,7 +70,7 @@ impl Dummy {
                 WeightType::F16 => {
                     fill(run, stream, at, |r| f16::from_f32(f32::from(r) * step).to_le_bytes())
                 }
-                // Truncated, not rounded: the result is as random, and truncation is far faster.
+                // Truncated, not rounded: truncation is far faster, and random numbers lose nothing by it.
                 WeightType::Bf16 => {
                     fill(run, stream, at, |r| (((f32::from(r) * step).to_bits() >> 16) as u16).to_le_bytes());
                 }
@@ -88,8 +88,8 @@ fn constant(dtype: WeightType, value: f32, bytes: &mut [u8]) {
     }
 }
 
-/// Fills `bytes` with the tensor's elements from index `first` on, `N` bytes each. Each random `u64` gives four
-/// elements.
+/// Fills `bytes` with elements of `N` bytes, the first of which is the tensor's element `first`. Each random `u64`
+/// gives four elements.
 fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: impl Fn(i16) -> [u8; N]) {
     let draw = |block: usize, lane: usize, elements: &mut [u8]| {
         let word = mix(stream.wrapping_add(block as u64));
@@ -97,8 +97,8 @@ fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: im
             out.copy_from_slice(&element((word >> (16 * lane)) as i16));
         }
     };
-    // Element `first` may lie inside the four elements of a `u64`. `begun` elements then come from the rest of that
-    // `u64`. `begun` is 0 if `first` is the first element of its `u64`.
+    // Element `first` may not be the first of the four elements of a `u64`. `begun` elements then come from the rest of
+    // that `u64`. Otherwise `begun` is 0.
     let begun = (first.next_multiple_of(4) - first).min(bytes.len() / N);
     let (head, whole) = bytes.split_at_mut(begun * N);
     draw(first / 4, first % 4, head);

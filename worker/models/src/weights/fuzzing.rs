@@ -7,8 +7,8 @@ use tutti_kernels::collective::GroupRank;
 
 use super::{Role, SafetensorsDir, TensorSpec, header::Header, safetensors::indexed_paths};
 
-/// Parses the header of a file. All that the safetensors crate accepts is accepted and means the same, and every tensor
-/// lies within the file.
+/// Parses the header of a file. Checks that our parser accepts all that the safetensors crate accepts and reads the
+/// same from it, and that every tensor lies within the file.
 pub fn safetensors_header(file: &[u8]) {
     let parsed = Header::parse(file);
     match (&parsed, SafeTensors::deserialize(file)) {
@@ -36,7 +36,7 @@ pub fn safetensors_header(file: &[u8]) {
     }
 }
 
-/// Opens a directory with an index or a file, and asks for windows of its tensors.
+/// Opens a directory that has an index or a single file, and reads windows of its tensors.
 pub fn safetensors_index(dir: &Path, index: &Path, shape: &[usize; 2]) {
     if let Ok(paths) = indexed_paths(dir, index) {
         for path in paths {

@@ -50,14 +50,14 @@ struct HostWindow<'a> {
 }
 
 impl<'a> HostWindow<'a> {
-    /// Wraps consecutive rows of a window.
+    /// Wraps converted elements that are consecutive rows of a window.
     fn owned(bytes: Vec<u8>, dtype: WeightType, window: &Window) -> Self {
         let (rows, columns) = (window.rows.len(), window.columns.len());
         Self { bytes: bytes.into(), dtype, rows, columns, stride: columns }
     }
 
-    /// Reads a window from `source`. Transposed matrices and tensors of another type are converted; all others stay
-    /// where they are, for the device to read in place.
+    /// Reads a window from `source`. Transposed matrices and tensors of another type are converted. All others are not
+    /// copied: the device reads them in place.
     fn read<D: Device>(
         source: &'a Source,
         device: &mut D,
@@ -103,8 +103,9 @@ pub(crate) struct Loader<'a, D: Device> {
 }
 
 impl<'a, D: Device> Loader<'a, D> {
-    /// Checks the presence, shape and type of every tensor of `specs` before any is read, so that a bad checkpoint
-    /// fails at once. Tensors are read ahead in the order of `specs`, so this should be near the order of loading.
+    /// Checks the presence, shape and type of every tensor of `specs` before it reads any, so that a bad checkpoint
+    /// fails at once. Tensors are read ahead in the order of `specs`, so this order should be near the order of
+    /// loading.
     pub fn new<'s>(
         source: Source,
         quantize: Quantize,
@@ -171,7 +172,7 @@ impl<'a, D: Device> Loader<'a, D> {
         self.load_matrix(&self.windows(&specs), gate_up)
     }
 
-    /// Loads each matrix of a stack that this rank holds, its parts end to end.
+    /// Loads each matrix of a stack that this rank holds. The parts of a matrix are loaded end to end.
     pub fn matrices(&mut self, spec: &TensorSpec) -> Result<Vec<D::Matrix>, LoadError> {
         let range = spec.shard_range(self.group_rank());
         let load = |matrix| {
@@ -181,7 +182,7 @@ impl<'a, D: Device> Loader<'a, D> {
         range.matrices.clone().map(load).collect()
     }
 
-    /// Loads each matrix of a stack that this rank holds, whose two parts are gate and up.
+    /// Loads each matrix of a stack that this rank holds. The two parts of a matrix are gate and up.
     pub fn gate_ups(&mut self, spec: &TensorSpec) -> Result<Vec<D::Matrix>, LoadError> {
         let range = spec.shard_range(self.group_rank());
         let load = |matrix| {
@@ -191,7 +192,7 @@ impl<'a, D: Device> Loader<'a, D> {
         range.matrices.clone().map(load).collect()
     }
 
-    /// The windows that this rank holds of tensors, end to end.
+    /// Returns the windows of these tensors that this rank holds, end to end.
     fn windows<'s>(&self, specs: &[&'s TensorSpec]) -> Vec<(&'s TensorSpec, Window)> {
         let windows = |&spec: &&'s TensorSpec| {
             let range = spec.shard_range(self.group_rank());
@@ -233,7 +234,7 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(matrix)
     }
 
-    /// Loads this rank's rows of a matrix as one vector, column by column, widened to f32.
+    /// Loads this rank's rows of a matrix, widened to f32, as one vector in column order.
     pub fn columns(&mut self, spec: &TensorSpec) -> Result<D::Vector, LoadError> {
         let (rows, width) = (self.widened(&[spec])?, spec.dims.columns);
         let count = rows.len().checked_div(width).unwrap_or(0);
@@ -250,7 +251,8 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(self.device.vector(&values)?)
     }
 
-    /// Reads this rank's share of tensors, row by row and end to end, as the device's values of each.
+    /// Reads this rank's share of tensors, row by row and end to end. Each element is converted to the value that the
+    /// device holds.
     fn widened(&mut self, specs: &[&TensorSpec]) -> Result<Vec<f32>, LoadError> {
         let windows = self.windows(specs);
         let (mut values, mut held) = (Vec::new(), 0);

@@ -1,8 +1,8 @@
 //! Read-ahead: asks the system to read the tensors that are loaded next, while the device packs the current one.
 //!
-//! A page fault reads little more than one page, and the device's threads fault at different places of a tensor, which
-//! defeats the system's own detection of sequential reads. Requests stay a bounded number of bytes ahead of the loader,
-//! so that they do not evict what has not been used yet.
+//! A page fault reads little more than one page. The device's threads fault at different places of a tensor, so the
+//! system does not detect a sequential read. Requests stay a bounded number of bytes ahead of the loader, so that they
+//! do not evict pages that are still to be used.
 
 use std::{
     collections::VecDeque,
@@ -18,8 +18,8 @@ use memmap2::{Advice, Mmap};
 
 /// Bytes that are requested ahead of the loader.
 const AHEAD: u64 = 256 << 20;
-/// Bytes per request. Linux reads at most a device's read-ahead size per request and ignores the rest; this is its
-/// default.
+/// Bytes per request. Per request, Linux reads at most the device's read-ahead size and ignores the rest. This is the
+/// default of that size.
 const REQUEST: usize = 128 << 10;
 
 /// A range of a mapped file that will be read.
@@ -29,13 +29,13 @@ pub(crate) struct Extent {
     pub bytes: Range<usize>,
 }
 
-/// The extents that are still to be requested, and the thread that requests them. A request can wait for the disk, so
-/// the loader does not make it itself.
+/// The extents that are still to be requested, and the thread that requests them. The loader does not make the requests
+/// itself, because a request can wait for the disk.
 pub(super) struct ReadAhead {
     waiting: VecDeque<Extent>,
     /// Bytes requested so far.
     requested: u64,
-    /// `None` without a thread; then nothing is read ahead.
+    /// `None` if the thread could not be started. Nothing is then read ahead.
     requests: Option<Sender<Extent>>,
 }
 
@@ -64,7 +64,7 @@ impl ReadAhead {
         ahead
     }
 
-    /// Requests more, after `loaded` bytes of the extents in total have been loaded.
+    /// Requests more. `loaded` is the number of bytes of all extents that have been loaded so far.
     pub fn advance(&mut self, loaded: u64) {
         let Some(requests) = &self.requests else { return };
         while self.requested < loaded + AHEAD {

@@ -68,9 +68,9 @@ impl SafetensorsDir {
         self.name_in_files(name).is_some()
     }
 
-    /// Returns the name under which the files hold a tensor. A checkpoint of a base model without LM head, as embedding
-    /// models are published, lacks the prefix `model.`. A text model that was cut out of one for images keeps the
-    /// prefix `model.language_model.`, as transformers saves Qwen3.5.
+    /// Returns the name under which the files hold a tensor. The names of a base model without LM head, as embedding
+    /// models are published, lack the prefix `model.`. A text model that was cut out of a vision model keeps the prefix
+    /// `model.language_model.`, as transformers saves Qwen3.5.
     fn name_in_files(&self, name: &str) -> Option<&str> {
         let held = |name: &str| self.file_of.get_key_value(name).map(|(held, _)| held.as_str());
         held(name).or_else(|| {
@@ -116,8 +116,8 @@ impl SafetensorsDir {
         Ok(LoadError::Tensor { path: file.path.clone(), name: name.into(), problem })
     }
 
-    /// Returns a window of a tensor in the mapped file, as it is stored there: a window of a transposed matrix has its
-    /// outputs as columns.
+    /// Returns a window of a tensor in the mapped file, in the stored layout. In a transposed matrix, the window's
+    /// columns are outputs.
     pub fn window(&self, spec: &TensorSpec, window: &Window) -> Result<HostMatrix<'_>, LoadError> {
         let dtype = self.check(spec)?;
         let (file, name) = self.find(spec)?;
@@ -161,8 +161,9 @@ impl WeightFile {
     fn open(path: PathBuf) -> Result<Self, LoadError> {
         let read = |source| LoadError::Read { path: path.clone(), source };
         let file = File::open(&path).map_err(read)?;
-        // SAFETY: the file is mapped for reading only. A process that truncates it meanwhile causes a SIGBUS here, and
-        // one that rewrites it changes the weights. Every loader that maps files accepts this, to avoid a copy.
+        // SAFETY: the file is mapped for reading only. If another process truncates it meanwhile, this process gets a
+        // SIGBUS; if another process rewrites it, the weights change. Every loader that maps files accepts this, to
+        // avoid a copy.
         let map = unsafe { Mmap::map(&file) }.map_err(read)?;
         match Header::parse(&map) {
             Ok(header) => Ok(Self { path, map: Arc::new(map), header }),

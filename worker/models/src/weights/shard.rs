@@ -14,8 +14,9 @@ use super::Dims;
 pub(crate) enum Cut {
     /// Every rank holds the whole tensor.
     Replicated,
-    /// The ranks divide the outputs of each part of each matrix. The outputs form this number of equal units (heads or
-    /// single outputs), and no unit is split. In a stack of experts, every rank thus holds a share of every expert.
+    /// The ranks divide the outputs of each part of each matrix. The outputs form this number of equal units, such as
+    /// heads or single outputs, and no unit is split. In a stack of experts, every rank thus holds a share of every
+    /// expert.
     Rows(usize),
     /// The ranks divide the inputs of each matrix, which form this number of equal units. The ranks' products are
     /// summed.
@@ -25,8 +26,8 @@ pub(crate) enum Cut {
     /// The outputs of each matrix are three sections of different heights, one below another. The ranks divide the
     /// units of each.
     Sections([Section; 3]),
-    /// The outputs of each matrix form `units` equal units, each of `parts` equal parts. The spec stands for the part
-    /// with the index `part` of every unit, and the ranks divide the units. Other specs stand for the other parts.
+    /// The outputs of each matrix form `units` equal units, each of `parts` equal parts. The tensor of this spec is the
+    /// part with the index `part` of every unit; other specs declare the other parts. The ranks divide the units.
     PartOfRows { units: usize, parts: usize, part: usize },
     /// Only rank 0 holds the tensor. Used for a bias that is added to a sum over ranks, so that the bias is added once.
     Leader,
@@ -41,8 +42,8 @@ pub(crate) struct Section {
     pub units: usize,
 }
 
-/// The part of a tensor that a rank holds: a range of its matrices and, of each of these, the same rows and the same
-/// columns.
+/// The part of a tensor that a rank holds: a range of its matrices, and the same rows and columns of each of these
+/// matrices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShardRange {
     /// Range of matrices.
@@ -103,19 +104,19 @@ impl Cut {
 }
 
 impl ShardRange {
-    /// Number of elements. Saturates instead of overflowing, for a config so absurd that no file matches it.
+    /// Number of elements. Saturates instead of overflowing, because an absurd config may ask for more than fits.
     pub fn elements(&self) -> usize {
         let rows = self.rows.iter().fold(0, |sum: usize, rows| sum.saturating_add(rows.len()));
         [rows, self.columns.len()].iter().fold(self.matrices.len(), |product, &n| product.saturating_mul(n))
     }
 
-    /// The windows that the rank holds of the matrix with this index, one per range of rows.
+    /// Returns the windows of the matrix with this index that the rank holds, one per range of rows.
     pub fn windows(&self, matrix: usize) -> impl Iterator<Item = Window> {
         let Self { rows, columns, dims, .. } = self.clone();
         rows.into_iter().map(move |rows| Window { matrix, rows, columns: columns.clone(), dims })
     }
 
-    /// The windows that the rank holds of all its matrices, in order.
+    /// Returns the windows of all matrices that the rank holds, in order.
     pub fn all_windows(&self) -> impl Iterator<Item = Window> {
         self.matrices.clone().flat_map(|matrix| self.windows(matrix))
     }
@@ -127,16 +128,16 @@ impl Window {
         self.rows.len().saturating_mul(self.columns.len())
     }
 
-    /// Returns the window in `tensor`, the bytes of the whole tensor, as it is stored: a window of a transposed matrix
-    /// has its outputs as columns.
+    /// Returns the window in `tensor`, the bytes of the whole tensor, in the stored layout. In a transposed matrix, the
+    /// window's columns are outputs.
     pub fn view<'a>(&self, tensor: &'a [u8], dtype: WeightType) -> HostMatrix<'a> {
         let (extent, size) = (self.extent(), dtype.bytes());
         let bytes = &tensor[extent.start * size..extent.end * size];
         HostMatrix { bytes, dtype, ..self.stored() }
     }
 
-    /// Range of the tensor's elements, as they are stored, from the window's first element to its last. Elements of
-    /// other columns lie between them.
+    /// Range of the tensor's stored elements from the window's first element to its last. Elements of other columns may
+    /// lie between them.
     pub fn extent(&self) -> Range<usize> {
         let Self { matrix, rows, columns, dims } = self;
         let (row, column) =
@@ -147,7 +148,7 @@ impl Window {
         if elements == 0 { 0..0 } else { first..first + elements }
     }
 
-    /// The window's shape as it is stored, without its bytes.
+    /// The window's shape in the stored layout, without its bytes.
     fn stored(&self) -> HostMatrix<'static> {
         let Self { rows, columns, dims, .. } = self;
         let (rows, columns, stride) = match dims.transposed {

@@ -13,7 +13,7 @@ const EXPERTS: usize = 4;
 const INTERMEDIATE: usize = 6;
 const HIDDEN: usize = 8;
 
-/// A rank without its group: loading needs no collective.
+/// A rank whose group has no other member. Loading needs no collective.
 struct Lone(GroupRank);
 
 impl Collective for Lone {
@@ -71,7 +71,7 @@ fn files(dir: &Path) -> Source {
     Source::Files(SafetensorsDir::open(dir).unwrap())
 }
 
-/// Returns `x · Wᵀ` of the unit vectors: row i is column i of the matrix.
+/// Returns the columns of a matrix, as its products with the unit vectors.
 fn columns(device: &mut CpuDevice, matrix: &Weights, rows: usize, columns: usize) -> Vec<Vec<f32>> {
     let unit: Vec<f32> =
         (0..columns * columns).map(|i| f32::from(u8::from(i / columns == i % columns))).collect();
@@ -83,7 +83,7 @@ fn columns(device: &mut CpuDevice, matrix: &Weights, rows: usize, columns: usize
     values.chunks(rows).map(<[f32]>::to_vec).collect()
 }
 
-/// Returns the gated product of one row with a pair of matrices.
+/// Returns the gated product of a fixed row with a fused pair of gate and up.
 fn gated(device: &mut CpuDevice, matrix: &Weights, width: usize) -> Vec<f32> {
     let norm = device.vector(&[1.0; HIDDEN]).unwrap();
     let (mut x, mut out) = (device.tensor(1, HIDDEN).unwrap(), device.tensor(1, width).unwrap());
@@ -103,8 +103,8 @@ fn matrix(rows: impl Iterator<Item = usize>, element: impl Fn(usize, usize) -> f
         .collect()
 }
 
-/// Stacked experts, stored plainly or transposed, whole experts per rank or a share of each: every rank holds the same
-/// numbers as if each expert's matrices were tensors of their own.
+/// Stacked experts, stored plainly or transposed, with whole experts per rank or a share of each. Every rank holds the
+/// same numbers as from a checkpoint with separate tensors per expert.
 #[test]
 fn stacked_experts_are_loaded_like_single_matrices() {
     let dir = tempfile::tempdir().unwrap();
@@ -187,8 +187,8 @@ fn a_convolution_is_a_matrix_of_its_outputs() {
     assert_eq!(columns(&mut device, &matrix, 2, 3), [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]);
 }
 
-/// A checkpoint of bf16 matrices with a router and norms in f32: each tensor keeps its own type, or the type that its
-/// precision asks for, and the load options quantise only tensors that bear it.
+/// A checkpoint of bf16 matrices with a router and norms in f32. Each tensor keeps its stored type, or takes the type
+/// that its precision names. The load options quantise only tensors whose precision permits it.
 #[test]
 fn types_and_quantisation_are_decided_tensor_by_tensor() {
     let dir = tempfile::tempdir().unwrap();
@@ -230,7 +230,7 @@ fn types_and_quantisation_are_decided_tensor_by_tensor() {
     assert_eq!(grew(&loader), 4 * 4);
     let gate = loader.matrix(&[&gate]).unwrap();
     assert_eq!(grew(&loader), 4 * 2);
-    // 257 has no bf16; products of f32 with f32 are exact.
+    // The router's weight 257 is no bf16 number, so the router is still f32.
     let found = columns(&mut device, &router, 4, 64);
     assert_eq!(found[1], [1.0, 65.0, 129.0, 193.0]);
     let rounded = columns(&mut device, &gate, 2, 2);

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use super::{config, write_config};
 
-/// The configs of all families: each with what distinguishes it from the others.
+/// Returns the configs of all families. Each has the keys that distinguish its family from the others.
 pub fn families() -> Vec<(&'static str, Value)> {
     let delta_nets = |changes: Value| {
         let mut all = json!({

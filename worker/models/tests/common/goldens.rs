@@ -4,8 +4,8 @@ use safetensors::SafeTensors;
 
 pub const LENGTHS: [usize; 5] = [1, 7, 37, 125, 300];
 
-/// Greatest deviation of a logprob from the reference with f32 weights. The reference prefills a delta net in chunks
-/// and decodes it recurrently: its own results differ by up to 1.2e-4.
+/// Maximum deviation of a logprob from the reference with f32 weights. The bound of delta nets is larger: the reference
+/// prefills them in chunks and decodes them recurrently, and its own results differ by up to 1.2e-4.
 pub fn bound(model: &str) -> f64 {
     if model.starts_with("qwen3_5") { 1e-3 } else { 2e-4 }
 }

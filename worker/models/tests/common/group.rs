@@ -18,7 +18,7 @@ use tutti_models::{
 
 use super::{PAGES, SLOTS, device, options, try_load_with};
 
-/// Deadline of a collective, far above what a working group takes.
+/// Deadline of a collective, far above the time that a working group needs.
 const WAIT: Duration = Duration::from_secs(120);
 
 /// Loads the model in `dir` on a group of `size` ranks and calls `act` with the leader.
@@ -54,10 +54,10 @@ pub fn of_ranks_with_whole_experts<T>(
     of_ranks_over(size, &options, &|_, group| group, act)
 }
 
-/// Bytes that rank 0 has sent in collectives.
+/// Counts of bytes that rank 0 has sent in collectives.
 #[derive(Default)]
 pub struct Traffic {
-    /// Bytes of gathers, at the root or at all ranks.
+    /// Bytes that rank 0 has sent in gathers, to the root or to all ranks.
     pub gathered: AtomicUsize,
 }
 
@@ -121,7 +121,7 @@ impl Collective for Counted {
     }
 }
 
-/// Runs [`of_ranks`] with each rank's collective of data replaced by what `over` makes of it.
+/// Runs [`of_ranks`]. `over` wraps or replaces the collective that each rank's device uses.
 fn of_ranks_over<T>(
     size: usize,
     options: &LoadOptions,
@@ -151,7 +151,7 @@ fn of_ranks_over<T>(
     })
 }
 
-/// A rank of a group without the other ranks. It can load, which needs no collective; every collective fails.
+/// A rank of a group whose other ranks do not exist. It can load, which needs no collective; every collective fails.
 pub struct Lone(pub GroupRank);
 
 impl Collective for Lone {

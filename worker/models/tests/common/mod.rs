@@ -27,7 +27,7 @@ pub fn device() -> CpuDevice {
     CpuDevice::new(1, Isa::detect()).unwrap()
 }
 
-/// A device without screens of LM heads, whose weights take the bytes that the checkpoint has of them.
+/// A device that makes no screen of the LM head, so that weights take as many bytes as in the checkpoint.
 pub fn unscreened_device() -> CpuDevice {
     device().with_screened_head(false)
 }
@@ -99,7 +99,7 @@ pub struct Request {
     pub scores: Vec<TokenScore>,
 }
 
-/// Returns requests with pages of their own. Page ids descend, so no block table is in order.
+/// Returns requests with pages of their own. Page ids descend, so that no block table is in ascending order.
 pub fn requests(prompts: &[&[u32]]) -> Vec<Request> {
     let mut free: Vec<PageId> = (1..PAGES as u32).map(PageId).collect();
     let request = |(slot, prompt): (u32, &&[u32])| Request {
@@ -116,8 +116,8 @@ fn greedy() -> SamplingParams {
     SamplingParams::GREEDY
 }
 
-/// Runs one step over all requests, with at most `chunk` tokens of each. It scores every prompt token, and appends a
-/// greedy token to a request whose last token it computed.
+/// Runs one step over all requests, with at most `chunk` tokens of each. It scores every prompt token. If it computes a
+/// request's last token, it appends a greedy token to the request.
 pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
     step_with(model, requests, chunk, &[]);
 }
@@ -190,7 +190,7 @@ pub fn step_with(model: &mut dyn Model, requests: &mut [Request], chunk: usize, 
     assert!(sampled.next().is_none() && scores.next().is_none(), "as many answers as questions");
 }
 
-/// Runs all prompts in the same steps until each has `output` more tokens. Returns each prompt's output and scores.
+/// Runs all prompts in the same steps until each has `output` output tokens. Returns each prompt's output and scores.
 pub fn generate(
     model: &mut dyn Model,
     prompts: &[&[u32]],
@@ -282,7 +282,7 @@ pub fn prompt(tokens: usize) -> Vec<u32> {
 /// The output of a prompt, and the whole distribution at each prompt token as (token, bits of the logprob).
 pub type Bits = (Vec<u32>, Vec<Vec<(u32, u32)>>);
 
-/// Converts logprobs to bits, since `==` on floats takes 0 for -0.
+/// Converts logprobs to bits, because `==` on floats holds 0 and -0 equal.
 pub fn bits(runs: &[(Vec<u32>, Vec<TokenScore>)]) -> Vec<Bits> {
     let row = |score: &TokenScore| score.top.iter().map(|(token, p)| (*token, p.to_bits())).collect();
     runs.iter().map(|(tokens, scores)| (tokens.clone(), scores.iter().map(row).collect())).collect()

@@ -1,4 +1,4 @@
-//! `--quantize int8` on a whole model: deviation of logprobs, memory, and promise 8 of DESIGN.
+//! `--quantize int8` on a whole model: deviation of logprobs, memory, and batch invariance.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -55,7 +55,7 @@ fn report(what: &str, against: &str, count: usize, deviation: &Deviation) {
     );
 }
 
-/// Runs the shipped model on conversations that it has memorised. It is trained, unlike the golden models.
+/// Runs the shipped model on conversations that it has memorised. Unlike the golden models, it is trained.
 #[test]
 fn the_shipped_model_strays_little() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/tutti-tiny/checkpoint");
@@ -64,7 +64,7 @@ fn the_shipped_model_strays_little() {
     let int8 = logprobs(&mut *loaded_as(&dir, Auto, Quantize::Int8), &prompts);
     let deviation = Deviation::between(&int8, &stored);
     report("tutti-tiny", "its bf16", int8.len(), &deviation);
-    // The bounds are the measured values and a quarter more, for paths that round differently.
+    // The bounds are the measured values plus a quarter, because some instruction paths round differently.
     assert!(deviation.mean < 0.02 && deviation.p99 < 0.15, "strays too far");
     assert!(deviation.greatest > 0.0, "nothing was quantised");
 }
@@ -87,8 +87,8 @@ fn golden(set: &str, model: &str) {
     for (against, other) in [("the stored weights", stored), ("the f32 reference", reference)] {
         let deviation = Deviation::between(&int8, &other);
         report(&format!("{set}/{model}"), against, int8.len(), &deviation);
-        // The bounds are the greatest measured values and a quarter more. Random weights amplify noise: transformers in
-        // bf16 deviates, too.
+        // The bounds are the maximum measured values plus a quarter. Random weights amplify noise; transformers in bf16
+        // deviates, too.
         assert!(deviation.mean < 0.083 && deviation.p99 < 0.29, "strays too far from {against}");
     }
 }
@@ -108,7 +108,7 @@ fn dummy(changes: &Value) -> tempfile::TempDir {
     dir
 }
 
-/// Tests promise 8 of DESIGN for int8.
+/// Chunks and batch-mates change no bit with int8 weights.
 #[test]
 fn neither_chunks_nor_mates_change_a_bit() {
     const OUTPUT: usize = 8;
@@ -136,10 +136,10 @@ fn neither_chunks_nor_mates_change_a_bit() {
 /// hold the same int8 numbers as one rank does, and only sums over ranks round differently. Otherwise the quantisation
 /// groups hold other inputs and have other scales.
 ///
-/// A sum that differs in its last bit now and then rounds an activation to another value: of int8 or, in attention and
-/// in the pages, of bfloat16. One such difference moves a token's logprob far more than the bound, and later tokens
-/// read it from the pages. Most prompts have none, and a few have several. The order of sums decides which, so the
-/// bound holds for the median prompt.
+/// A sum that differs in its last bit may round an activation to another value: of int8 or, in attention and in the
+/// pages, of bfloat16. One such difference moves a token's logprob far more than the bound, and later tokens read the
+/// difference from the pages. Most prompts have no such difference, and a few have several. The order of sums decides
+/// which, so the bound holds for the median prompt.
 #[test]
 fn ranks_agree() {
     const PROMPTS: u32 = 9;
@@ -169,7 +169,7 @@ fn ranks_agree() {
     }
 }
 
-/// `weight_bytes`, which admission, metrics and the default size of the KV pool use, is near one byte per weight.
+/// `weight_bytes` is near one byte per weight. Admission, metrics and the default size of the KV pool use this number.
 #[test]
 fn weights_take_little_more_than_a_byte_each() {
     let dir = dummy(&json!({

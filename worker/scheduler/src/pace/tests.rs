@@ -47,7 +47,7 @@ struct Step {
     took: f64,
     /// Time of the step without its prefill.
     decodes: f64,
-    /// True if the step ended the prompt, so that it may have had time for more.
+    /// True if the step reached the end of the prompt. Such a step may take less time than the target.
     is_last: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Fixtures: a model's walks, and launches under them.
+//! Fixtures: the walks of a model, and launches that use them.
 #![allow(dead_code, reason = "each test binary uses some of these")]
 
 use std::time::Duration;
@@ -17,14 +17,14 @@ pub const TEXT: WalkId = WalkId(0);
 pub const AUDIO: WalkId = WalkId(1);
 pub const DECODE: WalkId = WalkId(2);
 pub const MIXED: WalkId = WalkId(3);
-/// The walks of a second partition, whose rows share no step with those of the first.
+/// The walks of a second partition. Its rows never share a step with those of the first partition.
 pub const SPEECH: WalkId = WalkId(4);
 pub const SPEECH_DECODE: WalkId = WalkId(5);
 pub const SPEECH_MIXED: WalkId = WalkId(6);
 
 pub const EOS: u32 = 1;
 pub const STOP: u32 = 2;
-/// A token that ends no output.
+/// A token that does not end the output.
 pub const WORD: u32 = 3;
 
 pub fn model() -> ModelDeclaration {
@@ -58,7 +58,7 @@ pub fn config() -> SchedulerConfig {
     }
 }
 
-/// `config` with other settings.
+/// Returns `config` with changed settings.
 pub fn set(mut config: SchedulerConfig, change: impl FnOnce(&mut EngineSettings)) -> SchedulerConfig {
     change(&mut config.settings);
     config
@@ -92,7 +92,7 @@ pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> G
     }
 }
 
-/// A launch of a text prompt with content, so that its pages can be shared.
+/// Returns a launch of a text prompt with its tokens, so that its pages can be shared.
 pub fn tokens(request: u64, prompt: &[u32], max_tokens: u32) -> GraphLaunch {
     let content = Content { tokens: prompt.to_vec().into(), media: vec![], may_reuse: true };
     GraphLaunch { content: Some(content), ..text(request, prompt.len(), max_tokens) }

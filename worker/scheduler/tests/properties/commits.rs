@@ -1,4 +1,4 @@
-//! Checks of commits: the effect of each row, the ends of requests, and the pages and slots that are held.
+//! Checks of commits: the effect of each row, the ends of requests, and the pages and slots that requests hold.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,7 +8,7 @@ use tutti_scheduler::{Ending, Outcome, PageId, RowCommit, RowOutcome};
 use crate::{Simulation, device::Flight, live::Live};
 
 impl Simulation<'_> {
-    /// Lets the oldest step run, and checks its commit.
+    /// Runs the oldest step on the device if it has not run yet, and checks its commit.
     pub fn finish_oldest(&mut self) {
         if self.flying.front().is_none_or(|flight| flight.refused) {
             return;
@@ -78,7 +78,7 @@ impl Simulation<'_> {
         assert!(self.ended.insert(ending.key, ending.outcome).is_none(), "{} ended twice", ending.key);
     }
 
-    /// Asserts that no page is written by one request and held by another, and that no page or slot is held without an
+    /// Asserts that no request writes to a page that another request holds, and that each page and slot in use has an
     /// owner.
     pub fn check_pages(&self) {
         let page_tokens = self.script.config.page_tokens;
@@ -108,7 +108,7 @@ impl Simulation<'_> {
         assert!(load.slots_used <= load.running + self.draining.len() + self.held_snapshots() + saved);
     }
 
-    /// Number of snapshots from which steps in flight restore.
+    /// Upper bound of the number of snapshots from which steps in flight restore: one per request.
     fn held_snapshots(&self) -> usize {
         self.live.len() + self.draining.len()
     }

@@ -13,8 +13,8 @@ impl Simulation<'_> {
         self.script.model.has_slots() && !self.script.config.settings.no_prefix_cache
     }
 
-    /// Checks the copies of a step whose rows are not counted as planned yet. Returns the digest of each state that the
-    /// step saves.
+    /// Checks the copies of a step before its rows count as planned. Returns the digest of each state that the step
+    /// saves.
     pub fn check_copies(&mut self, step: &StepPlan) -> Vec<u64> {
         let begins = |key: &GraphKey| !self.live[key].initialised;
         let begin = if self.script.model.has_slots() {
@@ -71,7 +71,7 @@ impl Simulation<'_> {
         assert!(!unsettled, "{copy:?} reads a snapshot whose step is not committed");
     }
 
-    /// Asserts that no step that may still run uses a slot that the host is to write.
+    /// Asserts that no step that may still run uses a slot that the host is about to write.
     pub fn check_host_slot(&self, slot: SlotId, step: Option<&StepPlan>) {
         for step in self.flying.iter().map(|flight| &flight.step).chain(step) {
             let copies = step.copies.iter().any(|copy| copy.from == slot || copy.to == slot);

@@ -1,4 +1,4 @@
-//! A model of a device: enqueued steps run in their order, at any time between their enqueueing and their commit.
+//! A model of a device. Enqueued steps run in order, each at a random time before its commit.
 
 use tutti_scheduler::{PageId, RowOutcome, SlotCopy, SlotId, StepPlan};
 
@@ -8,16 +8,16 @@ use crate::{
     slots::{Slots, State},
 };
 
-/// A step that was planned, and neither committed nor aborted.
+/// A step that was planned, but neither committed nor aborted.
 pub struct Flight {
     pub step: StepPlan,
-    /// The outcome of each row, which the scheduler learns with the commit.
+    /// The outcome of each row, which the scheduler learns at the commit.
     pub outcomes: Vec<RowOutcome>,
     /// The digest of each state that the step saves.
     pub saves: Vec<u64>,
     /// True once the device has run the step.
     pub has_run: bool,
-    /// True if the device refuses the step: the step never runs and will be aborted.
+    /// True if the device refuses the step. The step then never runs, and will be aborted.
     pub refused: bool,
 }
 
@@ -35,7 +35,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Writes the planes of a request from the host: the pages behind the first `known`, and the slot.
+    /// Writes the planes of a request from the host, as a transfer does: the pages of `positions`, and the slot. Writes
+    /// garbage unless `sound` is true.
     pub fn fill(
         &mut self,
         room: &[PageId],
@@ -49,7 +50,7 @@ impl Device {
         self.slots.write(slot, state);
     }
 
-    /// True if the device holds the planes of all positions of a history.
+    /// True if the device holds the planes of all positions of `history`.
     pub fn holds(&self, room: &[PageId], slot: SlotId, history: &[u64]) -> bool {
         let state = State::before(history.len(), history);
         self.pages.first_difference(room, history).is_none() && self.slots.holds(slot, state)
@@ -100,7 +101,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Aborts the step planned last. The device has not run it, but may have left garbage in pages of its positions.
+    /// Aborts the step that was planned last. The device has not run it, but may have left garbage in pages of its
+    /// positions.
     pub fn abort_last(&mut self) {
         let Some(flight) = self.flying.pop_back() else { return };
         assert!(!flight.has_run);

@@ -1,4 +1,4 @@
-//! The other workers of disaggregated requests: they bring planes, take them, or fail to.
+//! The other workers of disaggregated requests. They bring planes, take planes, or fail to do so.
 
 use std::collections::BTreeMap;
 
@@ -16,22 +16,23 @@ pub const LONGEST_HOLD: usize = 6;
 #[derive(Debug, PartialEq)]
 pub enum Away {
     No,
-    /// An encoder computes the request's media until that turn. The request holds no pages.
+    /// An encoder computes the request's media until the turn `until`. The request holds no pages.
     Parked {
         until: usize,
     },
-    /// Another worker fills the slot and these pages until that turn, all pages but the first `known`.
+    /// Another worker fills the slot and all pages of `room` but the first `known`, until the turn `until`.
     Filled {
         room: Vec<PageId>,
         slot: SlotId,
         known: usize,
         until: usize,
     },
-    /// The request's planes are sent too slowly until that turn.
+    /// The request's planes are sent too slowly, so it is held back until the turn `until`.
     HeldBack {
         until: usize,
     },
-    /// The request's prefill is done, and another worker copies the slot and these pages until that turn.
+    /// The request's prefill is done, and another worker copies the slot and the pages of `room` until the turn
+    /// `until`.
     Copied {
         room: Vec<PageId>,
         slot: SlotId,
@@ -44,7 +45,8 @@ impl Live<'_> {
         self.away != Away::No
     }
 
-    /// True if another worker fills or reads the request's pages, now or later.
+    /// True if another worker fills or reads the request's pages now or will do so later, so that it cannot be
+    /// preempted.
     pub fn gives_up_no_page(&self) -> bool {
         self.is_away() && !self.is_parked() || self.arrival.role == GraphRole::Prefill
     }
@@ -90,13 +92,13 @@ impl Simulation<'_> {
         let found = self.device.pages.first_difference(&room, planes);
         assert_eq!(found, None, "{key}: {known} known pages hold other content");
         assert!(planes.last().is_none_or(|digest| self.traces.recorded.contains(digest)));
-        // The other worker writes at once, whatever steps wait for the device.
+        // The other worker writes at once, even while steps wait for the device.
         self.device.fill(&room, known * page_tokens..tokens, slot, &live.history, false);
         live.away = Away::Filled { room, slot, known, until: self.turn + live.arrival.away };
         (live.cached, live.slot) = (Some(0), Some(slot));
     }
 
-    /// Follows the commit of a row after which its request continues.
+    /// Follows the commit of a row whose request continues, if another worker uses the request's planes.
     pub fn computed_for_others(&mut self, row: &Row, sampled: bool) {
         let (turn, held_back) = (self.turn, self.roll() < 20);
         let live = self.live.get_mut(&row.key).expect("it continues");
@@ -143,7 +145,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Lets a transfer fail at a random time.
+    /// Sometimes fails a transfer while its request has rows in flight.
     fn fail_inside_a_step(&mut self) {
         let roll = self.roll();
         let breaks = |live: &Live<'_>| {
@@ -173,7 +175,7 @@ impl Simulation<'_> {
         assert!(self.scheduler.complete_import(key, wrong, computed).is_err());
         assert!(self.scheduler.complete_import(key, first, computed - 1).is_err());
         let outcome = self.scheduler.complete_import(key, first, computed);
-        // A first token that ends the output is refused.
+        // If the first token ends the output, the import is refused.
         assert_eq!(outcome.is_ok(), first.index + 1 < live.arrival.max_tokens, "{outcome:?}");
         if let Err(why) = outcome {
             (live.away, live.failing) = (Away::Filled { room, slot, known, until }, true);
@@ -200,7 +202,7 @@ impl Simulation<'_> {
         assert!(self.scheduler.complete_export(key).is_none(), "twice");
     }
 
-    /// Makes calls for requests that do not wait for them. They change nothing.
+    /// Makes calls about requests that do not wait for these calls. Such calls change nothing.
     fn make_a_mistake(&mut self) {
         let roll = self.roll() as usize;
         if roll >= 40 || self.live.is_empty() {
@@ -219,7 +221,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Asserts that no other request has a page that another worker fills or reads.
+    /// Asserts that a page that another worker fills or reads belongs to no other request.
     pub fn check_rooms(&self, owner: &BTreeMap<PageId, (GraphKey, bool)>) {
         for (key, live) in &self.live {
             let (room, known) = match &live.away {

@@ -1,4 +1,4 @@
-//! The oracle's knowledge of a request, from its arrival until its last row is back.
+//! The oracle's knowledge of a request, from its arrival until its last row has come back.
 
 use tutti_proto::declaration::WalkId;
 use tutti_scheduler::{Finish, Outcome, RowOutcome, SlotId};
@@ -18,30 +18,29 @@ pub struct Progress {
     pub passes: u32,
 }
 
-/// A request that was accepted, until it has ended and no step uses what it holds.
+/// A request that was accepted. It is kept until it has ended and no step uses its pages and slot.
 pub struct Live<'a> {
     pub arrival: &'a Arrival,
-    /// The history of all tokens so far, sampled ones of rows in flight included.
+    /// The history of all tokens so far, including those that rows in flight sample.
     pub history: History,
-    /// The progress by the rows that were committed.
+    /// The progress made by committed rows.
     pub committed: Progress,
-    /// The progress by all rows that were planned and not aborted.
+    /// The progress made by all rows that were planned and not aborted.
     pub planned: Progress,
-    /// Number of rows that were planned, and neither committed nor aborted.
+    /// Number of rows that were planned, but neither committed nor aborted.
     pub in_flight: usize,
-    /// Number of tokens to compute before the request samples: the prefill, and after a preemption also the output so
-    /// far.
+    /// Number of tokens to compute before the request samples: the prefill and, after a preemption, the output so far.
     pub target: usize,
-    /// True if no step has computed the request since its admission. Its first row may then start behind a cached
+    /// True if no step has computed the request since its admission. Its first row may then start after a cached
     /// prefix.
     pub fresh: bool,
     /// The request's slot since its admission, once it is known.
     pub slot: Option<SlotId>,
-    /// True once the slot is zeroed, restored or imported since the admission, at the head of a planned step.
+    /// True once a planned step or an import has zeroed, restored or written the slot since the admission.
     pub initialised: bool,
-    /// True once the device has run a row of the request that fails. Rows behind it read garbage and write garbage.
+    /// True once the device has run a row of the request that fails. Later rows of the request read and write garbage.
     pub poisoned: bool,
-    /// Number of the request's cached tokens before its first step.
+    /// Number of cached tokens of the request before its first step.
     pub cached: Option<usize>,
     pub preempted: bool,
     pub cancelled: bool,
@@ -49,12 +48,13 @@ pub struct Live<'a> {
     pub away: Away,
     /// True once the request's transfer has been reported as failed.
     pub failing: bool,
-    /// Number of steps planned without the request since its last one. Counted once the request has computed a
-    /// position.
+    /// Number of steps that were planned without the request since its last row. Counted once the request has computed
+    /// a position.
     pub passed_over: usize,
     /// The request's position in the order of all policies: its arrival, with the head start of its class.
     pub order: (i64, usize),
-    /// Number of steps planned without the request while it was the first of those that hold planes.
+    /// Number of steps that were planned without the request while it was first in `order` among the requests with
+    /// planes.
     pub led_in_vain: usize,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Notes that the request has lost its pages and its slot.
+    /// Records that the request has lost its pages and its slot.
     pub fn preempt(&mut self) {
         assert_eq!(self.committed, self.planned, "a row is in flight");
         let progress = Progress { computed: 0, ..self.committed };
@@ -100,7 +100,7 @@ impl<'a> Live<'a> {
         (self.committed.computed, self.planned.computed) = (computed, computed);
     }
 
-    /// The segment of the next position to plan: its walk and its end. None if the next row is a decode.
+    /// The walk and the end of the segment that contains the next position to plan. `None` if the next row is a decode.
     pub fn segment(&self) -> Option<(WalkId, usize)> {
         let (mut end, computed) = (0, self.planned.computed);
         let found = self.arrival.prefill.iter().find_map(|&(walk, tokens)| {
@@ -109,7 +109,8 @@ impl<'a> Live<'a> {
         });
         let last = self.arrival.prefill.last().map_or(AUDIO, |segment| segment.0);
         match found {
-            // A preemption lengthens the last segment, or adds a text segment behind one that must not be cut.
+            // A preemption lengthens the last segment. If that must not be cut, the preemption adds a text segment
+            // after it.
             Some((walk, end)) if end == self.arrival.prefill_tokens() && last != AUDIO => {
                 Some((walk, self.target))
             }
@@ -128,13 +129,13 @@ impl<'a> Live<'a> {
         self.segment().is_none()
     }
 
-    /// True if the rows planned so far are all that the request can have.
+    /// True if the request can have no row beyond those planned so far.
     pub fn is_planned_out(&self) -> bool {
         let prefill_only = self.arrival.role == tutti_scheduler::GraphRole::Prefill;
         self.decodes() && (prefill_only || self.planned.generated >= self.arrival.max_tokens)
     }
 
-    /// The outcome with which the request ends after a row of this outcome was committed.
+    /// The outcome with which the request ends after the commit of a row with the outcome `outcome`.
     pub fn ending(&self, outcome: &RowOutcome) -> Option<Outcome> {
         let generated = self.committed.generated;
         let finished = |reason| Some(Outcome::Finished { reason, generated });

@@ -1,5 +1,5 @@
-//! Random traffic over random planes, with steps in flight, cancels, deadlines and failures, checked by an oracle with
-//! counts and a device of its own.
+//! Random traffic over random planes, with steps in flight, cancels, deadlines and failures. An oracle with its own
+//! counts and its own device checks every plan and commit.
 //!
 //! `PROPTEST_CASES` is the number of scripts; `tests/long-properties` plays enough for four million steps.
 
@@ -40,7 +40,7 @@ use tutti_settings::{Admission, Chunking, PrefillSharing};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ahead {
     Never,
-    /// In some turns, at some of the points where it can be called.
+    /// In some turns, at some of the points where a call is allowed.
     Sometimes,
 }
 
@@ -49,7 +49,7 @@ struct Simulation<'a> {
     ahead: Ahead,
     scheduler: Scheduler,
     live: BTreeMap<GraphKey, Live<'a>>,
-    /// Requests that have ended inside steps, until the last of those steps is back.
+    /// Requests that have ended while steps in flight had rows of them, until the last of these steps has come back.
     draining: BTreeMap<GraphKey, Live<'a>>,
     ended: BTreeMap<GraphKey, Outcome>,
     /// The steps in flight, the oldest first.
@@ -60,7 +60,7 @@ struct Simulation<'a> {
     /// Number of requests accepted so far.
     accepted: usize,
     fate: u64,
-    /// A generator of its own, so that `fate` does not depend on the calls to `plan_ahead`.
+    /// A second generator, so that `fate` does not depend on the calls to `plan_ahead`.
     ahead_fate: u64,
     /// Every plan and ending as text, for comparison with a second run.
     log: Vec<String>,
@@ -92,12 +92,12 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A number below 100.
+    /// Returns a random number below 100.
     fn roll(&mut self) -> u64 {
         xorshift(&mut self.fate)
     }
 
-    /// Calls `plan_ahead` at a point where a step may be running.
+    /// Sometimes calls `plan_ahead`, at a point where a step may be running.
     fn maybe_plan_ahead(&mut self) {
         if self.ahead == Ahead::Sometimes && xorshift(&mut self.ahead_fate) < 60 {
             self.scheduler.plan_ahead();
@@ -109,7 +109,7 @@ impl<'a> Simulation<'a> {
         let script = self.script;
         let last = script.requests.iter().map(|r| r.turn.max(r.cancel.unwrap_or(0))).max().unwrap_or(0);
         // Each turn that is not aborted advances a request by at least one position. A preempted request computes its
-        // positions again, once for each request before it.
+        // positions again, at most once for each request before it.
         let work: usize = script.requests.iter().map(Arrival::max_total).sum();
         let again =
             if script.config.settings.admission == Admission::Optimistic { script.requests.len() } else { 1 };
@@ -163,7 +163,8 @@ impl<'a> Simulation<'a> {
     fn take_turn(&mut self) {
         self.maybe_run();
         self.maybe_abort();
-        // The device refuses a step while the engine enqueues it, so the next step is planned after the abort.
+        // The device refuses a step when the engine enqueues it. The next step is therefore planned only after the
+        // abort.
         let refused = self.flying.back().is_some_and(|flight| flight.refused);
         let idle = refused || !self.plan();
         self.maybe_run();
@@ -175,7 +176,7 @@ impl<'a> Simulation<'a> {
         self.check_pages();
     }
 
-    /// Aborts the step planned last if the device refuses it, and sometimes also steps before it that have not run.
+    /// Sometimes aborts the step planned last, if the device refuses it, and also earlier steps that have not run.
     fn maybe_abort(&mut self) {
         if self.flying.back().is_some_and(|flight| flight.refused) && self.roll() < 60 {
             self.abort_last();
@@ -185,7 +186,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Plans a turn. False if it has no step.
+    /// Plans a turn. Returns false if the turn has no step.
     fn plan(&mut self) -> bool {
         let Turn { endings, preempted, reserved, step } =
             self.scheduler.plan(Duration::from_millis(self.turn as u64));
@@ -195,7 +196,7 @@ impl<'a> Simulation<'a> {
             match ending.outcome {
                 Outcome::Cancelled => assert!(live.cancelled),
                 Outcome::DeadlineExceeded => assert!(live.is_due(self.turn)),
-                // A turn is a millisecond, whatever its step took.
+                // A turn takes a millisecond, whatever the duration of its step.
                 Outcome::DeadlineUnreachable { needed, left } => {
                     let deadline = live.arrival.deadline.expect("only a deadline can be unreachable");
                     assert_eq!(left, Duration::from_millis((deadline - self.turn) as u64));
@@ -207,7 +208,7 @@ impl<'a> Simulation<'a> {
             self.seen.ended_inside += usize::from(live.in_flight > 0);
             self.end(ending);
         }
-        // A request ends at once, even inside steps; only its rows in flight are waited for.
+        // A request ends at once, even while steps have rows of it. Only its rows in flight are waited for.
         let over = |live: &Live<'_>| live.cancelled || live.failing || live.is_due(self.turn);
         let late = self.live.iter().find(|(_, live)| over(live));
         assert!(late.is_none(), "{:?} outlived its cancel or deadline", late.map(|(key, _)| key));
@@ -255,8 +256,8 @@ impl<'a> Simulation<'a> {
         let most = config.steps_in_flight;
         let is_free = |live: &Live<'_>| live.in_flight < most && !live.is_away() && !live.is_planned_out();
         let could_decode = partition.filter(|live| live.decodes() && is_free(live)).count();
-        // A decode is left out while it waits for a page of a request that is inside a step or that another worker
-        // uses.
+        // A decode may be left out while it waits for a page. Only a preemption could free one, and requests cannot be
+        // preempted while they are in a step or while another worker uses their pages.
         let optimistic = config.settings.admission == Admission::Optimistic;
         let pinned = optimistic && self.live.values().any(Live::gives_up_no_page);
         let waits = optimistic && !self.flying.is_empty() || pinned;
@@ -267,11 +268,11 @@ impl<'a> Simulation<'a> {
             self.check_row(step, row);
         }
         let in_step: Vec<GraphKey> = step.rows.iter().map(|row| row.key).collect();
-        // The bound: the request's own `PATIENCE`, and for each other request a step alone with `PATIENCE` steps in
-        // between. The factor is 2 because each of the two partitions has every other step.
+        // The bound counts the request's own `PATIENCE` and, for each other request, a step of its own and `PATIENCE`
+        // steps in between. The factor is 2 because the two partitions take turns.
         let most = 2 * (PATIENCE as usize + 1) * config.settings.running_limit();
-        // The first request in order gets its page as soon as the last one has left its steps, however long the output
-        // is.
+        // The request that is first in order gets its page as soon as the last one in order has left its steps, however
+        // long the outputs are.
         let most_led = 2 * (config.steps_in_flight + PATIENCE as usize);
         let first = self.live.iter().filter(|(_, live)| live.slot.is_some());
         let first = first.min_by_key(|(_, live)| live.order).map(|(key, _)| *key);
@@ -287,7 +288,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Enqueues a step that was checked on the device, which decides the outcome of each row.
+    /// Enqueues a checked step on the device, which decides the outcome of each row.
     fn enqueue(&mut self, step: StepPlan) {
         let saves = self.check_copies(&step);
         let refused = self.roll() < self.script.aborts;

@@ -1,10 +1,10 @@
-//! A model of a device's paged planes. A page that is shared, moved or freed wrongly is detected when it is read.
+//! A model of a device's paged planes. It detects a page that was shared, moved or freed wrongly when the page is read.
 
 use std::ops::Range;
 
 use tutti_scheduler::PageId;
 
-/// A stand-in for the state of a model: for each position, a hash of all tokens up to it.
+/// A stand-in for the state of a model: for each position, a hash of all tokens up to the position.
 pub type History = Vec<u64>;
 
 /// Appends a token to a history.
@@ -14,10 +14,10 @@ pub fn remember(history: &mut History, token: u32) {
     history.push(mixed ^ (mixed >> 29));
 }
 
-/// The content of an entry whose computation failed or has not ended.
+/// The content of an entry whose computation has failed or has not ended.
 const GARBAGE: u64 = 0xBAD;
 
-/// The paged planes of a device: all have the same pages, and a page has one entry of a plane per `ratio` positions.
+/// The paged planes of a device. All planes have the same pages. A page has one entry of a plane per `ratio` positions.
 pub struct Pages {
     page_tokens: usize,
     planes: Vec<Plane>,
@@ -29,7 +29,7 @@ struct Plane {
 }
 
 impl Plane {
-    /// The index of the entry that is complete with `position`. None if `position` completes no entry.
+    /// The index of the entry that `position` completes. `None` if it completes no entry.
     fn entry(&self, page_tokens: usize, table: &[PageId], position: usize) -> Option<usize> {
         let completes = (position + 1).is_multiple_of(self.ratio);
         let page = completes.then(|| table[position / page_tokens].0 as usize)?;
@@ -46,7 +46,7 @@ impl Pages {
         Self { page_tokens, planes: ratios.iter().map(plane).collect() }
     }
 
-    /// The first position whose entry is not that of the history, if there is one.
+    /// The first position whose entry differs from the history, if there is one.
     pub fn first_difference(&self, table: &[PageId], history: &[u64]) -> Option<usize> {
         let differs = |plane: &Plane| {
             history.iter().enumerate().find_map(|(position, value)| {
@@ -57,7 +57,7 @@ impl Pages {
         self.planes.iter().find_map(differs)
     }
 
-    /// Writes the entries that these positions complete: their values if the writer was `sound`, else garbage.
+    /// Writes the entries that these positions complete. Writes their values if `sound` is true, else garbage.
     pub fn write(&mut self, table: &[PageId], positions: Range<usize>, history: &[u64], sound: bool) {
         for plane in &mut self.planes {
             for position in positions.clone() {

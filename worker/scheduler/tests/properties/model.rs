@@ -1,11 +1,11 @@
-//! A random model: the planes that its requests have.
+//! A random model, as far as the scheduler sees it: its planes.
 
 use proptest::{collection::vec, prelude::*};
 use tutti_proto::declaration::{ModelDeclaration, Plane, PlaneKind};
 
 use crate::common;
 
-/// The planes of a model, whose walks are those of all fixtures.
+/// The planes of a model. All models have the walks of the fixtures.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// The ratio of each paged plane. Each divides the tokens per page.

@@ -51,7 +51,7 @@ impl Simulation<'_> {
         self.check_slot(step, row, live);
     }
 
-    /// Checks that the request keeps its slot from its admission on, and that no other request has it.
+    /// Checks that the request has kept its slot since its admission, and that no other request has the slot.
     fn check_slot(&self, step: &StepPlan, row: &Row, live: &Live<'_>) {
         let slot = row.slot;
         assert!(step.rows.iter().filter(|other| other.slot == slot).count() == 1, "{slot:?} has two rows");
@@ -68,7 +68,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// The position at which the chunk that begins at `start` must end, if it is long enough.
+    /// The position at which the chunk that begins at `start` must end if it gets that far, because a snapshot is taken
+    /// there.
     fn next_rung(&self, live: &Live<'_>, start: usize) -> usize {
         let page_tokens = self.script.config.page_tokens;
         if !self.keeps_snapshots() || !live.arrival.shares {
@@ -83,7 +84,7 @@ impl Simulation<'_> {
         if of_prefill > start { next.min(of_prefill) } else { next }
     }
 
-    /// True if a snapshot may be taken of the request's planned progress.
+    /// True if the request's planned progress is at a position of a snapshot.
     pub fn is_at_rung(&self, live: &Live<'_>) -> bool {
         let (page_tokens, computed) = (self.script.config.page_tokens, live.planned.computed);
         let blocks = computed / page_tokens;
@@ -91,7 +92,7 @@ impl Simulation<'_> {
         whole && live.arrival.shares && (is_rung(blocks) || blocks == (live.target - 1) / page_tokens)
     }
 
-    /// Checks the first row after an admission, which may begin behind whole cached blocks.
+    /// Checks the first row after an admission, which may begin after whole cached blocks.
     pub fn check_start(&mut self, row: &Row) {
         let config = &self.script.config;
         let live = self.live.get_mut(&row.key).unwrap_or_else(|| panic!("{} is not there", row.key));
@@ -126,7 +127,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Checks that only the first prefill that is cut ends off the grid.
+    /// Checks that chunks end at multiples of a page. Only the first prefill of a step may be cut elsewhere.
     pub fn check_grid(&self, prefills: &[Row], rows: usize) {
         let config = &self.script.config;
         for (index, row) in prefills.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The script of one simulation, chosen before it runs.
+//! The script of one simulation, which is chosen before the simulation runs.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::{
     model::{Model, model},
 };
 
-/// The events of one simulation. `fate_seed` seeds the generator that decides each random event.
+/// The events of one simulation. `fate_seed` seeds the generator that decides events during the run.
 #[derive(Clone, Debug)]
 pub struct Script {
     pub model: Model,
     pub config: SchedulerConfig,
-    /// Number of steps planned ahead of the oldest running one: at most the steps that may be in flight, so that a turn
-    /// may also find them all in flight.
+    /// Number of steps that are planned ahead of the oldest running one. At most the number of steps that may be in
+    /// flight, so that some turns begin with all of them in flight.
     pub depth: usize,
     pub requests: Vec<Arrival>,
     pub fate_seed: u64,
@@ -46,11 +46,11 @@ pub struct Arrival {
     pub shares: bool,
     pub may_reuse: bool,
     pub role: GraphRole,
-    /// Turns that the transfer of the planes from or to another worker takes.
+    /// Number of turns that the transfer of the planes from or to another worker takes.
     pub away: usize,
     /// True if the transfer fails.
     pub fails: bool,
-    /// Turns until the media are here. None without media.
+    /// Number of turns until the media are here. `None` without media.
     pub media: Option<usize>,
 }
 
@@ -123,7 +123,7 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
             let (turn, cancel, deadline, priority) = when;
             let (max_tokens, min_tokens, generated, stops) = output;
             if role == GraphRole::Decode {
-                // This worker computes the prefill only after a preemption, and then as one segment.
+                // This worker computes the prefill only after a preemption, and then as a single segment.
                 let walk = if prefill[0].0 == SPEECH { SPEECH } else { TEXT };
                 prefill = vec![(walk, prefill.iter().map(|segment| segment.1).sum())];
             }
@@ -184,13 +184,13 @@ fn policies() -> impl Strategy<Value = SchedulerConfig> {
 /// A configuration, a model, and the length of the longest segment.
 type Setting = (SchedulerConfig, Model, usize);
 
-/// Short prompts in small pools, where most faults show.
+/// Short prompts in small pools. Most faults show there.
 fn tight() -> impl Strategy<Value = Setting> {
     let planes = prop_oneof![
         4 => (1_usize..9, model(&[1])),
         1 => (1_usize..3, model(&[1, 4])).prop_map(|(pages, model)| (pages * 4, model)),
     ];
-    // Budgets below the size of the running set are as likely as larger ones.
+    // Budgets below the number of running requests are as likely as larger ones.
     let budget = prop_oneof![1_usize..8, 1_usize..48];
     let pages = prop_oneof![2_usize..40, 2_usize..120];
     (policies(), planes, budget, pages, 8_usize..300).prop_map(
@@ -201,9 +201,9 @@ fn tight() -> impl Strategy<Value = Setting> {
     )
 }
 
-/// Many short prompts that outgrow their pool, so that requests are preempted again and again.
+/// Many short prompts that outgrow their pool, so that requests are preempted over and over.
 fn crowded() -> impl Strategy<Value = Setting> {
-    // With large pages, a request runs for long until it needs one more.
+    // With large pages, a request runs for a long time until it needs another page.
     let pool = prop_oneof![(1_usize..6, 12_usize..60), (24_usize..40, 5_usize..14)];
     (policies(), model(&[1]), pool, 4_usize..40).prop_map(
         |(policies, model, (page_tokens, pages), max_step_tokens)| {
@@ -245,7 +245,8 @@ fn roomy() -> impl Strategy<Value = Setting> {
     )
 }
 
-/// Adds to a setting a limit of running requests, slots from too few for them to plenty, and steps in flight.
+/// Adds limits to a setting: a limit of running requests, a number of slots from too few to plenty, and a number of
+/// steps in flight.
 fn with_limits(setting: impl Strategy<Value = Setting>) -> impl Strategy<Value = Setting> {
     let spare = prop_oneof![Just(0_usize), 1_usize..4, 4_usize..40];
     let limits = (1_usize..10, 0_usize..24, proptest::bool::weighted(0.1), spare);

@@ -1,11 +1,11 @@
-//! A model of a device's slots. A restore or save that is missing, late or wrong is detected when the slot is read.
+//! A model of a device's slots. It detects a missing, late or wrong restore or save when the slot is read.
 
 use tutti_scheduler::{Row, SlotCopy, SlotId};
 
 /// The state that a slot holds in all slot planes of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Never written, or written by a row that failed or has not ended.
+    /// A state that was never written, or was written by a row that failed or has not ended.
     Garbage,
     /// The state before the first token.
     Zero,
@@ -22,10 +22,11 @@ impl State {
 
 /// The slots of a device.
 pub struct Slots {
-    /// False for a model without slot planes: then a slot holds only the token sampled last.
+    /// False for a model without slot planes, in which a slot holds only the token sampled last.
     has_planes: bool,
     states: Vec<State>,
-    /// For each slot, the digest that ends with the token sampled last, if the last row of the slot sampled one.
+    /// For each slot, the digest that ends with the token that the last row of the slot sampled. `None` if that row
+    /// sampled none.
     sampled: Vec<Option<u64>>,
 }
 
@@ -34,7 +35,7 @@ impl Slots {
         Self { has_planes, states: vec![State::Garbage; slots], sampled: vec![None; slots] }
     }
 
-    /// Performs a copy at the head of a step.
+    /// Performs a copy at the beginning of a step.
     pub fn copy(&mut self, copy: SlotCopy) {
         let SlotCopy { from, to } = copy;
         let state = if from == SlotId::NULL { State::Zero } else { self.states[from.0 as usize] };
@@ -42,7 +43,7 @@ impl Slots {
         self.sampled[to.0 as usize] = None;
     }
 
-    /// Asserts that the row finds the state and, if it continues, the token of the positions before it.
+    /// Asserts that the slot has the state before the row and, if the row continues, the token sampled last.
     pub fn check(&self, row: &Row, history: &[u64]) {
         let (slot, start) = (row.slot.0 as usize, row.positions.start);
         if self.has_planes {
@@ -55,7 +56,7 @@ impl Slots {
         }
     }
 
-    /// Advances a slot by a row that ran.
+    /// Updates a slot after a row has run.
     pub fn advance(&mut self, row: &Row, history: &[u64], sound: bool) {
         let (slot, end) = (row.slot.0 as usize, row.positions.end);
         self.states[slot] = if sound { State::After(history[end - 1]) } else { State::Garbage };

@@ -1,4 +1,4 @@
-//! The traces that committed rows leave in the prefix cache, and the counts of a run.
+//! States that the prefix cache may hold after the commits of a simulation, and counts of the simulation's events.
 
 use std::{collections::HashSet, ops::Range};
 
@@ -7,16 +7,16 @@ use crate::live::Live;
 /// The digests of states that requests may find in the prefix cache.
 #[derive(Default)]
 pub struct Traces {
-    /// States at the ends of whole blocks that a committed row has left.
+    /// States at those page boundaries that committed rows have reached.
     pub recorded: HashSet<u64>,
-    /// States of which a snapshot was taken: the row that ends there and the step with the copy are committed.
+    /// States with a snapshot. Both the row that ends there and the step that copies the slot are committed.
     pub saved: HashSet<u64>,
     /// States at the ends of committed rows.
     ends: HashSet<u64>,
 }
 
 impl Traces {
-    /// Follows the commit of a row, or the import, of these positions.
+    /// Records the states that a committed row or an import leaves at these positions.
     pub fn record(&mut self, live: &Live<'_>, positions: Range<usize>, page_tokens: usize) {
         if !live.arrival.shares {
             return;
@@ -26,7 +26,7 @@ impl Traces {
         self.recorded.extend(ends.map(|position| live.history[position]));
     }
 
-    /// Follows the commit of a step that saves these states. A state whose row failed or was void is not kept.
+    /// Records the states that a committed step saved as snapshots. Skips a state whose row failed or was void.
     pub fn save(&mut self, states: &[u64]) {
         self.saved.extend(states.iter().filter(|state| self.ends.contains(state)));
     }
@@ -42,11 +42,11 @@ pub struct Seen {
     /// Rows whose first token the host did not know.
     pub continued: usize,
     pub void_rows: usize,
-    /// Requests that a plan ended while a step had a row of them.
+    /// Requests that a plan ended while a step in flight had one of their rows.
     pub ended_inside: usize,
     pub preempted: usize,
     pub hits: usize,
-    /// Preempted requests that began again behind a cached prefix.
+    /// Preempted requests that began again after a cached prefix.
     pub resumed: usize,
     /// Resumed requests whose slot was restored.
     pub resumed_slots: usize,
@@ -81,7 +81,8 @@ impl Seen {
         }
     }
 
-    /// The first event that 3000 scripts see too seldom, if there is one.
+    /// Returns the first event that 3000 scripts cause less often than the test requires. `None` if each happens often
+    /// enough.
     pub fn too_few(&self) -> Option<&'static str> {
         let mut seen = self.clone();
         seen.counts().into_iter().find(|(_, count, least)| **count < *least).map(|(name, ..)| name)

@@ -62,7 +62,7 @@ impl Worker {
         Self::reached_by(LOCALHOST.into(), model, kv_cache_memory)
     }
 
-    /// Starts a worker that others reach by `network`.
+    /// Starts a worker that other workers reach by `network`.
     fn reached_by(network: Network, model: Box<dyn Model>, kv_cache_memory: Option<ByteSize>) -> Self {
         let settings = EngineSettings {
             max_step_tokens: 64,
@@ -77,7 +77,7 @@ impl Worker {
         let (load, seen) = watch::channel(pb::WorkerLoad::default());
         let channels = EngineChannels { commands: inbox, outbox, load, forwards: Arc::default(), network };
         let runtime = Handle::current();
-        // The engine ends when its commands close.
+        // The engine ends when its commands close, so nothing waits for the thread.
         drop(spawn_blocking(move || {
             engine_thread::run_engine(device_loop, (Rank(0), handle), channels, &runtime)
         }));
@@ -106,7 +106,7 @@ impl Worker {
         }
     }
 
-    /// Tokens and outcome of the only request on this worker.
+    /// Returns the tokens and the outcome of the only request on this worker.
     async fn ends(&mut self) -> (Vec<u32>, Outcome) {
         let mut tokens = Vec::new();
         loop {
@@ -120,7 +120,7 @@ impl Worker {
         }
     }
 
-    /// Waits until the reported load satisfies `is`.
+    /// Waits until `is` is true of the reported load.
     async fn load(&mut self, is: impl FnMut(&pb::WorkerLoad) -> bool) -> pb::WorkerLoad {
         *timeout(WAIT, self.load.wait_for(is)).await.expect("the load is other").unwrap()
     }
@@ -196,7 +196,7 @@ async fn a_divided_request_gives_the_same_tokens_over_either_transport() {
         let mut reserved = to.reserve(request, 60_000).await;
         assert!(!reserved.shared_memory.is_empty());
         if !shared {
-            // This path does not exist here, as if the receiver were on another host.
+            // No such path exists on this host, so the sender behaves as on another host.
             reserved.shared_memory = "/proc/1/fd/none".into();
         }
         from.launch(prefill(request, &reserved)).await;

@@ -1,4 +1,4 @@
-//! Roles of an endpoint: a leader serves an engine, and a follower a rank that runs its leader's plans.
+//! Roles of an endpoint. A leader serves an engine; a follower serves a rank that runs its leader's plans.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -27,26 +27,26 @@ use crate::{
 /// Maximum number of reports in the queue to the leader. While the queue is full, the tasks of transfers wait.
 const QUEUED_REPORTS: usize = 64;
 
-/// Where the events of an endpoint's transfers go.
+/// Destination of the events of an endpoint's transfers.
 #[derive(Clone)]
 pub(crate) enum Role {
-    /// To the engine. The leader of a group, or a worker that works alone.
+    /// The engine takes the events. This is the role of a group's leader, and of a worker without a group.
     Leader(Leader),
-    /// To the leader.
+    /// The group's leader takes the events, as reports.
     Follower(Arc<Follower>),
 }
 
 #[derive(Clone)]
 pub(crate) struct Leader {
     pub events: Events,
-    /// The other ranks of this worker's group; `None` if it works alone.
+    /// The other ranks of this worker's group; `None` without a group.
     pub ranks: Option<Arc<Ranks>>,
-    /// Weak, because a strong sender would keep the outbox open. The closed outbox tells the conductor that the worker
-    /// has ended.
+    /// Weak, because a strong sender would keep the outbox open. The outbox must close when the worker ends, because
+    /// that tells the conductor of the end.
     pub outbox: mpsc::WeakSender<pb::WorkerMessage>,
 }
 
-/// The way of events to the engine.
+/// The path of events to the engine.
 #[derive(Clone)]
 pub(crate) struct Events {
     queue: mpsc::Sender<Event>,
@@ -58,18 +58,18 @@ pub(crate) struct Follower {
     pub store: ShareStore,
     hosts: Hosts,
     reports: mpsc::Sender<pb::RankReport>,
-    /// `None` once the leader has said where it takes reports.
+    /// `None` once the leader has named the port of its reports.
     pub inbox: Mutex<Option<mpsc::Receiver<pb::RankReport>>>,
     /// The reason why reports no longer reach the leader.
     cut_off: OnceLock<String>,
-    /// The load that heartbeats report, for the counts of transfers.
+    /// The load in heartbeats. It carries the counts of transfers.
     load: watch::Sender<pb::WorkerLoad>,
 }
 
 /// Hosts of a rank's group.
 #[derive(Clone, Debug)]
 pub struct Hosts {
-    /// Host at which other workers reach this rank, and its way to them.
+    /// Host at which other workers reach this rank, and its connections to them.
     pub own: Network,
     /// Host at which this rank reaches its leader.
     pub leader: IpAddr,
@@ -91,15 +91,15 @@ impl Events {
         Ok(())
     }
 
-    /// Delivers an event, unless the engine has ended.
+    /// Delivers an event, or drops it if the engine has ended.
     pub async fn send(&self, event: Event) {
-        // Ignored: nothing waits for an event of an engine that has ended.
+        // Ignored: if the engine has ended, nothing waits for its events.
         let _ = self.deliver(event).await;
     }
 }
 
 impl Role {
-    /// Passes on a run whose range and length have been checked. Waits while there is no room for it.
+    /// Passes on a run whose range and length have been checked. Waits while there is no room for the run.
     pub async fn arrived(&self, run: Run, data: Vec<u8>) -> Result<(), Status> {
         match self {
             Self::Leader(leader) => leader.events.deliver(Event::Arrived(run, Source::Here(data))).await,
@@ -107,7 +107,7 @@ impl Role {
         }
     }
 
-    /// Passes on the end of a push: the receiver has accepted the request, or the push has failed.
+    /// Passes on the outcome of a push: the receiver has accepted the request, or the push has failed.
     pub async fn pushed(&self, key: GraphKey, outcome: Result<(), TransferError>) {
         match (self, outcome) {
             (_, Err(error)) => {
@@ -121,7 +121,7 @@ impl Role {
                 leader.ranks.iter().for_each(|ranks| ranks.handed_over(key));
                 leader.events.send(Event::Accepted(key)).await;
             }
-            // The leader's own push is the one that counts.
+            // The end of the leader's own push stands for those of all ranks.
             (Self::Follower(_), Ok(())) => {}
         }
     }
@@ -140,7 +140,7 @@ impl Role {
         }
     }
 
-    /// Announces counts of transfers that nothing else reports.
+    /// Publishes a follower's counts of transfers in its load, because nothing else reports them.
     pub fn counted(&self, counts: pb::TransferCounts) {
         if let Self::Follower(follower) = self {
             follower.load.send_modify(|load| load.transfers = Some(counts));
@@ -157,7 +157,7 @@ impl Role {
 }
 
 impl Leader {
-    /// Tells the conductor of the room for a request, here and at the other ranks.
+    /// Tells the conductor how much room a request has, here and at the other ranks.
     pub async fn announce(&self, key: GraphKey, space: &Space, room: pb::RankRoom, ranks: Vec<pb::RankRoom>) {
         let pb::RankRoom { port, shared_memory } = room;
         let (layout_hash, known_pages) = (space.layout.id, space.known as u32);
@@ -179,18 +179,18 @@ impl Follower {
         Self { group_rank, store, hosts, reports, inbox, cut_off, load }
     }
 
-    /// Fails if the leader can no longer learn what becomes of this rank's shares.
+    /// Fails if the leader can no longer learn the outcome of this rank's shares.
     pub fn check_reports(&self) -> Result<(), String> {
         let cut_off = self.cut_off.get();
         cut_off.map_or(Ok(()), |why| Err(format!("this rank cannot report to its leader: {why}")))
     }
 
     pub async fn report(&self, report: Report) {
-        // Sending fails only if the process is ending, since the inbox outlives the reports.
+        // Ignored: sending fails only if the process is ending, because until then the inbox is kept.
         let _ = self.reports.send(pb::RankReport { report: Some(report) }).await;
     }
 
-    /// Reports to the leader from now on, among others the bytes that leave `staging`.
+    /// Starts reports to the leader. They include the bytes that leave `staging`.
     pub fn start_reports(self: &Arc<Self>, to: pb::ReportTo, staging: Arc<StagingBudget>, runtime: &Handle) {
         let Some(inbox) = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let leader = SocketAddr::new(self.hosts.leader, u16::try_from(to.port).unwrap_or_default());
@@ -199,7 +199,7 @@ impl Follower {
         runtime.spawn(async move {
             let why = report_to(&follower.hosts.own, leader, hello, inbox).await;
             tracing::error!(%leader, why, "no longer reports to the group's leader");
-            // The first reason stays, and there is no other.
+            // Ignored: this is the only place that sets the reason.
             let _ = follower.cut_off.set(why);
         });
         let follower = Arc::clone(self);
@@ -210,7 +210,7 @@ impl Follower {
         });
     }
 
-    /// This rank's part of a destination with a rank for each of the group's.
+    /// Returns this rank's entry of a destination that lists all ranks of a group.
     pub fn destination(&self, to: pb::PlaneDestination) -> pb::PlaneDestination {
         let own = to.ranks.get(self.group_rank.rank - 1).cloned().unwrap_or_default();
         let pb::RankDestination { address, shared_memory } = own;

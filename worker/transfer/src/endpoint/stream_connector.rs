@@ -11,7 +11,7 @@ use tutti_proto::{
 use super::{Endpoint, Role};
 use crate::{Connector, Event, Extent, HandOver, Run, UnitKind, receive::Space};
 
-/// A connector whose tasks run beside the engine, or beside the plans of a follower.
+/// A connector whose tasks run at the same time as the engine or, at a follower, as the leader's plans.
 pub struct StreamConnector {
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) inbox: mpsc::Receiver<Event>,
@@ -33,7 +33,7 @@ impl Connector for StreamConnector {
         if let Some(ranks) = self.endpoint.ranks().filter(|_| run.extent == Extent::Share) {
             ranks.staged(data.len());
         }
-        // A failed push is an event.
+        // No result: if the push fails, an event says so.
         self.endpoint.sender.put(run, data);
     }
 

@@ -1,6 +1,7 @@
 use super::*;
 
-/// A model of two paged planes, the second with an entry per 4 tokens, and two slot planes.
+/// Returns the layout of a model with two paged planes, the second of which has an entry per 4 tokens, and two slot
+/// planes.
 fn layout(units: usize) -> PageLayout {
     let section = |units, unit_bytes| Section { units, unit_bytes };
     let pages = |ratio| PlaneStorage::Pages { ratio };

@@ -8,7 +8,7 @@ fn only_the_given_address_is_bound() {
     let address = listener.local_addr().unwrap();
     assert!(address.ip().is_loopback());
     assert!(TcpStream::connect(address).is_ok());
-    // Another address of this machine: a listener on all addresses would take it.
+    // This is another address of this machine. A listener on all addresses would accept the connection.
     assert!(TcpStream::connect((Ipv4Addr::new(127, 0, 0, 2), address.port())).is_err());
 }
 

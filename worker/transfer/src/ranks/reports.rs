@@ -90,7 +90,7 @@ impl Reports {
         Ok(())
     }
 
-    /// Fails the transfer of one request, unless it has ended or the request continues elsewhere.
+    /// Fails the transfer of a request that this group sends or receives. Has no effect if the transfer is over.
     async fn fail(&self, key: GraphKey, error: TransferError) {
         if self.sender.has(key) {
             self.sender.close(key);
@@ -98,14 +98,14 @@ impl Reports {
         } else if !self.reservations.fail(key, error.to_string()) {
             return;
         }
-        // The engine lets the ranks forget a request that is received: it may have decided on a write of what they
-        // hold.
+        // The ranks keep a request that this group receives until the engine orders them to forget it, because the
+        // engine may already have ordered a write of its shares.
         tracing::info!(%key, %error, "a share did not get across");
         self.events.send(Event::Failed(key, error)).await;
     }
 }
 
-/// Streams a rank's reports to its leader. Returns the reason if the stream ends.
+/// Streams a rank's reports to its leader. Returns only if the stream ends, with the reason.
 pub(crate) async fn report_to(
     network: &Network,
     leader: SocketAddr,

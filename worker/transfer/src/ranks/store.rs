@@ -1,7 +1,7 @@
-//! Shares that have arrived at a rank that follows its leader, until the leader orders their writes.
+//! Store of the shares that have arrived at a follower, until the leader orders their writes.
 //!
 //! The bytes in the store are bounded. Beyond the bound, runs wait in their streams. The leader orders each write as
-//! soon as it learns of the arrival, whatever the other ranks have, so full stores cannot wait for each other.
+//! soon as it learns of the arrival, whatever the other ranks have received, so full stores cannot wait for each other.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ use crate::{Filled, Run, UnitLayout, send::STAGED_BYTES};
 pub(crate) struct ShareStore {
     rank: usize,
     requests: Mutex<HashMap<GraphKey, Arrived>>,
-    /// One permit per byte.
+    /// Free room, with one permit per byte.
     room: Arc<Semaphore>,
     reports: mpsc::Sender<pb::RankReport>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct ShareStore {
 /// Arrived units of one request.
 struct Arrived {
     filled: Filled,
-    /// Runs that are not written yet, each with its bytes and the room that they take. Each of them is reported once.
+    /// Runs that are not written yet, each with its bytes and its permits of `room`. Each run has been reported once.
     runs: Vec<(Run, Vec<u8>, OwnedSemaphorePermit)>,
 }
 
@@ -43,7 +43,7 @@ impl ShareStore {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the store to a request of `count` pages, of which the first `known` are valid.
+    /// Opens the store to a request of `count` pages, of which the first `known` are valid already.
     pub fn expect(&self, key: GraphKey, count: usize, known: usize) {
         self.requests().insert(key, Arrived { filled: Filled::new(count, known), runs: Vec::new() });
     }
@@ -55,7 +55,7 @@ impl ShareStore {
     /// Stores a run whose range and length have been checked, and reports it. Waits while there is no room.
     pub async fn put(&self, run: Run, data: Vec<u8>) -> Result<(), Status> {
         let Run { key, kind, first, count, .. } = run;
-        // A run that is larger than the room is stored alone.
+        // A run that is larger than the store takes all of its room.
         let bytes = data.len().min(STAGED_BYTES) as u32;
         let room = Arc::clone(&self.room).acquire_many_owned(bytes).await;
         let room = room.map_err(|_| Status::unavailable("the worker is ending"))?;
@@ -104,7 +104,7 @@ impl ShareStore {
 }
 
 impl Arrived {
-    /// First thing that lacks, if the sender says that it has sent `counts` units.
+    /// Names the first missing unit, if the sender says that it has sent `counts` units.
     fn missing(&self, layout: &UnitLayout, counts: &[u32]) -> Option<String> {
         let pages = self.filled.count();
         let wanted = layout.counts(pages);

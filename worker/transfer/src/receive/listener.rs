@@ -1,4 +1,4 @@
-//! The port at which this process takes pushes, and at which the leader of a group takes its ranks' reports.
+//! The port on which this process takes pushes, and on which a group's leader takes its ranks' reports.
 
 use std::io;
 
@@ -29,8 +29,8 @@ impl Listener {
         Self { network, port: OnceCell::new() }
     }
 
-    /// Listens for senders from the first call on, as long as the process lives. Returns the port. `largest_unit` is
-    /// the number of bytes of the largest unit that is received.
+    /// Listens for senders from the first call on until the process ends. Returns the port. `largest_unit` is the
+    /// number of bytes of the largest unit that is received.
     pub async fn port(
         &self,
         runtime: &Handle,

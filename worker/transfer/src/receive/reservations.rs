@@ -18,7 +18,7 @@ use crate::{UnitLayout, segment::Segment};
 /// is forgotten first.
 const MAX_REMEMBERED: usize = 1024;
 
-/// Maximum number of failed reservations whose reasons are remembered, for senders that come later.
+/// Maximum number of failed reservations whose reasons are remembered, for senders that ask later.
 const MAX_REASONS: usize = 64;
 
 /// All reservations of a worker.
@@ -52,8 +52,8 @@ struct Reservation {
 pub(crate) struct Space {
     /// Kinds and sizes of the units in the space.
     pub layout: UnitLayout,
-    /// The share of the units that this rank takes if the sender is a group of as many ranks. `None` if `layout` is all
-    /// that this worker takes.
+    /// The share of the units that this rank takes if the sender is a group with the same number of ranks. `None` if
+    /// this worker takes only the units of `layout`.
     pub share: Option<UnitLayout>,
     /// Number of pages or rows in the space.
     pub count: usize,
@@ -63,17 +63,17 @@ pub(crate) struct Space {
     pub segment: Option<Arc<Segment>>,
 }
 
-/// State that a sender finds under a key.
+/// What a sender finds under a key: space to fill, or an accepted hand-over.
 pub(crate) enum Found {
     /// Space that waits to be filled.
     Waiting(Space),
-    /// The request already continues here, and this is the accepted hand-over.
+    /// The accepted hand-over. The request already continues here.
     Imported(pb::HandOver),
 }
 
 impl Space {
-    /// Narrows the space to what a sender announces: whole units, or one rank's share. False if this worker takes no
-    /// such units.
+    /// Narrows the space to the units that a sender announces: whole units, or one rank's share. False if this worker
+    /// does not take the announced units.
     pub fn choose(&mut self, announced: GroupRank) -> bool {
         if let Some(share) = self.share.take_if(|share| share.share == announced) {
             self.layout = share;
@@ -137,8 +137,8 @@ impl Reservations {
         open.map(|waiting| waiting.heard = Instant::now()).is_some()
     }
 
-    /// Ends a waiting reservation by an accepted hand-over. The hand-over is remembered, so that a sender that repeats
-    /// the hand-over gets the same answer.
+    /// Ends a waiting reservation because its hand-over is accepted. Remembers the hand-over, so that a sender that
+    /// repeats it gets the same answer.
     pub fn accept(&self, key: GraphKey, hand_over: pb::HandOver) {
         let mut state = self.lock();
         let Some(Reservation { secret, .. }) = state.waiting.remove(&key) else { return };
@@ -156,7 +156,8 @@ impl Reservations {
         self.lock().waiting.remove(&key);
     }
 
-    /// Ends a waiting reservation that has failed, and remembers the reason for its sender. False if none waits.
+    /// Ends a waiting reservation that has failed, and remembers the reason for its sender. False if no reservation
+    /// waits.
     pub fn fail(&self, key: GraphKey, reason: String) -> bool {
         let mut state = self.lock();
         if state.waiting.remove(&key).is_none() {
@@ -187,8 +188,8 @@ impl Reservations {
         }
     }
 
-    /// Time at which the lease ends if the sender stays silent, and the lease's length. `None` if no open reservation
-    /// has this key.
+    /// Returns the lease's length, and the time at which it ends if the sender stays silent until then. `None` if no
+    /// open reservation has this key.
     pub fn lease_until(&self, key: GraphKey) -> Option<(Instant, Duration)> {
         let state = self.lock();
         let Reservation { lease, heard, .. } = state.waiting.get(&key).filter(|open| open.space.is_some())?;

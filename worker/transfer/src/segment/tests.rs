@@ -15,7 +15,8 @@ fn one_side_reads_what_the_other_writes() {
 
 #[test]
 fn a_segment_opens_only_with_its_secret() {
-    // Differs from the other tests' secret: their segments may reuse the descriptor of the closed file.
+    // The secret differs from the other tests' secret, because their segments may reuse the descriptor of the closed
+    // file.
     let secret = [9; 16];
     let here = Segment::create(&secret, 100).unwrap();
     assert!(Segment::open(&here.path(), &[8; 16]).is_err());

@@ -14,7 +14,7 @@ use crate::{KEEP_ALIVE, Network, WINDOW_BYTES};
 /// Maximum number of receivers whose connections are kept.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Connections to receivers, opened on first use and again after a failure.
+/// Connections to receivers. Each is opened on first use, and again after a failure.
 pub(crate) struct Connections {
     network: Network,
     open: Mutex<HashMap<String, Connection>>,
@@ -22,7 +22,7 @@ pub(crate) struct Connections {
 
 struct Connection {
     channel: Channel,
-    /// Transport that was last logged.
+    /// The transport that was logged last.
     logged: Option<Transport>,
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use tutti_proto::cluster::v1 as pb;
 
-/// Way in which a push moves units to the receiver.
+/// The transport by which a push moves units to the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     /// The units go through the receiver's segment of shared memory on this host.

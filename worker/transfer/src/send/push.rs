@@ -1,5 +1,5 @@
-//! A push: one task per request that is prefilled or encoded here for another worker, from its launch to the receiver's
-//! answer.
+//! A push: the task of one request that is prefilled or encoded here for another worker. It lasts from the request's
+//! launch to the receiver's answer.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ const RETRIES: usize = 3;
 pub(crate) struct Push {
     pub destination: pb::PlaneDestination,
     pub layout: UnitLayout,
-    /// Number of the request's pages of the prefill, or embedding rows of the media.
+    /// Number of pages of the request's prefill, or of embedding rows of its media.
     pub count: usize,
     pub queue: Arc<Queue>,
     pub connections: Arc<Connections>,
@@ -42,13 +42,13 @@ pub(crate) struct Push {
 struct Progress {
     /// Time at which the first unit could be sent.
     began: Option<Instant>,
-    /// Set once all units and the hand-over are in the stream, with the time of the last commit.
+    /// The hand-over, and the time of the last commit. Set once all units and the hand-over are in the stream.
     end: Option<(HandOver, std::time::Instant)>,
 }
 
 impl Push {
     /// Runs until the receiver accepts the request or the push fails. Returns `None` if the request ends on this worker
-    /// earlier.
+    /// before that.
     pub async fn run(self) -> Option<Result<(), TransferError>> {
         let mut progress = Progress::default();
         let mut outcome = self.attempt(&mut progress).await;
@@ -64,8 +64,8 @@ impl Push {
             Ok(Some(())) => {
                 if let Some((_, since)) = progress.end {
                     let exposed = since.elapsed();
-                    // Pages of a short prompt are staged only after the prefill has ended, so the time of the push
-                    // counts from the prefill's end at the latest.
+                    // The pages of a short prompt are staged only after the prefill has ended. The time of the push
+                    // therefore counts from the end of the prefill, if that was earlier than the first unit.
                     let pushing = progress.began.map_or(exposed, |began| began.elapsed().max(exposed));
                     self.counts.record_handover(pushing, exposed);
                 }
@@ -164,12 +164,13 @@ impl Push {
         }
     }
 
-    /// Puts a piece into the stream. Fails if the receiver takes nothing for the whole lease.
+    /// Puts a piece into the stream. Fails if the stream has no room during the whole lease, because the receiver takes
+    /// nothing.
     async fn put(&self, pieces: &mpsc::Sender<pb::PlanePiece>, piece: Piece) -> Result<(), TransferError> {
         match timeout(self.lease(), pieces.send(pb::PlanePiece { piece: Some(piece) })).await {
             Ok(Ok(())) => Ok(()),
-            // The stream is closed. Waits forever, because `attempt` then ends with the call's error, which says why
-            // the stream is closed.
+            // The stream is closed. Waits forever: `attempt` ends this call with the error of the gRPC call, which says
+            // why the stream is closed.
             Ok(Err(_)) => std::future::pending().await,
             Err(_) => {
                 Err(TransferError::Lost(format!("the receiver has taken nothing for {:?}", self.lease())))
@@ -212,8 +213,8 @@ impl Push {
         let (run, length) = (staged.run, staged.data.len());
         let offset = self.layout.offset_of(run.kind, run.first, self.count);
         if !segment.holds(offset, length as u64) {
-            // The two workers differ in the size of a page, so the receiver refuses the push. The refusal arrives
-            // during this sleep and replaces the error below, which says less.
+            // The two workers differ in the size of a page, so the receiver refuses the push. Its refusal arrives
+            // during this sleep and replaces the less precise error below.
             tokio::time::sleep(self.lease()).await;
             return Err(TransferError::Lost("the receiver's segment has no room for these pages".to_owned()));
         }
@@ -247,7 +248,7 @@ fn data_piece(kind: UnitKind, first: usize, count: usize, place: Place) -> Piece
     Piece::Data(pb::PlaneData { kind, first: first as u32, count: count as u32, place })
 }
 
-/// Converts a receiver's status into an error: `Refused` if the receiver rejects what it was sent, else `Lost`.
+/// Converts a receiver's status into an error: `Refused` if the receiver rejects the data, else `Lost`.
 fn from_status(status: Status) -> TransferError {
     let message = format!("the receiver says: {}", status.message());
     match status.code() {

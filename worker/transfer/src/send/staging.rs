@@ -1,4 +1,4 @@
-//! Bounded buffer of units between the thread that copies them and the tasks that push them.
+//! Bounded buffer of units between the thread that copies units and the tasks that push them.
 
 use std::{
     collections::VecDeque,
@@ -13,16 +13,16 @@ use tokio::sync::Notify;
 
 use crate::{HandOver, Run};
 
-/// Maximum bytes that all requests together may stage. A larger unit may be staged alone.
+/// Maximum bytes that all requests together may stage. A unit that is larger may be staged alone.
 pub(crate) const STAGED_BYTES: usize = 64 << 20;
 /// If fewer bytes than this are free, the engine may have to wait.
 const ENOUGH_BYTES: usize = 16 << 20;
 
-/// Staging bytes that all requests share.
+/// The budget of staged bytes, which all requests share.
 pub(crate) struct StagingBudget {
     bytes: usize,
     used: AtomicUsize,
-    /// Set if the engine has asked for room and may have found too little.
+    /// Set if the engine has asked for room and there was little.
     wanted: AtomicBool,
     freed: Notify,
     /// Total of the bytes that were freed.
@@ -43,16 +43,16 @@ impl StagingBudget {
         }
     }
 
-    /// Waits until bytes are freed after the last call, and returns the total of all bytes that were freed. Only one
-    /// task may call this method.
+    /// Waits until bytes are freed, unless some were freed since the last call. Returns the total of all freed bytes.
+    /// Only one task may call this method.
     pub async fn released(&self) -> u64 {
         self.more_released.notified().await;
         self.released.load(Ordering::SeqCst)
     }
 
     /// Wakes the engine whenever bytes become free after the engine found too little room. Never returns. Runs as a
-    /// separate task, because bytes are also freed inside the methods of the [`Connector`](crate::Connector), which
-    /// must not wake the engine.
+    /// separate task, because bytes are also freed inside methods of the [`Connector`](crate::Connector), which must
+    /// not wake the engine.
     pub async fn wake_when_freed(self: Arc<Self>, wake: impl Fn()) {
         loop {
             self.freed.notified().await;
@@ -62,7 +62,7 @@ impl StagingBudget {
 
     /// Number of free bytes.
     pub fn left(&self) -> usize {
-        // `wanted` is set before `used` is read, so that bytes that are freed after the read wake the engine.
+        // `wanted` is set before `used` is read. Bytes that are freed after the read therefore wake the engine.
         self.wanted.store(true, Ordering::SeqCst);
         let left = self.bytes.saturating_sub(self.used.load(Ordering::SeqCst));
         if left >= ENOUGH_BYTES {
@@ -75,7 +75,7 @@ impl StagingBudget {
         self.used.fetch_add(bytes, Ordering::SeqCst);
     }
 
-    /// Counts bytes that no queue takes as staged and freed.
+    /// Accounts for bytes that are dropped because no queue takes them, as if they had been staged and then freed.
     pub fn drop_bytes(&self, bytes: usize) {
         self.take(bytes);
         self.give_back(bytes);
@@ -132,14 +132,14 @@ impl Queue {
         self.put(Queued::Run(Staged { run, data, budget: Arc::clone(&self.budget) }));
     }
 
-    /// Queues the end of the request's units. Nothing may be queued after it.
+    /// Queues the end of the request's units. Nothing may be queued after this end.
     pub fn put_end(&self, hand_over: HandOver, since: Instant) {
         self.put(Queued::End(hand_over, since));
     }
 
     fn put(&self, item: Queued) {
         let mut items = self.lock();
-        // If the queue is closed, the item is dropped below, after the lock is released. The drop frees the item's
+        // An item for a closed queue is dropped below, after the lock is released, because the drop frees the item's
         // bytes.
         let late = match &mut *items {
             Some(items) => {

@@ -1,8 +1,8 @@
 //! A test model whose answers are hashes of the tokens in the request's pages.
 //!
 //! It stores token ids where a real model stores keys and values, so a wrong page, position or row changes every later
-//! token. It holds up to [`InFlight::steps`] forwards in flight, and computes each at one of the two extreme times that
-//! a device may choose: when it is enqueued, or when the host waits for it.
+//! token. It holds up to [`InFlight::steps`] forwards in flight. It computes each of them at one of the two extreme
+//! times that a device may choose: when the forward is enqueued, or when the host waits for it.
 
 use std::{
     collections::VecDeque,
@@ -54,7 +54,7 @@ pub struct Probe {
     pub fail_next: Option<DeviceError>,
     /// Token whose computation fails.
     pub poison: Option<u32>,
-    /// Seed of the request, and position of the token, whose sampling fails.
+    /// A sampling that fails: the seed of its request, and the position of its token.
     pub fail_sampling: Option<(u64, u64)>,
     /// Error of the next `enqueue_logits`.
     pub fail_logits: Option<DeviceError>,
@@ -62,7 +62,7 @@ pub struct Probe {
     pub fail_collect: Option<DeviceError>,
     /// Rows that began with a token that the host did not know.
     pub continued: usize,
-    /// Called in the pause of each step.
+    /// Called in the pause of each step, before the step hook.
     pub during: Option<Box<dyn FnMut() + Send>>,
 }
 
@@ -118,7 +118,7 @@ pub fn hidden(tokens: impl IntoIterator<Item = u32>) -> u64 {
     tokens.into_iter().fold(1, |hash, token| mix(hash, u64::from(token)))
 }
 
-/// Token after a prefix. It depends on seed and position, as a random number does.
+/// Returns the token after a prefix. The token depends on seed and position, as a random draw does.
 pub fn choose(hidden: u64, seed: u64, position: u64, forbidden: &[u32]) -> u32 {
     let mut token = (mix(mix(hidden, seed), position) % u64::from(VOCAB)) as u32;
     while forbidden.contains(&token) {
@@ -163,7 +163,8 @@ impl Hashing {
         Self { declaration, limits, in_flight, probe, pages, sampled, step_hook, forwards }
     }
 
-    /// Computes all forwards in flight up to and including the one at `index`, with pauses if `pauses` is true.
+    /// Computes all forwards in flight up to and including the forward with this index. Pauses inside each forward if
+    /// `pauses` is true.
     fn compute_to(&mut self, index: usize, pauses: bool) -> Result<(), DeviceError> {
         for index in 0..=index {
             if self.forwards.get(index).is_some_and(|forward| forward.results.is_none()) {
@@ -179,7 +180,7 @@ impl Hashing {
         let forward = &mut self.forwards[index];
         let (mut hidden_rows, middle) = (vec![], forward.rows.len() / 2);
         for (index, row) in forward.rows.iter().enumerate() {
-            // Some rows are computed before this call and some after it.
+            // The pause comes after some of the rows and before the others.
             if index == middle && pauses {
                 during.iter_mut().for_each(|during| during());
                 if let Some(hook) = &mut self.step_hook {
@@ -189,7 +190,7 @@ impl Hashing {
             if row.continues {
                 forward.token_ids[row.first_token] = self.sampled[row.slot.0 as usize];
             }
-            // A token is continued from once: the row after it samples another one, or none.
+            // A sampled token can be continued from once: the next row of the slot samples another token, or none.
             self.sampled[row.slot.0 as usize] = NOTHING;
             for index in 0..row.tokens {
                 let token = forward.token_ids[row.first_token + index];

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use tutti_engine::Engine;
 use tutti_proto::cluster::v1::{self as pb, completion::Outcome};
 
-/// All results of a request: prompt logprobs, then tokens. Logprobs are compared as bits because `==` on floats takes 0
-/// for -0.
+/// All results of a request: prompt logprobs, then tokens. Logprobs are compared as bits, because `==` on floats holds
+/// 0 and -0 equal.
 pub type RequestResults = Vec<(u32, Vec<(u32, u32)>)>;
 
 /// Results of a run, by request.
@@ -19,7 +19,7 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// Number of a finished request's tokens that were not computed.
+    /// Returns the number of tokens that a finished request took from the prefix cache.
     pub fn cached(&self, request: u64) -> u32 {
         match &self.endings[&request] {
             Outcome::Finished(finished) => finished.cached_tokens,
@@ -38,7 +38,7 @@ pub fn token_bits(token: &pb::SampledToken) -> (u32, Vec<(u32, u32)>) {
     (token.token_id, token.logprob.as_ref().map(bits).unwrap_or_default())
 }
 
-/// Runs requests until each has ended, and asserts that they hold nothing then.
+/// Runs requests until each has ended. Asserts that they then hold neither pages nor slots.
 pub fn run(engine: &mut Engine, launches: &[pb::LaunchGraph]) -> Outcomes {
     let mut outcomes = Outcomes::default();
     for launch in launches {

@@ -1,4 +1,4 @@
-//! Models that keep state in slots, and engines of them.
+//! Models that keep state in slots, and engines that run them.
 
 use std::{path::Path, thread, time::Duration};
 
@@ -18,16 +18,17 @@ use tutti_settings::{ByteSize, SimProfile, SimSettings};
 
 use super::{CONTEXT, VOCAB, launch, run_to_end, settings};
 
-/// Deadline of a collective, far above what a working group takes.
+/// Deadline of a collective, far above the time that a working group needs.
 const WAIT: Duration = Duration::from_secs(120);
 
-/// Largest step of all models here, in tokens.
+/// Maximum number of tokens per step of all models in this file.
 const MAX_STEP_TOKENS: usize = 64;
 
 /// A model with a slot plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stateful {
-    /// The simulated model with its running digest in a slot. Digests of pages and slot that differ change all tokens.
+    /// The simulated model, with its running digest in a slot. If the digests in pages and slot differ, all later
+    /// tokens are wrong.
     Sim { steps_in_flight: usize, late_us: u32 },
     /// The test model of recurrences and attention, on the CPU, divided among the ranks of a TP group.
     Hybrid { state_size: usize, ranks: usize },
@@ -46,7 +47,7 @@ impl Stateful {
         Self::Qwen35,
     ];
 
-    /// A model whose slots are so large that snapshots are few and replace each other.
+    /// A model whose slots are so large that few snapshots fit, and new snapshots replace old ones.
     pub const FEW_SNAPSHOTS: Self = Self::Hybrid { state_size: 960, ranks: 1 };
 
     /// The simulated model without late completions, with one and with two steps in flight.
@@ -55,7 +56,7 @@ impl Stateful {
     pub fn page_tokens(self) -> usize {
         match self {
             Self::Sim { .. } => 4,
-            // The CPU's pages are whole panels.
+            // On a CPU, the tokens of a page are whole panels of the kernels.
             Self::Hybrid { .. } | Self::Qwen35 => 16,
         }
     }
@@ -89,7 +90,7 @@ impl Stateful {
         self.engine_with(settings, pages, |_| {})
     }
 
-    /// An engine whose simulated device has other settings.
+    /// An engine with about `pages` pages. `change` changes the settings of its simulated device.
     pub fn engine_with(
         self,
         settings: &EngineSettings,
@@ -107,7 +108,7 @@ impl Stateful {
         Engine::new(self.model(&self.sim_settings()), Rank(0), &settings, 64)
     }
 
-    /// The model, whose simulated device has these settings.
+    /// Returns the model. `sim_settings` apply if it is the simulated one.
     pub fn model(self, sim_settings: &SimSettings) -> Box<dyn Model> {
         match self {
             Self::Sim { .. } => sim(sim_settings),
@@ -122,8 +123,8 @@ impl Stateful {
         prompts.iter().zip(1..).map(launch).collect()
     }
 
-    /// Results of requests that run alone, each after the end of the one before and without a prefix cache. Asserts
-    /// that the simulated model gives the same tokens without slots.
+    /// Returns the results of requests that run alone, one after another and without a prefix cache. Asserts that the
+    /// simulated model gives the same tokens without slots.
     pub fn alone(self, launches: &[pb::LaunchGraph]) -> super::outcomes::Outcomes {
         let settings =
             EngineSettings { no_prefix_cache: true, max_step_tokens: MAX_STEP_TOKENS, ..settings() };
@@ -178,7 +179,7 @@ fn sim(settings: &SimSettings) -> Box<dyn Model> {
     load_sim(&options).expect("the config is sound")
 }
 
-/// The test model. Other ranks than the leader are threads, which end with the leader.
+/// Returns the hybrid test model. The ranks other than the leader are threads, which end with the leader.
 fn hybrid(state_size: usize, ranks: usize) -> Box<dyn Model> {
     let dir = tempfile::tempdir().expect("a directory");
     let config = json!({

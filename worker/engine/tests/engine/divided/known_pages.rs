@@ -1,4 +1,4 @@
-//! Pages that are in the decoding side's prefix cache.
+//! Transfers of requests whose first pages are in the decoding side's prefix cache.
 
 use tutti_transfer::{Event, Extent, Run, UnitKind};
 
@@ -29,7 +29,8 @@ fn only_known_pages_are_neither_sent_nor_written() {
         from.give(Event::Accepted(key(request, 0)));
         let first = from.connector.lock().sent.front().map(|(run, _)| run.first);
         assert_eq!(first, Some(known_by_the_sender.min(4)));
-        // Shared pages are never written, whatever the sender claims. A run that begins in one is dropped whole.
+        // Shared pages are never written, whatever the sender claims. A run that begins in a shared page is dropped as
+        // a whole.
         let (there, kind, extent) = (key(request, 1), UnitKind::Pages, Extent::Whole);
         to.give(arrived((Run { key: there, kind, extent, first: 3, count: 1 }, vec![9; PAGE_BYTES])));
         carry(&from, &to, &answers);
@@ -47,7 +48,7 @@ fn only_known_pages_are_neither_sent_nor_written() {
         }
         assert_eq!(to.load.kv_pages_used, 0);
     }
-    // The other side has no page cached, so the page that the sender skipped is missing.
+    // This decoding side has no page cached, so it lacks the page that the sender did not send.
     let (whole, mut other) = (again(6), Side::new(&settings()));
     other.engine.launch(decode(&whole));
     other.idle();
@@ -58,7 +59,7 @@ fn only_known_pages_are_neither_sent_nor_written() {
     let answer = answers.lock().unwrap().pop().unwrap();
     assert!(answer.unwrap_err().message().contains("page 0 of 5 is missing"));
     assert!(other.ids(6).is_empty());
-    // Readers of the cached pages still find their content.
+    // Requests that read the cached pages still find their content.
     let longer = {
         let mut whole = launch(5, 21, 4);
         whole.spec.as_mut().unwrap().prompt[..18].clone_from_slice(&before.spec.as_ref().unwrap().prompt);

@@ -1,4 +1,5 @@
-//! Items of a request that are encoded together: in one call, whatever the step budget, and refused over its limit.
+//! Items of a request that are encoded together: in one call, even beyond the step budget. A request beyond the
+//! encoder's own limit is refused.
 
 use std::{
     collections::BTreeMap,
@@ -62,7 +63,7 @@ fn request(request: u64, items: &[Vec<u8>]) -> pb::LaunchGraph {
     let mut whole = with_logprobs(launch(request, 1, 5));
     whole.key.as_mut().unwrap().graph = 1;
     let spec = whole.spec.as_mut().unwrap();
-    // One seed for all, so that equal requests have equal results.
+    // All requests have one seed, so that equal requests have equal results.
     spec.sampling.as_mut().unwrap().seed = 7;
     spec.prompt.clear();
     for data in items {
@@ -82,13 +83,13 @@ fn request(request: u64, items: &[Vec<u8>]) -> pb::LaunchGraph {
     pb::LaunchGraph { walks: vec![PREFILL, DECODE], ..whole }
 }
 
-/// The graph that waits for the embeddings.
+/// Returns the graph that waits for the embeddings.
 fn awaiting(whole: &pb::LaunchGraph) -> pb::LaunchGraph {
     let receive_media = Some(pb::PlaneReservation { secret: vec![0; 16], lease_ms: 1000 });
     pb::LaunchGraph { receive_media, ..whole.clone() }
 }
 
-/// The graph that encodes.
+/// Returns the graph that encodes the items.
 fn encode(whole: &pb::LaunchGraph) -> pb::LaunchGraph {
     let key = whole.key.map(|key| pb::GraphKey { graph: 0, ..key });
     let send_to = Some(pb::PlaneDestination { secret: vec![0; 16], ..Default::default() });
@@ -102,7 +103,7 @@ struct Ran {
     cached_tokens: u64,
 }
 
-/// Runs the requests, each launched once `launches_next` is true for the first time since the one before.
+/// Runs the requests. In each turn, launches the next request if `launches_next` returns true.
 fn run(
     (mut from, mut to): (Side, Side),
     launches: &[pb::LaunchGraph],
@@ -157,7 +158,7 @@ impl Random {
 #[test]
 fn one_call_takes_all_items_of_a_request_whatever_the_budget_of_a_step() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    // Few different items, so that requests begin with equal items and differ in later ones.
+    // There are few different items, so that some requests begin with equal items and differ in later ones.
     let mut item = |tokens: usize| -> Vec<u8> {
         (0..tokens * BYTES_PER_TOKEN - 3).map(|_| random.below(256) as u8).collect()
     };
@@ -236,7 +237,7 @@ fn a_call_over_the_limit_of_the_encoder_is_refused_at_launch() {
         let message = format!("{tokens} tokens are encoded in one call, but the encoder takes at most 70");
         Some((field.to_owned(), message))
     };
-    // The limit is above the budget of a step, 16.
+    // The encoder's limit, 70 tokens, is above the budget of a step, 16 tokens.
     let (mut joint, mut separate) =
         (side(model(true, Some(70)), &settings()), side(model(false, Some(70)), &settings()));
     assert_eq!(refused(&mut joint, &[30, 40]), None);

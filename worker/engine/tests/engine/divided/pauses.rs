@@ -19,8 +19,8 @@ fn arrivals_during_a_step_are_taken_before_it_ends() {
     let mut events: VecDeque<Event> = runs.into_iter().map(arrived).collect();
     events.push_back(import(2, exported, &answers));
     to.probe.lock().unwrap().during = Some(Box::new(move || {
-        // One arrival per step: the arrival of the step before has been taken by now, and the last one has been
-        // answered.
+        // One event arrives per step. At the next pause it must have been taken. The last event is the import, which
+        // must have been answered.
         assert!(connector.lock().events.is_empty());
         connector.lock().events.extend(events.pop_front());
         waker.wake();
@@ -29,7 +29,7 @@ fn arrivals_during_a_step_are_taken_before_it_ends() {
     while answered.lock().unwrap().is_empty() {
         assert!(to.step() && steps < 20, "not answered after {steps} steps");
         steps += 1;
-        // The request is imported inside the step, and no step has had a row of it yet.
+        // The request is imported inside the step, so no step has had a row of it yet.
         assert!(to.ids(2).is_empty());
     }
     assert_eq!(*answers.lock().unwrap(), [Ok(())]);
@@ -47,7 +47,7 @@ fn pages_that_could_not_leave_between_steps_leave_inside_the_next() {
     side.step();
     side.engine.launch(prefill(&whole));
     side.connector.lock().room = 0;
-    // A chunk whose pages cannot leave: the request is held back while the other one decodes.
+    // The pages of this chunk cannot leave, so the request is held back while the other one decodes.
     side.step();
     side.step();
     assert_eq!(side.connector.lock().sent.len(), 0);

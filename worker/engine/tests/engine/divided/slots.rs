@@ -17,8 +17,8 @@ fn results(side: &Side, request: u64) -> RequestResults {
 fn divided_requests_give_the_results_of_a_request_alone() {
     for model in Stateful::ALL {
         let page = model.page_tokens();
-        // Requests grow on the decoding side, which preempts some of them: these go on with their prompt in slots that
-        // held other state.
+        // Requests grow on the decoding side, which preempts some of them. A preempted request computes its prompt
+        // again there, in a slot that held other state.
         let launches: Vec<_> = (0..24)
             .map(|request: usize| {
                 let (prompt, output) = (1 + request * 7 % (3 * page), 2 + request % (3 * page));
@@ -65,7 +65,7 @@ fn divided_requests_give_the_results_of_a_request_alone() {
         assert!(spared > 0, "{model:?}: some pages were known, not sent");
         assert!(to.load.preemptions > 0, "{model:?}: the pool is large enough for all");
 
-        // Pages that came from the other side have no snapshot, so a hit must not end at them.
+        // The pages that came from the other side have no snapshot, so the cached prefix must not end at one of them.
         let mut again = launches[21].clone();
         again.key.as_mut().unwrap().request = 100;
         to.engine.launch(again);
@@ -113,7 +113,7 @@ fn a_slot_that_is_missing_or_of_another_size_is_refused() {
         to.give(import(1, exported, &answers));
         to.step();
         to.step();
-        // A late slot changes nothing.
+        // A slot that arrives late changes nothing.
         to.give(arrived((*slot, vec![9; state.len()])));
         to.idle();
         assert_eq!(*answers.lock().unwrap(), [Ok(())]);

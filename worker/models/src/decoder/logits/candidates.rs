@@ -6,11 +6,11 @@ use tutti_kernels::{Device, DeviceError, MAX_NOMINATED, Nomination};
 
 use crate::{DecoderDevice, model::WantedRows};
 
-/// Numbers of candidates per row for which there are buffers. A tile takes the smallest that holds all its nominations,
-/// so that few candidates are sent where few are wanted.
+/// Numbers of candidates per row for which there are buffers. A tile takes the smallest number that holds all its
+/// nominations, so that no more candidates are sent than necessary.
 const CANDIDATES: [usize; 3] = [1, 32, MAX_NOMINATED as usize];
 
-/// The row that needs only its likeliest token, among rows of another kind.
+/// The nomination of a row that needs only its likeliest token, but whose tile has rows of another kind.
 static LIKELIEST: Nomination = Nomination::LIKELIEST;
 
 /// Buffers for candidates.
@@ -55,7 +55,8 @@ impl<D: DecoderDevice> Candidates<D> {
     }
 }
 
-/// Rows of a tile by what is gathered of them. Indices count from the tile's first row.
+/// Rows of a tile, divided into rows of which candidates are gathered and rows that are gathered whole. Indices count
+/// from the tile's first row.
 #[derive(Default)]
 pub(super) struct GatheredBy<'a> {
     pub nominated: Vec<(usize, &'a Nomination)>,
@@ -64,7 +65,7 @@ pub(super) struct GatheredBy<'a> {
     pub exchange: usize,
 }
 
-/// Divides the wanted rows of a tile by what is gathered of them.
+/// Divides the wanted rows of a tile into rows of which candidates are gathered and rows that are gathered whole.
 pub(super) fn gathered_by<'a>(
     wanted: &'a WantedRows,
     tile: &Range<usize>,

@@ -36,7 +36,7 @@ fn a_row_that_needs_its_logits_affects_its_block_only() {
 
 #[test]
 fn rows_without_a_request_are_never_sampled() {
-    // The likeliest of rows 0 to 4 and 6 to 9 are wanted: as one tile, row 5 would be sampled, too.
+    // Row 5 has no request. A tile of likeliest tokens over rows 0 to 9 would sample it, too.
     let rows: Vec<usize> = (0..10).filter(|row| *row != 5).collect();
     assert_eq!(tiles(rows.clone(), &rows, 110), [(0..10, false)]);
     let rows: Vec<usize> = (0..32).chain(50..60).collect();

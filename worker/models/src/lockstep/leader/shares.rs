@@ -1,4 +1,4 @@
-//! Reads and writes of shares by plans. Each rank keeps its own bytes.
+//! Plans by which each rank reads or writes its own share of a request. The leader handles no other rank's bytes.
 
 use tutti_kernels::{DeviceError, collective::GroupRank};
 use tutti_proto::cluster::v1::{self as pb, group_plan::Action};

@@ -62,7 +62,7 @@ fn a_forward_survives_the_journey() {
     let embeddings = [EmbeddedRows { first_token: 1, values: &[0.5, -2.0] }];
     let mut ends = Ends::new();
     assert_eq!(ends.send(&inputs, &embeddings), 3);
-    // The second row's pages are known, those of the row without a slot are not.
+    // The follower knows the pages of the second row. It does not know the page of the row without a slot.
     assert_eq!(ends.send(&inputs, &embeddings), 1);
     assert_eq!(ends.plan.positions.len(), 9);
 }
@@ -81,7 +81,7 @@ fn only_the_pages_that_a_table_gains_are_sent() {
         (pages([1, 2, 3]), 3),
         (pages([1, 2, 3]), 0),
         (pages([1, 2, 3, 4]), 1),
-        // Another request gets the slot, after a prefix that both have.
+        // Another request gets the slot. It shares the first two pages.
         (pages([1, 2, 6]), 1),
         (pages([7]), 1),
         (pages([7, 2, 6, 4]), 3),

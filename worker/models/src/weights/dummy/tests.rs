@@ -76,7 +76,8 @@ fn a_shard_is_what_the_whole_has_there() {
 const VALUES: [f32; 6] =
     [0.894_653_26, -0.370_330_78, 0.240_844_71, 0.745_117_1, 0.090_057_366, -0.177_490_22];
 
-/// Compares with values of a second implementation of the generator. A change of them changes all dummy models.
+/// Compares with values of a second implementation of the generator. If the values changed, all dummy models would
+/// change.
 #[test]
 fn the_values_of_a_seed_stay() {
     let spec = TensorSpec::matrix("w", Role::Projection, 2, 3);
@@ -90,7 +91,7 @@ fn a_tensor_has_the_type_of_its_precision() {
     let dummy = Dummy { seed: 5, dtype: WeightType::Bf16 };
     let router = TensorSpec::matrix("r", Role::Projection, 2, 3).held_as(Precision::Type(WeightType::F32));
     assert_eq!((dummy.dtype(&router), whole(dummy, &router).len()), (WeightType::F32, 24));
-    // Several tasks draw what one would.
+    // A tensor drawn by several tasks equals one drawn by a single task.
     let long = TensorSpec::vector("l", Role::Projection, 3 * TASK_ELEMENTS + 5);
     let bytes = whole(dummy, &long);
     let mut one = vec![0; bytes.len()];

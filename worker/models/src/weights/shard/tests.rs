@@ -40,7 +40,7 @@ fn a_matrix_is_cut_by_rows_or_columns() {
         (Cut::Replicated, 1, (0..24).collect()),
         (Cut::Leader, 1, vec![]),
     ] {
-        // Three ranks for three units, else two ranks.
+        // A cut into three units takes three ranks, any other cut two.
         let group_rank = group_rank(rank, if cut == Cut::Columns(3) { 3 } else { 2 });
         assert_eq!(elements(MATRIX, cut, group_rank), expected, "{cut:?}");
     }
@@ -48,14 +48,14 @@ fn a_matrix_is_cut_by_rows_or_columns() {
 
 #[test]
 fn sections_and_parts_of_heads_are_cut_by_their_units() {
-    // q and k of two heads of one row, v of two heads of two rows.
+    // q and k have two heads of one row each. v has two heads of two rows each.
     let matrix = Dims { rows: 8, columns: 1, ..MATRIX };
     let (of_keys, of_values) = (Section { rows: 2, units: 2 }, Section { rows: 4, units: 2 });
     let qkv = Cut::Sections([of_keys, of_keys, of_values]);
     assert_eq!(elements(matrix, qkv, group_rank(0, 1)), (0..8).collect::<Vec<u16>>());
     assert_eq!(elements(matrix, qkv, group_rank(0, 2)), [0, 2, 4, 5]);
     assert_eq!(elements(matrix, qkv, group_rank(1, 2)), [1, 3, 6, 7]);
-    // Four heads of value, one head of keys that all ranks hold.
+    // v has four heads. q and k have one head, which all ranks hold.
     let shared = Section { rows: 2, units: 1 };
     let qkv = Cut::Sections([shared, shared, Section { rows: 4, units: 4 }]);
     assert_eq!(elements(matrix, qkv, group_rank(2, 4)), [0, 1, 2, 3, 6]);

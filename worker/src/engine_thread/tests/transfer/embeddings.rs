@@ -4,7 +4,7 @@ use super::*;
 
 const CONFIG: &str = r#"{"vocab_size": 1000, "max_position_embeddings": 512, "audio_token_id": 999,
     "audio_bytes_per_token": 8}"#;
-/// Number of tokens of a media item. `BYTES` is the number of the item's bytes.
+/// Number of tokens of a media item. `BYTES` is its number of bytes.
 const TOKENS: u32 = 20;
 const BYTES: usize = 8 * 20 - 5;
 const ROW_BYTES: usize = 4 * 4;
@@ -16,7 +16,7 @@ fn worker(node: Option<&str>) -> Worker {
     Worker::of(dir.path(), 16, nodes.as_deref())
 }
 
-/// A request with two items of audio in its prompt, one right after the other.
+/// Returns a request whose prompt has two audio items, the second directly after the first.
 fn with_media(request: u64) -> pb::LaunchGraph {
     let item = |index: u8, first| pb::MediaItem {
         kind: pb::MediaKind::Audio.into(),
@@ -51,7 +51,7 @@ impl Worker {
     }
 }
 
-/// Output tokens of a request that is encoded and prefilled on the same worker.
+/// Returns the output tokens of a request that is encoded and prefilled on the same worker.
 async fn by_itself(request: u64) -> Vec<u32> {
     let mut worker = worker(None);
     let reserved = worker.reserve_embeddings(request, 60_000).await;
@@ -76,7 +76,7 @@ async fn tokens_are_the_same_for_any_encoding_worker_and_transport() {
     for (request, shared) in [(1, true), (2, false), (3, true)] {
         let mut reserved = to.reserve_embeddings(request, 60_000).await;
         if !shared {
-            // This path does not exist here, as if the receiver were on another host.
+            // No such path exists on this host, so the sender behaves as on another host.
             reserved.shared_memory = "/proc/1/fd/none".into();
         }
         from.launch(encode(request, &reserved)).await;
@@ -99,7 +99,7 @@ async fn space_is_freed_when_its_encoder_is_silent() {
     let (_, outcome) = to.ends().await;
     assert!(matches!(outcome, Outcome::HandoverFailed(_)), "{outcome:?}");
     to.load(|load| load.running + load.waiting == 0).await;
-    // The ended request does not block the next one.
+    // The request that has ended does not block the next one.
     let reserved = to.reserve_embeddings(2, 60_000).await;
     let mut from = worker(Some("audio_encoder"));
     from.launch(encode(2, &reserved)).await;

@@ -1,4 +1,4 @@
-//! Tests of transfers between TP groups, whose ranks exchange their shares over real sockets. The ranks of a group are
+//! Tests of transfers between TP groups whose ranks exchange their shares over real sockets. The ranks of a group are
 //! threads of the test, which meet in shared memory as processes do.
 
 use std::{
@@ -29,12 +29,12 @@ fn hosts() -> Hosts {
     Hosts { own: LOCALHOST.into(), leader: LOCALHOST }
 }
 
-/// The followers' side of a group that the test inspects and disturbs.
+/// The follower of a group, as the test inspects and disturbs it.
 #[derive(Default)]
 struct Follower {
     /// Number of shares that the follower was told to send.
     sends: AtomicUsize,
-    /// Index of the share that is lost.
+    /// Index of the share that the follower loses.
     loses: Mutex<Option<usize>>,
     load: watch::Sender<pb::WorkerLoad>,
 }
@@ -96,7 +96,7 @@ impl Group {
         Self { page_bytes, worker: Worker::serving(leader, Some(ByteSize(16 << 20))), follower }
     }
 
-    /// A group whose ranks simulate a model with pages and a slot. Each rank holds the whole of both.
+    /// A group whose ranks simulate a model with pages and a slot. Each rank holds all of the pages and the whole slot.
     fn simulated() -> Self {
         Self::new(|group_rank, _| simulated(group_rank.rank as u32))
     }
@@ -119,7 +119,7 @@ impl Group {
         })
     }
 
-    /// Bytes that the leader and the follower have sent, by either transport.
+    /// Returns the bytes that the leader and the follower have sent, by both transports together.
     async fn sent(&mut self) -> [u64; 2] {
         let leader = self.worker.load(|load| load.kv_pages_used == 0).await.transfers;
         let follower = self.follower.load.borrow().transfers;
@@ -146,7 +146,7 @@ fn simulated(rank: u32) -> Box<dyn Model> {
 async fn divided(request: u64, from: &mut Worker, to: &mut Worker, over: Over) -> (Vec<u32>, [Outcome; 2]) {
     let mut reserved = to.reserve(request, 60_000).await;
     if over == Over::Tcp {
-        // These paths do not exist here, as if the receivers were on other hosts.
+        // No such paths exist on this host, so the senders behave as on other hosts.
         reserved.shared_memory = "/proc/1/fd/none".into();
         reserved.ranks.iter_mut().for_each(|room| room.shared_memory = "/proc/1/fd/none".into());
     }
@@ -166,7 +166,7 @@ fn is_finished(outcomes: &[Outcome; 2]) -> bool {
     matches!(outcomes, [Outcome::HandedOver(_), Outcome::Finished(pb::Finished { generated: 12, .. })])
 }
 
-/// The message of a transfer that failed and may be tried again.
+/// Returns the message of a transfer that has failed and may be tried again.
 fn failure(outcome: &Outcome) -> &str {
     let Outcome::HandoverFailed(fault) = outcome else { panic!("{outcome:?}") };
     &fault.message
@@ -176,8 +176,8 @@ fn failure(outcome: &Outcome) -> &str {
 async fn each_rank_sends_its_own_share_and_the_tokens_are_those_of_one_group() {
     let (mut from, mut to, mut whole) = (Group::real(), Group::real(), Group::real());
     let (mut shares, share) = (0, from.page_bytes / 2);
-    // Requests 1 and 1001 have the same prompt. The decoding ranks have all of its pages but the last when it comes
-    // again.
+    // Requests 1 and 1001 have the same prompt. When 1001 comes, the decoding ranks already have all of the prompt's
+    // pages but the last.
     for (count, (request, over, pages)) in
         (1..).zip([(1, Over::SharedMemory, PAGES), (2, Over::Tcp, PAGES), (1001, Over::SharedMemory, 1)])
     {
@@ -189,7 +189,7 @@ async fn each_rank_sends_its_own_share_and_the_tokens_are_those_of_one_group() {
         let mut load = from.follower.load.subscribe();
         let handed = |load: &pb::WorkerLoad| load.transfers.is_some_and(|counts| counts.handed_over == count);
         timeout(WAIT, load.wait_for(handed)).await.expect("the follower has not sent its share").unwrap();
-        // Each of two ranks carries half of the bytes.
+        // Each of the two ranks carries half of the bytes.
         assert_eq!(from.sent().await, [shares as u64; 2], "request {request}");
     }
     assert_eq!(to.sent().await, [0, 0]);
@@ -209,7 +209,7 @@ async fn groups_of_unlike_sizes_exchange_whole_pages_through_their_leaders() {
         alone.launch(whole(request)).await;
         assert_eq!(tokens, alone.ends().await.0, "request {request}");
     }
-    // Pages of 16 digests of 8 bytes, and the slot with one.
+    // Five pages of 16 digests of 8 bytes each, and the slot with one digest.
     assert_eq!(two.sent().await, [(PAGES * 16 * 8 + 8) as u64, 0]);
 }
 
@@ -253,7 +253,7 @@ async fn a_rank_that_cannot_be_reached_fails_the_request_alone() {
     from.worker.launch(graph).await;
     let (_, outcome) = from.worker.ends().await;
     assert!(failure(&outcome).contains("rank 1"), "{outcome:?}");
-    // The receiving ranks hear nothing more, and free their pages.
+    // The receiving ranks get nothing more, and free their pages when the lease ends.
     let (_, outcome) = to.worker.ends().await;
     assert!(failure(&outcome).contains("silent"), "{outcome:?}");
     let (_, outcomes) = divided(2, &mut from.worker, &mut to.worker, Over::SharedMemory).await;
@@ -314,13 +314,13 @@ async fn a_rank_takes_only_its_own_share_and_only_by_the_secret() {
         "the leader has another share"
     );
     assert_eq!(refused(room.port, |manifest| manifest.layout_hash ^= 1).await, Code::FailedPrecondition);
-    // Reports of a stranger, and of a rank that is not there.
+    // Reports of a stranger with a wrong secret, and of a rank that does not exist.
     let mut client = RankReportsClient::connect(format!("http://127.0.0.1:{}", reserved.port)).await.unwrap();
     let hello = pb::RankHello { rank: 1, secret: vec![0; 16] };
     let hello = pb::RankReport { report: Some(pb::rank_report::Report::Hello(hello)) };
     assert_eq!(client.report(iter([hello])).await.unwrap_err().code(), Code::Unauthenticated);
 
-    // None of this has harmed the request. A page that comes twice is written twice.
+    // The request is unharmed. A page that comes twice is written twice.
     assert_eq!(
         push(room.port, manifest(&reserved), vec![page(0), page(0)]).await.unwrap_err().code(),
         Code::Cancelled
@@ -330,8 +330,8 @@ async fn a_rank_takes_only_its_own_share_and_only_by_the_secret() {
     assert!(matches!(to.worker.ends().await.1, Outcome::Finished(_)));
     to.worker.load(|load| load.kv_pages_used == 0).await;
 
-    // A share that comes after a cancel finds nothing. The cancel is an order to the ranks, and the next order that is
-    // answered shows that they have it.
+    // A share that comes after a cancel finds no reservation. The cancel is an order to the ranks. The answer to the
+    // next order shows that they have received it.
     let reserved = to.worker.reserve(2, 60_000).await;
     to.worker.commands.send(Command::Cancel(key(2, 1))).await.unwrap();
     assert!(matches!(to.worker.ends().await.1, Outcome::Cancelled(_)));

@@ -12,7 +12,7 @@ use super::*;
 
 const PAGE_BYTES: usize = 16 * 8;
 
-/// A sender that sends what the test wants.
+/// A sender under the test's control.
 struct Sender {
     client: PlaneTransferClient<Channel>,
     manifest: pb::TransferManifest,
@@ -45,7 +45,7 @@ impl Sender {
         timeout(WAIT, call).await.expect("no answer").map(tonic::Response::into_inner)
     }
 
-    /// Error code after a push with a changed manifest.
+    /// Pushes with a changed manifest, and returns the error code.
     async fn announce(&mut self, change: impl FnOnce(&mut pb::TransferManifest)) -> Code {
         let right = self.manifest.clone();
         change(&mut self.manifest);
@@ -90,7 +90,7 @@ async fn a_sender_without_a_manifest_is_waited_for_as_the_settings_say() {
     let mut worker = Worker::reached_by(network, model(&shipped(), 16, None), None);
     let mut sender = Sender::of(&worker.reserve(1, 60_000).await).await;
     let call = sender.client.push(pending::<pb::PlanePiece>());
-    // Less than the time by default.
+    // This is less than the default time limit.
     let answer = timeout(Duration::from_secs(15), call).await.expect("the call is held");
     assert_eq!(answer.unwrap_err().code(), Code::DeadlineExceeded);
 }
@@ -173,7 +173,7 @@ async fn a_broken_stream_is_continued_by_another() {
     }
     let stream = tokio_stream::wrappers::ReceiverStream::new(outbound);
     let call = tokio::spawn(async move { other.client.push(stream).await });
-    // The page has been taken from the stream, or is about to be. Then the socket is closed.
+    // The page has been taken from the stream, or is about to be taken. Then the socket is closed.
     let _ = timeout(WAIT, pieces.reserve_many(4)).await.unwrap();
     call.abort();
     sender.push(vec![pages(2, 3), Piece::Renewal(pb::LeaseRenewal {}), hand_over_piece()]).await.unwrap();
@@ -206,7 +206,7 @@ async fn space_is_freed_when_its_sender_is_silent() {
     assert!(tokens.is_empty() && matches!(outcome, Outcome::HandoverFailed(_)), "{outcome:?}");
     to.load(|load| load.kv_pages_used == 0).await;
     assert_eq!(code(sender.push(vec![pages(0, PAGES), hand_over_piece()]).await), Code::NotFound);
-    // The path may be that of another file by now.
+    // By now the path may be that of another file.
     let opened = OpenOptions::new().read(true).write(true).open(&reserved.shared_memory);
     let mut found = [0; SECRET.len()];
     let read = opened.and_then(|file| file.read_exact_at(&mut found, 0));

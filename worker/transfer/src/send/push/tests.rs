@@ -30,7 +30,7 @@ fn key(request: u64, graph: u32) -> GraphKey {
     pb::GraphKey { request, incarnation: 0, graph }.into()
 }
 
-/// Behaviour of a receiver in one call. The last behaviour of a list repeats.
+/// Behaviour of a receiver in one call. After the end of a list, its last behaviour repeats.
 #[derive(Clone, Copy)]
 enum Act {
     /// Reads nothing.
@@ -178,7 +178,7 @@ async fn all_pages_come_in_order_between_manifest_and_hand_over() {
 #[tokio::test]
 async fn a_receiver_that_takes_nothing_is_given_up() {
     let bench = bench(&[Act::Sleeps], 200).await;
-    // More bytes than the stream's window.
+    // These are more bytes than the window of the stream.
     (0..8).for_each(|_| bench.stage());
     let (counts, queue) = (Arc::clone(&bench.counts), Arc::clone(&bench.queue));
     is_lost(bench.run().await, "has taken nothing for 200ms");
