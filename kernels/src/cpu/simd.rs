@@ -93,8 +93,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// Thirty-two u16 are readable at `weights`.
     unsafe fn dot_bf16(self, sum: Self::F, weights: *const u16, pair: u32) -> Self::F;
-    /// [`Self::dot_bf16`] with each pair of weights masked by `mask`. Each half of `mask` is all ones, which keeps that
-    /// half of the pair, or zero, which drops it. A dropped half counts as zero, even if it is NaN.
+    /// Like [`Self::dot_bf16`], but with each pair of weights masked by `mask`. Each half of `mask` is all ones, which
+    /// keeps that half of the pair, or zero, which drops it. A dropped half counts as zero, even if it is NaN.
     ///
     /// # Safety
     ///
