@@ -1,5 +1,5 @@
 //! `cargo bench --bench control_plane`: latency that conductor, router and eight simulated workers add to the device,
-//! and their capacity. The baseline is another project's router in front of servers that only stream.
+//! and the load that they can serve. The baseline is another project's router in front of servers that only stream.
 //!
 //! All contenders have the same client and share the machine's cores with it, so the client's CPU time is part of the
 //! figures. Contenders take turns at each load.
@@ -30,7 +30,7 @@ use support::{
 
 /// Concurrent streams of each level, about a quarter more than at the level before.
 const LEVELS: [usize; 11] = [96, 128, 160, 200, 256, 320, 400, 512, 640, 800, 1000];
-/// Runs per level. A level is held if one run keeps to the bound: other processes may disturb a run.
+/// Runs per level. One run within the bound is enough, because other processes may disturb a run.
 const TRIES: usize = 2;
 
 #[derive(Parser)]
@@ -91,7 +91,7 @@ async fn measure(args: Args) -> Result<(), String> {
     results::write(&origin, figures, &args.output)
 }
 
-/// Finds the highest throughput at which streams stay even, by raising the number of streams until they do not.
+/// Finds the highest throughput at which tokens still arrive evenly. Raises the number of streams until they do not.
 async fn many_streams(kinds: &[Kind]) -> Result<Value, String> {
     let mut contenders = Vec::new();
     for &kind in kinds {
@@ -125,7 +125,7 @@ async fn large_bodies(kinds: &[Kind]) -> Result<Value, String> {
     let mut forms = Map::new();
     for form in [Form::TokenIds, Form::Text] {
         let mut found = Map::new();
-        // The baseline takes prompts as text only.
+        // The baseline supports only text as prompts.
         let kinds = if form == Form::Text { kinds } else { &[Kind::Tutti] };
         for &kind in kinds {
             let contender = Contender::start(kind, large_bodies::STEP).await?;

@@ -1,6 +1,6 @@
 //! `cargo bench --bench disaggregation`: latency of streams that decode, and of a short prompt, while a long prompt is
 //! prefilled: colocated (two workers do everything) against disaggregated (one worker prefills for the other). It also
-//! reports the part of the transfer time that the prefill does not hide.
+//! reports the part of the transfer time that does not overlap with the prefill.
 //!
 //! The bench starts a conductor for each run. It fails if a stream returns fewer tokens than it asked for, or if the
 //! requests of a run do not overlap as they must.
@@ -33,9 +33,9 @@ use support::{
 };
 
 const TOPOLOGY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/topology/disaggregated.toml");
-/// Requests per run. Each is transferred once.
+/// Number of requests per run. Each request is transferred once.
 const REQUESTS: f64 = 6.0;
-/// Longest time until the workers have reported all transfers.
+/// Maximum time until the workers have reported all transfers.
 const REPORT_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Parser)]
@@ -61,14 +61,14 @@ struct Args {
 struct Run {
     #[serde(flatten)]
     latency: one_long_prompt::Run,
-    /// Transfer of all requests of the run. `None` if the workers are colocated.
+    /// Transfer of the run's requests. `None` if the workers are colocated.
     transfer: Option<Transfer>,
 }
 
 #[derive(Debug, Serialize)]
 struct Transfer {
     bytes: f64,
-    /// Milliseconds from each request's first page to the answer to its last one.
+    /// Milliseconds from sending a request's first page until the last page is acknowledged, over all requests.
     pushing_ms: f64,
     /// Part of `pushing_ms` after the end of the prefill.
     exposed_ms: f64,

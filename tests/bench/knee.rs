@@ -1,8 +1,9 @@
-//! `cargo bench --bench knee`: the load of long prompts that begins to slow the streams that decode.
+//! `cargo bench --bench knee`: the load of long prompts from which on decoding streams become slower.
 //!
 //! Four requests decode all the time while prompts arrive at a fixed rate. A cell is one arrival rate, one prompt
 //! length, a cold or warm prefix cache, and one variant of chunking. Several cells may run at the same time, each on
-//! its own conductor. They can disturb each other, so some cells run again alone, as does one without arrivals.
+//! its own conductor. Because they can disturb each other, some cells run again alone. So does a cell without arriving
+//! prompts.
 
 mod support {
     pub mod background;
@@ -34,7 +35,7 @@ use support::{
 const RATES: [f64; 3] = [0.25, 0.5, 1.0];
 const PROMPTS: [usize; 3] = [4096, 8192, 12_288];
 const VARIANTS: [&str; 3] = ["off", "scheduler", "scheduler-target"];
-/// Tokens at the end of a prompt that differ from prompt to prompt with a warm prefix.
+/// With a warm prefix: number of tokens at the end of a prompt that differ from prompt to prompt.
 const FRESH: usize = 256;
 
 #[derive(Parser)]
@@ -124,7 +125,7 @@ async fn run_cells(cells: Vec<Cell>, window: Duration) -> Result<Vec<Found>, Str
     Ok(found)
 }
 
-/// Runs cell `index` of `number` cells that run at the same time. Their prompts arrive one after the other.
+/// Runs cell `index` of `number` concurrent cells. The arrivals of the cells are staggered.
 async fn run(cell: Cell, window: Duration, index: usize, number: usize) -> Result<Found, String> {
     let variants = Variant::named(Device::Sim.variants(PROMPTS[2]), &[cell.variant]);
     let mut flags = Device::Sim.flags(Shape::Qwen3);
@@ -153,7 +154,7 @@ async fn run(cell: Cell, window: Duration, index: usize, number: usize) -> Resul
         ttft.push(stream.end().await?.ttft_ms());
     }
     let gaps = background.stop(began.into_std(), std::time::Instant::now()).await?;
-    // `stop` blocks until a process ends; other cells need this thread meanwhile.
+    // `stop` blocks until a process ends, and other cells need this thread meanwhile.
     tokio::task::spawn_blocking(|| cluster.stop()).await.map_err(|e| format!("a stop failed: {e}"))??;
     Ok(Found { cell, itl_ms: Summary::of(gaps), ttft_ms: Summary::of(ttft) })
 }

@@ -35,7 +35,7 @@ use support::{
 const LONG_PROMPT_VARIANTS: [&str; 5] = ["off", "engine", "engine-target", "scheduler", "scheduler-target"];
 const CONCURRENT_VARIANTS: [&str; 7] =
     ["serial", "off", "engine", "scheduler", "scheduler-fair", "scheduler-first-come", "scheduler-target"];
-/// Variants of the CPU device, where each run takes minutes.
+/// Variants for the CPU device, on which a run takes minutes.
 const FEW_VARIANTS: [&str; 4] = ["serial", "off", "scheduler", "scheduler-target"];
 
 #[derive(Parser)]

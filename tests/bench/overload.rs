@@ -1,10 +1,10 @@
 //! `cargo bench --bench overload`: five times the load that a cluster can serve.
 //!
 //! The capacity is measured first, by clients that each send their next request when the last one is answered. Then
-//! requests arrive at random times, at half of the capacity, at five times, and at half again. The figures show how
-//! much of the capacity is still served under overload, how fast the rest is refused, how full the queue was, and when
-//! the waiting time is back to its old value. The devices are simulated, so the costs of a step do not depend on the
-//! machine.
+//! requests arrive at random times: at half of the capacity, at five times the capacity, and at half of it again. The
+//! figures show how much of the capacity is still served under overload, how fast other requests are refused, how full
+//! the queue was, and how soon the waiting time is normal again. The devices are simulated, so the costs of a step do
+//! not depend on the machine.
 
 mod support {
     pub mod cluster;
@@ -38,17 +38,19 @@ use support::cluster::Cluster;
 
 /// Offered load divided by the capacity.
 const OVERLOAD: f64 = 5.0;
-/// Load before and after, divided by the capacity.
+/// Load before and after the overload, divided by the capacity.
 const UNDISTURBED: f64 = 0.5;
-/// Streams that measure the capacity: twice as many as the workers run, so that no worker waits for a client.
+/// Number of streams that measure the capacity: twice as many as the workers run at once, so that no worker waits for a
+/// client.
 const CAPACITY_STREAMS: usize = 64;
-/// Choices without a token that a priority class may have: what the cluster serves in about a second.
+/// Limit on the choices without a token per priority class: about one second's work of the cluster.
 const MAX_QUEUED_CHOICES: usize = 96;
 const PROMPT_TOKENS: (u32, u32) = (32, 256);
 const OUTPUT_TOKENS: u32 = 32;
-/// Part of each phase in which the system settles, so that its requests do not count.
+/// Time at the start of each phase that does not count, because the system is still settling.
 const SETTLING: Duration = Duration::from_secs(2);
-/// A request is undisturbed if its first token takes at most this many times the old 99th percentile.
+/// A request counts as disturbed if its first token takes more than this many times the 99th percentile before the
+/// overload.
 const DISTURBED: f64 = 2.0;
 
 /// Goals of the figures.
@@ -70,7 +72,7 @@ struct Args {
     output: results::Output,
 }
 
-/// A request's record and the time of its sending.
+/// A request's record, and the time at which it was sent.
 struct Sent {
     at: Instant,
     record: Record,
@@ -79,20 +81,20 @@ struct Sent {
 #[derive(Debug, Serialize)]
 struct Overload {
     offered_per_s: f64,
-    /// Requests that ended per second, with as many tokens as they asked for.
+    /// Requests per second that ended with the requested number of tokens.
     goodput_per_s: f64,
     /// Goodput divided by the capacity.
     goodput_share: f64,
     served: usize,
-    /// Number of requests that were not served, by status or other reason.
+    /// Number of requests that were not served, by status or another reason.
     refused: BTreeMap<String, usize>,
-    /// Milliseconds from sending to the refusal.
+    /// Milliseconds from sending a request to its refusal.
     refusal_ms: Summary,
-    /// Milliseconds to the first token of served requests.
+    /// Milliseconds to the first token, of served requests.
     ttft_ms: Summary,
     /// Milliseconds between the planned and the actual time of sending.
     lag_ms: Summary,
-    /// Most choices without a token, over readings every 20 ms.
+    /// Largest number of choices without a token in readings every 20 ms.
     most_queued_choices: u64,
     max_queued_choices: usize,
 }
@@ -145,7 +147,7 @@ async fn measure(args: Args) -> Result<(), String> {
     results::write(&origin, figures, &args.output)
 }
 
-/// Writes the settings of the cluster, and returns the path of their file.
+/// Writes the cluster's settings to a file, and returns its path.
 fn settings() -> Result<std::ffi::OsString, String> {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tutti-tiny/checkpoint");
     let text = format!(
@@ -169,7 +171,7 @@ max_queued_choices = {MAX_QUEUED_CHOICES}
     Ok(file.into())
 }
 
-/// Requests per second of clients that always have a request in progress.
+/// Returns the requests per second that are answered if each client always has a request in progress.
 async fn capacity(target: &Target, phase: Duration) -> Result<f64, String> {
     let began = Instant::now();
     let (from, until) = (began + SETTLING, began + phase);
@@ -224,8 +226,8 @@ async fn arrive(target: &Target, rate: f64, phase: Duration, seed: u64) -> JoinS
     requests
 }
 
-/// Figures of the overload, of requests that ended within `window`; refusals and waiting times are those of all
-/// requests.
+/// Figures of the overload. Goodput counts requests that ended within `window`; refusals and waiting times are those of
+/// all requests.
 fn overload(sent: &[Sent], capacity: f64, window: std::ops::Range<Instant>, most_queued: u64) -> Overload {
     let (served, refused): (Vec<&Sent>, Vec<&Sent>) = sent.iter().partition(|s| s.record.failure.is_none());
     let within = served.iter().filter(|s| window.contains(&(s.at + s.record.end))).count();
@@ -233,7 +235,7 @@ fn overload(sent: &[Sent], capacity: f64, window: std::ops::Range<Instant>, most
     let mut reasons = BTreeMap::new();
     for sent in &refused {
         let why = sent.record.failure.clone().unwrap_or_default();
-        // The message holds the state of the queue, which differs from refusal to refusal.
+        // The rest of the message describes the queue and differs from refusal to refusal.
         let status = why.split(':').next().unwrap_or_default().to_owned();
         *reasons.entry(status).or_insert(0) += 1;
     }
@@ -252,8 +254,8 @@ fn overload(sent: &[Sent], capacity: f64, window: std::ops::Range<Instant>, most
     }
 }
 
-/// Figures of the time after the overload's end. A request is disturbed if it failed, or if its first token took more
-/// than `limit_ms`.
+/// Figures of the time after the overload. A request is disturbed if it failed, or if its first token took more than
+/// `limit_ms`.
 fn recovery(sent: &[Sent], ended: Instant, limit_ms: f64) -> Recovery {
     let is_disturbed =
         |s: &&Sent| ttft_ms(&s.record).is_none_or(|ms| ms > limit_ms) || s.record.failure.is_some();
@@ -270,7 +272,7 @@ fn ttft_ms(record: &Record) -> Option<f64> {
     record.arrivals.first().map(|(at, _)| at.as_secs_f64() * 1e3)
 }
 
-/// A task that reads the length of the queue of normal priority.
+/// A task that reads the queue length of normal priority.
 struct QueueGauge {
     stopped: std::sync::Arc<AtomicBool>,
     task: tokio::task::JoinHandle<Result<u64, String>>,

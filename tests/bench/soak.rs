@@ -1,9 +1,9 @@
-//! `cargo bench --bench soak`: a million requests, after which no process may have grown.
+//! `cargo bench --bench soak`: a million requests, over which no process may grow.
 //!
-//! Half of the requests go to a conductor's own front door, half to a router process in front of the same conductor.
+//! Half of the requests go to a conductor's embedded router, half to a router process in front of the same conductor.
 //! Most are short; some send text, some are refused, and some clients leave in the middle of their stream. Memory and
 //! descriptors of every process are read at fixed intervals, and averaged over each tenth of the requests. The prefix
-//! cache is small, so that the requests before the first tenth fill it: a cache that fills is no leak.
+//! cache is small and is filled by the warm-up requests, because a cache that fills would look like a leak.
 
 mod support {
     pub mod cluster;
@@ -30,9 +30,9 @@ use tutti_measure::results::{self, Origin};
 
 use support::cluster::{Cluster, free_port, wait_until_ready};
 
-/// Clients that each have one request in progress.
+/// Number of clients. Each has one request in progress.
 const CLIENTS: usize = 48;
-/// Most that memory or descriptors may grow, as a share of the first tenth's.
+/// Maximum growth of memory or descriptors, as a share of the first tenth's.
 const GOAL_GROWTH: f64 = 0.05;
 const READING: Duration = Duration::from_millis(200);
 const WORKERS: usize = 2;
@@ -57,9 +57,9 @@ enum Kind {
     Ids,
     /// Sends text and reads the whole stream.
     Text,
-    /// Leaves after the first token.
+    /// Disconnects after the first token.
     Leaves,
-    /// Asks for more tokens than the model has room for, and is refused.
+    /// Requests more tokens than the model has room for, and is refused.
     Refused,
 }
 
@@ -92,10 +92,10 @@ struct Process {
     name: String,
     first_tenth: Use,
     last_tenth: Use,
-    /// Growth of memory from the first to the last tenth, as a share.
+    /// Growth of memory from the first to the last tenth of the requests, as a share.
     memory_growth: f64,
     descriptor_growth: f64,
-    /// Resident bytes on average over each tenth of the requests.
+    /// Mean resident bytes over each tenth of the requests.
     resident_bytes_by_tenth: Vec<f64>,
 }
 
@@ -189,8 +189,7 @@ async fn start_router(cluster_port: u16, token_file: &str) -> Result<(Router, Ta
     Ok((router, target))
 }
 
-/// Sends requests from all clients, and returns how many there were of each kind. `first` is the index of the first
-/// one.
+/// Sends requests from all clients. `first` is the index of the first one. Returns the number of requests of each kind.
 async fn send(
     targets: &[Target; 2],
     requests: usize,
@@ -224,7 +223,7 @@ async fn send(
     Ok(all)
 }
 
-/// Sends one request. Fails if its outcome is not that of its kind.
+/// Sends one request. Returns an error if the outcome does not match the kind.
 async fn request(target: &Target, kind: Kind, seed: u64) -> Result<(), String> {
     let plan = Workload {
         requests: 1,
@@ -265,7 +264,7 @@ async fn request(target: &Target, kind: Kind, seed: u64) -> Result<(), String> {
     failure.map_or(Ok(()), |why| Err(format!("{kind:?} {seed}: {why}")))
 }
 
-/// Reads all processes until all requests are answered.
+/// Reads all processes at fixed intervals until all requests are answered.
 async fn read_all(
     pids: Vec<u32>,
     answered: Arc<AtomicUsize>,

@@ -1,14 +1,14 @@
 //! `cargo bench --bench state_pressure`: 64 requests of a model with state, while memory for state is short.
 //!
-//! Three clusters of one worker get equal requests at once, in turns:
+//! Three clusters of one worker each get the same requests, all at once. The clusters take turns:
 //!
-//! - `ample`: slots for all of them, and pages for all their tokens.
-//! - `slots_short`: slots for few of them. The others wait, and nothing is computed twice.
-//! - `slots_and_pages_short`: as few slots, optimistic admission, and pages for a part of the requests that have slots.
+//! - `ample`: slots for all requests, and pages for all of their tokens.
+//! - `slots_short`: slots for a few requests. The others wait, and nothing is computed twice.
+//! - `slots_and_pages_short`: as few slots, optimistic admission, and pages for only some of the requests with slots.
 //!   Requests are preempted, and their state is computed again.
 //!
-//! A request that fails or ends early fails the bench, and so does a count of preemptions that is not as described. The
-//! prefix cache is off, because snapshots would take memory of their own.
+//! The bench fails if a request fails or ends early, or if the number of preemptions contradicts this description. The
+//! prefix cache is off, because snapshots would use additional memory.
 
 mod support {
     pub mod cluster;
@@ -60,7 +60,7 @@ struct Args {
     output: results::Output,
 }
 
-/// Memory of one cluster.
+/// Amount of memory of a cluster.
 #[derive(Clone, Copy, PartialEq)]
 enum Variant {
     Ample,
@@ -83,11 +83,11 @@ impl Variant {
         if self == Self::Ample { args.requests } else { args.slots }
     }
 
-    /// Pages of requests, without the null page.
+    /// Number of pages for requests, without the null page.
     fn pages(self, args: &Args) -> u64 {
         let of_one = u64::from(args.prompt_tokens + args.output_tokens).div_ceil(PAGE_TOKENS);
         let of_all = of_one * u64::from(self.running(args));
-        // One request always fits.
+        // There are always enough pages for one request.
         if self == Self::SlotsAndPagesShort { (of_all * 6 / 10).max(of_one) } else { of_all }
     }
 }
@@ -100,7 +100,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Sizes of a Qwen3.5 on the CPU: keys and values have the type of the weights, states are f32.
+    /// Reads the sizes of a Qwen3.5 model on the CPU. Keys and values have the type of the weights; states are f32.
     fn read(model: &Path) -> Result<Self, String> {
         let file = model.join("config.json");
         let text = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -131,7 +131,7 @@ impl Sizes {
         })
     }
 
-    /// Bytes of the variant's planes, with the null page and the null slot.
+    /// Returns the bytes of the variant's planes, including the null page and the null slot.
     fn memory(&self, variant: Variant, args: &Args) -> u64 {
         self.slot_bytes * u64::from(1 + variant.running(args)) + self.page_bytes * (1 + variant.pages(args))
     }
@@ -160,7 +160,7 @@ async fn measure(args: Args) -> Result<(), String> {
     let sizes = Sizes::read(&args.model)?;
     let mut ran: [Vec<Ran>; 3] = Default::default();
     for round in 0..args.rounds.max(1) {
-        // Every other turn in reverse, so that no variant gains by its place.
+        // Every other turn is in reverse order, so that the order favours no variant.
         let mut order = [0, 1, 2];
         if round % 2 == 1 {
             order.reverse();
@@ -238,7 +238,7 @@ async fn run(variant: Variant, args: &Args, sizes: &Sizes) -> Result<Ran, String
     })
 }
 
-/// Seconds from the first request to the last token, and the record of each request.
+/// Returns the seconds from the first request to the last token, and the record of each request.
 async fn send_all(target: &Target, args: &Args) -> (f64, Vec<Record>) {
     let workload = Workload {
         requests: args.requests as usize,

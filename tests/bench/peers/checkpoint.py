@@ -1,10 +1,9 @@
-"""A checkpoint with seeded random bf16 weights, in the shape of a config.json, and a tokenizer as large as the real
-one.
+"""Writes a checkpoint with seeded random bf16 weights in the shape of a config.json, and a tokenizer of realistic size.
 
-    python checkpoint.py CONFIG DIRECTORY
+python checkpoint.py CONFIG DIRECTORY
 
-Every contender reads it, so all of them have the weights and the tokenizer of a real model. Families other than dense
-Qwen3 are written by transformers, which then must be installed.
+All contenders read this checkpoint, so they have the work of a real model's weights and tokenizer. Dense Qwen3 is
+written here; other families are written by transformers, which then must be installed.
 """
 
 import json
@@ -49,7 +48,7 @@ def tensors(config):
 
 
 def write_weights(file, config):
-    """Writes norms of ones, and all other weights from a normal distribution with a deviation of 0.02."""
+    """Writes norms as ones, and all other weights as normally distributed numbers with a standard deviation of 0.02."""
     header, end = {}, 0
     for name, shape in tensors(config):
         start, end = end, end + 2 * math.prod(shape)
@@ -69,7 +68,7 @@ def write_weights(file, config):
 
 
 def write_by_transformers(file, config):
-    """Writes the weights with which transformers initialises the model that `config`, a file, describes."""
+    """Writes the initial weights that transformers makes for the model of a config.json."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
@@ -82,7 +81,8 @@ def write_by_transformers(file, config):
 
 
 def tokenizer(size):
-    """Returns a byte-level BPE tokenizer: merges learned from Python's library, unused tokens up to `size`."""
+    """Returns a byte-level BPE tokenizer. Its merges are learned from Python's library; unused tokens fill it up to
+    `size`."""
 
     def empty(model):
         made = Tokenizer(model)
@@ -127,7 +127,8 @@ def main(shape, directory):
     (directory / "tokenizer_config.json").write_text(json.dumps(described, indent=2))
     greedy = {"bos_token_id": 151643, "eos_token_id": [151645], "pad_token_id": 151643, "do_sample": False}
     (directory / "generation_config.json").write_text(json.dumps(greedy, indent=2))
-    # Renamed when complete: `setup` takes a directory with model.safetensors for finished.
+    # The file gets its final name when it is complete, because `setup` considers a directory with model.safetensors
+    # finished.
     unfinished = directory / "model.safetensors.unfinished"
     if config["model_type"] == "qwen3":
         write_weights(unfinished, config)

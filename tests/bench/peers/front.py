@@ -1,5 +1,5 @@
-"""A minimal HTTP server for an in-process pipeline. It takes prompts of token ids and sends one event for each step
-that gave a request tokens. The engine's own loop runs on the main thread.
+"""A minimal HTTP server for an in-process pipeline. It accepts prompts of token ids, and sends a request one event for
+each step that generated tokens for it. The pipeline runs on the main thread.
 
 A pipeline has `add(number, prompt, max_tokens)`, `step()`, which returns [(number, new tokens)], and `busy()`.
 """
@@ -18,7 +18,8 @@ class Request:
         self.out, self.sent, self.ended = out, 0, threading.Event()
 
     def give(self, tokens):
-        """Sends an event with new tokens. The bench counts tokens and ignores their text and ids."""
+        """Sends an event with new tokens. The bench counts tokens and ignores their text and ids, so these are
+        placeholders."""
         self.sent += tokens
         choice = {"index": 0, "text": "x", "token_ids": [0] * tokens}
         self.write({"choices": [choice]})
@@ -38,14 +39,14 @@ class Request:
 
 
 def serve(port, start):
-    """Calls `start` and serves the pipeline that it returns on a port of loopback, until the process is killed."""
-    # Libraries print to standard output, which the bench reads. Send it to the log.
+    """Calls `start` to get a pipeline, and serves it on a port of loopback until the process is killed."""
+    # Libraries print to standard output, which the bench reads, so it is redirected to the log.
     os.dup2(2, 1)
     pipeline = start()
     coming = queue.Queue()
 
     class Front(BaseHTTPRequestHandler):
-        # Sends an event as soon as it is written.
+        # Sends each event without delay.
         disable_nagle_algorithm = True
 
         def do_GET(self):
@@ -74,7 +75,7 @@ def serve(port, start):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     running, number = {}, 0
     while True:
-        # Waits for requests only if there is nothing to compute.
+        # Blocks for new requests only if there is nothing to compute.
         while not pipeline.busy() or not coming.empty():
             request = coming.get()
             number += 1
@@ -88,7 +89,7 @@ def serve(port, start):
 
 
 def port_and(*names):
-    """Returns the arguments of the command line: a port, then one argument per name."""
+    """Returns the arguments of the command line: a port, and one argument per name."""
     if len(sys.argv) != 2 + len(names):
         sys.exit(f"usage: {sys.argv[0]} PORT {' '.join(names)}")
     return int(sys.argv[1]), *sys.argv[2:]

@@ -13,11 +13,12 @@ sys.path[:0] = [source, f"{source}/gguf-py"]
 
 from conversion.base import TextModel
 
-# The converter recognises a tokenizer by a hash of its output. It cannot know this one, which was trained here. It
-# splits words as Qwen2's does.
+# The converter recognises a tokenizer by a hash of its output. This tokenizer was trained here, so the converter does
+# not know it. It splits words in the same way as Qwen2's.
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
 
-# The checkpoint has no layers that predict further tokens, which the converter expects of a family that may have them.
+# The checkpoint lacks the layers for multi-token prediction, which the converter expects in families that may have
+# them.
 TextModel.no_mtp = True
 
 sys.argv = ["convert_hf_to_gguf.py", "--outtype", weights, "--outfile", file, checkpoint]

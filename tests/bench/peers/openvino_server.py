@@ -2,8 +2,8 @@
 
     python openvino_server.py PORT MODEL TYPES THREADS BUDGET
 
-TYPES is COMPUTE:KV, the precision hint (bf16 or f32) and the type of the KV cache (f16), or `default`, with which
-OpenVINO chooses both. Weights have the type in which the model was exported.
+TYPES is COMPUTE:KV, the precision hint (bf16 or f32) and the type of the KV cache (f16). With `default`, OpenVINO
+chooses both. Weights have the type in which the model was exported.
 """
 
 from front import port_and, serve

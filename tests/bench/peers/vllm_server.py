@@ -2,8 +2,8 @@
 
     python vllm_server.py PORT MODEL DTYPE THREADS BUDGET
 
-The engine runs in this process, without an engine process of its own. On a machine without bf16 instructions DTYPE must
-be float32: oneDNN has no bf16 product there, and the fallback of vLLM is several times slower.
+The engine runs in this process and not in a separate one. On a machine without bf16 instructions, DTYPE must be
+float32, because oneDNN has no bf16 product there, and vLLM's fallback is several times slower.
 """
 
 import os
@@ -14,7 +14,7 @@ from front import port_and, serve
 def start(model, dtype, threads, budget):
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # GiB: sixteen requests of 576 tokens in f32, in blocks of 128, take 2.2.
+        # In GiB. Sixteen requests of 576 tokens need 2.2 GiB in f32, in blocks of 128 tokens.
         "VLLM_CPU_KVCACHE_SPACE": "4",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{int(threads) - 1}",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",

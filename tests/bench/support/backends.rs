@@ -1,8 +1,8 @@
 //! Servers that only stream, as backends of the baseline's router. One process serves all of them, each on its own
 //! port. The process is this bench's executable, started again.
 //!
-//! A backend has the timing of the simulated device: it runs steps of equal length while it has requests. A request
-//! that arrives during a step takes part from the next step on. Every token is the same event.
+//! A backend has the timing of the simulated device: while it has requests, it runs steps of equal length. A request
+//! that arrives during a step joins at the next step. All tokens are sent as the same event.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -56,7 +56,7 @@ impl Backends {
             .spawn()
             .map_err(|e| format!("the backends do not start: {e}"))?;
         let urls: Vec<String> = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
-        // Once `backends` exists, dropping it ends the process.
+        // From here on, a return drops `backends`, which ends the process.
         let mut backends = Self { process, target: Target::named(&urls[0], MODEL, TIMEOUT)?, urls };
         for url in &backends.urls {
             backends.target = wait_until_ready(url, Instant::now()).await?;
@@ -110,7 +110,7 @@ fn tcp_nodelay(
 ) -> impl axum::serve::Listener<Io = tokio::net::TcpStream, Addr = std::net::SocketAddr> {
     use axum::serve::ListenerExt;
     listener.tap_io(|stream| {
-        // An error is ignored: a connection without TCP_NODELAY is served, too.
+        // An error is ignored, because the connection also works without TCP_NODELAY.
         let _ = stream.set_nodelay(true);
     })
 }

@@ -49,8 +49,8 @@ impl Background {
         Ok(Self(started))
     }
 
-    /// Ends the requests. Returns the milliseconds between tokens that arrived from `from` to `until`. Fails if a
-    /// request has already ended by itself.
+    /// Ends the requests. Returns the milliseconds between tokens that arrived from `from` to `until`. Returns an error
+    /// if a request ended by itself before.
     pub async fn stop(self, from: Instant, until: Instant) -> Result<Vec<f64>, String> {
         let mut gaps = Vec::new();
         for BackgroundRequest { arrivals, task } in self.0 {
@@ -58,7 +58,8 @@ impl Background {
                 return Err("a request stopped decoding".into());
             }
             task.abort();
-            // Awaiting the aborted task closes its connection. The error only says that it was aborted.
+            // Waiting for the aborted task ensures that its connection is closed. The result is the error that the task
+            // was aborted.
             let _ = task.await;
             let arrivals = arrivals.lock().map_err(|_| "a client failed")?;
             let inside: Vec<_> = arrivals.iter().filter(|at| (from..until).contains(at)).collect();

@@ -28,9 +28,9 @@ pub trait Run: Debug + Serialize {
     fn figures(&self) -> Vec<Figure>;
 }
 
-/// Runs the workload `repeats` times in each variant. Returns all figures, and for each variant outside of `bases` how
-/// many times better its medians are than those of each base. Variants take turns, in alternating order, so that a
-/// machine whose speed changes favours no variant.
+/// Runs the workload `repeats` times in each variant. Returns all figures. For each variant that is not in `bases`,
+/// also returns the factor by which its medians are better than those of each base. Variants take turns in alternating
+/// order, so that a change of the machine's speed favours none.
 pub async fn compare<R: Run>(
     variants: &[Variant],
     bases: &[&str],

@@ -1,4 +1,4 @@
-//! 12 long prompts, each with an answer: a few at a time, as in production, or all at once.
+//! 12 long prompts, each with an answer, sent a few at a time, as in production, or all at once.
 
 use std::time::Instant;
 

@@ -9,7 +9,7 @@ use super::{
     speed,
 };
 
-/// Bytes of the worker's KV pool. The worker's peak memory is compared with weights and pool.
+/// Bytes of the worker's KV pool. The worker's peak memory is compared with the sum of weights and pool.
 pub const KV_POOL_BYTES: u64 = 1 << 30;
 /// Maximum ratio of a worker's peak memory to the size of weights and KV pool.
 const MEMORY_LIMIT: f64 = 1.25;

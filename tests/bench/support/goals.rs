@@ -8,7 +8,7 @@ use super::{peers::KV_POOL_BYTES, scenario::Found, shape::Shape};
 
 /// Bytes of all weights of Qwen3-0.6B in bf16. Decoding one token reads all of them.
 const WEIGHT_BYTES: f64 = 1_192_099_840.0;
-/// Seconds from start to first token that meet the goal even if a peer is faster.
+/// Seconds from start to first token. A start within this time meets the goal even if a peer is faster.
 const START_S: f64 = 1.2;
 
 /// One goal. Fields are `None` if a figure was not measured.
@@ -16,7 +16,7 @@ const START_S: f64 = 1.2;
 pub struct Goal {
     what: String,
     ours: Option<f64>,
-    /// Figure that `ours` is compared with: a peer's, Tutti's own with other weights, or a limit.
+    /// The figure to compare with: a peer's, Tutti's own with other weights, or a limit.
     against: Option<Against>,
     /// Ratio by which `ours` is better than `against`.
     ratio: Option<f64>,
@@ -30,7 +30,7 @@ pub struct Against {
     value: f64,
 }
 
-/// Direction in which a figure is better.
+/// The direction in which a figure improves.
 #[derive(Clone, Copy, PartialEq)]
 enum Better {
     Lower,
@@ -40,7 +40,7 @@ enum Better {
 /// Figures of each group, by name of the group.
 type Groups = BTreeMap<&'static str, Found>;
 
-/// Ratios to reach over the best peer. They depend on the CPU, because peers are not equally good on all CPUs.
+/// Required ratios over the best peer. They depend on the CPU, because some peers are better on newer CPUs.
 struct OverPeers {
     prefill_512: f64,
     prefill_4096: f64,
@@ -57,8 +57,8 @@ impl OverPeers {
     const BF16: Self =
         Self { prefill_512: 1.1, prefill_4096: 1.1, prefill_int8: 1.3, decode: [1.2, 1.4, 1.6] };
 
-    /// Ratios for a model of this shape on the CPU of this machine. Peers are not better at other families on better
-    /// CPUs.
+    /// Returns the ratios for a model of this shape on this machine's CPU. For shapes other than dense Qwen3, the
+    /// ratios are the same on all CPUs, because peers do not improve there.
     fn here(shape: Shape) -> Self {
         if shape != Shape::Qwen3 {
             return Self::AVX2;
@@ -136,15 +136,15 @@ fn of_the_memory(groups: &Groups) -> Goal {
     let limits = groups.get("decode_bf16").filter(|found| !found.limits.is_empty());
     let limit = limits.map(|found| {
         let rounds = found.limits.iter().map(|limits| limits.memory_read_gb_per_s);
-        // The best round counts: other work on the machine can only lower a measured limit.
+        // The best round counts, because other work on the machine can only lower a measured limit.
         rounds.fold(0.0, f64::max)
     });
     let limit = limit.map(|value| Against { name: "memory read".into(), value });
     Goal::new("GB/s of weights at decode_1, of what can be read".into(), rate, limit, Better::Higher, 0.85)
 }
 
-/// Goal for the gaps between tokens of the decoding streams (99th percentile), compared with the gaps of the peer with
-/// the best TTFT of the long prompt.
+/// Goal for the gaps between tokens of the decoding streams (99th percentile), relative to the peer with the best TTFT
+/// of the long prompt.
 fn longest_gap(groups: &Groups) -> Goal {
     let (group, figure) = ("mixed_bf16", "itl_ms_during_p99");
     let first = best_peer(groups, group, "ttft_ms", Better::Lower);
@@ -164,7 +164,7 @@ fn start(groups: &Groups) -> Goal {
     Goal::new(what, ours(groups, group, figure), Some(against), Better::Lower, 1.0)
 }
 
-/// Goal for the peak memory of all processes after 16 streams, compared with weights and KV pool.
+/// Goal for the peak memory of all processes after 16 streams, relative to the size of weights and KV pool.
 fn memory(groups: &Groups) -> Goal {
     let held = WEIGHT_BYTES + KV_POOL_BYTES as f64;
     let against = Against { name: "weights and KV pool".into(), value: held };

@@ -88,8 +88,8 @@ impl Form {
         }
     }
 
-    /// Tokens generated per request. The number determines the duration of a request and thus the rate of new prompts.
-    /// Two cores can serve this rate.
+    /// Number of tokens to generate per request. It determines the duration of a request, and thus the rate of new
+    /// prompts. Two cores can serve this rate.
     fn tokens(self) -> u32 {
         match self {
             Self::TokenIds => 200,
@@ -106,7 +106,7 @@ impl Form {
             (state >> 33) as usize
         };
         match self {
-            // Each id takes four bytes, with the comma.
+            // Each id takes four bytes, including the comma.
             Self::TokenIds => json!((0..BYTES / 4).map(|_| 100 + draw() % 900).collect::<Vec<_>>()),
             Self::Text => {
                 let mut text = String::with_capacity(BYTES);

@@ -1,4 +1,4 @@
-//! Four requests decode, a long prompt arrives, and a short prompt follows it at once.
+//! Four requests decode while a long prompt arrives. A short prompt follows the long one at once.
 
 use std::time::Instant;
 

@@ -20,7 +20,7 @@ use super::{
     shape::Shape,
 };
 
-/// Limit of the duration of a server's start. The slowest server takes a minute.
+/// Time limit of a server's start. The slowest server needs a minute.
 const START_LIMIT: Duration = Duration::from_secs(300);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Timeout of a request, sufficient for a long prompt on a slow machine.
@@ -44,8 +44,7 @@ pub enum Peer {
     LlamaCpp,
 }
 
-/// Type of the weights. For `Bf16`, a peer without a fast path for bf16 on this machine runs its fastest type of 16
-/// bits, or f32.
+/// Type of the weights. For `Bf16`, a peer without fast bf16 on this machine uses its fastest 16-bit type, or f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     Bf16,
@@ -85,7 +84,7 @@ impl Peer {
         }
     }
 
-    /// URL path that answers with success once the server takes requests.
+    /// URL path that returns success once the server accepts requests.
     fn ready(self) -> &'static str {
         if self == Self::Tutti { "/ready" } else { "/health" }
     }
@@ -131,7 +130,7 @@ impl Peer {
         ])
     }
 
-    /// Starts the server and waits until it takes requests.
+    /// Starts the server and waits until it accepts requests.
     pub async fn start(self, purpose: &Purpose) -> Result<Running, String> {
         let port = free_port()?;
         let command = self.command(purpose, port)?;
@@ -146,7 +145,7 @@ impl Peer {
             .stderr(opened().map_err(failed)?)
             .spawn()
             .map_err(|e| format!("{}: {e}", command[0].display()))?;
-        // Once `running` exists, dropping it ends the process.
+        // From here on, a return drops `running`, which ends the process.
         let target = Target::named(&format!("http://127.0.0.1:{port}"), "checkpoint", TIMEOUT)?.greedy();
         let mut running = Running { process, spawned, target };
         while !running.target.answers(self.ready()).await {
@@ -204,7 +203,7 @@ fn conductor(purpose: &Purpose, port: u16, checkpoint: PathBuf) -> Result<Vec<Os
 }
 
 /// Command of llama.cpp. Each request has its own KV cache, which is faster than a shared one. Earlier prompts are not
-/// kept, since no prompt repeats.
+/// cached, because no prompt repeats.
 fn llama_server(purpose: &Purpose, port: u16, program: PathBuf, model: PathBuf) -> Vec<OsString> {
     let Purpose { threads, requests, context, .. } = *purpose;
     let model = ["-m".into(), model.into()];
@@ -254,8 +253,8 @@ fn multiplies_bf16() -> bool {
 }
 
 impl Running {
-    /// Seconds from the start of the process to the first token of a short prompt. Call it as soon as the server is
-    /// ready.
+    /// Seconds from the start of the process to the first token of a short prompt. Must be called as soon as the server
+    /// is ready.
     pub async fn first_token(&self) -> Result<f64, String> {
         let record = self.target.generate(&[1; 16], 1, 0).await;
         match record.failure {
@@ -281,7 +280,7 @@ impl Running {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // The process has not ended in time. Dropping `self` kills it.
+        // The process has not ended in time, so dropping `self` kills it.
         Ok(())
     }
 }

@@ -13,8 +13,8 @@ use super::{
     speed::{self, Decode},
 };
 
-/// Tokens per stream of a decode measurement. The first of 16 streams has a third of its tokens before the last stream
-/// begins to decode.
+/// Tokens per stream of a decode measurement. The first of 16 streams generates a third of its tokens before the last
+/// stream begins to decode.
 const DECODED: u32 = 64;
 /// Maximum number of prefill steps of a peer in the mixed workload. The chunks of peers have 512 tokens.
 const STEPS_OF_PEERS: u32 = 16;
@@ -63,7 +63,7 @@ enum Measurement {
     Start,
 }
 
-/// Servers that run at the same time, and the measurements that are made of each.
+/// Servers that run at the same time, and the measurements of each of them.
 pub struct Group {
     pub name: &'static str,
     weights: Weights,
@@ -137,7 +137,7 @@ impl Group {
                 contender.start().await;
             }
         } else {
-            // Each server is started once without being counted. That start fills the page cache and writes the packed
+            // Each server is started once without being measured. This start fills the page cache and writes the packed
             // weights.
             for contender in &mut contenders {
                 if let Err(why) = contender.sample(Measurement::Start, 0).await {
@@ -202,7 +202,7 @@ impl Contender {
     async fn start(&mut self) {
         let started = async {
             let running = self.peer.start(&self.purpose).await?;
-            // A first request, before the samples, triggers work that is done once.
+            // A request before the samples triggers one-time work.
             speed::prefill(&running.target, 256, 0).await?;
             Ok(running)
         };

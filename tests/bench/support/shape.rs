@@ -13,7 +13,7 @@ pub enum Shape {
     #[value(name = "qwen3-0.6b")]
     #[serde(rename = "qwen3-0.6b")]
     Qwen3,
-    /// Mixture of experts: 32 experts in 24 layers, of which a token takes 4; 1.5 billion parameters.
+    /// Mixture of experts: 24 layers with 32 experts, of which a token uses 4; 1.5 billion parameters.
     #[value(name = "qwen3-moe-1.5b")]
     #[serde(rename = "qwen3-moe-1.5b")]
     Qwen3Moe,

@@ -1,5 +1,5 @@
-//! Control-plane overhead of short requests that arrive at random times. Each is answered with one token by a device
-//! that takes no time.
+//! Control-plane overhead of short requests that arrive at random times. The device answers each with one token and
+//! takes no time.
 
 use std::time::Duration;
 
