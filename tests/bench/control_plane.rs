@@ -28,7 +28,7 @@ use support::{
     small_requests::{self, SmallRequests},
 };
 
-/// Concurrent streams of each level, about a quarter more than at the level before.
+/// Concurrent streams of each level: about a quarter more than at the previous level.
 const LEVELS: [usize; 11] = [96, 128, 160, 200, 256, 320, 400, 512, 640, 800, 1000];
 /// Runs per level. One run within the bound is enough, because other processes may disturb a run.
 const TRIES: usize = 2;

@@ -1,8 +1,9 @@
 //! `cargo bench --bench tensor_parallel`: cost of tensor parallelism. Two ranks of one thread each are compared with
 //! one worker of two threads on the same two cores.
 //!
-//! Both clusters run all the time; the idle one sleeps. They take turns sample by sample, so that a machine whose speed
-//! changes within minutes favours neither. The ratio of a figure is the median of the ratios of adjacent samples.
+//! Both clusters run all the time; the idle one sleeps. They take turns sample by sample, so that changes of the
+//! machine's speed within minutes favour neither. The ratio of a figure is the median of the ratios of adjacent
+//! samples.
 
 mod support {
     pub mod cluster;
@@ -28,7 +29,7 @@ use support::{
     variant::Device,
 };
 
-/// Smallest acceptable speed of two ranks, relative to one worker.
+/// Minimum acceptable speed of two ranks, relative to one worker.
 const GOAL: f64 = 0.85;
 const PREFILL: u32 = 512;
 const DECODES: [Decode; 2] = [

@@ -8,10 +8,11 @@ use tutti_load::{
     run::run,
 };
 
-/// Exclusive bound of random token ids of prompts. The vocabulary of every model in the benches is at least as large.
+/// Exclusive upper bound of the random token ids in prompts. The vocabulary of every model in the benches is at least
+/// as large.
 const VOCABULARY: u32 = 150_000;
 
-/// Requests that decode at the same time.
+/// A number of requests that decode at the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct Decode {
     pub batch: usize,

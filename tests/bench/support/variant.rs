@@ -52,8 +52,8 @@ impl Device {
         }
     }
 
-    /// All variants, for prompts of up to `long` tokens. Without chunking, the budget of a step is larger than any
-    /// prompt, so that no prompt is held back.
+    /// Returns all variants, for prompts of up to `long` tokens. Without chunking, the budget of a step is larger than
+    /// any prompt, so that each prompt is computed in one step.
     pub fn variants(self, long: usize) -> Vec<Variant> {
         let whole = format!("--max-step-tokens={}", long + 1024);
         let chunk = format!("--max-prefill-chunk-size={}", self.step_tokens());
@@ -69,7 +69,7 @@ impl Device {
             variant("scheduler", &["--chunking=scheduler", &cut]),
             variant("scheduler-fair", &["--chunking=scheduler", &cut, "--prefill-sharing=fair"]),
             variant("scheduler-first-come", &["--chunking=scheduler", &cut, "--prefill-sharing=first-come"]),
-            // Here the ITL target limits the size of steps. The budget is too large to limit it.
+            // In this variant, the ITL target limits the size of steps, because the budget is too large to do so.
             variant("scheduler-target", &["--chunking=scheduler", "--max-step-tokens=2048", &target]),
         ]
     }
