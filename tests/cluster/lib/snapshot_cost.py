@@ -1,4 +1,4 @@
-"""The throughput that snapshots of state cost. Two conductors, one of them without a prefix cache, serve the same prompts
+"""The throughput that snapshots of state cost. Two conductors, one without a prefix cache, serve the same prompts
 in turns.
 
 No two prompts begin with the same tokens, so that snapshots are saved and never used. Both conductors run all the time.

@@ -39,8 +39,8 @@ class Streams:
         wait_for(f"{count} tokens", lambda: all(s >= count or a.done() for s, a in zip(self.seen, self.answers)), every=0.002)
 
     def stop_in_the_middle(self, workers, begun, tokens=1):
-        """Stops the workers, by their process ids, when this many answers have this many tokens. They run for some
-        milliseconds at a time until then, so that no answer ends however late this process runs."""
+        """Stops the workers, by their process ids, when `begun` answers have this many tokens. Until then, the workers
+        only run for some milliseconds at a time, so that no answer ends even if this process is slow."""
 
         def stopped():
             signal_all(workers, signal.SIGSTOP)
