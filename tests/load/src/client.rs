@@ -1,4 +1,4 @@
-//! Client of one streamed request, which records the arrival of each token.
+//! Client that sends streamed requests and records the arrival of each token.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use tutti_bench::events::{Lines, parse};
 pub struct Record {
     /// Delay between the planned and the actual time of sending, caused by the generator itself.
     pub lag: Duration,
-    /// Time of the response head: the server has accepted the request.
+    /// Time of the response head, which shows that the server has accepted the request.
     pub accepted: Option<Duration>,
     /// Time and number of tokens of each event with text or tokens.
     pub arrivals: Vec<(Duration, u32)>,
@@ -25,7 +25,7 @@ pub struct Record {
     pub failure: Option<String>,
 }
 
-/// A server and the model to ask for.
+/// A server, and the model that requests name.
 #[derive(Clone, Debug)]
 pub struct Target {
     client: reqwest::Client,
@@ -57,7 +57,7 @@ impl Target {
         Ok(Self { client, url: url.trim_end_matches('/').to_owned(), model: model.to_owned(), greedy: false })
     }
 
-    /// Returns the target with requests at temperature 0.
+    /// Returns the target, changed so that requests set temperature 0.
     pub fn greedy(self) -> Self {
         Self { greedy: true, ..self }
     }
@@ -73,7 +73,7 @@ impl Target {
         answer.is_ok_and(|response| response.status().is_success())
     }
 
-    /// Reads `/metrics`.
+    /// Returns the text of `/metrics`.
     pub async fn metrics(&self) -> Result<String, String> {
         let answer = self.client.get(format!("{}/metrics", self.url)).send().await;
         let answer = answer.and_then(reqwest::Response::error_for_status);

@@ -1,7 +1,6 @@
-//! Limits of the machine: memory bandwidth of all threads, operations per second of each instruction path, and
-//! instructions per second of a core. The instructions per second drop if something else runs on the same core. Measure
-//! limits in the same minute as the figures that are compared with them, because clock rates and the load by other
-//! guests change.
+//! Limits of the machine: memory bandwidth of all threads, operations per second of each instruction path, and `nop`
+//! instructions per second. The rate of `nop` drops if something else runs on the same core. Measure limits in the same
+//! minute as the figures that are compared with them, because clock rates and the load by other guests change.
 
 use std::{
     hint::black_box,
@@ -47,7 +46,7 @@ pub struct Arithmetic {
     pub giga_per_s: f64,
 }
 
-/// Number and length of the rounds that measure a limit.
+/// Number and length of the rounds in which a limit is measured.
 #[derive(Clone, Copy)]
 pub struct Effort {
     /// Number of rounds per limit.
@@ -57,7 +56,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// One second per limit.
+    /// Measures for one second per limit.
     pub const THOROUGH: Self = Self { rounds: 5, round: Duration::from_millis(200) };
     /// A short measurement, for use between the rounds of a bench.
     pub const BRIEF: Self = Self { rounds: 3, round: Duration::from_millis(60) };
@@ -115,8 +114,8 @@ impl Limits {
     }
 }
 
-/// Runs the work of each thread in rounds. Returns the summed throughput of all threads in each round, in 10^9 units
-/// per second. `work` maps a thread's index to its number of units per call and the function to call.
+/// Calls the function of each thread repeatedly, in timed rounds. Returns the summed throughput of all threads in each
+/// round, in 10^9 units per second. `work` maps a thread's index to that function, and to the number of units per call.
 fn on_each_core<F: FnMut()>(
     threads: usize,
     effort: Effort,
@@ -199,14 +198,14 @@ fn prefetch(word: *const u64) {
     let _ = word;
 }
 
-/// A loop of one kind of multiply-add. A turn is one iteration of the loop.
+/// A loop that measures one kind of multiply-add. One iteration is a turn.
 struct Loop {
     path: &'static str,
     instructions: &'static str,
     available: bool,
     /// Operations per turn.
     operations: f64,
-    /// Runs [`TURNS`] turns.
+    /// Function that runs [`TURNS`] turns.
     run: fn(),
 }
 
@@ -216,7 +215,7 @@ impl Loop {
     }
 }
 
-/// Turns of a loop per call, which takes some microseconds.
+/// Number of turns per call of a loop. A call takes some microseconds.
 const TURNS: u32 = 10_000;
 
 /// Multiply-adds in Rust, compiled for the baseline instruction set.
@@ -273,8 +272,9 @@ fn nop_rounds(threads: usize, effort: Effort) -> Vec<f64> {
 
 #[cfg(target_arch = "x86_64")]
 fn loops() -> Vec<Loop> {
-    /// A loop that runs the instructions once per sum in each turn. `\\sum` stands for the number of a sum's register.
-    /// Each sum depends only on its own previous value. All other registers hold zero or finite numbers.
+    /// Expands to a closure with a loop, which runs the instructions once per sum in each turn. The instructions write
+    /// `\\sum` for the number of a sum's register. Each sum depends only on its own previous value. All other registers
+    /// hold zero or finite numbers.
     macro_rules! turns {
         ($sums:literal: $($instruction:literal),+) => {
             || {
@@ -300,8 +300,8 @@ fn loops() -> Vec<Loop> {
             }
         };
     }
-    /// A loop of 12 sums, enough to hide the latency of instructions at one multiply-add per cycle. The 24 sums of
-    /// `sums_24` hide the latency at two multiply-adds per cycle.
+    /// Expands to a loop with 12 sums. They hide the latency of instructions at one multiply-add per cycle; `sums_24`
+    /// has 24, enough for two multiply-adds per cycle.
     macro_rules! sums_12 {
         ($($instruction:literal),+) => { turns!("0,1,2,3,4,5,6,7,8,9,10,11": $($instruction),+) };
     }

@@ -28,7 +28,7 @@ impl Origin {
 
     /// Describes the bench that `command` runs, with the arguments of this process added.
     pub fn of(command: &str) -> Self {
-        // `--bench` is left out: Cargo adds it.
+        // `--bench` is left out, because Cargo adds it by itself.
         let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
         let command = format!("{command} -- {}", args.join(" "));
         Self {
@@ -39,7 +39,7 @@ impl Origin {
     }
 }
 
-/// Commit of the working tree, marked if tracked sources were changed.
+/// Returns the commit of the working tree, with a mark if tracked sources were changed.
 fn commit() -> String {
     let git = |args: &[&str]| {
         let out = Command::new("git").args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output();
@@ -56,7 +56,7 @@ pub struct Output {
     /// File for the figures [default: standard output].
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Added by `cargo bench`.
+    /// Ignored; `cargo bench` adds this flag.
     #[arg(long, hide = true)]
     bench: bool,
 }
