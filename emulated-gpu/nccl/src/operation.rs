@@ -24,9 +24,9 @@ pub enum Call {
     ReduceScatter,
     /// Every rank gets the root's buffer.
     Broadcast { root: usize },
-    /// The root gets the reduction of all.
-    Reduce { root: usize },
     /// The root gets the reduction of all ranks' data.
+    Reduce { root: usize },
+    /// One rank sends to another.
     Send { peer: usize },
     /// One rank receives from another.
     Receive { peer: usize },
