@@ -56,7 +56,7 @@ pub fn share(units: usize, group_rank: GroupRank) -> Range<usize> {
 /// The limit on the wait for a broadcast to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// The deadline that applies to every other collective too.
+    /// The same deadline as for all other collectives.
     Deadline,
     /// No limit: rank 0 may be idle for hours.
     Forever,

@@ -57,7 +57,7 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         Self { device, observer, rows: Vec::new(), padded_tokens: 0, kv: None }
     }
 
-    /// The observer.
+    /// Returns the observer, which holds what it has recorded.
     pub fn observer(&mut self) -> &mut O {
         &mut self.observer
     }

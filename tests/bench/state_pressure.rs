@@ -46,7 +46,7 @@ struct Args {
     model: PathBuf,
     #[arg(long, default_value_t = 64)]
     requests: u32,
-    /// Slots where slots are short.
+    /// Number of slots of the two clusters that lack slots.
     #[arg(long, default_value_t = 8)]
     slots: u32,
     #[arg(long, default_value_t = 64)]

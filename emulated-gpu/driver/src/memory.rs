@@ -19,7 +19,7 @@ pub fn is_device_address(address: u64) -> bool {
 pub struct Memory {
     /// The emulator's memory, for launches.
     pub device: DeviceMemory,
-    /// Bytes of the device.
+    /// Size of the device's memory in bytes.
     pub capacity: u64,
     /// First addresses of the allocations whose free is enqueued and has not run.
     freeing: Mutex<HashSet<u64>>,

@@ -40,7 +40,7 @@ pub enum Entry {
     Run(Work),
     /// Runs on a thread of its own, because it may wait for other processes.
     Blocking(Work),
-    /// Marks a point as past.
+    /// Marks a point as past, because all entries before it have run.
     Record(Arc<Point>),
     /// Waits until a point is past.
     Wait(Arc<Point>),

@@ -37,7 +37,7 @@ pub enum Mode {
 /// makes its next call without polling so gets an error.
 const BACKGROUND_LOOKS: u32 = 2;
 
-/// Last message of a rank that leaves regularly.
+/// Kind of the last message of a rank that leaves without an error.
 const GOODBYE: u64 = 4;
 
 /// Key of a message: the sender, the channel, and the number.

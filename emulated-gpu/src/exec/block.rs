@@ -19,7 +19,7 @@ use super::warp::{State, Warp};
 /// Instructions per turn of a warp, without and with a seed.
 const SLICE: u64 = 1 << 14;
 const SEEDED_SLICE: u64 = 200;
-/// A launch starts further host threads only after this time, because for a shorter one they do not pay.
+/// Time for which a launch runs on one host thread before it starts more. Shorter launches would not gain from them.
 const ALONE: Duration = Duration::from_micros(150);
 /// Number of instructions after which a block counts as stuck. They take minutes.
 const STUCK: u64 = 1 << 34;

@@ -1,4 +1,4 @@
-//! Rows of 32 lanes.
+//! Rows: the values of one register in the 32 lanes of a warp.
 
 use crate::program::NONE;
 

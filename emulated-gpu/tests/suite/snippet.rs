@@ -90,7 +90,7 @@ pub fn f(value: f32) -> u64 {
     u64::from(value.to_bits())
 }
 
-/// A kernel with its memory.
+/// A module with one kernel, and the device memory that the kernel uses.
 pub struct Bench {
     pub module: Module,
     pub memory: DeviceMemory,

@@ -36,10 +36,10 @@ pub(super) trait Op {
 pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type F: Copy;
-    /// Number of rows of the largest of several tiles of a product. The tile's sums with one panel, and their operands,
-    /// fit the registers.
+    /// Maximum number of rows per tile in a product of several tiles. The sums of such a tile with one panel, and their
+    /// operands, fit the registers.
     const TILE_ROWS: usize;
-    /// Number of rows of the largest tile that is a product's only one. At least [`Self::TILE_ROWS`], and at most
+    /// Maximum number of rows of a tile that is a product's only one. At least [`Self::TILE_ROWS`], and at most
     /// [`LANES`], the rows that packing transposes at once.
     const SINGLE_TILE_ROWS: usize = Self::TILE_ROWS;
     /// Maximum number of sums that a tile of several panels keeps in registers.

@@ -113,7 +113,7 @@ impl Drop for Gpu {
     }
 }
 
-/// An event: a point in the stream.
+/// A CUDA event. The stream reaches it after all work that was enqueued before it.
 pub(super) struct Event {
     gpu: Arc<Gpu>,
     event: sys::CUevent,
@@ -133,7 +133,7 @@ impl Event {
         Ok(event)
     }
 
-    /// Records the event anew, behind the work that the stream has now. No one may wait for the earlier point any more.
+    /// Records the event anew, behind the work that the stream has now. No one may wait for the earlier work any more.
     pub(super) fn record_again(self) -> Result<Self, DeviceError> {
         // SAFETY: event and stream are alive.
         unsafe { event::record(self.event, self.gpu.stream) }
@@ -141,7 +141,7 @@ impl Event {
         Ok(self)
     }
 
-    /// True if the stream has reached the point.
+    /// True if the stream has reached the event.
     pub(super) fn is_reached(&self) -> Result<bool, DriverError> {
         // SAFETY: the event is alive.
         match unsafe { event::query(self.event) } {
@@ -151,7 +151,7 @@ impl Event {
         }
     }
 
-    /// Waits until the stream has reached the point.
+    /// Waits until the stream has reached the event.
     pub(super) fn wait(&self) -> Result<(), DriverError> {
         // SAFETY: the event is alive.
         self.gpu.wait.during(|| unsafe { sys::cuEventSynchronize(self.event).result() })

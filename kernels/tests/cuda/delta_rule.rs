@@ -20,7 +20,8 @@ const CAPACITY: usize = 160;
 
 /// The heads of the golden models.
 const GOLDEN: DeltaShape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 24, taps: 4 };
-/// Heads whose sizes are not multiples of any tile, without state of the convolutions, and with a long one.
+/// Small heads: those of the golden models, with sizes that are no multiples of any tile, and with convolutions of one
+/// tap, which have no state, or of 16 taps.
 const SMALL: [DeltaShape; 4] = [
     GOLDEN,
     DeltaShape { key_heads: 1, value_heads: 3, key_dim: 19, value_dim: 37, taps: 3 },

@@ -162,7 +162,7 @@ class Cluster:
 
         leaving = asyncio.create_task(leave_endpoints())
         if not delay:
-            # In this case it leaves the endpoints before the signal.
+            # Without a delay, the old pod leaves the endpoints before it gets the signal.
             await leaving
         seconds, killed = await old.end()
         await leaving

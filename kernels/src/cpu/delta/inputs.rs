@@ -75,7 +75,7 @@ pub(super) fn inputs(
     })
 }
 
-/// One task: some units of a block of tokens.
+/// One task: the inputs of some units (key heads and value heads) for the tokens of a block.
 struct Block<'a> {
     rows: &'a [Row],
     /// Tokens of the step.
@@ -88,7 +88,7 @@ struct Block<'a> {
 #[derive(Clone)]
 pub(super) struct RowTokens<'a> {
     pub(super) row: &'a Row,
-    /// Indices of the tokens in the row. The part that begins with token 0 holds the row's state.
+    /// Indices of the tokens in the row. Only the task with token 0 reads and writes the row's state.
     pub(super) tokens: Range<usize>,
 }
 
@@ -100,8 +100,8 @@ impl<'a> Block<'a> {
         let rows = self.rows[first..].iter().take_while(move |row| row.first_token < end);
         rows.map(move |row| {
             let tokens = match start.checked_sub(row.first_token) {
-                // The row began in an earlier block. The part there holds the state, and the `kept` tokens that depend
-                // on it.
+                // The row began in an earlier block. The task of that block computes the first `kept` tokens, which
+                // depend on the state.
                 Some(before @ 1..) => before.max(kept)..row.tokens.min(end - row.first_token),
                 _ => 0..row.tokens.min(kept.max(end - row.first_token)),
             };

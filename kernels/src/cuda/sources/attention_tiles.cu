@@ -159,7 +159,7 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
         for (u32 n = 0; n < TILE / 8; n++)
 #pragma unroll
           for (u32 i = 0; i < 4; i++)
-            // For a key behind the query, the unsigned distance wraps around to a large number.
+            // For a key at a later position than the query's, the unsigned distance wraps around to a large number.
             if (position[i / 2] - (tile * TILE + n * 8 + t * 2 + i % 2) >= args.window) scores[n][i] = -INF;
       }
       u32 weights[TILE / 16][4];

@@ -98,7 +98,7 @@ KERNEL(THREADS) group_rows(const u32* chosen, u32 pairs, u32 first, u32 held, u3
   }
 }
 
-// out[row] = the weighted sum of the outputs of those of the row's experts that this rank holds. One thread per
+// out[row] = the weighted sum of the outputs of the row's experts, without the experts of other ranks. One thread per
 // element.
 KERNEL(THREADS) sum_experts(const float* outputs, const u32* chosen, const float* weights, u32 top_k, u32 first, u32 held, u32 width,
                             u64 count, float* out) {

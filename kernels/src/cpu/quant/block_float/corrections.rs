@@ -155,7 +155,7 @@ impl Marks {
         Ok(values)
     }
 
-    /// Maps the values that belong to the marks: two bytes of `file` for each, from `from` on.
+    /// Maps the values that belong to the marks from `file`. They take two bytes each and start at offset `from`.
     pub(in crate::cpu) fn mapped_values(&self, file: &File, from: u64) -> Result<Buffer<u16>, DeviceError> {
         match self.count() {
             Some(0) => Buffer::zeroed(0, WHAT),

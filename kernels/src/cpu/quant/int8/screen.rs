@@ -80,7 +80,7 @@ impl Screen {
         Ok(Self::of(shape, data))
     }
 
-    /// Maps a packed screen: the [`Self::len`] bytes of `file` from `from` on.
+    /// Maps a packed screen from `file`. It is [`Self::len`] bytes long and starts at offset `from`.
     pub(in crate::cpu) fn mapped(file: &File, from: u64, shape: Shape) -> Result<Option<Self>, DeviceError> {
         Ok(Self::of(shape, Buffer::mapped(file, from, Self::len(shape), WHAT)?))
     }
