@@ -6,7 +6,7 @@ use super::context::{Event, Gpu};
 use super::memory::{DeviceBuffer, DevicePointer, PinnedBuffer};
 use crate::{DeviceError, HostMatrix, WeightType};
 
-/// Activations, `[rows, width]` in f32. The first [`live`](Self::live) rows hold values once the stream has passed the
+/// Activations, `[rows, width]` in f32. The first `live` rows hold values once the stream has passed the
 /// operation that writes them.
 pub struct Tensor {
     /// Maximum number of rows.
