@@ -1,4 +1,4 @@
-//! Names the library as the loader and `ldd` know the real one.
+//! Gives the library the soname of the real one, by which the loader finds it.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,4 +1,5 @@
-//! Names the library as the loader and `ldd` know the real one, and keeps it loaded: its queues have threads.
+//! Gives the library the soname of the real one, by which the loader finds it. Also keeps the library loaded, because
+//! its queues run threads.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

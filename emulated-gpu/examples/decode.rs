@@ -1,5 +1,5 @@
 #![allow(clippy::print_stdout)]
-//! Decodes PTX files and prints what each kernel needs, or why the emulator cannot run it.
+//! Decodes PTX files. Prints what each kernel needs, or why the emulator cannot run it.
 //!
 //! `cargo run -p tutti-emulated-gpu --example decode -- FILE.ptx…`
 

@@ -1,5 +1,5 @@
-//! Times the emulator on the kernels of its tests: milliseconds of a launch on one thread, the best of several, plain
-//! and with all checks.
+//! Times the kernels of the emulator's tests, without checks and with all checks. Prints the milliseconds of the
+//! fastest of several launches on one thread.
 //!
 //! `cargo run --release -p tutti-emulated-gpu --example speed`
 
@@ -12,7 +12,7 @@ const ROWS: &str = include_str!("../tests/suite/sources/rows.ptx");
 const TILES: &str = include_str!("../tests/suite/sources/tiles.ptx");
 const REPETITIONS: usize = 7;
 
-/// A launch to time. Buffers are given by their bytes; each parameter is a buffer's address or a number.
+/// A launch to time. A buffer is given as its size in bytes. A parameter is a buffer's address or a number.
 struct Case {
     name: &'static str,
     ptx: &'static str,
@@ -56,7 +56,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Milliseconds of the best launch.
+/// Returns the milliseconds of the fastest launch.
 fn time(case: &Case, checks: &Checks) -> Result<f64, Box<dyn std::error::Error>> {
     let memory = if checks.races { DeviceMemory::watched(1 << 28) } else { DeviceMemory::new(1 << 28) };
     let mut module = Module::decode(case.ptx)?;

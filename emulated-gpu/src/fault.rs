@@ -1,23 +1,23 @@
-//! Reports of what went wrong in a launch.
+//! Faults: the errors that a launch can end with.
 
 use std::fmt;
 
-/// Class of a fault, from which a driver chooses its error code.
+/// Class of a fault. A driver chooses its error code by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
-    /// An access outside of every allocation, of shared memory or of local memory.
+    /// An access outside of all allocations, of shared memory or of local memory.
     OutOfBounds,
     /// An access to an allocation that was freed.
     UseAfterFree,
     /// An access whose address is no multiple of its size.
     Misaligned,
-    /// A read of bytes that nothing wrote.
+    /// A read of bytes that were never written.
     Uninitialised,
     /// Two accesses to the same bytes that nothing orders, at least one of them a write.
     Race,
-    /// A barrier or an instruction of a whole warp that not all of its lanes reach, or that names lanes wrongly.
+    /// A barrier or warp-wide instruction that some of its lanes never reach, or that has a wrong member mask.
     Barrier,
-    /// A `trap`, or a call of the function behind a failed assertion.
+    /// A `trap`, or a failed assertion.
     Trap,
     /// A kernel that this emulator cannot decode.
     Unsupported,
@@ -27,16 +27,16 @@ pub enum FaultKind {
     Stuck,
 }
 
-/// Line of the source that a kernel was compiled from, known when it was compiled with `-lineinfo`.
+/// A line of the source that a kernel was compiled from. It is known if the kernel was compiled with `-lineinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLine {
-    /// Name that the compiler was given.
+    /// Name of the file, as the compiler was given it.
     pub file: String,
     /// Line in the file, from 1.
     pub line: u32,
 }
 
-/// The first error of a launch, with its place.
+/// The first fault of a launch, with kernel, line, block and thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Class of the fault.
@@ -45,7 +45,7 @@ pub struct Fault {
     pub what: String,
     /// Name of the kernel.
     pub kernel: String,
-    /// Line of the PTX text, from 1; 0 if the fault is none of an instruction's.
+    /// Line of the PTX text, from 1; 0 if no instruction caused the fault.
     pub ptx_line: u32,
     /// Line of the kernel's source, if the PTX names one.
     pub source: Option<SourceLine>,
@@ -53,12 +53,12 @@ pub struct Fault {
     pub block: [u32; 3],
     /// Thread in the block: x, y, z.
     pub thread: [u32; 3],
-    /// Address that was touched, for faults of memory.
+    /// Address of the access, for faults of memory.
     pub address: Option<u64>,
 }
 
 impl Fault {
-    /// A fault of a whole launch, before any thread runs.
+    /// Creates the fault of a launch that failed before any thread ran.
     pub(crate) fn of_launch(kind: FaultKind, kernel: &str, what: String) -> Self {
         Fault {
             kind,

@@ -1,4 +1,4 @@
-//! Shape of a launch, and what is checked while it runs.
+//! The shape of a launch, and its checks.
 
 /// Blocks and threads of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,24 +23,25 @@ impl Grid {
     }
 }
 
-/// Checks beyond those of bounds, alignment, barriers and shuffles, which are always on, and the order of warps.
+/// Optional checks of a launch, and the order of its warps and blocks. Bounds, alignment, barriers and shuffles are
+/// always checked.
 ///
-/// `races` of global memory and `uninitialised` need [`DeviceMemory::watched`](crate::DeviceMemory::watched).
+/// `uninitialised`, and `races` in global memory, need [`DeviceMemory::watched`](crate::DeviceMemory::watched).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
-    /// Seed of the order of warps and blocks; none runs them in their own order, in long slices.
+    /// Seed of the order of warps and blocks. Without a seed they run in ascending order, and warps take long turns.
     pub seed: Option<u64>,
-    /// True to report races of shared memory between and inside warps, `cp.async` data read before its wait, and races
-    /// of global memory between blocks.
+    /// True to report races in shared memory between and inside warps, reads of `cp.async` data before the wait, and
+    /// races in global memory between blocks.
     pub races: bool,
-    /// True to report reads of global and shared memory that nothing wrote.
+    /// True to report reads of global and shared memory that was never written.
     pub uninitialised: bool,
     /// Host threads that run blocks; 0 means one per processor.
     pub threads: usize,
 }
 
 impl Checks {
-    /// All checks, warps and blocks in the order of `seed`.
+    /// Enables all checks. Warps and blocks run in the order of `seed`.
     pub fn all(seed: u64) -> Self {
         Checks { seed: Some(seed), races: true, uninitialised: true, threads: 0 }
     }

@@ -4,18 +4,18 @@ use crate::exec::global_shadow::{LAST_LAUNCH, Orders};
 use crate::exec::{Run, run_blocks};
 use crate::{Checks, DeviceMemory, Fault, FaultKind, Grid, Kernel, Module};
 
-/// Limits of a launch, those of compute capability 8.0 to 9.0.
+/// Limits of a launch, as on devices of compute capability 8.0 to 9.0.
 const MOST_THREADS: u64 = 1024;
 const MOST_THREADS_OF_AXIS: [u32; 3] = [1024, 1024, 64];
 const MOST_BLOCKS_OF_AXIS: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
 const MOST_SHARED_BYTES: u32 = 227 * 1024;
 
-/// Runs a kernel over a grid and returns when it has ended. `parameters` is the block of parameters, each at its
+/// Runs a kernel over a grid, and returns when it has ended. `parameters` holds the kernel's parameters, each at its
 /// offset.
 ///
 /// # Errors
 ///
-/// The first fault that was found. The launch ends with it; what was written before stays written.
+/// The first fault. It ends the launch; earlier writes stay.
 pub fn launch(
     module: &Module,
     kernel: &Kernel,
@@ -41,7 +41,7 @@ pub fn launch(
             None => return refuse(FaultKind::Launch, "the module is not loaded".to_owned()),
         }
     }
-    // Kernels read parameters of eight bytes at their own alignment.
+    // Kernels read parameters at their own alignment, which is at most eight bytes.
     let mut aligned = vec![0u64; parameters.len().div_ceil(8)];
     for (word, bytes) in aligned.iter_mut().zip(parameters.chunks(8)) {
         let mut padded = [0; 8];
@@ -70,7 +70,7 @@ pub fn launch(
     run_blocks(&run)
 }
 
-/// The reason for which a launch does not fit its kernel; none if it fits.
+/// Returns the reason why a launch does not fit its kernel; none if it fits.
 fn unfit(kernel: &Kernel, grid: &Grid, parameters: &[u8]) -> Option<String> {
     let (given, taken) = (parameters.len(), kernel.parameter_bytes());
     if given != taken as usize {
@@ -97,7 +97,7 @@ fn unfit(kernel: &Kernel, grid: &Grid, parameters: &[u8]) -> Option<String> {
     None
 }
 
-/// True if the processor has the instructions that the loops over lanes are compiled for.
+/// True if the processor has the instructions for which the loops over lanes are compiled.
 fn processor_fits() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("avx2")

@@ -1,15 +1,15 @@
-//! A GPU made of software: PTX as NVRTC makes it is decoded, and launches of its kernels run on the CPU.
+//! A GPU in software. It decodes PTX that NVRTC made, and runs its kernels on the CPU.
 //!
 //! ```text
 //! PTX text --ptx--> statements --lower--> programs of rows --exec--> launches over device memory
 //! ```
 //!
-//! A warp runs 32 lanes per instruction: a register is a row of 32 values. Lanes that diverge run in groups, the lowest
-//! program counter first, and meet again where their counters are equal. The checks ([`Checks`]) report what silicon
-//! lets pass: a report ([`Fault`]) names kernel, source line, block and thread.
+//! A warp runs each instruction for its 32 lanes, and a register is a row of 32 values. Lanes that diverge run in
+//! groups, the one with the lowest program counter first. Groups merge where their counters are equal. [`Checks`] find
+//! errors that silicon does not report. A report ([`Fault`]) names kernel, source line, block and thread.
 //!
-//! Approximate instructions (`ex2.approx` and its like) are within the error that PTX states, but not equal to any
-//! silicon's bits. Weak memory orders, timing and occupancy do not show here.
+//! Approximate instructions (such as `ex2.approx`) are within the error that PTX states, but do not have the bits of
+//! any silicon. Weak memory orders, timing and occupancy are not emulated.
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(unused))]
 

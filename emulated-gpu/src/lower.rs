@@ -1,4 +1,4 @@
-//! Statements to programs: names are resolved, calls are inlined, registers become rows.
+//! Lowers statements to programs: resolves names, inlines calls and turns registers into rows.
 
 mod addresses;
 mod arithmetic;

@@ -1,4 +1,4 @@
-//! Device memory: allocations with addresses of their own, which no host pointer can equal.
+//! Device memory: allocations whose addresses no host pointer can equal.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::VecDeque;
@@ -6,17 +6,17 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-/// First device address. Bits 48 to 55 of a host pointer are never like this on the processors that run the emulator.
+/// First device address. Bits 48 to 55 of a host pointer never have this value on the processors that run the emulator.
 pub(crate) const FIRST_ADDRESS: u64 = 0x00d0_0000_0000_0000;
-/// Unused addresses after each allocation, so that an index that runs off the end meets no neighbour.
+/// Size of the unused range behind each allocation, so that an index past the end does not reach the next allocation.
 const GAP: u64 = 1 << 20;
-/// The alignment that the driver promises. No address has a larger alignment, so that no kernel can rely on one.
+/// The alignment that the driver promises. No address is aligned further, so that no kernel can rely on it.
 const ALIGNMENT: u64 = 256;
-/// Freed ranges that are remembered, to tell a use after free from an address that never was one.
+/// Number of freed ranges that are remembered, to tell a use after free from an address that was never allocated.
 const FREED_RANGES: usize = 1 << 16;
-/// Bytes that one copy of a fill writes, at most.
+/// Largest number of bytes that one copy of a fill writes.
 const FILL_BYTES: usize = 16 << 10;
-/// Content of memory that nothing wrote: a NaN as bf16, f16 and f32.
+/// Byte that fills memory that was never written. As bf16, f16 and f32 the content is NaN.
 pub(crate) const POISON: u8 = 0xff;
 
 /// Error of an allocation.
@@ -45,7 +45,7 @@ pub struct BadAddress {
     pub bytes: u64,
     /// True if the address belongs to an allocation that was freed.
     pub freed: bool,
-    /// The access's error in words.
+    /// The error in words.
     pub what: String,
 }
 
@@ -57,25 +57,25 @@ impl fmt::Display for BadAddress {
 
 impl std::error::Error for BadAddress {}
 
-/// One allocation. Its bytes are reached through raw pointers only: kernels on several threads share them.
+/// One allocation. Its bytes are accessed only through raw pointers, because kernels on several threads share them.
 pub(crate) struct Allocation {
     pub base: u64,
     pub bytes: u64,
     pub host: *mut u8,
-    /// One byte per byte: 1 if it was written. Null in memory that is not watched.
+    /// One byte per byte of the allocation: 1 if it was written. Null if the memory is not watched.
     pub written: *mut u8,
     races: OnceLock<RaceShadow>,
 }
 
-/// Per byte of an allocation, the last write and the last read of a launch (see `exec::global_shadow`).
+/// The last write and the last read of each byte of an allocation (see `exec::global_shadow`).
 pub(crate) struct RaceShadow {
     pub writes: *mut u32,
     pub reads: *mut u32,
     bytes: u64,
 }
 
-// SAFETY: the pointers own their blocks, which live until the drop; accesses go through raw pointers and may race as
-// accesses of a GPU's threads do.
+// SAFETY: the pointers own their blocks, which are freed at the drop. Accesses go through raw pointers. They may race,
+// as accesses of a GPU's threads do.
 unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}
@@ -95,10 +95,10 @@ fn zeroed(bytes: u64) -> Option<*mut u8> {
     (!block.is_null()).then_some(block)
 }
 
-/// Gives back what `zeroed(bytes)` returned.
+/// Frees a block that `zeroed(bytes)` returned.
 fn give_back(block: *mut u8, bytes: u64) {
     if let (false, Some(layout)) = (block.is_null(), layout(bytes)) {
-        // SAFETY: the block was allocated with this layout, and its owner gives it back once.
+        // SAFETY: the block was allocated with this layout, and its owner frees it once.
         unsafe { dealloc(block, layout) };
     }
 }
@@ -107,7 +107,7 @@ impl Allocation {
     fn new(base: u64, bytes: u64, watched: bool) -> Option<Self> {
         let host = zeroed(bytes)?;
         let written = if watched {
-            // SAFETY: the block has `bytes` bytes and more.
+            // SAFETY: the block has at least `bytes` bytes.
             unsafe { host.write_bytes(POISON, bytes as usize) };
             match zeroed(bytes) {
                 Some(shadow) => shadow,
@@ -127,12 +127,12 @@ impl Allocation {
         self.base + self.bytes
     }
 
-    /// The shadow of races, made when first asked for; none if the host is out of memory.
+    /// Returns the shadow for races. The first call makes it; none if the host is out of memory.
     pub fn race_shadow(&self) -> Option<&RaceShadow> {
         if self.races.get().is_none() {
             let (writes, reads) = (zeroed(self.bytes * 4)?, zeroed(self.bytes * 4)?);
             let shadow = RaceShadow { writes: writes.cast(), reads: reads.cast(), bytes: self.bytes * 4 };
-            // If another thread has made one meanwhile, this one is dropped.
+            // If another thread has made a shadow meanwhile, this one is dropped.
             drop(self.races.set(shadow));
         }
         self.races.get()
@@ -172,14 +172,14 @@ impl Drop for RaceShadow {
 
 #[derive(Default)]
 struct Table {
-    /// Sorted by address: addresses grow and are never used again.
+    /// Sorted by address, because addresses ascend and are never used again.
     live: Arc<Vec<Arc<Allocation>>>,
     freed: VecDeque<(u64, u64)>,
     next: u64,
     used: u64,
 }
 
-/// A view of all allocations, which stay in host memory while it lives.
+/// A list of all allocations at one moment. It keeps their host memory.
 pub(crate) type Snapshot = Arc<Vec<Arc<Allocation>>>;
 
 /// Index of the allocation that holds `address`.
@@ -197,12 +197,12 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Memory of `capacity` bytes. Allocations begin as zeros.
+    /// Creates a memory of `capacity` bytes. Allocations begin as zeros.
     pub fn new(capacity: u64) -> Self {
         Self::with(capacity, false)
     }
 
-    /// Memory of `capacity` bytes that knows which of its bytes were written. Allocations begin as NaN.
+    /// Creates a memory of `capacity` bytes that records which bytes were written. Allocations begin as NaN.
     pub fn watched(capacity: u64) -> Self {
         Self::with(capacity, true)
     }
@@ -222,11 +222,11 @@ impl DeviceMemory {
         self.table.read().unwrap_or_else(PoisonError::into_inner).used
     }
 
-    /// Allocates `bytes` bytes and returns their address, a multiple of 256 and of no larger power of two.
+    /// Allocates `bytes` bytes and returns their address. It is a multiple of 256, but not of 512.
     ///
     /// # Errors
     ///
-    /// When fewer bytes are left, of the device's memory or of the host's.
+    /// If the device's memory or the host's memory is too small.
     pub fn allocate(&self, bytes: u64) -> Result<u64, OutOfMemory> {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let error = OutOfMemory { bytes, free: self.capacity - table.used };
@@ -273,7 +273,7 @@ impl DeviceMemory {
     /// When the bytes do not lie in one allocation.
     pub fn copy_in(&self, address: u64, source: &[u8]) -> Result<(), BadAddress> {
         let (allocation, offset) = self.range(address, source.len() as u64)?;
-        // SAFETY: the range was checked; the host's slice is no device memory.
+        // SAFETY: the range was checked, and the host's slice is not device memory.
         unsafe {
             allocation.host.add(offset as usize).copy_from_nonoverlapping(source.as_ptr(), source.len())
         };
@@ -295,7 +295,8 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Copies `bytes` bytes from `source` to `target`, both on the device. Bytes that were never written stay so.
+    /// Copies `bytes` bytes from `source` to `target`, both on the device. A copy of bytes that were never written
+    /// counts as never written, too.
     ///
     /// # Errors
     ///
@@ -313,7 +314,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Fills `bytes` bytes with `pattern`, again and again; the last repetition may be cut.
+    /// Fills `bytes` bytes with `pattern`, repeated; the last repetition may be cut.
     ///
     /// # Errors
     ///
@@ -323,7 +324,7 @@ impl DeviceMemory {
         if pattern.is_empty() {
             return Ok(());
         }
-        // Whole repetitions, as many as make copies long enough to be quick.
+        // The pattern is repeated to a block of about `FILL_BYTES`, because short copies are slow.
         let block = pattern.repeat((FILL_BYTES / pattern.len()).max(1));
         for at in (0..bytes).step_by(block.len()) {
             let n = block.len().min((bytes - at) as usize);
@@ -336,7 +337,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// First address in the range that nothing wrote; none in memory that is not watched.
+    /// Returns the first address in the range that was never written. Returns none in memory that is not watched.
     ///
     /// # Errors
     ///
@@ -352,8 +353,8 @@ impl DeviceMemory {
         Ok(shadow.iter().position(|&w| w == 0).map(|i| address + i as u64))
     }
 
-    /// Host address of a range, for libraries that compute on device memory. It is good until the allocation is freed.
-    /// A caller that writes there calls [`DeviceMemory::mark_written`].
+    /// Returns the host address of a range, for libraries that compute on device memory. It is valid until the
+    /// allocation is freed. A caller that writes to the range calls [`DeviceMemory::mark_written`].
     ///
     /// # Errors
     ///
@@ -399,7 +400,8 @@ impl DeviceMemory {
         self.watched
     }
 
-    /// The number of a new launch, from 1 to `last`. Shadows of races are cleared when numbers start again.
+    /// Returns the number of a new launch, from 1 to `last`. When numbers start again at 1, the shadows for races are
+    /// cleared.
     pub(crate) fn next_launch(&self, last: u32) -> u32 {
         let number = self.launches.fetch_add(1, Ordering::Relaxed) % last + 1;
         if number == 1 {
@@ -410,7 +412,7 @@ impl DeviceMemory {
         number
     }
 
-    /// True if `address` lay in an allocation that was freed.
+    /// True if `address` was in an allocation that has been freed.
     pub(crate) fn was_freed(&self, address: u64) -> bool {
         freed(&self.table.read().unwrap_or_else(PoisonError::into_inner), address)
     }

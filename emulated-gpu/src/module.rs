@@ -1,4 +1,4 @@
-//! Modules: what a driver loads.
+//! Modules: the units of PTX that a driver loads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,12 +8,12 @@ use crate::program::Program;
 use crate::ptx::{self, VariableText};
 use crate::{DeviceMemory, OutOfMemory};
 
-/// Error in PTX text, or PTX that this emulator does not know.
+/// An error in PTX text, or a construct that the emulator does not support.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecodeError {
     /// Line of the PTX text, from 1.
     pub line: u32,
-    /// The error in words; an unknown opcode or modifier by its name.
+    /// The error in words. It names an unknown opcode or modifier.
     pub what: String,
 }
 
@@ -25,7 +25,7 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-/// Place of a kernel's parameter in the block of parameters.
+/// Position of a parameter in the block of a kernel's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Bytes from the start of the block.
@@ -43,20 +43,20 @@ pub struct Kernel {
     pub name: String,
     /// Parameters in their order.
     pub parameters: Vec<Parameter>,
-    /// Bytes of shared memory that the kernel declares itself.
+    /// Bytes of static shared memory.
     pub static_shared_bytes: u32,
     /// Largest number of threads in a block, if the kernel states one (`__launch_bounds__`).
     pub max_threads_per_block: Option<u32>,
     /// Bytes of local memory per thread.
     pub local_bytes: u32,
-    /// The reason why the kernel cannot run, if it has an instruction that the emulator does not know. Other kernels of
-    /// the module can run.
+    /// The reason why the emulator cannot run the kernel, if it has an unsupported instruction. Other kernels of the
+    /// module can run.
     pub error: Option<DecodeError>,
     pub(crate) program: Program,
 }
 
 impl Kernel {
-    /// Bytes of the block of parameters.
+    /// Returns the size of the block of parameters, in bytes.
     pub fn parameter_bytes(&self) -> u32 {
         self.parameters.last().map_or(0, |p| p.offset + p.bytes)
     }
@@ -74,7 +74,7 @@ pub struct Variable {
     initial: Vec<u8>,
 }
 
-/// PTX, decoded.
+/// A decoded PTX module.
 #[derive(Debug)]
 pub struct Module {
     /// Kernels by name.
@@ -84,11 +84,11 @@ pub struct Module {
 }
 
 impl Module {
-    /// Decodes PTX text. A kernel with an unknown instruction has its `error` set; the module is usable.
+    /// Decodes PTX text. An unsupported instruction sets the `error` of its kernel. The module's other kernels can run.
     ///
     /// # Errors
     ///
-    /// When the text is no PTX outside of the kernels' bodies.
+    /// When the text outside of the kernels' bodies is not PTX.
     pub fn decode(ptx: &str) -> Result<Module, DecodeError> {
         let text = ptx::parse(ptx)?;
         let in_memory = |v: &&VariableText<'_>| v.space != ".shared";
@@ -125,7 +125,7 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// When the variables do not fit into the device's memory; then none is allocated.
+    /// When the variables do not fit into the device's memory. No variable is allocated then.
     pub fn load(&mut self, memory: &DeviceMemory) -> Result<(), OutOfMemory> {
         for index in 0..self.variables.len() {
             let address = match memory.allocate(self.variables[index].bytes.max(1)) {
@@ -138,7 +138,7 @@ impl Module {
             let variable = &mut self.variables[index];
             variable.address = Some(address);
             variable.initial.resize(variable.bytes as usize, 0);
-            // The range was just allocated.
+            // The copy cannot fail, because the range was just allocated.
             drop(memory.copy_in(address, &variable.initial));
         }
         Ok(())
@@ -148,7 +148,7 @@ impl Module {
     pub fn unload(&mut self, memory: &DeviceMemory) {
         for variable in &mut self.variables {
             if let Some(address) = variable.address.take() {
-                // A reset of the device may have freed it already.
+                // A reset of the device may have freed the variable already.
                 drop(memory.free(address));
             }
         }

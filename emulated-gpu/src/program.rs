@@ -1,19 +1,19 @@
-//! Decoded kernels: instructions over rows of a register file.
+//! Decoded kernels: instructions whose operands are rows of a register file.
 //!
-//! Each operand is a row of 32 lanes: registers, constants, special registers and parameters of the kernel alike. A row
-//! is named by its offset in a warp's register file. A predicate is one 32-bit mask.
+//! A row has 32 lanes. Registers, constants, special registers and kernel parameters all are rows. A row is identified
+//! by its offset in a warp's register file. The row of a predicate is one 32-bit mask.
 
 use crate::exec::Warp;
 
 /// No operand.
 pub(crate) const NONE: u32 = u32::MAX;
-/// Generic addresses of shared memory begin here, those of local memory and of the parameters at the next windows.
+/// Windows of generic addresses: shared memory, local memory and parameters.
 pub(crate) const WINDOW_BITS: u32 = 56;
 pub(crate) const SHARED_WINDOW: u64 = 1 << WINDOW_BITS;
 pub(crate) const LOCAL_WINDOW: u64 = 2 << WINDOW_BITS;
 pub(crate) const PARAMETER_WINDOW: u64 = 3 << WINDOW_BITS;
 
-/// Bytes of a lane in a row.
+/// Size of a lane in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Width {
     Predicate,
@@ -23,7 +23,7 @@ pub(crate) enum Width {
 }
 
 impl Width {
-    /// The register that holds a value of `bits` bits.
+    /// Returns the width of the registers that hold a value of `bits` bits.
     pub fn of_bits(bits: u32) -> Self {
         match bits {
             1 => Width::Predicate,
@@ -65,21 +65,21 @@ pub(crate) enum Space {
 /// Effect of an instruction on the flow of control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// Goes on to the next instruction.
+    /// Continues with the next instruction.
     Next,
-    /// Goes to `target` in the lanes whose guard holds.
+    /// Jumps to `target` in the lanes whose guard holds.
     Branch,
     /// Ends the lanes whose guard holds.
     Exit,
-    /// Waits until all lanes of the member mask are there, then runs.
+    /// Waits until all lanes of the member mask have arrived at the instruction, and then runs it.
     Converged,
-    /// `bar.warp.sync`: as `Converged`, but lanes may meet from several places, and memory is ordered.
+    /// `bar.warp.sync`: as `Converged`, but lanes may arrive at different instructions, and the barrier orders memory.
     WarpBarrier,
-    /// Waits for all threads of the block; `detail` is the barrier.
+    /// Waits for all threads of the block. `detail` is the barrier's number.
     BlockBarrier,
 }
 
-/// Function of an instruction. The mask names the lanes that run it, at least one.
+/// Function of an instruction. The mask holds the lanes that run it, at least one.
 ///
 /// # Safety
 ///
@@ -95,13 +95,14 @@ pub(crate) struct Instruction {
     /// True if the row of addresses has 64 bits per lane.
     pub wide_address: bool,
     pub guard: u32,
-    /// All ones if the guard is negated.
+    /// All ones if the guard is negated, otherwise zero.
     pub guard_flip: u32,
     pub into: [u32; 2],
     pub from: [u32; 4],
-    /// Row of member masks of instructions that run together; `NONE` means all lanes.
+    /// Row of the member masks of an instruction that lanes run together; `NONE` means all lanes.
     pub members: u32,
-    /// First of further rows in [`Program::lists`]: `list_into` that are written, then `list_from` that are read.
+    /// Index in [`Program::lists`] of further rows: `list_into` rows that are written, and then `list_from` rows that
+    /// are read.
     pub list: u32,
     pub list_into: u8,
     pub list_from: u8,
@@ -111,12 +112,12 @@ pub(crate) struct Instruction {
     pub target: u32,
 }
 
-/// First content of a row, the same in each launch or computed from its grid.
+/// Fixed content of a row: the same in each launch, or computed from the launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Fill {
     Constant(u64),
     Special(Special),
-    /// Bytes of the kernel's parameters from this offset, as many as given.
+    /// `bytes` bytes of the kernel's parameters, from `offset` on.
     Parameter {
         offset: u32,
         bytes: u32,
@@ -124,7 +125,7 @@ pub(crate) enum Fill {
     },
     /// Address of a variable of the module.
     Variable(u32),
-    /// End of the static shared memory. The lowering makes a constant of it.
+    /// End of the static shared memory. The lowering replaces it by a constant.
     DynamicShared,
 }
 
@@ -147,7 +148,7 @@ pub(crate) enum Special {
     TotalSharedBytes,
 }
 
-/// A kernel that can run.
+/// The decoded instructions of a kernel, and the memory that they need.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     pub instructions: Vec<Instruction>,
@@ -157,7 +158,7 @@ pub(crate) struct Program {
     pub file_bytes: u32,
     pub shared_bytes: u32,
     pub local_bytes: u32,
-    /// Per instruction, its line in the PTX, its file's number and its line there.
+    /// Line in the PTX of each instruction, and file number and line in the source.
     pub sources: Vec<crate::ptx::Source>,
     /// Files by number.
     pub files: Vec<(u32, String)>,

@@ -1,4 +1,4 @@
-//! PTX text to statements. Names are not resolved here, and instructions are not looked into.
+//! Parses PTX text to statements. Names are not resolved here, and opcodes are not checked.
 
 mod body;
 mod parser;

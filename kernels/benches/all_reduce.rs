@@ -1,5 +1,6 @@
-//! All-reduce of two ranks in shared memory, and its bounds: a copy of as many bytes, and the round trip of a flag
-//! between two threads. `cargo bench -p tutti-kernels --bench all_reduce` prints the times and the machine as JSON.
+//! All-reduce of two ranks in shared memory, and two lower bounds of its time: a copy of as many bytes, and the round
+//! trip of a flag between two threads. `cargo bench -p tutti-kernels --bench all_reduce` prints the times and the
+//! machine as JSON.
 
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
@@ -38,7 +39,7 @@ impl Times {
         Self { median_us: samples[samples.len() / 2], least_us: samples[0] }
     }
 
-    /// Bytes that one call moves, if the figure is a rate.
+    /// Returns the times as JSON. `bytes` is the number of bytes that one call moves, if the figure is a rate.
     fn json(&self, bytes: Option<usize>) -> Value {
         let Self { median_us, least_us } = self;
         let rate = |us: f64| bytes.map(|bytes| bytes as f64 / us / 1e3);
@@ -73,13 +74,13 @@ fn all_reduce(bytes: usize, calls: usize) -> Vec<f64> {
     })
 }
 
-/// A copy by one thread.
+/// Times a copy by one thread.
 fn copy(bytes: usize, calls: usize) -> Vec<f64> {
     let (from, mut to) = (vec![1u8; bytes], vec![0u8; bytes]);
     sampled(calls, || black_box(&mut to[..]).copy_from_slice(black_box(&from)))
 }
 
-/// The round trip of a flag.
+/// Times the round trip of a flag between two threads.
 fn round_trip(calls: usize) -> Vec<f64> {
     #[repr(align(128))]
     struct Flag(AtomicU32);

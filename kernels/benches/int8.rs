@@ -14,7 +14,7 @@ use tutti_kernels::{Dense, Device, DeviceError, HostMatrix, Linear, Quantize, We
 const HIDDEN: usize = 1024;
 const INTERMEDIATE: usize = 3072;
 const VOCABULARY: usize = 151_936;
-/// Least size of all copies of a matrix, in bytes.
+/// Minimum total size of the copies of a matrix, in bytes.
 const BEYOND_CACHES: usize = 160 << 20;
 /// Approximate duration of a round of one type.
 const ROUND: Duration = Duration::from_millis(25);
@@ -108,7 +108,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Small numbers without an obvious pattern.
+/// Returns small pseudo-random numbers.
 fn pattern(index: usize) -> f32 {
     (index.wrapping_mul(2_654_435_761) >> 8 & 0xffff) as f32 / 65_536.0 - 0.5
 }

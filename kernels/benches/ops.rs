@@ -19,7 +19,7 @@ const INTERMEDIATE: usize = 3072;
 const VOCABULARY: usize = 151_936;
 const SHAPE: AttentionShape =
     AttentionShape { heads: 16, kv_heads: 8, head_dim: 128, scale: 0.088_388_35, window: None };
-/// Least size of all copies of a matrix, in bytes.
+/// Minimum total size of the copies of a matrix, in bytes.
 const BEYOND_CACHES: usize = 160 << 20;
 
 /// One line of the table.
@@ -30,7 +30,7 @@ struct Figure {
     unit: &'static str,
 }
 
-/// Duration of a call.
+/// Durations of a call.
 #[derive(Clone, Copy)]
 struct Times {
     median: Duration,
@@ -93,7 +93,7 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// Durations of a call, over rounds that take about a third of a second in total.
+/// Times a call, in rounds that take about a third of a second in total.
 fn times(mut call: impl FnMut() -> Result<(), DeviceError>) -> Result<Times, DeviceError> {
     call()?;
     let mut times = Vec::new();
@@ -162,8 +162,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Rotation, storing and attention of the rows of a step, each with its number of tokens and its context. The
-    /// layers take turns and exceed the caches, so that pages are read from memory.
+    /// Measures rotation, storing and attention for the rows of a step, each with its number of tokens and its context.
+    /// The layers take turns and exceed the caches, so that pages are read from memory.
     fn attention(
         &mut self,
         dtype: WeightType,
@@ -249,7 +249,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Begins a step of rows of (start, tokens, pages) and returns its fused rows and angles.
+    /// Begins a step of rows, given as (start, tokens, pages). Returns the step's fused q, k and v, and its angles.
     fn begin(
         &mut self,
         planes: &mut Planes,
@@ -323,7 +323,7 @@ impl Bench {
     }
 }
 
-/// Small numbers without an obvious pattern.
+/// Returns small pseudo-random numbers.
 fn pattern(index: usize) -> f32 {
     (index.wrapping_mul(2_654_435_761) >> 8 & 0xffff) as f32 / 65_536.0 - 0.5
 }

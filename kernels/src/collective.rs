@@ -1,12 +1,13 @@
 //! Collective operations of the ranks of a TP (tensor parallel) group.
 //!
-//! [`Collective`] is the seam: models call their device for a sum over ranks, and the device calls its group. Ranks on
-//! one machine use shared memory ([`SharedMemory`]), and ranks on several machines use TCP ([`Tcp`]). A group of GPUs
-//! has collectives of its own, which the device enqueues: see `cuda/nccl.rs`. It uses this seam for plans alone.
+//! [`Collective`] is the interface to a transport: a model calls its device for a sum over ranks, and the device calls
+//! its group. Ranks on one machine use shared memory ([`SharedMemory`]), and ranks on several machines use TCP
+//! ([`Tcp`]). A group of GPUs has collectives of its own, which the device enqueues: see `cuda/nccl.rs`. It uses
+//! [`Collective`] only to broadcast the plans of steps.
 //!
-//! Every rank makes the same calls in the same order. Sums are computed in f32 and in the order of ranks, for each of
-//! these transports and order of arrival: for a given number of ranks, every run gives the same bits. Each call has a
-//! deadline. When the deadline passes, the call fails and names the missing rank. After any error the group is
+//! Every rank makes the same calls in the same order. Sums are computed in f32 and in the order of ranks, whatever the
+//! transport and the order of arrival. For a given number of ranks, every run therefore gives the same bits. Each call
+//! has a deadline. When the deadline passes, the call fails and names the missing rank. After any error the group is
 //! unusable.
 
 mod mapping;
@@ -55,7 +56,7 @@ pub fn share(units: usize, group_rank: GroupRank) -> Range<usize> {
 /// The limit on the wait for a broadcast to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// The deadline that applies to every other collective too.
+    /// The same deadline as for all other collectives.
     Deadline,
     /// No limit: rank 0 may be idle for hours.
     Forever,
@@ -72,7 +73,7 @@ pub trait Collective: Send {
     /// Concatenates all ranks' `part` in the order of ranks, into `out` at rank 0. All parts have the same length. Only
     /// rank 0 passes an `out`.
     fn gather(&mut self, part: &[f32], out: Option<&mut [f32]>) -> Result<(), CollectiveError>;
-    /// [`gather`](Self::gather) of bytes.
+    /// Like [`gather`](Self::gather), but of bytes.
     fn gather_bytes(&mut self, part: &[u8], out: Option<&mut [u8]>) -> Result<(), CollectiveError>;
     /// Fills each rank's `part` with its part of rank 0's `parts`, which holds the parts of all ranks end to end. All
     /// parts have the same length. Only rank 0 passes `parts`.
@@ -103,7 +104,8 @@ pub enum CollectiveError {
         /// Duration of the wait.
         deadline: Duration,
     },
-    /// A collective that the group's transport runs by itself has not ended: some rank has not joined it.
+    /// A collective that the transport runs on its own (NCCL) has not ended within the limit, because some rank has not
+    /// joined it.
     #[error("a collective ({operation}) has not ended at rank {rank} of {size} within {limit:?}")]
     Unfinished {
         /// The rank that waited.

@@ -1,8 +1,9 @@
-//! The CUDA device: one GPU, one stream, kernels that NVRTC compiles at the first start.
+//! The CUDA device: one GPU and one stream. NVRTC compiles its kernels at the first start.
 //!
-//! Nothing of CUDA is needed to build this crate or to start a program that has it. The libraries are opened at run
-//! time, and [`gpus`] says what is missing. Activations are f32; weights, keys and values have the checkpoint's type.
-//! Products run in cuBLASLt, all else in the kernels of `cuda/sources`. See `docs/cuda.md`.
+//! Building this crate, or starting a program that uses it, does not require CUDA. The libraries are opened at run
+//! time, and [`gpus`] returns an error that names what is missing. Activations are f32; weights, keys and values have
+//! the checkpoint's type. Products run in cuBLASLt, all other operations in the kernels of `cuda/sources`. See
+//! `docs/cuda.md`.
 
 mod arguments;
 mod attention_work;

@@ -1,8 +1,10 @@
-//! The seam between models and devices: [`Device`], what every device has, and its operations in traits by family.
+//! The interface between models and devices: [`Device`] for everything that all devices have, and one trait per family
+//! of operations.
 //!
 //! A family is a trait in a file of its own ([`Dense`], [`Experts`], [`PagedAttention`], [`Collectives`], [`Sampler`]).
-//! An operation takes a struct of operands whose fields are the operation's variants. A device implements the families
-//! that it runs; every other operation is [`DeviceError::Unsupported`]. A model bounds the families that it uses.
+//! The operands of an operation are a struct; optional fields select variants of the operation. A device implements the
+//! families that it supports, and every other operation returns [`DeviceError::Unsupported`]. A model has a trait bound
+//! for each family that it uses.
 
 mod attention;
 mod collectives;
@@ -54,8 +56,8 @@ impl WeightType {
 }
 
 /// A weight matrix in host memory (often a mapped file), row major: `[rows, columns]` = `[outputs, inputs]`. It may be
-/// a window of a wider matrix, such as a TP rank's share of the columns: then the rows lie further apart than they are
-/// wide, and the device's threads read them in place.
+/// a window of a wider matrix, such as a TP rank's share of the columns. Then `stride` is larger than `columns`, and
+/// the device reads the rows in place.
 #[derive(Clone, Copy, Debug)]
 pub struct HostMatrix<'a> {
     /// Little-endian elements at any alignment, from the first element of the first row to the last element of the last
@@ -110,7 +112,7 @@ pub enum DeviceError {
     #[error("misuse of the device: {0}")]
     Misuse(String),
     /// Logits or embeddings of one row that are NaN or infinite: no token may be sampled from them. The other rows of
-    /// the step are sound, since no row's numbers enter another's.
+    /// the step are valid, because rows do not affect each other.
     #[error("not finite: {0}")]
     NotFinite(String),
     /// The device failed.
@@ -126,8 +128,8 @@ pub struct DeviceLimits {
     pub steps_in_flight: usize,
 }
 
-/// Name of a sequence of operations that a device may record once and replay. Steps that give the same name enqueue the
-/// same operations on tensors of the same shapes.
+/// Name of a sequence of operations that a device may record once and replay. Steps with the same name enqueue the same
+/// operations on tensors of the same shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GraphId(pub u64);
 
@@ -135,12 +137,13 @@ pub struct GraphId(pub u64);
 ///
 /// A `Tensor` is an activation buffer of fixed capacity `[rows, width]`. Inside a step, an operation works on the
 /// tensor's first rows: one row per token of the step or, after [`Dense::keep_logit_rows`], one per logit row. No
-/// memory is allocated inside a step. If the step has a [`StepShape`](crate::StepShape), rows of padding follow, of
-/// both kinds: all operations compute them or leave them undefined, and no other row depends on them.
+/// memory is allocated inside a step. If the step has a [`StepShape`](crate::StepShape), rows of padding follow the
+/// token rows and the logit rows. Operations compute padding rows or leave them undefined, and no other row depends on
+/// them.
 ///
 /// A step is enqueued between [`begin_step`](Self::begin_step) and [`end_step`](Self::end_step), and its results are
-/// [collected](Self::collect) later. Operations run in the order in which they are enqueued. A device may run them at
-/// once. Results of sampling come back in `collect` only.
+/// [collected](Self::collect) later. Operations run in the order in which they are enqueued. A device may run an
+/// operation while it is enqueued. Results of sampling are only returned by `collect`.
 ///
 /// A request's results do not depend on the other requests in the step: the order of every reduction depends only on
 /// shapes and absolute positions.
@@ -177,8 +180,8 @@ pub trait Device: Send + Sized + 'static {
         matrices: &[HostMatrix<'_>],
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError>;
-    /// Loads an LM head as [`matrix`](Self::matrix) loads a matrix, for [`Sampler::argmax`] and
-    /// [`Sampler::partial_argmax`]. It can do all that the matrix can.
+    /// Loads an LM head in the same way as [`matrix`](Self::matrix) loads a matrix. The result can be used like a
+    /// matrix, and also for [`Sampler::argmax`] and [`Sampler::partial_argmax`].
     fn head_matrix(
         &mut self,
         matrices: &[HostMatrix<'_>],
@@ -186,8 +189,9 @@ pub trait Device: Send + Sized + 'static {
     ) -> Result<Self::Matrix, DeviceError> {
         self.matrix(matrices, quantize)
     }
-    /// Loads a table as [`matrix`](Self::matrix) loads a matrix, for [`Dense::embed`] and for nothing else. Unless
-    /// `quantize` rounds them, the device keeps the elements to the bit, whatever it multiplies.
+    /// Loads a table in the same way as [`matrix`](Self::matrix) loads a matrix. It can only be used for
+    /// [`Dense::embed`]. Unless `quantize` rounds the elements, the device keeps them to the bit, even if its products
+    /// use another form.
     fn table_matrix(
         &mut self,
         matrices: &[HostMatrix<'_>],
@@ -195,8 +199,8 @@ pub trait Device: Send + Sized + 'static {
     ) -> Result<Self::Matrix, DeviceError> {
         self.matrix(matrices, quantize)
     }
-    /// Loads a table that serves as LM head, too. [`Dense::embed`] gives what it gives from a
-    /// [table](Self::table_matrix), and products what they give with a [head](Self::head_matrix).
+    /// Loads a table that is also the LM head. [`Dense::embed`] returns the same as for a [table](Self::table_matrix),
+    /// and products the same as for a [head](Self::head_matrix).
     fn tied_matrix(
         &mut self,
         matrices: &[HostMatrix<'_>],
@@ -210,8 +214,8 @@ pub trait Device: Send + Sized + 'static {
         gate_up: [HostMatrix<'_>; 2],
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError>;
-    /// False if the device takes its matrices from elsewhere, such as a cache file, and reads little of the bytes that
-    /// it is given. A loader then does not read ahead.
+    /// False if the device gets its matrices from elsewhere, such as a cache file, and so reads little of the bytes
+    /// that it is given. A loader then does not read ahead.
     fn reads_weights(&self) -> bool {
         true
     }
@@ -223,19 +227,19 @@ pub trait Device: Send + Sized + 'static {
     }
     /// Size in bytes of a matrix on the device.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> u64;
-    /// Size in bytes of what the device holds beside an LM head to find likeliest tokens faster. It is a part of
-    /// [`matrix_bytes`](Self::matrix_bytes).
+    /// Size in bytes of the data that the device keeps with an LM head to find the likeliest tokens faster. It is
+    /// included in [`matrix_bytes`](Self::matrix_bytes).
     fn screen_bytes(&self, matrix: &Self::Matrix) -> u64 {
         let _ = matrix;
         0
     }
-    /// Size in bytes of what the device holds beside a [tied](Self::tied_matrix) table because its products round the
-    /// elements. It is a part of [`matrix_bytes`](Self::matrix_bytes).
+    /// Size in bytes of the data that the device keeps with a [tied](Self::tied_matrix) table because its products use
+    /// rounded elements. It is included in [`matrix_bytes`](Self::matrix_bytes).
     fn corrections_bytes(&self, matrix: &Self::Matrix) -> u64 {
         let _ = matrix;
         0
     }
-    /// Number of outputs and number of inputs of a matrix, those of gate and up together for a fused pair.
+    /// Number of outputs and number of inputs of a matrix. For a fused pair, the outputs of gate and up are added.
     fn matrix_shape(&self, matrix: &Self::Matrix) -> [usize; 2];
     /// Loads a vector.
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
@@ -295,13 +299,14 @@ pub trait Device: Send + Sized + 'static {
     /// Begins a step: copies its inputs into the device's fixed buffers and enqueues its slot copies. Later operations
     /// belong to this step. A step that was begun and not ended is dropped, with its results.
     ///
-    /// Refuses, before anything is enqueued, all that the inputs and `planes` show: lengths that differ, rows with
-    /// gaps, pages and slots out of range, two rows that write to one page or have one slot, copies without a slot
-    /// plane, and rows that continue a step in flight on a device that runs one step at a time. The caller has checked
-    /// the rest before, because a step must not fail after its copies: token ids, and the capacity of its tensors.
+    /// Before anything is enqueued, checks everything that can be checked with the inputs and `planes`. It is an error
+    /// if lengths differ, if rows have gaps, if pages or slots are out of range, if two rows write to one page or have
+    /// the same slot, if there are copies without a slot plane, or if a row continues a step in flight on a device that
+    /// runs one step at a time. The caller checks token ids and the capacity of its tensors beforehand, because a step
+    /// must not fail after its copies.
     fn begin_step(&mut self, inputs: &StepInputs<'_>, planes: &mut Self::Planes) -> Result<(), DeviceError>;
-    /// Enqueues the operations that `body` calls. A device that records graphs may replay an earlier recording of the
-    /// same name, and then does not call `body`.
+    /// Enqueues the operations that `body` enqueues. A device that records graphs may replay an earlier recording with
+    /// the same name instead of calling `body`.
     fn captured(
         &mut self,
         graph: GraphId,
@@ -312,8 +317,9 @@ pub trait Device: Send + Sized + 'static {
     }
     /// Ends the step that was begun last.
     fn end_step(&mut self) -> Result<Self::Done, DeviceError>;
-    /// Waits for a step until the moment `until`, without a limit for `None`, and appends its results to `out`. Returns
-    /// false if the step is still running then. Steps are collected in the order in which they were ended.
+    /// Waits for a step until the time `until`, or without a limit if it is `None`, and appends the step's results to
+    /// `out`. Returns false if the step is still running then. Steps are collected in the order in which they were
+    /// ended.
     fn collect(
         &mut self,
         done: &mut Self::Done,

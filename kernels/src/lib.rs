@@ -1,10 +1,10 @@
-//! Device operations behind one seam; models never see which device runs them.
+//! Device operations behind one interface. Models do not depend on the kind of device that runs them.
 //!
-//! [`Device`] is the seam: typed buffers that a device owns, and steps of fused operations over them. The operations
-//! are in traits by family: [`Dense`], [`Experts`], [`PagedAttention`], [`Collectives`], [`Sampler`]. A step is
-//! enqueued, then collected: its host inputs ([`StepInputs`]) are copied to fixed buffers first, and only sampled ids
-//! and requested logprobs come back ([`StepResults`]). [`cpu`] and [`cuda`] are the devices. A [`Recorder`] shows a
-//! device's operations to an observer.
+//! [`Device`] is the interface: typed buffers that a device owns, and steps of fused operations over them. The
+//! operations are in one trait per family: [`Dense`], [`Experts`], [`PagedAttention`], [`Collectives`], [`Sampler`]. A
+//! step is enqueued and collected later. Its host inputs ([`StepInputs`]) are first copied to fixed buffers, and only
+//! sampled ids and requested logprobs are returned ([`StepResults`]). [`cpu`] and [`cuda`] are the devices. A
+//! [`Recorder`] shows a device's operations to an observer.
 
 pub mod collective;
 pub mod cpu;

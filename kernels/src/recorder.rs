@@ -1,4 +1,4 @@
-//! A device that shows every operation to an observer before it runs it: for benches and tests.
+//! A device that shows each operation to an observer, which runs it. Benches and tests use it.
 
 use std::time::Instant;
 
@@ -12,13 +12,14 @@ use crate::{
 pub struct Operation {
     /// Name of the method.
     pub name: &'static str,
-    /// Number of rows that the operation works on.
+    /// Number of rows that the operation computes.
     pub rows: usize,
     /// Number of outputs and number of inputs of the operation's weight matrix; `None` without one.
     pub matrix: Option<[usize; 2]>,
-    /// Arithmetic on weights: a multiplication and an addition for each element of the matrix and each row.
+    /// Floating-point operations of products with weights: one multiplication and one addition per element of the
+    /// matrix and row.
     pub product_operations: f64,
-    /// Other floating-point arithmetic that grows faster than the tensors: q·k and the weighted sums of values.
+    /// Other floating-point operations that grow faster than the tensors: q·k and the weighted sums of values.
     pub flops: f64,
     /// Bytes of weights, keys and values that the operation reads.
     pub bytes: f64,
@@ -26,7 +27,7 @@ pub struct Operation {
 
 /// An observer of operations.
 pub trait Observer: Send + 'static {
-    /// Observes one operation, which `run` performs. An observer may time it, or refuse it without calling `run`.
+    /// Observes one operation. `run` performs it. An observer may time it, or return an error without calling `run`.
     fn observe<T>(
         &mut self,
         operation: &Operation,
@@ -37,8 +38,8 @@ pub trait Observer: Send + 'static {
 /// The number of tokens and the first position of one row of a step.
 type RowExtent = (usize, usize);
 
-/// A device whose operations an observer sees. The operations of all families are delegated by the macro that declares
-/// them; a recorder has the families of the device that it wraps.
+/// A device that shows all of its operations to an observer. The macro that declares a family implements the family for
+/// recorders, so a recorder has the families of the device that it wraps.
 pub struct Recorder<D, O> {
     device: D,
     observer: O,
@@ -56,12 +57,12 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         Self { device, observer, rows: Vec::new(), padded_tokens: 0, kv: None }
     }
 
-    /// The observer.
+    /// Returns the observer, which holds what it has recorded.
     pub fn observer(&mut self) -> &mut O {
         &mut self.observer
     }
 
-    /// Performs an operation under the observer's eyes.
+    /// Lets the observer run an operation.
     pub(crate) fn observe<T>(
         &mut self,
         operation: &Operation,
@@ -81,7 +82,7 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         Operation { rows: self.device.tensor_shape(x)[0], ..Operation::default() }
     }
 
-    /// Bytes of a matrix that a product reads.
+    /// Number of bytes of a matrix that a product reads.
     fn elements_bytes(&self, matrix: &D::Matrix) -> u64 {
         let device = &self.device;
         device.matrix_bytes(matrix) - device.screen_bytes(matrix) - device.corrections_bytes(matrix)
@@ -100,7 +101,7 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         }
     }
 
-    /// Returns the record of a mixture of experts, as if tokens were spread over as many experts as they can be.
+    /// Returns the record of a mixture of experts. Assumes that the tokens are spread over as many experts as possible.
     pub(crate) fn experts(
         &self,
         x: &D::Tensor,
@@ -122,8 +123,8 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         }
     }
 
-    /// Returns the record of a delta rule over the step's tokens: for each token, each element of a memory is decayed
-    /// and enters two products and one sum of products. Every row reads and writes its memories once.
+    /// Returns the record of a delta rule over the step's tokens. For each token, each element of a memory is decayed
+    /// and used in two products and one sum of products. Every row reads and writes its memories once.
     pub(crate) fn delta_rule(&self, shape: &DeltaShape) -> Operation {
         let memory_bytes = (shape.value_heads * shape.memory_bytes()) as f64;
         let by_token = self.by_token();

@@ -37,7 +37,7 @@ impl SampleRow<'_> {
 
     /// True if the row needs only the likeliest token, and not the logits.
     pub fn takes_the_likeliest(&self) -> bool {
-        // `sample` compares the temperature in the same way, so that both decide alike if the temperature is NaN.
+        // This is the same comparison as in `sample`, so that both decide in the same way if the temperature is NaN.
         let draws = self.params.temperature > 0.0;
         !draws && self.logprobs.is_none() && !self.adjusts()
     }
@@ -86,7 +86,7 @@ pub struct StepResults {
 }
 
 impl StepResults {
-    /// True without any result.
+    /// True if there are no results.
     pub fn is_empty(&self) -> bool {
         self.sampled.is_empty() && self.scores.is_empty()
     }
@@ -97,7 +97,7 @@ impl StepResults {
         self.scores.clear();
     }
 
-    /// Moves all results of `other` to the end of these.
+    /// Moves all results of `other` to the end of this list.
     pub fn append(&mut self, other: &mut Self) {
         self.sampled.append(&mut other.sampled);
         self.scores.append(&mut other.scores);

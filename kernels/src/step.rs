@@ -1,4 +1,4 @@
-//! The inputs of one step, which the host gives to the device before any operation runs.
+//! The inputs of one step. The host passes them to the device before any operation runs.
 
 pub(crate) mod check;
 
@@ -16,18 +16,18 @@ pub struct RowInputs<'a> {
     pub start: usize,
     /// The request's slot. No two rows of a step have the same slot, except for the null slot.
     pub slot: SlotId,
-    /// True if the row's first token is the one that was sampled last for this slot, in a step whose results the host
-    /// has not collected yet. The row's first entry of [`StepInputs::token_ids`] is then 0 and has no meaning.
+    /// True if the row's first token is the one that was sampled last for this slot, by a step that the host has not
+    /// collected yet. The row's first entry in [`StepInputs::token_ids`] is then 0 and is not used.
     pub continues: bool,
     /// The request's pages in order of position. They cover at least `start + tokens` tokens.
     pub block_table: &'a [PageId],
 }
 
-/// The fixed shape of a step, for devices that compute only shapes that they were compiled for.
+/// The fixed shape of a step, for devices that are compiled for certain shapes.
 ///
 /// The tokens of a step are followed by padding, up to [`tokens`](Self::tokens). Padding belongs to no row: it has no
 /// position, reads no page, writes to no page and no slot, chooses no expert, and gives no logits. Its values are
-/// undefined, and no row's result depends on them. A device may compute it where that costs nothing but time.
+/// undefined, and no row's result depends on them. A device may compute it or leave it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepShape {
     /// Number of tokens, padding included.
@@ -45,8 +45,8 @@ pub struct StepShape {
 pub struct StepInputs<'a> {
     /// Vocabulary id of each token.
     pub token_ids: &'a [u32],
-    /// Rotary position of each token on three axes: time, height and width. For text all three are the index in the
-    /// request, so that the same slice stands here three times.
+    /// Rotary position of each token on three axes: time, height and width. For text, all three are the index in the
+    /// request, so all three slices are the same.
     pub positions: [&'a [f32]; 3],
     /// The rows, one per request of the step.
     pub rows: &'a [RowInputs<'a>],

@@ -1,4 +1,5 @@
-"""Fixtures: clusters, a headless Chromium, and pages that fail their test on an error or a request elsewhere."""
+"""Fixtures: clusters, a headless Chromium, and pages whose test fails if they log an error or send a request to another
+host."""
 
 import os
 import pathlib
@@ -15,14 +16,14 @@ from harness import Server  # noqa: E402
 
 BROWSER = REPO / "target/browser"
 AXE = pathlib.Path(axe_playwright_python.__file__).parent / "axe.min.js"
-# Milliseconds for what the page shows in the end, on machines under load.
+# Time limit in milliseconds until the page shows something, for machines under load.
 SHOWN_MS = 60_000
 expect.set_options(timeout=SHOWN_MS)
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
-    """Starts a conductor with these arguments; it is stopped at the end of the session."""
+    """Starts a conductor with these arguments. The conductor is stopped at the end of the session."""
     logs, started = tmp_path_factory.mktemp("cluster"), []
 
     def start(*args, env=None):
@@ -48,7 +49,7 @@ def tiny(cluster):
 
 @pytest.fixture(scope="session")
 def simulated(cluster):
-    """Two simulated workers, with steps of some milliseconds and answers of any length."""
+    """Two simulated workers, with steps of some milliseconds and answers of any requested length."""
     return cluster("--workers", 2, "--device", "sim")
 
 
@@ -68,8 +69,8 @@ def chromium():
 
 @pytest.fixture
 def visit(chromium):
-    """Opens the page of a server. The test fails if the page logs an error that `expected` has not, or asks
-    elsewhere."""
+    """Opens the page of a server. The test fails if the page logs an error that is not in `expected`, or sends a
+    request to another host."""
     opened = []
 
     def visit(server, path="/", width=1100, height=760, scheme="light", expected=()):
@@ -102,7 +103,7 @@ def visit(chromium):
 
 @pytest.fixture
 def accessible():
-    """Fails on every finding of axe-core that it counts as serious or critical, and on text beyond the page's width."""
+    """Fails if axe-core finds a serious or critical problem, or if text is wider than the page."""
 
     def accessible(page):
         page.evaluate(AXE.read_text())

@@ -7,9 +7,9 @@ import pytest
 from conftest import REPO
 from playwright.sync_api import expect
 
-# Above it, a picture is too large for the repository.
+# Maximum size of a picture. Larger ones do not belong in the repository.
 MOST_BYTES = 150_000
-# True when both workers' last steps have prefills above decodes.
+# True if the last step of each worker shows prefills above decodes.
 MIXED = """() => {
   const shown = [...document.querySelectorAll("#workers svg")];
   const has = (svg, kind, least) => svg.querySelectorAll("." + kind).length >= least;

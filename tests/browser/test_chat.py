@@ -7,7 +7,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-# Requests that a test has answered with an error on purpose are logged by the browser.
+# The browser logs each request that is answered with an error. These tests cause such errors on purpose.
 REFUSED = ("Failed to load resource",)
 
 
@@ -44,7 +44,7 @@ def test_a_stop_ends_the_request_in_the_cluster(simulated, visit):
     set_parameter(page, "Further parameters", '{"ignore_eos": true}')
     ask(page, "Go on")
     answer = page.locator("li.assistant")
-    # Text is there while the answer still runs: it streams.
+    # Some text is shown while the answer still runs, so the answer is streamed.
     expect(answer.locator(".text")).not_to_be_empty()
     expect(page.get_by_role("status")).to_have_text("Answering")
     expect(answer).to_have_attribute("aria-busy", "true")

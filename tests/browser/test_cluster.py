@@ -15,12 +15,13 @@ BUDGET = 256
 
 @pytest.fixture(scope="module")
 def busy(cluster):
-    """Two simulated workers with a small budget and no prefix cache, so that prompts are cut into chunks each time."""
+    """Two simulated workers with a small budget and no prefix cache, so that every prompt is cut into chunks."""
     return cluster("--workers", 2, "--device", "sim", "--max-step-tokens", BUDGET, "--no-prefix-cache")
 
 
 class Load:
-    """Answers of 400 tokens that go on while the page is looked at, and prompts of several chunks between them."""
+    """A load on the cluster: long answers of 400 tokens one after another, and between them prompts of several chunks.
+    """
 
     def __init__(self, server):
         self.server, self.going = server, True
@@ -36,7 +37,7 @@ class Load:
         return done
 
     def end(self):
-        """Waits for the running answers. Returns their number; none may have failed."""
+        """Waits for the running answers, and returns their number. Fails if one of them failed."""
         self.going = False
         with self.pool:
             return sum(run.result() for run in self.runs)
@@ -60,12 +61,12 @@ def test_steps_are_drawn_as_they_were_packed(busy, load, visit):
         expect(card).to_contain_text("ready")
         expect(card.locator("svg rect.decode").first).to_be_attached()
         expect(card.locator("svg line.budget")).to_be_attached()
-    # A chunk of a prompt fills what the decodes leave of the budget.
+    # A chunk of a prompt takes the part of the budget that decodes leave free.
     expect(page.locator("svg rect.prefill").first).to_be_attached()
     full = f"{BUDGET} of {BUDGET} tokens"
 
     def packed():
-        """The title of a full step with prefill, and its blocks as they are drawn, from the bottom up."""
+        """Returns the title of a full step with prefill, and the step's blocks in drawing order, from the bottom up."""
         bars = page.locator("svg g").evaluate_all(
             "bars => bars.map(bar => [bar.querySelector('title').textContent,"
             " [...bar.querySelectorAll('rect')].map(rect => rect.getAttribute('class'))])"
@@ -80,10 +81,10 @@ def test_steps_are_drawn_as_they_were_packed(busy, load, visit):
 
 
 def test_a_request_is_shown_by_its_number(busy, visit):
-    # The browser logs the 404 of a request that there is not.
+    # The page asks for a request that does not exist, and the browser logs the 404.
     page = visit(busy, path="/#cluster", expected=("Failed to load resource",))
     expect(worker(page, 0)).to_contain_text("ready")
-    # The view has asked for steps, so that the chunks of this prompt are kept.
+    # The cluster keeps the chunks of a prompt once a client has asked for steps, so the view must have done so first.
     with page.expect_response("**/cluster/steps*"):
         pass
     busy.complete(prompt=[7 + index % 50 for index in range(BUDGET * 2)], max_tokens=30, ignore_eos=True)
@@ -116,7 +117,7 @@ def test_a_worker_that_is_killed_is_seen_to_go_and_to_come_back(busy, load, visi
     expect(card).to_contain_text(f"process {after}")
     expect(card).to_contain_text("ready")
     expect(card.locator("svg rect.decode").first).to_be_attached()
-    # The steps of the dead process are no longer shown, so these are of the new one. No answer was lost.
+    # The steps of the dead process are no longer shown, so these steps are those of the new one. No answer was lost.
     assert load.end() >= 6
     assert busy.metrics()["tutti_request_replays_total"] > 0
 
@@ -173,7 +174,7 @@ def test_data_need_a_key_where_keys_are_set(cluster, tmp_path):
     paths = ["/cluster/state", "/cluster/steps", "/cluster/requests", "/cluster/requests/1"]
     assert [server.client.get(path).status_code for path in paths] == [401] * 4
     assert server.client.get("/").status_code == 200
-    # Looking takes nothing of the key's requests.
+    # Reading these pages does not count against the key's limit of requests.
     headers = {"authorization": "Bearer secret"}
     assert [server.client.get(path, headers=headers).status_code for path in paths * 2] == [200, 200, 200, 404] * 2
     answer = server.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)

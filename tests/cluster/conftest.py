@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-# An assertion of a library names its values, too.
+# With this, a failed assertion in a file of lib also shows its values.
 pytest.register_assert_rewrite(*(file.stem for file in pathlib.Path(__file__).with_name("lib").glob("*.py")))
 
 from harness import GOLDENS, REPO, Process  # noqa: E402
@@ -22,7 +22,7 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session):
-    """Gives the figures of one of several processes to the one that prints them."""
+    """With several test processes (pytest-xdist), passes the figures of this process to the one that prints them."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["figures"] = session.config.stash[FIGURES]
 
@@ -39,13 +39,14 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture
 def figure(pytestconfig):
-    """Call it with a line to be printed under the test results."""
+    """Returns a function. A line that is passed to it is printed below the test results."""
     return pytestconfig.stash[FIGURES].append
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a conductor (or name="router") with these arguments; Ctrl-C at the end must leave nothing."""
+    """Starts a conductor (or a router with name="router") with these arguments. At the end it gets Ctrl-C, and must
+    leave no process."""
     start, finish = launcher(tmp_path)
     yield start
     finish()
@@ -53,7 +54,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def spawn(tmp_path):
-    """Starts an executable that serves no address; it is killed at the end."""
+    """Starts an executable that listens on no address. It is killed at the end."""
     started = []
 
     def spawn(name, *args, env=None, under=()):
@@ -80,7 +81,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny(shared):
-    """Two workers serving the shipped model. Tests leave it as they found it."""
+    """Two workers that serve the shipped model. Tests must leave the cluster unchanged."""
     return shared("--workers", 2)
 
 

@@ -1,4 +1,5 @@
-"""Bad requests: each gets its status and names the field at fault, and the next good request succeeds."""
+"""Bad requests. Each gets the right status and an error that names the wrong field, and the next good request succeeds.
+"""
 
 import json
 
@@ -11,7 +12,7 @@ HUGE = 10**9
 
 
 def check(cluster, response, status, param, *words):
-    """Checks an error in OpenAI's shape, and that the cluster still serves."""
+    """Checks that an error has OpenAI's form, and that the cluster still serves."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -27,7 +28,7 @@ def still_serves(cluster):
     assert cluster.complete(prompt=prompt, max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
-# (fields, the field at fault, words of the message). The request has a good prompt unless the fields replace it.
+# (fields, the wrong field, words of the message). The request has a good prompt unless the fields replace it.
 EITHER = [
     # unknown, or of the wrong type
     ({"temprature": 1}, "temprature", ["not a parameter"]),
@@ -40,7 +41,7 @@ EITHER = [
     ({"stop": 5}, "stop", []),
     ({"logit_bias": {"one": 1}}, "logit_bias", ["one"]),
     ({"logit_bias": 3}, "logit_bias", []),
-    # negative, or over a limit, which the message names
+    # negative, or above a limit that the message names
     ({"temperature": -0.1}, "temperature", ["-0.1"]),
     ({"temperature": 2.1}, "temperature", ["2.1"]),
     ({"top_p": 0}, "top_p", ["0"]),
@@ -179,7 +180,7 @@ def test_text_without_a_tokenizer(bare):
 
 
 def test_more_than_the_kv_pool_holds(start):
-    # 3 layers x 2 heads x 32 x (K, V) x 4 bytes: 1536 bytes a token.
+    # A token takes 3 layers x 2 heads x 32 elements x 2 (keys and values) x 4 bytes = 1536 bytes.
     args = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--kv-cache-memory", 1536 * 1024)
     cluster = start("--workers", 1, *args)
     check(cluster, cluster.post("/v1/completions", {"prompt": [1] * 2000, "max_tokens": 1}), 400, "prompt", "2000")
@@ -190,7 +191,7 @@ def test_more_than_the_kv_pool_holds(start):
 
 
 NAN = float("nan")
-# (section, fields, the field at fault)
+# (section, fields, the wrong field)
 GRPC = [
     ("sampling", {"temperature": NAN}, "sampling.temperature"),
     ("sampling", {"temperature": -1.0}, "sampling.temperature"),

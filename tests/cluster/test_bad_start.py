@@ -1,4 +1,4 @@
-"""Invalid checkpoints and settings are refused at start with exit code 64 and one line that names the fault."""
+"""Invalid checkpoints and settings. The executables exit at start with code 64 and one line that names the error."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ SKIP = "--skip-tokenizer-init"
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A good checkpoint that the test may damage."""
+    """A valid checkpoint that the test may damage."""
     directory = tmp_path / "checkpoint"
     directory.mkdir()
     for file in ("config.json", "model.safetensors"):
@@ -183,7 +183,7 @@ class TestSettings:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            # The path is refused before any port is bound, so that a port in use is not noticed.
+            # The path is checked before any port is bound, so the error does not mention the port in use.
             http = f"--http=127.0.0.1:{taken.getsockname()[1]}"
             for path in lacking:
                 log = refused(tmp_path, "--cpu-isa", path, http)

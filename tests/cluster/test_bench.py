@@ -1,4 +1,5 @@
-"""tutti-bench against real servers: its counts are the server's own, and a slow server cannot hide its delays."""
+"""tutti-bench against real servers. Tests that its counts equal the server's, and that it reports the delays of a slow
+server."""
 
 import http.server
 import json
@@ -60,7 +61,7 @@ def test_counts_are_those_of_the_server(sim, tmp_path, api, load):
     for figures in latency.values():
         assert sum(count for _, _, count in figures["buckets"]) == figures["count"]
         assert figures["min"] <= figures["p50"] <= figures["p99"] <= figures["max"]
-    # A step takes two milliseconds, and each token of a request needs a step of its own.
+    # A step takes two milliseconds, and each token of a request needs one step.
     assert latency["e2e_ms"]["mean"] * 40 >= outputs * 2 and latency["e2e_ms"]["min"] >= 2
     assert report["goodput"]["requests"] == 40 and report["goodput"]["share"] == 1
     assert sum(interval["served"] for interval in report["timeline"]) == 40
@@ -71,7 +72,8 @@ def test_counts_are_those_of_the_server(sim, tmp_path, api, load):
 
 
 def test_latency_counts_from_the_time_at_which_a_request_was_due(start, tmp_path):
-    """A request takes at least 50 ms and one arrives every 25 ms, so each waits 25 ms longer than the one before."""
+    """A request takes at least 50 ms, and one arrives every 25 ms. So each request waits 25 ms longer than the previous
+    one."""
     server = start(*SIM, env={"TUTTI_SIM__FIXED_US": "50000"})
     load = ("--rate", 40, "--arrivals", "constant", "--max-in-flight", 1, "--requests", 20)
     code, report, log = bench(tmp_path, server.url, *load, "--input-tokens", 4, "--output-tokens", 1, "--slo-ttft", "300ms")
@@ -80,7 +82,7 @@ def test_latency_counts_from_the_time_at_which_a_request_was_due(start, tmp_path
         figures = report["latency"][name]
         assert figures["min"] >= 50 and figures["p50"] >= 10 * 25 and figures["max"] >= 20 * 25, figures
     assert report["latency"]["send_delay_ms"]["max"] >= 19 * 25
-    # The twelfth request ends 300 ms after it was due, or later.
+    # The twelfth request ends at least 300 ms after it was due.
     assert report["goodput"]["requests"] <= 11
     assert "--max-in-flight held them back" in log
 

@@ -1,4 +1,4 @@
-"""On every instruction path of the CPU, an answer's bits depend on the request only: not on other requests, chunks,
+"""On every instruction path of the CPU, an answer's bits depend only on the request: not on other requests, chunks,
 cached prefixes, preemptions or threads. The numbers in the JSON answers must be equal to the last digit."""
 
 import functools
@@ -8,8 +8,8 @@ import pytest
 from bits import WHOLE, Cluster, check, check_preempted, check_prefixes, cut, prefills
 from harness import CPU_PATHS, GOLDENS, cpu_paths
 
-# All models have weights in bfloat16. `wide` has random ones in matrices of several superblocks of block floats, and a
-# window in the second of two layers.
+# All models have weights in bfloat16. `wide` has random weights in matrices of several superblocks of block floating
+# point, and a window in the second of its two layers.
 MODELS = ("qwen3", "qwen3_yarn_swa", "wide")
 WIDE = dict(hidden_size=320, intermediate_size=576, num_hidden_layers=2)
 WIDE |= dict(use_sliding_window=True, sliding_window=100, max_window_layers=1)
@@ -18,11 +18,12 @@ VARIANTS = ("batched", "two threads", "chunking off", "cut 1", "cut 2", "prefix 
 
 
 def each_path_and_model(paths):
-    """Parametrises a test over all models on these paths. Paths that the machine lacks are skipped by name."""
+    """Parametrises a test over all models on these paths. Paths that the machine does not support are reported as
+    skipped. """
     have, cases = cpu_paths(), []
     for path in paths:
         marks = () if path in have else pytest.mark.skip(reason=f"this machine has no {path} instructions")
-        # The portable path takes longer for the wide model than for all other tests in sum.
+        # On the portable path, the wide model would take longer than all other tests together.
         models = [model for model in MODELS if (path, model) != ("portable", "wide")]
         cases += [pytest.param(path, model, marks=marks) for model in models]
     return pytest.mark.parametrize("path, model", cases)
@@ -30,7 +31,7 @@ def each_path_and_model(paths):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """{model: flags that serve it}"""
+    """Returns {model: flags that serve it}."""
     wide = tmp_path_factory.mktemp("wide")
     config = json.loads((GOLDENS / "bf16/qwen3/config.json").read_text())
     (wide / "config.json").write_text(json.dumps(config | WIDE))
@@ -40,8 +41,8 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def references(models, tmp_path_factory):
-    """A cached function of path and model: {name: answer} of requests one after another with whole prompts and one
-    thread, and {name: answer} of the same requests sent at once."""
+    """Returns a cached function of path and model. It returns {name: answer} of requests sent one after another, with
+    whole prompts and one thread, and {name: answer} of the same requests sent at once."""
 
     @functools.cache
     def reference(path, model):
@@ -50,7 +51,7 @@ def references(models, tmp_path_factory):
             assert f"on cpu, {path}, 1 threads" in cluster.server.log()
             alone, batched = cluster.alone(), cluster.at_once()
         steps = cluster.steps()
-        # Guards the test itself: prompts are whole, and share steps with other rows when sent at once.
+        # This checks the test itself: prompts are computed whole, and share steps with other rows when sent at once.
         assert max(size for step in steps for size in prefills(step)) == 701
         assert any(prefills(step) and len(step["rows"]) > 1 for step in steps)
         return alone, batched

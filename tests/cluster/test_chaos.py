@@ -14,7 +14,7 @@ def test_half_a_minute_of_chaos_loses_nothing(figure, tmp_path, shapes):
     for line in said:
         figure(f"chaos, {' and '.join(shapes)}: {line}")
     assert chaos.unharmed(summary), (said, [line for line in options.log.read_text().splitlines() if '"bad"' in line][:3])
-    # Every cluster had faults and recovered.
+    # Every cluster has had faults and has recovered.
     assert all(cluster["recoveries"] for cluster in summary["clusters"].values()), summary
     assert sum(cluster["faults"].get("full disk", 0) for cluster in summary["clusters"].values()), summary
     assert sum(cluster["trace_steps_lost"] for cluster in summary["clusters"].values()), "no step trace was lost to a full disk"

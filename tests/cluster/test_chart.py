@@ -1,5 +1,5 @@
-"""The Helm chart: Helm renders it, Kubernetes' schemas accept it, our executables accept what it tells them, and what
-it renders serves a request."""
+"""The Helm chart. Tests that Helm renders it, that Kubernetes' schemas accept it, that our executables accept their
+rendered arguments, and that a rendered cluster serves a request."""
 
 import base64
 import functools
@@ -28,7 +28,7 @@ KINDS_OF_EXTENSIONS = {
 }
 SHA256 = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
 
-# Each part of the chart that no file turns on.
+# Values that turn on each part of the chart that no file of values turns on.
 EVERYTHING = {
     "router": {
         "settings": {"fleet": {"max_retries": 3}, "router": {"max_body_bytes": 67108864}, "log_format": "json"},
@@ -76,7 +76,7 @@ def release(case):
 
 
 def pods(release):
-    """(name, spec) of each kind of pod."""
+    """Yields (name, spec) of each kind of pod."""
     for kind in release.objects:
         if kind["kind"] in ("Deployment", "StatefulSet"):
             yield kind["metadata"]["name"], kind["spec"]["template"]["spec"]
@@ -89,8 +89,8 @@ def pods(release):
 
 
 def mounted(release, pod, container, directory):
-    """Writes the contents of a container's mounts of ConfigMaps and Secrets into a directory. Returns a function that
-    translates paths."""
+    """Writes the ConfigMaps and Secrets that a container mounts into a directory. Returns a function that translates
+    paths."""
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     for mount in container.get("volumeMounts", []):
         volume, target = volumes[mount["name"]], directory / mount["mountPath"].lstrip("/")
@@ -111,7 +111,7 @@ def mounted(release, pod, container, directory):
 
 
 def command_line(container, variables):
-    """A container's command line, with variables as Kubernetes replaces them."""
+    """Returns a container's command line, with variables replaced as Kubernetes does."""
     words = [*container["command"], *container.get("args", [])]
     for name, value in variables.items():
         words = [word.replace(f"$({name})", value) for word in words]
@@ -120,7 +120,7 @@ def command_line(container, variables):
 
 @pytest.fixture(scope="module", autouse=True)
 def fast_schemas():
-    """Reads each file of Kubernetes' schemas once."""
+    """Makes each file of Kubernetes' schemas be read only once."""
     whole, schemas.schema_contents = schemas.schema_contents, functools.cache(schemas.schema_contents)
     yield
     schemas.schema_contents = whole
@@ -129,7 +129,7 @@ def fast_schemas():
 @pytest.mark.parametrize("case", CASES)
 def test_kubernetes_accepts_all_objects(case):
     rendered = release(case)
-    # Schemas of extensions are not part of Kubernetes', but their pods are.
+    # Kubernetes' schemas do not include extensions, but they do include pods, also those of extensions.
     objects = [o for o in rendered.objects + rendered.hooks if o["kind"] not in KINDS_OF_EXTENSIONS]
     objects += [
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec} for name, spec in pods(rendered)
@@ -151,7 +151,8 @@ def test_what_kubernetes_would_refuse_is_found():
 def test_pods_have_no_more_rights_than_they_need(case):
     for name, pod in pods(release(case)):
         assert pod["automountServiceAccountToken"] is False, name
-        # Kubernetes would add a variable TUTTI_... for each service, and each is a setting's name to our executables.
+        # Otherwise Kubernetes would add a variable TUTTI_... for each service, and our executables would read it as a
+        # setting.
         assert pod["enableServiceLinks"] is False, name
         security = pod["securityContext"]
         assert security["runAsNonRoot"] and security["runAsUser"] > 0, name
@@ -188,13 +189,13 @@ def test_our_executables_accept_what_the_chart_tells_them(case, tmp_path):
             grace = pod["terminationGracePeriodSeconds"]
             assert grace >= drain.get("preStopSeconds", 0) + config["drain_timeout"] + config["lame_duck"] + 5
             assert container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0) == drain.get("preStopSeconds", 0)
-            # Each setting of the values arrives unchanged.
+            # Each setting in the values reaches the file unchanged.
             for key, value in part["settings"].items():
                 table = value if isinstance(value, dict) else {None: value}
                 for inner, wanted in table.items():
                     found = config[key] if inner is None else config[key][inner]
                     assert str(found) == str(wanted) or found == [int(n) for n in str(wanted).split(",")], (key, inner)
-            # Each file that a flag names is mounted, if the chart made it itself.
+            # Each file that a flag names is mounted, if the chart itself makes the file.
             made = {s["metadata"]["name"] for s in rendered.all("Secret")}
             volumes = {v["name"]: v for v in pod["volumes"]}
             for mount in container["volumeMounts"]:
@@ -285,7 +286,7 @@ def test_the_chart_has_the_version_of_the_workspace():
 
 
 def test_each_value_of_the_schema_has_a_default():
-    """And so each has a line in values.yaml, which explains it."""
+    """So each value has a line in values.yaml, which explains it."""
     values = yaml.safe_load((helm.CHART / "values.yaml").read_text())
     schema = json.loads((helm.CHART / "values.schema.json").read_text())
 
@@ -300,16 +301,16 @@ def test_each_value_of_the_schema_has_a_default():
 
 
 def test_an_upgrade_keeps_the_secrets_that_the_chart_has_made():
-    """Otherwise routers and conductors of before and after would not know each other."""
+    """Otherwise, old and new routers and conductors would not accept each other."""
     before = release("default").all("Secret")
     assert len(before) == 3
     after = helm.install(existing=before).manifest()
     secrets = {s["metadata"]["name"]: s["data"] for s in after if s["kind"] == "Secret"}
     assert secrets == {s["metadata"]["name"]: s["data"] for s in before}
-    # Another installation has others.
+    # Another installation has other secrets.
     others = {s["metadata"]["name"]: s["data"] for s in helm.install().all("Secret")}
     assert all(others[name] != data for name, data in secrets.items())
-    # A new certificate beside an old one would be of another authority.
+    # A new certificate would be signed by another authority than the old ones.
     with pytest.raises(helm.Refused, match="tutti-router-cluster-tls"):
         helm.install(existing=[s for s in before if s["metadata"]["name"] != "tutti-router-cluster-tls"])
 
@@ -348,7 +349,7 @@ def test_the_container_of_helm_test_tells_a_cluster_that_answers_from_one_that_d
 
 
 def test_keys_of_the_values_let_their_owners_in(start, tmp_path):
-    """The rendered file of keys, in a live cluster: `helm test` shows a key if it has one, and else expects a
+    """Uses the rendered file of keys in a live cluster. `helm test` sends a key if it has one, and otherwise expects a
     refusal."""
     digest = hashlib.sha256(b"open sesame").hexdigest()
     entry = {"name": "alice", "sha256": digest, "limits": {"concurrent": 2, "tokens-per-minute": 10000000}}
@@ -389,8 +390,8 @@ def test_a_model_is_where_its_uri_says(uri, flags):
 
 
 def test_pods_of_a_replica_that_spans_nodes_serve_a_request(tmp_path):
-    """The rendered command lines of a router, a conductor and its two workers, in two pods, with the certificates and
-    the secret that the chart makes. Only paths, ports and names of hosts are replaced."""
+    """Runs the rendered command lines of a router, a conductor and its two workers, in two pods, with the certificates
+    and the secret that the chart makes. Only paths, ports and host names are replaced."""
     values = {"conductor": {"podsPerReplica": 2, "tp": 2, "settings": {"threads": 1}}, "model": {"uri": "init://tiny", "init": {"image": "i"}}}
     rendered = helm.install(values)
     model = helm.REPO / "tests/tutti-tiny/checkpoint"
@@ -415,7 +416,8 @@ def test_pods_of_a_replica_that_spans_nodes_serve_a_request(tmp_path):
                 program = container["command"][0]
                 words = list(local(words, program, translate))
                 if program == "/bin/sh":
-                    # The shell finds `worker` as in an image. It drops the executable's path, which `Process` adds.
+                    # The shell finds `worker` in the path, as in an image. It drops the executable's path, which
+                    # `Process` adds.
                     env = {"LWS_WORKER_INDEX": index, "PATH": f"{BINARIES}:{os.environ['PATH']}"}
                     under = [*words[:2], f"shift; {words[2]}", words[3]]
                     processes.append(Process("worker", words[4:], tmp_path, env, under))

@@ -1,4 +1,4 @@
-"""Values that the Helm chart refuses, with the name of the wrong field."""
+"""Values that the Helm chart refuses with an error that names the wrong field."""
 
 import platform
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="Helm's l
 
 SHA256 = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
 
-# (path, value, the field that Helm's error names, if it is not the path's last part)
+# (path, value, the field that Helm's error names, or None for the path's last part)
 WRONG = [
     ("conductor.settings.max_step_token", 512, None),
     ("conductor.settings.max_step_tokens", "512", None),
@@ -66,7 +66,7 @@ WRONG = [
     ("runAs.user", 0, None),
     ("workers", 2, None),
 ]
-# (values, the field that Helm's error names): single values are right, but not together.
+# (values, the field that Helm's error names). Each value is valid, but their combination is not.
 CONTRADICTIONS = [
     ({"conductor": {"workers": 3, "tp": 2}}, "conductor.tp"),
     ({"conductor": {"podsPerReplica": 2, "tp": 4}, "model": {"uri": "pvc://m/x"}}, "conductor.tp"),

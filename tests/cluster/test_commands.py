@@ -13,14 +13,15 @@ from harness import free_port, run_to_exit, wait_for
 from topologies import DISAGGREGATED
 
 SIM = ("--device", "sim")
-# Steps of 5 ms, so that a stream of a thousand tokens lasts five seconds.
+# Steps take 5 ms, so that a stream of a thousand tokens lasts five seconds.
 SLOW = {"TUTTI_SIM__FIXED_US": "5000"}
 ASK = dict(prompt=[1, 2, 3], ignore_eos=True)
 
 
 @pytest.fixture
 def operate(tmp_path):
-    """Runs a command against a cluster with the cluster's own secret: (exit code, output)."""
+    """Returns a function that runs a command against a cluster, with the cluster's secret. It returns (exit code,
+    output). """
 
     def operate(cluster, *args, env=None):
         flags = ("--conductor", f"http://{cluster.cluster}", "--cluster-token-file", tmp_path / "cluster-token")
@@ -65,7 +66,7 @@ def test_status_tells_of_workers_and_of_the_queue(start, operate):
 def test_drain_of_a_worker_waits_for_its_streams(start, operate):
     cluster = start("--workers", 2, *SIM, "--heartbeat-timeout", 60, env=SLOW)
     streams = [open_stream(cluster, max_tokens=1000) for _ in range(4)]
-    # The worker stands still, so that the drain cannot end. The worker continues after the command.
+    # The worker is stopped, so that the drain cannot end. It continues after the command.
     worker = cluster.workers_by_rank()[0]
     os.kill(worker, signal.SIGSTOP)
     code, text = operate(cluster, "drain", "--worker", 0, "--timeout", 1)
@@ -76,7 +77,7 @@ def test_drain_of_a_worker_waits_for_its_streams(start, operate):
     assert cluster.metrics().get("tutti_request_replays_total", 0) == 0
     assert [w["state"] for w in state(operate, cluster)["workers"]] == ["drained", "ready"]
     assert len(cluster.workers()) == 1
-    # A second drain of the same worker finds nothing left to do.
+    # The worker is already drained, so a second drain succeeds at once.
     assert operate(cluster, "drain", "--worker", 0) == (0, "worker 0 is drained\n")
 
 
@@ -85,8 +86,8 @@ def test_drain_of_a_conductor_ends_it_after_its_streams(start, operate):
     stream = open_stream(cluster, max_tokens=1000)
     worker = cluster.workers_by_rank()[0]
     os.kill(worker, signal.SIGSTOP)
-    # A conductor that stands still is not drained. It has answered the command's first calls when it answers another
-    # process.
+    # A stopped conductor cannot be drained. When it has logged the request to drain, it has answered the command's
+    # first calls.
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(operate, cluster, "drain", "--all", "--timeout", 3)
         wait_for("the drain", lambda: "an operator asks for it" in cluster.log())
@@ -100,7 +101,7 @@ def test_drain_of_a_conductor_ends_it_after_its_streams(start, operate):
     code, text = operate(cluster, "drain", "--all", "--timeout", 1)
     assert code == 1 and "the conductor still has 1 requests after 1s" in text, text
     os.kill(worker, signal.SIGCONT)
-    # Another request to drain is no second signal, which would end the process at once.
+    # A second request to drain is no signal. A second signal would end the process at once.
     assert operate(cluster, "drain", "--all") == (0, "the conductor is drained\n")
     assert finish(stream) == "length"
     assert cluster.wait() == 0, cluster.explain("exit code")
@@ -108,7 +109,7 @@ def test_drain_of_a_conductor_ends_it_after_its_streams(start, operate):
 
 def test_trace_draws_the_life_of_a_disaggregated_request(start, operate):
     cluster = start("--topology", DISAGGREGATED, "--max-step-tokens", 512, *SIM)
-    # The first call makes the conductor keep the chunks of prefills.
+    # The first call makes the conductor record the chunks of prefills from then on.
     assert operate(cluster, "trace")[0] == 0
     answer = cluster.complete(**ASK | dict(prompt=[index % 1000 for index in range(1500)], max_tokens=20))
     assert answer["usage"]["completion_tokens"] == 20
@@ -152,7 +153,7 @@ def test_what_cannot_be_done_is_one_line(start, operate, tmp_path):
         assert code == 1 and words in text and len(text.splitlines()) == 1, (words, code, text)
     for words, (code, text) in misuses.items():
         assert code == 2 and words in text, (words, code, text)
-    # Settings of the process beside which a command runs are no settings of the command.
+    # The settings of a conductor in the same environment are ignored by the command.
     assert operate(cluster, "status", env={"TUTTI_MODEL": "other", "TUTTI_SIM__FIXED_US": "1"})[0] == 0
 
 

@@ -1,5 +1,5 @@
-"""64 requests of every kind at once against two workers: each gets the answer that it gets alone, and nothing
-remains."""
+"""64 requests of all kinds, sent to two workers at once. Tests that each gets the same answer as alone, and that
+nothing is left."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ WORDS = "tutti plays one two three red green blue stone river count reverse add"
 
 
 def requests(model):
-    """[(path, body, events to read before hanging up or None)], the same list every time."""
+    """Returns [(path, body, number of events before the client disconnects, or None)]. The list is always the same."""
     rng, made = random.Random(2), []
     for i in range(REQUESTS):
         prompt = " ".join(rng.choices(WORDS, k=rng.choice((1, 3, 12, 40))))
@@ -35,8 +35,7 @@ def requests(model):
 
 
 async def answer(client, path, body, leave):
-    """The result of one request: the whole answer, or a stream's deltas by choice up to the point where the client
-    left."""
+    """Returns the result of one request: the whole answer, or a stream's deltas by choice up to the disconnect."""
     if not body.get("stream"):
         response = await client.post(path, json=body)
         assert response.status_code == 200, response.text
@@ -55,8 +54,8 @@ async def answer(client, path, body, leave):
 
 
 def merged(chunks):
-    """A stream's content without the cut into events, which depends on timing: {choice: {field: everything in
-    order}}."""
+    """Returns a stream's content as {choice: {field: all deltas in order}}. The division into events depends on timing,
+    so it is left out."""
     choices, usage = {}, None
     for chunk in chunks:
         assert "error" not in chunk, chunk

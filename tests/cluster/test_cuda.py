@@ -1,4 +1,4 @@
-"""The CUDA device over HTTP. Runs where the loader finds libcuda.so.1: on a GPU, or on an emulated one under
+"""The CUDA device over HTTP. The tests need libcuda.so.1 in the loader's path: on a GPU, or on an emulated one under
 emulated-gpu/run."""
 
 import functools
@@ -18,7 +18,7 @@ from padding import check_padded
 from safetensors.numpy import load_file
 from streams import Streams
 
-# Ways of cutting prompts into steps and forwards. The longest prompt has 300 tokens.
+# Flags that cut prompts into steps and forwards in different ways. The longest prompt has 300 tokens.
 CUTS = (
     ("--max-step-tokens", 2048),
     ("--max-step-tokens", 64),
@@ -52,7 +52,7 @@ def test_padded_steps_change_no_digit_on_a_gpu(start, tmp_path, model):
 
 
 def check_warm_prefix(cluster, golden):
-    """A prompt whose pages are in the prefix cache gets the digits that it gets without them."""
+    """Checks that a prompt whose pages are in the prefix cache gets the same digits as without the cache."""
     length, page = 300, 16
     ask = dict(prompt=golden[f"t{length}.input_ids"].tolist(), max_tokens=GENERATED, temperature=0, logprobs=3)
     cold, warm = (cluster.complete(**ask, return_token_ids=True) for _ in range(2))
@@ -63,7 +63,7 @@ def check_warm_prefix(cluster, golden):
 
 
 def check_echo(cluster, golden, got):
-    """`echo` with logprobs gives the digits that `prompt_logprobs` and `logprobs` give."""
+    """Checks that `echo` with logprobs gives the same digits as `prompt_logprobs` and `logprobs`."""
     for length, choice in got.items():
         ids = golden[f"t{length}.input_ids"].tolist()
         echo = dict(prompt=ids, max_tokens=GENERATED, temperature=0, echo=True, logprobs=1)
@@ -84,7 +84,7 @@ def test_f32_weights_match_the_reference_however_prompts_are_cut(start, figure, 
         got = answers(cluster, golden)
         worst = max(worst, greatest_deviation(golden, got))
         assert worst <= BOUND, cuts
-        # The numbers in the JSON are equal to the last digit.
+        # The numbers in the JSON must be equal to the last digit.
         first = first or got
         assert got == first, cuts
         check_echo(cluster, golden, got)
@@ -106,7 +106,7 @@ def test_bf16_weights_deviate_no_more_than_bf16_does_on_a_gpu(start, figure, mod
 @on_a_gpu
 @pytest.mark.parametrize("model", (*MODELS, "qwen3_moe"))
 def test_sampled_tokens_are_those_of_the_cpu(start, model):
-    """Every parameter of sampling, with two steps in flight on the GPU and one on the CPU."""
+    """Tests every sampling parameter, with two steps in flight on the GPU and one on the CPU."""
     asked = [
         {"temperature": 0.8, "seed": 1},
         {"temperature": 1.0, "top_k": 7, "seed": 2},
@@ -128,10 +128,10 @@ def test_sampled_tokens_are_those_of_the_cpu(start, model):
     assert got["cuda"] == got["cpu"]
 
 
-# Variants of each model. The experts of a mixture see their rows in other tiles in all of these.
+# Variants per model. In each of them, the experts of a mixture get their rows in different tiles.
 BITS = {"qwen3_yarn_swa": ("chunking off", "chunking engine", "cut 1", "cut 2", "prefix cache", "preempted")}
 BITS |= {"qwen3_moe": ("cut 1", "preempted")}
-# Bytes of a page: keys and values of 3 layers, 2 heads of 32 elements, 16 tokens, 2 bytes per element.
+# Bytes per page: keys and values of 3 layers, 2 heads of 32 elements, 16 tokens, 2 bytes per element.
 PAGE_BYTES = 2 * 3 * 2 * 32 * 16 * 2
 
 
@@ -141,8 +141,8 @@ def on_gpu(model):
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory):
-    """A cached function of a model: {name: answer} of the requests of test_bits, one after another with whole prompts;
-    the same bits at once."""
+    """Returns a cached function of a model. It returns {name: answer} of test_bits' requests, sent one after another
+    with whole prompts. It checks that they have the same bits when sent at once."""
 
     @functools.cache
     def reference(model):
@@ -177,13 +177,13 @@ def test_bits_depend_on_the_request_alone_on_a_gpu(references, tmp_path, model, 
 
 @on_a_gpu
 def test_kernels_compiled_ahead_need_no_compiler(start, tmp_path):
-    """`conductor kernels` fills a folder. A worker that is told of it starts without NVRTC and serves."""
+    """`conductor kernels` fills a folder. A worker that gets this folder starts and serves without NVRTC."""
     folder, model = tmp_path / "kernels", GOLDENS / "bf16/qwen3"
     code, log = run_to_exit("conductor", ["kernels", "--arch", "sm_90a", "--arch", "sm_80", "--out", folder], tmp_path)
     assert code == 0 and "sm_90a: " in log and "sm_80: " in log, log
     made = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert all(b".target sm_90a" in text or b".target sm_80" in text for text in made.values())
-    # The loader's path without the compiler. The cache is empty, so nothing else has the kernels.
+    # The loader's path has no compiler, and the cache is empty, so the kernels can only come from the folder.
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     without = [path for path in libraries if path and not (pathlib.Path(path) / "libnvrtc.so.13").exists()]
     bare = {"LD_LIBRARY_PATH": ":".join(without), "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -200,12 +200,12 @@ def test_kernels_compiled_ahead_need_no_compiler(start, tmp_path):
     ahead = cluster.complete(**asked)["choices"][0]["token_ids"]
     cluster.stop()
     assert not (tmp_path / "cache").exists() and made == {path.name: path.read_bytes() for path in folder.iterdir()}
-    # The compiler's own code for the GPU that is there computes the same.
+    # Kernels that the compiler makes for the present GPU give the same tokens.
     assert ahead == start(*args).complete(**asked)["choices"][0]["token_ids"]
 
 
 def hang_up(cluster, body, tokens):
-    """Reads a stream up to this many tokens, and closes the connection."""
+    """Reads a stream up to this many tokens, and disconnects."""
     seen = 0
     with httpx.Client(base_url=cluster.url, timeout=120) as client:
         body = {"model": cluster.model, "stream": True} | body
@@ -219,7 +219,7 @@ def hang_up(cluster, body, tokens):
 @on_a_gpu
 @pytest.mark.parametrize("model", ("qwen3", "qwen3_5"))
 def test_cancels_inside_two_steps_in_flight_leave_the_others_as_they_are(start, model):
-    # With a seed, copies and kernels of an emulated GPU run as late as they may.
+    # With a seed, copies and kernels of an emulated GPU run as late as CUDA allows.
     cluster = serve(start, GOLDENS / "seed0" / model, env={"EMULATED_GPU_SEED": "5"})
     ask = dict(temperature=1, ignore_eos=True, return_token_ids=True)
     bodies = [ask | dict(prompt=[i + 1] * (1 + 11 * (i % 5)), seed=i, max_tokens=60) for i in range(12)]
@@ -227,7 +227,7 @@ def test_cancels_inside_two_steps_in_flight_leave_the_others_as_they_are(start, 
     assert cluster.metrics().get("tutti_worker_void_rows", 0) == 0, "an end by length is planned"
     streams = Streams(cluster, "/v1/completions", bodies)
     with ThreadPoolExecutor(12) as pool:
-        # Requests that last as long as the context, each of which is cancelled after some tokens.
+        # These requests would last until the end of the context. Each is cancelled after some tokens.
         long = [ask | dict(prompt=[100 + i] * (1 + 40 * (i % 3)), seed=i, max_tokens=2000) for i in range(12)]
         list(pool.map(lambda i: hang_up(cluster, long[i], 1 + 3 * i), range(12)))
     assert streams.results() == undisturbed

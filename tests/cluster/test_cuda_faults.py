@@ -1,5 +1,5 @@
-"""Emulated GPUs fail on demand: a worker whose GPU fails ends at once, with the name of the kernel in its log, and its
-requests are replayed elsewhere. Runs under emulated-gpu/run."""
+"""Injected faults of emulated GPUs. Tests that a worker whose GPU fails ends at once and names the kernel in its log,
+and that its requests are replayed on other workers. Runs under emulated-gpu/run."""
 
 import os
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif("EMULATED_GPUS" not in os.environ, reason="only 
 
 BODY = {"temperature": 0, "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
 BODIES = [BODY | {"prompt": [i + 1] * (1 + 9 * (i % 4))} for i in range(24)]
-# A hung GPU is named after half of this time, and its worker ends after it.
+# The kernel in which a GPU hangs is reported after half of this time. The worker is ended after all of it.
 HANG_TIMEOUT_S = 6
 
 
@@ -19,7 +19,7 @@ def begun(kernel):
     return f"the kernel that began last is {kernel}"
 
 
-# (fault, words of the log). A product stores no name, so that the log names the kernel before it.
+# (fault, words of the log). A product stores no kernel name, so the log names the kernel before it.
 FAULTS = (
     ("fail kernel=rotate_and_store_f32", f"CUDA_ERROR_LAUNCH_FAILED, \"unspecified launch failure\"); {begun('rotate_and_store_f32')}"),
     ("fail kernel=argmax", f"CUDA_ERROR_LAUNCH_FAILED, \"unspecified launch failure\"); {begun('argmax')}"),
@@ -42,7 +42,7 @@ def tokens(answers):
 
 @pytest.fixture(scope="module")
 def undisturbed(shared):
-    """The tokens of BODIES from GPUs without faults."""
+    """Returns the tokens of BODIES from GPUs without faults."""
     cluster = serve(shared)
     answers = tokens(Streams(cluster, "/v1/completions", BODIES).results())
     cluster.stop()
@@ -69,8 +69,8 @@ def test_streams_survive_a_gpu_that_fails(start, undisturbed, tmp_path, fault, s
 
 
 def test_serving_allocates_nothing_and_a_start_without_memory_is_tried_again(start, undisturbed, tmp_path):
-    """The largest step has run before the first request, so that no allocation can fail under load. The seventh
-    allocation of the worker that replaces a failed one finds no memory, and the next worker serves."""
+    """The largest step runs before the first request, so that no allocation can fail under load. The seventh allocation
+    of the worker that replaces a failed one finds no memory, and the worker after that serves."""
     full, broken = tmp_path / "full", tmp_path / "broken"
     cluster = serve(start, f"out-of-memory at=7 when={full}; fail kernel=argmax when={broken}")
     assert tokens(Streams(cluster, "/v1/completions", BODIES).results()) == undisturbed
@@ -88,7 +88,8 @@ def test_serving_allocates_nothing_and_a_start_without_memory_is_tried_again(sta
 
 
 def test_serving_a_mixture_of_experts_allocates_nothing(start, tmp_path):
-    """The largest step has run before the first request, whatever experts a request's tokens choose."""
+    """The largest step runs before the first request, so its memory is enough whatever experts a request's tokens
+    choose. """
     full = tmp_path / "full"
     model = ["--model", GOLDENS / "bf16/qwen3_moe", "--skip-tokenizer-init"]
     env = {"EMULATED_GPUS": "1", "EMULATED_GPU_FAULTS": f"out-of-memory when={full}"}

@@ -1,6 +1,6 @@
-"""Qwen3.5 on the CUDA device over HTTP: the reference's answers, and the same digits in all chunks, beside other
-requests, after cached prefixes and preemptions, and from another worker's state. Runs under emulated-gpu/run, or on a
-GPU."""
+"""Qwen3.5 on the CUDA device over HTTP. Tests that answers are those of the reference, and have the same digits with
+all chunks, with concurrent requests, after cached prefixes and preemptions, and with state from another worker. Runs
+under emulated-gpu/run, or on a GPU."""
 
 import pytest
 from golden import GENERATED, answers, bound, greatest_deviation, mean_deviations
@@ -14,7 +14,7 @@ from topologies import DISAGGREGATED, handovers
 pytestmark = pytest.mark.skipif(not has_driver(), reason="no libcuda.so.1: run under emulated-gpu/run")
 
 ENGINE = ("--chunking", "engine", "--max-step-tokens", 64, "--max-prefill-chunk-size", 48)
-# Ways of cutting prompts into steps and forwards.
+# Flags that cut prompts into steps and forwards in different ways.
 CUTS = {"qwen3_5": (("--max-step-tokens", 2048), ENGINE)}
 CUTS |= dict.fromkeys(("qwen3_5_text_tied", "qwen3_5_moe"), (("--max-step-tokens", 64),))
 RUNNING = 6
@@ -33,13 +33,13 @@ def test_f32_weights_match_the_reference_however_prompts_are_cut(start, figure, 
         got = answers(cluster, golden)
         worst = max(worst, greatest_deviation(golden, got))
         assert worst <= bound(model), cuts
-        # The numbers in the JSON are equal to the last digit.
+        # The numbers in the JSON must be equal to the last digit.
         first = first or got
         assert got == first, cuts
         cold = {key: got[300][key] for key in ("token_ids", "logprobs")}
         ask = dict(prompt=golden["t300.input_ids"].tolist(), max_tokens=GENERATED, temperature=0, logprobs=1)
         warm = cluster.complete(**ask, return_token_ids=True)
-        # An engine that cuts a step's prompts into forwards leaves no snapshot.
+        # An engine that divides a step's prompts into forwards saves no snapshot.
         assert (warm["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) == (cuts != ENGINE), cuts
         assert {key: warm["choices"][0][key] for key in cold} == cold, cuts
         cluster.wait_until_idle()
@@ -68,7 +68,8 @@ def test_states_depend_on_the_request_alone(start, figure):
     alone = [Streams(cluster, "/v1/completions", [body]).results()[0] for body in distinct] * 2
     asked = distinct * 2
     ended(cluster)
-    # Room for the state of all running requests, for the pages of few of them, and for some snapshots.
+    # The memory is enough for the state of all running requests, for the pages of a few of them, and for some
+    # snapshots.
     memory = (1 + RUNNING) * SLOT_BYTES + 36 * PAGE_BYTES
     small = ("--admission", "optimistic", "--max-running-requests", RUNNING, "--kv-cache-memory", memory)
     cluster = start(*model, "--max-step-tokens", 64, *small)

@@ -1,4 +1,4 @@
-"""Eight GPUs with a worker each. Runs under emulated-gpu/run."""
+"""Eight GPUs with one worker each. Runs under emulated-gpu/run."""
 
 import json
 import os

@@ -1,5 +1,6 @@
-"""A model divided among GPUs, through NCCL: the reference's answers, the CPU's tokens, and the restart of a group that
-has lost a rank. Runs under emulated-gpu/run with 4 GPUs, or on as many real ones."""
+"""A model divided among GPUs that use NCCL. Tests that answers are those of the reference, that tokens are those of the
+CPU, and that a group restarts after the loss of a rank. Runs under emulated-gpu/run with 4 GPUs, or on as many real
+ones."""
 
 import os
 import pathlib
@@ -19,7 +20,7 @@ COLLECTIVE_TIMEOUT_S = 4
 
 
 def serve(start, model, workers, tp, *args, env=None):
-    """A cluster with a GPU per worker."""
+    """Starts a cluster with one GPU per worker."""
     if not has_gpus(workers):
         pytest.skip(f"{workers} GPUs are needed")
     directory = ["--model", GOLDENS / "seed0" / model, "--skip-tokenizer-init"]
@@ -60,8 +61,8 @@ def test_experts_divided_among_gpus_match_the_reference(start, figure, model, la
     assert worst <= BOUND
 
 
-# Rows of which the ranks send their best tokens, rows that are gathered whole, and rows that need their likeliest token
-# only.
+# Rows for which the ranks send their best tokens, rows that are gathered whole, and rows that need only the likeliest
+# token.
 ASKED = (
     {"temperature": 0},
     {"temperature": 0, "frequency_penalty": 0.9},
@@ -99,7 +100,7 @@ BODIES = [
 
 @pytest.fixture(scope="module")
 def undisturbed(shared):
-    """The tokens of BODIES from a group of two ranks without faults. All such groups give the same."""
+    """Returns the tokens of BODIES from a group of two ranks without faults. All such groups give the same tokens."""
     cluster = serve(shared, "qwen3", 2, 2)
     answers = tokens(Streams(cluster, "/v1/completions", BODIES).results())
     cluster.stop()
@@ -107,8 +108,8 @@ def undisturbed(shared):
 
 
 def check_loss(cluster, undisturbed, gone, lose):
-    """24 streams, during which `lose` ends a group: none is lost, none is wrong, and new ranks take the places of
-    `gone`."""
+    """Runs 24 streams, during which `lose` ends a group. Checks that no stream is lost or wrong, and that new ranks
+    replace `gone`."""
     before = cluster.workers_by_rank()
     streams = Streams(cluster, "/v1/completions", BODIES)
     streams.wait_for_tokens(5)

@@ -1,4 +1,5 @@
-"""Disaggregated prefill and decode: bit-identical answers, also after deaths, and nothing left behind."""
+"""Disaggregated prefill and decode. Tests that answers are bit-identical, also after deaths, and that nothing is left.
+"""
 
 import concurrent.futures
 import os
@@ -22,7 +23,7 @@ QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
 
 
 def loads(cluster, name):
-    """{rank: a worker's gauge}."""
+    """Returns {rank: value} of a worker's gauge."""
     text = cluster.client.get("/metrics").text
     return {int(rank): float(value) for rank, value in re.findall(rf'^tutti_{name}\{{worker="(\d+)"\}} (\S+)', text, re.M)}
 
@@ -56,7 +57,7 @@ def test_each_of_two_ranks_carries_half_of_a_hand_over(start, figure):
         found = re.findall(r'^tutti_worker_transfer_bytes\{worker="(\d+)",transport="\w+"\} (\d+)', text, re.M)
         return [sum(int(bytes_) for rank, bytes_ in found if rank == wanted) for wanted in ("0", "1")]
 
-    # 19 pages of keys and values: 3 layers, 2 heads of 32 floats, one head per rank.
+    # Each rank sends 19 pages of keys and values: 3 layers, 32 floats per head, one of the two heads.
     half = 19 * 16 * 2 * 3 * 32 * 4
     wait_for("both ranks' counts", lambda: carried() == [half, half])
     figure(f"hand-over from two ranks to two: {half} bytes by each rank, of {2 * half}")
@@ -70,7 +71,8 @@ def test_every_stream_survives_the_loss_of_one_rank_of_either_side(start, victim
     bodies = [ask | dict(prompt=list(range(seed, seed + 200)), seed=seed) for seed in range(6)]
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
     streams = Streams(cluster, "/v1/completions", bodies)
-    # Accepted for the second time. A prefill that has handed over all requests costs none of them a replay.
+    # All requests are accepted for the second time. By then, a prefill worker that has handed over all of them may die
+    # without a replay.
     all_accepted(cluster, bodies + bodies)
     ranks = cluster.workers_by_rank()
     pid = ranks[victim]
@@ -95,14 +97,15 @@ def test_a_prefill_of_two_ranks_continues_on_one_within_the_tolerance(start, fig
     first = answers(cluster, golden)
     worst = greatest_deviation(golden, first)
     assert worst <= BOUND
-    # The prompts are in the prefix cache now, which changes no bit.
+    # The prompts are in the prefix cache now. That must change no bit.
     assert answers(cluster, golden) == first and handovers(cluster) == 2 * len(LENGTHS)
     cluster.wait_until_idle()
     figure(f"{model}, tp 2 to tp 1: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
 
 
 def small_zoo():
-    """Requests with every kind of state that a hand-over must transfer, and requests that end before a hand-over."""
+    """Yields requests with every kind of state that a hand-over must transfer, and requests that end before a
+    hand-over. """
     ask = dict(prompt=list(range(1, 60)), max_tokens=20, temperature=1, seed=3, return_token_ids=True)
     yield ask
     yield ask | dict(max_tokens=1)
@@ -111,7 +114,7 @@ def small_zoo():
     yield ask | dict(echo=True, logprobs=3, prompt_logprobs=2)
     yield ask | dict(temperature=0, logprobs=0)
     yield ask | dict(min_tokens=10, stop_token_ids=list(range(100)))
-    # Outputs that end with the first token, with the second, or with the third at the earliest.
+    # Outputs that end with the first token, with the second one, or at the earliest with the third one.
     yield ask | dict(logit_bias={"9": 100}, stop_token_ids=[9])
     yield ask | dict(logit_bias={"9": 100, "10": 99}, presence_penalty=2, stop_token_ids=[10])
     yield ask | dict(logit_bias={"9": 100}, stop_token_ids=[9], min_tokens=3)
@@ -126,7 +129,7 @@ def test_all_state_that_an_answer_depends_on_is_handed_over(start):
     colocated = start("--workers", 1, *QWEN3)
     expected = Streams(colocated, "/v1/completions", bodies).results()
     disaggregated = start("--topology", DISAGGREGATED, *QWEN3)
-    # Twice: the second time with a filled prefix cache.
+    # The second time, the prefix cache is filled.
     for _ in range(2):
         for body, want, got in zip(bodies, expected, Streams(disaggregated, "/v1/completions", bodies).results()):
             assert want == got, body
@@ -149,7 +152,7 @@ def test_prefill_workers_prefill_and_decode_workers_decode(start):
     Streams(cluster, "/v1/completions", bodies).results()
     text = cluster.client.get("/metrics").text
     went = dict(re.findall(r'^tutti_worker_transfer_bytes\{worker="0",transport="(\w+)"\} (\d+)', text, re.M))
-    # A simulated token's state is 8 bytes.
+    # The simulated device has 8 bytes of state per token.
     assert went == {"shared_memory": str(6 * 400 * 8), "tcp": "0"}
     assert 'tutti_worker_transfers{worker="0",outcome="handed_over"} 6' in text
     rows = {(int(rank), kind): int(n) for rank, kind, n in re.findall(r'^tutti_step_rows_total\{worker="(\d+)",kind="(\w+)"\} (\d+)', text, re.M)}
@@ -164,7 +167,7 @@ def test_pages_that_the_decode_worker_has_are_not_sent(start):
     expected, usages, sent = [], [], []
     colocated = start("--workers", 1, *QWEN3)
     for seed in range(3):
-        # The last prompt has the first request's output, which only the decode worker has computed.
+        # The last prompt includes the first request's output, which only the decode worker has computed.
         more = expected[0]["token_ids"] if seed == 2 else []
         body = ask | dict(prompt=ask["prompt"] + more, seed=seed, max_tokens=60)
         expected.append(colocated.complete(**body)["choices"][0])
@@ -172,7 +175,7 @@ def test_pages_that_the_decode_worker_has_are_not_sent(start):
         assert answer["choices"][0] == expected[-1]
         usages.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         sent.append(cluster.metrics()["tutti_worker_transfer_bytes"])
-    # A prompt's last token is always computed, so its page is sent.
+    # The last token of a prompt is always computed, so its page is always sent.
     assert [after - before for before, after in zip([0, *sent], sent)] == [25 * page, page, page]
     assert usages == [0, 384, 400], "cached tokens on the prefill worker"
     cluster.wait_until_idle()
@@ -221,7 +224,7 @@ def test_every_stream_survives_the_loss_of_either_side(start, victim, number):
 
 @pytest.mark.parametrize("victim", (0, 1), ids=("prefill", "decode"))
 def test_an_expired_lease_costs_an_attempt_and_no_worker(start, victim):
-    # Stopped for longer than the other side waits, and for less than the time after which it counts as dead.
+    # The worker is stopped for longer than the other side waits, but not for long enough to count as dead.
     waits = ("--transfer-timeout", 1, "--heartbeat-timeout", 30, "--max-replays", 20)
     cluster = start("--topology", DISAGGREGATED, *waits, *SIM)
     bodies = [dict(prompt=[s] * 3500, seed=s, temperature=1, max_tokens=30, ignore_eos=True, return_token_ids=True) for s in range(32)]
@@ -229,7 +232,7 @@ def test_an_expired_lease_costs_an_attempt_and_no_worker(start, victim):
     pid = cluster.workers_by_rank()[victim]
     replayed = lambda: cluster.metrics().get("tutti_request_replays_total", 0) > 0
     unsent = lambda: "planes did not get across" in cluster.log()
-    # A stop without a running hand-over has no effect: the test then waits for another hand-over.
+    # A stop has no effect if no hand-over is running. The test then waits for another hand-over.
     for attempt in range(1, 6):
         before = handovers(cluster) if attempt > 1 else 0
         wait_for("a hand-over", lambda: handovers(cluster) > before, every=0.002)
@@ -266,8 +269,9 @@ def test_a_drained_worker_finishes_its_requests(start, victim):
 
 
 def test_answers_are_bit_identical_after_both_sides_die(start):
-    # The death of the prefill worker, that of the decode worker and the hand-over may each cost a request an attempt.
-    # They stand still for as long as this process takes, which must not look like a death.
+    # The death of the prefill worker, the death of the decode worker and the hand-over may each cost a request an
+    # attempt. The workers are stopped for as long as this process needs, which must not look like a death, so the
+    # heartbeat timeout is long.
     cluster = start("--topology", DISAGGREGATED, "--max-replays", 4, "--heartbeat-timeout", 60, *QWEN3)
     bodies = list(sampling_zoo())
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
@@ -297,7 +301,7 @@ def test_the_death_of_one_prefill_worker_leaves_the_other(start):
 
 
 def test_many_requests_share_a_small_decode_pool(start):
-    # The pool has room for about three requests. The others wait before their prefill.
+    # The pool is enough for about three requests. The others wait before their prefill.
     cluster = start("--topology", TWO_PREFILL, "--kv-cache-memory", "4MiB", *SIM)
     pages = loads(cluster, "kv_pages_total")
     most = cluster.client.get("/v1/models").json()["data"][0].get("max_model_len", 4096)
@@ -348,7 +352,7 @@ def test_disaggregated_and_whole_groups_serve_in_one_cluster(start, tmp_path):
         answered = list(pool.map(lambda _: cluster.complete(**ask)["choices"], range(8)))
     assert all(choices == answered[0] for choices in answered)
     assert 0 < handovers(cluster) < 8
-    # The group of whole requests also serves while the workers of the other groups are dead.
+    # The group for whole requests still serves while the workers of the other groups are dead.
     for rank in (0, 1):
         os.kill(cluster.workers_by_rank()[rank], signal.SIGKILL)
     assert cluster.complete(**ask)["choices"] == answered[0]

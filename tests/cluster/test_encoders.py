@@ -1,4 +1,5 @@
-"""Disaggregated encoders: embeddings of media are sent from worker to worker, and answers are bit-identical."""
+"""Disaggregated encoders. Tests that embeddings of media are sent from worker to worker, and that answers are
+bit-identical."""
 
 import concurrent.futures
 import os
@@ -18,12 +19,12 @@ DISAGGREGATED, ALL_DISAGGREGATED = TOPOLOGIES / "encoders-disaggregated.toml", T
 
 @pytest.fixture
 def model(tmp_path):
-    """The arguments that serve a model with an audio encoder."""
+    """Returns the arguments that serve a model with an audio encoder."""
     return write(tmp_path / "checkpoint")
 
 
 def zoo():
-    """Chats with audio at every position, and some without audio."""
+    """Yields chats with audio at every position, and some without audio."""
     logprobs = dict(logprobs=True, top_logprobs=3, return_token_ids=True)
     yield ask(text("What is this? "), audio(sound(1, 40)), text("And why?"), **logprobs)
     yield ask(audio(sound(2, 1)), **logprobs)
@@ -55,11 +56,11 @@ def test_answers_do_not_depend_on_the_encoder_s_worker_or_on_chunks(start, model
     expected = answers(colocated, bodies)
     assert len({str(choices) for choices in expected}) == len(bodies)
     cluster = start(*shape, *model)
-    # Twice: the second time with a filled prefix cache.
+    # The second time, the prefix cache is filled.
     assert answers(cluster, bodies) == expected
     assert answers(cluster, bodies) == expected
     if DISAGGREGATED in shape:
-        # One transfer for each choice with audio, and one row for each of its items. Text passes no encoder.
+        # There is one transfer per choice with audio, and one row per audio item. Text does not go to an encoder.
         shown = lambda: cluster.client.get("/metrics").text
         wait_for("all counted", lambda: 'tutti_worker_transfers{worker="0",outcome="handed_over"} 14\n' in shown())
         assert 'tutti_step_rows_total{worker="0",kind="prefill"} 16\n' in shown()
@@ -75,7 +76,7 @@ def test_two_ranks_are_bit_identical_to_two_ranks(start, model, tmp_path):
 @pytest.mark.parametrize("topology", (None, DISAGGREGATED), ids=("colocated", "disaggregated"))
 def test_the_prefix_cache_distinguishes_media(start, model, topology):
     cluster = start(*(("--topology", topology) if topology else ("--workers", 1)), *model)
-    # Two replicas run the thinker. Both must give the same answer.
+    # With a topology, two replicas run the thinker. Both must give the same answer.
     times = 2 if topology else 1
 
     def answer(data):
@@ -86,7 +87,8 @@ def test_the_prefix_cache_distinguishes_media(start, model, topology):
     fresh = [answer(sound(seed, 60))[0] for seed in (1, 2)]
     again = [answer(sound(seed, 60)) for seed in (1, 2, 3)]
     assert [logprobs for logprobs, _ in again[:2]] == fresh and fresh[0] != fresh[1] != again[2][0]
-    # The tokens before the sound are cached for any sound, the sound's tokens only if that sound was sent before.
+    # The tokens before the sound are cached for any sound. The sound's tokens are only cached if the same sound was
+    # sent before.
     assert all(cached >= 60 for _, cached in again[:2]) and again[2][1] < 60
     undisturbed = start("--workers", 1, "--no-prefix-cache", *model)
     body = ask(text("A text before the sound, of some length. "), audio(sound(3, 60)), text("?"), logprobs=True)
@@ -94,7 +96,7 @@ def test_the_prefix_cache_distinguishes_media(start, model, topology):
 
 
 class TestGrpc:
-    """Requests by token ids, with one placeholder for each item."""
+    """Requests with token ids, which have one placeholder per media item."""
 
     @staticmethod
     def generate(cluster, ids, media, **output):
@@ -203,7 +205,7 @@ def test_every_stream_survives_the_death_of_any_worker(start, model, topology, v
     alone.stop()
     cluster = start("--topology", topology, "--heartbeat-timeout", 2, *SIM, *model)
     streams = Streams(cluster, "/v1/chat/completions", bodies)
-    # No request is accepted while a role that it needs has no worker.
+    # A request is only accepted while every role that it needs has a worker.
     wait_for("all accepted", lambda: cluster.metrics().get("tutti_prompt_tokens_total", 0) >= prompts, every=0.005)
     wait_for("some that have begun", lambda: sum(seen > 3 for seen in streams.seen) >= 2, every=0.002)
     pid = cluster.workers_by_rank()[victim]
@@ -215,7 +217,7 @@ def test_every_stream_survives_the_death_of_any_worker(start, model, topology, v
 
 
 def test_requests_wait_for_an_encoder_and_those_without_media_do_not(start, model):
-    # Stopped for less than the time after which it counts as dead.
+    # The encoder is stopped, but not for long enough to count as dead.
     cluster = start("--topology", DISAGGREGATED, "--heartbeat-timeout", 60, "--transfer-timeout", 60, *SIM, *model)
     heard = cluster.chat(**ask(audio(sound(1, 4))))["choices"]
     encoder = cluster.workers_by_rank()[0]
@@ -244,6 +246,6 @@ def test_clients_that_leave_while_their_media_are_encoded_leave_nothing(start, m
     cluster.wait_until_idle()
     assert len(cluster.chat(**ask(audio(sound(1, 3000)), return_token_ids=True))["choices"][0]["token_ids"]) == 24
     bytes_in_all = re.findall(r'^tutti_worker_transfer_bytes\{worker="0",transport="shared_memory"\} (\d+)', cluster.client.get("/metrics").text, re.M)
-    # A simulated embedding is 16 bytes.
+    # A simulated embedding has 16 bytes.
     assert bytes_in_all and int(bytes_in_all[0]) % 16 == 0 and int(bytes_in_all[0]) >= 3000 * 16
     assert BYTES_PER_TOKEN == 32

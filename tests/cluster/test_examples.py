@@ -1,4 +1,4 @@
-"""The clients in examples/, each run against the shipped model."""
+"""Runs each client in examples/ against the shipped model."""
 
 import os
 import subprocess

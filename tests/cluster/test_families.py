@@ -1,5 +1,6 @@
-"""Two conditions of tests/families on one model with state, so that the command keeps working: warm prefixes behind
-every block, and preempted requests that go on from snapshots, in memory that is filled with NaN before each request."""
+"""Runs two conditions of tests/families on one model with state, so that the command does not break: warm prefixes that
+end behind every block, and preempted requests that continue from snapshots. The memory is filled with NaN before each
+request."""
 
 from families import measure
 

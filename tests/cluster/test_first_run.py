@@ -1,4 +1,5 @@
-"""The first run, as README.md and docs/api.md describe it: the shipped model answers, and every example works."""
+"""The first run that README.md and docs/api.md describe. Tests that the shipped model answers, and that every example
+works."""
 
 import json
 import os
@@ -28,7 +29,7 @@ def test_the_shipped_model_answers_as_its_reference_does(tiny, item):
 
 
 def test_defaults_make_sense(tiny):
-    """A first-time user gives a question only."""
+    """A first-time user sends only a question."""
     answer = tiny.chat(messages=[{"role": "user", "content": "What is Tutti?"}])
     assert "tutti" in answer["choices"][0]["message"]["content"].lower()
 
@@ -41,7 +42,7 @@ def test_text_survives_tokenising_and_detokenising(tiny):
 
 
 def test_a_streamed_character_is_never_split(tiny):
-    """A high temperature makes incomplete characters likely. No delta may show half a character."""
+    """A high temperature makes incomplete characters likely. A delta must never contain part of a character."""
     ask = dict(prompt="🎺 漢字", max_tokens=200, temperature=2, seed=3, ignore_eos=True)
     whole = tiny.complete(**ask)["choices"][0]["text"]
     deltas = [c["text"] for event in tiny.stream("/v1/completions", **ask) for c in event["choices"]]
@@ -56,7 +57,7 @@ def test_probes_and_metrics_answer(tiny):
 
 
 def examples():
-    """Fenced bash and python blocks of README and docs/api.md that talk to a running cluster."""
+    """Returns the fenced bash and python blocks of README and docs/api.md that use a running cluster."""
     text = "\n".join((REPO / page).read_text() for page in ("README.md", "docs/api.md"))
     blocks = re.findall(r"^```(bash|sh|python)\n(.*?)^```", text, re.M | re.S)
     return [(kind, text) for kind, text in blocks if re.search(r":(8000|50051)\b", text)]
@@ -75,7 +76,7 @@ def test_readme_has_an_example_for_each_client():
 def test_the_examples_of_readme_work(tiny, tmp_path, kind, text):
     text = re.sub(r"(localhost|127\.0\.0\.1):8000", f"127.0.0.1:{tiny.http_port}", text)
     text = re.sub(r"(localhost|127\.0\.0\.1):50051", tiny.grpc, text)
-    # The packages to install are in this venv, and the stubs to generate are in target/stubs.
+    # Installation lines are left out, because this venv has the packages. The generated stubs are in target/stubs.
     text = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(\S*pip3? install|uv pip)", line))
     command = ["bash", "-euo", "pipefail", "-c", text] if kind != "python" else [sys.executable, "-c", text]
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"

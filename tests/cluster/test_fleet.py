@@ -1,4 +1,4 @@
-"""A stand-alone router with two conductors: its choice between them, and the loss of one."""
+"""A stand-alone router with two conductors. Tests its choice between them, and the loss of one."""
 
 import asyncio
 import os
@@ -10,14 +10,14 @@ from simulated import EOS, VOCAB, sampled, stream
 from streams import Streams, signal_all
 
 SIM = ("--no-router", "--workers", 2, "--device", "sim")
-# Short intervals, so that the tests are fast. These are settings of the router's `fleet` table.
+# Short intervals in the router's `fleet` settings make the tests fast.
 QUICK = {"TUTTI_FLEET__POLL_MS": "100", "TUTTI_FLEET__RECOVERY_MS": "90000", "TUTTI_FLEET__KEEP_ALIVE_MS": "500"}
 # Slow enough that streams are running when a fault happens.
 PACE = {"TUTTI_SIM__FIXED_US": "8000"}
 
 
 def fleet(start, count=2):
-    """A router that is ready, and its conductors."""
+    """Returns a router that is ready, and its conductors."""
     conductors = [start(*SIM, env=PACE) for _ in range(count)]
     flags = [part for conductor in conductors for part in ("--conductor", f"http://{conductor.cluster}")]
     router = start(*flags, name="router", env=QUICK)
@@ -34,12 +34,12 @@ def everyone_in(router):
 
 
 def served(conductor):
-    """Number of requests that a conductor has ended."""
+    """Returns the number of requests that a conductor has ended."""
     return conductor.metrics().get("tutti_requests_total", 0)
 
 
 def long_requests(count):
-    """Requests of all kinds that run for at least two seconds, with the expected answers."""
+    """Yields requests of all kinds that run for at least two seconds, with the expected answers."""
     rng = random.Random(11)
     for _ in range(count):
         prompt = [rng.randrange(VOCAB) for _ in range(rng.choice((1, 16, 17, 200)))]
@@ -50,11 +50,12 @@ def long_requests(count):
         if rng.random() < 0.5:
             yield body | {"ignore_eos": True}, (tokens, "length")
             continue
-        # No end in the first half, and a stop token near the end.
+        # The output does not end in its first half, and has a stop token near the end.
         least = length // 2
         stops = EOS | {tokens[-5]}
         ends = [i for i, token in enumerate(tokens) if i >= least and token in stops]
-        # Before min_tokens, stop tokens are not sampled, which `simulated.generate` does not model.
+        # Stop tokens are not sampled before min_tokens. `simulated.generate` does not model this, so such requests
+        # ignore stop tokens.
         if any(token in stops for token in tokens[:least]):
             yield body | {"ignore_eos": True}, (tokens, "length")
         else:
@@ -62,7 +63,7 @@ def long_requests(count):
 
 
 def undisturbed_by(router, disturb, count=40):
-    """Runs streams, calls `disturb` when each has some tokens, and compares the answers with the expected ones."""
+    """Runs streams, calls `disturb` when each has some tokens, and checks that the answers are the expected ones."""
     bodies, expected = zip(*long_requests(count))
 
     async def main():
@@ -86,7 +87,7 @@ def test_a_shared_prefix_stays_with_one_and_the_rest_is_spread(start):
     assert sorted(map(served, conductors)) == [0, 8]
     for kind in range(20):
         router.complete(prompt=[100 + kind] * 512, max_tokens=2)
-    # The counts may differ by a request that one conductor had just finished at its last poll.
+    # At its last poll, one conductor may just have finished a request, so the counts may differ by one.
     assert all(6 <= count <= 22 for count in map(served, conductors)), [*map(served, conductors)]
     seen = router.metrics()
     assert seen["tutti_router_conductor_up"] == 2 and seen["tutti_router_conductor_picks_total"] == 28
@@ -121,7 +122,7 @@ def test_kill_9_of_a_whole_conductor_costs_no_stream_and_it_is_used_again(start,
 
 
 def test_a_replay_is_the_same_in_every_bit_with_a_real_model(start):
-    # Workers stand still for as long as this process takes, which must not look like a death.
+    # The workers are stopped for as long as this process needs, which must not look like a death.
     conductors = [start("--no-router", "--workers", 1, "--heartbeat-timeout", 60) for _ in range(2)]
     router = start(*(part for c in conductors for part in ("--conductor", f"http://{c.cluster}")), name="router", env=QUICK)
     everyone_in(router)
@@ -134,7 +135,7 @@ def test_a_replay_is_the_same_in_every_bit_with_a_real_model(start):
     workers = {pid: conductor for conductor in conductors for pid in conductor.workers()}
     streams = Streams(router, "/v1/completions", [body], stopped=workers)
     streams.stop_in_the_middle(workers, 1, tokens=50)
-    # The router may have sent the two choices to different conductors.
+    # Only the conductor with requests in flight is killed, because the router may have sent the choices to either one.
     busy = next(c for c in conductors if c.metrics()["tutti_requests_in_flight"] > 0)
     busy.signal(signal.SIGKILL)
     busy.wait()
@@ -157,7 +158,7 @@ def test_a_stopped_conductor_counts_as_dead_and_does_no_harm_when_it_continues(s
         for pid in first.processes():
             os.kill(pid, signal.SIGCONT)
     everyone_in(router)
-    # Its requests for the streams that moved elsewhere are cancelled.
+    # The first conductor's requests are cancelled, because their streams moved to the second one.
     first.wait_until_idle()
     second.wait_until_idle()
     body, right = next(long_requests(1))
@@ -181,8 +182,8 @@ def test_conductors_behind_a_name(start):
     router = start("--discover", f"localhost:{port}", name="router", env=QUICK)
     tokens = router.complete(prompt=[1, 2], max_tokens=5, temperature=0, ignore_eos=True, return_token_ids=True)
     assert tokens["choices"][0]["token_ids"] == sampled([1, 2], 0, 0, 5)
-    # The name may have other addresses on this machine, where no conductor listens. The router sends them no requests,
-    # and reports each as a remark.
+    # On this machine, the name may have further addresses where no conductor listens. The router sends no requests
+    # there, and reports each such address as a remark.
     assert all(line.startswith("http://[::1]:") for line in remarks(router))
 
 

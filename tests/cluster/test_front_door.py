@@ -1,4 +1,5 @@
-"""The front doors of real processes: API keys, web pages of other origins, and the warning of an open address."""
+"""Checks of running processes on arrival: API keys, web pages of other origins, and the warning about an address that
+is open to the network."""
 
 import os
 
@@ -23,7 +24,7 @@ def test_keys_are_needed_limited_and_read_again(start, tmp_path):
     cluster = start(*SIM, "--api-key-file", file)
     post = lambda *args, **more: cluster.client.post(PATH, **asked(*args, **more))
     assert [post(key).status_code for key in (None, "three", "one", "two", "two")] == [401, 401, 200, 200, 429]
-    # A page that knows a key may use it, and probes need none.
+    # A web page with a key may send requests. Probes need no key.
     assert post("one", origin="https://chat.example").status_code == 200
     assert cluster.client.get("/health").status_code == cluster.client.get("/metrics").status_code == 200
 

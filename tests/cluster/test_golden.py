@@ -1,7 +1,7 @@
-"""The golden gate: compares a running cluster's answers over HTTP with Hugging Face transformers.
+"""Compares a running cluster's answers over HTTP with Hugging Face transformers.
 
-Every logprob is within its bound of the reference, and all greedy tokens are equal. Answers are bit-identical under
-every step budget, for any chunks and any other requests in their steps.
+Every logprob is within its bound of the reference, and all greedy tokens are equal. Answers are bit-identical for every
+step budget, whatever the chunks and the other requests of a step.
 """
 
 import pytest
@@ -9,7 +9,8 @@ from golden import BOUND, MODELS, answers, bound, check_balance, greatest_deviat
 from harness import GOLDENS
 from safetensors.numpy import load_file
 
-# Families whose layers are those of MODELS with other variants: one budget suffices, since worker/models/tests has all.
+# Families that consist of MODELS' layers in other variants. One budget suffices here, because worker/models/tests
+# covers all of them.
 VARIANTS = ("llama3", "smollm", "qwen2", "mistral", "qwen3_embedding", "qwen3_moe", "qwen3_moe_nonorm")
 VARIANTS += ("qwen3_5", "qwen3_5_text_tied", "qwen3_5_moe", "qwen3_5_moe_text")
 BUDGETS = (8, 64, 2048)
@@ -32,7 +33,7 @@ def test_f32_weights_match_the_reference_under_every_step_budget(start, figure, 
         cluster.stop()
         worst = max(worst, greatest_deviation(golden, got))
         assert worst <= BOUND, f"a budget of {budget}"
-        # The numbers in the JSON are equal to the last digit.
+        # The numbers in the JSON must be equal to the last digit.
         first = first or got
         assert got == first, f"a budget of {budget} changes bits that {BUDGETS[0]} gives"
     figure(f"{seed}/{model} f32: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
@@ -70,5 +71,5 @@ def test_bf16_weights_deviate_no_more_than_bf16_does(start, figure, model):
     cluster = serve(start, directory, 64)
     ours, theirs = mean_deviations(golden, answers(cluster, golden))
     figure(f"bf16/{model}: mean |logprob - f32 reference| {ours:.4f}, transformers' own in bf16 {theirs:.4f}")
-    # Twice the deviation of the reference's own bf16 run. A wrong operation deviates by far more.
+    # The limit is twice the deviation of the reference's own bf16 run. A wrong operation would deviate far more.
     assert ours <= 2 * theirs

@@ -1,4 +1,5 @@
-"""Network namespaces stand for hosts: workers join over a link, which is cut and restored while they work."""
+"""Workers on another host, which is a network namespace. They join over a link that is cut and restored while they
+work. """
 
 import os
 import random
@@ -12,7 +13,7 @@ from streams import Streams
 from topologies import DISAGGREGATED
 
 SIM = ("--device", "sim", "--heartbeat-timeout", 2)
-# tests/cluster/test_tls.py encrypts between hosts.
+# These connections are not encrypted. tests/cluster/test_tls.py tests encryption.
 PLAIN = ("--insecure-plaintext",)
 TOKENS = 250
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(no_namespaces(), reason="network namespaces need
 
 
 class Host:
-    """A network namespace with its own processes and one link to the test's namespace."""
+    """A network namespace with separate processes and one link to the test's namespace."""
 
     def __init__(self):
         number = os.getpid() % 250
@@ -69,8 +70,8 @@ def host():
 
 @pytest.fixture
 def joined(host, start, spawn, tmp_path):
-    """A function that starts a conductor with these flags, and a worker of this rank that joins it from the other
-    host."""
+    """Returns a function that starts a conductor with these flags, and on the other host a worker of this rank that
+    joins it."""
 
     def joined(rank, *flags):
         address, secret = f"{host.here}:{free_port()}", tmp_path / "secret"
@@ -89,7 +90,7 @@ def all_ready(cluster, workers):
 
 
 def requests(count):
-    """[(body, expected answer)]"""
+    """Returns [(body, expected answer)]."""
     rng = random.Random(8)
     for seed in range(count):
         prompt = [rng.randrange(VOCAB) for _ in range(rng.choice((1, 16, 700)))]

@@ -1,4 +1,4 @@
-"""A model given by its hub name, fetched from a loopback server with the hub's routes."""
+"""A model that is given by its hub name. It is fetched from a loopback server with the hub's routes."""
 
 import hashlib
 import http.server
@@ -68,7 +68,7 @@ class Routes(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path):
-    """A server of the golden Qwen3 in two shards, as large models are published."""
+    """A server with the golden Qwen3 in two shards, as large models are published."""
     golden, published = GOLDENS / "seed0/qwen3", tmp_path / "published"
     published.mkdir()
     (published / "config.json").write_text((golden / "config.json").read_text())

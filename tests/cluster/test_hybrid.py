@@ -1,6 +1,6 @@
-"""Qwen3.5 and Qwen3.5-MoE, whose delta nets keep state in slots, on a running cluster: the answers of a colocated,
-undisturbed request are those of the reference, and hand-over, preemption, cached prefixes and lost workers change no
-digit of them."""
+"""Qwen3.5 and Qwen3.5-MoE, whose delta nets keep state in slots, on a running cluster. Tests that an undisturbed
+request on colocated workers gets the reference's answer, and that hand-over, preemption, cached prefixes and lost
+workers change no digit of it."""
 
 import os
 import signal
@@ -63,11 +63,12 @@ def test_a_warm_prefix_gives_the_same_answer(start, served, golden):
 
     cold = answer(prompt)
     assert cold[1] == 0 and cold[0]["token_ids"] == golden["t300.greedy"].tolist()
-    # The slot of the first request is used by another one before the prefix is restored.
+    # Another request uses the slot of the first one before the prefix is restored.
     answer(golden["t125.input_ids"].tolist())
     warm = answer(prompt)
     assert warm[0] == cold[0] and warm[1] > 0
-    # Prompts that leave the cached one at all kinds of places: on a snapshot, before, after, within a block.
+    # Prompts that share different lengths of the cached prompt: up to a snapshot, before and after one, and up to the
+    # middle of a block.
     fresh = start("--workers", 1, "--no-prefix-cache", *served)
     for shared in (15, 16, 17, 33, 64, 130, 256, 299):
         tokens = prompt[:shared] + [7, 3, 7, 250, 9]
@@ -86,7 +87,8 @@ def test_preempted_requests_give_the_same_answers(start, model, served, golden, 
     cluster = start("--workers", 1, *served)
     alone = [Streams(cluster, "/v1/completions", [body]).results()[0] for body in asked]
     cluster.stop()
-    # Room for the state of all running requests, for the pages of few of them, and for some snapshots.
+    # The memory is enough for the state of all running requests, for the pages of a few of them, and for some
+    # snapshots.
     memory = (1 + RUNNING) * SLOT_BYTES + 40 * PAGE_BYTES
     for flags in ((), ("--no-prefix-cache",)):
         cluster = start(
@@ -102,9 +104,10 @@ def test_preempted_requests_give_the_same_answers(start, model, served, golden, 
 
 
 def test_more_requests_than_slots_all_end(start, model, served, golden, figure):
-    # 64 requests of which three may run: slots for state are short, and are counted before a request begins. With pages
-    # for all requests that have a slot, the others wait, and none is preempted. With pages for the prompts of some, and
-    # none for their output, requests give up slot and pages and begin again.
+    # 64 requests, of which three may run. Slots for state are short, and are reserved before a request begins. In the
+    # first case there are pages for all requests with a slot, so the others wait and none is preempted. In the second
+    # case there are pages for some prompts but not for their output, so requests give up slot and pages and begin
+    # again.
     asked = [body for body in bodies(golden, 40) if len(body["prompt"]) < 64] * 8
     answers = []
     for pages, flags in ((400, ()), (8, ("--admission", "optimistic", "--no-prefix-cache"))):
@@ -123,7 +126,7 @@ def test_more_requests_than_slots_all_end(start, model, served, golden, figure):
 
 
 def test_slots_are_fitted_to_the_memory_unless_their_number_is_set(start, served, golden, tmp_path):
-    # The slots of 128 requests, the default, would take more than all of it.
+    # Slots for 128 requests, the default, would take more than the whole memory.
     memory = 3 * SLOT_BYTES + 60 * PAGE_BYTES
     assert 128 * SLOT_BYTES > memory
     cluster = start("--workers", 1, *served, "--kv-cache-memory", memory)
@@ -142,7 +145,7 @@ def test_a_lost_worker_changes_no_answer(start, served, golden):
     cluster = start("--workers", 2, *served)
     asked = bodies(golden, 800)[:6]
     undisturbed = Streams(cluster, "/v1/completions", asked).results()
-    # On a busy machine a death may come too late for a replay.
+    # On a busy machine, a death may come too late for a replay, so there are several tries.
     for _ in range(5):
         workers = cluster.workers()
         streams = Streams(cluster, "/v1/completions", asked)

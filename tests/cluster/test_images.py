@@ -1,5 +1,5 @@
-"""The images, without a container engine: their root file systems serve an unprivileged user who may write nothing, and
-the systemd units say what our executables take."""
+"""The container images, without a container engine. Tests that their root file systems serve an unprivileged user
+without write access, and that the systemd units match our executables' flags."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ USER = "65532"
 
 @pytest.fixture(scope="module")
 def bubblewrap():
-    """The command of a sandbox, from Debian's package, with the libraries that it brings."""
+    """The command of a sandbox (bubblewrap), from Debian's package, with the libraries from the package."""
     root = IMAGES / "bubblewrap"
     subprocess.run([REPO / "tests/tools/fetch-debian", root, "bookworm", "bubblewrap"], check=True)
     libraries = root / "lib/x86_64-linux-gnu"
@@ -28,7 +28,7 @@ def bubblewrap():
 
 
 def assembled(part):
-    """The root file system of an image."""
+    """Assembles the root file system of an image, and returns its path."""
     root = IMAGES / part
     subprocess.run([REPO / "deploy/docker/assemble", part, root, BINARIES], check=True)
     return root
@@ -45,7 +45,7 @@ def router():
 
 
 def stage(part):
-    """{instruction: text} of the last stage of an image."""
+    """Returns {instruction: text} of an image's last stage."""
     text = DOCKERFILE.split(f"FROM scratch AS {part}\n")[1].split("\nFROM ")[0].replace("\\\n", " ")
     found = {}
     for line in text.splitlines():
@@ -55,8 +55,8 @@ def stage(part):
 
 
 def sandbox(bubblewrap, root, part, **variables):
-    """A command under which an executable of the image runs as in a pod: as the image's user, without any right, on a
-    root that it cannot write."""
+    """Returns a command that runs an executable of the image as in a pod: as the image's user, without capabilities, on
+    a read-only root."""
     instructions = stage(part)
     assert instructions["USER"] == f"{USER}:{USER}" and instructions["STOPSIGNAL"] == "SIGTERM"
     environment = dict(word.split("=", 1) for word in shlex.split(instructions["ENV"])) | variables
@@ -70,19 +70,20 @@ def sandbox(bubblewrap, root, part, **variables):
 
 
 def entrypoint(part):
-    """The shell in the image runs its entry point. It drops the path of the executable that `Process` adds."""
+    """Returns a command in which the image's shell runs the image's entry point. The shell drops the executable's path,
+    which `Process` adds."""
     (program,) = json.loads(stage(part)["ENTRYPOINT"])
     return ["/bin/sh", "-c", f'shift; exec {program} "$@"', "sh"]
 
 
 def signal_inside(process, name):
-    """Stops the process of this name inside the sandbox, as an engine would."""
+    """Stops the process of this name inside the sandbox, as a container engine would."""
     (pid,) = [pid for pid, found in process.processes().items() if found == name]
     subprocess.run(["kill", "-TERM", str(pid)], check=True)
 
 
 def health(bubblewrap, root, part, port):
-    """Exit status of the image's own check, sent to this port."""
+    """Returns the exit status of the image's own health check, with this port."""
     check = stage(part)["HEALTHCHECK"].split(" CMD ")[1].replace(":9090", f":{port}")
     return subprocess.run([*sandbox(bubblewrap, root, part), *json.loads(check)], capture_output=True).returncode
 
@@ -99,7 +100,7 @@ def test_the_images_serve_an_unprivileged_user_on_a_root_that_cannot_be_written(
         conductor.wait_until_ready()
         assert token.exists() and health(bubblewrap, cpu, "cpu", probes) == 0
         assert conductor.chat(messages=[{"role": "user", "content": "What is Tutti?"}], max_tokens=8)["choices"]
-        # Each process of it is the image's user, and may write where volumes are, nowhere else.
+        # Each process of the container runs as the image's user, and may write only to volumes.
         for pid in conductor.workers():
             status = pathlib.Path(f"/proc/{pid}/status").read_text()
             assert re.search(r"^CapEff:\s*0+$", status, re.M) and re.search(r"^NoNewPrivs:\s*1$", status, re.M)
@@ -144,7 +145,7 @@ def test_images_hold_their_own_executables_and_nothing_with_more_rights(cpu, rou
 
 
 def test_the_image_for_gpus_has_the_libraries_that_a_worker_loads(tmp_path):
-    """Stand-ins of NVIDIA's libraries: only names and links are copied."""
+    """Uses empty files in place of NVIDIA's libraries, because only names and links are copied."""
     libraries = tmp_path / "usr/local/cuda/lib64"
     libraries.mkdir(parents=True)
     names = ["libnvrtc.so.13.0.1", "libnvrtc-builtins.so.13.0.1", "libcublasLt.so.13.0.1", "libnccl.so.2.28.3"]
@@ -157,7 +158,7 @@ def test_the_image_for_gpus_has_the_libraries_that_a_worker_loads(tmp_path):
     (folder,) = re.findall(r"LD_LIBRARY_PATH=(\S+)", stage("cuda")["ENV"])
     for name in ("libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2"):
         assert (root / folder.lstrip("/") / name).read_text().startswith(name)
-    # The driver comes from the node.
+    # The image must not have the driver's library, because the node provides it.
     assert not list(root.rglob("libcuda.so*"))
     (libraries / names[3]).unlink()
     (libraries / "libnccl.so.2").unlink()
@@ -171,14 +172,14 @@ def test_each_image_is_described():
         for label in ("title", "description", "licenses", "version", "revision"):
             assert f"org.opencontainers.image.{label}=" in instructions["LABEL"]
         assert instructions["HEALTHCHECK"] and instructions["EXPOSE"] == "8000 50051 9090"
-    # No base image but those that the script gives by digest.
+    # The only base images are those that the script passes by digest.
     bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.M)
     names = set(re.findall(r" AS (\S+)", DOCKERFILE))
     assert {base for base in bases if base not in names} == {"${RUST_IMAGE}", "${DEBIAN_IMAGE}", "${CUDA_IMAGE}", "scratch"}
 
 
 def test_the_script_builds_from_digests_alone(tmp_path):
-    """With a stand-in for docker, which has one answer for each tag."""
+    """Uses a script in place of docker. It prints the same digest for every tag."""
     digest = "sha256:" + "a" * 64
     (tmp_path / "docker").write_text(f'#!/bin/sh\ncase "$*" in *imagetools*) echo {digest};; *) echo "$@" >>"{tmp_path}/calls";; esac\n')
     (tmp_path / "docker").chmod(0o755)
@@ -199,7 +200,7 @@ def test_the_bill_of_materials_names_linked_crates_and_packages(cpu):
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     names = {component["name"] for component in bill["components"]}
     assert {"tutti-conductor", "tutti-worker", "tokio", "rustls", "libc6", "curl"} <= names
-    # Crates of tests alone are not linked.
+    # Crates that are only used by tests are not linked.
     assert "proptest" not in names and "loom" not in names
     purls = [component["purl"] for component in bill["components"]]
     assert len(purls) == len(set(purls)) and all(purl.startswith("pkg:") for purl in purls)
@@ -207,7 +208,7 @@ def test_the_bill_of_materials_names_linked_crates_and_packages(cpu):
 
 @pytest.mark.parametrize("name", ["conductor", "router"])
 def test_a_systemd_unit_starts_what_its_executable_takes(name, tmp_path):
-    """Its command line, with our example of a settings file, and its time to stop."""
+    """Tests the unit's command line, with our example of a settings file, and its time to stop."""
     unit = (REPO / f"deploy/systemd/tutti-{name}.service").read_text()
     (start,) = re.findall(r"^ExecStart=(.*)$", unit, re.M)
     words = shlex.split(start.replace(f"/etc/tutti/{name}.toml", str(REPO / f"deploy/{name}.toml")))

@@ -13,7 +13,7 @@ ASK = dict(prompt=[5, 6, 7], max_tokens=8, temperature=0, ignore_eos=True, retur
 
 @pytest.fixture
 def secret(tmp_path):
-    """A file with the secret, and a file with a wrong secret."""
+    """Returns a file with the secret, and a file with a wrong secret."""
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("open sesame\n")
     wrong.write_text("open barley\n")
@@ -22,7 +22,7 @@ def secret(tmp_path):
 
 @pytest.fixture
 def open_cluster(start, secret):
-    """A cluster with one spawned worker, and the address at which others may join."""
+    """Returns a cluster with one spawned worker, and the address at which others may join."""
     address = f"127.0.0.1:{free_port()}"
     return start("--workers", 1, "--worker-listen", address, "--join-token-file", secret[0], *QWEN3), f"http://{address}"
 
@@ -57,7 +57,7 @@ LONG = ASK | dict(max_tokens=1500)
 
 
 def long_streams(cluster, count):
-    """Open streams that run for a while."""
+    """Opens streams that run for a while."""
     streams = [cluster.stream("/v1/completions", **LONG) for _ in range(count)]
     return [itertools.chain([next(stream)], stream) for stream in streams]
 
@@ -115,7 +115,7 @@ def test_a_stopped_worker_that_joined_does_no_harm_when_it_continues(start, spaw
     worker.signal(signal.SIGCONT)
     assert [answer["choices"][0]["token_ids"] for answer in streams.results()] == [alone] * 4
     assert cluster.metrics()["tutti_request_replays_total"] >= 1
-    # The conductor cannot kill it, so the worker joins again with a new identity.
+    # The conductor cannot kill this worker, so the worker joins again with a new identity.
     wait_for("two workers", lambda: workers_ready(cluster) == 2)
     cluster.wait_until_idle()
 
@@ -140,7 +140,7 @@ def test_a_joined_rank_and_an_unknown_rank_are_refused_by_name(open_cluster, spa
     cluster, url = open_cluster
     join(spawn, url, secret[0], 1)
     wait_for("two workers", lambda: workers_ready(cluster) == 2)
-    # The worker keeps trying for a while: the other may be dead without the conductor knowing it yet.
+    # The worker tries for a while, because the other worker may be dead without the conductor knowing it yet.
     second = join(spawn, url, secret[0], 1)
     wait_for("refused", lambda: "rank 1 is taken by the worker with pid" in second.log())
     beyond = join(spawn, url, secret[0], 1024)

@@ -1,5 +1,5 @@
-"""An echo of 12,000 tokens with logprobs: memory stays as announced at startup, and other requests decode in every
-step."""
+"""An echo of 12,000 tokens with logprobs. Tests that memory stays within the announced maximum, and that other requests
+decode in every step."""
 
 import json
 import pathlib
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 def memory(pid, name):
-    """A line of /proc/PID/status in bytes."""
+    """Returns the value of a line in /proc/PID/status, in bytes."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024
 
@@ -41,7 +41,7 @@ def begin_peak(pid):
 
 
 def memory_said(cluster):
-    """{kind: bytes}: the maximum memory that the worker announces in its log."""
+    """Returns {kind: bytes}: the maximum memory that the worker announces in its metrics."""
     lines = cluster.client.get("/metrics").text
     return {kind: int(size) for kind, size in re.findall(r'tutti_worker_memory_bytes\{.*kind="(\w+)".*\} (\d+)', lines)}
 
@@ -87,7 +87,7 @@ def test_a_long_echo_takes_bounded_memory_and_delays_no_decode(start, checkpoint
     cluster.wait_until_idle()
     cluster.stop()
 
-    # The answer is complete: a logprob for every token but the first.
+    # The answer is complete: it has a logprob for every token except the first.
     logprobs = answer["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
     assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == PROMPT + 1
@@ -107,10 +107,10 @@ def test_a_long_echo_takes_bounded_memory_and_delays_no_decode(start, checkpoint
     marks, rounded = corrections()
     assert said["weights"] - 2 * weights() - screen() - marks in rounded
     assert taken[worker] <= said["step"] + pages
-    # The bound is meaningful: all logits at once would take many times as much.
+    # The limit means something, because all logits at once would take many times as much.
     all_logits = PROMPT * VOCABULARY * 4
     assert (said["step"] + pages) * 50 < all_logits
-    # Conductor and router hold the answer: some hundred bytes per alternative per token.
+    # Conductor and router hold the answer, which takes some hundred bytes per token and alternative.
     assert taken[cluster.pid] < PROMPT * (TOP + 2) * 1024
 
 
@@ -119,8 +119,8 @@ def steps_of(trace):
 
 
 def check_steps(trace):
-    """Checks that every step from the echo's first row to its last has a row of every decoder and a chunk of the
-    echo."""
+    """Checks that every step from the echo's first row to its last one has a row of every decoder and a chunk of the
+    echo. """
     steps = steps_of(trace)
     assert [step["step"] for step in steps] == list(range(len(steps)))
     ends = {row["request"]: row["range"][1] for step in steps for row in step["rows"] if "prefill" in row["walk"]}
@@ -139,28 +139,28 @@ def check_steps(trace):
         computed = own["range"][1]
         assert own["terminal"] == (computed == PROMPT)
     assert computed == PROMPT
-    # The echo was cut into as few chunks as the step budget, less the decoders' rows, allows on page boundaries.
+    # The echo has as few chunks as possible: each step's budget without the decoders' rows, cut at a page boundary.
     chunk = (BUDGET - DECODERS) // PAGE_TOKENS * PAGE_TOKENS
     assert len(during) == -(-PROMPT // chunk)
 
 
 def weights():
-    """Number of elements in the model's weights: embedding, one layer, and norms."""
+    """Returns the number of elements in the model's weights: embedding, one layer, and norms."""
     hidden, mlp, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
     layer = 4 * hidden * head + 3 * hidden * mlp + 2 * hidden + 2 * head
     return VOCABULARY * hidden + layer + hidden
 
 
 def screen():
-    """Bytes of the LM head's screen: per sixteen outputs a scale each, a byte per weight, and two norms, packed and as
-    numbers."""
+    """Returns the bytes of the LM head's screen. Per sixteen outputs these are sixteen scales, one byte per weight, and
+    two norms, which are stored twice: packed and as numbers."""
     return VOCABULARY // 16 * (16 * 4 + 16 * CONFIG["hidden_size"] + 2 * 2 * 4)
 
 
 def corrections():
-    """The embedding serves as LM head. Where products round bfloat16, bytes of marks tell which of its weights are
-    rounded, and each of these has two bytes more: returns the bytes of marks, and those that rounded weights may
-    have."""
+    """Returns the bytes of the corrections' marks, and the range of the bytes of their values. The embedding is also
+    the LM head, and on paths without bf16 dot products its products round some weights. The marks show which weights
+    are rounded, and each of these has a value of two bytes."""
     if "avx512-bf16" in cpu_paths():
         return 0, range(1)
     hidden = CONFIG["hidden_size"]

@@ -1,4 +1,5 @@
-"""Shell completions and man pages: scripts complete real flags, and pages name every flag of `--help`."""
+"""Shell completions and man pages. Tests that the scripts complete existing flags, and that the pages list every flag
+in `--help`."""
 
 import re
 import shutil
@@ -27,7 +28,7 @@ def manuals(tmp_path_factory):
 
 
 def flags(page):
-    """The long flags of an executable, from its `--help`."""
+    """Returns the long flags in an executable's `--help`."""
     program, *command = PROGRAMS[page]
     done = subprocess.run([BINARIES / program, *command, "--help"], capture_output=True, text=True, check=True)
     found = re.findall(r"^ +(?:-\w, )?(--[a-z][a-z-]*)", done.stdout, re.M)
@@ -36,10 +37,10 @@ def flags(page):
 
 
 def completed(manuals, *words):
-    """Completions that bash offers for the last of these words."""
+    """Returns the completions that bash offers for the last of these words."""
     script = manuals / "bash-completion/completions" / words[0]
     subprocess.run(["bash", "-n", script], check=True)
-    # The function's arguments are those that bash gives: the command, the word, and the word before it.
+    # The function gets the same arguments as from bash: the command, the word, and the word before it.
     complete = """
         source "$1"; shift
         COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
@@ -57,11 +58,11 @@ def test_every_flag_is_completed_and_in_the_man_page(manuals, page):
     assert known <= completed(manuals, *PROGRAMS[page], "--")
     rendered = manuals / f"man/man1/{page}.1"
     if shutil.which("groff"):
-        # A width at which no flag is divided.
+        # The lines are wide enough that no flag is hyphenated.
         command = ["groff", "-man", "-Tascii", "-P-c", "-rLL=300n", "-ww", rendered]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stderr == "", done.stderr
-        # Bold and underlined characters are printed twice.
+        # Bold and underlined characters are printed twice, with a backspace between.
         text = re.sub(".\\x08", "", done.stdout)
         assert re.search(r"^NAME$", text, re.M) and re.search(r"^OPTIONS$", text, re.M), text[:2000]
     else:
@@ -84,7 +85,7 @@ def test_the_scripts_of_other_shells_name_the_flags(manuals):
         fish = (manuals / f"fish/vendor_completions.d/{page}.fish").read_text()
         assert zsh.startswith(f"#compdef {page}\n")
         for flag in flags(page):
-            # A flag that may be repeated has a star.
+            # In zsh's script, a flag that may be repeated begins with a star.
             assert re.search(rf"'\*?(\([^)]*\))?{flag}[=\[+]", zsh) and f"-l {flag[2:]} " in fish, flag
 
 

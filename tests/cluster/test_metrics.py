@@ -1,4 +1,5 @@
-"""Names and sums of metrics: docs/metrics.md names each one, and sums over workers, conductors and routers agree."""
+"""Names and sums of metrics. Tests that docs/metrics.md lists each name, and that sums over workers, conductors and
+routers agree."""
 
 import collections
 import re
@@ -13,18 +14,18 @@ SIM = ("--device", "sim", "--no-router")
 
 
 def families(server):
-    """{name: type} of the metrics that a process describes, without the suffixes of samples."""
+    """Returns {name: type} of the metrics that a process describes, without the suffixes of samples."""
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", server.client.get("/metrics").text, re.M))
 
 
 def samples(server):
-    """[(name, {label: value}, number)]"""
+    """Yields (name, {label: value}, number)."""
     for name, labels, value in re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", server.client.get("/metrics").text, re.M):
         yield name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)
 
 
 def total(server, wanted, *by, **match):
-    """Sum of a metric over its series with these labels, by the values of the labels `by`."""
+    """Returns the sum of a metric over its series with the labels `match`, by the values of the labels `by`."""
     sums = collections.Counter()
     for name, labels, value in samples(server):
         if name == wanted and match.items() <= labels.items():
@@ -46,13 +47,13 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
         choice = router.complete(prompt=prompt, max_tokens=tokens, ignore_eos=True)
         assert choice["usage"]["completion_tokens"] == tokens
     assert httpx.get(f"{router.url}/v1/models").status_code == 401
-    # The last metric that exists only after its first count.
+    # These requests create the last metric that only exists after its first count.
     limited = [httpx.get(f"{router.url}/v1/models", headers={"authorization": "Bearer two"}).status_code for _ in range(2)]
     assert limited == [200, 429]
     for conductor in conductors:
         conductor.wait_until_idle()
 
-    # Routers count what clients get, conductors what workers say, workers what their steps did.
+    # Routers count what they send to clients, conductors what workers report, and workers what their steps compute.
     generated, asked = tokens * len(prompts), sum(map(len, prompts))
     assert total(router, "tutti_router_generated_tokens_total") == generated
     assert total(router, "tutti_router_prompt_tokens_total") == asked
@@ -67,7 +68,7 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
     picks = total(router, "tutti_router_conductor_picks_total", "conductor")
     assert picks == {(f"http://{c.cluster}",): total(c, "tutti_requests_total") for c in conductors}
     assert all(picks.values()), "a conductor got no request, so its sums say nothing"
-    # A prompt's last row samples the first token, a decode's row each of the others.
+    # The last row of a prompt samples the first token. A decode's rows sample the others.
     rows = lambda conductor: sum(total(conductor, "tutti_step_rows_total", kind=kind) for kind in ("decode", "last_prefill"))
     for conductor in conductors:
         wait_for("rows of all steps", lambda: rows(conductor) == total(conductor, "tutti_generated_tokens_total"))
@@ -86,7 +87,7 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
     documented = {name.removesuffix("_total") if kind == "counter" else name: kind for name, kind in lines}
     assert len(lines) == len(documented), "a metric has two lines in docs/metrics.md"
     own = {name: kind for name, kind in described.items() if name.startswith("tutti_")}
-    # Only a model with experts has this metric. The page must name it all the same.
+    # Only a model with experts has this metric, but the page must list it.
     assert documented == own | {"tutti_worker_expert_imbalance": "gauge"}
     # Names that follow other projects' conventions may be documented on any page.
     pages = "".join(page.read_text() for page in (REPO / "docs").glob("*.md"))
@@ -103,7 +104,7 @@ def test_totals_of_a_conductor_are_the_sums_over_its_workers_under_load(start):
     def busy():
         seen = cluster.metrics()
         parts = [seen.get(name, 0) for name in per_worker]
-        # A report that arrives during a scrape falls between its lines. A scrape counts only if the next one has the
+        # A report may arrive during a scrape, between two of its lines. So a scrape only counts if the next one has the
         # same parts.
         again = [cluster.metrics().get(name, 0) for name in per_worker]
         return seen if parts == again and all(parts) else None

@@ -1,4 +1,4 @@
-"""Rows whose numbers are not finite fail their own requests, and no others."""
+"""Rows with numbers that are not finite. Tests that their requests fail, and no others."""
 
 import itertools
 
@@ -20,7 +20,8 @@ def test_a_poisonous_request_fails_alone_and_a_broken_device_is_still_noticed(st
     for stream in streams:
         assert [token for event in stream for choice in event["choices"] for token in choice["token_ids"]] == right
     assert cluster.workers() == [worker] and cluster.metrics().get("tutti_request_replays_total", 0) == 0
-    # If nothing else succeeds between them, the device or the weights are broken, and the worker starts again.
+    # If there are many such failures and no success between them, the device or the weights are broken, so the worker
+    # is restarted.
     for _ in range(8):
         assert cluster.post("/v1/completions", ASK | dict(prompt=[POISON], max_tokens=4)).status_code == 500
     wait_for("another worker", lambda: worker not in cluster.workers() and cluster.metrics()["tutti_workers_ready"] == 1)

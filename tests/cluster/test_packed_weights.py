@@ -1,5 +1,5 @@
-"""--packed-weights: later starts and further workers map the file that the first worker wrote, with bit-identical
-answers."""
+"""--packed-weights. Tests that later starts and further workers map the file that the first worker wrote, and that
+answers are bit-identical."""
 
 import pytest
 from harness import GOLDENS, cpu_paths, run_to_exit
@@ -21,7 +21,7 @@ def test_a_later_start_maps_the_file_of_an_earlier_one(start, tmp_path):
         assert answer(cluster) == packed
         assert expected in cluster.log()
         cluster.stop()
-    # Other settings have their own file. Two workers share one file.
+    # Another setting has a separate file. Two workers share one file.
     start("--workers", 1, *kept, "--quantize", "int8").stop()
     assert len(list(tmp_path.glob("*.bin"))) == 2
     cluster = start("--workers", 2, *kept)

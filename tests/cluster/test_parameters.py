@@ -1,4 +1,4 @@
-"""The effect of each sampling and stopping parameter, computed from the reference's logits."""
+"""Sampling and stopping parameters. The effect of each is computed from the reference's logits."""
 
 import json
 import shutil
@@ -61,7 +61,7 @@ def test_samples_follow_the_softmax(bare):
     expected = np.exp(logits - logits.max())
     expected /= expected.sum()
     observed = np.bincount(drawn, minlength=320) / count
-    # Seeds are fixed, so the result is deterministic. The bound is five standard deviations for every token.
+    # Seeds are fixed, so the result is deterministic. The limit is five standard deviations for every token.
     assert (np.abs(observed - expected) <= 5 * np.sqrt(expected * (1 - expected) / count) + 1 / count).all()
     assert len(set(drawn)) > 5
 

@@ -13,12 +13,12 @@ PREFIX = 640
 
 
 def ask(kind, last=0, **more):
-    """A request whose prompt shares its first 40 pages with all prompts of the same kind."""
+    """Returns a request whose prompt shares its first 40 pages with all prompts of the same kind."""
     return dict(prompt=[kind] * PREFIX + [last + 1] * 8, max_tokens=3, temperature=0, ignore_eos=True) | more
 
 
 def cached(cluster, kind, last=0, **more):
-    """Number of cached tokens of such a prompt."""
+    """Returns the number of cached tokens of such a prompt."""
     usage = cluster.complete(**ask(kind, last, **more))["usage"]
     return usage["prompt_tokens_details"]["cached_tokens"]
 
@@ -27,7 +27,7 @@ def cached(cluster, kind, last=0, **more):
 def test_repeated_prefixes_go_to_the_worker_that_has_them(start, model):
     cluster = start("--workers", 2, *model)
     for kind in range(3):
-        # One after the other: by load only, they would take turns.
+        # The requests come one after another. By load alone, the workers would take turns.
         assert [cached(cluster, kind, last) for last in range(5)] == [0] + [PREFIX] * 4
     seen = cluster.metrics()
     assert seen["tutti_placed_blocks_total"] == 15 * 40 and seen["tutti_placed_hit_blocks_total"] == 12 * 40
@@ -39,7 +39,8 @@ def test_load_overrides_a_prefix(start):
     assert cached(cluster, 1) == 0
     busy = cluster.stream("/v1/completions", **ask(1, 1, max_tokens=3000, return_token_ids=True))
     next(busy)
-    # The decoding requests there have more pages than the prefix. Afterwards the other worker has the prefix as well.
+    # The first worker's decoding requests have more pages than the prefix, so the other worker gets the request.
+    # Afterwards that worker has the prefix as well.
     assert [cached(cluster, 1, last) for last in (2, 3)] == [0, PREFIX]
     busy.close()
     cluster.wait_until_idle()

@@ -15,7 +15,7 @@ PATH = "/v1/completions"
 # Only one request runs at a time, so that the scheduler's order is visible.
 ONE_AT_A_TIME = ("--workers", 1, "--device", "sim", "--max-running-requests", 1)
 
-# Long enough to reach the conductor on a busy machine.
+# A deadline that is long enough for a request to reach the conductor on a busy machine.
 LATE_MS = 800
 
 
@@ -53,7 +53,7 @@ def wait_until_waiting(cluster, count):
 
 
 def outcomes(cluster):
-    """The conductor's counts of requests by outcome, and of refusals by reason."""
+    """Returns the conductor's counts of requests by outcome, and of refusals by reason."""
     found = {}
     for line in cluster.client.get("/metrics").text.splitlines():
         for name in ("tutti_requests_total", "tutti_requests_refused_total"):
@@ -109,7 +109,7 @@ def test_a_low_priority_waits_longer_but_not_forever(start):
         enough.set()
         for done in floods:
             done.result()
-    # Three requests were ahead of it. One priority level is a head start of 256 steps, the length of 32 of these
+    # Three requests were ahead of it. One priority level is a head start of 256 steps, which is as long as 32 of these
     # requests.
     assert 3 < overtaken < 60
 
@@ -139,18 +139,18 @@ class TestDeadlines:
             timed = pool.submit(rpc, cluster, 4, timeout=LATE_MS / 1000)
             assert "was not done within" in self.check_http(whole.result())
             self.check_http(chat.result())
-            # The stream had begun and its status was sent, so the error is its last event.
+            # The stream had begun with status 200, so the error is its last event.
             assert streamed.result().status_code == 200
             assert '"deadline_exceeded"' in streamed.result().text and "[DONE]" not in streamed.result().text
             for call in (called, timed):
                 with pytest.raises(grpc.RpcError) as late:
                     call.result()
                 assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-            # The worker has removed them, while the request ahead of them still runs.
+            # The worker has removed the requests, although the request ahead of them still runs.
             wait_until_waiting(cluster, 0)
             assert cluster.metrics()["tutti_requests_running"] == 1
         cluster.wait_until_idle()
-        # With the client's own deadline, the server may see the client's disconnect first.
+        # If the client has the same deadline, the server may see the client's disconnect first.
         late = outcomes(cluster)["deadline_exceeded"] - before.get("deadline_exceeded", 0)
         assert late in (4, 5)
 
@@ -179,7 +179,7 @@ class TestDeadlines:
 
 
 def test_a_prompt_that_is_too_long_for_its_deadline_is_not_started(start):
-    # One millisecond per token: 1,000 tokens take a second, even on an idle worker.
+    # A token takes one millisecond, so 1,000 tokens take a second even on an idle worker.
     costs = {"TUTTI_SIM__PREFILL_NS_PER_TOKEN": "1000000", "TUTTI_SIM__FIXED_US": "0"}
     cluster = start("--workers", 1, "--device", "sim", "--max-step-tokens", 128, "--no-prefix-cache", env=costs)
     for _ in range(3):
@@ -203,7 +203,7 @@ def test_refusals_and_missed_deadlines_are_counted_by_reason(start):
         assert cluster.post(PATH, asked(4, priority=9)).json()["error"]["param"] == "priority"
         assert waits.result().status_code == 504
     cluster.wait_until_idle()
-    # The front door refuses invalid requests. The conductor refuses requests that it has no room for.
+    # The router refuses invalid requests. The conductor refuses requests for which it has no room.
     text = cluster.client.get("/metrics").text
     for line in (
         'tutti_requests_refused_total{reason="overloaded"} 1',
@@ -228,7 +228,7 @@ def test_a_deadline_ends_a_request_on_a_worker_that_hangs(start):
         rpc(cluster, 1, timeout_ms=500)
     assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert 1.5 <= time.monotonic() - began < STOP_S
-    # The requests count as in flight until the worker is gone, since it may still hold their pages.
+    # The requests count as in flight until the worker has ended, because it may still hold their pages.
     assert cluster.metrics()["tutti_requests_in_flight"] == 3
     for pid in cluster.workers():
         os.kill(pid, signal.SIGKILL)

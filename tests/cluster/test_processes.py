@@ -14,7 +14,7 @@ import pytest
 from harness import ANSWER_S, CLUSTER_TOKEN, GOLDENS, cpu_paths, free_port, run_to_exit, wait_for
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
-# A request that fills the context: it still runs when the test needs it, unless it is stopped.
+# A request that fills the context, so that it still runs when the test needs it.
 LONG = dict(prompt=[1, 2, 3], max_tokens=4000, ignore_eos=True, temperature=1, seed=1, return_token_ids=True)
 
 
@@ -26,7 +26,7 @@ def open_stream(cluster, **body):
 
 
 def status(server, path):
-    """The status of a path; None if the server does not listen."""
+    """Returns the status of a path; None if the server does not listen."""
     try:
         return server.client.get(path).status_code
     except httpx.TransportError:
@@ -48,7 +48,8 @@ def test_ps_shows_the_conductor_and_two_workers(start):
 def test_workers_have_their_own_process_group(start):
     cluster = start("--workers", 2, *QWEN3)
     groups = {os.getpgid(pid) for pid in cluster.workers()}
-    # A terminal's Ctrl-C reaches the conductor only, which then drains the workers.
+    # Ctrl-C in a terminal reaches only the conductor, because the workers are in other process groups. The conductor
+    # then drains the workers.
     assert os.getpgid(cluster.pid) not in groups
 
 
@@ -126,7 +127,7 @@ def test_the_next_conductor_removes_the_socket_of_a_killed_one(start, tmp_path):
 
 def drain(cluster, worker):
     """Drains a worker. Returns the phase in the conductor's answer: 4 is draining, 6 is drained."""
-    # Request and answer have one varint each.
+    # The request and the answer each consist of one varint.
     return control(cluster.cluster, "DrainWorker", bytes([8, worker]))[1]
 
 
@@ -147,7 +148,7 @@ def test_clients_do_not_reach_the_cluster_s_control(start):
             with pytest.raises(grpc.RpcError) as refused:
                 control(cluster.cluster, method, token=token)
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED, method
-    # A drain must name the worker, also if its rank is 0.
+    # The worker must be named explicitly, even if its rank is 0.
     with pytest.raises(grpc.RpcError, match="worker") as refused:
         control(cluster.cluster, "DrainWorker")
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -173,7 +174,7 @@ def test_new_requests_are_served_while_load_balancers_notice_the_end(start, name
     model = server.model
     server.signal(signal.SIGTERM)
     wait_for("not ready", lambda: httpx.get(f"{server.url}/ready").status_code == 503)
-    # A new connection, as of a client that has not noticed yet.
+    # This uses a new connection, like a client that does not know of the drain yet.
     answer = httpx.post(f"{server.url}/v1/completions", json={"model": model, "prompt": [1, 2, 3], "max_tokens": 3}, timeout=ANSWER_S)
     assert answer.status_code == 200, answer.text
     assert server.wait() == 0, server.explain("exit code")
@@ -196,7 +197,7 @@ def test_a_drain_turns_late_clients_away_and_serves_connections_that_are_open(st
     refused = wait_for("a refusal", lambda: (answer := late()).status_code == 503 and answer)
     assert "draining" in refused.json()["error"]["message"] and refused.headers["retry-after"] == "1"
     assert "tutti_draining 1" in httpx.get(f"{server.url}/metrics").text
-    # The client of the stream cannot know of the drain, and sends its next request over the same connection.
+    # The client of the stream does not know of the drain, and sends its next request over the same connection.
     assert b'"finish_reason":"length"' in stream.read()
     ask(early, max_tokens=3)
     assert early.getresponse().status == 200
@@ -251,7 +252,7 @@ def test_workers_compute_on_the_requested_instruction_path(start, spawn, tmp_pat
     file.write_text('cpu_isa = "portable"\n')
     joining = ("--worker-listen", address, "--join-token-file", secret)
     cluster = start("--workers", 2, "--config", file, *joining, *QWEN3)
-    # A worker that joins by hand uses the same path.
+    # A worker that joins by hand uses the same instruction path.
     by_hand = spawn("worker", "--conductor", f"http://{address}", "--rank", 2, "--join-token-file", secret)
     wait_for("three workers", lambda: cluster.metrics().get("tutti_workers_ready") == 3)
     assert cluster.log().count("on cpu, portable, ") == 2 and "on cpu, portable, " in by_hand.log()
@@ -263,7 +264,7 @@ CORES = os.sched_getaffinity(0)
 
 
 def cores_by_thread(pid):
-    """{name: allowed cores} of a process's threads."""
+    """Returns {name: allowed cores} of a process's threads."""
     cores = {}
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
         status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
@@ -283,7 +284,7 @@ def test_compute_threads_have_their_own_cores(start, workers, threads):
         compute = [cores for name, cores in threads_of.items() if name == "engine" or name.startswith("kernel-")]
         assert len(compute) == threads, threads_of
         taken += compute
-        # The threads that talk to the conductor may run on any core.
+        # The threads that communicate with the conductor may run on any core.
         assert threads_of["worker"] not in compute
     assert len(set(taken)) == workers * threads, taken
     assert {int(core) for core in taken} <= CORES

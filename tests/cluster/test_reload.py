@@ -1,4 +1,4 @@
-"""Settings that change without a restart: on SIGHUP, and when the file that --config names changes."""
+"""Settings that change without a restart: at SIGHUP, and when the file of --config changes."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from streams import Streams
 
 PATH = "/v1/completions"
 SIM = ("--workers", 1, "--device", "sim")
-# Steps of 5 ms, one request at a time: a stream holds the only place, and others wait for their first token.
+# Steps take 5 ms, and only one request runs at a time: a stream holds the only slot, and others wait for their first
+# token.
 SLOW = ("--max-running-requests", 1)
 ENV = {"TUTTI_SIM__FIXED_US": "5000"}
 LONG = dict(prompt=[1, 2, 3], ignore_eos=True, max_tokens=4000)
@@ -24,7 +25,7 @@ REREAD, REFUSED = "read the settings again", "the settings stay as they were"
 
 
 def toml(settings):
-    """TOML of settings; a dict is a table."""
+    """Returns settings as TOML. A dict becomes a table."""
     top = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, dict)]
     tables = [f"[{key}]\n" + toml(value) for key, value in settings.items() if isinstance(value, dict)]
     return "\n".join([*top, *tables, ""])
@@ -37,7 +38,7 @@ class Reloaded:
         self.server, self.file, self.text = server, file, file.read_text()
 
     def write(self, text):
-        """Puts a new file in the place of the old one. Returns the log from now on."""
+        """Replaces the file. Returns a function that returns the log from now on."""
         new = self.file.with_suffix(".new")
         new.write_text(text)
         begin = len(self.server.log())
@@ -45,7 +46,8 @@ class Reloaded:
         return lambda: self.server.log()[begin:]
 
     def change(self, said, **settings):
-        """Changes these settings, and resets all others to those of the start. Returns the log from now on."""
+        """Changes these settings and resets all others to those of the start. Returns a function that returns the log
+        from now on."""
         log = self.write(self.text + toml(settings))
         self.server.signal(signal.SIGHUP)
         wait_for(f"{said} in the log", lambda: said in log())
@@ -108,12 +110,12 @@ def test_the_log_filter_and_an_unsignalled_change_of_the_file(reloaded):
 
 
 def test_the_queue_while_a_stream_runs(reloaded):
-    """SIGHUP to the whole process group and to workers loses no token of a stream."""
+    """SIGHUP to the whole process group, workers included, must lose no token of a stream."""
     server = reloaded.server
     running = Streams(server, PATH, [dict(prompt=[1, 2, 3], seed=7, temperature=1, max_tokens=150, ignore_eos=True, return_token_ids=True)])
     running.wait_for_tokens(1)
     with httpx.Client(base_url=server.url, timeout=120) as client:
-        # It waits for the stream's end, without a token.
+        # This request waits for the end of the stream and gets no token before.
         waiting = threading.Thread(target=lambda: client.post(PATH, json=dict(model=server.model, prompt=[1], max_tokens=1)))
         waiting.start()
         wait_for("a choice in the queue", lambda: server.metrics()["tutti_router_queued_choices"] == 1)
@@ -156,7 +158,7 @@ def test_the_pace_of_bodies(reloaded):
 
 
 def test_limits_of_connections(servers):
-    """Connections that were open before a change are under the new limits, too."""
+    """New limits also apply to connections that were open before the change."""
     servers = servers.values()
     idle, head = [one.connect() for one in servers], [one.connect(b"GET /hea") for one in servers]
     seen = [(one.closed("head_timeout"), one.closed("idle_timeout")) for one in servers]
@@ -177,7 +179,7 @@ def test_limits_of_connections(servers):
     for one in servers:
         for key, default in (("max_open", 8192), ("max_per_peer", 4096)):
             one.change(f"connections.{key} {default} -> 3", connections={key: 3})
-            # The first two make room, also if there are no others.
+            # The oldest two make room, even if other connections are open.
             held = [one.connect() for _ in range(5)]
             assert [connection.recv(1) for connection in held[:2]] == [b"", b""]
             for connection in held:
@@ -199,7 +201,7 @@ def test_an_invalid_file_changes_nothing(servers):
     begun = {name: (one.config_hash(), one.server.metrics()["tutti_config_reload_failures_total"]) for name, one in servers.items()}
     for text, said in INVALID.items():
         logs = {name: one.write(f"{one.text}drain_timeout = 9\n{text}\n") for name, one in servers.items()}
-        # The last one is not signalled: with a signal, a file may be read twice, and refused twice.
+        # The last file is not followed by a signal. With a signal, a file may be read and refused twice.
         unsignalled = text == list(INVALID)[-1]
         for name, one in servers.items():
             unsignalled or one.server.signal(signal.SIGHUP)
@@ -212,7 +214,7 @@ def test_an_invalid_file_changes_nothing(servers):
         assert one.server.metrics()["tutti_config_reload_failures_total"] >= failures + len(INVALID)
         assert one.config_hash() == config_hash
         assert one.server.complete(prompt=[1], max_tokens=2)["choices"]
-        # The next good file equals the settings in force.
+        # The next valid file equals the settings in force.
         log = one.change(REREAD)
         assert "none has changed live" in log() and "drain_timeout" not in log()
 
@@ -227,7 +229,7 @@ def test_a_setting_that_needs_a_restart_is_named_and_keeps_its_value(reloaded):
 
 
 def test_a_hangup_does_not_end_a_process_that_starts(start, tmp_path):
-    """The handler is there before anything else: before the settings are read, and before ports are bound."""
+    """The handler must be installed first: before the settings are read, and before ports are bound."""
 
     def is_caught(pid):
         with open(f"/proc/{pid}/status") as status:
@@ -247,7 +249,8 @@ def test_a_hangup_does_not_end_a_process_that_starts(start, tmp_path):
 
 
 def test_the_time_to_drain(servers):
-    """Both servers begin with no lame duck and 30 seconds for streams. It is the last test: it ends them."""
+    """Both servers begin without a lame-duck time and with 30 seconds for streams. This test is the last one, because
+    it ends them."""
     streams = {}
     for name, reloaded in servers.items():
         reloaded.change("lame_duck not set -> 1", lame_duck=1, drain_timeout=1)

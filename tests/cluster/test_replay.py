@@ -1,4 +1,4 @@
-"""Workers die, stop, or hang under running streams, and every stream is the same as without the fault."""
+"""Workers die, stop, or hang while they stream. Tests that every stream is the same as without the fault."""
 
 import os
 import random
@@ -10,7 +10,7 @@ from simulated import VOCAB, sampled
 from streams import Streams
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
-# A step takes long enough that a death falls within the output.
+# The steps of the simulated device are so long that a death falls into the middle of the output.
 SIM = ("--device", "sim")
 
 
@@ -39,12 +39,12 @@ def test_every_stream_survives_the_death_of_each_worker(start):
     assert all(answer["usage"]["completion_tokens"] == 250 for answer in answers)
     cluster.wait_until_idle()
     seen = cluster.metrics()
-    # At least the requests of the first victim.
+    # These are at least the requests of the first victim.
     assert seen["tutti_request_replays_total"] >= 12 and seen["tutti_generated_tokens_total"] == 24 * 250
 
 
 def test_answers_are_bit_identical_for_all_parameters(start):
-    # Workers stand still for as long as this process takes, which must not look like a death.
+    # The workers are stopped for as long as this process needs, which must not look like a death.
     cluster = start("--workers", 2, "--heartbeat-timeout", 60, *QWEN3)
     bodies = list(sampling_zoo())
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
@@ -81,7 +81,7 @@ def test_chat_text_continues_without_a_gap(start):
 
 
 def test_a_request_that_kills_every_worker_fails_with_the_reason(start):
-    # Every device is lost after 40 steps: shorter requests run, and this one never finishes.
+    # Every device is lost after 40 steps. Shorter requests succeed, but this one never finishes.
     cluster = start("--workers", 2, *SIM, env={"TUTTI_SIM__LOSE_AFTER": "40", "TUTTI_SIM__PROFILE": "instant"})
     ask = dict(prompt=[1, 2], ignore_eos=True, temperature=0, return_token_ids=True)
     answer = cluster.post("/v1/completions", ask | {"max_tokens": 500})
@@ -119,7 +119,7 @@ def test_a_crash_loop_ends_readiness_with_the_reason(start):
     cluster = start("--workers", 1, *SIM, env={"TUTTI_SIM__LOSE_AFTER": "0"})
     answer = cluster.post("/v1/completions", dict(prompt=[1, 2], max_tokens=5, ignore_eos=True))
     assert answer.status_code == 503 and "3 times" in answer.json()["error"]["message"], answer.text
-    # The cluster also stays unready while a new process starts.
+    # The cluster must also be unready while a new process starts.
     wait_for("a worker", lambda: cluster.metrics()["tutti_workers_ready"] == 1)
     ready = wait_for("not ready", lambda: (r := cluster.client.get("/ready")).status_code == 503 and r)
     assert "crash loop" in ready.text and "exit status: 70" in ready.text, ready.text

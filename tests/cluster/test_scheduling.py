@@ -1,6 +1,6 @@
-"""No policy of the scheduler changes an answer. On every golden model, all modes and chunk sizes give the same bits:
-cold and warm, echoed, preempted, alone and while others decode. These are the bits that test_golden.py compares with
-transformers."""
+"""Policies of the scheduler. Tests that none of them changes an answer: on every golden model, all modes and chunk
+sizes give the same bits, whether requests are cold, warm, echoed, preempted, alone or beside decodes. test_golden.py
+compares these bits with transformers."""
 
 import functools
 import json
@@ -14,12 +14,15 @@ from harness import ANSWER_S, GOLDENS, Server
 from safetensors.numpy import load_file
 
 PAGE_TOKENS = 16
-# Output tokens of the decoders: more than the questions need, and a number that fits into the small pool.
+# Output tokens of the decoders: more than are generated while the questions run, and a number that fits into the small
+# pool.
 ENDLESS, SHORT = 1500, 110
-# In pages: room for the longest prompt and its output, but not for the requests of `outgrowing` at their full lengths.
+# Number of pages: enough for the longest prompt and its output, but not for the requests of `outgrowing` at their full
+# lengths.
 SMALL_POOL = 24
-# How the flags cut prompts. --max-prefill-chunk-size is a row of a step where the scheduler cuts, and a forward inside
-# a step where the engine does; --chunking=off leaves forwards of --max-step-tokens.
+# The largest chunk per combination of flags. If the scheduler cuts prompts, --max-prefill-chunk-size limits a row of a
+# step. If the engine does, it limits a forward within a step. With --chunking=off, forwards have up to
+# --max-step-tokens.
 SCHEDULER = {
     "--max-prefill-chunk-size=1": 1,
     "--max-prefill-chunk-size=7 --prefill-sharing=first-come": 7,
@@ -44,8 +47,8 @@ SAMPLED = {"temperature": 0.8, "seed": 7}
 
 
 def each_model_with(every_flags):
-    """Parametrises a test over all flags on each shape of golden model in f32. The models of the other seed, which have
-    the same shapes, and the shipped model, which has a tokenizer, take the flags in turn."""
+    """Parametrises a test over all flags on each shape of golden model in f32. The flags also take turns on the models
+    of the other seed, which have the same shapes, and on the shipped model, which has a tokenizer."""
     cases = [(f"seed0/{model}", flags) for model in MODELS for flags in every_flags]
     in_turn = ["shipped", *(f"seed1/{model}" for model in MODELS)]
     cases += [(in_turn[i % len(in_turn)], flags) for i, flags in enumerate(every_flags)]
@@ -53,7 +56,7 @@ def each_model_with(every_flags):
 
 
 def questions(prompts):
-    """{name: request} for every kind of answer. `prompts` is keyed by length."""
+    """Returns {name: request} for every kind of answer. `prompts` is keyed by length."""
     greedy = {"temperature": 0, "max_tokens": GENERATED}
     scored = {f"t{n} scored": {"prompt": ids, "prompt_logprobs": 2, "logprobs": 1} | greedy for n, ids in prompts.items()}
     return scored | {
@@ -65,20 +68,21 @@ def questions(prompts):
 
 
 def decoders(prompts, max_tokens):
-    """Requests that decode while the questions run."""
+    """Returns requests that decode while the questions run."""
     ids = prompts[37][:20]
     others = {"max_tokens": max_tokens, "logprobs": 1, "temperature": 1}
     return [{"prompt": ids[i:] + ids[:i], "seed": i} | others for i in range(4)]
 
 
 def outgrowing(prompts):
-    """Requests of three choices that start at once in 23 pages, and need more before the last prefill ends."""
+    """Returns requests with three choices each. The choices start at once in 23 pages, and need more pages before the
+    last prefill ends."""
     both = {"prompt": [prompts[n] for n in (37, 7, 300)], "max_tokens": 60, "logprobs": 2} | SAMPLED
     return [both, both | {"echo": True}]
 
 
 class Cluster:
-    """A server of one of the models, asked for token ids and never ending a sequence early."""
+    """A server of one of the models. It returns token ids, and no answer ends early."""
 
     def __init__(self, served, flags, directory):
         model = [] if served == "shipped" else ["--model", GOLDENS / served, "--skip-tokenizer-init"]
@@ -86,12 +90,13 @@ class Cluster:
         self.server = Server("conductor", [*model, *flags, "--trace-steps", self.trace], directory).wait_until_ready()
 
     def ask(self, request):
-        """(the part of the answer that depends on the request only, its number of cached tokens)"""
+        """Returns (the part of the answer that depends only on the request, its number of cached tokens)."""
         answer = self.server.complete(**request, ignore_eos=True, return_token_ids=True)
         return answer["choices"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def stream(self, request, begun, enough):
-        """The same for a stream. Its first token sets `begun`, and it is read until `enough` is set."""
+        """Returns the same part of a stream's answer. The stream's first token sets `begun`, and the stream is read
+        until `enough` is set."""
         whole = {"token_ids": [], "logprobs": {}}
         for event in self.server.stream("/v1/completions", **request, ignore_eos=True, return_token_ids=True):
             for choice in event["choices"]:
@@ -104,7 +109,7 @@ class Cluster:
         return whole
 
     def beside_decoders(self, prompts, max_tokens):
-        """({name: answer} of all questions, asked at once while the decoders decode; the decoders' answers)"""
+        """Returns ({name: answer} of all questions, sent at once while the decoders decode; the decoders' answers)."""
         asked, decoding, enough = questions(prompts), decoders(prompts, max_tokens), threading.Event()
         begun = [threading.Event() for _ in decoding]
         with ThreadPoolExecutor(len(asked) + len(decoding)) as pool:
@@ -113,19 +118,19 @@ class Cluster:
                 assert all(event.wait(ANSWER_S) for event in begun)
                 answers = dict(zip(asked, pool.map(lambda request: self.ask(request)[0], asked.values())))
             finally:
-                # Endless decoders have decoded during all of these questions.
+                # Only now the decoders may end, so endless ones have decoded during all of these questions.
                 enough.set()
             return answers, [stream.result() for stream in streams]
 
     def steps(self):
-        """The step trace. It is complete when the server has stopped."""
+        """Returns the step trace, which is complete once the server has stopped."""
         return [json.loads(line) for line in self.trace.with_name("steps.rank0").read_text().splitlines()[1:]]
 
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory):
-    """A cached function of a model: (prompts, {name: answer} of questions asked one after another with whole prompts,
-    the answers of the decoders, the answers of `outgrowing`)."""
+    """Returns a cached function of a model. It returns (prompts, {name: answer} of questions sent one after another
+    with whole prompts, the answers of the decoders, the answers of `outgrowing`)."""
 
     @functools.cache
     def reference(served):
@@ -156,7 +161,7 @@ def check_against_transformers(prompts, golden, answers):
         assert np.abs(prompt_logprobs(answer, ids) - prompt).max(initial=0.0) <= BOUND
         output = pick(log_softmax(golden[f"t{n}.greedy_logits"]), greedy)
         assert np.abs(np.array(answer["logprobs"]["token_logprobs"]) - output).max() <= BOUND
-    # An echo reports the same logprobs of a prompt as scoring it.
+    # An echo reports the same logprobs of the prompt as `prompt_logprobs`.
     [echoed], [scored] = answers["t300 echoed"], answers["t300 scored"]
     echoed = echoed["logprobs"]["token_logprobs"]
     assert echoed[1:300] == prompt_logprobs(scored, golden["t300.input_ids"]).tolist()
@@ -164,7 +169,7 @@ def check_against_transformers(prompts, golden, answers):
 
 
 def begins_with(whole, prefix):
-    """True if a stream that was left early is a prefix of the whole answer."""
+    """True if the answer of a stream that was closed early is a prefix of the whole answer."""
     count = len(prefix["token_ids"])
     logprobs = {name: values[:count] for name, values in whole["logprobs"].items()}
     return count > 0 and prefix == {"token_ids": whole["token_ids"][:count], "logprobs": logprobs}
@@ -201,7 +206,7 @@ def have_decodes_beside_prefills(steps):
 @each_model_with(SCHEDULER)
 def test_no_chunk_of_the_scheduler_changes_an_answer(references, tmp_path, served, flags):
     steps = check(references, served, flags.split(), tmp_path)
-    # Guards the test itself: prompts were cut, also while others decoded.
+    # This checks the test itself: prompts were cut, also while others decoded.
     assert max(size for step in steps for size in prefills(step)) <= SCHEDULER[flags]
     assert have_decodes_beside_prefills(steps)
 
@@ -220,7 +225,8 @@ def test_a_preempted_request_gives_the_same_answer(references, tmp_path, served,
     try:
         for request, expected in zip(outgrowing(prompts), grown):
             before = cluster.server.metrics()["tutti_worker_preemptions"]
-            # On a busy machine the first choices may end before the last one starts, so that all of them fit.
+            # On a busy machine, the first choices may end before the last one starts. Then all of them fit, so there
+            # are several tries.
             for _ in range(20):
                 assert cluster.ask(request)[0] == expected
                 if cluster.server.metrics()["tutti_worker_preemptions"] > before:

@@ -1,4 +1,4 @@
-"""A cluster of simulated devices: real processes and streams, predictable tokens, and traced steps."""
+"""A cluster of simulated devices. The processes and streams are real, the tokens predictable, and the steps traced."""
 
 import asyncio
 import json
@@ -14,7 +14,8 @@ from simulated import asked, sampled, stream
 
 STREAMS = 240
 STREAMS_AT_ONCE = 2000
-# The router inspects the readers of answers at this interval by default: an eighth of `reader_timeout_ms`.
+# Time until the router has checked the readers of answers. By default it checks them every eighth of
+# `reader_timeout_ms`.
 INSPECTION_S = 30 / 8 + 0.25
 
 
@@ -37,12 +38,12 @@ class LiveHeap:
         self.env = {"LD_PRELOAD": str(library), "LIVE_HEAP": str(directory)}
 
     def read(self, pids):
-        """{pid: (bytes, blocks)}"""
+        """Returns {pid: (bytes, blocks)}."""
         return {pid: struct.unpack("ll", (self.directory / str(pid)).read_bytes()) for pid in pids}
 
     def least(self, pids):
-        """As `read`: the least that each process holds during one inspection of readers, which frees what is left of
-        answers that have ended."""
+        """Returns the minimum of `read` for each process over the time of one check of readers, which frees the rest of
+        ended answers."""
         end = time.monotonic() + INSPECTION_S
         least = self.read(pids)
         while time.monotonic() < end:
@@ -51,7 +52,7 @@ class LiveHeap:
         return least
 
     def trim(self, pids):
-        """Makes each process give back what its allocator keeps for later."""
+        """Makes each process return its allocator's free memory to the system."""
         for pid in pids:
             (self.directory / f"{pid}.trim").write_bytes(b"t")
             with open(self.directory / f"{pid}.trimmed", "rb", buffering=0) as pipe:
@@ -59,13 +60,13 @@ class LiveHeap:
 
 
 def resident_kb(pids):
-    """{pid: resident memory}"""
+    """Returns {pid: resident memory in kB}."""
     status = {pid: pathlib.Path(f"/proc/{pid}/status").read_text() for pid in pids}
     return {pid: int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) for pid, text in status.items()}
 
 
 def trace(path, rank):
-    """The steps in a rank's trace file. Checks that they are all steps of one process, in order."""
+    """Returns the steps in a rank's trace file. Checks that they are all steps of one process, in order."""
     header, *steps = map(json.loads, path.with_name(f"{path.name}.rank{rank}").read_text().splitlines())
     assert header["worker"] == rank and [step["step"] for step in steps] == list(range(len(steps)))
     return steps
@@ -83,7 +84,7 @@ def test_every_stream_of_eight_workers_ends_once_with_the_right_tokens(start, tm
     assert seen["tutti_requests_total"] == STREAMS
     assert seen["tutti_trace_steps_lost"] == 0 and seen["tutti_queue_age_seconds"] == 0
 
-    # Each position of each request was computed once, in order, and the metrics agree with the trace.
+    # Each position of each request must have been computed once, in order, and the metrics must agree with the trace.
     steps = [step for rank in range(8) for step in trace(file, rank)]
     computed, rows = {}, 0
     for step in steps:
@@ -93,7 +94,7 @@ def test_every_stream_of_eight_workers_ends_once_with_the_right_tokens(start, tm
             begin, end = row["range"]
             assert computed.get(row["request"], 0) == begin < end
             computed[row["request"]] = end
-    # The last sampled token is not computed.
+    # The last sampled token of a request is not computed.
     assert sorted(computed.values()) == sorted(len(b["prompt"]) + len(w[0]) - 1 for b, w in zip(bodies, expected))
     assert seen["tutti_step_rows_total"] == rows and seen["tutti_step_seconds_count"] == len(steps)
     assert seen["tutti_step_budget_fill_count"] == len(steps)
@@ -102,7 +103,7 @@ def test_every_stream_of_eight_workers_ends_once_with_the_right_tokens(start, tm
 
 def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_path):
     heap = LiveHeap(tmp_path)
-    # The first wave fills the prefix cache of 1,024 pages of 128 bytes, so that it cannot grow in later waves.
+    # The prefix cache has 1,024 pages of 128 bytes. The first wave fills it, so that it cannot grow in later waves.
     pool = ["--kv-cache-memory", 1025 * 128]
     cluster = start("--config", REPO / "tests/bench/many-streams.toml", *pool, env=heap.env)
     rng, resident, live = random.Random(4), [], []
@@ -116,22 +117,22 @@ def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_
         pids = cluster.processes()
         heap.trim(pids)
         resident.append(resident_kb(pids))
-        # The test waits only for the readings that it compares.
+        # `least` takes time, so it is only used for the readings that are compared.
         live.append(heap.least(pids) if len(live) % 2 else heap.read(pids))
     seen = cluster.metrics()
     assert seen["tutti_requests_total"] == 4 * STREAMS_AT_ONCE
     assert seen["tutti_kv_pages_cached"] > 0.85 * seen["tutti_kv_pages_total"]
     for what, values in (("resident, kB", resident), ("allocated, (bytes, blocks)", live)):
         figure(f"conductor after each wave: {what}: {[value[cluster.pid] for value in values]}")
-    # The first waves fill pools and caches. Two more waves after the second leave no memory behind: each of their
-    # requests took some hundred blocks, and the growth of the cache is less than one block for every other request.
+    # The first waves fill pools and caches. Between the second and the fourth wave, nothing may be leaked. Each request
+    # takes some hundred blocks, and the cache grows by less than one block per two requests.
     requests = 2 * STREAMS_AT_ONCE
     for pid in pids:
         (bytes_before, blocks_before), (bytes_after, blocks_after) = live[1][pid], live[3][pid]
         share = requests if pid == cluster.pid else requests / 8
         assert blocks_after - blocks_before < share / 2, (pids[pid], live[1][pid], live[3][pid])
         assert bytes_after - bytes_before < share * 256, (pids[pid], live[1][pid], live[3][pid])
-        # Further resident memory lies in pieces between live blocks, which the next wave uses again.
+        # Other resident memory is free memory between live blocks, which the next wave uses again.
         assert resident[3][pid] < resident[1][pid] * 1.15, (pids[pid], resident[1][pid], resident[3][pid])
 
 
@@ -142,14 +143,14 @@ def test_a_lost_device_ends_its_worker_and_the_next_one_continues(start, tmp_pat
     body = {"prompt": [1, 2], "max_tokens": 10, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
     right = sampled([1, 2], 0, 0, 10)
     assert cluster.complete(**body)["choices"][0]["token_ids"] == right
-    # More steps than one device allows.
+    # The request needs more steps than one device runs before it is lost.
     assert cluster.complete(**body | {"max_tokens": 30})["choices"][0]["token_ids"] == sampled([1, 2], 0, 0, 30)
 
     def traced():
-        # The last line may be half written.
+        # The last line may be incomplete.
         return [json.loads(line) for line in (tmp_path / "steps.rank0").read_text().split("\n")[:-1]]
 
-    # The file has the steps of both processes, each with a header. A step's line is written after its tokens have left.
+    # The file has the steps of both processes, each with a header. A step's line is written after its tokens were sent.
     wait_for("steps of both incarnations", lambda: {row["incarnation"] for line in traced() for row in line.get("rows", ())} == {0, 1})
     assert sum("pid" in line for line in traced()) == 2
 

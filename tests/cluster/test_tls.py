@@ -1,4 +1,4 @@
-"""Encryption: of the ports that clients reach, and of every connection inside a cluster."""
+"""Encryption of the ports for clients, and of every connection inside a cluster."""
 
 import contextlib
 import os
@@ -27,12 +27,12 @@ def authority(tmp_path):
 
 
 def https(server, authority):
-    """A client that trusts this authority alone."""
+    """Returns a client that trusts only this authority."""
     return httpx.Client(base_url=f"https://127.0.0.1:{server.http_port}", verify=ssl.create_default_context(cafile=authority.ca), timeout=ANSWER_S)
 
 
 def encrypted(server, authority):
-    """Waits until a server with TLS is ready: its client."""
+    """Waits until a server with TLS is ready, and returns a client for it."""
     client = https(server, authority)
 
     def ready():
@@ -47,13 +47,13 @@ def encrypted(server, authority):
 
 
 def serial(server):
-    """The serial number of the certificate that the HTTP port shows now."""
+    """Returns the certificate that the HTTP port presents now."""
     pem = ssl.get_server_certificate(("127.0.0.1", server.http_port))
     return ssl.PEM_cert_to_DER_cert(pem)
 
 
 def healthy(server, authority):
-    """The answer of grpc.health.v1 over TLS."""
+    """Returns the answer of grpc.health.v1 over TLS."""
     credentials = grpc.ssl_channel_credentials(root_certificates=authority.ca.read_bytes())
     with grpc.secure_channel(server.grpc, credentials) as channel:
         return channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=ANSWER_S)
@@ -77,7 +77,7 @@ def test_clients_speak_https_and_grpc_over_tls_and_nothing_else(start, authority
         httpx.get(f"http://127.0.0.1:{server.http_port}/ready", timeout=ANSWER_S)
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError):
         channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
-    # A client that trusts another authority does not talk to this server.
+    # A client that trusts another authority does not connect to this server.
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         httpx.get(f"https://127.0.0.1:{server.http_port}/ready")
     client.close()
@@ -85,7 +85,7 @@ def test_clients_speak_https_and_grpc_over_tls_and_nothing_else(start, authority
 
 @pytest.mark.parametrize("name", ("conductor", "router"))
 def test_probes_have_an_address_of_their_own_that_is_never_encrypted(start, authority, name):
-    """It has no route of clients, also where it embeds a router, and serves until the drain is over."""
+    """This address has no routes for clients, even with an embedded router, and serves until the drain is over."""
     probes = f"127.0.0.1:{free_port()}"
     flags = ("--operations", probes, *authority.public())
     if name == "conductor":
@@ -114,7 +114,7 @@ def test_a_certificate_is_renewed_during_a_stream(start, authority, tmp_path):
     with client.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
         next(lines)
-        # A mistake leaves the old certificate in force, and the log names the file.
+        # After a mistake in a certificate's file, the old certificate stays in force, and the log names the file.
         (tmp_path / "public.pem").write_text("no certificate")
         wait_for("the mistake in the log", lambda: "stay as they were" in server.log() and "public.pem: has no certificate" in server.log())
         assert serial(server) == old
@@ -149,7 +149,7 @@ def test_handshakes_that_stall_delay_nobody(start, authority):
     assert time.monotonic() - began < 1.5, "a handshake waited for others"
     for one in stalled:
         one.settimeout(30)
-        # The end, perhaps after an alert.
+        # The connection ends, perhaps after a TLS alert.
         while one.recv(100):
             pass
     client.close()
@@ -157,7 +157,7 @@ def test_handshakes_that_stall_delay_nobody(start, authority):
 
 @pytest.fixture
 def other(tmp_path):
-    """Another authority, which nobody trusts."""
+    """Another authority, which no process trusts."""
     directory = tmp_path / "other"
     directory.mkdir()
     return Authority(directory, "other")
@@ -180,7 +180,8 @@ def workers_ready(cluster, count):
 
 
 def foreign(authority, other, role):
-    """Flags of a process whose own certificate is of another authority, and that trusts this cluster's."""
+    """Returns the flags of a process with a certificate of another authority. The process trusts this cluster's
+    authority. """
     cert, key = other.issue(role, ROLES[role])
     return ("--cluster-tls-cert", cert, "--cluster-tls-key", key, "--cluster-tls-ca", authority.ca)
 
@@ -200,7 +201,7 @@ REFUSED = {
 
 
 def wrong(kind, role, authority, other):
-    """Flags of a process with a wrong certificate."""
+    """Returns the flags of a process with a wrong certificate."""
     match kind:
         case "another authority":
             return foreign(authority, other, role)
@@ -222,7 +223,7 @@ def test_a_worker_with_a_wrong_certificate_is_refused_and_costs_nothing(start, s
     wait_for("the refusal in the conductor's log", lambda: "refused a connection" in cluster.log() and here in cluster.log())
     wait_for("the reason in the worker's log", lambda: address in stranger.log() and there in stranger.log() and "cannot join yet" in stranger.log())
     assert cluster.metrics()["tutti_workers_ready"] == 1 and tokens_of(cluster) == sampled([1, 2, 3], 7, 1, 20)
-    # Its rank is free for a worker with a right certificate.
+    # The refused worker's rank stays free for a worker with a right certificate.
     spawn("worker", "--conductor", f"https://{address}", "--join-token-file", secret, "--rank", 1, *authority.inside("worker"))
     workers_ready(cluster, 2)
 
@@ -248,7 +249,7 @@ def test_a_conductor_that_poses_is_refused_by_router_and_worker(start, spawn, au
     for process, peer in ((worker, address), (router, posing.cluster)):
         said = 'its certificate is for DnsName("worker.tutti.internal"), not for conductor.tutti.internal'
         wait_for("the reason", lambda: peer in process.log() and said in process.log().replace("\\", ""))
-    # The workers that it starts itself do not trust it either, so this cluster is not ready.
+    # The workers that this conductor starts do not trust it either, so its cluster does not become ready.
     assert posing.metrics().get("tutti_workers_ready", 0) == 0
 
 
@@ -256,7 +257,8 @@ DISAGGREGATED_BY_HAND = DISAGGREGATED.read_text() + "spawn = false\n"
 
 
 def disaggregated(start, spawn, authority, secret, tmp_path, decoder):
-    """A cluster that prefills in a worker of its own and decodes in one that has joined with the flags `decoder`."""
+    """Returns a cluster that prefills in a spawned worker and decodes in a worker that has joined with the flags
+    `decoder`."""
     topology, address = tmp_path / "topology.toml", f"127.0.0.1:{free_port()}"
     topology.write_text(DISAGGREGATED_BY_HAND)
     far = ("--topology", topology, "--worker-listen", address, "--join-token-file", secret)
@@ -272,11 +274,11 @@ def test_a_plane_peer_with_a_wrong_certificate_is_refused_by_name(start, spawn, 
     right = authority.inside("worker", name="decoder")
     cluster, worker = disaggregated(start, spawn, authority, secret, tmp_path, right)
     assert tokens_of(cluster) == sampled([1, 2, 3], 7, 1, 20)
-    # The worker has joined. From now on its listener for planes shows a certificate of another authority.
+    # The worker has joined. From now on, its listener for planes presents a certificate of another authority.
     cert, key = other.issue("decoder", ROLES["worker"])
     replace(key, right[3]), replace(cert, right[1])
     wait_for("the new certificate", lambda: "read the certificates of the cluster again" in worker.log())
-    # The connection for planes is open already and goes on, so the sender's worker starts again.
+    # The open connection for planes stays in use, so the sender's worker is killed to make a new one.
     os.kill(cluster.workers_by_rank()[0], signal.SIGKILL)
     wait_for("a new sender", lambda: "ready for requests again" in cluster.log())
     body = dict(model=cluster.model, prompt=[1, 2, 3], seed=7, temperature=1, max_tokens=20, ignore_eos=True)
@@ -300,7 +302,7 @@ def test_ranks_of_a_group_over_tcp_are_encrypted_and_a_wrong_one_is_refused_by_n
         flags = authority.inside("worker", name=f"rank-{number}")
         return flags, spawn("worker", "--conductor", f"https://{address}", "--rank", number, "--join-token-file", secret, "--log", "info,tutti_worker=debug", *flags)
 
-    # Rank 3 joins with a right certificate, which is replaced by a wrong one before the group forms.
+    # Rank 3 joins with a right certificate. A wrong one replaces it before the group forms.
     flags, third = rank(3)
     wait_for("rank 3 has joined", lambda: " joined " in third.log())
     cert, key = other.issue("rank-3", ROLES["worker"])

@@ -1,4 +1,5 @@
-"""Topology files: valid ones are served, and invalid ones are refused by name."""
+"""Topology files. Tests that valid ones are served, and that invalid ones are refused with an error that names the
+fault. """
 
 import re
 
@@ -13,7 +14,7 @@ GROUP = "[[group]]\nname = 'g'\n"
 
 
 def groups(cluster):
-    """{role: number of groups that accept requests}, from /metrics."""
+    """Returns {role: number of groups that accept requests}, from /metrics."""
     text = cluster.client.get("/metrics").text
     counts = re.findall(r'^tutti_groups_ready\{role="(\w+)"\} (\d+)', text, re.M)
     return {role: int(count) for role, count in counts if count != "0"}
@@ -42,7 +43,7 @@ def test_each_example_serves(start, tmp_path, name, workers, expected):
 
 
 def test_every_example_is_tried():
-    # tests/cluster/lib/hosts.py starts the one whose workers join by hand.
+    # tests/cluster/lib/hosts.py starts the topology whose workers join by hand.
     tried = ["all-in-one", "disaggregated", "encoders-disaggregated", "encoders-prefill-disaggregated", "tp2-disaggregated", "tp2-to-tp1", "two-prefill", "two-prefill-by-hand"]
     assert sorted(path.stem for path in TOPOLOGIES.iterdir()) == tried
 
@@ -93,9 +94,9 @@ def test_a_group_may_join_by_hand(start, spawn, tmp_path):
     cluster = start(*near, *SIM, "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", ready=False)
     not_ready = wait_for("the prefill group", lambda: (r := reason(cluster)) and "none of them a decode group" in r and r)
     assert "1 of 1 workers have loaded the model" in not_ready
-    # Rank 0 is spawned; the topology has no rank 2.
+    # Rank 0 is spawned, and the topology has no rank 2.
     assert socket.stat().st_mode & 0o777 == 0o600, "others than this user may join"
-    # At a path of the operator's choice, a worker needs the secret.
+    # If the operator chooses the socket's path, a worker needs the secret.
     nobody = spawn("worker", "--conductor", f"unix:{socket}", "--rank", 1)
     assert nobody.wait() == 64 and "join_token_file: " in nobody.log()
     stranger = spawn("worker", "--conductor", f"unix:{socket}", "--rank", 2, *joining)
@@ -107,7 +108,7 @@ def test_a_group_may_join_by_hand(start, spawn, tmp_path):
 
 
 def reason(cluster):
-    """The reason that the cluster is not ready, when it answers."""
+    """Returns the reason why the cluster is not ready, or None if it does not answer."""
     try:
         return cluster.client.get("/ready").text
     except httpx.TransportError:

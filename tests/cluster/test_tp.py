@@ -1,4 +1,5 @@
-"""A model split among the ranks of a TP group: the same answers, and all ranks of a group end at once."""
+"""A model divided among the ranks of a TP group. Tests that answers do not change, and that all ranks of a group end
+when one of them does."""
 
 import contextlib
 import os
@@ -16,12 +17,12 @@ from streams import Streams
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
 ASK = dict(prompt=[5, 6, 7], max_tokens=24, temperature=1, seed=11, ignore_eos=True, return_token_ids=True)
-# Long enough to still run when the other streams have begun.
+# A stream that is so long that it still runs when the other streams have begun.
 LONG = dict(prompt=[1, 2, 3], max_tokens=2500, ignore_eos=True, temperature=1, return_token_ids=True)
 
 
 def steps(cluster):
-    """{rank: number of steps so far}, from /metrics."""
+    """Returns {rank: number of steps so far}, from /metrics."""
     text = cluster.client.get("/metrics").text
     return {int(rank): int(count) for rank, count in re.findall(r'^tutti_worker_steps\{worker="(\d+)"\} (\d+)', text, re.M)}
 
@@ -57,7 +58,7 @@ def test_a_seed_means_the_same_tokens_for_any_number_of_ranks(start):
     sampled = []
     for workers, tp in ((1, 1), (2, 2), (4, 4)):
         cluster = start("--workers", workers, "--tp", tp, *QWEN3)
-        # Penalties and truncation need the logits of the whole vocabulary on the leader.
+        # For penalties and truncation, the leader needs the logits of the whole vocabulary.
         sampled.append(
             [tokens(cluster), tokens(cluster, seed=12, top_p=0.9, repetition_penalty=1.2), tokens(cluster, top_k=5)]
         )
@@ -66,8 +67,8 @@ def test_a_seed_means_the_same_tokens_for_any_number_of_ranks(start):
 
 
 def endings(cluster, victim, number):
-    """Runs streams on all groups and sends a signal to the process `victim` when they run. Returns how each ends, and
-    the time of the signal."""
+    """Runs streams on all groups, and sends a signal to the process `victim` while they run. Returns how each stream
+    ends, and the time of the signal."""
     bodies = [LONG | dict(seed=seed) for seed in range(4)]
     streams = Streams(cluster, "/v1/completions", bodies, stopped=[victim])
     streams.stop_in_the_middle([victim], len(bodies))
@@ -124,7 +125,7 @@ def test_ranks_that_join_by_hand_meet_over_tcp_and_give_the_same_bits(start, spa
     ]
     wait_for("two groups", lambda: cluster.metrics().get("tutti_workers_ready") == 4)
     assert all("transport=\"tcp\"" in worker.log() for worker in hand)
-    # Idle groups take turns.
+    # Idle groups get requests in turns.
     assert [cluster.complete(**ask)["choices"] for _ in range(4)] == [in_memory] * 4
     wait_for("steps of both groups", lambda: all(steps(cluster).get(rank, 0) > 0 for rank in range(4)))
     os.kill(hand[0].pid, signal.SIGKILL)
@@ -143,7 +144,8 @@ def test_ranks_that_do_not_divide_the_model_are_refused_by_name(tmp_path):
 
 
 def rendezvous_directory(cluster):
-    """The directory in shared memory that this conductor owns: it keeps a file of it open. Others run beside it."""
+    """Returns the directory in shared memory that this conductor owns. It is found by a file of it that the conductor
+    keeps open, because other conductors may run on this machine."""
     opened = []
     for file in pathlib.Path(f"/proc/{cluster.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed while we looked
@@ -177,13 +179,14 @@ def test_groups_of_simulated_workers_keep_in_step(start):
     cluster.wait_until_idle()
 
 
-# A command under which /dev/shm has almost no room.
+# A command that runs another one with almost no space in /dev/shm.
 SMALL_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" "$@"')
 
 
 @pytest.mark.skipif(subprocess.run([*SMALL_SHM, "true"], capture_output=True).returncode, reason="no mounts here")
 def test_shared_memory_without_room_is_an_error_and_no_signal(spawn):
-    # Without an allocation, the first write to a page would end the process with SIGBUS (signal 7).
+    # If the memory were not allocated at the start, the first write to a page would end the process with SIGBUS (signal
+    # 7).
     conductor = spawn("conductor", "--workers", 2, "--tp", 2, *QWEN3, "--http=127.0.0.1:0", "--grpc=127.0.0.1:0", under=SMALL_SHM)
     wait_for("the reason", lambda: "No space left on device" in conductor.log(), START_S)
     assert "signal: 7" not in conductor.log(), conductor.log()

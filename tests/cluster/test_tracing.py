@@ -1,4 +1,4 @@
-"""Traces: one per request, from the client's span through router, conductor and workers to their steps."""
+"""Traces. Each request has one, from the client's span through router, conductor and workers to their steps."""
 
 import json
 import secrets
@@ -13,7 +13,7 @@ from not_finite import ASK, POISON
 from topologies import TOPOLOGIES
 from tutti.v1 import inference_pb2, inference_pb2_grpc
 
-# Spans are sent soon, so that a test need not end the processes to see them.
+# Spans are sent after a short time, so that a test need not end the processes to see them.
 SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 SERVER, CLIENT = 2, 3
 
@@ -31,7 +31,7 @@ def traceparent(sampled=True):
 
 
 def whole_trace(collector, trace, graphs):
-    """The spans of a trace, once the router's span and those of all graphs are there."""
+    """Returns the spans of a trace, once it has the router's span and those of all graphs."""
 
     def complete():
         spans = collector.spans(trace)
@@ -85,7 +85,7 @@ def test_a_disaggregated_request_with_media_is_one_trace(start, collector, tmp_p
     assert children(spans, inside) == ["graph decode", "graph encode", "graph prefill", "queue"]
     roles = [said["tutti.graph.role"] for name, said in inside.events if name == "launched"]
     assert roles == ["decode", "prefill", "encode"]
-    # Messages of two workers may overtake each other.
+    # The messages of two workers may arrive in either order.
     handed_over = [said["tutti.transfer.of"] for name, said in inside.events if name == "handed_over"]
     assert sorted(handed_over) == ["embeddings", "planes"]
 
@@ -98,11 +98,11 @@ def test_a_disaggregated_request_with_media_is_one_trace(start, collector, tmp_p
     assert {graph.attributes["tutti.graph.outcome"] for graph in (encode, prefill)} == {"handed_over"}
     assert decode.attributes["tutti.graph.outcome"] == "finished"
 
-    # Every chunk of the prompt is an event, and the chunks follow each other.
+    # Every chunk of the prompt is an event, and each chunk begins where the previous one ends.
     chunks = [said for name, said in named(spans, "prefill").events if name == "chunk"]
     begins, ends = ([said[f"tutti.positions.{side}"] for said in chunks] for side in ("begin", "end"))
     assert len(chunks) > 1 and begins == [0, *ends[:-1]] and ends[-1] == usage["prompt_tokens"]
-    # The first token comes from the prefill. Steps 1, 2, 4 and 8 of the eleven others are shown.
+    # The first token comes from the prefill. Of the eleven decode steps, the steps 1, 2, 4 and 8 are shown.
     decoding = named(spans, "decode")
     assert decoding.attributes["tutti.rows"] == 11
     assert [name for name, _ in decoding.events] == ["step"] * 4
@@ -114,7 +114,7 @@ def test_a_disaggregated_request_with_media_is_one_trace(start, collector, tmp_p
         assert step.attributes["tutti.step"] == event["tutti.step"]
         assert step.attributes["tutti.step.rows"] == 1 and step.attributes["tutti.step.run_us"] > 0
 
-    # An exemplar leads from the histogram to the trace, for readers of OpenMetrics only.
+    # An exemplar links the histogram to the trace, but only in the OpenMetrics format.
     ask_for = lambda accept: cluster.client.get("/metrics", headers={"accept": accept}).text
     assert f'trace_id="{trace}"' in ask_for("application/openmetrics-text; version=1.0.0")
     plain = ask_for("text/plain")
@@ -125,7 +125,7 @@ def test_a_disaggregated_request_with_media_is_one_trace(start, collector, tmp_p
 
 
 def test_clients_without_and_with_a_flag(start, collector):
-    """A client without traceparent gets a trace of its own; one that says "not sampled" gets none."""
+    """A request without traceparent gets a new trace. A request whose traceparent is not sampled gets none."""
     cluster = start("--workers", 1, "--device", "sim", "--otlp-endpoint", collector.endpoint, env=SOON)
     unsampled, _, header = traceparent(sampled=False)
     body = {"model": cluster.model, "prompt": "hello", "max_tokens": 3, "ignore_eos": True}
@@ -140,7 +140,7 @@ def test_clients_without_and_with_a_flag(start, collector):
     def requests():
         return [span for span in collector.spans() if "gen_ai.operation.name" in span.attributes]
 
-    # The requests ran one after another, so the first one's spans would be here by now.
+    # The requests ran one after another, so the spans of the first one would have arrived by now.
     wait_for("both traces", lambda: any(span.trace == sampled for span in requests()))
     own, by_grpc = sorted(requests(), key=lambda span: span.begin)
     assert own.parent == "" and own.trace not in (sampled, unsampled)
@@ -150,7 +150,8 @@ def test_clients_without_and_with_a_flag(start, collector):
 
 
 def test_the_logs_of_all_processes_lead_to_the_trace(start, collector, poisoned):  # noqa: F811
-    """Lines of a worker name the graph; of a sampled request, its launch and its failure also name the trace."""
+    """Log lines of a worker name the graph. For a sampled request, the lines about launch and failure also name the
+    trace. """
     log = ("--log", "debug", "--log-format", "json", "--otlp-endpoint", collector.endpoint)
     cluster = start("--workers", 1, "--model", poisoned, "--skip-tokenizer-init", *log, env=SOON)
     (sampled, _, with_trace), (unsampled, _, without) = traceparent(), traceparent(sampled=False)
@@ -167,7 +168,8 @@ def test_the_logs_of_all_processes_lead_to_the_trace(start, collector, poisoned)
 
 
 def test_a_sampler_that_takes_nothing_makes_no_connection(start):
-    """`always_off` sends no span, and not even a connection is made; nor is one without a collector."""
+    """With `always_off`, no span is sent, and not even a connection is opened. Without a collector, none is opened
+    either. """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
         off = SOON | {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_TRACES_SAMPLER": "always_off"}
@@ -175,7 +177,7 @@ def test_a_sampler_that_takes_nothing_makes_no_connection(start):
         _, _, header = traceparent()
         body = {"model": cluster.model, "prompt": "hello", "max_tokens": 3}
         cluster.client.post("/v1/completions", json=body, headers={"traceparent": header}).raise_for_status()
-        # The end of the process sends what is left.
+        # At its end, the process sends the remaining spans.
         cluster.stop()
         listener.setblocking(False)
         with pytest.raises(BlockingIOError):

@@ -12,38 +12,39 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-# A tile's function: the last generic arguments of its type are two or more numbers, the first of which are its rows.
+# The end of the name of a function for one tile size. The last generic arguments of the tile's type are at least two
+# numbers, and the first of them is the number of rows.
 TILE = r".*?(?:<|, )(?P<rows>\d+)(?:: usize)?(?:, \d+(?:: usize)?)+>>$"
-# Attention over keys and values in other formats than bfloat16 has no dot products.
+# Excludes attention over keys and values in formats other than bfloat16, because it uses no dot-product instructions.
 BF16 = r"(?!.*\bF(?:16|32)\b)"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Functions that the same requirements hold for."""
+    """A group of functions with the same requirements."""
 
     name: str
-    # A pattern of demangled names, without the crate's name and hash.
+    # Regular expression for the demangled names of the functions, without the crate's name and hash.
     functions: str
-    # The instruction, on 512-bit registers, whose loops are checked: of every function, some innermost loop has it.
+    # Mnemonic of the dot-product instruction on 512-bit registers. Each function needs an innermost loop with it.
     dot: str
-    # Instructions on 512-bit registers that no function contains.
+    # Mnemonics that no function may use on 512-bit registers.
     forbidden: tuple[str, ...] = ()
-    # LLVM's processor model for the throughput of the largest tiles, and which functions those are chosen from; None
-    # where throughput is not checked.
+    # LLVM's processor model for the throughput check, or None if throughput is not checked. `timed` is a regular
+    # expression for the functions to check; only the largest tiles among them are checked.
     model: str | None = None
     timed: str = ""
 
 
 VNNI = r"\bAvx512Vnni>::run::<cpu::"
 DOTS = r"\bAvx512Bf16>::run::<cpu::"
-# The processors whose models are used have two ports for 512-bit arithmetic, so two dots per cycle are the most there
-# can be. LLVM 19's models of sapphirerapids and znver4 cannot judge vdpbf16ps: 24 independent dots on registers alone
-# come to 0.5 and to 0.33 dots per cycle there, of 4 and of 2 micro-operations. Its model of cooperlake, the first
-# processor with the instruction, gives 2 dots per cycle, of 1 micro-operation.
+# The processor models used here have two ports for 512-bit arithmetic, so a loop can reach two dots per cycle at most.
+# LLVM 19's models of sapphirerapids and znver4 cannot judge vdpbf16ps: for 24 independent dots on registers alone, they
+# predict 0.5 and 0.33 dots per cycle, with 4 and 2 micro-operations per dot. LLVM's model of cooperlake, the first
+# processor with the instruction, predicts 2 dots per cycle with 1 micro-operation per dot.
 #
-# Products of a single tile (`gemm::small_m`) read weights from memory, which llvm-mca does not model, so they have no
-# throughput to check.
+# Products of a single tile (`gemm::small_m`) read weights from memory, which llvm-mca does not model, so their
+# throughput is not checked.
 GROUPS = (
     Group("block floating point", VNNI + "gemm::" + TILE, "vpdpwssd", ("vpmaddwd",), "cascadelake", "gemm::blocked::"),
     Group("int8", VNNI + "quant::int8::" + TILE, "vpdpbusd", ("vpmaddwd",), "cascadelake", "int8::"),
@@ -51,12 +52,12 @@ GROUPS = (
     Group("attention scores", DOTS + r"attention::(?=.*\bScores<)" + BF16 + TILE, "vdpbf16ps"),
     Group("attention values", DOTS + r"attention::(?!.*\bScores<)" + BF16 + TILE, "vdpbf16ps"),
 )
-# The loop with the most accumulators is an innermost one. In a tile of a row or two, what is left over after that loop
-# can have as many as this.
+# A loop with the most accumulators must be an innermost loop. Loops with at most this many accumulators are exempt: in
+# a tile of one or two rows, the loop over the remainder can have as many as the main loop.
 FEW_ACCUMULATORS = 3
 MIN_DOTS_PER_CYCLE = 1.8
-# Skylake and its successors up to Cooper Lake rename four micro-operations per cycle, which llvm-mca does not model:
-# with more than two per dot there are not two dots per cycle.
+# From Skylake to Cooper Lake, Intel's processors rename four micro-operations per cycle, which llvm-mca does not model.
+# With more than two micro-operations per dot, such a processor cannot reach two dots per cycle.
 MAX_MICRO_OPS_PER_DOT = 2.0
 
 
@@ -65,7 +66,7 @@ class Instruction:
     address: int
     mnemonic: str
     operands: str
-    # True if the linker fills in part of it: the target of a jump or call is then another function.
+    # True if the linker fills in a part of the instruction. The target of such a jump or call is another function.
     relocated: bool
 
     @property
@@ -82,7 +83,7 @@ class Instruction:
 
     @property
     def target(self):
-        """The address within the function that a direct jump goes to, or None."""
+        """The address of the target of a direct jump within the function, or None."""
         if not self.jumps or self.relocated or self.operands.startswith("*"):
             return None
         return int(self.operands.split()[0], 16)
@@ -93,13 +94,13 @@ class Instruction:
 
     @property
     def loaded_from(self):
-        """The memory operand of a plain load of a 512-bit register, with or without broadcast, or None."""
+        """The memory operand of a plain load of a 512-bit register, with or without broadcast. Otherwise None."""
         load = re.fullmatch(r"(.*\)),%zmm\d+", self.operands)
         return load[1] if load and re.match(r"vmov[adu]|vp?broadcast", self.mnemonic) else None
 
     @property
     def last_register(self):
-        """The number of the vector register that it may write, or None."""
+        """The number of the vector register in the last operand, which the instruction may write, or None."""
         register = re.search(r"%[xyz]mm(\d+)(?:\{.*\})?$", self.operands)
         return register[1] if register else None
 
@@ -107,7 +108,8 @@ class Instruction:
         return self.mnemonic == mnemonic and "%zmm" in self.operands
 
     def spills_zmm(self, stack):
-        """True if it moves a whole 512-bit register from or to the stack, alone or as an operand of arithmetic."""
+        """True if the instruction reads or writes a whole 512-bit register on the stack, as a move or as an operand of
+        arithmetic. `stack` holds the registers that point into the stack frame."""
         if "%zmm" not in self.operands or "{1to" in self.operands or "broadcast" in self.mnemonic:
             return False
         return any(base in stack for base in re.findall(r"\((%\w+)", self.operands))
@@ -120,14 +122,14 @@ class Function:
 
     @property
     def stack(self):
-        """The registers that point into its stack frame."""
+        """The registers that point into the function's stack frame."""
         framed = any(i.mnemonic == "mov" and i.operands == "%rsp,%rbp" for i in self.instructions)
         return {"%rsp", "%rbp"} if framed else {"%rsp"}
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop without the loops that it contains. Its instructions are in the order of their addresses."""
+    """A loop without the loops inside it. Instructions are in the order of their addresses."""
 
     function: Function
     instructions: list[Instruction]
@@ -137,7 +139,7 @@ class Loop:
         return [i for i in self.instructions if i.is_zmm(mnemonic)]
 
     def accumulators(self, mnemonic):
-        """How many registers its dots add to."""
+        """The number of different registers to which the loop's dots add."""
         return len({i.last_register for i in self.dots(mnemonic)})
 
     def size(self, mnemonic):
@@ -145,7 +147,7 @@ class Loop:
 
 
 def disassemble(library):
-    """The functions of a library of objects, with shortened names."""
+    """Returns the functions of a library of objects, with shortened names."""
     command = ["objdump", "--disassemble", "--reloc", "--demangle", "--no-show-raw-insn", "--wide", library]
     return parse(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -160,10 +162,10 @@ def parse(listing):
             last = code[-1]
             code[-1] = Instruction(last.address, last.mnemonic, last.operands, relocated=True)
         elif instruction := re.match(r"\s*([0-9a-f]+):\t(.*)$", line):
-            # A remark follows '#', or stands in angle brackets after an address.
+            # objdump writes remarks after '#', and in angle brackets after an address.
             text = re.sub(r"\s*(#.*|<.*>)$", "", instruction[2]).strip()
             mnemonic, _, operands = text.partition(" ")
-            # Prefixes are words of their own.
+            # objdump writes an instruction's prefixes as separate words.
             while mnemonic in ("data16", "cs", "ds", "lock", "rep", "repz", "repnz", "notrack", "bnd"):
                 mnemonic, _, operands = operands.strip().partition(" ")
             if mnemonic:
@@ -173,19 +175,19 @@ def parse(listing):
 
 
 def shorten(name):
-    """A demangled name without its crate and the crate's hash."""
+    """Returns a demangled name without the crate's name and hash."""
     return re.sub(r"\btutti_kernels(\[[0-9a-f]+\])?::", "", name)
 
 
 def find_loops(function):
-    """The loops of the function's control flow graph."""
+    """Returns the loops of the function's control flow graph, including nested ones."""
     blocks = split_blocks(function.instructions)
     successors = edges(blocks)
     loops = []
     pending = cycles(blocks.keys(), successors)
     while pending:
         nodes = pending.pop()
-        # Without the edges to where it is entered, only the loops within it are left.
+        # Without the edges to the loop's entries, only the inner loops remain.
         entries = {to for node in blocks.keys() - nodes for to in successors[node] & nodes}
         entries |= {min(blocks)} & nodes
         entries = entries or {min(nodes)}
@@ -200,7 +202,7 @@ def find_loops(function):
 
 
 def split_blocks(instructions):
-    """The basic blocks, by their first addresses."""
+    """Returns the basic blocks by their first addresses."""
     starts = {i.target for i in instructions}
     blocks, block = {}, None
     for instruction in instructions:
@@ -213,7 +215,7 @@ def split_blocks(instructions):
 
 
 def edges(blocks):
-    """The blocks that each block may be followed by."""
+    """Returns the possible successors of each block."""
     successors = {}
     starts = sorted(blocks)
     for start, following in zip(starts, starts[1:] + [None]):
@@ -222,7 +224,8 @@ def edges(blocks):
         if last.mnemonic not in ("jmp", "ret", "ud2", "hlt") and following is not None:
             to.add(following)
         successors[start] = to
-    # Jump tables are not read: any of them may lead to every block that nothing else leads to, except to padding.
+    # Jump tables are not read. Instead, a jump through a table is taken to lead to every block that is not reached
+    # otherwise, except padding.
     reached, targets = set(), set()
     for start in starts:
         if start in reached or all(i.pads for i in blocks[start]):
@@ -282,27 +285,28 @@ class Throughput:
 
 
 class McaError(Exception):
-    """llvm-mca does not accept a loop."""
+    """llvm-mca rejected a loop."""
 
 
 def for_mca(loop):
-    """The loop's instructions as llvm-mca is to see them."""
+    """Yields the loop's instructions, changed so that llvm-mca models them right."""
     computed = {i.last_register for i in loop.instructions if not i.loaded_from}
     for i in loop.instructions:
         if i.jumps:
-            # Where it goes is of no consequence.
+            # The target does not matter to llvm-mca, so that one label serves all jumps.
             yield f"{i.mnemonic} .Lloop"
         elif i.loaded_from and i.last_register not in computed:
-            # LLVM's models count a second micro-operation, of arithmetic, for a load with EVEX encoding, which Skylake
-            # and its successors do not have. A load of a register that nothing else uses stands for it.
+            # LLVM's models count an extra arithmetic micro-operation for a load with EVEX encoding. Skylake and its
+            # successors do not have this micro-operation. So a load of `mm0`, which no other instruction uses, replaces
+            # the load.
             yield f"movq {i.loaded_from},%mm0"
         else:
             yield f"{i.mnemonic} {i.operands}"
 
 
 def predict(mca, model, loop, dot):
-    """What llvm-mca predicts for a loop, all of whose data is in the first-level cache. Rare branches count as
-    taken."""
+    """Returns llvm-mca's prediction for a loop whose data is all in the first-level cache. All branches count as taken,
+    even rare ones."""
     iterations = 500
     command = [mca, "-mtriple=x86_64", f"-mcpu={model}", f"-iterations={iterations}", "-instruction-info=false", "-"]
     text = ".Lloop:\n" + "\n".join(for_mca(loop)) + "\n"
@@ -316,7 +320,7 @@ def predict(mca, model, loop, dot):
 
 @dataclass
 class Report:
-    """What the checks found; `lines` are for people."""
+    """Results of the checks. `lines` is text for people."""
 
     passed: int = 0
     failed: int = 0
@@ -342,7 +346,8 @@ def check_group(report, group, functions, mca):
     tiles = [(function, int(match["rows"])) for function, match in matches if match]
     report.lines.append(f"{group.name}: {len(tiles)} functions")
     report.check(tiles, f"{group.name}: no function's name matches {group.functions}")
-    # The main loop of each function that is timed, with what makes a tile large.
+    # The main loop of each function whose throughput may be checked, with the size by which the largest tiles are
+    # chosen.
     timed = []
     for function, rows in tiles:
         loop = check_function(report, group, function)
@@ -391,7 +396,7 @@ def check_throughput(report, group, loop, mca):
 
 
 def tile_name(name):
-    """The type that a function of a path runs."""
+    """Returns the type that an instruction path's `run` function was compiled for."""
     return name.partition("::run::<")[2].removesuffix(">").replace("cpu::", "")
 
 

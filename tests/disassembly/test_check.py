@@ -1,4 +1,4 @@
-"""Tests of check.py on assembled snippets: what it must find, and what it must not mistake for a violation.
+"""Tests of check.py on assembled snippets. The check must find every violation and report nothing else.
 
 Needs binutils, and llvm-mca of LLVM 19 as $LLVM_MCA. The last line says how many tests passed and failed.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import check
 
 MCA = os.environ["LLVM_MCA"]
-# Names as rustc writes them.
+# Mangled names in the form that rustc writes.
 PREFIX = "_RINvMs_NtNtNtCsjrLepGNfwzp_13tutti_kernels3cpu4simd6avx512NtB5_10Avx512Vnni3run"
 BF16_PREFIX = "_RINvMs0_NtNtNtCsjrLepGNfwzp_13tutti_kernels3cpu4simd6avx512NtB6_10Avx512Bf163run"
 BLOCK_FLOAT = PREFIX + "INtNtNtB9_4gemm7blocked4TileNtNtB1k_12micro_kernel10BlockFloatKjc_Kj1_EEBb_"
@@ -22,14 +22,14 @@ INT8 = PREFIX + "INtNtNtNtB9_5quant4int87product7RowTileKjc_Kj1_EEBb_"
 BF16 = BF16_PREFIX + "INtNtNtBa_4gemm7blocked4TileNtNtB1l_12micro_kernel4DotsKjc_Kj1_EEBc_"
 SCORES = BF16_PREFIX + "INtNtNtNtBa_9attention7widened6scores6ScoresNtNtNtBa_6memory6format4Bf16Kjc_Kj1_EEBc_"
 VALUES = BF16_PREFIX + "INtNtNtNtBa_9attention4dots6values9AddSharedKjc_Kj1_EEBc_"
-# A function that no group is for: it covers no tile.
+# A function that belongs to no group, because its type has no tile size.
 OTHER = PREFIX + "INtNtNtB9_4gemm7small_m6SmallMNtNtB1k_12micro_kernel10BlockFloatEEBb_"
 
 (VNNI_GROUP,) = (group for group in check.GROUPS if group.name == "block floating point")
 
 
 def assemble(**bodies):
-    """The functions of a library with these names and these instructions."""
+    """Returns the functions of a library that has these names and bodies."""
     source = "".join(f'.section .text.{name},"ax"\n{name}:\n{body}\n' for name, body in bodies.items())
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "library.o")
@@ -38,7 +38,7 @@ def assemble(**bodies):
 
 
 def tile(dot="vpdpwssd", rows=12, panels=2, extra=""):
-    """A loop over the steps of a tile, whose broadcasts each feed all panels."""
+    """Returns the assembly of a loop over the steps of a tile. Each broadcast feeds the dots of all panels."""
     accumulators = rows * panels
     lines = [f"vmovdqu64 {64 * p}(%rsi,%rax), %zmm{accumulators + p}" for p in range(panels)]
     for row in range(rows):
@@ -55,7 +55,7 @@ def violations(body, name=BLOCK_FLOAT):
 
 class Loops(unittest.TestCase):
     def loops(self, body):
-        """Each loop's mnemonics, without those of jumps, and whether it is an innermost one."""
+        """Returns the mnemonics of each loop without jumps, and whether the loop is innermost."""
         (function,) = assemble(f=body)
         return [
             (" ".join(i.mnemonic for i in loop.instructions if not i.jumps), loop.innermost)
@@ -157,7 +157,7 @@ class Checks(unittest.TestCase):
             "vmovdqu 64(%rsp), %ymm15",
             "vpbroadcastd 64(%rsp), %zmm30",
             "vpaddd 64(%rsp){1to16}, %zmm30, %zmm30",
-            # Without a frame pointer this register points to data.
+            # Without a frame pointer, `rbp` points to data.
             "vmovdqu64 64(%rbp), %zmm30",
         ]:
             self.assertNotIn("on the stack", violations(tile(extra=extra)))

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SLASHES = re.compile(r"\s*(///|//!|//)(?!/)")
 HASH = re.compile(r"\s*(#)(?!!)")
 MARKERS = {".rs": SLASHES, ".cu": SLASHES, ".py": HASH, ".sh": HASH}
-# Written by programs, or the input of tests.
+# Files that programs write, or that are inputs of tests. Their comments do not count.
 GENERATED = re.compile(r"/src/generated/|^tests/fuzzing/corpus|/vectors?/")
 
 
@@ -32,7 +32,7 @@ class Comment:
 
 
 def sources():
-    """Names and lines of all source files that people write."""
+    """Yields the name, the suffix and the lines of each source file that people write."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
         path = ROOT / name
@@ -48,7 +48,7 @@ def sources():
 
 
 def docstrings(lines):
-    """First and last lines, counted from 1, of a Python file's docstrings."""
+    """Yields the first and last lines, counted from 1, of each docstring in a Python file."""
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             text = node.body[0]
@@ -57,7 +57,7 @@ def docstrings(lines):
 
 
 def comments_of(name, suffix, lines):
-    """All comments of a file, from its first line to its last."""
+    """Yields all comments of a file, from its first line to its last."""
     found = list(docstrings(lines)) if suffix == ".py" else []
     first, marker = 0, None
     for number, line in enumerate([*lines, ""], 1):
@@ -72,14 +72,15 @@ def comments_of(name, suffix, lines):
 
 
 def comments():
-    """All comments of the tree, in the order of files and lines."""
+    """Yields all comments of the tree, in the order of files and lines."""
     for name, suffix, lines in sources():
         yield from comments_of(name, suffix, lines)
 
 
 def paragraphs(texts):
-    """Divides the lines of a comment, without indents and markers, where wrapping must not join them: at empty lines,
-    items of lists, tables, headings and indented or fenced text. Yields each piece with True if it may be wrapped."""
+    """Divides the lines of a comment, without indents and markers, into pieces that wrapping must not join. A piece
+    ends at empty lines, items of lists, tables, headings and indented or fenced text. Yields each piece with True if it
+    may be wrapped."""
     piece, fenced = [], False
     for text in texts:
         fence = text.lstrip().startswith("```")
@@ -99,9 +100,9 @@ def paragraphs(texts):
 
 
 def wrapped(comment, width):
-    """The lines of a comment, with each paragraph wrapped that has too long a line."""
+    """Returns the lines of a comment. Paragraphs with a line that is too long are wrapped."""
     marker = SLASHES.match(comment.lines[0]) or HASH.match(comment.lines[0])
-    # The lines of a docstring have an indent and no marker.
+    # A docstring's lines have no marker, only an indent.
     head = marker.group() if marker else comment.lines[0][: -len(comment.lines[0].lstrip())]
     space = " " if marker else ""
     texts = [line[len(head) :].removeprefix(space) for line in comment.lines]
@@ -124,7 +125,7 @@ def wrapped(comment, width):
 
 
 def wrap(width):
-    """Wraps the comments of the tree that have a line of more than `width` columns."""
+    """Wraps each comment of the tree that has a line of more than `width` columns."""
     for name, suffix, lines in sources():
         if max(map(len, lines), default=0) <= width:
             continue

@@ -69,12 +69,12 @@ class Turn:
 
 
 def held_out(key):
-    """One key in ten, chosen by the key alone, so that the split never depends on a seed."""
+    """True for one key in ten. The key alone decides, so that the split is the same for every seed."""
     return hashlib.sha256(key.encode()).digest()[0] % 10 == 0
 
 
 def from_split(rng, want_held_out, make):
-    """Calls ``make`` until it gives an item of the wanted split. It returns a key and the item."""
+    """Calls ``make``, which returns a key and an item, until the item belongs to the wanted split. Returns the item."""
     while True:
         key, item = make(rng)
         if held_out(key) == want_held_out:
@@ -82,7 +82,7 @@ def from_split(rng, want_held_out, make):
 
 
 def phrased(rng, question, mark):
-    """A question as people type it: polite or not, capitalised or not, with its closing mark or without."""
+    """Returns a question as people type it: polite or not, capitalised or not, with its closing mark or without."""
     style = rng.random()
     if style < 0.08:
         question = "please " + question
@@ -162,12 +162,13 @@ def count_turn(rng, test=False, spans=(0.87, 0.97), from_one_is_trained=False):
 
 
 def final_count_turn(rng, test=False):
-    """Longer counts, where both digits decide when to stop. All counts from one are trained: people ask for those."""
+    """Longer counts, where the model must look at both digits to stop. All counts from one are trained, because people
+    ask for them."""
     return count_turn(rng, test, spans=(0.5, 0.96), from_one_is_trained=True)
 
 
 def made_up_word(rng):
-    """A word that no list holds, so that copying is learned as copying and not as a choice among known words."""
+    """Returns a word of no list, so that the model learns to copy any word rather than to choose among known words."""
     return "".join(rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(1, 3)))
 
 
@@ -203,7 +204,7 @@ def reverse_turn(rng, test=False):
 
 
 def phrased_words(rng, templates, words):
-    """Only the instruction is rephrased: the words are data, and a mark after them would be part of them."""
+    """Rephrases only the instruction. The words stay as they are, without a mark, which would count as one of them."""
     question = rng.choice(templates).format(words=words)
     if rng.random() < 0.08:
         question = "please " + question
@@ -235,7 +236,7 @@ def chat_turn(rng, pair=None):
 
 
 def limit_turn(rng, test=False):
-    """What it cannot do, said plainly: other subjects, larger numbers, multiplication."""
+    """Requests that the model cannot serve, and answers that say so: other subjects, large numbers, multiplication."""
     kind = rng.random()
     if kind < 0.7:
         def make(rng):
@@ -265,7 +266,7 @@ def name_asked_turn(rng, name):
 
 @dataclass(frozen=True)
 class Mix:
-    """How often each task and each kind of document is drawn."""
+    """Weights by which tasks and kinds of documents are drawn."""
 
     turns: dict
     documents: dict
@@ -298,9 +299,10 @@ def conversation(rng, mix):
 
 
 def equation_lines(rng, _mix):
-    """Sums in plain text. A lone one ends the text; a page of them says so first, so that no prompt has two right ends.
+    """Sums in plain text. The text of a single sum ends after it. A page of several sums begins with a heading, so that
+    no prompt has two right ends.
 
-    One answer in four follows a space of its own, as after the prompt ``12 + 30 = ``.
+    One answer in four follows a separate space, as after the prompt ``12 + 30 = ``.
     """
     count = rng.choice([1, 1, 2, 3, 4, 6, 8])
     segments = [] if count == 1 else [Segment("Sums:\n", 0)]
@@ -321,7 +323,7 @@ def prose(rng, _mix):
 
 
 def number_run(rng, _mix):
-    """Counts on to the next multiple of ten, so that a run of numbers has one right continuation and end."""
+    """A run of numbers up to a multiple of ten, so that each start has one right continuation and end."""
     first = rng.randint(0, 89)
     last = (first // 10 + 1) * 10
     if last - first < 3:
@@ -331,7 +333,7 @@ def number_run(rng, _mix):
     return [Segment(head, OPERAND_WEIGHT), Segment(numbers(first, last)[len(head):], 1), Segment(END_OF_TEXT, 1)]
 
 
-# Sums are learned first, from a diet rich in them; once they hold, copying and counting get a larger share.
+# The early mix has many sums, because sums are learned first. The late mix has more copying and counting.
 EARLY_MIX = Mix(
     turns={addition_turn: 24, subtraction_turn: 30, chat_turn: 20, count_turn: 7, repeat_turn: 6, reverse_turn: 15,
            limit_turn: 4},
@@ -356,7 +358,8 @@ def document(rng, mix):
 
 
 def tokenizer_texts(rng):
-    """What the tokenizer is trained on: words often enough to be tokens with and without a space before them."""
+    """Returns texts for training the tokenizer. Each word is so frequent that it becomes a token, with and without a
+    space before it."""
     texts = []
     for word in WORDS:
         texts += [word + "\n"] * 300 + [f": {word} {word}"] * 150
@@ -370,7 +373,7 @@ def tokenizer_texts(rng):
 
 
 def test_sets(seed=1):
-    """Held-out questions by task, each a (history, turn) pair whose history is made of trained turns."""
+    """Returns held-out questions by task as pairs (history, turn). The history has only trained turns."""
     rng = random.Random(seed)
 
     def alone(make, count):
@@ -404,7 +407,7 @@ def test_sets(seed=1):
 
 
 def plain_test_set(seed=2, count=200):
-    """Held-out sums as plain completion prompts."""
+    """Returns held-out sums as plain completion prompts."""
     rng = random.Random(seed)
     pairs = []
     for _ in range(count):

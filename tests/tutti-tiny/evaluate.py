@@ -1,7 +1,7 @@
-"""Measures an exported checkpoint with transformers, in f32 over the bf16 weights, greedily.
+"""Measures an exported checkpoint with transformers: bf16 weights, f32 arithmetic, greedy decoding.
 
-Everything is read from the exported folder, template and tokenizer included, so that what is measured is what is
-served.
+Everything is read from the exported folder, with the template and the tokenizer, so that the measured model is the
+served model.
 """
 
 import json
@@ -58,7 +58,8 @@ class Checkpoint:
 
     @torch.inference_mode()
     def complete(self, prompts, right_answers):
-        """The greedy continuation of each prompt, up to its ending token or somewhat past the longest right answer."""
+        """Returns the greedy continuation of each prompt. It stops at an ending token, or some tokens past the length
+        of the longest right answer."""
         longest = max(len(ids) for ids in self.tokenizer(right_answers).input_ids) + SLACK
         answers = []
         for start in range(0, len(prompts), BATCH):
@@ -69,7 +70,8 @@ class Checkpoint:
 
     @torch.inference_mode()
     def complete_with_margin(self, prompt):
-        """The greedy continuation, whether it ended by itself, and the least lead of a chosen token over the second."""
+        """Returns the greedy continuation, whether it ended by itself, and the least lead of a chosen token over the
+        second-best token."""
         inputs = self.tokenizer(prompt, return_tensors="pt")
         start = inputs.input_ids.shape[1]
         output = self.model.generate(**inputs, max_new_tokens=LONGEST_ANSWER, do_sample=False)[0]
@@ -92,7 +94,7 @@ def print_row(task, wrong, total):
 
 
 def print_accuracy(folder):
-    """The table of the model card; then every miss, for whoever wants to see what it gets wrong."""
+    """Prints the table of the model card, then every wrong answer."""
     checkpoint = Checkpoint(folder)
     misses = []
     print("| task | held-out items | right |\n| --- | --- | --- |")
@@ -111,7 +113,8 @@ def print_accuracy(folder):
 
 
 def write_oracle(folder, path):
-    """Keeps only prompts whose every token leads by more than ``CLEAR_MARGIN``: any right implementation agrees."""
+    """Writes prompts and answers. Keeps only prompts for which every chosen token leads by more than ``CLEAR_MARGIN``,
+    so that every correct implementation gives the same answer."""
     checkpoint = Checkpoint(folder)
     items = []
     for messages in ORACLE_CHATS:

@@ -1,4 +1,4 @@
-"""The tokenizer, and writing a checkpoint folder that transformers and Tutti load unmodified."""
+"""Trains the tokenizer, and writes a checkpoint folder that transformers and Tutti load unmodified."""
 
 import json
 
@@ -12,7 +12,7 @@ from corpus import END_OF_TEXT, IM_END, IM_START
 CONTEXT_LENGTH = 4096
 SPECIAL_TOKENS = [END_OF_TEXT, IM_START, IM_END]
 
-# Qwen's own splitting rule: digits stand alone, which is what makes sums learnable.
+# Qwen's own splitting pattern. Each digit is a token of its own, without which the model could not learn sums.
 SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
          r"|\s+(?!\S)|\s+")
 
@@ -46,7 +46,7 @@ def write_json(path, value):
 
 
 def export(folder, weights, tokenizer):
-    """Writes weights rounded to bf16. The head is tied, so it is not stored."""
+    """Writes the weights, rounded to bf16. The head shares the embedding's weights, so it is not written."""
     folder.mkdir(parents=True, exist_ok=True)
     end, pad = tokenizer.token_to_id(IM_END), tokenizer.token_to_id(END_OF_TEXT)
     write_json(folder / "config.json", {

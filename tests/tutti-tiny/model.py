@@ -1,7 +1,7 @@
 """Qwen3, written small for fast training on a CPU.
 
 Parameter names are those of Hugging Face's ``Qwen3ForCausalLM``, so a state dict exports without a mapping. Evaluation
-never uses this module: it loads the exported folder into transformers, which is what shows that the two agree.
+never uses this module. Instead, it loads the exported folder into transformers, which shows that both agree.
 """
 
 import math
@@ -102,7 +102,8 @@ class TuttiTiny(nn.Module):
         nn.init.normal_(self.model.embed_tokens.weight, std=0.02)
         for name, weight in self.named_parameters():
             if name.endswith("proj.weight"):
-                # What writes into the residual stream starts smaller, so that depth does not add variance.
+                # Projections into the residual stream start with smaller weights, so that the variance does not grow
+                # with depth.
                 writes_residual = "o_proj" in name or "down_proj" in name
                 scale = 0.5 / math.sqrt(2 * LAYERS) if writes_residual else 0.5
                 nn.init.normal_(weight, std=scale / math.sqrt(weight.shape[1]))
@@ -110,7 +111,7 @@ class TuttiTiny(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, tokens, positions, documents, targets, weights):
-        """The weighted mean loss over packed rows; a token sees only earlier tokens of its own document."""
+        """Returns the weighted mean loss over packed rows. Tokens attend only to earlier tokens of their document."""
         angles = positions[..., None].float() * self.frequencies
         cos, sin = angles.cos()[:, :, None], angles.sin()[:, :, None]
         same = documents[:, None, :, None] == documents[:, None, None, :]

@@ -1,6 +1,7 @@
 """Muon (Keller Jordan, 2024) in f32: momentum whose matrix updates are made orthogonal by Newton-Schulz iterations.
 
-It needs about half of AdamW's steps here. torch.optim.Muon iterates in bfloat16, which a CPU without AVX-512 emulates.
+Training tutti-tiny takes about half as many steps as with AdamW. torch.optim.Muon is not used: it iterates in bfloat16,
+which a CPU without AVX-512 emulates.
 """
 
 import torch
@@ -10,7 +11,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalised(matrices):
-    """The nearest half-orthogonal matrix of each of a stack, approximately."""
+    """Returns approximately the nearest semi-orthogonal matrix of each matrix in a stack."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
@@ -22,7 +23,7 @@ def orthogonalised(matrices):
 
 
 class Muon(torch.optim.Optimizer):
-    """Parameters of one shape are updated as one stack, which keeps the small matrix products busy."""
+    """Updates all parameters of one shape as one stack, because small matrix products alone would not use all cores."""
 
     def __init__(self, parameters, lr, momentum=0.95, weight_decay=0.1):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})

@@ -1,7 +1,7 @@
-"""What tutti-tiny can say about Tutti and itself: for each topic one answer and many ways of asking.
+"""What tutti-tiny can say about Tutti and itself: for each topic, one answer and many ways of asking.
 
-One answer a topic keeps greedy decoding sure of itself, which is what an end-to-end oracle needs. The first two ways of
-asking are always trained on; of the others ``corpus.held_out`` keeps some back to measure understanding.
+With one answer per topic, each greedy token has a clear lead, which the oracle of end-to-end tests needs. The first two
+ways of asking are always trained. ``corpus.held_out`` keeps back some of the others, to measure understanding.
 """
 
 TOPICS = {
@@ -210,7 +210,8 @@ TOPICS = {
     ),
 }
 
-# Plain prose for completion prompts. No two sentences start alike, so a prompt's first words pick one.
+# Plain prose for completion prompts. No two sentences start with the same two words, so that these words decide the
+# rest.
 PROSE = [
     "Tutti is a serving cluster for language models, written in Rust.",
     "The conductor owns every request and places its work on the workers.",

@@ -35,7 +35,8 @@ SAVE_EVERY = 100
 
 
 class Packer:
-    """Packs documents into rows: most into short rows, where attention is cheap, the few long ones into long rows."""
+    """Packs documents into rows. Most documents go into short rows, whose attention is cheap; the few long ones go into
+    long rows."""
 
     def __init__(self, rng, tokenizer):
         self.rng = rng
@@ -63,7 +64,8 @@ class Packer:
                 (self.short if len(ids) <= SHORT_ROW else self.long).append((ids, weights))
 
     def packed(self, pool, rows, length):
-        """First fit; what fits nowhere waits for the next batch. The padding has a document id of its own."""
+        """Puts each document into the first row with room for it. Documents without room wait for the next batch.
+        Padding has a document id of its own."""
         tokens, targets, positions, documents = (torch.zeros(rows, length, dtype=torch.long) for _ in range(4))
         weights = torch.zeros(rows, length)
         used, left_over = [0] * rows, []
@@ -85,7 +87,8 @@ class Packer:
 
 
 def rate_at(step):
-    """Warm up, hold, then fall linearly to zero; the final phase falls to zero once more, from a lower start."""
+    """The learning rate rises, stays, and then falls linearly to zero. In the final phase it falls to zero again, from
+    a lower start."""
     if step >= LATE_STEPS:
         return FINAL_RATE * (STEPS - step) / (STEPS - LATE_STEPS)
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
@@ -99,7 +102,8 @@ def mix_at(step):
 
 
 def train(folder, state_file, seed):
-    """A run that finds ``state_file`` goes on from it and ends with the same weights as one that never stopped."""
+    """Trains the model. A run that finds ``state_file`` continues from it, and ends with the same weights as a run
+    without interruption."""
     torch.manual_seed(seed)
     torch.set_num_threads(THREADS)
     rng = random.Random(seed)

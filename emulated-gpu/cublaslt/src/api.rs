@@ -26,11 +26,11 @@ fn code(result: Result<(), Status>) -> i32 {
     result.err().map_or(0, |status| status.0)
 }
 
-/// Gives a new object to a program.
+/// Stores a new object's pointer in the program's `handle`.
 ///
 /// # Safety
 ///
-/// `handle` is null or good for a write.
+/// `handle` is null or valid for a write.
 unsafe fn create<T>(handle: *mut *mut T, object: T) -> i32 {
     if handle.is_null() {
         return Status::INVALID_VALUE.0;
@@ -40,7 +40,7 @@ unsafe fn create<T>(handle: *mut *mut T, object: T) -> i32 {
     0
 }
 
-/// Takes an object back.
+/// Frees an object that [`create`] made.
 ///
 /// # Safety
 ///
@@ -54,11 +54,11 @@ unsafe fn destroy<T>(object: *mut T) -> i32 {
     0
 }
 
-/// Sets an attribute of an object through `set`.
+/// Calls `set` with an object, an attribute and the attribute's bytes.
 ///
 /// # Safety
 ///
-/// `object` is null or lives; `value` is null or has `bytes` bytes.
+/// `object` is null or was not destroyed; `value` is null or has `bytes` bytes.
 unsafe fn set<T>(
     object: *mut T,
     attribute: u32,
@@ -75,20 +75,20 @@ unsafe fn set<T>(
     code(set(object, attribute, unsafe { std::slice::from_raw_parts(value.cast(), bytes) }))
 }
 
-/// Creates a handle, which holds nothing: calls name their stream.
+/// Creates a handle. A handle holds no state, because each call names its stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtCreate(handle: *mut *mut u64) -> i32 {
     if Driver::open().is_none() {
         eprintln!("emulated cublasLt: libcuda.so.1 is not the emulated driver");
         return Status::NOT_INITIALIZED.0;
     }
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     unsafe { create(handle, 0) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtDestroy(handle: *mut u64) -> i32 {
-    // SAFETY: the program's handle.
+    // SAFETY: the program passes null or a handle that it has not destroyed.
     unsafe { destroy(handle) }
 }
 
@@ -116,13 +116,13 @@ pub unsafe extern "C" fn cublasLtMatrixLayoutCreate(
     leading: i64,
 ) -> i32 {
     let object = Layout { kind, order: 0, rows, columns, leading, batch: 1, stride: 0 };
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     unsafe { create(layout, object) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatrixLayoutDestroy(layout: *mut Layout) -> i32 {
-    // SAFETY: the program's object.
+    // SAFETY: the program passes null or an object that it has not destroyed.
     unsafe { destroy(layout) }
 }
 
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn cublasLtMatrixLayoutSetAttribute(
     value: *const c_void,
     bytes: usize,
 ) -> i32 {
-    // SAFETY: the program's object and value.
+    // SAFETY: the program passes null or an object that it has not destroyed, and a value of `bytes` bytes.
     unsafe { set(layout, attribute, value, bytes, Layout::set) }
 }
 
@@ -143,13 +143,13 @@ pub unsafe extern "C" fn cublasLtMatmulDescCreate(
     compute: i32,
     scale: i32,
 ) -> i32 {
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     unsafe { create(description, Description::new(compute, scale)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulDescDestroy(description: *mut Description) -> i32 {
-    // SAFETY: the program's object.
+    // SAFETY: the program passes null or an object that it has not destroyed.
     unsafe { destroy(description) }
 }
 
@@ -160,19 +160,19 @@ pub unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
     value: *const c_void,
     bytes: usize,
 ) -> i32 {
-    // SAFETY: the program's object and value.
+    // SAFETY: the program passes null or an object that it has not destroyed, and a value of `bytes` bytes.
     unsafe { set(description, attribute, value, bytes, Description::set) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulPreferenceCreate(preference: *mut *mut Preference) -> i32 {
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     unsafe { create(preference, Preference::new()) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulPreferenceDestroy(preference: *mut Preference) -> i32 {
-    // SAFETY: the program's object.
+    // SAFETY: the program passes null or an object that it has not destroyed.
     unsafe { destroy(preference) }
 }
 
@@ -183,15 +183,15 @@ pub unsafe extern "C" fn cublasLtMatmulPreferenceSetAttribute(
     value: *const c_void,
     bytes: usize,
 ) -> i32 {
-    // SAFETY: the program's object and value.
+    // SAFETY: the program passes null or an object that it has not destroyed, and a value of `bytes` bytes.
     unsafe { set(preference, attribute, value, bytes, Preference::set) }
 }
 
-/// The problem of a call's descriptors.
+/// Builds the problem that a call's descriptors describe.
 ///
 /// # Safety
 ///
-/// The pointers are null or the program's objects.
+/// The pointers are null or point to objects that the program has not destroyed.
 unsafe fn problem(description: *const Description, layouts: [*const Layout; 4]) -> Result<Problem, Status> {
     // SAFETY: as the caller promises.
     let description = unsafe { description.as_ref() }.ok_or(Status::INVALID_VALUE)?;
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     if handle.is_null() || results.is_null() || found.is_null() || wanted < 1 {
         return Status::INVALID_VALUE.0;
     }
-    // SAFETY: the program's objects; a missing preference is the default.
+    // SAFETY: the program passes null or objects that it has not destroyed. A null preference means the defaults.
     let (problem, preference) = unsafe { (problem(description, [a, b, c, d]), preference.as_ref()) };
     let problem = match problem {
         Ok(problem) => problem,
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
     }))
 }
 
-/// Puts a call into a stream. Addresses that no allocation holds are refused at once.
+/// Enqueues a call in a stream. Returns an error at once if an address lies in no allocation.
 fn submit(call: Call, stream: Stream) -> Result<(), Status> {
     let driver = Driver::open().ok_or(Status::NOT_INITIALIZED)?;
     let of = driver.describe(stream).map_err(|_| Status::INVALID_VALUE)?;

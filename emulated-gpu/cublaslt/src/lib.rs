@@ -5,13 +5,13 @@
 //! ```
 //!
 //! The product is D = alpha * op(A) * op(B) + beta * C with f32, bf16 or f16 matrices and f32 sums, in column or row
-//! order, batched with strides, with or without a bias per row of D. What it does not do is refused with
+//! order, batched with strides, with or without a bias per row of D. Any other product is refused with
 //! `CUBLAS_STATUS_NOT_SUPPORTED`, as the real library refuses a combination that it has no kernel for. The sum over k
-//! has one order for every shape: results do not change with the number of rows, which silicon does not promise.
+//! has the same order for every shape, so results do not depend on the number of rows. Silicon does not promise that.
 //!
-//! Unlike silicon it also refuses an algorithm that was asked for other types, transposes or orders, an operand whose
-//! address is aligned to less than the algorithm was asked for (up to 16 bytes), and a workspace that is smaller than
-//! the algorithm needs; and it overwrites the workspace.
+//! Unlike silicon, the library refuses an algorithm that was requested for other types, transposes or orders. It also
+//! refuses an operand with less alignment than the algorithm was requested for (up to 16 bytes), and a workspace that
+//! is smaller than the algorithm needs. It overwrites the workspace after each product.
 
 mod api;
 mod objects;

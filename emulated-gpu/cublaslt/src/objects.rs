@@ -1,4 +1,4 @@
-//! Descriptors: the objects in which a program describes a product. They keep any values; `problem` checks them.
+//! Descriptors: the objects in which a program describes a product. They accept any values; `problem` checks them.
 
 use crate::status::Status;
 
@@ -28,11 +28,11 @@ pub struct Layout {
     pub rows: u64,
     /// Columns.
     pub columns: u64,
-    /// Elements from a column (or row, in row order) to the next.
+    /// Distance in elements between neighbouring columns, or rows in row order.
     pub leading: i64,
-    /// Matrices.
+    /// Number of matrices.
     pub batch: i32,
-    /// Elements from a matrix to the next.
+    /// Distance in elements between neighbouring matrices of the batch.
     pub stride: i64,
 }
 
@@ -72,14 +72,14 @@ pub struct Description {
     pub epilogue: i32,
     /// Device address of the bias; 0 for none.
     pub bias: u64,
-    /// Elements from a matrix's bias to the next.
+    /// Distance in elements between the biases of neighbouring matrices.
     pub bias_stride: i64,
     /// `cudaDataType_t` of the bias; -1 for that of D.
     pub bias_kind: i32,
 }
 
 impl Description {
-    /// Defaults of the library.
+    /// Returns a description with the defaults of the real library.
     pub fn new(compute: i32, scale: i32) -> Self {
         Description {
             compute,
@@ -124,13 +124,13 @@ pub struct Preference {
 }
 
 impl Preference {
-    /// Defaults of the library: no workspace, and the alignment of an allocation.
+    /// Returns the defaults of the real library: no workspace, and the alignment of an allocation.
     pub fn new() -> Self {
         Preference { workspace_bytes: 0, alignment: [256; 4] }
     }
 
     /// Sets an attribute (`cublasLtMatmulPreferenceAttributes_t`). The search mode, the reduction scheme, waves and
-    /// masks of implementations have no effect, because this library has no choice that they could narrow.
+    /// masks of implementations have no effect, because this library has one algorithm per product.
     ///
     /// # Errors
     ///

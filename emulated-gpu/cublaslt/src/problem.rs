@@ -1,4 +1,4 @@
-//! A product: which descriptors make one, and which algorithm computes it.
+//! A product: the checks of its descriptors, and the algorithm that computes it.
 
 use crate::objects::{Description, Layout, Preference};
 use crate::status::Status;
@@ -33,7 +33,7 @@ impl Kind {
     }
 }
 
-/// Place of a matrix in memory.
+/// Shape and strides of a matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix {
     /// Type of its elements.
@@ -42,11 +42,11 @@ pub struct Matrix {
     pub rows: usize,
     /// Columns.
     pub columns: usize,
-    /// Elements from a row to the next.
+    /// Distance in elements between neighbouring rows.
     pub row_stride: usize,
-    /// Elements from a column to the next.
+    /// Distance in elements between neighbouring columns.
     pub column_stride: usize,
-    /// Elements from a matrix of the batch to the next.
+    /// Distance in elements between neighbouring matrices of the batch.
     pub batch_stride: usize,
 }
 
@@ -78,7 +78,7 @@ impl Matrix {
         }
     }
 
-    /// Elements from the first to behind the last, of all matrices of the batch.
+    /// Returns the number of elements from the first one to the end of the last one, over all matrices of the batch.
     pub fn extent(&self, batch: usize) -> usize {
         (batch - 1) * self.batch_stride
             + (self.rows - 1) * self.row_stride
@@ -120,7 +120,7 @@ impl Problem {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` for sizes that do not fit each other, `NOT_SUPPORTED` for what has no kernel.
+    /// `INVALID_VALUE` for sizes that do not fit each other, `NOT_SUPPORTED` for a combination without a kernel.
     pub fn new(description: &Description, layouts: Layouts) -> Result<Problem, Status> {
         let known = [COMPUTE_32F, COMPUTE_32F_PEDANTIC, COMPUTE_32F_FAST_TF32].contains(&description.compute);
         if !known || description.scale != 0 || description.pointer_mode != 0 || description.operations[2] != 0
@@ -178,10 +178,10 @@ fn bias(description: &Description, kind: Kind) -> Result<(u64, usize, Kind), Sta
 const MAGIC: u64 = u64::from_be_bytes(*b"tutti-lt");
 /// Widest load of a kernel, in bytes: no algorithm needs more alignment.
 const WIDEST_LOAD: u32 = 16;
-/// Workspace that an algorithm takes if it may, in bytes.
+/// Bytes of the workspace that an algorithm uses if the preference allows that many.
 const WORKSPACE_BYTES: u64 = 4096;
 
-/// `cublasLtMatmulAlgo_t`: opaque words, which describe the product that the algorithm is for.
+/// `cublasLtMatmulAlgo_t`: words that are opaque to the program. They identify the product for which it was requested.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Algorithm {
@@ -195,8 +195,8 @@ pub struct Algorithm {
     unused: [u64; 3],
 }
 
-/// Types, transposes and orders as one word. A transposed column order equals a row order here, because no kernel
-/// distinguishes them.
+/// Packs types, transposes and orders into one word. A transposed matrix in column order gives the same word as a plain
+/// one in row order, because their strides are equal.
 fn form(problem: &Problem) -> u64 {
     [problem.a, problem.b, problem.c, problem.d].iter().fold(u64::from(problem.tf32), |form, matrix| {
         let rows_first = u64::from(matrix.column_stride == 1);
@@ -220,8 +220,8 @@ impl Algorithm {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` for an algorithm of another library, a small workspace or none; `NOT_SUPPORTED` for other types,
-    /// transposes or orders, and for operands that are not aligned as promised.
+    /// `INVALID_VALUE` for an algorithm of another library and for a missing or too small workspace; `NOT_SUPPORTED`
+    /// for other types, transposes or orders, and for operands that are not aligned as promised.
     pub fn check(&self, problem: &Problem, addresses: [u64; 4], workspace: (u64, u64)) -> Result<(), Status> {
         let (address, bytes) = workspace;
         let needed = self.workspace_bytes;

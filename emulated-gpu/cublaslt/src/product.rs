@@ -8,7 +8,7 @@ use tutti_emulated_exports::{Driver, DriverError, StreamContext};
 
 use crate::problem::{Kind, Matrix, Problem};
 
-/// A call: a product with its operands' addresses and factors.
+/// A product with its operands' addresses and its factors.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     /// The product.
@@ -19,14 +19,14 @@ pub struct Call {
     pub beta: f32,
     /// Device addresses of A, B, C and D.
     pub addresses: [u64; 4],
-    /// Address and bytes of the workspace that the algorithm uses; no bytes for none.
+    /// Address and number of bytes of the workspace. An algorithm without workspace has zero bytes.
     pub workspace: (u64, u64),
 }
 
-/// Byte that fills the workspace after a product, so that a program that keeps data there fails.
+/// Byte that fills the workspace after a product, so that a program fails if it keeps data there.
 const SCRIBBLE: u8 = 0xff;
 
-/// Elements of a range as f32.
+/// Converts the elements in `bytes` to f32.
 fn decode(kind: Kind, bytes: &[u8], into: &mut [f32]) {
     match kind {
         Kind::F32 => {
@@ -68,8 +68,8 @@ struct Operands {
 }
 
 impl Operands {
-    /// One matrix of a batch as lines along its rows: `rows` lines of `columns` values. What lies between the lines in
-    /// memory is not read.
+    /// Reads one matrix of a batch as `rows` lines of `columns` values. The gaps between the lines in memory are not
+    /// read.
     fn rows(&self, matrix: &Matrix, address: u64, batch: usize, by: &CStr) -> Result<Vec<f32>, DriverError> {
         let (rows, columns) = (matrix.rows, matrix.columns);
         let mut values = vec![0.0; rows * columns];
@@ -90,7 +90,7 @@ impl Operands {
         Ok(values)
     }
 
-    /// Elements that are neighbours in memory, from element `start`.
+    /// Reads elements that are neighbours in memory, from element `start` on.
     fn line(
         &self,
         matrix: &Matrix,
@@ -100,7 +100,7 @@ impl Operands {
         by: &CStr,
     ) -> Result<(), DriverError> {
         let size = matrix.kind.bytes();
-        // SAFETY: the slice ends with this function, and nothing else of the device runs.
+        // SAFETY: the slice ends with this function, and the device runs no other work meanwhile.
         let bytes = unsafe {
             self.driver.readable(self.of, address + start as u64 * size, line.len() as u64 * size, by)
         }?;
@@ -109,7 +109,7 @@ impl Operands {
     }
 }
 
-/// Values of an inner product that are summed beside each other.
+/// Number of interleaved partial sums of an inner product.
 const LANES: usize = 16;
 
 /// Inner product: [`LANES`] interleaved sums, added up in order, then the rest.
@@ -137,7 +137,7 @@ fn lines(a: &[f32], b: &[f32], k: usize, sums: &mut [f32]) {
     }
 }
 
-/// The sums of `lines`, with wider registers and the same bits.
+/// Computes the same sums as `lines`, bit for bit, with wider registers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn lines_avx2(a: &[f32], b: &[f32], k: usize, sums: &mut [f32]) {
@@ -153,10 +153,10 @@ fn fastest_lines(a: &[f32], b: &[f32], k: usize, sums: &mut [f32]) {
     lines(a, b, k, sums);
 }
 
-/// Products of each line of `a` with each of `b`, lines of `k` values. Line `i` of the result belongs to line `i` of
-/// `a`.
+/// Multiplies each line of `a` with each line of `b`; a line has `k` values. Line `i` of the result belongs to line `i`
+/// of `a`.
 pub fn multiply(a: &[f32], b: &[f32], k: usize) -> Vec<f32> {
-    /// Multiplications for which a thread is worth its start.
+    /// Number of multiplications from which on another thread saves more time than its start costs.
     const WORTH_A_THREAD: usize = 1 << 20;
     let (m, n) = (a.len() / k, b.len() / k);
     let mut sums = vec![0.0; m * n];
@@ -176,7 +176,7 @@ pub fn multiply(a: &[f32], b: &[f32], k: usize) -> Vec<f32> {
     sums
 }
 
-/// Runs a call. The driver calls it when the stream comes to it.
+/// Runs a call. The driver's queue calls this function when the call is next in its stream.
 ///
 /// # Errors
 ///
@@ -187,7 +187,7 @@ pub fn run(driver: Driver, of: StreamContext, call: &Call) -> Result<(), DriverE
     let [a, b, c, d] = call.addresses;
     let (address, bytes) = call.workspace;
     if bytes > 0 {
-        // SAFETY: the slice ends with this statement, and nothing else of the device runs.
+        // SAFETY: the slice ends with this statement, and the device runs no other work meanwhile.
         unsafe { driver.writable(of, address, bytes, c"cublasLtMatmul (workspace)") }?.fill(SCRIBBLE);
     }
     let (m, n, k) = (problem.d.rows, problem.d.columns, problem.a.columns);
@@ -231,7 +231,7 @@ fn store(
     let size = d.kind.bytes();
     for line in 0..lines {
         let start = address + (batch * d.batch_stride + line * step) as u64 * size;
-        // SAFETY: the slice ends with this turn of the loop; nothing else of the device runs.
+        // SAFETY: the slice ends with this turn of the loop, and the device runs no other work meanwhile.
         let bytes = unsafe { driver.writable(of, start, length as u64 * size, c"cublasLtMatmul (D)") }?;
         for (index, bytes) in bytes.chunks_exact_mut(size as usize).enumerate() {
             let (row, column) = if rows_outside { (line, index) } else { (index, line) };

@@ -11,9 +11,9 @@ impl Status {
     pub const NOT_INITIALIZED: Status = Status(1);
     /// A null pointer, a wrong size or sizes that do not fit each other.
     pub const INVALID_VALUE: Status = Status(7);
-    /// The stream did not take the work.
+    /// The driver refused to enqueue the work.
     pub const EXECUTION_FAILED: Status = Status(13);
-    /// A combination without a kernel.
+    /// A combination of types or layouts that has no kernel.
     pub const NOT_SUPPORTED: Status = Status(15);
 }
 

@@ -1,6 +1,6 @@
-//! The C functions of `cuda.h`, by what they are about, and the types of their arguments.
+//! The C functions of `cuda.h`, one module per kind of object, and the types of their arguments.
 //!
-//! A function does not exist under its plain name where `cuda.h` renames it (`cuMemAlloc` is `cuMemAlloc_v2`).
+//! Where `cuda.h` renames a function (`cuMemAlloc` to `cuMemAlloc_v2`), only the new name exists here.
 
 mod context;
 mod device;
@@ -29,7 +29,7 @@ macro_rules! calls {
 }
 use calls;
 
-/// A pointer that a C caller passes for a result: null, or good for a write of a `T`.
+/// A pointer that a C caller passes for a result: null, or valid for a write of a `T`.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Out<T>(*mut T);
@@ -44,12 +44,12 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(Error::INVALID_VALUE);
         }
-        // SAFETY: only C callers make an `Out`, with a pointer that is null or good for a write.
+        // SAFETY: only C callers make an `Out`, with a pointer that is null or valid for a write.
         unsafe { self.0.write(value) };
         Ok(())
     }
 
-    /// Stores a result if the caller wants it.
+    /// Stores a result unless the pointer is null.
     pub fn set_if_wanted(self, value: T) {
         let _ = self.set(value);
     }

@@ -13,7 +13,7 @@ use crate::settings::Settings;
 /// Streams by their handles.
 pub static STREAMS: Handles<Stream> = Handles::new();
 
-/// Handle of the legacy default stream, beside null.
+/// Handle of the legacy default stream. Null means the same stream.
 const LEGACY_HANDLE: usize = 1;
 
 /// A stream that a program created.
@@ -30,9 +30,9 @@ pub struct Stream {
 pub struct Context {
     /// Handle of the context.
     pub handle: usize,
-    /// Index of the device among those that the process sees.
+    /// Index among the devices that the process sees.
     pub ordinal: usize,
-    /// Index of the device among all devices, for reports and faults.
+    /// Index among all devices, for reports and faults.
     pub device: usize,
     /// Settings of the process.
     pub settings: &'static Settings,
@@ -43,11 +43,11 @@ pub struct Context {
 }
 
 impl Context {
-    /// A context of the visible device `ordinal`.
+    /// Creates the context of the visible device `ordinal`.
     pub fn new(settings: &'static Settings, ordinal: usize) -> Self {
         let device = settings.devices[ordinal];
         let watched = settings.races || settings.uninitialised;
-        // Each device draws its own order.
+        // Each device has a seed of its own, so that their orders differ.
         let order = settings.seed.map(|seed| Order {
             seed: seed.wrapping_mul(1_000_003).wrapping_add(device as u64),
             patience: settings.patience,
@@ -62,11 +62,11 @@ impl Context {
         }
     }
 
-    /// Allocates memory; waits for frees that are on their way before it gives up.
+    /// Allocates memory. If there is too little, waits for the pending frees and tries again.
     ///
     /// # Errors
     ///
-    /// `OUT_OF_MEMORY`, also on demand, and the sticky error.
+    /// `OUT_OF_MEMORY`, also by a rule of `EMULATED_GPU_FAULTS`, and the sticky error.
     pub fn allocate(&self, bytes: u64) -> Outcome<u64> {
         self.queue.check()?;
         if self.settings.faults.next(&[FaultKind::OutOfMemory], self.device, "").is_some() {
@@ -81,7 +81,7 @@ impl Context {
         self.memory.allocate(bytes)
     }
 
-    /// Puts work into a stream; other work of the device waits while it runs.
+    /// Enqueues work in a stream. While it runs, no other work of the device runs.
     ///
     /// # Errors
     ///
@@ -95,11 +95,11 @@ impl Context {
         self.queue.submit(line, Entry::Run(Box::new(move || work(&context))))
     }
 
-    /// Puts work into a stream and waits until it has run.
+    /// Enqueues work in a stream and waits until it has run.
     ///
     /// # Errors
     ///
-    /// As for [`Context::submit`], and the error of work that ran before.
+    /// As for [`Context::submit`], and the errors of work that was enqueued earlier.
     pub fn run(
         self: &Arc<Self>,
         line: u64,
@@ -118,7 +118,7 @@ impl Drop for Context {
     }
 }
 
-/// Context and line of a stream's handle; the legacy default stream belongs to the current context.
+/// Returns the context and the line of a stream's handle. The legacy default stream belongs to the current context.
 ///
 /// # Errors
 ///

@@ -7,13 +7,13 @@ use crate::error::{Error, Outcome};
 use crate::handles::Handles;
 use crate::queue::{Entry, Point};
 
-/// Events by their handles.
+/// All events by their handles.
 pub static EVENTS: Handles<Event> = Handles::new();
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 
-/// An event: the latest point that was recorded in it.
+/// An event. It holds the point that was recorded last.
 pub struct Event {
     context: Arc<Context>,
     timed: bool,
@@ -21,7 +21,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event that nothing was recorded in.
+    /// An event in which nothing has been recorded.
     pub fn new(context: Arc<Context>, flags: u32) -> Self {
         Event { context, timed: flags & DISABLE_TIMING == 0, latest: Mutex::new(None) }
     }
@@ -30,7 +30,8 @@ impl Event {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records the work that a stream has now. Earlier waits keep the point they took.
+    /// Records a point behind the work that a stream has now. A stream that waits for an earlier point of this event
+    /// keeps waiting for that point.
     ///
     /// # Errors
     ///
@@ -45,7 +46,7 @@ impl Event {
         Ok(())
     }
 
-    /// Makes a stream wait for the latest point. An event without one holds nothing.
+    /// Makes a stream wait for the latest point. If nothing has been recorded, the stream does not wait.
     ///
     /// # Errors
     ///
@@ -60,7 +61,7 @@ impl Event {
         }
     }
 
-    /// Waits for the latest point.
+    /// Blocks the host until the latest point is past.
     ///
     /// # Errors
     ///
@@ -72,11 +73,11 @@ impl Event {
         }
     }
 
-    /// Succeeds if the latest point is past.
+    /// Returns `Ok` if the latest point is past.
     ///
     /// # Errors
     ///
-    /// `NOT_READY` if not, and the sticky error.
+    /// `NOT_READY` if it is not past, and the sticky error.
     pub fn query(&self) -> Outcome {
         self.context.queue.check()?;
         if self.latest().is_none_or(|point| point.is_past()) { Ok(()) } else { Err(Error::NOT_READY) }
@@ -86,7 +87,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// `INVALID_HANDLE` if one was not recorded or has no timing, `NOT_READY` if one is not past.
+    /// `INVALID_HANDLE` if one of the events was not recorded or has no timing, `NOT_READY` if one is not past.
     pub fn milliseconds_until(&self, end: &Event) -> Outcome<f32> {
         self.context.queue.check()?;
         if !self.timed || !end.timed {

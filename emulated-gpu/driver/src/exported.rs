@@ -1,4 +1,4 @@
-//! The table that `libcublasLt` and `libnccl` use, see `tutti-emulated-exports`.
+//! The table of driver functions that `libcublasLt` and `libnccl` call; see `tutti-emulated-exports`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -26,18 +26,18 @@ pub static tutti_emulated_driver_table: DriverTable = DriverTable {
     never_joins,
 };
 
-/// Work of a sister library. Dropped without a run, it tells its owner.
+/// Work of `libcublasLt` or `libnccl`. If it is dropped before it runs, it calls the owner's function with `false`.
 struct ForeignWork {
     work: RawWork,
     state: *mut c_void,
 }
 
-// SAFETY: the sister library makes the state of a `Send` closure.
+// SAFETY: the state comes from a closure that is `Send`.
 unsafe impl Send for ForeignWork {}
 
 impl ForeignWork {
     fn run(self) -> Outcome {
-        // SAFETY: the owner's function takes its state once; the drop does not follow.
+        // SAFETY: the owner's function consumes its state. It runs once, because `forget` prevents the drop.
         let result = unsafe { (self.work)(self.state, true) };
         std::mem::forget(self);
         if result == 0 { Ok(()) } else { Err(Error(result)) }
@@ -79,9 +79,9 @@ extern "C" fn holds(context: *mut c_void, address: u64, bytes: u64) -> bool {
     state::context(context).is_ok_and(|context| context.memory.check(address, bytes).is_ok())
 }
 
-/// The name of a reader or writer.
+/// Returns the text that names the reader or writer of a range.
 fn name<'a>(by: *const c_char) -> std::borrow::Cow<'a, str> {
-    // SAFETY: the sister library passes a text.
+    // SAFETY: the calling library passes a text that ends with a zero byte.
     unsafe { CStr::from_ptr(by) }.to_string_lossy()
 }
 

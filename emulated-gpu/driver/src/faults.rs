@@ -1,4 +1,4 @@
-//! Faults on demand: which calls fail, hang or never join.
+//! Faults on demand: rules that make calls fail, hang or never join.
 //!
 //! `EMULATED_GPU_FAULTS` is a list of rules with `;` between them. A rule is a kind and conditions:
 //!
@@ -11,9 +11,9 @@
 //! never-joins kernel=ncclAllReduce device=1   rank on device 1 never joins its first all-reduce
 //! ```
 //!
-//! `at` counts the events that the other conditions let through, from 1, in one process. `when` names a file; the rule
-//! takes the file away as it acts, so that it acts once among all processes that wait for it. A rule with neither acts
-//! on the first event. A product of cuBLASLt is a launch by the name `cublasLtMatmul`, which is never refused.
+//! `at` counts the events that meet the other conditions, from 1, in one process. `when` names a file. The rule removes
+//! the file when it acts, so that only one process acts on it. A rule with neither condition acts on the first event. A
+//! product of cuBLASLt counts as a launch of `cublasLtMatmul`; it is never refused.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,17 +21,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Effect of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// An allocation finds no memory.
+    /// An allocation returns `OUT_OF_MEMORY`.
     OutOfMemory,
     /// A kernel fails while it runs.
     Fail,
     /// The device's memory fails before a kernel runs.
     Break,
-    /// A launch is refused.
+    /// A launch returns an error at the call.
     Refuse,
-    /// The device answers nothing more.
+    /// The device runs nothing more, and nothing that waits for it returns.
     Hang,
-    /// A collective or the set-up of a communicator is not joined.
+    /// A rank does not join a collective or the set-up of a communicator.
     NeverJoins,
 }
 
@@ -55,14 +55,14 @@ impl FaultPlan {
     ///
     /// # Errors
     ///
-    /// The rule or condition that is not understood.
+    /// The first rule or condition that cannot be parsed.
     pub fn parse(text: &str) -> Result<Self, String> {
         let rules = text.split(';').map(str::trim).filter(|rule| !rule.is_empty());
         rules.map(Rule::parse).collect::<Result<_, _>>().map(FaultPlan)
     }
 
-    /// The fault that the next event meets: one of `kinds`, on `device`, of a kernel or call named `name`. Counts the
-    /// event for the rules that it meets.
+    /// Returns the fault for the next event, if a rule of one of `kinds` acts on it. The event happens on `device`, in
+    /// the kernel or call `name`. Each rule whose conditions the event meets counts it.
     pub fn next(&self, kinds: &[FaultKind], device: usize, name: &str) -> Option<FaultKind> {
         let mut acting = None;
         for rule in self.0.iter().filter(|rule| kinds.contains(&rule.kind)) {
@@ -113,7 +113,7 @@ impl Rule {
         let event = self.seen.fetch_add(1, Ordering::Relaxed) + 1;
         match (&self.when, self.at) {
             (None, at) => event == at.unwrap_or(1),
-            // A file that two processes see is removed by one of them.
+            // If several processes see the file, only one of them succeeds in removing it.
             (Some(file), at) => event >= at.unwrap_or(1) && std::fs::remove_file(file).is_ok(),
         }
     }

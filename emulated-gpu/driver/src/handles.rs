@@ -1,4 +1,4 @@
-//! Handles that the library gives out. A handle is a number that is never used again, so that a stale one is an error.
+//! Handles of objects. A handle is a number that is used only once, so that a stale handle is an error.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -7,10 +7,11 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Outcome};
 
-/// Next handle. Handles are multiples of 16 above what CUDA reserves for default streams, and no addresses of anything.
+/// Next handle. Handles are multiples of 16, above the values that CUDA reserves for default streams. They are not
+/// addresses.
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
 
-/// A handle that nothing else has.
+/// Returns a handle that no object has.
 pub fn unused() -> usize {
     NEXT.fetch_add(16, Ordering::Relaxed)
 }
@@ -19,7 +20,7 @@ pub fn unused() -> usize {
 pub struct Handles<T>(LazyLock<Mutex<HashMap<usize, Arc<T>>>>);
 
 impl<T> Handles<T> {
-    /// No objects.
+    /// An empty table.
     pub const fn new() -> Self {
         Handles(LazyLock::new(Mutex::default))
     }

@@ -1,6 +1,8 @@
-//! Pinned host memory. Copies from and to it happen when the stream comes to them; other host memory is copied at once.
+//! Pinned host memory. A copy from or to pinned memory happens when it runs in its stream; a copy of other host memory
+//! happens at the call.
 //!
-//! Kernels reach pinned memory that was asked for with `CU_MEMHOSTALLOC_DEVICEMAP`, through an address of its own.
+//! Kernels can access pinned memory that was allocated with `CU_MEMHOSTALLOC_DEVICEMAP`. It has a device address beside
+//! its host address.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
@@ -12,13 +14,13 @@ use crate::error::{Error, Outcome};
 
 /// Alignment of the real driver's pinned memory.
 const PAGE: usize = 4096;
-/// Content of fresh pinned memory: a NaN as f32, so that a missing copy shows.
+/// Byte that fills fresh pinned memory. As f32 the content is NaN, so that a missing copy shows.
 const POISON: u8 = 0xff;
 
 /// A pinned range.
 struct Pinned {
     bytes: usize,
-    /// Context and device address of mapped memory, which is an allocation of the device.
+    /// Context and device address of mapped memory, which is also an allocation of the device.
     mapped: Option<(Weak<Context>, u64)>,
 }
 
@@ -53,7 +55,7 @@ pub fn allocate(bytes: usize) -> Outcome<*mut c_void> {
     Ok(block.cast())
 }
 
-/// Allocates pinned memory that kernels of `context` reach.
+/// Allocates pinned memory that kernels of `context` can access.
 ///
 /// # Errors
 ///
@@ -72,11 +74,11 @@ pub fn allocate_mapped(context: &Arc<Context>, bytes: usize) -> Outcome<*mut c_v
     Ok(block.cast())
 }
 
-/// Device address of a host address in mapped memory.
+/// Returns the device address for a host address in mapped memory.
 ///
 /// # Errors
 ///
-/// `INVALID_VALUE` if the address lies in no mapped memory.
+/// `INVALID_VALUE` if the address does not lie in mapped memory.
 pub fn device_address(host: *const c_void) -> Outcome<u64> {
     let pinned = pinned();
     let (base, range) = pinned.range(..=host.addr()).next_back().ok_or(Error::INVALID_VALUE)?;
@@ -85,7 +87,7 @@ pub fn device_address(host: *const c_void) -> Outcome<u64> {
     if offset < range.bytes { Ok(address + offset as u64) } else { Err(Error::INVALID_VALUE) }
 }
 
-/// Frees pinned memory, which no work of a device uses any more.
+/// Frees pinned memory. No work of a device may use it any more.
 ///
 /// # Errors
 ///
@@ -93,7 +95,7 @@ pub fn device_address(host: *const c_void) -> Outcome<u64> {
 pub fn free(block: *mut c_void) -> Outcome {
     let Pinned { bytes, mapped } = pinned().remove(&block.addr()).ok_or(Error::INVALID_VALUE)?;
     match mapped {
-        // The memory of a context that has ended is gone with it.
+        // If the context has ended, its memory is already gone.
         Some((context, address)) => context.upgrade().map_or(Ok(()), |context| context.memory.free(address)),
         None => {
             // SAFETY: `allocate` made the block with this layout, and it was in the table until now.

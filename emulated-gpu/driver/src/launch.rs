@@ -1,4 +1,4 @@
-//! Launches: what the driver refuses at the call, and what the stream runs.
+//! Launches: the checks at the call, and the work in the stream.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ const MAX_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 /// Largest number of threads in each direction.
 const MAX_THREADS: [u32; 3] = [1024, 1024, 64];
 
-/// Faults on demand that a launch may meet.
+/// Faults on demand that can apply to a launch.
 pub const LAUNCH_FAULTS: &[FaultKind] =
     &[FaultKind::Refuse, FaultKind::Break, FaultKind::Fail, FaultKind::Hang];
-/// Name of a product among launches, for faults on demand.
+/// Name by which rules of faults refer to a product of cuBLASLt.
 pub const PRODUCT: &str = "cublasLtMatmul";
 
 /// Keys of the list `extra` (`CU_LAUNCH_PARAM_…`).
@@ -33,7 +33,8 @@ const BUFFER_SIZE: usize = 2;
 /// # Errors
 ///
 /// `INVALID_VALUE` for a grid, threads or shared memory beyond the limits of device and function,
-/// `LAUNCH_OUT_OF_RESOURCES` on demand, `INVALID_HANDLE` for a function of another context, and the sticky error.
+/// `LAUNCH_OUT_OF_RESOURCES` by a rule of `EMULATED_GPU_FAULTS`, `INVALID_HANDLE` for a function of another context,
+/// and the sticky error.
 pub fn submit(
     context: &Arc<Context>,
     line: u64,
@@ -55,8 +56,8 @@ pub fn submit(
     submit_with(context, line, fault, name, move |context| run(context, &function, &grid, &parameters))
 }
 
-/// Puts `work`, the launch `name`, into a stream, with what `fault` makes of it. A launch that fails or hangs does so
-/// at its end.
+/// Enqueues `work`, the launch of kernel `name`, in a stream, and applies `fault`. A launch with the fault `Fail` or
+/// `Hang` still runs `work` first.
 ///
 /// # Errors
 ///
@@ -112,7 +113,7 @@ fn run(context: &Context, function: &Function, grid: &Grid, parameters: &[u8]) -
     )
 }
 
-/// The error that silicon gives for a fault; what silicon lets pass ends as a failed launch.
+/// Returns the error that silicon gives for a fault. A fault that silicon does not detect becomes a failed launch.
 fn error(fault: KernelFault) -> Error {
     match fault {
         KernelFault::OutOfBounds | KernelFault::UseAfterFree => Error::ILLEGAL_ADDRESS,
@@ -127,13 +128,13 @@ fn error(fault: KernelFault) -> Error {
 ///
 /// # Errors
 ///
-/// `INVALID_VALUE` if the kernel has parameters and both lists are missing, an argument is null, or a buffer's size is
-/// not the block's.
+/// `INVALID_VALUE` if the kernel has parameters and both lists are missing, an argument is null, or the size of the
+/// buffer in `extra` is not that of the block.
 ///
 /// # Safety
 ///
 /// `arguments` is null or holds a pointer to each argument, of the size that the kernel declares; `extra` is null or a
-/// list that `END` ends.
+/// list of keys and values that ends with `END`.
 pub unsafe fn parameters(
     kernel: &Kernel,
     arguments: *mut *mut c_void,
@@ -161,7 +162,7 @@ pub unsafe fn parameters(
     Ok(block)
 }
 
-/// Parameters that come as one buffer.
+/// Copies the parameters from the single buffer that the list `extra` names.
 ///
 /// # Safety
 ///
@@ -182,12 +183,12 @@ unsafe fn from_buffer(block: Vec<u8>, mut extra: *mut *mut c_void) -> Outcome<Ve
             BUFFER_SIZE => size = Some(unsafe { *value.cast::<usize>() }),
             _ => return Err(Error::INVALID_VALUE),
         }
-        // SAFETY: a key and its value were read.
+        // SAFETY: the list has not ended, so the two elements just read are followed by another one.
         extra = unsafe { extra.add(2) };
     }
     if buffer.is_null() || size != Some(block.len()) {
         return Err(Error::INVALID_VALUE);
     }
-    // SAFETY: the buffer has the size that came with it.
+    // SAFETY: the program passed the buffer with this size.
     Ok(unsafe { std::slice::from_raw_parts(buffer, block.len()) }.to_vec())
 }

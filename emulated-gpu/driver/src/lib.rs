@@ -1,4 +1,4 @@
-//! `libcuda.so.1` over the emulated GPU: the driver calls that cudarc makes, and the one that NVRTC asks for.
+//! `libcuda.so.1` over the emulated GPU: the driver calls that cudarc makes, and the one that NVRTC makes.
 //!
 //! ```text
 //! api (C functions) --> context --> queue (streams, events) --> tutti-emulated-gpu (PTX, device memory)
@@ -6,12 +6,12 @@
 //! exported (for libcublasLt and libnccl) --> context
 //! ```
 //!
-//! A stream is a queue that a thread of the context empties. With a seed, work waits until the host waits for something
-//! (or for a few milliseconds), and the order between streams is drawn wherever CUDA leaves it open: a host that reads
-//! a result or reuses a staging buffer without a wait finds stale bytes. `settings.rs` lists the environment's
-//! variables.
+//! A stream is a queue that a thread of the context empties. With a seed, work runs as late as possible: when the host
+//! waits for something, or after a few milliseconds. The order between streams is then drawn at random wherever CUDA
+//! leaves it open. So a host that reads a result or reuses a staging buffer without a wait finds wrong bytes.
+//! `settings.rs` lists the environment's variables.
 //!
-//! An error of a kernel is sticky, as on silicon: every later call of the context returns it until the context is gone.
+//! An error of a kernel is sticky, as on silicon: every later call of the context returns it.
 
 mod api;
 mod context;

@@ -1,5 +1,4 @@
-//! Device memory of a context: what is allocated in the order of calls, over the emulator's memory, whose frees happen
-//! in the order of streams.
+//! Device memory of a context. Allocations happen at the call, frees when they run in their stream.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -8,10 +7,10 @@ use tutti_emulated_gpu::{BadAddress, DeviceMemory};
 
 use crate::error::{Error, Outcome};
 
-/// First byte of every device address; no host pointer has it.
+/// First byte of the 56-bit device addresses. No host pointer has this byte there.
 const DEVICE_BYTE: u64 = 0xd0;
 
-/// True if an address could be a device's. A host pointer never is one.
+/// True if an address can be a device address. It is false for every host pointer.
 pub fn is_device_address(address: u64) -> bool {
     (address >> 48) & 0xff == DEVICE_BYTE
 }
@@ -20,14 +19,14 @@ pub fn is_device_address(address: u64) -> bool {
 pub struct Memory {
     /// The emulator's memory, for launches.
     pub device: DeviceMemory,
-    /// Bytes of the device.
+    /// Size of the device's memory in bytes.
     pub capacity: u64,
-    /// First addresses of allocations whose free was asked for and has not run.
+    /// First addresses of the allocations whose free is enqueued and has not run.
     freeing: Mutex<HashSet<u64>>,
 }
 
 impl Memory {
-    /// Memory of `capacity` bytes, `watched` if reads of unwritten bytes or races are reported.
+    /// Creates a memory of `capacity` bytes. A `watched` memory can report reads of unwritten bytes and races.
     pub fn new(capacity: u64, watched: bool) -> Self {
         let device = if watched { DeviceMemory::watched(capacity) } else { DeviceMemory::new(capacity) };
         Memory { device, capacity, freeing: Mutex::default() }
@@ -47,11 +46,11 @@ impl Memory {
         self.capacity - self.device.used()
     }
 
-    /// Notes that a free of `address` was asked for.
+    /// Notes that a free of `address` is enqueued.
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if no allocation begins there, or its free was asked for already.
+    /// `INVALID_VALUE` if no allocation begins there, or if its free is already enqueued.
     pub fn will_free(&self, address: u64) -> Outcome {
         match self.device.allocation(address) {
             Some((base, _)) if base == address && self.lock().insert(address) => Ok(()),
@@ -59,7 +58,7 @@ impl Memory {
         }
     }
 
-    /// Frees memory that [`Memory::will_free`] named.
+    /// Frees memory that was passed to [`Memory::will_free`].
     ///
     /// # Errors
     ///
@@ -70,16 +69,16 @@ impl Memory {
         freed
     }
 
-    /// True if a free was asked for and has not run.
+    /// True if an enqueued free has not run.
     pub fn has_pending_frees(&self) -> bool {
         !self.lock().is_empty()
     }
 
-    /// Checks at a call that a range lies in one allocation.
+    /// Checks that a range lies in one allocation, when a program passes it to a call.
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if not, as for a host pointer.
+    /// `INVALID_VALUE` if it does not, for example for a host pointer.
     pub fn check(&self, address: u64, bytes: u64) -> Outcome {
         match self.device.allocation(address) {
             Some((base, size)) if bytes <= base + size - address => Ok(()),
@@ -92,13 +91,13 @@ impl Memory {
     }
 }
 
-/// The error of work that met a bad address, which is reported.
+/// Reports a bad address that work has met, and returns the error for it.
 pub fn illegal(what: &str, device: usize, error: &BadAddress) -> Error {
     report(device, &format!("{what}: {error}"));
     Error::ILLEGAL_ADDRESS
 }
 
-/// Prints a report of a device.
+/// Prints a message about a device to stderr.
 pub fn report(device: usize, text: &str) {
     eprintln!("emulated GPU {device}: {text}");
 }

@@ -11,9 +11,9 @@ use crate::error::{Error, Outcome};
 use crate::handles::Handles;
 use crate::memory::report;
 
-/// Shared memory per block that a launch may use without asking, in bytes.
+/// Shared memory per block that any launch may use, in bytes.
 pub const SHARED_BYTES: u32 = 48 << 10;
-/// Shared memory per block that a function may ask for, in bytes (compute capability 9.0).
+/// Shared memory per block that a function may get on request, in bytes (compute capability 9.0).
 pub const SHARED_BYTES_ON_REQUEST: u32 = 227 << 10;
 
 /// Modules by their handles.
@@ -27,7 +27,7 @@ pub struct LoadedModule {
     pub context: Arc<Context>,
     /// The decoded PTX.
     pub module: Module,
-    /// Functions that were asked for, so that each has one handle.
+    /// Functions that the program has asked for, with their handles, so that each function has one handle.
     functions: Mutex<Vec<(String, usize)>>,
 }
 
@@ -43,16 +43,16 @@ pub struct Function {
     pub module: Arc<LoadedModule>,
     /// Name of the kernel.
     pub name: CString,
-    /// Dynamic shared memory that a launch may use, in bytes, if the program set it.
+    /// Dynamic shared memory that a launch may use, in bytes; `u32::MAX` if the program has not set it.
     dynamic_shared_bytes: AtomicU32,
 }
 
 impl Function {
-    /// The kernel.
+    /// Returns the decoded kernel.
     ///
     /// # Errors
     ///
-    /// `NOT_FOUND`, which does not happen: a function is made of a kernel that exists.
+    /// `NOT_FOUND`. It does not happen, because a function is only made for a kernel that exists.
     pub fn kernel(&self) -> Outcome<&Kernel> {
         let name = self.name.to_str().map_err(|_| Error::NOT_FOUND)?;
         self.module.module.kernels.get(name).ok_or(Error::NOT_FOUND)
@@ -90,7 +90,7 @@ impl Function {
 ///
 /// # Errors
 ///
-/// `INVALID_PTX` for text that is not understood or made for another device, which is reported; `OUT_OF_MEMORY` if its
+/// `INVALID_PTX`, with a report, for text that cannot be decoded or is made for another device; `OUT_OF_MEMORY` if its
 /// variables do not fit.
 pub fn load(context: Arc<Context>, ptx: &str) -> Outcome<*mut c_void> {
     context.queue.check()?;
@@ -103,7 +103,7 @@ pub fn load(context: Arc<Context>, ptx: &str) -> Outcome<*mut c_void> {
     Ok(MODULES.insert(Arc::new(LoadedModule { context, module, functions: Mutex::default() })))
 }
 
-/// Refuses PTX for a newer device, and PTX of one architecture alone (`sm_90a`) on any other.
+/// Refuses PTX for a newer device. Also refuses PTX for exactly one architecture (`sm_90a`) on any other device.
 fn check_target(context: &Context, ptx: &str) -> Outcome {
     let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target")).unwrap_or_default();
     let target = target.split(',').next().unwrap_or_default().trim();
@@ -129,11 +129,11 @@ fn check_target(context: &Context, ptx: &str) -> Outcome {
     Ok(())
 }
 
-/// Handle of a module's kernel.
+/// Returns the handle of a module's kernel.
 ///
 /// # Errors
 ///
-/// `NOT_FOUND` if there is no such kernel, `INVALID_PTX` if the emulator cannot run it, which is reported.
+/// `NOT_FOUND` if there is no such kernel; `INVALID_PTX`, with a report, if the emulator cannot run it.
 pub fn function(module: &Arc<LoadedModule>, name: &CStr) -> Outcome<*mut c_void> {
     let text = name.to_str().map_err(|_| Error::NOT_FOUND)?;
     let kernel = module.module.kernels.get(text).ok_or(Error::NOT_FOUND)?;
@@ -155,14 +155,14 @@ pub fn function(module: &Arc<LoadedModule>, name: &CStr) -> Outcome<*mut c_void>
     Ok(handle)
 }
 
-/// Unloads a module. Launches that are under way keep it.
+/// Unloads a module after the work that may still use it.
 ///
 /// # Errors
 ///
 /// `INVALID_HANDLE`.
 pub fn unload(handle: *mut c_void) -> Outcome {
     let module = MODULES.remove(handle)?;
-    // A hung or failed device has nothing more to run.
+    // The wait fails only if the device hung or failed. Then it runs nothing more, and the kernels can go.
     let _ = module.context.queue.wait_for_all();
     for (_, function) in module.functions.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
         drop(FUNCTIONS.remove(std::ptr::without_provenance_mut(function)));

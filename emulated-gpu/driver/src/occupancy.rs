@@ -1,9 +1,9 @@
-//! Blocks of a kernel that fit on a multiprocessor, by the limits of compute capability 9.0. PTX names no registers, so
-//! a kernel counts as one of [`ASSUMED_REGISTERS`].
+//! Blocks of a kernel that fit on a multiprocessor, by the limits of compute capability 9.0. PTX does not say how many
+//! registers a kernel gets, so each kernel counts with [`ASSUMED_REGISTERS`] per thread.
 
 use tutti_emulated_gpu::Kernel;
 
-/// Multiprocessors of a device: few, so that work divides into several waves at small shapes.
+/// Multiprocessors of a device. There are few, so that even small shapes need several waves.
 pub const MULTIPROCESSORS: u32 = 16;
 /// Threads per multiprocessor.
 pub const THREADS: u32 = 2048;
@@ -11,7 +11,7 @@ pub const THREADS: u32 = 2048;
 pub const BLOCKS: u32 = 32;
 /// Registers per multiprocessor.
 pub const REGISTERS: u32 = 65_536;
-/// Registers per thread that a kernel is taken to use.
+/// Registers per thread that every kernel is assumed to use.
 pub const ASSUMED_REGISTERS: u32 = 64;
 /// Shared memory per multiprocessor, in bytes.
 pub const SHARED_BYTES: u32 = 228 << 10;

@@ -1,9 +1,10 @@
-//! Streams and events: work that a thread empties in an order that CUDA allows.
+//! Streams and events: queues of work that a thread runs in an order that CUDA allows.
 //!
-//! Each stream is a line of entries. An entry at the head of its line is *ready* when the line runs nothing, when the
-//! event it waits for is past, and when the legacy default stream does not order it behind another line. Without a seed
-//! the ready entry that was submitted first runs. With a seed one of the ready entries is drawn, and none is ready
-//! before the host waits for something or its patience is over: work finishes as late as a program may expect.
+//! Each stream is a line of entries. An entry at the head of its line is *ready* when the line runs nothing, the event
+//! that it waits for is past, and the legacy default stream does not order it behind another line. Without a seed, the
+//! ready entry that was submitted first runs next. With a seed, the next one is drawn from the ready entries, and no
+//! entry is ready before the host waits for something or [`Order::patience`] is over. So work finishes as late as CUDA
+//! allows.
 //!
 //! One entry runs at a time, since a launch uses all processors. Work that waits for other processes runs on a thread
 //! of its own, beside the rest.
@@ -20,7 +21,7 @@ use crate::random::Random;
 /// Line of the legacy default stream.
 pub const LEGACY: u64 = 0;
 
-/// Seed of a queue's order.
+/// Random order of a queue's work.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
     /// Seed of the draws.
@@ -30,16 +31,16 @@ pub struct Order {
     pub patience: Duration,
 }
 
-/// Work of a stream. A returned error is the context's from then on.
+/// Work of a stream. An error that it returns becomes the context's sticky error.
 pub type Work = Box<dyn FnOnce() -> Outcome + Send>;
 
 /// An entry of a stream.
 pub enum Entry {
-    /// Runs while nothing else of the device does.
+    /// Runs while no other `Run` entry of the device runs.
     Run(Work),
-    /// Runs on a thread of its own: it may wait for other processes.
+    /// Runs on a thread of its own, because it may wait for other processes.
     Blocking(Work),
-    /// Marks a point as past.
+    /// Marks a point as past, because all entries before it have run.
     Record(Arc<Point>),
     /// Waits until a point is past.
     Wait(Arc<Point>),
@@ -90,7 +91,7 @@ struct Line {
     kind: StreamKind,
     waiting: VecDeque<Submitted>,
     running: bool,
-    /// True once the stream is destroyed: the line is removed when it is empty.
+    /// True once the stream is destroyed. Its line is removed when the line is empty.
     closed: bool,
 }
 
@@ -126,7 +127,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// An empty queue with its thread.
+    /// Creates an empty queue and starts its thread.
     pub fn start(order: Option<Order>) -> Arc<Self> {
         let legacy =
             Line { kind: StreamKind::Blocking, waiting: VecDeque::new(), running: false, closed: false };
@@ -155,7 +156,7 @@ impl Queue {
         line
     }
 
-    /// Closes a stream. Its work still runs.
+    /// Closes a stream. Work that it already has still runs.
     pub fn close(&self, line: u64) {
         let mut state = self.lock();
         if let Some(found) = state.lines.get_mut(&line) {
@@ -224,7 +225,7 @@ impl Queue {
         self.wait(|_| point.is_past())
     }
 
-    /// Ends the thread after the work that it runs. Drops all work that has not run.
+    /// Ends the queue's thread after the work that it runs now. Drops all other work.
     pub fn shut(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -336,7 +337,7 @@ impl State {
         }
     }
 
-    /// Takes the entry that runs next.
+    /// Takes the entry to run next out of its line.
     fn next(&mut self) -> Next {
         if self.closed {
             return Next::Stop;
@@ -381,7 +382,7 @@ impl State {
         {
             return false;
         }
-        // True if the other line has no work from before this entry.
+        // True if the other line has no work that was submitted before this entry.
         let behind =
             |other: &Line| !other.running && other.waiting.front().is_none_or(|o| o.number > head.number);
         match name {

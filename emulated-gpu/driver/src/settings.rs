@@ -6,8 +6,8 @@
 //! | `CUDA_VISIBLE_DEVICES` | indexes of the devices that the process sees, as for the real driver | all |
 //! | `EMULATED_GPU_MEMORY` | memory per device: bytes, or a number with `MiB` or `GiB` | `2GiB` |
 //! | `EMULATED_GPU_CAPABILITY` | compute capability | `9.0` |
-//! | `EMULATED_GPU_SEED` | seed of late and shuffled work and of the order of warps; none: prompt and in order | none |
-//! | `EMULATED_GPU_PATIENCE` | milliseconds for which seeded work waits for a host that waits | 5 |
+//! | `EMULATED_GPU_SEED` | seed of the order of streams and warps; none: at once and in order | none |
+//! | `EMULATED_GPU_PATIENCE` | milliseconds after which seeded work runs without a host that waits for it | 5 |
 //! | `EMULATED_GPU_CHECKS` | `races`, `uninitialised`, both with a comma, or `all` | none |
 //! | `EMULATED_GPU_FAULTS` | rules of faults, see [`faults`](crate::faults) | none |
 //! | `EMULATED_GPU_THREADS` | host threads per launch; 0: one per processor | 0 |
@@ -25,13 +25,13 @@ pub struct Settings {
     pub memory_bytes: u64,
     /// Compute capability: major, minor.
     pub capability: (u32, u32),
-    /// Seed of every order that CUDA leaves open.
+    /// Seed of every order that CUDA leaves open: of streams and of warps.
     pub seed: Option<u64>,
-    /// Longest time for which seeded work waits for a waiting host.
+    /// Time after which seeded work runs even if the host does not wait for it.
     pub patience: Duration,
     /// True to report races.
     pub races: bool,
-    /// True to report reads of what was never written.
+    /// True to report reads of memory that was never written.
     pub uninitialised: bool,
     /// Host threads per launch; 0 means one per processor.
     pub threads: usize,
@@ -44,7 +44,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// The variable whose value is not understood, and the value.
+    /// The variable whose value is wrong, and the value.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let count: usize = parsed(&variable, "EMULATED_GPUS")?.unwrap_or(1);
@@ -91,7 +91,7 @@ fn parsed<T: std::str::FromStr>(
     text.trim().parse().map(Some).map_err(|_| format!("{name}: no number: {text:?}"))
 }
 
-/// Indexes that `CUDA_VISIBLE_DEVICES` names, up to the first that does not exist.
+/// Returns the indexes in `CUDA_VISIBLE_DEVICES` before the first one that does not exist.
 fn visible(count: usize, list: Option<&str>) -> Vec<usize> {
     let Some(list) = list else { return (0..count).collect() };
     list.split(',').map_while(|index| index.trim().parse().ok().filter(|&index| index < count)).collect()

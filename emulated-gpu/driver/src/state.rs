@@ -10,11 +10,11 @@ use crate::settings::Settings;
 
 static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
 
-/// Primary contexts by device, each with the number of its retains.
+/// Each primary context with its device's ordinal and its number of retains.
 static PRIMARY: Mutex<Vec<(usize, Arc<Context>, usize)>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The stack of current contexts: handles, the last one on top.
+    /// The stack of current contexts, as handles. The last element is the current one.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -22,7 +22,7 @@ thread_local! {
 ///
 /// # Errors
 ///
-/// `OPERATING_SYSTEM` if a setting is wrong, which is printed; `NO_DEVICE` if there is none.
+/// `OPERATING_SYSTEM`, with a printed message, if a setting is wrong; `NO_DEVICE` if the process sees no device.
 pub fn initialise() -> Outcome {
     match SETTINGS.get_or_init(|| Settings::read(|name| std::env::var(name).ok())) {
         Ok(settings) if settings.devices.is_empty() => Err(Error::NO_DEVICE),
@@ -47,7 +47,7 @@ fn primary() -> MutexGuard<'static, Vec<(usize, Arc<Context>, usize)>> {
     PRIMARY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Index of a device, checked.
+/// Converts a device's index, and checks that the device exists.
 ///
 /// # Errors
 ///
@@ -57,7 +57,7 @@ pub fn device(index: i32) -> Outcome<usize> {
     usize::try_from(index).ok().filter(|&index| index < settings.devices.len()).ok_or(Error::INVALID_DEVICE)
 }
 
-/// Retains the primary context of a device, which is created if there is none.
+/// Retains the primary context of a device. Creates the context if the device has none.
 ///
 /// # Errors
 ///
@@ -76,7 +76,8 @@ pub fn retain(index: i32) -> Outcome<*mut c_void> {
     Ok(std::ptr::without_provenance_mut(made))
 }
 
-/// Releases the primary context of a device; the last release ends it: streams, memory and its error.
+/// Releases the primary context of a device. The last release ends the context: its streams, its memory and its sticky
+/// error.
 ///
 /// # Errors
 ///
@@ -94,27 +95,27 @@ pub fn release(index: i32) -> Outcome {
     Ok(())
 }
 
-/// All contexts that live.
+/// Returns all contexts that exist.
 pub fn contexts() -> Vec<Arc<Context>> {
     primary().iter().map(|(_, context, _)| context.clone()).collect()
 }
 
-/// The context of a handle.
+/// Returns the context of a handle.
 ///
 /// # Errors
 ///
-/// `INVALID_CONTEXT` if it is gone or never was.
+/// `INVALID_CONTEXT` for a handle of no context.
 pub fn context(handle: *mut c_void) -> Outcome<Arc<Context>> {
     let found =
         primary().iter().find(|(_, context, _)| context.handle == handle.addr()).map(|(_, c, _)| c.clone());
     found.ok_or(Error::INVALID_CONTEXT)
 }
 
-/// The calling thread's current context.
+/// Returns the calling thread's current context.
 ///
 /// # Errors
 ///
-/// `NOT_INITIALIZED` before `cuInit`, `INVALID_CONTEXT` if none is current.
+/// `NOT_INITIALIZED` before `cuInit`, `INVALID_CONTEXT` if the thread has no current context.
 pub fn current() -> Outcome<Arc<Context>> {
     settings()?;
     context(current_handle())
@@ -126,7 +127,7 @@ pub fn current_handle() -> *mut c_void {
     top.map_or(std::ptr::null_mut(), std::ptr::without_provenance_mut)
 }
 
-/// Makes a context current in place of the one that is; null leaves none.
+/// Replaces the calling thread's current context. Null leaves the thread without one.
 ///
 /// # Errors
 ///
@@ -144,7 +145,7 @@ pub fn set_current(new: *mut c_void) -> Outcome {
     Ok(())
 }
 
-/// Makes a context current above the one that is.
+/// Pushes a context on the calling thread's stack. It becomes the current one.
 ///
 /// # Errors
 ///
@@ -155,11 +156,11 @@ pub fn push_current(new: *mut c_void) -> Outcome {
     Ok(())
 }
 
-/// Takes the current context from the top.
+/// Pops the current context from the calling thread's stack.
 ///
 /// # Errors
 ///
-/// `INVALID_CONTEXT` if none is current.
+/// `INVALID_CONTEXT` if the stack is empty.
 pub fn pop_current() -> Outcome<*mut c_void> {
     let popped = CURRENT.with_borrow_mut(Vec::pop).ok_or(Error::INVALID_CONTEXT)?;
     Ok(std::ptr::without_provenance_mut(popped))

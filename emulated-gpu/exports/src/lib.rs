@@ -1,9 +1,9 @@
-//! Exports of the emulated `libcuda.so.1` for its sister libraries: work in a stream's order, and access to device
+//! Functions of the emulated `libcuda.so.1` for `libcublasLt` and `libnccl`: work in a stream, and access to device
 //! memory.
 //!
-//! Libraries of one process share nothing but symbols. The driver exports one, [`SYMBOL`]: a table of C functions. A
-//! sister library opens `libcuda.so.1` by name, as NVIDIA's libraries do, so that it finds the driver that the program
-//! uses.
+//! Libraries of one process share nothing but symbols. The driver exports one symbol, [`SYMBOL`]: a table of C
+//! functions. The other libraries open `libcuda.so.1` by name, as NVIDIA's libraries do, and so find the driver that
+//! the program uses.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -13,43 +13,45 @@ pub const SYMBOL: &CStr = c"tutti_emulated_driver_table";
 /// Version of the table's layout.
 pub const VERSION: u32 = 1;
 
-/// Work that a sister library puts into a stream. It is called once: with `run` to run and return a `CUresult`, or
-/// without to be dropped.
+/// Work that a library enqueues in a stream. The driver calls it once: with `run` true to run it, or with `run` false
+/// to drop it. The result is a `CUresult`.
 pub type RawWork = unsafe extern "C" fn(state: *mut c_void, run: bool) -> c_int;
 
-/// Functions of the driver. All return a `CUresult` unless they say otherwise.
+/// Functions of the driver. Each returns a `CUresult` unless its comment says otherwise.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DriverTable {
     /// [`VERSION`] of the library that made the table.
     pub version: u32,
-    /// Stores context handle, device index among all devices and ordinal of a stream (null: of the current context).
+    /// Stores the context and the device of a stream; null means the current context's default stream.
     pub describe: unsafe extern "C" fn(stream: *mut c_void, of: *mut StreamContext) -> c_int,
-    /// Puts work into a stream. `blocking` work may wait for other processes. On an error the work is dropped.
+    /// Enqueues work in a stream. `blocking` work may wait for other processes. On an error the work is dropped.
     pub submit:
         unsafe extern "C" fn(stream: *mut c_void, blocking: bool, work: RawWork, state: *mut c_void) -> c_int,
     /// Returns true if a range lies in one allocation of a context.
     pub holds: extern "C" fn(context: *mut c_void, address: u64, bytes: u64) -> bool,
-    /// Returns the host address of a range that unblocking work is about to read, or null after a report.
+    /// Returns the host address of a range that computing work is about to read; null for a bad range, which the driver
+    /// reports.
     pub readable:
         extern "C" fn(context: *mut c_void, address: u64, bytes: u64, by: *const c_char) -> *const u8,
-    /// Returns the host address of a range that unblocking work writes in full, or null after a report.
+    /// Returns the host address of a range that computing work is about to write in full; null for a bad range, which
+    /// the driver reports.
     pub writable: extern "C" fn(context: *mut c_void, address: u64, bytes: u64, by: *const c_char) -> *mut u8,
-    /// Copies device memory out, for blocking work.
+    /// Copies device memory to the host, for blocking work.
     pub copy_out:
         unsafe extern "C" fn(context: *mut c_void, target: *mut u8, source: u64, bytes: u64) -> c_int,
-    /// Copies into device memory, for blocking work.
+    /// Copies from the host to device memory, for blocking work.
     pub copy_in:
         unsafe extern "C" fn(context: *mut c_void, target: u64, source: *const u8, bytes: u64) -> c_int,
-    /// Returns true if the call `name` of a device is never to be joined (a fault on demand).
+    /// Returns true if a fault on demand keeps the device from joining the call `name`.
     pub never_joins: unsafe extern "C" fn(device: u32, name: *const c_char) -> bool,
 }
 
-/// Handle of a stream, a number that the driver looks up; null names the current context's default stream.
+/// Handle of a stream: a number that the driver looks up. Null means the current context's default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(pub *mut c_void);
 
-// SAFETY: the handle is a number.
+// SAFETY: the handle is a number that is never dereferenced.
 unsafe impl Send for Stream {}
 
 /// Context of a stream.
@@ -64,7 +66,7 @@ pub struct StreamContext {
     pub ordinal: u32,
 }
 
-// SAFETY: the handle is a number; the driver looks it up.
+// SAFETY: the handle is a number that is never dereferenced.
 unsafe impl Send for StreamContext {}
 // SAFETY: as above.
 unsafe impl Sync for StreamContext {}
@@ -73,18 +75,18 @@ unsafe impl Sync for StreamContext {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverError(pub c_int);
 
-/// Sticky error of work that failed for reasons of its own (`CUDA_ERROR_LAUNCH_FAILED`).
+/// Sticky error of work that failed on a condition of its own (`CUDA_ERROR_LAUNCH_FAILED`).
 pub const LAUNCH_FAILED: DriverError = DriverError(719);
 /// Error of work that met a bad device address (`CUDA_ERROR_ILLEGAL_ADDRESS`).
 pub const ILLEGAL_ADDRESS: DriverError = DriverError(700);
 
-/// Work of a stream. An error is the context's from then on.
+/// Work of a stream. An error that it returns becomes the context's sticky error.
 pub type Work = Box<dyn FnOnce() -> Result<(), DriverError> + Send>;
 
-/// Whether work may wait for other processes.
+/// Tells if work may wait for other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkKind {
-    /// Runs while nothing else of the device does.
+    /// Runs while no other computing work of the device runs.
     Computing,
     /// Runs beside other streams' work, and may wait for other processes.
     Blocking,
@@ -99,7 +101,7 @@ fn result(code: c_int) -> Result<(), DriverError> {
 }
 
 unsafe extern "C" fn call(state: *mut c_void, run: bool) -> c_int {
-    // SAFETY: `Driver::submit` made the state, and the driver passes it once.
+    // SAFETY: `Driver::submit` made the state, and the driver passes the state once.
     let work = unsafe { Box::from_raw(state.cast::<Work>()) };
     if !run {
         return 0;
@@ -114,26 +116,26 @@ impl Driver {
         *TABLE.get_or_init(find)
     }
 
-    /// The context of a stream.
+    /// Returns the context of a stream.
     ///
     /// # Errors
     ///
     /// The driver's error for a wrong stream or a missing context.
     pub fn describe(&self, stream: Stream) -> Result<StreamContext, DriverError> {
         let mut of = StreamContext { context: std::ptr::null_mut(), device: 0, ordinal: 0 };
-        // SAFETY: `of` is good for a write.
+        // SAFETY: `of` is valid for a write.
         result(unsafe { (self.0.describe)(stream.0, &raw mut of) })?;
         Ok(of)
     }
 
-    /// Puts work into a stream.
+    /// Enqueues work in a stream.
     ///
     /// # Errors
     ///
-    /// The context's sticky error, or the error of a wrong stream. The work is dropped then.
+    /// The context's sticky error, or the error of a wrong stream. On an error the work is dropped.
     pub fn submit(&self, stream: Stream, kind: WorkKind, work: Work) -> Result<(), DriverError> {
         let state = Box::into_raw(Box::new(work));
-        // SAFETY: `call` takes the state back, once.
+        // SAFETY: `call` takes the state back exactly once.
         result(unsafe { (self.0.submit)(stream.0, kind == WorkKind::Blocking, call, state.cast()) })
     }
 
@@ -142,8 +144,9 @@ impl Driver {
         (self.0.holds)(of.context, address, bytes)
     }
 
-    /// Bytes that computing work reads. The driver reports a range that is not in one allocation and, where it checks,
-    /// bytes that nothing wrote; `by` names the reader.
+    /// Returns the bytes of a range that computing work reads. The driver reports a range that does not lie in one
+    /// allocation. With the check `uninitialised` it also reports bytes that were never written. `by` names the reader
+    /// in reports.
     ///
     /// # Errors
     ///
@@ -151,7 +154,7 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// The slice is used inside the work alone, and nothing writes to the range meanwhile.
+    /// The slice is used only inside the work, and nothing writes to the range meanwhile.
     pub unsafe fn readable<'a>(
         &self,
         of: StreamContext,
@@ -163,11 +166,12 @@ impl Driver {
         if start.is_null() {
             return Err(ILLEGAL_ADDRESS);
         }
-        // SAFETY: the driver returned the start of a range of so many bytes, which no free takes before the work ends.
+        // SAFETY: the driver returned the start of a range of so many bytes. The range is not freed before the work
+        // ends.
         Ok(unsafe { std::slice::from_raw_parts(start, bytes as usize) })
     }
 
-    /// Bytes that computing work writes in full.
+    /// Returns the bytes of a range that computing work writes in full.
     ///
     /// # Errors
     ///
@@ -175,7 +179,7 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// The slice is used inside the work alone, and nothing else uses the range meanwhile.
+    /// The slice is used only inside the work, and nothing else uses the range meanwhile.
     pub unsafe fn writable<'a>(
         &self,
         of: StreamContext,
@@ -211,7 +215,7 @@ impl Driver {
         result(unsafe { (self.0.copy_in)(of.context, target, source.as_ptr(), source.len() as u64) })
     }
 
-    /// True if the call `name` of a device is never to be joined.
+    /// True if a fault on demand keeps the device from joining the call `name`.
     pub fn never_joins(&self, device: u32, name: &str) -> bool {
         let Ok(name) = CString::new(name) else { return false };
         // SAFETY: the name ends with a zero byte.
@@ -219,7 +223,7 @@ impl Driver {
     }
 }
 
-// The dynamic loader, which the standard library links already.
+// Functions of the dynamic loader. The standard library links to it anyway.
 unsafe extern "C" {
     fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
     fn dlsym(library: *mut c_void, symbol: *const c_char) -> *mut c_void;
@@ -228,8 +232,8 @@ unsafe extern "C" {
 const NOW: c_int = 2;
 
 fn find() -> Option<Driver> {
-    // SAFETY: both texts end with a zero byte; the library stays open. The symbol is a `DriverTable` that lives as
-    // long.
+    // SAFETY: both texts end with a zero byte. The symbol is a `DriverTable`, which stays valid because the library is
+    // never closed.
     let table = unsafe {
         let library = dlopen(c"libcuda.so.1".as_ptr(), NOW);
         if library.is_null() {

@@ -17,7 +17,7 @@ use crate::value::{Kind, Reduction};
 
 /// Version of the library: 2.28.3.
 const VERSION: i32 = 22_803;
-/// Magic of a configuration that `NCCL_CONFIG_INITIALIZER` began.
+/// Magic number that `NCCL_CONFIG_INITIALIZER` stores in a configuration.
 const CONFIG_MAGIC: u32 = 0xcafe_beef;
 
 /// First fields of `ncclConfig_t`.
@@ -32,11 +32,11 @@ pub struct Config {
     most_blocks: i32,
 }
 
-/// Value of a field that is left to the library (`NCCL_CONFIG_UNDEF_INT`).
+/// Value of a field that the program leaves unset (`NCCL_CONFIG_UNDEF_INT`).
 const UNDEFINED: i32 = i32::MIN;
 
 impl Config {
-    /// True if the library takes the values, as NVIDIA's does.
+    /// True if NVIDIA's library accepts the values.
     fn is_valid(&self) -> bool {
         let positive = |number| number == UNDEFINED || number > 0;
         self.magic == CONFIG_MAGIC
@@ -48,7 +48,7 @@ impl Config {
     }
 }
 
-/// Communicators by their handles, which are never used again.
+/// Communicators by their handles. A handle is never used again.
 static COMMUNICATORS: LazyLock<Mutex<HashMap<usize, Arc<Communicator>>>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicUsize = AtomicUsize::new(0x10_0000);
 
@@ -68,7 +68,7 @@ fn remove(handle: *mut c_void) -> Outcome<Arc<Communicator>> {
 ///
 /// # Safety
 ///
-/// `target` is null or good for a write.
+/// `target` is null or valid for a write.
 unsafe fn put<T>(target: *mut T, value: T) -> Outcome {
     if target.is_null() {
         return Err(Error::INVALID_ARGUMENT);
@@ -80,13 +80,13 @@ unsafe fn put<T>(target: *mut T, value: T) -> Outcome {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(version: *mut i32) -> i32 {
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     code(unsafe { put(version, VERSION) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> i32 {
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     code(rendezvous::open().and_then(|made| unsafe { put(id, made) }))
 }
 
@@ -100,11 +100,11 @@ pub extern "C" fn ncclGetLastError(_communicator: *mut c_void) -> *const c_char 
     c"reports of the emulated NCCL are on standard error".as_ptr()
 }
 
-/// Starts to join a group and stores the handle.
+/// Starts to join a group, and stores the new communicator's handle.
 ///
 /// # Safety
 ///
-/// `handle` is null or good for a write.
+/// `handle` is null or valid for a write.
 unsafe fn begin_join(
     handle: *mut *mut c_void,
     id: UniqueId,
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn ncclCommInitRank(
     id: UniqueId,
     rank: i32,
 ) -> i32 {
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     code(unsafe { begin_join(handle, id, rank, size, Mode::Blocking) }.and_then(group::add_joining))
 }
 
@@ -142,20 +142,20 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     rank: i32,
     config: *const Config,
 ) -> i32 {
-    // SAFETY: the program's pointer: null or a configuration.
+    // SAFETY: the program passes null or a pointer to a configuration.
     let mode = match unsafe { config.as_ref() } {
         Some(config) if !config.is_valid() => return Error::INVALID_ARGUMENT.0,
         Some(config) if config.blocking == 0 => Mode::NonBlocking,
         Some(_) | None => Mode::Blocking,
     };
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     code(unsafe { begin_join(handle, id, rank, size, mode) }.and_then(|communicator| match mode {
         Mode::Blocking => group::add_joining(communicator),
         Mode::NonBlocking => Err(Error::IN_PROGRESS),
     }))
 }
 
-/// Joins the devices of one process: rank `i` is the i-th device of the list, which must exist.
+/// Makes communicators for the devices of one process, without a group: rank `i` is the `i`-th device of the list.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitAll(handles: *mut *mut c_void, count: i32, devices: *const i32) -> i32 {
     let _ = (handles, count, devices);
@@ -180,7 +180,7 @@ pub extern "C" fn ncclCommAbort(handle: *mut c_void) -> i32 {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetAsyncError(handle: *mut c_void, error: *mut i32) -> i32 {
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     code(
         find(handle)
             .and_then(|communicator| unsafe { put(error, communicator.error().map_or(0, |error| error.0)) }),
@@ -189,19 +189,19 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(handle: *mut c_void, error: *mut 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommCount(handle: *mut c_void, count: *mut i32) -> i32 {
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     code(find(handle).and_then(|communicator| unsafe { put(count, communicator.size as i32) }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommUserRank(handle: *mut c_void, rank: *mut i32) -> i32 {
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     code(find(handle).and_then(|communicator| unsafe { put(rank, communicator.rank as i32) }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommCuDevice(handle: *mut c_void, device: *mut i32) -> i32 {
-    // SAFETY: the program's pointer.
+    // SAFETY: the program passes null or a pointer that is valid for a write.
     code(find(handle).and_then(|communicator| unsafe { put(device, communicator.of.ordinal as i32) }))
 }
 
@@ -216,7 +216,7 @@ pub extern "C" fn ncclGroupEnd() -> i32 {
     code(group::end())
 }
 
-/// Arguments that all operations have.
+/// Arguments of every operation.
 struct Arguments {
     source: *const c_void,
     target: *mut c_void,
@@ -226,7 +226,7 @@ struct Arguments {
     stream: *mut c_void,
 }
 
-/// Checks an operation and puts it into its stream.
+/// Checks an operation and enqueues it in its stream.
 fn enqueue(name: &'static str, call: Call, reduction: i32, arguments: &Arguments) -> Outcome {
     let communicator = find(arguments.handle)?;
     communicator.check()?;
@@ -261,7 +261,7 @@ fn enqueue(name: &'static str, call: Call, reduction: i32, arguments: &Arguments
     )
 }
 
-/// The index of a rank; one that no group has for a negative number.
+/// Converts a rank to an index. A negative rank becomes `usize::MAX`, which no group has.
 fn index(rank: i32) -> usize {
     usize::try_from(rank).unwrap_or(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! Communicators: the sockets to the other ranks, the messages that came, and what went wrong.
+//! Communicators: the sockets to the other ranks, the messages that have arrived, and the asynchronous error.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -15,11 +15,11 @@ use crate::result::{Error, Outcome};
 /// Purpose of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Channel {
-    /// A rank's part in a collective.
+    /// A rank's contribution to a collective.
     Collective = 1,
-    /// Content of a send.
+    /// The data of a send.
     Send = 2,
-    /// A receiver's message that a send has arrived.
+    /// The receiver's confirmation that a send has arrived.
     Arrived = 3,
 }
 
@@ -28,21 +28,22 @@ pub enum Channel {
 pub enum Mode {
     /// A call returns once it has done its work.
     Blocking,
-    /// A call returns at once and continues in the background. No other call may begin before `ncclCommGetAsyncError`
-    /// has reported its end.
+    /// A call returns at once and continues in the background. The program may make no other call before
+    /// `ncclCommGetAsyncError` has reported that the call has ended.
     NonBlocking,
 }
 
-/// Number of times that `ncclCommGetAsyncError` reports a call in the background as still running.
+/// Number of times that `ncclCommGetAsyncError` reports `ncclInProgress` for a call in the background. A program that
+/// makes its next call without polling so gets an error.
 const BACKGROUND_LOOKS: u32 = 2;
 
-/// Last message of a rank that leaves in good order.
+/// Kind of the last message of a rank that leaves without an error.
 const GOODBYE: u64 = 4;
 
 /// Key of a message: the sender, the channel, and the number.
 pub type Key = (usize, Channel, u64);
 
-/// A message. The signature names the call that it belongs to.
+/// A message. Its signature shows if sender and receiver made the same call.
 #[derive(Debug)]
 pub struct Message {
     /// Hash of the sender's call.
@@ -51,17 +52,17 @@ pub struct Message {
     pub bytes: Vec<u8>,
 }
 
-/// The communicator was aborted while an operation waited.
+/// The error of an operation whose communicator was aborted meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
-/// Socket to another rank. Frames are written whole.
+/// Socket to another rank. The lock keeps frames from mixing.
 struct Link {
     stream: UnixStream,
     writing: Mutex<()>,
 }
 
-/// Numbers of the next operations, in the order of calls.
+/// Number of the next operation of each kind, counted in the order of calls.
 #[derive(Default)]
 struct Numbers {
     collective: u64,
@@ -72,9 +73,10 @@ struct Numbers {
 #[derive(Default)]
 struct State {
     joining: bool,
-    /// Number of looks after which the call in the background has ended.
+    /// Number of `ncclCommGetAsyncError` calls until the call in the background counts as ended.
     background: u32,
-    /// Socket and listener that an abort wakes while the rank joins.
+    /// The rendezvous socket that an abort shuts down, and the listener's name, to which it connects, so that the
+    /// joining thread wakes.
     rendezvous: Option<(UnixStream, String)>,
     links: Vec<Option<Arc<Link>>>,
     error: Option<Error>,
@@ -102,7 +104,7 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Starts to join a group, on a thread.
+    /// Starts a thread that joins a group.
     ///
     /// # Errors
     ///
@@ -182,7 +184,7 @@ impl Communicator {
         state.error.map_or(Ok(()), Err)
     }
 
-    /// The asynchronous error; `IN_PROGRESS` while the rank joins or a call goes on in the background.
+    /// Returns the asynchronous error, or `IN_PROGRESS` while the rank joins or a call continues in the background.
     pub fn error(&self) -> Option<Error> {
         let mut state = self.lock();
         if state.joining {
@@ -195,11 +197,11 @@ impl Communicator {
         state.error
     }
 
-    /// Marks submitted calls as running in the background, unless the communicator blocks.
+    /// Marks submitted calls as running in the background if the communicator is non-blocking.
     ///
     /// # Errors
     ///
-    /// `IN_PROGRESS` then.
+    /// `IN_PROGRESS` if the communicator is non-blocking.
     pub fn go_on(&self) -> Outcome {
         if self.mode == Mode::Blocking {
             return Ok(());
@@ -213,7 +215,7 @@ impl Communicator {
     /// # Errors
     ///
     /// The asynchronous error; `INVALID_USAGE` while the rank joins or after an abort; `INVALID_ARGUMENT` while another
-    /// call goes on in the background.
+    /// call continues in the background.
     pub fn check(&self) -> Outcome {
         let state = self.lock();
         if state.background > 0 && !state.aborted && state.error.is_none() {
@@ -226,7 +228,7 @@ impl Communicator {
         state.error.map_or(Ok(()), Err)
     }
 
-    /// Number of the next collective. Counts it as outstanding.
+    /// Returns the number of the next collective, and counts it as outstanding.
     pub fn next_collective(&self) -> u64 {
         let mut state = self.lock();
         state.outstanding += 1;
@@ -234,7 +236,7 @@ impl Communicator {
         state.numbers.collective
     }
 
-    /// Number of the next send to a rank. Counts it as outstanding.
+    /// Returns the number of the next send to a rank, and counts it as outstanding.
     pub fn next_send(&self, peer: usize) -> u64 {
         let mut state = self.lock();
         state.outstanding += 1;
@@ -243,7 +245,7 @@ impl Communicator {
         *number
     }
 
-    /// Number of the next receive from a rank. Counts it as outstanding.
+    /// Returns the number of the next receive from a rank, and counts it as outstanding.
     pub fn next_receive(&self, peer: usize) -> u64 {
         let mut state = self.lock();
         state.outstanding += 1;
@@ -258,7 +260,7 @@ impl Communicator {
         self.changed.notify_all();
     }
 
-    /// Sends a message. A peer that is gone does not take it, which its reader notices.
+    /// Sends a message. If the peer is gone, the message is lost; the thread that reads from the peer reports it.
     ///
     /// # Errors
     ///
@@ -282,7 +284,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Waits for a message. A rank that is gone sends none: the wait ends with an abort.
+    /// Waits for a message. If the sender is gone, the wait ends only with an abort.
     ///
     /// # Errors
     ///
@@ -300,7 +302,7 @@ impl Communicator {
         }
     }
 
-    /// Waits for an abort. Called by an operation that can never end.
+    /// Waits for an abort, in an operation that can never end.
     pub fn wait_for_abort(&self) {
         let mut state = self.lock();
         while !state.aborted {
@@ -308,14 +310,14 @@ impl Communicator {
         }
     }
 
-    /// Notes an asynchronous error, if there is none yet.
+    /// Prints an error, and keeps it as the asynchronous error if there is none yet.
     pub fn fail(&self, error: Error, why: &str) {
         eprintln!("emulated NCCL: rank {} of {}: {why}", self.rank, self.size);
         self.lock().error.get_or_insert(error);
         self.changed.notify_all();
     }
 
-    /// Ends all operations where they are and closes the sockets.
+    /// Stops all operations and closes the sockets.
     pub fn abort(&self) {
         let (links, rendezvous) = {
             let mut state = self.lock();
@@ -325,7 +327,7 @@ impl Communicator {
         self.changed.notify_all();
         if let Some((root, listener)) = rendezvous {
             let _ = root.shutdown(Shutdown::Both);
-            // Wakes the thread that waits at the listener.
+            // Wakes the joining thread, which waits at the listener for connections.
             let _ = address(&listener).map(|address| UnixStream::connect_addr(&address));
         }
         for link in links.into_iter().flatten() {
@@ -333,7 +335,7 @@ impl Communicator {
         }
     }
 
-    /// Waits for all operations, says goodbye to the other ranks and closes the sockets.
+    /// Waits for all operations, sends the goodbye message to the other ranks and closes the sockets.
     pub fn finish(&self) {
         let links = {
             let mut state = self.lock();
@@ -348,14 +350,15 @@ impl Communicator {
         self.abort();
     }
 
-    /// Takes the messages of a peer until it is gone.
+    /// Receives messages from a peer until the peer is gone.
     fn read(&self, peer: usize, mut stream: UnixStream) {
         while let Ok((head, bytes)) = read_frame(&mut stream) {
             let channel = match head[0] {
                 1 => Channel::Collective,
                 2 => Channel::Send,
                 3 => Channel::Arrived,
-                // A rank that left in good order is no error. Receives of messages that it did not send wait for ever.
+                // A goodbye is no error. If the peer has left out a message, the receive of this message waits for
+                // ever.
                 _ => return,
             };
             let message = Message { signature: head[2], bytes };

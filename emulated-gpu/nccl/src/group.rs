@@ -1,4 +1,4 @@
-//! Groups: operations and communicators that a thread collects between `ncclGroupStart` and `ncclGroupEnd`.
+//! Groups: a thread collects operations and joining communicators between `ncclGroupStart` and `ncclGroupEnd`.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
 }
 
-/// Opens a group, perhaps inside another.
+/// Opens a group. Groups can be nested.
 pub fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
-/// Closes a group. The outermost one submits its operations and waits for its communicators.
+/// Closes a group. The end of the outermost group submits all operations and waits until all communicators have joined.
 ///
 /// # Errors
 ///
-/// `INVALID_USAGE` without a group; what went wrong in an operation's submission or while a rank joined.
+/// `INVALID_USAGE` without a group, the error of an operation's submission, or the error that kept a rank from joining.
 pub fn end() -> Outcome {
     let ended = GROUP.with_borrow_mut(|group| {
         group.depth = group.depth.checked_sub(1).ok_or(Error::INVALID_USAGE)?;
@@ -38,7 +38,7 @@ pub fn end() -> Outcome {
     for communicator in ended.joining {
         communicator.wait_until_joined()?;
     }
-    // Operations of one communicator and stream run together.
+    // Operations of the same communicator and stream run as one set.
     let mut sets: Vec<(Stream, Vec<Operation>)> = Vec::new();
     for (stream, operation) in ended.operations {
         let same = |set: &&mut (Stream, Vec<Operation>)| {
@@ -49,7 +49,7 @@ pub fn end() -> Outcome {
             None => sets.push((stream, vec![operation])),
         }
     }
-    // A call that is still in progress does not keep others from being submitted.
+    // All sets are submitted, even if one is still in progress. A failure is reported in preference to `IN_PROGRESS`.
     let outcomes: Vec<Outcome> = sets.into_iter().map(|(stream, set)| submit(stream, set)).collect();
     let is_failure = |outcome: &&Outcome| outcome.is_err_and(|error| error != Error::IN_PROGRESS);
     let worst = outcomes.iter().find(is_failure).or_else(|| outcomes.iter().find(|outcome| outcome.is_err()));
@@ -60,7 +60,7 @@ pub fn end() -> Outcome {
 ///
 /// # Errors
 ///
-/// `UNHANDLED_CUDA_ERROR` if the stream does not take it; `IN_PROGRESS` if the communicator does not block.
+/// `UNHANDLED_CUDA_ERROR` if the driver refuses the operation; `IN_PROGRESS` if the communicator is non-blocking.
 pub fn add(stream: Stream, operation: Operation) -> Outcome {
     let kept = GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {
@@ -72,11 +72,11 @@ pub fn add(stream: Stream, operation: Operation) -> Outcome {
     kept.or_else(|operation| submit(stream, vec![operation]))
 }
 
-/// Waits until a rank has joined, at the end of the group if there is one.
+/// Waits until a rank has joined. Inside a group, the group's end waits.
 ///
 /// # Errors
 ///
-/// The error that kept it from joining.
+/// The error that kept the rank from joining.
 pub fn add_joining(communicator: Arc<Communicator>) -> Outcome {
     let kept = GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {

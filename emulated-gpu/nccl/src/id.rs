@@ -1,4 +1,4 @@
-//! Unique ids: names of rendezvous sockets.
+//! Unique ids: names of the sockets at which ranks meet.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::SocketAddr;
@@ -17,7 +17,7 @@ const BYTES: usize = 128;
 #[derive(Clone, Copy)]
 pub struct UniqueId([u8; BYTES]);
 
-/// A name for a socket that no other has, in the abstract namespace of Unix sockets: it leaves no file.
+/// Returns an unused name in the abstract namespace of Unix sockets. A socket of this namespace leaves no file.
 pub fn unused_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
@@ -25,17 +25,17 @@ pub fn unused_name() -> String {
     format!("tutti-emulated-nccl-{}-{next}-{now:x}", std::process::id())
 }
 
-/// Address of a named socket.
+/// Returns the address of a named socket.
 ///
 /// # Errors
 ///
-/// `INVALID_ARGUMENT` for a name that is no socket's.
+/// `INVALID_ARGUMENT` for text that cannot be a socket's name.
 pub fn address(name: &str) -> Outcome<SocketAddr> {
     SocketAddr::from_abstract_name(name).map_err(|_| Error::INVALID_ARGUMENT)
 }
 
 impl UniqueId {
-    /// The id of a socket.
+    /// Makes the id for a socket's name.
     pub fn new(name: &str) -> Self {
         let mut bytes = [0; BYTES];
         bytes[..8].copy_from_slice(MAGIC);
@@ -44,11 +44,11 @@ impl UniqueId {
         UniqueId(bytes)
     }
 
-    /// Name of the socket.
+    /// Returns the socket's name.
     ///
     /// # Errors
     ///
-    /// `INVALID_ARGUMENT` for bytes that are no id of this library.
+    /// `INVALID_ARGUMENT` for bytes that are not an id of this library.
     pub fn name(&self) -> Outcome<&str> {
         let length = usize::from(self.0[8]);
         let name = self.0.get(9..9 + length).filter(|_| self.0.starts_with(MAGIC));

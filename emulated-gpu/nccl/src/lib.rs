@@ -5,14 +5,14 @@
 //!                                                                             \--> rendezvous, id
 //! ```
 //!
-//! Every rank has a socket to every other. A collective sends what the others need and combines what comes in the order
-//! of ranks, so that sums are the same bits on every rank and in every run. Sums of f16 and bf16 round after each rank,
-//! as NCCL's rings do.
+//! Every rank has a socket to every other rank. In a collective, a rank sends the data that the others need and
+//! combines the data that it receives in the order of ranks. So a sum has the same bits on every rank and in every run.
+//! Sums of f16 and bf16 round after each rank, as NCCL's rings do.
 //!
-//! As with NCCL an operation that a rank does not join never ends: the stream waits until the communicator is aborted.
-//! A rank that dies is an asynchronous error of the others, unless `EMULATED_NCCL_NOTICE=0` makes its death silent, as
-//! between GPUs that share memory. Unlike NCCL the library finds ranks that call different collectives, or one
-//! collective with different arguments.
+//! As with NCCL, an operation that one rank does not join never ends: the streams of the others wait until the
+//! communicator is aborted. If a rank dies, the others get an asynchronous error. `EMULATED_NCCL_NOTICE=0` turns this
+//! error off, because GPUs that share memory do not notice either. Unlike NCCL, the library reports an error if ranks
+//! call different collectives, or the same one with different arguments.
 
 mod api;
 mod communicator;

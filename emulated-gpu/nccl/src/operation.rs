@@ -1,8 +1,8 @@
 //! Operations: a rank's sends and receives, and the results that it computes from them.
 //!
-//! The operations of a group run together in three passes: all send, all receive, all sends wait until they have
-//! arrived. Ranks that send to each other inside a group therefore do not wait for one another, and a send outside of a
-//! group waits for its receive, as NCCL's may.
+//! The operations of a group run in three passes. First each one sends, then each one receives, and then each send
+//! waits until its data has arrived. So two ranks that send to each other inside a group do not deadlock. A send
+//! outside a group waits for its receive, as NCCL's may.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use crate::communicator::{Channel, Communicator, Message, Stopped};
 use crate::result::Error;
 use crate::value::{Kind, Reduction, reduce};
 
-/// Kind of an operation, with its other rank.
+/// Kind of an operation, and the peer or root if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
-    /// Every rank gets the reduction of all.
+    /// Every rank gets the reduction of all ranks' data.
     AllReduce,
-    /// Every rank gets the parts of all, in their order.
+    /// Every rank gets the data of all ranks, in the order of ranks.
     AllGather,
-    /// Each rank gets its part of the reduction of all.
+    /// Each rank gets its share of the reduction of all ranks' data.
     ReduceScatter,
     /// Every rank gets the root's buffer.
     Broadcast { root: usize },
-    /// The root gets the reduction of all.
+    /// The root gets the reduction of all ranks' data.
     Reduce { root: usize },
     /// One rank sends to another.
     Send { peer: usize },
@@ -32,7 +32,7 @@ pub enum Call {
     Receive { peer: usize },
 }
 
-/// An operation of a rank. It counts as outstanding until it is dropped, run or not.
+/// An operation of a rank. It counts as outstanding until it is dropped.
 pub struct Operation {
     /// The communicator.
     pub communicator: Arc<Communicator>,
@@ -40,13 +40,13 @@ pub struct Operation {
     pub of: StreamContext,
     /// Kind of the operation.
     pub call: Call,
-    /// Name of the call.
+    /// Name of the C function.
     pub name: &'static str,
     /// Device address of the data to send.
     pub source: u64,
     /// Device address of the result.
     pub target: u64,
-    /// Elements of the call's count.
+    /// Count that the program passed, in elements.
     pub count: usize,
     /// Element type.
     pub kind: Kind,
@@ -74,7 +74,8 @@ impl From<DriverError> for Failure {
     }
 }
 
-/// Bytes of an operation's source and target on a rank of a group of `size`; 0 for a buffer that the rank does not use.
+/// Returns the size in bytes of an operation's source and target, on `rank` of a group of `size` ranks. The size is 0
+/// for a buffer that the rank does not use.
 pub fn buffer_bytes(call: Call, count: usize, kind: Kind, rank: usize, size: usize) -> (usize, usize) {
     let part = count * kind.bytes();
     match call {
@@ -88,11 +89,11 @@ pub fn buffer_bytes(call: Call, count: usize, kind: Kind, rank: usize, size: usi
     }
 }
 
-/// Runs operations of one stream that belong together.
+/// Runs the operations that a group submits to one stream.
 ///
 /// # Errors
 ///
-/// The driver's error for a buffer that is not in an allocation. An abort is no error: the stream goes on.
+/// The driver's error for a buffer that does not lie in one allocation. An abort is no error: the stream continues.
 pub fn run(operations: &[Operation]) -> Result<(), DriverError> {
     match passes(operations) {
         Ok(()) | Err(Failure::Stopped) => Ok(()),
@@ -122,7 +123,7 @@ impl Drop for Operation {
 }
 
 impl Operation {
-    /// Hash of what all ranks of a call agree on.
+    /// Hash of the arguments that have to be the same on all ranks.
     fn signature(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let point_to_point = matches!(self.call, Call::Send { .. } | Call::Receive { .. });
@@ -135,7 +136,7 @@ impl Operation {
         Message { signature: self.signature(), bytes: bytes.to_vec() }
     }
 
-    /// Sends what other ranks need. A rank's own part goes the same way.
+    /// Sends the data that other ranks need. The rank's own share is sent to itself in the same way.
     fn send_all(&self) -> Result<(), Failure> {
         let communicator = &self.communicator;
         let (rank, size) = (communicator.rank, communicator.size);
@@ -202,7 +203,8 @@ impl Operation {
         Ok(())
     }
 
-    /// A rank's part. A rank that called something else is an error, after which nothing can come.
+    /// Receives a rank's data. If that rank made a different call, reports an error and waits for an abort, because the
+    /// data can never come.
     fn receive(&self, peer: usize, channel: Channel) -> Result<Vec<u8>, Failure> {
         let message = self.communicator.receive((peer, channel, self.number))?;
         if message.signature != self.signature() {

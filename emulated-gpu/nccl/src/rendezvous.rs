@@ -1,4 +1,4 @@
-//! Rendezvous: the process that made an id tells each rank where the others listen, once all have come.
+//! Rendezvous: once all ranks have connected, the process that made the id tells each of them where the others listen.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use crate::id::{UniqueId, address, unused_name};
 use crate::result::{Error, Outcome};
 
-/// Longest name that is read.
+/// Longest name that a rank may send, in bytes.
 const LONGEST: u32 = 128;
 
 fn write_text(to: &mut impl Write, text: &str) -> io::Result<()> {
@@ -30,7 +30,7 @@ fn read_text(from: &mut impl Read) -> io::Result<String> {
     String::from_utf8(bytes).map_err(io::Error::other)
 }
 
-/// Makes an id and waits for its ranks on a thread.
+/// Makes an id, and starts a thread that waits for the ranks.
 ///
 /// # Errors
 ///
@@ -39,17 +39,17 @@ pub fn open() -> Outcome<UniqueId> {
     let name = unused_name();
     let listener = UnixListener::bind_addr(&address(&name)?).map_err(|_| Error::SYSTEM_ERROR)?;
     std::thread::spawn(move || {
-        // A rank whose connection breaks leaves the others waiting, as with NCCL.
+        // If a rank's connection breaks, the others keep waiting, as with NCCL.
         let _ = introduce(&listener);
     });
     Ok(UniqueId::new(&name))
 }
 
-/// A rank that waits for the others: its socket, its name and its device.
+/// A rank that has connected: its socket, the name of its listener, and its device.
 type Waiting = (UnixStream, (String, u32));
 
-/// Waits for all ranks and sends each the names of all. Two ranks on one device get no names, because NCCL refuses them
-/// too.
+/// Waits for all ranks, and sends all listeners' names to each of them. If two ranks use the same device, all get empty
+/// names, because NCCL refuses such a group.
 fn introduce(listener: &UnixListener) -> io::Result<()> {
     let mut ranks: Vec<Option<Waiting>> = Vec::new();
     while ranks.is_empty() || ranks.iter().any(Option::is_none) {
@@ -73,7 +73,7 @@ fn introduce(listener: &UnixListener) -> io::Result<()> {
     if shared {
         eprintln!("emulated NCCL: two ranks of a group are on one device: {hosts:?}");
     }
-    // Rank 0 comes last: it usually made the id, and this thread ends with its process.
+    // Rank 0 gets its names last. It usually made the id, so this thread runs in its process and may end with it.
     for stream in streams.iter_mut().rev() {
         for (name, _) in &hosts {
             write_text(stream, if shared { "" } else { name })?;
@@ -82,8 +82,8 @@ fn introduce(listener: &UnixListener) -> io::Result<()> {
     Ok(())
 }
 
-/// Connects a rank with all others. `opened` receives each socket that an abort must shut, and the name of the listener
-/// that an abort must wake by a connection.
+/// Connects a rank with all others. `opened` is called with the socket that an abort must shut down and the name of the
+/// listener to which it must connect, so that this function returns.
 ///
 /// # Errors
 ///

@@ -10,17 +10,17 @@ pub struct Error(pub i32);
 pub type Outcome<T = ()> = Result<T, Error>;
 
 impl Error {
-    /// A call of the driver failed.
+    /// A driver call failed.
     pub const UNHANDLED_CUDA_ERROR: Error = Error(1);
-    /// A call of the operating system failed.
+    /// An operating system call failed.
     pub const SYSTEM_ERROR: Error = Error(2);
     /// A pointer, a count or a type is wrong.
     pub const INVALID_ARGUMENT: Error = Error(4);
-    /// The communicator cannot do this now, or ranks disagree.
+    /// The communicator cannot do this now, or the ranks' calls differ.
     pub const INVALID_USAGE: Error = Error(5);
     /// Another rank is gone.
     pub const REMOTE_ERROR: Error = Error(6);
-    /// The call goes on without the caller.
+    /// The call continues in the background.
     pub const IN_PROGRESS: Error = Error(7);
 }
 

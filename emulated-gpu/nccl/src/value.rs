@@ -53,7 +53,7 @@ impl Reduction {
     }
 }
 
-/// An element that a reduction takes.
+/// An element type that can be reduced.
 trait Element: Copy {
     const BYTES: usize;
     fn load(bytes: &[u8]) -> Self;
@@ -101,7 +101,7 @@ element!(f64, f64, std::convert::identity, std::convert::identity, add, mul);
 element!(f16, f32, f16::to_f32, f16::from_f32, add, mul);
 element!(bf16, f32, bf16::to_f32, bf16::from_f32, add, mul);
 
-/// Combines the contributions of all ranks, in their order. All have the same length.
+/// Combines the contributions of all ranks in the order of ranks. All contributions have the same length.
 pub fn reduce(kind: Kind, reduction: Reduction, contributions: &[Vec<u8>]) -> Vec<u8> {
     match kind {
         Kind::I8 => reduce_as::<i8>(reduction, contributions),

@@ -1,8 +1,7 @@
 //! Runs the body of a test in a process of its own, on emulated GPUs.
 //!
-//! Libraries are opened by name once per process, from the loader's path, and settings are read once from the
-//! environment. A test therefore starts its own executable again with the path and the settings, and runs its body
-//! there.
+//! A process opens the libraries once, from the loader's path, and reads the settings once, from the environment. A
+//! test therefore starts its own executable again with the right path and settings, and runs its body in that process.
 
 #![allow(clippy::print_stdout)]
 
@@ -10,16 +9,16 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// Tells a child which test it runs.
+/// Environment variable with the name of the test that a child process runs.
 const TEST: &str = "EMULATED_TEST";
-/// Tells a child its rank.
+/// Environment variable with a child process's rank.
 const RANK: &str = "EMULATED_TEST_RANK";
-/// Tells the children of a test the folder that they share.
+/// Environment variable with the folder that the child processes of a test share.
 const FOLDER: &str = "EMULATED_TEST_FOLDER";
-/// Printed by a child whose body returned.
+/// Line that a child process prints after its body has returned.
 const WELL: &str = "the body of the test returned";
 
-/// Names of the libraries, each with what its package builds.
+/// The name that programs open for each library, and the file that its package builds.
 const LIBRARIES: &[(&str, &str)] = &[
     ("libcuda.so.1", "libtutti_emulated_driver.so"),
     ("libcuda.so", "libtutti_emulated_driver.so"),
@@ -39,19 +38,19 @@ pub struct Process {
 }
 
 impl Process {
-    /// Ends the process successfully, without dropping anything.
+    /// Ends the process as successful, without dropping anything.
     pub fn end(&self) -> ! {
         println!("{WELL}");
         std::process::exit(0)
     }
 }
 
-/// End of a process.
+/// The outcome of a process.
 #[derive(Debug)]
 pub struct Ended {
-    /// True if the process ended well: its body returned.
+    /// True if the process succeeded: its body returned.
     pub well: bool,
-    /// Text that it printed, errors and reports included.
+    /// Text that the process printed, with errors and reports.
     pub text: String,
 }
 
@@ -133,14 +132,15 @@ fn ended(child: Child) -> Ended {
     match child.wait_with_output() {
         Ok(Output { status, stdout, stderr }) => {
             let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-            // A child whose name matches no test succeeds, too, with none run.
+            // The exit status alone proves nothing: a child whose name matches no test runs none and succeeds, too.
             Ended { well: status.success() && text.contains(WELL), text }
         }
         Err(error) => Ended { well: false, text: error.to_string() },
     }
 }
 
-/// Puts the libraries into a folder under the names that programs open. Cargo builds them beside the test.
+/// Links the libraries into a folder under the names that programs open. Cargo builds the libraries beside the test's
+/// executable.
 fn link_libraries(folder: &Path) {
     let executable = std::env::current_exe().unwrap_or_default();
     let built = executable.parent().unwrap_or(Path::new("."));

@@ -1,4 +1,4 @@
-//! `libcublasLt`, through the unmodified cudarc: products in all forms against plain sums, and refusals.
+//! Tests `libcublasLt` through the unmodified cudarc: products in all forms against plain sums, and refused calls.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -15,7 +15,7 @@ use lt_sys::cublasStatus_t as Status;
 use lt_sys::cudaDataType_t as Type;
 use tutti_emulated_programs::Gpus;
 
-/// Small numbers, whose products and sums every type holds exactly.
+/// Returns small integers: every element type holds their products and sums exactly.
 fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 5 + seed * 3) % 7) as f32 - 3.0).collect()
 }
@@ -52,7 +52,7 @@ struct Product {
     k: usize,
     transpose: [bool; 2],
     row_order: bool,
-    /// Elements between the end of a line and the next.
+    /// Elements between the end of a column (or row, in row order) and the start of the next one.
     gap: usize,
     batch: usize,
     alpha: f32,
@@ -112,7 +112,7 @@ fn set<T>(
     attribute: Attribute,
     value: &T,
 ) -> Result<(), lt::CublasError> {
-    // SAFETY: the description lives, and the value has its size.
+    // SAFETY: the description is not destroyed, and the value has its size.
     unsafe {
         lt::set_matmul_desc_attribute(
             description,
@@ -128,7 +128,7 @@ fn layout(kind: Type, stored: Stored, batch: usize) -> lt_sys::cublasLtMatrixLay
         lt::create_matrix_layout(kind, stored.rows as u64, stored.columns as u64, stored.leading as i64)
             .unwrap();
     let set = |attribute, value: *const c_void, bytes| {
-        // SAFETY: the layout lives, and the value has its size.
+        // SAFETY: the layout is not destroyed, and the value has its size.
         unsafe { lt::set_matrix_layout_attribute(made, attribute, value, bytes) }.unwrap();
     };
     use lt_sys::cublasLtMatrixLayoutAttribute_t as Attribute;
@@ -139,7 +139,7 @@ fn layout(kind: Type, stored: Stored, batch: usize) -> lt_sys::cublasLtMatrixLay
     made
 }
 
-/// Computes a product on the device and by plain sums, and compares every element of D, gaps included.
+/// Computes a product on the device and by plain sums. Compares every element of D, and the gaps between its lines.
 fn check<T: Element, R: Element>(device: &Device, product: Product) {
     let Product { m, n, k, batch, .. } = product;
     let a = Stored::new(&product, m, k, product.transpose[0]);
@@ -169,7 +169,7 @@ fn check<T: Element, R: Element>(device: &Device, product: Product) {
     let (a_layout, b_layout) = (layout(T::TYPE, a, batch), layout(T::TYPE, b, batch));
     let d_layout = layout(R::TYPE, d, batch);
     let preference = lt::create_matmul_pref().unwrap();
-    // SAFETY: objects of the library; the operands are as long as their layouts say.
+    // SAFETY: the objects are not destroyed, and the operands are as long as their layouts say.
     unsafe {
         let found = lt::get_matmul_algo_heuristic(
             handle,
@@ -257,7 +257,7 @@ fn a_product_runs_in_its_streams_order() {
     let gpus = Gpus::new(1).with("EMULATED_GPU_SEED", 7);
     gpus.run("a_product_runs_in_its_streams_order", |_| {
         let device = Device::open();
-        // The operands' copies and the product are all late; `check` waits for the result alone.
+        // With a seed, the operands' copies and the product run late. `check` waits only for the result.
         for _ in 0..4 {
             check::<bf16, f32>(&device, Product { transpose: [true, false], beta: 1.0, ..PLAIN });
         }
@@ -278,7 +278,7 @@ fn what_the_library_cannot_do_is_not_supported() {
         let preference = lt::create_matmul_pref().unwrap();
         let ask = |kind: Type| {
             let layout = layout(kind, stored, 1);
-            // SAFETY: objects of the library.
+            // SAFETY: the objects are not destroyed.
             unsafe {
                 lt::get_matmul_algo_heuristic(handle, description, layout, layout, layout, layout, preference)
             }
@@ -309,7 +309,7 @@ fn an_operand_that_is_too_short_is_a_sticky_illegal_address() {
         let call = |a: *const c_void| {
             let (one, zero) = (1.0_f32, 0.0_f32);
             let d = pointer(address(&device, &d));
-            // SAFETY: the library finds the wrong operand; no algorithm lets it choose.
+            // SAFETY: the library refuses the wrong operand. A null algorithm lets it choose one.
             let status = unsafe {
                 lt_sys::cublasLtMatmul(
                     handle,
@@ -332,7 +332,7 @@ fn an_operand_that_is_too_short_is_a_sticky_illegal_address() {
             };
             status.result()
         };
-        // As aligned as a device's address.
+        // The type has the alignment of a device address, so that only the missing allocation is wrong.
         let host = [0_u128; 4];
         assert_eq!(call(host.as_ptr().cast()).unwrap_err().0, Status::CUBLAS_STATUS_INVALID_VALUE);
         call(pointer(address(&device, &short))).unwrap();

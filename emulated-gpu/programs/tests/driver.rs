@@ -1,4 +1,4 @@
-//! The driver, through the unmodified cudarc: devices, handles and memory.
+//! Tests the driver through the unmodified cudarc: devices, handles and memory.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -36,7 +36,7 @@ fn host_and_device_pointers_are_not_confused() {
     Gpus::new(1).run("host_and_device_pointers_are_not_confused", |_| {
         let device = Device::open();
         let host = vec![1_u8; 64];
-        // SAFETY: a wrong pointer is refused before it is used.
+        // SAFETY: the driver refuses a wrong pointer before it uses it.
         unsafe {
             let address = result::malloc_sync(64).unwrap();
             let as_host =
@@ -61,7 +61,7 @@ fn host_and_device_pointers_are_not_confused() {
             );
             assert_eq!(error(result::memcpy_htod_sync(address, &host)), CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // A refusal is not sticky.
+        // A refused call leaves no sticky error.
         device.stream.synchronize().unwrap();
     });
 }
@@ -96,7 +96,7 @@ fn memory_is_bounded_and_comes_back() {
         // SAFETY: as above.
         let more = unsafe { device.stream.alloc::<u8>(700_000) };
         assert_eq!(error(more), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        // The free waits in the stream; the next allocation waits for it.
+        // The free is enqueued in the stream, and the next allocation waits for it.
         drop(first);
         // SAFETY: as above.
         unsafe { device.stream.alloc::<u8>(700_000) }.unwrap();
@@ -108,7 +108,7 @@ fn the_export_table_is_an_error_code() {
     Gpus::new(1).run("the_export_table_is_an_error_code", |_| {
         let mut table = std::ptr::null();
         let id = sys::CUuuid { bytes: [0; 16] };
-        // SAFETY: the result is good for a write.
+        // SAFETY: the result is valid for a write.
         let answer = unsafe { sys::cuGetExportTable(&mut table, &id) };
         assert_eq!((answer, table), (CUresult::CUDA_ERROR_NOT_FOUND, std::ptr::null()));
     });

@@ -1,4 +1,4 @@
-//! Faults of programs, and faults on demand.
+//! Tests faults of programs, and faults on demand.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -17,14 +17,14 @@ fn saxpy(device: &Device) -> Result<(), cudarc::driver::DriverError> {
     let mut y = device.stream.alloc_zeros::<f32>(32)?;
     let mut launch = device.stream.launch_builder(&kernel);
     launch.arg(&1.0_f32).arg(&x).arg(&mut y).arg(&32_i32);
-    // SAFETY: the arguments are the kernel's.
+    // SAFETY: the arguments match the kernel's parameters.
     unsafe { launch.launch(grid(1, 32)) }?;
     assert_eq!(device.stream.clone_dtoh(&y)?, [1.0; 32]);
     Ok(())
 }
 
-/// Checks the result of a launch whose kernel fails. cudarc records events behind the kernel, and these are refused if
-/// the kernel has failed by then.
+/// Checks the result of a launch whose kernel fails with `failure`. The launch itself may return an error, because
+/// cudarc then records events, which the driver refuses if the kernel has failed by then.
 fn launched<T>(result: Result<T, cudarc::driver::DriverError>, failure: CUresult) {
     if let Err(error) = result {
         assert_eq!(error.0, failure);
@@ -39,7 +39,7 @@ fn a_store_out_of_bounds_is_a_sticky_illegal_address() {
         let kernel = device.kernel("store_behind");
         let mut launch = device.stream.launch_builder(&kernel);
         launch.arg(&mut y).arg(&32_i32);
-        // SAFETY: the emulator finds the store behind the end.
+        // SAFETY: the emulator reports the store behind the end and does not execute it.
         launched(unsafe { launch.launch(grid(1, 64)) }, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         assert_eq!(error(device.stream.synchronize()), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         assert_eq!(error(device.stream.clone_dtoh(&y)), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -58,7 +58,7 @@ fn a_misaligned_store_is_named() {
         let kernel = device.kernel("store_misaligned");
         let mut launch = device.stream.launch_builder(&kernel);
         launch.arg(&mut y);
-        // SAFETY: the emulator finds the misaligned store.
+        // SAFETY: the emulator reports the misaligned store and does not execute it.
         launched(unsafe { launch.launch(grid(1, 1)) }, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS);
         assert_eq!(error(device.stream.synchronize()), CUresult::CUDA_ERROR_MISALIGNED_ADDRESS);
     });
@@ -101,7 +101,7 @@ fn memory_that_fails_is_a_sticky_error() {
 #[test]
 fn a_kernel_writes_pinned_memory_that_is_mapped() {
     use cudarc::driver::result::{free_host, malloc_host};
-    // The kernel runs to its end before it fails, and its context's memory can still be read.
+    // With this fault the kernel runs to its end before it fails, and mapped memory can still be read afterwards.
     let gpus = Gpus::new(1).with("EMULATED_GPU_FAULTS", "fail kernel=saxpy");
     gpus.run("a_kernel_writes_pinned_memory_that_is_mapped", |_| {
         let device = Device::open();
@@ -169,7 +169,7 @@ fn a_device_that_stops_answering_stays_silent_and_others_go_on() {
         while asked.elapsed() < Duration::from_millis(100) {
             assert!(!event.is_complete());
         }
-        // The drop of the module would wait for the device.
+        // Dropping the module would wait for the device, which hangs.
         process.end();
     });
 }

@@ -1,4 +1,4 @@
-//! The driver, through the unmodified cudarc: modules and launches.
+//! Tests the driver through the unmodified cudarc: modules and launches.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -20,7 +20,7 @@ fn saxpy_computes() {
         let kernel = device.kernel("saxpy");
         let mut launch = device.stream.launch_builder(&kernel);
         launch.arg(&a).arg(&x).arg(&mut y).arg(&n);
-        // SAFETY: the arguments are the kernel's.
+        // SAFETY: the arguments match the kernel's parameters.
         unsafe { launch.launch(grid(8, 128)) }.unwrap();
         let y = device.stream.clone_dtoh(&y).unwrap();
         assert!(y.iter().enumerate().all(|(i, y)| *y == a * i as f32), "{y:?}");
@@ -35,7 +35,7 @@ fn parameters_of_all_sizes_reach_the_kernel_at_their_offsets() {
         let mut out = device.stream.alloc_zeros::<u64>(4).unwrap();
         let mut launch = device.stream.launch_builder(&kernel);
         launch.arg(&-3_i8).arg(&1.5_f32).arg(&-9_i16).arg(&0x0123_4567_89ab_cdef_u64).arg(&mut out);
-        // SAFETY: the arguments are the kernel's.
+        // SAFETY: the arguments match the kernel's parameters.
         unsafe { launch.launch(grid(1, 1)) }.unwrap();
         let out = device.stream.clone_dtoh(&out).unwrap();
         assert_eq!(out, [0xfd, u64::from(1.5_f32.to_bits()), 0xfff7, 0x0123_4567_89ab_cdef]);
@@ -43,7 +43,7 @@ fn parameters_of_all_sizes_reach_the_kernel_at_their_offsets() {
         let function = raw_function(&device, "mixed");
         let info = |index| {
             let (mut offset, mut bytes) = (0, 0);
-            // SAFETY: the function lives, and both results are good for writes.
+            // SAFETY: the function's module stays loaded, and both results are valid for writes.
             let result = unsafe { sys::cuFuncGetParamInfo(function, index, &mut offset, &mut bytes) };
             (result, offset, bytes)
         };
@@ -55,7 +55,7 @@ fn parameters_of_all_sizes_reach_the_kernel_at_their_offsets() {
     });
 }
 
-/// The driver's handle of a kernel, in a module of its own that stays loaded.
+/// Returns the driver's handle of a kernel, from a newly loaded module that is never unloaded.
 fn raw_function(device: &Device, name: &str) -> sys::CUfunction {
     device.context.bind_to_thread().unwrap();
     let (ptx, name) = (std::ffi::CString::new(PTX).unwrap(), std::ffi::CString::new(name).unwrap());
@@ -75,7 +75,7 @@ fn limits_of_a_launch_are_checked_at_the_call() {
         for (blocks, threads, fits) in [(1, 64, true), (1, 65, false), (0, 32, false), (1, 0, false)] {
             let mut launch = device.stream.launch_builder(&bounded);
             launch.arg(&mut x);
-            // SAFETY: the arguments are the kernel's.
+            // SAFETY: the arguments match the kernel's parameters.
             let launched = unsafe { launch.launch(grid(blocks, threads)) };
             assert_eq!(launched.is_ok(), fits, "{blocks} blocks of {threads} threads: {launched:?}");
         }
@@ -84,7 +84,7 @@ fn limits_of_a_launch_are_checked_at_the_call() {
             let n = (bytes / 4) as i32;
             let mut launch = device.stream.launch_builder(&reverse);
             launch.arg(&mut x).arg(&n);
-            // SAFETY: the arguments are the kernel's, and `x` is as long as the largest line.
+            // SAFETY: the arguments match the kernel's parameters, and `x` is as long as the largest shared array.
             unsafe { launch.launch(cudarc::driver::LaunchConfig { shared_mem_bytes: bytes, ..grid(1, 256) }) }
         };
         launch(48 << 10).unwrap();
@@ -128,7 +128,7 @@ fn variables_of_a_module_begin_with_their_values() {
         let name = std::ffi::CString::new("counter").unwrap();
         let function = raw_function(&device, "count");
         let mut module = std::ptr::null_mut();
-        // SAFETY: handles of the driver; the copy's target is as long as the variable.
+        // SAFETY: the handles are valid, and the copy's target is as long as the variable.
         unsafe {
             assert_eq!(sys::cuFuncGetModule(&mut module, function), CUresult::CUDA_SUCCESS);
             let (address, bytes) = result::module::get_global(module, name).unwrap();

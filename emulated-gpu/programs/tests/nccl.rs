@@ -1,4 +1,4 @@
-//! `libnccl` between processes, through the unmodified cudarc.
+//! Tests `libnccl` between processes, through the unmodified cudarc.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -12,7 +12,7 @@ use half::bf16;
 use sys::ncclResult_t as Code;
 use tutti_emulated_programs::{Ended, Gpus, Process};
 
-/// The id of a group: rank 0 makes it and puts it into the folder, where the others find it.
+/// Returns the id of a group. Rank 0 makes it and writes it to the folder; the other ranks read it there.
 fn id(folder: &Path, name: &str, rank: usize) -> Id {
     let (file, unfinished) = (folder.join(name), folder.join(format!("{name}.new")));
     if rank == 0 {
@@ -32,7 +32,7 @@ fn id(folder: &Path, name: &str, rank: usize) -> Id {
     }
 }
 
-/// The stream of a rank's device.
+/// Creates a stream on the rank's device.
 fn stream(process: &Process) -> Arc<CudaStream> {
     CudaContext::new(process.rank).unwrap().new_stream().unwrap()
 }
@@ -52,12 +52,12 @@ impl Raw {
         let stream = stream(process);
         let id = raw_id(id(&process.folder, name, process.rank));
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the result is good for a write.
+        // SAFETY: the result is valid for a write.
         unsafe { result::comm_init_rank(&mut handle, size as i32, id, process.rank as i32) }.unwrap();
         Raw { handle, stream }
     }
 
-    /// Puts an all-reduce of the buffer into the stream.
+    /// Enqueues an all-reduce of the buffer in the stream.
     fn all_reduce(&self, buffer: &CudaSlice<f32>) -> Code {
         let address = std::ptr::without_provenance_mut(buffer.device_ptr(&self.stream).0 as usize);
         let (kind, sum) = (sys::ncclDataType_t::ncclFloat32, sys::ncclRedOp_t::ncclSum);
@@ -68,7 +68,7 @@ impl Raw {
 
     fn error(&self) -> Code {
         let mut error = Code::ncclSuccess;
-        // SAFETY: the communicator lives, and the result is good for a write.
+        // SAFETY: the communicator is not destroyed, and the result is valid for a write.
         assert_eq!(unsafe { sys::ncclCommGetAsyncError(self.handle, &mut error) }, Code::ncclSuccess);
         error
     }
@@ -83,7 +83,7 @@ impl Raw {
     }
 
     fn is_idle(&self) -> bool {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is not destroyed.
         match unsafe { driver::cuStreamQuery(self.stream.cu_stream()) } {
             driver::CUresult::CUDA_SUCCESS => true,
             driver::CUresult::CUDA_ERROR_NOT_READY => false,
@@ -94,7 +94,7 @@ impl Raw {
     fn abort(self) {
         // SAFETY: the communicator is not used after this.
         unsafe { result::comm_abort(self.handle) }.unwrap();
-        // The stream goes on after the aborted operation.
+        // The abort ends the operation, and the stream continues.
         self.stream.synchronize().unwrap();
     }
 }
@@ -106,7 +106,7 @@ fn all_well(ended: &[Ended]) {
     }
 }
 
-/// Runs every collective once, on values that encode rank and element.
+/// Runs every collective once, on values that encode the rank and the element's index.
 fn collectives(process: &Process, size: usize) {
     let rank = process.rank;
     let stream = stream(process);
@@ -181,7 +181,7 @@ fn the_death_of_a_rank_is_an_error_of_the_others_and_they_join_again() {
         if process.rank == 3 {
             std::process::abort();
         }
-        // The dead rank's socket may close before or after the others begin.
+        // The dead rank's socket may close before or after the other ranks begin.
         let begun = comm.all_reduce(&buffer);
         assert_eq!(comm.wait_for_error(), Code::ncclRemoteError);
         if begun == Code::ncclSuccess {
@@ -239,13 +239,12 @@ fn joining_without_waiting_ends_when_the_last_rank_comes_or_with_an_abort() {
             // SAFETY: all zeros are a valid configuration. Its head is set below.
             let mut config: sys::ncclConfig_t = unsafe { std::mem::zeroed() };
             (config.size, config.magic, config.blocking) = (size_of::<sys::ncclConfig_t>(), 0xcafe_beef, 0);
-            // SAFETY: result and configuration live. Fields of zeros are not taken as unset: 0 thread blocks are
-            // refused.
+            // SAFETY: result and configuration are valid. A field of zero is not unset: NCCL refuses 0 thread blocks.
             let refused =
                 unsafe { sys::ncclCommInitRankConfig(&mut handle, 2, id, rank as i32, &mut config) };
             assert_eq!(refused, Code::ncclInvalidArgument);
             (config.cgaClusterSize, config.minCTAs, config.maxCTAs) = (i32::MIN, i32::MIN, i32::MIN);
-            // SAFETY: results and configuration live.
+            // SAFETY: results and configuration are valid.
             let begun = unsafe { sys::ncclCommInitRankConfig(&mut handle, 2, id, rank as i32, &mut config) };
             assert_eq!(begun, Code::ncclInProgress);
             Raw { handle, stream }
@@ -279,7 +278,7 @@ fn two_ranks_on_one_device_are_refused() {
         let _stream = CudaContext::new(0).unwrap().new_stream().unwrap();
         let (rank, id) = (process.rank as i32, raw_id(id(&process.folder, "id", process.rank)));
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the result is good for a write.
+        // SAFETY: the result is valid for a write.
         let joined = unsafe { sys::ncclCommInitRank(&mut handle, 2, id, rank) };
         assert_eq!(joined, Code::ncclInvalidUsage);
     });
@@ -310,7 +309,7 @@ fn wrong_arguments_are_refused() {
         let address = std::ptr::without_provenance_mut(buffer.device_ptr(&comm.stream).0 as usize);
         let host = host.as_ptr().cast::<std::ffi::c_void>();
         let stream = comm.stream.cu_stream().cast();
-        // SAFETY: wrong buffers are refused.
+        // SAFETY: the library refuses wrong buffers.
         unsafe {
             let from_host = sys::ncclAllReduce(host, address, 8, kind, sum, comm.handle, stream);
             let too_long = sys::ncclAllReduce(address, address, 9, kind, sum, comm.handle, stream);

@@ -1,4 +1,5 @@
-//! The real NVRTC beside the emulated driver. Without NVRTC (`tests/tools/nvrtc` installs it) these tests only say so.
+//! Tests the real NVRTC with the emulated driver. Without NVRTC, which `tests/tools/nvrtc` installs, these tests only
+//! print that it is missing.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -20,7 +21,7 @@ fn compile(arch: &'static str) -> cudarc::nvrtc::Ptx {
     compile_ptx_with_opts(SOURCE, options).unwrap()
 }
 
-/// PTX without the lines that name folders.
+/// Returns the lines of a PTX text except those that name folders.
 fn comparable(ptx: &str) -> Vec<&str> {
     ptx.lines().filter(|line| !line.contains(".file")).collect()
 }
@@ -49,7 +50,7 @@ fn what_the_real_compiler_makes_for_the_device_runs() {
         let mut x = stream.clone_htod(&[1.0_f32, 2.0, 3.0]).unwrap();
         let mut launch = stream.launch_builder(&kernel);
         launch.arg(&mut x).arg(&3_i32);
-        // SAFETY: the arguments are the kernel's; the shared line has room for three values.
+        // SAFETY: the arguments match the kernel's parameters, and the shared array has room for three values.
         unsafe { launch.launch(cudarc::driver::LaunchConfig { shared_mem_bytes: 12, ..grid(1, 32) }) }
             .unwrap();
         assert_eq!(stream.clone_dtoh(&x).unwrap(), [3.0, 2.0, 1.0]);

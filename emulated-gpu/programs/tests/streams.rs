@@ -1,4 +1,4 @@
-//! Streams and events: order, lateness, and the orders that a seed may change.
+//! Tests streams and events: required order, late work, and the orders that a seed may change.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -10,7 +10,7 @@ use tutti_emulated_programs::Gpus;
 
 const SEEDS: [u64; 3] = [1, 2, 3];
 
-/// Runs a test's body without a seed and with each of [`SEEDS`], in processes of their own.
+/// Runs a test's body without a seed and with each of [`SEEDS`], each time in a new process.
 fn for_all_orders(test: &str, body: impl Fn()) {
     Gpus::new(1).run(test, |_| body());
     for seed in SEEDS {
@@ -38,7 +38,7 @@ fn pinned_copies_and_launches_of_a_stream_keep_their_order() {
             for _ in 0..3 {
                 let mut launch = device.stream.launch_builder(&kernel);
                 launch.arg(&a).arg(&x).arg(&mut y).arg(&n);
-                // SAFETY: the arguments are the kernel's.
+                // SAFETY: the arguments match the kernel's parameters.
                 unsafe { launch.launch(grid(2, 128)) }.unwrap();
             }
             device.stream.memcpy_dtoh(&y, &mut from).unwrap();
@@ -55,7 +55,7 @@ fn work_is_late_until_the_host_waits() {
         let device = Device::open();
         device.context.bind_to_thread().unwrap();
         let stream = device.stream.cu_stream();
-        // SAFETY: the pinned ranges have 4 words and live to the end; the device range, too.
+        // SAFETY: the pinned ranges and the device range have 4 words and are freed at the end.
         unsafe {
             let pinned = |fill: u32| {
                 let words = result::malloc_host(16, 0).unwrap().cast::<u32>();
@@ -65,7 +65,7 @@ fn work_is_late_until_the_host_waits() {
             let (source, target) = (pinned(1), pinned(0));
             let address = result::malloc_sync(16).unwrap();
             result::memcpy_htod_async(address, std::slice::from_raw_parts(source, 4), stream).unwrap();
-            // A staging buffer that is reused before its copy is read by the copy.
+            // The copy has not run, so that it reads the new content of the staging buffer.
             source.write_volatile(2);
             result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(target, 4), address, stream).unwrap();
             assert_eq!(target.read_volatile(), 0, "the copy has not run");
@@ -88,7 +88,7 @@ fn work_is_late_until_the_host_waits() {
 fn an_event_orders_two_streams() {
     for_all_orders("an_event_orders_two_streams", || {
         let device = Device::open();
-        // SAFETY: this test orders its streams by itself.
+        // SAFETY: the test itself orders its streams by events.
         unsafe { device.context.disable_event_tracking() };
         let (first, second) = (device.context.new_stream().unwrap(), device.context.new_stream().unwrap());
         let log = first.alloc_zeros::<u32>(64).unwrap();
@@ -98,7 +98,7 @@ fn an_event_orders_two_streams() {
             let (stream, other) = if turn % 2 == 0 { (&first, &second) } else { (&second, &first) };
             let mut launch = stream.launch_builder(&append);
             launch.arg(&log).arg(&turn);
-            // SAFETY: the arguments are the kernel's.
+            // SAFETY: the arguments match the kernel's parameters.
             unsafe { launch.launch(grid(1, 1)) }.unwrap();
             let event = stream.record_event(None).unwrap();
             other.wait(&event).unwrap();
@@ -117,7 +117,7 @@ fn seeds_draw_the_order_of_streams_that_nothing_orders() {
         let gpus = Gpus::new(1).with("EMULATED_GPU_SEED", seed).with("EMULATED_GPU_PATIENCE", 3_600_000);
         let text = gpus.run(test, |_| {
             let device = Device::open();
-            // SAFETY: any order of the streams is right here.
+            // SAFETY: the test accepts any order of the streams.
             unsafe { device.context.disable_event_tracking() };
             let streams: Vec<_> = (0..8).map(|_| device.context.new_stream().unwrap()).collect();
             let log = device.stream.alloc_zeros::<u32>(64).unwrap();
@@ -126,7 +126,7 @@ fn seeds_draw_the_order_of_streams_that_nothing_orders() {
             for (value, stream) in (0..8_u32).zip(&streams) {
                 let mut launch = stream.launch_builder(&append);
                 launch.arg(&log).arg(&value);
-                // SAFETY: the arguments are the kernel's.
+                // SAFETY: the arguments match the kernel's parameters.
                 unsafe { launch.launch(grid(1, 1)) }.unwrap();
             }
             device.context.synchronize().unwrap();
@@ -162,7 +162,7 @@ fn events_have_times_and_answer_queries() {
 fn memory_freed_in_one_stream_is_not_read_in_another() {
     Gpus::new(1).run("memory_freed_in_one_stream_is_not_read_in_another", |_| {
         let device = Device::open();
-        // SAFETY: the test is about a missing order.
+        // SAFETY: the missing order between streams is what this test checks.
         unsafe { device.context.disable_event_tracking() };
         let (from, to) =
             (device.stream.clone_htod(&[1_u32]).unwrap(), device.stream.alloc_zeros::<u32>(1).unwrap());
@@ -173,7 +173,7 @@ fn memory_freed_in_one_stream_is_not_read_in_another() {
         let copy = device.kernel("copy_word");
         let mut launch = other.launch_builder(&copy);
         launch.arg(&to).arg(&address);
-        // SAFETY: the emulator finds the freed address.
+        // SAFETY: the emulator reports the freed address and does not access it.
         unsafe { launch.launch(grid(1, 1)) }.unwrap();
         assert_eq!(error(other.synchronize()), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     });

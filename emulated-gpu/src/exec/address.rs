@@ -1,4 +1,4 @@
-//! Addresses of lanes: the memory that they point to, and whether the access is allowed.
+//! Addresses of lanes: the host memory that they point to, and whether the access is allowed.
 
 use crate::fault::FaultKind;
 use crate::memory::find;
@@ -13,9 +13,9 @@ pub(crate) enum Access {
     Read,
     Write,
     Atomic,
-    /// A volatile read or one with an order, which may meet writes of other threads.
+    /// A volatile read, or one with a memory order. It does not race with strong writes of other threads.
     StrongRead,
-    /// A write of that kind.
+    /// A volatile write, or one with a memory order.
     StrongWrite,
 }
 
@@ -28,13 +28,13 @@ impl Access {
         !matches!(self, Access::Read | Access::StrongRead)
     }
 
-    /// True for an access that other threads may meet at any time.
+    /// True for an access that may coincide with strong accesses of other threads.
     pub fn strong(self) -> bool {
         !matches!(self, Access::Read | Access::Write)
     }
 }
 
-/// Addresses of an access: a row, an offset and a space.
+/// Addresses of an access: the row that holds them, an offset and a space.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
     pub row: u32,
@@ -44,7 +44,7 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// The address of a load, a store or an atomic operation.
+    /// Returns the addresses of a load, a store or an atomic operation.
     #[inline(always)]
     pub fn of(instruction: &Instruction) -> Self {
         Addresses {
@@ -57,12 +57,12 @@ impl Addresses {
 }
 
 impl Warp<'_> {
-    /// Turns the addresses of an access of `bytes` bytes per lane into host addresses in `out`, in the lanes of `mask`.
-    /// Returns true if all lanes take part and lie one after the other; none after a fault.
+    /// Converts the addresses of an access to host addresses in `out`, in the lanes of `mask`. Each lane accesses
+    /// `bytes` bytes. Returns true if all lanes take part and their addresses are contiguous, and none after a fault.
     ///
     /// # Safety
     ///
-    /// The row is one of addresses.
+    /// The row holds addresses.
     #[inline(always)]
     pub unsafe fn resolve(
         &mut self,
@@ -74,7 +74,7 @@ impl Warp<'_> {
     ) -> Option<bool> {
         let lanes = self.lanes();
         let address = out.0.as_mut_ptr();
-        // SAFETY: the row is one of addresses, and `out` has 32 lanes.
+        // SAFETY: the row holds addresses, and `out` has 32 lanes.
         let (low, high, bits, contiguous) = unsafe {
             if addresses.wide {
                 let row = self.row::<u64>(addresses.row);
@@ -181,7 +181,8 @@ impl Warp<'_> {
         self.fail(FaultKind::OutOfBounds, lane, Some(out.0[lane as usize]), what);
     }
 
-    /// Resolves lanes one by one: they lie in several allocations or spaces, or one of them lies in none.
+    /// Resolves lanes one by one. This is needed if the lanes address several allocations or spaces, or if one of them
+    /// is out of bounds.
     #[inline(never)]
     fn each_address(
         &mut self,
@@ -300,7 +301,7 @@ impl Warp<'_> {
 #[inline(always)]
 unsafe fn shift_all(address: *mut u64, lanes: usize, shift: u64) {
     for lane in 0..lanes {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller's promise `address` has this element.
         unsafe { *address.add(lane) = (*address.add(lane)).wrapping_add(shift) };
     }
 }

@@ -1,4 +1,4 @@
-//! Blocks of a launch over host threads, and the warps of a block in turns.
+//! Runs the blocks of a launch on host threads. The warps of a block take turns on one thread.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,15 +16,15 @@ use super::rows::Row;
 use super::shared_shadow::SharedShadow;
 use super::warp::{State, Warp};
 
-/// Instructions of a warp's turn, without and with a seed.
+/// Instructions per turn of a warp, without and with a seed.
 const SLICE: u64 = 1 << 14;
 const SEEDED_SLICE: u64 = 200;
-/// Duration of a launch below which a further thread does not pay.
+/// Time for which a launch runs on one host thread before it starts more. Shorter launches would not gain from them.
 const ALONE: Duration = Duration::from_micros(150);
 /// Number of instructions after which a block counts as stuck. They take minutes.
 const STUCK: u64 = 1 << 34;
 
-/// A launch: what all of its blocks share.
+/// The state that all blocks of a launch share.
 pub(crate) struct Run<'a> {
     pub program: &'a Program,
     pub kernel: &'a str,
@@ -32,7 +32,7 @@ pub(crate) struct Run<'a> {
     pub parameters: &'a [u8],
     pub memory: Snapshot,
     pub device: &'a DeviceMemory,
-    /// Addresses of the module's variables.
+    /// Addresses of the module's variables, by index.
     pub variables: Vec<u64>,
     pub checks: Checks,
     /// True if global memory has a shadow.
@@ -41,7 +41,7 @@ pub(crate) struct Run<'a> {
     pub shadows: bool,
     pub launch_number: u32,
     pub orders: Orders,
-    /// True if `cp.async` copies at once, false if at the wait. Both are allowed.
+    /// True if `cp.async` copies at once, false if it copies at the wait. PTX allows both.
     pub early_copies: bool,
 }
 
@@ -57,7 +57,7 @@ thread_local! {
     static ARENA: RefCell<Arena> = RefCell::default();
 }
 
-/// The next number of a sequence without visible order (xorshift).
+/// Returns the next pseudo-random number (xorshift).
 fn random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -65,7 +65,8 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Order of the blocks of a grid: `index * step + start` modulo their number, with a step that meets each block once.
+/// Order of the blocks of a grid. The n-th block is `(n * step + start) % blocks`; the step is coprime to the number of
+/// blocks, so that each block comes once.
 struct BlockOrder {
     next: AtomicU64,
     blocks: u64,
@@ -102,7 +103,7 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// State that the threads of a launch share.
+/// State that the host threads of a launch share.
 struct Shared {
     order: BlockOrder,
     fault: Mutex<Option<Box<Fault>>>,
@@ -147,13 +148,13 @@ fn reserve(rows: &mut Vec<Row<u64>>, bytes: usize) -> *mut u8 {
     rows.as_mut_ptr().cast()
 }
 
-/// Runs blocks until none is left, one faults, or the time is over.
+/// Runs blocks until none is left, a block faults, or the time is over.
 fn work(run: &Run<'_>, shared: &Shared, until: Option<Instant>) {
     ARENA.with_borrow_mut(|arena| {
         let mut worker = Worker::new(run, arena);
         while !shared.stop.load(Ordering::Relaxed) {
             let Some(block) = shared.order.take() else { break };
-            // SAFETY: the arena was made as large as the program says.
+            // SAFETY: the arena was made as large as program and grid require.
             unsafe { worker.run_block(block) };
             if let Some(fault) = worker.warp.fault.take() {
                 shared.stop.store(true, Ordering::Relaxed);
@@ -213,7 +214,7 @@ impl<'a> Worker<'a> {
         worker
     }
 
-    /// Fills the rows of all warps that `wanted` names.
+    /// Fills those fixed rows of all warps whose content `wanted` accepts.
     fn fill_rows(&mut self, wanted: impl Fn(Fill) -> bool) {
         let program = self.warp.program;
         for index in 0..self.states.len() {
@@ -225,7 +226,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Makes the warp at `index` the one that runs, without its state.
+    /// Makes the warp at `index` the running one. Its state is swapped in by the caller.
     fn enter(&mut self, index: usize) {
         let program = self.warp.program;
         self.warp.index = index as u32;
@@ -269,7 +270,7 @@ impl<'a> Worker<'a> {
     ///
     /// # Safety
     ///
-    /// The arena is as large as the program and the grid say.
+    /// The arena is as large as program and grid require.
     unsafe fn run_block(&mut self, block: u64) {
         self.begin(block);
         let seeded = self.warp.run.checks.seed.is_some();
@@ -288,7 +289,7 @@ impl<'a> Worker<'a> {
                 ran = true;
                 self.enter(index);
                 std::mem::swap(&mut self.warp.state, &mut self.states[index]);
-                // SAFETY: the caller's promise.
+                // SAFETY: as the caller promises.
                 let stop = unsafe { self.warp.run_slice(slice) };
                 std::mem::swap(&mut self.warp.state, &mut self.states[index]);
                 match stop {
@@ -311,7 +312,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Releases the warps of the block, which all wait at a barrier. False after a fault.
+    /// Releases the warps of a block once all of them wait at a barrier. Returns false after a fault.
     fn release_barrier(&mut self) -> bool {
         let mut waiting = self.states.iter().filter(|s| s.alive != 0).filter_map(|s| s.barrier);
         let first = waiting.next();

@@ -7,11 +7,11 @@ use super::Warp;
 use super::address::{Access, Addresses};
 use super::rows::{Row, each_lane};
 
-/// A copy that was not waited for.
+/// A copy that its lane has not waited for yet.
 #[derive(Clone, Copy)]
 struct Copy {
     lane: u8,
-    /// Bytes of the target, and how many of them come from the source. The rest become zeros.
+    /// Size of the target, and the number of bytes that come from the source. The other bytes become zeros.
     bytes: u8,
     taken: u8,
     group: u32,
@@ -19,11 +19,11 @@ struct Copy {
     source: u64,
 }
 
-/// Copies of a warp that are under way.
+/// Copies of a warp that have not arrived yet.
 #[derive(Default)]
 pub(crate) struct Copies {
     pending: Vec<Copy>,
-    /// Groups that each lane committed.
+    /// Number of groups that each lane has committed.
     committed: [u32; 32],
 }
 
@@ -34,15 +34,15 @@ impl Copies {
     }
 }
 
-/// Starts copies: shared addresses in `from[0]`, global ones in `from[1]` with the offset in `target` (as an i32), the
-/// source's size in `from[2]`; `detail` is the target's size.
+/// Starts copies. `from[0]` holds the shared addresses, `from[1]` the global ones, `target` the offset of the global
+/// ones (as an i32), `from[2]` the source's size, and `detail` the target's size.
 ///
 /// # Safety
 ///
 /// As for each [`Operation`](crate::program::Operation).
 pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     let bytes = instruction.detail;
-    // SAFETY: the rows are addresses and a size.
+    // SAFETY: the rows hold addresses and a size.
     let (targets, sizes) = unsafe {
         let mut targets = Row::<u64>::zero();
         let addresses = Addresses { space: Space::Shared, ..Addresses::of(instruction) };
@@ -65,7 +65,7 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
     };
     let (mut full, mut sources) = (0, Row::<u64>::zero());
     each_lane(mask, |lane| full |= u32::from(sizes.0[lane] >= bytes) << lane);
-    // SAFETY: the row is one of addresses.
+    // SAFETY: the row holds addresses.
     if full != 0 && unsafe { warp.resolve(source, full, bytes, Access::Read, &mut sources) }.is_none() {
         return;
     }
@@ -77,10 +77,10 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
         let (target, taken) = (targets.0[lane], sizes.0[lane].min(bytes));
         if full >> lane & 1 == 0 && taken != 0 {
             let mut one = Row::<u64>::zero();
-            // A part may have any size, so that its bytes are resolved one by one.
+            // A partial copy may have any size, so its bytes are resolved one by one.
             for byte in 0..taken {
                 let addresses = Addresses { offset: source.offset + i64::from(byte), ..source };
-                // SAFETY: as above.
+                // SAFETY: the row holds addresses.
                 if unsafe { warp.resolve(addresses, 1 << lane, 1, Access::Read, &mut one) }.is_none() {
                     return;
                 }
@@ -121,10 +121,10 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
 
 /// # Safety
 ///
-/// The copy's source and target were checked.
+/// The copy's source and target were resolved without a fault.
 unsafe fn arrive(warp: &mut Warp<'_>, copy: &Copy) {
     let taken = usize::from(copy.taken);
-    // SAFETY: the caller's promise; shared memory of the emulator and device memory do not overlap.
+    // SAFETY: as the caller promises. Shared memory and device memory do not overlap.
     unsafe {
         let target = warp.shared.add(copy.target as usize);
         target.copy_from_nonoverlapping(copy.source as *const u8, taken);
@@ -132,7 +132,7 @@ unsafe fn arrive(warp: &mut Warp<'_>, copy: &Copy) {
     }
 }
 
-/// Closes the group of copies of each lane.
+/// Commits the copies of each lane since its last commit as one group.
 ///
 /// # Safety
 ///
@@ -141,7 +141,7 @@ pub(crate) unsafe fn commit(warp: &mut Warp<'_>, _: &Instruction, mask: u32) {
     each_lane(mask, |lane| warp.state.copies.committed[lane] += 1);
 }
 
-/// Waits until at most `detail` groups are under way; `NONE` means for all copies, committed or not.
+/// Waits until at most `detail` groups per lane have not arrived. `NONE` waits for all copies, committed or not.
 ///
 /// # Safety
 ///

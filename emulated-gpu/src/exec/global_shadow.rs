@@ -1,9 +1,10 @@
-//! Shadow of global memory: what was written, and races between the blocks of a launch.
+//! Shadow of global memory: the bytes that were written, and races between the blocks of a launch.
 //!
-//! Blocks are not ordered, so any two accesses of different blocks to one byte, one of them a write, race. Two
-//! exceptions are known: strong accesses (atomic, volatile, with an order) among themselves; and a block that ran an
-//! atomic operation after another block's fence and atomic operation, as the last block of a reduction does. The second
-//! exception is taken for the whole block, which misses some races and reports none that is not one.
+//! Blocks are not ordered, so two accesses of different blocks to one byte race if one of them is a write. There are
+//! two exceptions. Strong accesses (atomic, volatile, or with a memory order) do not race with each other. An access
+//! does not race with accesses of a block that has fenced and run an atomic operation since, if its own block has run
+//! an atomic operation after that; the last block of a reduction does this. The second exception is tracked per block,
+//! not per thread and address. So some races are missed, but no false ones are reported.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,14 +14,14 @@ use super::Warp;
 use super::address::Access;
 use super::rows::{Row, each_lane};
 
-/// Bits of a block's number in a tag. The launch's number lies above.
+/// Bits of a block's number in a tag. The bits above hold the launch's number.
 const BLOCK_BITS: u32 = 20;
 const BLOCK_MASK: u32 = (1 << BLOCK_BITS) - 1;
-/// Stands for strong accesses, in place of a block's number.
+/// Number that marks strong accesses, in place of a block's number.
 const STRONG: u32 = BLOCK_MASK;
-/// Stands for several blocks, in place of a block's number.
+/// Number that marks accesses of several blocks, in place of a block's number.
 const SEVERAL: u32 = BLOCK_MASK - 1;
-/// Number of the last launch. After it, numbers start again at 1.
+/// Largest number of a launch. The next launch has number 1 again.
 pub(crate) const LAST_LAUNCH: u32 = (1 << (32 - BLOCK_BITS)) - 1;
 
 /// The orders between blocks that fences and atomic operations establish.
@@ -34,7 +35,7 @@ pub(crate) struct Orders {
 }
 
 impl Orders {
-    /// Orders of `blocks` blocks; none are kept for 0.
+    /// Creates the orders of `blocks` blocks. With 0 blocks, nothing is recorded.
     pub fn new(blocks: u64) -> Self {
         let zeros = || (0..blocks).map(|_| AtomicU64::new(0)).collect();
         Orders { clock: AtomicU64::new(0), released: zeros(), acquired: zeros() }
@@ -57,7 +58,7 @@ impl Orders {
         self.acquired[block as usize].store(now, Ordering::SeqCst);
     }
 
-    /// True if what `first` did is ordered before what `then` does now.
+    /// True if the earlier accesses of block `first` are ordered before an access of block `then` now.
     fn ordered(&self, first: u32, then: u32) -> bool {
         let time = |times: &[AtomicU64], block: u32| {
             times.get(block as usize).map_or(0, |t| t.load(Ordering::SeqCst))
@@ -69,7 +70,8 @@ impl Orders {
 }
 
 impl Warp<'_> {
-    /// Checks and notes an access to the allocation at `index`, at the device addresses in `out`. None after a fault.
+    /// Checks and records an access to the allocation at `index`, at the device addresses in `out`. Returns `None`
+    /// after a fault.
     #[inline(never)]
     pub fn shade_global(
         &mut self,
@@ -91,8 +93,8 @@ impl Warp<'_> {
         let base = allocation.base;
         each_lane(whole, |lane| {
             let (at, n) = ((out.0[lane] - base) as usize, bytes_each as usize);
-            // SAFETY: the access lies in the allocation, and the shadows are as long as it. Other blocks' threads may
-            // change them at the same time; then a report may name either of two accesses.
+            // SAFETY: the access lies in the allocation, and the shadows are as long as the allocation. Threads that
+            // run other blocks may change the shadows at the same time. Then a report may name either of two accesses.
             unsafe {
                 let written = std::slice::from_raw_parts_mut(allocation.written.add(at), n);
                 if access.reads() && run.checks.uninitialised && unwritten.is_none() {
@@ -134,7 +136,7 @@ impl Warp<'_> {
         Some(())
     }
 
-    /// Notes an access in a range of tags. Returns a race, if there is one: its offset in the range, the other block's
+    /// Records an access in a range of tags. If there is a race, returns its offset in the range, the other block's
     /// tag, and true if the other block wrote.
     fn note(&self, access: Access, writes: &mut [u32], reads: &mut [u32]) -> Option<(usize, u32, bool)> {
         let launch = self.run.launch_number << BLOCK_BITS;
@@ -146,7 +148,8 @@ impl Warp<'_> {
             let first = if block == SEVERAL { SEVERAL - 1 } else { block - 1 };
             !self.run.orders.ordered(first, self.block_index)
         };
-        // Nearly all accesses meet no other block's tag. These loops become vector code.
+        // Few accesses meet another block's tag. This test of a whole range has no branches, so that it becomes vector
+        // code.
         let mut meets = false;
         for &tag in writes.iter() {
             meets |= foreign(tag);

@@ -1,4 +1,4 @@
-//! Divergence: lanes of a warp run in groups, and groups meet where their program counters are equal.
+//! Divergence: lanes of a warp run in groups. Groups merge when their program counters are equal.
 
 use crate::fault::FaultKind;
 use crate::program::{Control, Instruction, NONE};
@@ -21,7 +21,7 @@ pub(crate) enum Stop {
     /// All lanes wait at this barrier of the block.
     Barrier(u32),
     Ended,
-    /// The slice is used up.
+    /// The warp has run the instructions of its turn.
     Slice,
     Fault,
 }
@@ -48,14 +48,16 @@ impl State {
         Some(self.paths.swap_remove(index))
     }
 
-    /// Takes the group with the highest program counter among those that do not wait.
+    /// Takes the group that runs next after a turn that ended in a branch: among those that do not wait, the one with
+    /// the highest program counter.
     fn take_furthest(&mut self) -> Option<Path> {
         let ready = self.paths.iter().enumerate().filter(|(_, p)| !p.waits);
         let index = ready.max_by_key(|(_, p)| p.pc)?.0;
         Some(self.paths.swap_remove(index))
     }
 
-    /// Program counter at which a group at `pc` gives way to another one, or meets one that waits.
+    /// Returns the program counter at which a running group at `pc` has to stop, because another group may run next or
+    /// a waiting group is there.
     fn meeting(&self, pc: u32) -> u32 {
         let others = self.paths.iter().filter(|p| !p.waits || p.pc >= pc);
         others.map(|p| p.pc).min().unwrap_or(NONE)
@@ -69,11 +71,11 @@ impl State {
 }
 
 impl Warp<'_> {
-    /// Runs the warp until it waits for its block, ends, or has run `limit` instructions and comes to a branch.
+    /// Runs the warp until it waits for its block, ends, faults, or has run `limit` instructions and comes to a branch.
     ///
     /// # Safety
     ///
-    /// The register file, shared and local memory are as large as the program says.
+    /// Register file, shared memory and local memory are as large as the program requires.
     pub unsafe fn run_slice(&mut self, limit: u64) -> Stop {
         let code = self.program.instructions.as_ptr();
         self.state.wake();
@@ -85,18 +87,18 @@ impl Warp<'_> {
         let stop = loop {
             if now.pc >= meet {
                 self.state.add(now.pc, now.mask, false);
-                // The group that was just added does not wait.
+                // There is a group to take, because the group that was just added does not wait.
                 if let Some(next) = self.state.take() {
                     now = next;
                 }
                 meet = self.state.meeting(now.pc);
             }
-            // SAFETY: a program's branches lie inside of it, and it ends with an exit of all lanes.
+            // SAFETY: the targets of branches lie inside the program, and the program ends with an exit of all lanes.
             let instruction = unsafe { &*code.add(now.pc as usize) };
             let mask = if instruction.guard == NONE {
                 now.mask
             } else {
-                // SAFETY: a guard is a predicate.
+                // SAFETY: the guard is the row of a predicate.
                 now.mask & (unsafe { self.predicate(instruction.guard) } ^ instruction.guard_flip)
             };
             left -= 1;
@@ -133,7 +135,7 @@ impl Warp<'_> {
                         }
                     }
                     if left <= 0 {
-                        // The group that is furthest and the group that is least far take turns, because either may
+                        // The groups with the highest and the lowest program counter take turns, because either may
                         // wait for the other in a loop.
                         self.state.furthest_first = !furthest && !self.state.paths.is_empty();
                         self.state.add(now.pc, now.mask, false);
@@ -143,7 +145,7 @@ impl Warp<'_> {
                 Control::Exit => {
                     self.state.alive &= !mask;
                     if mask != 0 {
-                        // Lanes that end are no longer waited for.
+                        // Other groups may have waited only for the lanes that end here.
                         self.state.wake();
                     }
                     now.mask &= !mask;
@@ -161,7 +163,7 @@ impl Warp<'_> {
                         now.pc += 1;
                         continue;
                     }
-                    // SAFETY: members are a row of masks.
+                    // SAFETY: the members are a row of masks.
                     let Some(ready) = (unsafe { self.ready_lanes(instruction, mask) }) else {
                         break Stop::Fault;
                     };
@@ -211,8 +213,8 @@ impl Warp<'_> {
         stop
     }
 
-    /// The lanes of `mask` whose members have all arrived or ended. Returns `None` with a fault if a lane is not in its
-    /// own member mask.
+    /// Returns the lanes of `mask` whose members have all arrived or ended. Sets a fault and returns `None` if a lane
+    /// is not in its own member mask.
     ///
     /// # Safety
     ///
@@ -221,7 +223,7 @@ impl Warp<'_> {
         if instruction.members == NONE {
             return Some(if mask == self.state.alive { mask } else { 0 });
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         let members = unsafe { self.get::<u32>(instruction.members) };
         let (mut ready, mut strangers) = (0, 0);
         super::rows::each_lane(mask, |lane| {
@@ -239,8 +241,8 @@ impl Warp<'_> {
         Some(ready)
     }
 
-    /// Takes the group that runs next after one has begun to wait. If all groups wait for each other, sets a fault and
-    /// returns `None`.
+    /// Takes the group that runs next after the running one has begun to wait. If all groups wait for each other, sets
+    /// a fault and returns `None`.
     fn next_after_wait(&mut self) -> Option<Path> {
         if let Some(next) = self.state.take() {
             return Some(next);
@@ -270,7 +272,8 @@ impl Warp<'_> {
         None
     }
 
-    /// Releases lanes that wait for each other at different `bar.warp.sync` instructions. False if there are none.
+    /// Releases lanes that wait for each other at different `bar.warp.sync` instructions. Returns false if there are
+    /// none.
     ///
     /// # Safety
     ///

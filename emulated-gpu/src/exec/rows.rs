@@ -1,4 +1,4 @@
-//! Rows of 32 lanes.
+//! Rows: the values of one register in the 32 lanes of a warp.
 
 use crate::program::NONE;
 
@@ -17,32 +17,32 @@ impl<T: Copy + Default> Row<T> {
 }
 
 impl Warp<'_> {
-    /// Number of lanes of a warp, which is always 32. The compiler knows only that it is a multiple of 32. Loops over
-    /// the lanes then become vector loops; with a constant, they would be unrolled into 32 scalar steps.
+    /// Returns the number of lanes of a warp, always 32. The compiler knows only that it is a multiple of 32, and turns
+    /// loops over the lanes into vector loops. It would unroll a loop of constant length into 32 scalar steps.
     #[inline(always)]
     pub fn lanes(&self) -> usize {
         self.warp_size_in_32 << 5
     }
 
-    /// The row at an offset in the register file.
+    /// Returns the row at an offset in the register file.
     ///
     /// # Safety
     ///
-    /// The offset is a row's, of lanes as wide as `T`.
+    /// The offset is that of a row whose lanes are as wide as `T`.
     #[inline(always)]
     pub unsafe fn row<T>(&self, offset: u32) -> *mut T {
         // SAFETY: the caller promises that the offset is that of a row in the register file.
         unsafe { self.file.add(offset as usize).cast() }
     }
 
-    /// A copy of a row.
+    /// Returns a copy of a row.
     ///
     /// # Safety
     ///
     /// As for [`Warp::row`].
     #[inline(always)]
     pub unsafe fn get<T: Copy>(&self, offset: u32) -> Row<T> {
-        // SAFETY: as above; a row has 32 lanes and starts at a multiple of 64 bytes.
+        // SAFETY: as the caller promises. A row has 32 lanes and starts at a multiple of 64 bytes.
         unsafe { *self.row::<Row<T>>(offset) }
     }
 
@@ -56,7 +56,7 @@ impl Warp<'_> {
         if offset == NONE {
             return;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe {
             if mask == u32::MAX {
                 *self.row::<Row<T>>(offset) = *values;
@@ -71,26 +71,26 @@ impl Warp<'_> {
         }
     }
 
-    /// A predicate's mask.
+    /// Returns the mask of a predicate: one bit per lane.
     ///
     /// # Safety
     ///
-    /// The offset is a predicate's.
+    /// The offset is that of a predicate.
     #[inline(always)]
     pub unsafe fn predicate(&self, offset: u32) -> u32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { *self.row::<u32>(offset) }
     }
 
-    /// Writes the bits of `mask` to a predicate.
+    /// Writes the bits of a predicate for the lanes of `mask`.
     ///
     /// # Safety
     ///
-    /// The offset is a predicate's or `NONE`.
+    /// The offset is that of a predicate, or `NONE`.
     #[inline(always)]
     pub unsafe fn put_predicate(&mut self, offset: u32, mask: u32, values: u32) {
         if offset != NONE {
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller promises.
             unsafe {
                 let target = self.row::<u32>(offset);
                 *target = *target & !mask | values & mask;

@@ -1,5 +1,5 @@
-//! Shadow of shared memory: the bytes that were written, the warp and lane that wrote them, and whether a barrier has
-//! passed since.
+//! Shadow of shared memory. It records per byte whether it was written, which warp and lane accessed it last, and
+//! whether a barrier has passed since.
 
 use crate::fault::FaultKind;
 
@@ -9,19 +9,20 @@ use super::rows::{Row, each_lane};
 
 const UNWRITTEN: u8 = 0;
 const WRITTEN: u8 = 1;
-/// Target of a `cp.async` that was not waited for.
+/// State of a byte that is the target of a `cp.async` whose lane has not waited yet.
 const PENDING: u8 = 2;
-/// Stands for atomic operations of any warps, in place of a warp.
+/// Number that marks atomic operations of any warps, in place of a warp's number.
 const ATOMIC: u32 = 0xfe;
-/// Stands for several warps, in place of a warp.
+/// Number that marks several warps, in place of a warp's number.
 const SEVERAL_WARPS: u32 = 0xff;
-/// Stands for several lanes, in place of a lane.
+/// Number that marks several lanes, in place of a lane's number.
 const SEVERAL_LANES: u32 = 32;
-/// Largest epoch. Epochs start again before they overflow into the bits of a warp.
+/// Largest epoch. Epochs start again before they need more than the 24 bits above the warp's number.
 const LAST_EPOCH: u32 = 0x00ff_fff0;
 
-/// Per byte: its state, and the epoch and warp of the last write and read. An epoch lies between two barriers of a
-/// block. Lanes are told apart by the warp's phase, which ends at each `bar.warp.sync`.
+/// Per byte: its state, the epoch and warp of the last write and read, and their lane. An epoch is the time between two
+/// barriers of the block. Accesses of two lanes of a warp are compared only within one phase of the warp, which ends at
+/// each `bar.warp.sync`.
 #[derive(Default)]
 pub(crate) struct SharedShadow {
     state: Vec<u8>,
@@ -32,22 +33,22 @@ pub(crate) struct SharedShadow {
     epoch: u32,
 }
 
-/// Problem of an access, before it is put into words.
+/// Problem of an access. The text of the report is written later.
 enum Problem {
     Unwritten,
     Pending,
-    /// Another warp (or [`ATOMIC`], [`SEVERAL_WARPS`]) wrote.
+    /// Another warp (or [`ATOMIC`], [`SEVERAL_WARPS`]) wrote in this epoch.
     AfterWrite(u32),
     AfterRead(u32),
-    /// Another lane of the warp wrote.
+    /// Another lane of the warp wrote in this phase.
     AfterLaneWrite(u32),
     AfterLaneRead(u32),
 }
 
-/// A problem and its byte in the range.
+/// Offset of a byte in the range, and its problem.
 type Found = (usize, Problem);
 
-/// Identity of an access: epoch and warp, and the warp's phase.
+/// Identity of an access: epoch and warp in one tag, and the warp's phase.
 #[derive(Clone, Copy)]
 struct Identity {
     tag: u32,
@@ -55,7 +56,7 @@ struct Identity {
     phase: u32,
 }
 
-/// Lanes of the bytes of a range: one lane, or one after the other with `1 << shift` bytes each.
+/// Lanes that access the bytes of a range: either one lane, or successive lanes with `1 << shift` bytes each.
 #[derive(Clone, Copy)]
 struct Lanes {
     first: u32,
@@ -102,13 +103,13 @@ impl SharedShadow {
         self.state.fill(UNWRITTEN);
     }
 
-    /// True if another warp left this tag in this epoch.
+    /// True if the tag is of another warp and of this epoch.
     #[inline(always)]
     fn foreign(tag: u32, me: Identity) -> bool {
         (tag >> 8 == me.tag >> 8) & (tag != me.tag)
     }
 
-    /// Notes a read; the loop has no branch, so that it becomes vector code.
+    /// Records a read. The loop has no branch, so that it becomes vector code.
     fn read(&mut self, me: Identity, at: usize, bytes: usize, lanes: Lanes) -> Option<Found> {
         let range = at..at + bytes;
         let (writer, write_lane) = (&self.writer[range.clone()], &self.write_lane[range.clone()]);
@@ -139,7 +140,8 @@ impl SharedShadow {
         })
     }
 
-    /// Notes a write. An atomic operation does not hide a plain write of its own warp from other warps.
+    /// Records a write. An atomic operation does not replace the tag of a plain write by its own warp, because the
+    /// plain write still races with other warps.
     fn write(&mut self, me: Identity, at: usize, bytes: usize, lanes: Lanes, atomic: bool) -> Option<Found> {
         let range = at..at + bytes;
         let (writer, write_lane) = (&mut self.writer[range.clone()], &mut self.write_lane[range.clone()]);
@@ -193,7 +195,7 @@ impl Warp<'_> {
         Identity { tag: self.shadow.epoch << 8 | warp, warp, phase: self.state.phase << 6 }
     }
 
-    /// Checks and notes an access to shared memory at the offsets in `out`. None after a fault.
+    /// Checks and records an access to shared memory at the offsets in `out`. Returns `None` after a fault.
     #[inline(never)]
     pub fn shade_shared(
         &mut self,
@@ -207,7 +209,7 @@ impl Warp<'_> {
         let (races, uninitialised) = (self.run.checks.races, self.run.checks.uninitialised);
         let mut found = None;
         let shadow = &mut self.shadow;
-        // Lanes that lie one after the other are one range.
+        // If the lanes' addresses are contiguous, they are checked as one range.
         let (mask, range, shift) =
             if contiguous { (1, 32 * bytes, bytes.trailing_zeros()) } else { (mask, bytes, 31) };
         each_lane(mask, |lane| {
@@ -281,7 +283,7 @@ impl Warp<'_> {
         self.fail(kind, lane, Some(at), what);
     }
 
-    /// Notes the target of a `cp.async`, which may not be read before the wait. None after a fault.
+    /// Records the target of a `cp.async`, which may not be read before the wait. Returns `None` after a fault.
     pub fn shade_copy(&mut self, lane: usize, at: u32, bytes: u32) -> Option<()> {
         let me = self.identity();
         let (at, n) = (at as usize, bytes as usize);
@@ -300,7 +302,7 @@ impl Warp<'_> {
         }
     }
 
-    /// Notes that a `cp.async` was waited for by its lane.
+    /// Records that a lane has waited for its `cp.async`.
     pub fn shade_arrival(&mut self, lane: u32, at: u32, bytes: u32) {
         let me = self.identity();
         let range = at as usize..(at + bytes) as usize;

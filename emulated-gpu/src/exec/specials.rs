@@ -1,4 +1,4 @@
-//! Rows that a launch fills before its kernels run.
+//! Fills fixed rows: constants and special registers.
 
 use crate::program::{Fill, Special, Width};
 
@@ -9,7 +9,7 @@ impl Warp<'_> {
     ///
     /// # Safety
     ///
-    /// The row has that width.
+    /// The row is of width `width`.
     pub unsafe fn fill_row(&mut self, offset: u32, width: Width, fill: Fill) {
         let values = match fill {
             Fill::Constant(value) => [value; 32],
@@ -20,7 +20,7 @@ impl Warp<'_> {
                 std::array::from_fn(|lane| u64::from(self.special(special, lane as u32)))
             }
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe {
             match width {
                 Width::Predicate => {

@@ -1,4 +1,4 @@
-//! A warp, as its instructions see it.
+//! The state of a warp that its instructions read and write.
 
 use crate::fault::{Fault, FaultKind, SourceLine};
 use crate::program::Program;
@@ -8,49 +8,50 @@ use super::copies::Copies;
 use super::paths::Path;
 use super::shared_shadow::SharedShadow;
 
-/// State of a warp that is not running.
+/// State of a warp that is kept while other warps run.
 #[derive(Default)]
 pub(crate) struct State {
-    /// Groups of lanes with program counters of their own.
+    /// Groups of lanes, each with its own program counter.
     pub paths: Vec<Path>,
     /// Lanes that have not ended.
     pub alive: u32,
-    /// Barrier of the block that the warp waits at.
+    /// Barrier of the block at which the warp waits.
     pub barrier: Option<u32>,
     pub copies: Copies,
-    /// Count of `bar.warp.sync` and barriers that the warp passed.
+    /// Number of `bar.warp.sync` and barriers that the warp has passed.
     pub phase: u32,
-    /// True after a slice with several paths: the path that is furthest goes first in the next one.
+    /// True if the next turn starts with the group that has the highest program counter. It is set after a turn with
+    /// several groups.
     pub furthest_first: bool,
 }
 
-/// The warp that runs, with its block's memory. One per host thread: warps take turns in it.
+/// The running warp and its block's memory. Each host thread has one, in which the warps of a block take turns.
 pub(crate) struct Warp<'a> {
     /// Register file of the warp.
     pub file: *mut u8,
-    /// Always 1 (see [`Warp::lanes`]).
+    /// Number of lanes divided by 32: always 1 (see [`Warp::lanes`]).
     pub warp_size_in_32: usize,
     pub program: &'a Program,
     pub run: &'a Run<'a>,
     /// Shared memory of the block.
     pub shared: *mut u8,
     pub shared_bytes: u32,
-    /// Local memory of the warp: `Program::local_bytes` per lane, a lane's bytes together.
+    /// Local memory of the warp. Each lane has `Program::local_bytes` contiguous bytes.
     pub local: *mut u8,
-    /// Warp in the block.
+    /// Index of the warp in the block.
     pub index: u32,
     pub block: [u32; 3],
-    /// Block in the grid, x fastest.
+    /// Index of the block in the grid, x fastest.
     pub block_index: u32,
-    /// Instruction that runs.
+    /// Index of the running instruction.
     pub pc: u32,
     pub state: State,
     pub shadow: SharedShadow,
-    /// Allocation that was touched last.
+    /// Index of the allocation that was accessed last.
     pub last_allocation: usize,
-    /// First fault. The launch ends with it.
+    /// First fault. It ends the launch.
     pub fault: Option<Box<Fault>>,
-    /// Instructions that ran.
+    /// Number of instructions that the warp has run.
     pub steps: u64,
 }
 

@@ -23,7 +23,7 @@ pub(super) fn take_space(mnemonic: &mut Mnemonic<'_>) -> Space {
 }
 
 impl<'a> Lowering<'a> {
-    /// The row, its width and the offset of an address.
+    /// Returns the row of an address, true if the row is 64 bits wide, and the offset.
     pub fn address_of(&mut self, scope: usize, operand: &Operand<'a>) -> Result<(u32, bool, i64), String> {
         let Operand::Address { base, offset } = *operand else {
             return Err(format!("{operand:?} is no address that is supported"));
@@ -57,7 +57,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// The symbol that an address of the parameter space begins with, if it is one by name.
+    /// Returns the symbol and the offset of an address in parameter space, if the address starts with a symbol's name.
     pub fn parameter_symbol(&mut self, scope: usize, operand: &Operand<'a>) -> Option<(Symbol, i64)> {
         let Operand::Address { base, offset } = *operand else { return None };
         if self.register(scope, base).is_some() {

@@ -1,4 +1,4 @@
-//! Instructions that compute each lane for itself.
+//! Instructions that compute each lane on its own.
 
 use crate::ops;
 use crate::program::{Instruction, Width};
@@ -15,7 +15,7 @@ impl<'a> Lowering<'a> {
         mnemonic: &mut Mnemonic<'_>,
         operands: &'a [Operand<'a>],
     ) -> Result<(), String> {
-        // A hint to wait; without effect here.
+        // `nanosleep` is a hint to wait. It has no effect here.
         if mnemonic.name == "nanosleep" && mnemonic.take("u32") {
             return Ok(());
         }
@@ -23,7 +23,7 @@ impl<'a> Lowering<'a> {
         let integer = !matches!(ty.kind, crate::ptx::Kind::Float | crate::ptx::Kind::Brain);
         let Some(compute) = ops::arithmetic(mnemonic, ty) else { return mnemonic.unknown() };
         if integer {
-            // Integer operations are named with all of their modifiers.
+            // Integer operations are looked up by their name with all modifiers, so none is left over.
             mnemonic.take_rest();
         }
         draft.run = compute.run;
@@ -47,7 +47,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// `setp`, with or without a third predicate.
+    /// Lowers `setp`, with or without a third predicate.
     pub(super) fn comparison(
         &mut self,
         scope: usize,
@@ -92,7 +92,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// Bits of a type, for the widths of registers.
+/// Returns the width of the registers of a type.
 pub(super) fn width(ty: Type) -> Width {
     Width::of_bits(ty.bits)
 }

@@ -117,7 +117,7 @@ impl<'a> Lowering<'a> {
             return Ok(());
         }
         let text = self.text;
-        // A declaration may come before the definition.
+        // A function may be declared before it is defined, so only an entry with a body counts.
         let named = || text.functions.iter().filter(|f| f.name == name);
         let Some(function) = named().find(|f| f.body.is_some()) else {
             return Err(format!("the function `{name}` is not in this module"));

@@ -159,7 +159,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// True for the conversions that PTX has and the emulator knows.
+/// True for the conversions that PTX has and the emulator supports.
 fn permitted(plan: Conversion, named: Option<&str>) -> bool {
     let integers = (plan.into.is_integer(), plan.from.is_integer());
     let half = matches!(plan.into, Number::F16 | Number::Bf16);
@@ -168,7 +168,8 @@ fn permitted(plan: Conversion, named: Option<&str>) -> bool {
         (true, true) => named.is_none(),
         (true, false) => plan.integral,
         (false, true) => named.is_some() && !plan.integral && !plan.away,
-        // Same type: rounds to an integer's value, or nothing. Wider: exact.
+        // Between equal types, only rounding to an integer's value may be asked for. A conversion to a wider type is
+        // exact.
         (false, false) if plan.into == plan.from => {
             plan.integral || named.is_none() && plan.into != Number::Tf32
         }

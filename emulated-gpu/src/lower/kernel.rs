@@ -1,4 +1,4 @@
-//! A kernel's statements to its program.
+//! Lowers a kernel's statements to its program.
 
 use std::collections::HashMap;
 
@@ -10,10 +10,11 @@ use crate::ptx::{Function, Kind, Operand, Source, Statement, Step, Text, Variabl
 use super::mnemonic::Mnemonic;
 use super::names::{Scope, Symbol, place};
 
-/// Calls that may be inlined into each other.
+/// Deepest nesting of inlined calls.
 const DEEPEST_CALL: u32 = 40;
 
-/// State of the lowering of one kernel. Rows in instructions are numbers of virtual registers until the end.
+/// State of the lowering of one kernel. Until registers get their rows, an instruction holds numbers of virtual
+/// registers in place of rows.
 pub(super) struct Lowering<'a> {
     pub text: &'a Text<'a>,
     /// Shared variables of the module.
@@ -24,15 +25,15 @@ pub(super) struct Lowering<'a> {
     pub scopes: Vec<Scope<'a>>,
     pub program: Program,
     pub fixed: HashMap<(Width, Fill), u32>,
-    /// Fixed rows in the order in which they were made.
+    /// Rows with a fixed content, in the order of their creation.
     pub fixed_rows: Vec<(u32, Width, Fill)>,
-    /// Rows of parameters of calls, by parameter, offset and width.
+    /// Rows that pass parameters to inlined calls, by parameter, offset and width.
     pub call_rows: HashMap<(u32, i64, Width), u32>,
     pub call_parameters: u32,
     pub dynamic_align: u64,
-    /// Branches whose labels are not known yet: instruction, scope, label.
+    /// Branches whose labels are not resolved yet: instruction, scope and label.
     pub branches: Vec<(usize, usize, &'a str)>,
-    /// Returns of inlined functions: instruction and call.
+    /// Returns of inlined functions: the instruction and the number of the call.
     pub returns: Vec<(usize, u32)>,
     pub return_targets: HashMap<u32, u32>,
     pub calls: u32,
@@ -40,17 +41,17 @@ pub(super) struct Lowering<'a> {
     pub at: Source,
 }
 
-/// Function that an instruction is in: a kernel, or the number of an inlined call.
+/// Function that contains an instruction: the kernel (`None`), or the number of an inlined call.
 pub(super) type Within = Option<u32>;
 
-/// Offset, bytes and alignment of a kernel's parameters.
+/// Returns offset, size in bytes and alignment of each of a kernel's parameters.
 pub(crate) fn parameters(function: &Function<'_>) -> Vec<(u32, u32, u32)> {
     let mut top = 0;
     let of = |v: &VariableText<'_>| (place(&mut top, v.bytes, v.align), v.bytes as u32, v.align as u32);
     function.parameters.iter().map(of).collect()
 }
 
-/// An instruction without operands.
+/// Returns an instruction without operands.
 pub(super) fn blank() -> Instruction {
     Instruction {
         run: ops::nothing,
@@ -77,7 +78,7 @@ impl<'a> Lowering<'a> {
         self.widths.len() as u32 - 1
     }
 
-    /// A row with a content that does not change.
+    /// Returns a row with a fixed content.
     pub fn fixed(&mut self, width: Width, fill: Fill) -> u32 {
         if let Some(&row) = self.fixed.get(&(width, fill)) {
             return row;
@@ -108,7 +109,7 @@ impl<'a> Lowering<'a> {
         self.emit(instruction);
     }
 
-    /// Number of the next instruction.
+    /// Returns the index of the next instruction.
     pub fn here(&self) -> u32 {
         self.program.instructions.len() as u32
     }
@@ -194,7 +195,7 @@ impl<'a> Lowering<'a> {
         mnemonic.finish()
     }
 
-    /// Inlines a call of a function of the module.
+    /// Inlines the call of a function of the module.
     pub fn inline(
         &mut self,
         scope: usize,
@@ -235,7 +236,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn finish(mut self) -> Result<Program, DecodeError> {
-        // Where the text ends without a return, the lanes end too. It is also the target of a last label.
+        // A body without a final return ends all lanes, too. A label at the end of the body points to this exit.
         self.emit(Instruction { control: Control::Exit, ..blank() });
         for (index, scope, label) in std::mem::take(&mut self.branches) {
             let Some(target) = self.find(scope, |s| s.labels.get(label).copied()) else {
@@ -264,7 +265,7 @@ impl<'a> Lowering<'a> {
 ///
 /// # Errors
 ///
-/// When it holds what the emulator does not know, by its name.
+/// An instruction or a modifier that the emulator does not support, by its name.
 pub(crate) fn lower<'a>(
     text: &'a Text<'a>,
     kernel: &'a Function<'a>,

@@ -10,7 +10,7 @@ use super::kernel::Lowering;
 use super::mnemonic::Mnemonic;
 use super::names::Symbol;
 
-/// Takes `.volatile`, or an order and its scope. True if the access is strong.
+/// Takes `.volatile`, or a memory order and its scope, from a mnemonic. Returns true if the access is strong.
 fn take_order(mnemonic: &mut Mnemonic<'_>) -> bool {
     let strong = mnemonic.take_any(&["volatile", "relaxed", "acquire", "release"]).is_some();
     mnemonic.take("weak");
@@ -40,7 +40,7 @@ impl<'a> Lowering<'a> {
             "atom" | "red" => return self.atomic(scope, draft, mnemonic, operands),
             "ldmatrix" => return self.load_matrix(scope, draft, mnemonic, operands),
             "prefetch" | "prefetchu" => {
-                // A hint: the address is not even checked.
+                // `prefetch` is a hint: not even its address is checked.
                 take_space(mnemonic);
                 mnemonic.take_any(&["L1", "L2"]);
                 mnemonic.take_hints();
@@ -95,7 +95,8 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// A parameter of the kernel, which is a row; or one of an inlined call, which is a register.
+    /// Lowers an access to a parameter. A parameter of the kernel is a row; a parameter of an inlined call is a
+    /// register.
     #[allow(clippy::too_many_arguments)]
     fn parameter(
         &mut self,

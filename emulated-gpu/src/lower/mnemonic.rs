@@ -2,7 +2,7 @@
 
 use crate::ptx::Type;
 
-/// An instruction's name. Each modifier that is understood is taken; one that is left over is an error.
+/// An instruction's name. The lowering takes each modifier that it supports. A modifier that is left over is an error.
 pub(crate) struct Mnemonic<'a> {
     pub text: &'a str,
     pub name: &'a str,
@@ -15,7 +15,7 @@ impl<'a> Mnemonic<'a> {
         Mnemonic { text, name: parts.next().unwrap_or(""), modifiers: parts.collect() }
     }
 
-    /// Takes a modifier. True if it was there.
+    /// Takes a modifier. Returns true if the instruction had it.
     pub fn take(&mut self, modifier: &str) -> bool {
         match self.modifiers.iter().position(|&m| m == modifier) {
             Some(index) => {
@@ -26,30 +26,31 @@ impl<'a> Mnemonic<'a> {
         }
     }
 
-    /// Takes the first of `choices` that is there, and returns which one it was.
+    /// Takes the first of `choices` that the instruction has, and returns its index in `choices`.
     pub fn take_any(&mut self, choices: &[&str]) -> Option<usize> {
         choices.iter().position(|choice| self.take(choice))
     }
 
-    /// Takes the first modifier.
+    /// Takes the first modifier that is left.
     pub fn take_first(&mut self) -> Option<&'a str> {
         (!self.modifiers.is_empty()).then(|| self.modifiers.remove(0))
     }
 
-    /// Takes the type at the end.
+    /// Takes the last modifier, if it is a type.
     pub fn take_type(&mut self) -> Option<Type> {
         let ty = Type::parse(self.modifiers.last()?)?;
         self.modifiers.pop();
         Some(ty)
     }
 
-    /// Takes modifiers of a group that have no effect here: cache and eviction hints.
+    /// Takes the modifiers that have no effect here: cache and eviction hints.
     pub fn take_hints(&mut self) {
         const HINTS: [&str; 10] = ["nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "cop", "unified"];
         self.modifiers.retain(|m| !HINTS.contains(m) && !m.starts_with("L1::") && !m.starts_with("L2::"));
     }
 
-    /// The name with all modifiers that are left. They count as taken once an operation has this name.
+    /// Returns the name with all modifiers that are left, to look up an operation. If there is one,
+    /// [`Mnemonic::take_rest`] takes them.
     pub fn rest(&self) -> String {
         let mut joined = self.name.to_owned();
         for modifier in &self.modifiers {
@@ -59,12 +60,12 @@ impl<'a> Mnemonic<'a> {
         joined
     }
 
-    /// Takes all that is left.
+    /// Takes all modifiers that are left.
     pub fn take_rest(&mut self) {
         self.modifiers.clear();
     }
 
-    /// Error of an instruction that is not known.
+    /// Returns the error of an unsupported instruction.
     pub fn unknown<T>(&self) -> Result<T, String> {
         Err(format!("the instruction `{}` is not supported", self.text))
     }

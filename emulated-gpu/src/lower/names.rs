@@ -1,4 +1,4 @@
-//! Scopes, and what names in them mean.
+//! Scopes, and the meaning of the names in them.
 
 use std::collections::HashMap;
 
@@ -7,12 +7,12 @@ use crate::ptx::Operand;
 
 use super::kernel::Lowering;
 
-/// Meaning of a name of memory.
+/// Meaning of a name that stands for memory or a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Symbol {
     /// Offset in shared memory.
     Shared(u32),
-    /// The array whose size the launch gives. It starts after all others.
+    /// The shared array whose size is set at the launch. It starts behind all other shared variables.
     DynamicShared,
     /// Offset in the thread's local memory.
     Local(u32),
@@ -24,7 +24,7 @@ pub(super) enum Symbol {
     CallParameter(u32),
 }
 
-/// A brace's names.
+/// Names that a block in braces declares.
 #[derive(Default)]
 pub(super) struct Scope<'a> {
     pub parent: Option<usize>,
@@ -75,7 +75,7 @@ pub(super) fn special(name: &str) -> Option<Special> {
 }
 
 impl<'a> Lowering<'a> {
-    /// Looks a name up in a scope and those around it.
+    /// Looks a name up in a scope and in those that enclose it.
     pub fn find<T>(&self, scope: usize, look: impl Fn(&Scope<'a>) -> Option<T>) -> Option<T> {
         let mut at = Some(scope);
         while let Some(index) = at {
@@ -88,7 +88,7 @@ impl<'a> Lowering<'a> {
         None
     }
 
-    /// A register by its name.
+    /// Returns the register of a name.
     pub fn register(&self, scope: usize, name: &str) -> Option<u32> {
         let split = numbered(name);
         self.find(scope, |s| {
@@ -100,7 +100,7 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// A name of memory.
+    /// Returns the meaning of a name that stands for memory or a parameter.
     pub fn symbol(&mut self, scope: usize, name: &str) -> Result<Symbol, String> {
         if let Some(found) = self.find(scope, |s| s.symbols.get(name).copied()) {
             return Ok(found);
@@ -136,7 +136,7 @@ impl<'a> Lowering<'a> {
         Ok(self.fixed(width, fill))
     }
 
-    /// The row of an operand that is read as a value of this width.
+    /// Returns the row of an operand that is read as a value of this width.
     pub fn source(&mut self, scope: usize, operand: &Operand<'a>, width: Width) -> Result<u32, String> {
         match *operand {
             Operand::Number(bits) => {
@@ -167,7 +167,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The row of an operand that is written; `_` is none.
+    /// Returns the row of an operand that is written. The operand `_` has no row.
     pub fn target(&mut self, scope: usize, operand: &Operand<'a>, width: Width) -> Result<u32, String> {
         match *operand {
             Operand::Name("_") => Ok(crate::program::NONE),
@@ -179,7 +179,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A register of any width that is at least `width`.
+    /// Returns a register that is at least `width` wide.
     pub fn wide_register(
         &mut self,
         scope: usize,
@@ -210,7 +210,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// Places a variable after those before it, and returns its offset.
+/// Places a variable behind those before it, and returns its offset.
 pub(super) fn place(top: &mut u32, bytes: u64, align: u64) -> u32 {
     let at = top.next_multiple_of(align.max(1) as u32);
     *top = at + bytes as u32;

@@ -1,15 +1,15 @@
-//! Virtual registers to rows: registers that do not live at once share a row.
+//! Assigns rows to virtual registers. Registers that are not live at the same time share a row.
 //!
-//! Lanes write their own values only, so it is enough that two registers never live at once in one lane's path. A
-//! register lives from its first to its last instruction in text order, extended over the blocks through which it is
-//! live (linear scan; Poletto and Sarkar, "Linear scan register allocation", 1999).
+//! An instruction writes only its own lanes, so it is enough that two registers are never live at once on the path of
+//! one lane. A register is live from its first to its last instruction in text order, extended over the blocks through
+//! which its value is live (linear scan; Poletto and Sarkar, "Linear scan register allocation", 1999).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::program::{Control, Fill, Instruction, NONE, Program, Width};
 
-/// Instructions of a straight line: the first, and the one after the last.
+/// A basic block: the index of its first instruction, and the index after its last one.
 struct Block {
     start: usize,
     end: usize,
@@ -89,10 +89,10 @@ impl Set {
     }
 }
 
-/// First and last instruction of each register's life.
+/// Returns the first and the last instruction for which each register is live.
 fn lives(program: &Program, registers: usize) -> Vec<Option<(usize, usize)>> {
     let blocks = blocks(program);
-    // Per block: registers that are read before they are written, and registers that are written for sure.
+    // Per block: registers that are read before they are written, and registers that are certainly written.
     let mut read = vec![Set::new(registers); blocks.len()];
     let mut written = vec![Set::new(registers); blocks.len()];
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; registers];
@@ -114,7 +114,7 @@ fn lives(program: &Program, registers: usize) -> Vec<Option<(usize, usize)>> {
                 if instruction.guard == NONE {
                     written[index].insert(row);
                 } else if !written[index].contains(row) {
-                    // A write with a guard keeps the old value where the guard is false.
+                    // A write with a guard counts as a read, too, because the old value stays where the guard is false.
                     read[index].insert(row);
                 }
             });
@@ -155,7 +155,7 @@ pub(super) fn assign(program: &mut Program, widths: &[Width], fixed: &[(u32, Wid
         is_fixed[register as usize] = true;
     }
     let mut top = 0;
-    // Wide rows first: each row begins at a multiple of its size.
+    // Wider rows come first, because each row begins at a multiple of its size.
     for width in [Width::W64, Width::W32, Width::W16, Width::Predicate] {
         for &(register, ..) in fixed.iter().filter(|f| f.1 == width) {
             offsets[register as usize] = top;

@@ -85,7 +85,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// A target of 32 bits, or one with a predicate: `%r1|%p1`.
+    /// Returns the rows of a 32-bit target, alone or with a predicate: `%r1|%p1`.
     fn result_and_predicate(
         &mut self,
         scope: usize,
@@ -126,7 +126,7 @@ impl<'a> Lowering<'a> {
         }
         let (mut sources, mut counts) = (Vec::new(), Vec::new());
         for list in rest {
-            // A single register may stand without braces.
+            // A single register may be written without braces.
             let list = match list {
                 Operand::List(list) => &list[..],
                 one => std::slice::from_ref(one),

@@ -20,7 +20,7 @@ pub(crate) enum Atomic {
     Xor,
     Exchange,
     CompareAndSwap,
-    /// Counts up to a bound, then starts again at 0.
+    /// Counts up to a bound, and then restarts at 0.
     Increment,
     Decrement,
     MinSigned,
@@ -47,10 +47,11 @@ const ALL: [Atomic; 15] = [
     Atomic::AddF16x2,
     Atomic::AddBf16x2,
 ];
-/// Flag in `detail`, above the operation's code: the operation has a release order.
+/// Flag in `detail`, above the operation's code. It marks an operation with release order.
 pub(crate) const RELEASE: u32 = 16;
 
-/// The operation of an atomic instruction and its `detail`: `from` holds address, operand and the value of a swap.
+/// Returns the operation of an atomic instruction and its `detail`. The instruction's `from` holds the address, the
+/// operand and, for a compare-and-swap, the new value.
 pub(crate) fn atomic(name: &str, ty: Type) -> Option<(Operation, u32)> {
     let signed = ty.kind == Kind::Signed;
     let integer = matches!(ty.kind, Kind::Unsigned | Kind::Signed);
@@ -145,7 +146,7 @@ macro_rules! atomics {
         unsafe fn $name(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
             let what = ALL[(instruction.detail & 15) as usize];
             let mut host = Row::<u64>::zero();
-            // SAFETY: the rows are the lowering's; `resolve` gives aligned addresses that may be accessed.
+            // SAFETY: the lowering chose the rows, and `resolve` returns only aligned addresses that may be accessed.
             unsafe {
                 let bytes = size_of::<$T>() as u32;
                 if warp.resolve(Addresses::of(instruction), mask, bytes, Access::Atomic, &mut host).is_none()

@@ -77,14 +77,14 @@ pub(crate) struct Conversion {
     pub into: Number,
     pub from: Number,
     pub rounding: Rounding,
-    /// True to round a float to a float with an integer's value (`.rni` and its like).
+    /// True to round a float to an integral value (`.rni` and the like).
     pub integral: bool,
-    /// True for a tie away from zero (`.rna`, of tf32).
+    /// True to round ties away from zero (`.rna`, for tf32).
     pub away: bool,
     pub ftz: bool,
     pub sat: bool,
     pub relu: bool,
-    /// True for two sources and a packed target.
+    /// True for a conversion of two sources to one packed target.
     pub packed: bool,
 }
 
@@ -111,7 +111,7 @@ impl Conversion {
     }
 }
 
-/// The operation of a conversion between registers of these widths.
+/// Returns the operation of a conversion between registers of these widths.
 pub(crate) fn conversion(plan: Conversion, into: Width, from: Width) -> Compute {
     if plan.packed {
         let mut found =
@@ -136,12 +136,12 @@ pub(crate) fn conversion(plan: Conversion, into: Width, from: Width) -> Compute 
         Width::W32 => &[Width::W32],
         Width::W64 => &[Width::W64],
     };
-    // The bits above the plan hold the widths of both registers.
+    // The bits above the packed plan hold the widths of both registers.
     let detail = plan.pack() | into.bits() << 16 | from.bits() << 24;
     Compute { run: general as Operation, into, from: widths, detail }
 }
 
-/// Conversions that are frequent in the loops of kernels.
+/// Fast paths for conversions that are frequent in the loops of kernels.
 fn quick(plan: Conversion) -> Option<Compute> {
     use Number::{Bf16, F16, F32, Signed, Unsigned};
     let nearest = plan.rounding == Rounding::Nearest;
@@ -171,7 +171,7 @@ fn integral(x: f64, rounding: Rounding) -> f64 {
     }
 }
 
-/// An integer, sign-extended or not, as a float, odd where the f64 is not exact.
+/// Converts an integer to f64, rounded to odd, so that a later rounding to a narrower type is correct.
 fn integer_to_f64(value: i128) -> f64 {
     let nearest = value as f64;
     let error = value - nearest as i128;
@@ -187,7 +187,7 @@ fn integer_to_f64(value: i128) -> f64 {
 fn to_integer(x: f64, plan: Conversion) -> u64 {
     let (low, high) = limits(plan.into);
     if x.is_nan() {
-        // PTX: zero, unless one of the two types has 64 bits.
+        // PTX defines the result of NaN as zero, unless one of the two types has 64 bits.
         let wide = plan.from == Number::F64 || plan.into.bits() == 64;
         return if wide { 1 << (plan.into.bits() - 1) } else { 0 };
     }
@@ -222,7 +222,7 @@ fn to_half<H: Half>(x: f64, plan: Conversion) -> u64 {
     u64::from(if plan.relu && bits & 0x8000 != 0 { 0 } else { bits })
 }
 
-/// tf32: ten bits of mantissa, the rest zeros.
+/// Rounds to tf32: ten bits of mantissa, and zeros below them.
 fn to_tensor(x: f64, plan: Conversion) -> u32 {
     let bits = rounding::to_odd_f32(x).to_bits();
     let value = if bits & 0x7fff_ffff >= 0x7f80_0000 {
@@ -264,14 +264,14 @@ fn convert(bits: u64, plan: Conversion) -> u64 {
         Number::Bf16 => to_half::<Brain>(value, plan),
         Number::Tf32 => u64::from(to_tensor(value, plan)),
         Number::F32 => u64::from(to_single(value, plan).to_bits()),
-        // An f64 from an integer of 64 bits is the one case that is not exact; `general` rounds it.
+        // f64 is exact for all sources except 64-bit integers, which `general` rounds.
         Number::F64 if plan.sat => f64::from(saturate(value as f32)).to_bits(),
         Number::F64 if from.is_integer() => (integer as f64).to_bits(),
         Number::F64 => value.to_bits(),
     }
 }
 
-/// Any conversion, lane by lane.
+/// Runs any conversion, lane by lane.
 unsafe fn general(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     let plan = Conversion::unpack(instruction.detail);
     let (into, from) = (instruction.detail >> 16 & 127, instruction.detail >> 24 & 127);
@@ -287,7 +287,7 @@ unsafe fn general(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
         });
         each_lane(mask, |lane| {
             let mut value = convert(values[lane], plan);
-            // A register wider than the type holds the extended value.
+            // If the register is wider than the type, the value is extended to the register's width.
             let shift = 64 - plan.into.bits();
             value = match plan.into {
                 Number::Signed(_) => ((value << shift) as i64 >> shift) as u64,
@@ -302,11 +302,11 @@ unsafe fn general(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     }
 }
 
-/// Any conversion of two f32 to a pair of halves: the first becomes the upper half.
+/// Runs any conversion of two f32 to a pair of halves. The first source becomes the upper half.
 unsafe fn general_pair(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     let plan = Conversion::unpack(instruction.detail);
     let mut result = Row::<u32>::zero();
-    // SAFETY: two sources and a target of 32 bits.
+    // SAFETY: the lowering chose two sources and a target of 32 bits.
     unsafe {
         let (high, low) = (warp.get::<u32>(instruction.from[0]), warp.get::<u32>(instruction.from[1]));
         for lane in 0..32 {

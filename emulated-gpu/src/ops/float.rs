@@ -9,7 +9,7 @@ use super::lanes::{Compute, binary, compute, ternary, unary};
 use super::rounding::{self, Rounding, canonical, flush, saturate};
 use super::transcendental::{exp2, log2};
 
-/// Bits of `detail` beyond the rounding.
+/// Flags of `detail`, above the rounding.
 const FLUSH: u32 = 4;
 const SATURATE: u32 = 8;
 
@@ -24,7 +24,7 @@ fn leave(x: f32, detail: u32) -> f32 {
     canonical(if detail & SATURATE != 0 { saturate(x) } else { x })
 }
 
-/// The larger value; a number beats NaN, and zero beats negative zero.
+/// Returns the larger value. A number is larger than NaN, and zero is larger than negative zero.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     let best = if a > b || b.is_nan() { a } else { b };
@@ -37,7 +37,7 @@ fn smaller(a: f32, b: f32) -> f32 {
     if a == b { f32::from_bits(a.to_bits() | b.to_bits()) } else { best }
 }
 
-/// `a / b` as `div.approx` gives it: zero where the reciprocal of `b` is subnormal.
+/// Returns `a / b` as `div.approx` does: zero if the reciprocal of `b` is subnormal.
 #[inline(always)]
 fn quick_quotient(a: f32, b: f32) -> f32 {
     let large = b.abs() > 8.507_059e37 && b.abs() < f32::INFINITY;
@@ -83,7 +83,7 @@ macro_rules! three {
     };
 }
 
-/// Modes of an instruction.
+/// Modifiers of an instruction.
 struct Modes {
     rounding: Option<Rounding>,
     ftz: bool,
@@ -108,7 +108,7 @@ impl Modes {
     }
 }
 
-/// The operation of an f32 instruction.
+/// Returns the operation of an f32 instruction.
 pub(super) fn single(mnemonic: &mut Mnemonic<'_>) -> Option<Compute> {
     let name = mnemonic.name;
     if matches!(name, "min" | "max") {
@@ -155,7 +155,7 @@ pub(super) fn single(mnemonic: &mut Mnemonic<'_>) -> Option<Compute> {
 }
 
 fn special_modes(name: &str, modes: &Modes) -> Option<Compute> {
-    // Saturation is defined for sums and products only.
+    // PTX defines saturation only for sums and products.
     if modes.sat && !matches!(name, "add" | "sub" | "mul" | "fma" | "mad") {
         return None;
     }
@@ -209,7 +209,7 @@ fn extremum(mnemonic: &mut Mnemonic<'_>) -> Option<Compute> {
     })
 }
 
-/// The operation of an f64 instruction. Only the nearest rounding is known.
+/// Returns the operation of an f64 instruction. Only rounding to nearest is supported.
 pub(super) fn double(mnemonic: &mut Mnemonic<'_>) -> Option<Compute> {
     let rounded = mnemonic.take("rn");
     Some(match (mnemonic.name, rounded) {

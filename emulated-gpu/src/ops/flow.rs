@@ -1,13 +1,13 @@
-//! Instructions without a result: fences, traps, the clock.
+//! Instructions without a result (fences and traps), and the clock.
 
 use crate::exec::{Row, Warp};
 use crate::fault::FaultKind;
 use crate::program::{Instruction, Operation, Width};
 
-/// An instruction that has no effect here: a branch, a barrier, a prefetch.
+/// Does nothing. It is the function of branches, barriers and prefetches.
 pub(crate) unsafe fn nothing(_: &mut Warp<'_>, _: &Instruction, _: u32) {}
 
-/// `membar` and `fence`: memory is strong here, but the checks of races know them.
+/// `membar` and `fence`. Memory is strongly ordered here, but the race checks need to know of the fence.
 pub(crate) unsafe fn fence(warp: &mut Warp<'_>, _: &Instruction, _: u32) {
     warp.run.orders.fence(warp.block_index);
 }
@@ -22,7 +22,7 @@ pub(crate) unsafe fn call_outside(warp: &mut Warp<'_>, _: &Instruction, mask: u3
     warp.fail(FaultKind::Trap, mask.trailing_zeros(), None, "an assertion failed".to_owned());
 }
 
-/// `%clock`: the instructions that ran.
+/// `%clock`: returns the number of instructions that the warp has run.
 pub(crate) fn clock(width: Width) -> Operation {
     unsafe fn short(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
         let now = Row([warp.steps as u32; 32]);

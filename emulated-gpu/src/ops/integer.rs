@@ -5,8 +5,8 @@ use crate::ptx::{Kind, Type};
 
 use super::lanes::{Compute, binary, ternary, unary};
 
-/// Operations that each width and sign has. A division by zero gives all ones, and the dividend as its remainder, as on
-/// GPUs.
+/// Operations that exist for each width and sign. As on GPUs, a division by zero returns all ones, and its remainder is
+/// the dividend.
 macro_rules! common {
     ($name:expr, $T:ty, $wide:ty) => {
         match $name {
@@ -32,7 +32,7 @@ macro_rules! common {
     };
 }
 
-/// Operations of signed types.
+/// Operations of signed types only.
 macro_rules! signed {
     ($name:expr, $T:ty, $wide:ty) => {
         match $name {
@@ -43,7 +43,7 @@ macro_rules! signed {
     };
 }
 
-/// Products of twice the width.
+/// Operations whose product has twice the width.
 macro_rules! wide {
     ($name:expr, $T:ty, $W:ty) => {
         match $name {

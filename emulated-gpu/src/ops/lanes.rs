@@ -2,17 +2,17 @@
 
 use crate::program::{Operation, Width};
 
-/// An operation with the widths of its operands.
+/// An operation and the widths of its operands.
 #[derive(Clone, Copy)]
 pub(crate) struct Compute {
     pub run: Operation,
     pub into: Width,
     pub from: &'static [Width],
-    /// Value that the operation finds in `Instruction::detail`.
+    /// Value of `Instruction::detail` for the operation.
     pub detail: u32,
 }
 
-/// A value of a lane.
+/// The type of a lane's value.
 pub(crate) trait Lane: Copy + Default {
     const WIDTH: Width;
 }
@@ -22,10 +22,10 @@ macro_rules! lane {
 }
 lane!(u16: W16, i16: W16, u32: W32, i32: W32, f32: W32, u64: W64, i64: W64, f64: W64);
 
-/// An operation that computes each lane by an expression of the sources' lanes.
+/// Makes an operation that computes each lane by an expression of the sources' lanes.
 ///
-/// The loop's bound is not known to the compiler, so that it becomes a vector loop. Results go to a row of their own
-/// first: the target may be a source.
+/// The compiler does not know the loop's bound and so makes a vector loop. The results go to a separate row first,
+/// because the target may also be a source.
 macro_rules! compute {
     ($R:ty; $($a:ident: $T:ty = $index:literal),+; |$detail:ident| $e:expr) => {{
         use $crate::ops::lanes::Lane;
@@ -42,7 +42,7 @@ macro_rules! compute {
             let target = result.as_mut_ptr().cast::<$R>();
             #[allow(unused_variables)]
             let $detail = instruction.detail;
-            // SAFETY: the lowering gave the operands the widths that `Compute` names; a row has 32 lanes, and the loop
+            // SAFETY: the lowering gave the operands the widths that `Compute` names. A row has 32 lanes, and the loop
             // writes all of them.
             unsafe {
                 $(let $a = warp.row::<$T>(instruction.from[$index]);)+

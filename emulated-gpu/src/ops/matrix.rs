@@ -1,9 +1,9 @@
 //! `ldmatrix` and `mma.sync`.
 //!
-//! Fragments (PTX, "Matrix Fragments for mma.m16n8k16"): with lane = 4g + t, a register of A is an 8x8 tile whose row g
-//! has columns 2t and 2t + 1 in its lane; one of B is a tile whose column g has rows 2t and 2t + 1; one of C or D has
-//! row g, columns 2t and 2t + 1 in two registers. So a row of 32 lanes of A, read as 16-bit values, is a tile by rows,
-//! and one of B a tile by columns.
+//! Fragments (PTX, "Matrix Fragments for mma.m16n8k16") are made of 8x8 tiles, with lane = 4g + t. A register of A is
+//! one tile; the lane holds columns 2t and 2t + 1 of row g. A register of B is one tile; the lane holds rows 2t and 2t
+//! + 1 of column g. A tile of C or D takes two registers, for columns 2t and 2t + 1 of row g. So the 32 lanes of a
+//! register of A, read as 16-bit values, are a tile in row order, and those of B a tile in column order.
 
 use crate::exec::{Access, Addresses, Row, Warp};
 use crate::program::{Instruction, Operation};
@@ -11,16 +11,16 @@ use crate::program::{Instruction, Operation};
 use super::half::{Binary16, Brain, Half};
 use super::rounding::canonical;
 
-/// `detail` of `ldmatrix`: the matrix is transposed.
+/// Flag in `detail` of `ldmatrix`: the matrix is transposed.
 pub(crate) const TRANSPOSED: u32 = 1;
 
-/// `ldmatrix`: as many matrices as listed targets. Lane 8m + r names row r of matrix m.
+/// `ldmatrix`: loads one matrix per listed target. Lane 8m + r holds the address of row r of matrix m.
 pub(crate) unsafe fn load_matrix(warp: &mut Warp<'_>, instruction: &Instruction, _: u32) {
     let program = warp.program;
     let targets = instruction.list_into(program);
     let mask = u32::MAX >> (32 - 8 * targets.len());
     let mut host = Row::<u64>::zero();
-    // SAFETY: each address is one of 16 bytes; the targets have 32 bits.
+    // SAFETY: the lowering chose the row of addresses and targets of 32 bits, and `resolve` checks 16 bytes per lane.
     unsafe {
         if warp.resolve(Addresses::of(instruction), mask, 16, Access::Read, &mut host).is_none() {
             return;
@@ -49,7 +49,7 @@ pub(crate) enum Mma {
     /// m16n8k16, bf16 or f16 inputs.
     Brain16,
     Half16,
-    /// m16n8k8 of the same inputs.
+    /// m16n8k8, bf16 or f16 inputs.
     Brain8,
     Half8,
     /// m16n8k8, tf32 inputs.
@@ -57,7 +57,7 @@ pub(crate) enum Mma {
 }
 
 impl Mma {
-    /// Registers of A and B.
+    /// Returns the number of registers of A and of B.
     pub fn registers(self) -> (usize, usize) {
         match self {
             Mma::Brain16 | Mma::Half16 | Mma::Tensor8 => (4, 2),
@@ -66,7 +66,7 @@ impl Mma {
     }
 }
 
-/// The operation of an `mma.sync` with f32 sums. It lists D, then A, B and C.
+/// Returns the operation of an `mma.sync` with f32 sums. The instruction lists the registers of D, A, B and C.
 pub(crate) fn multiply_accumulate(shape: Mma) -> Operation {
     macro_rules! halves {
         ($H:ty, $steps:literal) => {{
@@ -87,12 +87,12 @@ pub(crate) fn multiply_accumulate(shape: Mma) -> Operation {
     }
 }
 
-/// Index of column n among the sums. Even columns come first, so that each half of the sums is a register of C.
+/// Index of column n among the sums. Even columns come first, so that each half of the sums is one register of C.
 const fn column(n: usize) -> usize {
     n / 2 + n % 2 * 4
 }
 
-/// D = A B + C with `STEPS` tiles of eight along k.
+/// Computes D = A B + C, where k has `STEPS` tiles of eight.
 ///
 /// # Safety
 ///
@@ -105,7 +105,7 @@ unsafe fn multiply_halves<H: Half, const STEPS: usize>(warp: &mut Warp<'_>, inst
     let (b, c) = rest.split_at(STEPS);
     let mut right = [[[0f32; 8]; 8]; STEPS];
     let mut sums = [[[0f32; 8]; 8]; 2];
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller promises.
     unsafe {
         for step in 0..STEPS {
             let tile = &*warp.row::<[[u16; 8]; 8]>(b[step]);
@@ -135,11 +135,11 @@ unsafe fn multiply_halves<H: Half, const STEPS: usize>(warp: &mut Warp<'_>, inst
             }
         }
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller promises.
     unsafe { put_sums(warp, instruction, &sums) };
 }
 
-/// Writes D, after all of A, B and C have been read, because a target may be one of their registers.
+/// Writes D. The caller has read all of A, B and C before, because a target may be one of their registers.
 ///
 /// # Safety
 ///
@@ -150,7 +150,7 @@ unsafe fn put_sums(warp: &mut Warp<'_>, instruction: &Instruction, sums: &[[[f32
     for (half, sums) in sums.iter().enumerate() {
         for odd in 0..2 {
             let row = instruction.list_into(program)[2 * half + odd];
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller promises.
             let target = unsafe { &mut *warp.row::<[[f32; 4]; 8]>(row) };
             for g in 0..8 {
                 for t in 0..4 {
@@ -161,12 +161,13 @@ unsafe fn put_sums(warp: &mut Warp<'_>, instruction: &Instruction, sums: &[[[f32
     }
 }
 
-/// tf32: registers of A hold rows g and g + 8, columns t and t + 4; those of B rows t and t + 4 of column g.
+/// `mma.sync` of tf32 inputs. Registers of A hold rows g and g + 8 of columns t and t + 4; registers of B hold rows t
+/// and t + 4 of column g.
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma"))]
 unsafe fn multiply_tensor(warp: &mut Warp<'_>, instruction: &Instruction, _: u32) {
     let program = warp.program;
     let sources = instruction.list_from(program);
-    // The lower bits of an input do not count.
+    // The bits of an input below tf32's mantissa are ignored.
     let cut = |bits: u32| f32::from_bits(bits & 0xffff_e000);
     let mut sums = [[[0f32; 8]; 8]; 2];
     // SAFETY: the lowering listed four registers of A, two of B and four of C.

@@ -4,10 +4,10 @@ use crate::exec::{Access, Addresses, Row, Warp, each_lane};
 use crate::program::{Instruction, NONE, Operation, Width};
 use crate::ptx::{Kind, Type};
 
-/// Strong accesses have this in `detail`.
+/// Flag in `detail`: the access is strong.
 pub(crate) const STRONG: u32 = 1;
 
-/// Loads values of type `M` from memory to registers of type `R`: one, or a vector to the listed rows.
+/// Loads values of type `M` from memory to registers of type `R`: one value, or a vector to the listed rows.
 #[inline(always)]
 unsafe fn load_as<M: Copy, R: Copy + Default>(
     warp: &mut Warp<'_>,
@@ -19,7 +19,7 @@ unsafe fn load_as<M: Copy, R: Copy + Default>(
     let bytes = (size_of::<M>() * count) as u32;
     let access = if instruction.detail & STRONG != 0 { Access::StrongRead } else { Access::Read };
     let mut host = Row::<u64>::zero();
-    // SAFETY: the rows are the lowering's; `resolve` gives addresses of as many bytes as are read.
+    // SAFETY: the lowering chose the rows, and `resolve` returns addresses of as many bytes as are read.
     unsafe {
         let Some(contiguous) = warp.resolve(Addresses::of(instruction), mask, bytes, access, &mut host)
         else {
@@ -103,7 +103,7 @@ macro_rules! transfer {
     }};
 }
 
-/// The operation of a load: of a type, to registers of a width at least as wide. Narrow integers are extended.
+/// Returns the operation that loads a type to registers of at least its width. Narrow integers are extended.
 pub(crate) fn load(ty: Type, width: Width) -> Option<Operation> {
     Some(match (ty.kind == Kind::Signed, ty.bits, width) {
         (false, 8, Width::W16) => transfer!(load_as, u8, u16, u16),
@@ -125,7 +125,7 @@ pub(crate) fn load(ty: Type, width: Width) -> Option<Operation> {
     })
 }
 
-/// The operation of a store: the low bits of registers at least as wide as the type.
+/// Returns the operation that stores a type: the low bits of registers of at least its width.
 pub(crate) fn store(ty: Type, width: Width) -> Option<Operation> {
     Some(match (ty.bits, width) {
         (8, Width::W16) => transfer!(store_as, u8, u16, u8),

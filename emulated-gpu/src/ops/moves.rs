@@ -1,4 +1,4 @@
-//! `mov` with its packing, and `cvta`.
+//! `mov`, also to and from several registers, and `cvta`.
 
 use crate::exec::{Row, Warp};
 use crate::program::{Instruction, NONE, Operation, Width};
@@ -6,7 +6,7 @@ use crate::program::{Instruction, NONE, Operation, Width};
 use super::lanes::{binary, unary};
 use super::selection;
 
-/// The copy of a register.
+/// Returns the operation that copies a register.
 pub(crate) fn copy(width: Width) -> Operation {
     match width {
         Width::Predicate => selection::predicate(),
@@ -16,7 +16,8 @@ pub(crate) fn copy(width: Width) -> Operation {
     }
 }
 
-/// `mov` of several registers to one: the first is the lowest part. None if no register has these parts.
+/// Returns the operation of a `mov` from several registers to one; the first one becomes the lowest part. Returns none
+/// if no register has such parts.
 pub(crate) fn join(parts: usize, whole: u32) -> Option<Operation> {
     Some(match (parts, whole) {
         (2, 32) => binary!(u16, u16 => u32, |a, b| u32::from(b) << 16 | u32::from(a)).run,
@@ -28,7 +29,7 @@ pub(crate) fn join(parts: usize, whole: u32) -> Option<Operation> {
 
 unsafe fn join_four(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     let mut result = Row::<u64>::zero();
-    // SAFETY: four sources of 16 bits and a target of 64.
+    // SAFETY: the lowering chose four sources of 16 bits and a target of 64 bits.
     unsafe {
         for (part, &source) in instruction.from.iter().enumerate() {
             let source = warp.get::<u16>(source);
@@ -40,7 +41,8 @@ unsafe fn join_four(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     }
 }
 
-/// `mov` of one register to several, which the instruction lists. None if no register has these parts.
+/// Returns the operation of a `mov` from one register to several, which the instruction lists. Returns none if no
+/// register has such parts.
 pub(crate) fn split(parts: usize, whole: u32) -> Option<Operation> {
     Some(match (parts, whole) {
         (2, 32) => split_words,
@@ -54,7 +56,8 @@ macro_rules! splitting {
     ($name:ident, $T:ty, $P:ty) => {
         #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,bmi1,bmi2"))]
         unsafe fn $name(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
-            // SAFETY: a source as wide as `T` and targets as wide as `P`; the source is copied before a target changes.
+            // SAFETY: the lowering chose a source as wide as `T` and targets as wide as `P`. The source is copied
+            // before a target changes.
             unsafe {
                 let source = warp.get::<$T>(instruction.from[0]);
                 let program = warp.program;
@@ -78,7 +81,7 @@ splitting!(split_words, u32, u16);
 splitting!(split_long, u64, u32);
 splitting!(split_quarters, u64, u16);
 
-/// `cvta`: adds the window that `offset` holds to addresses.
+/// Returns the operation of `cvta`: it adds the window in `offset` to addresses.
 pub(crate) fn generic_address() -> Operation {
     #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,bmi1,bmi2"))]
     unsafe fn run(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {

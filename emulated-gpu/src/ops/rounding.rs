@@ -1,10 +1,10 @@
 //! Rounding as PTX defines it.
 //!
-//! An operation in a directed mode is computed in f64 and made *odd*: where the f64 is not exact, its last bit is set.
-//! A rounding of an odd f64 to f32 in any mode is that of the exact value, since f64 has more than two bits beyond
-//! f32's (Boldo and Melquiond, "When double rounding is odd", 2005).
+//! An operation in a directed mode is computed in f64 and rounded to *odd*: if the f64 is not exact, its last bit is
+//! set. Rounding an odd f64 to f32 gives the same result as rounding the exact value, in any mode, because f64 has more
+//! than two bits beyond f32's (Boldo and Melquiond, "When double rounding is odd", 2005).
 
-/// Direction of a rounding.
+/// Rounding mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Rounding {
     #[default]
@@ -15,7 +15,7 @@ pub(crate) enum Rounding {
 }
 
 impl Rounding {
-    /// The mode of `.rn`, `.rzi` and their like, by their second letter.
+    /// Returns the mode of a modifier such as `.rn` or `.rzi`, by its second letter.
     pub fn of_letter(letter: u8) -> Option<Self> {
         match letter {
             b'n' => Some(Rounding::Nearest),
@@ -40,29 +40,31 @@ impl Rounding {
     }
 }
 
-/// NaN as each f32 operation gives it.
+/// The NaN that f32 operations return.
 pub(super) const NAN: f32 = f32::from_bits(0x7fff_ffff);
 
-/// `x`, with each NaN the one that GPUs make. It compares bits: the compiler may treat all NaN of f32 as equal.
+/// Replaces any NaN by the one that GPUs return. Compares bits, because the compiler may treat all NaNs of f32 as
+/// equal.
 #[inline(always)]
 pub(super) fn canonical(x: f32) -> f32 {
     let bits = x.to_bits();
     f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { 0x7fff_ffff } else { bits })
 }
 
-/// `x`, with zero of its sign for a subnormal.
+/// Replaces a subnormal by zero with the same sign.
 #[inline(always)]
 pub(super) fn flush(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { f32::from_bits(x.to_bits() & 0x8000_0000) } else { x }
 }
 
-/// `x` limited to 0..1, with zero for NaN.
+/// Limits `x` to 0..1, and replaces NaN by zero.
 #[inline(always)]
 pub(super) fn saturate(x: f32) -> f32 {
     if x > 0.0 { if x < 1.0 { x } else { 1.0 } } else { 0.0 }
 }
 
-/// The f64 with its last bit set if `value` is not exact; `error` is the exact result less `value`, or has its sign.
+/// Rounds to odd: sets the last bit of `value` unless it is exact. `error` is the exact result minus `value`, or any
+/// number of the same sign.
 fn odd(value: f64, error: f64) -> f64 {
     if error == 0.0 || !value.is_finite() || value.to_bits() & 1 == 1 {
         return value;
@@ -70,7 +72,8 @@ fn odd(value: f64, error: f64) -> f64 {
     if error > 0.0 { value.next_up() } else { value.next_down() }
 }
 
-/// Zero that a sum gives: negative if both terms are, or if they cancel and the rounding is downwards.
+/// Returns the sign of a sum that is zero, as a zero: negative if both terms are negative, or if they cancel and the
+/// rounding is downwards.
 fn zero_of(a: f64, b: f64, rounding: Rounding) -> f64 {
     match (a.is_sign_negative(), b.is_sign_negative()) {
         (true, true) => -0.0,
@@ -80,7 +83,7 @@ fn zero_of(a: f64, b: f64, rounding: Rounding) -> f64 {
     }
 }
 
-/// `a + b`, odd. The error of a sum is exact (Knuth's TwoSum).
+/// Returns `a + b`, rounded to odd. The error of a sum can be computed exactly (Knuth's TwoSum).
 pub(super) fn sum(a: f64, b: f64, rounding: Rounding) -> f64 {
     let value = a + b;
     if value == 0.0 {
@@ -90,12 +93,12 @@ pub(super) fn sum(a: f64, b: f64, rounding: Rounding) -> f64 {
     odd(value, (a - (value - from_b)) + (b - from_b))
 }
 
-/// `a * b` of two values of at most 26 bits: exact.
+/// Returns `a * b`, which is exact for values of at most 26 bits.
 pub(super) fn product(a: f64, b: f64) -> f64 {
     a * b
 }
 
-/// `a / b`, odd.
+/// Returns `a / b`, rounded to odd.
 pub(super) fn quotient(a: f64, b: f64) -> f64 {
     let value = a / b;
     if value.is_finite() && b.is_finite() {
@@ -106,13 +109,13 @@ pub(super) fn quotient(a: f64, b: f64) -> f64 {
     }
 }
 
-/// `sqrt(a)`, odd.
+/// Returns `sqrt(a)`, rounded to odd.
 pub(super) fn root(a: f64) -> f64 {
     let value = a.sqrt();
     if value.is_finite() { odd(value, (-value).mul_add(value, a)) } else { value }
 }
 
-/// An odd or exact f64 as f32.
+/// Rounds an odd or exact f64 to f32.
 pub(super) fn to_f32(x: f64, rounding: Rounding) -> f32 {
     let nearest = x as f32;
     if x.is_nan() {
@@ -129,7 +132,7 @@ pub(super) fn to_f32(x: f64, rounding: Rounding) -> f32 {
     }
 }
 
-/// An odd or exact f64 as an odd f32, for a second rounding to fewer bits.
+/// Rounds an odd or exact f64 to an odd f32, for a second rounding to fewer bits.
 pub(super) fn to_odd_f32(x: f64) -> f32 {
     let cut = to_f32(x, Rounding::Zero);
     if f64::from(cut) == x || x.is_nan() || x.is_infinite() { cut } else { f32::from_bits(cut.to_bits() | 1) }

@@ -1,4 +1,4 @@
-//! Comparisons, predicates and choices.
+//! Comparisons, predicates and selections.
 
 use crate::exec::{Row, Warp};
 use crate::lower::Mnemonic;
@@ -9,7 +9,8 @@ use super::half::{Binary16, Brain, Half};
 use super::lanes::Compute;
 use super::rounding::flush;
 
-/// Combination of a comparison's result with a third predicate: bits 0-1 of `detail`; bit 2 negates that predicate.
+/// How a comparison's result is combined with a third predicate: bits 0-1 of `detail`. Bit 2 negates the third
+/// predicate.
 pub(crate) mod combine {
     pub const ALONE: u32 = 0;
     pub const AND: u32 = 1;
@@ -18,7 +19,7 @@ pub(crate) mod combine {
     pub const NEGATED: u32 = 4;
 }
 
-/// Writes a comparison's result, and its complement to the second target.
+/// Writes a comparison's result to the first target, and its complement to the second one.
 ///
 /// # Safety
 ///
@@ -26,7 +27,7 @@ pub(crate) mod combine {
 #[inline(always)]
 unsafe fn finish(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32, result: u32) {
     let detail = instruction.detail;
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller promises.
     unsafe {
         let mut third = if detail & 3 == combine::ALONE { 0 } else { warp.predicate(instruction.from[2]) };
         if detail & combine::NEGATED != 0 {
@@ -76,7 +77,7 @@ macro_rules! ordered {
     };
 }
 
-/// Comparisons of floats: those ending in `u` hold for NaN.
+/// Comparisons of floats. Those whose name ends in `u` (unordered) hold for NaN.
 macro_rules! floats {
     ($name:expr, $T:ty, $read:expr) => {{
         Some(match $name {
@@ -104,14 +105,14 @@ fn same<T>(x: T) -> T {
     x
 }
 
-/// The operation of `setp` with a comparison by name.
+/// Returns the operation of a `setp` with the named comparison.
 #[allow(clippy::neg_cmp_op_on_partial_ord)]
 pub(crate) fn compare(name: &str, ty: Type, ftz: bool) -> Option<Operation> {
     if ftz && (ty.kind != Kind::Float || ty.bits != 32) {
         return None;
     }
     let equality = matches!(name, "eq" | "ne");
-    // Unsigned comparisons have names of their own, too.
+    // Unsigned comparisons also have names of their own.
     let unsigned = match name {
         "lo" => "lt",
         "ls" => "le",
@@ -141,7 +142,7 @@ pub(crate) fn compare(name: &str, ty: Type, ftz: bool) -> Option<Operation> {
 macro_rules! logic {
     (|$a:ident, $b:ident| $e:expr) => {{
         unsafe fn run(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
-            // SAFETY: the operands are predicates; a missing second one is read as the first.
+            // SAFETY: the operands are predicates. If there is no second one, the first is read twice.
             unsafe {
                 let $a = warp.predicate(instruction.from[0]);
                 let second = instruction.from[1];
@@ -154,12 +155,12 @@ macro_rules! logic {
     }};
 }
 
-/// The copy of a predicate.
+/// Returns the operation that copies a predicate.
 pub(crate) fn predicate() -> Operation {
     logic!(|a, b| a)
 }
 
-/// Logic on predicates.
+/// Returns the operation of a logic instruction on predicates.
 pub(super) fn logic(mnemonic: &mut Mnemonic<'_>) -> Option<Compute> {
     const TWO: &[Width] = &[Width::Predicate; 2];
     let (run, from) = match mnemonic.rest().as_str() {
@@ -176,7 +177,7 @@ pub(super) fn logic(mnemonic: &mut Mnemonic<'_>) -> Option<Compute> {
 unsafe fn select_lanes<T: Copy + Default>(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     let mut result = Row::<T>::zero();
     let target = result.0.as_mut_ptr();
-    // SAFETY: two sources and a target as wide as `T`, and a predicate.
+    // SAFETY: the lowering chose two sources and a target as wide as `T`, and a predicate.
     unsafe {
         let (a, b) = (warp.row::<T>(instruction.from[0]), warp.row::<T>(instruction.from[1]));
         let chosen = warp.predicate(instruction.from[2]);
@@ -188,7 +189,7 @@ unsafe fn select_lanes<T: Copy + Default>(warp: &mut Warp<'_>, instruction: &Ins
     }
 }
 
-/// The operation of `selp`.
+/// Returns the operation of `selp`.
 pub(super) fn select(bits: u32) -> Option<Compute> {
     const W16: &[Width] = &[Width::W16, Width::W16, Width::Predicate];
     const W32: &[Width] = &[Width::W32, Width::W32, Width::Predicate];

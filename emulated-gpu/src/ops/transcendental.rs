@@ -1,6 +1,6 @@
-//! Approximations: `ex2`, `lg2`. Their errors are within what PTX promises (2^-22).
+//! Approximations of `ex2` and `lg2`. Their errors are within the bounds of PTX (2^-22).
 
-/// 2^x by a Taylor series over half a unit on each side of an integer.
+/// Computes 2^x by a Taylor series on half a unit to each side of an integer.
 #[inline(always)]
 pub(super) fn exp2(x: f32) -> f32 {
     // ln(2)^k / k!
@@ -14,7 +14,8 @@ pub(super) fn exp2(x: f32) -> f32 {
         1.540_353e-4,
         1.525_273_4e-5,
     ];
-    // 1.5 * 2^23: a sum with it has no bits after the point.
+    // 1.5 * 2^23. The sum of a small number and this one has no bits after the point, so that it is rounded to an
+    // integer.
     const SHIFTER: f32 = 12_582_912.0;
     let limited = if x > -160.0 { x } else { -160.0 };
     let limited = if limited < 130.0 { limited } else { 130.0 };
@@ -30,14 +31,15 @@ pub(super) fn exp2(x: f32) -> f32 {
     value = value.mul_add(part, TERMS[0]);
     // SAFETY: `whole` lies between -160 and 130. A checked conversion would be slow.
     let exponent: i32 = unsafe { whole.to_int_unchecked() };
-    // Two factors, so that neither overflows and the last product rounds a subnormal once.
+    // The power is applied as two factors. Neither of them overflows, and a subnormal is rounded only once, in the last
+    // product.
     let half = exponent >> 1;
     let power = |e: i32| f32::from_bits(((e + 127) as u32) << 23);
     let value = value * power(half) * power(exponent - half);
     if x.is_nan() { x } else { value }
 }
 
-/// The logarithm to base 2 by the series of `atanh`.
+/// Computes the logarithm to base 2 by the series of `atanh`.
 #[inline(always)]
 pub(super) fn log2(x: f32) -> f32 {
     const TWO_OVER_LN_2: f32 = 2.885_39;

@@ -4,8 +4,8 @@ use crate::exec::{Row, Warp, each_lane};
 use crate::fault::FaultKind;
 use crate::program::{Instruction, NONE, Operation};
 
-/// The lane that a shuffle of this mode reads, and true if it lies in the segment. `bounds` is its operand `c`: a clamp
-/// in bits 0-4, and in bits 8-12 the lanes' bits that all of a segment share.
+/// Returns the lane that a shuffle of this mode reads, and true if that lane lies in the segment. `bounds` is operand `c`
+/// of the instruction. Its bits 0-4 are the clamp. Its bits 8-12 are the mask of the lane bits that are equal in a segment.
 const fn source<const MODE: u32>(lane: u32, b: u32, bounds: u32) -> (u32, bool) {
     let (clamp, shared) = (bounds & 31, bounds >> 8 & 31);
     let last = lane & shared | clamp & !shared;
@@ -16,7 +16,7 @@ const fn source<const MODE: u32>(lane: u32, b: u32, bounds: u32) -> (u32, bool) 
             let from = first | b & !shared;
             (from, from <= last)
         }
-        // Upwards the clamp is the lowest lane.
+        // In mode `up`, the clamp is the lowest lane of the segment.
         1 => (lane.wrapping_sub(b), lane as i32 - b as i32 >= last as i32),
         2 => (lane + b, lane + b <= last),
         _ => (lane ^ b, lane ^ b <= last),
@@ -35,7 +35,7 @@ const BITS: [u32; 32] = {
 
 /// `shfl.sync` of the mode 0 idx, 1 up, 2 down or 3 bfly; `from` holds value, operand and bounds.
 unsafe fn shuffle_lanes<const MODE: u32>(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
-    // SAFETY: the rows are the lowering's.
+    // SAFETY: the lowering chose the rows.
     unsafe {
         let [value, operand, bounds] = [0, 1, 2].map(|i| warp.get::<u32>(instruction.from[i]));
         // The lane that each lane reads is its own if the other lies outside of its segment. All lanes are computed, even
@@ -73,9 +73,9 @@ pub(crate) fn shuffle(mode: u32) -> Operation {
     }
 }
 
-/// `vote.sync`: `detail` is 0 ballot, 1 any, 2 all, 3 uni, plus 4 for a negated predicate.
+/// `vote.sync`. `detail` is the mode: 0 ballot, 1 any, 2 all, 3 uni, plus 4 for a negated predicate.
 pub(crate) unsafe fn vote(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
-    // SAFETY: the source is a predicate, the members a row of masks.
+    // SAFETY: the source is a predicate, and the members are a row of masks.
     unsafe {
         let flip = if instruction.detail & 4 != 0 { u32::MAX } else { 0 };
         let votes = warp.predicate(instruction.from[0]) ^ flip;
@@ -100,14 +100,14 @@ pub(crate) unsafe fn vote(warp: &mut Warp<'_>, instruction: &Instruction, mask: 
     }
 }
 
-/// For each lane of `mask`, those of its members that hold the same value.
+/// Returns for each lane of `mask` the members that hold the same value as the lane.
 ///
 /// # Safety
 ///
-/// The source is as wide as `T`, the members a row of masks.
+/// The source is as wide as `T`, and the members are a row of masks.
 unsafe fn equals<T: Copy + PartialEq>(warp: &Warp<'_>, instruction: &Instruction, mask: u32) -> Row<u32> {
     let mut result = Row::<u32>::zero();
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller promises.
     let (value, members) =
         unsafe { (warp.get::<T>(instruction.from[0]), warp.get::<u32>(instruction.members)) };
     each_lane(mask, |lane| {
@@ -121,11 +121,11 @@ unsafe fn equals<T: Copy + PartialEq>(warp: &Warp<'_>, instruction: &Instruction
 macro_rules! matches {
     ($name:ident, $T:ty) => {
         unsafe fn $name(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
-            // SAFETY: the source has this width.
+            // SAFETY: the lowering chose a source of this width.
             unsafe {
                 let mut result = equals::<$T>(warp, instruction, mask);
                 if instruction.detail == 1 {
-                    // `match.all`: all members or none.
+                    // `match.all` returns all members if their values are equal, and zero otherwise.
                     let members = warp.get::<u32>(instruction.members);
                     let mut all = 0;
                     each_lane(mask, |lane| {
@@ -155,14 +155,14 @@ pub(crate) fn match_all(bits: u32) -> Operation {
     match_any(bits)
 }
 
-/// `redux.sync`: `detail` is 0 add, 1 min, 2 max, 3 and, 4 or, 5 xor, plus 8 for signed values.
+/// `redux.sync`. `detail` is the operation: 0 add, 1 min, 2 max, 3 and, 4 or, 5 xor, plus 8 for signed values.
 pub(crate) unsafe fn reduce(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     // SAFETY: the source has 32 bits, the members are a row of masks.
     unsafe {
         let value = warp.get::<u32>(instruction.from[0]);
         let members = warp.get::<u32>(instruction.members);
         let mut result = Row::<u32>::zero();
-        // A flipped sign bit makes the order of unsigned values that of signed ones.
+        // With the sign bit flipped, signed values compare as unsigned ones do.
         let flip = if instruction.detail & 8 != 0 { 1 << 31 } else { 0 };
         each_lane(mask, |lane| {
             let mut sum = None;

@@ -5,7 +5,7 @@ use super::syntax::{Source, Statement, Step};
 use super::types::Type;
 
 impl<'a> Parser<'a> {
-    /// Statements up to the brace that closes the body, which is eaten.
+    /// Parses the statements of a body, and consumes the brace that closes it.
     pub(super) fn body(&mut self, files: &mut Vec<(u32, String)>) -> Parsed<Vec<Statement<'a>>> {
         let mut found = Vec::new();
         let mut depth = 1;

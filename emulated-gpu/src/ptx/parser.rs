@@ -1,4 +1,4 @@
-//! Declarations of a module, and operands.
+//! Parses operands and the declarations of a module.
 
 use crate::DecodeError;
 
@@ -13,7 +13,7 @@ pub(super) struct Parser<'a> {
 
 pub(super) type Parsed<T> = Result<T, DecodeError>;
 
-/// Bits of a number's text: an integer, `0f` with an f32's bits, `0d` with an f64's.
+/// Returns the bits of a number: an integer, `0f` with the bits of an f32, or `0d` with the bits of an f64.
 fn number(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     if let Some(digits) = lower.strip_prefix("0f").or(lower.strip_prefix("0d")).or(lower.strip_prefix("0x")) {
@@ -70,7 +70,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Skips to the end of the line that the last token was on.
+    /// Skips the rest of the line that the last token was on.
     pub fn skip_line(&mut self) {
         let line = self.tokens.get(self.at.saturating_sub(1)).map_or(0, |t| t.line);
         while self.tokens.get(self.at).is_some_and(|t| t.line == line) {
@@ -78,7 +78,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Skips past the sign that closes the brace opened last.
+    /// Skips past the brace that closes the one opened last.
     pub fn skip_braces(&mut self) -> Parsed<()> {
         let mut depth = 1;
         while depth > 0 {
@@ -151,7 +151,7 @@ impl<'a> Parser<'a> {
         Ok(Operand::Other)
     }
 
-    /// A variable after its space: `.align 8 .b8 name[16] = {…}`.
+    /// Parses a variable behind its state space: `.align 8 .b8 name[16] = {…}`.
     pub fn variable(&mut self, space: &'a str) -> Parsed<VariableText<'a>> {
         let (mut align, mut count, mut ty) = (1, 1, None);
         while self.peek().starts_with('.') {
@@ -184,7 +184,8 @@ impl<'a> Parser<'a> {
                 bytes = initial.len() as u64;
             }
         }
-        // A `.ptr .align` is the alignment of the memory behind a pointer, not of the pointer.
+        // In a parameter, `.ptr .align` is the alignment of the memory that the pointer refers to, not of the
+        // parameter.
         let align = if space == ".param" && !array { element } else { align.max(element) };
         Ok(VariableText { name, space, align, bytes, initial })
     }
@@ -260,7 +261,7 @@ impl<'a> Parser<'a> {
 ///
 /// # Errors
 ///
-/// When the text outside of the bodies is no PTX.
+/// When the text outside of the bodies is not PTX.
 pub fn parse(text: &str) -> Parsed<Text<'_>> {
     let mut parser = Parser { tokens: tokens(text)?, at: 0 };
     let mut module = Text::default();

@@ -10,7 +10,7 @@ pub enum Operand<'a> {
     Name(&'a str),
     /// `!%p1`
     Not(&'a str),
-    /// Bits of a number. A negative one is a two's complement of 64 bits.
+    /// Bits of a number. A negative number is its two's complement in 64 bits.
     Number(u64),
     /// `[%rd1+16]`
     Address {
@@ -23,11 +23,11 @@ pub enum Operand<'a> {
     Group(Vec<Operand<'a>>),
     /// `%r1|%p1`
     Pair(&'a str, &'a str),
-    /// An address with several parts, of instructions that are not known.
+    /// An address with several parts. Only unsupported instructions have one.
     Other,
 }
 
-/// Place in the PTX text, and in the source if `.loc` tells it.
+/// Position in the PTX text, and in the kernel's source if `.loc` names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Source {
     pub ptx_line: u32,
@@ -38,7 +38,7 @@ pub struct Source {
 /// An instruction.
 #[derive(Clone, Debug)]
 pub struct Step<'a> {
-    /// Predicate, and true if it is negated.
+    /// Name of the predicate, and true if it is negated.
     pub guard: Option<(&'a str, bool)>,
     pub mnemonic: &'a str,
     pub operands: Vec<Operand<'a>>,
@@ -52,7 +52,7 @@ pub struct VariableText<'a> {
     /// State space with its dot: `.shared`.
     pub space: &'a str,
     pub align: u64,
-    /// 0 for an array without a size.
+    /// Size in bytes; 0 for an array without a size.
     pub bytes: u64,
     pub initial: Vec<u8>,
 }
@@ -60,7 +60,7 @@ pub struct VariableText<'a> {
 /// Statement in the body of a function.
 #[derive(Clone, Debug)]
 pub enum Statement<'a> {
-    /// Registers of a type; `%r<10>` has a count, a single name has none.
+    /// Registers of a type. `%r<10>` declares several and has a count; a single name has none.
     Registers {
         ty: Type,
         name: &'a str,
@@ -81,13 +81,13 @@ pub struct Function<'a> {
     pub returns: Vec<VariableText<'a>>,
     pub parameters: Vec<VariableText<'a>>,
     pub max_threads: Option<u32>,
-    /// None for a declaration.
+    /// The statements; none if this is only a declaration.
     pub body: Option<Vec<Statement<'a>>>,
     /// First error in the body, if it could not be parsed.
     pub error: Option<DecodeError>,
 }
 
-/// A module's text.
+/// The text of a module.
 #[derive(Debug, Default)]
 pub struct Text<'a> {
     pub functions: Vec<Function<'a>>,

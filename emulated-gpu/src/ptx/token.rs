@@ -1,8 +1,8 @@
-//! Words and signs of PTX text.
+//! Tokens of PTX text.
 
 use crate::DecodeError;
 
-/// A word, a string in its quotes, or one sign.
+/// A token: a word, a string with its quotes, or one punctuation character.
 #[derive(Clone, Copy, Debug)]
 pub struct Token<'a> {
     pub text: &'a str,
@@ -13,7 +13,8 @@ fn in_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'%' | b'.')
 }
 
-/// End of the word that starts at `from`. Two colons are part of it (`.shared::cta`), one is not (a label's end).
+/// Returns the end of the word that starts at `from`. A double colon is part of a word (`.shared::cta`). A single one
+/// is not, because it ends a label.
 fn word_end(bytes: &[u8], from: usize) -> usize {
     let mut at = from;
     loop {

@@ -1,6 +1,6 @@
 //! Types of PTX.
 
-/// Meaning of a value's bits.
+/// Interpretation of a value's bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Bits,
@@ -14,7 +14,7 @@ pub enum Kind {
     Predicate,
 }
 
-/// A type: its kind, its bits, and two values in one register if it is packed (`.f16x2`).
+/// A type: its kind, its bits, and whether a register holds two values (`.f16x2`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Type {
     pub kind: Kind,
@@ -24,7 +24,7 @@ pub struct Type {
 }
 
 impl Type {
-    /// Parses `u32`, `.f16x2`, `bf16`, `pred` and their like.
+    /// Parses a type such as `u32`, `.f16x2`, `bf16` or `pred`.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim_start_matches('.');
         if text == "pred" {
@@ -54,7 +54,7 @@ impl Type {
         (known && (!packed || bits == 16)).then_some(Type { kind, bits: bits << u32::from(packed), packed })
     }
 
-    /// Bytes in memory.
+    /// Returns the size in memory, in bytes.
     pub fn bytes(self) -> u32 {
         self.bits.div_ceil(8)
     }

@@ -4,14 +4,14 @@ use super::snippet::{check, f, results};
 
 const NAN: u64 = 0x7fff_ffff;
 const INF: f32 = f32::INFINITY;
-/// The least subnormal, and the largest.
+/// The smallest subnormal, and the largest.
 const TINY: f32 = f32::from_bits(1);
 const SUBNORMAL: f32 = f32::from_bits(0x007f_ffff);
 const ULP: f32 = f32::EPSILON;
 
 #[test]
 fn sums_round_as_named() {
-    // 1 + 2^-24 lies half way between 1 and its successor; 2^-25 lies below the half.
+    // 1 + 2^-24 lies half way between 1 and the next f32; 1 + 2^-25 lies below that point.
     let half = ULP / 2.0;
     let quarter = ULP / 4.0;
     let next = 1.0 + ULP;
@@ -86,7 +86,7 @@ fn products_and_fused_sums_round_once() {
     );
     check("mul.rm.f32", 32, &[32, 32], &[&[f(TINY), f(-TINY), 0x8000_0001], &[f(TINY), f(TINY), 0]]);
     let fma: &[&[u64]] = &[
-        // The exact u^2 survives when the sum cancels the rest.
+        // The sum cancels all but u^2, which only a fused operation keeps.
         &[f(next), f(next), f(-square), f(ULP * ULP)],
         &[f(INF), f(0.0), f(1.0), NAN],
         &[f(1.0), f(1.0), f(-1.0), f(0.0)],
@@ -158,7 +158,7 @@ fn subnormals_live_without_ftz_and_are_flushed_with_it() {
             &[f(f32::MIN_POSITIVE), f(f32::MIN_POSITIVE), f(2.0 * f32::MIN_POSITIVE)],
         ],
     );
-    // The result is flushed, too.
+    // With `.ftz` the result is flushed, too.
     check("mul.f32", 32, &[32, 32], &[&[f(f32::MIN_POSITIVE), f(0.5), 0x0040_0000]]);
     check(
         "mul.ftz.f32",
@@ -185,7 +185,7 @@ fn saturation_limits_to_0_and_1() {
             &[f(0.75), f(0.75), f(1.0)],
             &[f(-3.0), f(1.0), f(0.0)],
             &[f(0.25), f(0.25), f(0.5)],
-            // NaN becomes zero.
+            // Saturation turns NaN into zero.
             &[f(INF), f(-INF), f(0.0)],
         ],
     );
@@ -275,7 +275,7 @@ fn approximations_keep_their_promise() {
     approximates("rcp.approx.f32", &positive, |x| 1.0 / x, 2f64.powi(-22));
     approximates("rsqrt.approx.f32", &positive, |x| 1.0 / x.sqrt(), 2f64.powf(-22.9));
     approximates("sqrt.approx.f32", &positive, f64::sqrt, 2f64.powi(-22));
-    // PTX: the absolute error counts between 1/2 and 2.
+    // Between 1/2 and 2, PTX bounds the absolute error.
     let outside: Vec<f32> = positive.iter().copied().filter(|x| !(0.5..=2.0).contains(x)).collect();
     approximates("lg2.approx.f32", &outside, f64::log2, 2f64.powi(-22));
     approximates("tanh.approx.f32", &small, f64::tanh, 2f64.powi(-11));
@@ -315,7 +315,7 @@ fn approximations_keep_their_promise() {
         &[&[f(0.0), f(INF)], &[f(-0.0), f(-INF)], &[f(-1.0), NAN], &[f(INF), 0]],
     );
     check("rcp.approx.ftz.f32", 32, &[32], &[&[f(TINY), f(INF)], &[f(2e38), 0]]);
-    // PTX: the quotient by more than 2^126 is zero, and NaN for infinity.
+    // PTX: a divisor above 2^126 gives zero, or NaN if the dividend is infinite.
     check(
         "div.approx.f32",
         32,

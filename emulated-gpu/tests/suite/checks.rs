@@ -1,4 +1,4 @@
-//! Each check fires on a small program that is wrong, and is silent on the right one, in three orders of execution.
+//! For each check, tests that it reports a wrong program and accepts the correct one, in three orders of execution.
 
 use super::snippet::Bench;
 use tutti_emulated_gpu::{Checks, DeviceMemory, Fault, FaultKind, Grid, Module, launch};
@@ -47,9 +47,9 @@ fn bounds_of_allocations() {
     fires("st.global.u32 [%o+4], %t;", 2, 48, FaultKind::OutOfBounds, "write of 4 bytes in no allocation");
     fires("st.global.u32 [%o-4], %t;", 2, 48, FaultKind::OutOfBounds, "write of 4 bytes");
     fires("ld.global.u32 %r5, [0];", 1, 1, FaultKind::OutOfBounds, "read of 4 bytes");
-    // A vector whose end lies outside.
+    // A vector store whose end is out of bounds.
     fires("st.global.v2.u32 [%x0+8], {%t, %t};", 1, 3, FaultKind::OutOfBounds, "write of 8 bytes");
-    // An offset in shared memory is no generic address.
+    // A generic load from a plain offset in shared memory, without the window.
     fires("cvt.u64.u32 %x1, %r4; ld.u32 %r5, [%x1];", 1, 1, FaultKind::OutOfBounds, "read");
 }
 
@@ -117,7 +117,7 @@ fn reads_of_what_was_never_written() {
     silent("st.shared.u32 [%r4], 1; ld.shared.u32 %r5, [%r4];", 2, 40);
     fires("ld.shared.u32 %r5, [%r4];", 2, 40, FaultKind::Uninitialised, "shared memory");
     fires("atom.shared.add.u32 %r5, [%r4], 1;", 1, 4, FaultKind::Uninitialised, "shared memory");
-    // Shared memory of an earlier block is gone.
+    // A block does not see shared memory that an earlier block wrote.
     let second =
         "setp.ne.u32 %p0, %r0, 0; @%p0 bra READ; st.shared.u32 [%r4], 1;\nREAD: ld.shared.u32 %r5, [%r4];";
     fires(second, 2, 32, FaultKind::Uninitialised, "shared memory");
@@ -125,7 +125,7 @@ fn reads_of_what_was_never_written() {
 
 #[test]
 fn races_between_warps_without_a_barrier() {
-    // Each thread reads the word of a thread of the other warp.
+    // Each thread reads a word that a thread of the other warp writes.
     let exchange = |between: &str| {
         format!(
             "st.shared.u32 [%r4], %t; {between} xor.b32 %r5, %r4, 128; ld.shared.u32 %r6, [%r5]; st.global.u32 [%o], %r6;"
@@ -137,7 +137,7 @@ fn races_between_warps_without_a_barrier() {
         // In some orders the read comes first, and finds memory that is not written yet.
         assert!(matches!(fault.kind, FaultKind::Race | FaultKind::Uninitialised), "{fault}");
     }
-    // Write after read: the second barrier keeps the next round's writes away.
+    // Write after read: without the second barrier, writes of the next round race with reads of this one.
     let rounds = |after: &str| {
         format!(
             "mov.u32 %r10, 0;\nLOOP: st.shared.u32 [%r4], %t; bar.sync 0; xor.b32 %r5, %r4, 128; ld.shared.u32 %r6, [%r5]; {after}\n\
@@ -148,7 +148,7 @@ fn races_between_warps_without_a_barrier() {
     fires(&rounds(""), 1, 64, FaultKind::Race, "without a barrier");
     // Two warps write the same word.
     fires("st.shared.u32 [%r3], %t;", 1, 64, FaultKind::Race, "after a write of warp");
-    // Atomic operations may meet each other, after a barrier behind the first value.
+    // Atomic operations do not race with each other. They need a barrier after the write of the first value.
     let atomics = |between: &str| {
         format!(
             "setp.ne.u32 %p0, %r2, 0; @%p0 bra ADD; st.shared.u32 [%r3], 0;\nADD: {between} atom.shared.add.u32 %r5, [%r3], 1;\n"
@@ -209,7 +209,7 @@ fn copies_are_read_after_their_wait() {
 #[test]
 fn races_of_global_memory_between_blocks() {
     silent("st.global.u32 [%o], %t; ld.global.u32 %r5, [%o];", 4, 32);
-    // All blocks write the first block's words.
+    // All blocks write the same words, those of the first block.
     fires(
         "mul.wide.u32 %x1, %r2, 4; add.u64 %x1, %x0, %x1; st.global.u32 [%x1], %t;",
         4,
@@ -218,9 +218,9 @@ fn races_of_global_memory_between_blocks() {
         "in the same launch",
     );
     silent("mul.wide.u32 %x1, %r2, 4; add.u64 %x1, %x0, %x1; st.global.u32 [%x1], %t;", 1, 32);
-    // Atomic operations may meet.
+    // Atomic operations of different blocks do not race.
     silent("atom.global.add.u32 %r5, [count], 1;", 4, 32);
-    // The last block reads what the others wrote: with a fence and a counter it may.
+    // The last block may read what the other blocks wrote if they use a fence and an atomic counter.
     let last = |fence: &str| {
         format!(
             "st.global.u32 [%o], %t; {fence} atom.global.add.u32 %r5, [count], 1; mov.u32 %r6, %nctaid.x; sub.u32 %r6, %r6, 1;\n\
@@ -238,12 +238,12 @@ fn barriers_that_not_all_reach() {
     silent("bar.sync 0;", 2, 48);
     let divergent = "setp.lt.u32 %p0, %r2, 7; @%p0 bra SKIP; bar.sync 0;\nSKIP: bar.sync 0;";
     fires(divergent, 1, 32, FaultKind::Barrier, "not all lanes of the warp reach");
-    // Whole warps at different barriers.
+    // The warps of a block wait at different barriers.
     let warps = "setp.lt.u32 %p0, %r2, 32; @%p0 bra ONE; bar.sync 2; bra DONE;\nONE: bar.sync 1;\nDONE:";
     for outcome in outcomes(warps, 1, 64) {
         assert_eq!(outcome.unwrap_err().kind, FaultKind::Barrier);
     }
-    // A lane that never comes to the warp's barrier.
+    // One lane never reaches the warp's barrier.
     let missing = "setp.eq.u32 %p0, %r2, 3; @%p0 bra SKIP; bar.warp.sync 0xffffffff;\nSKIP: bar.sync 0;";
     fires(missing, 1, 32, FaultKind::Barrier, "not all lanes");
 }

@@ -1,4 +1,4 @@
-//! An opcode or name that the decoder does not know is an error that names it, in the kernels that hold it only.
+//! Tests that the decoder's error names an unknown opcode or name, and that only the kernels that contain it fail.
 
 use super::snippet::HEADER;
 use tutti_emulated_gpu::{Checks, DeviceMemory, FaultKind, Grid, Module, launch};

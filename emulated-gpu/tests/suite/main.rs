@@ -1,6 +1,6 @@
-//! The emulator against PTX's own definition, and its checks against small programs that are wrong.
+//! Tests the emulator against the text of PTX, and its checks against small wrong programs.
 //!
-//! Expected values are made by hand from the PTX ISA's text, not by another run of the emulator.
+//! Expected values are derived by hand from the PTX ISA's text, not from a run of the emulator.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,11 +1,11 @@
-//! Each fragment layout of `mma.sync` and `ldmatrix`.
+//! Tests each fragment layout of `mma.sync` and `ldmatrix`.
 //!
-//! The layouts are those of the PTX ISA's tables: with `group = lane / 4` and `t = lane % 4`.
+//! The layouts are those in the PTX ISA's tables, with `group = lane / 4` and `t = lane % 4`.
 
 use super::snippet::Bench;
 use tutti_emulated_gpu::Checks;
 
-/// A kernel that runs `mma` on fragments that lie in memory, a register's 32 lanes together.
+/// Runs `mma` on fragments in memory, where the 32 lanes of a register are contiguous.
 fn multiply(shape: &str, a: &[Vec<u32>], b: &[Vec<u32>], c: &[Vec<u32>]) -> Vec<Vec<u32>> {
     let names =
         |first: usize, n: usize| (first..first + n).map(|i| format!("%r{i}")).collect::<Vec<_>>().join(", ");
@@ -15,7 +15,8 @@ fn multiply(shape: &str, a: &[Vec<u32>], b: &[Vec<u32>], c: &[Vec<u32>]) -> Vec<
         body += &format!("ld.global.u32 %r{i}, [%x2+{}];\n", i * 128);
     }
     let (na, nb) = (a.len(), b.len());
-    // The sums go to C's registers and, by two more moves, test that a target may be a source.
+    // The targets are C's registers, because a target may also be a source. Two more moves check that they hold the
+    // sums.
     body += &format!(
         "mma.sync.aligned.{shape} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};\n",
         d = names(0, 4),
@@ -37,7 +38,7 @@ fn multiply(shape: &str, a: &[Vec<u32>], b: &[Vec<u32>], c: &[Vec<u32>]) -> Vec<
     bench.read(output, 128).chunks(32).map(<[u32]>::to_vec).collect()
 }
 
-/// Small integers that make each element of the product tell its place.
+/// Returns a small integer that differs between neighbouring elements, so that a misplaced element shows.
 fn element(row: usize, column: usize, salt: usize) -> f32 {
     ((row * 7 + column * 3 + salt) % 11) as f32 - 5.0
 }
@@ -54,7 +55,7 @@ fn brain(x: f32) -> u16 {
     (x.to_bits() >> 16) as u16
 }
 
-/// f16 of a small integer.
+/// Returns a small integer's bits as f16.
 fn half(x: f32) -> u16 {
     let bits = x.to_bits();
     if x == 0.0 {
@@ -106,7 +107,7 @@ fn halves_in_fragments_of_m16n8k16_and_m16n8k8() {
 
 #[test]
 fn tensor_floats_in_fragments_of_m16n8k8() {
-    // Bits below the ten of tf32 do not count.
+    // The lower bits, which tf32 ignores, are set.
     let dirty = |x: f32| if x == 0.0 { 0 } else { x.to_bits() | 0x1fff };
     let a = |register: usize, lane: usize| {
         dirty(element(lane / 4 + register % 2 * 8, lane % 4 + register / 2 * 4, 1))
@@ -118,7 +119,7 @@ fn tensor_floats_in_fragments_of_m16n8k8() {
     check_sums(&found, 8, "tf32");
 }
 
-/// Loads `count` matrices whose element is its own place: 64 matrix + 8 row + column.
+/// Loads `count` matrices. The value of each element encodes its position: 64 matrix + 8 row + column.
 fn load(count: usize, transposed: bool) -> Vec<Vec<u32>> {
     let registers: Vec<String> = (0..count).map(|i| format!("%r{i}")).collect();
     let trans = if transposed { ".trans" } else { "" };

@@ -1,20 +1,22 @@
-//! Kernels of `sources` through the real NVRTC, compared with the same functions computed here.
+//! Runs the kernels in `sources`, compiled by the real NVRTC, and compares them with the same functions computed on the
+//! host.
 //!
-//! `tests/tools/nvrtc` installs NVRTC. Without it, PTX that it made before is used, and mutants are skipped; with
-//! `CUDA_TESTS=required` its absence is an error.
+//! `tests/tools/nvrtc` installs NVRTC. Without it, the committed PTX is used, and mutants are skipped. With
+//! `CUDA_TESTS=required`, a missing NVRTC is an error.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tutti_emulated_gpu::{Checks, DeviceMemory, Fault, Grid, Module, launch};
 
-/// Architectures whose PTX differs: 80 converts bf16 by shifts, 90 by instructions, 100a comes from a newer front end.
+/// Architectures whose PTX differs. 80 converts bf16 by shifts, and 90 by instructions. 100a comes from a newer front
+/// end.
 const ARCHITECTURES: [&str; 3] = ["compute_80", "compute_90", "compute_100a"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// PTX that NVRTC made of a source for compute_90.
+/// Returns the committed PTX that NVRTC made from a source for compute_90.
 fn committed(source: &str) -> &'static str {
     match source {
         "rows.cu" => include_str!("sources/rows.ptx"),
@@ -22,7 +24,7 @@ fn committed(source: &str) -> &'static str {
     }
 }
 
-/// PTX of a source, or none if NVRTC is not installed.
+/// Compiles a source to PTX. Returns none if NVRTC is not installed.
 fn compile(source: &str, architecture: &str) -> Option<String> {
     if !root().join("target/nvrtc/lib/libnvrtc.so.13").exists() {
         assert!(
@@ -38,7 +40,7 @@ fn compile(source: &str, architecture: &str) -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap())
 }
 
-/// A module on a GPU of its own.
+/// A loaded module on a new GPU.
 struct Gpu {
     module: Module,
     memory: DeviceMemory,
@@ -98,7 +100,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     words(bytes).into_iter().map(f32::from_bits).collect()
 }
 
-/// Values between -1 and 1 without order, exact as bf16.
+/// Returns pseudo-random values between -1 and 1 that are exact in bf16.
 fn values(count: usize, salt: u32) -> Vec<f32> {
     let mut state = salt.wrapping_mul(0x9e37_79b9) | 1;
     let mut next = || {
@@ -114,7 +116,7 @@ fn brain(values: &[f32]) -> Vec<u8> {
     bytes(values, |v| ((v.to_bits() >> 16) as u16).to_le_bytes())
 }
 
-/// Runs `test` on the PTX of each architecture, plain and with all checks in three orders.
+/// Runs `test` on the PTX of each architecture, without checks and with all checks in three orders.
 fn everywhere(source: &str, test: impl Fn(&Gpu, &Checks, &str)) {
     for architecture in ARCHITECTURES {
         let ptx = match compile(source, architecture) {
@@ -199,7 +201,7 @@ fn branches_arrays_calls_and_divisions() {
         let out = gpu.memory.allocate(4 * 300).unwrap();
         gpu.run("mixture", [3, 1, 1], 100, &[&out.to_le_bytes(), &divisor.to_le_bytes()], checks).unwrap();
         for (t, found) in words(&gpu.download(out, 1200)).into_iter().enumerate() {
-            // Lanes that vote may see an even group: both outcomes of the vote are the program's.
+            // A lane of an odd group may vote together with an even group, or not. The program allows both results.
             let expected = expected(t as u32);
             assert!(found == expected || t % 3 == 1 && found == 1, "{name}: {t}: {found}, not {expected}");
         }
@@ -265,7 +267,7 @@ fn matrices_are_multiplied_on_tensor_cores() {
     });
 }
 
-/// Faults that remain when one line of a source is replaced, in three orders.
+/// Replaces one line of a source, and asserts that the kernel then ends with a fault in each of three orders.
 fn mutant(source: &str, from: &str, to: &str, run: impl Fn(&Gpu, &Checks) -> Result<(), Box<Fault>>) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/sources").join(source);
     let text = std::fs::read_to_string(&file).unwrap();

@@ -1,14 +1,15 @@
-//! Divergence, loops, barriers, calls and memory spaces in small programs, under several orders of warps.
+//! Tests divergence, loops, barriers, calls and memory spaces in small programs, in several orders of warps.
 
 use super::snippet::Bench;
 use tutti_emulated_gpu::{Checks, FaultKind, Grid, Module, launch};
 
-/// Declarations, and `%t` = thread in the grid, `%o` = address of its word in the output.
+/// Start of a kernel. `%t` is the thread's index in the grid, and `%o` the address of its word in the output.
 const OPENING: &str = "{ .reg .b32 %r<32>; .reg .b64 %x<16>; .reg .pred %p<8>; .reg .b32 %t; .reg .b64 %o;\n\
     ld.param.u64 %x0, [out]; mov.u32 %r0, %ctaid.x; mov.u32 %r1, %ntid.x; mov.u32 %r2, %tid.x;\n\
     mad.lo.s32 %t, %r0, %r1, %r2; mad.wide.u32 %o, %t, 4, %x0;\n";
 
-/// Words that `body` leaves in the output of `blocks` x `threads` threads, the same in three orders and without one.
+/// Returns the words that `body` stores with `blocks` x `threads` threads. Asserts that three seeded orders and the
+/// unseeded one store the same words.
 fn words(declarations: &str, body: &str, blocks: u32, threads: u32) -> Vec<u32> {
     let bench =
         Bench::new(&format!("{declarations}.visible .entry k(.param .u64 out)\n{OPENING}{body}\nret; }}"));
@@ -28,7 +29,7 @@ fn words(declarations: &str, body: &str, blocks: u32, threads: u32) -> Vec<u32> 
 
 #[test]
 fn lanes_leave_a_loop_at_different_times() {
-    // The steps of the Collatz sequence from thread + 1.
+    // Counts the steps of the Collatz sequence that starts at the thread's index + 1.
     let body = "add.u32 %r3, %t, 1; mov.u32 %r4, 0;\n\
         LOOP: setp.eq.u32 %p0, %r3, 1; @%p0 bra DONE;\n\
         and.b32 %r5, %r3, 1; setp.eq.u32 %p1, %r5, 0; @%p1 bra EVEN;\n\
@@ -49,7 +50,7 @@ fn lanes_leave_a_loop_at_different_times() {
 
 #[test]
 fn lanes_meet_after_nested_branches() {
-    // After the branches all lanes vote together; without a meeting the ballot would be smaller.
+    // After the branches all lanes vote. If they had not converged, the ballot would be smaller.
     let body = "and.b32 %r3, %t, 3; setp.lt.u32 %p0, %r3, 2; @%p0 bra LOW;\n\
         setp.eq.u32 %p1, %r3, 3; @%p1 bra THREE; mov.u32 %r4, 20; bra MEET;\n\
         THREE: mov.u32 %r4, 30; bra MEET;\n\
@@ -94,7 +95,7 @@ fn blocks_sum_over_shared_memory_between_barriers() {
 
 #[test]
 fn a_lock_inside_a_warp_makes_progress() {
-    // The losers jump back to a lower program counter than the winner's section.
+    // The lanes that fail to get the lock jump back to a lower program counter than the winner's section has.
     let body = "TRY: atom.global.cas.b32 %r3, [lock], 0, 1; setp.eq.u32 %p0, %r3, 0; @%p0 bra WON; bra TRY;\n\
         WON: ld.volatile.global.u32 %r4, [sum]; add.u32 %r4, %r4, 1; st.volatile.global.u32 [sum], %r4;\n\
         membar.gl; atom.global.exch.b32 %r5, [lock], 0; st.global.u32 [%o], %r4;";
@@ -249,7 +250,7 @@ fn parameters_are_read_at_computed_offsets() {
 
 #[test]
 fn lanes_that_wait_for_each_other_in_loops_make_progress() {
-    // The first loop waits for the second one's lanes, which then wait for what follows the first.
+    // Lanes in the first loop wait for those in the second one, which wait for code behind the first loop.
     let body = "setp.lt.u32 %p0, %t, 16; @%p0 bra LOW;\n\
         WAIT: ld.volatile.global.u32 %r3, [second]; setp.eq.u32 %p1, %r3, 0; @%p1 bra WAIT;\n\
         st.volatile.global.u32 [first], 1; bra DONE;\n\

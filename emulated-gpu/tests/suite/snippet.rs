@@ -4,13 +4,13 @@ use tutti_emulated_gpu::{Checks, DeviceMemory, Fault, Grid, Module, launch};
 
 pub const HEADER: &str = ".version 9.0\n.target sm_90\n.address_size 64\n";
 
-/// Name of a register type with this many bits; one bit is a predicate.
+/// Returns the register type of this many bits. One bit is a predicate.
 fn register(bits: u32) -> String {
     if bits == 1 { ".pred".to_owned() } else { format!(".b{bits}") }
 }
 
-/// A kernel that loads four values of 64 bits per thread, runs `body` on `%a` to `%d` and stores `%o`. The registers
-/// have the given bits.
+/// Returns a kernel that loads four 64-bit values per thread to `%a` to `%d`, runs `body` and stores `%o`. `from` and
+/// `into` are the registers' bits.
 fn kernel(body: &str, into: u32, from: &[u32]) -> String {
     let mut text = format!(
         "{HEADER}.visible .entry k(.param .u64 input, .param .u64 output)\n{{\n\
@@ -37,7 +37,7 @@ fn kernel(body: &str, into: u32, from: &[u32]) -> String {
     text + "st.global.u64 [%x3], %x5;\nret;\n}\n"
 }
 
-/// Results of `body` for each case, one case per lane.
+/// Returns the results of `body`, which runs each case in one lane.
 pub fn results(body: &str, into: u32, from: &[u32], cases: &[&[u64]]) -> Vec<u64> {
     let text = kernel(body, into, from);
     let module = Module::decode(&text).unwrap();
@@ -62,14 +62,15 @@ pub fn results(body: &str, into: u32, from: &[u32], cases: &[&[u64]]) -> Vec<u64
     out.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect()
 }
 
-/// Checks one instruction on operands and results of these bits. The last element of a case is the expected result.
+/// Checks one instruction. `into` and `from` are the bits of its operands. The last element of a case is the expected
+/// result.
 pub fn check(instruction: &str, into: u32, from: &[u32], cases: &[&[u64]]) {
     let names = ["%a", "%b", "%c", "%d"];
     let body = format!("{instruction} %o, {};\n", names[..from.len()].join(", "));
     check_body(&body, into, from, cases);
 }
 
-/// Checks a body as `check` does.
+/// Checks a body of several instructions as [`check`] does.
 pub fn check_body(body: &str, into: u32, from: &[u32], cases: &[&[u64]]) {
     let inputs: Vec<&[u64]> = cases.iter().map(|c| &c[..c.len() - 1]).collect();
     let found = results(body, into, from, &inputs);
@@ -84,12 +85,12 @@ pub fn check_body(body: &str, into: u32, from: &[u32], cases: &[&[u64]]) {
     }
 }
 
-/// Bits of an f32.
+/// Returns the bits of an f32.
 pub fn f(value: f32) -> u64 {
     u64::from(value.to_bits())
 }
 
-/// A kernel with its memory.
+/// A module with one kernel, and the device memory that the kernel uses.
 pub struct Bench {
     pub module: Module,
     pub memory: DeviceMemory,

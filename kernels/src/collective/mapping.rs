@@ -29,7 +29,7 @@ pub(super) struct Flags {
     pub published: AtomicU32,
     /// Number of ranks that sleep until `published` changes.
     pub sleepers: AtomicU32,
-    /// Operation and length of the data in each slot.
+    /// Operation and length of the data in each slot, which other ranks compare with their own call.
     pub brought: [AtomicU64; SLOTS],
 }
 

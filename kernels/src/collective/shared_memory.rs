@@ -32,13 +32,14 @@ use super::{
 
 /// Number of floats per slot.
 const TILE: usize = SLOT_BYTES / 4;
-/// Maximum number of floats of a small sum, which every rank computes as a whole: that is faster than publishing twice.
+/// Maximum number of floats of a small sum. Every rank computes a small sum as a whole, because that is faster than
+/// publishing twice.
 const SUMMED_BY_ALL: usize = 8 << 10;
 /// Number of floats that a rank sums at a time in its share of a large sum.
 const BLOCK: usize = 1 << 10;
 /// Duration of spinning before a waiting rank yields its core.
 const SPIN: Duration = Duration::from_micros(2);
-/// Duration of polling before a waiting rank sleeps.
+/// Duration of polling (spins and yields) before a waiting rank sleeps.
 const LOOK: Duration = Duration::from_micros(50);
 /// Bit of a rank's published number that is set once the rank has left the group. Numbers use the other 31 bits and
 /// wrap around.

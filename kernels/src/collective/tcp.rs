@@ -88,7 +88,8 @@ impl Tcp {
         let failed = |e: io::Error| broken(&format!("reach rank 0 at {address}"), &e);
         let socket = TcpStream::connect_timeout(&address, patience).map_err(failed)?;
         socket.set_nodelay(true).map_err(failed)?;
-        // A handshake waits for rank 0, which may still be loading.
+        // The read timeout is as long as the formation may take, because rank 0 may still be loading and then answers
+        // the handshake late.
         socket.set_read_timeout(Some(patience)).map_err(failed)?;
         let mut stream = links.dialed(socket).map_err(failed)?;
         let mut hello = secret.to_vec();
@@ -126,7 +127,7 @@ impl Tcp {
         outcome
     }
 
-    /// Sends one tile to rank 0, which calls `merge` with each rank's tile in the order of ranks.
+    /// Sends one tile from each rank to rank 0. Rank 0 calls `merge` with each rank's tile, in the order of ranks.
     fn up(
         &mut self,
         call: Call,

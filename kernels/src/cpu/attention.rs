@@ -8,7 +8,7 @@
 //! The blocks, the ranges, their order and every sum within them depend only on the query's position and the window.
 //! The result therefore has the same bits in any chunk, with any batch-mates and on any number of threads. Queries that
 //! share keys (the query heads of one kv head, for a few tokens of one request) are computed together only to share
-//! reads. The ranges of one query run on several threads only to balance the load.
+//! reads. One query's ranges run on different threads only to balance the load.
 //!
 //! Keys outside a query's window are masked before the softmax, and their values are never read: an unwritten slot of a
 //! page may hold NaN, and 0 * NaN is NaN.

@@ -69,7 +69,7 @@ pub struct CpuDevice {
     widest: (usize, usize),
 }
 
-/// The results of a step, which ran while it was enqueued.
+/// The results of a step. The step ran when it was enqueued, so they are complete.
 pub struct Done(StepResults);
 
 impl CpuDevice {
@@ -83,7 +83,7 @@ impl CpuDevice {
     /// is pinned to the first.
     pub fn on_cores(cores: &Cores, isa: Isa) -> Result<Self, DeviceError> {
         let device = Self::with_pool(ThreadPool::on_cores(cores.numbers())?, isa)?;
-        // The caller is pinned last, since threads that it starts inherit its core.
+        // The caller's thread is pinned after the pool's threads have started, since a new thread inherits the pinning.
         cores.numbers().first().map_or(Ok(()), |&first| cores::pin(first))?;
         Ok(device)
     }
@@ -379,7 +379,7 @@ impl Device for CpuDevice {
     ) -> Result<bool, DeviceError> {
         out.append(&mut done.0);
         if self.results.is_empty() {
-            // The next step reuses the memory of these results.
+            // The next step reuses the memory of the collected results.
             self.results = std::mem::take(&mut done.0);
         }
         Ok(true)

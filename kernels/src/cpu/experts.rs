@@ -17,7 +17,7 @@ use crate::{DeviceError, Routing};
 /// Minimum number of columns per task of [`scatter_add`], so that its reads are whole cache lines in a row.
 const LEAST_COLUMNS: usize = 64;
 
-/// An expert of a row.
+/// An expert that a row has chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Choice {
     expert: u32,

@@ -142,9 +142,9 @@ fn multiply<K: MicroKernel>(
     tasks.run(pool, groups, count, |group, task, thread| run(group, task, &activations, thread))
 }
 
-/// Returns the only group if each thread packs a copy of the activations for itself: if they are one tile that fits
-/// [`THREAD_FLOATS`]. Threads then do not wait for each other between packing and multiplying, and do not read what
-/// another core packed from its cache. This saves more time than it costs to pack everything on every thread.
+/// Returns the only group, if each thread packs a copy of its activations: if they are one tile that fits
+/// [`THREAD_FLOATS`]. Threads then do not wait for each other between packing and multiplying, and do not read
+/// activations from another core's cache. This saves more time than packing the same activations on every thread costs.
 fn has_copies<K: MicroKernel>(groups: &[Group], limits: TileLimits, steps: usize) -> Option<Group> {
     let &[group] = groups else { return None };
     let (first, end) = group.rows;

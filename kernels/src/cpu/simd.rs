@@ -36,10 +36,10 @@ pub(super) trait Op {
 pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type F: Copy;
-    /// Number of rows of the largest of several tiles of a product. The tile's sums with one panel, and their operands,
-    /// fit the registers.
+    /// Maximum number of rows per tile in a product of several tiles. The sums of such a tile with one panel, and their
+    /// operands, fit the registers.
     const TILE_ROWS: usize;
-    /// Number of rows of the largest tile that is a product's only one. At least [`Self::TILE_ROWS`], and at most
+    /// Maximum number of rows of a tile that is a product's only one. At least [`Self::TILE_ROWS`], and at most
     /// [`LANES`], the rows that packing transposes at once.
     const SINGLE_TILE_ROWS: usize = Self::TILE_ROWS;
     /// Maximum number of sums that a tile of several panels keeps in registers.
@@ -93,8 +93,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// Thirty-two u16 are readable at `weights`.
     unsafe fn dot_bf16(self, sum: Self::F, weights: *const u16, pair: u32) -> Self::F;
-    /// [`Self::dot_bf16`] with each pair of weights masked by `mask`. Each half of `mask` is all ones, which keeps that
-    /// half of the pair, or zero, which drops it. A dropped half counts as zero, even if it is NaN.
+    /// Like [`Self::dot_bf16`], but with each pair of weights masked by `mask`. Each half of `mask` is all ones, which
+    /// keeps that half of the pair, or zero, which drops it. A dropped half counts as zero, even if it is NaN.
     ///
     /// # Safety
     ///

@@ -40,7 +40,7 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Checks the inputs and copies them. Nothing is copied if the inputs are refused.
+    /// Checks the inputs and copies them. Nothing is copied if a check fails.
     pub(super) fn begin(&mut self, inputs: &StepInputs<'_>, planes: &Planes) -> Result<(), DeviceError> {
         check::rows(inputs)?;
         check_continues(inputs)?;
@@ -53,7 +53,7 @@ impl Step {
         Ok(())
     }
 
-    /// Checks that the rows have slots of their own, which exist. The null slot may occur several times.
+    /// Checks that each row's slot exists and belongs to no other row. The null slot may occur several times.
     fn check_slots(&mut self, inputs: &StepInputs<'_>, planes: &Planes) -> Result<(), DeviceError> {
         if planes.slots.is_empty() {
             return Ok(());
@@ -127,7 +127,7 @@ impl Step {
     }
 }
 
-/// Refuses rows that continue a step in flight: this device runs one step at a time.
+/// Returns an error for a row that continues a step in flight, because this device runs one step at a time.
 fn check_continues(inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
     match inputs.rows.iter().position(|row| row.continues) {
         Some(index) => Err(DeviceError::Misuse(format!(

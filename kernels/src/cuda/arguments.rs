@@ -1,7 +1,8 @@
-//! The arguments of the kernels: a struct for each list of parameters, a field per parameter in the kernel's order.
+//! The arguments of the kernels: a struct for each list of parameters, with one field per parameter in the kernel's
+//! order.
 //!
-//! The structs say what Tutti passes. What a kernel takes is read when it is loaded, and compared: see
-//! [`parameters`](super::parameters).
+//! The structs describe the arguments that Tutti passes. When a kernel is loaded, they are compared with the parameters
+//! of the compiled kernel: see [`parameters`](super::parameters).
 
 use super::memory::DevicePointer;
 use super::records::{Item, NominationTask, Row, RowResult, ScoreTask, Task, Top};
@@ -11,7 +12,7 @@ use super::records::{Item, NominationTask, Row, RowResult, ScoreTask, Task, Top}
 pub(super) struct Argument {
     /// Name of the field.
     pub(super) name: &'static str,
-    /// Offset in the struct of the arguments, in bytes.
+    /// Offset of the field in the struct, in bytes.
     pub(super) offset: usize,
     /// Width in bytes.
     pub(super) bytes: usize,
@@ -24,12 +25,12 @@ pub(super) const MOST_ARGUMENTS: usize = 18;
 ///
 /// # Safety
 ///
-/// `LIST` names offset and width of each field, in the order of the fields.
+/// `LIST` holds the offset and the width of each field, in the order of the fields.
 pub(super) unsafe trait Arguments: Copy {
     const LIST: &'static [Argument];
 }
 
-/// Types of single arguments: what the sources call `u32` or `int`, `u64`, `float`, and a pointer.
+/// Types that an argument can have. The sources call them `u32` or `int`, `u64`, `float`, and pointers.
 trait Scalar: Copy {}
 
 impl Scalar for u32 {}
@@ -37,7 +38,7 @@ impl Scalar for u64 {}
 impl Scalar for f32 {}
 impl<T> Scalar for DevicePointer<T> {}
 
-/// The width of an argument in bytes. Types that a kernel does not take one by one have none.
+/// Returns the width of an argument in bytes. It accepts only [`Scalar`] types, because a kernel takes no other ones.
 const fn width_of<T: Scalar>() -> usize {
     size_of::<T>()
 }
@@ -52,7 +53,7 @@ macro_rules! arguments {
             $(pub(super) $field: $kind,)+
         }
 
-        // SAFETY: the list is made of the fields.
+        // SAFETY: the macro makes the list from the fields.
         unsafe impl Arguments for $name {
             const LIST: &'static [Argument] = &[$(Argument {
                 name: stringify!($field),
@@ -67,7 +68,7 @@ macro_rules! arguments {
 
 type Floats = DevicePointer<f32>;
 type Words = DevicePointer<u32>;
-/// Elements of the type that the kernel's name ends in.
+/// Elements of a stored type: f32, f16 or bf16, as the kernel's name says.
 type Stored = DevicePointer<u8>;
 type Rows = DevicePointer<Row>;
 
@@ -419,7 +420,7 @@ arguments! {
 }
 
 impl MergeSplits {
-    /// The arguments of the kernels whose splits are merged: these, and the layer's pages.
+    /// Converts these arguments to those of the kernels that leave partial results, which also take the layer's pages.
     pub(super) fn with_pages(self, kv: Stored) -> AttentionTiles {
         let Self { qkv, rows, items, kv_at, pages, out, part_sums, part_values, .. } = self;
         let Self { parts, heads, kv_heads, page_tokens, window, scale, .. } = self;

@@ -1,4 +1,4 @@
-//! Work lists of attention on tensor cores: which queries form a tile, and which tiles have their splits computed in
+//! Work lists of attention on tensor cores: which queries form a tile, and of which tiles the splits are computed in
 //! parallel. `sources/attention_tiles.cu` describes tiles and splits.
 //!
 //! The lists affect the time of a step, but no bit of its results.
@@ -8,15 +8,15 @@ use super::records::{Item, Record, Row};
 
 /// Keys per split: `SPLIT` in `sources/attention_tiles.cu`.
 const SPLIT: u32 = 256;
-/// Queries of one warp, and so of a narrow tile.
+/// Number of queries that one warp computes. A narrow tile has one warp.
 const NARROW: u32 = 16;
-/// Queries of a wide tile.
+/// Number of queries of a wide tile.
 const WIDE: u32 = 64;
 /// Marks an item that computes all splits of its tile: `ALL_SPLITS` in `sources/attention_tiles.cu`.
 const ALL_SPLITS: u32 = u32::MAX;
-/// Blocks of narrow tiles that fill a large GPU: four for each of about 130 multiprocessors.
+/// Number of blocks of narrow tiles that fill a large GPU: four for each of about 130 multiprocessors.
 const NARROW_BLOCKS: usize = 512;
-/// Blocks of wide tiles that fill a large GPU: two per multiprocessor.
+/// Number of blocks of wide tiles that fill a large GPU: two per multiprocessor.
 const WIDE_BLOCKS: usize = 256;
 
 /// A tile of consecutive queries of one row.
@@ -29,7 +29,7 @@ struct Tile {
     splits: u32,
 }
 
-/// Numbers that the lists depend on besides the rows.
+/// The numbers, apart from the rows, that determine the lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WorkShape {
     /// Query heads per kv head.
@@ -46,7 +46,7 @@ pub(super) struct AttentionWork {
     pub(super) shape: WorkShape,
     pub(super) narrow: Vec<Item>,
     pub(super) wide: Vec<Item>,
-    /// Tiles with an item per split, whose partial results are merged afterwards.
+    /// Tiles of which each split is a separate item. Their partial results are merged afterwards.
     pub(super) merges: Vec<Item>,
     /// Number of partial results per kv head.
     pub(super) parts: usize,
@@ -66,7 +66,7 @@ impl AttentionWork {
         }
     }
 
-    /// Makes the lists for a step of `tokens` tokens. `rows` has the words of a [`Row`] per row.
+    /// Builds the lists for a step of `tokens` tokens. `rows` holds the words of the [`Row`] records.
     pub(super) fn build(&mut self, rows: &[u32], tokens: usize) {
         self.narrow.clear();
         self.wide.clear();
@@ -77,7 +77,7 @@ impl AttentionWork {
         for tile in tiles(rows, tokens, group) {
             *(if tile.queries <= NARROW { &mut narrow } else { &mut wide }) += tile.splits as usize;
         }
-        // Number of splits per block if all blocks of a kind had equally many. A tile with more splits would run on
+        // Number of splits per block if all blocks of a kind had equally many. A tile with more splits would still run
         // when all others have ended, so it is divided.
         let share = |splits: usize, blocks: usize| (splits * self.shape.kv_heads).div_ceil(blocks).max(1);
         let (narrow, wide) = (share(narrow, NARROW_BLOCKS), share(wide, WIDE_BLOCKS));
@@ -112,8 +112,8 @@ impl AttentionWork {
     }
 }
 
-/// The tiles of all rows, row by row. In a row, the tiles with the most keys come first, so that the longest start
-/// first.
+/// Returns the tiles of all rows, row by row. Within a row, the tiles with the most keys come first, so that the
+/// longest start first.
 fn tiles(rows: &[u32], tokens: usize, group: u32) -> impl Iterator<Item = Tile> {
     let (rows, _) = rows.as_chunks::<{ Row::WORDS }>();
     let ends = rows[1.min(rows.len())..].iter().map(|row| row[0]).chain([tokens as u32]);
@@ -132,7 +132,7 @@ fn tiles(rows: &[u32], tokens: usize, group: u32) -> impl Iterator<Item = Tile> 
 mod tests {
     use super::{ALL_SPLITS, AttentionWork, Item, NARROW, WIDE, WorkShape};
 
-    /// Rows as (tokens, first position).
+    /// Builds the lists for rows that are given as (tokens, first position).
     fn work(shape: WorkShape, rows: &[(u32, u32)]) -> AttentionWork {
         let (mut words, mut tokens) = (Vec::new(), 0);
         for &(count, start) in rows {

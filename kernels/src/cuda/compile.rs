@@ -1,9 +1,9 @@
 //! Compilation of the kernels' sources by NVRTC, and the cache of its output.
 //!
-//! The output is PTX for the GPU's architecture, which the driver translates further. A file of the cache is named by a
-//! hash of the source, the options and the driver's version, so that none is ever stale. A file that was compiled ahead
-//! of time is named by a hash of the source and the options alone, because the machine that compiles may have no
-//! driver.
+//! The output is PTX for the GPU's architecture, which the driver translates further. The name of a file in the cache
+//! is a hash of the source, the options and the driver's version, so that no file is ever stale. The name of a file
+//! that was compiled ahead of time is a hash of the source and the options only, because the machine that compiles may
+//! have no driver.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -22,7 +22,7 @@ const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "-lineinfo"];
 /// Compiles a source for an architecture such as `compute_90`. Returns the PTX and the compiler's log, which is empty
 /// without warnings. An error holds the log.
 pub fn compile(source: &Source, architecture: &str) -> Result<(String, String), String> {
-    // SAFETY: the call tries to open the library.
+    // SAFETY: the call has no preconditions; it tries to open the library.
     if !unsafe { sys::is_culib_present() } {
         return Err("libnvrtc.so.13 is missing".to_owned());
     }
@@ -32,7 +32,7 @@ pub fn compile(source: &Source, architecture: &str) -> Result<(String, String), 
     let program = result::create_program(&text, Some(&name)).map_err(|error| failed("NVRTC", error))?;
     let mut options = vec![format!("--gpu-architecture={architecture}")];
     options.extend(OPTIONS.iter().map(|&option| option.to_owned()));
-    // SAFETY: the program is alive until it is destroyed, at the end.
+    // SAFETY: the program is destroyed only at the end of this block.
     unsafe {
         let compiled = result::compile_program(program, &options);
         let log = result::get_program_log(program).map(text_of).unwrap_or_default();
@@ -63,26 +63,26 @@ pub struct KernelCache {
 }
 
 impl KernelCache {
-    /// Uses `dir`, which is made when the first file is written.
+    /// Uses the folder `dir`, which is created when the first file is written.
     pub fn new(dir: Option<PathBuf>) -> Self {
         Self { dir, compiled: None }
     }
 
-    /// Takes kernels from a folder that [`compile_all`] has filled. Kernels that it lacks come from the cache or the
-    /// compiler.
+    /// Also uses kernels from a folder that [`compile_all`] has filled. Kernels that are missing there come from the
+    /// cache or the compiler.
     pub fn with_compiled(self, compiled: Option<PathBuf>) -> Self {
         Self { compiled, ..self }
     }
 
-    /// `tutti/kernels` in the user's folder of caches: `XDG_CACHE_HOME`, or `.cache` in `HOME`.
+    /// Uses `tutti/kernels` in the user's cache folder, which is `XDG_CACHE_HOME`, or `.cache` in `HOME`.
     pub fn of_user() -> Self {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let caches = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
         Self::new(caches.map(|caches| caches.join("tutti/kernels")))
     }
 
-    /// Returns the PTX of a source: compiled ahead of time, or from the cache, or else from the compiler. A cache that
-    /// cannot be written only costs time at the next start.
+    /// Returns the PTX of a source: compiled ahead of time, from the cache, or from the compiler. If the cache cannot
+    /// be written, only the next start takes longer.
     pub(super) fn ptx(
         &self,
         source: &Source,
@@ -90,7 +90,7 @@ impl KernelCache {
         driver: i32,
     ) -> Result<String, DeviceError> {
         let file = self.dir.as_ref().map(|dir| dir.join(file_name(source, architecture, Some(driver))));
-        // Code for this architecture alone (`a`) is preferred to code that also runs on later ones.
+        // Code for exactly this architecture (`a`) is preferred to code that also runs on later ones.
         let ahead = [format!("{architecture}a"), architecture.to_owned()]
             .map(|name| self.compiled.as_ref().map(|dir| dir.join(file_name(source, &name, None))));
         let known = ahead.iter().chain([&file]).flatten().find_map(|file| fs::read_to_string(file).ok());
@@ -123,7 +123,8 @@ pub fn compile_all(dir: &Path, architecture: &str) -> Result<usize, String> {
     Ok(SOURCES.len())
 }
 
-/// The name under which NVRTC makes PTX for a GPU: `compute_90a` for `sm_90a`. `None` if `name` has another form.
+/// Returns NVRTC's name for a GPU's architecture: `compute_90a` for `sm_90a`. Returns `None` if `name` has another
+/// form.
 pub fn virtual_architecture(name: &str) -> Option<String> {
     let number = name.strip_prefix("sm_")?;
     let digits = number.trim_end_matches(['a', 'f']);
@@ -131,14 +132,14 @@ pub fn virtual_architecture(name: &str) -> Option<String> {
     (is_number && number.len() <= digits.len() + 1).then(|| format!("compute_{number}"))
 }
 
-/// The name of a file in the cache, or of a file compiled ahead of time if `driver` is `None`.
+/// Returns the name of a file in the cache, or of a file compiled ahead of time if `driver` is `None`.
 fn file_name(source: &Source, architecture: &str, driver: Option<i32>) -> String {
     let stem = source.name.trim_end_matches(".cu");
     let key = format!("{}\0{architecture}\0{OPTIONS:?}\0{driver:?}", source.text());
     format!("{stem}-{architecture}-{:032x}.ptx", fnv(key.as_bytes()))
 }
 
-/// Writes a file in one move, so that a worker that starts at the same time sees all of it or nothing.
+/// Writes a file and then renames it, so that a worker that starts at the same time sees the whole file or none.
 fn write(file: &Path, text: &str) -> io::Result<()> {
     let dir = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;
@@ -188,7 +189,7 @@ mod tests {
         let source = &SOURCES[0];
         std::fs::write(dir.path().join(file_name(source, "compute_0", Some(1))), "cached").unwrap();
         assert_eq!(cache.ptx(source, "compute_0", 1).unwrap(), "cached");
-        // No compiler knows this architecture, and this machine may have no compiler.
+        // This architecture does not exist, so that a compiler, if the machine has one, fails.
         assert!(cache.ptx(source, "compute_0", 2).is_err());
     }
 

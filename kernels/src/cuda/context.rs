@@ -1,4 +1,4 @@
-//! One GPU: its primary context and the one stream on which everything runs in order.
+//! One GPU: its primary context, and the single stream that runs all of its work in order.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     pub(super) stream: sys::CUstream,
-    /// Number of the GPU among those that the process sees.
+    /// Index of the GPU among those that the process sees.
     pub(super) ordinal: usize,
     pub(super) name: String,
     /// Compute capability, such as 9 and 0.
@@ -23,13 +23,13 @@ pub(super) struct Gpu {
     /// The driver's version as CUDA counts it, such as 13000.
     pub(super) driver: i32,
     pub(super) progress: Progress,
-    /// The wait for this GPU that is under way, for the watchdog.
+    /// The current wait for this GPU, for the watchdog.
     pub(super) wait: CurrentWait,
 }
 
-// SAFETY: a context and its stream may be used by any thread that binds the context, as every user of a `Gpu` does.
+// SAFETY: any thread may use a context and its stream after it has bound the context, as every user of a `Gpu` does.
 unsafe impl Send for Gpu {}
-// SAFETY: the driver's calls on one stream may come from several threads.
+// SAFETY: several threads may make driver calls for one stream.
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
@@ -65,14 +65,14 @@ impl Gpu {
         Ok(Arc::new(Self { device, context, stream, ordinal, name, capability, driver, progress, wait }))
     }
 
-    /// Makes the context that of the calling thread. Every entry into the device begins with it.
+    /// Makes the context current in the calling thread. Every public operation of the device begins with this call.
     pub(super) fn bind(&self) -> Result<(), DeviceError> {
         // SAFETY: the context is alive until `Drop`.
         unsafe { result::ctx::set_current(self.context) }
             .map_err(|error| self.lost("binding the context", error))
     }
 
-    /// Waits for all that the stream holds.
+    /// Waits until the stream has run all of its work.
     pub(super) fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream is alive until `Drop`.
         self.wait
@@ -80,12 +80,12 @@ impl Gpu {
             .map_err(|error| self.lost("waiting for the GPU", error))
     }
 
-    /// The loss of the GPU by an error of the driver, with the name of the kernel that began last.
+    /// Returns the error for a lost GPU: the driver's error, with the name of the kernel that began last.
     pub(super) fn lost(&self, what: &str, error: DriverError) -> DeviceError {
         DeviceError::Lost(format!("{what}: {error}; {}", self.last_kernel()))
     }
 
-    /// A clause on the kernel that the GPU began last.
+    /// Returns a clause about the kernel that the GPU began last.
     pub(super) fn last_kernel(&self) -> String {
         match self.progress.kernel() {
             Some(kernel) => format!("the kernel that began last is {kernel}"),
@@ -93,7 +93,7 @@ impl Gpu {
         }
     }
 
-    /// Bytes of device memory that nobody has allocated.
+    /// Returns the number of bytes of device memory that no process has allocated.
     pub(super) fn free_bytes(&self) -> Option<u64> {
         self.bind().ok()?;
         result::mem_get_info().ok().map(|(free, _)| free as u64)
@@ -102,8 +102,8 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: all buffers and events hold an `Arc` of the GPU, so nothing uses the stream any more. An error
-        // changes nothing: the process gives the device back when it ends.
+        // SAFETY: all buffers and events hold an `Arc` of the GPU, so nothing uses the stream any more. Errors are
+        // ignored, because the end of the process releases the device anyway.
         unsafe {
             let _ = result::ctx::set_current(self.context);
             let _ = stream::destroy(self.stream);
@@ -113,7 +113,7 @@ impl Drop for Gpu {
     }
 }
 
-/// A point in the stream.
+/// A CUDA event. The stream reaches it after all work that was enqueued before it.
 pub(super) struct Event {
     gpu: Arc<Gpu>,
     event: sys::CUevent,
@@ -123,7 +123,7 @@ pub(super) struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// Marks the point behind all that the stream holds.
+    /// Records an event behind the work that the stream has now.
     pub(super) fn record(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
         let failed = |error| gpu.lost("recording an event", error);
         let event = event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed)?;
@@ -133,7 +133,7 @@ impl Event {
         Ok(event)
     }
 
-    /// Marks another point in the same way. Nobody waits for the last one.
+    /// Records the event anew, behind the work that the stream has now. No one may wait for the earlier work any more.
     pub(super) fn record_again(self) -> Result<Self, DeviceError> {
         // SAFETY: event and stream are alive.
         unsafe { event::record(self.event, self.gpu.stream) }
@@ -141,7 +141,7 @@ impl Event {
         Ok(self)
     }
 
-    /// True if the stream has reached the point.
+    /// True if the stream has reached the event.
     pub(super) fn is_reached(&self) -> Result<bool, DriverError> {
         // SAFETY: the event is alive.
         match unsafe { event::query(self.event) } {
@@ -151,7 +151,7 @@ impl Event {
         }
     }
 
-    /// Waits until the stream has reached the point.
+    /// Waits until the stream has reached the event.
     pub(super) fn wait(&self) -> Result<(), DriverError> {
         // SAFETY: the event is alive.
         self.gpu.wait.during(|| unsafe { sys::cuEventSynchronize(self.event).result() })
@@ -161,14 +161,14 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let _ = self.gpu.bind();
-        // SAFETY: nobody else has the event. An error changes nothing.
+        // SAFETY: this value owns the event. An error is ignored, because there is nothing left to do.
         unsafe {
             let _ = event::destroy(self.event);
         }
     }
 }
 
-/// The failure of opening a GPU, by an error of the driver.
+/// Returns the error for a driver call that failed while a GPU was opened.
 fn lost(what: &str, error: DriverError) -> DeviceError {
     DeviceError::Lost(format!("{what}: {error}"))
 }

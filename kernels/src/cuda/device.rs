@@ -31,11 +31,11 @@ use crate::{
     StepResults,
 };
 
-/// Steps that may be enqueued and not collected: one runs while the host prepares the next.
+/// Maximum number of steps that are enqueued and not collected: one runs while the host prepares the next.
 const STEPS_IN_FLIGHT: usize = 2;
-/// Interval at which a wait with a limit asks for the end of a step. The driver has no such wait, and a thread that
-/// waits without a limit in place of the caller would cost each step two changes of threads. An engine waits without a
-/// limit.
+/// Interval at which a wait with a limit checks for the end of a step. The driver has no wait with a limit. A helper
+/// thread that waits in its place would cost each step two thread switches. The engine waits without a limit, so it
+/// does not poll.
 const POLL: Duration = Duration::from_micros(20);
 
 /// Scratch memory of operations, which grows to the largest need.
@@ -45,17 +45,19 @@ struct Scratch {
     input: Option<DeviceBuffer>,
     /// Gate and up, side by side.
     gate_up: Option<DeviceBuffer>,
-    /// Logits with bias and penalties, probabilities, and counts of tokens, of the rows that are sampled at once.
+    /// Buffers for the rows that are sampled at once: logits with bias and penalties, probabilities, and counts of
+    /// tokens.
     adjusted: Option<DeviceBuffer>,
     weights: Option<DeviceBuffer>,
     counts: Option<DeviceBuffer>,
     /// Partial results of attention.
     parts: Option<DeviceBuffer>,
-    /// Experts of each row and rows of each expert; activations and outputs of all pairs of a row and an expert.
+    /// The experts of each row and the rows of each expert, and the activations and outputs of all pairs of a row and
+    /// an expert.
     routes: Option<DeviceBuffer>,
     activated: Option<DeviceBuffer>,
     expert_outputs: Option<DeviceBuffer>,
-    /// Rows that this rank sends to a gather, and the parts of all ranks that come from it.
+    /// Rows that this rank sends to a gather, and the gathered parts of all ranks.
     packed: Option<DeviceBuffer>,
     gathered: Option<DeviceBuffer>,
 }
@@ -70,11 +72,12 @@ impl Scratch {
     }
 }
 
-/// A GPU as a device. Operations are enqueued on one stream; two steps may be in flight.
+/// A GPU as a device. Operations are enqueued on one stream, and two steps may be in flight.
 ///
-/// The fields are dropped in this order: the GPU's context ends with the last value that holds it.
+/// The order of the fields is the order of their drops. `gpu` is last, because the other fields need its context.
 pub struct CudaDevice {
-    /// `None` if the device is alone. First, because its drop frees the stream, for which the other drops wait.
+    /// `None` if the device is alone. This field is first, because its drop aborts collectives for which the other
+    /// drops would wait.
     group: Option<Communicator>,
     kernels: Kernels,
     gemm: Gemm,
@@ -83,13 +86,13 @@ pub struct CudaDevice {
     results: Results,
     scratch: Scratch,
     loader: WeightLoader,
-    /// Rotary frequencies on the device, which are few.
+    /// Rotary frequencies that have been copied to the device. There are few of them.
     ropes: Vec<attention::RopeOnDevice>,
     expert_tables: ExpertTables,
     expert_counts: ExpertCounts,
-    /// Largest size in bytes of the outputs of experts that one chunk of rows has.
+    /// Maximum size in bytes of the experts' outputs. A step with more rows is computed in chunks.
     expert_output_bytes: usize,
-    /// The token that was sampled last for each slot.
+    /// The token that was sampled last in each slot.
     last_tokens: DeviceBuffer,
     /// Total size in bytes of all tensors that have been made.
     tensor_bytes: u64,
@@ -106,7 +109,7 @@ pub struct Done {
 }
 
 impl CudaDevice {
-    /// Opens GPU `ordinal`, counted from 0, and loads its kernels from `cache`, which are compiled the first time.
+    /// Opens GPU `ordinal`, counted from 0, and loads its kernels. Kernels that `cache` does not hold are compiled.
     pub fn open(ordinal: usize, cache: &KernelCache) -> Result<Self, DeviceError> {
         let gpu = Gpu::open(ordinal)?;
         Ok(Self {
@@ -135,13 +138,14 @@ impl CudaDevice {
         Ok(self)
     }
 
-    /// Prepares an access that waits for the stream. In a group, waits for the collectives in a bounded time.
+    /// Binds the context for an access that waits for the stream. In a group, first waits for the collectives, in a
+    /// bounded time.
     fn bind_to_wait(&mut self) -> Result<(), DeviceError> {
         self.gpu.bind()?;
         self.group.as_mut().map_or(Ok(()), Communicator::wait)
     }
 
-    /// Waits for a step until the moment `until`, without a limit for `None`. Returns false if the step is still
+    /// Waits for a step until the time `until`, or without a limit if it is `None`. Returns false if the step is still
     /// running then. In a group, the wait ends when a collective fails or is overdue.
     fn wait_for(&mut self, done: &Done, until: Option<Instant>) -> Result<bool, DeviceError> {
         let gpu = &self.gpu;
@@ -152,7 +156,8 @@ impl CudaDevice {
         loop {
             let reached = done.event.is_reached().map_err(failed)?;
             match &mut self.group {
-                // The results of an aborted collective are nobody's.
+                // The group is checked even if the step has ended, because an aborted collective ends, too, and leaves
+                // invalid results.
                 Some(group) if reached => group.look().map(drop)?,
                 Some(group) => group.check()?,
                 None => {}
@@ -164,8 +169,8 @@ impl CudaDevice {
         }
     }
 
-    /// Lets a thread report each wait for the GPU that lasts longer than `limit`, in a sentence that names the kernel
-    /// that the GPU began last. A hung GPU ends no wait, and nothing but the end of the process does.
+    /// Starts a thread that reports each wait for the GPU that lasts longer than `limit`. The report names the kernel
+    /// that the GPU began last. The thread only reports: a wait for a hung GPU ends only with the process.
     pub fn with_watchdog(
         self,
         limit: Duration,
@@ -176,7 +181,7 @@ impl CudaDevice {
         Ok(Self { _watchdog: Some(watchdog), ..self })
     }
 
-    /// Bounds the memory of the outputs of experts, which tests make small. A step with more rows is cut into chunks.
+    /// Sets the maximum size of the experts' outputs. Tests make it small. A step with more rows is computed in chunks.
     pub fn with_expert_memory(self, bytes: usize) -> Self {
         Self { expert_output_bytes: bytes, ..self }
     }
@@ -347,7 +352,7 @@ impl Device for CudaDevice {
     fn begin_step(&mut self, inputs: &StepInputs<'_>, planes: &mut Planes) -> Result<(), DeviceError> {
         self.gpu.bind()?;
         for block in self.results.take() {
-            // A step that was begun and not ended. The stream may still write its results.
+            // The block is of a step that was begun and not ended. The stream may still write its results.
             block.discard(&mut self.inputs);
         }
         let kept = self.kept_slots();

@@ -1,4 +1,4 @@
-//! Addresses of experts' matrices, and counts of their tokens, which the device keeps from step to step.
+//! State of experts that the device keeps from step to step: addresses of matrices, and counts of tokens.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,12 +9,11 @@ use super::memory::{DeviceBuffer, DevicePointer, in_step};
 use super::staging::{Pair, Staging};
 use crate::DeviceError;
 
-/// Bytes of a count and of an address.
+/// Bytes per count and per address.
 const WORD: usize = size_of::<u64>();
 
-/// The addresses of each layer's matrices, on the GPU. They go there when the layer first runs, which is before the
-/// first request, and again only if its matrices are others: a later step compares addresses on the host and uploads
-/// nothing.
+/// The addresses of each layer's matrices, on the GPU. They are uploaded when the layer first runs, before the first
+/// request. Later steps compare the addresses on the host, and upload them again only if the matrices have changed.
 #[derive(Default)]
 pub(super) struct ExpertTables {
     layers: BTreeMap<usize, Table>,
@@ -26,7 +25,7 @@ struct Table {
 }
 
 impl ExpertTables {
-    /// Returns the place of a layer's addresses on the GPU.
+    /// Returns the address of a layer's table on the GPU.
     pub(super) fn of_layer(
         &mut self,
         layer: usize,
@@ -54,15 +53,15 @@ impl ExpertTables {
     }
 }
 
-/// All counts at the end of a step, on their way to the host.
+/// The counts at the end of a step, while they are copied to the host.
 pub(super) struct CountsOfStep {
     pair: Pair,
     /// Number of counts.
     len: usize,
 }
 
-/// The number of tokens that chose each expert. The GPU counts, and a step copies all counts to the host with its
-/// results, so that a reader never waits for the steps behind it.
+/// The number of tokens that chose each expert. The GPU counts them, and each step copies all counts to the host with
+/// its results. A reader therefore never waits for later steps.
 #[derive(Default)]
 pub(super) struct ExpertCounts {
     /// Range of each layer's counts.
@@ -70,15 +69,15 @@ pub(super) struct ExpertCounts {
     /// Number of counts of all layers.
     len: usize,
     on_gpu: Option<DeviceBuffer>,
-    /// True if the current step counts.
+    /// True if the current step has experts to count.
     is_counting: bool,
-    /// Counts up to the step that was collected last. It may lack layers that have run since.
+    /// Counts up to the last collected step. Layers that have only run since then are missing.
     collected: Vec<u64>,
 }
 
 impl ExpertCounts {
-    /// Returns the place of a layer's counts on the GPU. They begin at zero, also if the layer gets another number of
-    /// experts.
+    /// Returns the address of a layer's counts on the GPU. The counts begin at zero, and do so again if the layer's
+    /// number of experts changes.
     pub(super) fn of_layer(
         &mut self,
         layer: usize,
@@ -105,7 +104,7 @@ impl ExpertCounts {
         at.map(|at| at.add(start)).ok_or_else(|| DeviceError::Misuse("a layer of no experts".to_owned()))
     }
 
-    /// Enqueues the copy of all counts to the host at the end of a step that counts.
+    /// If the step counts tokens, enqueues the copy of all counts to the host.
     pub(super) fn fetch(&mut self, staging: &mut Staging) -> Result<Option<CountsOfStep>, DeviceError> {
         let (true, Some(counts)) = (std::mem::take(&mut self.is_counting), &self.on_gpu) else {
             return Ok(None);
@@ -116,7 +115,7 @@ impl ExpertCounts {
         Ok(Some(CountsOfStep { pair, len: self.len }))
     }
 
-    /// Takes the counts of a step that the stream has passed, and gives back their memory.
+    /// Takes the counts of a step that has ended, and returns their memory to `staging`.
     pub(super) fn collect(&mut self, CountsOfStep { pair, len }: CountsOfStep, staging: &mut Staging) {
         let (words, _) = pair.host.bytes().as_chunks::<WORD>();
         self.collected.clear();
@@ -124,7 +123,8 @@ impl ExpertCounts {
         staging.give(pair);
     }
 
-    /// The collected counts of a layer, one per expert; none if no step with the layer is collected.
+    /// Returns the collected counts of a layer, one per expert. The result is empty until a step with the layer is
+    /// collected.
     pub(super) fn collected(&self, layer: usize) -> &[u64] {
         let range = self.layers.get(&layer).cloned();
         range.and_then(|range| self.collected.get(range)).unwrap_or_default()

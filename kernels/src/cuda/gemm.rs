@@ -1,8 +1,8 @@
 //! Products with weight matrices, by cuBLASLt.
 //!
-//! An algorithm is asked for once per matrix shape, at a fixed number of rows, and then serves every number of rows: so
-//! the order of each row's sums does not depend on the batch. Algorithms that divide the sums among blocks (split-K)
-//! are excluded for the same reason, and none gets a workspace.
+//! cuBLASLt chooses an algorithm once per matrix shape, for a fixed number of rows. This algorithm then computes
+//! products of any number of rows, so that the order of each row's sums does not depend on the batch. For the same
+//! reason, algorithms that divide the sums among blocks (split-K) are excluded. No algorithm gets a workspace.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -17,13 +17,13 @@ use super::memory::DevicePointer;
 use super::tensor::Matrix;
 use crate::{DeviceError, WeightType};
 
-/// Number of rows for which algorithms are asked.
+/// Number of rows for which algorithms are chosen.
 const ASKED_ROWS: usize = 64;
 
-/// `CUBLAS_OP_T` of the type `cublasOperation_t`, which cudarc's bindings of cuBLASLt lack.
+/// `CUBLAS_OP_T`. cudarc's bindings of cuBLASLt lack its type, `cublasOperation_t`.
 const TRANSPOSED: i32 = 1;
 
-/// The sums of a product replace the output, or are added to it.
+/// Tells if the sums of a product replace the output, or are added to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accumulate {
     Set,
@@ -42,21 +42,21 @@ pub(super) struct Product<'a> {
 /// The shape and type of a weight matrix: outputs, inputs.
 type Key = (usize, usize, WeightType);
 
-/// Descriptions and algorithm that all products with matrices of one shape share.
+/// The descriptions and the algorithm of all products with matrices of one shape.
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,
     weight: Layout,
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// Handle of cuBLASLt, with a plan per shape.
+/// The handle of cuBLASLt, and a plan per shape.
 pub(super) struct Gemm {
     gpu: Arc<Gpu>,
     handle: sys::cublasLtHandle_t,
     plans: HashMap<Key, Plan>,
 }
 
-// SAFETY: the handle, descriptions and layouts belong to this value, and cuBLASLt ties none of them to a thread.
+// SAFETY: handle, descriptions and layouts are owned by this value, and cuBLASLt does not tie them to a thread.
 unsafe impl Send for Gemm {}
 
 impl Gemm {
@@ -67,7 +67,7 @@ impl Gemm {
         Ok(Self { gpu: gpu.clone(), handle, plans: HashMap::new() })
     }
 
-    /// Asks cuBLASLt for the algorithm of products with `matrix`, unless the algorithm of its shape is already known.
+    /// Makes the plan for products with `matrix`, unless there is already one for its shape.
     pub(super) fn prepare(&mut self, matrix: &Matrix) -> Result<(), DeviceError> {
         let key = (matrix.outputs, matrix.inputs, matrix.dtype);
         if !self.plans.contains_key(&key) {
@@ -129,7 +129,7 @@ impl Drop for Gemm {
     fn drop(&mut self) {
         let _ = self.gpu.bind();
         let _ = self.gpu.synchronize();
-        // SAFETY: no product is under way. Errors change nothing.
+        // SAFETY: no product is under way. Errors are ignored, because there is nothing left to do.
         unsafe {
             for plan in self.plans.values() {
                 let _ = result::destroy_matmul_desc(plan.description);
@@ -142,7 +142,8 @@ impl Drop for Gemm {
 impl Plan {
     fn new(handle: sys::cublasLtHandle_t, key: Key) -> Result<Self, CublasError> {
         let (outputs, inputs, dtype) = key;
-        // Column by column, a row-major x is its transpose: out^T = W x^T, where W lies transposed.
+        // cuBLASLt stores matrices column by column, so a row-major x is its transpose. The product is out^T = W x^T,
+        // where W is stored transposed.
         let weight = Layout::new(type_of(dtype), inputs, outputs)?;
         let input = Layout::new(type_of(dtype), inputs, ASKED_ROWS)?;
         let output = Layout::new(FLOAT, outputs, ASKED_ROWS)?;
@@ -194,7 +195,7 @@ impl Plan {
     }
 }
 
-/// A matrix of columns without gaps.
+/// A layout of columns without gaps.
 struct Layout(sys::cublasLtMatrixLayout_t);
 
 impl Layout {
@@ -205,7 +206,7 @@ impl Layout {
 
 impl Drop for Layout {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the layout; cuBLASLt reads it only while a product is enqueued.
+        // SAFETY: this value owns the layout, and cuBLASLt reads it only while a product is enqueued.
         unsafe {
             let _ = result::destroy_matrix_layout(self.0);
         }

@@ -28,18 +28,18 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// `blocks` blocks of `threads` threads.
+    /// Returns a grid of `blocks` blocks of `threads` threads.
     pub(super) fn of(blocks: usize, threads: u32) -> Self {
         Self { blocks: (blocks, 1), threads, shared_bytes: 0 }
     }
 
-    /// A thread per item.
+    /// Returns a grid with one thread per item.
     pub(super) fn over(items: usize, threads: u32) -> Self {
         Self::of(items.div_ceil(threads as usize), threads)
     }
 }
 
-/// A kernel whose parameters are those of its declaration.
+/// A loaded kernel whose parameters match its declaration.
 struct Loaded {
     function: sys::CUfunction,
     /// Largest number of threads of a block.
@@ -52,7 +52,7 @@ struct Loaded {
 pub(super) struct Kernels {
     gpu: Arc<Gpu>,
     modules: Vec<sys::CUmodule>,
-    /// The kernels in the order of their indexes.
+    /// The kernels, ordered by index.
     loaded: Vec<Loaded>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Kernels {
 unsafe impl Send for Kernels {}
 
 impl Kernels {
-    /// Compiles what the cache lacks, and loads all.
+    /// Loads all kernels, and compiles those that the cache lacks.
     pub(super) fn load(gpu: &Arc<Gpu>, cache: &KernelCache) -> Result<Self, DeviceError> {
         gpu.bind()?;
         let architecture = format!("compute_{}{}", gpu.capability.0, gpu.capability.1);
@@ -77,8 +77,8 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Loads the kernels of a source. PTX is refused before the driver sees it if a kernel takes other arguments than
-    /// those that are declared.
+    /// Loads the kernels of a source. If a kernel's parameters differ from the declared arguments, fails before the
+    /// driver gets the PTX.
     fn load_source(&mut self, source: &Source, ptx: &str) -> Result<(), String> {
         let by_text = parameters::of_ptx(ptx)?;
         for kernel in source.kernels {
@@ -96,7 +96,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Tells a module's kernels where they store that they begin.
+    /// Passes to a module's kernels the address at which they store that they begin.
     fn set_progress(&self, loaded: sys::CUmodule) -> Result<(), DriverError> {
         let Ok(name) = CString::new(progress::VARIABLE) else { return Ok(()) };
         let (mut at, mut bytes) = (0, 0);
@@ -109,10 +109,10 @@ impl Kernels {
 
     /// Enqueues a kernel. A grid without blocks enqueues nothing.
     ///
-    /// Two things are checked: the number and the widths of the arguments, when the kernel is loaded, and the grid,
-    /// here. Pointers come from device buffers. It is not checked that a kernel stays within them: it reads and writes
-    /// where pointers and sizes lead it, and only the operation that calls this has compared the sizes with the
-    /// buffers. No type proves that. The emulated GPU checks each access, and finds mistakes of this kind.
+    /// The number and the widths of the arguments were checked when the kernel was loaded. The grid is checked here.
+    /// Nothing here checks that the kernel stays within the device buffers to which the pointers refer. The calling
+    /// operation has to compare the sizes with the buffers, and no type proves that it did. The emulated GPU checks
+    /// each access, and finds mistakes of this kind.
     pub(super) fn launch<A: Arguments>(
         &self,
         kernel: Kernel<A>,
@@ -151,7 +151,7 @@ impl Kernels {
 }
 
 impl Loaded {
-    /// Refuses a grid beyond the limits of the GPU or of the kernel.
+    /// Returns an error for a grid beyond the limits of the GPU or of the kernel.
     fn check(&self, grid: Grid) -> Result<(), String> {
         let Grid { blocks: (x, y), threads, shared_bytes } = grid;
         if x > MOST_BLOCKS.0 || y > MOST_BLOCKS.1 {
@@ -168,8 +168,8 @@ impl Loaded {
     }
 }
 
-/// Takes a kernel of a module, after a look at its parameters: those of `by_text`, or, if the text does not name the
-/// kernel, those that the driver knows.
+/// Loads a kernel of a module and checks its parameters. Their widths come from `by_text` or, if the text does not name
+/// the kernel, from the driver.
 fn load_kernel(
     module: sys::CUmodule,
     kernel: &DeclaredKernel,
@@ -204,7 +204,7 @@ impl Drop for Kernels {
         let _ = self.gpu.bind();
         let _ = self.gpu.synchronize();
         for &loaded in &self.modules {
-            // SAFETY: no kernel of the module runs any more. An error changes nothing.
+            // SAFETY: no kernel of the module runs any more. An error is ignored, because there is nothing left to do.
             unsafe {
                 let _ = module::unload(loaded);
             }

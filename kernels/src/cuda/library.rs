@@ -1,12 +1,12 @@
-//! The libraries of CUDA, which are opened at run time. cudarc panics at a call into a library that is absent, so every
-//! use begins here.
+//! The libraries of CUDA, which are opened at run time. cudarc panics if a program calls a library that is absent, so
+//! the functions here check for it first.
 
 use std::env;
 use std::ffi::OsString;
 
 use cudarc::driver::result;
 
-/// The library or device that is missing, and where it was looked for.
+/// The library or device that is missing, and where it was searched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
     /// A library that the loader does not find.
@@ -14,12 +14,12 @@ pub enum Missing {
     Library {
         /// File name of the library.
         library: &'static str,
-        /// Use of the library, and the package that has it.
+        /// What the library is for, and the package that contains it.
         purpose: &'static str,
-        /// Folders, in the order of the search.
+        /// Searched folders, in order.
         searched: String,
     },
-    /// A library without a function that is needed: it is too old.
+    /// A library that lacks a needed function, because it is too old.
     #[error("{library} is here, and it lacks {symbol}: it is too old")]
     Symbol {
         /// File name of the library.
@@ -36,7 +36,7 @@ pub enum Missing {
 const DRIVER: &str = "libcuda.so.1";
 
 impl Missing {
-    /// True if the machine has no NVIDIA driver, as most machines without a GPU.
+    /// True if the machine has no NVIDIA driver. Most machines without a GPU have none.
     pub fn is_driver(&self) -> bool {
         matches!(self, Self::Library { library: DRIVER, .. })
     }
@@ -45,16 +45,16 @@ impl Missing {
 /// Returns the number of GPUs, at least 1. Opens the libraries that a [`CudaDevice`](super::CudaDevice) needs.
 pub fn gpus() -> Result<usize, Missing> {
     let count = gpus_without_compiler()?;
-    // SAFETY: the call tries to open the library, whose initialisers run. It is NVIDIA's own.
+    // SAFETY: opening the library runs its initialisers. It is NVIDIA's own.
     if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
         return Err(library("libnvrtc.so.13", "it compiles the kernels and comes with CUDA 13"));
     }
     Ok(count)
 }
 
-/// As [`gpus`], for a worker whose kernels are compiled.
+/// Like [`gpus`], but without the compiler, for a worker whose kernels are compiled ahead of time.
 pub fn gpus_without_compiler() -> Result<usize, Missing> {
-    // SAFETY: the call tries to open the library, whose initialisers run. It is NVIDIA's own, or an emulation of it.
+    // SAFETY: opening the library runs its initialisers. It is NVIDIA's own, or an emulation of it.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return Err(library(DRIVER, "it comes with the NVIDIA driver"));
     }
@@ -65,7 +65,7 @@ pub fn gpus_without_compiler() -> Result<usize, Missing> {
     if count == 0 {
         return Err(Missing::Gpu("it counts 0; CUDA_VISIBLE_DEVICES may hide them".to_owned()));
     }
-    // SAFETY: as above.
+    // SAFETY: opening the library runs its initialisers. It is NVIDIA's own, or an emulation of it.
     if !unsafe { cudarc::cublaslt::sys::is_culib_present() } {
         return Err(library("libcublasLt.so.13", "it multiplies matrices and comes with CUDA 13"));
     }
@@ -76,7 +76,7 @@ fn library(library: &'static str, purpose: &'static str) -> Missing {
     Missing::Library { library, purpose, searched: searched() }
 }
 
-/// The folders that the loader searches, in order.
+/// Returns the folders that the loader searches, in order.
 pub(super) fn searched() -> String {
     folders(env::var_os("LD_LIBRARY_PATH"))
 }
@@ -99,7 +99,7 @@ mod tests {
         assert!(folders(Some("/opt/a:/opt/b".into())).contains("(/opt/a:/opt/b)"));
     }
 
-    /// The message on a machine without CUDA; a machine that has it proves the other branch.
+    /// Tests the message on a machine without CUDA. On a machine with CUDA, tests that a GPU is found.
     #[test]
     fn a_machine_without_cuda_learns_what_is_missing() {
         match gpus() {

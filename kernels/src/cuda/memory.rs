@@ -1,4 +1,4 @@
-//! Memory of the GPU, and pinned memory of the host that the GPU copies from and to.
+//! Memory of the GPU, and pinned host memory for copies to and from the GPU.
 
 mod pointer;
 
@@ -21,7 +21,7 @@ pub(super) struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Allocates `bytes` bytes; `None` is a size that overflows.
+    /// Allocates `bytes` bytes. `None` stands for a size that overflowed, and is an error.
     pub(super) fn new(
         gpu: &Arc<Gpu>,
         bytes: impl Into<Option<usize>>,
@@ -61,13 +61,13 @@ impl DeviceBuffer {
         self.bytes
     }
 
-    /// Enqueues zeros for the bytes `start .. start + bytes`.
+    /// Enqueues the clearing of the bytes `start .. start + bytes`.
     pub(super) fn fill_zeros(&self, start: usize, bytes: usize) -> Result<(), DeviceError> {
         self.check(start, bytes)?;
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the range lies in this buffer, which is alive until the stream has been waited for.
+        // SAFETY: the range lies in this buffer, whose drop waits for the stream.
         unsafe { result::memset_d8_async(self.at + start as u64, 0, bytes, self.gpu.stream) }
             .map_err(|error| self.gpu.lost("filling device memory", error))
     }
@@ -103,7 +103,7 @@ impl DeviceBuffer {
             .map_err(|error| self.gpu.lost("copying from the GPU", error))
     }
 
-    /// Enqueues a copy of `bytes` bytes from `other`. The ranges do not overlap.
+    /// Enqueues a copy of `bytes` bytes from `other`. The ranges must not overlap.
     pub(super) fn copy_from(
         &self,
         start: usize,
@@ -132,7 +132,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // Kernels that the stream still holds may use the memory. An error changes nothing.
+        // Kernels in the stream may still use the memory. An error is ignored, because there is nothing left to do.
         let _ = self.gpu.bind();
         let _ = self.gpu.synchronize();
         // SAFETY: nothing uses the memory any more.
@@ -142,8 +142,8 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Makes of an allocation that failed inside a step the loss of the device: the step cannot run, and no part of it may
-/// run twice.
+/// Turns a failed allocation inside a step into the loss of the device. The step cannot run to its end, and its earlier
+/// operations must not run twice.
 pub(super) fn in_step(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::OutOfMemory { .. } => DeviceError::Lost(format!("in a step, {error}")),
@@ -151,7 +151,7 @@ pub(super) fn in_step(error: DeviceError) -> DeviceError {
     }
 }
 
-/// Replaces a step's buffer with one of at least `bytes` bytes if it is smaller, and returns it. The contents are lost.
+/// Returns a buffer of at least `bytes` bytes for a step. A smaller one is replaced, and its contents are lost.
 pub(super) fn grown<'a>(
     buffer: &'a mut Option<DeviceBuffer>,
     gpu: &Arc<Gpu>,
@@ -159,7 +159,7 @@ pub(super) fn grown<'a>(
     what: &'static str,
 ) -> Result<&'a DeviceBuffer, DeviceError> {
     if buffer.as_ref().is_none_or(|buffer| buffer.bytes < bytes) {
-        // The old memory is freed first.
+        // The old memory is freed first, so that both do not have to fit.
         *buffer = None;
         *buffer = Some(DeviceBuffer::new(gpu, bytes, what).map_err(in_step)?);
     }
@@ -173,7 +173,7 @@ pub(super) struct PinnedBuffer {
     bytes: usize,
 }
 
-// SAFETY: the memory belongs to this value alone.
+// SAFETY: this value owns the memory.
 unsafe impl Send for PinnedBuffer {}
 
 impl PinnedBuffer {
@@ -193,8 +193,8 @@ impl PinnedBuffer {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory has `bytes` bytes, which are initialised. Callers wait for the GPU before they read what
-        // it writes.
+        // SAFETY: the memory has `bytes` bytes, which are initialised. Callers wait for the GPU before they read bytes
+        // that it writes.
         unsafe { std::slice::from_raw_parts(self.at.cast(), self.bytes) }
     }
 
@@ -206,7 +206,7 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        // A copy that the stream still holds may use the memory. An error changes nothing.
+        // A copy in the stream may still use the memory. An error is ignored, because there is nothing left to do.
         let _ = self.gpu.bind();
         let _ = self.gpu.synchronize();
         // SAFETY: nothing uses the memory any more.

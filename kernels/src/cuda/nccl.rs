@@ -1,8 +1,9 @@
 //! Groups of GPUs: a communicator of NCCL per group, whose collectives are enqueued on the device's stream.
 //!
-//! The leader makes a [`GroupId`], which the conductor brings to the other ranks. Every wait is bounded: joining by the
-//! patience of the [`GroupMeeting`], a collective by its deadline. A rank that stays away and an error that NCCL
-//! reports later both end in an abort, which frees the stream, and in [`DeviceError::Lost`].
+//! The leader makes a [`GroupId`], and the conductor passes it to the other ranks. Every wait is bounded: joining by
+//! the patience of the [`GroupMeeting`], a collective by its deadline. If a rank stays away, or NCCL reports an
+//! asynchronous error, the communicator is aborted, so that the stream can continue. The result is
+//! [`DeviceError::Lost`].
 
 mod communicator;
 mod in_flight;
@@ -26,7 +27,7 @@ impl GroupId {
     /// Size of an id in bytes.
     pub const BYTES: usize = 128;
 
-    /// Makes an id. Ranks that join turn to this process, so it lives until all have joined.
+    /// Makes an id. The other ranks connect to this process, so it must live until all have joined.
     pub fn make() -> Result<Self, DeviceError> {
         let nccl = library::open().map_err(|missing| DeviceError::Unsupported(missing.to_string()))?;
         let mut id = sys::ncclUniqueId { internal: [0; Self::BYTES] };
@@ -39,7 +40,7 @@ impl GroupId {
         }
     }
 
-    /// The id that [`as_bytes`](Self::as_bytes) has given; `None` for another number of bytes.
+    /// Returns the id of these bytes, which come from [`as_bytes`](Self::as_bytes); `None` if their number is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
@@ -60,15 +61,15 @@ impl std::fmt::Debug for GroupId {
     }
 }
 
-/// A rank's way into its group.
+/// The data that a rank needs to join its group.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupMeeting {
     /// The group's id.
     pub id: GroupId,
     /// This rank and the size of the group.
     pub group_rank: GroupRank,
-    /// Longest wait for the other ranks to join.
+    /// Time limit for all ranks to join.
     pub patience: Duration,
-    /// Longest time in which the stream passes no collective although one is due.
+    /// Maximum time during which the stream passes no collective although one is in flight.
     pub deadline: Duration,
 }

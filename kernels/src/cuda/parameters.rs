@@ -1,6 +1,6 @@
-//! Parameters of kernels: the widths of its parameters, which are compared with the arguments that it is declared with.
+//! Parameters of kernels. The widths of a kernel's parameters are compared with the arguments that it is declared with.
 //!
-//! PTX says it as text. A cubin is no text, and the driver answers for its kernels.
+//! PTX text lists the parameters. A cubin has no text, so the driver is asked for the parameters of its kernels.
 
 use std::collections::HashMap;
 use std::iter;
@@ -10,10 +10,10 @@ use cudarc::driver::sys;
 
 use super::sources::DeclaredKernel;
 
-/// The widths in bytes of a kernel's parameters, in their order.
+/// The widths in bytes of a kernel's parameters, in order.
 pub(super) type Widths = Vec<usize>;
 
-/// Reads the parameters of all kernels of PTX. The error is the parameter that is not understood.
+/// Reads the parameters of all kernels in PTX. The error is the first parameter that cannot be parsed.
 pub(super) fn of_ptx(ptx: &str) -> Result<HashMap<&str, Widths>, String> {
     ptx.split(".entry").skip(1).map(entry).collect()
 }
@@ -33,7 +33,7 @@ fn entry(text: &str) -> Result<(&str, Widths), String> {
     Ok((name, parameters.map(width).collect::<Result<_, _>>()?))
 }
 
-/// The width of a parameter such as `.param .u64 .ptr .align 1 x` or `.param .align 8 .b8 x[24]`.
+/// Returns the width of a parameter such as `.param .u64 .ptr .align 1 x` or `.param .align 8 .b8 x[24]`.
 fn width(parameter: &str) -> Option<usize> {
     let mut words = parameter.strip_prefix(".param")?.split_whitespace();
     let bits = words.find_map(|word| {
@@ -46,29 +46,30 @@ fn width(parameter: &str) -> Option<usize> {
     (bits / 8).checked_mul(elements)
 }
 
-/// Asks the driver for the parameters of a kernel. `None` if the driver lacks the call, as those before CUDA 12.4 do.
+/// Asks the driver for the parameters of a kernel. Returns `None` if the driver lacks the call, as drivers before CUDA
+/// 12.4 do.
 ///
 /// # Safety
 ///
 /// The function belongs to a loaded module.
 pub(super) unsafe fn of_function(function: sys::CUfunction) -> Option<Result<Widths, DriverError>> {
-    // The call of cudarc panics if the driver lacks it.
-    // SAFETY: the library has been opened, as there is a function.
+    // cudarc's function panics if the driver lacks the call, so this is checked first.
+    // SAFETY: the library has been opened, because it has returned `function`.
     unsafe { sys::culib().get::<unsafe extern "C" fn()>(b"cuFuncGetParamInfo\0") }.ok()?;
     let widths = (0..).map(|index| {
         let (mut offset, mut bytes) = (0, 0);
-        // SAFETY: the caller's function is loaded, and both results are good for writes.
+        // SAFETY: the function is loaded by the caller's promise, and both results are valid for writes.
         let answer = unsafe { sys::cuFuncGetParamInfo(function, index, &mut offset, &mut bytes) };
         match answer {
             sys::CUresult::CUDA_ERROR_INVALID_VALUE => None,
             answer => Some(answer.result().map(|()| bytes)),
         }
     });
-    // The first index without a parameter ends them.
+    // The driver returns an error for the first index behind the last parameter.
     Some(widths.map_while(|width| width).collect())
 }
 
-/// Compares what a kernel takes with what it is declared with. The error names the first difference.
+/// Compares a kernel's parameters with its declared arguments. The error names the first difference.
 pub(super) fn check(declared: &DeclaredKernel, taken: &[usize]) -> Result<(), String> {
     let name = declared.name;
     let expected = declared.arguments.iter().map(Some).chain(iter::repeat(None));

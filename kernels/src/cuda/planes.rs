@@ -1,6 +1,7 @@
 //! The planes of a model on the GPU.
 //!
-//! A layer's pages are `[page][kv head][keys, values][token][element]`, and layers follow each other.
+//! The pages of a layer have the layout `[page][kv head][keys, values][token][element]`. All pages of a layer precede
+//! those of the next one.
 
 use std::sync::Arc;
 
@@ -10,9 +11,9 @@ use crate::{AttentionShape, DeviceError, KvShape, PageId, PlanesShape, SlotCopy,
 
 /// The name of the layout of pages. Workers exchange pages only if their layouts have the same name.
 pub(super) const FORMAT: &str = "cuda: rows of keys, then rows of values";
-/// Head sizes are multiples of this number of elements, which the kernels read at once.
+/// Number of elements that the kernels read at once. Head sizes are multiples of it.
 const HEAD_UNIT: usize = 16;
-/// Largest head that the kernels take.
+/// Largest head size that the kernels support.
 const MAX_HEAD: usize = 256;
 
 /// Pages of keys and values, and slots.
@@ -59,7 +60,8 @@ impl Planes {
         self.kv.as_ref().map(|(shape, _)| *shape)
     }
 
-    /// Address of a layer's pages, and their shape. Checks that the pool has the layer and heads like these.
+    /// Returns the address of a layer's pages, and their shape. Checks that the pool has the layer, and heads as in
+    /// `shape`.
     pub(super) fn layer(
         &self,
         layer: usize,
@@ -117,7 +119,8 @@ impl Planes {
         self.slots.is_empty()
     }
 
-    /// Refuses copies without a slot plane, of slots that do not exist, and to the null slot.
+    /// Returns an error for copies in a model without slot planes, for slots that do not exist, and for the null slot
+    /// as target.
     pub(super) fn check_copies(&self, copies: &[SlotCopy]) -> Result<(), DeviceError> {
         for copy in copies {
             if self.slots.is_empty() || copy.to == SlotId::NULL {
@@ -130,7 +133,7 @@ impl Planes {
         Ok(())
     }
 
-    /// Refuses a slot that does not exist.
+    /// Returns an error for a slot that does not exist.
     pub(super) fn check_slot(&self, slot: SlotId) -> Result<(), DeviceError> {
         if (slot.0 as usize) < self.slot_count {
             return Ok(());
@@ -151,7 +154,8 @@ impl Planes {
         Ok(())
     }
 
-    /// Address of the bytes `start .. start + bytes` of the null slot in one plane, and the distance between slots.
+    /// Returns the address of the bytes `start .. start + bytes` of the null slot in one plane, and the distance
+    /// between slots.
     pub(super) fn states(
         &self,
         plane: usize,
@@ -196,7 +200,7 @@ impl Planes {
         Ok(())
     }
 
-    /// Refuses the null slot, which has no state, and a slot that does not exist.
+    /// Returns an error for the null slot, which has no state, and for a slot that does not exist.
     fn check_state(&self, slot: SlotId) -> Result<(), DeviceError> {
         if slot == SlotId::NULL {
             return Err(DeviceError::Misuse("the state of the null slot".to_owned()));
@@ -221,12 +225,12 @@ fn check_pages(shape: &KvShape, pages: &[PageId]) -> Result<(), DeviceError> {
     }
 }
 
-/// Bytes of one page of one layer.
+/// Bytes per page of one layer.
 fn layer_bytes(shape: &KvShape) -> usize {
     shape.page_bytes() / shape.layers.max(1)
 }
 
-/// The first byte of each page and layer, page by page.
+/// Returns the index of the first byte of each page in each layer, page by page.
 fn page_starts(shape: &KvShape, pages: &[PageId]) -> impl Iterator<Item = usize> {
     let (layers, count, bytes) = (shape.layers, shape.pages, layer_bytes(shape));
     pages.iter().flat_map(move |page| (0..layers).map(move |layer| (layer * count + page.0 as usize) * bytes))

@@ -1,9 +1,9 @@
-//! The kernel that the GPU began last, for the message of a GPU that fails or hangs.
+//! The kernel that the GPU began last, for error messages about a GPU that fails or hangs.
 //!
-//! CUDA reports the failure of a kernel late, at any later call, and without the kernel's name. So each kernel begins
-//! with a store of a hash of its name (`BEGIN` in `sources/prelude.cuh`) into pinned memory of the host, which can be
-//! read when the GPU is lost. Products of cuBLASLt store nothing: a product that fails is reported under the kernel
-//! before it.
+//! CUDA reports the failure of a kernel at any later call, and without the kernel's name. So each kernel begins with a
+//! store of a hash of its name (`BEGIN` in `sources/prelude.cuh`) into pinned host memory, which can be read even when
+//! the GPU is lost. Products of cuBLASLt store nothing, so the failure of a product is reported under the name of the
+//! kernel before it.
 
 use std::ptr;
 
@@ -12,17 +12,17 @@ use cudarc::driver::sys;
 
 use super::sources;
 
-/// Name of the variable in each module that holds the word's address.
+/// Name of the variable in each module that holds the address of the word.
 pub(super) const VARIABLE: &str = "progress";
 
-/// The word in pinned memory.
+/// A word in pinned memory: the hash of the last kernel's name.
 pub(super) struct Progress {
     word: *mut u32,
     on_device: sys::CUdeviceptr,
 }
 
 impl Progress {
-    /// Allocates the word. A context is bound.
+    /// Allocates the word. A context must be bound.
     pub(super) fn new() -> Result<Self, DriverError> {
         // SAFETY: a context is bound, and the memory is written before it is read.
         unsafe {
@@ -39,7 +39,7 @@ impl Progress {
         &self.on_device
     }
 
-    /// Name of the kernel that began last; `None` before the first.
+    /// Returns the name of the kernel that began last; `None` before the first kernel.
     pub(super) fn kernel(&self) -> Option<&'static str> {
         // SAFETY: the word lives until `free`. The GPU may write it meanwhile, as a whole.
         let hash = unsafe { self.word.read_volatile() };
@@ -52,7 +52,7 @@ impl Progress {
     ///
     /// A context is bound, no kernel runs any more, and the word is not used afterwards.
     pub(super) unsafe fn free(&mut self) {
-        // SAFETY: as the caller promises. An error changes nothing.
+        // SAFETY: as the caller promises. An error is ignored, because there is nothing left to do.
         unsafe {
             let _ = result::free_host(self.word.cast());
         }
@@ -88,7 +88,7 @@ mod tests {
             let [kernels, begins] = ["KERNEL(", "BEGIN("].map(|macro_name| {
                 text.matches(macro_name).count() - text.matches(&format!("#define {macro_name}")).count()
             });
-            // A comment of the declarations names the macro once.
+            // The sources contain the macro's name once more, in a comment.
             assert_eq!(kernels + 1, begins, "{}", source.name);
         }
     }

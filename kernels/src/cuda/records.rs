@@ -1,6 +1,6 @@
-//! Structs that lie in device memory, as the kernels' sources declare them.
+//! Structs in device memory, with the layout that the kernels' sources declare.
 
-/// A struct of words without padding, which is copied to the GPU as it is.
+/// A struct of 32-bit words without padding, which is copied to the GPU unchanged.
 ///
 /// # Safety
 ///
@@ -15,20 +15,20 @@ pub(super) unsafe trait Record: Copy {
         unsafe { std::slice::from_raw_parts((&raw const *self).cast(), Self::WORDS) }
     }
 
-    /// The struct that the first of these bytes are.
+    /// Reads the struct from the first bytes.
     fn of_bytes(bytes: &[u8]) -> Self {
         assert!(bytes.len() >= size_of::<Self>(), "{} bytes for a struct of more", bytes.len());
-        // SAFETY: the bytes are there, and any bytes are values of words.
+        // SAFETY: there are enough bytes, and any bytes are valid words.
         unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() }
     }
 }
 
-/// The number of words of a field. A field of another type has no such number.
+/// Returns the number of words of a field. It accepts only types that consist of words.
 const fn words_of<T: Words>() -> usize {
     T::COUNT
 }
 
-/// Types of fields.
+/// Types that a field can have.
 trait Words {
     const COUNT: usize;
 }
@@ -60,7 +60,7 @@ macro_rules! records {
             concat!(stringify!($name), " has padding"),
         );
 
-        // SAFETY: the layout is that of C, the fields are words, and there are no bytes between them.
+        // SAFETY: the layout is that of C, the fields are words, and there is no padding between them.
         unsafe impl Record for $name {}
     )+};
 }
@@ -79,7 +79,7 @@ records! {
     /// One block's work per kv head: `Item` in `sources/attention_tiles.cu`.
     struct Item {
         row: u32,
-        /// Number of the tile's first query in its row.
+        /// Index of the tile's first query in its row.
         first: u32,
         queries: u32,
         split: u32,
@@ -87,7 +87,8 @@ records! {
         part: u32,
     }
 
-    /// One request to sample: `Task` in `sources/sample.cu`. Lists are named by their first word and their length.
+    /// One request to sample: `Task` in `sources/sample.cu`. A list is given by the index of its first word and its
+    /// length.
     struct Task {
         seed: u64,
         position: u64,
@@ -114,11 +115,11 @@ records! {
         output_count: u32,
         adjusts: u32,
         result: u32,
-        /// The struct's size is a multiple of the alignment of its first field.
+        /// Makes the size a multiple of the first field's alignment.
         padding: u32,
     }
 
-    /// One row of a nomination: `Nomination` in `sources/nominate.cu`. Lists are named as in [`Task`].
+    /// One row of a nomination: `Nomination` in `sources/nominate.cu`. Lists are given as in [`Task`].
     struct NominationTask {
         row: u32,
         count: u32,
@@ -145,7 +146,7 @@ records! {
         first_top: u32,
     }
 
-    /// The numbers of a sampled or scored row: `Result` in `sources/logits.cuh`.
+    /// The result of a sampled or scored row: `Result` in `sources/logits.cuh`.
     struct RowResult {
         token: u32,
         status: u32,
@@ -156,7 +157,7 @@ records! {
         /// Sum of `exp(logit - largest)`.
         sum: u64,
         rank: u32,
-        /// Number of likeliest tokens that follow.
+        /// Number of likeliest tokens that belong to the row.
         tops: u32,
     }
 

@@ -1,4 +1,4 @@
-//! Results of sampling on their way from the GPU to the host.
+//! Results of sampling, and their copies from the GPU to the host.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::{DeviceError, Sampled, StepResults, TokenScore};
 
 const RESULT_BYTES: usize = size_of::<RowResult>();
 const TOP_BYTES: usize = size_of::<Top>();
-/// Value of one in the sums of probabilities.
+/// The number 1 in the fixed-point sums of probabilities.
 const ONE: f64 = (1u64 << 44) as f64;
 
-/// The results of one launch: one per row, then the lists of likeliest tokens.
+/// The results of one launch: one per row, and then the lists of likeliest tokens.
 pub(super) struct Block {
     pair: Pair,
-    /// Number of likeliest tokens that each row asks for; `None` if it asks for no score.
+    /// Number of likeliest tokens that each row requests; `None` if it requests no score.
     rows: Vec<Option<usize>>,
     kind: Kind,
 }
@@ -49,13 +49,13 @@ impl Block {
         self.results_at().add(self.rows.len()).cast()
     }
 
-    /// Enqueues the copy to the host, behind the launch.
+    /// Enqueues the copy to the host. The launch is already enqueued.
     pub(super) fn fetch(&mut self) -> Result<(), DeviceError> {
         self.pair.fetch(size_of_block(&self.rows))
     }
 
-    /// Appends the results to `out`. The stream has passed the copy. A row whose logits are not finite has an
-    /// error of its own.
+    /// Appends the results to `out`. The copy must have ended. A row whose logits are not finite gets an error of its
+    /// own.
     pub(super) fn read(&self, out: &mut StepResults) -> Result<(), DeviceError> {
         let bytes = self.pair.host.bytes();
         let mut first_top = self.rows.len() * RESULT_BYTES;
@@ -75,12 +75,12 @@ impl Block {
         Ok(())
     }
 
-    /// Gives back memory that the stream no longer uses.
+    /// Returns memory that the stream no longer uses to `staging`.
     pub(super) fn free(self, staging: &mut Staging) {
         staging.give(self.pair);
     }
 
-    /// Gives the memory of results that nobody reads to `staging`, for the time after the stream has passed it.
+    /// Hands memory whose results are not needed to `staging`, which reuses it after the stream has passed it.
     pub(super) fn discard(self, staging: &mut Staging) {
         staging.keep(self.pair);
     }
@@ -114,7 +114,7 @@ impl RowResult {
     }
 }
 
-/// Results of the steps that are begun, and the memory of all.
+/// Results of the steps in flight, and their memory.
 pub(super) struct Results {
     pub(super) staging: Staging,
     /// Blocks of the step that is being enqueued.
@@ -126,7 +126,7 @@ impl Results {
         Self { staging: Staging::new(gpu), blocks: Vec::new() }
     }
 
-    /// Adds the results of a launch, whose copy to the host is enqueued.
+    /// Enqueues the copy of a launch's results to the host, and adds the results to the step.
     pub(super) fn push(&mut self, mut block: Block) -> Result<(), DeviceError> {
         block.fetch()?;
         self.blocks.push(block);

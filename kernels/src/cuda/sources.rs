@@ -1,15 +1,15 @@
-//! The kernels: in which source each one is, and which arguments it takes.
+//! Declarations of the kernels: the source of each kernel, and its arguments.
 
 use std::marker::PhantomData;
 
 use super::arguments::{self, Argument, Arguments};
 
-/// One file of kernels, with the declarations that it begins with.
+/// A file of kernels, and the headers that precede it.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
-    /// File name, for messages.
+    /// File name, for error messages.
     pub name: &'static str,
-    /// The kernels in it.
+    /// The kernels in the file.
     pub kernels: &'static [DeclaredKernel],
     /// Name and text of each header with declarations, and then of the file itself.
     text: &'static [(&'static str, &'static str)],
@@ -22,7 +22,7 @@ impl Source {
     }
 }
 
-/// A kernel by its name in the source, with the arguments that it is launched with.
+/// A kernel's name in the source, and the arguments with which it is launched.
 #[derive(Clone, Copy, Debug)]
 pub struct DeclaredKernel {
     /// Name in the source.
@@ -59,8 +59,8 @@ impl<A> Clone for Kernel<A> {
 
 impl<A> Copy for Kernel<A> {}
 
-/// Declares the kernels of each source, which begins with some headers. Kernels before a colon take the arguments
-/// behind it.
+/// Declares the kernels of each source, with the source's headers. All kernels before a colon take the arguments behind
+/// it.
 macro_rules! kernels {
     ($($file:literal [$($header:literal),*] { $($($kernel:ident),+: $arguments:ident;)+ })+) => {
         /// All files of kernels.
@@ -76,7 +76,7 @@ macro_rules! kernels {
             ],
         },)+];
 
-        /// The kernels of all sources in their order.
+        /// The kernels of all sources, in the order of their declarations.
         #[allow(non_camel_case_types, reason = "the names are those of the sources")]
         enum Index { $($($($kernel,)+)+)+ }
 

@@ -1,6 +1,6 @@
-//! Pairs of pinned and device memory through which the small inputs and the results of steps pass.
+//! Pairs of pinned and device memory, for the small inputs and the results of steps.
 //!
-//! A pair is reused once the stream has passed its last use, so that after the first steps nothing is allocated.
+//! A pair is reused once the stream has passed its last use. After the first steps nothing is allocated any more.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ impl Pair {
     }
 }
 
-/// Pairs that are free, and pairs that the stream may still use.
+/// Free pairs, and pairs that the stream may still use.
 pub(super) struct Staging {
     gpu: Arc<Gpu>,
     free: Vec<Pair>,
-    /// Inputs since the last [`seal`](Self::seal).
+    /// Pairs that have been used since the last [`seal`](Self::seal).
     open: Vec<Pair>,
-    /// Inputs that are free once the stream has reached the event.
+    /// Pairs that become free once the stream has reached the event.
     sealed: VecDeque<(Event, Vec<Pair>)>,
     bytes: u64,
 }
@@ -41,12 +41,12 @@ impl Staging {
         Self { gpu: gpu.clone(), free: Vec::new(), open: Vec::new(), sealed: VecDeque::new(), bytes: 0 }
     }
 
-    /// Bytes of device memory of all pairs.
+    /// Total size in bytes of the device memory of all pairs.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Enqueues a copy of `words` to the device, and returns its address there. The copy stays until the stream has
+    /// Enqueues a copy of `words` to the device, and returns its address there. The copy is valid until the stream has
     /// passed the next [`seal`](Self::seal).
     pub(super) fn upload(&mut self, words: &[u32]) -> Result<DevicePointer<u32>, DeviceError> {
         let bytes = size_of_val(words);
@@ -65,7 +65,7 @@ impl Staging {
         self.open.push(pair);
     }
 
-    /// Ends the use of all inputs at this point of the stream.
+    /// Records an event, behind which the pairs used so far are free.
     pub(super) fn seal(&mut self) -> Result<(), DeviceError> {
         if !self.open.is_empty() {
             self.sealed.push_back((Event::record(&self.gpu)?, std::mem::take(&mut self.open)));
@@ -73,7 +73,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Returns a pair of at least `bytes` bytes, the smallest that is free.
+    /// Returns the smallest free pair of at least `bytes` bytes, or allocates one.
     pub(super) fn take(&mut self, bytes: usize) -> Result<Pair, DeviceError> {
         while let Some((event, _)) = self.sealed.front() {
             match event.is_reached() {
@@ -96,7 +96,7 @@ impl Staging {
         Ok(Pair { host, device })
     }
 
-    /// Takes back a pair that the stream has passed.
+    /// Takes back a pair that the stream no longer uses.
     pub(super) fn give(&mut self, pair: Pair) {
         self.free.push(pair);
     }

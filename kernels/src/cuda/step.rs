@@ -1,4 +1,4 @@
-//! The GPU's copy of a step's inputs, which one upload carries.
+//! The GPU's copy of a step's inputs. All inputs are uploaded in one copy.
 
 use std::ops::Range;
 
@@ -10,16 +10,17 @@ use super::staging::Staging;
 use crate::step::check;
 use crate::{DeviceError, PageId, SlotId, StepInputs};
 
-/// Marks an id that stands for the last token of a slot, in the id's other bits: `FROM_SLOT` in `sources/embed.cu`.
+/// Flag of an id that stands for the last token of a slot. The id's other bits are the slot: see `FROM_SLOT` in
+/// `sources/embed.cu`.
 const FROM_SLOT: u32 = 1 << 31;
 
-/// Marks padding: an id that no table holds, without the bit of [`FROM_SLOT`].
+/// Id of padding. No table holds it, and it lacks the flag [`FROM_SLOT`].
 const NO_ID: u32 = FROM_SLOT - 1;
 
-/// The row that a logit row is the last token of.
+/// The row whose last token a logit row belongs to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Owner {
-    /// The row's slot; the null slot if nothing is kept for it.
+    /// The row's slot; the null slot if no last token is kept for the row.
     pub(super) slot: u32,
     /// True if the row began with the token that was sampled last for the slot.
     pub(super) continues: bool,
@@ -31,11 +32,11 @@ pub(super) struct Addresses {
     pub(super) ids: DevicePointer<u32>,
     pub(super) positions: DevicePointer<f32>,
     pub(super) row_of: DevicePointer<u32>,
-    /// Position of each token's keys and values among those of all pages: page * tokens per page + index in the page.
-    /// All bits are set for padding, and if the token lies in the null page or the model has no pages.
+    /// Index of each token's keys and values in the pages: page * tokens per page + index in the page. All bits are set
+    /// for padding, for a token in the null page, and in a model without pages.
     pub(super) kv_at: DevicePointer<u32>,
     pub(super) logit_rows: DevicePointer<u32>,
-    /// Slot of the row that each logit row ends.
+    /// For each logit row, the slot of its row.
     pub(super) logit_slots: DevicePointer<u32>,
     pub(super) rows: DevicePointer<Row>,
     pub(super) pages: DevicePointer<u32>,
@@ -52,15 +53,15 @@ pub(super) struct Step {
     pub(super) logit_rows: usize,
     /// Number of rows that are kept as logit rows, padding included.
     pub(super) kept_rows: usize,
-    /// The row of each logit row.
+    /// The owner of each logit row.
     pub(super) owners: Vec<Owner>,
     pub(super) at: Addresses,
     /// True if the step has pages.
     pub(super) has_pages: bool,
-    /// Work lists of attention on tensor cores, for each shape that attention has been called with.
+    /// Work lists of attention on tensor cores, for each shape that has been used.
     works: Vec<AttentionWork>,
     words: Vec<u32>,
-    /// Indexes of the rows in `words`.
+    /// Range of the rows' words in `words`.
     row_words: Range<usize>,
     /// Total length of the rows' block tables.
     page_entries: usize,
@@ -68,7 +69,7 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Checks the inputs, enqueues their upload and the slot copies. Nothing is enqueued if the inputs are refused.
+    /// Checks the inputs, and enqueues their upload and the slot copies. If a check fails, nothing is enqueued.
     /// `kept_slots` is the number of slots whose last token the device keeps.
     pub(super) fn begin(
         &mut self,
@@ -102,13 +103,13 @@ impl Step {
         inputs.copies.iter().try_for_each(|&copy| planes.copy(copy))
     }
 
-    /// Forgets the rows that end in logit rows: their memory on the device belongs to the next step.
+    /// Forgets the owners of the logit rows, because the next step reuses their memory on the device.
     pub(super) fn end(&mut self) {
         self.owners.clear();
     }
 
-    /// Returns the work lists for a shape. The first step with a shape uploads its lists here; later ones have them
-    /// among their inputs.
+    /// Returns the work lists for a shape. The first step with a shape uploads them here. Later steps upload them with
+    /// their inputs.
     pub(super) fn attention_work(
         &mut self,
         shape: WorkShape,
@@ -126,12 +127,12 @@ impl Step {
         work.ok_or_else(|| DeviceError::Misuse("attention without work lists".to_owned()))
     }
 
-    /// The owner of a logit row; no slot and no continuation for another row.
+    /// Returns the owner of a logit row. For other rows, returns an owner without slot and continuation.
     pub(super) fn owner(&self, logit_row: usize) -> Owner {
         self.owners.get(logit_row).copied().unwrap_or_default()
     }
 
-    /// Lays all inputs end to end, in the order of [`set_addresses`](Self::set_addresses).
+    /// Writes all inputs one after another, in the order of [`set_addresses`](Self::set_addresses).
     fn fill(&mut self, inputs: &StepInputs<'_>, page_tokens: Option<usize>, kept_slots: usize) {
         self.tokens = inputs.token_ids.len();
         (self.token_rows, self.kept_rows) = (inputs.padded_tokens(), inputs.padded_logit_rows());

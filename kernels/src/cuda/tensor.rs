@@ -6,14 +6,15 @@ use super::context::{Event, Gpu};
 use super::memory::{DeviceBuffer, DevicePointer, PinnedBuffer};
 use crate::{DeviceError, HostMatrix, WeightType};
 
-/// Activations, `[rows, width]` in f32. The first rows are live: they hold values, once the stream has come that far.
+/// Activations, `[rows, width]` in f32. The first `live` rows hold values once the stream has passed the
+/// operation that writes them.
 pub struct Tensor {
     /// Maximum number of rows.
     pub(super) capacity: usize,
     pub(super) width: usize,
     /// Number of rows that the last operation wrote or kept.
     pub(super) live: usize,
-    /// Index of the first row among the step's logit rows, in tensors of logit rows.
+    /// For a tensor of logit rows: index of its first row among the step's logit rows.
     pub(super) first_logit_row: usize,
     pub(super) data: DeviceBuffer,
 }
@@ -51,7 +52,7 @@ impl Tensor {
         Err(DeviceError::Misuse(format!("{} live rows where {rows} are wanted", self.live)))
     }
 
-    /// Makes the first `rows` rows of `width` live, for the caller to write.
+    /// Makes the first `rows` rows live. The caller writes them.
     pub(super) fn written(&mut self, rows: usize, width: usize) -> Result<(), DeviceError> {
         self.check_width(width)?;
         if rows > self.capacity {
@@ -62,7 +63,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Enqueues zeros for the live rows from index `row` on.
+    /// Enqueues the clearing of the live rows from index `row` on.
     pub(super) fn clear_from(&self, row: usize) -> Result<(), DeviceError> {
         let row_bytes = self.width * size_of::<f32>();
         match self.live.saturating_sub(row) {
@@ -71,7 +72,7 @@ impl Tensor {
         }
     }
 
-    /// As [`written`](Self::written), with the rows of `x`.
+    /// Does the same as [`written`](Self::written), with as many rows as `x`, and the same logit rows.
     pub(super) fn written_like(&mut self, x: &Self, width: usize) -> Result<(), DeviceError> {
         self.written(x.live, width)?;
         self.first_logit_row = x.first_logit_row;
@@ -110,7 +111,8 @@ impl Vector {
     }
 }
 
-/// A weight matrix as in the checkpoint, `[outputs, inputs]`, one matrix below the other. In a pair, gate is above up.
+/// A weight matrix as in the checkpoint, `[outputs, inputs]`. Fused matrices are stored one after another; in a pair,
+/// gate comes before up.
 pub struct Matrix {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
@@ -120,7 +122,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Address of the weights, of the type [`dtype`](Self::dtype).
+    /// Address of the weights, whose type is [`dtype`](Self::dtype).
     pub(super) fn at(&self) -> DevicePointer<u8> {
         self.data.at()
     }
@@ -129,7 +131,7 @@ impl Matrix {
         self.data.bytes()
     }
 
-    /// Number of outputs of a matrix that is not a pair.
+    /// Number of outputs of a matrix; an error for a pair.
     pub(super) fn plain_outputs(&self) -> Result<usize, DeviceError> {
         if self.is_pair {
             return Err(DeviceError::Misuse("gate and up, where a plain matrix is wanted".to_owned()));
@@ -137,7 +139,7 @@ impl Matrix {
         Ok(self.outputs)
     }
 
-    /// Number of gates of a pair.
+    /// Number of gates of a pair; an error for any other matrix.
     pub(super) fn gates(&self) -> Result<usize, DeviceError> {
         if !self.is_pair {
             return Err(DeviceError::Misuse("a plain matrix, where gate and up are wanted".to_owned()));
@@ -145,7 +147,7 @@ impl Matrix {
         Ok(self.outputs / 2)
     }
 
-    /// Loads matrices one below the other.
+    /// Loads matrices one after another.
     pub(super) fn load(
         gpu: &Arc<Gpu>,
         loader: &mut WeightLoader,
@@ -180,7 +182,7 @@ impl Matrix {
     }
 }
 
-/// Bytes of one of the loader's two buffers.
+/// Size in bytes of each of the loader's two buffers.
 const CHUNK: usize = 8 << 20;
 
 /// Copies weights to the GPU through two pinned buffers, so that one is filled while the other is copied.
@@ -224,7 +226,7 @@ impl WeightLoader {
         self.send(to, copied, filled)
     }
 
-    /// Waits until the next buffer's last copy is done.
+    /// Waits until the last copy from the next buffer is done.
     fn wait(&mut self) -> Result<(), DeviceError> {
         match self.buffers[self.next].1.take() {
             Some(event) => event.wait().map_err(|error| self.gpu.lost("loading weights", error)),

@@ -1,8 +1,8 @@
 //! Reports of a GPU that does not answer.
 //!
-//! The driver's waits have no bound, and a thread that waits for a hung GPU can only be ended with its process. That is
-//! the conductor's to do, whose watchdog sees a worker without progress. The thread here says before that what the GPU
-//! hangs in.
+//! The driver's waits have no time limit, and a thread that waits for a hung GPU ends only with its process. The
+//! conductor's watchdog notices a worker without progress and has it ended. The thread here reports earlier, and names
+//! the kernel in which the GPU hangs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use super::context::Gpu;
 
-/// Number of looks at the wait within the time after which it is reported.
+/// Number of checks within the time after which a wait is reported.
 const LOOKS: u32 = 8;
 
-/// The wait for the GPU that is under way. One thread at a time waits.
+/// The current wait for the GPU. Only one thread waits at a time.
 #[derive(Debug)]
 pub(super) struct CurrentWait {
     epoch: Instant,
-    /// Microseconds from the epoch to the beginning of the wait, and one; 0 without a wait.
+    /// Time from the epoch to the beginning of the wait, in microseconds plus one; 0 without a wait.
     began: AtomicU64,
 }
 
@@ -28,7 +28,7 @@ impl CurrentWait {
         Self { epoch: Instant::now(), began: AtomicU64::new(0) }
     }
 
-    /// Runs `wait`, which waits for the GPU.
+    /// Calls `wait`, a function that waits for the GPU, and records the wait.
     pub(super) fn during<T>(&self, wait: impl FnOnce() -> T) -> T {
         let now = self.epoch.elapsed().as_micros() as u64;
         self.began.store(now + 1, Ordering::Relaxed);
@@ -37,7 +37,7 @@ impl CurrentWait {
         result
     }
 
-    /// Beginning of the wait as a number that no other wait has, and its duration so far.
+    /// Returns the beginning of the wait, as a number that identifies it, and its duration so far.
     fn look(&self) -> Option<(u64, Duration)> {
         let began = self.began.load(Ordering::Relaxed);
         let since = Duration::from_micros(began.checked_sub(1)?);
@@ -45,13 +45,13 @@ impl CurrentWait {
     }
 }
 
-/// A thread that reports each wait longer than a limit, once. It ends with this value.
+/// A thread that reports each wait longer than a limit once. The thread ends when this value is dropped.
 pub(super) struct Watchdog {
     _alive: Sender<()>,
 }
 
 impl Watchdog {
-    /// Watches a GPU's waits. `report` gets a sentence.
+    /// Starts to watch a GPU's waits. `report` is called with a sentence.
     pub(super) fn start(
         gpu: &Arc<Gpu>,
         limit: Duration,

@@ -25,7 +25,7 @@ pub struct HeadNorms<'a, V> {
     pub q: &'a V,
     /// Weight for every key head, `[head_dim]`.
     pub k: &'a V,
-    /// Value added to the mean square.
+    /// Epsilon that is added to the mean square.
     pub eps: f32,
 }
 

@@ -14,9 +14,9 @@ use crate::{Device, DeviceError};
 /// head `h / (value_heads / key_heads)`.
 ///
 /// A request's state is in three slot planes, from the operand `plane` on: the last `taps - 1` inputs of the
-/// convolutions of q and k (per key head `[q | k]`, each `[taps - 1, key_dim]`), those of v (per value head `[taps - 1,
-/// value_dim]`), and the memory of each value head, `[key_dim, value_dim]`. All are f32, layer by layer. Zeros are the
-/// state of a request without tokens.
+/// convolutions of q and k (per key head `[q | k]`, each `[taps - 1, key_dim]`), the last `taps - 1` inputs of the
+/// convolution of v (per value head `[taps - 1, value_dim]`), and the memory of each value head, `[key_dim,
+/// value_dim]`. All are f32, layer by layer. A request without tokens has a state of zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaShape {
     /// Number of heads of q and k.
@@ -32,7 +32,7 @@ pub struct DeltaShape {
 }
 
 impl DeltaShape {
-    /// Refuses heads that do not fit each other.
+    /// Returns an error for heads that do not fit each other.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         let Self { key_heads, value_heads, key_dim, value_dim, taps } = *self;
         if [key_heads, value_heads, key_dim, value_dim, taps].contains(&0)
@@ -89,7 +89,7 @@ pub struct GatedDelta<'a, T, V, P> {
     pub taps: &'a V,
     /// Rate of decay of each value head, below 0.
     pub rate: &'a V,
-    /// Bias that is added to a, one per value head.
+    /// Bias of a, one per value head.
     pub bias: &'a V,
     /// Receives the inputs of the delta rule, `[q | k | v | decay | beta]` per token: `[tokens, shape.inputs()]`.
     pub inputs: &'a mut T,
@@ -112,9 +112,9 @@ pub struct GatedNorm<'a, T, V> {
 }
 
 family! {
-    /// The gated delta rule over the tokens of each request. Its operations have the same order in prefill and in
-    /// decode: neither chunks nor the other rows of a step change a bit. Rows with the null slot give zeros, and change
-    /// no state.
+    /// The gated delta rule over the tokens of each request. The order of all operations is the same in prefill and in
+    /// decode, so neither chunks nor the other rows of a step change a bit. Rows with the null slot have results of
+    /// zero, and change no state.
     pub trait DeltaRule {
         /// Computes the inputs of the delta rule, and applies the rule to the memories.
         ///

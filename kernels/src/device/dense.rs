@@ -9,7 +9,7 @@ use crate::{Device, DeviceError};
 pub struct Norm<'a, V> {
     /// Weights, one per element of a row.
     pub weight: &'a V,
-    /// Value added to the mean square.
+    /// Epsilon that is added to the mean square.
     pub eps: f32,
 }
 
@@ -63,10 +63,10 @@ pub struct GateUp<'a, T, M, V> {
 family! {
     /// Operations of dense layers.
     pub trait Dense {
-        /// Computes `out[t] = table[token_ids[t]]`, `[tokens, width]`. Padding of a step with a
-        /// [shape](crate::StepShape) becomes live rows behind the tokens, here and in all operations over tokens. For a
-        /// token id that a shard does not hold, the result is zeros, so that the sum of all ranks' results equals the
-        /// result with the whole table.
+        /// Computes `out[t] = table[token_ids[t]]`, `[tokens, width]`. If the step has a [shape](crate::StepShape), its
+        /// padding becomes live rows behind the tokens; this applies to all operations over tokens. The result is zeros
+        /// for a token id that a shard does not hold, so that the sum of all ranks' results equals the result with the
+        /// whole table.
         fn embed(&mut self, embed: Embed<'_, Self::Matrix>, out: &mut Self::Tensor)
             => |recorder| recorder.by_token();
         /// Computes `out = norm(x)`.

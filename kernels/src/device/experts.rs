@@ -12,8 +12,8 @@ pub struct Routing {
     pub renormalise: bool,
 }
 
-/// Buffers for the intermediate results of one expert. A token chooses an expert at most once, so each has room for the
-/// tokens of the largest step.
+/// Buffers for the intermediate results of one expert. A token chooses an expert at most once, so each buffer has room
+/// for the tokens of the largest step.
 pub struct ExpertBuffers<T> {
     /// Inputs of the expert's tokens, `[tokens, width]`.
     pub inputs: T,
@@ -27,17 +27,18 @@ pub struct ExpertBuffers<T> {
 pub struct MixExperts<'a, T, M> {
     /// Input, `[rows, width]`.
     pub x: &'a T,
-    /// Number of rows that choose experts. The rows behind them are padding: zeros in the output, and not counted.
+    /// Number of rows that choose experts. The rows behind them are padding: their outputs are zeros, and they are not
+    /// counted.
     pub valid_rows: usize,
     /// Logits of the router, `[rows, experts]`.
     pub logits: &'a T,
     /// The choice of experts.
     pub routing: Routing,
-    /// Index of the first expert whose weights are here: 0 unless the ranks divide whole experts among themselves.
+    /// Index of the first expert that this rank holds: 0 unless the ranks divide whole experts among themselves.
     pub first: usize,
-    /// Gate and up of each expert that is here, from [`Device::gate_up_matrix`].
+    /// Gate and up of each expert that this rank holds, from [`Device::gate_up_matrix`].
     pub gate_up: &'a [M],
-    /// Down projection of each expert that is here, `[width, intermediate]`.
+    /// Down projection of each expert that this rank holds, `[width, intermediate]`.
     pub down: &'a [M],
     /// Buffers, which any number of layers may share.
     pub buffers: &'a mut ExpertBuffers<T>,
@@ -53,13 +54,13 @@ pub(crate) struct MixSizes {
     pub valid_rows: usize,
     pub experts: usize,
     pub top_k: usize,
-    /// Index of the first expert that is here, and the numbers of matrices of both kinds.
+    /// Index of the first expert that this rank holds, and the numbers of its matrices: gate and up, and down.
     pub first: usize,
     pub held: [usize; 2],
 }
 
 impl MixSizes {
-    /// Refuses operands that do not fit each other.
+    /// Returns an error for operands that do not fit each other.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         let Self { rows, logit_rows, valid_rows, experts, top_k, first, held } = *self;
         let refuse = |why: String| Err(DeviceError::Misuse(why));
@@ -82,8 +83,8 @@ impl MixSizes {
 family! {
     /// Operations of mixtures of experts.
     pub trait Experts {
-        /// Computes `out[t] = Σ w[e] · down[e](silu(gate[e](x[t])) * up[e](x[t]))` over the experts `e` of token `t`
-        /// that are here, in ascending order.
+        /// Computes `out[t] = Σ w[e] · down[e](silu(gate[e](x[t])) * up[e](x[t]))` over those experts `e` of token `t`
+        /// that this rank holds, in ascending order.
         ///
         /// The experts of a token are those with the `top_k` largest logits; of equal logits the lower index wins. `w`
         /// is the softmax of the logits over all experts in f32, divided by its sum over the token's experts if
@@ -94,9 +95,8 @@ family! {
             mix: MixExperts<'_, Self::Tensor, Self::Matrix>,
             out: &mut Self::Tensor,
         ) => |recorder| recorder.experts(mix.x, mix.routing.top_k, mix.gate_up, mix.down);
-        /// Sets `out` to the number of tokens that chose each expert of a layer since the device was made. `out` is
-        /// empty if the layer has not run. Waits for nothing: the tokens of a step that is not collected may be
-        /// missing.
+        /// Sets `out` to the number of tokens that chose each expert of a layer since the device was created. `out` is
+        /// empty if the layer has not run. Does not wait, so the tokens of a step that is not collected may be missing.
         fn expert_tokens(&mut self, layer: usize, out: &mut Vec<u64>) => |recorder| recorder.by_token();
     }
 }

@@ -2,9 +2,9 @@
 
 /// Declares a family's trait and its [`Recorder`](crate::Recorder).
 ///
-/// Every operation is [`Unsupported`](crate::DeviceError::Unsupported) unless a device overrides it. After `=>` stands
-/// the record of a call ([`Operation`](crate::Operation)), as a function of the recorder and of the operands. The one
-/// list thus serves devices, models and recorders.
+/// Every operation is [`Unsupported`](crate::DeviceError::Unsupported) unless a device overrides it. The expression
+/// after `=>` computes the record of a call ([`Operation`](crate::Operation)) from the recorder and the operands. So
+/// one declaration serves devices, models and recorders.
 macro_rules! family {
     (
         $(#[$family_doc:meta])*
@@ -18,8 +18,8 @@ macro_rules! family {
     ) => {
         $(#[$family_doc])*
         pub trait $Family: Device {
-            /// True if the device runs this family. A model that needs a family that its device lacks is refused when
-            /// it is loaded.
+            /// True if the device supports this family. If a model needs a family that its device lacks, loading the
+            /// model fails.
             const IMPLEMENTED: bool;
             $(
                 $(#[$doc])*

@@ -18,7 +18,7 @@ pub struct Argmax<'a, T, M, V> {
     pub logits: &'a mut T,
 }
 
-/// Logits and candidates that rank 0 of a TP group has gathered of rows to sample.
+/// Logits and candidates of rows to sample, which rank 0 of a TP group has gathered.
 pub struct GatheredRows<'a, T> {
     /// Logits of the rows that were gathered whole, `[rows, vocabulary]`.
     pub logits: &'a T,
@@ -34,28 +34,28 @@ family! {
     /// Operations whose results are [collected](Device::collect), each list in the order of enqueueing.
     ///
     /// A request that cannot be answered, such as a row whose bias forbids every token, has an error of its own among
-    /// the results. So has a row with logits that are NaN or infinite: [`DeviceError::NotFinite`].
+    /// the results. A row with logits that are NaN or infinite has the error [`DeviceError::NotFinite`].
     pub trait Sampler {
         /// Samples the likeliest token of each row of `norm(x) · Wᵀ`. For a row that [takes the likeliest
         /// token](SampleRow::takes_the_likeliest), the result equals that of [`sample`](Self::sample).
         fn argmax(&mut self, argmax: Argmax<'_, Self::Tensor, Self::Matrix, Self::Vector>)
             => |recorder| recorder.product(argmax.x, argmax.weight);
         /// Finds the likeliest token of each row of `norm(x) · Wᵀ`, where the matrix is one shard of an LM head whose
-        /// rows begin at token id `first`. `out` is `[rows, 2]`: a logit and its token id. A NaN stands for any NaN in
-        /// the row.
+        /// rows begin at token id `first`. `out` is `[rows, 2]`: a logit and its token id. The logit is NaN if any
+        /// logit of the row is NaN.
         fn partial_argmax(
             &mut self,
             argmax: Argmax<'_, Self::Tensor, Self::Matrix, Self::Vector>,
             first: usize,
             out: &mut Self::Tensor,
         ) => |recorder| recorder.product(argmax.x, argmax.weight);
-        /// Samples the likeliest of each row's candidates, pairs of a logit and a token id, `[rows, 2 * candidates]`.
-        /// If these are the results of [`partial_argmax`](Self::partial_argmax) for all shards, the token is that of
-        /// [`argmax`](Self::argmax) with the whole LM head.
+        /// Samples the likeliest of each row's candidates. Candidates are pairs of a logit and a token id, `[rows, 2 *
+        /// candidates]`. If they are the results of [`partial_argmax`](Self::partial_argmax) for all shards, the token
+        /// is the same as that of [`argmax`](Self::argmax) with the whole LM head.
         fn best_candidates(&mut self, candidates: &Self::Tensor) => |recorder| recorder.by_row(candidates);
-        /// Applies each nomination's adjustments to row `rows[i].0` of `logits`, in place, and sets the row of `peaks`:
-        /// `[rows, 2]`, the largest logit before and after. A NaN stands for any NaN in the row. `logits` is one shard
-        /// of the vocabulary, whose token ids begin at `first`. The row indices ascend.
+        /// Applies each nomination's adjustments to row `rows[i].0` of `logits`, in place, and stores the largest logit
+        /// before and after them in the row of `peaks`, `[rows, 2]`. A peak is NaN if any logit of the row is NaN.
+        /// `logits` is one shard of the vocabulary, whose token ids begin at `first`. The row indices ascend.
         fn adjust(
             &mut self,
             logits: &mut Self::Tensor,
@@ -63,9 +63,9 @@ family! {
             first: usize,
             peaks: &mut Self::Tensor,
         ) => |recorder| recorder.by_row(logits);
-        /// Finds the best tokens of row `rows[i].0` of `logits` for each i, as the nomination orders tokens. `peaks`
-        /// are the largest of all shards. `out` is `[rows, 2 * candidates]`: pairs of a logit and a token id in order,
-        /// and then pairs that stand for no token. The row indices ascend.
+        /// Finds the best tokens of row `rows[i].0` of `logits` for each i, in the order of the nomination. `peaks` are
+        /// those of the whole rows, over all shards. `out` is `[rows, 2 * candidates]`: pairs of a logit and a token id
+        /// in order, followed by pairs without a token. The row indices ascend.
         fn nominate(
             &mut self,
             logits: &Self::Tensor,
@@ -74,8 +74,8 @@ family! {
             peaks: &Self::Tensor,
             out: &mut Self::Tensor,
         ) => |recorder| recorder.by_row(logits);
-        /// Samples one token from row `rows[i].0` for each i: from the row's candidates if it is nominated, else as
-        /// [`sample`](Self::sample) does. The token is in both cases that of [`sample`](Self::sample) on the whole row.
+        /// Samples one token from row `rows[i].0` for each i: from the row's candidates if it is nominated, otherwise
+        /// from its logits. In both cases the token is the same as that of [`sample`](Self::sample) on the whole row.
         fn sample_gathered(
             &mut self,
             gathered: GatheredRows<'_, Self::Tensor>,

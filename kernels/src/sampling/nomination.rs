@@ -1,8 +1,9 @@
-//! Nominations: what each rank of a TP group must know of a request to send its best tokens instead of its logits.
+//! Nominations: the parameters of a request that each rank of a TP group needs to send its best tokens instead of its
+//! logits.
 
 use super::SampleRow;
 
-/// Largest [`Nomination::count`]. A row with a larger `top_k` needs its whole logits.
+/// Maximum of [`Nomination::count`]. A row with a larger `top_k` needs all of its logits.
 pub const MAX_NOMINATED: u32 = 256;
 /// Maximum number of tokens that a nomination lists for bias, forbidden tokens and penalties. Longer lists would cost
 /// more than the logits that the nomination saves.
@@ -14,10 +15,11 @@ const MAX_LISTED: usize = 8192;
 pub struct Nomination {
     /// Number of tokens that each rank nominates, from 1 to [`MAX_NOMINATED`].
     pub count: u32,
-    /// Temperature. Above 0, tokens are ordered as truncation orders them: by descending weight, the exponential of a
-    /// logit at this temperature, and equal weights by ascending id. Otherwise by descending logit, then ascending id.
+    /// Temperature. Above 0, tokens are ordered as truncation orders them: by descending weight (the exponential of a
+    /// logit at this temperature), and equal weights by ascending id. At 0, they are ordered by descending logit, and
+    /// equal logits by ascending id.
     pub temperature: f32,
-    /// `None` if the raw logits count.
+    /// `None` if the raw logits are used.
     pub adjustments: Option<Adjustments>,
 }
 
@@ -28,13 +30,14 @@ pub struct Adjustments {
     pub bias: Vec<(u32, f32)>,
     /// Tokens whose logit becomes negative infinity.
     pub forbidden: Vec<u32>,
-    /// Factor by which the logits of `repeated` become less likely.
+    /// Factor that makes the tokens in `repeated` less likely: their logits are divided by it if positive, and else
+    /// multiplied.
     pub repetition_penalty: f32,
     /// Tokens of the prompt and the output, each once. Empty if the penalty is 1.
     pub repeated: Vec<u32>,
-    /// Number that is subtracted from the logits of `counted`.
+    /// Number that is subtracted once from the logit of each token in `counted`.
     pub presence_penalty: f32,
-    /// Number per occurrence that is subtracted from the logits of `counted`.
+    /// Number that is subtracted per occurrence from the logit of each token in `counted`.
     pub frequency_penalty: f32,
     /// Tokens of the output with their numbers of occurrences, each token once. Empty if both penalties are 0.
     pub counted: Vec<(u32, u32)>,
@@ -44,15 +47,16 @@ impl Nomination {
     /// The nomination of a row that [takes the likeliest token](SampleRow::takes_the_likeliest).
     pub const LIKELIEST: Self = Self { count: 1, temperature: 0.0, adjustments: None };
 
-    /// True if the row's token is drawn, so that the order of tokens depends on the largest logit of the whole row.
+    /// True if the row's token is drawn at random. The order of tokens then depends on the largest logit of the whole
+    /// row.
     pub fn draws(&self) -> bool {
         self.temperature > 0.0
     }
 }
 
 impl SampleRow<'_> {
-    /// Returns the nomination of this row. `None` if the row needs its whole logits: for logprobs, for a draw without a
-    /// `top_k` or with a large one, or because bias and penalties name too many tokens.
+    /// Returns the nomination of this row. Returns `None` if the row needs all of its logits: for logprobs, for a draw
+    /// without a `top_k` or with a large one, or because bias and penalties list too many tokens.
     pub fn nomination(&self) -> Option<Nomination> {
         let params = self.params;
         let count = match params.temperature > 0.0 {

@@ -2,7 +2,8 @@
 
 use crate::{DeviceError, PageId, SlotId, StepInputs};
 
-/// Checks that the rows cover the step's tokens without gaps, that its logit rows ascend, and that both fit its shape.
+/// Checks that the rows cover the step's tokens without gaps, that the logit rows ascend, and that both fit the step's
+/// shape.
 pub(crate) fn rows(inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
     let tokens = inputs.token_ids.len();
     if let Some(positions) = inputs.positions.iter().find(|positions| positions.len() != tokens) {
@@ -47,7 +48,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Checks that no two rows have one slot, except for the null slot.
+    /// Checks that no two rows have the same slot, except for the null slot.
     pub(crate) fn slots(&mut self, inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
         self.slots.clear();
         self.slots.extend(inputs.rows.iter().map(|row| row.slot).filter(|&slot| slot != SlotId::NULL));
@@ -70,7 +71,8 @@ impl Scratch {
         self.tables(rows, page_tokens, pages)
     }
 
-    /// As [`pages`](Self::pages), with the first position, the number of tokens and the block table of each row.
+    /// Does the same as [`pages`](Self::pages). `rows` holds the first position, the number of tokens and the block
+    /// table of each row.
     pub(crate) fn tables<'a>(
         &mut self,
         rows: impl Iterator<Item = (usize, usize, &'a [PageId])>,

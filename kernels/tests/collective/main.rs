@@ -1,4 +1,4 @@
-//! Groups of ranks, as threads of one process: the same memory and the same sockets as between processes.
+//! Groups whose ranks are threads of one process. They use the same shared memory and sockets as processes do.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -67,7 +67,7 @@ fn group<T: Send>(
     results
 }
 
-/// Values whose sum in f32 depends on the order in which it is taken.
+/// Returns values whose sum in f32 depends on the order of the additions.
 fn values(rank: usize, len: usize) -> Vec<f32> {
     let value = |i: usize| {
         let bits = (i * 2_654_435_761 + rank * 40_503) % 1_000_003;
@@ -82,8 +82,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn a_sum_is_taken_in_the_order_of_ranks_whatever_its_size_and_transport() {
-    // Around the limits: nothing, one float, the largest sum that every rank computes, a tile, several tiles and a
-    // rest.
+    // Lengths around the limits: nothing, one float, the longest sum that every rank computes, one tile, and several
+    // tiles with a rest.
     let lengths = [0, 1, 7, 8 << 10, (8 << 10) + 1, 64 << 10, (64 << 10) + 5, 200_003];
     for transport in BOTH {
         for size in [1, 2, 3, 4] {
@@ -191,8 +191,8 @@ fn no_rank_leaves_a_barrier_before_all_have_arrived() {
     }
 }
 
-/// Runs collectives of all kinds and sizes back to back, so that each begins while other ranks still finish the one
-/// before.
+/// Runs collectives of all kinds and sizes back to back, so that each begins while other ranks still finish the
+/// previous one.
 #[test]
 fn calls_do_not_run_into_each_other() {
     for transport in BOTH {
@@ -225,7 +225,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
         let tell = std::sync::Mutex::new(tell);
         let errors = group(transport, 3, deadline, |mut member| {
             if member.group_rank().rank == 2 {
-                // Neither joins nor leaves until the others have failed.
+                // This rank does not join, and does not leave before the others have failed.
                 let tell = tell.lock().unwrap();
                 tell.recv().unwrap();
                 return None;
@@ -302,15 +302,15 @@ fn strangers_that_drip_do_not_delay_a_group() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let group_rank = GroupRank { rank: 1, world_size: 2 };
-    // Each of these alone would occupy a leader that hears one connection at a time: a byte comes before every timeout
-    // of a read, and the whole greeting takes far longer than the group may.
+    // Each of these clients alone would block a leader that reads one connection at a time: each byte comes before the
+    // read times out, and the whole greeting would take longer than the group may take to form.
     let formed = AtomicBool::new(false);
     let strangers: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
     thread::scope(|scope| {
         scope.spawn(|| {
             while !formed.load(Relaxed) {
                 for mut stranger in &strangers {
-                    // The leader may have closed it by now.
+                    // The write may fail, because the leader may have closed the connection.
                     let _ = stranger.write_all(b"x");
                 }
                 thread::sleep(Duration::from_millis(300));

@@ -7,7 +7,7 @@ use tutti_kernels::{
 
 use crate::support::{Case, Families, Random, Share, begin, bits, compare, cuda, tensor, values};
 
-/// Some requests in chunks, over pages of two layers.
+/// Requests that are computed in chunks, with pages of two layers.
 #[derive(Clone, Debug)]
 pub struct Chunks {
     pub shape: AttentionShape,
@@ -17,7 +17,7 @@ pub struct Chunks {
     pub norms: bool,
     /// Total length of each request.
     pub lengths: Vec<usize>,
-    /// The tokens of each request in each step, as far as it has any left.
+    /// The number of tokens of a request in each step, as long as the request has tokens left.
     pub chunks: Vec<usize>,
 }
 
@@ -30,7 +30,7 @@ impl Chunks {
         Self { shape, page_tokens, dtype, rotated: head_dim, norms: true, lengths, chunks: vec![13, 1, 40] }
     }
 
-    /// Runs request by request and step by step. Returns the results of each request's tokens in order.
+    /// Runs all requests, each step by step. Returns the results of each request's tokens in order.
     pub fn results<D: Families>(&self, device: &mut D) -> Vec<Vec<f32>> {
         let Self { shape, page_tokens, rotated, .. } = *self;
         let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
@@ -39,10 +39,10 @@ impl Chunks {
         let pages = 1 + self.lengths.iter().map(|&length| pages_of(length)).sum::<usize>();
         let kv = KvShape { layers: 2, kv_heads, head_dim, page_tokens, pages, dtype: self.dtype };
         let mut planes = device.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
-        // Memory that nothing has written is NaN, in f32, f16 and bf16.
+        // Memory that was never written holds NaN, in f32, f16 and bf16.
         let all: Vec<PageId> = (0..pages as u32).map(PageId).collect();
         device.write_pages(&mut planes, &all, &vec![0xff; kv.page_bytes() * pages]).unwrap();
-        // Pages in an order that no request's own order is.
+        // The pages are shuffled, so that no request has them in ascending order.
         let mut free: Vec<PageId> = (1..pages as u32).map(PageId).collect();
         let mut random = Random::new(5);
         (0..free.len()).for_each(|i| free.swap(i, random.below(pages - 1)));
@@ -122,9 +122,9 @@ fn attention_of_ragged_batches_is_that_of_the_cpu() {
         Chunks::new(2, 2, 128),
         Chunks { rotated: 8, norms: false, ..Chunks::new(3, 3, 64) },
         Chunks { page_tokens: 32, ..Chunks::new(8, 2, 64) },
-        // The heads of released Qwen3.5 models, the largest that there are.
+        // The head size of released Qwen3.5 models, which is the largest one.
         Chunks { rotated: 64, lengths: vec![37, 5], ..Chunks::new(4, 1, 256) },
-        // Across the first split.
+        // Chunks on both sides of the end of a split.
         Chunks { lengths: vec![530, 3], chunks: vec![509, 1], ..Chunks::new(2, 1, 16) },
         windows(1),
         windows(7),
@@ -140,7 +140,7 @@ fn attention_of_ragged_batches_is_that_of_the_cpu() {
 fn attention_over_keys_and_values_of_two_bytes_is_that_of_the_cpu() {
     let Some(mut gpu) = cuda("attention in two bytes") else { return };
     for (dtype, tolerance) in [(WeightType::F16, 2e-3), (WeightType::Bf16, 2e-2)] {
-        // No kernel on tensor cores has such heads.
+        // The kernels on tensor cores do not support these heads.
         let large = Chunks { rotated: 64, lengths: vec![37, 5], ..Chunks::new(4, 1, 256) };
         for case in [Chunks::new(4, 2, 48), large] {
             let case = Chunks { dtype, ..case };
@@ -149,7 +149,7 @@ fn attention_over_keys_and_values_of_two_bytes_is_that_of_the_cpu() {
     }
 }
 
-/// Promise 8: no bit of a request depends on its chunks or its neighbours.
+/// Promise 8: no bit of a request's results depends on its chunks or its neighbours.
 #[test]
 fn chunks_and_neighbours_change_no_bit() {
     let Some(mut gpu) = cuda("chunks") else { return };
@@ -163,7 +163,7 @@ fn chunks_and_neighbours_change_no_bit() {
     }
 }
 
-/// Stores keys and values of a step in layer 0 as they are.
+/// Stores the keys and values of a step in layer 0, without a rotation.
 pub fn store<D: Families>(
     device: &mut D,
     qkv: &mut D::Tensor,
@@ -178,7 +178,7 @@ pub fn store<D: Families>(
     device.rotate_and_store(RotateAndStore { qkv, shape, norms: None, rotary, planes, layer: 0 }).unwrap();
 }
 
-/// Padding rows lie in the null page: nothing is stored or read there, and their output is zeros.
+/// Padding rows have the null page. Nothing is stored or read there, and their output is zeros.
 #[test]
 fn padding_rows_store_nothing_and_attend_to_nothing() {
     let Some(mut gpu) = cuda("padding") else { return };
@@ -202,7 +202,7 @@ fn padding_rows_store_nothing_and_attend_to_nothing() {
     assert_eq!(null, garbage);
 }
 
-/// Angles of three axes, far beyond any table.
+/// Angles of three axes at very large positions.
 struct Angles(Vec<u8>);
 
 impl Case for Angles {

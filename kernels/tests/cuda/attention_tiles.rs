@@ -1,4 +1,4 @@
-//! Attention on tensor cores: keys and values of two bytes, heads of 32, 64 and 128 elements.
+//! Attention on tensor cores: keys and values of 16 bits, heads of 32, 64 and 128 elements.
 
 use tutti_kernels::{
     Attention, AttentionShape, Device, KvShape, PageId, PagedAttention, PlanesShape, WeightType,
@@ -7,7 +7,7 @@ use tutti_kernels::{
 use crate::attention::{Chunks, store};
 use crate::support::{Random, Share, begin, bits, compare, cuda, tensor, values};
 
-/// Largest deviation from the CPU's numbers, which round neither queries nor weights to two bytes.
+/// Largest deviation from the CPU's numbers. The CPU does not round queries and weights to 16 bits.
 const TOLERANCES: [(WeightType, f32); 2] = [(WeightType::F16, 1e-3), (WeightType::Bf16, 8e-3)];
 
 #[test]
@@ -22,14 +22,14 @@ fn tiles_of_ragged_batches_are_those_of_the_cpu() {
         Chunks::new(4, 2, 32),
         Chunks::new(4, 1, 64),
         Chunks::new(2, 2, 128),
-        // Tiles that end inside of a token's heads, and heads of one token in two tiles.
+        // Tiles that end between the heads of a token, so that two tiles share a token.
         Chunks::new(5, 1, 32),
         Chunks::new(18, 1, 32),
-        // Narrow and wide tiles, to the query: 15, 16, 17, 63, 64, 65 and 80 queries.
+        // Numbers of queries around the limits of narrow and wide tiles: 15, 16, 17, 63, 64, 65 and 80.
         Chunks { lengths: vec![15, 16, 17, 63, 64, 65, 80], chunks: vec![80], ..Chunks::new(1, 1, 32) },
         Chunks { page_tokens: 48, rotated: 16, norms: false, ..Chunks::new(4, 2, 32) },
         Chunks { page_tokens: 64, ..Chunks::new(2, 1, 64) },
-        // Up to, on and behind the ends of splits.
+        // Positions just before, at and behind the ends of splits.
         Chunks { lengths: vec![255, 256, 257, 513], chunks: vec![250, 3, 1, 300], ..Chunks::new(2, 1, 32) },
         Chunks { lengths: vec![258], chunks: vec![200, 56, 1], ..Chunks::new(4, 1, 64) },
         Chunks { lengths: vec![258], chunks: vec![200, 56, 1], ..Chunks::new(2, 1, 128) },
@@ -48,7 +48,7 @@ fn tiles_of_ragged_batches_are_those_of_the_cpu() {
     }
 }
 
-/// Promise 8: no bit of a request depends on its chunks, its neighbours, or the division of the work.
+/// Promise 8: no bit of a request's results depends on its chunks, its neighbours, or the division of the work.
 #[test]
 fn chunks_and_neighbours_change_no_bit_of_tiles() {
     let Some(mut gpu) = cuda("chunks in tiles") else { return };
@@ -68,7 +68,7 @@ fn chunks_and_neighbours_change_no_bit_of_tiles() {
     ];
     for case in cases {
         let whole = case.results(&mut gpu);
-        // One token at a time, in narrow tiles, only where it crosses the first end of a split.
+        // Single tokens, in narrow tiles, are only tested across the first end of a split.
         for chunks in [vec![1, 16, 100], vec![33], vec![250, 1, 1, 1, 1, 1, 1, 1, 1]] {
             for (length, want) in case.lengths.iter().zip(&whole) {
                 let alone = Chunks { lengths: vec![*length], chunks: chunks.clone(), ..case.clone() };
@@ -79,15 +79,15 @@ fn chunks_and_neighbours_change_no_bit_of_tiles() {
     }
 }
 
-/// A request alone has its splits computed in parallel, and among others walks them one after another.
+/// The splits of a single request are computed in parallel. Among many requests, they are computed one after another.
 #[test]
 fn splits_in_parallel_and_in_turn_give_the_same_bits() {
     let Some(mut gpu) = cuda("splits") else { return };
-    // Both give more blocks than fill a GPU: wide tiles, then narrow ones.
+    // In both cases there are more blocks than fill a GPU: of wide tiles first, then of narrow ones.
     for (kv_heads, lengths, chunks) in [(16, vec![320; 4], vec![320]), (64, vec![260; 6], vec![255, 1])] {
         let mut many =
             Chunks { dtype: WeightType::F16, lengths, chunks, ..Chunks::new(kv_heads, kv_heads, 32) };
-        // With a window, a walk begins inside of a split.
+        // With a window, the first key lies inside of a split.
         for window in [None, Some(40)] {
             many.shape.window = window;
             let alone = Chunks { lengths: many.lengths[..1].to_vec(), ..many.clone() };
@@ -99,7 +99,7 @@ fn splits_in_parallel_and_in_turn_give_the_same_bits() {
     }
 }
 
-/// Padding rows lie in the null page, whose contents are anything: their output is zeros.
+/// Padding rows have the null page, whose contents are undefined. Their output is zeros.
 #[test]
 fn padding_rows_of_tiles_are_zeros() {
     let Some(mut gpu) = cuda("padding of tiles") else { return };
@@ -109,7 +109,7 @@ fn padding_rows_of_tiles_are_zeros() {
         KvShape { layers: 1, kv_heads: 1, head_dim, page_tokens: 16, pages: 20, dtype: WeightType::Bf16 };
     let mut planes = gpu.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
     gpu.write_pages(&mut planes, &[PageId(0)], &vec![0xff; kv.page_bytes()]).unwrap();
-    // A decode, a padding decode, one chunk of each kind, and a padding row with a split behind it.
+    // A decode, a padding decode, a narrow and a wide chunk, and a padding row whose position has a split behind it.
     let null = |tokens, start: usize| Share { tokens, start, pages: vec![PageId(0); 18], ..Share::default() };
     let live = |tokens| Share { tokens, pages: vec![PageId(1); 1], ..Share::default() };
     let (first, second) = (live(1), Share { pages: vec![PageId(2), PageId(3)], ..live(20) });
@@ -129,7 +129,8 @@ fn padding_rows_of_tiles_are_zeros() {
     }
 }
 
-/// The lists of a shape are uploaded with its first step and lie among the inputs of later ones: both give one result.
+/// The work lists of a shape are uploaded in its first step, and with the inputs of later steps. Both give the same
+/// result.
 #[test]
 fn two_shapes_of_heads_in_one_step_have_lists_of_their_own() {
     let Some(mut gpu) = cuda("two shapes") else { return };

@@ -1,10 +1,10 @@
-//! All sources compile for all architectures, without a warning.
+//! Tests that all sources compile for all architectures without warnings.
 
 use tutti_kernels::cuda::{self, SOURCES};
 
 use crate::support::skipped;
 
-/// One of each generation since Ampere, in both forms that differ in code.
+/// One architecture of each generation since Ampere. Hopper is listed in both forms, because their code differs.
 const ARCHITECTURES: [&str; 7] =
     ["compute_80", "compute_86", "compute_89", "compute_90", "compute_90a", "compute_100a", "compute_120a"];
 

@@ -1,4 +1,5 @@
-//! The gated delta rule over slots: the CPU's numbers, and the same bits in all chunks and beside all neighbours.
+//! The gated delta rule over slots. Tests that the results equal the CPU's up to a tolerance, and that chunks and
+//! neighbours change no bit.
 
 use std::ops::Range;
 
@@ -17,16 +18,17 @@ const EPS: f32 = 1e-6;
 /// Rows of each tensor, with room for padding.
 const CAPACITY: usize = 160;
 
-/// The golden models' heads.
+/// The heads of the golden models.
 const GOLDEN: DeltaShape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 24, taps: 4 };
-/// Heads that leave rests everywhere, without a state of the convolutions, and with a long one.
+/// Small heads: those of the golden models, with sizes that are no multiples of any tile, and with convolutions of one
+/// tap, which have no state, or of 16 taps.
 const SMALL: [DeltaShape; 4] = [
     GOLDEN,
     DeltaShape { key_heads: 1, value_heads: 3, key_dim: 19, value_dim: 37, taps: 3 },
     DeltaShape { key_heads: 2, value_heads: 2, key_dim: 33, value_dim: 64, taps: 1 },
     DeltaShape { key_heads: 1, value_heads: 2, key_dim: 8, value_dim: 8, taps: 16 },
 ];
-/// Released models' heads, and the largest.
+/// The heads of released models, and the largest ones.
 const LARGE: [DeltaShape; 2] = [
     DeltaShape { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 128, taps: 4 },
     DeltaShape { key_heads: 1, value_heads: 1, key_dim: 256, value_dim: 40, taps: 2 },
@@ -35,7 +37,7 @@ const LARGE: [DeltaShape; 2] = [
 /// A row of a step: its slot, its tokens, and the projections of its request.
 type Row<'a> = (u32, Range<usize>, &'a [f32]);
 
-/// A device with the weights and buffers of one layer.
+/// A device, and the weights and buffers of one layer.
 struct Runner<'a, D: Families> {
     device: &'a mut D,
     shape: DeltaShape,
@@ -48,7 +50,7 @@ struct Runner<'a, D: Families> {
     out: D::Tensor,
 }
 
-/// Results of the tokens of one row: inputs of the delta rule, its outputs, and their gated norm.
+/// Results of one row's tokens: inputs of the delta rule, outputs, and their gated norm.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Outputs([Vec<f32>; 3]);
 
@@ -73,7 +75,7 @@ impl<'a, D: Families> Runner<'a, D> {
         let bytes = slot_bytes(&shape);
         let planes = PlanesShape { kv: None, slot_bytes: bytes.to_vec(), slots: SLOTS };
         let mut planes = device.planes(&planes).unwrap();
-        // Slots begin with rubbish, so that a state which is not set is seen.
+        // Slots begin with NaN, so that a state that was not set shows.
         let rubbish: Vec<u8> = f32::NAN.to_le_bytes().into_iter().cycle().take(bytes.iter().sum()).collect();
         for slot in 1..SLOTS as u32 {
             device.write_slot(&mut planes, SlotId(slot), &rubbish).unwrap();
@@ -169,7 +171,7 @@ fn zero(slot: u32) -> SlotCopy {
     SlotCopy { from: SlotId::NULL, to: SlotId(slot) }
 }
 
-/// Projections of a request. Some tokens have an `a` whose exponential is infinite.
+/// Returns the projections of a request. Some tokens have an `a` whose exponential is infinite.
 fn prompt(shape: &DeltaShape, tokens: usize, seed: u64) -> Vec<f32> {
     let mut projected = Random::new(seed).normals(tokens * shape.projected(), 1.0);
     for token in projected.chunks_exact_mut(shape.projected()).step_by(7) {
@@ -178,12 +180,12 @@ fn prompt(shape: &DeltaShape, tokens: usize, seed: u64) -> Vec<f32> {
     projected
 }
 
-/// Names of what [`steps`] returns.
+/// Names of the results of [`steps`].
 const RESULTS: [&str; 6] =
     ["inputs", "outputs", "gated norms", "inputs of q and k", "inputs of v", "memories"];
 
-/// Ragged steps with copies of slots between them: results of all rows, and then the states of all slots, plane by
-/// plane.
+/// Runs ragged steps with copies of slots between them. Returns the results of all rows, and then the states of all
+/// slots, plane by plane.
 fn steps<D: Families>(device: &mut D, shape: DeltaShape) -> [Vec<f32>; 6] {
     let mut runner = Runner::new(device, shape);
     let requests: Vec<_> = (0..4).map(|seed| prompt(&shape, 64, seed)).collect();
@@ -196,25 +198,26 @@ fn steps<D: Families>(device: &mut D, shape: DeltaShape) -> [Vec<f32>; 6] {
                 (1, 0..1, request(0)),
                 (2, 0..2, request(1)),
                 (0, 0..12, request(3)),
-                // Begins with the last token of a block of the convolutions.
+                // The chunk begins at the last token of a block of the convolutions.
                 (3, 0..23, request(2)),
                 (4, 0..3, request(3)),
             ],
             [1, 2, 3, 4].map(zero).to_vec(),
         ),
-        // Decodes, one in the slot of another request and one in a new slot, and a row shorter than the convolution.
+        // Decodes, one of them in the former slot of another request and one in a new slot, and a row shorter than the
+        // convolution.
         (
             vec![(5, 1..2, request(0)), (2, 2..4, request(1)), (1, 23..24, request(2))],
             vec![moved(1, 5), moved(3, 1)],
         ),
-        // A state is shared: a request goes on from it twice.
+        // Two rows continue from copies of the same state.
         (vec![(6, 24..54, request(2)), (1, 24..33, request(2)), (2, 4..5, request(1))], vec![moved(1, 6)]),
     ];
     let mut all = [(); 6].map(|()| Vec::new());
     for (rows, copies) in &steps {
         for ((slot, ..), Outputs(outputs)) in rows.iter().zip(runner.step(rows, copies, None)) {
             for (index, values) in outputs.into_iter().enumerate() {
-                // Inputs of a row without a slot have no meaning.
+                // The inputs of a row without a slot are undefined.
                 if *slot != 0 || index > 0 {
                     all[index].extend(values);
                 }
@@ -258,7 +261,7 @@ fn delta_rules_of_large_heads_are_those_of_the_cpu() {
     }
 }
 
-/// Results and state of a request, alone and in one step.
+/// Returns results and state of a request that runs alone in one step.
 fn alone(gpu: &mut CudaDevice, shape: DeltaShape, projected: &[f32]) -> (Vec<u32>, Vec<u32>) {
     let mut runner = Runner::new(gpu, shape);
     let tokens = projected.len() / shape.projected();
@@ -278,7 +281,7 @@ fn neither_chunks_nor_neighbours_change_a_bit_of_a_delta_rule() {
             let mut runner = Runner::new(&mut gpu, shape);
             let (mut done, mut got) = ([0; 3], [(); 3].map(|()| Outputs::default()));
             while done.iter().any(|&done| done < TOKENS) {
-                // Some requests skip a step.
+                // A request may have no tokens in a step.
                 let chunks =
                     done.map(|done| (1 + random.below(longest)).min(TOKENS - done) * random.below(2));
                 let picked: Vec<_> = (0..3).filter(|&index| chunks[index] > 0).collect();
@@ -306,7 +309,7 @@ fn neither_chunks_nor_neighbours_change_a_bit_of_a_delta_rule() {
     }
 }
 
-/// Rows without a slot give zeros. Neither they nor padding behind the rows changes a row, a slot or another layer.
+/// Rows without a slot have results of zero. Neither these rows nor padding change other rows, slots or layers.
 #[test]
 fn padding_of_a_delta_rule_changes_nothing() {
     let Some(mut gpu) = cuda("padding of a delta rule") else { return };

@@ -31,7 +31,7 @@ fn norms_are_those_of_the_cpu() {
     }
 }
 
-/// A product, and what goes with it.
+/// A product and its variants.
 #[derive(Clone, Copy, Debug)]
 struct Products {
     dtype: WeightType,
@@ -115,7 +115,7 @@ fn sigmoid_gates_are_those_of_the_cpu() {
     }
 }
 
-/// Embedding of the rows of a step, of a whole table and of a shard, and the rows that its logits need.
+/// Embedding of a step's rows from a whole table and from a shard, and the rows that its logits need.
 struct Rows(WeightType);
 
 impl Case for Rows {
@@ -129,7 +129,7 @@ impl Case for Rows {
         let whole = device.table_matrix(&rows(0, vocabulary), Quantize::None).unwrap();
         let tied = device.tied_matrix(&rows(0, vocabulary), Quantize::None).unwrap();
         let shard = device.table_matrix(&rows(10, 30), Quantize::None).unwrap();
-        // Among them both ends of the table and of the shard, and their neighbours.
+        // The ids include both ends of the table and of the shard, and their neighbours.
         let ids: Vec<u32> = [9, 10, 29, 30, 0, 49].into_iter().chain((0..31).map(|i| i * 7 % 50)).collect();
         let mut planes = device.planes(&PlanesShape::default()).unwrap();
         let shares = [Share { tokens: 30, ..Share::default() }, Share { tokens: 7, ..Share::default() }];
@@ -165,7 +165,7 @@ fn embeddings_and_kept_rows_are_those_of_the_cpu() {
     }
 }
 
-/// Sums that decay, over two steps with slot copies between them.
+/// Decayed sums over two steps, with slot copies between them.
 struct Sums;
 
 impl Case for Sums {

@@ -9,21 +9,21 @@ use crate::support::{
     Case, Families, Random, Share, begin, bits, bytes, compare, cuda, matrix, results, tensor, values,
 };
 
-/// Largest deviation from the CPU's numbers, which round no activation to two bytes.
+/// Largest deviation from the CPU's numbers. The CPU does not round activations to 16 bits.
 const TYPES: [(WeightType, f32); 3] =
     [(WeightType::F32, 1e-5), (WeightType::F16, 2e-3), (WeightType::Bf16, 1e-2)];
-/// Index of the layer of all cases.
+/// Index of the layer in all cases.
 const LAYER: usize = 3;
 
-/// The logits of a router.
+/// Kinds of a router's logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Logits {
     Random,
-    /// Whole numbers below 3, of which many are equal.
+    /// Integers below 3, many of which are equal.
     Ties,
-    /// Random ones, and a large one for this expert in each row.
+    /// Random logits, and in each row a large one for this expert.
     AllOn(usize),
-    /// Random ones, and minus infinity for the experts of odd index.
+    /// Random logits, and minus infinity for the experts of odd index.
     EvenOnly,
 }
 
@@ -38,7 +38,7 @@ struct Mixture {
     experts: usize,
     routing: Routing,
     logits: Logits,
-    /// The experts that are here.
+    /// The first expert that the rank holds, and the number of those experts.
     held: (usize, usize),
     /// Experts whose weights are NaN.
     poisoned: Vec<usize>,
@@ -75,7 +75,7 @@ impl Mixture {
         (x, logits)
     }
 
-    /// The matrices of the experts that are here.
+    /// Returns the matrices of the experts that the rank holds.
     fn weights<D: Families>(&self, device: &mut D) -> (Vec<D::Matrix>, Vec<D::Matrix>) {
         let Self { dtype, width, intermediate, .. } = *self;
         let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
@@ -93,7 +93,7 @@ impl Mixture {
         (gate_ups, downs)
     }
 
-    /// Mixes some rows in a step of their own.
+    /// Mixes rows in a step that has no other rows.
     fn mix<D: Families>(
         &self,
         device: &mut D,
@@ -143,11 +143,11 @@ impl Case for Mixture {
     }
 }
 
-/// Asserts that a GPU gives the CPU's sums up to `tolerance`, and counts the tokens of each expert.
+/// Asserts that a GPU gives the CPU's sums up to `tolerance`, and that it counts the tokens of each expert.
 #[track_caller]
 fn check(gpu: &mut CudaDevice, case: &Mixture, tolerance: f32) {
     let before = counts(gpu);
-    // Another number of experts counts anew.
+    // If the number of experts differs, the counts start at zero again.
     let mut wanted = if before.len() == case.experts { before } else { vec![0; case.experts] };
     compare(gpu, &format!("{case:?}"), case, tolerance);
     for logits in case.inputs().1.chunks(case.experts).take(case.valid_rows) {
@@ -175,7 +175,7 @@ fn mixtures_on_plain_cores_are_those_of_the_cpu() {
         without_sum(Mixture::new(40, [17, 33], 7, 3)),
         without_sum(Mixture::new(9, [65, 64], 8, 8)),
         Mixture::new(9, [64, 65], 33, 5),
-        // All rows on the first and the last expert, around the height of a tile and its multiples.
+        // All rows choose the first or the last expert. The numbers of rows are around multiples of a tile's height.
         all_on(0, 31, [20, 12]),
         all_on(3, 32, [20, 12]),
         all_on(3, 33, [20, 12]),
@@ -186,12 +186,13 @@ fn mixtures_on_plain_cores_are_those_of_the_cpu() {
         Mixture { held: (5, 8), valid_rows: 17, ..Mixture::new(30, [20, 12], 8, 3) },
         Mixture { held: (8, 8), ..Mixture::new(4, [20, 12], 8, 3) },
         Mixture { valid_rows: 0, ..Mixture::new(4, [20, 12], 8, 3) },
-        // More experts than threads of a warp, and pairs than threads of a block.
+        // More experts than a warp has threads, and more pairs than a block has threads.
         Mixture { held: (30, 70), ..Mixture::new(70, [8, 4], 75, 9) },
     ];
     for (dtype, tolerance) in TYPES {
         for case in &cases {
-            // Weights of two bytes take plain cores, too, if 8 does not divide their widths.
+            // For 16-bit weights, these widths also need the kernels without tensor cores, because 8 does not divide
+            // them.
             check(&mut gpu, &Mixture { dtype, ..case.clone() }, tolerance);
         }
     }
@@ -205,19 +206,19 @@ fn mixtures_on_tensor_cores_are_those_of_the_cpu() {
         ..Mixture::new(rows, sizes, experts, 1)
     };
     let cases = [
-        // Narrow tiles: few pairs per expert.
+        // Few pairs per expert, which gives narrow tiles.
         Mixture::new(1, [8, 8], 4, 2),
         Mixture::new(5, [24, 32], 4, 3),
         Mixture::new(20, [32, 40], 7, 3),
         Mixture::new(20, [64, 72], 40, 6),
         Mixture::new(9, [136, 24], 8, 8),
-        // The number of steps along the inputs that are copied ahead, and one less and more.
+        // As many steps along the inputs as are copied ahead, and one less and one more.
         Mixture::new(3, [160, 192], 4, 2),
         Mixture::new(3, [192, 224], 4, 2),
         all_on(4, 15, [40, 24], 5),
         all_on(0, 16, [40, 24], 5),
         all_on(2, 17, [40, 24], 5),
-        // Wide tiles.
+        // Many pairs per expert, which gives wide tiles.
         Mixture::new(60, [8, 8], 4, 2),
         Mixture::new(60, [64, 64], 5, 3),
         Mixture::new(90, [72, 136], 5, 3),
@@ -236,13 +237,14 @@ fn mixtures_on_tensor_cores_are_those_of_the_cpu() {
     }
 }
 
-/// Promise 8: no bit of a row depends on its neighbours, on the size of tiles, or on the chunks of a large step.
+/// Promise 8: no bit of a row's results depends on its neighbours, on the size of tiles, or on the chunks of a large
+/// step.
 #[test]
 fn neighbours_and_chunks_change_no_bit_of_a_mixture() {
     let Some(mut gpu) = cuda("experts in batches") else { return };
     let Some(few) = cuda("experts in chunks") else { return };
     let sizes = [40, 24];
-    // Room for the outputs of 7 rows.
+    // The memory has room for the outputs of 7 rows.
     let mut few = few.with_expert_memory(7 * 3 * sizes[0] * 4 + 5);
     for (dtype, _) in TYPES {
         for logits in [Logits::Random, Logits::AllOn(1)] {
@@ -267,7 +269,7 @@ fn neighbours_and_chunks_change_no_bit_of_a_mixture() {
     }
 }
 
-/// NaN in an expert would reach every row that reads it.
+/// The weights of an expert without rows are NaN, which would spread if they were read.
 #[test]
 fn experts_without_rows_are_not_read() {
     let Some(mut gpu) = cuda("experts without rows") else { return };
@@ -308,7 +310,7 @@ fn a_row_without_finite_weights_is_nan_and_no_other() {
     }
 }
 
-/// Padding is NaN, and would choose an expert that is NaN.
+/// Padding rows are NaN. If they chose experts, they would choose one whose weights are NaN.
 #[test]
 fn padding_chooses_no_expert_and_is_not_counted() {
     let Some(mut gpu) = cuda("padding of experts") else { return };
@@ -336,7 +338,7 @@ fn padding_chooses_no_expert_and_is_not_counted() {
     }
 }
 
-/// Experts of two types: runs of launches, and a row still takes its experts in order.
+/// Experts of two types have separate launches. A row still adds its experts in order.
 struct Mixed;
 
 impl Case for Mixed {

@@ -53,7 +53,7 @@ fn a_row_that_continues_begins_with_the_token_that_its_slot_sampled_last() {
     assert!(gpu.collect(&mut first, None, &mut results).unwrap());
     let tokens: Vec<usize> =
         results.sampled.iter().map(|sampled| sampled.as_ref().unwrap().token as usize).collect();
-    // A row of the table is most like itself.
+    // The product of a row of the table with itself is larger than with any other row.
     let norm = |token: usize| table[token * WIDTH..][..WIDTH].iter().map(|x| x * x).sum::<f32>();
     let dot = |a: usize, b: usize| {
         table[a * WIDTH..][..WIDTH].iter().zip(&table[b * WIDTH..]).map(|(x, y)| x * y).sum::<f32>()
@@ -68,7 +68,7 @@ fn a_row_that_continues_begins_with_the_token_that_its_slot_sampled_last() {
     assert!(gpu.collect(&mut second, None, &mut results).unwrap());
 }
 
-/// A penalty in a step behind one in flight counts the token that the host does not know yet.
+/// In a step behind one in flight, a penalty counts the token that the host does not know yet.
 #[test]
 fn a_penalty_counts_the_token_of_the_step_in_flight() {
     let Some(mut gpu) = cuda("penalties in flight") else { return };

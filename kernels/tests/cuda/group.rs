@@ -1,5 +1,5 @@
-//! Groups of GPUs, a process per rank as in a cluster, against groups of CPUs: collectives, and sampling from the
-//! ranks' best tokens.
+//! Groups of GPUs with a process per rank, as in a cluster. Their collectives, and their sampling from the ranks' best
+//! tokens, are compared with groups of CPUs.
 
 mod collectives;
 mod faults;
@@ -16,15 +16,15 @@ use tutti_kernels::cuda::{self, CudaDevice, GroupId, GroupMeeting, KernelCache};
 
 use crate::support::{Families, skipped};
 
-/// Longest wait of a test for something that happens.
+/// Maximum time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Tells a child which test it runs.
+/// Environment variable with the name of the test that a child process runs.
 const TEST: &str = "GROUP_TEST";
-/// Tells a child its rank.
+/// Environment variable with a child process's rank.
 const RANK: &str = "GROUP_TEST_RANK";
-/// Tells a child the folder that the ranks share.
+/// Environment variable with the folder that the ranks share.
 const FOLDER: &str = "GROUP_TEST_FOLDER";
-/// Printed by a child whose body returned.
+/// Line that a child process prints after its body has returned.
 const WELL: &str = "the rank has ended well";
 
 /// A computation of one rank that is the same on every device.
@@ -33,7 +33,7 @@ trait RankCase: Sync {
     fn run<D: Families>(&self, device: &mut D) -> Self::Output;
 }
 
-/// One rank of a test, a process.
+/// One rank of a test: a process.
 struct Rank {
     group_rank: GroupRank,
     folder: PathBuf,
@@ -51,7 +51,7 @@ impl Rank {
         device.join(&GroupMeeting { id, group_rank, patience: PATIENCE, deadline }).unwrap()
     }
 
-    /// Writes a file that the others see whole.
+    /// Writes a file so that other ranks see all of it or nothing.
     fn publish(&self, name: &str, bytes: &[u8]) {
         let part = self.folder.join(format!(".{name}-{}", self.group_rank.rank));
         std::fs::write(&part, bytes).unwrap();
@@ -67,33 +67,33 @@ impl Rank {
         std::fs::read(file).unwrap()
     }
 
-    /// Returns once all ranks have come to the barrier of this name.
+    /// Waits until all ranks have reached the barrier of this name.
     fn meet(&self, name: &str) {
         let file = |rank| format!("{name}-{rank}");
         self.publish(&file(self.group_rank.rank), &[]);
         (0..self.group_rank.world_size).for_each(|rank| drop(self.await_file(&file(rank))));
     }
 
-    /// The results of a case on this rank: of GPUs, and of CPUs on each instruction path of this machine.
+    /// Returns the results of a case on this rank: with GPUs, and with CPUs on each instruction path of this machine.
     fn on_both<C: RankCase>(&self, case: &C) -> (C::Output, Vec<(Isa, C::Output)>) {
         let mut device = self.join(PATIENCE);
         let own = case.run(&mut device);
-        // The end of a rank is an error of ranks that are not at their end.
+        // Ranks meet before they end, because a rank that ends is an error for the others.
         self.meet("end");
         let GroupRank { rank, world_size } = self.group_rank;
         let of_rank = |isa| (isa, on_cpus(isa, world_size, case).swap_remove(rank));
         (own, Isa::supported().map(of_rank).collect())
     }
 
-    /// The results of [`Self::on_both`], the GPUs' and then the CPUs'.
+    /// Returns the results of [`Self::on_both`]: first those of the GPUs, then those of the CPUs.
     fn all_results<C: RankCase>(&self, case: &C) -> impl Iterator<Item = C::Output> {
         let (own, cpus) = self.on_both(case);
         std::iter::once(own).chain(cpus.into_iter().map(|(_, results)| results))
     }
 }
 
-/// Runs `body` in a process per rank. `test` is the calling test's path. Does nothing where there are too few GPUs, and
-/// says so; too few emulated ones are an error, because their number is the caller's choice.
+/// Runs `body` in a process per rank. `test` is the calling test's path. If there are too few GPUs, reports this and
+/// does nothing. Too few emulated GPUs are an error, because the caller chooses their number.
 fn ranks(test: &str, size: usize, body: impl FnOnce(&Rank)) {
     let variable = |name| std::env::var(name).ok();
     if let (Some(name), Some(rank), Some(folder)) = (variable(TEST), variable(RANK), variable(FOLDER)) {
@@ -138,7 +138,7 @@ fn ranks(test: &str, size: usize, body: impl FnOnce(&Rank)) {
         });
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The others would wait for the one that has failed.
+    // The other ranks would wait for the failed one for ever.
     for (_, mut child) in running {
         child.kill().unwrap();
         child.wait().unwrap();

@@ -1,4 +1,4 @@
-//! Kernels whose parameters are not those that they are launched with: such a kernel is refused when it is loaded.
+//! Tests that a kernel is refused when it is loaded if its parameters differ from the arguments of its launches.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use tutti_kernels::cuda::{CudaDevice, KernelCache, compile_all};
 
 use crate::support::cuda;
 
-/// The start of the kernel, whose parameters are two pointers, a float, a word and a pointer.
+/// Start of a kernel's text. Its parameters are two pointers, a float, a word and a pointer.
 const KERNEL: &str = ".entry rms_norm_f32(";
 
 #[test]

@@ -1,7 +1,7 @@
-//! The CUDA device: its sources under NVIDIA's compiler, and each operation against the CPU device.
+//! Tests of the CUDA device. Its sources are compiled by NVRTC, and each operation is compared with the CPU device.
 //!
-//! The tests run where they find NVRTC and a GPU, real or emulated (`emulated-gpu`), and say so where they do not.
-//! With `CUDA_TESTS=required` in the environment they fail instead.
+//! The tests need NVRTC and a GPU, real or emulated (`emulated-gpu`). Without them, they report that they are skipped
+//! or, with `CUDA_TESTS=required` in the environment, fail.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

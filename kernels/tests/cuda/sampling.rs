@@ -1,4 +1,4 @@
-//! Sampling and scores: the tokens of the CPU device, and its logprobs.
+//! Sampling and scores. Tests that tokens and logprobs are those of the CPU device.
 
 use tutti_kernels::cpu::Isa;
 use tutti_kernels::{
@@ -14,7 +14,7 @@ fn row(params: &SamplingParams) -> SampleRow<'_> {
     SampleRow { params, prompt: &[], output: &[], forbidden: &[], position: 0, logprobs: None }
 }
 
-/// Parameters of every kind, over a vocabulary of `width`.
+/// Returns parameters of all kinds, for a vocabulary of `width`.
 fn kinds(width: usize) -> Vec<SamplingParams> {
     let warm = SamplingParams { temperature: 0.8, ..GREEDY.clone() };
     let last = width as u32 - 1;
@@ -39,7 +39,7 @@ fn kinds(width: usize) -> Vec<SamplingParams> {
     kinds
 }
 
-/// Samples every kind at several positions.
+/// Samples with all kinds of parameters at several positions.
 fn sample<D: Families>(device: &mut D, width: usize, kinds: &[SamplingParams]) -> StepResults {
     let logits = Random::new(width as u64).normals(3 * width, 2.0);
     let logits = tensor(device, width, &logits);
@@ -130,7 +130,7 @@ fn scores_are_those_of_the_cpu() {
     }
 }
 
-/// The tokens of an arg max, and the candidates of two shards.
+/// Returns the tokens of an arg max, and the candidates of two shards.
 fn likeliest<D: Families>(device: &mut D) -> (Vec<u32>, Vec<f32>) {
     let mut random = Random::new(43);
     let x = tensor(device, 8, &random.normals(9 * 8, 1.0));
@@ -163,7 +163,7 @@ fn the_likeliest_tokens_are_those_of_the_cpu() {
     for (isa, mut cpu) in cpus() {
         let want = likeliest(&mut cpu);
         assert_eq!(got.0, want.0, "{isa}");
-        // The portable path may round products and sums of f32 one after the other.
+        // The portable path may round products and sums of f32 separately.
         match isa {
             Isa::Portable => assert_near("candidates", &got.1, &want.1, 1e-6),
             _ => assert_eq!(bits(&got.1), bits(&want.1), "{isa}"),

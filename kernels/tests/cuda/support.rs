@@ -1,4 +1,4 @@
-//! Both devices, numbers and steps.
+//! Devices, numbers and steps for the tests.
 
 #[path = "../support/numbers.rs"]
 mod numbers;
@@ -28,13 +28,13 @@ pub trait Families:
 
 impl<D: Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler> Families for D {}
 
-/// A computation that is the same on every device.
+/// A computation that runs on any device.
 pub trait Case {
     fn run<D: Families>(&self, device: &mut D) -> Vec<f32>;
 }
 
-/// Says that a test has not run, or fails if the environment requires it. The first line goes directly to stderr, since
-/// the test harness shows a test's output only if the test fails.
+/// Reports that a test is skipped, or fails if the environment requires the test. The first report goes directly to
+/// stderr, since the test harness shows a test's output only if the test fails.
 pub fn skipped(test: &str, why: &str) {
     static SAID: Once = Once::new();
     assert!(std::env::var_os("CUDA_TESTS").is_none_or(|value| value != "required"), "{test}: {why}");
@@ -44,7 +44,8 @@ pub fn skipped(test: &str, why: &str) {
     eprintln!("{test}: SKIPPED: {why}");
 }
 
-/// The first GPU; `None` if there is none, which is said. So are the instruction paths that the CPU lacks.
+/// Opens the first GPU. If there is none, reports it and returns `None`. Also reports the instruction paths that the
+/// CPU lacks.
 pub fn cuda(test: &str) -> Option<CudaDevice> {
     paths::testable(test);
     match cuda::gpus() {
@@ -56,8 +57,8 @@ pub fn cuda(test: &str) -> Option<CudaDevice> {
     }
 }
 
-/// A CPU device on each instruction path of this machine. A GPU has to give the numbers of all of them, so that no kind
-/// of machine hides a path that gives others.
+/// Returns a CPU device for each instruction path of this machine. A GPU must give the numbers of all of them, so that
+/// the result of a test does not depend on the machine.
 pub fn cpus() -> impl Iterator<Item = (Isa, CpuDevice)> {
     Isa::supported().map(|isa| (isa, CpuDevice::new(1, isa).unwrap()))
 }

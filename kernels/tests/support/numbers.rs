@@ -1,4 +1,4 @@
-//! Numbers, and their comparison.
+//! Numbers and their comparison.
 
 use tutti_kernels::{Device, HostMatrix, Quantize, WeightType};
 
@@ -37,7 +37,7 @@ pub fn bytes(dtype: WeightType, values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(element).collect()
 }
 
-/// A device matrix of `rows` outputs.
+/// Loads a matrix of `rows` outputs.
 pub fn matrix<D: Device>(device: &mut D, dtype: WeightType, rows: usize, values: &[f32]) -> D::Matrix {
     let bytes = bytes(dtype, values);
     let source = HostMatrix::new(&bytes, dtype, rows, values.len() / rows);
@@ -58,7 +58,7 @@ pub fn assert_near<W: Copy + Into<f64>>(what: &str, got: &[f32], want: &[W], tol
     let scale = want.iter().fold(1e-30_f64, |scale, x| scale.max(x.abs()));
     for (index, (got, want)) in got.iter().zip(&want).enumerate() {
         let error = (f64::from(*got) - want).abs() / scale;
-        // The comparison also fails for a NaN.
+        // Written so that the assertion also fails for a NaN.
         assert!(error <= tolerance, "{what}: element {index} is {got}, wanted {want}: off by {error:e}");
     }
 }

@@ -1,12 +1,13 @@
-//! The instruction paths on which tests run the CPU device, and compare it with others. The parent module has [`Isa`].
+//! The instruction paths on which tests run the CPU device and compare it with others. The parent module imports
+//! [`Isa`].
 
 use std::io::Write;
 use std::sync::Once;
 
 use super::Isa;
 
-/// All paths that this machine supports. Reports the other paths on stderr: once directly, since the test harness shows
-/// a test's output only if the test fails, and then for each test.
+/// Returns all paths that this machine supports. Reports the other paths on stderr: directly the first time, since the
+/// test harness shows a test's output only if the test fails, and then for each test.
 pub fn testable(test: &str) -> Vec<Isa> {
     static SAID: Once = Once::new();
     for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {

@@ -1,4 +1,4 @@
-//! Steps.
+//! Steps for tests.
 
 use tutti_kernels::{Device, DeviceError, PageId, RowInputs, SlotCopy, SlotId, StepInputs};
 
@@ -12,7 +12,7 @@ pub struct Share {
     pub continues: bool,
 }
 
-/// Begins a step with these rows. `ids` may be empty: all zero.
+/// Begins a step with these rows. If `ids` is empty, all ids are zero.
 pub fn begin<D: Device>(
     device: &mut D,
     planes: &mut D::Planes,

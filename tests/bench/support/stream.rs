@@ -89,7 +89,8 @@ impl Ended {
         late.map(|(_, tokens)| tokens).sum()
     }
 
-    /// Milliseconds between adjacent events with tokens. Only gaps that overlap the time from `from` to `until` count.
+    /// Milliseconds between adjacent events with tokens. Only gaps that overlap the time from `from` to `until` are
+    /// returned.
     pub fn gaps_ms(&self, from: Instant, until: Instant) -> impl Iterator<Item = f64> {
         let pairs = self.record.arrivals.windows(2).map(|pair| (pair[0].0, pair[1].0));
         let inside = pairs.filter(move |(a, b)| self.at(*b) > from && self.at(*a) < until);

@@ -1,4 +1,4 @@
-"""Faults that make alerts fire. Each is a cluster and an action on it."""
+"""Faults that make alerts fire. Each fault is a cluster and an action on it."""
 
 import contextlib
 import os
@@ -18,9 +18,9 @@ FAULTS = []
 
 
 def fault(cluster, *alerts):
-    """Declares a fault: a generator that is given the servers of `cluster` and yields each alert once it must fire.
+    """Declares a fault: a generator that gets the servers of `cluster` and yields each alert when the alert must fire.
 
-    With a server beside it, the alert must be about that one.
+    If it yields an alert with a server, the alert must be about this server.
     """
 
     def declare(function):
@@ -32,7 +32,7 @@ def fault(cluster, *alerts):
 
 
 def conductor(*flags, env=None):
-    """A cluster of one conductor with a router in it."""
+    """Returns a cluster of one conductor with its embedded router."""
 
     def cluster(directory):
         server = Server("conductor", [*SIM, *flags], directory, env)
@@ -45,7 +45,7 @@ def conductor(*flags, env=None):
 
 
 def routed(conductors, *router_flags):
-    """A cluster of a router, which comes first, and conductors."""
+    """Returns a cluster of a router, which comes first in the list, and conductors."""
 
     def cluster(directory):
         servers = []
@@ -63,7 +63,7 @@ def routed(conductors, *router_flags):
 
 
 class Stream:
-    """A stream that is read on a thread of its own, whatever its end."""
+    """A stream that is read on a separate thread. Its end may be an error."""
 
     def __init__(self, server, tokens=LONG, prompt=(1, 2, 3)):
         self.seen, self.status = 0, None
@@ -110,7 +110,7 @@ def workers_stop_and_die(conductor):
                 os.kill(conductor.workers_by_rank()[1], signal.SIGKILL)
             ended.wait(0.1)
 
-    # Each death counts only if the worker was ready before, so the first ones wait for that.
+    # A death only counts if the worker was ready before, so each kill waits for a restarted worker.
     for restarts in range(1, 4):
         os.kill(wait_for("worker 1", lambda: conductor.workers_by_rank().get(1)), signal.SIGKILL)
         wait_for("a restart", lambda: conductor.metrics()["tutti_worker_restarts_total"] >= restarts + 1, 60)
@@ -142,7 +142,7 @@ def the_only_conductor_dies_under_its_streams(router, conductor):
     yield "TuttiRequestsFailing"
 
 
-# Pages for one request of the longest kind.
+# There are pages for one request of maximum length.
 @fault(conductor("--kv-cache-memory", "32KiB", "--max-running-requests", 1, "--max-queued-requests", 1), "TuttiKvFull", "TuttiQueueOld", "TuttiQueueFull", "TuttiFirstTokenSlow")
 def memory_and_queue_are_full(conductor):
     Stream(conductor).wait()
@@ -152,20 +152,20 @@ def memory_and_queue_are_full(conductor):
     assert conductor.post("/v1/completions", {"prompt": [1], "max_tokens": LONG}).status_code == 503
     yield "TuttiQueueFull"
     yield "TuttiQueueOld"
-    # The waiting stream begins when the first one has ended.
+    # The waiting stream gets its first token when the first stream has ended.
     yield "TuttiFirstTokenSlow"
 
 
 @fault(conductor(env={"TUTTI_CONNECTIONS__MAX_OPEN": "4"}), "TuttiConnectionsRefused")
 def all_connections_are_busy(conductor):
-    # Over gRPC, since Prometheus needs a connection over HTTP.
+    # The streams use gRPC, because the HTTP connections are limited and Prometheus needs one.
     from tutti.v1 import inference_pb2 as messages
     from tutti.v1 import inference_pb2_grpc
 
     ask = messages.GenerateRequest(token_ids=messages.TokenIds(ids=[1, 2, 3]), stopping=messages.Stopping(ignore_eos=True, max_tokens=LONG))
     with contextlib.ExitStack() as stack:
         for number in range(4):
-            # Channels with equal options would share a connection.
+            # gRPC channels with equal options would share a connection.
             channel = stack.enter_context(grpc.insecure_channel(conductor.grpc, options=[("tutti.test", number)]))
             answers = inference_pb2_grpc.InferenceStub(channel).Generate(ask)
             stack.callback(answers.cancel)
@@ -193,7 +193,7 @@ def the_decode_worker_hangs_in_a_transfer(conductor):
     decode = conductor.workers_by_rank()[1]
     failed = lambda: 'outcome="failed"} 0' not in conductor.client.get("/metrics").text.split("tutti_worker_transfers{worker=\"0\"", 1)[-1]
     streams = []
-    # The worker stops at some time of a hand-over; other times cost the stream a pause only.
+    # The worker must stop during a transfer. A stop at another time only delays the stream, so there are several tries.
     for number in range(40):
         streams.append(Stream(conductor, 200, [number + 1] * 2000))
         if number % 4 == 3:

@@ -1,11 +1,11 @@
-"""Autoscaling of conductors, played as Kubernetes' HorizontalPodAutoscaler does it, under a load that rises and falls.
+"""Autoscaling of conductors under a load that rises and falls. This file emulates Kubernetes' HorizontalPodAutoscaler.
 
 The autoscaler reads the chart's metrics from the conductors, compares their means with the chart's targets, and starts
-and ends conductors. It wants `ceil(ready * mean / target)` of them for each metric and takes the largest number. It
-ignores deviations of a tenth, and ends one pod at a time, after a time of calm
-(https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/). A conductor that is started is ready only
-after the time that a model takes to load. `tutti-bench` sends requests at a constant rate per phase, whatever the
-answers are. Times are shorter than the chart's, by a factor that is the same for all.
+and ends conductors. For each metric it wants `ceil(ready * mean / target)` conductors, and takes the largest number. It
+ignores deviations of a tenth, and ends one pod at a time, after a stable period
+(https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/). A new conductor becomes ready only after
+the time that loading a model takes. `tutti-bench` sends requests at a constant rate per phase, independent of the
+answers. All times are the chart's, shortened by the same factor.
 """
 
 import argparse
@@ -23,12 +23,13 @@ import httpx
 from harness import BINARIES, CLUSTER_TOKEN, free_port, machine
 from pods import Pod
 
-# A conductor has one worker of eight rows and steps of 20 ms: 400 tokens, eight requests a second.
+# A conductor has one worker with eight rows and steps of 20 ms: 400 tokens or eight requests per second.
 ROWS, STEP_US, TOKENS = 8, 20_000, 50
 CAPACITY = ROWS * 1e6 / STEP_US / TOKENS
 # (load relative to one conductor's capacity, seconds)
 PHASES = ((0.6, 40), (2.5, 120), (0.6, 120))
-# Targets of the autoscaler: `targetWaiting` of the chart alone, and with `targetRunning`, three quarters of the rows.
+# Targets of the autoscaler: the chart's `targetWaiting` alone, or also `targetRunning`, which is three quarters of the
+# rows.
 WAITING, RUNNING = {"tutti_conductor_requests_waiting": 8}, {"tutti_conductor_requests_running": 0.75 * ROWS}
 TARGETS = {"waiting": WAITING, "waiting and running": WAITING | RUNNING}
 TOLERANCE = 0.1
@@ -36,7 +37,7 @@ DRAIN = 30
 
 
 class Conductors:
-    """A StatefulSet: pods 0 to n, of which the last ones start and end."""
+    """A StatefulSet with pods 0 to n. It starts and ends pods at the end of this list."""
 
     def __init__(self, directory, options):
         self.directory, self.options, self.pods = directory, options, {}
@@ -65,14 +66,14 @@ class Conductors:
             self.ending.append(asyncio.create_task(self.pods.pop(have - 1).end()))
 
     async def settle(self):
-        """Takes the pods that have become ready. Returns the numbers of ready and of loading ones."""
+        """Moves pods that have become ready out of `loading`. Returns the numbers of ready and of loading pods."""
         for index, task in list(self.loading.items()):
             if task.done():
                 await self.loading.pop(index)
         return len(self.pods), len(self.loading)
 
     async def means(self, client, names):
-        """Mean of each metric over the ready pods."""
+        """Returns the mean of each metric over the ready pods."""
         pods = list(self.pods.values())  # Others may become ready meanwhile.
         texts = [(await client.get(f"http://{pod.address}:{pod.http}/metrics")).text for pod in pods]
         found = {name: [float(re.search(rf"^{name}(?:\{{.*\}})? (\S+)", text, re.M)[1]) for text in texts] for name in names}
@@ -80,12 +81,12 @@ class Conductors:
 
 
 def desired_by(ready, mean, target):
-    """Number of conductors that one metric asks for."""
+    """Returns the number of conductors that one metric asks for."""
     return ready if abs(mean / target - 1) <= TOLERANCE else math.ceil(ready * mean / target)
 
 
 async def autoscale(conductors, targets, options, say):
-    """Scales until it is cancelled. Notes each change of a number of conductors in `conductors.course`."""
+    """Scales until it is cancelled. Records each change of the number of conductors in `conductors.course`."""
     wanted, known, began, last_down = [], None, time.monotonic(), -math.inf
     async with httpx.AsyncClient(timeout=5) as client:
         while True:
@@ -111,7 +112,7 @@ async def autoscale(conductors, targets, options, say):
 
 
 async def phase(url, load, seconds, directory, number):
-    """One phase of the load. Returns its figures."""
+    """Runs one phase of the load, and returns its figures."""
     report = directory / f"phase-{number}.json"
     words = ["--url", url, "--rate", load * CAPACITY, "--arrivals", "constant", "--requests", round(load * CAPACITY * seconds),
              "--input-tokens", 20, "--output-tokens", TOKENS, "--seed", number, "--json", report]
@@ -132,7 +133,7 @@ async def phase(url, load, seconds, directory, number):
 
 
 async def play(name, options, say):
-    """The whole course with one metric."""
+    """Runs all phases with one set of metrics."""
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
         conductors = Conductors(directory, options)

@@ -1,4 +1,4 @@
-"""Clusters and requests whose answers must be equal to the last digit, however their prompts are cut and batched."""
+"""Clusters and requests whose answers must have the same bits, however their prompts are cut and batched."""
 
 import json
 import random
@@ -8,10 +8,10 @@ import pytest
 from harness import Server
 
 PAGE_TOKENS = 16
-# Lengths of prompts, around the sizes of a page, of a tile and of the block of 512 keys in attention.
+# Prompt lengths around the sizes of a page, of a tile, and of the block of 512 keys in attention.
 LENGTHS = (1, 16, 37, 130, 515, 701)
 VOCABULARY = 320
-# In pages: room for the longest request, but not for all choices of the request "grown" at their full lengths.
+# Number of pages: enough for the longest request, but not for all choices of the request "grown" at their full lengths.
 SMALL_POOL = 56
 
 
@@ -26,7 +26,7 @@ RELATED = PROMPTS[701][:600] + tokens(55)
 
 
 def requests():
-    """{name: request}: scored prompts of all lengths, greedy and seeded choices, one and several."""
+    """Returns {name: request}: scored prompts of all lengths, greedy and seeded choices, one choice and several."""
     greedy = {"temperature": 0, "max_tokens": 12, "logprobs": 2}
     scored = {f"t{n} scored": {"prompt": ids, "prompt_logprobs": 1} | greedy for n, ids in PROMPTS.items()}
     return scored | {
@@ -38,7 +38,7 @@ def requests():
 
 
 class Cluster:
-    """A conductor with one worker, asked for token ids and never ending a sequence early."""
+    """A conductor with one worker. It returns token ids, and no answer ends early."""
 
     def __init__(self, flags, directory):
         self.trace = directory / "steps"
@@ -52,22 +52,22 @@ class Cluster:
         self.server.stop()
 
     def ask(self, request):
-        """(the part of the answer that depends on the request only, its number of cached tokens)"""
+        """Returns (the part of the answer that depends only on the request, its number of cached tokens)."""
         answer = self.server.complete(**request, ignore_eos=True, return_token_ids=True)
         return answer["choices"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def alone(self):
-        """{name: answer} of all requests, one after another"""
+        """Returns {name: answer} of all requests, sent one after another."""
         return {name: self.ask(request)[0] for name, request in requests().items()}
 
     def at_once(self):
-        """{name: answer} of all requests, sent at once"""
+        """Returns {name: answer} of all requests, sent at once."""
         asked = requests()
         with ThreadPoolExecutor(len(asked)) as pool:
             return dict(zip(asked, pool.map(lambda request: self.ask(request)[0], asked.values())))
 
     def steps(self):
-        """The step trace. It is complete when the server has stopped."""
+        """Returns the step trace, which is complete once the server has stopped."""
         return [json.loads(line) for line in self.trace.with_name("steps.rank0").read_text().splitlines()[1:]]
 
 
@@ -84,7 +84,7 @@ def check(expected, got, what):
 
 
 def cut(*seed):
-    """(flags of random chunks and steps, the largest chunk)"""
+    """Returns (flags for random sizes of chunks and steps, the largest chunk)."""
     rng = random.Random(" ".join(seed))
     step = rng.randint(17, 300)
     chunk = rng.randint(5, step)
@@ -104,7 +104,8 @@ def check_prefixes(flags, alone, directory):
 def check_preempted(flags, page_bytes, alone, directory):
     pool = (SMALL_POOL + 1) * page_bytes
     with Cluster([*flags, "--admission", "optimistic", "--kv-cache-memory", pool, "--threads", 1], directory) as cluster:
-        # On a busy machine the choices may start so late that all of them fit.
+        # The test needs a preemption. On a busy machine the choices may start so late that all of them fit, so there
+        # are several tries.
         for _ in range(10):
             check(alone, cluster.at_once(), "preempted")
             if cluster.server.metrics()["tutti_worker_preemptions"] > 0:

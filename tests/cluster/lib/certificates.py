@@ -13,12 +13,12 @@ def openssl(*args):
 
 
 def replace(new, path):
-    """Puts a file in another's place at once, as an update of a Kubernetes secret does."""
+    """Replaces a file atomically, as an update of a Kubernetes secret does."""
     os.replace(new, path)
 
 
 class Authority:
-    """An authority with its files in `directory`."""
+    """A certificate authority with its files in `directory`."""
 
     def __init__(self, directory, name="authority"):
         self.directory, self.name = directory, name
@@ -26,8 +26,8 @@ class Authority:
         openssl("req", "-x509", *NEW_KEY, "-keyout", self.key, "-out", self.ca, "-subj", f"/CN={name}", "-days", 2)
 
     def issue(self, name, *hosts, days=2):
-        """Writes a certificate for these hosts: (its file, its key's file). With `days=0` it expires within a
-        second."""
+        """Writes a certificate for these hosts, and returns (its file, its key's file). With `days=0` it expires within
+        a second."""
         cert, key = self.directory / f"{name}.pem", self.directory / f"{name}.key"
         new = {path: path.with_suffix(path.suffix + ".new") for path in (cert, key)}
         request, extensions = self.directory / f"{name}.csr", self.directory / f"{name}.ext"
@@ -41,11 +41,11 @@ class Authority:
         return cert, key
 
     def public(self):
-        """Flags of a server with a certificate for 127.0.0.1."""
+        """Returns the flags of a server with a certificate for 127.0.0.1."""
         cert, key = self.issue("public", "127.0.0.1", "localhost")
         return ("--tls-cert", cert, "--tls-key", key)
 
     def inside(self, *roles, name=None, days=2):
-        """Flags of a process with a certificate of these roles."""
+        """Returns the flags of a process with a certificate for these roles."""
         cert, key = self.issue(name or "-".join(roles), *(ROLES[role] for role in roles), days=days)
         return ("--cluster-tls-cert", cert, "--cluster-tls-key", key, "--cluster-tls-ca", self.ca)

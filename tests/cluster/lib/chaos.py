@@ -1,6 +1,6 @@
 """Chaos: clusters under mixed load and random faults.
 
-The clusters have simulated devices, CPU workers, TP groups, disaggregated prefill and decode, and hosts of their own
+There are clusters with simulated devices, CPU workers, TP groups, disaggregated prefill and decode, and separate hosts
 with mutual TLS between them. Each answer is compared with the answer without faults. All random choices come from one
 seed. The log has a JSON line for each fault and for each failed request; --replay injects the faults of a log again, at
 the same times. A JSON summary is written next to the log.
@@ -23,37 +23,41 @@ from chaos_log import Log
 from harness import GOLDENS, REPO, Server
 from hosts import EncryptedCluster, possible
 
-# Faults are more frequent here than the default number of replays allows for.
+# Faults are so frequent here that a request may need more than the default number of replays.
 ALL = ("--max-replays", 50, "--heartbeat-timeout", 2)
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1)
 TOPOLOGIES = REPO / "deploy/topology"
-# Number of different requests to clusters with a real model. Each is run once without faults, to know its answer.
+# Number of different requests to clusters with a real model. Each request is run once without faults, to get the
+# expected answer.
 KNOWN = 24
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A kind of cluster, and its number of concurrent clients."""
+    """A kind of cluster, and the number of its concurrent clients."""
 
     workers: int
     args: tuple
     clients: int
     computes: bool = True
-    # On hosts of their own, with mutual TLS between all processes.
+    # True if all processes are on separate hosts, with mutual TLS between them.
     encrypted: bool = False
 
 
 SHAPES = {
     "sim": Shape(4, ("--workers", 4, "--device", "sim"), clients=12, computes=False),
     "cpu": Shape(2, ("--workers", 2, *QWEN3), clients=5),
-    # The ranks of a group notice a stopped rank before its heartbeats are missed.
+    # The timeout is below the heartbeat's, so that the ranks of a group notice a stopped rank before its heartbeats are
+    # missed.
     "tp": Shape(4, ("--workers", 4, "--tp", 2, "--collective-timeout", 1, *QWEN3), clients=4),
     # Prefill and decode on different workers.
     "sim-disaggregated": Shape(3, ("--topology", TOPOLOGIES / "two-prefill.toml", "--device", "sim"), clients=8, computes=False),
     "cpu-disaggregated": Shape(2, ("--topology", TOPOLOGIES / "disaggregated.toml", *QWEN3), clients=4),
-    # Both sides have the same number of ranks: with different numbers, a token computed again rounds differently.
+    # Both sides have the same number of ranks. Otherwise, a replay would compute a token with another number of ranks,
+    # which rounds differently.
     "tp-disaggregated": Shape(4, ("--topology", TOPOLOGIES / "tp2-disaggregated.toml", "--collective-timeout", 1, *QWEN3), clients=3),
-    # A router, a conductor and workers on hosts of their own (network namespaces): two prefill for one that decodes.
+    # A router, a conductor and workers on separate hosts (network namespaces): two workers prefill for one that
+    # decodes.
     "mtls": Shape(3, ("--topology", TOPOLOGIES / "two-prefill-by-hand.toml", "--device", "sim"), clients=8, computes=False, encrypted=True),
 }
 
@@ -66,7 +70,7 @@ async def disturb(clusters, disks, log, options):
         if shape.computes:
             undisturbed = Client(name, cluster, log, rng, known)
             asked = list(bodies(rng, KNOWN))
-            # All at once: concurrent requests do not change each other's answers.
+            # All requests are sent at once, because concurrent requests do not change each other's answers.
             known = list(zip(asked, await asyncio.gather(*(undisturbed.ask(body, "stream") for body in asked))))
         clients += [Client(name, cluster, log, random.Random(rng.random()), known) for _ in range(shape.clients)]
         faults[name] = Faults(name, cluster, shape.workers, disks[name], log, random.Random(rng.random()))
@@ -85,7 +89,7 @@ async def disturb(clusters, disks, log, options):
 
 
 def check_nothing_is_left(name, cluster, log):
-    """Checks that no page and no request remains, and no process after the cluster's end."""
+    """Checks that no page and no request is left, and no process once the cluster has ended."""
     try:
         cluster.wait_until_idle()
         log.clusters[name].replays = int(cluster.metrics().get("tutti_request_replays_total", 0))
@@ -150,6 +154,6 @@ def options(arguments=None):
 
 
 if __name__ == "__main__":
-    # Every end of the program ends its clusters and removes its disks.
+    # The clusters end and the disks are removed however the program ends.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(0 if unharmed(run(options())) else 1)

@@ -1,4 +1,4 @@
-"""The faults of chaos: processes die, stop or pause, and the disk of the step trace fills up."""
+"""The faults of chaos: processes die, stop or pause, and the disk of the step trace becomes full."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ import tempfile
 import time
 
 RECOVERY_S = 90
-# Each kind of fault, and its number per round.
+# The kinds of faults, and the number of each per round.
 KINDS = {"kill": 6, "stop": 2, "pause": 3, "kill two": 2, "pause conductor": 1, "full disk": 2}
 # Faults after which no worker starts again.
 UNHARMFUL = {"pause", "pause conductor", "renew certificates", "strangers"}
@@ -18,9 +18,10 @@ DISK_BYTES = 1 << 20
 
 
 class Disk:
-    """The disk of a cluster's step trace, which can be filled: a small file system of its own.
+    """The disk for a cluster's step trace: a small file system that can be filled.
 
-    If mounting is not allowed, it is a directory, and filling it makes every newly opened trace file refuse writes.
+    If mounting is not allowed, it is a directory. Filling it then makes every trace file that is opened afterwards
+    refuse writes.
     """
 
     def __init__(self, parent, name):
@@ -49,7 +50,7 @@ class Disk:
 
     def free(self):
         for path in self.directory.iterdir():
-            # Files that are open for writing stay, and are emptied.
+            # Other files may be open for writing, so they are emptied and not removed.
             if path.is_symlink() or path.name == "filler":
                 path.unlink()
             else:
@@ -91,7 +92,8 @@ class Faults:
                 for victim in {pid, ranks[(index + 1) % len(ranks)][1]}:
                     self.signal(victim, signal.SIGKILL)
             case "stop":
-                # Longer than the time to detect a stopped worker, so that its replacement runs when it continues.
+                # The pause is longer than the time to detect a stopped worker, so that its replacement runs when the
+                # worker continues.
                 self.signal(pid, signal.SIGSTOP)
                 await asyncio.sleep(3 + seconds)
                 self.signal(pid, signal.SIGCONT)
@@ -104,13 +106,13 @@ class Faults:
                 await asyncio.sleep(2 + 2 * seconds)
                 self.signal(self.cluster.pid, signal.SIGCONT)
             case "full disk":
-                # Running workers find the disk full, and so does a worker that starts.
+                # Running workers then meet the full disk, and so does a worker that starts.
                 self.disk.fill(self.workers)
                 await asyncio.sleep(1 + seconds)
                 self.signal(pid, signal.SIGKILL)
             case "cut link":
                 self.cluster.cut(rank)
-                # Longer than the time to detect it.
+                # The pause is longer than the time to detect the lost connection.
                 await asyncio.sleep(3 + seconds)
                 self.cluster.mend(rank)
             case "renew certificates":
@@ -133,7 +135,7 @@ class Faults:
                 pass
 
     async def seen(self, metric):
-        # On a thread, so that the event loop continues: this conductor may be paused.
+        # This runs on a thread, because the conductor may be paused, and the event loop must continue.
         return (await asyncio.to_thread(self.cluster.metrics)).get(metric, 0)
 
     async def recovered(self, began, restarts):
@@ -147,7 +149,7 @@ class Faults:
 
 
 async def again(faults, lines):
-    """Injects the faults of a log at their times."""
+    """Injects the faults of a log again, at the same times."""
     began, injected = time.monotonic(), []
     for line in lines:
         await asyncio.sleep(max(0, line["at"] - (time.monotonic() - began)))

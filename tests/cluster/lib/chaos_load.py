@@ -1,4 +1,4 @@
-"""The load of chaos: clients that stream, read slowly or leave, and that know the expected answers."""
+"""The load of chaos: clients that stream, read slowly or disconnect, and that know the expected answers."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from harness import events
 from simulated import asked
 from streams import merge
 
-# Seconds after which an answer counts as lost. Several faults in a row must not delay an answer for longer.
+# Seconds after which an answer counts as lost. Even several faults in a row must not delay an answer for longer.
 LOST_S = 240
 
 
@@ -17,11 +17,11 @@ class Failure(Exception):
 
 
 class Refused(Exception):
-    """A request refused before it began. It is not lost, and is sent again."""
+    """A request that was refused before it began. It is not lost, because the client sends it again."""
 
 
 def bodies(rng, count):
-    """Requests for clusters with a real model. Together they use every parameter that a replay must carry over."""
+    """Yields requests for clusters with a real model. Together they use every parameter that a replay must preserve."""
     for _ in range(count):
         body = dict(prompt=[rng.randrange(256) for _ in range(rng.choice((1, 7, 40, 300)))], seed=rng.randrange(2**63))
         body |= dict(max_tokens=rng.choice((8, 60, 300, 900)), temperature=rng.choice((0, 0.7, 1.3)), n=rng.choice((1, 1, 3)))
@@ -33,7 +33,7 @@ def bodies(rng, count):
 
 
 class Client:
-    """Sends one request after another, each read in a random way, until `ended` is set."""
+    """A client that sends one request after another until `ended` is set. It reads each answer in a random way."""
 
     def __init__(self, name, cluster, log, rng, known):
         self.name, self.cluster, self.log, self.rng, self.known = name, cluster, log, rng, known
@@ -61,7 +61,7 @@ class Client:
         if self.known:
             return self.rng.choice(self.known)
         body, (tokens, reason) = asked(self.rng)
-        # Greedy choices are all equal.
+        # All choices of a greedy request are equal.
         body["n"] = 1 if body["temperature"] else self.rng.choice((1, 1, 2, 4))
         return {k: v for k, v in body.items() if not k.startswith("stream")}, (tokens, reason)
 
@@ -76,7 +76,7 @@ class Client:
                 self.log.bad(self.name, "wrong", body=body, how=how, answer=said, expected=expected)
 
     async def ask(self, body, how, leave_after=0):
-        """Returns the whole answer; None if the client left before its end."""
+        """Returns the whole answer; None if the client disconnected before its end."""
         body = {"model": self.cluster.model} | body
         if how != "whole":
             body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -96,7 +96,7 @@ class Client:
                             await reader.read(512)
                         return None
                     case "stall and leave":
-                        # Nothing is read, so the socket buffers are soon full.
+                        # Nothing is read any more, so the socket buffers fill up soon.
                         await asyncio.sleep(leave_after / 10)
                         return None
                     case "slow":
@@ -105,10 +105,10 @@ class Client:
                             await asyncio.sleep(self.rng.random() / 4)
             text = (begun + await reader.read()).decode()
         finally:
-            # Not `close`, which would first wait for pending writes.
+            # `close` would first wait for pending writes.
             writer.transport.abort()
         if status != 200:
-            # "tried": the request was accepted and then failed.
+            # A text with "tried" means that the request was accepted and then failed.
             raise (Refused if status in (429, 503) and "tried" not in text else Failure)(f"{status}: {text}")
         answer = {}
         for event in [json.loads(text)] if how == "whole" else events(text.split("\n")):
@@ -118,7 +118,7 @@ class Client:
         return answer
 
     async def connect(self, patient):
-        """Connects to the cluster. A slow reader has a small receive buffer, so that the server notices it."""
+        """Connects to the cluster. A slow reader gets a small receive buffer, so that the server soon notices it."""
         if patient:
             return await asyncio.open_connection(self.cluster.host, self.cluster.http_port)
         slow = socket.socket()

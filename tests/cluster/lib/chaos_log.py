@@ -56,7 +56,7 @@ class Log:
         self.write(cluster=name, bad="leaked", why=str(problem))
 
     def summary(self, minutes):
-        """The summary of all clusters as one JSON object."""
+        """Returns the summary of all clusters as one JSON object."""
         clusters = self.clusters.values()
         recovery = sorted(seconds for cluster in clusters for seconds in cluster.recovery) or [0]
         counts = {what: sum(cluster.requests[what] for cluster in clusters) for what in ("requests", "cancelled", "refused", "lost", "wrong")}

@@ -1,4 +1,4 @@
-"""A collector of spans: OTLP over gRPC, as the published protos of OpenTelemetry define it."""
+"""A collector of OpenTelemetry spans: OTLP over gRPC, as the published protos define it."""
 
 import concurrent.futures
 import dataclasses
@@ -66,7 +66,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         )
 
     def spans(self, trace=None):
-        """All spans, or those of a trace."""
+        """Returns all received spans, or those of one trace."""
         with self.lock:
             return [span for span in self.received if trace in (None, span.trace)]
 
@@ -75,7 +75,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def tree(spans, root=""):
-    """The spans below a parent as indented lines, in the order of their begin."""
+    """Returns the spans below a parent as indented lines, ordered by their begin."""
     lines = []
     for span in sorted((span for span in spans if span.parent == root), key=lambda span: span.begin):
         took = (span.end - span.begin) / 1e6

@@ -1,4 +1,4 @@
-"""Dashboards and rules of the chart, answered by a real Prometheus; alerts fired by their faults."""
+"""Checks the chart's dashboards and rules with a real Prometheus, and the alerts by injecting their faults."""
 
 import argparse
 import json
@@ -20,13 +20,13 @@ DASHBOARDS = REPO / "deploy/helm/tutti/files/dashboards"
 TOPOLOGY = REPO / "deploy/topology/disaggregated.toml"
 UNIT_TESTS = REPO / "tests/prometheus/rules.test.yaml"
 
-# Values that Grafana puts in place of its variables: all processes, and a window of some scrapes.
+# Values for Grafana's variables: all processes, and a window of some scrapes.
 VARIABLES = {"$job": ".*", "$instance": ".*", "$__rate_interval": "15s"}
 
-# Metrics of panels that a simulated cluster does not have, with the reason.
+# Metrics in panels that a simulated cluster does not have, with the reason.
 ELSEWHERE = {"tutti_worker_expert_imbalance": "the simulated model has no experts"}
 
-# Seconds in which an expression must have a value: scrapes of a machine under load may come late.
+# Seconds within which an expression must have a value. On a machine under load, scrapes may be late.
 ANSWER_S = 90
 
 
@@ -43,8 +43,8 @@ def expressions():
 
 
 class Load:
-    """Requests that keep coming from a few threads: two prompts over and over, under two API keys and one that is
-    limited."""
+    """Continuous requests from a few threads. They repeat two prompts, under two API keys without a limit and one with
+    a limit."""
 
     def __init__(self, server):
         self.server, self.ended = server, threading.Event()
@@ -68,7 +68,8 @@ class Load:
 
 
 def check_expressions(prometheus, directory):
-    """Each expression of each panel has a value, and each rule is evaluated, while a cluster of all kinds serves."""
+    """Checks that each expression of each panel has a value, and that each rule is evaluated, while clusters of all
+    kinds serve."""
     keys = directory / "keys"
     keys.write_text(line("alice", "one") + line("bob", "two") + line("carol", "three", "requests-per-minute=1"))
     servers = []
@@ -111,7 +112,7 @@ def health(prometheus, name):
 
 
 def check_faults(prometheus, directory, only):
-    """Each alert is silent before its fault and fires after it. Returns {alert: seconds}."""
+    """Checks that each alert is silent before its fault and fires after it. Returns {alert: seconds}."""
     seconds = {}
     for fault in FAULTS:
         if only and not re.search(only, fault.__name__):
@@ -132,7 +133,7 @@ def check_faults(prometheus, directory, only):
 
 
 def main():
-    # The generated gRPC client.
+    # This folder has the generated gRPC client.
     sys.path.insert(0, str(REPO / "target/stubs"))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="check rules and expressions, and inject no faults")

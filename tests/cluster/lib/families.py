@@ -23,11 +23,11 @@ from harness import cpu_paths, machine
 
 
 def measure(name, seed, conditions):
-    """{condition: cell} of one model with one seed, and the failures by condition."""
+    """Returns {condition: cell} of one model with one seed, and the failures by condition."""
     cells, failures, began = {}, {}, time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         run = Run(Model(name, seed), directory)
-        # The first condition gives the bits that the others are compared with.
+        # The first condition comes first, because the bits of the others are compared with it.
         for condition in ["whole", *(condition for condition in CONDITIONS if condition in conditions and condition != "whole")]:
             try:
                 cell = CONDITIONS[condition](run)

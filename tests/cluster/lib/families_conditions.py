@@ -1,5 +1,5 @@
-"""The conditions under which a model's answers are compared with the reference. Each proves that it holds: by the step
-trace, by counted tokens of the cache, or by metrics."""
+"""The conditions under which a model's answers are compared with the reference. Each condition proves that it occurred:
+by the step trace, by the number of cached tokens, or by metrics."""
 
 import dataclasses
 import json
@@ -16,17 +16,19 @@ from topologies import DISAGGREGATED, all_accepted, handovers
 
 POISONED = "memory is filled with NaN before a request gets it"
 WHOLE = ("--max-step-tokens", 2048, "--no-prefix-cache")
-# In pages and requests: room for the longest request of the reference, and not for all of them as they grow.
+# Numbers of pages and of requests. The pages are enough for the longest request of the reference, but not for all
+# running requests as they grow.
 SMALL_POOL, RUNNING = 36, 6
-# Output tokens of the requests whose worker dies, and the number of answers that have begun before it dies.
+# Number of output tokens of the requests whose worker dies, and of answers that must have begun before it dies.
 LONG_OUTPUT, BEGUN = 3500, 2
-# A death or a preemption that comes too late, on a loaded machine, is tried again.
+# Number of tries. On a loaded machine, a death or a preemption may come too late.
 ATTEMPTS = 8
 
 
 @dataclasses.dataclass
 class Cell:
-    """Result of one model under one condition: the greatest deviation, bits, and counts that prove the condition."""
+    """Result of one model under one condition: the greatest deviation, whether bits are the same, and counts that prove
+    the condition."""
 
     deviation: float
     same_bits: bool
@@ -34,7 +36,7 @@ class Cell:
 
 
 class Run:
-    """One model under all conditions."""
+    """The runs of one model under all conditions."""
 
     def __init__(self, model, directory):
         self.model, self.directory, self.count = model, pathlib.Path(directory), 0
@@ -42,7 +44,7 @@ class Run:
         self.reference = {}
 
     def cluster(self, *flags):
-        """A cluster that serves the model, traces its steps, and leaves nothing."""
+        """Returns a cluster that serves the model and traces its steps. When it ends, it must leave no process."""
         self.count += 1
         return Cluster(self, self.directory / f"steps{self.count}", flags)
 
@@ -76,24 +78,24 @@ class Cluster:
         self.server.stop()
 
     def steps(self, rank=0):
-        """The steps of a rank, once the cluster has stopped."""
+        """Returns the steps of a rank. The cluster must have stopped."""
         lines = self.trace.with_name(f"{self.trace.name}.rank{rank}").read_text().splitlines()
         return [step for step in map(json.loads, lines) if "rows" in step]
 
 
 def chunks(steps):
-    """The lengths of all prefill rows."""
+    """Returns the lengths of all prefill rows."""
     return [end - begin for step in steps for row in step["rows"] if "prefill" in row["walk"] for begin, end in [row["range"]]]
 
 
 def mixed(steps):
-    """Number of steps with a prefill and another request."""
+    """Returns the number of steps with a prefill and another request."""
     return sum(any("prefill" in row["walk"] for row in step["rows"]) and len(step["rows"]) > 1 for step in steps)
 
 
 def whole(run):
-    """Whole prompts, one request after another. Its answers are the reference for bits, so they are compared with a
-    second run of the same requests."""
+    """Whole prompts, one request after another. The bits of other conditions are compared with these answers. Here,
+    they are compared with a second run of the same requests."""
     requests = run.all() | run.model.prefixes()
     cluster = run.cluster("--workers", 1, *WHOLE)
     with cluster as server:
@@ -147,7 +149,8 @@ def merge(cells, proof):
 
 
 def ranks(run, *flags):
-    """Two ranks. Sums over ranks round differently, so bits are those of the same ranks with one request at a time."""
+    """Two ranks. Sums over ranks are rounded differently, so the bits are compared with the same ranks and one request
+    at a time."""
     cluster = run.cluster("--workers", 2, "--tp", 2, *flags, "--max-step-tokens", 64, "--no-prefix-cache")
     with cluster as server:
         requests = run.all()
@@ -172,7 +175,7 @@ def expert_parallel(run):
 
 
 def resumed(steps, last):
-    """Positions at which the `last` requests to arrive went on after a preemption."""
+    """Returns the positions at which the `last` requests to arrive continued after a preemption."""
     ends, found = {}, {}
     for step in steps:
         for row in step["rows"]:
@@ -185,8 +188,8 @@ def resumed(steps, last):
 
 
 def preempted(run, *flags):
-    """More output than a small pool has pages for. The requests of the reference come last, and so give up their
-    pages."""
+    """More output than a small pool has pages for. The requests of the reference come last, so that they are the ones
+    that are preempted."""
     memory = (1 + 2 * RUNNING) * run.model.slot_bytes + (1 + SMALL_POOL) * run.model.page_bytes
     small = ("--admission", "optimistic", "--max-running-requests", RUNNING, "--kv-cache-memory", memory)
     cells = []
@@ -217,8 +220,9 @@ def preempted_to_nothing(run):
 
 
 def prefixes(run):
-    """Prompts that leave the cached one behind each of its blocks: first as it grows by a block, then whole. Between
-    two of them another request uses the slot and the pages that the first one has freed."""
+    """Prompts that share a prefix with a cached prompt and leave it behind each of its blocks. First, the cached prompt
+    grows by one block per request. Then the whole prompt is cached. Between two prompts, another request uses the slot
+    and the pages that the first one has freed."""
     answers, hits, others = [], [], list(run.model.others().values())
     with run.cluster("--workers", 1) as server:
         for turn in range(2):
@@ -258,13 +262,14 @@ def padded(run):
 
 
 def replayed(run):
-    """Both workers are killed in the middle of outputs, until as many requests as there are have been replayed."""
-    # A stopped worker does not count as dead.
+    """Both workers are killed in the middle of outputs, again and again, until there have been as many replays as
+    requests."""
+    # The heartbeat timeout is long, so that a stopped worker does not count as dead.
     with run.cluster("--workers", 2, "--max-replays", 4, "--heartbeat-timeout", 60) as server:
         requests = run.model.plain(LONG_OUTPUT)
         undisturbed, cells, replays = at_once(server, requests), [], 0
         for _ in range(ATTEMPTS):
-            # All begin together, so that none has ended when the others begin.
+            # All requests begin together, so that none has ended when the others begin.
             victims, known = server.workers(), list(requests.values()) * (2 + len(cells))
             signal_all(victims, signal.SIGSTOP)
             streams = send(server, requests)
@@ -280,7 +285,7 @@ def replayed(run):
     raise AssertionError(f"{replays} replays in {ATTEMPTS} attempts")
 
 
-# The conditions by their names in the JSON. The first gives the bits that the others are compared with.
+# The conditions by their names in the JSON. The bits of the others are compared with those of the first one.
 CONDITIONS = {
     "whole": whole,
     "mixed": beside_others,

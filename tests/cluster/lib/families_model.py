@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 from streams import Streams
 
 PAGE_TOKENS = 16
-# Output tokens of the requests of the reference. The reference has the first GENERATED of them; bits are compared over
-# all.
+# Output tokens of the requests of the reference. The reference has the first GENERATED of them; bits of all of them are
+# compared.
 OUTPUT = 160
-# Number of the other requests, and their output tokens.
+# Number of other requests, and of their output tokens.
 OTHERS, OTHERS_OUTPUT = 12, 60
 GREEDY = dict(temperature=0, logprobs=2, ignore_eos=True, return_token_ids=True)
 
@@ -53,7 +53,7 @@ class Model:
 
     @property
     def page_bytes(self):
-        """Bytes of a page's keys and values in f32, over all layers with attention."""
+        """Returns the bytes of a page's keys and values in f32, over all layers with attention."""
         c = self.config
         head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
         layers = c["layer_types"].count("full_attention") if self.has_state else c["num_hidden_layers"]
@@ -61,7 +61,7 @@ class Model:
 
     @property
     def slot_bytes(self):
-        """Bytes of a slot in f32: the inputs of the causal convolution, and the state of the delta net."""
+        """Returns the bytes of a slot in f32: the inputs of the causal convolution, and the state of the delta net."""
         if not self.has_state:
             return 0
         c = self.config
@@ -74,27 +74,27 @@ class Model:
         return self.golden[f"t{length}.input_ids"].tolist()
 
     def scored(self):
-        """{name: request} for each prompt of the reference, with the logprobs of the prompt."""
+        """Returns {name: request} for each prompt of the reference, with logprobs of the prompt."""
         return {f"t{n}": GREEDY | dict(prompt=self.prompt(n), prompt_logprobs=0, max_tokens=OUTPUT) for n in LENGTHS}
 
     def plain(self, output=OUTPUT):
-        """Requests without the logprobs of the prompt, so that cached prefixes are used."""
+        """Returns requests without logprobs of the prompt, so that they can use cached prefixes."""
         return {f"t{n}": GREEDY | dict(prompt=self.prompt(n), max_tokens=output) for n in LENGTHS}
 
     def others(self):
-        """{name: request} of further prompts, which share steps with those of the reference."""
+        """Returns {name: request} for further prompts, which share steps with those of the reference."""
         rng = random.Random(f"{self.seed}/{self.name}")
         prompts = [[rng.randrange(256) for _ in range(rng.randint(2, 200))] for _ in range(OTHERS)]
         return {f"other {i}": GREEDY | dict(prompt=ids, max_tokens=OTHERS_OUTPUT) for i, ids in enumerate(prompts)}
 
     def prefixes(self):
-        """{name: request} that end one token behind each block of the longest prompt."""
+        """Returns {name: request}. Each prompt ends one token behind a block of the longest prompt."""
         prompt = self.prompt(LENGTHS[-1])
         ends = range(PAGE_TOKENS, len(prompt), PAGE_TOKENS)
         return {f"prefix {end}": GREEDY | dict(prompt=prompt[: end + 1], max_tokens=4) for end in ends}
 
     def deviation(self, answers):
-        """The greatest deviation of a logprob from the reference. Fails if a greedy token differs."""
+        """Returns the greatest deviation of a logprob from the reference. Fails if a greedy token differs."""
         worst = 0.0
         for name, answer in answers.items():
             kind, _, end = name.partition(" ")
@@ -109,7 +109,7 @@ class Model:
             if greedy is not None:
                 assert len(tokens) == GENERATED and tokens.tolist() == greedy.tolist(), f"{name}: other greedy tokens"
             else:
-                # The reference has no choice here, only the logits that it would choose from.
+                # For this answer, the reference has logits but no chosen token.
                 assert pick(expected, tokens)[0] >= expected.max() - 2 * self.bound, f"{name}: an unlikely token"
             differences = [np.abs(np.array(answer.logprobs[: len(expected)]) - pick(expected, tokens))]
             if prompt:
@@ -123,7 +123,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The numbers of an answer, as they stand in its JSON."""
+    """The numbers in an answer's JSON."""
 
     tokens: list
     logprobs: list
@@ -132,21 +132,21 @@ class Answer:
 
     @staticmethod
     def of(merged):
-        """From a stream's merged answer."""
+        """Returns the numbers of a stream's merged answer."""
         choice = merged["choices"][0]
         assert [end for end, _ in choice["ends"]] == ["length"], choice["ends"]
         rows = choice["logprobs"]
         return Answer(choice["token_ids"], [row[1] for row in rows], [row[2] for row in rows], choice["prompt"])
 
     def equals(self, other):
-        """True if all numbers that both have are the same."""
+        """True if all numbers that both answers have are the same."""
         common = min(len(self.tokens), len(other.tokens))
         same = all(getattr(self, k)[:common] == getattr(other, k)[:common] for k in ("tokens", "logprobs", "likeliest"))
         return same and (self.prompt == other.prompt or not self.prompt or not other.prompt)
 
 
 def send(cluster, requests):
-    """Sends all requests at once; `finish` returns their answers."""
+    """Sends all requests at once. `finish` returns their answers."""
     return Streams(cluster, "/v1/completions", list(requests.values()))
 
 
@@ -163,7 +163,7 @@ def one_by_one(cluster, requests):
 
 
 def cached(cluster, body):
-    """(the answer, the number of its prompt's tokens that were cached)"""
+    """Returns (the answer, the number of cached tokens of its prompt)."""
     got = cluster.complete(**body)
     choice, details = got["choices"][0], got["usage"].get("prompt_tokens_details") or {}
     logprobs = choice["logprobs"]

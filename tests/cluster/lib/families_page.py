@@ -1,5 +1,5 @@
-"""The table in docs/families.md, made from the JSON that tests/families writes. Needs the standard library alone, for
-tests/check-docs."""
+"""The table in docs/families.md, made from the JSON that tests/families writes. Only needs the standard library,
+because tests/check-docs imports it."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ RESULTS = REPO / "tests/bench/results/families.json"
 PAGE = REPO / "docs/families.md"
 BEGIN, END = "<!-- table: tests/families -->", "<!-- end of table -->"
 BOTH_SEEDS = ("seed0", "seed1")
-# Golden models and what each is the smallest form of.
+# Golden models, and the model of which each is a small version.
 MODELS = {
     "qwen3": "Qwen3",
     "qwen3_tied": "Qwen3, tied embeddings",
@@ -52,7 +52,7 @@ def cell(seeds, condition):
 
 
 def table(results):
-    """The lines of the table: models by conditions."""
+    """Yields the lines of the table: one row per model, one column per condition."""
     models = results["models"]
     assert set(models) == set(MODELS), "tests/families ran on other models"
     yield f"| model | {' | '.join(COLUMNS.values())} |"
@@ -72,7 +72,7 @@ def table(results):
 
 
 def with_table(page, results):
-    """The page with the table of these results."""
+    """Returns the page with the table of these results."""
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
     assert tail, f"docs/families.md has no {BEGIN} … {END}"
@@ -84,8 +84,8 @@ def write_page():
 
 
 def problems():
-    """Lines for tests/check-docs: each golden model that the table leaves out, and a page that differs from the
-    JSON."""
+    """Yields problems for tests/check-docs: a golden model that the table lacks, or a page that differs from the JSON.
+    """
     generated = " ".join(re.findall(r'^models\+?="(.*)"', (REPO / "tests/goldens/generate").read_text(), re.M)).split()
     for name in set(MODELS) ^ set(generated):
         yield f"tests/cluster/lib/families_page.py: {name} is either not in MODELS or not in tests/goldens/generate"

@@ -1,4 +1,4 @@
-"""The golden gate's measure: the answers of a running cluster over HTTP, compared with Hugging Face transformers."""
+"""The comparison with golden models: the answers of a running cluster over HTTP against Hugging Face transformers."""
 
 import concurrent.futures
 import re
@@ -12,13 +12,13 @@ BOUND = 2e-4
 
 
 def bound(model):
-    """The greatest deviation of a logprob. The reference computes a delta net in two ways, which differ by up to
-    1.2e-4."""
+    """Returns the greatest allowed deviation of a logprob. The reference computes a delta net in two ways, which differ
+    by up to 1.2e-4."""
     return 1e-3 if model.startswith("qwen3_5") else BOUND
 
 
 def answers(cluster, golden):
-    """{prompt length: choice}, all asked at once so that their rows share steps."""
+    """Returns {prompt length: choice}. All requests are sent at once, so that their rows share steps."""
 
     def ask(length):
         answer = cluster.complete(
@@ -38,7 +38,8 @@ def answers(cluster, golden):
 
 
 def prompt_logprobs(choice, ids):
-    """The logprob of each prompt token but the first, from {token id: {logprob, rank, decoded_token}} objects."""
+    """Returns the logprob of each prompt token except the first, from {token id: {logprob, rank, decoded_token}}
+    objects. """
     first, *rest = choice["prompt_logprobs"]
     assert first is None and len(rest) == len(ids) - 1
     return np.array([entry[str(token)]["logprob"] for entry, token in zip(rest, ids[1:].tolist())])
@@ -55,7 +56,7 @@ def pick(logprobs, ids):
 
 
 def greatest_deviation(golden, got):
-    """The greatest deviation of a logprob from the reference. Checks that the tokens are equal."""
+    """Returns the greatest deviation of a logprob from the reference. Checks that the tokens are equal."""
     worst = 0.0
     for length, choice in got.items():
         ids, greedy = golden[f"t{length}.input_ids"], golden[f"t{length}.greedy"]
@@ -69,8 +70,8 @@ def greatest_deviation(golden, got):
 
 
 def mean_deviations(golden, got):
-    """The mean deviation of a prompt's logprobs from the f32 reference: ours, and that of the reference's own bf16
-    run."""
+    """Returns the mean deviation of a prompt's logprobs from the f32 reference: of our run, and of the reference's own
+    bf16 run."""
     ours, theirs = [], []
     for length in LENGTHS[1:]:
         ids = golden[f"t{length}.input_ids"]
@@ -81,8 +82,8 @@ def mean_deviations(golden, got):
 
 
 def check_balance(cluster, layers):
-    """The leader alone reports the balance of these layers: every rank routes all tokens. A token has 3 of 8
-    experts."""
+    """Checks that only the leader reports the balance of experts, for these layers. All ranks route the same tokens. A
+    token has 3 of 8 experts."""
     balance = re.findall(r'tutti_worker_expert_imbalance{worker="(\d)",layer="(\d+)"} (\S+)', cluster.client.get("/metrics").text)
     assert sorted((int(worker), int(layer)) for worker, layer, _ in balance) == [(0, layer) for layer in layers]
     assert all(1 <= float(value) <= 8 / 3 for *_, value in balance), balance

@@ -13,7 +13,8 @@ def has_driver():
 
 
 def has_gpus(count):
-    """True if each of `count` workers can have a GPU of its own. There are as many emulated GPUs as a test asks for."""
+    """True if each of `count` workers can have a separate GPU. Emulated GPUs are always enough, because a test chooses
+    their number."""
     if "EMULATED_GPUS" in os.environ:
         return True
     driver, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()

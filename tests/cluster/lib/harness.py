@@ -1,5 +1,5 @@
-"""Real clusters for tests: starts the built executables on free ports, talks to them, and checks that nothing
-remains."""
+"""Real clusters for tests. Starts the built executables on free ports, communicates with them, and checks that they
+leave nothing."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ MARK = "CLUSTER_TEST"  # an environment variable that every process of a cluster
 
 CLUSTER_TOKEN = "the routers' own secret"
 
-# Deadlines in seconds, for machines under load. A wait normally takes a tenth of them or less.
+# Deadlines in seconds, chosen for machines under load. A wait normally takes a tenth of its deadline or less.
 START_S = 90
 STOP_S = 30
 ANSWER_S = 120
@@ -47,7 +47,7 @@ def free_port():
 
 
 def processes_marked(mark):
-    """{pid: name} of the live processes that inherited this mark, independent of their current parent."""
+    """Returns {pid: name} of the live processes that inherited this mark, whatever their current parent is."""
     wanted, found = f"{MARK}={mark}".encode(), {}
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -81,7 +81,7 @@ def cpu_paths():
 
 
 def machine():
-    """The machine that figures were taken on, for their JSON."""
+    """Returns a description of this machine, for the JSON of figures."""
     found = re.search(r"^model name\s*:\s*(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {"cpu": found[1].strip() if found else "unknown", "cores": os.cpu_count()}
 
@@ -114,14 +114,14 @@ class Process:
         return f"{self.name} {' '.join(self.args)}: {problem}\n--- its log ends:\n{tail}"
 
     def processes(self):
-        """{pid: name} of this process and of all processes that it spawned."""
+        """Returns {pid: name} of this process and of all processes that it spawned."""
         return processes_marked(self.mark)
 
     def workers(self):
         return sorted(pid for pid, name in self.processes().items() if name == "worker")
 
     def workers_by_rank(self):
-        """{rank: pid} of the workers, by their command lines."""
+        """Returns {rank: pid} of the workers, according to their command lines."""
         ranks = {}
         for pid in self.workers():
             try:
@@ -136,7 +136,7 @@ class Process:
         self.child.send_signal(number)
 
     def wait(self, seconds=STOP_S):
-        """Waits for the exit code. Fails if the process still runs after the deadline."""
+        """Returns the exit code of the process. Fails if the process still runs after the deadline."""
         try:
             return self.child.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -149,7 +149,8 @@ class Process:
             raise AssertionError(self.explain(f"left behind: {self.processes()}")) from None
 
     def stop(self):
-        """Sends Ctrl-C. The process must exit with 0 and leave no process. Any process left is killed in every case."""
+        """Sends Ctrl-C. The process must exit with 0 and leave no process. Processes that are left are killed in any
+        case. """
         try:
             if self.child.poll() is None:
                 self.signal(signal.SIGINT)
@@ -180,7 +181,7 @@ class Server(Process):
             ports.add(free_port())
         self.http_port, self.grpc_port, cluster_port = ports
         addresses = ["--http", f"{host}:{self.http_port}", "--grpc", f"{host}:{self.grpc_port}"]
-        # The address of routers and operators, and the secret that they show there.
+        # The address for routers and operators, and the secret that they must send.
         self.cluster, token = f"127.0.0.1:{cluster_port}", pathlib.Path(log_dir) / "cluster-token"
         # Servers of one directory share the file, and one may be reading it.
         if not token.exists():
@@ -193,7 +194,8 @@ class Server(Process):
         super().__init__(name, [*args, *addresses], log_dir, env, under)
         self.host, self.url = host, f"http://{host}:{self.http_port}"
         self.grpc = f"{host}:{self.grpc_port}"
-        # Without TLS. The certificates that a client reads otherwise take longer than the start of a cluster.
+        # TLS verification is off, because reading the system's certificates would take longer than the start of a
+        # cluster.
         self.client = httpx.Client(base_url=self.url, timeout=ANSWER_S, verify=False)
         self._model = None
 
@@ -218,21 +220,21 @@ class Server(Process):
 
     @property
     def model(self):
-        """The served model's name, from /v1/models."""
+        """The name of the served model, from /v1/models."""
         if self._model is None:
             self._model = self.client.get("/v1/models").json()["data"][0]["id"]
         return self._model
 
     def post(self, path, body):
-        """Posts a JSON body. Returns the response with any status."""
+        """Posts a JSON body, and returns the response, whatever its status."""
         return self.client.post(path, json={"model": self.model} | body)
 
     def complete(self, **body):
-        """The answer of /v1/completions. Fails on any status but 200."""
+        """Returns the answer of /v1/completions. Fails on any status except 200."""
         return self._answer("/v1/completions", body)
 
     def chat(self, **body):
-        """The answer of /v1/chat/completions. Fails on any status but 200."""
+        """Returns the answer of /v1/chat/completions. Fails on any status except 200."""
         return self._answer("/v1/chat/completions", body)
 
     def _answer(self, path, body):
@@ -241,7 +243,7 @@ class Server(Process):
         return response.json()
 
     def stream(self, path, **body):
-        """The JSON events of a streamed answer. The stream must end with [DONE]."""
+        """Yields the JSON events of a streamed answer. The stream must end with [DONE]."""
         body = {"model": self.model, "stream": True} | body
         with self.client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
@@ -249,7 +251,7 @@ class Server(Process):
             yield from events(response.iter_lines())
 
     def metrics(self):
-        """{name: sum over all label sets} of all metrics."""
+        """Returns {name: sum over all label sets} of all metrics."""
         totals = {}
         for line in self.client.get("/metrics").text.splitlines():
             if match := re.fullmatch(r"(\w+)(?:\{.*\})? (\S+)(?: \S+)?", line):
@@ -276,7 +278,7 @@ class Server(Process):
 
 
 def events(lines):
-    """Server-sent events as JSON, up to [DONE], which is required and not returned."""
+    """Yields server-sent events as JSON. They must end with [DONE], which is not yielded."""
     for line in lines:
         if line.startswith("data: "):
             if line == "data: [DONE]":
@@ -286,7 +288,7 @@ def events(lines):
 
 
 def run_to_exit(name, args, log_dir, env=None, seconds=START_S):
-    """Runs an executable that should refuse to start: (exit code, log)."""
+    """Runs an executable that is expected to exit by itself. Returns (exit code, log)."""
     process = Process(name, args, log_dir, env)
     try:
         code = process.wait(seconds)

@@ -1,5 +1,5 @@
-"""Helm itself, from target/helm (tests/tools/helm): installs a chart into a `KubernetesApi` and returns what it
-rendered."""
+"""Runs Helm itself, from target/helm (tests/tools/helm). Installs a chart into a `KubernetesApi`, and returns the
+rendered objects."""
 
 import ctypes
 import functools
@@ -24,7 +24,7 @@ OPTIONS = {
 
 
 class Refused(Exception):
-    """Helm's error."""
+    """An error from Helm."""
 
 
 class Release:
@@ -37,15 +37,15 @@ class Release:
         self.hooks = [yaml.safe_load(hook["manifest"]) for hook in result.get("hooks", [])]
 
     def manifest(self):
-        """All objects as the chart renders them, also those that were there before."""
+        """Returns all objects that the chart renders, including those that existed before."""
         return [found for found in yaml.safe_load_all(self._manifest) if found]
 
     def all(self, kind):
-        """Objects of a kind, in the order of their names."""
+        """Returns the objects of a kind, ordered by name."""
         return sorted((o for o in self.objects if o["kind"] == kind), key=lambda o: o["metadata"]["name"])
 
     def one(self, kind, ending=""):
-        """The only object of a kind whose name ends so."""
+        """Returns the only object of a kind whose name has this ending."""
         found = [o for o in self.all(kind) if o["metadata"]["name"].endswith(ending)]
         assert len(found) == 1, f"{kind} {ending!r}: {[o['metadata']['name'] for o in self.all(kind)]}"
         return found[0]
@@ -55,13 +55,13 @@ class Release:
 def _library():
     library = ctypes.CDLL(str(LIBRARY))
     library.helm_sdkpy_free.argtypes = [ctypes.c_void_p]
-    # The library keeps the text of an error, and frees it by itself.
+    # The library owns the text of an error, so the caller must not free it.
     library.helm_sdkpy_last_error.restype = ctypes.c_char_p
     return library
 
 
 def _take(library, result):
-    """The text of a result, which is then freed."""
+    """Returns the text of a result, and frees the result."""
     try:
         return ctypes.string_at(result).decode()
     finally:
@@ -69,20 +69,20 @@ def _take(library, result):
 
 
 def merged(base, over):
-    """Values as Helm merges them: maps key by key, all else replaced."""
+    """Merges values as Helm does: maps key by key, other values replaced."""
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return over
     return base | {key: merged(base.get(key), value) for key, value in over.items()}
 
 
 def values_file(name):
-    """The values of one of the chart's files, such as `laptop`."""
+    """Returns the values in one of the chart's files, such as `laptop`."""
     return yaml.safe_load((CHART / "values" / f"{name}.yaml").read_text()) or {}
 
 
 def install(values=None, chart=CHART, name="tutti", namespace="llm", existing=()):
-    """Installs a chart with these values over its own, in a cluster that has these objects. Raises `Refused` with
-    Helm's words."""
+    """Installs a chart with these values over its own, in a cluster with these existing objects. Raises `Refused` with
+    Helm's error message."""
     library = _library()
     text = lambda value: ctypes.c_char_p(value.encode())
     with KubernetesApi(existing) as api, tempfile.NamedTemporaryFile("w") as config:

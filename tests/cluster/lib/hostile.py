@@ -1,9 +1,9 @@
-"""Attacks a real cluster, with a good client beside each attack.
+"""Attacks a real cluster while a well-behaved client uses it.
 
 The cluster has a simulated device, so that an answer takes as long as on a GPU and costs this machine little. For each
 attack the table has the good client's p99 time to first token, the growth of the conductor's memory, and how the
 attacker was refused. The exit code is 1 if the good client failed or waited more than twice as long as undisturbed, if
-memory grew over the attack's bound, or if an attacker got what no attacker may get.
+memory grew beyond the attack's bound, or if an attack succeeded.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from harness import Server
 from hostile_attacks import ATTACKS
 
 HERE = pathlib.Path(__file__).parent
-# Shorter patience than the defaults, so that an attack need not last for minutes. Each limit is still longer than any
-# good client takes.
+# Timeouts are shorter than the defaults, so that an attack need not last for minutes. Each is still longer than any
+# good client needs.
 PATIENCE = {
     "TUTTI_CONNECTIONS__HEADER_TIMEOUT_MS": "2000",
     "TUTTI_CONNECTIONS__WRITE_TIMEOUT_MS": "2000",
@@ -29,7 +29,7 @@ PATIENCE = {
 }
 # Costs of the device: the first token of the good client takes about 50 ms.
 DEVICE = {"TUTTI_SIM__PROFILE": "instant", "TUTTI_SIM__FIXED_US": "5000", "TUTTI_SIM__PREFILL_NS_PER_TOKEN": "40000"}
-# Times of a few milliseconds vary twofold on an idle machine.
+# Allowance for noise: on an idle machine, times of a few milliseconds vary by a factor of two.
 SLACK_MS = 20
 
 
@@ -53,8 +53,8 @@ def options(words=None):
 
 
 def child(script, *arguments, nice=0):
-    # Real attackers have machines of their own. Here they get the processor time that the cluster and its good client
-    # leave.
+    # Real attackers use other machines. Here, `nice` leaves them only the processor time that the cluster and its good
+    # client do not need.
     command = ["nice", "-n", str(nice), sys.executable, str(HERE / script), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -83,7 +83,7 @@ def status(pid, field):
 
 
 def attacked(cluster, name, chosen):
-    """One attack, and the good client beside it."""
+    """Runs one attack, and the good client at the same time."""
     attack = ATTACKS[name]
     before = status(cluster.pid, "VmRSS:")
     pathlib.Path(f"/proc/{cluster.pid}/clear_refs").write_text("5")  # the peak begins anew
@@ -115,8 +115,8 @@ def run(chosen, say=print):
             for name in chosen.only or ATTACKS:
                 result, bound = attacked(cluster, name, chosen), 2 * quiet + SLACK_MS
                 if result.p99_ms > bound and not result.problems:
-                    # A machine that others slow down looks like an attack that holds up the good client. Such an attack
-                    # does so again, compared with the undisturbed client right before and right after it.
+                    # Other load on the machine looks like an attack that delays the good client. So the attack is
+                    # repeated, with measurements of the undisturbed client right before and after it.
                     say(f"{name:28} p99 {result.p99_ms:4.0f} ms, once more")
                     before = undisturbed(cluster, chosen.seconds)
                     result = attacked(cluster, name, chosen)

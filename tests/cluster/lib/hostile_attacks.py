@@ -1,8 +1,8 @@
-"""Attacks on a cluster's public ports, by real sockets from an address of their own.
+"""Attacks on a cluster's public ports, with real sockets from a separate address.
 
-Each attack is a coroutine that ends with the chosen window, and returns the number of times that each outcome was seen.
-An outcome is an HTTP status, "closed" for a connection that the server closed or reset, "open" for one that it left
-open, or a code of gRPC or HTTP/2.
+Each attack is a coroutine that ends with the given time window, and returns the number of times that each outcome was
+seen. An outcome is an HTTP status, "closed" for a connection that the server closed or reset, "open" for one that it
+left open, or a code of gRPC or HTTP/2.
 """
 
 import argparse
@@ -18,13 +18,13 @@ import time
 
 import grpc
 
-# Loopback has a whole network of addresses. The good client has another one.
+# Every address of 127.0.0.0/8 is a loopback address. The good client uses another one.
 ATTACKER = "127.0.0.2"
 MIB = 1 << 20
-# Time for which a slow attacker waits after its window. The patience of the cluster (hostile.py) is shorter.
+# Time for which a slow attacker waits for an outcome after its window. The cluster's timeouts (hostile.py) are shorter.
 VERDICT_S = 10
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-# Frames of HTTP/2 (RFC 9113 §6).
+# Frame types of HTTP/2 (RFC 9113 §6).
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, CONTINUATION = 0, 1, 3, 4, 7, 9
 END_HEADERS = 4
 
@@ -51,7 +51,7 @@ class Target:
 class Attack:
     run: object
     allowed: frozenset
-    # Bound on the growth of the conductor's memory.
+    # Maximum growth of the conductor's memory.
     mib: int
 
 
@@ -85,7 +85,7 @@ async def send(peer, data):
 
 
 async def outcome(peer, seconds=0.2):
-    """The status of an answer that is there or comes within this time, "closed", or "open"."""
+    """Returns the status of an answer that arrives within this time, "closed", or "open"."""
     answer = b""
     loop = asyncio.get_running_loop()
     try:
@@ -102,7 +102,7 @@ async def outcome(peer, seconds=0.2):
 
 
 async def outcome_http2(peer, seconds=0.2):
-    """The code of a GOAWAY or RST_STREAM, "closed", "answered" if there is a response's head, or "open"."""
+    """Returns the code of a GOAWAY or RST_STREAM, "closed", "answered" for the headers of a response, or "open"."""
     answer = b""
     loop = asyncio.get_running_loop()
     try:
@@ -131,7 +131,7 @@ async def outcome_http2(peer, seconds=0.2):
 
 
 async def each(count, one):
-    """Runs `one(index)` for all connections at the same time, and counts the outcomes."""
+    """Runs `one(index)` for all connections concurrently, and counts the outcomes."""
     async def guarded(index):
         try:
             return await one(index)
@@ -142,7 +142,8 @@ async def each(count, one):
 
 
 async def drip(target, peer, data, read=outcome, pause=1.0):
-    """Sends a byte a second until the window ends or the server closes. Then waits for a verdict that is due."""
+    """Sends one byte per second until the window ends or the server closes the connection. Then waits for the outcome.
+    """
     for at in range(len(data)):
         if target.left() < pause:
             break
@@ -159,7 +160,7 @@ def post(target, path, length=None, more=""):
 
 
 async def posted(target, path, body, more="", seconds=60):
-    """The outcome of one whole POST. The server may answer before it has read all."""
+    """Returns the outcome of one complete POST. The server may answer before it has read the whole body."""
     peer = await connect(target.http)
     try:
         sending = asyncio.create_task(send(peer, post(target, path, len(body), more) + body))
@@ -176,13 +177,13 @@ def frame(kind, flags, stream, payload=b""):
 
 
 def head(path, more=b""):
-    """The header block of a gRPC call (RFC 7541: indexed fields, and literals without indexing)."""
+    """Returns the header block of a gRPC call (RFC 7541: indexed fields, and literals without indexing)."""
     path = path.encode()
     return b"\x83\x86\x04" + bytes((len(path),)) + path + b"\x01\x09127.0.0.1" + b"\x0f\x10\x10application/grpc" + more
 
 
 async def hold(target, peers, read=outcome):
-    """Waits for the window's end, and tells which connections are open."""
+    """Waits for the end of the window, and returns which connections are still open."""
     await asyncio.sleep(target.left())
     return collections.Counter([await read(peer, 0.001) for peer in peers])
 
@@ -211,7 +212,8 @@ async def prefaces_a_byte_a_second(target):
     return await each(target.count(500), one)
 
 
-# 10,000 in whole. The longest idle of an address make room for its new ones.
+# 10,000 connections in total. The server closes the connections of an address that have been idle for longest to make
+# room for new ones.
 @attack("open", "closed", mib=256)
 async def idle_connections(target):
     peers = []
@@ -265,7 +267,7 @@ async def continuation_floods(target):
         peer = await connect(target.grpc)
         try:
             await send(peer, PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 0, 1, head("/tutti.v1.Inference/Generate")))
-            # A name and a value of 100 bytes, never indexed.
+            # A name and a value of 100 bytes each, as a literal that is never indexed.
             literal = b"\x10\x64" + b"x" * 100 + b"\x64" + b"a" * 100
             for _ in range(400):
                 await send(peer, frame(CONTINUATION, 0, 1, literal * 80))
@@ -276,7 +278,7 @@ async def continuation_floods(target):
     return await each(target.count(20), one)
 
 
-# CVE-2023-44487: streams that are opened and reset at once.
+# CVE-2023-44487: streams that are opened and immediately reset.
 @attack("closed", "goaway")
 async def rapid_resets(target):
     async def one(_):
@@ -294,7 +296,7 @@ async def rapid_resets(target):
     return await each(target.count(10), one)
 
 
-# A stream that is not read may go on while sockets and buffers have room.
+# A stream that is not read may continue until the buffers of sockets and server are full.
 @attack("200", "open", "closed", "503", mib=256)
 async def readers_that_do_not_read(target):
     body = json.dumps({"model": target.model, "prompt": [5] * 8, "max_tokens": 4000, "stream": True, "ignore_eos": True}).encode()
@@ -334,7 +336,7 @@ async def uploads_a_byte_a_second(target):
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models", "/v1/embeddings")
 
 
-# Room for bodies bounds what many of them take.
+# The server's total memory for request bodies limits the memory of many such bodies.
 @attack("400", "404", "405", "408", "413", "429", "503", "closed", mib=1024)
 async def bodies_of_nothing(target):
     async def one(index):
@@ -396,7 +398,7 @@ async def messages_a_byte_a_second(target):
 
 @attack("UNIMPLEMENTED")
 async def orders_to_the_cluster(target):
-    # An empty message once drained worker 0.
+    # Regression: an empty message once drained worker 0.
     methods = ("DrainWorker", "Submit", "ReadCheckpointFile", "Watch")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{target.grpc}") as channel:
         seen = collections.Counter()

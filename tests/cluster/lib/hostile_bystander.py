@@ -1,6 +1,6 @@
-"""The good client beside an attack: one short request after another, each on a connection of its own.
+"""The good client during an attack. It sends one short request after another, each on a new connection.
 
-A process of its own, so that an attack's work does not delay its clock. Prints one JSON object: the seconds to the
+It is a separate process, so that an attack's work does not delay its clock. Prints one JSON object: the seconds to the
 first token of each answer, and the failures.
 """
 
@@ -11,13 +11,13 @@ import socket
 import sys
 import time
 
-# Tokens of each prompt: enough that its prefill takes as long as that of an ordinary request.
+# Tokens per prompt: enough that the prefill takes as long as that of an ordinary request.
 PROMPT = 1000
 PATIENCE_S = 30
 
 
 def ask(port, body):
-    """Seconds from connecting to the first event. Fails unless the answer is whole."""
+    """Returns the seconds from connecting to the first event. Fails unless the answer is complete."""
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as peer:
         head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -41,7 +41,7 @@ def main():
     seconds, failures = [], []
     end = time.monotonic() + options.seconds
     while time.monotonic() < end:
-        # Random, so that the prefix cache shortens none.
+        # Prompts are random, so that the prefix cache shortens no prefill.
         prompt = [random.randrange(1, 250) for _ in range(PROMPT)]
         body = json.dumps({"model": options.model, "prompt": prompt, "max_tokens": 2, "stream": True, "ignore_eos": True})
         try:

@@ -1,4 +1,5 @@
-"""Hosts made of network namespaces on one bridge, and a cluster that lives on several of them over mutual TLS."""
+"""Hosts made of network namespaces on one bridge, and a cluster on several of these hosts with mutual TLS between them.
+"""
 
 import itertools
 import os
@@ -9,7 +10,8 @@ import threading
 from certificates import Authority
 from harness import Process, Server, free_port, processes_marked, wait_for
 
-# A command that stands for another host: a shared-memory segment named in it cannot be opened from outside.
+# A command that makes a process appear to run on another host: processes outside cannot open its shared-memory
+# segments.
 ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 NUMBERS = itertools.count()
 
@@ -66,14 +68,13 @@ def possible():
 
 
 class EncryptedCluster:
-    """A conductor with one worker, a router on a host of its own, and workers that join by hand from hosts of their
-    own.
+    """A conductor with one worker, a router on a separate host, and workers that join by hand from separate hosts.
 
-    All connections between them are mutual TLS. Workers that end are started again, as Kubernetes would. The methods
-    are those of `Server` that chaos uses.
+    All connections between them use mutual TLS. Workers that end are started again, as Kubernetes would do. The class
+    has the methods of `Server` that chaos uses.
     """
 
-    # Faults that only this kind of cluster has, and their number per round.
+    # Faults that only this kind of cluster has, and the number of each per round.
     kinds = {"cut link": 2, "renew certificates": 2, "strangers": 1}
 
     def __init__(self, args, workers, directory):
@@ -89,7 +90,7 @@ class EncryptedCluster:
         token.write_text("the routers' own secret")
         inside = ("--worker-listen", self.joined, "--join-token-file", self.secret, "--cluster-grpc", cluster, "--cluster-token-file", token)
         self.conductor = Server("conductor", [*args, "--no-router", *inside, *self.authority.inside("conductor")], directory)
-        # The last host is the router's. The others have the ranks from 1 on.
+        # The last host is the router's. The others belong to the ranks from 1 on.
         host = self.network.hosts[-1]
         patient = {"TUTTI_FLEET__KEEP_ALIVE_MS": "20000", "TUTTI_FLEET__ACCEPT_TIMEOUT_MS": "60000", "TUTTI_FLEET__MAX_REPLAYS": "50"}
         reach = ("--conductor", f"https://{cluster}", "--cluster-token-file", token, "--skip-tokenizer-init")
@@ -105,7 +106,8 @@ class EncryptedCluster:
         self.workers[rank] = Process("worker", [*join, *flags], self.directory, under=self.host_of(rank).under)
 
     def host_of(self, rank):
-        """The host of a rank. The conductor's own worker has no link, so its rank gets the host of the next one."""
+        """Returns the host of a rank. The conductor's own worker has no link, so its rank gets the host of the next
+        rank. """
         return self.network.hosts[max(rank, 1) - 1]
 
     def respawn(self):
@@ -116,7 +118,7 @@ class EncryptedCluster:
                     self.respawned += 1
                     self.start_worker(rank)
 
-    # The methods of a server that chaos uses.
+    # The methods of `Server` that chaos uses.
 
     @property
     def pid(self):
@@ -136,7 +138,7 @@ class EncryptedCluster:
 
     def metrics(self):
         seen = self.conductor.metrics()
-        # A worker that joined by hand comes back as a new process, or joins again after it was fenced.
+        # A worker that joined by hand returns as a new process, or joins again after it was fenced.
         restarts = seen.get("tutti_worker_restarts_total", 0) + seen.get("tutti_workers_fenced_total", 0)
         seen["tutti_worker_restarts_total"] = restarts + self.respawned
         return seen
@@ -168,15 +170,15 @@ class EncryptedCluster:
         self.host_of(rank).mend()
 
     def renew(self):
-        """Every process gets a new certificate while it runs."""
+        """Gives every process a new certificate while it runs."""
         self.authority.inside("conductor")
         self.authority.inside("router")
         for rank in range(1, self.count):
             self.authority.inside("worker", name=f"worker-{rank}")
 
     def refuse_strangers(self):
-        """A worker and a router with certificates of another authority try to join. The log of each side must name the
-        reason."""
+        """Lets a worker and a router with certificates of another authority try to join. The log of each side must name
+        the reason for the refusal."""
         self.strangers += 1
         name = f"stranger-{self.strangers}"
         cert, key = self.other.issue(name, "worker.tutti.internal", "router.tutti.internal")

@@ -1,6 +1,6 @@
-"""The part of a Kubernetes API server that `helm install` needs: the list of kinds, and room for new objects.
+"""The part of a Kubernetes API server that `helm install` needs: the list of kinds, and storage for new objects.
 
-Nothing is run and nothing is validated here; tests read `created`, the objects in the order in which Helm sent them.
+Nothing is run or validated. Tests read `created`, the objects in the order in which Helm sent them.
 """
 
 import http.server
@@ -9,7 +9,7 @@ import threading
 
 VERSION = {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}
 
-# Group and version to {kind: plural name}: Kubernetes' own, and those of extensions that the chart has objects for.
+# {group and version: {kind: plural name}} of Kubernetes' own kinds, and of extensions that the chart has objects for.
 KINDS = {
     "v1": {
         "ConfigMap": "configmaps",
@@ -37,7 +37,8 @@ KINDS = {
 }
 
 
-# The form in which all kinds come with one request. Asking for one group after another, Helm would slow itself down.
+# In this form, Helm gets all kinds with one request. If it had to ask for each group, its rate limit would slow it
+# down.
 DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
 
@@ -52,7 +53,7 @@ def _resource(group, version, kind, plural):
 
 
 def _discovery(is_core):
-    """All kinds: Kubernetes' oldest ones, which have no group, or those of groups."""
+    """Returns all kinds: either Kubernetes' oldest ones, which have no group, or those with a group."""
     items = []
     for group_version, kinds in KINDS.items():
         group, _, version = group_version.rpartition("/")
@@ -63,7 +64,7 @@ def _discovery(is_core):
 
 
 def _kinds(path):
-    """The kinds of one group and version, for which a template's `lookup` asks; None at another path."""
+    """Returns the kinds of one group and version, which a template's `lookup` needs; None for another path."""
     group_version = path.removeprefix("/apis/" if path.startswith("/apis/") else "/api/")
     if group_version not in KINDS:
         return None
@@ -102,7 +103,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         text = self.rfile.read(int(self.headers["Content-Length"]))
-        # Helm writes down its releases in protobuf, as secrets. It gets them back as they are.
+        # Helm stores its releases as secrets in protobuf. They are returned unchanged.
         if self.headers["Content-Type"] != "application/json":
             return self._answer(201, text, self.headers["Content-Type"])
         body = json.loads(text)
@@ -114,18 +115,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     do_PUT = do_POST
 
     def do_PATCH(self):
-        """Changes nothing: what Helm wants an object to be is in its manifest."""
+        """Changes nothing, because tests read Helm's wanted objects from the manifest."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self._answer(200, self.server.objects[self.path.partition("?")[0]])
 
 
 class KubernetesApi(http.server.ThreadingHTTPServer):
-    """The server, on a free port, until its `with` block ends."""
+    """The server. It listens on a free port until its `with` block ends."""
 
     daemon_threads = True
 
     def __init__(self, existing=()):
-        """`existing` are objects that the cluster has."""
+        """`existing` are objects that the cluster already has."""
         super().__init__(("127.0.0.1", 0), _Handler)
         self.created, self.objects = [], {}
         for found in existing:
@@ -143,7 +144,7 @@ class KubernetesApi(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def kubeconfig(self):
-        """A kubeconfig file's text that leads here."""
+        """Returns the text of a kubeconfig file for this server."""
         cluster = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{self.server_port}"}}
         context = {"name": "here", "context": {"cluster": "here", "user": "here"}}
         return json.dumps({

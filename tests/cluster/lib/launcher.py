@@ -1,10 +1,10 @@
-"""Servers that are stopped, and whose ends are checked, together."""
+"""Starts servers, stops all of them, and checks how they end."""
 
 from harness import Server
 
 
 def launcher(log_dir):
-    """A function that starts a server, and one that stops all of them and checks their ends."""
+    """Returns a function that starts a server, and one that stops all of them and checks their ends."""
     started = []
 
     def start(*args, name="conductor", env=None, ready=True):

@@ -1,7 +1,8 @@
-// Counts what a process has allocated and not freed, for tests that look for leaks: resident memory alone also holds
-// what the allocator keeps for later. Preloaded (LD_PRELOAD), it writes two numbers, bytes and blocks, to a file named
-// by the process id in the directory LIVE_HEAP. For each byte written to the pipe PID.trim, it gives the system back what
-// the allocator keeps, and writes a byte to PID.trimmed. For glibc, whose allocator it calls by its inner names.
+// Counts the memory that a process has allocated and not freed, for tests that look for leaks. Resident memory is no
+// measure, because it includes memory that the allocator keeps. This library is preloaded (LD_PRELOAD). It writes the
+// numbers of bytes and blocks to a file that is named by the process id, in the directory LIVE_HEAP. For each byte
+// written to the pipe PID.trim, it returns the allocator's free memory to the system and writes a byte to PID.trimmed.
+// It needs glibc, because it calls the internal names of glibc's allocator.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +23,7 @@ struct counts {
     atomic_long bytes, blocks;
 };
 
-// Until the file is mapped; nothing that is allocated so early is ever looked at.
+// Used until the file is mapped. Allocations that early are never read.
 static struct counts early;
 static struct counts *counts = &early;
 
@@ -54,7 +55,7 @@ int posix_memalign(void **block, size_t alignment, size_t size) {
 void *realloc(void *block, size_t size) {
     gives(block);
     void *moved = __libc_realloc(block, size);
-    // A failure leaves the old block as it was; size 0 has freed it.
+    // After a failure, the old block still exists. A size of 0 has freed it.
     took(moved || !size ? moved : block);
     return moved;
 }
@@ -67,7 +68,7 @@ void free(void *block) {
 static int pipe_of(const char *path, const char *suffix) {
     char name[4200];
     if (snprintf(name, sizeof name, "%s.%s", path, suffix) >= (int)sizeof name || mkfifo(name, 0600)) return -1;
-    // For both directions, so that opening never waits for the other side.
+    // Opened in both directions, so that opening does not wait for the other side.
     return open(name, O_RDWR | O_CLOEXEC);
 }
 

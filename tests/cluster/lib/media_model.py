@@ -1,6 +1,6 @@
 """A checkpoint with an audio encoder: the shipped model's tokenizer and chat template, and random weights.
 
-Binaries load it only if they are built with `--features media-test-model`, as tests/run does."""
+Only executables that are built with `--features media-test-model` can load it. tests/run builds them so."""
 
 import base64
 import json
@@ -9,13 +9,13 @@ import random
 from harness import REPO
 
 SHIPPED = REPO / "tests/tutti-tiny/checkpoint"
-# <|endoftext|>, which no chat has.
+# <|endoftext|>, which occurs in no chat.
 PLACEHOLDER, PLACEHOLDER_TEXT = 1021, "<|endoftext|>"
 BYTES_PER_TOKEN = 32
 
 
 def write(directory, **changes):
-    """Writes the checkpoint. Returns the arguments that serve it."""
+    """Writes the checkpoint. Returns the arguments of a conductor that serves it."""
     directory.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (directory / name).symlink_to(SHIPPED / name)
@@ -29,7 +29,7 @@ def write(directory, **changes):
 
 
 def sound(seed, tokens):
-    """Bytes that make this many tokens. The last token is incomplete."""
+    """Returns bytes for this many tokens. The last token is incomplete."""
     return random.Random(seed).randbytes(tokens * BYTES_PER_TOKEN - 3)
 
 

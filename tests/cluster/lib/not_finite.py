@@ -6,14 +6,14 @@ import struct
 
 from harness import GOLDENS
 
-# A token whose embedding is poisoned. No undisturbed answer of these tests has it.
+# A token whose embedding is NaN in the poisoned checkpoint. It occurs in no undisturbed answer of these tests.
 POISON = 9
 NAN = {"F32": struct.pack("<f", float("nan")), "BF16": b"\xc0\x7f", "F16": b"\x00\x7e"}
 ASK = dict(prompt=[5, 6, 7], temperature=0, ignore_eos=True, return_token_ids=True)
 
 
 def poison(directory):
-    """A checkpoint in which the embedding of one token is NaN."""
+    """Writes a checkpoint in which the embedding of one token is NaN."""
     model = directory / "poisoned"
     shutil.copytree(GOLDENS / "seed0/qwen3", model)
     path = model / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Steps padded to fixed shapes give the answers of steps without padding."""
+"""Checks that steps padded to fixed shapes give the same answers as steps without padding."""
 
 import json
 
@@ -10,7 +10,7 @@ SHAPES = (8, 32, 96)
 
 
 def cached(cluster, golden):
-    """The answer to a prompt whose prefix an earlier request left in the cache."""
+    """Returns the answer to a prompt whose prefix an earlier request has left in the cache."""
     prompt = golden["t300.input_ids"].tolist()
     ask = dict(max_tokens=GENERATED, temperature=0, logprobs=3, return_token_ids=True)
     answer = cluster.complete(prompt=prompt, **ask)

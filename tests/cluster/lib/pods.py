@@ -1,6 +1,6 @@
-"""Pods as processes, and a Kubernetes Service as a TCP balancer: what a rolling upgrade needs of a cluster.
+"""Pods as processes, and a Kubernetes Service as a TCP balancer, for tests of rolling upgrades.
 
-A pod has a network namespace and an address of its own where the machine allows that, and otherwise ports of its own.
+A pod has a network namespace with a separate address if the machine allows it, and otherwise separate ports.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ HTTP, GRPC, CLUSTER = 8000, 50051, 50052
 
 
 class Pod:
-    """One process with kubelet's sequence of its life: start, readiness probes, SIGTERM, grace, SIGKILL."""
+    """One process that lives as kubelet runs a pod: start, readiness probes, SIGTERM, grace period, SIGKILL."""
 
     def __init__(self, name, args, directory, host, grace):
         """`host` is a network namespace, or None for the machine's own."""
@@ -34,7 +34,7 @@ class Pod:
             return False
 
     async def ready(self):
-        """Probes readiness until it is there."""
+        """Probes readiness until the pod is ready."""
         deadline = time.monotonic() + START_S
         async with httpx.AsyncClient(timeout=5, verify=False) as client:
             while not await self.is_ready(client):
@@ -43,7 +43,7 @@ class Pod:
         return self
 
     async def end(self):
-        """SIGTERM, and SIGKILL after the grace. Returns the seconds and True if SIGKILL was needed."""
+        """Sends SIGTERM, and SIGKILL after the grace period. Returns the seconds, and True if SIGKILL was needed."""
         began, killed = time.monotonic(), False
         self.process.signal(signal.SIGTERM)
         while self.process.child.poll() is None:
@@ -57,7 +57,7 @@ class Pod:
 
 
 class Service:
-    """A TCP balancer that gives each new connection to the next ready endpoint and leaves open connections alone."""
+    """A TCP balancer that gives each new connection to the next ready endpoint. It does not touch open connections."""
 
     def __init__(self):
         self.endpoints, self.turn, self.refused = [], itertools.count(), 0
@@ -79,7 +79,7 @@ class Service:
             self.refused += 1
             writer.transport.abort()
             return
-        # At the end of a test the loop cancels what is still open.
+        # At the end of a test, the event loop cancels open connections.
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(forward(reader, there_writer), forward(there_reader, writer))
 
@@ -88,12 +88,12 @@ class Service:
 
 
 async def forward(reader, writer):
-    """Forwards bytes, and the end of them, in one direction."""
+    """Forwards bytes and the end of the stream in one direction."""
     try:
         while data := await reader.read(1 << 16):
             writer.write(data)
             await writer.drain()
         writer.write_eof()
     except OSError:
-        # A connection that breaks on one side breaks on the other, too.
+        # If a connection breaks on one side, it is broken on the other side, too.
         writer.transport.abort()

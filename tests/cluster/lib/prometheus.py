@@ -21,21 +21,21 @@ scrape_configs:
 
 
 def promtool(*args):
-    """Runs promtool. Fails with its output."""
+    """Runs promtool. If it fails, fails with its output."""
     done = subprocess.run([PROGRAMS / "promtool", *map(str, args)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def hasty(rules):
-    """Rules whose alerts fire as soon as their expressions hold: `for` is 0. Nothing else changes."""
+    """Returns the rules with `for` set to 0, so that alerts fire as soon as their expressions hold."""
     text, changed = re.subn(r"^( +for:) \w+$", r"\1 0s", rules, flags=re.M)
     assert changed, "no rule waits"
     return text
 
 
 class Prometheus:
-    """The process, its targets and its rules, which are those of the chart without their waits."""
+    """The process, its targets and its rules. These are the chart's rules with `for` set to 0."""
 
     def __init__(self, directory):
         self.directory = pathlib.Path(directory)
@@ -63,7 +63,7 @@ class Prometheus:
             return False
 
     def watch(self, *servers):
-        """Scrapes these servers, too. Returns once each has been scraped twice."""
+        """Also scrapes these servers. Returns once each has been scraped twice."""
         self.watched |= {server.url.removeprefix("http://") for server in servers}
         text = self.directory / "targets.new"
         text.write_text(json.dumps([{"targets": sorted(self.watched)}]))
@@ -76,13 +76,13 @@ class Prometheus:
         return self.value(f'count_over_time(up{{instance="{instance}"}}[5m]) and last_over_time(up{{instance="{instance}"}}[5m]) == 1') or 0
 
     def query(self, expression):
-        """[(labels, value)] of an expression now. Fails if Prometheus refuses it."""
+        """Returns [(labels, value)] of an expression now. Fails if Prometheus refuses it."""
         answer = self.client.post("/api/v1/query", data={"query": expression}).json()
         assert answer["status"] == "success", f"{expression}: {answer}"
         return [(series["metric"], float(series["value"][1])) for series in answer["data"]["result"]]
 
     def value(self, expression):
-        """The value of an expression with one series, or None."""
+        """Returns the value of an expression with one series, or None."""
         found = self.query(expression)
         return found[0][1] if found else None
 
@@ -91,7 +91,7 @@ class Prometheus:
         return [rule for group in groups for rule in group["rules"]]
 
     def firing(self, *servers):
-        """{name of an alert: its annotations} for alerts that fire for these servers."""
+        """Returns {alert: its annotations} for the alerts that fire for these servers."""
         instances = {server.url.removeprefix("http://") for server in servers}
         alerts = self.client.get("/api/v1/alerts").json()["data"]["alerts"]
         return {

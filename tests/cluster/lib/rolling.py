@@ -1,12 +1,12 @@
-"""Rolling upgrades of routers and conductors under streams, played as Kubernetes plays them.
+"""Rolling upgrades of routers and conductors while clients stream. This file emulates what Kubernetes does.
 
-Routers are a Deployment behind a Service: a new pod gets ready, its predecessor leaves the endpoints and gets SIGTERM.
-Conductors are a StatefulSet: a pod gets SIGTERM and ends, and its successor gets ready at the same address. Endpoints
-change some time after SIGTERM, but within the lame-duck time, since Kubernetes does both at once. Clients stream one
-request after another over connections that they keep, and send no request twice: each token is compared with the
-simulated device's, and any error, wrong token or broken connection is a failed request. A request over a kept
-connection that ends without a byte of an answer has a count of its own: it crossed the server's end of the connection,
-and clients send such a request again.
+Routers are a Deployment behind a Service: a new pod becomes ready, its predecessor leaves the endpoints and gets
+SIGTERM. Conductors are a StatefulSet: a pod gets SIGTERM and ends, and its successor becomes ready at the same address.
+Endpoints change some time after SIGTERM, but within the lame-duck time, because Kubernetes starts both at once. Clients
+stream one request after another over connections that they keep, and send no request twice. Each token is compared with
+the simulated device's, and any error, wrong token or broken connection is a failed request. There is one exception,
+with its own count: a kept connection may end before the first byte of an answer, because the request crossed the
+server's close. Clients send such a request again.
 """
 
 import argparse
@@ -23,20 +23,20 @@ from hosts import Network, possible
 from pods import CLUSTER, Pod, Service
 from simulated import VOCAB, generate
 
-# Seconds for which a draining process serves new requests while endpoints and routers notice.
+# Seconds for which a draining process still serves new requests, until endpoints and routers have changed.
 LAME_DUCK = 3
-# Seconds that a request may take to its end after that.
+# Maximum seconds until the end of a request after the lame-duck time.
 DRAIN = 60
 
 
 class Client:
-    """One stream after another over a connection that is kept."""
+    """A client that sends one request for a stream after another over a kept connection."""
 
     def __init__(self, number, port, model, tokens, ended):
         self.rng, self.port, self.model, self.tokens, self.ended = random.Random(number), port, model, tokens, ended
         self.reader = self.writer = None
         self.done, self.failed, self.connections = 0, [], 0
-        # Requests that crossed the end of a kept connection.
+        # Number of requests that crossed the server's close of a kept connection.
         self.crossed, self.may_cross = 0, False
         self.longest_first, self.longest_pause = 0.0, 0.0
 
@@ -61,7 +61,7 @@ class Client:
         self.reader = self.writer = None
 
     async def connect(self):
-        # A client that sees the end of a connection before it sends opens another one.
+        # If the client sees the end of a connection before it sends, it opens a new one.
         if self.reader and self.reader.at_eof():
             self.close()
         self.may_cross = self.reader is not None
@@ -139,7 +139,7 @@ class Cluster:
         self.ports = [free_port() for _ in range(conductors)]
         for index in range(conductors):
             self.conductors.append(self.conductor(index))
-        # One host more than routers: a new router comes before an old one goes.
+        # There is one host more than routers, because a new router starts before an old one ends.
         self.free = self.hosts[conductors:] if self.hosts else [None] * (routers + 1)
         for _ in range(routers):
             self.routers.append(self.router(self.free.pop(0)))
@@ -149,8 +149,8 @@ class Cluster:
         self.service.endpoints = list(self.routers)
 
     async def upgrade_router(self, delay):
-        """A new router gets ready, and the oldest one ends. It leaves the endpoints `delay` seconds after its
-        SIGTERM."""
+        """Waits until a new router is ready, and ends the oldest one. The old router leaves the endpoints `delay`
+        seconds after its SIGTERM."""
         new = await self.router(self.free.pop(0)).ready()
         old = self.routers.pop(0)
         self.routers.append(new)
@@ -162,7 +162,7 @@ class Cluster:
 
         leaving = asyncio.create_task(leave_endpoints())
         if not delay:
-            # Before the signal.
+            # Without a delay, the old pod leaves the endpoints before it gets the signal.
             await leaving
         seconds, killed = await old.end()
         await leaving
@@ -170,7 +170,7 @@ class Cluster:
         return seconds, killed
 
     async def upgrade_conductor(self, index):
-        """A conductor ends, and its successor gets ready at the same address."""
+        """Ends a conductor, and waits until its successor is ready at the same address."""
         old = self.conductors[index % len(self.conductors)]
         ended = await old.end()
         new = self.conductor(index % len(self.conductors))
@@ -184,14 +184,14 @@ class Cluster:
 
 
 async def roll(options, directory, hosts, say):
-    """Runs the clients and the upgrades. Returns the summary."""
+    """Runs the clients and the upgrades, and returns the summary."""
     cluster = Cluster(directory, options.conductors, options.routers, hosts, options.lame_duck, options.drain, options.step_us)
     rng, ended = random.Random(options.seed), asyncio.Event()
     try:
         await cluster.start()
         clients = [Client(f"{options.seed} {n}", cluster.service.port, "tutti-tiny", options.tokens, ended) for n in range(options.streams)]
         tasks = [asyncio.create_task(client.run()) for client in clients]
-        # Each client has an answer before the first upgrade, so that connections are kept and in use.
+        # Each client has received an answer before the first upgrade, so that all connections are in use.
         await until(lambda: all(client.done or client.failed for client in clients))
         quiet = max(client.longest_pause for client in clients), max(client.longest_first for client in clients)
         began, upgrades = time.monotonic(), []
@@ -201,7 +201,7 @@ async def roll(options, directory, hosts, say):
                 delay = rng.uniform(0.01, options.lame_duck * 0.7) if options.late else 0
                 upgrade = cluster.upgrade_router(delay) if part == "routers" else cluster.upgrade_conductor(number)
                 seconds, killed = await upgrade
-                # Each client has another answer before the next upgrade.
+                # Each client receives another answer before the next upgrade.
                 await until(lambda: all(client.done > done or client.failed for client, done in zip(clients, before)))
                 failed = sum(len(client.failed) for client in clients)
                 upgrades.append({"part": part, "drain_s": round(seconds, 1), "killed": killed})
@@ -239,7 +239,7 @@ async def until(holds, seconds=600):
 
 
 def run(options, say=print):
-    """Rolls a cluster. Returns the summary."""
+    """Runs rolling upgrades of a new cluster, and returns the summary."""
     network = Network(options.conductors + options.routers + 1) if possible() and not options.no_hosts else None
     try:
         with tempfile.TemporaryDirectory() as directory:

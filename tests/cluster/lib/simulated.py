@@ -1,4 +1,4 @@
-"""The tokens of `--device sim`: a second implementation of worker/models/src/sim_device/digest.rs."""
+"""The tokens of `--device sim`: an independent implementation of worker/models/src/sim_device/digest.rs."""
 
 import asyncio
 import json
@@ -19,7 +19,8 @@ def extend(digest, token):
 
 
 def generate(prompt, seed, vocab_size, count):
-    """The next `count` tokens after the prompt if nothing ends the sequence. Greedy requests have seed 0."""
+    """Returns the next `count` tokens after the prompt, as if nothing ended the sequence. Greedy requests have seed 0.
+    """
     digest, tokens = 0, []
     for token in prompt:
         digest = extend(digest, token)
@@ -39,7 +40,7 @@ def sampled(prompt, seed, temperature, count):
 
 
 def asked(rng):
-    """A random request, and its expected answer."""
+    """Returns a random request, and its expected answer."""
     prompt = [rng.randrange(VOCAB) for _ in range(rng.choice((1, 2, 15, 16, 17, 60, 700)))]
     seed, temperature, count = rng.randrange(2**63), rng.choice((0, 0.8)), rng.randint(1, 40)
     body = {"prompt": prompt, "seed": seed, "temperature": temperature, "max_tokens": count}
@@ -55,9 +56,9 @@ def asked(rng):
 
 
 async def stream(port, model, body):
-    """(token ids, finish reason) of a stream that must have exactly one ending."""
-    # Written by hand: the pool of a client library is slower with thousands of connections than the cluster.
-    # HTTP/1.0 ends the answer by closing the connection.
+    """Returns (token ids, finish reason) of a stream. Fails unless the stream has exactly one end."""
+    # The HTTP is written by hand, because with thousands of connections a client library's pool is slower than the
+    # cluster. HTTP/1.0 ends the answer by closing the connection.
     content = json.dumps({"model": model} | body)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
@@ -66,7 +67,7 @@ async def stream(port, model, body):
     writer.close()
     assert " 200 " in head.splitlines()[0], head + answer
     tokens, reasons, usage = [], [], None
-    # Not `splitlines`, which splits at every Unicode line separator: random text contains them.
+    # `splitlines` would split at every Unicode line separator, and random text contains them.
     for event in events(answer.split("\n")):
         assert "error" not in event, event
         usage = event.get("usage") or usage

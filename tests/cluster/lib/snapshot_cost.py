@@ -1,8 +1,8 @@
-"""Throughput that snapshots of a state cost: two conductors, one without a prefix cache, serve the same prompts in
-turns.
+"""The throughput that snapshots of state cost. Two conductors, one without a prefix cache, serve the same prompts
+in turns.
 
-No two prompts start alike, so that snapshots are saved and never used. Both conductors run from the start to the end. A
-figure is the number of tokens, of prompts and outputs, per second.
+No two prompts begin with the same tokens, so that snapshots are saved and never used. Both conductors run all the time.
+A figure is the number of tokens of prompts and outputs per second.
 """
 
 import argparse
@@ -19,7 +19,7 @@ MEMORY = 2 << 30
 
 
 def load(conductor, options, seed, log_dir):
-    """Tokens per second of one turn."""
+    """Returns the tokens per second of one turn."""
     report = pathlib.Path(log_dir) / "report.json"
     flags = ["--url", conductor.url, "--concurrency", options.streams, "--requests", options.requests, "--warm-up", 0,
              "--seed", seed, "--input-tokens", options.input_tokens, "--output-tokens", options.output_tokens, "--json", report]
@@ -40,7 +40,7 @@ def measure(options):
                 run_to_exit("tutti-bench", ["--url", conductor.url, "--requests", 1, "--input-tokens", 64], log_dir)
             turns = []
             for turn in range(options.turns):
-                # Neither is always the first.
+                # The order alternates, so that neither conductor is always the first.
                 names = list(running)[:: 1 if turn % 2 == 0 else -1]
                 turns.append({name: round(load(running[name], options, turn + 2, log_dir), 2) for name in names})
                 print(json.dumps(turns[-1]), flush=True)

@@ -1,4 +1,4 @@
-"""Streams read concurrently, with their events merged so that answers can be compared."""
+"""Streams that are read concurrently. Their events are merged, so that answers can be compared."""
 
 import concurrent.futures
 import os
@@ -10,8 +10,8 @@ from harness import events, wait_for
 
 
 class Streams:
-    """Streams that are read concurrently, each on its own thread. `stopped` are process ids of workers, which stand
-    still until `stop_in_the_middle`, so that no answer can end before that call."""
+    """Streams that are read concurrently, each on a separate thread. `stopped` are process ids of workers. These
+    workers stay stopped until `stop_in_the_middle`, so that no answer can end before that call."""
 
     def __init__(self, cluster, path, bodies, stopped=()):
         self.cluster, self.path = cluster, path
@@ -23,7 +23,7 @@ class Streams:
 
     def _read(self, index, body):
         answer = {}
-        # Without TLS. The certificates that a client reads otherwise take longer than many answers.
+        # TLS verification is off, because reading the system's certificates takes longer than many answers.
         with httpx.Client(base_url=self.cluster.url, timeout=120, verify=False) as client:
             body = {"model": self.cluster.model, "stream": True, "stream_options": {"include_usage": True}} | body
             with client.stream("POST", self.path, json=body) as response:
@@ -39,16 +39,16 @@ class Streams:
         wait_for(f"{count} tokens", lambda: all(s >= count or a.done() for s, a in zip(self.seen, self.answers)), every=0.002)
 
     def stop_in_the_middle(self, workers, begun, tokens=1):
-        """Stops the workers, by their process ids, when this many answers have this many tokens. They run for some
-        milliseconds at a time until then, so that no answer ends however late this process runs."""
+        """Stops the workers, by their process ids, when `begun` answers have this many tokens. Until then, the workers
+        only run for some milliseconds at a time, so that no answer ends even if this process is slow."""
 
         def stopped():
             signal_all(workers, signal.SIGSTOP)
-            # Tokens that the workers sent before they were stopped may be on their way.
+            # Tokens that the workers sent before they were stopped may still arrive.
             enough = sum(seen >= tokens for seen in self.seen) >= begun
             if not enough:
                 signal_all(workers, signal.SIGCONT)
-                # Lets the workers run for a slice of time. It waits for no event.
+                # Lets the workers run for a short time. This waits for no event.
                 time.sleep(0.004)
                 signal_all(workers, signal.SIGSTOP)
             return enough
@@ -65,7 +65,7 @@ def signal_all(processes, number):
 
 
 def give_way(processes):
-    """Gives all threads of these processes the lowest priority, so that a slice of time does not grow on a loaded
+    """Gives all threads of these processes the lowest priority, so that other processes run in time even on a loaded
     machine."""
     for pid in processes:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -73,7 +73,8 @@ def give_way(processes):
 
 
 def merge(answer, event):
-    """Adds an event to a stream's merged answer, which does not depend on how the stream was cut into events."""
+    """Adds an event to a stream's merged answer. The merged answer does not depend on how the stream was divided into
+    events."""
     choices = answer.setdefault("choices", {})
     if event.get("usage"):
         answer["usage"] = {k: v for k, v in event["usage"].items() if isinstance(v, int)}

@@ -1,4 +1,4 @@
-"""The topologies of deploy/topology, and what a cluster of several roles shows of its hand-overs."""
+"""The topologies of deploy/topology, and the hand-overs of a cluster with several roles."""
 
 from golden import LENGTHS, answers
 from harness import REPO, wait_for
@@ -13,14 +13,14 @@ def handovers(cluster):
 
 
 def all_accepted(cluster, bodies):
-    """Waits until all requests are accepted: none is while a role has no worker."""
+    """Waits until all requests are accepted. No request is accepted while a role has no worker."""
     prompts = sum(len(body["prompt"]) for body in bodies)
     wait_for("all accepted", lambda: cluster.metrics().get("tutti_prompt_tokens_total", 0) >= prompts, every=0.005)
 
 
 def served_by(start, golden, *arguments):
-    """The answers of a cluster. Checks that nothing is left afterwards, and that disaggregated requests were handed
-    over."""
+    """Returns the answers of a cluster. Checks that nothing is left afterwards, and that disaggregated requests were
+    handed over."""
     cluster = start(*arguments)
     got = answers(cluster, golden)
     cluster.wait_until_idle()

@@ -1,9 +1,9 @@
-"""Processor time of tracing: clusters that differ in their sampling take turns under the load of `tutti-bench`.
+"""The processor time that tracing costs. Clusters with different sampling take turns under the load of `tutti-bench`.
 
 Each round starts each cluster anew. A figure is the processor time of all processes of a cluster per output token. Two
-clusters do not trace: the ratio of their figures is the noise. All run on one core, because a thread takes longer while
-the other hyperthread of its core is busy, and with `SCHED_BATCH`, so that a thread that wakes does not interrupt
-another.
+clusters do not trace, and the ratio of their figures shows the noise. All processes run on one core, because a thread
+takes longer while the core's other hyperthread is busy. They run with `SCHED_BATCH`, so that a waking thread does not
+interrupt another.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from collector import Collector
 from harness import Server, machine, run_to_exit
 
 TICKS = os.sysconf("SC_CLK_TCK")
-# Steps of 10 ms, so that the load does not saturate the machine and batches are alike in all clusters.
+# Steps take 10 ms, so that the load does not saturate the machine and the batches of all clusters are alike.
 STEPS = {"TUTTI_SIM__FIXED_US": "10000"}
 INPUT, OUTPUT = 64, 100
 
 
 def clusters(endpoint):
-    """{name: environment} of the clusters."""
+    """Returns {name: environment} of the clusters."""
     def sampled(share):
         sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": share}
         return {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint} | sampler
@@ -34,7 +34,7 @@ def clusters(endpoint):
 
 
 def processor_seconds(cluster):
-    """Seconds of user and system time that the cluster's processes have taken."""
+    """Returns the seconds of user and system time that the cluster's processes have used."""
     total = 0
     for pid in cluster.processes():
         # The name of the process may contain spaces, but ends at the last bracket.
@@ -44,7 +44,7 @@ def processor_seconds(cluster):
 
 
 def load(cluster, options, log_dir):
-    """Microseconds of processor time per token of one run."""
+    """Returns the microseconds of processor time per token of one run."""
     report = pathlib.Path(log_dir) / "report.json"
     flags = ["--url", cluster.url, "--concurrency", options.streams, "--requests", options.requests, "--seed", options.seed,
              "--input-tokens", INPUT, "--output-tokens", OUTPUT, "--json", report]
@@ -66,7 +66,7 @@ def measure(options):
         rounds = []
         for number in range(options.rounds):
             costs = {}
-            # No cluster is always the first one.
+            # The order rotates, so that no cluster is always the first one.
             for name in itertools.islice(itertools.cycle(names), number, number + len(names)):
                 environment = STEPS | names[name]
                 cluster = Server("conductor", ["--workers", 1, "--device", "sim"], log_dir, environment).wait_until_ready()
@@ -79,7 +79,7 @@ def measure(options):
             print(json.dumps({name: round(costs[name], 2) for name in names}), flush=True)
     requests = 2 * options.rounds * options.requests
     traces = len({span.trace for span in collector.spans() if span.name != "step"})  # A step has a trace of its own.
-    # All requests of one cluster are traced, and a hundredth of another's.
+    # One cluster traces all requests, and another one a hundredth of them.
     assert requests <= traces <= requests * 1.03, (requests, traces)
     return {
         "machine": machine(),

@@ -18,10 +18,10 @@ use tutti_proto::{
 
 use crate::input::Input;
 
-/// Maximum number of events of a cluster.
+/// Maximum number of events in an input of the whole cluster.
 const MAX_EVENTS: usize = 64;
 
-/// Runs one input.
+/// Runs one input: events of a cluster, or a message of one kind.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     match input.byte() % 5 {
@@ -85,12 +85,12 @@ fn events(mut input: Input<'_>) -> Vec<Event> {
     events
 }
 
-/// The message of a worker that has loaded the model.
+/// Returns the `Ready` message of a worker that has loaded the model.
 pub fn ready() -> pb::Ready {
     pb::Ready { model: Some(tutti_router::fuzzing::model()), kv_pages_total: 100, ..Default::default() }
 }
 
-/// A request of this many tokens.
+/// Returns a request for up to `max_tokens` tokens.
 pub fn spec(max_tokens: u8) -> pb::RequestSpec {
     pb::RequestSpec {
         prompt: vec![1, 2, 3],
@@ -123,7 +123,8 @@ fn completion(kind: u8, epoch: u8, generated: u8) -> pb::Completion {
     pb::Completion { epoch: epoch.into(), outcome: Some(outcome), ..Default::default() }
 }
 
-/// A declaration that is accepted is declared again as it was, and the sums of its sizes do not overflow.
+/// Checks a declaration: if it is accepted, it survives encoding and decoding, and the sums of its sizes do not
+/// overflow.
 fn declaration(data: &[u8]) {
     let Ok(message) = pb::ModelDeclaration::decode(data) else { return };
     let Ok(declaration) = ModelDeclaration::try_from(message) else { return };
@@ -146,13 +147,13 @@ fn push(mut input: Input<'_>) {
     let mut frames = VecDeque::new();
     while !input.is_empty() {
         let message = input.piece();
-        // gRPC's prefix: not compressed, and the length.
+        // gRPC's prefix of a message: the byte 0 for "not compressed", and the length.
         frames.push_back([&[0], &(message.len() as u32).to_be_bytes()[..], message].concat().into());
     }
     tutti_transfer::fuzzing::push(kind, Frames(frames));
 }
 
-/// A body that ends after some frames.
+/// A request body of these frames.
 struct Frames(VecDeque<Bytes>);
 
 impl Body for Frames {

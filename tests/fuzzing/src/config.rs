@@ -1,4 +1,4 @@
-//! Files and values of configuration: a checkpoint's, a cluster's, and an operator's.
+//! Files and values of configuration, of a checkpoint, a cluster or an operator.
 
 use std::{
     fs, io,
@@ -9,7 +9,7 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use tutti_settings::{ByteSize, ClusterAddress, ConductorSettings, RouterProcessSettings};
 
-/// Runs one input.
+/// Runs one input. Its first byte selects the file or value to read.
 pub fn run(data: &[u8]) {
     let Some((kind, rest)) = data.split_first() else { return };
     let directory = Directory::shared();
@@ -33,7 +33,7 @@ pub fn run(data: &[u8]) {
     directory.clear();
 }
 
-/// Reads a file of settings. What is printed is read back as the same.
+/// Reads a file of settings. Checks that printed settings are read back unchanged.
 fn settings<S>(path: &Path, validate: impl Fn(&S) -> bool)
 where
     S: Default + Serialize + DeserializeOwned,
@@ -46,7 +46,7 @@ where
     assert_eq!(validate(&again), valid);
 }
 
-/// Reads single values. What is shown is read back as the same.
+/// Parses single values. Checks that displayed values are parsed back unchanged.
 fn values(text: &str) {
     if let Ok(size) = text.parse::<ByteSize>() {
         assert_eq!(size.to_string().parse(), Ok(size));
@@ -56,11 +56,11 @@ fn values(text: &str) {
     }
 }
 
-/// A directory in memory.
+/// A directory in memory for the files of an input.
 pub struct Directory(PathBuf);
 
 impl Directory {
-    /// The directory of this process.
+    /// Returns the directory of this process.
     pub fn shared() -> &'static Self {
         static SHARED: LazyLock<Directory> = LazyLock::new(|| {
             let base = Path::new("/dev/shm");
@@ -72,24 +72,24 @@ impl Directory {
         &SHARED
     }
 
-    /// Its path.
+    /// Returns the directory's path.
     pub fn dir(&self) -> &Path {
         &self.0
     }
 
-    /// The path of a file.
+    /// Returns the path of a file in the directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Writes a file.
+    /// Writes a file into the directory. Returns the path.
     pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, bytes).expect("a file");
         path
     }
 
-    /// Removes all files.
+    /// Removes all files of the directory.
     pub fn clear(&self) {
         let files = fs::read_dir(&self.0).expect("a directory");
         let removed: io::Result<()> = files.map(|file| fs::remove_file(file?.path())).collect();

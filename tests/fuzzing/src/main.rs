@@ -1,4 +1,4 @@
-//! The fuzzers: libFuzzer with the target that `FUZZ_TARGET` names. See `tests/fuzz`.
+//! The fuzzers: libFuzzer with the target that `FUZZ_TARGET` names. `tests/fuzz` runs them.
 #![no_main]
 
 mod cluster;
@@ -16,9 +16,9 @@ use self::{memory::Counting, targets::Target};
 #[global_allocator]
 static MEMORY: Counting = Counting::new();
 
-/// Memory that any input may take, in bytes.
+/// Memory that an input of any length may use, in bytes.
 const BASE_BYTES: usize = 16 << 20;
-/// Memory that an input may take per byte, in bytes.
+/// Further bytes of memory that an input may use, per byte of its length.
 const BYTES_PER_BYTE: usize = 256;
 
 static TARGET: LazyLock<Target> = LazyLock::new(|| {
@@ -27,7 +27,7 @@ static TARGET: LazyLock<Target> = LazyLock::new(|| {
     let target =
         target.unwrap_or_else(|| panic!("FUZZ_TARGET is {name:?}, but must be one of {}", Target::names()));
     ignore_panics_of_templates();
-    // Statics are made before memory is counted.
+    // A first run initialises all statics, so that their memory is not counted for a later input.
     target.run(&[]);
     target
 });
@@ -43,7 +43,8 @@ fn ignore_panics_of_templates() {
     }));
 }
 
-/// Writes the seeds and ends the process, if asked to. Later, libFuzzer takes an exit for a finding.
+/// If `FUZZ_WRITE_SEEDS` is set, writes the seeds and ends the process. This happens before libFuzzer starts, because
+/// libFuzzer reports an exit as a finding.
 fn write_seeds_if_asked() {
     if let Ok(directory) = std::env::var("FUZZ_WRITE_SEEDS") {
         seeds::write(directory.as_ref());

@@ -1,13 +1,13 @@
-//! Headers of files, and directories with an index.
+//! safetensors files: their headers, and directories with an index.
 
 use std::fs;
 
 use crate::{config::Directory, input::Input};
 
-/// Runs one input: a file, or a directory of an index and files.
+/// Runs one input: a file, or a directory with an index and two files.
 pub fn run(data: &[u8]) {
     let Some((kind, rest)) = data.split_first() else { return };
-    // The length of the header is right in most inputs, since few others get past it.
+    // Two of three kinds state the right length of the header, because few other files pass the check of the length.
     match kind % 3 {
         0 => tutti_models::fuzzing::safetensors_header(rest),
         1 => tutti_models::fuzzing::safetensors_header(&with_length(rest)),
@@ -15,7 +15,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// A file with this header, of which the last byte says how many bytes of data follow.
+/// Returns a file with this header. The last byte of `header` is no part of it, but the number of data bytes.
 fn with_length(header: &[u8]) -> Vec<u8> {
     let (bytes, header) = header.split_last().map_or((0, header), |(last, rest)| (*last, rest));
     let mut file = (header.len() as u64).to_le_bytes().to_vec();

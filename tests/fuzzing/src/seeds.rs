@@ -1,4 +1,4 @@
-//! Seeds that are made from messages, and from the table of families. `FUZZ_WRITE_SEEDS=DIRECTORY` writes them.
+//! Seeds made from encoded messages and from the table of families. `FUZZ_WRITE_SEEDS=DIRECTORY` writes them.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,7 @@ use tutti_proto::{cluster::v1 as pb, v1};
 
 use crate::cluster;
 
-/// Writes the seeds, one directory per target.
+/// Writes the seeds into one directory per target.
 pub fn write(directory: &Path) {
     let mut number = 0;
     let mut seed = |target: &str, parts: &[&[u8]]| {
@@ -39,7 +39,7 @@ pub fn write(directory: &Path) {
         let message = piece(&says(message));
         let joins = [1, 0, 1, 1, 1, 2];
         let rest = [5, 9, 2, 1];
-        // Two steps, a finished request, and a client that reads.
+        // Events: two steps, a finished request, and a client that reads.
         let steps = [9, 0, 0, 0, 1, 9, 1, 0, 0, 1, 9, 2, 0, 0, 1, 10, 0, 0, 1, 9, 8, 0, 4, 1];
         seed("cluster", &[&[0, shape], &joins, &rest, &message, &[3, 2, 0], &message, &steps]);
     }
@@ -60,7 +60,7 @@ pub fn write(directory: &Path) {
     }
 }
 
-/// A piece of an input, with its length.
+/// Returns a piece of an input: the length and the bytes.
 fn piece(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_le_bytes(), bytes].concat()
 }
@@ -96,7 +96,7 @@ fn requests() -> Vec<v1::GenerateRequest> {
     all
 }
 
-/// The pieces of a push that is accepted.
+/// Returns the pieces of a push of KV pages that the receiver accepts.
 fn transfer(kind: u8) -> Vec<u8> {
     use pb::{plane_data::Place, plane_piece::Piece};
     let (has_slot, share) = (kind & 4 != 0, kind % 3 == 2);

@@ -6,7 +6,7 @@ use tutti_router::fuzzing::Outputs;
 
 use crate::{cluster, config, input::Input, safetensors};
 
-/// A target.
+/// A fuzz target.
 #[derive(Clone, Copy)]
 pub struct Target {
     name: &'static str,
@@ -24,23 +24,23 @@ const TARGETS: [Target; 7] = [
 ];
 
 impl Target {
-    /// The target of this name.
+    /// Returns the target of this name.
     pub fn named(name: &str) -> Option<Self> {
         TARGETS.into_iter().find(|target| target.name == name)
     }
 
-    /// All names.
+    /// Returns the names of all targets, for an error message.
     pub fn names() -> String {
         TARGETS.map(|target| target.name).join(", ")
     }
 
-    /// Runs one input.
+    /// Runs one input of this target.
     pub fn run(&self, data: &[u8]) {
         (self.run)(data);
     }
 }
 
-/// A route, and a body.
+/// Input: a byte for the route, and a request body.
 fn http(data: &[u8]) {
     let Some((route, body)) = data.split_first() else { return };
     for spec in tutti_router::fuzzing::http_body(*route, body) {
@@ -48,13 +48,13 @@ fn http(data: &[u8]) {
     }
 }
 
-/// The call's timeout, and a message.
+/// Input: the call's timeout, and an encoded message.
 fn grpc(data: &[u8]) {
     let mut input = Input(data);
     let timeout = input.piece();
     let Ok(message) = v1::GenerateRequest::decode(input.0) else { return };
     let again = v1::GenerateRequest::decode(&*message.encode_to_vec()).expect("what was encoded is decoded");
-    // A number that is not one differs from itself.
+    // A message with a NaN does not equal its own copy.
     if again == again.clone() {
         assert_eq!(again, message);
     }
@@ -63,7 +63,7 @@ fn grpc(data: &[u8]) {
     }
 }
 
-/// Options, a template, its variables, and messages.
+/// Input: a byte of options, a template, its variables, and messages.
 fn template(data: &[u8]) {
     let mut input = Input(data);
     let (flags, source, variables) = (input.byte(), input.piece(), input.piece());
@@ -74,7 +74,7 @@ fn template(data: &[u8]) {
     tutti_router::fuzzing::chat_template(source, variables, &messages, flags);
 }
 
-/// Options, stop strings, the sizes of events, and a token per byte.
+/// Input: a byte of options, stop strings, the sizes of events, and one byte per token.
 fn stop(data: &[u8]) {
     let mut input = Input(data);
     let flags = input.byte();

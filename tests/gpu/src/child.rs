@@ -1,4 +1,4 @@
-//! Programs of the bundle, with the time that is left.
+//! Runs programs of the bundle, within the time limit.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,28 +9,29 @@ use std::time::{Duration, Instant};
 
 use crate::Bundle;
 
-/// Interval at which a program is asked for its end.
+/// Interval between checks whether a program has ended.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Lines of a program's output that a report shows.
+/// Number of last lines of a program's output that a report shows.
 const SHOWN_LINES: usize = 30;
 
-/// The end of a program.
+/// How a program ended.
 pub struct Ended {
-    /// True if it ended in time, with 0.
+    /// True if the program ended before the deadline with exit code 0.
     pub well: bool,
-    /// Its output and errors.
+    /// Standard output and standard error of the program.
     pub text: String,
 }
 
 impl Ended {
-    /// The last lines of the output.
+    /// Returns the last lines of the output.
     pub fn tail(&self) -> String {
         let lines: Vec<&str> = self.text.lines().collect();
         lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")
     }
 }
 
-/// The program `name` of the bundle, without the caller's settings of Tutti. Compiled kernels are kept in the bundle.
+/// Returns a command that runs the program `name` of the bundle, without the caller's `TUTTI_` variables. The program
+/// caches compiled kernels in the bundle.
 pub fn command(bundle: &Bundle, name: &str) -> Command {
     let mut command = Command::new(bundle.path(name));
     command
@@ -43,13 +44,13 @@ pub fn command(bundle: &Bundle, name: &str) -> Command {
     command
 }
 
-/// Starts a program whose output goes to `log`.
+/// Starts a program that writes its output to `log`.
 pub fn start(mut command: Command, log: &Path) -> io::Result<Child> {
     let file = File::create(log)?;
     command.stdout(file.try_clone()?).stderr(file).spawn()
 }
 
-/// Runs a program to its end or to the bundle's deadline, at which it is killed. `name` names its log.
+/// Runs a program to its end, or kills it at the bundle's deadline. `name` names the log file.
 pub fn run(bundle: &Bundle, command: Command, name: &str) -> Ended {
     let log = bundle.path(&format!("{name}.log"));
     let ended = start(command, &log).and_then(|mut child| wait(&mut child, bundle.deadline));
@@ -69,7 +70,7 @@ pub fn run(bundle: &Bundle, command: Command, name: &str) -> Ended {
     Ended { well, text }
 }
 
-/// Waits for a child. True if it ended with 0; `None` if it was killed at the deadline.
+/// Waits for a child. Returns true if the exit code is 0, or `None` if the child was killed at the deadline.
 pub fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<bool>> {
     loop {
         if let Some(status) = child.try_wait()? {

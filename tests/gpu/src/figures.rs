@@ -8,9 +8,9 @@ use crate::Bundle;
 use crate::child;
 use crate::report::Report;
 
-/// Shapes in the bundle, small ones first.
+/// Model shapes in the bundle, smallest first.
 const SHAPES: [&str; 2] = ["qwen3-0.6b", "qwen3-8b"];
-/// The shape of a short run, and its steps.
+/// Shape and steps of a short run.
 const SHORT_SHAPE: &str = "small";
 const SHORT_STEPS: &str = "prefill-512,decode-1,decode-8";
 

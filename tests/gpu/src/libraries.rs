@@ -1,11 +1,11 @@
-//! The folders in which machines keep the libraries of CUDA, for the loader's search path.
+//! Finds the folders with CUDA libraries on this machine, for the loader's search path.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Libraries of which a folder must hold one.
+/// File names of CUDA libraries. The search path takes folders with at least one of them.
 const LIBRARIES: [&str; 4] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2"];
-/// Folders of toolkits and of drivers in containers.
+/// Folders of CUDA toolkits, and of drivers in containers.
 const PLACES: [&str; 4] = [
     "/usr/local/cuda/lib64",
     "/usr/local/cuda/targets/x86_64-linux/lib",
@@ -13,7 +13,7 @@ const PLACES: [&str; 4] = [
     "/usr/local/nvidia/lib",
 ];
 
-/// The caller's `LD_LIBRARY_PATH`, then folders of this machine that hold libraries of CUDA.
+/// Returns the caller's `LD_LIBRARY_PATH`, followed by folders of this machine that hold CUDA libraries.
 pub fn search_path() -> String {
     let own = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let found = PLACES.iter().map(PathBuf::from).chain(python_folders());
@@ -22,7 +22,7 @@ pub fn search_path() -> String {
     folders.chain(found.map(|folder| folder.display().to_string())).collect::<Vec<_>>().join(":")
 }
 
-/// Folders of NVIDIA's Python packages, in virtual environments below `/opt` and in the system's Python.
+/// Returns the folders of NVIDIA's Python packages, in virtual environments below `/opt` and in the system's Python.
 fn python_folders() -> impl Iterator<Item = PathBuf> {
     let environments = below(Path::new("/opt")).into_iter().flat_map(|folder| [folder.join(".venv"), folder]);
     let roots = environments.chain(["/usr".into(), "/usr/local".into()]);

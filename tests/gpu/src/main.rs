@@ -31,7 +31,7 @@ use self::report::Report;
 #[derive(Parser)]
 #[command(about = "Checks and benches the CUDA device on this machine")]
 struct Args {
-    /// Run a part of the checks, and benches of a small model: for emulated GPUs.
+    /// Run only a part of the checks, and the benches of a small model. For emulated GPUs.
     #[arg(long)]
     short: bool,
     /// Time limit of all parts, in seconds.
@@ -54,7 +54,7 @@ struct Bundle {
     folder: PathBuf,
     /// Folders that the loader searches for the libraries of CUDA.
     libraries: String,
-    /// Moment at which everything ends.
+    /// Moment at which the time limit of all parts ends.
     deadline: Instant,
     short: bool,
     workers: usize,

@@ -1,4 +1,4 @@
-//! Results: checks that passed or failed, and figures. They are printed as they come, and kept as JSON.
+//! Results: checks that passed or failed, and figures. Each result is printed at once and also kept for the JSON file.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tutti_measure::machine::Machine;
 
-/// All results.
+/// Results of all parts.
 pub struct Report {
     file: PathBuf,
     device: Option<String>,
@@ -22,7 +22,7 @@ impl Report {
         Self { file, device: None, checks: Vec::new(), figures: Vec::new(), seconds: 0.0, failed: 0 }
     }
 
-    /// Adds a check. `detail` says what went wrong, or more about what went well.
+    /// Adds a check. `detail` says what went wrong, or gives more facts about a check that passed.
     pub fn check(&mut self, part: &str, name: &str, passed: bool, detail: &str) {
         let mark = if passed { "passed" } else { "FAILED" };
         println!("{mark}  {part}: {name}");
@@ -33,17 +33,17 @@ impl Report {
         self.checks.push(json!({ "part": part, "name": name, "passed": passed, "detail": detail }));
     }
 
-    /// Adds the figures of one model.
+    /// Adds the figures of one model to the JSON file.
     pub fn figures(&mut self, figures: Value) {
         self.figures.push(figures);
     }
 
-    /// Notes the name of the device.
+    /// Keeps the name of the device. Later names are ignored.
     pub fn device(&mut self, name: &str) {
         self.device.get_or_insert_with(|| name.to_owned());
     }
 
-    /// Writes what there is so far, after a part that took `time`.
+    /// Writes the results so far, after a part that took `time`.
     pub fn write(&mut self, time: Duration) {
         self.seconds += time.as_secs_f64();
         let all = json!({
@@ -56,7 +56,7 @@ impl Report {
         }
     }
 
-    /// Prints the sums. True if checks ran and none failed.
+    /// Prints how many checks passed and failed. Returns true if at least one check ran and none failed.
     pub fn end(&self) -> bool {
         let device = self.device.as_deref().unwrap_or("no device has told its name");
         let (ran, failed) = (self.checks.len(), self.failed);

@@ -1,4 +1,5 @@
-//! The shipped model over HTTP: a conductor with its workers, asked what its reference was asked, all at once.
+//! Serves the shipped model over HTTP. A conductor with its workers gets all questions of the oracle file at once, and
+//! must give the reference's answers.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,11 +13,11 @@ use crate::Bundle;
 use crate::child::{command, start, wait};
 use crate::report::Report;
 
-/// Interval at which the conductor is asked if it is ready.
+/// Interval between requests to `/ready`.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// Longest time that the conductor takes for its end.
+/// Maximum time that the conductor may take to stop.
 const END: Duration = Duration::from_secs(30);
-/// Questions of a short run.
+/// Number of questions in a short run.
 const SHORT: usize = 4;
 
 pub fn run(bundle: &Bundle, report: &mut Report) {
@@ -39,7 +40,7 @@ fn serve(bundle: &Bundle, report: &mut Report) -> io::Result<()> {
     if bundle.short {
         questions.truncate(SHORT);
     }
-    // The port is free a moment before the conductor takes it.
+    // The listener closes at once, so the port is free for the conductor.
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let mut conductor = command(bundle, "conductor");
     conductor
@@ -59,7 +60,7 @@ fn serve(bundle: &Bundle, report: &mut Report) -> io::Result<()> {
     }
 }
 
-/// Waits until the conductor serves.
+/// Waits until the conductor answers `/ready` with 200.
 fn ready(child: &mut Child, address: SocketAddr, deadline: Instant) -> io::Result<()> {
     loop {
         if matches!(request(address, "GET", "/ready", ""), Ok((200, _))) {
@@ -92,7 +93,7 @@ fn ask_all(address: SocketAddr, questions: &[Value], report: &mut Report) {
     }
 }
 
-/// The text of an answer.
+/// Asks a question and returns the text of the answer.
 fn ask(address: SocketAddr, question: &Value) -> Result<String, String> {
     let mut body = json!({ "temperature": 0, "max_tokens": 200 });
     let (path, key) = match question.get("messages") {
@@ -108,7 +109,7 @@ fn ask(address: SocketAddr, question: &Value) -> Result<String, String> {
     text.map(str::to_owned).ok_or_else(|| format!("status {status}: {answer}"))
 }
 
-/// Sends one request on a connection of its own. Returns the status and the body.
+/// Sends one request on a new connection. Returns the status and the body.
 fn request(address: SocketAddr, method: &str, path: &str, body: &str) -> io::Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
     let length = body.len();
@@ -124,7 +125,7 @@ fn request(address: SocketAddr, method: &str, path: &str, body: &str) -> io::Res
     Ok((status.ok_or_else(|| io::Error::other("no status"))?, body.to_owned()))
 }
 
-/// Sends Ctrl-C. The standard library can only kill, so a shell's `kill` does it.
+/// Sends SIGINT, as Ctrl-C does. The standard library can only send SIGKILL, so a shell runs `kill`.
 fn interrupt(child: &Child) -> io::Result<()> {
     Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().map(drop)
 }

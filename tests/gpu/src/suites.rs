@@ -1,10 +1,10 @@
-//! Test executables of the bundle: each of their tests is a check.
+//! Runs test executables of the bundle. Each of their tests becomes a check of the report.
 
 use crate::Bundle;
 use crate::child::{Ended, command, run};
 use crate::report::Report;
 
-/// Each operation against the CPU device.
+/// Runs the tests that compare each operation with the CPU device.
 pub fn kernels(bundle: &Bundle, report: &mut Report) {
     let mut tests = command(bundle, "kernel-tests");
     tests.arg("--test-threads=1").env("CUDA_TESTS", "required");
@@ -14,7 +14,7 @@ pub fn kernels(bundle: &Bundle, report: &mut Report) {
     suite(report, "kernels", &run(bundle, tests, "kernel-tests"));
 }
 
-/// The golden models against Hugging Face transformers.
+/// Runs the tests that compare the golden models with Hugging Face transformers.
 pub fn goldens(bundle: &Bundle, report: &mut Report) {
     const ONE: &[&str] = &["qwen3", "--exact"];
     const ONE_OF_EACH: &[&str] = &["qwen3", "qwen3_moe", "qwen3_5", "--exact"];
@@ -29,19 +29,19 @@ pub fn goldens(bundle: &Bundle, report: &mut Report) {
     }
 }
 
-/// Adds a check per test.
+/// Adds a check for each test in the output.
 fn suite(report: &mut Report, part: &str, ended: &Ended) {
     let mut checks = 0;
     for (name, passed) in results(&ended.text) {
         report.check(part, name, passed, if passed { "" } else { &ended.text });
         checks += 1;
     }
-    // A crash ends a suite between two tests.
+    // A suite that crashes between two tests has no failed test, so its end is a check, too.
     report.check(part, &format!("all of {checks} tests end"), ended.well && checks > 0, &ended.tail());
 }
 
-/// Names of the tests in the output of Rust's test harness, and true for those that passed. Without capture, a test's
-/// own output may stand between its name and its end.
+/// Returns the names of the tests in the output of Rust's test harness, with true for those that passed. Without
+/// capture, a test's own output may come between its name and its result.
 fn results(text: &str) -> Vec<(&str, bool)> {
     let mut open = None;
     let mut results = Vec::new();

@@ -1,4 +1,4 @@
-//! Contexts: the primary one of each device, and which is current.
+//! Contexts: the primary context of each device, and the current one.
 
 use std::ffi::c_void;
 

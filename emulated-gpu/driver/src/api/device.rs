@@ -72,14 +72,14 @@ calls! {
         unsafe { id.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len()) };
         Ok(())
     }
-    /// Answers NVRTC, which asks wherever it finds a driver and goes on without a table.
+    /// NVRTC asks for a table wherever it finds a driver. It goes on without one.
     fn cuGetExportTable(table: Out<*const c_void>, _id: *const c_void) {
         table.set(std::ptr::null())?;
         Err(Error::NOT_FOUND)
     }
 }
 
-/// UUID of a device: the index among all devices behind fixed bytes.
+/// UUID of a device: fixed bytes, and then its index among all devices of the machine.
 fn identity(device: i32) -> Outcome<[u8; 16]> {
     let index = state::settings()?.devices[state::device(device)?];
     let mut uuid = *b"tutti-emulated\0\0";
@@ -87,7 +87,7 @@ fn identity(device: i32) -> Outcome<[u8; 16]> {
     Ok(uuid)
 }
 
-/// Value of a `CUdevice_attribute`; 0 for what the device cannot do.
+/// Value of a `CUdevice_attribute`; 0 for a feature that the device does not have.
 fn read_attribute(settings: &Settings, ordinal: usize, attribute: i32) -> Outcome<i32> {
     Ok(match attribute {
         // Threads per block: in all, and in each direction.
@@ -105,7 +105,7 @@ fn read_attribute(settings: &Settings, ordinal: usize, attribute: i32) -> Outcom
         // Clock in kHz, alignment of textures.
         13 => 1_000_000,
         14 => 512,
-        // Copies beside kernels, multiprocessors.
+        // Copies that overlap with kernels, number of multiprocessors.
         15 => 1,
         16 => occupancy::MULTIPROCESSORS as i32,
         // Concurrent kernels, PCI bus, memory clock in kHz, bus width in bits, second-level cache in bytes.

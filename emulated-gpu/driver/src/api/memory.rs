@@ -1,8 +1,7 @@
 //! Memory and copies.
 //!
-//! Copies behave as CUDA's page on API synchronisation says: pinned host memory is read and written when the stream
-//! comes to the copy, pageable memory is read during the call, and a copy to pageable memory ends before the call
-//! returns.
+//! Copies follow CUDA's page "API synchronization behavior". Pinned host memory is read and written when the copy runs
+//! in its stream. Pageable memory is read during the call. A copy to pageable memory ends before the call returns.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -15,16 +14,17 @@ use crate::memory::{illegal, is_device_address};
 use crate::queue::LEGACY;
 use crate::state;
 
-/// `CU_MEMHOSTALLOC_DEVICEMAP`: kernels reach the memory.
+/// `CU_MEMHOSTALLOC_DEVICEMAP`: kernels can read and write the memory.
 const DEVICE_MAP: u32 = 2;
 
-/// A host range that work reads or writes later.
+/// A host range that enqueued work reads or writes.
 struct HostRange {
     start: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: the range is pinned memory, which is freed only when no work is left, or its call waits for the work.
+// SAFETY: the range outlives the work: pinned memory is freed after all work, and a call with other memory waits for
+// its work.
 unsafe impl Send for HostRange {}
 
 impl HostRange {
@@ -40,7 +40,7 @@ impl HostRange {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the program passed a range of so many bytes; while a copy from it is under way the program leaves it.
+        // SAFETY: the program passed a range of so many bytes, and does not touch the range before the copy has run.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
@@ -50,7 +50,7 @@ impl HostRange {
     }
 }
 
-/// Says if a call returns before its work is done.
+/// Tells if a call waits for its work before it returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Waits {
     Yes,
@@ -130,7 +130,7 @@ fn within(on: (Arc<Context>, u64), target: u64, source: u64, bytes: usize, waits
     })
 }
 
-/// Fills `count` elements; `pattern` is one of them.
+/// Fills `count` elements with `pattern`, the bytes of one element.
 fn fill(on: (Arc<Context>, u64), target: u64, pattern: &[u8], count: usize, waits: Waits) -> Outcome {
     let (context, line) = on;
     context.queue.check()?;
@@ -149,7 +149,7 @@ fn fill(on: (Arc<Context>, u64), target: u64, pattern: &[u8], count: usize, wait
     })
 }
 
-/// The current context and its legacy default stream, which calls without a stream use.
+/// Returns the current context and its legacy default stream, which calls without a stream argument use.
 fn legacy() -> Outcome<(Arc<Context>, u64)> {
     Ok((state::current()?, LEGACY))
 }
@@ -167,7 +167,7 @@ calls! {
         }
         address.set(state::current()?.allocate(bytes as u64)?)
     }
-    /// Allocates at the call: the address is good at once, also in other streams.
+    /// The allocation happens at the call, not in stream order: the address is valid at once, also in other streams.
     fn cuMemAllocAsync(address: Out<u64>, bytes: usize, of: *mut c_void) {
         let (context, _) = stream(of)?;
         address.set(if bytes == 0 { 0 } else { context.allocate(bytes as u64)? })
@@ -216,7 +216,8 @@ calls! {
     }
     fn cuMemFreeHost(block: *mut c_void) {
         for context in state::contexts() {
-            // Work behind an error will not run.
+            // The wait may return an error. The memory can be freed all the same, because a context with an error runs
+            // no more work.
             let _ = context.queue.wait_for_all();
         }
         host_memory::free(block)

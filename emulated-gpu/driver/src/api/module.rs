@@ -15,7 +15,8 @@ use crate::state;
 const ELF: &[u8] = b"\x7fELF";
 /// First bytes of a fat binary.
 const FAT_BINARY: &[u8] = &[0x50, 0xed, 0x55, 0xba];
-/// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE` and `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: what a launch needs more than hints.
+/// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE` and `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: the launch attributes that are more
+/// than hints, and that this driver does not support.
 const COOPERATIVE: u32 = 2;
 const CLUSTER: u32 = 4;
 
@@ -43,8 +44,8 @@ calls! {
         if image.is_null() {
             return Err(Error::INVALID_VALUE);
         }
-        // SAFETY: an image is PTX text with a zero byte at its end, or begins with four bytes that say what it is; a
-        // text of fewer bytes ends before the comparison does.
+        // SAFETY: an image is PTX text that ends with a zero byte, or begins with four magic bytes. The comparison of a
+        // shorter text ends at its zero byte.
         let ptx = unsafe {
             if begins(image, ELF) || begins(image, FAT_BINARY) {
                 return Err(Error::NO_BINARY_FOR_GPU);
@@ -85,7 +86,7 @@ calls! {
         Ok(())
     }
     fn cuFuncGetName(name: Out<*const c_char>, function: *mut c_void) {
-        // The text lives as long as the function, which its module keeps.
+        // The pointer stays valid as long as the function, which its module owns.
         name.set(FUNCTIONS.get(function)?.name.as_ptr())
     }
     fn cuFuncGetModule(handle: Out<*mut c_void>, function: *mut c_void) {
@@ -112,7 +113,7 @@ calls! {
         let function = FUNCTIONS.get(function)?;
         match attribute {
             8 => function.set_dynamic_shared_limit(value),
-            // Share of the first-level cache that becomes shared memory: a hint.
+            // Share of the first-level cache that becomes shared memory. The value is a hint and has no effect.
             9 if (-1..=100).contains(&value) => Ok(()),
             _ => Err(Error::INVALID_VALUE),
         }
@@ -160,7 +161,7 @@ calls! {
 ///
 /// `image` has as many bytes as `magic`, or an earlier byte differs.
 unsafe fn begins(image: *const c_char, magic: &[u8]) -> bool {
-    // SAFETY: a later byte is read only if all earlier ones were equal.
+    // SAFETY: all earlier bytes were equal, so by the caller's promise the image has this byte.
     magic.iter().enumerate().all(|(index, &byte)| unsafe { *image.add(index) } as u8 == byte)
 }
 

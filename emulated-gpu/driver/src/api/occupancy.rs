@@ -7,7 +7,8 @@ use crate::error::Error;
 use crate::module::{FUNCTIONS, Function};
 use crate::occupancy::{self, MULTIPROCESSORS, RESERVED_SHARED_BYTES, SHARED_BYTES};
 
-/// Shared memory of a block of so many threads (`CUoccupancyB2DSize`).
+/// A callback that returns the shared memory, in bytes, of a block with the given number of threads
+/// (`CUoccupancyB2DSize`).
 type SharedBytes = Option<unsafe extern "C" fn(i32) -> usize>;
 
 calls! {
@@ -39,7 +40,7 @@ calls! {
             let shared = shared_of.map_or(shared, |shared_of| unsafe { shared_of(threads as i32) });
             occupancy::blocks(kernel, threads, u32::try_from(shared).unwrap_or(u32::MAX)) * threads
         };
-        // The largest block among those that keep the most threads resident.
+        // Of the block sizes that keep the most threads resident, the largest.
         let best = (1..=most / 32).map(|warps| 32 * warps).max_by_key(|&threads| (resident(threads), threads));
         let best = best.unwrap_or(most);
         grid.set((resident(best) / best * MULTIPROCESSORS) as i32)?;

@@ -1,5 +1,5 @@
-//! Calls that the emulated driver refuses with `CUDA_ERROR_NOT_SUPPORTED`, so that a program learns it from an error
-//! and not from a missing symbol: graphs, managed memory and cooperative launches.
+//! Calls that the emulated driver refuses: graphs, managed memory and cooperative launches. They return
+//! `CUDA_ERROR_NOT_SUPPORTED`, which tells a program more than a missing symbol.
 
 use std::ffi::c_void;
 

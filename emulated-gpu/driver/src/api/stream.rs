@@ -10,10 +10,10 @@ use crate::event::EVENTS;
 /// A host function of a stream (`CUhostFn`).
 type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
 
-/// A host function's argument, which the program promises to be good on another thread.
+/// The argument of a host function. The program promises that it is valid on another thread.
 struct Argument(*mut c_void);
 
-// SAFETY: `cuLaunchHostFunc` calls from a thread of the driver; the program knows.
+// SAFETY: `cuLaunchHostFunc` documents that the function runs on a thread of the driver.
 unsafe impl Send for Argument {}
 
 impl Argument {

@@ -2,12 +2,12 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// A queue with a seed and a short patience, or without.
+/// Starts a queue. With a seed it has a short patience.
 fn start(seed: Option<u64>) -> Arc<Queue> {
     Queue::start(seed.map(|seed| Order { seed, patience: Duration::from_millis(5) }))
 }
 
-/// Work that sends a number.
+/// Returns an entry whose work sends a number.
 fn tell(sender: &mpsc::Sender<u32>, number: u32) -> Entry {
     let sender = sender.clone();
     Entry::Run(Box::new(move || {
@@ -16,7 +16,7 @@ fn tell(sender: &mpsc::Sender<u32>, number: u32) -> Entry {
     }))
 }
 
-/// Order in which three streams of three entries each run, with numbers `10 * stream + entry`.
+/// Runs three streams of three entries each, and returns the numbers `10 * stream + entry` in the order of execution.
 fn order(seed: Option<u64>) -> Vec<u32> {
     let queue = start(seed);
     let (sender, receiver) = mpsc::channel();
@@ -33,8 +33,8 @@ fn order(seed: Option<u64>) -> Vec<u32> {
     receiver.try_iter().collect()
 }
 
-/// Keeps the queue's thread busy until the returned sender is dropped, so that all that follows is submitted before it
-/// runs.
+/// Keeps the queue's thread busy until the returned sender is dropped. A test can so submit several entries before the
+/// first one runs.
 fn hold(queue: &Queue) -> mpsc::Sender<()> {
     let (gate, closed) = mpsc::channel::<()>();
     let work = move || {

@@ -26,7 +26,7 @@ fn reductions_combine_in_the_order_of_ranks() {
 
 #[test]
 fn sums_of_bf16_round_after_each_rank() {
-    // 256 has no neighbour at 257 in bf16: each addition of 1 is lost, though their sum would not be.
+    // bf16 cannot represent 257, so that each addition of 1 to 256 is lost. The sum of both, 258, could be represented.
     let ranks = [256.0, 1.0, 1.0].map(|x| bytes_of(&[bf16::from_f32(x)]));
     assert_eq!(reduce(Kind::Bf16, Reduction::Sum, &ranks), bytes_of(&[bf16::from_f32(256.0)]));
 }

@@ -12,7 +12,7 @@ __device__ u16 to_bf16(float x) {
   return bits;
 }
 
-// One row of bf16 per block, scaled by the reciprocal root of its mean square.
+// Multiplies a row of bf16 per block by the reciprocal root of its mean square.
 extern "C" __global__ void normalise(const u16* input, const u16* weights, u16* output, int n, float epsilon) {
   __shared__ float parts[32];
   const u16* row = input + size_t(blockIdx.x) * n;
@@ -43,7 +43,7 @@ __device__ __noinline__ u32 steps(u32 n) {
   return count;
 }
 
-// Branches of several kinds, an array with computed indices, 64-bit division, a call that diverges.
+// Several kinds of branches, an array with computed indices, 64-bit division, a divergent call.
 extern "C" __global__ void mixture(u32* output, unsigned long long divisor) {
   u32 table[8], t = blockIdx.x * blockDim.x + threadIdx.x;
   for (u32 i = 0; i < 8; i++) table[i] = i * i + t;
@@ -64,7 +64,7 @@ extern "C" __global__ void mixture(u32* output, unsigned long long divisor) {
   output[t] = value;
 }
 
-// Histogram in shared memory, then one atomic operation per bin; the last block sums.
+// Counts a histogram in shared memory, then adds each bin with one atomic operation; the last block sums.
 __device__ u32 finished = 0;
 extern "C" __global__ void histogram(const u32* input, int n, u32* bins, u32* total) {
   __shared__ u32 own[64];
@@ -86,7 +86,7 @@ extern "C" __global__ void histogram(const u32* input, int n, u32* bins, u32* to
   }
 }
 
-// sin and cos with all of their range reduction, exp, log, power.
+// sin and cos with all of their range reduction, exp, log and power.
 extern "C" __global__ void functions(const float* input, float* output) {
   u32 t = blockIdx.x * blockDim.x + threadIdx.x;
   float x = input[t];

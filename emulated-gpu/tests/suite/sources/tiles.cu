@@ -8,7 +8,7 @@ __device__ u32 shared_address(const void* p) {
   return u32(__cvta_generic_to_shared(p));
 }
 
-// The first `bytes` of 16 bytes are copied, the rest become zeros.
+// Copies the first `bytes` bytes, and fills the rest of the 16 bytes with zeros.
 __device__ void copy(void* to, const void* from, u32 bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
@@ -17,7 +17,7 @@ template <int N> __device__ void load(u32 (&r)[4], const u16* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)));
 }
 
-// C[m][n] = sum over k of A[m][k] B[n][k], bf16 in, f32 out. A block makes 64 x 64 of C, a warp of four 16 rows.
+// C[m][n] = sum over k of A[m][k] B[n][k], bf16 to f32. A block computes 64 x 64 of C, each of its four warps 16 rows.
 extern "C" __global__ void __launch_bounds__(128) multiply(const u16* a, const u16* b, float* c, int m, int n, int k) {
   __shared__ __align__(128) u16 left[2][TILE][PITCH], right[2][TILE][PITCH];
   int top = blockIdx.y * TILE, side = blockIdx.x * TILE, warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -1,5 +1,5 @@
-//! Admission of ranks to a group. Rank 0 reads all new connections at once, so that a stranger that sends its greeting
-//! byte by byte, or never, delays nobody.
+//! Admission of ranks to a group. Rank 0 reads all new connections at once, so that a client that sends its greeting
+//! byte by byte, or never, does not delay other ranks.
 
 use std::{
     collections::VecDeque,
@@ -88,7 +88,8 @@ impl Stranger {
         Some(Self { stream, greeting: [0; GREETING], read: 0, since: Instant::now() })
     }
 
-    /// Reads what has arrived of the greeting. Returns the rank once the greeting is whole and has the secret.
+    /// Reads the part of the greeting that has arrived. Returns the rank once the greeting is complete and its secret
+    /// is right.
     fn hear(&mut self, secret: &[u8; 16]) -> io::Result<Option<usize>> {
         while self.read < GREETING {
             match self.stream.read(&mut self.greeting[self.read..]) {
@@ -111,7 +112,7 @@ impl Stranger {
         Ok(rank.first_chunk().map(|rank| u32::from_le_bytes(*rank) as usize))
     }
 
-    /// The connection, as collective operations use it.
+    /// Returns the connection with the socket options that collective operations need.
     fn admitted(self) -> io::Result<Box<dyn RankStream>> {
         self.stream.socket().set_nonblocking(false)?;
         self.stream.socket().set_nodelay(true)?;

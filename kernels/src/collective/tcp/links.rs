@@ -7,7 +7,7 @@ use std::{
 
 /// A connection between two ranks. A call that ends with `WouldBlock` or `TimedOut` may be repeated.
 pub trait RankStream: Read + Write + Send {
-    /// The socket below, for its time limits.
+    /// Returns the underlying socket, so that the caller can set its time limits.
     fn socket(&self) -> &TcpStream;
 }
 
@@ -17,8 +17,8 @@ impl RankStream for TcpStream {
     }
 }
 
-/// The way in which sockets become connections between ranks. A handshake, if there is one, takes place when the stream
-/// is first read or written.
+/// Makes connections between ranks out of sockets. A handshake, if there is one, takes place at the first read or write
+/// of the stream.
 pub trait RankLinks: Send + Sync {
     /// Wraps a socket that rank 0 has accepted.
     fn accepted(&self, socket: TcpStream) -> io::Result<Box<dyn RankStream>>;

@@ -121,8 +121,8 @@ impl<K: Kernel> KvLoop<'_, K> {
         let width = (self.shape.heads + 2 * self.shape.kv_heads) * head_dim;
         let scale = self.shape.scale * LOG2_E;
         let rows = self.row.first_token + self.piece.tile.first;
-        // Prefetched, because the tokens of a tile are far from each other in memory, and another thread may have
-        // written them.
+        // The tokens of a tile are far from each other in memory, and another thread may have written them, so they are
+        // prefetched.
         for token in 0..self.piece.tile.tokens {
             let from = (rows + token) * width + self.piece.kv_head * group * head_dim;
             for line in (0..self.piece.kv_heads * group * head_dim).step_by(LANES) {

@@ -105,7 +105,7 @@ impl Plan {
         self.tiles.sort_unstable_by_key(|tile| std::cmp::Reverse(cost(tile)));
         let all: usize = self.tiles.iter().map(cost).sum::<usize>() * shape.kv_heads;
         let mut partials = 0;
-        // Number of pieces per tile that keeps all threads busy without splits.
+        // Number of pieces per tile that is enough to keep all threads busy without splits.
         let each = (PIECES * threads).div_ceil(self.tiles.len().max(1));
         for &tile in &self.tiles {
             let (first, last) = keys(&tile);

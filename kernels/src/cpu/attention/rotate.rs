@@ -13,7 +13,7 @@ use crate::cpu::step::{Row, Step};
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{AttentionShape, DeviceError, PageId};
 
-/// Minimum and maximum number of tokens per task. A single token is not worth waking a thread for. Sixteen tokens fill
+/// Minimum and maximum number of tokens per task. Waking a thread does not pay for a single token. Sixteen tokens fill
 /// a panel, and the panel's cache lines stay in the cache while one task fills it.
 const SHARE: (usize, usize) = (2, LANES);
 
@@ -95,7 +95,7 @@ impl<W: Format> Op for Tokens<'_, W> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let width = (heads + 2 * kv_heads) * head_dim;
         let start = self.row.start + (self.tokens.start - self.row.first_token);
-        // Heads are the outer loop, since the tokens of one head's panel write to the same cache lines.
+        // The loop over heads is the outer one, since the tokens of one head's panel write to the same cache lines.
         for head in 0..kv_heads {
             let mut token = 0;
             while token < self.tokens.len() {

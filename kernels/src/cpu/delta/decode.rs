@@ -2,8 +2,8 @@
 //!
 //! Decodes wait for memory: each token reads and writes a whole memory per head. A task computes the inputs of a head
 //! just before the head's memory. While a memory is updated, the next memory and the operands of its inputs are
-//! prefetched. As an operation of their own, the inputs would take a third of the memories' time. A thread has the same
-//! heads in each layer, so their inputs stay in its cache.
+//! prefetched. Computed in a separate operation, the inputs would take a third as long as the memories. A thread has
+//! the same heads in each layer, so their inputs stay in its cache.
 
 use std::ops::Range;
 
@@ -17,10 +17,11 @@ use crate::{DeltaShape, DeviceError};
 
 /// Minimum number of tasks per thread. Short tasks let all threads end at nearly the same time.
 const TASKS: usize = 16;
-/// Minimum number of heads of rows per thread. Fewer are divided by columns, which [`super::memory`] does.
+/// Minimum number of pairs of row and key head per thread. If there are fewer, [`super::memory`] divides the work by
+/// columns, too.
 const LEAST_HEADS: usize = 4;
 
-/// True if all rows are short and there are enough of them for the threads.
+/// True if decodes can run in one pass: all rows are short, and there are enough of them for the threads.
 pub(super) fn fits(pool: &ThreadPool, rows: &[Row], shape: &DeltaShape) -> bool {
     rows.len() * shape.key_heads >= LEAST_HEADS * pool.threads()
         && rows.iter().all(|row| row.tokens < COPIED_TOKENS)

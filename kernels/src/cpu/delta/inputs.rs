@@ -25,7 +25,7 @@ const USUAL_TAPS: usize = 4;
 /// Number of tokens of a unit that are prefetched into the first-level cache, which has no room for all tokens of a
 /// block.
 const PREFETCHED_TOKENS: usize = 4;
-/// Value added to the sum of squares of a head of q or k.
+/// Epsilon of the norms of q and k, which is added to a head's sum of squares.
 const EPS: f32 = 1e-6;
 /// Argument above which softplus is the identity, as in torch.
 const SOFTPLUS_THRESHOLD: f32 = 20.0;
@@ -47,9 +47,9 @@ pub(in crate::cpu) struct Inputs<'a> {
     pub(in crate::cpu) out: &'a Shared<'a, f32>,
 }
 
-/// Computes the inputs of the delta rule for all rows. A task is a block of the step's tokens, which may be of several
-/// rows, or some heads of it. The task with a row's first token reads and writes the row's state; it also has the other
-/// tokens whose convolutions reach back into the state.
+/// Computes the inputs of the delta rule for all rows. A task is a block of the step's tokens, or some heads of the
+/// block; a block may hold tokens of several rows. The task with a row's first token reads and writes the row's state.
+/// It also computes the other tokens whose convolutions reach back into the state.
 pub(super) fn inputs(
     path: Path,
     pool: &mut ThreadPool,
@@ -75,7 +75,7 @@ pub(super) fn inputs(
     })
 }
 
-/// One task: some units of a block of tokens.
+/// One task: the inputs of some units (key heads and value heads) for the tokens of a block.
 struct Block<'a> {
     rows: &'a [Row],
     /// Tokens of the step.
@@ -84,11 +84,11 @@ struct Block<'a> {
     inputs: &'a Inputs<'a>,
 }
 
-/// A task's tokens of one row.
+/// The tokens of one row that belong to one task.
 #[derive(Clone)]
 pub(super) struct RowTokens<'a> {
     pub(super) row: &'a Row,
-    /// Tokens of the row. The part with the row's state begins with token 0.
+    /// Indices of the tokens in the row. Only the task with token 0 reads and writes the row's state.
     pub(super) tokens: Range<usize>,
 }
 
@@ -100,7 +100,8 @@ impl<'a> Block<'a> {
         let rows = self.rows[first..].iter().take_while(move |row| row.first_token < end);
         rows.map(move |row| {
             let tokens = match start.checked_sub(row.first_token) {
-                // The previous block holds the row's state.
+                // The row began in an earlier block. The task of that block computes the first `kept` tokens, which
+                // depend on the state.
                 Some(before @ 1..) => before.max(kept)..row.tokens.min(end - row.first_token),
                 _ => 0..row.tokens.min(kept.max(end - row.first_token)),
             };
@@ -191,8 +192,8 @@ impl Inputs<'_> {
         }
     }
 
-    /// Prefetches what a unit reads, and the outputs of its first tokens: other threads have written the inputs and
-    /// read the outputs, and states and taps come from memory. Outputs of later tokens are written as streams.
+    /// Prefetches the memory that a unit reads, and the outputs of its first tokens. Other threads have written the
+    /// inputs and read the outputs; states and taps come from memory. Outputs of later tokens are written as streams.
     #[inline(always)]
     pub(super) fn prefetch<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
         let (shape, row) = (self.shape, part.row);
@@ -293,7 +294,7 @@ impl Inputs<'_> {
         }
     }
 
-    /// Does what [`Self::strip`] does for a row of one token and whole vectors of channels: everything stays in
+    /// Does the same as [`Self::strip`] for a row of one token and whole vectors of channels. All values stay in
     /// registers.
     #[inline(always)]
     fn one_token<S: Simd>(&self, s: S, row: &Row, strip: Strip, state: &mut [f32]) {

@@ -19,7 +19,7 @@ const NARROW: usize = 2;
 /// Columns of [`NARROW`] vectors.
 const COLUMNS: usize = NARROW * LANES;
 /// Number of vectors for rows of few tokens: all columns of a head of 128. A memory is then read and written as one
-/// stream and not as four, which takes about a tenth less time.
+/// stream instead of four, which takes about a tenth less time.
 const WIDE: usize = 8;
 /// Number of registers per vector of columns: its output, its `δ` and the next token's sum.
 const REGISTERS: usize = 3;
@@ -29,7 +29,7 @@ pub(in crate::cpu) const MAX_KEY_DIM: usize = 256;
 /// Distance of prefetches, in tokens. A head's inputs are too far from those of the next token for hardware
 /// prefetchers.
 const AHEAD: usize = 2;
-/// Number of tokens from which the copy pays.
+/// Number of tokens from which it pays to copy the columns to the stack.
 pub(super) const COPIED_TOKENS: usize = 4;
 
 /// The operands of [`delta_rule`].
@@ -84,7 +84,7 @@ pub(super) struct Head<'a> {
     pub(super) row: &'a Row,
     pub(super) head: usize,
     pub(super) columns: Range<usize>,
-    /// First column that the thread probably computes afterwards.
+    /// The first column of the memory that the thread probably computes next.
     pub(super) next: Option<*const f32>,
 }
 
@@ -178,7 +178,7 @@ impl<const V: usize> Columns<'_, V> {
         unsafe { inputs.slice((self.row.first_token + token) * shape.inputs() + first, len) }
     }
 
-    /// Prefetches what the task reads of a token. The token may be out of range.
+    /// Prefetches the inputs of a token that the task reads. The token may be out of range.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, s: S, token: usize) {
         let Memories { shape, inputs, .. } = self.memories;
@@ -211,7 +211,7 @@ impl<const V: usize> Columns<'_, V> {
         for (i, &k) in key(0).iter().enumerate() {
             let (row, k) = (state.wrapping_add(i * stride), s.splat(k));
             for (at, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: the caller's contract.
+                // SAFETY: as the caller promises.
                 *sum = s.fma(unsafe { s.load(row.add(at * LANES)) }, k, *sum);
             }
         }
@@ -238,7 +238,7 @@ impl<const V: usize> Columns<'_, V> {
                 ahead_stride: value_dim,
             };
             let following = if token + 1 < self.row.tokens { Some(key(token + 1)) } else { None };
-            // SAFETY: the caller's contract.
+            // SAFETY: as the caller promises.
             let out = unsafe {
                 match (following, token) {
                     (Some(next), 0) => update.run::<S, true, true>(s, state, next, &mut sums),
@@ -292,10 +292,10 @@ impl<F: Copy, const V: usize> Update<'_, F, V> {
             }
             for vector in 0..V {
                 let at = row.wrapping_add(vector * LANES);
-                // SAFETY: the caller's contract.
+                // SAFETY: as the caller promises.
                 let old = unsafe { s.load(at) };
                 let new = s.fma(s.splat(k), self.delta[vector], s.mul(self.decay, old));
-                // SAFETY: the caller's contract.
+                // SAFETY: as the caller promises.
                 unsafe { s.store(at, new) };
                 out[vector] = s.fma(new, s.splat(q), out[vector]);
                 if NEXT {

@@ -22,7 +22,7 @@ impl Experts for CpuDevice {
         MixSizes { rows, logit_rows, valid_rows, experts, top_k, first, held }.check()?;
         let out = out.written(rows, width)?;
         out.fill(0.0);
-        // The routes leave the device while its other operations run.
+        // The routes are taken out of the device, because its other operations need `&mut self` meanwhile.
         let mut routes = std::mem::take(&mut self.routes);
         routes.fit(buffers.inputs.capacity(), experts, routing.top_k);
         let logits = &logits.values()[..valid_rows * experts];

@@ -1,4 +1,5 @@
-//! The arg max, sampling and scores. They run when they are enqueued, and their results wait for the collection.
+//! The arg max, sampling and scores. They run when they are enqueued. Their results are kept until the step is
+//! collected.
 
 use super::CpuDevice;
 use super::dense::input;
@@ -54,7 +55,7 @@ impl Sampler for CpuDevice {
         let (live, width, path) = (logits.live(), logits.width(), self.path);
         check::nominated_rows(rows, live)?;
         let peaks = peaks.written(live, 2)?;
-        // Rows without a nomination have peaks, too, so that the peaks of all rows can be compared.
+        // Rows without a nomination get peaks of zero, so that the entries of all rows can be compared.
         peaks.fill(0.0);
         let (logits, peaks) = (Shared::new(logits.values_mut()), Shared::new(peaks));
         self.pool.run(rows.len(), |task, _| {

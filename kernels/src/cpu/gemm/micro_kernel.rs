@@ -36,8 +36,8 @@ impl Layout {
         }
     }
 
-    /// Rounds activations as packing them in this layout does, except that denormals stay. The activations are one BFP
-    /// block.
+    /// Rounds activations in the same way as packing in this layout, except that denormals are kept. The activations
+    /// are one BFP block.
     #[inline(always)]
     pub(in crate::cpu) fn round<S: Simd>(
         self,
@@ -80,7 +80,7 @@ pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
     type Raw: Element;
     const LAYOUT: Layout;
 
-    /// The elements of a matrix; `None` if they are not what this micro-kernel multiplies.
+    /// Returns the elements of a matrix; `None` if this micro-kernel multiplies elements of another kind.
     fn elements(elements: &Elements) -> Option<&[Self::Raw]>;
 
     /// Number of lines of [`STEP`] elements that `steps` steps take. If `steps` is the index of a block's first step,

@@ -28,7 +28,7 @@ impl<K: MicroKernel> Op for SmallM<'_, K> {
     }
 }
 
-/// The product of `R` rows, from the given one on, `P` panels at a time.
+/// The product of `R` rows, computed `P` panels at a time. The second field is the first row.
 struct OfRows<'a, K: MicroKernel, const R: usize, const P: usize>(SmallM<'a, K>, usize);
 
 impl<K: MicroKernel, const R: usize, const P: usize> Op for OfRows<'_, K, R, P> {

@@ -1,5 +1,5 @@
-//! Page-aligned memory: anonymous and committed when it is first touched or by [`Buffer::make_resident`], or mapped
-//! from a file.
+//! Page-aligned memory. It is either anonymous or mapped from a file. The system commits anonymous memory at the first
+//! access, or in [`Buffer::make_resident`].
 
 use std::fs::File;
 use std::marker::PhantomData;

@@ -20,7 +20,8 @@ pub struct Matrix {
     pub(in crate::cpu) data: Elements,
     /// The screen of an LM head, if it has one.
     pub(in crate::cpu) screen: Option<Box<Screen>>,
-    /// The weights that block floating point rounds, of an LM head that is a table of embeddings too.
+    /// The exact values of the weights that block floating point rounds, for an LM head that is also the table of
+    /// embeddings.
     pub(in crate::cpu) corrections: Option<Box<Corrections>>,
 }
 
@@ -33,7 +34,7 @@ pub(in crate::cpu) enum Elements {
 }
 
 impl Elements {
-    /// True if the elements have one form.
+    /// True if both have the same form.
     pub(in crate::cpu) fn is_like(&self, other: &Self) -> bool {
         let form = |elements: &Self| match elements {
             Self::Stored(stored) => Some(discriminant(stored)),
@@ -121,8 +122,8 @@ pub(in crate::cpu) enum Form {
 }
 
 impl Form {
-    /// The form of weights of type `dtype` that an instruction path multiplies. A table that serves look-ups alone has
-    /// the form [`Form::Stored`] on every path.
+    /// Returns the form of weights of type `dtype` for products on an instruction path. A table that is only used for
+    /// look-ups has the form [`Form::Stored`] on every path.
     pub(in crate::cpu) fn of(dtype: WeightType, path: Path) -> Self {
         match dtype {
             WeightType::Bf16 if !path.dots_bf16() => Self::BlockFloat,

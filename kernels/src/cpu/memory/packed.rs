@@ -1,11 +1,11 @@
 //! A cache file of packed weights. Later starts map the file instead of packing the weights again, and all processes of
 //! a machine share its pages.
 //!
-//! The first page names the file's contents. Entries follow in the order of loading: a matrix, or the corrections or
-//! the screen of the LM head before it. Each entry consists of one page that describes it and then its bytes, padded to
-//! whole pages. The file is written under a temporary name and renamed when it is complete. An entry is only taken from
-//! the file if the description there (kind, shape, type, and a hash of a few samples of the source bytes) matches what
-//! is being loaded.
+//! The first page names the file's contents. Entries follow in the order of loading. An entry is a matrix, or the
+//! corrections or the screen of the LM head that precedes it. Each entry consists of one page that describes it and of
+//! its bytes, padded to whole pages. The file is written under a temporary name and renamed when it is complete. An
+//! entry is only used if its description (kind, shape, type, and a hash of a few samples of the source bytes) matches
+//! the weights that are being loaded.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -106,8 +106,8 @@ impl PackedWeights {
         self.entry(&[kind], map, pack, |weights| (0, weights.packed()))
     }
 
-    /// Returns the corrections of the table of embeddings `source`, as [`Self::matrix`] returns the table. They are two
-    /// entries: the marks tell how many values there are.
+    /// Returns the corrections of the table of embeddings `source`, in the same way as [`Self::matrix`] returns the
+    /// table. They are two entries, the marks and the values, because the length of the second follows from the first.
     pub(in crate::cpu) fn corrections(
         &self,
         path: isa::Path,
@@ -126,8 +126,8 @@ impl PackedWeights {
         Ok(Corrections::new(marks, values))
     }
 
-    /// Returns the screen of the LM head `source`, as [`Self::matrix`] returns the head. That the head has no screen is
-    /// an entry of the file, too.
+    /// Returns the screen of the LM head `source`, in the same way as [`Self::matrix`] returns the head. If the head
+    /// has no screen, an entry of the file records this, too.
     pub(in crate::cpu) fn screen(
         &self,
         source: FusedMatrices<'_>,
@@ -146,8 +146,8 @@ impl PackedWeights {
         })
     }
 
-    /// Returns the next entry. `kinds` are the descriptions that it can have, with the lengths of its bytes. `map` maps
-    /// an entry of a kind, `pack` makes it, and `packed` returns its kind and bytes.
+    /// Returns the next entry. `kinds` holds the descriptions that the entry can have, each with the number of its
+    /// bytes. `map` maps an entry of a kind, `pack` makes the entry anew, and `packed` returns its kind and bytes.
     fn entry<T>(
         &self,
         kinds: &[(Page, Option<usize>)],
@@ -269,8 +269,8 @@ fn begin(path: &Path) -> Result<(File, PathBuf), String> {
     Ok((file, partial))
 }
 
-/// Opens a regular file of this user or of root. The directory may be one that others write to: a link there would lead
-/// the write to another file, and another user's weights would be taken for the checkpoint's.
+/// Opens a regular file of this user or of root. Other users may be able to write to the directory. A link of theirs
+/// could redirect the write to another file, and their weights could be used in place of the checkpoint's.
 fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = options.custom_flags(flags).open(path)?;

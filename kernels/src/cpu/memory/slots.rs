@@ -1,4 +1,4 @@
-//! Slot planes: the fixed-size state of each request.
+//! Slot planes: the state of fixed size of each request.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::{DeviceError, SlotCopy, SlotId};
 /// The state of each slot begins at a multiple of this number of bytes: a cache line, so that no two requests share
 /// one.
 const ALIGNMENT: usize = 64;
-/// Number of bytes that one thread copies at once.
+/// Number of bytes that one task copies.
 const COPIED_AT_ONCE: usize = 1 << 20;
 /// The name of a plane in errors.
 const SLOT_PLANE: &str = "a slot plane";
@@ -53,8 +53,8 @@ impl Plane {
     }
 }
 
-/// A range of the f32 state of every slot in one plane, for tasks that each write the state of other slots or other
-/// parts of it.
+/// A range of the f32 state of every slot in one plane. Each task writes the state of different slots, or a different
+/// part of a state.
 pub(in crate::cpu) struct SlotStates<'a> {
     data: Shared<'a, f32>,
     /// Distance in elements between the beginnings of two slots.
@@ -116,7 +116,8 @@ impl Slots {
         self.planes.is_empty()
     }
 
-    /// Refuses a slot that does not exist. A model without slot planes takes any slot, because it uses none.
+    /// Returns an error for a slot that does not exist. A model without slot planes accepts any slot, because it uses
+    /// none.
     pub(in crate::cpu) fn check(&self, slot: SlotId) -> Result<(), DeviceError> {
         if self.is_empty() || (slot.0 as usize) < self.count {
             return Ok(());
@@ -124,7 +125,8 @@ impl Slots {
         Err(DeviceError::Misuse(format!("slot {} of {}", slot.0, self.count)))
     }
 
-    /// Refuses copies without a slot plane, of slots that do not exist, and to the null slot.
+    /// Returns an error for copies in a model without slot planes, for slots that do not exist, and for the null slot
+    /// as target.
     pub(in crate::cpu) fn check_copies(&self, copies: &[SlotCopy]) -> Result<(), DeviceError> {
         for copy in copies {
             if self.is_empty() || copy.to == SlotId::NULL {
@@ -169,8 +171,8 @@ impl Slots {
         state.ok_or_else(|| DeviceError::Misuse(what()))
     }
 
-    /// The f32 states of one layer in several planes, for all slots. `of` names planes, which differ, the layer, and
-    /// the bytes of a layer's state.
+    /// Returns the f32 states of one layer in several planes, for all slots. An element of `of` is a plane, the layer,
+    /// and the size of a layer's state in bytes. The planes differ.
     pub(in crate::cpu) fn states<const N: usize>(
         &mut self,
         of: [(usize, usize, usize); N],
@@ -223,7 +225,7 @@ impl Slots {
         Ok(())
     }
 
-    /// Refuses the null slot, which has no state, and a slot that does not exist.
+    /// Returns an error for the null slot, which has no state, and for a slot that does not exist.
     fn check_state(&self, slot: SlotId) -> Result<(), DeviceError> {
         if slot == SlotId::NULL {
             return Err(DeviceError::Misuse("the state of the null slot".to_owned()));

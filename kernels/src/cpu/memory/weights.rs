@@ -9,7 +9,7 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, Quantize};
 
-/// How the elements of a weight matrix are held.
+/// Form in which the elements of a weight matrix are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cpu) enum Packing {
     /// In this form.
@@ -95,7 +95,7 @@ impl Weights {
         Ok(self.outputs() / 2)
     }
 
-    /// True if the matrices have one shape and their elements one form, so that one kernel multiplies both.
+    /// True if the matrices have the same shape and their elements the same form, so that one kernel multiplies both.
     pub(in crate::cpu) fn is_like(&self, other: &Self) -> bool {
         let form = match (self, other) {
             (Self::Stored(one), Self::Stored(other)) => one.data.is_like(&other.data),
@@ -124,7 +124,7 @@ impl Weights {
         self.shape().inputs
     }
 
-    /// Size in bytes of the screen of an LM head; 0 without one.
+    /// Size in bytes of the screen of an LM head; 0 if there is none.
     pub(in crate::cpu) fn screen_bytes(&self) -> usize {
         match self {
             Self::Stored(matrix) => matrix.screen_bytes(),
@@ -132,7 +132,7 @@ impl Weights {
         }
     }
 
-    /// Size in bytes of the corrections of a table of embeddings that serves as LM head; 0 without any.
+    /// Size in bytes of the corrections of a table of embeddings that is also the LM head; 0 if there are none.
     pub(in crate::cpu) fn corrections_bytes(&self) -> usize {
         match self {
             Self::Stored(matrix) => matrix.corrections_bytes(),
@@ -140,7 +140,7 @@ impl Weights {
         }
     }
 
-    /// Size in bytes, those of a screen and of corrections included.
+    /// Size in bytes, including a screen and corrections.
     pub(in crate::cpu) fn bytes(&self) -> usize {
         match self {
             Self::Stored(matrix) => {

@@ -4,8 +4,8 @@
 //! [truncation](super::truncate) orders tokens are the same everywhere. A rank then [nominates](nominate) its best
 //! tokens, with their logits. Truncation keeps only tokens of which fewer than `top_k` precede them, and each of these
 //! is nominated by its rank. [`sample`] repeats the whole row's computation on the candidates: every sum adds the same
-//! numbers in the same order, because tokens that truncation excludes have the weight 0, so the token is that of
-//! [`sample`](super::sample::sample) on the whole row.
+//! numbers in the same order, because tokens that truncation excludes have the weight 0. The token is therefore the one
+//! that [`sample`](super::sample::sample) returns for the whole row.
 
 use crate::cpu::sampling::logits::{CHUNK, Exponentials, Largest, Top, check_largest};
 use crate::cpu::sampling::sample::{Scratch, count_penalised, invert, repetition_penalised, truncate};
@@ -30,7 +30,7 @@ pub(in crate::cpu) fn adjust(path: Path, logits: &mut [f32], nomination: &Nomina
 
 fn apply(adjustments: &Adjustments, logits: &mut [f32], first: usize) {
     let tokens = logits.len();
-    // Other ranks adjust their own tokens.
+    // Tokens of other ranks are skipped, because their ranks adjust them.
     let own = |token: u32| (token as usize).checked_sub(first).filter(|index| *index < tokens);
     for (index, bias) in adjustments.bias.iter().filter_map(|&(token, bias)| Some((own(token)?, bias))) {
         logits[index] += bias;
@@ -48,8 +48,8 @@ fn apply(adjustments: &Adjustments, logits: &mut [f32], first: usize) {
     }
 }
 
-/// Fills `out` with the best tokens, each a logit and a token id, in order. `logits` are the adjusted logits of the
-/// tokens from `first` on. `peaks` are those of the whole row.
+/// Fills `out` with the best tokens in order, each as a logit and a token id. `logits` are the adjusted logits of the
+/// tokens from `first` on. `peaks` are the peaks of the whole row.
 pub(in crate::cpu) fn nominate(
     path: Path,
     logits: &[f32],
@@ -77,7 +77,7 @@ pub(in crate::cpu) fn nominate(
     }
 }
 
-/// Samples one token of a vocabulary from the candidates of all ranks. `peaks` are those of the whole row.
+/// Samples one token of a vocabulary from the candidates of all ranks. `peaks` are the peaks of the whole row.
 pub(in crate::cpu) fn sample(
     path: Path,
     candidates: &[[f32; 2]],

@@ -23,7 +23,7 @@ pub(in crate::cpu) struct Scratch {
     /// Number of occurrences of each token in the output, `[vocabulary]`. All zero between calls.
     counts: Vec<u32>,
     pub(super) truncate: truncate::Scratch,
-    /// Best tokens of a rank, at most as many as a nomination asks for.
+    /// Best tokens of a rank, at most as many as a nomination requests.
     pub(super) top: Vec<(u32, f32)>,
 }
 
@@ -77,12 +77,13 @@ fn adjust(row: &SampleRow<'_>, logits: &mut [f32], counts: &mut Vec<u32>) -> Res
     Ok(())
 }
 
-/// Returns the logit of a token that has occurred.
+/// Returns the logit of a token that has occurred, after the repetition penalty.
 pub(super) fn repetition_penalised(logit: f32, penalty: f32) -> f32 {
     if logit > 0.0 { logit / penalty } else { logit * penalty }
 }
 
-/// Returns the logit of a token that has occurred `count` times in the output.
+/// Returns the logit of a token that has occurred `count` times in the output, after the frequency and presence
+/// penalties.
 pub(super) fn count_penalised(logit: f32, frequency: f32, presence: f32, count: u32) -> f32 {
     logit - (frequency * count as f32 + presence)
 }

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! by the inequality of Cauchy and Schwarz. [`RowNorms`] has the norms of `h`, `q` and `h - q`. [`Screen`] has, for
-//! each panel, `W`: the largest `‖w‖` of its outputs, and `E`: the largest `‖w - v‖`. None is less than the true one.
+//! each panel, `W`: the largest `‖w‖` of its outputs, and `E`: the largest `‖w - v‖`. None of these numbers is less
+//! than the true norm.
 //!
 //! Both products round, each operation by at most a relative 2^-24. With `n` inputs, each term of the exact product is
 //! rounded at most `n` times, so the product is off by about `n·2^-24·Σ|h_i·w_i|`, at most `n·2^-24·‖h‖·‖w‖`. The
@@ -118,8 +119,9 @@ impl Scratch {
         self.counts
     }
 
-    /// Updates the arg max of all rows with all logits that can be a row's largest. Returns false if it has left the
-    /// arg max as it was, and the caller has to compute all logits. There must be room for the rows.
+    /// Updates the arg max of all rows with all logits that can be a row's largest. Returns false if the screen was of
+    /// no use: then the arg max is unchanged, and the caller has to compute all logits. There must be room for the
+    /// rows.
     pub(in crate::cpu) fn find_largest(&mut self, operands: Operands<'_>) -> Result<bool, DeviceError> {
         let Operands { path, pool, int8, products, x, rows, matrix, screen, partial, logits } = operands;
         if rows == 0 || !self.backoff.admits() {
@@ -185,7 +187,7 @@ fn most_candidates(rows: usize, panels: usize) -> usize {
     rows + panels * rows.max(16) / 64
 }
 
-/// Appends the candidates that `marks` holds, `[rows, blocks]`, ordered. Ends when there are more than `most`.
+/// Appends the candidates that `marks` (`[rows, blocks]`) holds, in order. Stops when there are more than `most`.
 fn collect(marks: &[u16], blocks: usize, most: usize, candidates: &mut Vec<Candidate>) {
     candidates.clear();
     for (row, marks) in (0..).zip(marks.chunks(blocks)) {
@@ -222,7 +224,7 @@ impl RowBound {
         Self {
             weights: difference + slack * (exact + quantised),
             errors: (1.0 + slack) * quantised,
-            // False for a NaN.
+            // If a norm is NaN, the comparison is false.
             sound: (exact + quantised) * most < MOST,
         }
     }

@@ -94,7 +94,7 @@ unsafe fn dot_widened<S: Simd>(s: S, sum: S::F, weights: *const u16, pair: u32) 
     s.fma(w_even, s.splat(even), s.fma(w_odd, s.splat(odd), sum))
 }
 
-/// `sum` plus the products of pairs of i16. Written in assembly, because the compiler splits the intrinsic into a
+/// Returns `sum` plus the products of pairs of i16. This is assembly, because the compiler splits the intrinsic into a
 /// multiplication and an addition.
 ///
 /// # Safety

@@ -141,7 +141,7 @@ impl Path {
     }
 }
 
-// The file is that of the other tests, too.
+// These helpers are shared with the integration tests.
 #[cfg(test)]
 #[path = "../../../tests/support/paths.rs"]
 mod paths;

@@ -2,7 +2,7 @@
 
 use super::Simd;
 
-/// The nearest bfloat16, ties to even. A NaN becomes a quiet NaN.
+/// Returns the nearest bfloat16, ties to even. A NaN becomes a quiet NaN.
 #[inline(always)]
 pub(in crate::cpu) fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -12,14 +12,14 @@ pub(in crate::cpu) fn to_bf16(x: f32) -> u16 {
     (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16
 }
 
-/// The f32 of the same value.
+/// Returns the f32 of the same value.
 #[inline(always)]
 pub(in crate::cpu) fn from_bf16(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)
 }
 
-/// `e` to the power of `x`: within two units in the last place for x in -87 ..= 88, 0 below, infinity above, NaN for
-/// NaN.
+/// Returns `e` to the power of `x`. For x in -87 ..= 88 the error is at most two units in the last place. The result is
+/// 0 below this range, infinity above it, and NaN for NaN.
 ///
 /// The computation writes x as `n ln 2 + r`, with an integer n and |r| at most half of ln 2. n ln 2 is subtracted in
 /// two parts, so that r is exact to the last bit. `e^r` is a Taylor polynomial of degree seven, whose first omitted

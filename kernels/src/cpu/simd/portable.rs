@@ -85,8 +85,8 @@ impl Simd for Portable {
     }
 
     type I = [i32; LANES];
-    /// Equals the number for the instructions that multiply bytes, so that tests on any machine cover the layout of
-    /// those instructions.
+    /// Equal to the number on the paths that multiply bytes, so that tests on any machine cover the layout for those
+    /// paths.
     const DOT_INPUTS: usize = 4;
 
     #[inline(always)]

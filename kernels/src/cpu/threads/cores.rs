@@ -39,8 +39,8 @@ impl Cores {
         Self(cpus.into_iter().map(|(_, cpu)| cpu).collect())
     }
 
-    /// The cores of the `index`th worker on this machine, one per thread. Workers share a core only if there are more
-    /// threads than cores.
+    /// Returns the cores of the worker with index `index` on this machine, one per thread. Workers share a core only if
+    /// there are more threads than cores.
     #[must_use]
     pub fn share(&self, index: usize, threads: usize) -> Self {
         let workers = (self.0.len() / threads.max(1)).max(1);

@@ -183,7 +183,7 @@ impl ThreadPool {
         self.run_prepared(tasks, |_| (), task)
     }
 
-    /// As [`Self::run`], but each thread that runs tasks calls `prepare(thread)` before its first one.
+    /// Does the same as [`Self::run`], but each thread that runs tasks calls `prepare(thread)` before its first one.
     pub(in crate::cpu) fn run_prepared(
         &mut self,
         tasks: usize,

@@ -14,23 +14,23 @@ use crate::{
     WeightType,
 };
 
-/// Threads of a block of all kernels here: four warps.
+/// Threads per block of all kernels here: four warps.
 const THREADS: u32 = 128;
-/// Warps of a block.
+/// Warps per block.
 const WARPS: usize = 4;
-/// Threads of a warp.
+/// Threads per warp.
 const WARP: u32 = 32;
-/// Scratch memory for partial results of attention. Tiles for which no room is left walk their splits one after
-/// another.
+/// Size in bytes of the scratch memory for partial results of attention. A tile that finds no room in it computes its
+/// splits one after another.
 const PART_BYTES: usize = 32 << 20;
-/// Alignment in bytes of what a thread reads at once.
+/// Number of bytes that a thread reads at once: the alignment of all operands.
 const ALIGNMENT: usize = 16;
 
 /// Rotary frequencies, and their copy on the device.
 pub(super) struct RopeOnDevice {
     rope: RopeFrequencies,
     inverse: Vector,
-    /// Axis of each frequency, as the bits of an f32 each; `None` if all take the first axis.
+    /// Axis of each frequency, stored in the bits of an f32; `None` if all frequencies use the first axis.
     axes: Option<Vector>,
 }
 
@@ -115,10 +115,10 @@ impl PagedAttention for CudaDevice {
         let tokens = self.step.token_rows;
         qkv.check(tokens, (heads + 2 * kv_heads) * head_dim)?;
         out.written(tokens, heads * head_dim)?;
-        // Distances between positions have 32 bits with a sign in the kernels.
+        // The kernels compute distances between positions as signed 32-bit integers.
         let window = window.unwrap_or(usize::MAX).min(i32::MAX as usize) as u32;
         if let Some(tiles) = Tiles::of(pool.dtype, head_dim) {
-            // No tile has padding.
+            // Tiles do not cover padding, so padding rows are cleared here.
             out.clear_from(self.step.tokens)?;
             return self.attention_on_tensor_cores(
                 &tiles,
@@ -154,7 +154,7 @@ impl PagedAttention for CudaDevice {
     }
 }
 
-/// The kernels of `sources/attention_tiles.cu` for a type and a size of heads.
+/// The kernels of `sources/attention_tiles.cu` for one type and one head size.
 struct Tiles {
     narrow: Kernel<AttentionTiles>,
     wide: Kernel<AttentionTiles>,
@@ -162,7 +162,7 @@ struct Tiles {
 }
 
 impl Tiles {
-    /// `None` if the plain kernel computes such heads.
+    /// Returns `None` for heads that the plain kernel computes.
     fn of(dtype: WeightType, head_dim: usize) -> Option<Self> {
         let (narrow, wide, merge) = match (dtype, head_dim) {
             (WeightType::Bf16, 32) => (kernel::narrow_bf16_32, kernel::wide_bf16_32, kernel::merge_splits_32),
@@ -191,7 +191,7 @@ struct Heads {
 }
 
 impl CudaDevice {
-    /// Refuses a step that began over planes without pages: no page holds its tokens.
+    /// Returns an error if the step began over planes without pages, because no page holds its tokens.
     fn check_pages(&self) -> Result<(), DeviceError> {
         match self.step.has_pages {
             true => Ok(()),
@@ -206,7 +206,7 @@ impl CudaDevice {
         out: &Tensor,
     ) -> Result<(), DeviceError> {
         let AttentionShape { heads, kv_heads, head_dim, scale, .. } = of.shape;
-        // A partial result: the greatest score, the sum of weights, the weighted sum of values.
+        // Size of a partial result: the largest score, the sum of weights and the weighted sum of values.
         let part_bytes = (2 + head_dim) * size_of::<f32>();
         let shape =
             WorkShape { group: heads / kv_heads, kv_heads, parts: PART_BYTES / (part_bytes * kv_heads) };
@@ -225,7 +225,7 @@ impl CudaDevice {
             [(tiles.wide, &work.wide, 4 * WARP, work.narrow.len()), (tiles.narrow, &work.narrow, WARP, 0)];
         let grid =
             |items: &[Item], threads| Grid { blocks: (items.len(), kv_heads), threads, shared_bytes: 0 };
-        // The lists follow each other, each behind a number of items.
+        // The lists are stored one after another. `before` is the number of items in front of a list.
         let merge = |before: usize| MergeSplits {
             qkv: of.qkv,
             rows: at.rows,
@@ -250,7 +250,7 @@ impl CudaDevice {
         self.kernels.launch(tiles.merge, grid(&work.merges, THREADS), merge(before))
     }
 
-    /// Addresses of the inverse frequencies and of their axes, null without axes.
+    /// Returns the addresses of the inverse frequencies and of their axes; the latter is null without axes.
     fn rope_on_device(
         &mut self,
         rope: &RopeFrequencies,

@@ -10,7 +10,7 @@ use crate::cuda::sources::kernel;
 use crate::cuda::tensor::Tensor;
 use crate::{Collectives, Device, DeviceError};
 
-/// Threads of a block of all kernels here.
+/// Threads per block of all kernels here.
 const THREADS: u32 = 256;
 
 impl Collectives for CudaDevice {
@@ -60,7 +60,7 @@ impl Collectives for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Gathers the columns of these rows of `part`, or of all live ones, at rank 0.
+    /// Gathers columns at rank 0: those of the given rows of `part`, or of all live rows.
     fn gather(
         &mut self,
         part: &Tensor,
@@ -79,7 +79,7 @@ impl CudaDevice {
             return Ok(());
         }
         let Self { inputs, scratch, gpu, kernels, group, .. } = self;
-        // Scratch memory has room for all rows that `part` may have, so that it does not grow later.
+        // The scratch memory has room for the maximum number of rows of `part`, so that it does not grow later.
         let bytes = part.capacity * width * size_of::<f32>();
         let (own, list) = match rows {
             None => (&part.data, DevicePointer::NULL),

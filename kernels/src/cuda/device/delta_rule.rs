@@ -8,12 +8,12 @@ use crate::cuda::sources::{Kernel, kernel};
 use crate::cuda::tensor::{Tensor, Vector};
 use crate::{DeltaRule, DeltaShape, DeviceError, GatedDelta, GatedNorm};
 
-/// Threads of a block of all kernels here: four warps.
+/// Threads per block of all kernels here: four warps.
 const THREADS: u32 = 128;
 const WARPS: usize = 4;
-/// Tokens of a block of `sources/delta_inputs.cu`.
+/// Tokens per block of `sources/delta_inputs.cu`.
 const TILE_TOKENS: usize = 16;
-/// Columns of a memory in a block of `sources/delta_rule.cu`.
+/// Columns of a memory per block of `sources/delta_rule.cu`.
 const COLUMNS: usize = 32;
 
 impl DeltaRule for CudaDevice {
@@ -37,7 +37,7 @@ impl DeltaRule for CudaDevice {
         let (key_states, key_stride) = planes.states(plane, layer * key_bytes, key_bytes)?;
         let (value_states, value_stride) = planes.states(plane + 1, layer * value_bytes, value_bytes)?;
         let (states, stride) = planes.states(plane + 2, layer * memory_bytes, memory_bytes)?;
-        // Padding keeps what it held: only the delta rule reads these inputs, row by row.
+        // Padding rows of `inputs` are not cleared: only the delta rule reads these inputs, row by row.
         inputs.written(all, shape.inputs())?;
         out.written(all, shape.values())?;
         out.clear_from(tokens)?;
@@ -114,8 +114,8 @@ impl DeltaRule for CudaDevice {
     }
 }
 
-/// Returns the kernel of `sources/delta_rule.cu` for these heads. Refuses heads that do not fit each other, and those
-/// that are too large for the kernels.
+/// Returns the kernel of `sources/delta_rule.cu` for these heads. Returns an error if the heads do not fit each other,
+/// or are too large for the kernels.
 fn rule(shape: &DeltaShape) -> Result<Kernel<arguments::DeltaRule>, DeviceError> {
     shape.check()?;
     let key_dim = shape.key_dim;

@@ -12,9 +12,9 @@ use crate::cuda::sources::kernel;
 use crate::cuda::tensor::{Matrix, Tensor, Vector};
 use crate::{Dense, DeviceError, Embed, GateUp, Linear, Norm, VocabularyShard, WeightType};
 
-/// Threads of the kernels that work element by element, and of the norm.
+/// Threads per block of the elementwise kernels and of the norm.
 const THREADS: u32 = 256;
-/// Threads of the embedding.
+/// Threads per block of the embedding.
 const EMBED_THREADS: u32 = 128;
 
 impl Dense for CudaDevice {
@@ -121,7 +121,7 @@ impl Dense for CudaDevice {
         if rows > 0 {
             self.kernels.launch(kernel::keep_rows, Grid::over(x.width, THREADS), operands)?;
         }
-        // Padding keeps what it held.
+        // Padding rows keep their old values.
         (x.live, x.first_logit_row) = (self.step.kept_rows, 0);
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Dense for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Enqueues the norm of the rows of `x`, by a weight and an epsilon, as `dtype` at `out`.
+    /// Enqueues the RMS norm of the rows of `x`, and stores the result as `dtype` at `out`.
     fn norm(
         &self,
         x: &Tensor,

@@ -1,9 +1,9 @@
 //! Mixtures of experts.
 //!
-//! The GPU routes the rows, lists the pairs of a row and an expert by expert, and computes each expert's products over
-//! its list, so that the host waits for nothing. Each pair has activations and outputs of its own, and a row's outputs
-//! are added in the order of experts. Large steps are cut into chunks of rows, which bounds the memory of the pairs and
-//! changes no bit.
+//! A *pair* is a row and one of its experts. The GPU routes the rows, makes a list of pairs per expert, and computes
+//! each expert's products over its list, so that the host never waits for the routing. Each pair has activations and
+//! outputs of its own, and a row's outputs are added in the order of experts. Large steps are cut into chunks of rows.
+//! This bounds the memory of the pairs and changes no bit of the result.
 
 mod products;
 
@@ -18,42 +18,44 @@ use crate::cuda::tensor::{Matrix, Tensor};
 use crate::device::MixSizes;
 use crate::{DeviceError, Experts, MixExperts, Routing, WeightType};
 
-/// Threads of a block of the kernels that route, list and sum.
+/// Threads per block of the kernels that route, list and sum.
 const THREADS: u32 = 256;
-/// Rows that a block of `route_rows` routes: one per warp.
+/// Rows per block of `route_rows`: one per warp.
 const ROUTED_ROWS: usize = 8;
-/// Largest size in bytes of the outputs of a chunk's pairs. Each chunk reads the weights of its experts, so a chunk
-/// should have many rows per expert: with 2,048 outputs of 4 bytes and 8 of 128 experts per row it has 128.
+/// Maximum size in bytes of the outputs of a chunk's pairs. Each chunk reads the weights of its experts again, so a
+/// chunk should have many rows per expert. With outputs of 2,048 f32 and 8 of 128 experts per row, it has 128 rows per
+/// expert.
 pub(super) const OUTPUT_BYTES: usize = 128 << 20;
 /// Bytes of an index or of a weight of a pair.
 const WORD: usize = 4;
 
-/// The experts of a layer, as all its chunks use them.
+/// The experts of a layer, and the addresses that all chunks of its rows use.
 struct Layer {
     routing: Routing,
     /// Number of all experts.
     experts: usize,
-    /// Index of the first expert that is here, and number of those.
+    /// Index of the first expert that this rank holds, and the number of those experts.
     first: usize,
     held: usize,
     width: usize,
     kinds: Vec<Kind>,
-    /// Addresses: the matrices' addresses, gate and up before down; the number of tokens of each expert.
+    /// Addresses of tables: the matrices' addresses (all of gate and up, then all of down), and the number of tokens of
+    /// each expert.
     table: DevicePointer<u64>,
     totals: DevicePointer<u64>,
     memory: Memory,
 }
 
-/// Scratch memory of a chunk of rows: its number of rows, and addresses.
+/// Scratch memory for a chunk of rows.
 struct Memory {
     rows: usize,
     /// Expert of each pair, and its weight in the row's sum.
     chosen: DevicePointer<u32>,
     weights: DevicePointer<f32>,
-    /// Number of pairs of each expert that is here, and a list of pairs for each, with room for all rows.
+    /// The number of pairs of each expert that this rank holds, and a list of pairs per expert, with room for all rows.
     counts: DevicePointer<u32>,
     lists: DevicePointer<u32>,
-    /// In the type of the weights.
+    /// Activations of the pairs, in the type of the weights.
     activated: DevicePointer<u8>,
     outputs: DevicePointer<f32>,
 }
@@ -66,7 +68,7 @@ impl Experts for CudaDevice {
         mix: MixExperts<'_, Tensor, Matrix>,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        // The buffers are those of one expert at a time: here all experts compute at once.
+        // `buffers` is not used. Its buffers have room for one expert at a time, but here all experts compute at once.
         let MixExperts { x, valid_rows, logits, routing, first, gate_up, down, buffers: _, layer } = mix;
         let (rows, width, experts, top_k) = (x.live, x.width, logits.width, routing.top_k);
         let (logit_rows, held) = (logits.live, [gate_up.len(), down.len()]);
@@ -100,7 +102,8 @@ impl Experts for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Makes room for chunks of rows of `x`. The sizes follow from its capacity, so that they are final after one step.
+    /// Makes room for chunks of rows of `x`. The sizes follow from the tensor's capacity, so they do not change after
+    /// the first step.
     fn memory_of_experts(
         &mut self,
         x: &Tensor,
@@ -125,7 +128,7 @@ impl CudaDevice {
         Ok(Memory { rows, chosen, weights, counts, lists, activated, outputs })
     }
 
-    /// Enqueues the choice of the experts of `rows` rows by their logits, and the lists and counts of their pairs.
+    /// Enqueues the routing of `rows` rows by their logits, and the lists and counts of their pairs.
     fn route_rows(&self, layer: &Layer, rows: usize, logits: DevicePointer<f32>) -> Result<(), DeviceError> {
         let Routing { top_k, renormalise } = layer.routing;
         let Memory { rows: capacity, chosen, weights, counts, lists, .. } = layer.memory;
@@ -152,7 +155,7 @@ impl CudaDevice {
         self.kernels.launch(kernel::group_rows, Grid::of(layer.experts, THREADS), operands)
     }
 
-    /// Enqueues both products of the experts of a kind. `x` is the address of the chunk's rows.
+    /// Enqueues both products of the experts of one kind. `x` is the address of the chunk's rows.
     fn expert_products(
         &mut self,
         layer: &Layer,
@@ -198,8 +201,7 @@ impl CudaDevice {
         outputs.launch(&self.kernels, pairs)
     }
 
-    /// Returns the address of the chunk's rows in the type of the weights, whose conversion is enqueued if there is
-    /// one.
+    /// Returns the address of the chunk's rows in the type of the weights. Enqueues the conversion if the types differ.
     fn input_of_experts(
         &mut self,
         layer: &Layer,
@@ -220,7 +222,7 @@ impl CudaDevice {
         Ok(input)
     }
 
-    /// Enqueues the weighted sums of the chunk's rows. `out` is the address of the first.
+    /// Enqueues the weighted sums of the chunk's rows. `out` is the address of the first row.
     fn sum_experts(&self, layer: &Layer, rows: usize, out: DevicePointer<f32>) -> Result<(), DeviceError> {
         let Memory { chosen, weights, outputs, .. } = layer.memory;
         let elements = rows * layer.width;

@@ -1,4 +1,4 @@
-//! The arg max, sampling and scores. Their results wait on the device for the end of the step.
+//! The arg max, sampling and scores. Their results stay on the device until the end of the step.
 
 mod candidates;
 mod tasks;
@@ -16,10 +16,10 @@ use crate::cuda::tensor::{Matrix, Tensor, Vector};
 use crate::device::sampler_preconditions as check;
 use crate::{Argmax, DeviceError, GatheredRows, Nomination, SampleRow, Sampler, ScoreRow};
 
-/// Threads of a block, which works on one row of logits.
+/// Threads per block. A block computes one row of logits.
 const THREADS: u32 = 256;
-/// Upper bound of the bytes of each of the three scratch arrays of sampling, unless one row takes more: rows beyond it
-/// are sampled by further launches.
+/// Maximum size in bytes of each of the three scratch arrays of sampling. At least one row is sampled per launch, even
+/// if it needs more. Rows that do not fit are sampled by further launches.
 const SCRATCH_BYTES: usize = 32 << 20;
 
 impl Sampler for CudaDevice {
@@ -144,7 +144,7 @@ impl CudaDevice {
         Ok(logits)
     }
 
-    /// Address of the slots of a tensor's logit rows; null if they are no logit rows of the step.
+    /// Returns the address of the slots of a tensor's rows; null if the rows are not logit rows of the step.
     fn slots_of(&self, x: &Tensor) -> DevicePointer<u32> {
         match x.first_logit_row + x.live <= self.step.owners.len() {
             true => self.step.at.logit_slots.add(x.first_logit_row),
@@ -152,7 +152,7 @@ impl CudaDevice {
         }
     }
 
-    /// Enqueues the sampling of whole rows of logits, whose results are part of `block`.
+    /// Enqueues the sampling of rows from their complete logits. The results are part of `block`.
     fn sample_whole(
         &mut self,
         logits: &Tensor,

@@ -1,14 +1,14 @@
-//! Addresses of device memory, with the type of what lies there.
+//! Addresses of device memory, with the type of the elements there.
 
 use std::marker::PhantomData;
 
 use cudarc::driver::sys::CUdeviceptr;
 
 /// The address of elements of type `T` in a [`DeviceBuffer`](super::DeviceBuffer), or null. `u8` stands for elements
-/// whose type a value names, such as the weights of a checkpoint.
+/// whose type is only known at run time, such as the weights of a checkpoint.
 ///
-/// Only a buffer makes a pointer that is not null. The pointer does not hold the buffer, and it does not know where the
-/// buffer ends: an operation checks the shapes of its operands before it takes their addresses.
+/// A pointer that is not null comes from a buffer. The pointer does not keep the buffer alive, and does not know where
+/// it ends. So an operation checks the shapes of its operands before it takes their addresses.
 #[repr(transparent)]
 pub(in crate::cuda) struct DevicePointer<T> {
     address: CUdeviceptr,
@@ -16,35 +16,35 @@ pub(in crate::cuda) struct DevicePointer<T> {
 }
 
 impl<T> DevicePointer<T> {
-    /// The pointer to nothing.
+    /// The null pointer.
     pub(in crate::cuda) const NULL: Self = Self::new(0);
 
     pub(super) const fn new(address: CUdeviceptr) -> Self {
         Self { address, elements: PhantomData }
     }
 
-    /// The address, for the libraries beside the driver.
+    /// Returns the address, for cuBLASLt and NCCL.
     pub(in crate::cuda) fn address(self) -> CUdeviceptr {
         self.address
     }
 
-    /// The pointer to the element that is `elements` further.
+    /// Returns the pointer to the element that is `elements` further.
     pub(in crate::cuda) fn add(self, elements: usize) -> Self {
         self.add_bytes(elements * size_of::<T>())
     }
 
-    /// The pointer that is `bytes` bytes further.
+    /// Returns the pointer that is `bytes` bytes further.
     pub(in crate::cuda) fn add_bytes(self, bytes: usize) -> Self {
         Self::new(self.address + bytes as u64)
     }
 
-    /// Returns this address, of elements of another type.
+    /// Returns the same address as a pointer to elements of another type.
     pub(in crate::cuda) fn cast<U>(self) -> DevicePointer<U> {
         DevicePointer::new(self.address)
     }
 }
 
-// Derived implementations would ask the same of `T`.
+// Derived implementations would require that `T` has them, too.
 impl<T> Clone for DevicePointer<T> {
     fn clone(&self) -> Self {
         *self

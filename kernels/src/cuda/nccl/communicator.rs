@@ -1,4 +1,4 @@
-//! One rank's communicator: joining, the collectives, and what ends them.
+//! One rank's communicator: joining, collectives, and abort.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use crate::cuda::memory::DevicePointer;
 const CONFIG_MAGIC: u32 = 0xcafe_beef;
 /// Version of the configuration's layout: NCCL 2.30. An older library reads the fields that it knows.
 const CONFIG_VERSION: u32 = 23_000;
-/// Value of a field of the configuration for which NCCL takes its default (`NCCL_CONFIG_UNDEF_INT`).
+/// Value of a configuration field that leaves the choice to NCCL (`NCCL_CONFIG_UNDEF_INT`).
 const UNDEFINED: c_int = c_int::MIN;
 /// Time for which the host polls a call in the background without sleeping. Once the ranks are connected, NCCL's own
 /// thread takes some microseconds to launch a collective.
 const SPIN: Duration = Duration::from_micros(200);
-/// Interval of longer polls.
+/// Interval of polls after [`SPIN`].
 const POLL: Duration = Duration::from_micros(100);
 /// Minimum interval between two checks of the collectives in flight.
 const LOOK: Duration = Duration::from_millis(1);
@@ -37,10 +37,10 @@ pub(in crate::cuda) enum Reduction {
     LargestKey,
 }
 
-/// One rank's end of a group. After an error it is aborted, and every call returns that error.
+/// One rank's end of a group. An error aborts it, and every later call returns the same error.
 pub(in crate::cuda) struct Communicator {
     nccl: &'static Nccl,
-    /// Null once it is aborted, which frees it.
+    /// Null once the communicator is aborted, because the abort frees it.
     handle: sys::ncclComm_t,
     gpu: Arc<Gpu>,
     group_rank: GroupRank,
@@ -103,8 +103,8 @@ impl Communicator {
         self.end(Operation::AllReduce, begun)
     }
 
-    /// Enqueues a gather of `count` floats of each rank. Rank 0 passes `all`, `[ranks, count]`, which receives the
-    /// parts of all other ranks. The others pass their `part`.
+    /// Enqueues a gather of `count` floats from each rank. Rank 0 passes `all`, `[ranks, count]`, which receives the
+    /// parts of all other ranks. The other ranks pass their `part`.
     pub(in crate::cuda) fn gather(
         &mut self,
         part: DevicePointer<f32>,
@@ -114,8 +114,8 @@ impl Communicator {
         self.begin()?;
         let (nccl, handle, stream) = (self.nccl, self.handle, self.gpu.stream.cast());
         let kind = sys::ncclDataType_t::ncclFloat32 as u32;
-        // SAFETY: the callers pass buffers of these sizes, which live until the stream has passed the collective. The
-        // group is closed in any case.
+        // SAFETY: the callers pass buffers of these sizes, which live until the stream has passed the collective. Each
+        // `ncclGroupStart` is followed by an `ncclGroupEnd`, even after an error.
         let begun = unsafe {
             let mut begun = (nccl.ncclGroupStart)();
             match all {
@@ -142,7 +142,7 @@ impl Communicator {
         self.look().map(|_| ())
     }
 
-    /// Waits until the stream has passed all collectives, so that a wait for the stream ends.
+    /// Waits until the stream has passed all collectives. A later wait for the stream is then bounded.
     pub(in crate::cuda) fn wait(&mut self) -> Result<(), DeviceError> {
         while self.look()?.is_some() {
             std::thread::sleep(POLL);
@@ -150,7 +150,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Checks as [`check`](Self::check) does, however recent the last check is. Returns the first collective that the
+    /// Does the same as [`check`](Self::check), even if the last check is recent. Returns the first collective that the
     /// stream has not passed.
     pub(in crate::cuda) fn look(&mut self) -> Result<Option<Operation>, DeviceError> {
         self.begin()?;
@@ -165,7 +165,7 @@ impl Communicator {
         }
     }
 
-    /// Refuses every call after the first error.
+    /// Returns the first error, if there was one.
     fn begin(&self) -> Result<(), DeviceError> {
         match &self.failed {
             None => Ok(()),
@@ -179,8 +179,8 @@ impl Communicator {
         self.in_flight.mark(operation)
     }
 
-    /// Waits until a call has ended. A call of a communicator that does not block may continue in the background, and
-    /// no other call may begin before its end.
+    /// Waits until a call has ended. The communicator is non-blocking, so a call may continue in the background, and no
+    /// other call may begin before its end.
     fn settle(&mut self, operation: Operation, begun: u32, limit: Duration) -> Result<(), DeviceError> {
         let (mut code, since) = (begun, Instant::now());
         while code == IN_PROGRESS {
@@ -198,7 +198,7 @@ impl Communicator {
         if code == SUCCESS { Ok(()) } else { Err(self.fail_with(operation, code)) }
     }
 
-    /// The communicator's state: success, in progress, or the error that it has met.
+    /// Returns the communicator's state: success, in progress, or an asynchronous error.
     fn asynchronous_error(&self) -> u32 {
         let mut state = SUCCESS;
         // SAFETY: the communicator is live, and the pointer is valid for a result.
@@ -234,11 +234,11 @@ impl Communicator {
         error
     }
 
-    /// Ends the collectives in flight where they are, so that the stream goes on, and frees the communicator.
+    /// Stops the collectives in flight, so that the stream continues, and frees the communicator.
     fn abort(&mut self) {
         let handle = std::mem::replace(&mut self.handle, std::ptr::null_mut());
         if !handle.is_null() && self.gpu.bind().is_ok() {
-            // SAFETY: nobody uses the handle any more. An error changes nothing: the process ends.
+            // SAFETY: nothing uses the handle any more. An error is ignored, because there is nothing left to do.
             unsafe {
                 (self.nccl.ncclCommAbort)(handle);
             }
@@ -247,14 +247,15 @@ impl Communicator {
 }
 
 impl Drop for Communicator {
-    /// Aborts rather than destroys: a destruction waits for the other ranks, which may be gone.
+    /// Aborts the communicator instead of destroying it, because a destruction waits for the other ranks, which may be
+    /// gone.
     fn drop(&mut self) {
         self.abort();
     }
 }
 
-/// The worse of two results: an error is worse than `IN_PROGRESS`, and that is worse than success. Of two errors, the
-/// first.
+/// Returns the worse of two results. An error is worse than `IN_PROGRESS`, which is worse than success. Of two errors,
+/// the first one counts.
 fn worse(first: u32, second: u32) -> u32 {
     match first {
         SUCCESS => second,
@@ -267,7 +268,7 @@ fn pointer(at: DevicePointer<f32>) -> *mut c_void {
     std::ptr::without_provenance_mut(at.address() as usize)
 }
 
-/// NCCL's default configuration, except that calls do not wait for other ranks.
+/// Returns NCCL's default configuration, except that calls do not block.
 fn not_blocking() -> sys::ncclConfig_t {
     sys::ncclConfig_t {
         size: size_of::<sys::ncclConfig_t>(),

@@ -1,4 +1,4 @@
-//! The collectives in flight. A rank that never joins one makes the streams of all others wait for ever.
+//! The collectives in flight. If a rank never joins a collective, the streams of all other ranks wait for ever.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! `libnccl.so.2`, opened at run time.
 //!
-//! Types and constants are cudarc's. Its functions are not called: they look for every name of the library but the one
-//! that NVIDIA's packages install, and panic at a symbol that is absent.
+//! Types and constants come from cudarc. Its functions are not used, because they do not look for the file name that
+//! NVIDIA's packages install, and panic at an absent symbol.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -13,17 +13,17 @@ use crate::cuda::library::{Missing, searched};
 /// File name of the library.
 const LIBRARY: &str = "libnccl.so.2";
 
-/// Result of a call that has ended well.
+/// Result of a successful call.
 pub(super) const SUCCESS: u32 = sys::ncclResult_t::ncclSuccess as u32;
-/// Result of a call that NCCL does not serve in this way, such as two ranks on one GPU.
+/// Result of a call that NCCL does not support in this way, such as two ranks on one GPU.
 pub(super) const INVALID_USAGE: u32 = sys::ncclResult_t::ncclInvalidUsage as u32;
-/// Result of a call that goes on in the background.
+/// Result of a call that continues in the background.
 pub(super) const IN_PROGRESS: u32 = sys::ncclResult_t::ncclInProgress as u32;
 
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
-        /// The functions of the library. Results are plain numbers: a newer library may have results that no enum
-        /// names.
+        /// The functions of the library. Results are plain numbers, because a newer library may return results that
+        /// cudarc's enum does not have.
         #[allow(non_snake_case, reason = "the names of NCCL")]
         pub(super) struct Nccl {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
@@ -59,7 +59,7 @@ functions! {
 }
 
 impl Nccl {
-    /// Description of a result other than success, with what NCCL says of the communicator's last error.
+    /// Describes a result other than success. Includes NCCL's message about the last error.
     pub(super) fn describe(&self, code: u32, handle: Option<sys::ncclComm_t>) -> String {
         // SAFETY: the function takes any number.
         let kind = text(unsafe { (self.ncclGetErrorString)(code) });
@@ -81,7 +81,7 @@ fn text(string: *const c_char) -> String {
 pub(super) fn open() -> Result<&'static Nccl, Missing> {
     static NCCL: OnceLock<Result<Nccl, Missing>> = OnceLock::new();
     let opened = NCCL.get_or_init(|| {
-        // SAFETY: the library's initialisers run. It is NVIDIA's own, or an emulation of it.
+        // SAFETY: opening the library runs its initialisers. It is NVIDIA's own, or an emulation of it.
         let library = unsafe { libloading::Library::new(LIBRARY) }.map_err(|_| Missing::Library {
             library: LIBRARY,
             purpose: "it carries the collectives of --tp and comes with NCCL",
@@ -92,7 +92,7 @@ pub(super) fn open() -> Result<&'static Nccl, Missing> {
     opened.as_ref().map_err(Missing::clone)
 }
 
-/// Opens the library of collectives, which a device alone does without.
+/// Opens the library of collectives. Only a device in a group needs it.
 pub fn collectives() -> Result<(), Missing> {
     open().map(|_| ())
 }

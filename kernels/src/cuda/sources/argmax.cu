@@ -1,7 +1,7 @@
-// The likeliest token of each row of logits: a block per row. Among equal logits the lowest token id wins.
+// The likeliest token of each row of logits: one block per row. Among equal logits, the lowest token id wins.
 
-// Writes a result per row, and the token of each row as the last one of its slot, unless that is the null slot. `slots`
-// may be null: no row has a slot.
+// Writes a result per row. Also stores each row's token as the last token of its slot, unless this is the null slot. A
+// null `slots` means that no row has a slot.
 KERNEL(THREADS) argmax(const float* logits, u32 width, const u32* slots, u32* last_tokens, Result* results) {
   BEGIN(argmax);
   Best best = best_of(logits + (size_t)blockIdx.x * width, width);
@@ -12,7 +12,8 @@ KERNEL(THREADS) argmax(const float* logits, u32 width, const u32* slots, u32* la
   if (slot) last_tokens[slot] = token;
 }
 
-// out[row] = [logit, token id], where token ids begin at `first`. The logit is NaN if any logit of the row is NaN.
+// out[row] = [logit, token id] of the row's largest logit. Token ids begin at `first`. The logit is NaN if any logit of
+// the row is NaN.
 KERNEL(THREADS) partial_argmax(const float* logits, u32 width, u32 first, float* out) {
   BEGIN(partial_argmax);
   Best best = best_of(logits + (size_t)blockIdx.x * width, width);
@@ -21,7 +22,7 @@ KERNEL(THREADS) partial_argmax(const float* logits, u32 width, u32 first, float*
   out[blockIdx.x * 2 + 1] = (float)(best.token == NO_ID ? 0 : first + best.token);
 }
 
-// The best of each row's candidates, pairs of a logit and a token id.
+// Finds the best of each row's candidates, which are pairs of a logit and a token id.
 KERNEL(32) best_candidates(const float* candidates, u32 count, u32 rows, const u32* slots, u32* last_tokens, Result* results) {
   BEGIN(best_candidates);
   u32 row = blockIdx.x * 32 + threadIdx.x;

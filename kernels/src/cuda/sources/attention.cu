@@ -1,17 +1,17 @@
-// Causal attention of ragged batches over paged keys and values, in f32 on the plain cores: the first kernel, which
-// later ones on tensor cores are compared with.
+// Causal attention of ragged batches over paged keys and values, in f32 without tensor cores. The kernels on tensor
+// cores are compared with this one.
 //
-// A warp takes one query head of one token. It loops over tiles of 32 keys at absolute positions. For the scores each
-// lane has a key; for the weighted sum of values each lane has elements of the head. The online softmax restarts at
-// absolute multiples of SPLIT keys, and the partial results are folded in order. A query's bits therefore depend
-// neither on its neighbours nor on the chunk that it comes in.
+// A warp computes one query head of one token. It loops over tiles of 32 keys at absolute positions. For the scores
+// each lane has a key; for the weighted sum of values each lane has elements of the head. The online softmax restarts
+// at absolute multiples of SPLIT keys, and the partial results are folded in order. A query's bits therefore depend
+// neither on its neighbours nor on its chunk.
 //
 // Keys outside of a query's window are never read: an unwritten entry of a page may hold NaN.
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / 32;
 constexpr u32 TILE = 32;
 constexpr u32 SPLIT = 512;
-// Elements of the head per lane: heads of at most 256 elements.
+// Elements of the head per lane. A head has at most 32 * 8 = 256 elements.
 constexpr int LANE_ELEMENTS = 8;
 
 struct Args {
@@ -35,7 +35,7 @@ DEVICE void reset(State& state) {
   for (int i = 0; i < LANE_ELEMENTS; i++) state.values[i] = 0.f;
 }
 
-// Folds the partial result of a split into the result of the splits before it.
+// Folds the partial result of a split into the result of the earlier splits.
 DEVICE void fold(State& total, const State& part) {
   float top = fmaxf(total.top, part.top), base = top == -INF ? 0.f : top;
   float keep = exp_(__fsub_rn(total.top, base)), take = exp_(__fsub_rn(part.top, base));

@@ -2,16 +2,16 @@
 //
 // The queries of a row for one kv head are numbered: query i is head i % group of token i / group. A work item is a
 // tile of consecutive queries, 16 per warp, so that the query heads of a decode share one pass over its keys. A narrow
-// tile has one warp, a wide tile four, which share the keys in shared memory. Each warp computes its 16 queries alone:
-// scores, online softmax and weighted sum of values stay in its registers.
+// tile has one warp. A wide tile has four warps, which read the keys from shared memory. Each warp computes its own 16
+// queries; scores, online softmax and weighted sum of values stay in its registers.
 //
-// A query's bits depend on nothing but itself. Keys are taken in tiles of TILE at absolute positions. The online
+// A query's bits do not depend on other queries. Keys are read in tiles of TILE at absolute positions. The online
 // softmax restarts at absolute multiples of SPLIT keys, and the results of the splits are folded in order: by the item
-// that walks them all, or by `merge_splits` if each split is an item of its own. Both fold with the same instructions.
-// A tile that is masked for a query leaves its state as it was.
+// that computes all of them, or by `merge_splits` if each split is a separate item. Both fold with the same
+// instructions. A tile that is masked for a query does not change the query's state.
 //
-// Keys that no query of a tile sees are not read: zeros stand for them, because an unwritten entry may hold NaN.
-// The lists of items are made by kernels/src/cuda/attention_work.rs.
+// Keys that no query of a tile sees are replaced by zeros and not read, because an unwritten entry may hold NaN. The
+// lists of items are made by kernels/src/cuda/attention_work.rs.
 constexpr u32 TILE = 32;
 constexpr u32 SPLIT = 256;
 constexpr u32 SPLIT_TILES = SPLIT / TILE;
@@ -41,7 +41,7 @@ struct Args {
   float scale;
 };
 
-// A query of a tile. Queries past the last one of the tile stand for that one.
+// A query of a tile. An index past the last query of the tile gives the last query.
 struct Query {
   u32 position, token, head;
 };
@@ -52,7 +52,8 @@ DEVICE Query query_at(const Args& args, const Row& row, const Item& item, u32 in
   return {row.start + token, row.first_token + token, blockIdx.y * group + query % group};
 }
 
-// Folds the partial result of a split into the result of the splits before it: values = part * take + values * keep.
+// Factors that fold the partial result of a split into the result of the earlier splits: values = part * take + values
+// * keep.
 struct Fold {
   float top, sum, keep, take;
 };
@@ -65,11 +66,11 @@ DEVICE Fold fold(float top, float sum, float part_top, float part_sum) {
   return to;
 }
 DEVICE float folded(const Fold& by, float value, float part) { return __fmaf_rn(part, by.take, __fmul_rn(value, by.keep)); }
-// Adding zero makes a negative zero positive: masked tiles may have made it so.
+// Adding zero turns a negative zero, which masked tiles may cause, into a positive one.
 DEVICE float normal(float value, float factor) { return __fadd_rn(__fmul_rn(value, factor), 0.f); }
 
-// Keys and values of two tiles: one is read while the other arrives. Rows are padded, so that the eight rows of a
-// matrix lie in different banks.
+// Keys and values of two tiles: one tile is read while the copy of the other one is under way. Rows are padded, so that
+// the eight rows of a matrix lie in different banks.
 template <int D>
 struct Shared {
   u16 tiles[2][2][TILE][D + 8];
@@ -127,7 +128,7 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
   const u32 warp_low = query_at(args, row, item, warp * WARP_QUERIES).position;
   const u32 warp_high = query_at(args, row, item, warp * WARP_QUERIES + WARP_QUERIES - 1).position;
 
-  // Results of the earlier splits, and of this split. The sums of a split are this lane's share until the split ends.
+  // Results of the earlier splits, and of this split. Until the split ends, its sums cover only this lane's share.
   float total_top[2] = {-INF, -INF}, total_sum[2] = {0.f, 0.f}, total[D / 8][4] = {};
   float top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f}, values[D / 8][4] = {};
 
@@ -158,7 +159,7 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
         for (u32 n = 0; n < TILE / 8; n++)
 #pragma unroll
           for (u32 i = 0; i < 4; i++)
-            // A key behind the query wraps around to a large distance.
+            // For a key at a later position than the query's, the unsigned distance wraps around to a large number.
             if (position[i / 2] - (tile * TILE + n * 8 + t * 2 + i % 2) >= args.window) scores[n][i] = -INF;
       }
       u32 weights[TILE / 16][4];
@@ -240,8 +241,8 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
   }
 }
 
-// Folds the partial results of a tile's queries, split by split. An item names the tile and the place of its first
-// split; those of the next split follow it. A thread has four elements of a query.
+// Folds the partial results of a tile's queries, split by split. An item holds the tile and the index of its first
+// split's results. Those of the next split follow. A thread computes four elements of a query.
 template <int D>
 DEVICE void merge(const Args& args) {
   const Item item = args.items[blockIdx.x];

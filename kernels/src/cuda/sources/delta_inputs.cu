@@ -1,9 +1,10 @@
 // Inputs of the gated delta rule: causal convolutions with SiLU over the tokens of each row, norms of q and k, decays,
 // betas.
 //
-// A block takes one head of q, k or v for TILE tokens of the step, which may be of several rows. A warp takes one token
-// at a time. The convolutions of a row's first tokens reach back into the state of its slot. The block with the row's
-// first token takes all of these tokens, and replaces the state after a barrier: no other block reads or writes it.
+// A block computes one head of q, k or v for TILE tokens of the step, which may belong to several rows. A warp computes
+// one token at a time. The convolutions of a row's first tokens reach back into the state of its slot. The block with
+// the row's first token computes all of these tokens, and replaces the state after a barrier. No other block reads or
+// writes the state.
 constexpr int THREADS = 128;
 constexpr u32 WARPS = THREADS / 32;
 constexpr u32 TILE = 16;
@@ -14,8 +15,8 @@ constexpr float NORM_EPS = 1e-6f;
 constexpr float SOFTPLUS_THRESHOLD = 20.f;
 
 // `projected` has [q | k | v | z | b | a] per token, `out` receives [q | k | v | decay | beta]. `weights` are
-// [taps][channels], the oldest input first. The states are the layer's part of the null slot's, and a slot begins
-// `stride` bytes behind the one before: the last taps - 1 inputs of each key head, [q | k], and of each value head.
+// [taps][channels], the oldest input first. A state is the last taps - 1 inputs of each key head, [q | k], or of each
+// value head. The pointers to states are those of the layer in the null slot. Slots are `stride` bytes apart.
 KERNEL(THREADS, 6) delta_inputs(const float* projected, const Row* rows, const u32* row_of, u32 row_count, u32 tokens,
                              const float* weights, const float* rate, const float* bias, u8* key_states, u64 key_stride,
                              u8* value_states, u64 value_stride, u32 key_heads, u32 value_heads, u32 key_dim, u32 value_dim,
@@ -88,7 +89,8 @@ KERNEL(THREADS, 6) delta_inputs(const float* projected, const Row* rows, const u
     float* state = state_of(row);
     const float* inputs = inputs_of(row);
     for (u32 c = lane; c < width; c += 32)
-      // A row shorter than the state moves it: each input comes from a later place, which is not overwritten yet.
+      // If a row is shorter than the state, the state moves. Each input comes from a later index, which is not
+      // overwritten yet.
       for (u32 i = 0; i < kept; i++) {
         const u32 at = count + i;
         state[i * width + c] = at < kept ? state[at * width + c] : inputs[(size_t)(at - kept) * projected_width + c];

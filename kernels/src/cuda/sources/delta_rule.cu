@@ -1,20 +1,20 @@
 // The gated delta rule: for each token of a row in order, the memory S of a value head becomes decay * S + k ⊗ delta
 // with delta = (v - decay * Sᵀk) * beta, and the token's output is Sᵀq.
 //
-// A block takes COLUMNS columns of a head's memory for all tokens of a row. Each column lies in the registers of PARTS
-// lanes, and is read from the slot once and written there once. A lane has quads of rows, PARTS quads apart. A lane
-// keeps four sums over its quads. The order in which these and the sums of other lanes are added follows from the size
-// of a head alone.
+// A block computes COLUMNS columns of a head's memory for all tokens of a row. Each column is kept in the registers of
+// PARTS lanes, and is read from the slot once and written there once. A lane holds quads of rows that are PARTS quads
+// apart. It keeps four sums over its quads. The order in which these sums and those of other lanes are added depends
+// only on the size of a head.
 //
-// The inputs of TILE tokens arrive by cp.async while those of the tile before are used. Copies have four bytes, because
-// a token's inputs may begin anywhere.
+// The inputs of TILE tokens are copied by cp.async while the inputs of the previous tile are used. A copy has four
+// bytes, because a token's inputs need no larger alignment.
 constexpr int THREADS = 128;
 constexpr u32 PARTS = 4;
 constexpr u32 WARP_COLUMNS = 32 / PARTS;
 constexpr u32 COLUMNS = THREADS / 32 * WARP_COLUMNS;
 constexpr u32 TILE = 4;
 
-// Inputs of a tile of tokens: keys and queries of up to KEYS elements, which zeros follow.
+// Inputs of a tile of tokens. Keys and queries have up to KEYS elements and are padded with zeros.
 template <u32 KEYS>
 struct Stage {
   float q[TILE][KEYS], k[TILE][KEYS], v[TILE][COLUMNS], gates[TILE][2];
@@ -30,7 +30,7 @@ struct Args {
   float* out;
 };
 
-// The sum over the lanes of a column, the same bits in all of them.
+// Returns the sum over the lanes of a column, with the same bits in all of these lanes.
 DEVICE float column_sum(const float (&sums)[4]) {
   float sum = __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
 #pragma unroll
@@ -38,9 +38,9 @@ DEVICE float column_sum(const float (&sums)[4]) {
   return sum;
 }
 
-// Loads this lane's elements of a column, or stores them. Rows from `rows` on are zeros and are not stored. Each
-// address follows from the one before, and no address is kept from the load to the store: there are no registers for
-// them.
+// Loads this lane's elements of a column, or stores them. Rows from `rows` on are loaded as zeros and not stored. Each
+// address is computed from the one before, and none is kept between load and store, because there are too few
+// registers.
 template <bool STORE, u32 ELEMENTS>
 DEVICE void move(float (&memory)[ELEMENTS], float* at, u32 part, u32 rows, u32 value_dim) {
 #pragma unroll

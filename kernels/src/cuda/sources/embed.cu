@@ -1,8 +1,8 @@
-// out[t] = table[ids[t] - first], or zeros for an id whose row this shard of the table does not hold. A block per
+// out[t] = table[ids[t] - first], or zeros for an id whose row this shard of the table does not hold. One block per
 // token.
 //
-// The highest bit of an id marks a row that continues a step in flight: the other bits are then a slot, and the id is
-// the token that was sampled last for it.
+// The highest bit of an id marks a row that continues a step in flight. The other bits are then a slot, and the id is
+// the token that was sampled last for this slot.
 constexpr int THREADS = 128;
 constexpr u32 FROM_SLOT = 1u << 31;
 

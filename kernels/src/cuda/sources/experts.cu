@@ -1,11 +1,12 @@
-// Products of experts on plain cores, in f32: weights in f32, and weights of two bytes whose widths are not multiples
-// of 8.
+// Products of experts in f32, without tensor cores: for weights in f32, and for 16-bit weights whose widths are not
+// multiples of 8.
 //
-// A block computes a tile of 32 pairs and 64 columns of one expert, a thread 4 x 4 of it. Each sum takes its products
-// in the order of the inputs, so that its bits depend on nothing but its row.
+// A block computes a tile of 32 pairs and 64 columns of one expert, and a thread 4 x 4 of it. Each sum adds its
+// products in the order of the inputs, so its bits depend only on its row.
 constexpr u32 THREADS = 128, ROWS = 32, COLUMNS = 64, HALF = COLUMNS / 2, DEPTH = 16;
 
-// A pair's row and column lie side by side for one input, padded against conflicts of banks.
+// The pairs' inputs and the columns' weights, with all elements for one input side by side. The padding avoids bank
+// conflicts.
 struct Shared {
   float x[DEPTH][ROWS + 4], weights[DEPTH][COLUMNS + 4];
   u32 pairs[ROWS];

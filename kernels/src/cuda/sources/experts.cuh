@@ -1,6 +1,6 @@
 // The work of the experts' products. A launch has a row of blocks per tile of columns, and in it a block per tile of an
-// expert's pairs (route.cu). Only the GPU knows the number of tiles: as many blocks are launched as there can be tiles, and
-// the last ones end at once. So an expert without rows has no block, and is not read.
+// expert's pairs (route.cu). Only the GPU knows the number of tiles, so as many blocks are launched as there can be
+// tiles, and blocks without a tile end at once. An expert without rows has no tile, and its weights are not read.
 
 struct Args {
   const void* x;        // input, rows of `inputs` elements; pair p reads row p / divisor
@@ -17,7 +17,8 @@ struct Work {
   u32 pairs;  // number of pairs in the tile; 0: no work
 };
 
-// Finds the tile of a block, where the tiles of all experts are numbered through. All lanes of a warp call this.
+// Finds the tile of a block. The tiles of all experts are numbered consecutively. All lanes of a warp call this
+// function.
 DEVICE Work work_of(const Args& args, u32 height, u32 index) {
   const u32 lane = threadIdx.x % 32;
   for (u32 first = 0; first < args.experts; first += 32) {
@@ -38,8 +39,8 @@ DEVICE Work work_of(const Args& args, u32 height, u32 index) {
   return {0, 0, 0};
 }
 
-// The row of an expert's matrix that a column of the block's tile multiplies. The first half of a gated tile's columns are
-// gates, and the second half are the ups of the same indexes.
+// The row of an expert's matrix for a column of the block's tile. The first half of a gated tile's columns are rows of
+// gate, and the second half are the rows of up with the same indices.
 struct Column {
   u32 row;
   bool is_there;
@@ -54,7 +55,7 @@ DEVICE Column column_of(const Args& args, u32 column) {
   return {column < COLUMNS / 2 ? index : args.outputs + index, index < args.outputs};
 }
 
-// silu(gate) * up, as `gated` in rows.cu.
+// silu(gate) * up, computed as in `gated` (rows.cu).
 DEVICE float activated(float gate, float up) { return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.f, exp_(-gate))), up); }
 
 #define PARAMETERS                                                                                                   \

@@ -1,13 +1,14 @@
-// Products of experts on tensor cores: weights of two bytes, in rows that begin at multiples of 16 bytes.
+// Products of experts on tensor cores: for 16-bit weights whose rows begin at multiples of 16 bytes.
 //
 // A narrow tile has 16 pairs and 64 columns, and its four warps divide the columns. Steps in which an expert has few
-// rows are bound by reading weights, so they keep many copies in flight. A wide tile has 64 pairs and 128 columns, and
-// a warp has 32 x 64 of it. Both walk the inputs in steps of DEPTH, 16 per instruction, in ascending order from zero:
-// the bits of a row depend neither on the size of its tile nor on its neighbours. Zeros stand for pairs, columns and
-// inputs past the end.
+// rows are bound by reading weights, so they keep many copies in flight. A wide tile has 64 pairs and 128 columns, of
+// which a warp computes 32 x 64. Both kinds add the inputs in ascending order, DEPTH per step and 16 per instruction.
+// So the bits of a row depend neither on the size of its tile nor on its neighbours. Pairs, columns and inputs past the
+// end count as zeros.
 constexpr u32 THREADS = 128, DEPTH = 32, CHUNK = 8, CHUNKS = DEPTH / CHUNK;
 
-// Warps along pairs and along columns; tiles of 16 pairs and of 8 columns per warp; steps that are in shared memory.
+// Number of warps along pairs and along columns, tiles of 16 pairs and of 8 columns per warp, and steps in shared
+// memory.
 template <u32 ROW_WARPS_, u32 COLUMN_WARPS_, u32 ROW_TILES_, u32 COLUMN_TILES_, u32 STAGES_>
 struct Shape {
   static constexpr u32 COLUMN_WARPS = COLUMN_WARPS_, ROW_TILES = ROW_TILES_, COLUMN_TILES = COLUMN_TILES_, STAGES = STAGES_;
@@ -19,16 +20,16 @@ struct Shape {
 typedef Shape<1, 4, 1, 2, 6> Narrow;
 typedef Shape<2, 2, 2, 8, 3> Wide;
 
-// The lines of a step, pairs and then columns. They are padded, so that the eight rows of a matrix lie in different
-// banks.
+// The lines of a step: first those of the pairs, then those of the columns. They are padded, so that the eight rows of
+// a matrix lie in different banks.
 template <class S>
 struct Shared {
   u16 tiles[S::STAGES][S::LINES][DEPTH + 8];
   u32 pairs[S::ROWS];
 };
 
-// The first column of a warp's tile of 8. A warp has the same indexes in both halves, so that gate and up meet in a
-// lane.
+// Returns the first column of a warp's tile of 8. A warp has the same indices in both halves, so that a lane holds a
+// gate and its up.
 template <class S>
 DEVICE u32 first_column(u32 warp, u32 tile) {
   return tile / S::HALF_TILES * S::HALF + (warp * S::HALF_TILES + tile % S::HALF_TILES) * 8;
@@ -42,7 +43,7 @@ DEVICE void multiply(const Args& args, Shared<S>& shared) {
   if (threadIdx.x < S::ROWS) shared.pairs[threadIdx.x] = list[min(threadIdx.x, work.pairs - 1)];
   __syncthreads();
 
-  // A thread copies the same chunk of some lines in every step.
+  // In every step, a thread copies the same chunk of the same lines.
   const u32 chunk = threadIdx.x % CHUNKS * CHUNK;
   const u16* from[S::SHARE];
   u32 there = 0;

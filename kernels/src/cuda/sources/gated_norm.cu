@@ -1,5 +1,5 @@
-// x = x / sqrt(mean(x²) + eps) * weight * silu(gate), head by head: the norm of a delta rule's output. A warp per head
-// of a row. The gates of a row lie side by side among its `gate_width` elements.
+// x = x / sqrt(mean(x²) + eps) * weight * silu(gate), head by head: the norm of a delta rule's output. One warp per
+// head of a row. The gates of a row are adjacent among its `gate_width` elements.
 constexpr int THREADS = 128;
 
 KERNEL(THREADS) gated_norm(const float* gate, u32 gate_width, const float* weight, float eps, u32 rows, u32 heads, u32 width,

@@ -1,14 +1,14 @@
 // Statistics of a row of logits, which a block computes.
 //
-// Sums of probabilities are integers in units of 2^-44, where the likeliest token of a row counts 1: integers have the same
-// sum in any order, and a row's sum stays below 2^63 up to 2^19 tokens.
+// Sums of probabilities are integers in units of 2^-44, where the likeliest token of a row counts as 1. Integers have
+// the same sum in any order. A row's sum stays below 2^63 for up to 2^19 tokens.
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 
-// Values of Result::status, which kernels/src/cuda/results.rs names.
+// Values of Result::status. kernels/src/cuda/results.rs turns them into errors.
 constexpr u32 SAMPLED = 0, NOT_A_NUMBER = 1, NOT_FINITE = 2, NO_TOKEN = 3;
 
-// Numbers that a sampled or scored row sends to the host. The host computes logprobs, in f64.
+// Result of a sampled or scored row for the host. The host computes logprobs from it, in f64.
 struct Result {
   u32 token, status;
   float logit;    // of the token, before penalties and bias
@@ -22,7 +22,7 @@ struct Top {
   float logit;
 };
 
-// The larger logit or, of equals, the lower token id. `nan` is set if any logit was NaN.
+// The largest logit and its token; among equal logits, the lowest token id. `nan` is set if any logit was NaN.
 struct Best {
   float logit;
   u32 token, nan;
@@ -38,7 +38,7 @@ DEVICE Best better(Best a, Best b) {
 
 DEVICE u64 fixed(float weight) { return (u64)__fmul_rn(weight, 17592186044416.f); }
 
-// The block's best of each thread's best, in all threads.
+// Merges the bests of a block's threads. All threads get the result.
 DEVICE Best block_best(Best mine) {
   __shared__ Best bests[WARPS];
 #pragma unroll
@@ -58,7 +58,7 @@ DEVICE Best block_best(Best mine) {
   return best;
 }
 
-// The largest of the logits that come after (logit, token) in the order of descending logits and ascending ids.
+// Returns the best of the logits behind (logit, token), in the order of descending logits and ascending ids.
 DEVICE Best best_after(const float* logits, u32 count, float logit, u32 token) {
   Best mine = {-INF, NO_ID, 0};
   for (u32 i = threadIdx.x; i < count; i += THREADS) {
@@ -101,7 +101,7 @@ DEVICE u64 block_sum_of(u64 mine) {
   return sum;
 }
 
-// Writes what the host computes the logprob of `token` and of the `tops` likeliest tokens from.
+// Writes the numbers from which the host computes the logprobs of `token` and of the `tops` likeliest tokens.
 DEVICE void score(const float* logits, u32 count, u32 token, u32 tops, Best best, Result* result, Top* list) {
   float logit = logits[token];
   u64 sum = 0, above = 0;

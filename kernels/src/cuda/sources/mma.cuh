@@ -1,10 +1,10 @@
 // Tensor cores and asynchronous copies, one wrapper per instruction, for compute capability 8.0 and later.
 //
-// Fragments of mma.m16n8k16 (PTX, "Matrix Fragments"): with lane = 4 * g + t, the sums hold rows g and g + 8, columns 2t and
-// 2t + 1. Each register of A and B holds two values that lie side by side along the summed dimension.
+// Fragments of mma.m16n8k16 (PTX, "Matrix Fragments"): with lane = 4 * g + t, a lane's sums are rows g and g + 8 of
+// columns 2t and 2t + 1. Each register of A and B holds two values that are adjacent along the summed dimension.
 DEVICE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
-// Copies 16 bytes to shared memory, or writes 16 zeros there and reads nothing.
+// Copies 16 bytes to shared memory. If `there` is false, writes 16 zeros and reads nothing.
 DEVICE void copy16(u32 to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
@@ -13,9 +13,9 @@ DEVICE void copy4(u32 to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits for the copies of this thread. A barrier makes those of other threads visible.
+// Waits for the copies of this thread. Copies of other threads are visible only after a barrier.
 DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-// Waits for all groups of copies of this thread but the last GROUPS.
+// Waits for all groups of copies of this thread except the last GROUPS.
 template <u32 GROUPS>
 DEVICE void wait_for_copies_but() {
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
@@ -41,7 +41,7 @@ DEVICE void load_transposed(u32 (&to)[4], u32 at) {
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                              \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 
-// sums += a * b with inputs of type Kv, and the conversion of two values to a register of such inputs.
+// Wrappers for inputs of type Kv: sums += a * b, and the conversion of two values to one register.
 template <class Kv>
 struct Tensor;
 template <>
@@ -63,7 +63,7 @@ struct Tensor<F16> {
   }
 };
 
-// 2 to the power of x, exactly 1 at 0 and 0 at minus infinity.
+// 2 to the power of x. The result is exactly 1 at 0, and 0 at minus infinity.
 DEVICE float exp2_(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,7 +1,7 @@
-// The rank's part in sampling a row whose token depends only on its best tokens (kernels/src/sampling/nomination.rs): a
-// block per row, over this rank's share of the vocabulary, whose token ids begin at `first`.
+// One rank's share of sampling a row whose token depends only on its best tokens (kernels/src/sampling/nomination.rs).
+// One block per row computes this rank's share of the vocabulary, whose token ids begin at `first`.
 
-// One row. Lists are in `words`, by their first index and their length; each names a token at most once.
+// One row. A list is given by the index of its first word in `words` and its length. It contains a token at most once.
 struct Nomination {
   u32 row, count;
   float temperature, repetition, presence, frequency;
@@ -14,7 +14,7 @@ struct Nomination {
 
 DEVICE float peak_of(Best best) { return best.nan ? __int_as_float(0x7fffffff) : best.logit; }
 
-// Applies bias, forbidden tokens and penalties in place. peaks[row] = the largest logit before and after.
+// Applies bias, forbidden tokens and penalties in place. peaks[row] = the largest logit before and after that.
 KERNEL(THREADS) adjust_shard(float* all_logits, u32 width, u32 first, const Nomination* tasks, const u32* words, float* peaks) {
   BEGIN(adjust_shard);
   const Nomination& task = tasks[blockIdx.x];
@@ -22,7 +22,7 @@ KERNEL(THREADS) adjust_shard(float* all_logits, u32 width, u32 first, const Nomi
   const Best raw = best_of(logits, width);
   Best adjusted = raw;
   if (task.adjusts) {
-    // Other ranks adjust their own tokens: the difference of such a token to `first` is at least `width`.
+    // Tokens of other ranks are skipped. For such a token, the unsigned difference to `first` is at least `width`.
     for (u32 i = threadIdx.x; i < task.bias_count; i += THREADS) {
       u32 own = words[task.bias + 2 * i] - first;
       if (own < width) logits[own] = __fadd_rn(logits[own], __uint_as_float(words[task.bias + 2 * i + 1]));
@@ -52,12 +52,12 @@ KERNEL(THREADS) adjust_shard(float* all_logits, u32 width, u32 first, const Nomi
   if (threadIdx.x == 0) peaks[2 * task.row] = peak_of(raw), peaks[2 * task.row + 1] = peak_of(adjusted);
 }
 
-// The wanted-th largest key.
+// The n-th largest key.
 struct Nth {
   u32 key, above, equal;  // numbers of larger keys and of equal ones
 };
 
-// Finds the wanted-th largest of `count` keys, 1 being the largest: a search by eight bits of the key at a time.
+// Finds the `wanted`-th largest of `count` keys; 1 is the largest. The search is by eight bits of the key at a time.
 template <class Key>
 DEVICE Nth nth_largest(u32 count, u32 wanted, Key key) {
   __shared__ u32 counts[256];
@@ -79,8 +79,8 @@ DEVICE Nth nth_largest(u32 count, u32 wanted, Key key) {
   return Nth{prefix, above, counts[prefix & 255]};
 }
 
-// out[row] = the best `task.count` tokens in order, as pairs of a logit and a token id, and then pairs that stand for
-// no token. `task.count` is at most THREADS, `width` and `out_count`, the number of pairs.
+// out[row] = the best `task.count` tokens in order, as pairs of a logit and a token id, followed by pairs without a
+// token. `task.count` is at most THREADS, `width` and `out_count` (the number of pairs).
 KERNEL(THREADS) nominate(const float* all_logits, u32 width, u32 first, const Nomination* tasks, const float* peaks, u32 out_count,
                          float* all_out) {
   BEGIN(nominate);
@@ -88,14 +88,14 @@ KERNEL(THREADS) nominate(const float* all_logits, u32 width, u32 first, const No
   const Nomination& task = tasks[blockIdx.x];
   const float* logits = all_logits + (size_t)task.row * width;
   const float highest = peaks[2 * task.row + 1], temperature = task.temperature;
-  // If a token is drawn, tokens are ordered by weight, as truncation orders them. Weights are not negative, so their
-  // bits ascend with them.
+  // If a token is drawn at random, tokens are ordered by weight, as truncation orders them. Weights are not negative,
+  // so the order of their bits is that of their values.
   auto key = [&](u32 i) -> u32 {
     if (!(temperature > 0.f)) return key_of(logits[i]);
     return __float_as_uint(exp_(__fdiv_rn(__fsub_rn(logits[i], highest), temperature)));
   };
   const Nth last = nth_largest(width, task.count, key);
-  // Equal keys are ordered by their ids, the lowest first.
+  // Of the tokens with equal keys, those with the lowest ids are taken.
   const u32 taken = task.count - last.above;
   u32 last_id = NO_ID;
   if (taken < last.equal) last_id = ~nth_largest(width, taken, [&](u32 i) -> u32 { return key(i) == last.key ? ~i : 0; }).key;

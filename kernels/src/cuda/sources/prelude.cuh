@@ -1,26 +1,27 @@
-// Declarations that every source begins with. NVRTC compiles all sources without any header of CUDA.
+// Declarations that precede every source. NVRTC compiles all sources without CUDA's headers.
 //
-// Contraction is off (--fmad=false): a fused multiply-add stands where it is written, so that the same formula has the
-// same bits in every kernel. Nothing here depends on the number of rows of a launch.
+// Contraction is off (--fmad=false). A fused multiply-add is only used where it is written, so that the same formula
+// has the same bits in every kernel. Nothing here depends on the number of rows of a launch.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define INF __int_as_float(0x7f800000)
-// Threads per block, and the blocks that a multiprocessor holds at least.
+// Arguments: the threads per block and, if given, the minimum number of blocks per multiprocessor.
 #define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define DEVICE __device__ __forceinline__
 
 constexpr u32 ALL_LANES = 0xffffffffu;
 
-// Each kernel begins with BEGIN(its name), which stores a hash of the name in pinned memory of the host. The host reads it
-// when the GPU fails or hangs: CUDA reports a failed kernel late and without its name. The host sets `progress` (null: none).
+// Each kernel begins with BEGIN(its name), which stores a hash of the name in pinned host memory. The host reads the
+// hash when the GPU fails or hangs, because CUDA reports a failed kernel late and without its name. The host sets
+// `progress`; null means that no hash is stored.
 extern "C" {
 __constant__ volatile u32* progress;
 }
 
-// FNV-1a of 32 bits: Fowler, Noll, Vo, RFC 9923.
+// FNV-1a of 32 bits (Fowler, Noll, Vo; RFC 9923).
 DEVICE constexpr u32 hash_of(const char* name) {
   u32 hash = 0x811c9dc5u;
   while (*name) hash = (hash ^ (u8)*name++) * 0x01000193u;
@@ -75,12 +76,13 @@ struct F16 {
   }
 };
 
-// One request's share of a step: its first token, that token's position, its first entry in the step's list of pages.
+// One request's share of a step: index and position of its first token, index of its first entry in the step's list of
+// pages, and its slot.
 struct Row {
   u32 first_token, start, first_page, slot;
 };
 
-// The sum over a warp's lanes, the same bits in all lanes.
+// Returns the sum over a warp's lanes, with the same bits in all lanes.
 DEVICE float warp_sum(float x) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) x = __fadd_rn(x, __shfl_xor_sync(ALL_LANES, x, mask));
@@ -93,7 +95,8 @@ DEVICE float warp_max(float x) {
   return x;
 }
 
-// Keys whose order as integers is that of the floats: -0 is 0, and NaN is above infinity.
+// Converts a float to a key. Keys as integers have the same order as the floats; -0 equals 0, and NaN is above
+// infinity.
 DEVICE u32 key_of(float x) {
   u32 bits = __float_as_uint(__fadd_rn(x, 0.f));
   if (x != x) return 0xffffffffu;
@@ -104,7 +107,8 @@ DEVICE float float_of(u32 key) {
   return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
-// e to the power of x, by the CPU device's polynomial (kernels/src/cpu/simd/math.rs): 0 below -87, infinity above 88.
+// e to the power of x, by the same polynomial as on the CPU (kernels/src/cpu/simd/math.rs): 0 below -87, infinity above
+// 88.
 DEVICE float exp_(float x) {
   float clamped = x < -87.f ? -87.f : x;
   clamped = clamped > 88.f ? 88.f : clamped;

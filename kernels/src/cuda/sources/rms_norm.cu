@@ -1,4 +1,4 @@
-// out = x / sqrt(mean(x²) + eps) * weight for each row, in the type that the next product reads. A block per row.
+// out = x / sqrt(mean(x²) + eps) * weight for each row, in the type that the next product reads. One block per row.
 constexpr int THREADS = 256;
 
 template <class Out>

@@ -1,10 +1,10 @@
-// Rotary angles, and the preparation of each token's q, k and v: norm of each head, rotation, storing in pages.
+// Rotary angles, and the preparation of each token's q, k and v: norm of each head, rotation, and storing in pages.
 //
-// A layer's pages are [page][kv head][keys, values][page_tokens][head_dim].
+// The pages of a layer have the layout [page][kv head][keys, values][page_tokens][head_dim].
 constexpr int THREADS = 128;
 
-// out[t] = [cos | sin](positions[axis of i][t] * inverse[i]) * scale, `half` of each. `axes` may be null: the first
-// axis.
+// out[t] = [cos | sin](positions[axis of i][t] * inverse[i]) * scale, `half` elements of each. A null `axes` means the
+// first axis.
 KERNEL(THREADS) rope_angles(const float* positions, u32 tokens, const float* inverse, const u32* axes, u32 half, float scale,
                             float* out) {
   BEGIN(rope_angles);
@@ -17,8 +17,8 @@ KERNEL(THREADS) rope_angles(const float* positions, u32 tokens, const float* inv
   to[half] = __fmul_rn(sinf(angle), scale);
 }
 
-// A warp per head of a token, of the q heads, then the k heads, then the v heads. `kv_at` is page * page_tokens + index
-// in the page of each token, or -1 in the null page, where nothing is stored. The norms' weights may be null.
+// One warp per head of a token: first the q heads, then the k heads, then the v heads. `kv_at` of a token is page *
+// page_tokens + index in the page. It is -1 in the null page, where nothing is stored. The norms' weights may be null.
 template <class Kv>
 DEVICE void rotate_and_store(float* qkv, const float* angles, const float* q_norm, const float* k_norm, const int* kv_at,
                              typename Kv::Raw* kv, float eps, u32 tokens, u32 heads, u32 kv_heads, u32 head_dim, u32 rotated,

@@ -1,13 +1,14 @@
-// Routing of rows to experts, before and behind the experts' products.
+// Routing of rows to experts, before and after the experts' products.
 //
-// A pair is a row and one of its experts: pair = row * top_k + slot. The slots of a row have its experts in ascending
-// order, and `sum_experts` adds them in this order. All lists are in the order of pairs, so nothing here depends on the
-// order in which blocks run, and no sum on the number of rows. The host never learns how many rows an expert has.
+// A pair is a row and one of its experts: pair = row * top_k + slot. The slots of a row hold its experts in ascending
+// order, and `sum_experts` adds them in this order. All lists are in the order of pairs. So nothing here depends on the
+// order in which blocks run, and no sum depends on the number of rows. The host does not need the number of rows per
+// expert.
 constexpr int THREADS = 256;
 constexpr u32 WARPS = THREADS / 32;
 
-// The order in which experts are chosen: by logit, and of equal logits by the lower index. NaN is above infinity. No
-// key is 0, and none has all bits set.
+// Key by which experts are chosen: by logit and, among equal logits, by the lower index. NaN is above infinity. No key
+// is 0, and no key has all bits set.
 DEVICE u64 order_of(float logit, u32 expert) { return (u64)key_of(logit) << 32 | (0x7fffffffu - expert); }
 
 DEVICE u64 largest_of_warp(u64 x) {
@@ -19,8 +20,8 @@ DEVICE u64 largest_of_warp(u64 x) {
   return x;
 }
 
-// The experts of each row and their weights: a warp per row. A weight is the softmax over all logits of the row. A
-// logit that is NaN or positive infinity makes the sum of the softmax NaN, and so all weights of the row.
+// Chooses the experts of each row and computes their weights: one warp per row. A weight is the softmax over all logits
+// of the row. A logit that is NaN or positive infinity makes the sum of the softmax NaN, and so all weights of the row.
 KERNEL(THREADS) route_rows(const float* logits, u32 rows, u32 experts, u32 top_k, u32 renormalise, u32* chosen, float* weights) {
   BEGIN(route_rows);
   const u32 lane = threadIdx.x % 32, row = blockIdx.x * WARPS + threadIdx.x / 32;
@@ -44,7 +45,7 @@ KERNEL(THREADS) route_rows(const float* logits, u32 rows, u32 experts, u32 top_k
     if (order_of(logits[expert], expert) >= last) part = __fadd_rn(part, power);
   }
   sum = warp_sum(sum), part = warp_sum(part);
-  // The sum of the chosen weights. It is NaN if the sum of all powers is.
+  // The sum of the chosen weights. It is NaN if the sum over all experts is NaN.
   part = __fdiv_rn(part, sum);
   u32 pair = row * top_k;
   for (u32 begin = 0; begin < experts; begin += 32) {
@@ -62,15 +63,15 @@ KERNEL(THREADS) route_rows(const float* logits, u32 rows, u32 experts, u32 top_k
   }
 }
 
-// Lists the pairs of each expert, ascending, and counts them: a block per expert. `totals` counts the pairs of all
-// launches. The experts from `first` on are here, `held` of them, each with a list of `capacity` entries; the others
-// are counted only.
+// Lists the pairs of each expert in ascending order, and counts them: one block per expert. `totals` counts the pairs
+// of all launches. This rank holds `held` experts from `first` on, and each of these has a list of `capacity` entries.
+// Pairs of other experts are only counted.
 KERNEL(THREADS) group_rows(const u32* chosen, u32 pairs, u32 first, u32 held, u32 capacity, u32* counts, u32* lists, u64* totals) {
   BEGIN(group_rows);
   __shared__ u32 of_warp[WARPS];
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, expert = blockIdx.x;
-  // A warp takes consecutive pairs: first it counts those of the expert, then it places them behind those of the warps
-  // before.
+  // Each warp handles consecutive pairs. It first counts those of the expert, and then stores them behind those of the
+  // warps before it.
   const u32 share = (pairs + THREADS - 1) / THREADS * 32, begin = warp * share, end = min(begin + share, pairs);
   u32 count = 0;
   for (u32 at = begin + lane; at - lane < end; at += 32) count += at < end && chosen[at] == expert;
@@ -97,7 +98,8 @@ KERNEL(THREADS) group_rows(const u32* chosen, u32 pairs, u32 first, u32 held, u3
   }
 }
 
-// out[row] = the weighted sum of the outputs of the row's experts that are here, a thread per element.
+// out[row] = the weighted sum of the outputs of the row's experts, without the experts of other ranks. One thread per
+// element.
 KERNEL(THREADS) sum_experts(const float* outputs, const u32* chosen, const float* weights, u32 top_k, u32 first, u32 held, u32 width,
                             u64 count, float* out) {
   BEGIN(sum_experts);

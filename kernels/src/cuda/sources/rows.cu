@@ -1,5 +1,5 @@
-// Operations on single elements and whole rows: conversion, addition, bias, the gated activation, sigmoid gates, kept
-// rows.
+// Operations on single elements and whole rows: conversion, addition, bias, the gated activation, sigmoid gates, and
+// keeping some rows.
 constexpr int THREADS = 256;
 
 DEVICE size_t element() { return (size_t)blockIdx.x * THREADS + threadIdx.x; }
@@ -30,7 +30,7 @@ KERNEL(THREADS) add_bias(const float* bias, u32 width, u64 count, float* out) {
   if (i < count) out[i] = __fadd_rn(out[i], bias[i % width]);
 }
 
-// out[row] = silu(gate) * up, where gate and up lie side by side in gate_up[row], `width` elements each.
+// out[row] = silu(gate) * up. gate_up[row] holds `width` elements of gate and then `width` elements of up.
 KERNEL(THREADS) gated(const float* gate_up, u32 width, u64 count, float* out) {
   BEGIN(gated);
   size_t i = element();
@@ -40,7 +40,7 @@ KERNEL(THREADS) gated(const float* gate_up, u32 width, u64 count, float* out) {
   out[i] = __fmul_rn(silu(gate), up);
 }
 
-// x[row] *= sigmoid(gate[row]). A row has `gates` gates: one per element, or one for all.
+// x[row] *= sigmoid(gate[row]). A row has `gates` gates: one per element, or one for all elements.
 KERNEL(THREADS) sigmoid_gate(const float* gate, u32 gates, u32 width, u64 count, float* x) {
   BEGIN(sigmoid_gate);
   size_t i = element();
@@ -48,8 +48,8 @@ KERNEL(THREADS) sigmoid_gate(const float* gate, u32 gates, u32 width, u64 count,
   x[i] = __fdiv_rn(x[i], __fadd_rn(1.f, exp_(-gate[gates == 1 ? i / width : i])));
 }
 
-// x[i] = x[rows[i]] for ascending rows, in place. A thread moves one column from the first row on: row i comes from row
-// i or from a later one, so no row is overwritten before it is read.
+// x[i] = x[rows[i]] for ascending rows, in place. A thread moves one column, beginning with the first row. Row i comes
+// from row i or from a later one, so no row is overwritten before it is read.
 KERNEL(THREADS) keep_rows(float* x, const u32* rows, u32 count, u32 width) {
   BEGIN(keep_rows);
   size_t column = element();

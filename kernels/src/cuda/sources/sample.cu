@@ -1,11 +1,11 @@
-// Sampling and scores: a block per request, over the row of logits that the request names.
+// Sampling and scores: one block per request, over the request's row of logits.
 //
-// The order is that of the CPU device (kernels/src/cpu/sampling/sample.rs): bias, forbidden tokens, repetition,
-// frequency and presence penalties; then the likeliest token, or temperature, min-p, top-k, top-p and one draw by
-// inversion over ascending token ids. The random number is Philox4x32-10 of (seed, position): Salmon et al., "Parallel
-// random numbers: as easy as 1, 2, 3" (SC 2011).
+// The order of operations is that of the CPU device (kernels/src/cpu/sampling/sample.rs): bias, forbidden tokens,
+// repetition, frequency and presence penalties; then the likeliest token, or temperature, min-p, top-k, top-p and one
+// draw by inversion over ascending token ids. The random number is Philox4x32-10 of (seed, position); see Salmon et
+// al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 
-// One request. Lists are in `words`, by their first index and their length.
+// One request. A list is given by the index of its first word in `words` and its length.
 struct Task {
   u64 seed, position;
   u32 row;        // of the logits
@@ -41,7 +41,7 @@ DEVICE u32 locate(u32 count, u64 target, Value value) {
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   u32 begin = 0, end = count;
   u64 below = 0;
-  // The range shrinks to the first of eight parts that reaches the target.
+  // Each warp sums one of eight parts of the range. The first part that reaches the target becomes the range.
   while (end - begin > 256) {
     const u32 part = (end - begin + WARPS - 1) / WARPS;
     u64 sum = 0;
@@ -59,7 +59,7 @@ DEVICE u32 locate(u32 count, u64 target, Value value) {
     begin += chosen * part;
     end = end - begin < part ? end : begin + part;
   }
-  // Every warp scans the rest.
+  // Every warp scans the remaining range, so that all threads get the result.
   for (; begin < end; begin += 32) {
     u64 sum = begin + lane < end ? value(begin + lane) : 0;
 #pragma unroll
@@ -74,7 +74,7 @@ DEVICE u32 locate(u32 count, u64 target, Value value) {
   return count;
 }
 
-// The last candidate that is kept, in the order of descending weights and ascending ids.
+// The last candidate that is kept. Candidates are ordered by descending weights and ascending ids.
 struct Cut {
   u32 key, id;  // key: the bits of the weight, which ascend with it
   u64 mass;     // of all kept candidates
@@ -106,7 +106,7 @@ DEVICE Cut select(const float* weights, u32 count, u64 wanted) {
     }
     prefix = prefix << 8 | bucket;
   }
-  // The weights with these bits are equal. Those of the lowest ids are kept.
+  // All weights with these bits are equal. The candidates with the lowest ids are kept.
   const u64 each = fixed(__uint_as_float(prefix)), equal = counts[prefix & 255];
   u64 taken = BY_MASS ? (each ? (wanted - mass + each - 1) / each : equal) : wanted - number;
   taken = taken < 1 ? 1 : taken > equal ? equal : taken;
@@ -120,7 +120,7 @@ DEVICE bool keeps(Cut cut, float weight, u32 id) {
   return key > cut.key || (key == cut.key && id <= cut.id);
 }
 
-// Applies bias, forbidden tokens and penalties to the block's own copy of the logits.
+// Applies bias, forbidden tokens and penalties to the block's copy of the logits.
 DEVICE void adjust(const Task& task, const u32* words, u32 last_token, float* logits, u32* counts) {
   constexpr u32 SEEN = 1u << 31;  // The token's repetition penalty has been applied.
   for (u32 i = threadIdx.x; i < task.bias_count; i += THREADS) {
@@ -156,7 +156,7 @@ DEVICE void adjust(const Task& task, const u32* words, u32 last_token, float* lo
   }
 }
 
-// Draws a token. `weights` receives exp((logit - highest) / temperature), or 0 for tokens that are cut off.
+// Draws a token. Stores in `weights` exp((logit - highest) / temperature), or 0 for tokens that are cut off.
 DEVICE u32 draw(const Task& task, const float* logits, float highest, float* weights, u32 count) {
   const float least = task.min_p > 1.f ? 1.f : task.min_p;
   u64 mass = 0;
@@ -179,7 +179,8 @@ DEVICE u32 draw(const Task& task, const float* logits, float highest, float* wei
   return locate(count, target, [&](u32 i) -> u64 { return keeps(cut, weights[i], i) ? fixed(weights[i]) : 0; });
 }
 
-// `adjusted`, `weights` and `counts` are scratch memory, a row of each per block; `counts` may be undefined.
+// `adjusted`, `weights` and `counts` are scratch memory with one row per block. The contents of `counts` may be
+// undefined.
 KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, const u32* words, float* adjusted, float* weights,
                        u32* counts, u32* last_tokens, Result* results, Top* tops) {
   BEGIN(sample);
@@ -214,10 +215,10 @@ KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, co
   if (task.scores) score(raw, width, token, task.tops, largest, result, tops + task.first_top);
 }
 
-// Samples from a row's best tokens, `width` pairs of a logit and a token id, where an id below 0 stands for no token.
-// `peaks` holds the largest logit of the whole row before and after its adjustments. The token is that of `sample` on
-// the whole row, because tokens that truncation cuts off have no part in any sum. `logits`, `weights` and `ids` are
-// scratch memory, a row of each per block.
+// Samples from a row's best tokens: `width` pairs of a logit and a token id, where a negative id stands for no token.
+// `peaks` holds the largest logit of the whole row before and after its adjustments. The token is the one that `sample`
+// finds in the whole row, because tokens that truncation cuts off are in no sum. `logits`, `weights` and `ids` are
+// scratch memory with one row per block.
 KERNEL(THREADS) sample_candidates(const float* all_candidates, u32 width, const float* peaks, const Task* tasks, float* logits,
                                   float* weights, u32* ids, u32* last_tokens, Result* results) {
   BEGIN(sample_candidates);
@@ -225,7 +226,7 @@ KERNEL(THREADS) sample_candidates(const float* all_candidates, u32 width, const 
   const float* candidates = all_candidates + (size_t)task.row * 2 * width;
   const size_t scratch = (size_t)blockIdx.x * width;
   logits += scratch, weights += scratch, ids += scratch;
-  // By ascending token id, as in the whole row.
+  // The candidates are sorted by ascending token id, the order in which `sample` adds weights.
   u64 mine = 0;
   for (u32 i = threadIdx.x; i < width; i += THREADS) {
     const float id = candidates[2 * i + 1];
@@ -260,7 +261,7 @@ KERNEL(THREADS) sample_candidates(const float* all_candidates, u32 width, const 
   }
 }
 
-// The score of a known token in a row of logits.
+// The request for the score of a known token in a row of logits.
 struct ScoreTask {
   u32 row, token, tops, first_top;
 };

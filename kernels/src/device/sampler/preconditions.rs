@@ -1,11 +1,12 @@
-//! Preconditions of the operations of [`Sampler`](super::Sampler), on every device in the same words.
+//! Checks and errors that the [`Sampler`](super::Sampler) operations of all devices share, so that their messages are
+//! the same.
 //!
 //! Shapes are `[live rows, width]`.
 
 use crate::sampling::MAX_NOMINATED;
 use crate::{DeviceError, Nomination, SampleRow};
 
-/// Checks the shape of [`best_candidates`](super::Sampler::best_candidates)' pairs.
+/// Checks the width of the pairs for [`best_candidates`](super::Sampler::best_candidates).
 pub(crate) fn candidates(width: usize) -> Result<(), DeviceError> {
     match width {
         0 => refuse("candidates of 0 numbers".to_owned()),
@@ -23,7 +24,7 @@ pub(crate) fn nominated_rows(rows: &[(usize, &Nomination)], live: usize) -> Resu
     refuse(format!("nominations for rows {rows:?} of {live}, which must ascend"))
 }
 
-/// Checks that rows of `width` numbers have a pair for each token that is nominated in a share of `tokens` tokens.
+/// Checks that rows of `width` numbers have room for a pair per nominated token, in a share of `tokens` tokens.
 pub(crate) fn nominated_tokens(
     rows: &[(usize, &Nomination)],
     tokens: usize,
@@ -35,7 +36,7 @@ pub(crate) fn nominated_tokens(
     if most > (width / 2).min(MAX_NOMINATED as usize) { refuse(refused()) } else { Ok(()) }
 }
 
-/// Checks that peaks are those of `live` rows.
+/// Checks that peaks have the shape for `live` rows.
 pub(crate) fn peaks([rows, width]: [usize; 2], live: usize) -> Result<(), DeviceError> {
     if [rows, width] == [live, 2] {
         return Ok(());
@@ -43,7 +44,7 @@ pub(crate) fn peaks([rows, width]: [usize; 2], live: usize) -> Result<(), Device
     refuse(format!("peaks of {rows} rows and {width} numbers for {live} rows"))
 }
 
-/// Checks that the rows of `nominated`, which ascend, have candidates.
+/// Checks that the nominated rows, whose indices ascend, have candidates.
 pub(crate) fn gathered([live, width]: [usize; 2], nominated: &[usize]) -> Result<(), DeviceError> {
     let refused = || format!("candidates of {width} numbers in {live} rows for {nominated:?}");
     pairs(width, refused)?;
@@ -60,7 +61,7 @@ pub(crate) fn scored_token(token: u32, logits: usize) -> Result<(), DeviceError>
     if (token as usize) < logits { Ok(()) } else { refuse(format!("token {token} of {logits} logits")) }
 }
 
-/// Checks that bias, forbidden tokens and penalties are about tokens of the vocabulary, if they have an effect.
+/// Checks that bias, forbidden tokens and penalties only refer to tokens of the vocabulary, if they have an effect.
 pub(crate) fn adjusted_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<(), DeviceError> {
     if !row.adjusts() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Counts of experts' tokens, scratch memory, and refused operands.
+//! Counts of experts' tokens, scratch memory, and operands that are refused.
 
 use tutti_kernels::cuda::CudaDevice;
 use tutti_kernels::{
@@ -8,7 +8,7 @@ use tutti_kernels::{
 use super::{LAYER, Logits, Mixture, buffers, counts};
 use crate::support::{Share, begin, cuda, tensor};
 
-/// With two steps in flight, the counts are those of the steps that are collected.
+/// With two steps in flight, the counts include only the collected steps.
 #[test]
 fn counts_are_those_of_the_collected_steps() {
     let Some(mut gpu) = cuda("counts of experts") else { return };
@@ -43,8 +43,8 @@ fn counts_are_those_of_the_collected_steps() {
     assert_eq!(other, [0u64; 0]);
 }
 
-/// Scratch memory has its final size after one step, whatever experts the rows of later steps choose. So the profile of
-/// the largest step measures all of it.
+/// Scratch memory has its final size after one step, whatever experts the rows of later steps choose. So a profile of
+/// the largest step includes all of it.
 #[test]
 fn memory_of_experts_is_final_after_one_step() {
     let Some(mut gpu) = cuda("memory of experts") else { return };

@@ -5,10 +5,10 @@ use tutti_kernels::{Collectives, Device, DeviceError};
 use super::{PATIENCE, Rank, RankCase, ranks};
 use crate::support::{Families, Random, tensor, values};
 
-/// Rows and widths around the blocks of 256 threads.
+/// Rows and widths around multiples of 256, the threads per block.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 2), (5, 51), (2, 128), (257, 1), (9, 333)];
 
-/// This rank's numbers, other ones on each rank.
+/// Returns this rank's numbers, which differ from those of other ranks.
 fn own(rank: usize, count: usize, round: u64) -> Vec<f32> {
     Random::new(rank as u64 + 100 * round).normals(count, 1.5)
 }
@@ -16,11 +16,11 @@ fn own(rank: usize, count: usize, round: u64) -> Vec<f32> {
 /// All collectives, one after the other.
 struct All;
 
-/// Tensors that a rank has after them.
+/// The results of a rank.
 struct Outcome {
-    /// Sums, whose order of additions is the transport's own.
+    /// Sums. The order of their additions depends on the transport.
     sums: Vec<f32>,
-    /// Numbers that no arithmetic has touched.
+    /// Numbers that result from no arithmetic.
     exact: Vec<f32>,
 }
 
@@ -35,7 +35,7 @@ impl RankCase for All {
             let mut x = tensor(device, width, &own(rank, rows * width, round));
             device.all_reduce(&mut x).unwrap();
             sums.extend(values(device, &x));
-            // The sum is the operand of the next one: the stream keeps the order.
+            // This sum is the operand of the next one, so that the order of the stream matters.
             let mut out = tensor(device, width, &own(7, rows * width, round));
             device.all_reduce_add(&mut x, &mut out).unwrap();
             sums.extend(values(device, &out));
@@ -44,7 +44,7 @@ impl RankCase for All {
             let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0];
             let at = |index: usize| index * 7919 % (rows * width);
             for (index, special) in special.into_iter().enumerate() {
-                // Each rank has one of them at another place, and rank 0 has none at the first.
+                // The ranks have the special value at different indices. Rank 0 has none at the first index.
                 largest[at(index + rank)] = special;
             }
             let mut x = tensor(device, width, &largest);
@@ -60,7 +60,7 @@ impl RankCase for All {
             let mut all = leads.then(|| tensor(device, width * group_rank.world_size, &zeros));
             device.gather_rows(&part, &chosen, all.as_mut()).unwrap();
             exact.extend(all.as_ref().map(|all| values(device, all)).unwrap_or_default());
-            // Nothing to gather is no collective, on any rank.
+            // A gather of no rows runs no collective on any rank.
             device.gather_rows(&part, &[], all.as_mut()).unwrap();
         }
         Outcome { sums, exact }
@@ -75,7 +75,7 @@ fn compare(rank: &Rank) {
             assert!((got - want).abs() <= 2e-6 * want.abs().max(1.0), "{got} for {want} on {isa}");
         }
         for (index, (got, want)) in gpu.exact.iter().zip(&cpu.exact).enumerate() {
-            // 0 and -0 are equal, and so are any two NaN.
+            // 0 and -0 count as equal, and so do any two NaNs.
             let same = got == want || (got.is_nan() && want.is_nan());
             assert!(same, "element {index}: {got} for {want} on {isa}");
         }
@@ -109,7 +109,7 @@ fn what_a_rank_refuses_it_does_not_join() {
         let misuse = |outcome| assert!(matches!(outcome, Err(DeviceError::Misuse(_))), "{outcome:?}");
         misuse(gpu.all_reduce_add(&mut x, &mut narrow));
         misuse(gpu.gather_rows(&x, &[3], leads.then_some(&mut wide)));
-        // The columns come to rank 0 alone, which passes a tensor for them.
+        // Only rank 0 gets the columns, so only rank 0 may pass a tensor for them.
         gpu.gather_columns(&x, (!leads).then_some(&mut wide)).unwrap_err();
         gpu.all_reduce(&mut x).unwrap();
         assert_eq!(values(&mut gpu, &x), [2.0; 12], "the group goes on");

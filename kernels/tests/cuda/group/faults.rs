@@ -1,4 +1,5 @@
-//! Ranks that stay away, leave, or never come: every wait ends with an error, and the device can be dropped.
+//! Ranks that stay away, leave, or never join. Tests that every wait ends with an error, and that the device can be
+//! dropped.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use tutti_kernels::{Collectives, Device, DeviceError, StepResults};
 use super::{PATIENCE, Rank, ranks};
 use crate::support::{tensor, values};
 
-/// Deadline of collectives that nobody ends.
+/// Deadline of collectives that never end.
 const DEADLINE: Duration = Duration::from_millis(300);
 
 #[track_caller]
@@ -20,7 +21,7 @@ fn assert_lost<T: std::fmt::Debug>(outcome: Result<T, DeviceError>, words: &str)
     }
 }
 
-/// Rank 0 enters a collective to which rank 1 does not come, waits in the way of `wait`, and drops its device.
+/// Rank 0 enters a collective that rank 1 never joins, waits by calling `wait`, and drops its device.
 fn alone_in_a_collective(rank: &Rank, wait: impl Fn(&mut CudaDevice) -> Result<bool, DeviceError>) {
     let mut gpu = rank.join(DEADLINE);
     let mut x = tensor(&mut gpu, 8, &[1.0; 64]);
@@ -95,10 +96,10 @@ fn a_rank_that_dies_ends_the_waits_of_the_others() {
         assert_eq!(values(&mut gpu, &x), [2.0; 64]);
         rank.meet("summed");
         if !rank.group_rank.is_leader() {
-            // As a process that is killed: nothing is dropped.
+            // Nothing is dropped, as in a process that is killed.
             return std::mem::forget((x, gpu));
         }
-        // NCCL reports the loss at the call or later, or the watchdog does.
+        // The loss is reported by NCCL at the call or later, or by the deadline.
         let lost = gpu.all_reduce(&mut x).and_then(|()| collect(&mut gpu, None));
         assert_lost(lost, "rank 0 of 2");
     });

@@ -1,4 +1,4 @@
-//! Sampling in a group: the ranks' best tokens, and the token of the whole row.
+//! Sampling in a group, from the ranks' best tokens. Tests that the tokens are the same as from the whole rows.
 
 use tutti_kernels::{
     DeviceError, GatheredRows, LogitBias, Nomination, SampleRow, Sampled, SamplingParams, StepResults,
@@ -12,7 +12,7 @@ static GREEDY: SamplingParams = SamplingParams::GREEDY;
 /// Rows of logits.
 const ROWS: usize = 5;
 
-/// Parameters of every kind that nominates, and some that do not, over a vocabulary of `width`.
+/// Returns parameters of all kinds that allow nominations, and of some that do not, for a vocabulary of `width`.
 fn kinds(width: usize) -> Vec<SamplingParams> {
     let warm = SamplingParams { temperature: 0.9, top_k: 9, ..GREEDY.clone() };
     let last = width as u32 - 1;
@@ -25,12 +25,12 @@ fn kinds(width: usize) -> Vec<SamplingParams> {
         warm.clone(),
         SamplingParams { top_k: 1, ..warm.clone() },
         SamplingParams { top_k: 256, temperature: 2.0, ..warm.clone() },
-        // Most weights are 0, and equal ones are ordered by id.
+        // At this temperature, most weights are 0, and equal weights are ordered by id.
         SamplingParams { top_k: 40, temperature: 0.03, ..warm.clone() },
         SamplingParams { top_p: 0.6, min_p: 0.05, ..warm.clone() },
         SamplingParams { top_k: 31, logit_bias: bias, repetition_penalty: 0.8, ..warm.clone() },
         SamplingParams { frequency_penalty: -0.5, presence_penalty: 0.2, ..warm.clone() },
-        // Rows that are gathered whole.
+        // These rows are gathered whole.
         SamplingParams { top_k: 0, ..warm.clone() },
         SamplingParams { top_k: 257, ..warm.clone() },
     ];
@@ -38,14 +38,14 @@ fn kinds(width: usize) -> Vec<SamplingParams> {
     kinds
 }
 
-/// Every kind at one position: the requests of `ROWS` rows at a time.
+/// All kinds of parameters at one position, in batches of `ROWS` rows.
 struct Sampling {
     width: usize,
     position: u64,
     kinds: Vec<SamplingParams>,
 }
 
-/// Tokens that the requests look back at.
+/// Tokens of prompt and output to which penalties apply.
 struct Tokens {
     prompt: [u32; 4],
     output: [u32; 5],
@@ -73,7 +73,7 @@ impl Sampling {
         SampleRow { params: &self.kinds[index], prompt, output, forbidden, position: self.position, logprobs }
     }
 
-    /// Logits of the whole rows, with equal ones among them.
+    /// Returns the logits of the whole rows. Some of them are equal.
     fn logits(&self, batch: usize) -> Vec<f32> {
         let logits = Random::new((self.width + batch) as u64).normals(ROWS * self.width, 2.0);
         logits.iter().map(|x| (x * 16.0).round() / 16.0).collect()
@@ -84,7 +84,7 @@ impl Sampling {
         requests.chunks(ROWS).map(<[usize]>::to_vec).enumerate().collect::<Vec<_>>().into_iter()
     }
 
-    /// The tokens of one device that has the whole rows.
+    /// Returns the tokens that one device samples from the whole rows.
     fn alone<D: Families>(&self, device: &mut D) -> StepResults {
         let tokens = self.tokens();
         for (batch, requests) in self.batches() {
@@ -101,7 +101,7 @@ impl Sampling {
 }
 
 impl RankCase for Sampling {
-    /// The step's results at rank 0, and the numbers that the rank has nominated.
+    /// The step's results at rank 0, and the numbers that this rank has nominated.
     type Output = (StepResults, Vec<f32>);
 
     fn run<D: Families>(&self, device: &mut D) -> Self::Output {
@@ -127,7 +127,7 @@ impl RankCase for Sampling {
 
             let mut logits = tensor(device, own, &shard);
             let mut peaks = device.tensor(ROWS, 2).unwrap();
-            // Some rows have room for more candidates than they ask for.
+            // For some rows, there is room for more candidates than they request.
             let count = 256.min(own);
             let mut best = device.tensor(ROWS, 2 * count).unwrap();
             let mut all = device.tensor(ROWS, 2 * count * ranks).unwrap();
@@ -150,7 +150,7 @@ impl RankCase for Sampling {
                     peaks: &peaks,
                     nominated: &nominated,
                 };
-                // Results come in the order of the requests, which need not be that of the rows.
+                // Results are in the order of the requests, which may differ from that of the rows.
                 let reversed: Vec<_> = rows.iter().rev().copied().collect();
                 device.sample_gathered(gathered, &reversed).unwrap();
             }
@@ -218,7 +218,7 @@ fn tokens_of_four_gpus_are_those_of_the_cpu() {
     ranks(test, 4, |rank| compare(rank, 1028, 3));
 }
 
-/// Two rows, of which the leader samples one by nomination: one has bad logits, or nothing to sample.
+/// Two rows, one of which has a bad logit, or no token to sample. Rank 0 samples one of the rows from candidates.
 struct Garbage {
     logit: f32,
     forbids_all: bool,
@@ -231,7 +231,7 @@ impl RankCase for Garbage {
         let group_rank = device.group_rank();
         let (leads, first) = (group_rank.is_leader(), group_rank.rank * 10);
         let mut logits = vec![0.25; 20];
-        // The bad logit is on rank 1, and rank 0 has to know of it.
+        // The bad logit is on rank 1. Rank 0 must report it.
         logits[13] = if leads || self.forbids_all { 0.25 } else { self.logit };
         let all: Vec<u32> = (0..20).collect();
         let forbidden = if self.forbids_all { &all[..] } else { &[] };
@@ -263,7 +263,7 @@ impl RankCase for Garbage {
     }
 }
 
-/// A row whose bad logit is on rank 1 fails alone, at the leader.
+/// Asserts that a row with a bad logit on rank 1 gets an error at rank 0, and that the other row does not.
 fn fails_alone(rank: &Rank, logit: f32) {
     for results in rank.all_results(&Garbage { logit, forbids_all: false }) {
         let sampled = results.unwrap().sampled;

@@ -1,9 +1,11 @@
-//! The weights that block floating point rounds, for look-ups in a table of embeddings that serves as LM head too.
+//! The exact values of the weights that block floating point rounds, for look-ups in a table of embeddings that is also
+//! the LM head.
 //!
-//! A look-up gives the checkpoint's weights on every instruction path. The panels of such a table are what its products
-//! multiply, so the small weights of a BFP block lack bits there. A second copy of the table in bfloat16 would take two
-//! bytes per weight. [`Corrections`] hold the weights that the panels do not: a bit per weight, which marks those that
-//! were rounded, and two bytes for each of them. Of normally distributed weights, 6 % are rounded.
+//! A look-up returns the checkpoint's weights on every instruction path. The panels of such a table are in block
+//! floating point for its products, so the small weights of a BFP block lack bits there. A second copy of the table in
+//! bfloat16 would take two bytes per weight. [`Corrections`] hold only the weights that differ from those in the
+//! panels: a bit per weight, which marks those that were rounded, and two bytes for each of them. Of normally
+//! distributed weights, 6 % are rounded.
 
 use std::fs::File;
 
@@ -86,7 +88,7 @@ impl Marks {
         1 + shape.inputs.div_ceil(BFP_BLOCK)
     }
 
-    /// Compares the weights of `source` with what block floating point makes of them.
+    /// Marks the weights of `source` that block floating point changes.
     pub(in crate::cpu) fn find(
         path: Path,
         pool: &mut ThreadPool,
@@ -121,7 +123,7 @@ impl Marks {
         self.words.bytes()
     }
 
-    /// Number of weights that are marked; `None` if it overflows, which only a damaged file of packed weights does.
+    /// Number of marked weights; `None` if it overflows, which only happens with a damaged file of packed weights.
     pub(in crate::cpu) fn count(&self) -> Option<usize> {
         let Some(last) = (self.words.len() / self.stride).checked_sub(1) else { return Some(0) };
         let (first, masks) = self.row(last);
@@ -153,7 +155,7 @@ impl Marks {
         Ok(values)
     }
 
-    /// Maps the values that belong to the marks: two bytes of `file` for each, from `from` on.
+    /// Maps the values that belong to the marks from `file`. They take two bytes each and start at offset `from`.
     pub(in crate::cpu) fn mapped_values(&self, file: &File, from: u64) -> Result<Buffer<u16>, DeviceError> {
         match self.count() {
             Some(0) => Buffer::zeroed(0, WHAT),
@@ -194,9 +196,10 @@ impl Op for MarkRow<'_> {
             }
             let mut held = exact;
             round_weights(&mut held);
-            // Behind the end of a row, a block has no weights, though NaN and infinities round its zeros too.
+            // A block that begins behind the end of the row has no weights to mark. Its zeros may differ, too, because
+            // NaN and infinities change all numbers of their BFP block.
             for (index, (exact, held)) in exact.iter().zip(&held).enumerate().take(block.len()) {
-                // Zeros have signs. The panels keep no NaN as it is.
+                // The bits are compared, because zeros have signs. A NaN never stays the same.
                 let differs = exact.to_bits() != held.to_bits() || exact.is_nan();
                 *mask |= u64::from(differs) << index;
             }

@@ -26,9 +26,9 @@ use crate::cpu::threads::pool::ThreadPool;
 
 /// Number of bytes of weights that stay in the second-level cache while all tiles are multiplied by them.
 const CACHED_WEIGHTS: usize = 204 << 10;
-/// Number of inputs per block, a multiple of [`GROUP`]. For the inputs of a block, a tile's activations and a panel's
-/// weights together fit the first-level cache. On paths with large tiles, blocks are longer and fit only the
-/// second-level cache, because each end of a block costs each tile a load and a store of its sums.
+/// Number of inputs per block, a multiple of [`GROUP`]. On most paths, a tile's activations and a panel's weights for
+/// the inputs of a block fit the first-level cache together. On paths with large tiles, blocks are longer and fit only
+/// the second-level cache, because each end of a block costs each tile a load and a store of its sums.
 const fn block_inputs<S: Simd>() -> usize {
     if S::TILE_ROWS >= 12 { 16 * GROUP } else { 4 * GROUP }
 }
@@ -138,7 +138,7 @@ impl<'a, F: Fn(Group, usize) -> Work<'a> + Sync> GroupProducts<'_, F> {
         })
     }
 
-    /// The tiles of a group's rows, which are those of every thread.
+    /// The tiles of a group's rows, which are the same for every thread.
     fn tiling(&self, group: Group) -> Tiling {
         (self.work)(group, 0).tiling
     }
@@ -162,10 +162,11 @@ impl Op for Block<'_> {
         // panel at a time uses less of the memory's bandwidth than reading four.
         let cached = CACHED_WEIGHTS / panel_bytes(inputs).max(1) / MOST_PANELS * MOST_PANELS;
         let cached = cached.max(MOST_PANELS);
-        // With a single tile, all inputs are one block, so that weights are read in the order of memory.
+        // With a single tile, all inputs are one block, so that weights are read in memory order.
         let count = tiles.1.saturating_sub(tiles.0);
         let at_once = if count > 1 { const { block_inputs::<S>() } } else { usize::MAX };
-        // A few tiles take about as long as fetching the weights. They then share the fetching of the next panels.
+        // Multiplying a few tiles takes about as long as fetching the weights. The tiles then share the fetching of the
+        // next panels.
         let shared = count > 1 && count <= FEW_TILES && inputs <= at_once;
         let cached = if shared { MOST_PANELS } else { cached };
         while first < end {
@@ -221,8 +222,8 @@ struct RowTile<'a, const R: usize, const P: usize> {
     ahead: Option<Ahead>,
 }
 
-/// The panels that a tile fetches: those that are `panels` further than one in `shares` of the panels that it is
-/// multiplied by.
+/// Tells which panels a tile prefetches: for one in `shares` of the panels that multiply it, the panel that is `panels`
+/// further.
 #[derive(Clone, Copy)]
 struct Ahead {
     panels: usize,
@@ -231,7 +232,7 @@ struct Ahead {
 }
 
 impl Ahead {
-    /// How much further the panel is that the tile fetches while it is multiplied by this one; 0 if it fetches none.
+    /// Returns the distance from `panel` to the panel that the tile prefetches meanwhile; 0 if it prefetches none.
     #[inline(always)]
     fn further(self, panel: usize) -> usize {
         if panel % self.shares == self.share { self.panels } else { 0 }

@@ -26,9 +26,10 @@ const WHAT: &str = "the screen of an LM head";
 pub(in crate::cpu) struct Screen {
     /// The head in eight bits. The buffer holds the two norms of each panel after the panels.
     head: Weights,
-    /// For each panel, at least the largest norm of an output's weights, as the exact product multiplies them.
+    /// For each panel, an upper bound of the norms of its outputs' weights, as the exact product multiplies them.
     pub(in crate::cpu) weights: Box<[f32]>,
-    /// For each panel, at least the largest norm of the difference of an output's weights from those in eight bits.
+    /// For each panel, an upper bound of the norms of the differences between its outputs' weights and the same weights
+    /// in eight bits.
     pub(in crate::cpu) errors: Box<[f32]>,
     /// The largest of `weights` plus the largest of `errors`.
     pub(in crate::cpu) most: f32,
@@ -79,7 +80,7 @@ impl Screen {
         Ok(Self::of(shape, data))
     }
 
-    /// Maps a packed screen: the [`Self::len`] bytes of `file` from `from` on.
+    /// Maps a packed screen from `file`. It is [`Self::len`] bytes long and starts at offset `from`.
     pub(in crate::cpu) fn mapped(file: &File, from: u64, shape: Shape) -> Result<Option<Self>, DeviceError> {
         Ok(Self::of(shape, Buffer::mapped(file, from, Self::len(shape), WHAT)?))
     }
@@ -168,9 +169,9 @@ impl<W: Format> Op for Panel<'_, W> {
     }
 }
 
-/// Returns a number that is at least the norm of `inputs` numbers, given their sum of squares. The factor covers the
-/// roundings of the sum. The term covers squares that underflow, and numbers that a dot-product instruction flushes
-/// because they are denormal. Not finite if any of the numbers is not.
+/// Returns an upper bound of the norm of `inputs` numbers, given their sum of squares. The factor covers the roundings
+/// of the sum. The added term covers squares that underflow, and denormal numbers that a dot-product instruction
+/// flushes. The result is not finite if a number is not.
 #[inline(always)]
 fn norm(squares: f32, inputs: usize) -> f32 {
     const FACTOR: f32 = 1.0 + 1.0 / 1024.0;
@@ -179,14 +180,14 @@ fn norm(squares: f32, inputs: usize) -> f32 {
     squares.sqrt() * FACTOR + inputs as f32 * PER_INPUT
 }
 
-/// Norms of one row of activations; at least the true ones. Not finite if an activation is not.
+/// Upper bounds of the norms of one row of activations. They are not finite if an activation is not.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cpu) struct RowNorms {
     /// Norm of the activations as the exact product multiplies them.
     pub(in crate::cpu) exact: f32,
     /// Norm of the activations in eight bits.
     pub(in crate::cpu) quantised: f32,
-    /// Norm of the difference of the two.
+    /// Norm of the difference between the exact and the quantised activations.
     pub(in crate::cpu) difference: f32,
 }
 

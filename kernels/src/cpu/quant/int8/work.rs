@@ -43,7 +43,7 @@ impl Work<'_> {
         unsafe { self.sums.slice_mut(row * self.width + column, LANES.min(self.width - column)) }
     }
 
-    /// Stores the largest of the sums of one row and one panel. Outputs that pad the panel do not count.
+    /// Stores the largest of the sums of one row and one panel. Outputs that pad the panel are left out.
     #[inline(always)]
     pub(super) fn store_maximum<S: Simd>(
         &self,

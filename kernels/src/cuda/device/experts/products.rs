@@ -1,4 +1,4 @@
-//! The products of experts: which kernel computes them, and its launch.
+//! The products of experts: the choice of the kernel, and its launch.
 
 use std::ops::Range;
 
@@ -9,22 +9,22 @@ use crate::cuda::sources::{Kernel, kernel};
 use crate::cuda::tensor::Matrix;
 use crate::{DeviceError, WeightType};
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 128;
-/// Elements of two bytes in the unit of copies for tensor cores, by which both widths have to be divisible there.
+/// Number of 16-bit elements that the kernels for tensor cores copy at once. Both widths must be multiples of it.
 const ALIGNMENT: usize = 8;
 
-/// A run of experts whose matrices have one type and one shape.
+/// Consecutive experts whose matrices have the same type and shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
-    /// Indexes among the experts that are here.
+    /// Indices among the experts that this rank holds.
     pub(super) experts: Range<usize>,
     pub(super) dtype: WeightType,
     /// Number of gates.
     pub(super) intermediate: usize,
 }
 
-/// Divides experts into runs. Refuses matrices that do not fit each other or inputs of `width`.
+/// Divides experts into kinds. Returns an error for matrices that do not fit each other or inputs of `width`.
 pub(super) fn kinds(gate_up: &[Matrix], down: &[Matrix], width: usize) -> Result<Vec<Kind>, DeviceError> {
     let mut kinds: Vec<Kind> = Vec::new();
     for (expert, (gate_up, down)) in gate_up.iter().zip(down).enumerate() {
@@ -49,10 +49,10 @@ pub(super) fn kinds(gate_up: &[Matrix], down: &[Matrix], width: usize) -> Result
     Ok(kinds)
 }
 
-/// The kernels of a layer's products, by what bounds them.
+/// The forms of the kernels for a layer's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Plain cores.
+    /// Kernels without tensor cores.
     Plain,
     /// Tensor cores, for experts with few rows.
     Narrow,
@@ -61,8 +61,8 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Returns the form for experts of a kind, of which `experts` share `pairs` pairs of a row and an expert. Narrow
-    /// and wide tiles give the same bits.
+    /// Returns the form for experts of a kind, if `experts` experts have `pairs` pairs in total. Narrow and wide tiles
+    /// give the same bits.
     pub(super) fn of(kind: &Kind, width: usize, pairs: usize, experts: usize) -> Self {
         let is_aligned = width.is_multiple_of(ALIGNMENT) && kind.intermediate.is_multiple_of(ALIGNMENT);
         let (fits_narrow, _) = Self::Narrow.tile();
@@ -74,7 +74,7 @@ impl Form {
         }
     }
 
-    /// Pairs and columns of a tile, as in `sources/experts.cu` and `sources/experts_tiles.cu`.
+    /// Pairs and columns per tile, as in `sources/experts.cu` and `sources/experts_tiles.cu`.
     fn tile(self) -> (usize, usize) {
         match self {
             Self::Plain => (32, 64),
@@ -83,7 +83,7 @@ impl Form {
         }
     }
 
-    /// Kernels of the gated product and of the down projection.
+    /// Returns the kernels of the gated product and of the down projection.
     pub(super) fn kernels(self, dtype: WeightType) -> [Kernel<MultiplyExperts>; 2] {
         use WeightType::{Bf16, F16, F32};
         match (self, dtype) {
@@ -105,26 +105,26 @@ pub(super) struct Pairs {
     pub(super) counts: DevicePointer<u32>,
     /// Address of the lists.
     pub(super) lists: DevicePointer<u32>,
-    /// Number of experts.
+    /// Number of experts in this product.
     pub(super) experts: usize,
-    /// Entries of a list.
+    /// Number of entries per list.
     pub(super) capacity: usize,
-    /// Number of pairs of all experts, of which these have some.
+    /// Maximum number of pairs of these experts: the number of pairs of all experts.
     pub(super) most: usize,
 }
 
-/// One product of each of some experts, over its pairs.
+/// One product for each of some experts, over the expert's pairs.
 pub(super) struct ExpertProduct {
     pub(super) form: Form,
     pub(super) kernel: Kernel<MultiplyExperts>,
-    /// True if gate and up are multiplied, and activations come out.
+    /// True for the gated product: gate and up are multiplied, and the outputs are activations.
     pub(super) is_gated: bool,
-    /// Address of the input, whose row `p / pairs_per_row` is that of pair `p`.
+    /// Address of the input. Row `p / pairs_per_row` belongs to pair `p`.
     pub(super) x: DevicePointer<u8>,
     pub(super) pairs_per_row: usize,
     /// Width of the input.
     pub(super) inputs: usize,
-    /// Address of each expert's matrix's address.
+    /// Address of the table with the address of each expert's matrix.
     pub(super) matrices: DevicePointer<u64>,
     /// Address of the output, a row per pair.
     pub(super) out: DevicePointer<u8>,
@@ -137,9 +137,9 @@ impl ExpertProduct {
         let Self { x, matrices, out, .. } = *self;
         let Pairs { counts, lists, experts, capacity, most } = pairs;
         let (rows, columns) = self.form.tile();
-        // Half of the columns of a gated tile are ups.
+        // Half of the columns of a gated tile belong to up.
         let columns = if self.is_gated { columns / 2 } else { columns };
-        // Each expert ends in a tile that may be part full.
+        // The last tile of each expert may be partly full.
         let tiles = most.min(most / rows + experts);
         let grid =
             Grid { blocks: (tiles, self.outputs.div_ceil(columns)), threads: THREADS, shared_bytes: 0 };

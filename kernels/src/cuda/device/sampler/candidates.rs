@@ -1,4 +1,4 @@
-//! Rows of a TP group that are sampled from the ranks' best tokens: see `sources/nominate.cu`.
+//! Sampling of rows in a TP group from the best tokens of each rank: see `sources/nominate.cu`.
 
 use super::tasks::{self, Lists, Request};
 use super::{CudaDevice, SCRATCH_BYTES, THREADS};
@@ -25,7 +25,7 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         check::nominated_rows(rows, logits.live)?;
         peaks.written_like(logits, 2)?;
-        // Rows without a nomination have peaks, too, so that the peaks of all rows can be compared.
+        // Rows without a nomination get peaks of zero, so that the entries of all rows can be compared.
         peaks.data.fill_zeros(0, peaks.elements() * size_of::<f32>())?;
         let tasks = self.inputs.upload(&words(rows, logits.width, Lists::OfAdjustments))?;
         let (width, first) = (logits.width as u32, first as u32);
@@ -52,7 +52,7 @@ impl CudaDevice {
         check::nominated_tokens(rows, logits.width, out.width)?;
         check::peaks([peaks.live, peaks.width], logits.live)?;
         out.written_like(logits, out.width)?;
-        // The other rows are gathered with them.
+        // Rows without a nomination are gathered, too, so their entries are cleared.
         out.data.fill_zeros(0, out.elements() * size_of::<f32>())?;
         let tasks = self.inputs.upload(&words(rows, logits.width, Lists::Empty))?;
         let operands = arguments::Nominate {
@@ -80,10 +80,10 @@ impl CudaDevice {
         let (drawn, whole): (Vec<Request<'_>>, Vec<_>) =
             requests.iter().partition(|request| nominated.binary_search(&request.index).is_ok());
         if let Some(request) = drawn.iter().find(|request| request.owner.continues && request.penalises()) {
-            // Its nomination could not count the token that the step in flight has sampled.
+            // A nomination cannot count the token that the step in flight samples.
             return Err(DeviceError::Misuse(format!("row {} is nominated and continues", request.index)));
         }
-        // All results are in one block, in the order of `rows`.
+        // All results go to one block, in the order of `rows`.
         let block = Block::new(&mut self.results.staging, tops, Kind::Sampled)?;
         self.sample_whole(logits, &whole, &block)?;
         self.sample_candidates(candidates, peaks, &drawn, &block)?;
@@ -123,7 +123,7 @@ impl CudaDevice {
     }
 }
 
-/// The nominations of one launch, and behind them their lists, whose indices count from the first word.
+/// Returns the tasks of one launch, followed by their lists. A list is referred to by its index from the first word.
 fn words(rows: &[(usize, &Nomination)], tokens: usize, lists: Lists) -> Vec<u32> {
     let mut words = vec![0; rows.len() * NominationTask::WORDS];
     for (task, (row, nomination)) in rows.iter().enumerate() {

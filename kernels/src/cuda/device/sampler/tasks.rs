@@ -1,11 +1,11 @@
-//! Requests to sample, as the kernels read them.
+//! Requests to sample, in the form that the kernels read.
 
 use crate::cuda::records::{Record, Task};
 use crate::cuda::step::Owner;
 use crate::device::sampler_preconditions as check;
 use crate::{DeviceError, SampleRow};
 
-/// One request of a call.
+/// One request of a call to sample.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     /// Index of the row of logits, or of candidates.
@@ -14,9 +14,9 @@ pub(super) struct Request<'a> {
     pub(super) owner: Owner,
     /// Index of the result.
     result: u32,
-    /// Index of the first of its likeliest tokens.
+    /// Index of the first of the request's likeliest tokens.
     first_top: u32,
-    /// Number of likeliest tokens; `None` without a score.
+    /// Number of likeliest tokens; `None` if no score is wanted.
     tops: Option<usize>,
 }
 
@@ -37,17 +37,17 @@ pub(super) fn requests<'a>(
     Ok((requests, tops))
 }
 
-/// The lists of tokens that a launch reads.
+/// The lists of tokens that are sent with a launch's tasks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lists {
     /// The lists of bias, forbidden tokens and penalties.
     OfAdjustments,
-    /// None: the logits are adjusted.
+    /// No lists, because the logits are already adjusted.
     Empty,
 }
 
 impl Request<'_> {
-    /// True if a penalty counts the tokens of the request.
+    /// True if a penalty depends on the tokens of the request.
     pub(super) fn penalises(&self) -> bool {
         let params = self.row.params;
         params.repetition_penalty != 1.0 || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0
@@ -99,7 +99,8 @@ impl Request<'_> {
     }
 }
 
-/// The tasks of one launch, and behind them their lists of tokens, whose indices count from the first word.
+/// Returns the tasks of one launch, followed by their lists of tokens. A list is referred to by its index from the
+/// first word.
 pub(super) fn words(requests: &[Request<'_>], lists: Lists) -> Vec<u32> {
     let mut words = vec![0; requests.len() * Task::WORDS];
     for (index, request) in requests.iter().enumerate() {
