@@ -19,5 +19,7 @@ mod threads;
 pub use device::{CpuDevice, Done};
 pub use memory::{PackedOutcome, PackedWeights, Planes, Tensor, Vector, Weights};
 pub use sampling::screen::ScreenCounts;
+#[doc(hidden)] // For integration tests.
+pub use sampling::screen::inspect;
 pub use simd::Isa;
 pub use threads::Cores;

@@ -6,11 +6,30 @@ mod fixture;
 use std::path::Path;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, sys as driver};
-use cudarc::nccl::{Comm, Id, ReduceOp, group_end, group_start, result, sys};
+use cudarc::driver::{
+    CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, ValidAsZeroBits, sys as driver,
+};
+use cudarc::nccl::{Comm, Id, NcclType, ReduceOp, group_end, group_start, result, sys};
 use half::bf16;
 use sys::ncclResult_t as Code;
 use tutti_emulated_programs::{Ended, Gpus, Process};
+
+/// A bfloat16 in a device's memory. cudarc's own feature for this type would be on in builds with tests alone, which
+/// would then compile all that depends on cudarc again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(transparent)]
+struct Half(bf16);
+
+// SAFETY: sixteen bits without padding.
+unsafe impl DeviceRepr for Half {}
+// SAFETY: sixteen zeros are the number zero.
+unsafe impl ValidAsZeroBits for Half {}
+
+impl NcclType for Half {
+    fn as_nccl_type() -> sys::ncclDataType_t {
+        sys::ncclDataType_t::ncclBfloat16
+    }
+}
 
 /// Returns the id of a group. Rank 0 makes it and writes it to the folder; the other ranks read it there.
 fn id(folder: &Path, name: &str, rank: usize) -> Id {
@@ -152,10 +171,11 @@ fn collectives(process: &Process, size: usize) {
     assert!(received.iter().enumerate().all(|(i, x)| *x == value(previous, i)));
 
     // The sum is rounded to bf16 after each rank, in the order of ranks, so that every rank gets the same bits.
-    let half = stream.clone_htod(&[bf16::from_f32(if rank == 0 { 256.0 } else { 1.0 }); 3]).unwrap();
-    let mut halves = stream.alloc_zeros::<bf16>(3).unwrap();
+    let number = |x| Half(bf16::from_f32(x));
+    let half = stream.clone_htod(&[number(if rank == 0 { 256.0 } else { 1.0 }); 3]).unwrap();
+    let mut halves = stream.alloc_zeros::<Half>(3).unwrap();
     comm.all_reduce(&half, &mut halves, &ReduceOp::Sum).unwrap();
-    assert_eq!(stream.clone_dtoh(&halves).unwrap(), [bf16::from_f32(256.0); 3]);
+    assert_eq!(stream.clone_dtoh(&halves).unwrap(), [number(256.0); 3]);
 }
 
 #[test]

@@ -35,8 +35,6 @@ use crate::DeviceError;
 use crate::cpu::gemm::groups::Group;
 use crate::cpu::gemm::input::Input;
 use crate::cpu::gemm::tile::{FindTileLimits, TileLimits, Tiling};
-#[cfg(test)]
-use crate::cpu::memory::format::Bf16;
 use crate::cpu::memory::format::{F16, F32, Stored};
 use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::memory::matrix::{Elements, Matrix};

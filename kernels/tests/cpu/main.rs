@@ -16,5 +16,6 @@ mod packed;
 mod recorder;
 mod rowwise;
 mod sampling;
+mod screen_bounds;
 mod screened_argmax;
 mod support;

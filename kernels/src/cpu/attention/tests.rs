@@ -1,20 +1,56 @@
 use super::*;
+use crate::cpu::memory::format::{Format, STEP};
+use crate::cpu::memory::kv::VALUE_PANEL;
 use crate::cpu::simd::isa::{Isa, testable};
-use crate::cpu::simd::to_bf16;
+use crate::cpu::simd::{from_bf16, to_bf16};
 use crate::cpu::testing::{Random, no_planes};
 use crate::{KvShape, PageId, RowInputs, SlotId, StepInputs, WeightType};
 
-/// The arithmetic of one run of attention.
-#[derive(Clone, Copy)]
-enum Arithmetic {
-    F32,
-    Dots,
+/// Attention in double precision over a pool of bfloat16, of rows of (start, tokens) that share a table of pages.
+fn in_double_precision(
+    qkv: &[f32],
+    shape: AttentionShape,
+    kv: &KvPool,
+    table: &[PageId],
+    rows: &[(usize, usize)],
+) -> Vec<f64> {
+    let AttentionShape { heads, kv_heads, head_dim, scale, .. } = shape;
+    let (layout, sight) = (Layout::new(&kv.shape, 0), Sight { window: shape.window });
+    let Stored::Bf16(data) = &kv.data else { unreachable!() };
+    let key = |head, position, d| {
+        let panel = layout.key_panel(table, head, position);
+        f64::from(from_bf16(data[panel + d / 2 * STEP + Bf16::index_in_step(d % 2, position % LANES)]))
+    };
+    let value = |head, position, d| {
+        let panel = layout.value_panels(table, head, position) + d / LANES * VALUE_PANEL;
+        let step = panel + position % LANES / 2 * STEP;
+        f64::from(from_bf16(data[step + Bf16::index_in_step(position % 2, d % LANES)]))
+    };
+    let positions = rows.iter().flat_map(|&(start, tokens)| start..start + tokens);
+    let mut out = Vec::new();
+    for (position, qkv) in positions.zip(qkv.chunks((heads + 2 * kv_heads) * head_dim)) {
+        for (head, q) in qkv.chunks(head_dim).take(heads).enumerate() {
+            let head = head / (heads / kv_heads);
+            let keys = sight.first(position)..position + 1;
+            let score = |at| (0..head_dim).map(|d| f64::from(q[d]) * key(head, at, d)).sum::<f64>();
+            let scores: Vec<f64> = keys.clone().map(|at| score(at) * f64::from(scale)).collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            out.extend((0..head_dim).map(|d| {
+                let of_key = keys.clone().zip(&weights).map(|(at, weight)| weight * value(head, at, d));
+                of_key.sum::<f64>() / total
+            }));
+        }
+    }
+    out
 }
 
 /// Checks everything around the dot-product instruction without the instruction: every path multiplies pairs, by other
-/// means if necessary, and gives a result close to attention in f32.
+/// means if necessary, and gives a result close to attention in double precision. A unit test, because only these
+/// compile the other means.
 #[test]
-fn dots_come_near_f32_and_have_the_same_bits_with_and_without_the_instruction() {
+fn dots_come_near_double_precision_and_have_the_same_bits_with_and_without_the_instruction() {
     const PAGES: u32 = 60;
     let mut random = Random::new(31);
     for (heads, kv_heads, head_dim, window) in
@@ -58,22 +94,21 @@ fn dots_come_near_f32_and_have_the_same_bits_with_and_without_the_instruction() 
         };
         step.begin(&inputs, &no_planes()).unwrap();
         let qkv = random.normals(tokens * (heads + 2 * kv_heads) * head_dim, 1.0);
-        let run = |isa, arithmetic: Arithmetic| {
+        let exact = in_double_precision(&qkv, shape, &kv, &table, &rows);
+        let run = |isa| {
             let path = Path::new(isa).unwrap();
             let (mut pool, mut scratch) = (ThreadPool::new(2).unwrap(), Scratch::default());
             let mut out = vec![f32::NAN; tokens * heads * head_dim];
             let operands = Attention { qkv: &qkv, shape, kv: &kv, layer: 0, out: &mut out };
-            let attend = match arithmetic {
-                Arithmetic::F32 => attend::<Widened<Bf16>>,
-                Arithmetic::Dots => attend::<Dots>,
-            };
-            attend(path, &mut pool, &step, &mut scratch, operands, data).unwrap();
+            attend::<Dots>(path, &mut pool, &step, &mut scratch, operands, data).unwrap();
             out
         };
         let mut fused = None;
         for isa in testable("attention in dot products") {
-            let (exact, got) = (run(isa, Arithmetic::F32), run(isa, Arithmetic::Dots));
-            let difference = exact.iter().zip(&got).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+            let got = run(isa);
+            assert_eq!(got.len(), exact.len());
+            let off = exact.iter().zip(&got).map(|(exact, got)| (exact - f64::from(*got)).abs());
+            let difference = off.fold(0.0, f64::max);
             // The comparison also fails for a NaN.
             assert!(
                 difference < 0.05 && !got.iter().any(|x| x.is_nan()),

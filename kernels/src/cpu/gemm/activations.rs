@@ -1,5 +1,7 @@
 //! Packing of activations before a product, into tiles of rows and the type that the micro-kernel multiplies.
 
+use std::marker::PhantomData;
+
 use super::micro_kernel::{Layout, MicroKernel};
 use crate::DeviceError;
 use crate::cpu::gemm::groups::{Group, GroupTasks};
@@ -52,28 +54,28 @@ impl PackActivations<'_> {
             let first = task % shares * share;
             let inputs = (first, self.inputs.min(first + share));
             let tile = tiling.tile(task / shares);
-            K::run(path, PackInputs { all: self, layout: K::LAYOUT, tile, inputs, to });
+            K::run(path, PackInputs::<K::Packing> { all: self, tile, inputs, to, layout: PhantomData });
         })
     }
 
     /// Fills `to` as [`Self::run`] does, on the calling thread. The rows are one tile, and the first of them is row 0.
     pub(super) fn only_tile<K: MicroKernel>(self, path: Path, tiling: Tiling, to: &mut [f32]) {
-        let (tile, inputs) = (tiling.tile(0), (0, self.inputs));
-        K::run(path, PackInputs { all: self, layout: K::LAYOUT, tile, inputs, to: &Shared::new(to) });
+        let (tile, inputs, to) = (tiling.tile(0), (0, self.inputs), &Shared::new(to));
+        K::run(path, PackInputs::<K::Packing> { all: self, tile, inputs, to, layout: PhantomData });
     }
 }
 
 /// A task that packs inputs `inputs.0..inputs.1` of one tile's rows.
-struct PackInputs<'a, 'b> {
+struct PackInputs<'a, 'b, L> {
     all: PackActivations<'a>,
-    layout: Layout,
     /// The tile's first row and number of rows.
     tile: (usize, usize),
     inputs: (usize, usize),
     to: &'b Shared<'b, f32>,
+    layout: PhantomData<L>,
 }
 
-impl Op for PackInputs<'_, '_> {
+impl<L: PackRows> Op for PackInputs<'_, '_, L> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -81,7 +83,7 @@ impl Op for PackInputs<'_, '_> {
     }
 }
 
-impl PackInputs<'_, '_> {
+impl<L: PackRows> PackInputs<'_, '_, L> {
     /// Packs a tile of `R` rows. `_P` is the number of panels that [`for_tile`] assigns to `R`.
     #[inline(always)]
     fn pack<S: Simd, const R: usize, const _P: usize>(&self, s: S) {
@@ -89,89 +91,125 @@ impl PackInputs<'_, '_> {
         let padded = inputs.next_multiple_of(2);
         let (first, end) = self.inputs;
         let end = if end == inputs { padded } else { end };
-        let start = first_row * padded + first / 2 * R * self.layout.step_words();
-        let len = (end - first) / 2 * R * self.layout.step_words();
+        let start = first_row * padded + first / 2 * R * L::LAYOUT.step_words();
+        let len = (end - first) / 2 * R * L::LAYOUT.step_words();
         // SAFETY: tasks write disjoint ranges of words.
         let to = unsafe { self.to.slice_mut(start, len) };
         let rows = x.rows::<S, R>(s, first_row, inputs);
-        match self.layout {
-            Layout::Plain => pack_plain(s, &rows, first, to, false),
-            Layout::Rounded => pack_plain(s, &rows, first, to, true),
-            Layout::Pairs => pack_pairs(s, &rows, first, to),
-            Layout::BlockFloat => {
-                let start = first_row * padded + (padded / 2 + first / BFP_BLOCK) * R;
-                // SAFETY: tasks write disjoint ranges of powers. The second half of the tile's memory has room for one
-                // power per two inputs, more than the one per BFP block that is written.
-                let powers = unsafe { self.to.slice_mut(start, (end - first).div_ceil(BFP_BLOCK) * R) };
-                pack_bfp_blocks(s, &rows, first, to, powers);
+        let powers = if const { matches!(L::LAYOUT, Layout::BlockFloat) } {
+            let start = first_row * padded + (padded / 2 + first / BFP_BLOCK) * R;
+            // SAFETY: tasks write disjoint ranges of powers. The second half of the tile's memory has room for one
+            // power per two inputs, more than the one per BFP block that is written.
+            unsafe { self.to.slice_mut(start, (end - first).div_ceil(BFP_BLOCK) * R) }
+        } else {
+            &mut []
+        };
+        L::pack(s, &rows, first, to, powers);
+    }
+}
+
+/// Packs rows in one [`Layout`]. Each layout has a type, so that an instruction path compiles only the layouts that it
+/// multiplies.
+pub(super) trait PackRows {
+    const LAYOUT: Layout;
+
+    /// Packs the inputs of `R` rows from input `first` on. `powers` has room for the powers of two of BFP blocks; in
+    /// other layouts it is empty.
+    fn pack<S: Simd, const R: usize>(
+        s: S,
+        rows: &[InputRow<'_>; R],
+        first: usize,
+        to: &mut [f32],
+        powers: &mut [f32],
+    );
+}
+
+/// Packs f32 elements.
+pub(super) struct PackPlain;
+
+impl PackRows for PackPlain {
+    const LAYOUT: Layout = Layout::Plain;
+
+    #[inline(always)]
+    fn pack<S: Simd, const R: usize>(
+        s: S,
+        rows: &[InputRow<'_>; R],
+        first: usize,
+        to: &mut [f32],
+        _: &mut [f32],
+    ) {
+        for (block, to) in to.chunks_mut(LANES * R).enumerate() {
+            let mut lanes = [[0.0f32; LANES]; R];
+            for (row, lanes) in rows.iter().zip(&mut lanes) {
+                s.store_some(lanes, row.load(s, first + block * LANES));
+            }
+            for (input, to) in to.chunks_exact_mut(R).enumerate() {
+                to.iter_mut().zip(&lanes).for_each(|(to, lanes)| *to = lanes[input]);
             }
         }
     }
 }
 
-/// Packs f32 elements from input `first` on, rounded to bfloat16 if `round` is true.
-#[inline(always)]
-fn pack_plain<S: Simd, const R: usize>(
-    s: S,
-    rows: &[InputRow<'_>; R],
-    first: usize,
-    to: &mut [f32],
-    round: bool,
-) {
-    for (block, to) in to.chunks_mut(LANES * R).enumerate() {
-        let mut lanes = [[0.0f32; LANES]; R];
-        for (row, lanes) in rows.iter().zip(&mut lanes) {
-            let x = row.load(s, first + block * LANES);
-            s.store_some(lanes, if round { s.round_to_bf16(x) } else { x });
-        }
-        for (input, to) in to.chunks_exact_mut(R).enumerate() {
-            to.iter_mut().zip(&lanes).for_each(|(to, lanes)| *to = lanes[input]);
-        }
-    }
-}
+/// Packs pairs of bfloat16.
+pub(super) struct PackPairs;
 
-/// Packs pairs of bfloat16 from input `first` on.
-#[inline(always)]
-fn pack_pairs<S: Simd, const R: usize>(s: S, rows: &[InputRow<'_>; R], first: usize, to: &mut [f32]) {
-    for (block, to) in to.chunks_mut(LANES * R).enumerate() {
-        let from = first + block * 2 * LANES;
-        let mut pairs = [s.splat_i(0); R];
-        for (row, pairs) in rows.iter().zip(&mut pairs) {
-            row.prefetch(s, from + AHEAD);
-            row.prefetch(s, from + AHEAD + LANES);
-            *pairs = s.pairs_bf16(row.load(s, from), row.load(s, from + LANES));
-        }
-        store_words(s, &pairs, to);
-    }
-}
+impl PackRows for PackPairs {
+    const LAYOUT: Layout = Layout::Pairs;
 
-/// Packs the integers of BFP blocks from input `first` on, and the blocks' powers of two.
-#[inline(always)]
-fn pack_bfp_blocks<S: Simd, const R: usize>(
-    s: S,
-    rows: &[InputRow<'_>; R],
-    first: usize,
-    to: &mut [f32],
-    powers: &mut [f32],
-) {
-    for (index, (to, powers)) in
-        to.chunks_mut(BFP_BLOCK_STEPS * R).zip(powers.chunks_exact_mut(R)).enumerate()
-    {
-        let from = first + index * BFP_BLOCK;
-        let (mut low, mut high) = ([s.splat_i(0); R], [s.splat_i(0); R]);
-        for (r, (row, power)) in rows.iter().zip(powers).enumerate() {
-            let mut x = [s.splat(0.0); BFP_BLOCK / LANES];
-            for (block, x) in x.iter_mut().enumerate() {
-                row.prefetch(s, from + AHEAD + block * LANES);
-                *x = row.load(s, from + block * LANES);
+    #[inline(always)]
+    fn pack<S: Simd, const R: usize>(
+        s: S,
+        rows: &[InputRow<'_>; R],
+        first: usize,
+        to: &mut [f32],
+        _: &mut [f32],
+    ) {
+        for (block, to) in to.chunks_mut(LANES * R).enumerate() {
+            let from = first + block * 2 * LANES;
+            let mut pairs = [s.splat_i(0); R];
+            for (row, pairs) in rows.iter().zip(&mut pairs) {
+                row.prefetch(s, from + AHEAD);
+                row.prefetch(s, from + AHEAD + LANES);
+                *pairs = s.pairs_bf16(row.load(s, from), row.load(s, from + LANES));
             }
-            let block = BfpBlock::new(s, &x);
-            *power = block.power;
-            (low[r], high[r]) = (block.pairs[0], block.pairs[1]);
+            store_words(s, &pairs, to);
         }
-        let (to_low, to_high) = to.split_at_mut(to.len().min(LANES * R));
-        store_words(s, &low, to_low);
-        store_words(s, &high, to_high);
+    }
+}
+
+/// Packs the integers of BFP blocks, and the blocks' powers of two.
+pub(super) struct PackBfpBlocks;
+
+impl PackRows for PackBfpBlocks {
+    const LAYOUT: Layout = Layout::BlockFloat;
+
+    #[inline(always)]
+    fn pack<S: Simd, const R: usize>(
+        s: S,
+        rows: &[InputRow<'_>; R],
+        first: usize,
+        to: &mut [f32],
+        powers: &mut [f32],
+    ) {
+        for (index, (to, powers)) in
+            to.chunks_mut(BFP_BLOCK_STEPS * R).zip(powers.chunks_exact_mut(R)).enumerate()
+        {
+            let from = first + index * BFP_BLOCK;
+            let (mut low, mut high) = ([s.splat_i(0); R], [s.splat_i(0); R]);
+            for (r, (row, power)) in rows.iter().zip(powers).enumerate() {
+                let mut x = [s.splat(0.0); BFP_BLOCK / LANES];
+                for (block, x) in x.iter_mut().enumerate() {
+                    row.prefetch(s, from + AHEAD + block * LANES);
+                    *x = row.load(s, from + block * LANES);
+                }
+                let block = BfpBlock::new(s, &x);
+                *power = block.power;
+                (low[r], high[r]) = (block.pairs[0], block.pairs[1]);
+            }
+            let (to_low, to_high) = to.split_at_mut(to.len().min(LANES * R));
+            store_words(s, &low, to_low);
+            store_words(s, &high, to_high);
+        }
     }
 }
 

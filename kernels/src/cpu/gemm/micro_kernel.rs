@@ -3,6 +3,7 @@
 
 use std::marker::PhantomData;
 
+use super::activations::{PackBfpBlocks, PackPairs, PackPlain, PackRows};
 use crate::cpu::gemm::tile::{Rows, dot_product_on, product_on};
 use crate::cpu::memory::Element;
 use crate::cpu::memory::format::{Bf16, F16, F32, Format, STEP, Stored};
@@ -16,8 +17,6 @@ use crate::cpu::simd::{LANES, Op, Simd};
 pub(in crate::cpu) enum Layout {
     /// An f32 per input.
     Plain,
-    /// An f32 per input, rounded to bfloat16.
-    Rounded,
     /// A word per two inputs, which are bfloat16.
     Pairs,
     /// A word per two inputs, which are the integers of BFP blocks. The second half of the tile's memory holds the
@@ -47,7 +46,7 @@ impl Layout {
         let mut rounded = x;
         match self {
             Self::Plain => {}
-            Self::Rounded | Self::Pairs => {
+            Self::Pairs => {
                 for x in &mut rounded {
                     *x = s.round_to_bf16(*x);
                 }
@@ -60,7 +59,7 @@ impl Layout {
     /// Number of words per step of a row. A step is two inputs.
     pub(super) const fn step_words(self) -> usize {
         match self {
-            Self::Plain | Self::Rounded => 2,
+            Self::Plain => 2,
             Self::Pairs | Self::BlockFloat => 1,
         }
     }
@@ -68,7 +67,7 @@ impl Layout {
     /// Number of words of a tile of `rows` rows.
     pub(super) const fn tile_words(self, rows: usize, steps: usize) -> usize {
         match self {
-            Self::Plain | Self::Rounded | Self::BlockFloat => 2 * steps * rows,
+            Self::Plain | Self::BlockFloat => 2 * steps * rows,
             Self::Pairs => steps * rows,
         }
     }
@@ -78,7 +77,9 @@ impl Layout {
 pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
     /// The type of a panel's elements in memory.
     type Raw: Element;
-    const LAYOUT: Layout;
+    /// Packs the activations.
+    type Packing: PackRows;
+    const LAYOUT: Layout = <Self::Packing as PackRows>::LAYOUT;
 
     /// Returns the elements of a matrix; `None` if this micro-kernel multiplies elements of another kind.
     fn elements(elements: &Elements) -> Option<&[Self::Raw]>;
@@ -148,14 +149,13 @@ impl<K: MicroKernel> Data<'_, K> {
     }
 }
 
-/// Arithmetic in f32, with weights of format `W` widened as they are loaded.
+/// Arithmetic in f32, with weights of format `W`, f32 or f16, widened as they are loaded.
 #[derive(Clone, Copy)]
 pub(super) struct Widened<W: Format>(PhantomData<W>);
 
 impl<W: Format> MicroKernel for Widened<W> {
     type Raw = W::Raw;
-    // If the weights are bfloat16, the activations are rounded to bfloat16 too.
-    const LAYOUT: Layout = if W::IS_BF16 { Layout::Rounded } else { Layout::Plain };
+    type Packing = PackPlain;
 
     fn elements(elements: &Elements) -> Option<&[W::Raw]> {
         let Elements::Stored(stored) = elements else { return None };
@@ -187,10 +187,11 @@ pub(super) struct Dots;
 
 impl MicroKernel for Dots {
     type Raw = u16;
-    const LAYOUT: Layout = Layout::Pairs;
+    type Packing = PackPairs;
 
     fn elements(elements: &Elements) -> Option<&[u16]> {
-        Widened::<Bf16>::elements(elements)
+        let Elements::Stored(stored) = elements else { return None };
+        Bf16::elements(stored)
     }
 
     #[inline(always)]
@@ -221,7 +222,7 @@ pub(super) struct BlockFloat;
 
 impl MicroKernel for BlockFloat {
     type Raw = u16;
-    const LAYOUT: Layout = Layout::BlockFloat;
+    type Packing = PackBfpBlocks;
 
     fn elements(elements: &Elements) -> Option<&[u16]> {
         let Elements::BlockFloat(panels) = elements else { return None };

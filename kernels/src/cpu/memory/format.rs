@@ -18,11 +18,10 @@ pub(in crate::cpu) const STEP: usize = 2 * LANES;
 pub(in crate::cpu) trait Format: Copy + Send + Sync + 'static {
     /// The type of one element in memory.
     type Raw: Element;
-    const IS_BF16: bool;
     /// The elements of a buffer; `None` if they are in another format.
     fn elements(stored: &Stored) -> Option<&[Self::Raw]>;
     /// True if a product adds the odd input of each pair first, as the dot-product instruction does.
-    const ODD_FIRST: bool = Self::IS_BF16;
+    const ODD_FIRST: bool;
 
     /// Returns the index, within a step, of the element for output `lane` and the step's even input (`parity` 0) or odd
     /// input (`parity` 1).
@@ -53,7 +52,7 @@ pub(in crate::cpu) struct F32;
 
 impl Format for F32 {
     type Raw = f32;
-    const IS_BF16: bool = false;
+    const ODD_FIRST: bool = false;
 
     fn elements(stored: &Stored) -> Option<&[f32]> {
         let Stored::F32(data) = stored else { return None };
@@ -94,7 +93,7 @@ pub(in crate::cpu) struct F16;
 
 impl Format for F16 {
     type Raw = u16;
-    const IS_BF16: bool = false;
+    const ODD_FIRST: bool = false;
 
     fn elements(stored: &Stored) -> Option<&[u16]> {
         let Stored::F16(data) = stored else { return None };
@@ -134,7 +133,7 @@ pub(in crate::cpu) struct Bf16;
 
 impl Format for Bf16 {
     type Raw = u16;
-    const IS_BF16: bool = true;
+    const ODD_FIRST: bool = true;
 
     fn elements(stored: &Stored) -> Option<&[u16]> {
         let Stored::Bf16(data) = stored else { return None };

@@ -38,6 +38,8 @@
 //! A row whose logits could be infinite or NaN has no such bound. Then all logits of the operation are computed. The
 //! same happens if there are too many candidates, and [`Backoff`] then skips screens for a while.
 
+pub mod inspect;
+
 use crate::DeviceError;
 use crate::cpu::gemm::groups::Group;
 use crate::cpu::gemm::input::Input;
