@@ -15,7 +15,7 @@ use crate::{
     Error,
     health::Health,
     live::LiveSettings,
-    operations,
+    operations::{self, Viewer},
     serve::{self, ConnectionLimits, ConnectionMetrics, Listener, Purpose, Windows},
     shutdown::Shutdown,
 };
@@ -87,18 +87,20 @@ impl Servers {
         let Front { routes, refusals, services, health, is_idle } = front;
         let Ports { http, grpc, operations: probes, tls, addresses } = ports;
         process.metrics.follow_readiness(health.clone());
-        let operations = operations::routes(health.clone(), process.metrics.clone());
-        let moving = |routes| operations::moving_clients(operations.clone().merge(routes), health.clone());
+        let routes_for = |viewer| operations::routes(health.clone(), process.metrics.clone(), viewer);
+        let (public, operations) = (routes_for(Viewer::Anyone), routes_for(Viewer::Operator));
+        let moving = |routes| operations::moving_clients(public.clone().merge(routes), health.clone());
         let connections = process.live.connections.clone();
-        let (http, grpc) = serve::encrypted(http, grpc, tls);
+        let (http, grpc) = serve::encrypted(http, grpc, tls, process.metrics.reloads());
         let http = http.counted(&process.counts, Purpose::Http);
         let grpc = grpc.counted(&process.counts, Purpose::Grpc);
         let late =
             http.duplicate().map_err(|e| Error::internal(format!("cannot share the HTTP port: {e}")))?;
         let late = (late, moving(refusals));
         let (mut clients, mut others) = (Group::default(), Group::default());
-        clients.http(http, moving(routes), connections.clone());
-        clients.grpc(grpc, services, connections.clone());
+        let of_clients = ConnectionLimits::from(connections.clone()).aging();
+        clients.http(http, moving(routes), of_clients.clone());
+        clients.grpc(grpc, services, of_clients);
         if let Some(probes) = probes {
             let probes = Listener::from(probes).counted(&process.counts, Purpose::Operations);
             others.http(probes, operations, connections);

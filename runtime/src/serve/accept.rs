@@ -15,13 +15,14 @@ use hyper_util::{
 use parking_lot::Mutex;
 use tokio::{
     task::JoinSet,
-    time::{interval, sleep},
+    time::{interval, sleep, timeout},
 };
 use tutti_settings::ConnectionSettings;
 
 use super::{
     activity::{Activity, Overdue},
     counted::CountedService,
+    limits::ConnectionLimits,
     listener::Listener,
     metrics::{Closed, ListenerMetrics, OpenCount},
     open::{Entry, OpenConnections},
@@ -43,6 +44,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// its next request in the moment in which a response ends, and that request is answered. Connections that are idle
 /// when the server begins to close stay open for this time only if the closing is gentle.
 const LINGER: Duration = Duration::from_secs(1);
+/// Time for which the last bytes to a peer that floods a connection are written.
+const GOODBYE: Duration = Duration::from_millis(100);
 /// Time limits are checked this many times during the shorter one.
 const CHECKS: u32 = 8;
 /// Time limits are checked at least this often, so that new ones hold soon.
@@ -54,6 +57,7 @@ pub(super) struct Server {
     builder: Arc<Builder<TokioExecutor>>,
     receiving: Option<Arc<Receiving>>,
     limits: Live<ConnectionSettings>,
+    do_age: bool,
     open: Arc<OpenConnections>,
     refusals: Arc<Mutex<RefusalLog>>,
 }
@@ -63,10 +67,11 @@ impl Server {
         routes: axum::Router,
         builder: Builder<TokioExecutor>,
         receiving: Option<Arc<Receiving>>,
-        limits: Live<ConnectionSettings>,
+        connections: &ConnectionLimits,
     ) -> Self {
+        let (limits, do_age) = (connections.live(), connections.do_age());
         let open = OpenConnections::new(limits.clone());
-        Self { routes, builder: Arc::new(builder), receiving, limits, open, refusals: Arc::default() }
+        Self { routes, builder: Arc::new(builder), receiving, limits, do_age, open, refusals: Arc::default() }
     }
 
     /// Accepts and serves connections until `closing` begins, and then waits for the open ones to end.
@@ -143,7 +148,8 @@ impl Server {
         let activity = service.activity.clone();
         let (builder, limits) = (self.builder.clone(), self.limits.clone());
         let held = (entry, metrics.opened());
-        Connection { builder, limits, service, activity, metrics: metrics.clone(), _held: held }
+        let (metrics, do_age) = (metrics.clone(), self.do_age);
+        Connection { builder, limits, do_age, service, activity, metrics, _held: held }
     }
 }
 
@@ -189,6 +195,7 @@ impl SeldomLog {
 struct Connection {
     builder: Arc<Builder<TokioExecutor>>,
     limits: Live<ConnectionSettings>,
+    do_age: bool,
     service: CountedService,
     activity: Arc<Activity>,
     metrics: ListenerMetrics,
@@ -215,7 +222,7 @@ impl Connection {
 
     /// Serves until the peer leaves, a limit is exceeded, or `closing` begins and the last response is sent.
     async fn serve(self, stream: ActiveStream, closing: Shutdown) {
-        let Self { builder, limits, service, activity, metrics, _held } = self;
+        let Self { builder, limits, do_age, service, activity, metrics, _held } = self;
         let service = TowerToHyperService::new(service);
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let mut begun = pin!(closing.begun());
@@ -231,6 +238,13 @@ impl Connection {
                     return;
                 }
                 () = activity.evicted() => return metrics.closed(Closed::Evicted),
+                () = activity.flooded() => {
+                    metrics.closed(Closed::Flood);
+                    connection.as_mut().graceful_shutdown();
+                    // Nothing more is read. The peer is told by a GOAWAY, if it reads that at once.
+                    let _ = timeout(GOODBYE, connection).await;
+                    return;
+                }
                 () = &mut begun, if !is_closing => {
                     is_closing = true;
                     let rest = activity.rest_over_http1();
@@ -249,6 +263,14 @@ impl Connection {
                 () = &mut check => {
                     let limits = limits.get();
                     check.as_mut().reset(tokio::time::Instant::now() + check_after(&limits));
+                    if do_age && !is_leaving && activity.retires(&limits) {
+                        metrics.closed(Closed::Age);
+                        // Over HTTP/1 the next answer says that it is the last.
+                        if activity.rest_over_http1().is_none() {
+                            is_leaving = true;
+                            connection.as_mut().graceful_shutdown();
+                        }
+                    }
                     match activity.overdue(&limits) {
                         None => {}
                         Some(Overdue::Idle) if !is_leaving => {
