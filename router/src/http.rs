@@ -40,7 +40,7 @@ use crate::{
     keys::{ApiKeys, Caller, Entry},
     metrics::RouterMetrics,
     page,
-    text::pool::Lane,
+    text::pool::{Lane, TextWork},
     uploads::Uploads,
 };
 
@@ -81,11 +81,13 @@ impl Api {
         T: Send + 'static,
         F: FnOnce(&[u8]) -> Result<T, Error> + Send + 'static,
     {
+        let share = Entry::of(request.extensions()).share();
         let body = self.bodies.read(request).await?;
         if body.bytes.len() <= PARSED_IN_PLACE_BYTES {
             return parse(&body.bytes);
         }
-        self.generator.on_text(Lane::Parse, move || parse(&body.bytes)).await?
+        let work = TextWork { lane: Lane::Parse, share, bytes: body.bytes.len() };
+        self.generator.on_text(work, move || parse(&body.bytes)).await?
     }
 }
 
