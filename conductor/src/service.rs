@@ -31,7 +31,7 @@ use tutti_runtime::{
 
 pub use tutti_proto::cluster::v1::conductor_server::ConductorServer;
 
-use crate::{cluster::Cluster, submission::Submission};
+use crate::{cluster::Cluster, request::Origin, submission::Submission};
 
 /// Maximum bytes of a checkpoint's file per message.
 const PIECE_BYTES: usize = 1 << 20;
@@ -102,9 +102,9 @@ impl Conductor for ConductorService {
         &self,
         request: Request<pb::SubmitRequest>,
     ) -> Result<Response<Self::SubmitStream>, Status> {
-        let pb::SubmitRequest { spec, timeout_ms, generated, trace } = request.into_inner();
-        let trace = TraceContext::received(trace);
-        let submission = self.cluster.resume(spec.unwrap_or_default(), timeout_ms, generated, trace)?;
+        let pb::SubmitRequest { spec, timeout_ms, generated, trace, share } = request.into_inner();
+        let origin = Origin { trace: TraceContext::received(trace), share };
+        let submission = self.cluster.resume(spec.unwrap_or_default(), timeout_ms, generated, origin)?;
         Ok(Response::new(Events(submission)))
     }
 

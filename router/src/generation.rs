@@ -8,6 +8,7 @@ mod choice;
 pub mod fuzzing;
 mod generator;
 mod media;
+mod permits;
 mod prompt_logprobs;
 mod prompts;
 pub mod request;

@@ -46,7 +46,7 @@ use crate::{
     },
     metrics::RouterMetrics,
     page,
-    text::pool::Lane,
+    text::pool::{Lane, TextWork},
     uploads::Uploads,
 };
 
@@ -88,11 +88,13 @@ impl Api {
         T: Send + 'static,
         F: FnOnce(&[u8]) -> Result<T, Error> + Send + 'static,
     {
+        let share = Entry::of(request.extensions()).share();
         let body = self.bodies.read(request).await?;
         if body.bytes.len() <= PARSED_IN_PLACE_BYTES {
             return parse(&body.bytes);
         }
-        self.generator.on_text(Lane::Parse, move || parse(&body.bytes)).await?
+        let work = TextWork { lane: Lane::Parse, share, bytes: body.bytes.len() };
+        self.generator.on_text(work, move || parse(&body.bytes)).await?
     }
 }
 

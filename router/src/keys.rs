@@ -5,8 +5,10 @@
 //! its limits as long as its name stays.
 
 mod bucket;
+mod entry;
 mod file;
 pub mod revocation;
+mod share;
 mod table;
 mod wrong_keys;
 
@@ -38,11 +40,13 @@ use tutti_settings::{KeyFileGone, RevokedRequests, RouterSettings};
 
 use self::{
     bucket::Bucket,
+    entry::{KeyLimits, Running},
     file::{KeyFile, KeyLine},
     revocation::Revocation,
     table::KeyTable,
     wrong_keys::WrongKeys,
 };
+pub use self::{entry::Entry, share::Share};
 
 /// Time after which a request over the limit of concurrency may be sent again. The end of the running requests cannot
 /// be foreseen.
@@ -72,11 +76,13 @@ struct ApiKey {
 
 struct KeyUsage {
     name: String,
+    share: Share,
     state: Mutex<UsageState>,
     metrics: KeyMetrics,
 }
 
 struct UsageState {
+    /// Choices that run. A request whose number of choices is not known yet counts as one.
     running: u32,
     requests: Bucket,
     tokens: Bucket,
@@ -307,11 +313,18 @@ impl ApiKeys {
 impl KeyUsage {
     fn new(name: String, metrics: KeyMetrics, now: Instant) -> Self {
         let state = UsageState { running: 0, requests: Bucket::full(now), tokens: Bucket::full(now) };
-        Self { name, state: Mutex::new(state), metrics }
+        Self { share: Share::of_key(&name), name, state: Mutex::new(state), metrics }
     }
 
     fn label(&self) -> KeyLabel {
         KeyLabel { key: self.name.clone() }
+    }
+
+    /// Counts a refusal, and returns its error.
+    fn refuse(&self, limit: &'static str, message: String, after: Duration) -> Error {
+        let label = RefusalLabel { key: self.name.clone(), limit };
+        self.metrics.of_keys.refused.get_or_create(&label).inc();
+        Error::rate_limited(message, after)
     }
 }
 
@@ -323,7 +336,7 @@ impl Caller {
     /// Lets a request in, or refuses it for a limit of the caller.
     pub fn enter(&self) -> Result<Entry, Error> {
         match &self.0 {
-            None => Ok(Entry(None)),
+            None => Ok(Entry::default()),
             Some(key) => key.enter(Instant::now()),
         }
     }
@@ -332,19 +345,14 @@ impl Caller {
 impl ApiKey {
     fn enter(&self, now: Instant) -> Result<Entry, Error> {
         let (limits, usage) = (&self.line, &self.usage);
-        let refuse = |limit: &'static str, message: String, after: Duration| {
-            let label = RefusalLabel { key: usage.name.clone(), limit };
-            usage.metrics.of_keys.refused.get_or_create(&label).inc();
-            Err(Error::rate_limited(message, after))
-        };
+        let refuse =
+            |limit: &'static str, message: String, after: Duration| Err(usage.refuse(limit, message, after));
         let mut state = usage.state.lock();
         if let Some(most) = limits.concurrent.filter(|&most| state.running >= most) {
-            let message =
-                format!("{} requests of this API key are running, the limit is {most}", state.running);
+            let message = entry::too_many_run(state.running, 1, most);
             return refuse("concurrent", message, RETRY_AFTER);
         }
-        // The number of tokens is known only once they are used. A key that has used too many waits until its bucket is
-        // positive again.
+        // The number of tokens is known only once the body is read. Until then it is enough that there are any.
         if let Some(per_minute) = limits.tokens_per_minute
             && let Err(after) = state.tokens.is_positive(per_minute, now)
         {
@@ -367,42 +375,13 @@ impl ApiKey {
         drop(state);
         usage.metrics.of_keys.requests.get_or_create(&usage.label()).inc();
         usage.metrics.of_keys.running.get_or_create(&usage.label()).inc();
-        let tokens_per_minute = limits.tokens_per_minute;
-        Ok(Entry(Some(Arc::new(Running { usage: usage.clone(), tokens_per_minute }))))
-    }
-}
-
-/// A request that was let in. It counts as running until the last clone is dropped. The default is a request that needs
-/// no key.
-#[derive(Clone, Default)]
-pub struct Entry(Option<Arc<Running>>);
-
-struct Running {
-    usage: Arc<KeyUsage>,
-    tokens_per_minute: Option<u32>,
-}
-
-impl Entry {
-    /// The entry that was put into a request's extensions when the request was let in.
-    pub fn of(extensions: &Extensions) -> Self {
-        extensions.get::<Self>().cloned().unwrap_or_default()
-    }
-
-    /// Counts tokens that the request used.
-    pub fn charge(&self, tokens: u64) {
-        let Some(running) = &self.0 else { return };
-        let usage = &running.usage;
-        usage.metrics.of_keys.tokens.get_or_create(&usage.label()).inc_by(tokens);
-        if let Some(per_minute) = running.tokens_per_minute {
-            usage.state.lock().tokens.charge(tokens, per_minute, Instant::now());
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.usage.state.lock().running -= 1;
-        self.usage.metrics.of_keys.running.get_or_create(&self.usage.label()).dec();
+        let limits = KeyLimits {
+            concurrent: limits.concurrent,
+            requests_per_minute: limits.requests_per_minute,
+            tokens_per_minute: limits.tokens_per_minute,
+            most_urgent: limits.most_urgent,
+        };
+        Ok(Entry::new(Running::new(usage.clone(), limits)))
     }
 }
 

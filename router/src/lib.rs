@@ -3,7 +3,9 @@
 //! The router is stateless. It tokenises, applies the chat template, submits each choice (one of the answers that a
 //! request asks for) to a conductor, turns tokens back into text, cuts at stop strings, and writes the response.
 
+mod bound;
 mod conductor_channel;
+mod fair_queue;
 mod fleet;
 mod front_door;
 #[cfg(fuzzing)]

@@ -21,7 +21,7 @@ use tutti_runtime::{health::Health, metrics::Metrics, progress::LoadDisplay};
 use tutti_settings::{EngineSettings, FaultSettings, MAX_RANKS, ModelSettings};
 
 use super::{Cluster, GroupSpec, Joining, Limits, Served, Topology, link};
-use crate::{submission::Submission, worker_service::Reader};
+use crate::{request::Origin, submission::Submission, worker_service::Reader};
 
 /// Workers of the cluster.
 const RANKS: u32 = 3;
@@ -85,7 +85,7 @@ pub fn play(shape: u8, events: Vec<Event>) {
             Event::Submit(spec, generated) => {
                 let most = spec.stopping.as_ref().map_or(0, |stopping| stopping.max_tokens);
                 let first = generated.len() as u32;
-                if let Ok(submission) = cluster.resume(spec, None, generated, None) {
+                if let Ok(submission) = cluster.resume(spec, None, generated, Origin::default()) {
                     clients.push(Client { submission, first, tokens: 0, most, ended: false });
                 }
             }

@@ -9,12 +9,12 @@ use tutti_proto::{
     RequestId, WorkerId,
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
 };
-use tutti_runtime::{Error, trace::TraceContext};
+use tutti_runtime::Error;
 
 use super::{Cluster, State, prefixes};
 use crate::{
     mailbox::{self, Ending},
-    request::{Deadline, Dropped, Effects, NewRequest, Request, media},
+    request::{Deadline, Dropped, Effects, NewRequest, Origin, Request, media},
     submission::Submission,
 };
 
@@ -27,22 +27,22 @@ impl Cluster {
         spec: pb::RequestSpec,
         timeout_ms: Option<u32>,
     ) -> Result<Submission, Error> {
-        self.resume(spec, timeout_ms, Vec::new(), None)
+        self.resume(spec, timeout_ms, Vec::new(), Origin::default())
     }
 
     /// Like [`Cluster::submit`], for a request that another conductor has begun. `generated` are the tokens generated
-    /// so far, after which the output continues. `trace` is the router's span, if the request's trace is sampled.
+    /// so far, after which the output continues.
     pub fn resume(
         self: &Arc<Self>,
         spec: pb::RequestSpec,
         timeout_ms: Option<u32>,
         generated: Vec<u32>,
-        trace: Option<TraceContext>,
+        origin: Origin,
     ) -> Result<Submission, Error> {
         let came = Instant::now();
         let accept = || {
             let deadline = timeout_ms.map(|timeout_ms| Deadline::new(came, timeout_ms)).transpose()?;
-            let (id, output) = self.accept(spec, deadline, generated, trace)?;
+            let (id, output) = self.accept(spec, deadline, generated, origin)?;
             Ok(Submission::new(self.clone(), id, output, deadline))
         };
         accept().inspect_err(|error: &Error| self.metrics.refused(error.kind()))
@@ -53,7 +53,7 @@ impl Cluster {
         spec: pb::RequestSpec,
         deadline: Option<Deadline>,
         generated: Vec<u32>,
-        trace: Option<TraceContext>,
+        origin: Origin,
     ) -> Result<(RequestId, mailbox::Receiver), Error> {
         // The lock is held only to read the model, not during the rest of this function, which may take long: a prompt
         // may be long, and a secret is read from a file.
@@ -86,7 +86,7 @@ impl Cluster {
             generated,
             max_replays: self.limits.faults.max_replays,
             output,
-            trace,
+            origin,
         });
         state.requests.insert(id, request);
         state.recent.accepted(id, prompt_tokens);

@@ -46,6 +46,8 @@ pub struct Request {
     id: RequestId,
     spec: Arc<CheckedRequest>,
     deadline: Option<Deadline>,
+    /// The share of the caller.
+    share: u64,
     walks: TextWalks,
     /// Walks that encode the request's media; empty for text.
     encoders: Vec<WalkId>,
@@ -100,8 +102,17 @@ pub struct NewRequest {
     pub max_replays: u32,
     /// Receives the request's tokens and its ending.
     pub output: mailbox::Sender,
+    /// What the router says about the request.
+    pub origin: Origin,
+}
+
+/// What a router says about a request, besides what is asked for.
+#[derive(Debug, Default)]
+pub struct Origin {
     /// The router's span of the attempt, if the request's trace is sampled.
     pub trace: Option<TraceContext>,
+    /// The share of the caller, which workers divide memory and steps by; 0 without an API key.
+    pub share: u64,
 }
 
 #[derive(Debug)]
@@ -169,13 +180,14 @@ impl Request {
     /// Creates a request, already validated, that waits for its first placement.
     pub fn accept(new: NewRequest) -> Self {
         let NewRequest { id, spec, deadline, walks, encoders, reservation, pieces, generated, .. } = new;
-        let spans = RequestTrace::begin(id, spec.prompt.len(), new.trace.as_ref());
+        let spans = RequestTrace::begin(id, spec.prompt.len(), new.origin.trace.as_ref());
         Self {
             id,
             spans,
             pieces,
             spec: Arc::new(spec),
             deadline,
+            share: new.origin.share,
             walks,
             encoders,
             reservation,
@@ -315,6 +327,7 @@ impl Request {
             generated: if role == GraphRole::Encode { Vec::new() } else { self.generated.clone() },
             timeout_ms: self.deadline.map(|deadline| deadline.left_ms(now)),
             trace: self.spans.to_message(),
+            share: self.share,
             ..Default::default()
         }
     }

@@ -3,6 +3,7 @@
 use tokio_stream::StreamExt;
 use tutti_conductor::{
     cluster::Limits,
+    request::Origin,
     service::{ConductorServer, ConductorService},
 };
 use tutti_proto::cluster::v1::{
@@ -41,14 +42,14 @@ async fn a_request_runs_to_its_end_and_leaves_nothing() {
 #[tokio::test]
 async fn a_request_continues_after_output_of_another_conductor() {
     let (bench, mut worker) = one().await;
-    let mut submission = bench.cluster.resume(spec(3), None, vec![10], None).unwrap();
+    let mut submission = bench.cluster.resume(spec(3), None, vec![10], Origin::default()).unwrap();
     let launch = worker.launched().await;
     assert_eq!((&launch.generated, &launch.spec), (&vec![10], &Some(spec(3))));
     worker.step(launch.key, &[1], None).await;
     worker.finish(launch.key, &[2]).await;
     let (indices, ending) = read(&mut submission).await;
     assert_eq!((indices, ending.unwrap().generated), (vec![1, 2], 3));
-    let error = bench.cluster.resume(spec(3), None, vec![10; 3], None).unwrap_err();
+    let error = bench.cluster.resume(spec(3), None, vec![10; 3], Origin::default()).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("generated")));
     bench.idle().await;
 }
@@ -244,7 +245,7 @@ async fn client(bench: &Bench) -> (ConductorClient<ConductorServer<ConductorServ
 async fn a_router_submits_and_cancels_by_dropping() {
     let (bench, mut worker) = one().await;
     let (mut client, _directory) = client(&bench).await;
-    let request = pb::SubmitRequest { spec: Some(spec(3)), timeout_ms: None, generated: vec![], trace: None };
+    let request = pb::SubmitRequest { spec: Some(spec(3)), ..Default::default() };
     let mut events = client.submit(request).await.unwrap().into_inner();
     let key = worker.launched().await.key;
     worker.step(key, &[0], None).await;
@@ -257,12 +258,10 @@ async fn a_router_submits_and_cancels_by_dropping() {
 async fn a_refusal_reaches_the_router_with_its_field() {
     let (bench, _worker) = one().await;
     let (mut client, _directory) = client(&bench).await;
-    let request =
-        pb::SubmitRequest { spec: Some(spec(1000)), timeout_ms: None, generated: vec![], trace: None };
+    let request = pb::SubmitRequest { spec: Some(spec(1000)), ..Default::default() };
     let error = Error::from(client.submit(request).await.unwrap_err());
     assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("max_tokens")));
-    let request =
-        pb::SubmitRequest { spec: Some(spec(1)), timeout_ms: Some(0), generated: vec![], trace: None };
+    let request = pb::SubmitRequest { spec: Some(spec(1)), timeout_ms: Some(0), ..Default::default() };
     let error = Error::from(client.submit(request).await.unwrap_err());
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
 }

@@ -567,6 +567,10 @@ pub struct SubmitRequest {
     /// The router's span of this attempt.
     #[prost(message, optional, tag = "4")]
     pub trace: ::core::option::Option<TraceContext>,
+    /// Share of the caller, among which workers divide memory and steps fairly: a number that follows from the name of the
+    /// caller's API key. 0 for all callers without a key.
+    #[prost(fixed64, tag = "5")]
+    pub share: u64,
 }
 /// The request's progress since the previous event. A slow reader gets fewer, larger events.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1935,6 +1939,9 @@ pub struct LaunchGraph {
     /// The conductor's span of the request.
     #[prost(message, optional, tag = "9")]
     pub trace: ::core::option::Option<TraceContext>,
+    /// Share of the caller, as in SubmitRequest.
+    #[prost(fixed64, tag = "10")]
+    pub share: u64,
 }
 /// Room for a request's planes on the worker that decodes, or for its media's embeddings on the worker that prefills.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,6 +1,6 @@
 //! Admission before work: requests that have no token yet are counted, in choices and in tokens of their prompts,
 //! before a prompt is tokenised. Each priority class has bounds of its own, so requests of low priority never fill the
-//! room of urgent ones.
+//! room of urgent ones. Within a class, no request and no key takes all of the room (`bound`).
 
 use std::{
     sync::Arc,
@@ -20,6 +20,11 @@ use tutti_runtime::{
     },
 };
 use tutti_settings::RouterSettings;
+
+use crate::{
+    bound::{Bound, Held},
+    keys::Share,
+};
 
 /// Names of the classes in metrics and errors, by index.
 const CLASSES: [&str; 3] = ["urgent", "normal", "low"];
@@ -50,8 +55,8 @@ pub struct Admission {
 
 #[derive(Default)]
 struct Queue {
-    choices: u64,
-    tokens: u64,
+    choices: Bound,
+    tokens: Bound,
     /// Average time in seconds from admission to the first token.
     waited: f64,
 }
@@ -62,7 +67,23 @@ pub struct Queued {
     class: usize,
     choices: u64,
     tokens: u64,
+    /// What the request holds of its class's bounds, until it is dropped.
+    held: Option<HeldOfClass>,
     since: Instant,
+}
+
+struct HeldOfClass {
+    choices: Held,
+    tokens: Held,
+}
+
+/// What a request adds to its queue.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueCost {
+    /// Prompts times `n`.
+    pub choices: u64,
+    /// Tokens of all prompts, each counted once per choice, exact or estimated.
+    pub tokens: u64,
 }
 
 impl Admission {
@@ -72,30 +93,34 @@ impl Admission {
         Arc::new(Self { queues: Default::default(), limits: limits.into(), metrics })
     }
 
-    /// Admits a request, or refuses it because its class is full. `tokens` is the number of tokens of all its prompts,
-    /// each counted once per choice, exact or estimated.
-    pub fn enter(self: &Arc<Self>, priority: i32, choices: u64, tokens: u64) -> Result<Queued, Error> {
+    /// Admits a request, or refuses it because its class is full.
+    pub fn enter(self: &Arc<Self>, priority: i32, share: Share, cost: QueueCost) -> Result<Queued, Error> {
         let class = class_of(priority);
-        let limits = self.limits.get();
-        let max_choices = u64::from(limits.max_queued_choices.unwrap_or(limits.max_concurrent_choices));
-        let max_tokens = limits.max_queued_tokens as u64;
+        let QueueCost { choices, tokens } = cost;
+        let (max_choices, max_tokens) = self.limits();
         let mut queue = self.queues[class].lock();
-        // A request that exceeds the bound by itself is admitted to an empty queue, because otherwise it could never be
-        // served.
-        let full = queue.choices + choices > max_choices || queue.tokens + tokens > max_tokens;
-        if queue.choices > 0 && full {
+        let Some(held) = queue.enter((max_choices, max_tokens), share, cost) else {
             let message = format!(
                 "the queue of {} requests has {} choices with {} tokens; this request has {choices} with {tokens}, \
-                 the limits are {max_choices} and {max_tokens}",
-                CLASSES[class], queue.choices, queue.tokens
+                 the limits are {max_choices} and {max_tokens}, of which a quarter is kept from large requests and \
+                 from a key that has much already",
+                CLASSES[class],
+                queue.choices.held(),
+                queue.tokens.held()
             );
             return Err(Error::overloaded(message, queue.retry_after()));
-        }
-        queue.choices += choices;
-        queue.tokens += tokens;
+        };
         drop(queue);
         self.show(class, choices as i64, tokens as i64);
-        Ok(Queued { admission: self.clone(), class, choices, tokens, since: Instant::now() })
+        let since = Instant::now();
+        Ok(Queued { admission: self.clone(), class, choices, tokens, held: Some(held), since })
+    }
+
+    /// Maximum number of choices, and of tokens in their prompts, of one class.
+    fn limits(&self) -> (u64, u64) {
+        let limits = self.limits.get();
+        let choices = limits.max_queued_choices.unwrap_or(limits.max_concurrent_choices);
+        (choices.into(), limits.max_queued_tokens as u64)
     }
 
     fn show(&self, class: usize, choices: i64, tokens: i64) {
@@ -106,6 +131,17 @@ impl Admission {
 }
 
 impl Queue {
+    fn enter(&mut self, limits: (u64, u64), share: Share, cost: QueueCost) -> Option<HeldOfClass> {
+        let choices = self.choices.enter(limits.0, share, cost.choices)?;
+        match self.tokens.enter(limits.1, share, cost.tokens) {
+            Some(tokens) => Some(HeldOfClass { choices, tokens }),
+            None => {
+                self.choices.leave(choices);
+                None
+            }
+        }
+    }
+
     /// Estimated time until there is room again: the average time that the last requests of the class have waited.
     fn retry_after(&self) -> Duration {
         Duration::from_secs_f64(self.waited.ceil().clamp(1.0, LONGEST_RETRY))
@@ -115,9 +151,10 @@ impl Queue {
 impl Queued {
     /// Replaces an estimate by the exact number of tokens.
     pub fn recount(&mut self, tokens: u64) {
-        {
-            let mut queue = self.admission.queues[self.class].lock();
-            queue.tokens = queue.tokens - self.tokens + tokens;
+        if let Some(HeldOfClass { choices, tokens: held }) = self.held.take() {
+            let (_, limit) = self.admission.limits();
+            let tokens = self.admission.queues[self.class].lock().tokens.replace(limit, held, tokens);
+            self.held = Some(HeldOfClass { choices, tokens });
         }
         self.admission.show(self.class, 0, tokens as i64 - self.tokens as i64);
         self.tokens = tokens;
@@ -135,10 +172,10 @@ impl Queued {
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        {
+        if let Some(HeldOfClass { choices, tokens }) = self.held.take() {
             let mut queue = self.admission.queues[self.class].lock();
-            queue.choices -= self.choices;
-            queue.tokens -= self.tokens;
+            queue.choices.leave(choices);
+            queue.tokens.leave(tokens);
         }
         self.admission.show(self.class, -(self.choices as i64), -(self.tokens as i64));
     }

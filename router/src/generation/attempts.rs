@@ -21,6 +21,7 @@ use tutti_runtime::{
 
 use crate::{
     fleet::{Avoided, Failure, Fleet, Lease, Member, Need, PickRequest, PromptBlocks, Recovery},
+    keys::Share,
     served::ServedModel,
 };
 
@@ -36,6 +37,8 @@ pub struct Wanted {
     pub deadline: Option<Instant>,
     /// The request's span, if its trace is sampled.
     pub trace: Option<TraceContext>,
+    /// The share of the caller.
+    pub share: Share,
 }
 
 /// The state of a choice over all attempts.
@@ -221,6 +224,7 @@ impl Attempts {
             timeout_ms: self.wanted.deadline.map(left),
             generated: self.generated.clone(),
             trace: span.as_ref().and_then(TraceSpan::context).map(|context| context.to_message()),
+            share: self.wanted.share.number(),
         };
         match lease.member().submit(request).await {
             Ok(events) => {

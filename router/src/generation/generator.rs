@@ -6,7 +6,6 @@ use std::{
 };
 
 use futures_util::future::try_join_all;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::Instrument;
 use tutti_proto::{RequestParts, cluster::v1 as pb};
 use tutti_runtime::{
@@ -17,9 +16,10 @@ use tutti_runtime::{
 use tutti_settings::RouterSettings;
 
 use super::{
-    admission::Admission,
+    admission::{Admission, QueueCost},
     attempts::{Attempts, Wanted, millis},
     choice::{Choice, ChoiceSettings},
+    permits::{Permit, Permits},
     prompts::{self, Echo, EncodedPrompt},
     request::{GenerationRequest, Prompt, Stopping},
     shared_logprobs::SharedLogprobs,
@@ -28,13 +28,13 @@ use super::{
 };
 use crate::{
     fleet::{Fleet, PromptBlocks},
-    keys::Entry,
+    keys::{Entry, Share},
     metrics::{RequestMeter, RouterMetrics},
     readers::Readers,
     served::ServedModel,
     text::{
         detokenizer::Detokenizer,
-        pool::{Lane, TextPool},
+        pool::{Lane, TextPool, TextWork},
         tokenizer::SpecialTokens,
     },
 };
@@ -44,7 +44,7 @@ pub struct Generator {
     fleet: Arc<Fleet>,
     pool: TextPool,
     /// One permit per running choice.
-    permits: Arc<Semaphore>,
+    permits: Arc<Permits>,
     max_choices: u32,
     settings: Live<RouterSettings>,
     admission: Arc<Admission>,
@@ -65,7 +65,7 @@ impl Generator {
         Ok(Self {
             fleet,
             pool: TextPool::new(config.tokenizer_threads, config.tokenizer_queue)?,
-            permits: Arc::new(Semaphore::new(config.max_concurrent_choices as usize)),
+            permits: Permits::new(config.max_concurrent_choices),
             max_choices: config.max_concurrent_choices,
             settings,
             admission,
@@ -112,13 +112,13 @@ impl Generator {
         }
     }
 
-    /// Runs CPU-bound work on text in a lane of the bounded pool.
-    pub async fn on_text<T, F>(&self, lane: Lane, work: F) -> Result<T, Error>
+    /// Runs a CPU-bound closure on text in a lane of the bounded pool.
+    pub async fn on_text<T, F>(&self, work: TextWork, closure: F) -> Result<T, Error>
     where
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
-        self.pool.run(lane, work).await
+        self.pool.run(work, closure).await
     }
 
     /// Starts a request. `client` is the span that the client names as its own. Returns when conductors have accepted
@@ -131,7 +131,7 @@ impl Generator {
     ) -> Result<Generation, Error> {
         let mut meter = RequestMeter::start(&self.metrics, client, &request, self.fleet.served());
         let (span, trace) = (meter.span().clone(), meter.trace().cloned());
-        match within(request.timeout, self.accept(request, trace)).instrument(span).await {
+        match within(request.timeout, self.accept(request, &entry, trace)).instrument(span).await {
             Ok(accepted) => Ok(Generation::new(accepted, entry, meter)),
             Err(error) => {
                 meter.refused(&error);
@@ -143,6 +143,7 @@ impl Generator {
     async fn accept(
         &self,
         mut request: GenerationRequest,
+        entry: &Entry,
         trace: Option<TraceContext>,
     ) -> Result<Accepted, Error> {
         let arrived = Instant::now();
@@ -155,22 +156,27 @@ impl Generator {
         let known =
             request.prompts.iter().map(|prompt| if let Prompt::Tokens(ids) = prompt { ids.len() } else { 0 });
         validate::prompt_logprobs(known, &request.output, n, limits.max_prompt_logprobs)?;
-        let permits = self.admit(request.prompts.len(), n)?;
+        entry.check_priority(request.priority)?;
+        let choices = self.count_choices(request.prompts.len(), n)?;
         let estimate: u64 = request.prompts.iter().map(Prompt::estimate_tokens).sum();
-        let choices = request.prompts.len() as u64 * u64::from(n);
-        let mut queued = self.admission.enter(request.priority, choices, estimate * u64::from(n))?;
+        let asked = request.stopping.max_tokens.or(request.stopping.default_max_tokens).unwrap_or(0);
+        entry.reserve(choices, estimate + u64::from(asked) * u64::from(choices))?;
+        let permits = self.admit(entry.share(), choices)?;
+        let cost = QueueCost { choices: choices.into(), tokens: estimate * u64::from(n) };
+        let mut queued = self.admission.enter(request.priority, entry.share(), cost)?;
 
         let echo =
             request.output.echo.then_some(Echo { keep_special_tokens: request.output.keep_special_tokens });
         let (prompts, media) = (std::mem::take(&mut request.prompts), std::mem::take(&mut request.media));
         let prompts = {
             let (model, lane) = (model.clone(), lane(&prompts, echo));
+            let bytes = prompts.iter().map(Prompt::text_bytes).sum();
             let encode = move || prompts::encode(prompts, media, &model, echo);
             // The span ends with this block, even if the client leaves.
             let _span =
                 trace.as_ref().map(|trace| trace.child("tokenize", SpanKind::Internal, SystemTime::now()));
             match lane {
-                Some(lane) => self.on_text(lane, encode).await??,
+                Some(lane) => self.on_text(TextWork { lane, share: entry.share(), bytes }, encode).await??,
                 None => encode()?,
             }
         };
@@ -182,6 +188,7 @@ impl Generator {
         let max_tokens =
             |(_, spec): &(_, pb::RequestSpec)| spec.stopping.as_ref().map_or(0, |s| s.max_tokens.into());
         let output_tokens = specs.iter().map(max_tokens).sum();
+        entry.reserve(choices, tokens + output_tokens)?;
         validate::output_logprobs(output_tokens, &request.output, limits.max_output_logprobs)?;
         let settings = settings(&request, &model, &prompts, n);
         let scored = request.output.prompt_logprobs_needed().is_some();
@@ -189,8 +196,9 @@ impl Generator {
         // The timeout runs from the request's arrival, so tokenising uses some of it. If no time is left, the conductor
         // refuses the request.
         let deadline = request.timeout.and_then(|timeout| arrived.checked_add(timeout));
+        let share = entry.share();
         let started = specs.into_iter().zip(settings).map(|((prompt, spec), settings)| {
-            let wanted = Wanted { model: model.clone(), prompt, spec, deadline, trace: trace.clone() };
+            let wanted = Wanted { model: model.clone(), prompt, spec, deadline, trace: trace.clone(), share };
             let (first, shared) = (settings.index % n == 0, shared[(settings.index / n) as usize].clone());
             async move {
                 let attempts = Attempts::start(self.fleet.clone(), wanted).await?;
@@ -198,7 +206,8 @@ impl Generator {
             }
         });
         let choices = try_join_all(started).await?;
-        let info = Arc::new(GenerationInfo { model, prompts, n, output: request.output });
+        let info =
+            Arc::new(GenerationInfo { model, prompts, n, output: request.output, share: entry.share() });
         Ok(Accepted { info, choices, permits, queued })
     }
 
@@ -224,19 +233,23 @@ impl Generator {
 
     /// True if no generation is running.
     pub fn is_idle(&self) -> bool {
-        self.permits.available_permits() >= self.max_choices as usize
+        self.permits.are_free()
+    }
+
+    /// Number of a request's choices, which must be within the limit of all choices.
+    fn count_choices(&self, prompts: usize, n: u32) -> Result<u32, Error> {
+        let limit = self.max_choices;
+        let choices = u32::try_from(prompts).ok().and_then(|prompts| prompts.checked_mul(n));
+        choices.filter(|&choices| choices <= limit).ok_or_else(|| {
+            let message = format!("{prompts} prompts times n = {n} is over the limit of {limit} choices");
+            Error::invalid(if n > 1 { "n" } else { "prompt" }, message)
+        })
     }
 
     /// Takes a permit for each of a request's choices, all or none.
-    fn admit(&self, prompts: usize, n: u32) -> Result<OwnedSemaphorePermit, Error> {
+    fn admit(&self, share: Share, choices: u32) -> Result<Permit, Error> {
         let limit = self.max_choices;
-        let choices = u32::try_from(prompts).ok().and_then(|prompts| prompts.checked_mul(n));
-        let Some(choices) = choices.filter(|&choices| choices <= limit) else {
-            let message = format!("{prompts} prompts times n = {n} is over the limit of {limit} choices");
-            return Err(Error::invalid(if n > 1 { "n" } else { "prompt" }, message));
-        };
-        self.permits.clone().try_acquire_many_owned(choices).map_err(|_| {
-            let busy = limit as usize - self.permits.available_permits().min(limit as usize);
+        self.permits.take(share, choices).map_err(|busy| {
             let message =
                 format!("{busy} choices are running, this request has {choices}, the limit is {limit}");
             Error::overloaded(message, Duration::from_secs(1))

@@ -11,7 +11,6 @@ use futures_util::{
     Stream, StreamExt,
     stream::{BoxStream, FusedStream, SelectAll},
 };
-use tokio::sync::OwnedSemaphorePermit;
 use tutti_proto::cluster::v1::{RequestEvent, TokenLogprob};
 use tutti_runtime::Error;
 
@@ -19,14 +18,16 @@ use super::{
     admission::Queued,
     attempts::Attempts,
     choice::{Choice, Delta},
+    permits::Permit,
     prompts::EncodedPrompt,
     request::Output,
     shared_logprobs::SharedLogprobs,
 };
 use crate::{
-    keys::Entry,
+    keys::{Entry, Share},
     metrics::{Outcome, RequestMeter},
     served::ServedModel,
+    text::pool::{Lane, TextWork},
 };
 
 /// Numbers of prompt and output tokens of one request, as in OpenAI's `usage`.
@@ -50,6 +51,8 @@ pub struct GenerationInfo {
     pub n: u32,
     /// Requested outputs besides the text.
     pub output: Output,
+    /// The share of the caller.
+    pub share: Share,
 }
 
 /// Approximate bytes of an answer per logprob entry: a token's string, its logprob, and the names of the members.
@@ -66,6 +69,11 @@ impl GenerationInfo {
     /// The prompt that a choice continues.
     pub fn prompt_of(&self, choice: u32) -> &EncodedPrompt {
         &self.prompts[(choice / self.n) as usize]
+    }
+
+    /// The work of writing an answer of about this many bytes.
+    pub fn writing(&self, bytes: usize) -> TextWork {
+        TextWork { lane: Lane::Render, share: self.share, bytes }
     }
 
     /// Approximate size of the written delta in bytes. It decides whether the delta is written in place or in the text
@@ -95,7 +103,7 @@ pub struct Generation {
     /// The request's place in its queue, until it has a token.
     queued: Option<Queued>,
     spent: Spent,
-    _permits: OwnedSemaphorePermit,
+    _permits: Permit,
 }
 
 /// The output tokens of a request, charged to its caller when the request ends in any way.
@@ -117,7 +125,7 @@ pub(super) struct Accepted {
     /// The choices, in order.
     pub choices: Vec<ChoiceStream>,
     /// One permit per choice. All are given back at the end of the request.
-    pub permits: OwnedSemaphorePermit,
+    pub permits: Permit,
     /// The request's place in its queue.
     pub queued: Queued,
 }

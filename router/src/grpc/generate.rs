@@ -11,7 +11,6 @@ use super::request::{self, PromptKind};
 use crate::{
     generation::{Delta, Finish, Generation, GenerationInfo, Generator, Reason},
     served::ServedModel,
-    text::pool::Lane,
 };
 
 /// Streams the generation's messages. The last message has the usage.
@@ -73,8 +72,8 @@ async fn write(
     }
     // The room is held only while the message is made: the connection's window bounds the bytes that wait on the wire.
     let _room = generator.readers().room(estimate).await?;
-    let info = info.clone();
-    generator.on_text(Lane::Render, move || message(&info, id, delta)).await
+    let (info, work) = (info.clone(), info.writing(estimate));
+    generator.on_text(work, move || message(&info, id, delta)).await
 }
 
 fn message(info: &GenerationInfo, id: String, delta: Delta) -> pb::GenerateResponse {

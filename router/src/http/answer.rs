@@ -12,7 +12,7 @@ use futures_util::stream;
 use tutti_runtime::Error;
 
 use super::Api;
-use crate::text::pool::Lane;
+use crate::text::pool::TextWork;
 
 /// Size in bytes above which an answer is large.
 pub const LARGE_BYTES: usize = 64 << 10;
@@ -21,17 +21,17 @@ const PIECE_BYTES: usize = 64 << 10;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// Sends the JSON that `write` returns. `estimate` is its approximate size in bytes.
+/// Sends the JSON that `write` returns. `work` has its approximate size in bytes.
 pub async fn send(
     api: &Api,
-    estimate: usize,
+    work: TextWork,
     write: impl FnOnce() -> Result<Vec<u8>, Error> + Send + 'static,
 ) -> Result<Response, Error> {
-    if estimate <= LARGE_BYTES {
+    if work.bytes <= LARGE_BYTES {
         return Ok(([(header::CONTENT_TYPE, JSON)], write()?).into_response());
     }
-    let room = api.generator.readers().room(estimate).await?;
-    let bytes = room.hold(api.generator.on_text(Lane::Render, write).await??);
+    let room = api.generator.readers().room(work.bytes).await?;
+    let bytes = room.hold(api.generator.on_text(work, write).await??);
     let headers = [(header::CONTENT_TYPE, JSON), (header::CONTENT_LENGTH, HeaderValue::from(bytes.len()))];
     let pieces = stream::unfold(bytes, |mut rest| {
         let piece = rest.split_to(rest.len().min(PIECE_BYTES));

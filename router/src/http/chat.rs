@@ -48,13 +48,13 @@ pub async fn create(State(api): State<Api>, request: Request) -> Result<Response
     }
     let whole = choices::collect(&mut generation).await.map_err(respell)?;
     let (info, usage) = (generation.info.clone(), generation.usage());
-    let estimate = whole.iter().map(|delta| info.estimate(delta)).sum();
+    let work = info.writing(whole.iter().map(|delta| info.estimate(delta)).sum());
     let write = move || {
         let choices = whole.into_iter().map(|delta| render.choice(&info, delta)).collect();
         let prompt_token_ids = render.prompt_token_ids(&info);
         answer::json(&render.body("chat.completion", choices, Some(Some(usage.into())), prompt_token_ids))
     };
-    Ok(answer::send(&api, estimate, write).await?)
+    Ok(answer::send(&api, work, write).await?)
 }
 
 /// Renames the field of an error from the core's name to the chat API's name.

@@ -48,12 +48,12 @@ pub async fn create(State(api): State<Api>, request: Request) -> Result<Response
     }
     let whole = choices::collect(&mut generation).await?;
     let (info, usage) = (generation.info.clone(), generation.usage());
-    let estimate = whole.iter().map(|delta| info.estimate(delta)).sum();
+    let work = info.writing(whole.iter().map(|delta| info.estimate(delta)).sum());
     let write = move || {
         let choices = whole.into_iter().map(|delta| render.choice(&info, delta)).collect();
         answer::json(&render.body(choices, Some(Some(usage.into()))))
     };
-    Ok(answer::send(&api, estimate, write).await?)
+    Ok(answer::send(&api, work, write).await?)
 }
 
 /// Parses a request with at most `max_prompts` prompts.

@@ -12,10 +12,7 @@ use serde::Serialize;
 use tutti_runtime::Error;
 
 use super::{answer::LARGE_BYTES, error::ErrorBody};
-use crate::{
-    generation::{Delta, Generation, GenerationInfo, Generator, Usage},
-    text::pool::Lane,
-};
+use crate::generation::{Delta, Generation, GenerationInfo, Generator, Usage};
 
 /// Time without events after which a comment line is sent, so that proxies and clients keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -130,12 +127,12 @@ impl<R: Render> Running<R> {
         }
         let room = self.generator.readers().room(estimate).await?;
         let Some(mut render) = self.render.take() else { return Ok(None) };
-        let info = info.clone();
+        let (info, work) = (info.clone(), info.writing(estimate));
         let write = move || {
             let frame = render.delta(&info, delta);
             (render, frame)
         };
-        let (render, frame) = self.generator.on_text(Lane::Render, write).await?;
+        let (render, frame) = self.generator.on_text(work, write).await?;
         self.render = Some(render);
         Ok(frame.map(|frame| room.hold(frame.0)))
     }

@@ -11,8 +11,12 @@ use tutti_runtime::Error;
 use super::{Api, error::ApiError, fields::Fields, messages};
 use crate::{
     generation::{Length, Prompt, to_tokens},
+    keys::Entry,
     served::ServedModel,
-    text::{pool::Lane, tokenizer::SpecialTokens},
+    text::{
+        pool::{Lane, TextWork},
+        tokenizer::SpecialTokens,
+    },
 };
 
 #[derive(Serialize)]
@@ -62,24 +66,34 @@ pub(super) fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
 
 /// Turns a text or a conversation into tokens.
 pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<Tokenized>, ApiError> {
+    let entry = Entry::of(request.extensions());
     let TokenizeRequest { model, prompt, return_token_strs } = api.parse(request, parse_tokenize).await?;
     let model = api.generator.model_named(model.as_deref())?;
-    let lane = prompt.lane();
-    let work = move || {
+    // A token has at least one byte.
+    entry.reserve(1, prompt.text_bytes() as u64)?;
+    let work = TextWork { lane: prompt.lane(), share: entry.share(), bytes: prompt.text_bytes() };
+    let encode = move || {
         let (tokens, _) = to_tokens(prompt, &model, Length::Any)?;
         let tokenizer = model.text.tokenizer.as_ref().filter(|_| return_token_strs);
         let token_strs = tokenizer.map(|tokenizer| tokenizer.spellings(&tokens));
         let max_model_len = model.description.max_context_tokens;
         Ok::<_, Error>(Tokenized { count: tokens.len(), max_model_len, tokens, token_strs })
     };
-    Ok(Json(api.generator.on_text(lane, work).await??))
+    let tokenized = api.generator.on_text(work, encode).await??;
+    entry.charge(tokenized.count as u64);
+    Ok(Json(tokenized))
 }
 
 /// Turns tokens into text. Special tokens are shown.
 pub async fn detokenize(State(api): State<Api>, request: Request) -> Result<Json<Detokenized>, ApiError> {
+    let entry = Entry::of(request.extensions());
     let (model, tokens) = api.parse(request, parse_detokenize).await?;
     let model = api.generator.model_named(model.as_deref())?;
-    let prompt = api.generator.on_text(Lane::Parse, move || decode(&model, &tokens)).await??;
+    let count = tokens.len();
+    entry.reserve(1, count as u64)?;
+    let work = TextWork { lane: Lane::Parse, share: entry.share(), bytes: count * size_of::<u32>() };
+    let prompt = api.generator.on_text(work, move || decode(&model, &tokens)).await??;
+    entry.charge(count as u64);
     Ok(Json(Detokenized { prompt }))
 }
 

@@ -47,6 +47,25 @@ impl Bucket {
         Err(Duration::from_secs_f64((one - self.left) * MINUTE))
     }
 
+    /// Takes an amount that may be used, or returns the time until there is enough. An amount over a minute's worth is
+    /// taken from a full bucket, which then has less than nothing.
+    pub fn reserve(&mut self, amount: u64, per_minute: u32, now: Instant) -> Result<(), Duration> {
+        self.refill(now);
+        let part = amount as f64 / f64::from(per_minute.max(1));
+        let needed = part.min(1.0);
+        if self.left + 1e-9 < needed {
+            return Err(Duration::from_secs_f64((needed - self.left) * MINUTE));
+        }
+        self.left -= part;
+        Ok(())
+    }
+
+    /// Gives back what was taken and not used.
+    pub fn give_back(&mut self, amount: u64, per_minute: u32, now: Instant) {
+        self.refill(now);
+        self.left = (self.left + amount as f64 / f64::from(per_minute.max(1))).min(1.0);
+    }
+
     /// Takes an amount that was used, even if less is left.
     pub fn charge(&mut self, amount: u64, per_minute: u32, now: Instant) {
         self.refill(now);

@@ -10,6 +10,8 @@
 
 use std::collections::HashMap;
 
+use tutti_proto::parameters::{MAX_PRIORITY, PRIORITY};
+
 /// Length of a SHA-256 hash in bytes.
 pub const HASH_BYTES: usize = 32;
 /// Maximum number of keys. Further lines are left out.
@@ -30,6 +32,8 @@ pub struct KeyLine {
     pub requests_per_minute: Option<u32>,
     /// Maximum number of tokens per minute, of prompts and outputs.
     pub tokens_per_minute: Option<u32>,
+    /// The lowest, and so most urgent, `priority` that the key's requests may have.
+    pub most_urgent: Option<i32>,
 }
 
 /// The keys of a file, and its lines that are none.
@@ -93,15 +97,26 @@ fn parse_key(name: &str, hash: &str, limits: &[&str]) -> Result<KeyLine, String>
         concurrent: None,
         requests_per_minute: None,
         tokens_per_minute: None,
+        most_urgent: None,
     };
     for limit in limits {
         let (what, number) = limit.split_once('=').ok_or_else(|| format!("{limit:?} is not LIMIT=NUMBER"))?;
+        if what == "most-urgent" {
+            let priority = number.parse().ok().filter(|priority| PRIORITY.check(*priority).is_ok());
+            let priority = priority.ok_or_else(|| {
+                format!("{what} is {number:?}, but must be a priority, -{MAX_PRIORITY} to {MAX_PRIORITY}")
+            })?;
+            if key.most_urgent.replace(priority).is_some() {
+                return Err(format!("{what} must be given once"));
+            }
+            continue;
+        }
         let slot = match what {
             "concurrent" => &mut key.concurrent,
             "requests-per-minute" => &mut key.requests_per_minute,
             "tokens-per-minute" => &mut key.tokens_per_minute,
             _ => {
-                let known = "concurrent, requests-per-minute, tokens-per-minute";
+                let known = "concurrent, requests-per-minute, tokens-per-minute, most-urgent";
                 return Err(format!("there is no limit {what:?}; there are {known}"));
             }
         };

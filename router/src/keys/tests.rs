@@ -123,6 +123,80 @@ fn each_limit_holds_for_its_own_key() {
     }
 }
 
+fn only(keys: &ApiKeys) -> Caller {
+    caller(keys, "1").unwrap()
+}
+
+#[test]
+fn choices_count_as_they_run() {
+    let (keys, _, _directory) = keys(&format!("a {} concurrent=8\n", hash("1")));
+    let many = only(&keys).enter().unwrap();
+    many.reserve(6, 0).unwrap();
+    let few = only(&keys).enter().unwrap();
+    few.reserve(2, 0).unwrap();
+    assert_eq!(reason(only(&keys).enter()), ErrorKind::RateLimited);
+    drop(many);
+    let too_many = only(&keys).enter().unwrap();
+    assert_eq!(too_many.reserve(7, 0).unwrap_err().kind(), ErrorKind::RateLimited);
+    let error = too_many.reserve(9, 0).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidArgument, Some("n")));
+    drop((few, too_many));
+    assert_eq!(keys.table.read()[0].usage.state.lock().running, 0);
+}
+
+#[test]
+fn requests_at_once_use_no_more_tokens_than_the_key_may() {
+    let (keys, _, _directory) = keys(&format!("a {} tokens-per-minute=100\n", hash("1")));
+    let entered: Vec<Entry> = (0..64).map(|_| only(&keys).enter().unwrap()).collect();
+    // One request reserves more than a minute's tokens: it runs alone.
+    let running: Vec<&Entry> = entered.iter().filter(|entry| entry.reserve(1, 3001).is_ok()).collect();
+    assert_eq!(running.len(), 1);
+    running[0].charge(3001);
+    drop(entered);
+    let refused = only(&keys).enter().err().unwrap();
+    assert!(refused.retry_after().unwrap() > Duration::from_secs(60 * 28), "{refused:?}");
+}
+
+#[test]
+fn what_is_reserved_and_not_used_comes_back() {
+    let (keys, metrics, _directory) = keys(&format!("a {} tokens-per-minute=100\n", hash("1")));
+    let first = only(&keys).enter().unwrap();
+    first.reserve(1, 90).unwrap();
+    // The exact number takes the place of the estimate.
+    first.reserve(1, 80).unwrap();
+    let second = only(&keys).enter().unwrap();
+    let refused = second.reserve(1, 40).unwrap_err();
+    assert!(refused.retry_after().unwrap() <= Duration::from_secs(60), "{refused:?}");
+    first.charge(10);
+    drop(first);
+    second.reserve(1, 40).unwrap();
+    drop(second);
+    only(&keys).enter().unwrap().reserve(1, 90).unwrap();
+    let line = r#"tutti_router_key_requests_refused_total{key="a",limit="tokens"} 1"#;
+    assert!(metrics.encode().contains(line));
+}
+
+#[test]
+fn a_key_uses_the_priorities_of_its_line() {
+    let (keys, _, _directory) = keys(&format!("a {} most-urgent=-2\nb {}\n", hash("1"), hash("2")));
+    let entry = only(&keys).enter().unwrap();
+    entry.check_priority(-2).unwrap();
+    entry.check_priority(8).unwrap();
+    let error = entry.check_priority(-3).unwrap_err();
+    assert_eq!(error.field(), Some("priority"));
+    assert!(error.message().contains("-3") && error.message().contains("-2"), "{error}");
+    caller(&keys, "2").unwrap().enter().unwrap().check_priority(-8).unwrap();
+    Entry::default().check_priority(-8).unwrap();
+}
+
+#[test]
+fn a_share_is_that_of_the_name() {
+    let (keys, _, _directory) = keys(&format!("a {}\nb {}\n", hash("1"), hash("2")));
+    let share = |key| caller(&keys, key).unwrap().enter().unwrap().share();
+    assert_eq!((share("1"), share("2")), (Share::of_key("a"), Share::of_key("b")));
+    assert!(share("1") != share("2") && !Entry::default().share().is_of_key());
+}
+
 #[test]
 fn a_refused_request_uses_nothing_of_the_other_limits() {
     let (keys, _, _directory) = keys(&format!("a {} concurrent=1 requests-per-minute=2\n", hash("1")));

@@ -1,22 +1,27 @@
 //! A bounded pool for CPU-bound work on text, so that long prompts neither block the async threads nor pile up.
 //!
 //! The pool has lanes. Work of one lane never waits for work of another, so a short prompt is not stuck behind long
-//! ones, and a prompt of token ids is not stuck behind texts.
+//! ones, and a prompt of token ids is not stuck behind texts. Within a lane, callers get threads by deficit round robin
+//! over the bytes of their texts.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use tokio::sync::Semaphore;
+use tokio::sync::oneshot;
 use tutti_runtime::Error;
+
+use crate::{
+    bound::{Bound, Held},
+    fair_queue::FairQueue,
+    keys::Share,
+};
 
 /// Maximum size of a text in the short lane, in bytes.
 const SHORT_BYTES: usize = 16 << 10;
+
+/// Bytes of text for which a caller's texts get threads in a turn.
+const QUANTUM_BYTES: u64 = SHORT_BYTES as u64;
 
 /// The kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,37 +43,101 @@ impl Lane {
     }
 }
 
+/// A caller's work on a text.
+#[derive(Clone, Copy, Debug)]
+pub struct TextWork {
+    /// The kind of work.
+    pub lane: Lane,
+    /// The caller's share of the lane.
+    pub share: Share,
+    /// Size of the text in bytes.
+    pub bytes: usize,
+}
+
 /// Runs closures on blocking threads. Each lane bounds the number of closures that run and the number that wait. It
 /// refuses further closures at once.
 pub struct TextPool {
     /// In the order of [`Lane`].
-    lanes: [LaneState; 4],
+    lanes: [Arc<LaneState>; 4],
     /// Threads among which the segments of long texts are divided.
     threads: Arc<ThreadPool>,
 }
 
 struct LaneState {
-    running: Arc<Semaphore>,
-    /// Number of closures that run or wait.
-    admitted: AtomicUsize,
-    /// Maximum of `admitted`.
-    limit: usize,
+    queue: Mutex<LaneQueue>,
+    /// Maximum number of closures that run or wait.
+    limit: u64,
+}
+
+struct LaneQueue {
+    /// Closures that run or wait.
+    admitted: Bound,
+    /// Threads that run no closure.
+    free: usize,
+    waiting: FairQueue<oneshot::Sender<Thread>>,
 }
 
 impl LaneState {
-    fn new(threads: usize, queue: usize) -> Self {
-        let limit = threads.saturating_add(queue);
-        Self { running: Arc::new(Semaphore::new(threads)), admitted: AtomicUsize::new(0), limit }
+    fn new(threads: usize, queue: usize) -> Arc<Self> {
+        let limit = threads.saturating_add(queue) as u64;
+        let waiting = FairQueue::new(QUANTUM_BYTES);
+        let queue = LaneQueue { admitted: Bound::default(), free: threads, waiting };
+        Arc::new(Self { queue: Mutex::new(queue), limit })
+    }
+
+    /// Admits a closure to the lane, and gives it a thread as soon as it is the caller's turn. `Err` is the number of
+    /// closures that run or wait.
+    fn enter(self: &Arc<Self>, work: TextWork) -> Result<(Admitted, oneshot::Receiver<Thread>), u64> {
+        let (sender, receiver) = oneshot::channel();
+        let mut queue = self.queue.lock();
+        let held = queue.admitted.enter(self.limit, work.share, 1).ok_or_else(|| queue.admitted.held())?;
+        let admitted = Admitted { lane: self.clone(), held: Some(held) };
+        if queue.free == 0 {
+            queue.waiting.push(work.share, work.bytes as u64, sender);
+            return Ok((admitted, receiver));
+        }
+        queue.free -= 1;
+        drop(queue);
+        // The receiver is here, so that the thread arrives.
+        let _ = sender.send(Thread { lane: self.clone() });
+        Ok((admitted, receiver))
     }
 }
 
-/// Counts one closure in `admitted`. Dropping the permit removes the closure from the count, also if the request is
-/// cancelled.
-struct Permit<'a>(&'a AtomicUsize);
+/// A closure that runs or waits. Dropping it makes room for another one, also if the request is cancelled.
+struct Admitted {
+    lane: Arc<LaneState>,
+    held: Option<Held>,
+}
 
-impl Drop for Permit<'_> {
+impl Drop for Admitted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        if let Some(held) = self.held.take() {
+            self.lane.queue.lock().admitted.leave(held);
+        }
+    }
+}
+
+/// The right to run a closure. Dropping it passes it on to the next one.
+struct Thread {
+    lane: Arc<LaneState>,
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        loop {
+            let mut queue = self.lane.queue.lock();
+            let Some(next) = queue.waiting.pop() else {
+                queue.free += 1;
+                return;
+            };
+            drop(queue);
+            if !next.is_closed() {
+                // If the receiver goes away now, the thread comes back and is passed on again.
+                let _ = next.send(Self { lane: self.lane.clone() });
+                return;
+            }
+        }
     }
 }
 
@@ -87,29 +156,26 @@ impl TextPool {
         Ok(Self { lanes, threads: Arc::new(shared) })
     }
 
-    /// Runs `work`, or refuses it at once if the lane's queue is full.
-    pub async fn run<T, F>(&self, lane: Lane, work: F) -> Result<T, Error>
+    /// Runs `closure`, or refuses it at once if the lane's queue is full.
+    pub async fn run<T, F>(&self, work: TextWork, closure: F) -> Result<T, Error>
     where
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
-        let state = &self.lanes[lane as usize];
-        let ahead = state.admitted.fetch_add(1, Ordering::Relaxed);
-        let _permit = Permit(&state.admitted);
-        if ahead >= state.limit {
+        let state = &self.lanes[work.lane as usize];
+        let (_admitted, thread) = state.enter(work).map_err(|ahead| {
             let message = format!("{ahead} texts are waiting to be processed, the limit is {}", state.limit);
-            return Err(Error::overloaded(message, Duration::from_secs(1)));
-        }
-        let closed = |_| Error::internal("the text pool is closed");
-        let permit = state.running.clone().acquire_owned().await.map_err(closed)?;
-        let threads = (lane == Lane::Long).then(|| self.threads.clone());
-        // The permit moves into the closure, because the closure of a cancelled request keeps a thread busy until the
-        // closure returns.
+            Error::overloaded(message, Duration::from_secs(1))
+        })?;
+        let thread = thread.await.map_err(|_| Error::internal("the text pool is closed"))?;
+        let threads = (work.lane == Lane::Long).then(|| self.threads.clone());
+        // The thread moves into the closure, because the closure of a cancelled request keeps it busy until the closure
+        // returns.
         let done = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
+            let _thread = thread;
             match threads {
-                Some(threads) => threads.install(work),
-                None => work(),
+                Some(threads) => threads.install(closure),
+                None => closure(),
             }
         });
         done.await.map_err(|e| Error::internal(format!("a text task failed: {e}")))

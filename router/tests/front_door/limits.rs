@@ -90,7 +90,7 @@ async fn a_caller_over_its_own_limit_gets_429_and_a_stream_counts_until_its_end(
 }
 
 #[tokio::test]
-async fn tokens_are_charged_when_they_are_used() {
+async fn a_key_that_has_used_its_tokens_waits_until_they_are_earned() {
     let (setup, _directory) = with_key("tokens-per-minute=3").await;
     assert_eq!(ask(&setup, Some("Bearer one")).await.status, StatusCode::OK);
     let refused = ask(&setup, Some("Bearer one")).await;

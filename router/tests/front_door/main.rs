@@ -11,4 +11,5 @@ mod life;
 mod limits;
 mod parameters;
 mod readers;
+mod shares;
 mod support;

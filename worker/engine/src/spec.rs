@@ -76,6 +76,7 @@ pub(crate) fn parse(
         // Prompt logprobs need the hidden states of every position, but the prefix cache holds only keys and values.
         content: Some(Content { tokens, media: marks, may_reuse: prompt_logprobs.is_none() }),
         priority: request.priority,
+        share: message.share,
         awaits_media,
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };
@@ -138,6 +139,7 @@ fn encoding(
         stopping: Stopping::new(0, 0, &[], &[]),
         content: None,
         priority: PRIORITY.check(spec.priority)?,
+        share: message.share,
         awaits_media: false,
         deadline: message.timeout_ms.map(|left| now + Duration::from_millis(left.into())),
     };

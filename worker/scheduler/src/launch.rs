@@ -5,7 +5,7 @@ use std::{borrow::Cow, time::Duration};
 pub use tutti_proto::MAX_PRIORITY;
 use tutti_proto::{GraphKey, declaration::WalkId};
 
-use crate::{stopping::Stopping, tokens::Tokens};
+use crate::{shares::ShareId, stopping::Stopping, tokens::Tokens};
 
 /// A request's worker graph: prefill segments in order, then a decode loop. Segments are given by their lengths; the
 /// engine has the tokens.
@@ -29,6 +29,8 @@ pub struct GraphLaunch {
     /// Priority class: requests below 0 run before the ordinary class 0, requests above 0 after it; see
     /// [`MAX_PRIORITY`].
     pub priority: i32,
+    /// The share that the request counts against, among which memory and steps are divided fairly.
+    pub share: ShareId,
     /// True if the request is not admitted before the embeddings of its media [are here](crate::Scheduler::media_here).
     /// Until then the request delays no other request.
     pub awaits_media: bool,

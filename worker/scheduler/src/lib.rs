@@ -31,6 +31,9 @@
 //! - **One order for everything**: arrival, with a head start for each priority class ([`HEAD_START`]). Admission and
 //!   first-come prefill follow this order, and preemption takes requests from its end. A request's position in the
 //!   order never changes, so the first request stays first until it ends, and no request waits for ever.
+//! - **Shares are equal.** The order holds among requests of one [share](GraphLaunch::share). If several shares have
+//!   requests, the one that was given the fewest tokens is admitted next, and all shares have equal parts of a step's
+//!   prefill. So the requests of one share delay those of another by no more than its part.
 //! - **Decodes first.** A step gives every decoding request its token, then prefills with the rest of
 //!   [`max_step_tokens`][budget], [shared][sharing] as configured. Only a prefill that must not be cut exceeds the
 //!   budget, and then it runs alone; see [`PATIENCE`]. With a [target] for the time between tokens, prefills that share
@@ -48,6 +51,8 @@
 //! - **A full, computed page can be shared** with requests whose tokens are equal up to the page's end. Each request
 //!   that reads a page holds it. A page that no request holds is kept until it is needed for other content; the page
 //!   idle for longest is taken first.
+//! - **An equal start is computed once.** A request whose next blocks a running request is about to compute waits for
+//!   them, holds nothing and delays no other request. It follows requests that are earlier in order only.
 //! - **A slot's state cannot be shared, only copied.** If the model has planes in slots, a prefix from the cache ends
 //!   with a *snapshot*: a slot with the state behind a block. The first row of an incarnation comes with a copy of
 //!   the snapshot, or of the initial state, to the request's slot. Prefills stop at the rungs of a ladder
@@ -79,6 +84,8 @@
 //!   `disaggregated` completes transfers.
 //! - `launch`: the requests that arrive; `validate`: the requests that are refused; `admission`: the resources that a
 //!   request must hold; `request`: the states of a request.
+//! - `shares`: the share that is next; `waiting`: the requests that wait for pages.
+//! - `following`: the requests that wait for an equal start that another one computes.
 //! - `packing`: the policy of a step; `pace` and `step_time`: the prefill that a step has time for; `least_time`: the
 //!   proof that a deadline cannot be met; `prepared`: rows made before their step is planned.
 //! - [`pages`]: the pool of pages and its block tables; `slots`: the pool of slots; `holding`: both together; `prefix`:
@@ -92,6 +99,7 @@
 
 mod admission;
 mod config;
+mod following;
 mod holding;
 mod launch;
 mod least_time;
@@ -102,6 +110,7 @@ mod prefix;
 mod prepared;
 mod request;
 mod scheduler;
+mod shares;
 mod slots;
 mod snapshots;
 mod step;
@@ -110,12 +119,14 @@ mod stopping;
 mod ticket;
 mod tokens;
 mod validate;
+mod waiting;
 mod walks;
 
 pub use config::{ConfigError, SchedulerConfig};
 pub use launch::{Content, GraphLaunch, GraphRole, HEAD_START, MAX_PRIORITY, MediaMark, Refusal, Segment};
 pub use packing::PATIENCE;
 pub use scheduler::{Load, Scheduler, Tally};
+pub use shares::ShareId;
 pub use step::{
     Ending, Outcome, OutputToken, Reserved, Row, RowCommit, RowOutcome, StepPlan, Terminality, TransferError,
     Turn,

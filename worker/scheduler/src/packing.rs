@@ -17,6 +17,7 @@ use crate::{
     config::SchedulerConfig,
     pace::{Allowance, Pace},
     request::{Cut, Phase, Running},
+    shares::{ShareId, Shares},
     step_time::Work,
     ticket::Ticket,
     walks::Walks,
@@ -76,6 +77,9 @@ impl<'a> Candidate<'a> {
     }
 }
 
+/// The estimates and orders that the policy follows.
+pub(crate) type Guides<'a> = (&'a Pace, &'a Shares);
+
 /// The facts about past steps that the policy depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PastSteps {
@@ -89,6 +93,8 @@ pub(crate) struct PastSteps {
 struct Prefill {
     /// Index into the candidates, which are in the order of their tickets.
     candidate: usize,
+    /// The turn of the request's share in this step, and the share.
+    caller: (u64, ShareId),
     walk: WalkId,
     cut: Cut,
     /// The next position to compute.
@@ -108,36 +114,48 @@ struct Prefill {
 pub(crate) fn pack(
     candidates: &[Candidate<'_>],
     config: &SchedulerConfig,
-    pace: &Pace,
+    (pace, shares): Guides<'_>,
     past: PastSteps,
 ) -> Option<Packing> {
     let mixed = next_in_turn(candidates.iter().map(|candidate| candidate.mixed), past.mixed)?;
-    let mut shares = Vec::with_capacity(candidates.len());
+    let mut served = Vec::with_capacity(candidates.len());
     let mut decodes = Work::default();
     let mut prefills = Vec::new();
     for (index, candidate) in candidates.iter().enumerate().filter(|(_, other)| other.mixed == mixed) {
         match candidate.phase {
             Phase::Decoding { walk } => {
                 decodes.add_decode(candidate.request.planned());
-                shares.push(Share { candidate: index, walk, tokens: 1 });
+                served.push(Share { candidate: index, walk, tokens: 1 });
             }
             Phase::Prefilling { walk, cut, left } => {
                 let (start, age) = (candidate.request.planned(), candidate.request.passed_over);
                 let ladder = candidate.request.ladder(config.page_tokens).filter(|_| cut == Cut::Anywhere);
                 let to_rung = ladder.map_or(left, |ladder| left.min(ladder.next(start) - start));
-                prefills.push(Prefill { candidate: index, walk, cut, start, left, to_rung, age, tokens: 0 });
+                let caller = candidate.request.share();
+                let caller_turn = shares.prefill_turn(caller);
+                prefills.push(Prefill {
+                    candidate: index,
+                    caller: (caller_turn, caller),
+                    walk,
+                    cut,
+                    start,
+                    left,
+                    to_rung,
+                    age,
+                    tokens: 0,
+                });
             }
         }
     }
     let alone = share_out(&mut prefills, &decodes, config, pace, past.since_alone);
     if alone {
-        shares.clear();
+        served.clear();
     }
-    let served = prefills.iter().filter(|prefill| prefill.tokens > 0);
-    shares.extend(served.map(|&Prefill { candidate, walk, tokens, .. }| Share { candidate, walk, tokens }));
+    let begun = prefills.iter().filter(|prefill| prefill.tokens > 0);
+    served.extend(begun.map(|&Prefill { candidate, walk, tokens, .. }| Share { candidate, walk, tokens }));
     Some(Packing {
         mixed,
-        shares,
+        shares: served,
         passed_over: passed_over(&prefills, config.settings.prefill_sharing),
         alone,
     })
@@ -172,20 +190,7 @@ fn share_out(
     }
     let mut step = PrefillBudget::new(config, budget, decodes.decodes() + prefills.len());
     step.paced = pace.allowance(decodes, step.grid);
-    let overdue = prefills.iter().take_while(|prefill| prefill.is_overdue()).count();
-    let (overdue, in_time) = prefills.split_at_mut(overdue);
-    overdue.iter_mut().for_each(|prefill| step.serve(prefill, usize::MAX));
-    match sharing {
-        PrefillSharing::Fair => step.share_equally(in_time),
-        PrefillSharing::FirstCome => (),
-        PrefillSharing::ShortestFirst => {
-            if let Some(first) = in_time.first_mut() {
-                step.serve(first, step.half_for(first));
-            }
-            in_time.sort_by_key(|prefill| (prefill.left - prefill.tokens, prefill.candidate));
-        }
-    }
-    in_time.iter_mut().for_each(|prefill| step.serve(prefill, usize::MAX));
+    step.serve_all(prefills, sharing);
     false
 }
 
@@ -232,6 +237,50 @@ impl PrefillBudget {
         let cap = caps.into_iter().flatten().min().unwrap_or(tokens);
         let grid = if cap < config.page_tokens { 1 } else { config.page_tokens };
         Self { tokens, paced: Allowance::ALL, cap, grid, begun: false }
+    }
+
+    /// Shares the budget among the prefills of all callers: each caller has an equal part of it.
+    fn serve_all(&mut self, prefills: &mut [Prefill], sharing: PrefillSharing) {
+        // The sort is stable, so that each caller's prefills keep their order.
+        prefills.sort_by_key(|prefill| prefill.caller);
+        let callers = prefills.chunk_by(|a, b| a.caller == b.caller).count();
+        if callers > 1 {
+            // One that must not be cut may need more than a part, so that of each caller one may take more in time.
+            for prefills in prefills.chunk_by_mut(|a, b| a.caller == b.caller) {
+                let due = prefills.iter_mut().find(|prefill| prefill.is_whole() && prefill.is_overdue());
+                due.into_iter().for_each(|prefill| self.serve(prefill, usize::MAX));
+            }
+        }
+        for (served, prefills) in prefills.chunk_by_mut(|a, b| a.caller == b.caller).enumerate() {
+            // A part ends no chunk off the grid that a whole step would end on it.
+            let part = self.tokens.div_ceil(callers - served).next_multiple_of(self.grid).min(self.tokens);
+            let rest = self.tokens - part;
+            self.tokens = part;
+            self.serve_caller(prefills, sharing);
+            self.tokens += rest;
+        }
+        // What a caller leaves, because it needs less or could not end a chunk, goes to the others.
+        if callers > 1 {
+            prefills.iter_mut().for_each(|prefill| self.serve(prefill, usize::MAX));
+        }
+    }
+
+    /// Shares the budget among the prefills of one caller, overdue ones first.
+    fn serve_caller(&mut self, prefills: &mut [Prefill], sharing: PrefillSharing) {
+        let overdue = prefills.iter().take_while(|prefill| prefill.is_overdue()).count();
+        let (overdue, in_time) = prefills.split_at_mut(overdue);
+        overdue.iter_mut().for_each(|prefill| self.serve(prefill, usize::MAX));
+        match sharing {
+            PrefillSharing::Fair => self.share_equally(in_time),
+            PrefillSharing::FirstCome => (),
+            PrefillSharing::ShortestFirst => {
+                if let Some(first) = in_time.first_mut() {
+                    self.serve(first, self.half_for(first));
+                }
+                in_time.sort_by_key(|prefill| (prefill.left - prefill.tokens, prefill.candidate));
+            }
+        }
+        in_time.iter_mut().for_each(|prefill| self.serve(prefill, usize::MAX));
     }
 
     /// Maximum number of tokens that a prefill can still get in this step. For a prefill that must not be cut and is

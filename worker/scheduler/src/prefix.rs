@@ -82,6 +82,11 @@ fn hash(before: Chain, tokens: &[u32]) -> u64 {
     hasher.finish()
 }
 
+/// Hash of a prompt's first block.
+pub(crate) fn hash_of_first(tokens: &[u32]) -> u64 {
+    hash(Chain::Start, tokens)
+}
+
 impl PrefixCache {
     /// Looks up the first `blocks` blocks of a prompt, up to the first block that is not recorded. `block` gives the
     /// content of a block by its index. Returns each block's page with the chain that ends with the block. The search

@@ -15,11 +15,13 @@ use tutti_settings::Admission;
 pub(crate) use self::running::{Draining, Phase, Running};
 use crate::{
     admission::Needs,
+    following::Following,
     holding::{Holding, PlanePool},
     launch::{Content, GraphRole},
     least_time::LeastTime,
     pages::PagePool,
     prefix::Chain,
+    shares::ShareId,
     step::{Ending, Outcome},
     stopping::{Finish, Stopping},
 };
@@ -47,6 +49,8 @@ pub(crate) struct PrefillSegment {
 #[derive(Debug)]
 pub(crate) struct Request {
     pub key: GraphKey,
+    /// The share that the request counts against.
+    pub share: ShareId,
     /// The phases that this worker runs. Becomes [`GraphRole::Whole`] once another worker's prefill has been imported.
     pub role: GraphRole,
     /// True while the request waits for embeddings of its media. Only after their arrival does the request wait for
@@ -69,6 +73,10 @@ pub(crate) struct Request {
     pub epoch: Epoch,
     /// Content of all positions so far. None if the request shares no pages.
     pub content: Option<Content>,
+    /// Hash of the first block, by which requests with an equal start are found. None if the request shares no pages.
+    pub first_block: Option<u64>,
+    /// The request's relation to one that computes its start.
+    pub following: Following,
     /// True if logits of every prefill position are wanted. Computing them takes extra time.
     pub is_scored: bool,
     /// Number of prompt tokens found in the prefix cache. None until the request first runs.
@@ -155,6 +163,18 @@ impl Request {
         (1..=known.len()).rev().find_map(snapshot).unwrap_or((0, None))
     }
 
+    /// Number of leading blocks that the prefill would skip if the request began to run now.
+    pub fn blocks_to_skip(&self, pool: &PlanePool) -> usize {
+        let page_tokens = pool.pages().page_tokens();
+        let Some(content) = &self.content else { return 0 };
+        let (most, block) = (self.prefill_end() - 1, |index| content.block(index, page_tokens));
+        let known = pool.pages().content().look_up(Vec::new(), most / page_tokens, block);
+        match pool.has_slots() {
+            true => self.last_snapshot(&known, pool).0,
+            false => self.blocks_to_resume_behind(known.len(), page_tokens),
+        }
+    }
+
     /// Updates `known_tokens` from the prefix cache. False if the request may not use the cache.
     pub fn update_known_tokens(&mut self, pool: &PagePool) -> bool {
         let Some(content) = self.content.as_ref().filter(|content| content.may_reuse) else { return false };
@@ -179,7 +199,7 @@ impl Request {
 
     /// Largest number of leading blocks, at most `blocks`, that the prefill may skip. The skipped blocks never end
     /// inside a segment that must not be cut.
-    fn blocks_to_resume_behind(&self, blocks: usize, page_tokens: usize) -> usize {
+    pub fn blocks_to_resume_behind(&self, blocks: usize, page_tokens: usize) -> usize {
         let mut resume = blocks * page_tokens;
         for index in (0..self.prefill.len()).rev().filter(|&index| self.prefill[index].cut == Cut::Nowhere) {
             let start = index.checked_sub(1).map_or(0, |before| self.prefill[before].end);

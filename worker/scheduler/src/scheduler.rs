@@ -23,11 +23,13 @@ use crate::{
     pages::PagePool,
     prepared::PreparedDecodes,
     request::{Draining, Request, Running},
+    shares::Shares,
     slots::SlotPool,
     step::{Row, RowCommit, RowCopies, RowOutcome, StepPlan, TransferError, Turn},
     step_time::Work,
     ticket::Ticket,
     validate::validate,
+    waiting::Waiting,
     walks::Walks,
 };
 
@@ -42,8 +44,10 @@ pub struct Scheduler {
     planes: PlanePool,
     pace: Pace,
     least_time: LeastTime,
-    /// Accepted requests that hold no pages and wait for them, in the order of their tickets.
-    waiting: BTreeMap<Ticket, Request>,
+    /// Accepted requests that hold no pages and wait for them.
+    waiting: Waiting,
+    /// The order of shares.
+    shares: Shares,
     /// Accepted requests that hold no pages and wait for embeddings of their media.
     parked: BTreeMap<Ticket, Request>,
     /// Requests that hold their pages and a slot, in the order of their tickets.
@@ -124,7 +128,8 @@ impl Scheduler {
                 model.has_slots(),
             ),
             config,
-            waiting: BTreeMap::new(),
+            waiting: Waiting::default(),
+            shares: Shares::default(),
             parked: BTreeMap::new(),
             running: BTreeMap::new(),
             draining: BTreeMap::new(),
@@ -162,9 +167,21 @@ impl Scheduler {
             self.cancelled.insert(request.key);
         }
         self.tickets.insert(request.key, ticket);
-        let queue = if request.awaits_media { &mut self.parked } else { &mut self.waiting };
-        queue.insert(ticket, request);
+        self.shares.arrive(request.share);
+        if request.awaits_media {
+            self.parked.insert(ticket, request);
+        } else {
+            self.wait(ticket, request);
+        }
         Ok(())
+    }
+
+    /// Lets a request wait for pages.
+    fn wait(&mut self, ticket: Ticket, request: Request) {
+        let share = request.share;
+        if self.waiting.insert(ticket, request) {
+            self.shares.wait(share);
+        }
     }
 
     /// Cancels a request: the next plan ends it. A request that has not arrived yet is ended by the first plan after
@@ -224,6 +241,9 @@ impl Scheduler {
             let cached_tokens = request.cached_tokens();
             let (sampled, outcome) =
                 request.commit(&row, copies.and_then(|copies| copies.save), outcome, &mut self.planes);
+            if sampled.is_some() {
+                self.shares.output(request.share());
+            }
             let ending = outcome.and_then(|outcome| self.end_running(row.ticket, row.key, outcome));
             commits.push(RowCommit { row, sampled, cached_tokens, is_void: false, ending });
         }
@@ -318,7 +338,7 @@ impl Scheduler {
         let Self { running, config, walks, planes, .. } = self;
         let candidate = |(ticket, request): (&Ticket, _)| Candidate::new(*ticket, request, config, walks);
         let mut candidates: Vec<Candidate<'_>> = running.iter_mut().filter_map(candidate).collect();
-        let packing = pack(&candidates, config, &self.pace, self.past)?;
+        let packing = pack(&candidates, config, (&self.pace, &self.shares), self.past)?;
         let since_alone = if packing.alone { 0 } else { self.past.since_alone.saturating_add(1) };
         self.past = PastSteps { mixed: Some(packing.mixed), since_alone };
         for &index in &packing.passed_over {
@@ -333,6 +353,9 @@ impl Scheduler {
         for share in &packing.shares {
             let Candidate { ticket, request, .. } = &mut candidates[share.candidate];
             request.passed_over = 0;
+            if !walks.is_decode(share.walk) {
+                self.shares.prefill(request.share(), number.0);
+            }
             let ready = prepared.take(*ticket, |row| request.is_next(row));
             self.tally.rows_ahead += u64::from(ready.is_some());
             if planes.has_slots() {

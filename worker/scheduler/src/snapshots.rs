@@ -31,6 +31,15 @@ impl Ladder {
         next * self.page_tokens
     }
 
+    /// The last rung within this many blocks, in blocks; 0 if there is none.
+    pub fn up_to(self, blocks: usize) -> usize {
+        match blocks.checked_ilog2() {
+            _ if blocks >= self.last => self.last,
+            Some(power) if blocks >= FIRST => 1 << power,
+            _ => 0,
+        }
+    }
+
     /// True if the position is a rung.
     pub fn has(self, position: usize) -> bool {
         let blocks = position / self.page_tokens;

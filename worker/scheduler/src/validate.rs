@@ -5,8 +5,10 @@ use tutti_proto::{Epoch, declaration::WalkId};
 use crate::{
     admission::Needs,
     config::SchedulerConfig,
+    following::Following,
     launch::{GraphLaunch, GraphRole, Refusal},
     pages::PagePool,
+    prefix::hash_of_first,
     request::{PrefillSegment, Request},
     walks::Walks,
 };
@@ -54,10 +56,12 @@ pub(crate) fn validate(
         GraphRole::Encode => 0,
         GraphRole::Whole | GraphRole::Decode => tokens,
     };
+    let shared = launch.content.as_ref().filter(|_| !config.settings.no_prefix_cache);
     let last = prefill.last().map_or(WalkId(0), |segment| segment.walk);
     let recompute = walks.recompute(last);
     Ok(Request {
         key: launch.key,
+        share: launch.share,
         role: launch.role,
         awaits_media: launch.awaits_media,
         is_pinned: launch.role == GraphRole::Decode
@@ -71,6 +75,10 @@ pub(crate) fn validate(
         life: Needs::of_whole_life(held, pool)?,
         epoch: Epoch(0),
         is_scored: launch.content.as_ref().is_some_and(|content| !content.may_reuse),
+        first_block: shared
+            .filter(|_| end >= config.page_tokens)
+            .map(|content| hash_of_first(&content.block(0, config.page_tokens))),
+        following: Following::Nobody,
         content: launch.content.filter(|_| !config.settings.no_prefix_cache),
         cached_tokens: None,
         known_tokens: 0,

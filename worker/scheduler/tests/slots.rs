@@ -133,14 +133,16 @@ fn a_snapshot_is_found_only_once_the_step_that_saves_it_is_committed() {
     let (ends_at_rung, saves) = (step(&mut scheduler), step(&mut scheduler));
     assert_eq!(saves.copies, [SlotCopy { from: SlotId(1), to: SlotId(2) }]);
     let _ = commit(&mut scheduler, ends_at_rung);
-    scheduler.add(tokens(2, &prompt(25), 1)).unwrap();
+    // More urgent requests follow no other one.
+    let urgent = |request, priority| GraphLaunch { priority, ..tokens(request, &prompt(25), 1) };
+    scheduler.add(urgent(2, -1)).unwrap();
     let zero = |step: &StepPlan| step.copies.iter().any(|copy| copy.from == SlotId::NULL);
     let turn = scheduler.plan(Duration::ZERO);
     let planned = turn.step.unwrap();
-    assert!(!zero(&planned), "the budget goes to the first request");
+    assert!(zero(&planned), "the second one begins with the initial state");
     assert_eq!(scheduler.load().tally.cached_tokens, 0, "the blocks are cached, but their snapshot is not");
     let _ = commit(&mut scheduler, saves);
-    scheduler.add(tokens(3, &prompt(25), 1)).unwrap();
+    scheduler.add(urgent(3, -2)).unwrap();
     let turn = scheduler.plan(Duration::ZERO);
     assert_eq!(scheduler.load().tally.cached_tokens, 16);
     let _ = commit(&mut scheduler, planned);

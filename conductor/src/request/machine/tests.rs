@@ -56,7 +56,7 @@ fn due(deadline: Option<Deadline>) -> (Request, mailbox::Receiver) {
         generated: vec![],
         max_replays: 0,
         output: sender,
-        trace: None,
+        origin: Origin::default(),
     };
     (Request::accept(new), receiver)
 }

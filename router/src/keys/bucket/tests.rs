@@ -25,3 +25,22 @@ fn what_was_used_beyond_the_limit_is_earned_first() {
     assert!((after.as_secs_f64() - 120.6).abs() < 1e-6, "{after:?}");
     bucket.is_positive(100, start + after).unwrap();
 }
+
+#[test]
+fn an_amount_is_reserved_whole_and_given_back() {
+    let start = Instant::now();
+    let mut bucket = Bucket::full(start);
+    bucket.reserve(60, 100, start).unwrap();
+    let after = bucket.reserve(60, 100, start).unwrap_err();
+    assert!((after.as_secs_f64() - 12.0).abs() < 1e-6, "{after:?}");
+    bucket.give_back(60, 100, start);
+    // More than a minute's worth takes the whole of a full bucket, and what is beyond it is earned first.
+    bucket.reserve(300, 100, start).unwrap();
+    assert!(bucket.is_positive(100, start + Duration::from_secs(119)).is_err());
+    bucket.give_back(1000, 100, start + Duration::from_secs(119));
+    assert!(
+        bucket.reserve(101, 100, start + Duration::from_secs(119)).is_ok(),
+        "it holds a minute's worth at most"
+    );
+    assert!(bucket.reserve(300, 100, start + Duration::from_secs(119)).is_err());
+}

@@ -15,9 +15,10 @@ use tutti_proto::{Epoch, declaration::WalkId};
 use super::{Admitted, Cut, PrefillSegment, Request};
 use crate::{
     holding::{Holding, PlanePool},
-    launch::GraphRole,
+    launch::{Content, GraphRole},
     least_time::LeastTime,
     prefix::Chain,
+    shares::ShareId,
     snapshots::Ladder,
     step::{Ending, Outcome, OutputToken, Row, RowCopies, RowOutcome, Terminality},
     stopping::Finish,
@@ -141,6 +142,46 @@ impl Running {
             let left = end - computed;
             Phase::Prefilling { walk, cut, left }
         })
+    }
+
+    /// The share that the request counts against.
+    pub fn share(&self) -> ShareId {
+        self.request.share
+    }
+
+    /// Number of positions whose planes are computed by committed rows.
+    pub fn computed(&self) -> usize {
+        self.computed
+    }
+
+    /// One more than the last position of the prefill.
+    pub fn prefill_end(&self) -> usize {
+        self.prefill_end
+    }
+
+    /// The segments of the prefill.
+    pub fn prefill(&self) -> &[PrefillSegment] {
+        &self.request.prefill
+    }
+
+    /// The content of all positions so far. None if the request shares no pages.
+    pub fn content(&self) -> Option<&Content> {
+        self.request.content.as_ref()
+    }
+
+    /// Hash of the first block; see [`Request::first_block`].
+    pub fn first_block(&self) -> Option<u64> {
+        self.request.first_block
+    }
+
+    /// True if further blocks of the request can be recorded.
+    pub fn can_record(&self) -> bool {
+        self.chain.is_some()
+    }
+
+    /// True if the slot is saved at the rungs of the request's ladder.
+    pub fn leaves_snapshots(&self) -> bool {
+        self.leaves_snapshots
     }
 
     /// The positions at which the slot is saved. None if the request leaves no snapshots.

@@ -34,7 +34,7 @@ impl Scheduler {
         let Some(&ticket) = self.tickets.get(&key) else { return false };
         let Some(mut request) = self.parked.remove(&ticket) else { return false };
         request.awaits_media = false;
-        self.waiting.insert(ticket, request);
+        self.wait(ticket, request);
         true
     }
 

@@ -8,6 +8,7 @@ use super::Scheduler;
 use crate::{
     launch::GraphRole,
     request::{Request, Running},
+    shares::ShareId,
     step::{Ending, Outcome},
     ticket::Ticket,
 };
@@ -71,22 +72,23 @@ impl Scheduler {
         let Some(request) = self.waiting.remove(&ticket).or_else(|| self.parked.remove(&ticket)) else {
             return self.end_running(ticket, key, outcome);
         };
-        self.forget(key, request.deadline);
+        self.forget(key, request.share, request.deadline);
         Some(request.end(outcome))
     }
 
     /// Ends a running request. Its planes are freed, or drain if it has rows in flight.
     pub(super) fn end_running(&mut self, ticket: Ticket, key: GraphKey, outcome: Outcome) -> Option<Ending> {
         let request = self.running.remove(&ticket)?;
-        self.forget(key, request.deadline());
+        self.forget(key, request.share(), request.deadline());
         let (ending, draining) = request.end(outcome, &mut self.planes);
         self.draining.extend(draining.map(|draining| (ticket, draining)));
         Some(ending)
     }
 
     /// Removes an ended request from the indexes of held requests.
-    fn forget(&mut self, key: GraphKey, deadline: Option<Duration>) {
+    fn forget(&mut self, key: GraphKey, share: ShareId, deadline: Option<Duration>) {
         self.tickets.remove(&key);
+        self.shares.leave(share);
         if let Some(deadline) = deadline {
             self.deadlines.remove(&(deadline, key));
         }

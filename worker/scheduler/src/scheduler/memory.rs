@@ -1,11 +1,11 @@
 //! Planes of requests: admission, growth, and preemption.
 
-use std::ops::Bound;
+use std::{collections::BTreeMap, ops::Bound};
 
 use tutti_proto::GraphKey;
 
 use super::Scheduler;
-use crate::{step::Reserved, ticket::Ticket};
+use crate::{following::Following, request::Running, shares::ShareId, step::Reserved, ticket::Ticket};
 
 impl Scheduler {
     /// Gives a page to each request that needs one, in the order of tickets. If no page is available, the last request
@@ -35,7 +35,7 @@ impl Scheduler {
                 }
                 let request = request.preempt(&mut self.planes);
                 preempted.push(request.key);
-                self.waiting.insert(victim, request);
+                self.wait(victim, request);
             }
         }
         self.tally.preemptions += preempted.len() as u64;
@@ -54,20 +54,26 @@ impl Scheduler {
         behind.rfind(|(_, request)| !request.is_pinned()).map(|(&victim, _)| victim)
     }
 
-    /// Moves requests from waiting to running, strictly in order. The empty pool can hold the first waiting request, so
-    /// that request waits only until enough running requests have ended and their rows in flight are back. Returns the
-    /// pages that were reserved for planes of other workers.
+    /// Moves requests from waiting to running, in order within each share, except that requests that follow others are
+    /// passed over. The empty pool can hold the request whose turn it is, so that request waits only until enough
+    /// running requests have ended and their rows in flight are back. Returns the pages that were reserved for planes
+    /// of other workers.
     pub(super) fn admit(&mut self) -> Vec<Reserved> {
         let most = self.config.max_running();
         let mut reserved = Vec::new();
-        while let Some(first) = self.waiting.first_entry() {
-            let needs = first.get().needs(self.config.settings.admission, self.planes.pages());
+        let mut passed = BTreeMap::new();
+        while let Some((share, ticket)) = self.next_in_turn(&passed) {
+            if self.follows(ticket) {
+                passed.insert(share, ticket);
+                continue;
+            }
+            let Some(next) = self.waiting.get(&ticket) else { break };
+            let needs = next.needs(self.config.settings.admission, self.planes.pages());
             if needs.running > most - self.running.len() || needs.slots > self.planes.slots().available() {
                 break;
             }
-            let number = first.key().number;
-            let Some(planes) = first.get().take_planes(number, needs.pages, &mut self.planes) else { break };
-            let (ticket, request) = first.remove_entry();
+            let Some(planes) = next.take_planes(ticket.number, needs.pages, &mut self.planes) else { break };
+            let Some(request) = self.waiting.remove(&ticket) else { break };
             let prefill_tokens = request.prefill_end() as u64;
             let running = request.admit(planes, &self.planes);
             match running.reserved(&self.planes) {
@@ -77,8 +83,37 @@ impl Scheduler {
                     self.tally.cached_tokens += running.planned() as u64;
                 }
             }
+            self.shares.admit(share, prefill_tokens.saturating_sub(running.planned() as u64));
             self.running.insert(ticket, running);
         }
         reserved
+    }
+
+    /// The waiting request whose turn it is: the first one of the share that was given least. Requests of a share up to
+    /// the one in `passed` are left out.
+    fn next_in_turn(&self, passed: &BTreeMap<ShareId, Ticket>) -> Option<(ShareId, Ticket)> {
+        self.waiting.firsts(passed).min_by_key(|&(share, ticket)| (self.shares.turn(share), ticket))
+    }
+
+    /// True if a waiting request follows a running one: the other one is about to compute blocks that both share.
+    fn follows(&mut self, ticket: Ticket) -> bool {
+        let Some(request) = self.waiting.get_mut(&ticket) else { return false };
+        if let Following::Leader { leader, until, blocks } = request.following {
+            let leader = self.running.get(&leader);
+            let reached = leader.is_some_and(|leader| leader.computed() >= until);
+            if !reached && leader.is_some_and(Running::leads) {
+                return true;
+            }
+            // A leader that has ended or pauses may have a successor. So may one that has computed what is shared with
+            // it, if another one computes more.
+            let in_vain = reached && request.blocks_to_skip(&self.planes) < blocks;
+            request.following = if in_vain { Following::InVain } else { Following::Nobody };
+        }
+        if request.following == Following::Nobody
+            && let Some(found) = request.find_leader(self.running.range(..ticket), &self.planes)
+        {
+            request.following = found;
+        }
+        matches!(request.following, Following::Leader { .. })
     }
 }

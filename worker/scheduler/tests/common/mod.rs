@@ -87,6 +87,7 @@ pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> G
         stopping: Stopping::new(max_tokens, 0, &[], &[]),
         content: None,
         priority: 0,
+        share: 0,
         awaits_media: false,
         deadline: None,
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*};
 use tutti_proto::declaration::WalkId;
-use tutti_scheduler::{Content, GraphLaunch, GraphRole, SchedulerConfig, Segment, Stopping};
+use tutti_scheduler::{Content, GraphLaunch, GraphRole, SchedulerConfig, Segment, ShareId, Stopping};
 use tutti_settings::{Admission, Chunking, EngineSettings, PrefillSharing};
 
 use crate::{
@@ -35,6 +35,7 @@ pub struct Arrival {
     pub cancel: Option<usize>,
     pub deadline: Option<usize>,
     pub priority: i32,
+    pub share: ShareId,
     pub prefill: Vec<(WalkId, usize)>,
     pub generated: u32,
     pub max_tokens: u32,
@@ -68,6 +69,7 @@ impl Arrival {
             stopping: Stopping::new(self.max_tokens, self.min_tokens, ends.0, ends.1),
             content: self.shares.then_some(content),
             priority: self.priority,
+            share: self.share,
             awaits_media: self.media.is_some(),
             deadline: self.deadline.map(|turn| Duration::from_millis(turn as u64)),
         }
@@ -118,8 +120,15 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
         prop_oneof![3 => Just(GraphRole::Whole), 1 => Just(GraphRole::Prefill), 1 => Just(GraphRole::Decode)];
     let media = proptest::option::weighted(0.2, 0_usize..30);
     let role = (role, 0_usize..30, proptest::bool::weighted(0.15), media);
-    (when, prefill, output, content, role).prop_map(
-        |(when, mut prefill, output, (family, alike, shares, may_reuse), (role, away, fails, media))| {
+    let share = prop_oneof![2 => Just(0_u64), 1 => 1_u64..4];
+    (when, prefill, output, content, (role, share)).prop_map(
+        |(
+            when,
+            mut prefill,
+            output,
+            (family, alike, shares, may_reuse),
+            ((role, away, fails, media), share),
+        )| {
             let (turn, cancel, deadline, priority) = when;
             let (max_tokens, min_tokens, generated, stops) = output;
             if role == GraphRole::Decode {
@@ -134,6 +143,7 @@ fn arrival(longest: usize) -> impl Strategy<Value = Arrival> {
                 cancel,
                 deadline,
                 priority,
+                share,
                 prefill,
                 generated,
                 max_tokens,

@@ -34,7 +34,7 @@ pub(super) fn accepted_for(max_replays: u32, max_tokens: u32) -> (Request, mailb
         generated: vec![],
         max_replays,
         output: sender,
-        trace: None,
+        origin: Origin::default(),
     };
     (Request::accept(new), receiver)
 }

@@ -1,0 +1,68 @@
+//! A queue that divides work fairly among callers: deficit round robin (Shreedhar and Varghese, 1995).
+//!
+//! Each share with waiting items gets a quantum of cost in its turn, and its items run as far as its quanta reach. So a
+//! share's next item waits for at most one quantum and one item of each other share, however many items these have.
+//! Items of one share keep their order.
+
+use std::collections::VecDeque;
+
+use crate::keys::Share;
+
+/// The waiting items, by share.
+#[derive(Debug)]
+pub struct FairQueue<T> {
+    quantum: u64,
+    /// The shares that have items, in the order of their turns.
+    turns: VecDeque<Line<T>>,
+}
+
+/// The items of one share.
+#[derive(Debug)]
+struct Line<T> {
+    share: Share,
+    /// The cost that the share's items may still have in this turn.
+    deficit: u64,
+    /// The items, with their costs.
+    items: VecDeque<(u64, T)>,
+}
+
+impl<T> FairQueue<T> {
+    /// An empty queue. `quantum` is the cost for which a share's items run in a turn.
+    pub fn new(quantum: u64) -> Self {
+        Self { quantum: quantum.max(1), turns: VecDeque::new() }
+    }
+
+    /// Adds an item behind those of its share.
+    pub fn push(&mut self, share: Share, cost: u64, item: T) {
+        match self.turns.iter_mut().find(|line| line.share == share) {
+            Some(line) => line.items.push_back((cost, item)),
+            None => {
+                let items = VecDeque::from([(cost, item)]);
+                self.turns.push_back(Line { share, deficit: self.quantum, items });
+            }
+        }
+    }
+
+    /// Takes the next item.
+    pub fn pop(&mut self) -> Option<T> {
+        loop {
+            let is_alone = self.turns.len() == 1;
+            let line = self.turns.front_mut()?;
+            let &(cost, _) = line.items.front()?;
+            if is_alone || cost <= line.deficit {
+                line.deficit = line.deficit.saturating_sub(cost);
+                let (_, item) = line.items.pop_front()?;
+                // A share without items keeps no claim.
+                if line.items.is_empty() {
+                    self.turns.pop_front();
+                }
+                return Some(item);
+            }
+            line.deficit += self.quantum;
+            self.turns.rotate_left(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! A request that was let in by its key, and what it may use of the key's limits.
+//!
+//! What a request may use is reserved before it runs: its choices, and the tokens of its prompts and of the longest
+//! outputs that it may have. At its end, what was not used is given back. So requests that run together never use more
+//! than a key may, however many there are.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::http::Extensions;
+use parking_lot::Mutex;
+use tutti_runtime::Error;
+
+use super::{KeyUsage, RETRY_AFTER, Share};
+
+/// Longest time after which a caller is told to try again: what runs may give back tokens before they come back by
+/// time.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+
+/// A request that was let in. It counts as running until the last clone is dropped. The default is a request that needs
+/// no key.
+#[derive(Clone, Default)]
+pub struct Entry(Option<Arc<Running>>);
+
+/// The limits of a key when a request was let in.
+#[derive(Clone, Copy)]
+pub(super) struct KeyLimits {
+    pub concurrent: Option<u32>,
+    pub requests_per_minute: Option<u32>,
+    pub tokens_per_minute: Option<u32>,
+    pub most_urgent: Option<i32>,
+}
+
+pub(super) struct Running {
+    usage: Arc<KeyUsage>,
+    limits: KeyLimits,
+    holds: Mutex<Holds>,
+}
+
+/// What a request holds of its key's limits.
+struct Holds {
+    choices: u32,
+    /// Tokens that were taken from the bucket.
+    reserved: u64,
+    used: u64,
+}
+
+impl Running {
+    /// A request that counts as one choice and has reserved no tokens.
+    pub fn new(usage: Arc<KeyUsage>, limits: KeyLimits) -> Self {
+        Self { usage, limits, holds: Mutex::new(Holds { choices: 1, reserved: 0, used: 0 }) }
+    }
+
+    fn reserve(&self, choices: u32, tokens: u64) -> Result<(), Error> {
+        let (limits, usage) = (&self.limits, &self.usage);
+        let now = Instant::now();
+        let mut holds = self.holds.lock();
+        let mut state = usage.state.lock();
+        let others = state.running - holds.choices;
+        if let Some(most) = limits.concurrent {
+            if choices > most {
+                let message = format!("asks for {choices} choices, this API key may run {most} at once");
+                return Err(Error::invalid("n", message));
+            }
+            if others + choices > most {
+                self.forget_request(&mut state, now);
+                return Err(usage.refuse("concurrent", too_many_run(others, choices, most), RETRY_AFTER));
+            }
+        }
+        if let Some(per_minute) = limits.tokens_per_minute {
+            // An estimate that was reserved before is replaced.
+            state.tokens.give_back(holds.reserved, per_minute, now);
+            if let Err(after) = state.tokens.reserve(tokens, per_minute, now) {
+                holds.reserved = 0;
+                self.forget_request(&mut state, now);
+                let message = format!(
+                    "the request may use {tokens} tokens, prompt and max_tokens of all choices; the limit of \
+                     {per_minute} tokens per minute leaves too few now"
+                );
+                return Err(usage.refuse("tokens", message, after.min(LONGEST_RETRY)));
+            }
+            holds.reserved = tokens;
+        }
+        state.running = others + choices;
+        holds.choices = choices;
+        Ok(())
+    }
+
+    /// A refused request uses nothing of the other limits.
+    fn forget_request(&self, state: &mut super::UsageState, now: Instant) {
+        if let Some(per_minute) = self.limits.requests_per_minute {
+            state.requests.give_back(1, per_minute, now);
+        }
+    }
+}
+
+impl Entry {
+    pub(super) fn new(running: Running) -> Self {
+        Self(Some(Arc::new(running)))
+    }
+
+    /// The entry that was put into a request's extensions when the request was let in.
+    pub fn of(extensions: &Extensions) -> Self {
+        extensions.get::<Self>().cloned().unwrap_or_default()
+    }
+
+    /// The share of the caller.
+    pub fn share(&self) -> Share {
+        self.0.as_ref().map_or(Share::WITHOUT_KEY, |running| running.usage.share)
+    }
+
+    /// Refuses a priority that the key may not use.
+    pub fn check_priority(&self, priority: i32) -> Result<(), Error> {
+        let least = self.0.as_ref().and_then(|running| running.limits.most_urgent);
+        match least.filter(|&least| priority < least) {
+            Some(least) => {
+                let message = format!("is {priority}, this API key may use {least} and above");
+                Err(Error::invalid("priority", message))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Reserves what the request may use: this many choices at once, and these tokens, of which an earlier estimate is
+    /// replaced. Refuses the request if the key's limits leave too little.
+    pub fn reserve(&self, choices: u32, tokens: u64) -> Result<(), Error> {
+        self.0.as_ref().map_or(Ok(()), |running| running.reserve(choices, tokens))
+    }
+
+    /// Counts tokens that the request used.
+    pub fn charge(&self, tokens: u64) {
+        let Some(running) = &self.0 else { return };
+        let usage = &running.usage;
+        usage.metrics.of_keys.tokens.get_or_create(&usage.label()).inc_by(tokens);
+        running.holds.lock().used += tokens;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let Holds { choices, reserved, used } = *self.holds.get_mut();
+        let mut state = self.usage.state.lock();
+        state.running -= choices;
+        if let Some(per_minute) = self.limits.tokens_per_minute {
+            let now = Instant::now();
+            state.tokens.give_back(reserved.saturating_sub(used), per_minute, now);
+            state.tokens.charge(used.saturating_sub(reserved), per_minute, now);
+        }
+        drop(state);
+        self.usage.metrics.of_keys.running.get_or_create(&self.usage.label()).dec();
+    }
+}
+
+/// The message for a key whose limit of concurrency is reached.
+pub(super) fn too_many_run(running: u32, choices: u32, most: u32) -> String {
+    format!("{running} choices of this API key are running, this request has {choices}, the limit is {most}")
+}

@@ -1,0 +1,171 @@
+"""What a flood of one API key costs another key, and what many choices of one prompt cost, on the simulated device.
+
+The simulated H200 takes the time of its cost model, so that figures compare shares and not processors.
+"""
+
+import argparse
+import asyncio
+import json
+import pathlib
+import random
+import tempfile
+import time
+
+import httpx
+from api_keys import line
+from harness import Server, machine
+
+PATH = "/v1/completions"
+FLOOD, ONE = "flood-key", "one-key"
+# Tokens of a page of the prefix cache on the simulated device.
+PAGE_TOKENS = 16
+# Of a prompt of the vocabulary that every model has.
+TOKENS = range(10, 200)
+
+
+def prompt(source, length):
+    return [source.choice(TOKENS) for _ in range(length)]
+
+
+def keyed(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+def key_file(directory, *limits):
+    """A file with both keys."""
+    file = pathlib.Path(directory) / "keys"
+    file.write_text(line("flood", FLOOD, *limits) + line("one", ONE))
+    return file
+
+
+async def answer(client, key, body):
+    """(seconds, prompt and output tokens) of one request."""
+    start = time.monotonic()
+    response = await client.post(PATH, json=body, headers=keyed(key))
+    assert response.status_code == 200, f"{response.status_code}: {response.text}"
+    return time.monotonic() - start, response.json()["usage"]["total_tokens"]
+
+
+def client_of(server):
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(base_url=server.url, timeout=600, verify=False, limits=limits)
+
+
+async def flooding(client, bodies):
+    """(tokens per second, seconds) of requests that are all sent at once."""
+    start = time.monotonic()
+    answers = await asyncio.gather(*(answer(client, FLOOD, body) for body in bodies))
+    seconds = time.monotonic() - start
+    return sum(tokens for _, tokens in answers) / seconds
+
+
+async def one_at_a_time(client, bodies, until=None):
+    """The seconds of each request of a caller that sends the next one after each answer, until a task is done."""
+    seconds = []
+    for body in bodies:
+        if until is not None and until.done():
+            break
+        seconds.append((await answer(client, ONE, body))[0])
+    return seconds
+
+
+def bodies(source, count, options):
+    return [
+        {"prompt": prompt(source, options.input_tokens), "max_tokens": options.output_tokens, "ignore_eos": True}
+        for _ in range(count)
+    ]
+
+
+def quantile(values, part):
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+def summary(seconds):
+    return {"requests": len(seconds)} | {f"p{p}_ms": round(1000 * quantile(seconds, p / 100), 1) for p in (50, 99)}
+
+
+async def shares(server, options):
+    """Latencies of one caller alone and beside a flood, and the throughput of the flood alone and beside it."""
+    source = random.Random(options.seed)
+    async with client_of(server) as client:
+        alone = await one_at_a_time(client, bodies(source, options.requests, options))
+        flood_alone = await flooding(client, bodies(source, options.flood, options))
+        flood = asyncio.create_task(flooding(client, bodies(source, options.flood, options)))
+        # The flood is sent before the first request of the other key.
+        await asyncio.sleep(0)
+        beside = await one_at_a_time(client, bodies(source, 100_000, options), until=flood)
+        return {
+            "alone": summary(alone),
+            "beside_the_flood": summary(beside),
+            "p99_ratio": round(quantile(beside, 0.99) / quantile(alone, 0.99), 2),
+            "flood_tokens_per_s": {"alone": round(flood_alone), "beside_the_other_key": round(await flood)},
+        }
+
+
+def computed(server):
+    """Prefill tokens that the workers have computed so far."""
+    metrics = server.metrics()
+    return metrics.get("tutti_worker_prefill_tokens", 0) - metrics.get("tutti_worker_cached_tokens", 0)
+
+
+def choices(server, n, length, output, seed):
+    """What `n` choices of a new prompt cost."""
+    body = {"prompt": prompt(random.Random(seed), length), "n": n, "max_tokens": output, "ignore_eos": True, "seed": seed,
+            "return_token_ids": True, "temperature": 1}
+    before, start, first = computed(server), time.monotonic(), None
+    answers = {}
+    for event in server.stream(PATH, **body):
+        first = first or time.monotonic() - start
+        for choice in event["choices"]:
+            answers.setdefault(choice["index"], []).extend(choice["token_ids"] or [])
+    seconds = time.monotonic() - start
+    server.wait_until_idle()
+    figures = {"n": n, "prefill_tokens": round(computed(server) - before), "ttft_ms": round(1000 * first, 1),
+               "tokens_per_s": round(n * output / seconds)}
+    return figures, [answers[index] for index in range(n)]
+
+
+def expected_prefill(n, length):
+    """The prompt once, and the rest behind its last whole page for each further choice."""
+    whole = (length - 1) // PAGE_TOKENS * PAGE_TOKENS
+    return length + (n - 1) * (length - whole)
+
+
+def measure(options):
+    with tempfile.TemporaryDirectory() as directory:
+        flags = ["--workers", 1, "--device", "sim", "--max-running-requests", options.running]
+        keyed = Server("conductor", [*flags, "--api-key-file", key_file(directory)], directory)
+        open_to_all = Server("conductor", flags, directory)
+        try:
+            keyed.wait_until_ready()
+            open_to_all.wait_until_ready()
+            found = {"machine": machine(), "device": "sim", "running": options.running}
+            found["shares"] = asyncio.run(shares(keyed, options))
+            found["choices"] = [
+                choices(open_to_all, n, options.choice_prompt, 64, seed)[0] for seed, n in enumerate((1, 16, 64, 128), 1)
+            ]
+            return found
+        finally:
+            keyed.stop()
+            open_to_all.stop()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--flood", type=int, default=500, help="requests that one key sends at once")
+    parser.add_argument("--requests", type=int, default=100, help="requests of the other key alone")
+    parser.add_argument("--input-tokens", type=int, default=256)
+    parser.add_argument("--output-tokens", type=int, default=32)
+    parser.add_argument("--choice-prompt", type=int, default=8000, help="tokens of a prompt with many choices")
+    parser.add_argument("--running", type=int, default=64, help="requests that the worker runs at a time")
+    parser.add_argument("--seed", type=int, default=37)
+    parser.add_argument("--out", type=pathlib.Path, help="file for the figures as JSON")
+    options = parser.parse_args()
+    text = json.dumps(measure(options), indent=2)
+    if options.out:
+        options.out.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

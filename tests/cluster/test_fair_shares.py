@@ -1,0 +1,72 @@
+"""A flood of one key delays another one by its share, and many choices compute their prompt once."""
+
+import concurrent.futures
+
+import httpx
+import pytest
+from fair_shares import FLOOD, ONE, PATH, choices, expected_prefill, key_file, keyed
+from harness import wait_for
+
+FLOODED, RUNNING = 60, 4
+
+
+@pytest.mark.parametrize("n", [16, 64, 128])
+def test_choices_compute_their_prompt_once_and_keep_their_tokens(shared, n):
+    sim = ("--workers", 1, "--device", "sim")
+    cluster, apart = shared(*sim), shared(*sim, "--no-prefix-cache")
+    figures, answers = choices(cluster, n, 1000, 8, n)
+    assert figures["prefill_tokens"] == expected_prefill(n, 1000)
+    # Without the prefix cache each choice computes its prompt for itself. The tokens are the same.
+    whole, same = choices(apart, n, 1000, 8, n)
+    assert (whole["prefill_tokens"], same) == (n * 1000, answers)
+
+
+def test_a_flood_of_one_key_delays_another_by_its_share(start, tmp_path):
+    flags = ("--workers", 1, "--device", "sim", "--max-running-requests", RUNNING, "--no-prefix-cache")
+    cluster = start(*flags, "--api-key-file", key_file(tmp_path))
+    body = {"prompt": [1] * 100, "max_tokens": 60, "ignore_eos": True}
+    ended = []
+
+    def ask(key):
+        with httpx.Client(base_url=cluster.url, timeout=300, verify=False) as client:
+            response = client.post(PATH, json=body, headers=keyed(key))
+            assert response.status_code == 200, response.text
+            ended.append(key)
+
+    with concurrent.futures.ThreadPoolExecutor(FLOODED) as pool:
+        flood = [pool.submit(ask, FLOOD) for _ in range(FLOODED)]
+        waits = lambda: cluster.metrics().get("tutti_requests_waiting", 0) >= FLOODED // 2
+        wait_for("a queue of the flood", waits)
+        before = len(ended)
+        # One at a time, while the flood waits.
+        ask(ONE)
+        ask(ONE)
+        beside = len(ended) - before - 2
+        for answer in flood:
+            answer.result()
+    # Each of the two waits for the end of a running request at most, and then runs beside three others.
+    assert beside <= 6 * RUNNING, f"{beside} of the flood ended first: {ended}"
+    assert len(ended) == FLOODED + 2
+
+
+def test_a_flood_leaves_room_and_a_key_pays_for_what_it_may_use(start, tmp_path):
+    limits = "concurrent=8", "tokens-per-minute=1000", "most-urgent=0"
+    cluster = start("--workers", 1, "--device", "sim", "--api-key-file", key_file(tmp_path, *limits))
+
+    def post(path, **body):
+        return cluster.client.post(path, json=body, headers=keyed(FLOOD))
+
+    ask = lambda **body: post(PATH, **({"prompt": [1] * 10, "max_tokens": 4} | body))
+    assert ask(n=9).json()["error"]["param"] == "n"
+    assert ask(priority=-1).json()["error"]["param"] == "priority"
+    answer = ask(n=8, max_tokens=50, ignore_eos=True)
+    assert (answer.status_code, answer.json()["usage"]["total_tokens"]) == (200, 410)
+    # More than a minute's tokens need a key that has used nothing, which takes 25 seconds from here.
+    refused = ask(n=8, max_tokens=200)
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) <= 60, refused.text
+    assert ask(ignore_eos=True).status_code == 200
+    # Tokens of other routes count as well.
+    counted = post("/tokenize", prompt="one two three " * 40)
+    assert counted.status_code == 200
+    used = f'tutti_router_key_tokens_total{{key="flood"}} {410 + 14 + counted.json()["count"]}'
+    assert used in cluster.client.get("/metrics").text

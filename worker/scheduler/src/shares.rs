@@ -1,0 +1,97 @@
+//! Fair shares among callers: the share whose requests run next.
+//!
+//! Each share counts the tokens that it was given: the prefill tokens of its admitted requests, and its output tokens.
+//! The share with the fewest is admitted next (deficit round robin with a quantum of one token, in the form of virtual
+//! token counters: Sheng et al., Fairness in Serving Large Language Models, 2024). A share that begins to wait is lifted
+//! to the level of the last admission, so that it neither pays for tokens that nobody else wanted nor saves up a claim.
+//! Within a share, and if there is only one, requests keep the one order of tickets.
+
+use std::collections::BTreeMap;
+
+/// The number of a share. All requests without an API key have number 0.
+pub type ShareId = u64;
+
+/// The shares that have requests, or were given more than the level.
+#[derive(Debug, Default)]
+pub(crate) struct Shares {
+    by_id: BTreeMap<ShareId, Share>,
+    /// The largest count of a share at an admission.
+    level: u64,
+    admissions: u64,
+}
+
+#[derive(Debug, Default)]
+struct Share {
+    /// Number of requests that are held.
+    held: usize,
+    /// Number of tokens that the share was given.
+    given: u64,
+    /// Serial number of the share's last admission; 0 before the first.
+    last_admission: u64,
+    /// Serial number of the last step that computed a prefill of the share, plus 1.
+    last_prefill: u64,
+}
+
+impl Shares {
+    /// Counts a request that arrives.
+    pub fn arrive(&mut self, share: ShareId) {
+        let level = self.level;
+        let state = self.by_id.entry(share).or_default();
+        if state.held == 0 {
+            state.given = state.given.max(level);
+        }
+        state.held += 1;
+    }
+
+    /// Counts a request that has ended.
+    pub fn leave(&mut self, share: ShareId) {
+        if let Some(state) = self.by_id.get_mut(&share) {
+            state.held -= 1;
+        }
+        let level = self.level;
+        self.by_id.retain(|_, state| state.held > 0 || state.given > level);
+    }
+
+    /// Lifts a share that begins to wait.
+    pub fn wait(&mut self, share: ShareId) {
+        let level = self.level;
+        self.by_id.entry(share).and_modify(|state| state.given = state.given.max(level));
+    }
+
+    /// The order in which shares are admitted: the least first.
+    pub fn turn(&self, share: ShareId) -> (u64, u64) {
+        self.by_id.get(&share).map_or((0, 0), |state| (state.given, state.last_admission))
+    }
+
+    /// Counts an admitted request whose prefill computes this many tokens.
+    pub fn admit(&mut self, share: ShareId, prefill: u64) {
+        self.admissions += 1;
+        if let Some(state) = self.by_id.get_mut(&share) {
+            self.level = self.level.max(state.given);
+            state.given += prefill;
+            state.last_admission = self.admissions;
+        }
+    }
+
+    /// Counts a token of output.
+    pub fn output(&mut self, share: ShareId) {
+        if let Some(state) = self.by_id.get_mut(&share) {
+            state.given += 1;
+        }
+    }
+
+    /// Notes that a step computes a prefill of the share.
+    pub fn prefill(&mut self, share: ShareId, step: u64) {
+        if let Some(state) = self.by_id.get_mut(&share) {
+            state.last_prefill = step + 1;
+        }
+    }
+
+    /// The order in which shares get their parts of a step: the one that was left out for longest first.
+    pub fn prefill_turn(&self, share: ShareId) -> u64 {
+        self.by_id.get(&share).map_or(0, |state| state.last_prefill)
+    }
+}
+
+#[cfg(test)]
+mod tests;

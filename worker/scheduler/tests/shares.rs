@@ -1,0 +1,122 @@
+//! Requests of several callers: each has its share.
+
+mod common;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use common::{commit, config, scheduler, set, text};
+use proptest::prelude::*;
+use tutti_scheduler::{GraphLaunch, Scheduler, SchedulerConfig, ShareId, StepPlan};
+use tutti_settings::PrefillSharing;
+
+fn step(scheduler: &mut Scheduler) -> StepPlan {
+    scheduler.plan(Duration::ZERO).step.expect("something can run")
+}
+
+fn of(share: ShareId, launch: GraphLaunch) -> GraphLaunch {
+    GraphLaunch { share, ..launch }
+}
+
+/// Runs steps until the request has ended. Returns the requests that ended, in order.
+fn until(scheduler: &mut Scheduler, request: u64) -> Vec<u64> {
+    let mut ended = Vec::new();
+    while !ended.contains(&request) {
+        let step = step(scheduler);
+        let commits = commit(scheduler, step);
+        ended.extend(commits.iter().filter_map(|commit| Some(commit.ending.as_ref()?.key.request.0)));
+    }
+    ended
+}
+
+#[test]
+fn a_flood_of_one_share_delays_another_by_its_part() {
+    let mut scheduler = scheduler(SchedulerConfig { max_waiting_requests: 600, ..config() });
+    (0..500).for_each(|request| scheduler.add(of(1, text(request, 8, 8))).unwrap());
+    let _ = until(&mut scheduler, 20);
+    // Eight run at a time. One of another share is admitted as soon as one of them ends.
+    for request in [1000, 1001, 1002] {
+        scheduler.add(of(2, text(request, 8, 8))).unwrap();
+        let ahead = until(&mut scheduler, request).len() - 1;
+        assert!(ahead <= 16, "{ahead} requests of the flood ended before {request}");
+    }
+    while !scheduler.is_empty() {
+        let step = step(&mut scheduler);
+        let _ = commit(&mut scheduler, step);
+    }
+}
+
+#[test]
+fn within_a_share_the_order_stays() {
+    let mut scheduler = scheduler(set(config(), |settings| settings.max_running_requests = Some(1)));
+    for request in 0..4 {
+        scheduler
+            .add(of(request % 2, GraphLaunch { priority: -(request as i32 / 2), ..text(request, 8, 2) }))
+            .unwrap();
+    }
+    let mut ended = Vec::new();
+    while !scheduler.is_empty() {
+        let step = step(&mut scheduler);
+        let commits = commit(&mut scheduler, step);
+        ended.extend(commits.iter().filter_map(|commit| Some(commit.ending.as_ref()?.key.request.0)));
+    }
+    // The urgent one of each share is first.
+    assert_eq!(ended, [2, 3, 0, 1]);
+}
+
+#[test]
+fn prefills_of_two_shares_have_equal_parts_of_a_step() {
+    for sharing in [PrefillSharing::ShortestFirst, PrefillSharing::Fair, PrefillSharing::FirstCome] {
+        let mut scheduler = scheduler(set(config(), |settings| settings.prefill_sharing = sharing));
+        (0..6).for_each(|request| scheduler.add(of(1, text(request, 40, 1))).unwrap());
+        scheduler.add(of(2, text(6, 40, 1))).unwrap();
+        let mut tokens = 0;
+        for _ in 0..4 {
+            let step = step(&mut scheduler);
+            let row = step.rows.iter().find(|row| row.key.request.0 == 6);
+            tokens += row.map_or(0, |row| row.positions.len());
+            let _ = commit(&mut scheduler, step);
+        }
+        assert_eq!(tokens, 32, "{sharing:?}: half of four steps of 16 tokens");
+    }
+}
+
+proptest! {
+    /// While two shares wait, what they were given differs by no more than what their running requests may take.
+    #[test]
+    fn shares_that_wait_are_given_equal_tokens(
+        requests in proptest::collection::vec((0_u64..3, 1_usize..60, 1_u32..20), 10..120),
+        running in 1_usize..8,
+        budget in 8_usize..64,
+    ) {
+        let config = SchedulerConfig { max_waiting_requests: 200, ..config() };
+        let mut scheduler = scheduler(set(config, |settings| {
+            settings.max_running_requests = Some(running);
+            settings.max_step_tokens = budget;
+        }));
+        let mut waiting = BTreeMap::<u64, usize>::new();
+        for (request, &(share, prompt, output)) in requests.iter().enumerate() {
+            scheduler.add(of(share, text(request as u64, prompt, output))).unwrap();
+            *waiting.entry(share).or_default() += 1;
+        }
+        let (mut given, mut begun) = (BTreeMap::<u64, usize>::new(), vec![false; requests.len()]);
+        while !scheduler.is_empty() {
+            let step = step(&mut scheduler);
+            for row in &step.rows {
+                let request = row.key.request.0 as usize;
+                let (share, prompt, _) = requests[request];
+                if !std::mem::replace(&mut begun[request], true) {
+                    *given.entry(share).or_default() += prompt;
+                    *waiting.entry(share).or_default() -= 1;
+                }
+                *given.entry(share).or_default() += usize::from(row.is_terminal());
+            }
+            let backlogged = waiting.iter().filter(|(_, left)| **left > 0);
+            let given: Vec<usize> = backlogged.map(|(share, _)| given.get(share).copied().unwrap_or(0)).collect();
+            if let (Some(least), Some(most)) = (given.iter().min(), given.iter().max()) {
+                // A request admitted and not begun, and the outputs of those that run.
+                prop_assert!(most - least <= (60 + 20) * (running + 1), "{given:?}");
+            }
+            let _ = commit(&mut scheduler, step);
+        }
+    }
+}
