@@ -4,8 +4,9 @@ use crate::exec::{Row, Warp, each_lane};
 use crate::fault::FaultKind;
 use crate::program::{Instruction, NONE, Operation};
 
-/// Returns the lane that a shuffle of this mode reads, and true if that lane lies in the segment. `bounds` is operand `c`
-/// of the instruction. Its bits 0-4 are the clamp. Its bits 8-12 are the mask of the lane bits that are equal in a segment.
+/// Returns the lane that a shuffle of this mode reads, and true if that lane lies in the segment. `bounds` is operand
+/// `c` of the instruction. Its bits 0-4 are the clamp. Its bits 8-12 are the mask of the lane bits that are equal in a
+/// segment.
 const fn source<const MODE: u32>(lane: u32, b: u32, bounds: u32) -> (u32, bool) {
     let (clamp, shared) = (bounds & 31, bounds >> 8 & 31);
     let last = lane & shared | clamp & !shared;
@@ -38,8 +39,8 @@ unsafe fn shuffle_lanes<const MODE: u32>(warp: &mut Warp<'_>, instruction: &Inst
     // SAFETY: the lowering chose the rows.
     unsafe {
         let [value, operand, bounds] = [0, 1, 2].map(|i| warp.get::<u32>(instruction.from[i]));
-        // The lane that each lane reads is its own if the other lies outside of its segment. All lanes are computed, even
-        // those that take no part: without branches, the loop becomes vector code.
+        // The lane that each lane reads is its own if the other lies outside of its segment. All lanes are computed,
+        // even those that take no part: without branches, the loop becomes vector code.
         let (mut from, mut inside) = (Row::<u32>::zero(), Row::<u32>::zero());
         for lane in 0..warp.lanes() {
             let (other, ok) = source::<MODE>(lane as u32, operand.0[lane], bounds.0[lane]);
