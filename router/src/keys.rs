@@ -31,11 +31,7 @@ use tutti_runtime::{
 };
 use tutti_settings::RouterSettings;
 
-use self::{
-    bucket::Bucket,
-    entry::{KeyLimits, Running},
-    file::KeyLine,
-};
+use self::{bucket::Bucket, entry::Running, file::KeyLine};
 pub use self::{entry::Entry, share::Share};
 
 /// Time after which a request over the limit of concurrency may be sent again. The end of the running requests cannot
@@ -220,7 +216,7 @@ impl Caller {
 }
 
 impl ApiKey {
-    fn enter(&self, now: Instant) -> Result<Entry, Error> {
+    fn enter(self: &Arc<Self>, now: Instant) -> Result<Entry, Error> {
         let (limits, usage) = (&self.line, &self.usage);
         let refuse =
             |limit: &'static str, message: String, after: Duration| Err(usage.refuse(limit, message, after));
@@ -252,13 +248,7 @@ impl ApiKey {
         drop(state);
         usage.metrics.requests.get_or_create(&usage.label()).inc();
         usage.metrics.running.get_or_create(&usage.label()).inc();
-        let limits = KeyLimits {
-            concurrent: limits.concurrent,
-            requests_per_minute: limits.requests_per_minute,
-            tokens_per_minute: limits.tokens_per_minute,
-            most_urgent: limits.most_urgent,
-        };
-        Ok(Entry::new(Running::new(usage.clone(), limits)))
+        Ok(Entry::new(Running::new(self.clone())))
     }
 }
 
