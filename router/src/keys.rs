@@ -40,7 +40,7 @@ use tutti_settings::{KeyFileGone, RevokedRequests, RouterSettings};
 
 use self::{
     bucket::Bucket,
-    entry::{KeyLimits, Running},
+    entry::Running,
     file::{KeyFile, KeyLine},
     revocation::Revocation,
     table::KeyTable,
@@ -343,7 +343,7 @@ impl Caller {
 }
 
 impl ApiKey {
-    fn enter(&self, now: Instant) -> Result<Entry, Error> {
+    fn enter(self: &Arc<Self>, now: Instant) -> Result<Entry, Error> {
         let (limits, usage) = (&self.line, &self.usage);
         let refuse =
             |limit: &'static str, message: String, after: Duration| Err(usage.refuse(limit, message, after));
@@ -375,13 +375,7 @@ impl ApiKey {
         drop(state);
         usage.metrics.of_keys.requests.get_or_create(&usage.label()).inc();
         usage.metrics.of_keys.running.get_or_create(&usage.label()).inc();
-        let limits = KeyLimits {
-            concurrent: limits.concurrent,
-            requests_per_minute: limits.requests_per_minute,
-            tokens_per_minute: limits.tokens_per_minute,
-            most_urgent: limits.most_urgent,
-        };
-        Ok(Entry::new(Running::new(usage.clone(), limits)))
+        Ok(Entry::new(Running::new(self.clone())))
     }
 }
 

@@ -13,7 +13,7 @@ use axum::http::Extensions;
 use parking_lot::Mutex;
 use tutti_runtime::Error;
 
-use super::{KeyUsage, RETRY_AFTER, Share};
+use super::{ApiKey, RETRY_AFTER, Share, UsageState};
 
 /// Longest time after which a caller is told to try again: what runs may give back tokens before they come back by
 /// time.
@@ -24,18 +24,9 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60);
 #[derive(Clone, Default)]
 pub struct Entry(Option<Arc<Running>>);
 
-/// The limits of a key when a request was let in.
-#[derive(Clone, Copy)]
-pub(super) struct KeyLimits {
-    pub concurrent: Option<u32>,
-    pub requests_per_minute: Option<u32>,
-    pub tokens_per_minute: Option<u32>,
-    pub most_urgent: Option<i32>,
-}
-
 pub(super) struct Running {
-    usage: Arc<KeyUsage>,
-    limits: KeyLimits,
+    /// The key as it was when the request was let in.
+    key: Arc<ApiKey>,
     holds: Mutex<Holds>,
 }
 
@@ -49,12 +40,12 @@ struct Holds {
 
 impl Running {
     /// A request that counts as one choice and has reserved no tokens.
-    pub fn new(usage: Arc<KeyUsage>, limits: KeyLimits) -> Self {
-        Self { usage, limits, holds: Mutex::new(Holds { choices: 1, reserved: 0, used: 0 }) }
+    pub fn new(key: Arc<ApiKey>) -> Self {
+        Self { key, holds: Mutex::new(Holds { choices: 1, reserved: 0, used: 0 }) }
     }
 
     fn reserve(&self, choices: u32, tokens: u64) -> Result<(), Error> {
-        let (limits, usage) = (&self.limits, &self.usage);
+        let ApiKey { line: limits, usage, .. } = &*self.key;
         let now = Instant::now();
         let mut holds = self.holds.lock();
         let mut state = usage.state.lock();
@@ -89,8 +80,8 @@ impl Running {
     }
 
     /// A refused request uses nothing of the other limits.
-    fn forget_request(&self, state: &mut super::UsageState, now: Instant) {
-        if let Some(per_minute) = self.limits.requests_per_minute {
+    fn forget_request(&self, state: &mut UsageState, now: Instant) {
+        if let Some(per_minute) = self.key.line.requests_per_minute {
             state.requests.give_back(1, per_minute, now);
         }
     }
@@ -108,12 +99,12 @@ impl Entry {
 
     /// The share of the caller.
     pub fn share(&self) -> Share {
-        self.0.as_ref().map_or(Share::WITHOUT_KEY, |running| running.usage.share)
+        self.0.as_ref().map_or(Share::WITHOUT_KEY, |running| running.key.usage.share)
     }
 
     /// Refuses a priority that the key may not use.
     pub fn check_priority(&self, priority: i32) -> Result<(), Error> {
-        let least = self.0.as_ref().and_then(|running| running.limits.most_urgent);
+        let least = self.0.as_ref().and_then(|running| running.key.line.most_urgent);
         match least.filter(|&least| priority < least) {
             Some(least) => {
                 let message = format!("is {priority}, this API key may use {least} and above");
@@ -132,7 +123,7 @@ impl Entry {
     /// Counts tokens that the request used.
     pub fn charge(&self, tokens: u64) {
         let Some(running) = &self.0 else { return };
-        let usage = &running.usage;
+        let usage = &running.key.usage;
         usage.metrics.of_keys.tokens.get_or_create(&usage.label()).inc_by(tokens);
         running.holds.lock().used += tokens;
     }
@@ -141,15 +132,16 @@ impl Entry {
 impl Drop for Running {
     fn drop(&mut self) {
         let Holds { choices, reserved, used } = *self.holds.get_mut();
-        let mut state = self.usage.state.lock();
+        let ApiKey { line, usage } = &*self.key;
+        let mut state = usage.state.lock();
         state.running -= choices;
-        if let Some(per_minute) = self.limits.tokens_per_minute {
+        if let Some(per_minute) = line.tokens_per_minute {
             let now = Instant::now();
             state.tokens.give_back(reserved.saturating_sub(used), per_minute, now);
             state.tokens.charge(used.saturating_sub(reserved), per_minute, now);
         }
         drop(state);
-        self.usage.metrics.of_keys.running.get_or_create(&self.usage.label()).dec();
+        usage.metrics.of_keys.running.get_or_create(&usage.label()).dec();
     }
 }
 

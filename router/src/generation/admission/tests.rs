@@ -70,7 +70,7 @@ fn an_estimate_is_replaced_by_the_exact_number() {
     let mut queued = admission.enter(0, NOBODY, cost(1, 90)).unwrap();
     assert!(admission.enter(0, NOBODY, cost(1, 50)).is_err());
     queued.recount(40);
-    let mut other = admission.enter(0, NOBODY, cost(1, 50)).unwrap();
+    let mut other = admission.enter(0, NOBODY, cost(1, 30)).unwrap();
     other.recount(500);
     drop((queued, other));
     assert_eq!(admission.queues[1].lock().tokens.held(), 0);
