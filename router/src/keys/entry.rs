@@ -132,7 +132,7 @@ impl Entry {
 impl Drop for Running {
     fn drop(&mut self) {
         let Holds { choices, reserved, used } = *self.holds.get_mut();
-        let ApiKey { line, usage } = &*self.key;
+        let ApiKey { line, usage, .. } = &*self.key;
         let mut state = usage.state.lock();
         state.running -= choices;
         if let Some(per_minute) = line.tokens_per_minute {
