@@ -72,7 +72,7 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
     }
     let ports = Ports::bind(&settings.addresses, &settings.tls)?;
     let transport = ClusterTransport::read(&settings.cluster_tls)?;
-    tokio::spawn(transport.clone().follow());
+    tokio::spawn(transport.clone().follow(process.metrics.reloads()));
     let MembershipSettings { worker_listen, cluster_grpc, no_router, .. } = &settings.membership;
     let workers = ClusterListener::bind(Callers::Workers, worker_listen.as_ref(), &transport).await?;
     let routers = ClusterListener::bind(Callers::Routers, cluster_grpc.as_ref(), &transport).await?;

@@ -1,6 +1,6 @@
 //! A running cluster with its worker service, watchdog and supervisor, from start to drain.
 
-use std::{fs::File, io::Read, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use tokio::{task::JoinHandle, time::timeout_at};
 use tutti_runtime::{
@@ -10,7 +10,7 @@ use tutti_runtime::{
     process::{Background, Drain},
     progress::LoadDisplay,
     serve::{ConnectionLimits, ConnectionMetrics},
-    token::Token,
+    token::{self, Token},
 };
 
 use crate::{
@@ -135,14 +135,5 @@ fn shared_memory_directory() -> Result<PrivateDirectory, Error> {
 
 /// A secret of 128 random bits, in hexadecimal.
 pub fn random_token() -> Result<String, Error> {
-    Ok(random_bytes()?.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// A secret of 128 random bits.
-pub(crate) fn random_bytes() -> Result<[u8; 16], Error> {
-    let mut bytes = [0u8; 16];
-    File::open("/dev/urandom")
-        .and_then(|mut random| random.read_exact(&mut bytes))
-        .map_err(|e| Error::internal(format!("cannot read /dev/urandom: {e}")))?;
-    Ok(bytes)
+    Ok(token::random_bytes()?.iter().map(|byte| format!("{byte:02x}")).collect())
 }

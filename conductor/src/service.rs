@@ -23,6 +23,7 @@ use tutti_runtime::{
     checkpoint::{Checkpoint, CheckpointFile},
     grpc_health,
     health::Health,
+    serve::Standing,
     shutdown::Shutdown,
     token::Token,
     trace::TraceContext,
@@ -72,7 +73,10 @@ pub fn cluster_routes(
             let message = "the call does not show the secret in the conductor's cluster token file";
             Err(Error::invalid("cluster_token_file", message).into_unauthenticated())
         }
-        _ => Ok(request),
+        _ => {
+            Standing::vouch(request.extensions());
+            Ok(request)
+        }
     };
     Routes::new(grpc_health::service::<ConductorServer<ConductorService>>(health))
         .add_service(InterceptedService::new(conductor, check))

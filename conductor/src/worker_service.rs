@@ -27,7 +27,7 @@ use tutti_proto::{
 use tutti_runtime::{
     Error, VERSION,
     progress::LoadDisplay,
-    serve::{self, ConnectionLimits, ConnectionMetrics, Peer, Purpose},
+    serve::{self, ConnectionLimits, ConnectionMetrics, Peer, Purpose, Standing},
     shutdown::Shutdown,
     token::{self, Token},
 };
@@ -160,6 +160,7 @@ impl WorkerService {
         let check = move |mut request: Request<()>| {
             let credential =
                 admission.identify(request.metadata().as_ref()).map_err(Error::into_unauthenticated)?;
+            Standing::vouch(request.extensions());
             request.extensions_mut().insert(credential);
             Ok(request)
         };

@@ -84,6 +84,19 @@ impl fmt::Display for GraphKey {
     }
 }
 
+impl GraphKey {
+    /// Reads a key as it is displayed. `None` if the text is none.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text.split('.');
+        let key = Self {
+            request: RequestId(numbers.next()?.parse().ok()?),
+            incarnation: Incarnation(numbers.next()?.parse().ok()?),
+            graph: GraphId(numbers.next()?.parse().ok()?),
+        };
+        numbers.next().is_none().then_some(key)
+    }
+}
+
 impl From<GraphKey> for pb::GraphKey {
     fn from(key: GraphKey) -> Self {
         Self { request: key.request.0, incarnation: key.incarnation.0, graph: key.graph.0 }
@@ -99,3 +112,6 @@ impl From<pb::GraphKey> for GraphKey {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -103,7 +103,7 @@ impl FrontDoor {
         let metrics = RouterMetrics::register(registry);
         let paced = live.clone();
         let uploads = Uploads::new(config.max_body_bytes, move || Pace::of(&paced.get()));
-        let keys = ApiKeys::read(config.api_key_file.as_deref(), registry)?;
+        let keys = ApiKeys::read(live.clone(), registry)?;
         let admission = Admission::new(live.clone(), registry);
         let generator = Generator::new(fleet, live, admission, readers, metrics)?;
         let allowed_origins = config.allowed_origins.clone().into();

@@ -16,6 +16,9 @@ use tutti_runtime::{Error, grpc_health, health::Health};
 use self::{guard::Guarded, service::InferenceService};
 use crate::{generation::Generator, keys::ApiKeys};
 
+/// Maximum bytes of a message to the reflection services: it has the name of a symbol or file.
+const REFLECTION_BYTES: usize = 4096;
+
 /// The gRPC services. The health service reports the process's readiness. A message over `max_request_bytes` is refused
 /// before it is read, and so is a call to `Inference` without a key that is needed.
 pub fn routes(
@@ -35,8 +38,10 @@ pub fn routes(
         InferenceServer::new(InferenceService::new(generator)).max_decoding_message_size(max_request_bytes);
     let health = grpc_health::service::<InferenceServer<InferenceService>>(health.clone());
     Ok(Routes::new(Guarded::new(inference, keys, metrics))
-        .add_service(reflection().build_v1().map_err(broken)?)
+        .add_service(reflection().build_v1().map_err(broken)?.max_decoding_message_size(REFLECTION_BYTES))
         // v1alpha is the version that grpcio's reflection client and older tools use.
-        .add_service(reflection().build_v1alpha().map_err(broken)?)
+        .add_service(
+            reflection().build_v1alpha().map_err(broken)?.max_decoding_message_size(REFLECTION_BYTES),
+        )
         .add_service(health))
 }

@@ -26,18 +26,24 @@ use std::{
 
 use axum::{
     Router,
+    body::Body,
     extract::{MatchedPath, Request, State},
     http::{Method, StatusCode, Uri},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use tutti_runtime::{Error, ErrorKind};
+use futures_util::future::BoxFuture;
+use http_body::Frame;
+use tutti_runtime::{Error, ErrorKind, serve::Standing};
 
 use self::{body::BodyReader, error::ApiError};
 use crate::{
     generation::Generator,
-    keys::{ApiKeys, Caller, Entry},
+    keys::{
+        ApiKeys, Caller, Entry,
+        revocation::{self, RevocableBody},
+    },
     metrics::RouterMetrics,
     page,
     text::pool::Lane,
@@ -61,8 +67,10 @@ struct Api {
 
 impl Api {
     /// Lets a request in, or refuses it.
-    fn enter(&self, request: &Request) -> Result<Entry, Error> {
-        self.identify(request)?.enter()
+    fn enter(&self, request: &Request) -> Result<(Caller, Entry), Error> {
+        let caller = self.identify(request)?;
+        let entry = caller.enter()?;
+        Ok((caller, entry))
     }
 
     /// Finds a request's caller by its API key or, if no keys are needed, checks the request's origin.
@@ -71,8 +79,7 @@ impl Api {
         if !self.keys.are_needed() {
             origin::check(request.uri(), headers, &self.allowed_origins)?;
         }
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        self.keys.identify(text("authorization"), text("x-api-key"))
+        self.keys.caller(headers, request.extensions())
     }
 
     /// Reads a request's body and parses it with `parse`.
@@ -133,20 +140,44 @@ pub fn refusals() -> Router {
 async fn let_in(State(api): State<Api>, path: MatchedPath, mut request: Request, next: Next) -> Response {
     let answered = Answered { metrics: api.generator.metrics().clone(), path, done: false };
     let response = match api.enter(&request) {
-        Ok(entry) => {
+        Ok((caller, entry)) => {
+            Standing::vouch(request.extensions());
             request.extensions_mut().insert(entry);
-            next.run(request).await
+            match api.keys.revoked(&caller) {
+                None => next.run(request).await,
+                Some(revoked) => run_unless_revoked(next.run(request), revoked).await,
+            }
         }
         Err(error) => ApiError(error).into_response(),
     };
     answered.with(response)
 }
 
+/// Answers a request, unless its key is revoked meanwhile.
+async fn run_unless_revoked(
+    answer: impl Future<Output = Response>,
+    mut revoked: BoxFuture<'static, ()>,
+) -> Response {
+    let response = tokio::select! {
+        biased;
+        () = &mut revoked => return ApiError(revocation::error()).into_response(),
+        response = answer => response,
+    };
+    if !sse::is_stream(&response) {
+        return response;
+    }
+    let last = Frame::data(sse::error_event(&revocation::error()));
+    response.map(|body| Body::new(RevocableBody::new(body, revoked, last)))
+}
+
 /// Lets callers look at the cluster, and counts the answers.
 async fn let_look(State(api): State<Api>, path: MatchedPath, request: Request, next: Next) -> Response {
     let answered = Answered { metrics: api.generator.metrics().clone(), path, done: false };
     let response = match api.identify(&request) {
-        Ok(_) => next.run(request).await,
+        Ok(_) => {
+            Standing::vouch(request.extensions());
+            next.run(request).await
+        }
         Err(error) => ApiError(error).into_response(),
     };
     answered.with(response)

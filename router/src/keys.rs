@@ -1,55 +1,73 @@
 //! API keys: the callers that may send requests, and their limits.
 //!
-//! The file has the hash of each key and never the key itself. A key is compared with all hashes, in constant time. The
-//! file is read again when it changes, and a key keeps the state of its limits as long as its name stays.
+//! The file has the hash of each key and never the key itself. A key is found by a keyed hash ([`table`]), and wrong
+//! ones are limited by address ([`wrong_keys`]). The file is read again when it changes, and a key keeps the state of
+//! its limits as long as its name stays.
 
 mod bucket;
 mod file;
+pub mod revocation;
+mod table;
+mod wrong_keys;
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use axum::http::Extensions;
+use axum::http::{Extensions, HeaderMap};
+use futures_util::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
 use prometheus_client::encoding::EncodeLabelSet;
-use ring::digest::{SHA256, digest};
-use subtle::ConstantTimeEq;
 use tutti_runtime::{
     Error, ErrorKind,
     command_line::processes::ROUTER,
     declare_metrics,
+    live::Live,
     metrics::{
         Metrics,
         metrics::{counter::Counter, family::Family, gauge::Gauge},
     },
-    watched_files::WatchedFiles,
+    serve::Peer,
+    watched_files::{Content, ReloadMetrics, WatchedFiles},
 };
-use tutti_settings::RouterSettings;
+use tutti_settings::{KeyFileGone, RevokedRequests, RouterSettings};
 
-use self::{bucket::Bucket, file::KeyLine};
+use self::{
+    bucket::Bucket,
+    file::{KeyFile, KeyLine},
+    revocation::Revocation,
+    table::KeyTable,
+    wrong_keys::WrongKeys,
+};
 
 /// Time after which a request over the limit of concurrency may be sent again. The end of the running requests cannot
 /// be foreseen.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const SETTING: &str = "api_key_file";
+/// Most lines with mistakes that are logged each time the file is read.
+const MISTAKES_LOGGED: usize = 20;
 
 /// The keys of a front door.
 pub struct ApiKeys {
     /// `None` if every caller is let in.
     file: Option<PathBuf>,
     watched: WatchedFiles,
-    table: RwLock<Arc<Vec<Arc<ApiKey>>>>,
+    settings: Live<RouterSettings>,
+    table: RwLock<Arc<KeyTable>>,
+    wrong_keys: WrongKeys,
     metrics: KeyMetrics,
+    reloads: ReloadMetrics,
 }
 
 /// One key with its limits, and what its caller has used of them.
 struct ApiKey {
     line: KeyLine,
     usage: Arc<KeyUsage>,
+    revocation: Arc<Revocation>,
 }
 
 struct KeyUsage {
@@ -75,42 +93,72 @@ struct RefusalLabel {
     limit: &'static str,
 }
 
+/// Metrics of keys.
+#[derive(Clone)]
+struct KeyMetrics {
+    of_keys: OfKeys,
+    of_file: KeyFileMetrics,
+}
+
 declare_metrics! {
+    /// Metrics that name keys. Only operators see them.
     #[derive(Clone)]
-    struct KeyMetrics {
+    struct OfKeys {
         requests: Family<KeyLabel, Counter>, "key_requests", "Requests let in, by the name of their API key";
         running: Family<KeyLabel, Gauge>, "key_requests_in_flight", "Requests now running, by API key";
         tokens: Family<KeyLabel, Counter>, "key_tokens", "Tokens of prompts and outputs, by API key";
         refused: Family<RefusalLabel, Counter>, "key_requests_refused",
             "Requests refused for a limit of their API key, by key and limit";
-        unknown: Counter, "requests_unauthenticated", "Requests without a valid API key";
     }
 }
 
-/// Checks the file of API keys before anything starts: an error of the file is then an error of usage at once.
-pub fn check_api_keys(settings: &RouterSettings) -> Result<(), Error> {
-    settings.api_key_file.as_deref().map_or(Ok(()), |file| lines(file).map(drop))
+declare_metrics! {
+    /// Metrics of the file of keys as a whole, which name no key.
+    #[derive(Clone)]
+    struct KeyFileMetrics {
+        unknown: Counter, "requests_unauthenticated", "Requests without a valid API key";
+        guesses: Counter, "requests_refused_for_wrong_keys",
+            "Requests refused before their API key was looked at: their address had shown too many wrong ones";
+        in_force: Gauge, "api_keys", "API keys in force";
+        mistakes: Gauge, "api_key_file_mistakes", "Lines of the file of API keys that are left out";
+    }
 }
 
-/// Reads the lines of a file.
-fn lines(file: &Path) -> Result<Vec<KeyLine>, Error> {
-    let invalid = |problem: String| Error::invalid(SETTING, problem);
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| invalid(format!("cannot read {}: {error}", file.display())))?;
-    file::parse(&text).map_err(|problem| invalid(format!("{}: {problem}", file.display())))
+/// Checks the file of API keys before anything starts: a mistake in the file is then an error of usage at once. Later
+/// ones are [left out](file::parse).
+pub fn check_api_keys(settings: &RouterSettings) -> Result<(), Error> {
+    let Some(file) = settings.api_key_file.as_deref() else { return Ok(()) };
+    match read(file)?.mistakes.first() {
+        None => Ok(()),
+        Some(mistake) => Err(Error::invalid(SETTING, format!("{}: {mistake}", file.display()))),
+    }
+}
+
+/// Reads a file.
+fn read(file: &Path) -> Result<KeyFile, Error> {
+    let bytes = std::fs::read(file)
+        .map_err(|error| Error::invalid(SETTING, format!("cannot read {}: {error}", file.display())))?;
+    Ok(file::parse(&bytes))
 }
 
 impl ApiKeys {
-    /// Reads the keys from a file. Without a file, every caller is let in.
-    pub fn read(file: Option<&Path>, metrics: &Metrics) -> Result<Arc<Self>, Error> {
+    /// Reads the keys from the file that the settings name. Without a file, every caller is let in.
+    pub fn read(settings: Live<RouterSettings>, metrics: &Metrics) -> Result<Arc<Self>, Error> {
+        let file = settings.get().api_key_file.clone();
         let keys = Self {
-            file: file.map(Path::to_owned),
-            watched: WatchedFiles::new(file.into_iter().map(Path::to_owned).collect()),
-            table: RwLock::default(),
-            metrics: metrics.register_of(ROUTER.name, KeyMetrics::register),
+            watched: WatchedFiles::new(file.iter().cloned().collect()),
+            table: RwLock::new(Arc::new(KeyTable::new()?)),
+            wrong_keys: WrongKeys::default(),
+            metrics: KeyMetrics {
+                of_keys: metrics.register_named(ROUTER.name, OfKeys::register),
+                of_file: metrics.register_of(ROUTER.name, KeyFileMetrics::register),
+            },
+            reloads: metrics.reloads(),
+            settings,
+            file,
         };
-        if let Some(file) = file {
-            keys.install(lines(file)?);
+        if let Some(file) = &keys.file {
+            keys.install(read(file)?, file);
         }
         Ok(Arc::new(keys))
     }
@@ -120,9 +168,23 @@ impl ApiKeys {
         self.file.is_some()
     }
 
-    /// Finds the caller of a request by the value of its `authorization` header, `Bearer KEY`, or of its `x-api-key`
-    /// header.
-    pub fn identify(&self, authorization: Option<&str>, api_key: Option<&str>) -> Result<Caller, Error> {
+    /// Finds the caller of a request by its `authorization` header, `Bearer KEY`, or its `x-api-key` header. Takes the
+    /// same time for every number of keys.
+    pub fn caller(&self, headers: &HeaderMap, extensions: &Extensions) -> Result<Caller, Error> {
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let address = match extensions.get() {
+            Some(Peer::Ip(address)) => Some(Peer::network(*address)),
+            Some(Peer::Local) | None => None,
+        };
+        self.identify(text("authorization"), text("x-api-key"), address)
+    }
+
+    fn identify(
+        &self,
+        authorization: Option<&str>,
+        api_key: Option<&str>,
+        address: Option<IpAddr>,
+    ) -> Result<Caller, Error> {
         if !self.are_needed() {
             return Ok(Caller(None));
         }
@@ -130,52 +192,115 @@ impl ApiKeys {
             let (scheme, key) = value.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
         });
-        let Some(given) = bearer.or(api_key) else {
-            self.metrics.unknown.inc();
+        let Some(shown) = bearer.or(api_key) else {
+            self.metrics.of_file.unknown.inc();
             let message = "an API key is required: send it as the header `authorization: Bearer KEY`";
             return Err(Error::new(ErrorKind::Unauthenticated, message));
         };
-        let hash = digest(&SHA256, given.as_bytes());
+        let (per_minute, now) = (self.settings.get().max_wrong_keys_per_minute, Instant::now());
+        if let Some(after) = address.and_then(|address| self.wrong_keys.refuse(address, per_minute, now)) {
+            self.metrics.of_file.guesses.inc();
+            let message =
+                format!("more than {per_minute} wrong API keys have come from this address in a minute");
+            return Err(Error::rate_limited(message, after));
+        }
         let table = self.table.read().clone();
-        // All hashes are compared, so that the time of the search does not reveal which of them is similar.
-        let found = table.iter().fold(None, |found, key| {
-            if bool::from(key.line.hash[..].ct_eq(hash.as_ref())) { Some(key) } else { found }
-        });
-        match found {
-            Some(key) => Ok(Caller(Some(key.clone()))),
+        match table.find(shown) {
+            Some(key) => {
+                address.inspect(|address| self.wrong_keys.right(*address, now));
+                Ok(Caller(Some(key.clone())))
+            }
             None => {
-                self.metrics.unknown.inc();
+                address.inspect(|address| self.wrong_keys.wrong(*address, per_minute, now));
+                self.metrics.of_file.unknown.inc();
                 Err(Error::new(ErrorKind::Unauthenticated, "the API key is not known here"))
             }
         }
     }
 
-    /// Reads the file again whenever it changes, for as long as the future is polled. A file that cannot be read leaves
-    /// the keys as they are.
-    pub async fn follow(self: Arc<Self>) {
-        let Some(file) = self.file.clone() else { return };
-        let watched = self.watched.clone();
-        let reload = move || {
-            self.install(lines(&file)?);
-            Ok(())
-        };
-        watched.follow("the API keys", reload).await;
+    /// Completes when a running request of this caller is to end, because its key is revoked. `None` if no key is
+    /// needed.
+    pub fn revoked(&self, caller: &Caller) -> Option<BoxFuture<'static, ()>> {
+        let revoked = caller.0.as_ref()?.revocation.revoked();
+        let settings = self.settings.clone();
+        Some(Box::pin(async move {
+            revoked.await;
+            if settings.get().revoked_requests == RevokedRequests::Finish {
+                std::future::pending::<()>().await;
+            }
+        }))
     }
 
-    /// Replaces the keys. A key whose name stays keeps the record of its use.
-    fn install(&self, lines: Vec<KeyLine>) {
-        tracing::info!(keys = lines.len(), "API keys are in force");
+    /// Reads the file again whenever it changes, for as long as the future is polled.
+    pub async fn follow(self: Arc<Self>) {
+        let Some(file) = self.file.clone() else { return };
+        let (watched, reloads) = (self.watched.clone(), self.reloads.clone());
+        watched.follow(Content::ApiKeys, &reloads, move || self.reload(&file)).await;
+    }
+
+    /// Reads the file again. Its lines without a mistake are in force afterwards, and no others. An error counts as a
+    /// failed reload.
+    fn reload(&self, file: &Path) -> Result<(), Error> {
+        let read = match (read(file), self.settings.get().api_key_file_gone) {
+            (Ok(read), _) => read,
+            (Err(error), KeyFileGone::Keep) => {
+                let message = format!("{}; the keys stay as they were (api_key_file_gone)", error.message());
+                return Err(Error::invalid(SETTING, message));
+            }
+            (Err(error), KeyFileGone::Deny) => {
+                self.install(KeyFile::default(), file);
+                let message = format!("{}; no key is accepted (api_key_file_gone)", error.message());
+                return Err(Error::invalid(SETTING, message));
+            }
+        };
+        let mistakes = read.mistakes.len();
+        self.install(read, file);
+        if mistakes == 0 {
+            return Ok(());
+        }
+        let message =
+            format!("{} has {mistakes} lines with mistakes; its other keys are in force", file.display());
+        Err(Error::invalid(SETTING, message))
+    }
+
+    /// Replaces the keys. A key whose name stays keeps the record of its use. Keys that are not among the new ones are
+    /// revoked.
+    fn install(&self, read: KeyFile, file: &Path) {
+        let KeyFile { keys: lines, mistakes } = read;
+        for mistake in mistakes.iter().take(MISTAKES_LOGGED) {
+            tracing::warn!(file = %file.display(), "{mistake}; the line is left out");
+        }
+        if lines.is_empty() {
+            tracing::warn!(file = %file.display(), "there are no API keys: no caller is let in");
+        } else {
+            tracing::info!(keys = lines.len(), "API keys are in force");
+        }
+        self.metrics.of_file.in_force.set(lines.len() as i64);
+        self.metrics.of_file.mistakes.set(mistakes.len() as i64);
         let mut table = self.table.write();
-        let known: HashMap<&str, &Arc<KeyUsage>> =
-            table.iter().map(|key| (key.line.name.as_str(), &key.usage)).collect();
+        let mut known: HashMap<&str, &Arc<ApiKey>> =
+            table.keys().map(|key| (key.line.name.as_str(), key)).collect();
         let now = Instant::now();
-        let keys = lines.into_iter().map(|line| {
+        let mut keys = Vec::with_capacity(lines.len());
+        for line in lines {
+            let before = known.get(line.name.as_str()).copied();
             let fresh = || Arc::new(KeyUsage::new(line.name.clone(), self.metrics.clone(), now));
-            let usage = known.get(line.name.as_str()).map_or_else(fresh, |usage| Arc::clone(usage));
-            Arc::new(ApiKey { line, usage })
-        });
-        let keys = keys.collect();
-        *table = Arc::new(keys);
+            let usage = before.map_or_else(fresh, |key| Arc::clone(&key.usage));
+            let same = before.filter(|key| key.line.hash == line.hash);
+            let revocation = same.map_or_else(Arc::default, |key| Arc::clone(&key.revocation));
+            if same.is_some() {
+                known.remove(line.name.as_str());
+            }
+            keys.push(Arc::new(ApiKey { line, usage, revocation }));
+        }
+        let revoked: Vec<Arc<ApiKey>> = known.into_values().cloned().collect();
+        let new = table.with(keys);
+        *table = Arc::new(new);
+        drop(table);
+        for key in revoked {
+            tracing::info!(key = key.line.name, "an API key is no longer accepted");
+            key.revocation.revoke();
+        }
     }
 }
 
@@ -209,7 +334,7 @@ impl ApiKey {
         let (limits, usage) = (&self.line, &self.usage);
         let refuse = |limit: &'static str, message: String, after: Duration| {
             let label = RefusalLabel { key: usage.name.clone(), limit };
-            usage.metrics.refused.get_or_create(&label).inc();
+            usage.metrics.of_keys.refused.get_or_create(&label).inc();
             Err(Error::rate_limited(message, after))
         };
         let mut state = usage.state.lock();
@@ -240,8 +365,8 @@ impl ApiKey {
         }
         state.running += 1;
         drop(state);
-        usage.metrics.requests.get_or_create(&usage.label()).inc();
-        usage.metrics.running.get_or_create(&usage.label()).inc();
+        usage.metrics.of_keys.requests.get_or_create(&usage.label()).inc();
+        usage.metrics.of_keys.running.get_or_create(&usage.label()).inc();
         let tokens_per_minute = limits.tokens_per_minute;
         Ok(Entry(Some(Arc::new(Running { usage: usage.clone(), tokens_per_minute }))))
     }
@@ -267,7 +392,7 @@ impl Entry {
     pub fn charge(&self, tokens: u64) {
         let Some(running) = &self.0 else { return };
         let usage = &running.usage;
-        usage.metrics.tokens.get_or_create(&usage.label()).inc_by(tokens);
+        usage.metrics.of_keys.tokens.get_or_create(&usage.label()).inc_by(tokens);
         if let Some(per_minute) = running.tokens_per_minute {
             usage.state.lock().tokens.charge(tokens, per_minute, Instant::now());
         }
@@ -277,17 +402,17 @@ impl Entry {
 impl Drop for Running {
     fn drop(&mut self) {
         self.usage.state.lock().running -= 1;
-        self.usage.metrics.running.get_or_create(&self.usage.label()).dec();
+        self.usage.metrics.of_keys.running.get_or_create(&self.usage.label()).dec();
     }
 }
 
 /// Reads the text of a file, for fuzzers: names and hashes of keys that are accepted are unique.
 #[cfg(fuzzing)]
 pub fn read_lines(text: &str) {
-    let Ok(keys) = file::parse(text) else { return };
+    let KeyFile { keys, .. } = file::parse(text.as_bytes());
     let names: std::collections::HashSet<_> = keys.iter().map(|key| &key.name).collect();
     let hashes: std::collections::HashSet<_> = keys.iter().map(|key| key.hash).collect();
-    assert!(!keys.is_empty() && names.len() == keys.len() && hashes.len() == keys.len());
+    assert!(names.len() == keys.len() && hashes.len() == keys.len());
 }
 
 #[cfg(test)]

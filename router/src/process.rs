@@ -50,7 +50,7 @@ async fn serve(process: Started<RouterProcessSettings>) -> Result<(), Error> {
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
     let token = conductors.cluster_token_file.as_deref();
     let token = token.map(|path| Token::read("cluster_token_file", path)).transpose()?;
-    tokio::spawn(transport.clone().follow());
+    tokio::spawn(transport.clone().follow(process.metrics.reloads()));
     let conductors = Conductors::new(known, discover, Access { token, transport }, fleet)?;
     let front_door =
         FrontDoor::before(conductors, fleet.clone(), process.live.router.clone(), &process.metrics)?;

@@ -3,19 +3,14 @@
 //!
 //! Memory is taken as bytes arrive. A client that announces a large body, and then sends little of it, holds little.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, Ipv6Addr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
 };
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::{Error, ErrorKind, serve::Peer};
 use tutti_settings::RouterSettings;
 
 /// Memory for all bodies together, as a multiple of the maximum size of one body.
@@ -97,7 +92,7 @@ impl Uploads {
         Upload {
             room: self.room.clone(),
             pace: (self.pace)(),
-            peer: peer.map(network),
+            peer: peer.map(Peer::network),
             started: Instant::now(),
             bytes: 0,
             counted: 0,
@@ -184,17 +179,6 @@ impl Drop for Upload {
 /// An error of a body that did not arrive.
 pub fn broken(how: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, format!("the body {how}"))
-}
-
-/// The address that stands for a peer: an IPv4 address, or an IPv6 network of 64 bits, which one host may own whole.
-fn network(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V6(address) => {
-            let network = u128::from(address) & !u128::from(u64::MAX);
-            IpAddr::V6(Ipv6Addr::from(network))
-        }
-        v4 => v4,
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, log_queue};
 
 /// Bad usage, config or checkpoint. A restart without a change fails too.
 pub const USAGE: u8 = 64;
@@ -28,10 +28,22 @@ pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     match main() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{name}: {error}");
+            log_queue::last_line(format!("{name}: {error}"));
             ExitCode::from(code(&error))
         }
     }
+}
+
+/// Ends the process at once, as soon as its log lines are written.
+pub fn after_logs(code: u8) -> ! {
+    log_queue::flush();
+    std::process::exit(code.into())
+}
+
+/// Ends the process at once, with a last line on stderr. If nobody reads there, the line is lost.
+pub fn at_once(code: u8, line: String) -> ! {
+    log_queue::last_line(line);
+    std::process::exit(code.into())
 }
 
 /// Runs a command that ends at once and serves nothing: `read` reads its settings, and `act` does what they say. The
@@ -47,7 +59,7 @@ pub fn command<S>(
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err((error, code)) => {
-            eprintln!("{name}: {error}");
+            log_queue::last_line(format!("{name}: {error}"));
             ExitCode::from(code)
         }
     }

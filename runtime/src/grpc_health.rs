@@ -8,6 +8,9 @@ use tonic_health::{
 
 use crate::health::{Health, State};
 
+/// Maximum bytes of a message to the health service: it has the name of a service.
+const MESSAGE_BYTES: usize = 512;
+
 /// The health service, which answers for the whole process (the empty name) and for `S`. Must be called inside a Tokio
 /// runtime, since it spawns a task that follows the readiness.
 pub fn service<S: NamedService>(health: Health) -> HealthServer<impl HealthService> {
@@ -27,5 +30,5 @@ pub fn service<S: NamedService>(health: Health) -> HealthServer<impl HealthServi
             }
         }
     });
-    service
+    service.max_decoding_message_size(MESSAGE_BYTES)
 }

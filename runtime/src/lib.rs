@@ -12,6 +12,7 @@ pub mod grpc_health;
 pub mod health;
 pub mod listen;
 pub mod live;
+mod log_queue;
 pub mod memory;
 pub mod metrics;
 pub mod operations;

@@ -4,7 +4,7 @@ mod declare;
 mod identity;
 mod readiness;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub use self::identity::SettingsMetrics;
 use parking_lot::RwLock;
@@ -14,6 +14,8 @@ pub use prometheus_client::{
     encoding, metrics,
     registry::{Registry, Unit},
 };
+
+use crate::watched_files::ReloadMetrics;
 
 /// The content type of `/metrics`.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -25,13 +27,18 @@ const EXEMPLAR: &str = " # {";
 #[derive(Clone)]
 pub struct Metrics {
     registry: Arc<RwLock<Registry>>,
+    /// Metrics that name callers; `None` if they are not shown.
+    named: Option<Arc<RwLock<Registry>>>,
+    reloads: Arc<OnceLock<ReloadMetrics>>,
     /// Metrics whose names another project's conventions prescribe.
     conventional: Arc<RwLock<Registry>>,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self { registry: Arc::new(RwLock::new(Registry::with_prefix("tutti"))), conventional: Arc::default() }
+        let prefixed = || Arc::new(RwLock::new(Registry::with_prefix("tutti")));
+        let (reloads, conventional) = Default::default();
+        Self { registry: prefixed(), named: Some(prefixed()), reloads, conventional }
     }
 }
 
@@ -44,6 +51,24 @@ impl Metrics {
     /// Registers metrics of one kind of process. Names get the prefixes `tutti_` and `process`.
     pub fn register_of<T>(&self, process: &str, add: impl FnOnce(&mut Registry) -> T) -> T {
         self.register(|registry| add(registry.sub_registry_with_prefix(process)))
+    }
+
+    /// Registers metrics that name callers, such as holders of API keys. Names get the prefixes `tutti_` and `process`.
+    pub fn register_named<T>(&self, process: &str, add: impl FnOnce(&mut Registry) -> T) -> T {
+        match &self.named {
+            Some(named) => add(named.write().sub_registry_with_prefix(process)),
+            None => add(&mut Registry::default()),
+        }
+    }
+
+    /// The metrics without those that name callers.
+    pub fn without_names(&self) -> Self {
+        Self { named: None, ..self.clone() }
+    }
+
+    /// The metrics of files that are read again, registered by the first call.
+    pub fn reloads(&self) -> ReloadMetrics {
+        self.reloads.get_or_init(|| self.register(ReloadMetrics::register)).clone()
     }
 
     /// Registers metrics whose names conventions prescribe, such as those of OpenTelemetry. Names get no prefix.
@@ -72,6 +97,9 @@ impl Metrics {
         let mut text = String::new();
         let encode = |text: &mut String| {
             encode_registry(text, &self.registry.read())?;
+            if let Some(named) = &self.named {
+                encode_registry(text, &named.read())?;
+            }
             encode_registry(text, &self.conventional.read())
         };
         // Writing to a String cannot fail, so an error comes from a collector. The text then ends at that collector and

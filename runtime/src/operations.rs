@@ -15,8 +15,17 @@ use crate::{
     metrics::{self, Metrics},
 };
 
+/// The reader of metrics at a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Viewer {
+    /// Whoever reaches the ports of clients. Metrics that name callers are left out.
+    Anyone,
+    /// An operator, at an address of its own.
+    Operator,
+}
+
 /// The routes, to be served alone or merged with others.
-pub fn routes(health: Health, metrics: Metrics) -> Router {
+pub fn routes(health: Health, metrics: Metrics, viewer: Viewer) -> Router {
     Router::new()
         .route(
             "/health",
@@ -27,6 +36,10 @@ pub fn routes(health: Health, metrics: Metrics) -> Router {
         .route(
             "/metrics",
             get(move |headers: HeaderMap| async move {
+                let metrics = match viewer {
+                    Viewer::Anyone => metrics.without_names(),
+                    Viewer::Operator => metrics.clone(),
+                };
                 let text = if takes_exemplars(&headers) {
                     metrics.encode_with_exemplars()
                 } else {

@@ -99,6 +99,7 @@ where
         let name = self.process.name;
         let telemetry = telemetry::install(settings.telemetry(), name, (self.sampling)(&settings))?;
         let started = Started { shutdown: Shutdown::on_signals()?, ..Started::silent(settings) };
+        started.metrics.register(|registry| telemetry.register(registry));
         let reload = Reload {
             settings: started.settings.clone(),
             layers,

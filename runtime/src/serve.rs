@@ -2,16 +2,19 @@
 //!
 //! Every listener of every process is served here, within the limits of `ConnectionSettings`: connections in number and
 //! per peer, and the time that a peer may spend on a request's head, on nothing, or on not reading. A gRPC listener
-//! also bounds the messages that are still arriving.
+//! also bounds the messages that are still arriving. What callers share is kept from strangers in part: see
+//! [`Standing`].
 
 mod accept;
 mod activity;
 mod counted;
+mod frames;
 mod limits;
 mod listener;
 mod metrics;
 mod open;
 mod receive;
+mod standing;
 mod stream;
 
 use std::sync::Arc;
@@ -22,14 +25,18 @@ use hyper_util::{
 };
 use tonic::service::Routes;
 
-use self::{accept::Server, receive::Receiving};
+use self::{
+    accept::Server,
+    receive::{Receiving, Room},
+};
 pub use self::{
     limits::ConnectionLimits,
     listener::Listener,
     metrics::{ConnectionMetrics, Purpose},
+    standing::Standing,
     stream::Peer,
 };
-use crate::{Error, shutdown::Shutdown, tls::PublicTls};
+use crate::{Error, shutdown::Shutdown, tls::PublicTls, watched_files::ReloadMetrics};
 
 /// Maximum bytes of a request's head over HTTP/1, and of a read of its body.
 const HTTP1_BUFFER: usize = 64 << 10;
@@ -58,11 +65,12 @@ pub fn encrypted(
     http: impl Into<Listener>,
     grpc: impl Into<Listener>,
     tls: Option<PublicTls>,
+    reloads: ReloadMetrics,
 ) -> (Listener, Listener) {
     let (http, grpc) = (http.into(), grpc.into());
     let Some(tls) = tls else { return (http, grpc) };
     let listeners = (http.with_tls(Some(tls.http())), grpc.with_tls(Some(tls.grpc())));
-    tokio::spawn(tls.follow());
+    tokio::spawn(tls.follow(reloads));
     listeners
 }
 
@@ -91,7 +99,8 @@ pub async fn grpc(
     let connections = connections.into();
     let builder = builder(&connections, windows).http2_only();
     let settings = connections.live().get();
-    let receiving = Arc::new(Receiving::new(settings.receive_room_bytes, settings.receive_timeout()));
+    let room = Room::new(settings.receive_room_bytes, connections.are_callers_trusted());
+    let receiving = Arc::new(Receiving::new(room, settings.receive_timeout()));
     let routes = routes.prepare().into_axum_router();
     Server::new(routes, builder, Some(receiving), connections.live()).run(listener.into(), closing).await;
     Ok(())

@@ -1,4 +1,5 @@
-//! Logs to stderr, and spans of sampled requests to an OpenTelemetry collector if one is configured.
+//! Logs to stderr by a [queue](crate::log_queue), and spans of sampled requests to an OpenTelemetry collector if one is
+//! configured.
 
 use std::{io::IsTerminal, time::Duration};
 
@@ -11,6 +12,8 @@ use tutti_settings::{LogFormat, TelemetrySettings};
 
 use crate::{
     Error,
+    log_queue::{self, LogQueue},
+    metrics,
     trace::{self, SpanExport, TRACE_ID},
 };
 
@@ -19,17 +22,23 @@ pub use crate::trace::Sampling;
 /// Maximum time for which the end of a process waits until the collector has taken the last spans.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// A guard that sends the remaining spans when it is dropped at the end of the process.
+/// A guard that sends the remaining spans and log lines when it is dropped at the end of the process.
 #[derive(Debug)]
 pub struct TelemetryGuard {
     export: Option<SpanExport>,
     filter: LogFilter,
+    lines: LogQueue,
 }
 
 impl TelemetryGuard {
     /// The filter of log lines.
     pub fn log_filter(&self) -> LogFilter {
         self.filter.clone()
+    }
+
+    /// Registers the metrics of logging.
+    pub fn register(&self, registry: &mut metrics::Registry) {
+        self.lines.register(registry);
     }
 }
 
@@ -57,6 +66,7 @@ impl Drop for TelemetryGuard {
         if let Some(export) = self.export.take() {
             export.shut_down(FLUSH);
         }
+        log_queue::flush();
     }
 }
 
@@ -67,6 +77,8 @@ pub fn install(
     sampling: Sampling,
 ) -> Result<TelemetryGuard, Error> {
     let (filter, handle) = reload::Layer::new(log_filter(settings)?);
+    let lines = LogQueue::of_process()
+        .map_err(|e| Error::internal(format!("cannot start the thread of the log: {e}")))?;
     let export = SpanExport::start(settings.otlp_endpoint.as_deref(), process, sampling)?;
     let spans = export.as_ref().map(|export| {
         tracing_opentelemetry::layer::<_>()
@@ -77,18 +89,19 @@ pub fn install(
             .with_filter(FilterFn::new(is_traced).with_max_level_hint(LevelFilter::INFO))
     });
     tracing_subscriber::registry()
-        .with(lines(settings.log_format).with_filter(filter))
+        .with(format(settings.log_format, lines.clone()).with_filter(filter))
         .with(spans)
         .try_init()
         .map_err(|e| Error::internal(format!("logging was set up twice: {e}")))?;
     if let Some(export) = &export {
         trace::set_tracer(export.provider().tracer(process));
     }
-    Ok(TelemetryGuard { export, filter: LogFilter(handle) })
+    log_queue::log_panics();
+    Ok(TelemetryGuard { export, filter: LogFilter(handle), lines })
 }
 
-fn lines(format: LogFormat) -> Box<dyn Layer<Registry> + Send + Sync> {
-    let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+fn format(format: LogFormat, lines: LogQueue) -> Box<dyn Layer<Registry> + Send + Sync> {
+    let stderr = tracing_subscriber::fmt::layer().with_writer(lines);
     match format {
         LogFormat::Text => stderr.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
         LogFormat::Json => stderr.json().flatten_event(true).boxed(),

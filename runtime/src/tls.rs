@@ -2,7 +2,7 @@
 //! ([`ClusterTransport`]).
 //!
 //! Certificates are PEM files. They are read again when they change, and new connections then use the new ones. Files
-//! with a mistake leave the certificates as they were.
+//! with a mistake leave the certificates as they were. A metric says how long they are valid.
 //!
 //! Inside the cluster both sides show a certificate ([`roles`]), and each side says in its log why it refuses the
 //! other.
@@ -11,6 +11,7 @@ mod blocking;
 mod certificate;
 mod cluster;
 mod dial;
+mod expiry;
 mod public;
 mod reasons;
 pub mod roles;

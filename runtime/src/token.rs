@@ -4,8 +4,20 @@
 use std::{fmt, fs, path::Path, sync::Arc};
 
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
+use ring::rand::{SecureRandom, SystemRandom};
+use subtle::ConstantTimeEq;
 
 use crate::Error;
+
+/// A secret of 128 random bits. Opens no file: it is asked for at every request that is divided.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn random_bytes() -> Result<[u8; 16], Error> {
+    let mut bytes = [0; 16];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map(|()| bytes).map_err(|_| Error::internal("the system has no random numbers"))
+}
 
 /// The scheme of RFC 6750, section 2.1.
 const SCHEME: &str = "Bearer ";
@@ -42,25 +54,31 @@ impl Token {
         }
     }
 
+    /// The secret of these random bytes, in hexadecimal.
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let header = HeaderValue::from_str(&format!("{SCHEME}{text}"));
+        let mut header = header.unwrap_or_else(|_| HeaderValue::from_static(SCHEME));
+        header.set_sensitive(true);
+        Self { header, text: text.into() }
+    }
+
     /// Adds the secret to the headers of a call.
     pub fn add_to(&self, headers: &mut HeaderMap) {
         headers.insert(AUTHORIZATION, self.header.clone());
     }
 
-    /// True if the call shows this secret.
+    /// True if the call shows this secret. The comparison takes constant time, so that timing does not reveal where
+    /// they differ. An empty secret is shown by nobody.
     pub fn is_in(&self, headers: &HeaderMap) -> bool {
-        shown(headers).is_some_and(|shown| is_same(shown, self.text.as_bytes()))
+        let is_shown = |shown: &[u8]| !shown.is_empty() && shown.ct_eq(self.text.as_bytes()).into();
+        shown(headers).is_some_and(is_shown)
     }
 }
 
 /// The secret that a call shows; `None` if it shows none.
 pub fn shown(headers: &HeaderMap) -> Option<&[u8]> {
     headers.get(AUTHORIZATION)?.as_bytes().strip_prefix(SCHEME.as_bytes())
-}
-
-/// Compares secrets in constant time, so that timing does not reveal where they differ.
-fn is_same(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
 }
 
 #[cfg(test)]

@@ -13,12 +13,78 @@ use std::{
     time::Duration,
 };
 
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+};
 use tokio::{task::spawn_blocking, time::sleep};
 
-use crate::Error;
+use crate::{Error, declare_metrics};
 
 /// Interval at which files are checked for changes.
 const CHECKED_EVERY: Duration = Duration::from_secs(1);
+
+/// Content of files that are read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// The API keys of clients.
+    ApiKeys,
+    /// The certificate of the ports that clients reach.
+    PublicCertificates,
+    /// The certificates of connections inside the cluster.
+    ClusterCertificates,
+}
+
+impl Content {
+    /// The content in the log, in the plural.
+    fn name(self) -> &'static str {
+        match self {
+            Self::ApiKeys => "the API keys",
+            Self::PublicCertificates => "the certificates of the public ports",
+            Self::ClusterCertificates => "the certificates of the cluster",
+        }
+    }
+
+    fn label(self) -> FilesLabel {
+        let files = match self {
+            Self::ApiKeys => "api_keys",
+            Self::PublicCertificates => "tls",
+            Self::ClusterCertificates => "cluster_tls",
+        };
+        FilesLabel { files }
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FilesLabel {
+    files: &'static str,
+}
+
+declare_metrics! {
+    /// Metrics of files that are read again. Clones share the metrics.
+    #[derive(Clone, Debug, Default)]
+    pub struct ReloadMetrics {
+        failures: Family<FilesLabel, Counter>, "file_reload_failures",
+            "Changes of files that could not be read again as a whole, by what the files have";
+        expiry: Family<FilesLabel, Gauge>, "certificate_expiry_seconds",
+            "Unix time at which the process's certificate ends to be valid, by its use";
+    }
+}
+
+impl ReloadMetrics {
+    /// The count of failures. It exists from now on, because the first count of a new series is no increase to
+    /// Prometheus.
+    fn failures(&self, content: Content) -> Counter {
+        self.failures.get_or_create(&content.label()).clone()
+    }
+
+    /// Notes when the certificate in force ends to be valid.
+    pub(crate) fn expires(&self, content: Content, unix_seconds: Option<i64>) {
+        if let Some(seconds) = unix_seconds {
+            self.expiry.get_or_create(&content.label()).set(seconds);
+        }
+    }
+}
 
 /// Files, and their state when they were last looked at.
 #[derive(Clone, Debug)]
@@ -56,14 +122,16 @@ impl WatchedFiles {
     }
 
     /// Calls `reload` on a thread for blocking calls whenever one of the files has changed since [`WatchedFiles::new`],
-    /// as long as the future is polled. An error is only logged, so `reload` must leave the content of before in force
-    /// then. `what` names the content in the log, in the plural.
+    /// as long as the future is polled. An error is only logged and counted, so `reload` must leave in force what is
+    /// right then.
     pub async fn follow(
         self,
-        what: &'static str,
+        content: Content,
+        metrics: &ReloadMetrics,
         reload: impl Fn() -> Result<(), Error> + Send + Sync + 'static,
     ) {
-        self.follow_every(CHECKED_EVERY, what, reload).await;
+        let failures = metrics.failures(content);
+        self.follow_every(CHECKED_EVERY, Failing { what: content.name(), failures }, reload).await;
     }
 
     /// Completes once one of the files has changed since [`WatchedFiles::new`], or since the last call that completed
@@ -89,15 +157,16 @@ impl WatchedFiles {
     async fn follow_every(
         mut self,
         interval: Duration,
-        what: &'static str,
+        failing: Failing,
         reload: impl Fn() -> Result<(), Error> + Send + Sync + 'static,
     ) {
         let reload = Arc::new(reload);
         loop {
             sleep(interval).await;
             let reload = reload.clone();
+            let failing = failing.clone();
             let check = move || {
-                self.check(what, &*reload);
+                self.check(&failing, &*reload);
                 self
             };
             self = match spawn_blocking(check).await {
@@ -109,7 +178,7 @@ impl WatchedFiles {
     }
 
     /// Calls `reload` if a file has changed.
-    fn check(&mut self, what: &str, reload: impl Fn() -> Result<(), Error>) {
+    fn check(&mut self, failing: &Failing, reload: impl Fn() -> Result<(), Error>) {
         // The stamps are older than what `reload` reads, so that a change during the reload is noticed by the next
         // check.
         let now = stamps(&self.files);
@@ -117,11 +186,22 @@ impl WatchedFiles {
             return;
         }
         self.seen = now;
+        let what = failing.what;
         match reload() {
             Ok(()) => tracing::info!(files = ?self.files, "read {what} again"),
-            Err(error) => tracing::error!(%error, "{what} stay as they were"),
+            Err(error) => {
+                failing.failures.inc();
+                tracing::error!(%error, "could not read {what} again");
+            }
         }
     }
+}
+
+/// What a failure to read files again is called, and where it is counted.
+#[derive(Clone, Debug, Default)]
+struct Failing {
+    what: &'static str,
+    failures: Counter,
 }
 
 fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {

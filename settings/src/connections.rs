@@ -17,6 +17,9 @@ settings! {
             handshake_timeout_ms: u32 = 10_000, unit "MS", at least 1;
             /// Time after which a connection without a request is closed.
             idle_timeout_ms: u32 = 120_000, unit "MS", at least 1, changes live;
+            /// Time after which a connection takes no new requests and ends with its last one, up to a tenth later. Its
+            /// peer then opens another one, which a load balancer may give to another process.
+            max_age_s: u32 = 3_600, unit "SECONDS", at least 1, changes live;
             /// Time in which a peer must take at least one byte of the output that waits for it.
             write_timeout_ms: u32 = 30_000, unit "MS", at least 1;
             /// Interval of HTTP/2 pings. A connection that does not answer one within the same time is closed.
@@ -25,7 +28,8 @@ settings! {
             max_streams: u32 = 1024, unit "N", at least 1;
             /// Time in which a gRPC message must arrive whole, from its first byte on; the first one from its call on.
             receive_timeout_ms: u32 = 30_000, unit "MS", at least 1;
-            /// Bytes of incomplete gRPC messages of one listener. A message that finds no room fails its call.
+            /// Bytes of incomplete gRPC messages of one listener. A message that finds no room fails its call. One
+            /// address holds at most half of it, and callers without a credential a quarter.
             receive_room_bytes: usize = 256 << 20, unit "BYTES", at least 1;
         }
     }
@@ -45,6 +49,11 @@ impl ConnectionSettings {
     /// `idle_timeout_ms` as a duration.
     pub fn idle_timeout(&self) -> Duration {
         Duration::from_millis(self.idle_timeout_ms.into())
+    }
+
+    /// `max_age_s` as a duration.
+    pub fn max_age(&self) -> Duration {
+        Duration::from_secs(self.max_age_s.into())
     }
 
     /// `write_timeout_ms` as a duration.

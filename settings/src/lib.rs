@@ -56,7 +56,9 @@ pub use kernels::{KernelSettings, KernelsProcessSettings};
 pub use live::LiveGroups;
 pub use model::{LoadFormat, ModelSettings, Quantize, WeightSettings};
 pub use output::{LogFormat, TelemetrySettings, TraceSettings};
-pub use router::{ConductorsSettings, FleetSettings, RouterProcessSettings, RouterSettings};
+pub use router::{
+    ConductorsSettings, FleetSettings, KeyFileGone, RevokedRequests, RouterProcessSettings, RouterSettings,
+};
 pub use sim::{SimCosts, SimProfile, SimSettings};
 pub use tls::{ClusterTlsFiles, ClusterTlsSettings, TlsSettings};
 pub use worker::{JoinSettings, WorkerProcessSettings, WorkerSettings};

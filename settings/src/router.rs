@@ -19,6 +19,13 @@ settings! {
             max_body_bytes: usize = 32 << 20, unit "BYTES", at least 1;
             /// File with the names, hashes and limits of API keys; without it, every caller is let in
             api_key_file: Option<PathBuf> = None, unit "FILE", also a flag;
+            /// Keys while api_key_file is gone or cannot be read
+            api_key_file_gone: KeyFileGone = KeyFileGone::Deny;
+            /// Running requests of a key that has left api_key_file
+            revoked_requests: RevokedRequests = RevokedRequests::Finish, changes live;
+            /// Requests with a wrong key that one address may send in a minute. Further ones are refused before the key
+            /// is looked at, unless a request with a right one has come from there in the last ten minutes.
+            max_wrong_keys_per_minute: u32 = 60, unit "N", at least 1, changes live;
             /// Origins (scheme, host and port) whose web pages may send requests although there are no API keys.
             allowed_origins: Vec<String> = Vec::new(), unit "ORIGIN";
             /// Choices of one priority class (urgent, normal, low) that wait for their first tokens.
@@ -48,6 +55,26 @@ settings! {
             /// Texts that may wait for such a thread.
             tokenizer_queue: usize = 512, unit "N", at least 1;
         }
+    }
+}
+
+choices! {
+    /// Keys while their file is gone.
+    pub enum KeyFileGone {
+        /// No key is accepted until the file is back.
+        Deny = "deny",
+        /// The keys stay as they were.
+        Keep = "keep",
+    }
+}
+
+choices! {
+    /// Running requests of a key that is no longer accepted.
+    pub enum RevokedRequests {
+        /// They run to their ends.
+        Finish = "finish",
+        /// They end with an error.
+        End = "end",
     }
 }
 

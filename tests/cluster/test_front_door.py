@@ -20,7 +20,8 @@ def asked(key=None, **headers):
 def test_keys_are_needed_limited_and_read_again(start, tmp_path):
     file = tmp_path / "keys"
     file.write_text(line("alice", "one") + line("bob", "two", "requests-per-minute=1"))
-    cluster = start(*SIM, "--api-key-file", file)
+    operations = f"127.0.0.1:{free_port()}"
+    cluster = start(*SIM, "--api-key-file", file, "--operations", operations)
     post = lambda *args, **more: cluster.client.post(PATH, **asked(*args, **more))
     assert [post(key).status_code for key in (None, "three", "one", "two", "two")] == [401, 401, 200, 200, 429]
     # A page that knows a key may use it, and probes need none.
@@ -43,8 +44,41 @@ def test_keys_are_needed_limited_and_read_again(start, tmp_path):
     os.replace(replacement, file)
     wait_for("the new key", lambda: post("three").status_code == 200)
     assert post("one").status_code == 401
-    text = cluster.client.get("/metrics").text
+    # Names of keys are for operators alone.
+    text = httpx.get(f"http://{operations}/metrics").text
     assert 'tutti_router_key_requests_total{key="alice"} 3' in text, text
+    public = cluster.client.get("/metrics").text
+    assert "alice" not in public and "tutti_router_key_" not in public and "tutti_router_api_keys 1" in public
+
+
+def test_a_revoked_key_is_refused_whatever_becomes_of_the_file(start, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(line("alice", "one") + line("bob", "two") + line("carol", "three"))
+    cluster = start(*SIM, "--api-key-file", file, env={"TUTTI_ROUTER__REVOKED_REQUESTS": "end", "TUTTI_SIM__FIXED_US": "20000"})
+    status = lambda key: cluster.client.post(PATH, **asked(key)).status_code
+    failures = lambda: cluster.metrics()["tutti_file_reload_failures_total"]
+    assert [status(key) for key in ("one", "two", "three")] == [200] * 3
+    # A stream of a key that is about to be revoked, and one of a key that stays.
+    body = {"prompt": [1, 2, 3], "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    begin = lambda key: cluster.client.stream("POST", PATH, json=body, headers={"authorization": f"Bearer {key}"})
+    with begin("one") as revoked, begin("two") as kept:
+        (first, others) = revoked.iter_lines(), kept.iter_lines()
+        next(first), next(others)
+        # A file with a mistake: the line of `carol` is left out, and `alice` is gone.
+        file.write_text("carol is no key\n" + line("bob", "two"))
+        wait_for("the revocation", lambda: status("one") == 401)
+        assert [status(key) for key in ("two", "three")] == [200, 401]
+        last = [text for text in first if text.startswith("data: ")][-1]
+        assert "no longer accepted" in last, last
+        next(others)
+    assert failures() == 1 and "line 1" in cluster.log() and "left out" in cluster.log()
+    file.write_text("")
+    wait_for("no keys", lambda: status("two") == 401)
+    file.write_text(line("bob", "two"))
+    wait_for("the key", lambda: status("two") == 200)
+    file.unlink()
+    wait_for("a refusal without a file", lambda: status("two") == 401)
+    assert failures() == 2
 
 
 def test_a_page_of_another_origin_is_refused(start):

@@ -5,21 +5,28 @@ import re
 
 import httpx
 from api_keys import line
-from harness import REPO, wait_for
+from harness import REPO, free_port, wait_for
 from streams import Streams
 from topologies import TOPOLOGIES
 
 SIM = ("--device", "sim", "--no-router")
 
 
+def scraped(server):
+    """The metrics of a process, from the address of operators if it has one."""
+    if "--operations" in server.args:
+        return httpx.get(f"http://{server.args[server.args.index('--operations') + 1]}/metrics").text
+    return server.client.get("/metrics").text
+
+
 def families(server):
     """{name: type} of the metrics that a process describes, without the suffixes of samples."""
-    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", server.client.get("/metrics").text, re.M))
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", scraped(server), re.M))
 
 
 def samples(server):
     """[(name, {label: value}, number)]"""
-    for name, labels, value in re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", server.client.get("/metrics").text, re.M):
+    for name, labels, value in re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", scraped(server), re.M):
         yield name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)
 
 
@@ -39,7 +46,8 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
     quick = {"TUTTI_SIM__FIXED_US": "500"}
     conductors = [start(*SIM, *flags, env=quick) for flags in (("--workers", 2, "--chunk-shapes", "64,512"), disaggregated)]
     reach = [flag for conductor in conductors for flag in ("--conductor", f"http://{conductor.cluster}")]
-    router = start(*reach, "--api-key-file", keys, name="router")
+    operations = f"127.0.0.1:{free_port()}"
+    router = start(*reach, "--api-key-file", keys, "--operations", operations, name="router")
     router.client.headers["authorization"] = "Bearer one"
     tokens, prompts = 30, [[number % 5 + 1] * (20 + number) for number in range(24)]
     for prompt in prompts:

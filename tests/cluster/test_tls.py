@@ -116,7 +116,7 @@ def test_a_certificate_is_renewed_during_a_stream(start, authority, tmp_path):
         next(lines)
         # A mistake leaves the old certificate in force, and the log names the file.
         (tmp_path / "public.pem").write_text("no certificate")
-        wait_for("the mistake in the log", lambda: "stay as they were" in server.log() and "public.pem: has no certificate" in server.log())
+        wait_for("the mistake in the log", lambda: "could not read the certificates" in server.log() and "public.pem: has no certificate" in server.log())
         assert serial(server) == old
         authority.public()
         wait_for("the new certificate", lambda: serial(server) != old)

@@ -277,7 +277,7 @@ struct ExitOnPanic;
 impl Drop for ExitOnPanic {
     fn drop(&mut self) {
         if thread::panicking() {
-            process::exit(exit::INTERNAL.into());
+            exit::after_logs(exit::INTERNAL);
         }
     }
 }

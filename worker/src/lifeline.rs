@@ -55,6 +55,5 @@ impl Lifeline {
 fn watch(mut stdin: impl Read) {
     let mut ignored = [0; 64];
     while let Ok(1..) = stdin.read(&mut ignored) {}
-    eprintln!("worker {}: the conductor is gone", process::id());
-    process::exit(exit::INTERNAL.into());
+    exit::at_once(exit::INTERNAL, format!("worker {}: the conductor is gone", process::id()))
 }

@@ -11,6 +11,7 @@ use tutti_runtime::{
     telemetry::{self, Sampling},
     tls::ClusterTransport,
     token::Token,
+    watched_files::ReloadMetrics,
 };
 use tutti_settings::{JoinSettings, TelemetrySettings, WorkerProcessSettings};
 
@@ -35,7 +36,7 @@ pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         let transport = ClusterTransport::read(&lifeline.cluster_tls)?;
         let joining = Joining { conductor, rank, join_token, transport };
         run(&lifeline.telemetry, async |shutdown| {
-            tokio::spawn(joining.transport.clone().follow());
+            tokio::spawn(joining.transport.clone().follow(ReloadMetrics::default()));
             join_once(&joining, shutdown).await
         })
     });
@@ -62,7 +63,7 @@ pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         let (join_token, transport) = (join_token(&join)?, ClusterTransport::read(&cluster_tls)?);
         let joining = Joining { conductor, rank, join_token, transport };
         run(&telemetry, async |shutdown| {
-            tokio::spawn(joining.transport.clone().follow());
+            tokio::spawn(joining.transport.clone().follow(ReloadMetrics::default()));
             loop {
                 match join_once(&joining, shutdown).await? {
                     Err(error) if error.kind() == ErrorKind::Unavailable && !shutdown.is_draining() => {

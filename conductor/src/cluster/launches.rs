@@ -6,7 +6,7 @@ use std::{
 };
 
 use tutti_proto::{GraphKey, RequestId, WorkerId, cluster::v1 as pb, declaration::WalkId};
-use tutti_runtime::Error;
+use tutti_runtime::{Error, token::random_bytes};
 
 use super::{
     Cluster, State,
@@ -15,10 +15,7 @@ use super::{
     roles::GroupRole,
     workers::{Activity, Booking},
 };
-use crate::{
-    backend::random_bytes,
-    request::{Dropped, GraphRole, Request, ReservedRoom, RoomFor},
-};
+use crate::request::{Dropped, GraphRole, Request, ReservedRoom, RoomFor};
 
 impl Cluster {
     /// Returns a secret and a lease for the planes and embeddings of a new request. The secret is empty if nothing is

@@ -1,16 +1,14 @@
 //! Events of workers, from joining to loss, with their consequences for requests and metrics.
 
 use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::{Error, ErrorKind, token::random_bytes};
 
 use super::{Cluster, Exit, Joining, Link, Presence, State, membership::Removed, ranks::Manner};
-use crate::backend::random_bytes;
 
 impl Cluster {
     /// Adds a worker. Its `link` must hold [`super::Limits::link_capacity`] messages.
     pub fn join(&self, joining: Joining, link: Link) -> Result<WorkerId, Error> {
         self.limits.check_rank(joining.rank)?;
-        // The random bytes of the secret are read from a file, so they are read before the lock is taken.
         let tp = self.limits.topology.tp_of(joining.rank);
         let secret = if tp > 1 { random_bytes()? } else { [0; 16] };
         self.state.lock().membership.admit(joining, link, secret)

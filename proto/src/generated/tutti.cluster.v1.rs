@@ -2494,10 +2494,6 @@ pub mod plane_piece {
 /// used.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TransferManifest {
-    #[prost(message, optional, tag = "1")]
-    pub key: ::core::option::Option<GraphKey>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub secret: ::prost::alloc::vec::Vec<u8>,
     #[prost(uint64, tag = "3")]
     pub layout_hash: u64,
     /// Number of units of each kind: the pages, or a tensor's rows; then, if the model has slot planes, the slot, which is
@@ -2606,12 +2602,10 @@ pub mod rank_report {
         Failed(super::ShareFailed),
     }
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RankHello {
     #[prost(uint32, tag = "1")]
     pub rank: u32,
-    #[prost(bytes = "vec", tag = "2")]
-    pub secret: ::prost::alloc::vec::Vec<u8>,
 }
 /// The answer to ReserveShare: a sender may push from now on.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2738,6 +2732,9 @@ pub mod plane_transfer_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
+        /// The call's metadata names the graph that receives, `tutti-graph: REQUEST.INCARNATION.GRAPH`, and shows the secret of
+        /// its reservation.
+        ///
         /// Sends one request's planes: a manifest, then data and lease renewals, then the hand-over, which the receiver
         /// answers once it has accepted it. If the stream breaks, the receiver keeps the data that it has and accepts the same
         /// data again. A repeated hand-over gets the same receipt and changes nothing.
@@ -2783,6 +2780,9 @@ pub mod plane_transfer_server {
     /// Generated trait containing gRPC methods that should be implemented for use with PlaneTransferServer.
     #[async_trait]
     pub trait PlaneTransfer: std::marker::Send + std::marker::Sync + 'static {
+        /// The call's metadata names the graph that receives, `tutti-graph: REQUEST.INCARNATION.GRAPH`, and shows the secret of
+        /// its reservation.
+        ///
         /// Sends one request's planes: a manifest, then data and lease renewals, then the hand-over, which the receiver
         /// answers once it has accepted it. If the stream breaks, the receiver keeps the data that it has and accepts the same
         /// data again. A repeated hand-over gets the same receipt and changes nothing.
@@ -3047,7 +3047,7 @@ pub mod rank_reports_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Takes one rank's reports, the hello first, for as long as the group lives.
+        /// Takes one rank's reports, the hello first, for as long as the group lives. The metadata shows the secret of ReportTo.
         ///
         /// Errors: UNAUTHENTICATED for a wrong secret, INVALID_ARGUMENT for a rank that is not in the group.
         pub async fn report(
@@ -3086,7 +3086,7 @@ pub mod rank_reports_server {
     /// Generated trait containing gRPC methods that should be implemented for use with RankReportsServer.
     #[async_trait]
     pub trait RankReports: std::marker::Send + std::marker::Sync + 'static {
-        /// Takes one rank's reports, the hello first, for as long as the group lives.
+        /// Takes one rank's reports, the hello first, for as long as the group lives. The metadata shows the secret of ReportTo.
         ///
         /// Errors: UNAUTHENTICATED for a wrong secret, INVALID_ARGUMENT for a rank that is not in the group.
         async fn report(

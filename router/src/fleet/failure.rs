@@ -40,6 +40,12 @@ impl Failure {
         self.transport || matches!(self.error.kind(), ErrorKind::Unavailable | ErrorKind::Overloaded)
     }
 
+    /// True if the conductor refuses for its load. Nothing is broken then, so such a refusal uses up no retry and no
+    /// replay.
+    pub fn is_load(&self) -> bool {
+        !self.transport && self.error.kind() == ErrorKind::Overloaded
+    }
+
     /// The failure's verdict on the conductor.
     pub fn verdict(&self) -> Verdict {
         match self.error.kind() {

@@ -47,6 +47,8 @@ pub struct Attempts {
     retries: u32,
     replays: u32,
     avoided: Vec<Avoided>,
+    /// Time at which a conductor first refused for load what it had accepted.
+    busy_since: Option<Instant>,
     running: Option<Running>,
 }
 
@@ -69,6 +71,7 @@ impl Attempts {
             retries: 0,
             replays: 0,
             avoided: Vec::new(),
+            busy_since: None,
             running: None,
         };
         let mut failure = None;
@@ -152,10 +155,13 @@ impl Attempts {
             Recovery::Replay => (&mut self.replays, settings.max_replays),
             Recovery::Retry => (&mut self.retries, settings.max_retries),
         };
-        if *used >= limit {
+        // A conductor whose worker refuses for load has accepted the choice before, and could do so again and again.
+        let is_busy = failure.is_load()
+            && self.busy_since.get_or_insert_with(Instant::now).elapsed() < settings.recovery();
+        if *used >= limit && !is_busy {
             return Err(gave_up(&failure, *used, recovery));
         }
-        *used += 1;
+        *used += u32::from(!is_busy);
         self.avoid(lost.clone());
         self.fleet.count_leaving(&lost, recovery);
         let tokens = self.generated.len();
@@ -252,10 +258,13 @@ impl Attempts {
         if !failure.may_go_elsewhere() {
             return Err(failure.into_error());
         }
-        if self.retries >= self.fleet.settings().max_retries {
-            return Err(gave_up(&failure, self.retries, Recovery::Retry));
+        // Each conductor is asked once: after its refusal it is avoided.
+        if !failure.is_load() {
+            if self.retries >= self.fleet.settings().max_retries {
+                return Err(gave_up(&failure, self.retries, Recovery::Retry));
+            }
+            self.retries += 1;
         }
-        self.retries += 1;
         if let Some(left) = self.avoided.last() {
             self.fleet.count_leaving(left.member(), Recovery::Retry);
         }

@@ -31,7 +31,7 @@ pub fn respond(
             let delta = match generation.next().await? {
                 Ok(delta) => delta,
                 Err(error) => {
-                    tracing::warn!(%error, "a stream ends with an error");
+                    tracing::debug!(%error, "a stream ends with an error");
                     return Some((Err(request::respell(error, kind).into()), (generation, None)));
                 }
             };

@@ -1,17 +1,23 @@
 //! A layer before a gRPC service: callers are let in by their API keys before their messages are read.
 
 use std::{
+    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use axum::http::{HeaderMap, Request, Response};
-use futures_util::future::{Either, Ready, ready};
+use futures_util::future::{self, BoxFuture, Either, Ready};
+use http_body::Frame;
 use tonic::{Status, body::Body, server::NamedService};
 use tower::Service;
+use tutti_runtime::{Error, serve::Standing};
 
 use crate::{
-    keys::{ApiKeys, Entry},
+    keys::{
+        ApiKeys, Caller, Entry,
+        revocation::{self, RevocableBody},
+    },
     metrics::RouterMetrics,
 };
 
@@ -29,10 +35,10 @@ impl<S> Guarded<S> {
         Self { inner, keys, metrics }
     }
 
-    fn let_in(&self, headers: &HeaderMap) -> Result<Entry, Status> {
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        let caller = self.keys.identify(text("authorization"), text("x-api-key"))?;
-        Ok(caller.enter()?)
+    fn let_in(&self, request: &Request<Body>) -> Result<(Caller, Entry), Error> {
+        let caller = self.keys.caller(request.headers(), request.extensions())?;
+        let entry = caller.enter()?;
+        Ok((caller, entry))
     }
 }
 
@@ -46,22 +52,63 @@ where
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future = Either<S::Future, Ready<Result<Response<Body>, S::Error>>>;
+    type Future =
+        Either<Either<S::Future, UnlessRevoked<S::Future>>, Ready<Result<Response<Body>, S::Error>>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        match self.let_in(request.headers()) {
-            Ok(entry) => {
+        match self.let_in(&request) {
+            Ok((caller, entry)) => {
+                Standing::vouch(request.extensions());
                 request.extensions_mut().insert(entry);
-                Either::Left(self.inner.call(request))
+                let answer = self.inner.call(request);
+                Either::Left(match self.keys.revoked(&caller) {
+                    None => Either::Left(answer),
+                    Some(revoked) => {
+                        Either::Right(UnlessRevoked { answer: Box::pin(answer), revoked: Some(revoked) })
+                    }
+                })
             }
-            Err(status) => {
+            Err(error) => {
+                let status = Status::from(error);
                 self.metrics.answered(S::NAME, &format!("{:?}", status.code()));
-                Either::Right(ready(Ok(status.into_http())))
+                Either::Right(future::ready(Ok(status.into_http())))
             }
         }
+    }
+}
+
+/// An answer, unless the caller's key is revoked before its end.
+pub struct UnlessRevoked<F> {
+    answer: Pin<Box<F>>,
+    /// `None` once it is a part of the answer.
+    revoked: Option<BoxFuture<'static, ()>>,
+}
+
+impl<F, E> Future for UnlessRevoked<F>
+where
+    F: Future<Output = Result<Response<Body>, E>>,
+{
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let status = || Status::from(revocation::error());
+        if let Some(revoked) = &mut self.revoked
+            && revoked.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(Ok(status().into_http()));
+        }
+        let answer = ready!(self.answer.as_mut().poll(context));
+        let Some(revoked) = self.revoked.take() else { return Poll::Ready(answer) };
+        let mut trailers = HeaderMap::new();
+        // An error means that the message is no valid header, and then the body ends without a status.
+        let _ = status().add_header(&mut trailers);
+        let last = Frame::trailers(trailers);
+        Poll::Ready(
+            answer.map(|answer| answer.map(|body| Body::new(RevocableBody::new(body, revoked, last)))),
+        )
     }
 }

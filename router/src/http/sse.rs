@@ -20,6 +20,9 @@ use crate::{
 /// Time without events after which a comment line is sent, so that proxies and clients keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// The type of a streamed answer.
+const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
+
 /// Writes the chunks of a streamed answer, in the format of one route.
 pub trait Render: Send + 'static {
     /// Chunks sent before the first delta.
@@ -84,7 +87,7 @@ pub fn respond<R: Render>(generator: Arc<Generator>, generation: Generation, mut
     let lost = || Err(io::Error::other("the reader takes nothing"));
     let frames = readers.watch(Box::pin(frames), |frame| frame.as_ref().map_or(0, Bytes::len), lost);
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (header::CONTENT_TYPE, CONTENT_TYPE),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // By default nginx buffers the events. This header turns the buffering off.
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
@@ -138,7 +141,19 @@ impl<R: Render> Running<R> {
     }
 }
 
+/// The last event of a stream that fails.
 fn failed(error: &Error) -> Frame {
-    tracing::warn!(%error, "a stream ends with an error");
+    // Clients cause many of these, by deadlines and by leaving, so they are counted and not logged for everyone.
+    tracing::debug!(%error, "a stream ends with an error");
     Frame::json(&ErrorBody::from(error))
+}
+
+/// The event of an error that ends a stream from outside.
+pub fn error_event(error: &Error) -> Bytes {
+    failed(error).into()
+}
+
+/// True if an answer is a stream of events.
+pub fn is_stream(response: &Response) -> bool {
+    response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == CONTENT_TYPE)
 }

@@ -8,9 +8,11 @@
 //!
 //! A name has letters, digits, `-`, `_` and `.`, and stands in logs and metrics. Limits that are left out do not hold.
 
+use std::collections::HashMap;
+
 /// Length of a SHA-256 hash in bytes.
-const HASH_BYTES: usize = 32;
-/// Maximum number of keys: each request is compared with all of them.
+pub const HASH_BYTES: usize = 32;
+/// Maximum number of keys. Further lines are left out.
 const MAX_KEYS: usize = 10_000;
 /// Maximum length of a name in bytes.
 const MAX_NAME_BYTES: usize = 64;
@@ -30,28 +32,50 @@ pub struct KeyLine {
     pub tokens_per_minute: Option<u32>,
 }
 
-/// Reads the file's text. The error names the line.
-pub fn parse(text: &str) -> Result<Vec<KeyLine>, String> {
-    let mut keys: Vec<KeyLine> = Vec::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        let words: Vec<&str> = line.split('#').next().unwrap_or_default().split_whitespace().collect();
-        let [name, hash, limits @ ..] = &words[..] else {
-            match words.first() {
-                None => continue,
-                Some(_) => return Err(format!("line {number} has a name, but no hash")),
+/// The keys of a file, and its lines that are none.
+#[derive(Debug, Default)]
+pub struct KeyFile {
+    /// The keys, in the order of the file.
+    pub keys: Vec<KeyLine>,
+    /// One sentence for each line that is left out, with its number.
+    pub mistakes: Vec<String>,
+}
+
+/// Reads a file. A line with a mistake is left out, so that it keeps no key in force that the file no longer has.
+pub fn parse(bytes: &[u8]) -> KeyFile {
+    let (mut file, mut names, mut hashes) = (KeyFile::default(), HashMap::new(), HashMap::new());
+    for (number, line) in (1..).zip(bytes.split(|byte| *byte == b'\n')) {
+        match parse_line(line) {
+            Ok(None) => {}
+            Err(mistake) => file.mistakes.push(format!("line {number} {mistake}")),
+            Ok(Some(_)) if file.keys.len() == MAX_KEYS => {
+                file.mistakes.push(format!("line {number} is left out: the limit is {MAX_KEYS} keys"));
             }
-        };
-        let key = parse_key(name, hash, limits).map_err(|problem| format!("line {number}: {problem}"))?;
-        if let Some(other) = keys.iter().find(|other| other.name == key.name || other.hash == key.hash) {
-            let same = if other.name == key.name { "name" } else { "key" };
-            return Err(format!("line {number} has the {same} of {}", other.name));
+            Ok(Some(key)) => {
+                let same = [("name", names.get(&key.name)), ("key", hashes.get(&key.hash))];
+                if let Some((what, Some(other))) = same.into_iter().find(|(_, other)| other.is_some()) {
+                    file.mistakes.push(format!("line {number} has the {what} of {other}"));
+                    continue;
+                }
+                names.insert(key.name.clone(), key.name.clone());
+                hashes.insert(key.hash, key.name.clone());
+                file.keys.push(key);
+            }
         }
-        keys.push(key);
     }
-    match keys.len() {
-        0 => Err("has no keys".into()),
-        count if count > MAX_KEYS => Err(format!("has {count} keys, the limit is {MAX_KEYS}")),
-        _ => Ok(keys),
+    file
+}
+
+/// Reads a line. `None` if it has no key.
+fn parse_line(line: &[u8]) -> Result<Option<KeyLine>, String> {
+    let line = std::str::from_utf8(line).map_err(|_| "is not UTF-8 text".to_owned())?;
+    let words: Vec<&str> = line.split('#').next().unwrap_or_default().split_whitespace().collect();
+    match &words[..] {
+        [] => Ok(None),
+        [_] => Err("has a name, but no hash".into()),
+        [name, hash, limits @ ..] => {
+            parse_key(name, hash, limits).map(Some).map_err(|problem| format!("is no key: {problem}"))
+        }
     }
 }
 

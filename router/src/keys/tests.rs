@@ -2,18 +2,30 @@ use super::*;
 
 /// SHA-256 of a text in hexadecimal.
 fn hash(key: &str) -> String {
-    digest(&SHA256, key.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    ring::digest::digest(&ring::digest::SHA256, key.as_bytes())
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 fn keys(text: &str) -> (Arc<ApiKeys>, Metrics, tempfile::TempDir) {
     let (directory, metrics) = (tempfile::tempdir().unwrap(), Metrics::default());
     let file = directory.path().join("keys");
     std::fs::write(&file, text).unwrap();
-    (ApiKeys::read(Some(&file), &metrics).unwrap(), metrics, directory)
+    (read_keys(settings(&file), &metrics).unwrap(), metrics, directory)
+}
+
+fn settings(file: &Path) -> RouterSettings {
+    RouterSettings { api_key_file: Some(file.to_owned()), ..RouterSettings::default() }
+}
+
+fn read_keys(settings: RouterSettings, metrics: &Metrics) -> Result<Arc<ApiKeys>, Error> {
+    ApiKeys::read(settings.into(), metrics)
 }
 
 fn caller(keys: &ApiKeys, key: &str) -> Result<Caller, Error> {
-    keys.identify(Some(&format!("Bearer {key}")), None)
+    keys.identify(Some(&format!("Bearer {key}")), None, None)
 }
 
 fn reason(result: Result<Entry, Error>) -> ErrorKind {
@@ -37,7 +49,7 @@ fn a_caller_is_known_by_its_key_alone() {
         (Some("Bearer three"), None),
         (Some("Bearer on"), Some("one")),
     ] {
-        let refused = keys.identify(authorization, api_key).err().unwrap();
+        let refused = keys.identify(authorization, api_key, None).err().unwrap();
         assert_eq!(refused.kind(), ErrorKind::Unauthenticated, "{authorization:?}");
         assert!(!refused.message().contains("three"));
     }
@@ -46,7 +58,7 @@ fn a_caller_is_known_by_its_key_alone() {
     for (authorization, api_key, name) in
         [(Some("Bearer one"), None, "a"), (Some("bearer  two"), None, "b"), (None, Some("two"), "b")]
     {
-        let caller = keys.identify(authorization, api_key).unwrap();
+        let caller = keys.identify(authorization, api_key, None).unwrap();
         assert_eq!(caller.0.unwrap().line.name, name);
     }
     assert!(
@@ -58,13 +70,13 @@ fn a_caller_is_known_by_its_key_alone() {
 
 #[test]
 fn without_a_file_everyone_is_let_in() {
-    let keys = ApiKeys::read(None, &Metrics::default()).unwrap();
-    keys.identify(None, None).unwrap().enter().unwrap().charge(5);
+    let keys = read_keys(RouterSettings::default(), &Metrics::default()).unwrap();
+    keys.identify(None, None, None).unwrap().enter().unwrap().charge(5);
 }
 
 #[test]
 fn a_missing_file_is_an_error_of_its_setting() {
-    let error = ApiKeys::read(Some(Path::new("/nowhere/keys")), &Metrics::default()).err().unwrap();
+    let error = read_keys(settings(Path::new("/nowhere/keys")), &Metrics::default()).err().unwrap();
     assert_eq!(error.field(), Some("api_key_file"));
 }
 
@@ -150,10 +162,107 @@ async fn a_changed_file_is_read_and_a_broken_one_is_not() {
     drop(held);
     caller(&keys, "new").unwrap().enter().unwrap();
     let file = directory.path().join("keys");
-    let settings = RouterSettings { api_key_file: Some(file), ..RouterSettings::default() };
+    let settings = settings(&file);
     check_api_keys(&settings).unwrap();
     replace("a broken");
     let error = check_api_keys(&settings).unwrap_err();
     assert!(error.field() == Some("api_key_file") && error.message().contains("line 1"), "{error}");
     following.abort();
+}
+
+/// A file that is read again when the test says so.
+fn reloaded(
+    change: impl FnOnce(&mut RouterSettings),
+) -> (Arc<ApiKeys>, impl Fn(Option<&str>) -> Result<(), Error>) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("keys");
+    std::fs::write(&file, format!("a {}\nb {}\n", hash("one"), hash("two"))).unwrap();
+    let mut settings = settings(&file);
+    change(&mut settings);
+    let keys = read_keys(settings, &Metrics::default()).unwrap();
+    let same = keys.clone();
+    let reload = move |text: Option<&str>| {
+        let _kept = &directory;
+        match text {
+            Some(text) => std::fs::write(&file, text).unwrap(),
+            None => std::fs::remove_file(&file).unwrap(),
+        }
+        same.reload(&file)
+    };
+    (keys, reload)
+}
+
+#[test]
+fn a_revoked_key_is_refused_whatever_else_the_new_file_has() {
+    let (keys, reload) = reloaded(|_| {});
+    let known = |key: &str| caller(&keys, key).is_ok();
+    // The line of `two` has a mistake, and `one` is not in the file any more.
+    let mistake = reload(Some(&format!("b {} speed=1\nc {}\n", hash("two"), hash("three")))).unwrap_err();
+    assert!(mistake.message().contains("1 lines with mistakes"), "{mistake}");
+    assert_eq!((known("one"), known("two"), known("three")), (false, false, true));
+    assert_eq!((keys.metrics.of_file.in_force.get(), keys.metrics.of_file.mistakes.get()), (1, 1));
+    reload(Some("")).unwrap();
+    assert_eq!((known("three"), keys.metrics.of_file.in_force.get()), (false, 0));
+    reload(Some(&format!("a {}", hash("one")))).unwrap();
+    assert_eq!((known("one"), keys.metrics.of_file.mistakes.get()), (true, 0));
+}
+
+#[test]
+fn a_deleted_file_denies_or_keeps_as_the_setting_says() {
+    for (gone, is_known) in [(KeyFileGone::Deny, false), (KeyFileGone::Keep, true)] {
+        let (keys, reload) = reloaded(|settings| settings.api_key_file_gone = gone);
+        let error = reload(None).unwrap_err();
+        assert!(error.message().contains("api_key_file_gone"), "{error}");
+        assert_eq!(caller(&keys, "one").is_ok(), is_known, "{gone}");
+        reload(Some(&format!("a {}", hash("one")))).unwrap();
+        assert!(caller(&keys, "one").is_ok());
+    }
+}
+
+#[tokio::test]
+async fn requests_of_a_revoked_key_end_if_the_setting_says_so() {
+    for revoked in [RevokedRequests::End, RevokedRequests::Finish] {
+        let (keys, reload) = reloaded(|settings| settings.revoked_requests = revoked);
+        let [one, two] = ["one", "two"].map(|key| keys.revoked(&caller(&keys, key).unwrap()).unwrap());
+        // `a` has another key now, `b` has other limits.
+        reload(Some(&format!("a {}\nb {} concurrent=1\n", hash("new"), hash("two")))).unwrap();
+        let ends = |request| futures_util::FutureExt::now_or_never(request).is_some();
+        assert_eq!((ends(one), ends(two)), (revoked == RevokedRequests::End, false));
+    }
+}
+
+#[test]
+fn an_address_that_guesses_is_refused_before_its_key_is_looked_at() {
+    let (keys, _) = reloaded(|settings| settings.max_wrong_keys_per_minute = 3);
+    let from = |last: u8, key: &str| {
+        let address = IpAddr::from([10, 0, 0, last]);
+        keys.identify(None, Some(key), Some(address)).map(drop).map_err(|error| error.kind())
+    };
+    for _ in 0..3 {
+        assert_eq!(from(1, "guess"), Err(ErrorKind::Unauthenticated));
+    }
+    assert_eq!(from(1, "guess"), Err(ErrorKind::RateLimited));
+    assert_eq!(from(1, "one"), Err(ErrorKind::RateLimited), "a guess is not told to be right");
+    assert_eq!(from(2, "one"), Ok(()));
+    assert_eq!(keys.metrics.of_file.guesses.get(), 2);
+    // Behind a proxy that has shown a right key, nobody is locked out.
+    (0..100).for_each(|_| assert_eq!(from(2, "guess"), Err(ErrorKind::Unauthenticated)));
+    assert_eq!(from(2, "two"), Ok(()));
+}
+
+#[test]
+fn a_search_does_not_cost_more_with_more_keys() {
+    let lines: String =
+        (0..5000).map(|number| format!("key{number} {}\n", hash(&number.to_string()))).collect();
+    let (many, ..) = keys(&lines);
+    let (few, ..) = keys(&lines[..lines.find('\n').unwrap() + 1]);
+    let cost = |keys: &ApiKeys| {
+        let began = Instant::now();
+        (0..500).for_each(|_| assert!(caller(keys, "wrong").is_err()));
+        began.elapsed()
+    };
+    // The best of some: other tests run beside this one.
+    let best = |keys: &ApiKeys| (0..10).map(|_| cost(keys)).min().unwrap();
+    assert!(best(&many) < 4 * best(&few), "{:?} for many keys, {:?} for one", best(&many), best(&few));
+    assert_eq!(caller(&many, "4999").unwrap().0.unwrap().line.name, "key4999");
 }

@@ -43,7 +43,7 @@ fn a_peer_takes_its_share_and_leaves_the_rest() {
 
 #[test]
 fn all_addresses_of_an_ipv6_network_are_one_peer() {
-    let parse = |text: &str| network(text.parse().unwrap());
+    let parse = |text: &str| Peer::network(text.parse().unwrap());
     assert_eq!(parse("2001:db8::1"), parse("2001:db8::ffff:0:0:2"));
     assert_ne!(parse("2001:db8::1"), parse("2001:db8:0:1::1"));
     assert_eq!(parse("::ffff:10.0.0.1"), IpAddr::from([10, 0, 0, 1]));

@@ -3,6 +3,7 @@
 use axum::http::StatusCode;
 use serde_json::json;
 use tonic::Status;
+use tutti_router::FleetSettings;
 use tutti_runtime::{Error, health::State};
 
 use crate::support::{Fake, Router, ask, expected, settings, token_ids};
@@ -112,6 +113,21 @@ async fn a_conductor_that_is_not_ready_gets_no_requests_until_it_is() {
     router.until("a is in", || router.health.ready() == State::Ok).await;
     assert_eq!(router.complete(&ask(&[1], 1)).await.0, StatusCode::OK);
     assert_eq!(a.count(), 1);
+}
+
+#[tokio::test]
+async fn refusals_for_load_use_up_no_retry() {
+    let fakes = [(); 4].map(|()| Fake::start());
+    let [a, b, c, d] = &fakes;
+    let router = Router::before(&[a, b, c, d], FleetSettings { max_retries: 1, ..settings() }).await;
+    for full in [a, b, c] {
+        let error = Error::overloaded("8 requests are in flight", std::time::Duration::from_secs(1));
+        full.refuse(Status::from(error));
+    }
+    for kind in 0..8 {
+        assert_eq!(router.complete(&ask(&[kind], 1)).await.0, StatusCode::OK);
+    }
+    assert_eq!(d.count(), 8);
 }
 
 #[tokio::test]

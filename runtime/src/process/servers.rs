@@ -15,7 +15,7 @@ use crate::{
     Error,
     health::Health,
     live::LiveSettings,
-    operations,
+    operations::{self, Viewer},
     serve::{self, ConnectionLimits, ConnectionMetrics, Listener, Purpose, Windows},
     shutdown::Shutdown,
 };
@@ -87,10 +87,11 @@ impl Servers {
         let Front { routes, refusals, services, health, is_idle } = front;
         let Ports { http, grpc, operations: probes, tls, addresses } = ports;
         process.metrics.follow_readiness(health.clone());
-        let operations = operations::routes(health.clone(), process.metrics.clone());
-        let moving = |routes| operations::moving_clients(operations.clone().merge(routes), health.clone());
+        let routes_for = |viewer| operations::routes(health.clone(), process.metrics.clone(), viewer);
+        let (public, operations) = (routes_for(Viewer::Anyone), routes_for(Viewer::Operator));
+        let moving = |routes| operations::moving_clients(public.clone().merge(routes), health.clone());
         let connections = process.live.connections.clone();
-        let (http, grpc) = serve::encrypted(http, grpc, tls);
+        let (http, grpc) = serve::encrypted(http, grpc, tls, process.metrics.reloads());
         let http = http.counted(&process.counts, Purpose::Http);
         let grpc = grpc.counted(&process.counts, Purpose::Grpc);
         let late =

@@ -15,7 +15,7 @@ use hyper_util::{
 use parking_lot::Mutex;
 use tokio::{
     task::JoinSet,
-    time::{interval, sleep},
+    time::{interval, sleep, timeout},
 };
 use tutti_settings::ConnectionSettings;
 
@@ -43,6 +43,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// its next request in the moment in which a response ends, and that request is answered. Connections that are idle
 /// when the server begins to close stay open for this time only if the closing is gentle.
 const LINGER: Duration = Duration::from_secs(1);
+/// Time for which the last bytes to a peer that floods a connection are written.
+const GOODBYE: Duration = Duration::from_millis(100);
 /// Time limits are checked this many times during the shorter one.
 const CHECKS: u32 = 8;
 /// Time limits are checked at least this often, so that new ones hold soon.
@@ -231,6 +233,13 @@ impl Connection {
                     return;
                 }
                 () = activity.evicted() => return metrics.closed(Closed::Evicted),
+                () = activity.flooded() => {
+                    metrics.closed(Closed::Flood);
+                    connection.as_mut().graceful_shutdown();
+                    // Nothing more is read. The peer is told by a GOAWAY, if it reads that at once.
+                    let _ = timeout(GOODBYE, connection).await;
+                    return;
+                }
                 () = &mut begun, if !is_closing => {
                     is_closing = true;
                     let rest = activity.rest_over_http1();
@@ -249,6 +258,14 @@ impl Connection {
                 () = &mut check => {
                     let limits = limits.get();
                     check.as_mut().reset(tokio::time::Instant::now() + check_after(&limits));
+                    if !is_leaving && activity.retires(&limits) {
+                        metrics.closed(Closed::Age);
+                        // Over HTTP/1 the next answer says that it is the last.
+                        if activity.rest_over_http1().is_none() {
+                            is_leaving = true;
+                            connection.as_mut().graceful_shutdown();
+                        }
+                    }
                     match activity.overdue(&limits) {
                         None => {}
                         Some(Overdue::Idle) if !is_leaving => {

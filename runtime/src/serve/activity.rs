@@ -1,28 +1,56 @@
 //! The activity of one connection: requests in progress, a head that arrives, or nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use http::Version;
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 use tutti_settings::ConnectionSettings;
 
+use super::standing::Standing;
+
 /// The state of one connection, shared by its socket, its requests, and the table of open connections.
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
     evicted: Notify,
+    flooded: Notify,
+    opened: Instant,
+    /// Part of a tenth of the longest age that this connection may be older, in 256ths. It is random, so that
+    /// connections of one moment do not end in one moment.
+    extra_age: u8,
+    is_retired: AtomicBool,
 }
 
 #[derive(Debug)]
 struct State {
     in_flight: usize,
+    /// Requests of these whose callers are known.
+    known: usize,
+    /// Start of the time in which there was always a request, or of the latest such time.
+    busy_since: Instant,
     /// True once a request has come over HTTP/2. Bytes between two requests are then pings and the like.
     http2: bool,
     /// Time of the last request's end, or of the accept.
     idle_since: Instant,
     /// Arrival of the first byte since `idle_since`, unless a request is in progress.
     head_since: Option<Instant>,
+}
+
+/// A weak claim of a connection to stay open, the weakest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Claim {
+    /// It has had no request since then.
+    Idle(Instant),
+    /// It has requests since then, and the callers of all are unknown.
+    Strangers(Instant),
 }
 
 /// A limit that a connection has exceeded.
@@ -36,8 +64,19 @@ pub(super) enum Overdue {
 
 impl Activity {
     pub fn new() -> Arc<Self> {
-        let state = State { in_flight: 0, http2: false, idle_since: Instant::now(), head_since: None };
-        Arc::new(Self { state: Mutex::new(state), evicted: Notify::new() })
+        let now = Instant::now();
+        let state = State {
+            in_flight: 0,
+            known: 0,
+            busy_since: now,
+            http2: false,
+            idle_since: now,
+            head_since: None,
+        };
+        let extra_age = RandomState::new().hash_one(0) as u8;
+        let (state, evicted, flooded) = (Mutex::new(state), Notify::new(), Notify::new());
+        let is_retired = AtomicBool::new(false);
+        Arc::new(Self { state, evicted, flooded, opened: now, extra_age, is_retired })
     }
 
     /// Notes that bytes have arrived.
@@ -51,10 +90,18 @@ impl Activity {
     /// Counts a request as in progress until the returned value is dropped.
     pub fn begin(self: &Arc<Self>, version: Version) -> InFlight {
         let mut state = self.state.lock();
+        if state.in_flight == 0 {
+            state.busy_since = Instant::now();
+        }
         state.in_flight += 1;
         state.http2 |= version == Version::HTTP_2;
         state.head_since = None;
-        InFlight(self.clone())
+        InFlight { activity: self.clone(), standing: Standing::of_stranger(self.clone()) }
+    }
+
+    /// Notes that the caller of one of the requests in progress is known.
+    pub fn caller_is_known(&self) {
+        self.state.lock().known += 1;
     }
 
     /// The limit that the connection has exceeded, if any.
@@ -70,16 +117,42 @@ impl Activity {
         over(state.idle_since, limits.idle_timeout()).then_some(Overdue::Idle)
     }
 
-    /// Start of the time without a request; `None` while one is in progress.
-    pub fn idle_since(&self) -> Option<Instant> {
+    /// True the first time that the connection is found to have reached its longest age.
+    pub fn retires(&self, limits: &ConnectionSettings) -> bool {
+        let extra = limits.max_age() / 10 * u32::from(self.extra_age) / 256;
+        self.opened.elapsed() >= limits.max_age() + extra && !self.is_retired.swap(true, Relaxed)
+    }
+
+    /// True once the connection has reached its longest age.
+    pub fn is_retired(&self) -> bool {
+        self.is_retired.load(Relaxed)
+    }
+
+    /// The connection's claim to stay open when another needs its place. `None` if it has the strongest: a request of
+    /// a known caller, or one that began less than `strangers_time` ago.
+    pub fn claim(&self, strangers_time: Duration) -> Option<Claim> {
         let state = self.state.lock();
-        (state.in_flight == 0).then_some(state.idle_since)
+        if state.in_flight == 0 {
+            return Some(Claim::Idle(state.idle_since));
+        }
+        let lasts = state.known == 0 && state.busy_since.elapsed() >= strangers_time;
+        lasts.then_some(Claim::Strangers(state.busy_since))
     }
 
     /// Time since the connection last had a request, if it speaks HTTP/1: zero while one is in progress.
     pub fn rest_over_http1(&self) -> Option<Duration> {
         let state = self.state.lock();
         (!state.http2).then(|| if state.in_flight > 0 { Duration::ZERO } else { state.idle_since.elapsed() })
+    }
+
+    /// Notes that the peer has used up its budget of frames.
+    pub fn flood(&self) {
+        self.flooded.notify_one();
+    }
+
+    /// Completes once the peer has used up its budget of frames.
+    pub async fn flooded(&self) {
+        self.flooded.notified().await;
     }
 
     /// Asks the connection's task to close it.
@@ -95,12 +168,17 @@ impl Activity {
 
 /// A request in progress, from its head to the end of its response.
 #[derive(Debug)]
-pub(super) struct InFlight(Arc<Activity>);
+pub(super) struct InFlight {
+    activity: Arc<Activity>,
+    /// The standing of the request's caller.
+    pub standing: Standing,
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
+        let mut state = self.activity.state.lock();
         state.in_flight -= 1;
+        state.known -= usize::from(self.standing.is_known());
         if state.in_flight == 0 {
             state.idle_since = Instant::now();
         }

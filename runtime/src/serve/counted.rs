@@ -9,13 +9,13 @@ use std::{
 
 use axum::{BoxError, body::Body};
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response, Version, header::CONNECTION};
 use http_body::{Frame, SizeHint};
 use tower::Service;
 
 use super::{
     activity::{Activity, InFlight},
-    receive::{ReceivedBody, Receiving},
+    receive::{ReceivedBody, Receiving, Sender},
     stream::Peer,
 };
 
@@ -47,12 +47,23 @@ where
     fn call(&mut self, mut request: Request<B>) -> Answer {
         let in_flight = self.activity.begin(request.version());
         request.extensions_mut().insert(self.peer);
+        request.extensions_mut().insert(in_flight.standing.clone());
         let request = request.map(|body| match &self.receiving {
-            Some(receiving) => Body::new(ReceivedBody::new(body, receiving.clone())),
+            Some(receiving) => {
+                let sender = Sender::new(self.peer, in_flight.standing.clone());
+                Body::new(ReceivedBody::new(body, receiving.clone(), sender))
+            }
             None => Body::new(body),
         });
-        let answer = self.routes.call(request);
-        Box::pin(async move { Ok(answer.await?.map(|body| CountedBody { body, _in_flight: in_flight })) })
+        let is_http1 = request.version() <= Version::HTTP_11;
+        let (answer, activity) = (self.routes.call(request), self.activity.clone());
+        Box::pin(async move {
+            let mut response = answer.await?;
+            if is_http1 && activity.is_retired() {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok(response.map(|body| CountedBody { body, _in_flight: in_flight }))
+        })
     }
 }
 

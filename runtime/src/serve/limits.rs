@@ -9,11 +9,12 @@ use crate::live::Live;
 pub struct ConnectionLimits {
     settings: Live<ConnectionSettings>,
     max_streams: Option<u32>,
+    are_callers_trusted: bool,
 }
 
 impl From<Live<ConnectionSettings>> for ConnectionLimits {
     fn from(settings: Live<ConnectionSettings>) -> Self {
-        Self { settings, max_streams: None }
+        Self { settings, ..Self::default() }
     }
 }
 
@@ -28,6 +29,17 @@ impl ConnectionLimits {
     #[must_use]
     pub fn with_streams(self, max_streams: u32) -> Self {
         Self { max_streams: Some(max_streams), ..self }
+    }
+
+    /// The limits without one on the messages of callers with a credential, for listeners at which only processes of
+    /// the cluster have one.
+    #[must_use]
+    pub fn trusting_callers(self) -> Self {
+        Self { are_callers_trusted: true, ..self }
+    }
+
+    pub(super) fn are_callers_trusted(&self) -> bool {
+        self.are_callers_trusted
     }
 
     pub(super) fn live(&self) -> Live<ConnectionSettings> {

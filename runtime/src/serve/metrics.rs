@@ -47,10 +47,15 @@ pub(super) enum Closed {
     Head,
     /// It had no request for too long.
     Idle,
+    /// It was as old as a connection may be.
+    Age,
+    /// The peer sent too many frames that are no requests.
+    Flood,
 }
 
 impl Closed {
-    const ALL: [Self; 5] = [Self::Limit, Self::Evicted, Self::Handshake, Self::Head, Self::Idle];
+    const ALL: [Self; 7] =
+        [Self::Limit, Self::Evicted, Self::Handshake, Self::Head, Self::Idle, Self::Age, Self::Flood];
 
     fn label(self) -> &'static str {
         match self {
@@ -59,6 +64,8 @@ impl Closed {
             Self::Handshake => "handshake",
             Self::Head => "head_timeout",
             Self::Idle => "idle_timeout",
+            Self::Age => "max_age",
+            Self::Flood => "flood",
         }
     }
 }

@@ -1,13 +1,10 @@
 //! The open connections of one listener, within limits in total and per peer.
 //!
 //! A limit is not a way to lock others out: at the limit, connections without a request make room, the longest idle
-//! ones first. Only if every connection is busy, a new one is refused.
+//! ones first, and then those whose callers have not shown a credential for a while. Only if every connection is busy
+//! for known callers, a new one is refused.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, Ipv6Addr},
-    sync::Arc,
-};
+use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tutti_settings::ConnectionSettings;
@@ -17,6 +14,8 @@ use crate::{descriptors, live::Live};
 
 /// At a limit, one connection in this many makes room at once, so that the table is searched seldom.
 const EVICTED_SHARE: usize = 64;
+/// Value of `strangers_time`. Probes are answered much sooner.
+const STRANGERS_TIME: Duration = Duration::from_secs(2);
 
 /// The table of open connections.
 #[derive(Debug)]
@@ -24,6 +23,8 @@ pub(super) struct OpenConnections {
     limits: Live<ConnectionSettings>,
     /// Connections that the process may have open, whatever the settings say.
     most: usize,
+    /// Time after which requests of unknown callers no longer keep their connection open when another needs its place.
+    strangers_time: Duration,
     table: Mutex<Table>,
 }
 
@@ -54,6 +55,7 @@ impl OpenConnections {
         Arc::new(Self {
             limits: limits.into(),
             most: descriptors::for_connections(),
+            strangers_time: STRANGERS_TIME,
             table: Mutex::default(),
         })
     }
@@ -67,11 +69,13 @@ impl OpenConnections {
         let mut table = self.table.lock();
         if let Some(peer) = peer
             && table.per_peer.get(&peer).copied().unwrap_or_default() >= max_per_peer
-            && table.make_room(max_per_peer, |other| other == Some(peer)) == 0
+            && table.make_room(max_per_peer, self.strangers_time, |other| other == Some(peer)) == 0
         {
             return None;
         }
-        if table.connections.len() >= max_open && table.make_room(max_open, |_| true) == 0 {
+        if table.connections.len() >= max_open
+            && table.make_room(max_open, self.strangers_time, |_| true) == 0
+        {
             return None;
         }
         let key = table.accepted;
@@ -87,28 +91,34 @@ impl OpenConnections {
     pub fn make_room(&self) {
         let mut table = self.table.lock();
         let open = table.connections.len();
-        table.make_room(open, |_| true);
+        table.make_room(open, self.strangers_time, |_| true);
     }
 }
 
 impl Table {
-    /// Closes a share of `limit` among the idle connections whose peer qualifies, the longest idle first. Returns their
-    /// number.
-    fn make_room(&mut self, limit: usize, qualifies: impl Fn(Option<IpAddr>) -> bool) -> usize {
+    /// Closes a share of `limit` among the connections with a weak claim whose peer qualifies, the weakest first.
+    /// Returns their number.
+    fn make_room(
+        &mut self,
+        limit: usize,
+        strangers_time: Duration,
+        qualifies: impl Fn(Option<IpAddr>) -> bool,
+    ) -> usize {
         let qualified = self.connections.iter().filter(|(_, (peer, _))| qualifies(*peer));
-        let mut idle: Vec<_> =
-            qualified.filter_map(|(key, (_, activity))| Some((activity.idle_since()?, *key))).collect();
+        let mut weak: Vec<_> = qualified
+            .filter_map(|(key, (_, activity))| Some((activity.claim(strangers_time)?, *key)))
+            .collect();
         let share = (limit / EVICTED_SHARE).max(1);
-        if idle.len() > share {
-            idle.select_nth_unstable(share);
-            idle.truncate(share);
+        if weak.len() > share {
+            weak.select_nth_unstable(share);
+            weak.truncate(share);
         }
-        for (_, key) in &idle {
+        for (_, key) in &weak {
             if let Some(activity) = self.remove(*key) {
                 activity.evict();
             }
         }
-        idle.len()
+        weak.len()
     }
 
     fn remove(&mut self, key: u64) -> Option<Arc<Activity>> {
@@ -125,15 +135,11 @@ impl Table {
     }
 }
 
-/// The network that counts as one peer: an IPv4 address, or the /64 of an IPv6 address, since a host has a whole one.
-/// `None` over a Unix socket.
-fn network(peer: Peer) -> Option<IpAddr> {
+/// The network that counts as one peer; `None` over a Unix socket.
+pub(super) fn network(peer: Peer) -> Option<IpAddr> {
     match peer {
         Peer::Local => None,
-        Peer::Ip(address) => Some(match address.to_canonical() {
-            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
-            address => address,
-        }),
+        Peer::Ip(address) => Some(Peer::network(address)),
     }
 }
 

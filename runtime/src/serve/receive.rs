@@ -4,12 +4,11 @@
 //! handed on. A call whose message finds no room fails, rather than waits: messages that wait for each other's room
 //! with a part of their own already there would wait forever.
 
+mod room;
+
 use std::{
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -20,6 +19,8 @@ use http_body::Frame;
 use tokio::time::{Instant, Sleep, sleep};
 use tonic::Status;
 
+use self::room::Taken;
+pub(super) use self::room::{Room, Sender};
 use crate::{Error, ErrorKind};
 
 /// Bytes before each message: a flag, and the length (PROTOCOL-HTTP2.md of gRPC, "Length-Prefixed-Message").
@@ -28,25 +29,14 @@ const PREFIX: usize = 5;
 /// The bounds of one listener.
 #[derive(Debug)]
 pub(super) struct Receiving {
-    room: usize,
-    held: AtomicUsize,
+    room: Room,
     patience: Duration,
 }
 
 impl Receiving {
-    /// Bounds with `room` bytes for all messages, and `patience` for each.
-    pub fn new(room: usize, patience: Duration) -> Self {
-        Self { room, held: AtomicUsize::new(0), patience }
-    }
-
-    fn take(&self, bytes: usize) -> Result<(), Error> {
-        let fits = |held: usize| held.checked_add(bytes).filter(|held| *held <= self.room);
-        self.held.fetch_update(Relaxed, Relaxed, fits).map(drop).map_err(|held| {
-            let room = self.room;
-            let message =
-                format!("{held} bytes of messages are arriving, the limit is {room}; try again later");
-            Error::new(ErrorKind::Overloaded, message)
-        })
+    /// Bounds with a room for all messages, and `patience` for each.
+    pub fn new(room: Room, patience: Duration) -> Self {
+        Self { room, patience }
     }
 }
 
@@ -54,8 +44,9 @@ impl Receiving {
 pub(super) struct ReceivedBody<B> {
     body: B,
     receiving: Arc<Receiving>,
-    /// Bytes of room that this body holds.
-    held: usize,
+    sender: Sender,
+    /// Room that this body holds.
+    taken: Taken,
     framing: Framing,
     /// Time for which the current message has been waited for. Time in which nobody reads the body does not count: a
     /// busy receiver makes its sender wait.
@@ -65,14 +56,13 @@ pub(super) struct ReceivedBody<B> {
 }
 
 impl<B> ReceivedBody<B> {
-    pub fn new(body: B, receiving: Arc<Receiving>) -> Self {
-        let framing = Framing::default();
-        Self { body, receiving, held: 0, framing, waited: Duration::ZERO, wait: None }
+    pub fn new(body: B, receiving: Arc<Receiving>, sender: Sender) -> Self {
+        let (framing, taken) = Default::default();
+        Self { body, receiving, sender, taken, framing, waited: Duration::ZERO, wait: None }
     }
 
     fn on_data(&mut self, data: &[u8]) -> Result<(), Error> {
-        self.receiving.take(data.len())?;
-        self.held += data.len();
+        self.receiving.room.take(&self.sender, &mut self.taken, data.len())?;
         let before = self.framing.messages;
         self.framing.read(data);
         if self.framing.messages > before {
@@ -92,8 +82,7 @@ impl<B> ReceivedBody<B> {
     }
 
     fn release(&mut self) {
-        self.receiving.held.fetch_sub(self.held, Relaxed);
-        self.held = 0;
+        self.receiving.room.give_back(&self.sender, &mut self.taken);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     fmt, io,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -16,7 +16,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use super::activity::Activity;
+use super::{activity::Activity, frames::FrameBudget};
 
 /// The peer of a connection. Every request carries it as an extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,17 @@ pub enum Peer {
     Ip(IpAddr),
     /// A process of this machine, over a Unix socket.
     Local,
+}
+
+impl Peer {
+    /// The network that counts as one peer: an IPv4 address, or the /64 of an IPv6 address, since a host has a whole
+    /// one.
+    pub fn network(address: IpAddr) -> IpAddr {
+        match address.to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+            address => address,
+        }
+    }
 }
 
 impl fmt::Display for Peer {
@@ -136,16 +147,18 @@ pub(super) enum Stream {
     Tls(Box<TlsStream<TimedSocket>>),
 }
 
-/// A connection that reports its reads to [`Activity`]. The bytes of a handshake do not count: they are no part of a
-/// request's head.
+/// A connection that reports its reads to [`Activity`], also that a peer floods it with frames: nothing more is read
+/// then. The bytes of a handshake do not count: they are no part of a request's head.
 pub(super) struct ActiveStream {
     stream: Stream,
     activity: Arc<Activity>,
+    frames: FrameBudget,
+    is_flooded: bool,
 }
 
 impl ActiveStream {
     pub fn new(stream: Stream, activity: Arc<Activity>) -> Self {
-        Self { stream, activity }
+        Self { stream, activity, frames: FrameBudget::new(), is_flooded: false }
     }
 
     fn writer(&mut self) -> Pin<&mut (dyn AsyncWrite + Unpin)> {
@@ -162,6 +175,10 @@ impl AsyncRead for ActiveStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.is_flooded {
+            // The connection's task ends the connection.
+            return Poll::Pending;
+        }
         let before = buffer.filled().len();
         ready!(match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
@@ -169,6 +186,10 @@ impl AsyncRead for ActiveStream {
         })?;
         if buffer.filled().len() > before {
             self.activity.bytes_read();
+            if !self.frames.read(&buffer.filled()[before..]) {
+                self.is_flooded = true;
+                self.activity.flood();
+            }
         }
         Poll::Ready(Ok(()))
     }
@@ -180,7 +201,9 @@ impl AsyncWrite for ActiveStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.writer().poll_write(context, bytes)
+        let written = ready!(self.writer().poll_write(context, bytes))?;
+        self.frames.written(written);
+        Poll::Ready(Ok(written))
     }
 
     fn poll_write_vectored(
@@ -188,7 +211,9 @@ impl AsyncWrite for ActiveStream {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.writer().poll_write_vectored(context, slices)
+        let written = ready!(self.writer().poll_write_vectored(context, slices))?;
+        self.frames.written(written);
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

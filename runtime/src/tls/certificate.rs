@@ -8,7 +8,7 @@ use rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
 };
 
-use super::provider;
+use super::{expiry, provider};
 use crate::Error;
 
 /// A file and the setting that names it.
@@ -46,9 +46,18 @@ impl File<'_> {
     }
 }
 
+/// A certificate chain with its private key.
+pub(super) struct Identity {
+    /// The chain and the key, as TLS uses them.
+    pub resolver: Arc<SingleCertAndKey>,
+    /// Unix time in seconds after which a certificate of the chain is not valid.
+    pub not_after: Option<i64>,
+}
+
 /// Reads a certificate chain with its private key.
-pub(super) fn identity(cert: File, key: File) -> Result<Arc<SingleCertAndKey>, Error> {
+pub(super) fn identity(cert: File, key: File) -> Result<Identity, Error> {
     let (chain, private) = (cert.certificates()?, key.private_key()?);
+    let not_after = chain.iter().filter_map(|certificate| expiry::not_after(certificate)).min();
     let certified = CertifiedKey::from_der(chain, private, &provider()).map_err(|e| match e {
         rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
             key.wrong(format!("is not the key of {}", cert.path.display()))
@@ -56,7 +65,7 @@ pub(super) fn identity(cert: File, key: File) -> Result<Arc<SingleCertAndKey>, E
         rustls::Error::InvalidCertificate(e) => cert.wrong(format!("cannot be used: {e}")),
         e => key.wrong(format!("cannot be used with {}: {e}", cert.path.display())),
     })?;
-    Ok(Arc::new(certified.into()))
+    Ok(Identity { resolver: Arc::new(certified.into()), not_after })
 }
 
 /// Reads the certificates of authorities.

@@ -13,14 +13,17 @@ use tutti_settings::ClusterTlsSettings;
 
 use super::{
     blocking::BlockingTls,
-    certificate::{File, authorities, identity},
+    certificate::{File, Identity, authorities, identity},
     dial::Dial,
     provider,
     public::GRPC,
     roles::{self, Role},
     server::{RefusalLog, ServerTls},
 };
-use crate::{Error, watched_files::WatchedFiles};
+use crate::{
+    Error,
+    watched_files::{Content, ReloadMetrics, WatchedFiles},
+};
 
 /// The protocol over TLS between the ranks of a group.
 const RANKS: &[&[u8]] = &[b"tutti-ranks"];
@@ -48,9 +51,15 @@ impl ClusterTransport {
     }
 
     /// Reads the files again whenever they change, as long as the future is polled.
-    pub async fn follow(self) {
+    pub async fn follow(self, metrics: ReloadMetrics) {
         let Some(tls) = self.tls else { return };
-        tls.watched.clone().follow("the certificates of the cluster", move || tls.reload()).await;
+        metrics.expires(Content::ClusterCertificates, tls.not_after);
+        let (watched, own) = (tls.watched.clone(), metrics.clone());
+        let reload = move || {
+            own.expires(Content::ClusterCertificates, tls.reload()?);
+            Ok(())
+        };
+        watched.follow(Content::ClusterCertificates, &metrics, reload).await;
     }
 
     /// True if TCP connections are encrypted.
@@ -134,12 +143,20 @@ struct Files {
 pub(super) struct MutualTls {
     files: Files,
     watched: WatchedFiles,
+    not_after: Option<i64>,
     workers: ServerTls,
     routers: ServerTls,
     ranks: ServerTls,
     clients: RwLock<Clients>,
     /// Limits the log lines about peers that cannot be dialled.
     pub refusals: Mutex<RefusalLog>,
+}
+
+/// What the files make.
+struct Configs {
+    servers: Servers,
+    clients: Clients,
+    not_after: Option<i64>,
 }
 
 #[derive(Debug)]
@@ -159,10 +176,11 @@ struct Clients {
 impl MutualTls {
     fn read(files: Files) -> Result<Self, Error> {
         let watched = WatchedFiles::new(vec![files.cert.clone(), files.key.clone(), files.ca.clone()]);
-        let (servers, clients) = files.configs()?;
+        let Configs { servers, clients, not_after } = files.configs()?;
         Ok(Self {
             files,
             watched,
+            not_after,
             workers: ServerTls::new(servers.workers, true),
             routers: ServerTls::new(servers.routers, true),
             ranks: ServerTls::new(servers.ranks, true),
@@ -171,13 +189,14 @@ impl MutualTls {
         })
     }
 
-    fn reload(&self) -> Result<(), Error> {
-        let (servers, clients) = self.files.configs()?;
+    /// Reads the files again. Returns the end of the certificate's validity.
+    fn reload(&self) -> Result<Option<i64>, Error> {
+        let Configs { servers, clients, not_after } = self.files.configs()?;
         self.workers.install(servers.workers);
         self.routers.install(servers.routers);
         self.ranks.install(servers.ranks);
         *self.clients.write() = clients;
-        Ok(())
+        Ok(not_after)
     }
 
     /// The configuration of connections to a process of this role.
@@ -191,18 +210,18 @@ impl MutualTls {
 }
 
 impl Files {
-    fn configs(&self) -> Result<(Servers, Clients), Error> {
+    fn configs(&self) -> Result<Configs, Error> {
         let cert = File { field: "cluster_tls_cert", path: &self.cert };
         let key = File { field: "cluster_tls_key", path: &self.key };
         let ca = File { field: "cluster_tls_ca", path: &self.ca };
-        let (identity, roots) = (identity(cert, key)?, authorities(ca)?);
+        let (Identity { resolver, not_after }, roots) = (identity(cert, key)?, authorities(ca)?);
         let unusable = |e: &dyn fmt::Display| Error::internal(format!("TLS cannot be set up: {e}"));
         let server = |peers: Role, protocols: &[&[u8]]| {
             let verifier = roles::clients(peers, roots.clone()).map_err(|e| unusable(&e))?;
             let builder = ServerConfig::builder_with_provider(provider())
                 .with_safe_default_protocol_versions()
                 .map_err(|e| unusable(&e))?;
-            let mut config = builder.with_client_cert_verifier(verifier).with_cert_resolver(identity.clone());
+            let mut config = builder.with_client_cert_verifier(verifier).with_cert_resolver(resolver.clone());
             config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
             // A resumed session would skip the check of the certificate, which may have expired since.
             config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -217,7 +236,7 @@ impl Files {
             let mut config = builder
                 .dangerous()
                 .with_custom_certificate_verifier(verifier)
-                .with_client_cert_resolver(identity.clone());
+                .with_client_cert_resolver(resolver.clone());
             config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
             config.resumption = Resumption::disabled();
             Ok::<_, Error>(Arc::new(config))
@@ -232,6 +251,6 @@ impl Files {
             worker: client(Role::Worker, GRPC)?,
             leader: client(Role::Worker, RANKS)?,
         };
-        Ok((servers, clients))
+        Ok(Configs { servers, clients, not_after })
     }
 }

@@ -9,11 +9,14 @@ use rustls::{ServerConfig, sign::SingleCertAndKey};
 use tutti_settings::TlsSettings;
 
 use super::{
-    certificate::{File, identity},
+    certificate::{File, Identity, identity},
     provider,
     server::ServerTls,
 };
-use crate::{Error, watched_files::WatchedFiles};
+use crate::{
+    Error,
+    watched_files::{Content, ReloadMetrics, WatchedFiles},
+};
 
 /// Protocols over TLS on the HTTP port, the preferred one first (RFC 7301).
 const HTTP: &[&[u8]] = &[b"h2", b"http/1.1"];
@@ -26,6 +29,7 @@ pub struct PublicTls {
     cert: PathBuf,
     key: PathBuf,
     watched: WatchedFiles,
+    not_after: Option<i64>,
     http: ServerTls,
     grpc: ServerTls,
 }
@@ -43,6 +47,7 @@ impl PublicTls {
             cert: cert.clone(),
             key: key.clone(),
             watched,
+            not_after: configs.not_after,
             http: ServerTls::new(configs.http, false),
             grpc: ServerTls::new(configs.grpc, false),
         }))
@@ -59,26 +64,31 @@ impl PublicTls {
     }
 
     /// Reads the files again whenever they change, as long as the future is polled.
-    pub async fn follow(self) {
+    pub async fn follow(self, metrics: ReloadMetrics) {
         let watched = self.watched.clone();
+        metrics.expires(Content::PublicCertificates, self.not_after);
+        let own = metrics.clone();
         let reload = move || {
-            let Configs { http, grpc } = configs(&self.cert, &self.key)?;
+            let Configs { http, grpc, not_after } = configs(&self.cert, &self.key)?;
             self.http.install(http);
             self.grpc.install(grpc);
+            own.expires(Content::PublicCertificates, not_after);
             Ok(())
         };
-        watched.follow("the certificates of the public ports", reload).await;
+        watched.follow(Content::PublicCertificates, &metrics, reload).await;
     }
 }
 
 struct Configs {
     http: ServerConfig,
     grpc: ServerConfig,
+    not_after: Option<i64>,
 }
 
 fn configs(cert: &Path, key: &Path) -> Result<Configs, Error> {
-    let identity = identity(File { field: "tls_cert", path: cert }, File { field: "tls_key", path: key })?;
-    Ok(Configs { http: config(identity.clone(), HTTP)?, grpc: config(identity, GRPC)? })
+    let Identity { resolver, not_after } =
+        identity(File { field: "tls_cert", path: cert }, File { field: "tls_key", path: key })?;
+    Ok(Configs { http: config(resolver.clone(), HTTP)?, grpc: config(resolver, GRPC)?, not_after })
 }
 
 fn config(identity: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> Result<ServerConfig, Error> {

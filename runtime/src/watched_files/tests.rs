@@ -10,6 +10,7 @@ struct Number {
     directory: TempDir,
     in_force: Arc<Mutex<u32>>,
     reloads: u32,
+    failing: Failing,
 }
 
 impl Number {
@@ -19,7 +20,7 @@ impl Number {
         fs::write(&file, text).unwrap();
         let files = WatchedFiles::new(vec![directory.path().join("other"), file.clone()]);
         let in_force = Arc::new(Mutex::new(read(&file).unwrap()));
-        (Self { directory, in_force, reloads: 0 }, files)
+        (Self { directory, in_force, reloads: 0, failing: Failing::default() }, files)
     }
 
     fn file(&self) -> PathBuf {
@@ -44,7 +45,7 @@ impl Number {
     /// The number in force after a check, and the number of reloads so far.
     fn checked(&mut self, files: &mut WatchedFiles) -> (u32, u32) {
         let (reload, reloads) = (self.reload(), Mutex::new(0));
-        files.check("the numbers", || {
+        files.check(&self.failing, || {
             *reloads.lock() += 1;
             reload()
         });
@@ -74,6 +75,7 @@ fn files_are_read_again_once_per_change_and_a_bad_one_changes_nothing() {
     // The other file counts too, from the time when it exists.
     fs::write(number.directory.path().join("other"), "").unwrap();
     assert_eq!(number.checked(&mut files), (3, 5));
+    assert_eq!(number.failing.failures.get(), 2);
 }
 
 #[test]
@@ -96,7 +98,7 @@ async fn a_change_is_noticed_that_was_made_before_files_are_followed() {
     let (number, files) = Number::new("1");
     number.replace("2");
     let following =
-        tokio::spawn(files.follow_every(Duration::from_millis(1), "the numbers", number.reload()));
+        tokio::spawn(files.follow_every(Duration::from_millis(1), number.failing.clone(), number.reload()));
     let until = async |value: u32| {
         let changed = async {
             while *number.in_force.lock() != value {

@@ -5,11 +5,25 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::StreamExt;
 use http_body::Frame;
-use tokio::{net::TcpListener, sync::mpsc};
-use tonic::{Code, body::Body, service::Routes, transport::Endpoint};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    sync::mpsc,
+};
+use tonic::{
+    Code,
+    body::Body,
+    service::{Routes, interceptor::InterceptedService},
+    transport::Endpoint,
+};
 use tower::{Service, ServiceExt};
-use tutti_runtime::{serve, shutdown::Shutdown};
+use tutti_runtime::{
+    metrics::Metrics,
+    serve::{self, ConnectionMetrics, Listener, Purpose},
+    shutdown::Shutdown,
+};
 use tutti_settings::ConnectionSettings;
 
 use crate::support::{RawClient, patient, soon};
@@ -29,30 +43,51 @@ impl http_body::Body for Pieces {
     }
 }
 
-struct Server(std::net::SocketAddr);
+struct Server(std::net::SocketAddr, Metrics);
 
 impl Server {
-    /// Serves `grpc.health.v1`, whose `Check` takes one message.
+    /// Serves `grpc.health.v1`, whose `Check` takes one message. A caller that shows `authorization` is known.
     async fn start(connections: ConnectionSettings) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (reporter, health) = tonic_health::server::health_reporter();
         reporter.set_service_status("", tonic_health::ServingStatus::Serving).await;
-        let routes = Routes::new(health);
+        let routes = Routes::new(InterceptedService::new(health, |request: tonic::Request<()>| {
+            if request.metadata().contains_key("authorization") {
+                serve::Standing::vouch(request.extensions());
+            }
+            Ok(request)
+        }));
         let windows = serve::Windows::default();
+        let metrics = Metrics::default();
+        let counts = metrics.register(ConnectionMetrics::register);
+        let listener = Listener::from(listener).counted(&counts, Purpose::Grpc);
         tokio::spawn(serve::grpc(listener, routes, windows, connections, Shutdown::default()));
-        Self(address)
+        Self(address, metrics)
     }
 
-    /// Begins a call of `Check` whose message is sent in pieces, and awaits the status.
+    /// Number of open connections.
+    fn connections(&self) -> usize {
+        let name = r#"tutti_connections_open{listener="grpc"} "#;
+        let text = self.1.encode();
+        text.lines().find_map(|line| line.strip_prefix(name)).map_or(0, |count| count.parse().unwrap())
+    }
+
+    /// Begins a known caller's call of `Check` whose message is sent in pieces, and awaits the status.
     async fn check(&self, pieces: mpsc::Receiver<Bytes>) -> Code {
+        self.check_as(Some("known"), pieces).await
+    }
+
+    async fn check_as(&self, credential: Option<&str>, pieces: mpsc::Receiver<Bytes>) -> Code {
         let mut channel =
             Endpoint::from_shared(format!("http://{}", self.0)).unwrap().connect().await.unwrap();
-        let request = http::Request::post(format!("http://{}/grpc.health.v1.Health/Check", self.0))
+        let mut request = http::Request::post(format!("http://{}/grpc.health.v1.Health/Check", self.0))
             .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(Body::new(Pieces(pieces)))
-            .unwrap();
+            .header("te", "trailers");
+        if let Some(credential) = credential {
+            request = request.header("authorization", credential);
+        }
+        let request = request.body(Body::new(Pieces(pieces))).unwrap();
         let answer = channel.ready().await.unwrap().call(request).await.unwrap();
         let (parts, mut body) = answer.into_parts();
         let mut trailers = parts.headers;
@@ -92,8 +127,9 @@ async fn a_message_that_does_not_arrive_ends_its_call() {
 
 #[tokio::test]
 async fn all_messages_that_arrive_share_one_room() {
-    let server = Server::start(ConnectionSettings { receive_room_bytes: 4000, ..patient() }).await;
-    // An unknown field of 2500 bytes: the message is valid once it is whole.
+    let server = Server::start(ConnectionSettings { receive_room_bytes: 8000, ..patient() }).await;
+    // Callers of one address have half of the room. An unknown field of 2500 bytes: the message is valid once it is
+    // whole.
     let message: Vec<u8> = [&beginning(2503, 0)[..], &[0x7a, 0xc4, 0x13], &[7; 2500]].concat();
     let (begin, end) = message.split_at(2400);
     let ((first, first_pieces), (second, second_pieces)) = (mpsc::channel(4), mpsc::channel(4));
@@ -119,6 +155,34 @@ async fn all_messages_that_arrive_share_one_room() {
 }
 
 #[tokio::test]
+async fn strangers_who_send_parts_of_messages_hold_up_nobody_with_a_credential() {
+    let server = Server::start(ConnectionSettings { receive_room_bytes: 64_000, ..patient() }).await;
+    let server = &server;
+    // Each stranger sends as much as it can and never ends its message. All but a few find no room.
+    let mut strangers = Vec::new();
+    let mut calls: futures_util::stream::FuturesUnordered<_> = (0..40)
+        .map(|_| {
+            let (send, pieces) = mpsc::channel(4);
+            send.try_send(beginning(60_000, 3000)).unwrap();
+            strangers.push(send);
+            server.check_as(None, pieces)
+        })
+        .collect();
+    let refused = async {
+        for _ in 0..39 {
+            assert_eq!(calls.next().await, Some(Code::ResourceExhausted));
+        }
+    };
+    soon("the refusal of all strangers but one", refused).await;
+    // The last one holds what an address of strangers may hold. A message that takes most of the room arrives.
+    let message: Vec<u8> = [&beginning(25_004, 0)[..], &[0x7a, 0xa8, 0xc3, 0x01], &[7; 25_000]].concat();
+    let (send, pieces) = mpsc::channel(4);
+    send.send(message.into()).await.unwrap();
+    drop(send);
+    assert_eq!(soon("an answer", server.check(pieces)).await, Code::Ok);
+}
+
+#[tokio::test]
 async fn a_connection_that_never_speaks_http2_is_closed() {
     let server =
         Server::start(ConnectionSettings { header_timeout_ms: 200, idle_timeout_ms: 200, ..patient() }).await;
@@ -127,4 +191,52 @@ async fn a_connection_that_never_speaks_http2_is_closed() {
     partial.send("PRI * HTTP/2").await;
     soon("the end of the silent connection", silent.closed_whatever_it_says()).await;
     soon("the end of the partial connection", partial.closed_whatever_it_says()).await;
+}
+
+#[tokio::test]
+async fn an_old_connection_ends_with_its_last_call_and_the_next_one_opens_another() {
+    let server = Server::start(ConnectionSettings { max_age_s: 1, ..patient() }).await;
+    let channel = Endpoint::from_shared(format!("http://{}", server.0)).unwrap().connect_lazy();
+    let mut client = tonic_health::pb::health_client::HealthClient::new(channel);
+    let request = || tonic_health::pb::HealthCheckRequest { service: String::new() };
+    // A call that is in progress when the connection is old goes on.
+    let mut watch = client.watch(request()).await.unwrap().into_inner();
+    watch.message().await.unwrap().unwrap();
+    let first = server.connections();
+    let another = async {
+        loop {
+            client.check(request()).await.expect("no call fails for a connection's age");
+            if server.connections() > first {
+                return;
+            }
+        }
+    };
+    soon("another connection", another).await;
+    let still = tokio::time::timeout(std::time::Duration::from_millis(10), watch.message()).await;
+    assert!(still.is_err(), "the call over the old connection ended: {still:?}");
+}
+
+#[tokio::test]
+async fn a_flood_of_frames_that_are_no_requests_ends_its_connection() {
+    let server = Server::start(patient()).await;
+    // PRIORITY, WINDOW_UPDATE and a type that HTTP/2 does not know.
+    for (kind, payload) in [(2_u8, &[0, 0, 0, 0, 7][..]), (8, &[0, 0, 0, 1]), (0xbe, &[])] {
+        let mut attacker = RawClient::connect(server.0).await;
+        attacker.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+        let stream = if kind == 8 { 0 } else { 1 };
+        let frame = [&[0, 0, payload.len() as u8, kind, 0, 0, 0, 0, stream][..], payload].concat();
+        let flood = frame.repeat(1000);
+        let (mut reader, mut writer) = attacker.0.into_split();
+        writer.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+        let send = async move { while writer.write_all(&flood).await.is_ok() {} };
+        let end = async move {
+            let mut said = Vec::new();
+            let _ = reader.read_to_end(&mut said).await;
+        };
+        soon("the end of the flood", async { tokio::join!(send, end) }).await;
+    }
+    let (send, pieces) = mpsc::channel(4);
+    send.send(beginning(0, 0)).await.unwrap();
+    drop(send);
+    assert_eq!(soon("an answer", server.check(pieces)).await, Code::Ok);
 }

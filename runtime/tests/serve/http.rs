@@ -285,3 +285,26 @@ async fn a_gentle_end_answers_a_request_over_a_connection_that_was_idle_for_a_mo
     client.closed().await;
     soon("the end of the server", served.task).await.unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn an_old_connection_is_told_that_its_answer_is_the_last() {
+    let served = http(simple_routes(), ConnectionSettings { max_age_s: 1, ..patient() }).await;
+    let mut client = RawClient::connect(served.address).await;
+    let last = async {
+        loop {
+            client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"\r\n\r\n") {
+                answer.push(
+                    client.0.read_u8().await.expect("a request over an old connection was not answered"),
+                );
+            }
+            if String::from_utf8(answer).unwrap().to_lowercase().contains("connection: close") {
+                return;
+            }
+        }
+    };
+    soon("the last answer", last).await;
+    client.closed().await;
+    assert_eq!(served.closed_for("max_age"), 1);
+}

@@ -22,6 +22,7 @@ use tutti_runtime::{
     serve::{self, ConnectionMetrics, Purpose},
     shutdown::Shutdown,
     tls::PublicTls,
+    watched_files::ReloadMetrics,
 };
 use tutti_settings::{ConnectionSettings, TlsSettings};
 
@@ -77,7 +78,7 @@ async fn counted(files: &Files, connections: ConnectionSettings, metrics: &Metri
     let bind = || async { TcpListener::bind("127.0.0.1:0").await.unwrap() };
     let listener = bind().await;
     let address = listener.local_addr().unwrap();
-    let (listener, _) = serve::encrypted(listener, bind().await, tls);
+    let (listener, _) = serve::encrypted(listener, bind().await, tls, ReloadMetrics::default());
     let listener = listener.counted(&metrics.register(ConnectionMetrics::register), Purpose::Http);
     let routes =
         Router::new().route("/", get(|version: http::Version| async move { format!("{version:?}") }));

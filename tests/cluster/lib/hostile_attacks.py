@@ -25,7 +25,8 @@ MIB = 1 << 20
 VERDICT_S = 10
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # Frames of HTTP/2 (RFC 9113 §6).
-DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, CONTINUATION = 0, 1, 3, 4, 7, 9
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
+UNKNOWN = 0xBE
 END_HEADERS = 4
 
 
@@ -392,6 +393,70 @@ async def messages_a_byte_a_second(target):
             peer.close()
 
     return await each(target.count(300), one)
+
+
+# Parts of messages to services that need no credential, as many as fit: they have a part of the room and no more.
+@attack("closed", "goaway", "reset", "answered", mib=128)
+async def parts_of_messages_without_a_credential(target):
+    paths = ("/grpc.health.v1.Health/Check", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+
+    async def one(index):
+        peer = await connect(target.grpc)
+        try:
+            begun = PREFACE + frame(SETTINGS, 0, 0)
+            for stream in range(1, 65, 2):
+                begun += frame(HEADERS, END_HEADERS, stream, head(paths[index % 2]))
+                begun += frame(DATA, 0, stream, b"\0" + struct.pack(">I", 3 * MIB) + b"a" * 8000)
+            await send(peer, begun)
+            return await outcome_http2(peer, 2)
+        finally:
+            peer.close()
+
+    return await each(target.count(200), one)
+
+
+# Calls of `Watch` that never end keep their connections busy.
+@attack("open", "closed", "answered", "goaway", "reset", mib=256)
+async def watchers_of_health(target):
+    watch = head("/grpc.health.v1.Health/Watch")
+    peers = []
+    try:
+        for _ in range(target.count(5_000)):
+            try:
+                peers.append(await connect(target.grpc))
+                await send(peers[-1], PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, watch) + frame(DATA, 1, 1, b"\0" * 5))
+            except OSError:
+                pass  # refused is as good as closed
+        return await hold(target, peers, outcome_http2)
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def flood_of(name, piece):
+    # The server says goodbye and closes. A reset takes what it said from the sockets' buffers.
+    async def run(target):
+        async def one(_):
+            peer = await connect(target.grpc)
+            try:
+                await send(peer, PREFACE + frame(SETTINGS, 0, 0))
+                while target.left() > 0:
+                    await send(peer, piece * 2000)
+                return await outcome_http2(peer, 2)
+            finally:
+                peer.close()
+
+        return await each(target.count(10), one)
+
+    run.__name__ = f"floods_of_{name}"
+    return attack("closed", "goaway")(run)
+
+
+flood_of("priorities", frame(PRIORITY, 0, 1, struct.pack(">IB", 0, 7)))
+flood_of("window_updates", frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1)))
+flood_of("unknown_frames", frame(UNKNOWN, 0, 0))
+flood_of("pings", frame(PING, 0, 0, b"a" * 8))
+flood_of("settings", frame(SETTINGS, 0, 0))
 
 
 @attack("UNIMPLEMENTED")

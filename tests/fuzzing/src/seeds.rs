@@ -109,10 +109,7 @@ fn transfer(kind: u8) -> Vec<u8> {
     let counts = if has_slot && slot > 0 { vec![5, 1] } else { vec![5] };
     let plane = |name: &str, unit_bytes| pb::TransferPlane { name: name.into(), unit_bytes };
     let planes = if kind % 3 == 1 { vec![] } else { vec![plane("kv", 8), plane("state", 6)] };
-    let key = Some(pb::GraphKey { request: 1, incarnation: 0, graph: 1 });
     let manifest = pb::TransferManifest {
-        key,
-        secret: b"open".to_vec(),
         layout_hash: tutti_transfer::fuzzing::layout_id(kind),
         counts: counts.clone(),
         planes: planes.into_iter().take(1 + usize::from(has_slot)).collect(),

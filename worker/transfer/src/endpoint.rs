@@ -16,13 +16,14 @@ use tutti_proto::{
     GraphKey,
     cluster::v1::{self as pb, rank_order::Order, rank_report::Report},
 };
+use tutti_runtime::token;
 use tutti_scheduler::TransferError;
 
 pub(crate) use self::role::{Events, Follower, Leader, Role};
 pub use self::{role::Hosts, stream_connector::StreamConnector};
 use crate::{
     Extent, Network, PageLayout, UnitKind, UnitLayout, Units,
-    ranks::{self, Ranks, Reports},
+    ranks::{Ranks, Reports},
     receive::{Listener, Receiver, Reservations, Space},
     segment::Segment,
     send::Sender,
@@ -30,6 +31,11 @@ use crate::{
 
 /// Maximum number of events that wait for the engine. Further ones wait in their streams.
 const QUEUED_EVENTS: usize = 16;
+
+/// A secret of the group, or the reason why there is none.
+fn group_secret() -> Result<[u8; 16], String> {
+    token::random_bytes().map_err(|error| error.to_string())
+}
 
 /// One end of the transfers between this process and others.
 pub struct Endpoint {
@@ -53,8 +59,7 @@ impl Endpoint {
         wake: impl Fn() + Clone + Send + Sync + 'static,
     ) -> (Arc<Self>, StreamConnector) {
         let (queue, inbox) = mpsc::channel(QUEUED_EVENTS);
-        let ranks =
-            units.share.is_share().then(|| Arc::new(Ranks::new(units.share.clone(), ranks::secret())));
+        let ranks = units.share.is_share().then(|| Arc::new(Ranks::new(units.share.clone(), group_secret())));
         let events = Events::new(queue, wake.clone());
         let role = Role::Leader(Leader { events, ranks, outbox: outbox.downgrade() });
         let largest_unit = units.largest();

@@ -14,10 +14,7 @@ use tokio::{
 };
 use tonic::codegen::{Body, Bytes, Service, http};
 use tutti_kernels::collective::GroupRank;
-use tutti_proto::{
-    GraphKey,
-    cluster::v1::{self as pb, plane_transfer_server::PlaneTransferServer},
-};
+use tutti_proto::{GraphKey, cluster::v1 as pb};
 
 use crate::{
     Endpoint, Event, Extent, Hosts, PageLayout, PlaneLayout, PlaneStorage, Section, Source, UnitKind,
@@ -94,11 +91,13 @@ where
     reservations.expect(key, &pb::PlaneReservation { secret: SECRET.to_vec(), lease_ms: 1000 });
     reservations.hold(key, Space { layout, share: None, count: PAGES, known, segment });
     let receiver = Receiver { reservations, role };
-    let mut server = PlaneTransferServer::new(receiver).max_decoding_message_size(1 << 16);
+    let mut server = receiver.into_service(1 << 16);
     let request = http::Request::builder()
         .method("POST")
         .uri("http://worker/tutti.cluster.v1.PlaneTransfer/Push")
         .header("content-type", "application/grpc")
+        .header("authorization", format!("Bearer {}", SECRET.map(|byte| format!("{byte:02x}")).concat()))
+        .header("tutti-graph", key.to_string())
         .body(body);
     let mut imported = false;
     let engine = async {

@@ -25,6 +25,7 @@
 //! lease. A sender gives up if its receiver takes nothing for the whole lease.
 
 mod connector;
+mod credential;
 mod endpoint;
 #[cfg(fuzzing)]
 pub mod fuzzing;

@@ -6,14 +6,13 @@ mod store;
 
 use std::{
     collections::{HashMap, HashSet},
-    fs::File,
-    io::Read,
     ops::Range,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::{sync::Notify, time::timeout};
+use tonic::codegen::http::HeaderMap;
 use tutti_proto::{
     GraphKey,
     cluster::v1::{self as pb, rank_order::Order},
@@ -23,7 +22,7 @@ pub(crate) use self::{
     reports::{Reports, report_to},
     store::ShareStore,
 };
-use crate::{UnitLayout, send::STAGED_BYTES};
+use crate::{UnitLayout, credential, send::STAGED_BYTES};
 
 /// The other ranks of a leader's group.
 pub(crate) struct Ranks {
@@ -56,13 +55,6 @@ struct State {
     lost: Option<String>,
 }
 
-/// Returns a secret that no other process knows, or why there is none.
-pub(crate) fn secret() -> Result<[u8; 16], String> {
-    let mut secret = [0; 16];
-    let read = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut secret));
-    read.map(|()| secret).map_err(|e| format!("cannot read /dev/urandom: {e}"))
-}
-
 impl Ranks {
     /// `secret` is the reason if there is none. No shares are exchanged then.
     pub fn new(layout: UnitLayout, secret: Result<[u8; 16], String>) -> Self {
@@ -80,8 +72,9 @@ impl Ranks {
         1..self.layout.share.world_size
     }
 
-    pub fn is_secret(&self, shown: &[u8]) -> bool {
-        self.secret.is_some_and(|secret| shown == secret)
+    /// True if a call shows the secret of the group.
+    pub fn is_shown(&self, headers: &HeaderMap) -> bool {
+        self.secret.is_some_and(|secret| credential::is_shown(headers, &secret))
     }
 
     /// The order that lets the ranks report to the leader's `port`.

@@ -1,5 +1,5 @@
-//! The receiving side: accepts pushes that show a reservation's secret, and passes their units to the engine, or to the
-//! store of a rank that follows its leader.
+//! The receiving side: accepts pushes whose [credential](crate::credential) has been checked, and passes their units to
+//! the engine, or to the store of a rank that follows its leader.
 //!
 //! A sender's input is checked before it is used: the length of a message before the message is read, and the range and
 //! length of a run before the run is passed on. Data that the engine has not taken stays in the stream, and the
@@ -11,11 +11,16 @@ mod reservations;
 use std::sync::Arc;
 
 use tokio::{sync::oneshot, time::interval};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status, Streaming, service::interceptor::InterceptedService};
 use tutti_kernels::collective::GroupRank;
 use tutti_proto::{
     GraphKey,
-    cluster::v1::{self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_server::PlaneTransfer},
+    cluster::v1::{
+        self as pb,
+        plane_data::Place,
+        plane_piece::Piece,
+        plane_transfer_server::{PlaneTransfer, PlaneTransferServer},
+    },
 };
 use tutti_runtime::{Error, ErrorKind};
 
@@ -26,6 +31,7 @@ pub(crate) use self::{
 };
 use crate::{
     Event, Extent, HandOver, Import, Run, UnitKind,
+    credential::{self, Check},
     endpoint::{Follower, Leader, Role},
 };
 
@@ -41,13 +47,13 @@ impl PlaneTransfer for Receiver {
         &self,
         request: Request<Streaming<pb::PlanePiece>>,
     ) -> Result<Response<pb::TransferReceipt>, Status> {
+        let key = request.extensions().get::<GraphKey>().copied();
+        let key = key.ok_or_else(|| Status::internal("the sender's secret was not checked"))?;
         let mut pieces = request.into_inner();
         let Some(Piece::Manifest(manifest)) = next(&mut pieces).await? else {
             return Err(Status::invalid_argument("the first message is not a manifest"));
         };
-        let key = manifest.key.map(GraphKey::from);
-        let key = key.ok_or_else(|| Status::invalid_argument("the manifest names no graph"))?;
-        let mut space = match self.reservations.find(key, &manifest.secret)? {
+        let mut space = match self.reservations.find(key)? {
             Found::Imported(imported) => return acknowledge_again(key, &imported, &mut pieces).await,
             Found::Waiting(space) => space,
         };
@@ -90,6 +96,16 @@ impl PlaneTransfer for Receiver {
 }
 
 impl Receiver {
+    /// The service behind the check of its callers' credentials. `message_bytes` is the length of the longest message.
+    pub fn into_service(
+        self,
+        message_bytes: usize,
+    ) -> InterceptedService<PlaneTransferServer<Self>, impl Check> {
+        let check = credential::check_push(Arc::clone(&self.reservations));
+        let service = PlaneTransferServer::new(self).max_decoding_message_size(message_bytes);
+        InterceptedService::new(service, check)
+    }
+
     /// Takes a run of units. A run in shared memory is delivered in pieces of bounded size.
     async fn take(&self, key: GraphKey, space: &Space, data: pb::PlaneData) -> Result<(), Status> {
         let pb::PlaneData { kind: index, first, count, place } = data;

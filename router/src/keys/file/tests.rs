@@ -4,29 +4,38 @@ use super::*;
 fn a_line_has_a_name_a_hash_and_limits() {
     let hash = "ab".repeat(32);
     let text = format!("# people\n\nalice {hash} concurrent=2 # and no more\n");
-    let keys = parse(&text).unwrap();
+    let KeyFile { keys, mistakes } = parse(text.as_bytes());
+    assert!(mistakes.is_empty(), "{mistakes:?}");
     assert_eq!((keys.len(), keys[0].name.as_str(), keys[0].hash), (1, "alice", [0xab; 32]));
     assert_eq!((keys[0].concurrent, keys[0].tokens_per_minute), (Some(2), None));
 }
 
 #[test]
-fn a_wrong_line_is_named_and_no_key_is_repeated() {
+fn a_wrong_line_is_named_and_left_out_and_no_key_is_repeated() {
     let hash = "ab".repeat(32);
     let secret = "sk-secret";
-    for (text, word) in [
-        (String::new(), "no keys"),
-        ("alice".into(), "no hash"),
-        (format!("alice {secret}"), "SHA-256"),
-        (format!("alice {hash}0"), "SHA-256"),
-        (format!("al/ice {hash}"), "name"),
-        (format!("a {hash} speed=1"), "speed"),
-        (format!("a {hash} concurrent=0"), "at least 1"),
-        (format!("a {hash} concurrent=1 concurrent=2"), "once"),
-        (format!("a {hash} concurrent=x"), "number"),
-        (format!("a {hash}\nb {hash}"), "line 2 has the key of a"),
-        (format!("a {hash}\na {}", "cd".repeat(32)), "line 2 has the name of a"),
+    for (text, word, kept) in [
+        ("alice".into(), "no hash", 0),
+        (format!("alice {secret}"), "SHA-256", 0),
+        (format!("alice {hash}0"), "SHA-256", 0),
+        (format!("al/ice {hash}"), "name", 0),
+        (format!("a {hash} speed=1"), "speed", 0),
+        (format!("a {hash} concurrent=0"), "at least 1", 0),
+        (format!("a {hash} concurrent=1 concurrent=2"), "once", 0),
+        (format!("a {hash} concurrent=x"), "number", 0),
+        (format!("a {hash}\nb {hash}"), "line 2 has the key of a", 1),
+        (format!("a {hash}\na {}", "cd".repeat(32)), "line 2 has the name of a", 1),
+        (format!("x\na {hash}\n\nb"), "line 1", 1),
+        (format!("x\na {hash}\n\nb"), "line 4", 1),
     ] {
-        let error = parse(&text).unwrap_err();
-        assert!(error.contains(word) && !error.contains(secret), "{error}");
+        let KeyFile { keys, mistakes } = parse(text.as_bytes());
+        assert_eq!(keys.len(), kept, "{text}");
+        assert!(mistakes.iter().any(|mistake| mistake.contains(word)), "{mistakes:?}");
+        assert!(!mistakes.concat().contains(secret), "{mistakes:?}");
     }
+    let KeyFile { keys, mistakes } = parse(&[b"a \xff\nb ", hash.as_bytes()].concat());
+    assert_eq!((keys.len(), &mistakes[..]), (1, &["line 1 is not UTF-8 text".to_owned()][..]));
+    // A file without lines has no keys, and that is no mistake.
+    let KeyFile { keys, mistakes } = parse(b"# nobody\n");
+    assert!(keys.is_empty() && mistakes.is_empty());
 }

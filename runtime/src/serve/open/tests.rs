@@ -1,6 +1,7 @@
 use http::Version;
 
 use super::*;
+use crate::serve::{activity::Claim, standing::Standing};
 
 fn table(max_open: u32, max_per_peer: u32) -> Arc<OpenConnections> {
     OpenConnections::new(ConnectionSettings { max_open, max_per_peer, ..ConnectionSettings::default() })
@@ -44,7 +45,27 @@ async fn one_peer_has_its_own_limit_and_makes_room_for_itself() {
     assert!(enter(&open, peer(1)).is_none());
     assert!(enter(&open, peer(2)).is_some());
     assert!(enter(&open, Peer::Local).is_some());
-    assert!(other.idle_since().is_some());
+    assert!(matches!(other.claim(Duration::ZERO), Some(Claim::Idle(_))));
+}
+
+#[tokio::test]
+async fn requests_of_strangers_make_room_after_a_while_and_those_of_known_callers_do_not() {
+    let open = table(2, 2);
+    let (known, _known) = enter(&open, peer(1)).unwrap();
+    let (strange, _strange) = enter(&open, peer(2)).unwrap();
+    let (served, held) = (known.begin(Version::HTTP_2), strange.begin(Version::HTTP_2));
+    let mut extensions = http::Extensions::new();
+    extensions.insert(served.standing.clone());
+    Standing::vouch(&extensions);
+    Standing::vouch(&extensions);
+    assert!(enter(&open, peer(3)).is_none(), "a probe that has just begun is answered");
+    drop((_known, _strange));
+    let open = Arc::new(OpenConnections { strangers_time: Duration::ZERO, ..Arc::into_inner(open).unwrap() });
+    let _entries = [&known, &strange].map(|activity| open.enter(peer(1), activity).unwrap());
+    let (_, _third) = enter(&open, peer(3)).unwrap();
+    strange.evicted().await;
+    drop((served, held));
+    assert!(matches!(known.claim(Duration::ZERO), Some(Claim::Idle(_))));
 }
 
 #[test]

@@ -1,4 +1,7 @@
+use std::net::Ipv4Addr;
+
 use super::*;
+use crate::serve::{activity::Activity, standing::Standing, stream::Peer};
 
 /// A message of `length` bytes with its prefix.
 fn message(length: u32) -> Vec<u8> {
@@ -30,8 +33,16 @@ fn messages_end_where_their_prefixes_say_however_they_are_cut() {
 
 #[tokio::test]
 async fn bytes_take_room_as_they_arrive_and_leave_it_with_the_message() {
-    let receiving = Arc::new(Receiving::new(100, Duration::from_secs(60)));
-    let body = |bytes: Vec<u8>| ReceivedBody::new(axum::body::Body::from(bytes), receiving.clone());
+    // Known callers of one address have half of the room.
+    let receiving = Arc::new(Receiving::new(Room::new(200, false), Duration::from_secs(60)));
+    let body = |bytes: Vec<u8>| {
+        let standing = Standing::of_stranger(Activity::new());
+        let mut extensions = http::Extensions::new();
+        extensions.insert(standing.clone());
+        Standing::vouch(&extensions);
+        let sender = Sender::new(Peer::Ip(Ipv4Addr::LOCALHOST.into()), standing);
+        ReceivedBody::new(axum::body::Body::from(bytes), receiving.clone(), sender)
+    };
     async fn frame(
         body: &mut (impl http_body::Body<Error = BoxError> + Unpin),
     ) -> Option<Result<(), BoxError>> {
@@ -44,12 +55,12 @@ async fn bytes_take_room_as_they_arrive_and_leave_it_with_the_message() {
     let error = frame(&mut body(message(1000)[..60].to_vec())).await.unwrap().unwrap_err();
     let status = error.downcast::<Status>().unwrap();
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
-    assert_eq!(receiving.held.load(Relaxed), 60);
+    assert_eq!(receiving.room.held(), 60);
     drop(partial);
     // A whole message leaves its room when the next frame is asked for.
     let mut whole = body(message(60));
     frame(&mut whole).await.unwrap().unwrap();
-    assert_eq!(receiving.held.load(Relaxed), 65);
+    assert_eq!(receiving.room.held(), 65);
     assert!(frame(&mut whole).await.is_none());
-    assert_eq!(receiving.held.load(Relaxed), 0);
+    assert_eq!(receiving.room.held(), 0);
 }

@@ -194,7 +194,7 @@ impl Follower {
     pub fn start_reports(self: &Arc<Self>, to: pb::ReportTo, staging: Arc<StagingBudget>, runtime: &Handle) {
         let Some(inbox) = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let leader = SocketAddr::new(self.hosts.leader, u16::try_from(to.port).unwrap_or_default());
-        let hello = pb::RankHello { rank: self.group_rank.rank as u32, secret: to.secret };
+        let hello = (pb::RankHello { rank: self.group_rank.rank as u32 }, to.secret);
         let follower = Arc::clone(self);
         runtime.spawn(async move {
             let why = report_to(&follower.hosts.own, leader, hello, inbox).await;

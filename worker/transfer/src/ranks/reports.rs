@@ -4,12 +4,14 @@ use std::{net::SocketAddr, sync::Arc};
 
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, once, wrappers::ReceiverStream};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status, Streaming, service::interceptor::InterceptedService};
 use tutti_proto::{
     GraphKey,
     cluster::v1::{
-        self as pb, rank_report::Report, rank_reports_client::RankReportsClient,
-        rank_reports_server::RankReports,
+        self as pb,
+        rank_report::Report,
+        rank_reports_client::RankReportsClient,
+        rank_reports_server::{RankReports, RankReportsServer},
     },
 };
 use tutti_runtime::tls::with_causes;
@@ -17,7 +19,10 @@ use tutti_scheduler::TransferError;
 
 use super::Ranks;
 use crate::{
-    Event, Extent, KEEP_ALIVE, Network, Run, Source, UnitKind, endpoint::Events, receive::Reservations,
+    Event, Extent, KEEP_ALIVE, Network, Run, Source, UnitKind,
+    credential::{self, Check},
+    endpoint::Events,
+    receive::Reservations,
     send::Sender,
 };
 
@@ -39,9 +44,6 @@ impl RankReports for Reports {
         let Some(Report::Hello(hello)) = reports.message().await?.and_then(|report| report.report) else {
             return Err(Status::invalid_argument("the first report is not a hello"));
         };
-        if !self.ranks.is_secret(&hello.secret) {
-            return Err(Status::unauthenticated("this is not the secret of the group"));
-        }
         let rank = hello.rank as usize;
         if !self.ranks.followers().contains(&rank) {
             return Err(Status::invalid_argument(format!("rank {rank} is not in the group, or leads it")));
@@ -57,6 +59,12 @@ impl RankReports for Reports {
 }
 
 impl Reports {
+    /// The service behind the check of its callers' credentials.
+    pub fn into_service(self) -> InterceptedService<RankReportsServer<Self>, impl Check> {
+        let check = credential::check_report(Arc::clone(&self.ranks));
+        InterceptedService::new(RankReportsServer::new(self), check)
+    }
+
     async fn take_all(&self, rank: usize, reports: &mut Streaming<pb::RankReport>) -> Result<(), Status> {
         while let Some(report) = reports.message().await? {
             let report = report.report.ok_or_else(|| Status::invalid_argument("a report of unknown kind"))?;
@@ -105,11 +113,12 @@ impl Reports {
     }
 }
 
-/// Streams a rank's reports to its leader. Returns the reason if the stream ends.
+/// Streams a rank's reports to its leader, after a hello that shows the group's secret. Returns the reason if the
+/// stream ends.
 pub(crate) async fn report_to(
     network: &Network,
     leader: SocketAddr,
-    hello: pb::RankHello,
+    hello: (pb::RankHello, Vec<u8>),
     reports: mpsc::Receiver<pb::RankReport>,
 ) -> String {
     let dial = match network.dial(&leader.to_string()) {
@@ -123,9 +132,10 @@ pub(crate) async fn report_to(
         Ok(channel) => channel,
         Err(error) => return with_causes(&error),
     };
+    let (hello, secret) = hello;
     let hello = pb::RankReport { report: Some(Report::Hello(hello)) };
     let stream = once(hello).chain(ReceiverStream::new(reports));
-    match RankReportsClient::new(channel).report(stream).await {
+    match RankReportsClient::new(channel).report(credential::call(stream, &secret)).await {
         Ok(_) => "the leader takes no more reports".to_owned(),
         Err(status) => status.message().to_owned(),
     }

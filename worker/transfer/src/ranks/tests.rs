@@ -86,9 +86,12 @@ async fn rooms_are_complete_once_all_ranks_have_answered() {
 
 #[test]
 fn only_the_secret_is_the_secret() {
+    let shows =
+        |ranks: &Ranks, secret: &[u8]| ranks.is_shown(credential::call((), secret).metadata().as_ref());
     let ranks = ranks();
-    assert!(ranks.is_secret(&[7; 16]) && !ranks.is_secret(&[8; 16]) && !ranks.is_secret(&[]));
+    assert!(shows(&ranks, &[7; 16]) && !shows(&ranks, &[8; 16]) && !shows(&ranks, &[]));
+    assert!(!ranks.is_shown(&HeaderMap::new()));
     let without = Ranks::new(layout(2), Err("no secret".into()));
-    assert!(!without.is_secret(&[0; 16]) && !without.is_secret(&[]));
+    assert!(!shows(&without, &[0; 16]) && !shows(&without, &[]));
     assert_eq!(without.lost().as_deref(), Some("no secret"));
 }

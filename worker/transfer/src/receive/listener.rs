@@ -4,12 +4,10 @@ use std::io;
 
 use tokio::{net::TcpListener, runtime::Handle, sync::OnceCell};
 use tonic::service::Routes;
-use tutti_proto::cluster::v1::{
-    plane_transfer_server::PlaneTransferServer, rank_reports_server::RankReportsServer,
+use tutti_runtime::{
+    serve::{self, ConnectionLimits},
+    shutdown::Shutdown,
 };
-
-use tutti_runtime::{serve, shutdown::Shutdown};
-use tutti_settings::ConnectionSettings;
 
 use super::Receiver;
 use crate::{Network, WINDOW_BYTES, message_bytes, ranks::Reports};
@@ -43,15 +41,14 @@ impl Listener {
             let listener = TcpListener::from_std(listener)?;
             let port = listener.local_addr()?.port();
             let (receiver, reports) = services();
-            let service =
-                PlaneTransferServer::new(receiver).max_decoding_message_size(message_bytes(largest_unit));
-            let mut routes = Routes::new(service);
+            let mut routes = Routes::new(receiver.into_service(message_bytes(largest_unit)));
             if let Some(reports) = reports {
-                routes = routes.add_service(RankReportsServer::new(reports));
+                routes = routes.add_service(reports.into_service());
             }
             let windows = serve::Windows { stream: WINDOW_BYTES, connection: 4 * WINDOW_BYTES };
-            let connections =
-                ConnectionSettings { max_streams: MAX_STREAMS, ..self.network.connections.clone() };
+            let connections = ConnectionLimits::from(self.network.connections.clone())
+                .with_streams(MAX_STREAMS)
+                .trusting_callers();
             let listener = self.network.secured(listener);
             runtime.spawn(async move {
                 if let Err(error) =

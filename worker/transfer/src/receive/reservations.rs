@@ -8,11 +8,11 @@ use std::{
 };
 
 use tokio::time::{Instant, sleep_until};
-use tonic::Status;
+use tonic::{Status, codegen::http::HeaderMap};
 use tutti_kernels::collective::GroupRank;
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 
-use crate::{UnitLayout, segment::Segment};
+use crate::{UnitLayout, credential, segment::Segment};
 
 /// Maximum number of accepted hand-overs that are remembered, for senders that did not receive the answer. The oldest
 /// is forgotten first.
@@ -116,15 +116,23 @@ impl Reservations {
         }
     }
 
-    /// Looks up a graph for a sender that shows `secret`.
-    pub fn find(&self, key: GraphKey, secret: &[u8]) -> Result<Found, Status> {
+    /// Checks that a sender shows the secret of a graph that is known here.
+    pub fn check(&self, key: GraphKey, headers: &HeaderMap) -> Result<(), Status> {
+        let state = self.lock();
+        let imported = state.imported.get(&key).map(|(secret, _)| secret);
+        let right = imported.or_else(|| state.waiting.get(&key).map(|waiting| &waiting.secret));
+        match right {
+            Some(right) if credential::is_shown(headers, right) => Ok(()),
+            Some(_) => Err(Status::unauthenticated(format!("this is not the secret of {key}"))),
+            None => Err(Status::not_found(state.why_gone(key))),
+        }
+    }
+
+    /// Looks up a graph for a sender whose secret has been checked.
+    pub fn find(&self, key: GraphKey) -> Result<Found, Status> {
         let state = self.lock();
         let imported = state.imported.get(&key);
         let waiting = state.waiting.get(&key).filter(|_| imported.is_none());
-        let right = imported.map(|(secret, _)| secret).or(waiting.map(|waiting| &waiting.secret));
-        if right.is_some_and(|right| right != secret) {
-            return Err(Status::unauthenticated(format!("this is not the secret of {key}")));
-        }
         let imported = imported.map(|(_, hand_over)| Found::Imported(hand_over.clone()));
         let found = imported.or_else(|| waiting?.space.clone().map(Found::Waiting));
         found.ok_or_else(|| Status::not_found(state.why_gone(key)))

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Status, transport::Channel};
+use tonic::{Code, Request, Status, transport::Channel};
 use tutti_kernels::collective::GroupRank;
 use tutti_proto::cluster::v1::{
     self as pb, plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient,
@@ -20,7 +20,7 @@ use super::{
     counts::{TransferCounts, Transport},
     staging::{Queue, Queued, Staged},
 };
-use crate::{HandOver, UnitKind, UnitLayout, segment::Segment};
+use crate::{HandOver, UnitKind, UnitLayout, credential, segment::Segment};
 
 /// Maximum number of messages that wait between a push's task and its stream.
 const IN_FLIGHT: usize = 2;
@@ -89,7 +89,7 @@ impl Push {
     async fn attempt(&self, progress: &mut Progress) -> Result<Option<()>, TransferError> {
         let (pieces, outbound) = mpsc::channel(IN_FLIGHT);
         let mut client = self.client()?;
-        let mut call = pin!(client.push(ReceiverStream::new(outbound)));
+        let mut call = pin!(client.push(self.request(outbound)));
         let sent = tokio::select! {
             answered = &mut call => {
                 return Err(answered.map_or_else(from_status, |_| {
@@ -111,7 +111,7 @@ impl Push {
             let _ = pieces.try_send(pb::PlanePiece { piece: Some(piece) });
         }
         drop(pieces);
-        let outcome = self.await_receipt(pin!(client.push(ReceiverStream::new(outbound))), &hand_over).await;
+        let outcome = self.await_receipt(pin!(client.push(self.request(outbound))), &hand_over).await;
         outcome.map_err(|error| match error {
             TransferError::Refused(why) => TransferError::Lost(format!("pages were lost on the way: {why}")),
             lost => lost,
@@ -177,13 +177,18 @@ impl Push {
         }
     }
 
+    /// The call that sends these pieces and shows the secret of the reservation.
+    fn request(&self, pieces: mpsc::Receiver<pb::PlanePiece>) -> Request<ReceiverStream<pb::PlanePiece>> {
+        let key = self.destination.key.unwrap_or_default().into();
+        credential::push(ReceiverStream::new(pieces), key, &self.destination.secret)
+    }
+
     fn manifest(&self) -> Piece {
-        let pb::PlaneDestination { key, secret, .. } = self.destination.clone();
         let (layout_hash, counts) = (self.layout.id, self.layout.counts(self.count));
         let planes = self.layout.planes.to_vec();
         let GroupRank { rank, world_size } = self.layout.share;
         let (rank, ranks) = (rank as u32, world_size as u32);
-        Piece::Manifest(pb::TransferManifest { key, secret, layout_hash, counts, planes, ranks, rank })
+        Piece::Manifest(pb::TransferManifest { layout_hash, counts, planes, ranks, rank })
     }
 
     /// Opens the receiver's segment if the receiver is on this host.

@@ -21,6 +21,7 @@ use tutti_proto::cluster::v1::{
     plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient, rank_order::Order,
     rank_reports_client::RankReportsClient,
 };
+use tutti_runtime::token::Token;
 use tutti_transfer::{Connector, Endpoint, Hosts, Run, StreamConnector};
 
 use super::*;
@@ -263,24 +264,27 @@ async fn a_rank_that_cannot_be_reached_fails_the_request_alone() {
     }
 }
 
-/// Pushes pieces to a rank of a group.
+/// Pushes pieces to a rank of a group, with the credential of a request.
 async fn push(
     port: u32,
+    (key, secret): (Option<pb::GraphKey>, [u8; 16]),
     manifest: pb::TransferManifest,
     pieces: Vec<Piece>,
 ) -> Result<pb::TransferReceipt, Status> {
     let mut client = PlaneTransferClient::connect(format!("http://127.0.0.1:{port}")).await.unwrap();
     let pieces = [vec![Piece::Manifest(manifest)], pieces].concat();
     let pieces = pieces.into_iter().map(|piece| pb::PlanePiece { piece: Some(piece) });
-    let call = client.push(iter(pieces.collect::<Vec<_>>()));
+    let mut request = tonic::Request::new(iter(pieces.collect::<Vec<_>>()));
+    Token::of_bytes(&secret).add_to(request.metadata_mut().as_mut());
+    let graph = GraphKey::from(key.unwrap()).to_string();
+    request.metadata_mut().insert("tutti-graph", graph.parse().unwrap());
+    let call = client.push(request);
     timeout(WAIT, call).await.expect("no answer").map(tonic::Response::into_inner)
 }
 
 fn manifest(reserved: &pb::Reserved) -> pb::TransferManifest {
     let plane = |name: &str, unit_bytes| pb::TransferPlane { name: name.into(), unit_bytes };
     pb::TransferManifest {
-        key: reserved.key,
-        secret: SECRET.into(),
         layout_hash: reserved.layout_hash,
         counts: vec![PAGES as u32, 1],
         planes: vec![plane("kv", 16 * 8), plane("state", 8)],
@@ -302,9 +306,10 @@ async fn a_rank_takes_only_its_own_share_and_only_by_the_secret() {
     let refused = async |port, change: fn(&mut pb::TransferManifest)| {
         let mut manifest = manifest(&reserved);
         change(&mut manifest);
-        push(port, manifest, vec![page(0)]).await.unwrap_err().code()
+        push(port, (reserved.key, SECRET), manifest, vec![page(0)]).await.unwrap_err().code()
     };
-    assert_eq!(refused(room.port, |manifest| manifest.secret[3] ^= 1).await, Code::Unauthenticated);
+    let guessed = push(room.port, (reserved.key, [0; 16]), manifest(&reserved), vec![page(0)]).await;
+    assert_eq!(guessed.unwrap_err().code(), Code::Unauthenticated);
     assert_eq!(refused(room.port, |manifest| manifest.rank = 0).await, Code::FailedPrecondition);
     assert_eq!(refused(room.port, |manifest| manifest.ranks = 4).await, Code::FailedPrecondition);
     assert_eq!(refused(room.port, |manifest| manifest.ranks = 0).await, Code::FailedPrecondition);
@@ -316,13 +321,19 @@ async fn a_rank_takes_only_its_own_share_and_only_by_the_secret() {
     assert_eq!(refused(room.port, |manifest| manifest.layout_hash ^= 1).await, Code::FailedPrecondition);
     // Reports of a stranger, and of a rank that is not there.
     let mut client = RankReportsClient::connect(format!("http://127.0.0.1:{}", reserved.port)).await.unwrap();
-    let hello = pb::RankHello { rank: 1, secret: vec![0; 16] };
-    let hello = pb::RankReport { report: Some(pb::rank_report::Report::Hello(hello)) };
+    let hello = pb::RankReport { report: Some(pb::rank_report::Report::Hello(pb::RankHello { rank: 1 })) };
     assert_eq!(client.report(iter([hello])).await.unwrap_err().code(), Code::Unauthenticated);
+    // The metadata alone decides: a stranger that sends nothing is not waited for.
+    let silent = client.report(tokio_stream::pending::<pb::RankReport>());
+    let silent = timeout(WAIT, silent).await.expect("the call is held");
+    assert_eq!(silent.unwrap_err().code(), Code::Unauthenticated);
 
     // None of this has harmed the request. A page that comes twice is written twice.
     assert_eq!(
-        push(room.port, manifest(&reserved), vec![page(0), page(0)]).await.unwrap_err().code(),
+        push(room.port, (reserved.key, SECRET), manifest(&reserved), vec![page(0), page(0)])
+            .await
+            .unwrap_err()
+            .code(),
         Code::Cancelled
     );
     from.worker.launch(prefill(1, &reserved)).await;
@@ -336,7 +347,7 @@ async fn a_rank_takes_only_its_own_share_and_only_by_the_secret() {
     to.worker.commands.send(Command::Cancel(key(2, 1))).await.unwrap();
     assert!(matches!(to.worker.ends().await.1, Outcome::Cancelled(_)));
     let next = to.worker.reserve(3, 60_000).await;
-    let late = push(reserved.ranks[0].port, manifest(&reserved), vec![page(0)]).await;
+    let late = push(reserved.ranks[0].port, (reserved.key, SECRET), manifest(&reserved), vec![page(0)]).await;
     assert_eq!(late.unwrap_err().code(), Code::NotFound);
     from.worker.launch(prefill(3, &next)).await;
     assert!(matches!(to.worker.ends().await.1, Outcome::Finished(_)));

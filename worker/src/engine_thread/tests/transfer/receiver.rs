@@ -7,6 +7,7 @@ use tonic::{Code, Status, transport::Channel};
 use tutti_proto::cluster::v1::{
     plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient,
 };
+use tutti_runtime::token::Token;
 
 use super::*;
 
@@ -15,6 +16,8 @@ const PAGE_BYTES: usize = 16 * 8;
 /// A sender that sends what the test wants.
 struct Sender {
     client: PlaneTransferClient<Channel>,
+    graph: Option<String>,
+    secret: Vec<u8>,
     manifest: pb::TransferManifest,
 }
 
@@ -23,9 +26,9 @@ impl Sender {
         let address = format!("http://127.0.0.1:{}", reserved.port);
         Self {
             client: PlaneTransferClient::connect(address).await.unwrap(),
+            graph: Some(GraphKey::from(reserved.key.unwrap()).to_string()),
+            secret: SECRET.into(),
             manifest: pb::TransferManifest {
-                key: reserved.key,
-                secret: SECRET.into(),
                 layout_hash: reserved.layout_hash,
                 counts: vec![PAGES as u32],
                 planes: vec![plane("kv", PAGE_BYTES)],
@@ -41,18 +44,34 @@ impl Sender {
 
     async fn send(&mut self, pieces: Vec<Piece>) -> Result<pb::TransferReceipt, Status> {
         let pieces = pieces.into_iter().map(|piece| pb::PlanePiece { piece: Some(piece) });
-        let call = self.client.push(iter(pieces.collect::<Vec<_>>()));
+        let call = self.client.push(shown(iter(pieces.collect::<Vec<_>>()), &self.graph, &self.secret));
         timeout(WAIT, call).await.expect("no answer").map(tonic::Response::into_inner)
+    }
+
+    /// Answer to a sender that sends nothing after its metadata.
+    async fn says_nothing(&mut self) -> Code {
+        let call = self.client.push(shown(pending::<pb::PlanePiece>(), &self.graph, &self.secret));
+        timeout(WAIT, call).await.expect("the call is held").unwrap_err().code()
     }
 
     /// Error code after a push with a changed manifest.
     async fn announce(&mut self, change: impl FnOnce(&mut pb::TransferManifest)) -> Code {
         let right = self.manifest.clone();
         change(&mut self.manifest);
-        let answer = self.push([vec![pages(0, PAGES)], vec![hand_over_piece()]].concat()).await;
+        let answer = self.push(vec![pages(0, PAGES), hand_over_piece()]).await;
         self.manifest = right;
         answer.unwrap_err().code()
     }
+}
+
+/// A call that names a graph and shows a secret.
+fn shown<T>(pieces: T, graph: &Option<String>, secret: &[u8]) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(pieces);
+    Token::of_bytes(secret).add_to(request.metadata_mut().as_mut());
+    if let Some(graph) = graph {
+        request.metadata_mut().insert("tutti-graph", graph.parse().unwrap());
+    }
+    request
 }
 
 fn plane(name: &str, unit_bytes: usize) -> pb::TransferPlane {
@@ -89,7 +108,7 @@ async fn a_sender_without_a_manifest_is_waited_for_as_the_settings_say() {
     let network = Network { connections, ..LOCALHOST.into() };
     let mut worker = Worker::reached_by(network, model(&shipped(), 16, None), None);
     let mut sender = Sender::of(&worker.reserve(1, 60_000).await).await;
-    let call = sender.client.push(pending::<pb::PlanePiece>());
+    let call = sender.client.push(shown(pending::<pb::PlanePiece>(), &sender.graph, &sender.secret));
     // Less than the time by default.
     let answer = timeout(Duration::from_secs(15), call).await.expect("the call is held");
     assert_eq!(answer.unwrap_err().code(), Code::DeadlineExceeded);
@@ -99,8 +118,19 @@ async fn a_sender_without_a_manifest_is_waited_for_as_the_settings_say() {
 async fn only_the_reserved_push_is_accepted() {
     let mut to = Worker::start();
     let mut sender = Sender::of(&to.reserve(1, 60_000).await).await;
-    assert_eq!(sender.announce(|manifest| manifest.secret[3] ^= 1).await, Code::Unauthenticated);
-    assert_eq!(sender.announce(|manifest| manifest.secret.clear()).await, Code::Unauthenticated);
+    // The metadata alone decides: none of these sends a message.
+    for secret in [vec![0; 16], SECRET[..15].to_vec(), vec![]] {
+        sender.secret = secret;
+        assert_eq!(sender.says_nothing().await, Code::Unauthenticated);
+    }
+    sender.secret = SECRET.into();
+    let right = sender.graph.replace("1.1.1".into());
+    assert_eq!(sender.says_nothing().await, Code::NotFound);
+    for graph in [None, Some("1.1".to_owned())] {
+        sender.graph = graph;
+        assert_eq!(sender.says_nothing().await, Code::InvalidArgument);
+    }
+    sender.graph = right;
     assert_eq!(sender.announce(|manifest| manifest.layout_hash ^= 1).await, Code::FailedPrecondition);
     assert_eq!(sender.announce(|manifest| manifest.counts = vec![4]).await, Code::FailedPrecondition);
     assert_eq!(sender.announce(|manifest| manifest.counts.push(5)).await, Code::FailedPrecondition);
@@ -115,9 +145,6 @@ async fn only_the_reserved_push_is_accepted() {
         assert!(refused.message().contains(named), "{refused}");
         sender.manifest.planes = right;
     }
-    let other = pb::GraphKey { request: 1, incarnation: 1, graph: 1 };
-    assert_eq!(sender.announce(|manifest| manifest.key = Some(other)).await, Code::NotFound);
-    assert_eq!(sender.announce(|manifest| manifest.key = None).await, Code::InvalidArgument);
     assert_eq!(code(sender.send(vec![pages(0, PAGES), hand_over_piece()]).await), Code::InvalidArgument);
     // The reservation still waits for a correct sender.
     sender.push(vec![pages(0, PAGES), hand_over_piece()]).await.unwrap();
@@ -172,7 +199,10 @@ async fn a_broken_stream_is_continued_by_another() {
         pieces.send(pb::PlanePiece { piece: Some(piece) }).await.unwrap();
     }
     let stream = tokio_stream::wrappers::ReceiverStream::new(outbound);
-    let call = tokio::spawn(async move { other.client.push(stream).await });
+    let call = tokio::spawn(async move {
+        let stream = shown(stream, &other.graph, &other.secret);
+        other.client.push(stream).await
+    });
     // The page has been taken from the stream, or is about to be. Then the socket is closed.
     let _ = timeout(WAIT, pieces.reserve_many(4)).await.unwrap();
     call.abort();
@@ -193,7 +223,8 @@ async fn only_the_accepted_hand_over_is_acknowledged_again() {
     // The sender repeats the hand-over after the request has ended, and sends pages that are no longer needed.
     assert_eq!(sender.push(vec![pages(0, PAGES), hand_over_piece()]).await.unwrap(), receipt);
     assert_eq!(code(sender.push(vec![other()]).await), Code::FailedPrecondition);
-    assert_eq!(sender.announce(|manifest| manifest.secret[0] ^= 1).await, Code::Unauthenticated);
+    sender.secret[0] ^= 1;
+    assert_eq!(sender.says_nothing().await, Code::Unauthenticated);
     to.load(|load| load.kv_pages_used == 0).await;
 }
 

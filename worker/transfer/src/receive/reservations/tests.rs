@@ -18,11 +18,18 @@ fn space(count: usize) -> Space {
     Space { layout: UnitLayout::of_embeddings(8), share: None, count, known: 0, segment: None }
 }
 
+/// The answer to a sender that shows a secret.
+fn code(reservations: &Reservations, request: u64, secret: u8) -> Option<Code> {
+    let call = credential::push((), key(request), &[secret; 16]);
+    let checked = reservations.check(key(request), call.metadata().as_ref());
+    checked.and_then(|()| reservations.find(key(request)).map(drop)).err().map(|status| status.code())
+}
+
 #[test]
 fn a_sender_finds_a_reservation_by_its_secret_once_pages_are_held() {
     let reservations = Reservations::default();
     expect(&reservations, 1);
-    let find = |secret: u8| reservations.find(key(1), &[secret; 16]).err().map(|status| status.code());
+    let find = |secret: u8| code(&reservations, 1, secret);
     assert_eq!(find(1), Some(Code::NotFound), "no pages are held");
     assert!(!reservations.renew(key(1)));
     assert_eq!(reservations.hold(key(1), space(3)), Some(message(1)));
@@ -43,10 +50,8 @@ fn accepted_hand_overs_are_remembered_up_to_a_limit() {
         reservations.accept(key(request), hand_over);
         reservations.end(key(request));
     }
-    let code =
-        |request, secret| reservations.find(key(request), &[secret; 16]).err().map(|status| status.code());
-    assert_eq!(code(0, 0), Some(Code::NotFound));
-    let found = reservations.find(key(1), &[1; 16]).ok();
+    assert_eq!(code(&reservations, 0, 0), Some(Code::NotFound));
+    let found = reservations.find(key(1)).ok();
     assert!(matches!(found, Some(Found::Imported(pb::HandOver { computed_tokens: 1, .. }))));
-    assert_eq!(code(1, 9), Some(Code::Unauthenticated));
+    assert_eq!(code(&reservations, 1, 9), Some(Code::Unauthenticated));
 }

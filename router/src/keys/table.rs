@@ -1,0 +1,60 @@
+//! The keys in force, found by a keyed hash: a search takes the same time whatever the number of keys is, and its time
+//! reveals nothing of a key.
+
+use std::{collections::HashMap, sync::Arc};
+
+use ring::{
+    digest::{SHA256, digest},
+    hmac,
+    rand::SystemRandom,
+};
+use subtle::ConstantTimeEq;
+use tutti_runtime::Error;
+
+use super::{ApiKey, file::HASH_BYTES};
+
+/// The place of a key in the table: a hash of its hash that only this process can compute. Senders cannot choose keys
+/// whose places are alike.
+type Place = [u8; HASH_BYTES];
+
+/// The keys in force.
+pub struct KeyTable {
+    secret: hmac::Key,
+    keys: HashMap<Place, Arc<ApiKey>>,
+}
+
+impl KeyTable {
+    /// A table without keys.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn new() -> Result<Self, Error> {
+        let secret = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())
+            .map_err(|_| Error::internal("the system has no random numbers for the table of API keys"))?;
+        Ok(Self { secret, keys: HashMap::new() })
+    }
+
+    /// The same table with other keys.
+    pub fn with(&self, keys: impl IntoIterator<Item = Arc<ApiKey>>) -> Self {
+        let keys = keys.into_iter().map(|key| (self.place(&key.line.hash), key)).collect();
+        Self { secret: self.secret.clone(), keys }
+    }
+
+    /// All keys, in no order.
+    pub fn keys(&self) -> impl Iterator<Item = &Arc<ApiKey>> {
+        self.keys.values()
+    }
+
+    /// Finds the key that a caller shows.
+    pub fn find(&self, shown: &str) -> Option<&Arc<ApiKey>> {
+        let hash = digest(&SHA256, shown.as_bytes());
+        let key = self.keys.get(&self.place(hash.as_ref()))?;
+        bool::from(key.line.hash[..].ct_eq(hash.as_ref())).then_some(key)
+    }
+
+    fn place(&self, hash: &[u8]) -> Place {
+        let mut place = Place::default();
+        place.copy_from_slice(hmac::sign(&self.secret, hash).as_ref());
+        place
+    }
+}

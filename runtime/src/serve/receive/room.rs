@@ -1,0 +1,152 @@
+//! Room in bytes for the messages that arrive at one listener.
+//!
+//! Strangers have a part of their own, so that they hold up nobody who shows a credential. Within each part no address
+//! can hold all.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use parking_lot::Mutex;
+
+use crate::{
+    Error, ErrorKind,
+    serve::{open::network, standing::Standing, stream::Peer},
+};
+
+/// Strangers have one in this many bytes of a listener's room.
+const STRANGERS_SHARE: usize = 4;
+/// The messages of one address have at most one in this many bytes of the room of those with a credential.
+const KNOWN_PEERS: usize = 2;
+/// The same of strangers at one address. Their calls, such as probes, have short messages.
+const STRANGE_PEERS: usize = 4;
+
+/// Room of one listener.
+#[derive(Debug)]
+pub(in crate::serve) struct Room {
+    known: Part,
+    strangers: Part,
+}
+
+/// The room of known callers, or that of strangers.
+#[derive(Debug)]
+struct Part {
+    whose: &'static str,
+    bytes: usize,
+    per_peer: usize,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    bytes: usize,
+    by_peer: HashMap<IpAddr, usize>,
+}
+
+/// The sender of a message.
+#[derive(Debug)]
+pub(in crate::serve) struct Sender {
+    /// `None` over a Unix socket: such a sender is of this user and has no bound of its own.
+    network: Option<IpAddr>,
+    standing: Standing,
+}
+
+impl Sender {
+    pub fn new(peer: Peer, standing: Standing) -> Self {
+        Self { network: network(peer), standing }
+    }
+}
+
+/// Bytes that one message holds, given back when the value is dropped.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    known: usize,
+    strange: usize,
+}
+
+impl Room {
+    /// Room of this many bytes. If known callers are trusted, their messages have no bound.
+    pub fn new(bytes: usize, are_callers_trusted: bool) -> Self {
+        let of_strangers = bytes / STRANGERS_SHARE;
+        let of_known = if are_callers_trusted { usize::MAX } else { bytes - of_strangers };
+        let per_known = if are_callers_trusted { usize::MAX } else { bytes / KNOWN_PEERS };
+        Self {
+            known: Part::new("messages", of_known, per_known),
+            strangers: Part::new(
+                "messages of callers without a credential",
+                of_strangers,
+                of_strangers / STRANGE_PEERS,
+            ),
+        }
+    }
+
+    /// Takes room for more bytes of a message.
+    pub(super) fn take(&self, sender: &Sender, taken: &mut Taken, bytes: usize) -> Result<(), Error> {
+        if sender.standing.is_known() {
+            self.known.take(sender.network, bytes)?;
+            taken.known += bytes;
+        } else {
+            self.strangers.take(sender.network, bytes)?;
+            taken.strange += bytes;
+        }
+        Ok(())
+    }
+
+    /// Takes back all room of a message.
+    pub(super) fn give_back(&self, sender: &Sender, taken: &mut Taken) {
+        let Taken { known, strange } = std::mem::take(taken);
+        self.known.give_back(sender.network, known);
+        self.strangers.give_back(sender.network, strange);
+    }
+
+    /// Bytes of all messages.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        self.known.held.lock().bytes + self.strangers.held.lock().bytes
+    }
+}
+
+impl Part {
+    fn new(whose: &'static str, bytes: usize, per_peer: usize) -> Self {
+        Self { whose, bytes, per_peer, held: Mutex::default() }
+    }
+
+    fn take(&self, peer: Option<IpAddr>, bytes: usize) -> Result<(), Error> {
+        let mut held = self.held.lock();
+        let of_peer = peer.map_or(0, |peer| held.by_peer.get(&peer).copied().unwrap_or_default());
+        let whose = self.whose;
+        let refuse = |from: &str, held: usize, room: usize| {
+            let message =
+                format!("{held} bytes of {whose}{from} are arriving, the limit is {room}; try again later");
+            Err(Error::new(ErrorKind::Overloaded, message))
+        };
+        if held.bytes.saturating_add(bytes) > self.bytes {
+            return refuse("", held.bytes, self.bytes);
+        }
+        if of_peer.saturating_add(bytes) > self.per_peer {
+            return refuse(" from one address", of_peer, self.per_peer);
+        }
+        held.bytes += bytes;
+        if let Some(peer) = peer {
+            held.by_peer.insert(peer, of_peer + bytes);
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, peer: Option<IpAddr>, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        let mut held = self.held.lock();
+        held.bytes -= bytes;
+        if let Some(peer) = peer
+            && let Some(of_peer) = held.by_peer.get_mut(&peer)
+        {
+            *of_peer -= bytes;
+            if *of_peer == 0 {
+                held.by_peer.remove(&peer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
