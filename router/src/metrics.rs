@@ -279,7 +279,7 @@ impl Drop for RequestMeter {
         self.metrics.gen_ai.ended(self.operation, model, times, error, self.span.trace());
         self.span.end(self.outcome);
         if self.outcome == Outcome::Cancelled {
-            self.span.log().in_scope(|| tracing::info!(status = 499, "the client left"));
+            self.span.log().in_scope(|| tracing::debug!(status = 499, "the client left"));
         }
     }
 }

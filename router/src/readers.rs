@@ -273,7 +273,7 @@ async fn inspect(shared: Weak<Shared>) {
         for stream in streams {
             if stream.inspect(interval, &shared) {
                 shared.metrics.lost.inc();
-                tracing::warn!("the reader of an answer takes nothing, or too little: its request ends");
+                tracing::debug!("the reader of an answer takes nothing, or too little: its request ends");
             }
         }
     }

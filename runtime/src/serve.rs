@@ -84,7 +84,7 @@ pub async fn http(
 ) -> Result<(), Error> {
     let connections = connections.into();
     let builder = builder(&connections, Windows::default());
-    Server::new(routes, builder, None, connections.live()).run(listener.into(), closing).await;
+    Server::new(routes, builder, None, &connections).run(listener.into(), closing).await;
     Ok(())
 }
 
@@ -102,7 +102,7 @@ pub async fn grpc(
     let room = Room::new(settings.receive_room_bytes, connections.are_callers_trusted());
     let receiving = Arc::new(Receiving::new(room, settings.receive_timeout()));
     let routes = routes.prepare().into_axum_router();
-    Server::new(routes, builder, Some(receiving), connections.live()).run(listener.into(), closing).await;
+    Server::new(routes, builder, Some(receiving), &connections).run(listener.into(), closing).await;
     Ok(())
 }
 

@@ -17,8 +17,8 @@ settings! {
             handshake_timeout_ms: u32 = 10_000, unit "MS", at least 1;
             /// Time after which a connection without a request is closed.
             idle_timeout_ms: u32 = 120_000, unit "MS", at least 1, changes live;
-            /// Time after which a connection takes no new requests and ends with its last one, up to a tenth later. Its
-            /// peer then opens another one, which a load balancer may give to another process.
+            /// Time after which a client's connection takes no new requests and ends with its last one, up to a tenth
+            /// later. The client then opens another one, which a load balancer may give to another process.
             max_age_s: u32 = 3_600, unit "SECONDS", at least 1, changes live;
             /// Time in which a peer must take at least one byte of the output that waits for it.
             write_timeout_ms: u32 = 30_000, unit "MS", at least 1;

@@ -98,8 +98,9 @@ impl Servers {
             http.duplicate().map_err(|e| Error::internal(format!("cannot share the HTTP port: {e}")))?;
         let late = (late, moving(refusals));
         let (mut clients, mut others) = (Group::default(), Group::default());
-        clients.http(http, moving(routes), connections.clone());
-        clients.grpc(grpc, services, connections.clone());
+        let of_clients = ConnectionLimits::from(connections.clone()).aging();
+        clients.http(http, moving(routes), of_clients.clone());
+        clients.grpc(grpc, services, of_clients);
         if let Some(probes) = probes {
             let probes = Listener::from(probes).counted(&process.counts, Purpose::Operations);
             others.http(probes, operations, connections);

@@ -22,6 +22,7 @@ use tutti_settings::ConnectionSettings;
 use super::{
     activity::{Activity, Overdue},
     counted::CountedService,
+    limits::ConnectionLimits,
     listener::Listener,
     metrics::{Closed, ListenerMetrics, OpenCount},
     open::{Entry, OpenConnections},
@@ -56,6 +57,7 @@ pub(super) struct Server {
     builder: Arc<Builder<TokioExecutor>>,
     receiving: Option<Arc<Receiving>>,
     limits: Live<ConnectionSettings>,
+    do_age: bool,
     open: Arc<OpenConnections>,
     refusals: Arc<Mutex<RefusalLog>>,
 }
@@ -65,10 +67,11 @@ impl Server {
         routes: axum::Router,
         builder: Builder<TokioExecutor>,
         receiving: Option<Arc<Receiving>>,
-        limits: Live<ConnectionSettings>,
+        connections: &ConnectionLimits,
     ) -> Self {
+        let (limits, do_age) = (connections.live(), connections.do_age());
         let open = OpenConnections::new(limits.clone());
-        Self { routes, builder: Arc::new(builder), receiving, limits, open, refusals: Arc::default() }
+        Self { routes, builder: Arc::new(builder), receiving, limits, do_age, open, refusals: Arc::default() }
     }
 
     /// Accepts and serves connections until `closing` begins, and then waits for the open ones to end.
@@ -145,7 +148,8 @@ impl Server {
         let activity = service.activity.clone();
         let (builder, limits) = (self.builder.clone(), self.limits.clone());
         let held = (entry, metrics.opened());
-        Connection { builder, limits, service, activity, metrics: metrics.clone(), _held: held }
+        let (metrics, do_age) = (metrics.clone(), self.do_age);
+        Connection { builder, limits, do_age, service, activity, metrics, _held: held }
     }
 }
 
@@ -191,6 +195,7 @@ impl SeldomLog {
 struct Connection {
     builder: Arc<Builder<TokioExecutor>>,
     limits: Live<ConnectionSettings>,
+    do_age: bool,
     service: CountedService,
     activity: Arc<Activity>,
     metrics: ListenerMetrics,
@@ -217,7 +222,7 @@ impl Connection {
 
     /// Serves until the peer leaves, a limit is exceeded, or `closing` begins and the last response is sent.
     async fn serve(self, stream: ActiveStream, closing: Shutdown) {
-        let Self { builder, limits, service, activity, metrics, _held } = self;
+        let Self { builder, limits, do_age, service, activity, metrics, _held } = self;
         let service = TowerToHyperService::new(service);
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let mut begun = pin!(closing.begun());
@@ -258,7 +263,7 @@ impl Connection {
                 () = &mut check => {
                     let limits = limits.get();
                     check.as_mut().reset(tokio::time::Instant::now() + check_after(&limits));
-                    if !is_leaving && activity.retires(&limits) {
+                    if do_age && !is_leaving && activity.retires(&limits) {
                         metrics.closed(Closed::Age);
                         // Over HTTP/1 the next answer says that it is the last.
                         if activity.rest_over_http1().is_none() {

@@ -10,6 +10,7 @@ pub struct ConnectionLimits {
     settings: Live<ConnectionSettings>,
     max_streams: Option<u32>,
     are_callers_trusted: bool,
+    do_age: bool,
 }
 
 impl From<Live<ConnectionSettings>> for ConnectionLimits {
@@ -36,6 +37,17 @@ impl ConnectionLimits {
     #[must_use]
     pub fn trusting_callers(self) -> Self {
         Self { are_callers_trusted: true, ..self }
+    }
+
+    /// The limits with one on the age of a connection, for listeners of clients. The processes of a cluster keep their
+    /// connections: their client library fails a call that it was about to send when a connection ends.
+    #[must_use]
+    pub fn aging(self) -> Self {
+        Self { do_age: true, ..self }
+    }
+
+    pub(super) fn do_age(&self) -> bool {
+        self.do_age
     }
 
     pub(super) fn are_callers_trusted(&self) -> bool {

@@ -12,7 +12,7 @@ use tokio::{
 use tutti_runtime::{
     Error,
     metrics::Metrics,
-    serve::{self, ConnectionMetrics, Listener, Purpose},
+    serve::{self, ConnectionLimits, ConnectionMetrics, Listener, Purpose},
     shutdown::Shutdown,
 };
 use tutti_settings::ConnectionSettings;
@@ -57,6 +57,7 @@ pub async fn http(routes: Router, connections: ConnectionSettings) -> Served {
     let (closing, metrics) = (Shutdown::default(), Metrics::default());
     let listener =
         Listener::from(listener).counted(&metrics.register(ConnectionMetrics::register), Purpose::Http);
+    let connections = ConnectionLimits::from(connections).aging();
     let task = tokio::spawn(serve::http(listener, routes, connections, closing.clone()));
     Served { address, closing, task, metrics }
 }
