@@ -10,7 +10,7 @@
 //! process at once, because heartbeats must not continue while the engine is broken.
 
 use std::{
-    io, process,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},

@@ -406,7 +406,7 @@ async def parts_of_messages_without_a_credential(target):
             begun = PREFACE + frame(SETTINGS, 0, 0)
             for stream in range(1, 65, 2):
                 begun += frame(HEADERS, END_HEADERS, stream, head(paths[index % 2]))
-                begun += frame(DATA, 0, stream, b"\0" + struct.pack(">I", 3 * MIB) + b"a" * 8000)
+                begun += frame(DATA, 0, stream, b"\0" + struct.pack(">I", 3 * MIB) + b"a" * 1900)
             await send(peer, begun)
             return await outcome_http2(peer, 2)
         finally:
@@ -434,12 +434,15 @@ async def watchers_of_health(target):
 
 
 def flood_of(name, piece):
-    # The server says goodbye and closes. A reset takes what it said from the sockets' buffers.
+    # A call without an end keeps the connection busy. The server says goodbye and closes. A reset takes what it said from
+    # the sockets' buffers.
+    watch = frame(HEADERS, END_HEADERS, 1, head("/grpc.health.v1.Health/Watch")) + frame(DATA, 1, 1, b"\0" * 5)
+
     async def run(target):
         async def one(_):
             peer = await connect(target.grpc)
             try:
-                await send(peer, PREFACE + frame(SETTINGS, 0, 0))
+                await send(peer, PREFACE + frame(SETTINGS, 0, 0) + watch)
                 while target.left() > 0:
                     await send(peer, piece * 2000)
                 return await outcome_http2(peer, 2)
@@ -452,7 +455,7 @@ def flood_of(name, piece):
     return attack("closed", "goaway")(run)
 
 
-flood_of("priorities", frame(PRIORITY, 0, 1, struct.pack(">IB", 0, 7)))
+flood_of("priorities", frame(PRIORITY, 0, 3, struct.pack(">IB", 0, 7)))
 flood_of("window_updates", frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1)))
 flood_of("unknown_frames", frame(UNKNOWN, 0, 0))
 flood_of("pings", frame(PING, 0, 0, b"a" * 8))
