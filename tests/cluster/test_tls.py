@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import ssl
@@ -121,6 +122,10 @@ def test_a_certificate_is_renewed_during_a_stream(start, authority, tmp_path):
         authority.public()
         wait_for("the new certificate", lambda: serial(server) != old)
         assert healthy(server, authority) == b"\x08\x01"
+        metrics = client.get("/metrics").text
+        assert 'tutti_file_reload_failures_total{files="tls"} 1' in metrics
+        [expiry] = re.findall(r'^tutti_certificate_expiry_seconds\{files="tls"\} (\d+)$', metrics, re.M)
+        assert int(expiry) > time.time()
         assert [line for line in lines if line][-1] == "data: [DONE]"
     client.close()
 
