@@ -94,8 +94,8 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
     documented = {name.removesuffix("_total") if kind == "counter" else name: kind for name, kind in lines}
     assert len(lines) == len(documented), "a metric has two lines in docs/metrics.md"
     own = {name: kind for name, kind in described.items() if name.startswith("tutti_")}
-    # Only a model with experts has the first of these metrics, only a process with a certificate the other. The page must
-    # name them all the same.
+    # Only a model with experts has the first of these metrics, only a process with a certificate the other. The page
+    # must name them all the same.
     assert documented == own | {"tutti_worker_expert_imbalance": "gauge", "tutti_certificate_expiry_seconds": "gauge"}
     # Names that follow a convention of others stand on any page.
     pages = "".join(page.read_text() for page in (REPO / "docs").glob("*.md"))

@@ -435,8 +435,8 @@ async def watchers_of_health(target):
 
 
 def flood_of(name, piece):
-    # A call without an end keeps the connection busy. The server says goodbye and closes. A reset takes what it said from
-    # the sockets' buffers.
+    # A call without an end keeps the connection busy. The server says goodbye and closes. A reset takes what it said
+    # from the sockets' buffers.
     watch = frame(HEADERS, END_HEADERS, 1, head("/grpc.health.v1.Health/Watch")) + frame(DATA, 1, 1, b"\0" * 5)
 
     async def run(target):
