@@ -13,14 +13,14 @@ use tutti_runtime::Error;
 
 use super::{ApiKey, file::HASH_BYTES};
 
-/// The place of a key in the table: a hash of its hash that only this process can compute. Senders cannot choose keys
-/// whose places are alike.
-type Place = [u8; HASH_BYTES];
+/// The index of a key in the table: a hash of its hash that only this process can compute. Senders cannot choose keys
+/// whose indices are alike.
+type Index = [u8; HASH_BYTES];
 
 /// The keys in force.
 pub struct KeyTable {
     secret: hmac::Key,
-    keys: HashMap<Place, Arc<ApiKey>>,
+    keys: HashMap<Index, Arc<ApiKey>>,
 }
 
 impl KeyTable {
@@ -36,7 +36,7 @@ impl KeyTable {
 
     /// The same table with other keys.
     pub fn with(&self, keys: impl IntoIterator<Item = Arc<ApiKey>>) -> Self {
-        let keys = keys.into_iter().map(|key| (self.place(&key.line.hash), key)).collect();
+        let keys = keys.into_iter().map(|key| (self.index(&key.line.hash), key)).collect();
         Self { secret: self.secret.clone(), keys }
     }
 
@@ -48,13 +48,13 @@ impl KeyTable {
     /// Finds the key that a caller shows.
     pub fn find(&self, shown: &str) -> Option<&Arc<ApiKey>> {
         let hash = digest(&SHA256, shown.as_bytes());
-        let key = self.keys.get(&self.place(hash.as_ref()))?;
+        let key = self.keys.get(&self.index(hash.as_ref()))?;
         bool::from(key.line.hash[..].ct_eq(hash.as_ref())).then_some(key)
     }
 
-    fn place(&self, hash: &[u8]) -> Place {
-        let mut place = Place::default();
-        place.copy_from_slice(hmac::sign(&self.secret, hash).as_ref());
-        place
+    fn index(&self, hash: &[u8]) -> Index {
+        let mut index = Index::default();
+        index.copy_from_slice(hmac::sign(&self.secret, hash).as_ref());
+        index
     }
 }

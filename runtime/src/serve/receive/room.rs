@@ -22,13 +22,13 @@ const STRANGE_PEERS: usize = 4;
 /// Room of one listener.
 #[derive(Debug)]
 pub(in crate::serve) struct Room {
-    known: Part,
-    strangers: Part,
+    known: Share,
+    strangers: Share,
 }
 
 /// The room of known callers, or that of strangers.
 #[derive(Debug)]
-struct Part {
+struct Share {
     whose: &'static str,
     bytes: usize,
     per_peer: usize,
@@ -69,8 +69,8 @@ impl Room {
         let of_known = if are_callers_trusted { usize::MAX } else { bytes - of_strangers };
         let per_known = if are_callers_trusted { usize::MAX } else { bytes / KNOWN_PEERS };
         Self {
-            known: Part::new("messages", of_known, per_known),
-            strangers: Part::new(
+            known: Share::new("messages", of_known, per_known),
+            strangers: Share::new(
                 "messages of callers without a credential",
                 of_strangers,
                 of_strangers / STRANGE_PEERS,
@@ -104,7 +104,7 @@ impl Room {
     }
 }
 
-impl Part {
+impl Share {
     fn new(whose: &'static str, bytes: usize, per_peer: usize) -> Self {
         Self { whose, bytes, per_peer, held: Mutex::default() }
     }
