@@ -1,7 +1,8 @@
 //! A bound on an amount that requests hold together, such as choices or tokens. No request and no key takes all of it.
 //!
-//! - A request with more than an eighth of the bound is large. Large requests together hold at most three quarters, so a
-//!   quarter stays for the others. A request that alone has more counts as three quarters and runs beside that reserve.
+//! - A request with more than an eighth of the bound is large. Large requests together hold at most three quarters, so
+//!   a quarter stays for the others. A request that alone has more counts as three quarters and runs beside that
+//!   reserve.
 //! - A key that holds something gets more only while it then holds at most three times what is left free. So a key
 //!   alone takes three quarters, and any number of keys leave room for one more (dynamic thresholds, Choudhury and
 //!   Hahne, 1998). Callers without a key have no such limit.

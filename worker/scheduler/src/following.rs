@@ -2,8 +2,8 @@
 //!
 //! Choices of one prompt arrive together, before any of their pages is in the prefix cache. The first one that is
 //! admitted leads, and the others follow: they hold nothing until the leader has computed the blocks that they share,
-//! and then find these in the prefix cache. A follower delays no other request. A leader is always earlier in order than
-//! its followers and gets its part of every step, so a follower waits for as long as one prefill takes.
+//! and then find these in the prefix cache. A follower delays no other request. A leader is always earlier in order
+//! than its followers and gets its part of every step, so a follower waits for as long as one prefill takes.
 
 use crate::{
     holding::PlanePool,

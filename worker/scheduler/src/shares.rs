@@ -2,9 +2,9 @@
 //!
 //! Each share counts the tokens that it was given: the prefill tokens of its admitted requests, and its output tokens.
 //! The share with the fewest is admitted next (deficit round robin with a quantum of one token, in the form of virtual
-//! token counters: Sheng et al., Fairness in Serving Large Language Models, 2024). A share that begins to wait is lifted
-//! to the level of the last admission, so that it neither pays for tokens that nobody else wanted nor saves up a claim.
-//! Within a share, and if there is only one, requests keep the one order of tickets.
+//! token counters: Sheng et al., Fairness in Serving Large Language Models, 2024). A share that begins to wait is
+//! lifted to the level of the last admission, so that it neither pays for tokens that nobody else wanted nor saves up a
+//! claim. Within a share, and if there is only one, requests keep the one order of tickets.
 
 use std::collections::BTreeMap;
 
