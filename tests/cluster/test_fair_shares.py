@@ -13,11 +13,11 @@ FLOODED, RUNNING = 60, 4
 @pytest.mark.parametrize("n", [16, 64, 128])
 def test_choices_compute_their_prompt_once_and_keep_their_tokens(shared, n):
     sim = ("--workers", 1, "--device", "sim")
-    cluster, apart = shared(*sim), shared(*sim, "--no-prefix-cache")
+    cluster, uncached = shared(*sim), shared(*sim, "--no-prefix-cache")
     figures, answers = choices(cluster, n, 1000, 8, n)
     assert figures["prefill_tokens"] == expected_prefill(n, 1000)
     # Without the prefix cache each choice computes its prompt for itself. The tokens are the same.
-    whole, same = choices(apart, n, 1000, 8, n)
+    whole, same = choices(uncached, n, 1000, 8, n)
     assert (whole["prefill_tokens"], same) == (n * 1000, answers)
 
 

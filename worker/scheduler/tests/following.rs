@@ -190,14 +190,14 @@ proptest! {
             let own = |index: usize| first(index) + index as u32;
             tokens(request, &(0..length).map(own).collect::<Vec<_>>(), 3)
         };
-        let play = |together: bool| {
+        let play = |at_once: bool| {
             let mut scheduler = scheduler(config.clone());
             let mut request = 0;
             for (family, &prompt) in prompts.iter().enumerate() {
                 for _ in 0..prompt.2 {
                     scheduler.add(launch(request, family, prompt)).unwrap();
                     request += 1;
-                    if !together {
+                    if !at_once {
                         while !scheduler.is_empty() {
                             let step = step(&mut scheduler);
                             let _ = commit(&mut scheduler, step);
