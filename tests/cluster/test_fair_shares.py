@@ -5,7 +5,7 @@ import concurrent.futures
 import httpx
 import pytest
 from fair_shares import FLOOD, ONE, PATH, choices, expected_prefill, key_file, keyed
-from harness import wait_for
+from harness import free_port, wait_for
 
 FLOODED, RUNNING = 60, 4
 
@@ -51,7 +51,9 @@ def test_a_flood_of_one_key_delays_another_by_its_share(start, tmp_path):
 
 def test_a_flood_leaves_room_and_a_key_pays_for_what_it_may_use(start, tmp_path):
     limits = "concurrent=8", "tokens-per-minute=1000", "most-urgent=0"
-    cluster = start("--workers", 1, "--device", "sim", "--api-key-file", key_file(tmp_path, *limits))
+    operations = f"127.0.0.1:{free_port()}"
+    keys = key_file(tmp_path, *limits)
+    cluster = start("--workers", 1, "--device", "sim", "--api-key-file", keys, "--operations", operations)
 
     def post(path, **body):
         return cluster.client.post(path, json=body, headers=keyed(FLOOD))
@@ -69,4 +71,4 @@ def test_a_flood_leaves_room_and_a_key_pays_for_what_it_may_use(start, tmp_path)
     counted = post("/tokenize", prompt="one two three " * 40)
     assert counted.status_code == 200
     used = f'tutti_router_key_tokens_total{{key="flood"}} {410 + 14 + counted.json()["count"]}'
-    assert used in cluster.client.get("/metrics").text
+    assert used in httpx.get(f"http://{operations}/metrics").text
