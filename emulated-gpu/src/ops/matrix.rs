@@ -1,8 +1,8 @@
 //! `ldmatrix` and `mma.sync`.
 //!
 //! Fragments (PTX, "Matrix Fragments for mma.m16n8k16") are made of 8x8 tiles, with lane = 4g + t. A register of A is
-//! one tile; the lane holds columns 2t and 2t + 1 of row g. A register of B is one tile; the lane holds rows 2t and 2t
-//! + 1 of column g. A tile of C or D takes two registers, for columns 2t and 2t + 1 of row g. So the 32 lanes of a
+//! one tile; the lane holds columns 2t and 2t + 1 of row g. A register of B is one tile; the lane holds rows 2t and
+//! 2t + 1 of column g. A tile of C or D takes two registers, for columns 2t and 2t + 1 of row g. So the 32 lanes of a
 //! register of A, read as 16-bit values, are a tile in row order, and those of B a tile in column order.
 
 use crate::exec::{Access, Addresses, Row, Warp};

@@ -42,10 +42,10 @@ unsafe fn shuffle_lanes<const MODE: u32>(warp: &mut Warp<'_>, instruction: &Inst
         // The lane that each lane reads is its own if the other lies outside of its segment. All lanes are computed,
         // even those that take no part: without branches, the loop becomes vector code.
         let (mut from, mut inside) = (Row::<u32>::zero(), Row::<u32>::zero());
-        for lane in 0..warp.lanes() {
+        for (lane, bit) in BITS.iter().enumerate().take(warp.lanes()) {
             let (other, ok) = source::<MODE>(lane as u32, operand.0[lane], bounds.0[lane]);
             from.0[lane] = if ok { other & 31 } else { lane as u32 };
-            inside.0[lane] = if ok { BITS[lane] } else { 0 };
+            inside.0[lane] = if ok { *bit } else { 0 };
         }
         let mut result = Row::<u32>::zero();
         for (result, &from) in result.0.iter_mut().zip(&from.0) {
