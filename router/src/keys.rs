@@ -131,7 +131,7 @@ declare_metrics! {
 }
 
 /// Checks the file of API keys before anything starts: a mistake in the file is then an error of usage at once. Later
-/// ones are [left out](file::parse).
+/// ones are left out.
 pub fn check_api_keys(settings: &RouterSettings) -> Result<(), Error> {
     let Some(file) = settings.api_key_file.as_deref() else { return Ok(()) };
     match read(file)?.mistakes.first() {

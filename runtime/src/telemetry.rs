@@ -1,5 +1,4 @@
-//! Logs to stderr by a [queue](crate::log_queue), and spans of sampled requests to an OpenTelemetry collector if one is
-//! configured.
+//! Logs to stderr by a queue, and spans of sampled requests to an OpenTelemetry collector if one is configured.
 
 use std::{io::IsTerminal, time::Duration};
 
