@@ -27,7 +27,7 @@ const EXEMPLAR: &str = " # {";
 #[derive(Clone)]
 pub struct Metrics {
     registry: Arc<RwLock<Registry>>,
-    /// Metrics that name callers; `None` if they are not shown.
+    /// Metrics whose labels name callers; `None` if they are not shown.
     named: Option<Arc<RwLock<Registry>>>,
     reloads: Arc<OnceLock<ReloadMetrics>>,
     /// Metrics whose names another project's conventions prescribe.
@@ -48,12 +48,13 @@ impl Metrics {
         add(&mut self.registry.write())
     }
 
-    /// Registers metrics of one kind of process. Names get the prefixes `tutti_` and `process`.
+    /// Registers metrics of one kind of process, such as `router`. Names get the prefix `tutti_` and then that kind.
     pub fn register_of<T>(&self, process: &str, add: impl FnOnce(&mut Registry) -> T) -> T {
         self.register(|registry| add(registry.sub_registry_with_prefix(process)))
     }
 
-    /// Registers metrics that name callers, such as holders of API keys. Names get the prefixes `tutti_` and `process`.
+    /// Registers metrics whose labels name callers, such as holders of API keys. If such metrics are not shown, the
+    /// call has no effect. Names get the prefix `tutti_` and then the kind of process.
     pub fn register_named<T>(&self, process: &str, add: impl FnOnce(&mut Registry) -> T) -> T {
         match &self.named {
             Some(named) => add(named.write().sub_registry_with_prefix(process)),
@@ -66,7 +67,7 @@ impl Metrics {
         Self { named: None, ..self.clone() }
     }
 
-    /// The metrics of files that are read again, registered by the first call.
+    /// The metrics of files that are read again when they change. The first call registers them.
     pub fn reloads(&self) -> ReloadMetrics {
         self.reloads.get_or_init(|| self.register(ReloadMetrics::register)).clone()
     }

@@ -16,8 +16,8 @@ pub trait Value: for<'de> Deserialize<'de> {
         map.next_value()
     }
 
-    /// The value as a user would write it. None if the value is absent, and for types such as switches whose default is
-    /// not shown.
+    /// The value as a user would write it. None if the value is absent. Also None for types, such as switches, of which
+    /// `--help` shows no default.
     fn written(&self) -> Option<String> {
         None
     }

@@ -1,9 +1,10 @@
-//! `cargo bench --bench state_pressure`: 64 requests of a model with state, while memory for state is short.
+//! `cargo bench --bench state_pressure`: 64 concurrent requests of a model with recurrent state, while memory for state
+//! is short.
 //!
-//! Three clusters of one worker get equal requests at once, in turns:
+//! Three clusters of one worker run one after another. Each gets the same requests, all at once:
 //!
-//! - `ample`: slots for all of them, and pages for all their tokens.
-//! - `slots_short`: slots for few of them. The others wait, and nothing is computed twice.
+//! - `ample`: slots for all requests, and pages for all their tokens.
+//! - `slots_short`: slots for few of the requests. The others wait, and nothing is computed twice.
 //! - `slots_and_pages_short`: as few slots, optimistic admission, and pages for a part of the requests that have slots.
 //!   Requests are preempted, and their state is computed again.
 //!
@@ -53,7 +54,7 @@ struct Args {
     prompt_tokens: u32,
     #[arg(long, default_value_t = 64)]
     output_tokens: u32,
-    /// Number of turns of the three clusters.
+    /// Number of times that each of the three clusters runs.
     #[arg(long, default_value_t = 1)]
     rounds: usize,
     #[command(flatten)]
@@ -137,7 +138,7 @@ impl Sizes {
     }
 }
 
-/// Figures of one cluster in one turn.
+/// Figures of one run of a cluster.
 #[derive(Clone, Debug, Serialize)]
 struct Ran {
     memory_bytes: u64,

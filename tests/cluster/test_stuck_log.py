@@ -7,7 +7,7 @@ import subprocess
 import httpx
 from harness import BINARIES, MARK, free_port, processes_marked, wait_for
 
-# Every line of the log, so that a pipe is soon full.
+# The most detailed log, so that the pipe is soon full.
 LOUD = ("--log", "trace", "--log-format", "json")
 
 
@@ -16,7 +16,7 @@ def test_a_reader_of_stderr_that_stops_holds_up_no_request_and_no_signal(tmp_pat
     command = [BINARIES / "conductor", "--device", "sim", "--workers", "1", "--http", http, "--grpc", grpc, *LOUD]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TUTTI_", "HF_", "OTEL_"))}
     mark = os.urandom(8).hex()
-    # Nobody reads this pipe: it takes 64 KiB.
+    # Nobody reads this pipe, so it is full after 64 KiB.
     conductor = subprocess.Popen(command, env=clean | {MARK: mark}, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://{http}", timeout=30) as client:

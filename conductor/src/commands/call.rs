@@ -84,7 +84,8 @@ impl Calls {
         Ok(self.answer(self.client.clone().get_requests(request)).await?.requests)
     }
 
-    /// Makes the conductor keep steps, and with them the chunks of prefills, for the next minute.
+    /// Asks for steps and drops the answer. For the next minute the conductor then records its workers' steps and their
+    /// prefill chunks.
     pub async fn watch_steps(&self) -> Result<(), Error> {
         let request = self.request(pb::GetStepsRequest { after: u64::MAX });
         self.answer(self.client.clone().get_steps(request)).await.map(drop)

@@ -74,14 +74,15 @@ enum Seen {
         /// Requests in flight.
         requests: u32,
     },
-    /// Its address has no listener any more, or that of a successor.
+    /// Nothing listens at its address any more, or a later conductor does.
     Gone,
-    /// It does not answer. A process that stands still or a cut network looks so, too.
+    /// It does not answer. A stopped process and a cut network look the same.
     Silent,
 }
 
 impl Seen {
-    /// Asks over a new connection: the process closes those that it has while it drains, and still answers new ones.
+    /// Asks over a new connection. While the conductor drains, it closes its open connections, but still answers on new
+    /// ones.
     async fn now(settings: &DrainProcessSettings, started_us: u64) -> Self {
         let calls = match Calls::connect(&settings.call, &settings.cluster_tls).await {
             Ok(calls) => calls,

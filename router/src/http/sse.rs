@@ -145,7 +145,7 @@ fn failed(error: &Error) -> Frame {
     Frame::json(&ErrorBody::from(error))
 }
 
-/// The event of an error that ends a stream from outside.
+/// The last event of a stream that code outside the stream ends, such as when the API key is revoked.
 pub fn error_event(error: &Error) -> Bytes {
     failed(error).into()
 }

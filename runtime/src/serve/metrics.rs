@@ -39,7 +39,7 @@ impl Purpose {
 pub(super) enum Closed {
     /// The listener or the peer has as many connections as it may, and all are busy.
     Limit,
-    /// It was idle and made room for another.
+    /// It was idle, and the server closed it to make room for another connection.
     Evicted,
     /// The TLS handshake failed or took too long.
     Handshake,
@@ -96,7 +96,7 @@ impl ConnectionMetrics {
     pub(super) fn of(&self, purpose: Purpose) -> ListenerMetrics {
         let listener = purpose.label();
         let open = self.open.get_or_create(&ListenerLabel { listener }).clone();
-        // The first count of a series that did not exist before is no increase to Prometheus.
+        // Creates each reason's series at 0. Otherwise Prometheus would not see the first close as an increase.
         for reason in Closed::ALL {
             self.closed.get_or_create(&ClosedLabel { listener, reason: reason.label() }).inc_by(0);
         }
@@ -126,7 +126,7 @@ impl ListenerMetrics {
     }
 }
 
-/// Part of one connection in the count of open ones.
+/// Counts one connection as open until it is dropped.
 #[derive(Debug)]
 pub(super) struct OpenCount(Gauge);
 

@@ -1,4 +1,5 @@
-//! TLS over a socket of the standard library, for the ranks of a group, which wait for each other on threads.
+//! TLS over a blocking socket of `std`. The ranks of a group use it, because their threads block on each other's
+//! messages and run no async tasks.
 
 use std::{
     io::{self, Read, Write},

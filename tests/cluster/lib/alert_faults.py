@@ -32,7 +32,7 @@ def fault(cluster, *alerts):
 
 
 def conductor(*flags, env=None):
-    """Returns a cluster of one conductor with its embedded router."""
+    """Returns a function that starts a cluster of one conductor with its embedded router, and stops it after use."""
 
     def cluster(directory):
         server = Server("conductor", [*SIM, *flags], directory, env)
@@ -45,7 +45,10 @@ def conductor(*flags, env=None):
 
 
 def routed(conductors, *router_flags):
-    """Returns a cluster of a router, which comes first in the list, and conductors."""
+    """Returns a function that starts a cluster of a router and conductors, and stops it after use.
+
+    The function yields the list of servers, the router first.
+    """
 
     def cluster(directory):
         servers = []

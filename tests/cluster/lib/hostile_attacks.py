@@ -397,7 +397,8 @@ async def messages_a_byte_a_second(target):
     return await each(target.count(300), one)
 
 
-# Parts of messages to services that need no credential, as many as fit: they have a part of the room and no more.
+# Incomplete messages to services that need no credential, as many as the server takes. Callers without a credential get
+# only a part of the server's memory for messages.
 @attack("closed", "goaway", "reset", "answered", mib=128)
 async def parts_of_messages_without_a_credential(target):
     paths = ("/grpc.health.v1.Health/Check", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
@@ -406,7 +407,8 @@ async def parts_of_messages_without_a_credential(target):
         peer = await connect(target.grpc)
         try:
             await send(peer, PREFACE + frame(SETTINGS, 0, 0))
-            # Not all at once, which would be a burst of calls and not a room that is held.
+            # The streams are opened one by one over most of the attack. Together they would be a burst of calls; this
+            # attack holds memory with incomplete messages.
             for stream in range(1, 65, 2):
                 part = frame(DATA, 0, stream, b"\0" + struct.pack(">I", 3 * MIB) + b"a" * 1900)
                 await send(peer, frame(HEADERS, END_HEADERS, stream, head(paths[index % 2])) + part)
@@ -437,8 +439,8 @@ async def watchers_of_health(target):
 
 
 def flood_of(name, piece):
-    # A call without an end keeps the connection busy. The server says goodbye and closes. A reset takes what it said
-    # from the sockets' buffers.
+    # A call that never ends keeps the connection busy. The server sends GOAWAY and closes the connection. If the
+    # connection is reset, the GOAWAY may be discarded before it is read here.
     watch = frame(HEADERS, END_HEADERS, 1, head("/grpc.health.v1.Health/Watch")) + frame(DATA, 1, 1, b"\0" * 5)
 
     async def run(target):

@@ -34,9 +34,9 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Creates an engine, and sizes and allocates its KV pool. The engine holds up to `max_waiting_requests` requests
-    /// more than may run; it refuses a further launch as overload. If no request could run under a setting, the error
-    /// names that setting.
+    /// Creates an engine, and sizes and allocates its KV pool. Besides the requests that may run, the engine holds up
+    /// to `max_waiting_requests` waiting requests. It refuses any further launch as overload. If no request could run
+    /// under a setting, the error names that setting.
     pub fn new(
         mut model: Box<dyn Model>,
         rank: Rank,

@@ -40,7 +40,8 @@ impl Poison {
         })
     }
 
-    /// Poisons the memory that the rows of a step will write and that none of them reads before.
+    /// Poisons the memory that a step is the first to write: the pages of its rows that hold no position before the
+    /// row's own, and the destinations of its slot copies, except those that another copy reads.
     pub fn apply(&self, model: &mut dyn Model, step: &StepPlan) -> Result<(), DeviceError> {
         let rows = step.rows.iter();
         let pages: Vec<PageId> = rows

@@ -8,7 +8,7 @@ pub struct SchedulerConfig {
     /// The budget and the policies of a step. `kv_cache_memory` is not used here: the field `pages` gives the size of
     /// the pool.
     pub settings: EngineSettings,
-    /// Maximum number of requests held beyond the settings' `max_running_requests`.
+    /// Maximum number of requests that the scheduler holds besides the settings' `max_running_requests`.
     pub max_waiting_requests: usize,
     /// Maximum number of tokens of a request, prompt and output together.
     pub max_context: usize,

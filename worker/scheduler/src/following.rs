@@ -53,7 +53,7 @@ impl Request {
         let (blocks, leader, running) =
             shared.max_by_key(|&(blocks, ticket, _)| (blocks, std::cmp::Reverse(ticket)))?;
         let page_tokens = pool.pages().page_tokens();
-        // The row that begins at a rung saves the slot, so a snapshot is there once this row is committed.
+        // The leader's row that begins at a rung saves the slot. So a snapshot exists once this row is committed.
         let until = blocks * page_tokens + usize::from(pool.has_slots());
         let gains = running.computed() < until && blocks > self.blocks_to_skip(pool);
         gains.then_some(Following::Leader { leader, until, blocks })
@@ -62,7 +62,8 @@ impl Request {
     /// Number of leading blocks behind which this request can begin once the leader has computed them.
     fn blocks_from(&self, leader: &Running, pool: &PlanePool) -> Option<usize> {
         let page_tokens = pool.pages().page_tokens();
-        // The last position is computed here: the first token is sampled from it.
+        // This request computes its last prefill position itself, because its first token is sampled from it. So the
+        // block of that position cannot come from the leader.
         let most = ((self.prefill_end() - 1) / page_tokens).min(leader.prefill_end() / page_tokens);
         let (ours, theirs) = (self.content.as_ref()?, leader.content()?);
         let differs = |&index: &usize| ours.block(index, page_tokens) != theirs.block(index, page_tokens);

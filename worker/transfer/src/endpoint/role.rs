@@ -62,11 +62,11 @@ pub(crate) struct Follower {
     pub inbox: Mutex<Option<mpsc::Receiver<pb::RankReport>>>,
     /// The reason why reports no longer reach the leader.
     cut_off: OnceLock<String>,
-    /// The load in heartbeats. It carries the counts of transfers.
+    /// The load that this rank's heartbeats report. The endpoint publishes its transfer counts in it.
     load: watch::Sender<pb::WorkerLoad>,
 }
 
-/// Hosts of a rank's group.
+/// The hosts of a rank and of its group's leader.
 #[derive(Clone, Debug)]
 pub struct Hosts {
     /// Host at which other workers reach this rank, and its connections to them.
@@ -140,7 +140,7 @@ impl Role {
         }
     }
 
-    /// Publishes a follower's counts of transfers in its load, because nothing else reports them.
+    /// Publishes a follower's transfer counts in the load that its heartbeats report. Nothing else reports them.
     pub fn counted(&self, counts: pb::TransferCounts) {
         if let Self::Follower(follower) = self {
             follower.load.send_modify(|load| load.transfers = Some(counts));

@@ -15,14 +15,14 @@ use crate::{HandOver, Run};
 
 /// Maximum bytes that all requests together may stage. A unit that is larger may be staged alone.
 pub(crate) const STAGED_BYTES: usize = 64 << 20;
-/// If fewer bytes than this are free, the engine may have to wait.
+/// If the engine finds fewer free bytes than this, it may have to wait for room, and is woken when bytes become free.
 const ENOUGH_BYTES: usize = 16 << 20;
 
 /// The budget of staged bytes, which all requests share.
 pub(crate) struct StagingBudget {
     bytes: usize,
     used: AtomicUsize,
-    /// Set if the engine has asked for room and there was little.
+    /// True if the engine found less room than `ENOUGH_BYTES`. The next bytes that become free wake the engine.
     wanted: AtomicBool,
     freed: Notify,
     /// Total of the bytes that were freed.

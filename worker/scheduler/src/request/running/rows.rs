@@ -48,10 +48,11 @@ impl Running {
         self.request.wants_output(generated).then(|| self.next_row(ticket, walk, 1))
     }
 
-    /// True if the assumption held under which [`next_decode`](Self::next_decode) made the row.
+    /// True if `row`, which `next_decode` made, is the request's next row: the rows in flight succeeded and did not end
+    /// the request.
     #[inline]
     pub fn is_next(&self, row: &Row) -> bool {
-        // The assumption held if the row's position and epoch are those of the request's next row. Both can be compared
+        // The row is the next one if its position and epoch are those of the request's next row. Both can be compared
         // only while the request still holds the row's block table.
         let Progress { computed, epoch, .. } = self.planned;
         row.positions.start == computed && row.epoch == epoch && self.holding.table.is(&row.block_table)
