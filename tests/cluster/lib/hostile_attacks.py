@@ -424,9 +424,11 @@ async def parts_of_messages_without_a_credential(target):
 @attack("open", "closed", "answered", "goaway", "reset", mib=256)
 async def watchers_of_health(target):
     watch = head("/grpc.health.v1.Health/Watch")
-    peers = []
+    peers, connections = [], target.count(5_000)
     try:
-        for _ in range(target.count(5_000)):
+        for _ in range(connections):
+            # The connections are opened over most of the attack. A burst of handshakes would be another attack.
+            await asyncio.sleep(target.seconds * 0.75 / connections)
             try:
                 peers.append(await connect(target.grpc))
                 await send(peers[-1], PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, watch) + frame(DATA, 1, 1, b"\0" * 5))
