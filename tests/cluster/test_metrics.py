@@ -15,9 +15,7 @@ SIM = ("--device", "sim", "--no-router")
 
 def scraped(server):
     """The metrics of a process, from the address of operators if it has one."""
-    if "--operations" in server.args:
-        return httpx.get(f"http://{server.args[server.args.index('--operations') + 1]}/metrics").text
-    return server.client.get("/metrics").text
+    return httpx.get(f"http://{server.scraped_at}/metrics").text
 
 
 def families(server):

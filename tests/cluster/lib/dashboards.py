@@ -13,7 +13,7 @@ import time
 import httpx
 from alert_faults import FAULTS
 from api_keys import line
-from harness import REPO, Server, wait_for
+from harness import REPO, Server, free_port, wait_for
 from prometheus import RULES, Prometheus, promtool
 
 DASHBOARDS = REPO / "deploy/helm/tutti/files/dashboards"
@@ -76,8 +76,9 @@ def check_expressions(prometheus, directory):
     try:
         for flags in (("--workers", 2, "--chunk-shapes", "64,512"), ("--topology", TOPOLOGY)):
             servers.append(Server("conductor", ["--device", "sim", "--no-router", *flags], directory).wait_until_ready())
+        operations = f"127.0.0.1:{free_port()}"
         reach = [flag for server in servers for flag in ("--conductor", f"http://{server.cluster}")]
-        servers.append(Server("router", [*reach, "--api-key-file", keys], directory).wait_until_ready())
+        servers.append(Server("router", [*reach, "--api-key-file", keys, "--operations", operations], directory).wait_until_ready())
         load = Load(servers[-1])
         try:
             prometheus.watch(*servers)

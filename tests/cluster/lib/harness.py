@@ -199,6 +199,13 @@ class Server(Process):
         self.client = httpx.Client(base_url=self.url, timeout=ANSWER_S, verify=False)
         self._model = None
 
+    @property
+    def scraped_at(self):
+        """Host and port at which operators read all metrics. Those that name callers are nowhere else."""
+        if "--operations" in self.args:
+            return str(self.args[self.args.index("--operations") + 1])
+        return self.url.removeprefix("http://")
+
     def destroy(self):
         self.client.close()
         super().destroy()

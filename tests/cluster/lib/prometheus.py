@@ -64,7 +64,7 @@ class Prometheus:
 
     def watch(self, *servers):
         """Also scrapes these servers. Returns once each has been scraped twice."""
-        self.watched |= {server.url.removeprefix("http://") for server in servers}
+        self.watched |= {server.scraped_at for server in servers}
         text = self.directory / "targets.new"
         text.write_text(json.dumps([{"targets": sorted(self.watched)}]))
         text.rename(self.targets)
@@ -72,7 +72,7 @@ class Prometheus:
             wait_for(f"two scrapes of {server.url}", lambda: self.scrapes(server) >= 2, 60)
 
     def scrapes(self, server):
-        instance = server.url.removeprefix("http://")
+        instance = server.scraped_at
         return self.value(f'count_over_time(up{{instance="{instance}"}}[5m]) and last_over_time(up{{instance="{instance}"}}[5m]) == 1') or 0
 
     def query(self, expression):
@@ -92,7 +92,7 @@ class Prometheus:
 
     def firing(self, *servers):
         """Returns {alert: its annotations} for the alerts that fire for these servers."""
-        instances = {server.url.removeprefix("http://") for server in servers}
+        instances = {server.scraped_at for server in servers}
         alerts = self.client.get("/api/v1/alerts").json()["data"]["alerts"]
         return {
             alert["labels"]["alertname"]: alert["annotations"]
