@@ -156,7 +156,7 @@ def main():
     parser.add_argument("--requests", type=int, default=100, help="requests of the other key alone")
     parser.add_argument("--input-tokens", type=int, default=256)
     parser.add_argument("--output-tokens", type=int, default=32)
-    parser.add_argument("--choice-prompt", type=int, default=8000, help="tokens of a prompt with many choices")
+    parser.add_argument("--choice-prompt", type=int, default=4000, help="tokens of a prompt with many choices")
     parser.add_argument("--running", type=int, default=64, help="requests that the worker runs at a time")
     parser.add_argument("--seed", type=int, default=37)
     parser.add_argument("--out", type=pathlib.Path, help="file for the figures as JSON")
