@@ -6,20 +6,22 @@ The simulated H200 takes the time of its cost model, so that figures compare sha
 import argparse
 import asyncio
 import json
+import multiprocessing
 import pathlib
 import random
+import sys
 import tempfile
 import time
 
 import httpx
 from api_keys import line
-from harness import Server, machine
+from harness import Server, machine, wait_for
 
 PATH = "/v1/completions"
 FLOOD, ONE = "flood-key", "one-key"
 # Tokens of a page of the prefix cache on the simulated device.
 PAGE_TOKENS = 16
-# Of a prompt of the vocabulary that every model has.
+# Token ids that every model's vocabulary has.
 TOKENS = range(10, 200)
 
 
@@ -59,14 +61,19 @@ async def flooding(client, bodies):
     return sum(tokens for _, tokens in answers) / seconds
 
 
-async def one_at_a_time(client, bodies, until=None):
-    """The seconds of each request of a caller that sends the next one after each answer, until a task is done."""
-    seconds = []
-    for body in bodies:
-        if until is not None and until.done():
-            break
-        seconds.append((await answer(client, ONE, body))[0])
-    return seconds
+def one_at_a_time(url, options, count, ended, found):
+    """Puts the seconds of each request of a caller into `found`. The caller sends the next request after each answer,
+    `count` of them or until `ended` is set. Runs in a process of its own: beside the flood's client it would measure that
+    client's event loop."""
+    source, seconds = random.Random(options.seed + 1), []
+    with httpx.Client(base_url=url, timeout=600) as client:
+        while len(seconds) < count and not ended.is_set():
+            [body] = bodies(source, 1, options)
+            start = time.monotonic()
+            response = client.post(PATH, json=body, headers=keyed(ONE))
+            assert response.status_code == 200, f"{response.status_code}: {response.text}"
+            seconds.append(time.monotonic() - start)
+    found.put(seconds)
 
 
 def bodies(source, count, options):
@@ -84,28 +91,47 @@ def summary(seconds):
     return {"requests": len(seconds)} | {f"p{p}_ms": round(1000 * quantile(seconds, p / 100), 1) for p in (50, 99)}
 
 
-async def shares(server, options):
+def shares(server, options):
     """Latencies of one caller alone and beside a flood, and the throughput of the flood alone and beside it."""
-    source = random.Random(options.seed)
-    async with client_of(server) as client:
-        alone = await one_at_a_time(client, bodies(source, options.requests, options))
-        flood_alone = await flooding(client, bodies(source, options.flood, options))
-        flood = asyncio.create_task(flooding(client, bodies(source, options.flood, options)))
-        # The flood is sent before the first request of the other key.
-        await asyncio.sleep(0)
-        beside = await one_at_a_time(client, bodies(source, 100_000, options), until=flood)
-        return {
-            "alone": summary(alone),
-            "beside_the_flood": summary(beside),
-            "p99_ratio": round(quantile(beside, 0.99) / quantile(alone, 0.99), 2),
-            "flood_tokens_per_s": {"alone": round(flood_alone), "beside_the_other_key": round(await flood)},
-        }
+    processes, source = multiprocessing.get_context("spawn"), random.Random(options.seed)
+    ended, found = processes.Event(), processes.Queue()
+
+    def other(count):
+        process = processes.Process(target=one_at_a_time, args=(server.url, options, count, ended, found))
+        process.start()
+        return process
+
+    async def flood():
+        async with client_of(server) as client:
+            return await flooding(client, bodies(source, options.flood, options))
+
+    process = other(options.requests)
+    alone = found.get()
+    process.join()
+    flood_alone = asyncio.run(flood())
+    before = prefilled(server)
+    process = other(sys.maxsize)
+    wait_for("a request of the other key", lambda: prefilled(server) > before)
+    flood_beside = asyncio.run(flood())
+    ended.set()
+    beside = found.get()
+    process.join()
+    return {
+        "alone": summary(alone),
+        "beside_the_flood": summary(beside),
+        "p99_ratio": round(quantile(beside, 0.99) / quantile(alone, 0.99), 2),
+        "flood_tokens_per_s": {"alone": round(flood_alone), "beside_the_other_key": round(flood_beside)},
+    }
+
+
+def prefilled(server):
+    """Prompt tokens of the requests that workers have admitted so far."""
+    return server.metrics().get("tutti_worker_prefill_tokens", 0)
 
 
 def computed(server):
     """Prefill tokens that the workers have computed so far."""
-    metrics = server.metrics()
-    return metrics.get("tutti_worker_prefill_tokens", 0) - metrics.get("tutti_worker_cached_tokens", 0)
+    return prefilled(server) - server.metrics().get("tutti_worker_cached_tokens", 0)
 
 
 def choices(server, n, length, output, seed):
@@ -140,7 +166,7 @@ def measure(options):
             keyed.wait_until_ready()
             open_to_all.wait_until_ready()
             found = {"machine": machine(), "device": "sim", "running": options.running}
-            found["shares"] = asyncio.run(shares(keyed, options))
+            found["shares"] = shares(keyed, options)
             found["choices"] = [
                 choices(open_to_all, n, options.choice_prompt, 64, seed)[0] for seed, n in enumerate((1, 16, 64, 128), 1)
             ]
