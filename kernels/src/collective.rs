@@ -56,7 +56,7 @@ pub fn share(units: usize, group_rank: GroupRank) -> Range<usize> {
 /// The limit on the wait for a broadcast to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// The same deadline as for all other collectives.
+    /// The deadline that all other collectives have, too.
     Deadline,
     /// No limit: rank 0 may be idle for hours.
     Forever,

@@ -197,7 +197,7 @@ impl WatchedFiles {
     }
 }
 
-/// What a failure to read files again is called, and where it is counted.
+/// The name of a failure to read files again, and its counter.
 #[derive(Clone, Debug, Default)]
 struct Failing {
     what: &'static str,

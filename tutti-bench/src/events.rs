@@ -44,7 +44,7 @@ impl Lines {
     }
 }
 
-/// What an event of a stream adds to the answer.
+/// The part of the answer that an event of a stream adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta {
     /// Number of new tokens. A server that sends no token ids is assumed to send one token per event with text.

@@ -56,7 +56,7 @@ struct GraphTrace {
     /// The span of the wait for the first step, or for planes or embeddings of another worker.
     waiting: Option<TraceSpan>,
     work: Option<WorkSpan>,
-    /// What the graph hands over to another worker; `None` if it hands over nothing.
+    /// The name of the content that the graph hands over to another worker; `None` if it hands over nothing.
     sends: Option<&'static str>,
     /// The span of the transfer to another worker. It begins with the first row that was computed for that worker.
     transfer: Option<TraceSpan>,

@@ -102,11 +102,11 @@ pub struct NewRequest {
     pub max_replays: u32,
     /// Receives the request's tokens and its ending.
     pub output: mailbox::Sender,
-    /// What the router says about the request.
+    /// The router's facts about the request.
     pub origin: Origin,
 }
 
-/// What a router says about a request, besides what is asked for.
+/// A router's facts about a request, besides the request itself.
 #[derive(Debug, Default)]
 pub struct Origin {
     /// The router's span of the attempt, if the request's trace is sampled.

@@ -14,7 +14,7 @@ pub enum Missing {
     Library {
         /// File name of the library.
         library: &'static str,
-        /// What the library is for, and the package that contains it.
+        /// The library's purpose, and the package that contains it.
         purpose: &'static str,
         /// Searched folders, in order.
         searched: String,

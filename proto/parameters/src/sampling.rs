@@ -14,7 +14,7 @@ pub struct SamplingNumber {
     pub default: f32,
     /// True if the checkpoint's `generation_config.json` may set a default.
     pub in_checkpoint: bool,
-    /// What the parameter means, if its name does not say so.
+    /// The parameter's meaning, if its name does not say it.
     pub note: &'static str,
     /// Path of the field in `tutti.v1.GenerateRequest`.
     pub grpc: &'static [&'static str],

@@ -67,7 +67,7 @@ pub struct Queued {
     class: usize,
     choices: u64,
     tokens: u64,
-    /// What the request holds of its class's bounds, until it is dropped.
+    /// The amounts that the request holds of its class's bounds, until it is dropped.
     held: Option<HeldOfClass>,
     since: Instant,
 }
@@ -77,7 +77,7 @@ struct HeldOfClass {
     tokens: Held,
 }
 
-/// What a request adds to its queue.
+/// The amounts that a request adds to its queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueCost {
     /// Prompts times `n`.

@@ -1,7 +1,7 @@
 //! A request that was let in by its key, and what it may use of the key's limits.
 //!
-//! What a request may use is reserved before it runs: its choices, and the tokens of its prompts and of the longest
-//! outputs that it may have. At its end, what was not used is given back. So requests that run together never use more
+//! A request reserves its greatest possible use before it runs: its choices, and the tokens of its prompts and of the
+//! longest outputs that it may have. At its end, the rest is given back. So requests that run together never use more
 //! than a key may, however many there are.
 
 use std::{
@@ -30,7 +30,7 @@ pub(super) struct Running {
     holds: Mutex<Holds>,
 }
 
-/// What a request holds of its key's limits.
+/// The amounts that a request holds of its key's limits.
 struct Holds {
     choices: u32,
     /// Tokens that were taken from the bucket.

@@ -34,7 +34,7 @@ impl KeyTable {
         Ok(Self { secret, keys: HashMap::new() })
     }
 
-    /// The same table with other keys.
+    /// Returns a table with other keys and this one's secret.
     pub fn with(&self, keys: impl IntoIterator<Item = Arc<ApiKey>>) -> Self {
         let keys = keys.into_iter().map(|key| (self.index(&key.line.hash), key)).collect();
         Self { secret: self.secret.clone(), keys }

@@ -25,7 +25,7 @@ const MAX_ADDRESSES: usize = 16_384;
 #[derive(Debug, Default)]
 pub struct WrongKeys(Mutex<HashMap<IpAddr, Tries>>);
 
-/// What one address has shown.
+/// The record of one address.
 #[derive(Debug)]
 struct Tries {
     left: Bucket,

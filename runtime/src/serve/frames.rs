@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-/// What a client over HTTP/2 sends first (RFC 9113, section 3.4).
+/// The preface: the first bytes of a client over HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of a frame's header: three of the length, the type, the flags and four of the stream (section 4.1).
 const HEADER: usize = 9;

@@ -152,7 +152,7 @@ pub(super) struct MutualTls {
     pub refusals: Mutex<RefusalLog>,
 }
 
-/// What the files make.
+/// The TLS settings that the files make.
 struct Configs {
     servers: Servers,
     clients: Clients,

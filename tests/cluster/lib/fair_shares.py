@@ -63,8 +63,8 @@ async def flooding(client, bodies):
 
 def one_at_a_time(url, options, count, ended, found):
     """Puts the seconds of each request of a caller into `found`. The caller sends the next request after each answer,
-    `count` of them or until `ended` is set. Runs in a process of its own: beside the flood's client it would measure that
-    client's event loop."""
+    `count` of them or until `ended` is set. Runs in a process of its own: beside the flood's client it would measure
+    that client's event loop."""
     source, seconds = random.Random(options.seed + 1), []
     with httpx.Client(base_url=url, timeout=600) as client:
         while len(seconds) < count and not ended.is_set():

@@ -202,7 +202,7 @@ impl Rope {
             high += 0.001;
         }
         // Fast frequencies, with an index up to `low`, stay as trained. Slow ones, from `high` on, are interpolated.
-        // Those in between are blended.
+        // Frequencies in between are blended.
         let inverse = |i: usize| {
             let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
             (plain(i) / yarn.factor * ramp + plain(i) * (1.0 - ramp)) as f32

@@ -315,7 +315,7 @@ fn of_groups() {
     of_ranks(2, delta_net().path(), Dummy, test("delta net"));
 }
 
-/// The same comparison on the checkpoints of tests/goldens, with their own prompts.
+/// Makes this comparison on the checkpoints of tests/goldens, with their own prompts.
 #[test]
 fn of_goldens() {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {

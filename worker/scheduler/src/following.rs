@@ -49,7 +49,7 @@ impl Request {
             earlier.filter(|(_, leader)| leader.first_block() == self.first_block && leader.leads());
         let shared =
             leaders.filter_map(|(&ticket, leader)| Some((self.blocks_from(leader, pool)?, ticket, leader)));
-        // Of equal leaders, the first one is the farthest.
+        // The first of equal leaders is the farthest.
         let (blocks, leader, running) =
             shared.max_by_key(|&(blocks, ticket, _)| (blocks, std::cmp::Reverse(ticket)))?;
         let page_tokens = pool.pages().page_tokens();

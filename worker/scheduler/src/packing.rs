@@ -259,7 +259,7 @@ impl PrefillBudget {
             self.serve_caller(prefills, sharing);
             self.tokens += rest;
         }
-        // What a caller leaves, because it needs less or could not end a chunk, goes to the others.
+        // A caller may leave tokens, because it needs fewer or could not end a chunk. They go to the others.
         if callers > 1 {
             prefills.iter_mut().for_each(|prefill| self.serve(prefill, usize::MAX));
         }

@@ -117,7 +117,7 @@ fn a_follower_goes_on_alone_if_its_leader_ends() {
     }
     assert_eq!(shares(&mut scheduler), [(1, 0..256)]);
     scheduler.cancel(key(1));
-    // What the leader has computed stays cached. The next request leads.
+    // The blocks that the leader has computed stay cached. The next request leads.
     assert_eq!(shares(&mut scheduler), [(2, 256..512)]);
     assert_eq!(shares(&mut scheduler), [(2, 512..600)]);
     assert_eq!(shares(&mut scheduler), [(3, 596..600)]);

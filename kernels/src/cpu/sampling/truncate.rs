@@ -63,7 +63,7 @@ pub(in crate::cpu) fn cut(weights: &[f32], top_k: usize, top_p: f32, scratch: &m
     let kept = by_count.map_or_else(|| scratch.masses.iter().rev().sum(), |(_, mass)| mass);
     let by_mass = by_mass(weights, kept * f64::from(top_p), scratch);
     match (by_count, by_mass) {
-        // Of the two cuts, the one that keeps fewer candidates applies.
+        // The cut that keeps fewer candidates applies.
         (Some((count, _)), Some(mass)) => Some(if count.keeps(mass.weight, mass.id) { mass } else { count }),
         (count, mass) => mass.or(count.map(|(cut, _)| cut)),
     }

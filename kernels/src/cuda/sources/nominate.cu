@@ -95,7 +95,7 @@ KERNEL(THREADS) nominate(const float* all_logits, u32 width, u32 first, const No
     return __float_as_uint(exp_(__fdiv_rn(__fsub_rn(logits[i], highest), temperature)));
   };
   const Nth last = nth_largest(width, task.count, key);
-  // Of the tokens with equal keys, those with the lowest ids are taken.
+  // Among tokens with equal keys, the lowest ids are taken.
   const u32 taken = task.count - last.above;
   u32 last_id = NO_ID;
   if (taken < last.equal) last_id = ~nth_largest(width, taken, [&](u32 i) -> u32 { return key(i) == last.key ? ~i : 0; }).key;

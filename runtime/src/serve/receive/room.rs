@@ -16,7 +16,8 @@ use crate::{
 const STRANGERS_SHARE: usize = 4;
 /// The messages of one address have at most one in this many bytes of the room of those with a credential.
 const KNOWN_PEERS: usize = 2;
-/// The same of strangers at one address. Their calls, such as probes, have short messages.
+/// The messages of strangers at one address have at most one in this many bytes of the strangers' room. Their calls,
+/// such as probes, have short messages.
 const STRANGE_PEERS: usize = 4;
 
 /// Room of one listener.

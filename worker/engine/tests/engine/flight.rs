@@ -154,7 +154,7 @@ fn a_refused_step_fails_the_row_at_fault_and_runs_no_other_twice() {
                 bench.check(&launches[index]);
             }
             let computed = bench.probe.lock().unwrap().tokens;
-            // Of the refused request, only the first chunk runs. No row of the others runs twice.
+            // Only the first chunk of the refused request runs. No row of the other requests runs twice.
             assert!((2 * 19..=2 * 19 + 7).contains(&computed), "{computed} tokens");
         }
     }

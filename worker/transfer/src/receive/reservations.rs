@@ -63,7 +63,7 @@ pub(crate) struct Space {
     pub segment: Option<Arc<Segment>>,
 }
 
-/// What a sender finds under a key: space to fill, or an accepted hand-over.
+/// The state of a key that a sender asks for: space to fill, or an accepted hand-over.
 pub(crate) enum Found {
     /// Space that waits to be filled.
     Waiting(Space),

@@ -1,4 +1,4 @@
-//! What integration tests see of an LM head's screen. Nothing else needs it.
+//! A view of an LM head's screen for integration tests. Nothing else needs it.
 //!
 //! The test that compares bounds with products is an integration test: a unit test that computes products would compile
 //! all kernels a second time.
