@@ -1,8 +1,8 @@
-//! The conductor with its workers and, unless `no_router` is set, a router in front.
+//! The conductor with its workers and, unless `no_router` is set, an embedded router.
 //!
 //! Started under the name `worker`, the same executable runs as one of the workers, so a cluster needs only this one
-//! file. `conductor kernels` compiles the kernels of GPUs, and `conductor status`, `drain` and `trace` call a running
-//! conductor; they serve nothing.
+//! file. `conductor kernels` compiles GPU kernels. `conductor status`, `drain` and `trace` call a running conductor.
+//! These commands serve nothing.
 
 #[path = "bin/backend.rs"]
 mod backend;
@@ -32,7 +32,8 @@ use tutti_runtime::{
 use tutti_settings::{ConductorSettings, MembershipSettings};
 use tutti_worker::{isa, kernels};
 
-/// Requests in progress on one router's connection. Calls have shown a token, and a router bounds its requests.
+/// Maximum number of requests in progress on one router's connection. The limit is high because routers have shown a
+/// token and limit their own requests.
 const ROUTER_STREAMS: u32 = 1 << 16;
 
 fn main() -> ExitCode {
@@ -54,7 +55,8 @@ fn main() -> ExitCode {
     exit::run(CONDUCTOR.name, || conductor.run(arguments, serve))
 }
 
-/// A conductor with an embedded router takes clients' requests. Without it, requests come from routers.
+/// With an embedded router, the conductor takes clients' requests. Without an embedded router, its requests come from
+/// other routers.
 fn sampling(settings: &ConductorSettings) -> Sampling {
     if settings.membership.no_router { Sampling::OfSampled } else { Sampling::OfClients }
 }
@@ -62,8 +64,8 @@ fn sampling(settings: &ConductorSettings) -> Sampling {
 async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
     let settings = &process.settings;
     let layout = config::layout(settings)?;
-    // Spawned workers run on this machine, so an instruction path that it lacks is refused at once. A worker that joins
-    // by hand may run on another machine, and checks its own.
+    // Spawned workers run on this machine, so an instruction path that this machine lacks is refused at once. A worker
+    // that joins by hand may run on another machine, and checks the instruction path itself.
     if layout.topology.spawned_workers() > 0 {
         isa::resolve(settings.device.cpu_isa)?;
     }

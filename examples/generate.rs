@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let messages = vec![ChatMessage { role: "user".into(), content: message }];
     let request = GenerateRequest {
         prompt: Some(Prompt::Chat(Chat { messages })),
-        // Temperature 0 always takes the likeliest token, so that every run gives the same answer.
+        // Temperature 0 always picks the likeliest token, so that every run gives the same answer.
         sampling: Some(Sampling { temperature: Some(0.0), ..Sampling::default() }),
         stopping: Some(Stopping { max_tokens: Some(max_tokens), ..Stopping::default() }),
         ..GenerateRequest::default()

@@ -1,6 +1,6 @@
-//! Writes shell completions and man pages of all executables, from the commands that these parse.
+//! Writes the shell completions and man pages of all executables, from their command-line definitions.
 //!
-//! An example, and no flag of the executables, so that servers do not carry the generators.
+//! This is an example and not a flag of the executables, so that the servers do not contain the generators.
 
 use std::{
     env, fs, io,
@@ -48,7 +48,8 @@ fn commands() -> [Command; 4] {
     ]
 }
 
-/// Writes the files of a command below `directory`, in folders and under names as systems install them.
+/// Writes a command's completions and man pages below `directory`, under the folder and file names of an installed
+/// system.
 fn write(directory: &Path, mut command: Command) -> io::Result<()> {
     let name = command.get_name().to_owned();
     let completions = [
@@ -65,6 +66,6 @@ fn write(directory: &Path, mut command: Command) -> io::Result<()> {
     }
     let pages = directory.join("man/man1");
     fs::create_dir_all(&pages)?;
-    // A page on `help` would repeat `--help`.
+    // The subcommand `help` gets no man page, because its page would repeat `--help`.
     clap_mangen::generate_to(command.disable_help_subcommand(true), pages)
 }

@@ -19,8 +19,8 @@ use tutti_runtime::{
 use tutti_settings::{ConductorSettings, DeviceChoice, LoadFormat};
 use tutti_worker::lifeline::Lifeline;
 
-/// Path of the executable of this process, even if the file has been replaced since the start. Workers run it, because
-/// they must be of the same build as the conductor.
+/// Path of the executable of this process, even if the file has been replaced since the start. Workers run the same
+/// executable, because they must be of the same build as the conductor.
 const WORKER_PROGRAM: &str = "/proc/self/exe";
 
 /// Finds the checkpoint on this machine or downloads it.
@@ -83,7 +83,7 @@ fn json(value: &impl serde::Serialize) -> Result<String, Error> {
     serde_json::to_string(value).map_err(|e| Error::internal(format!("cannot be written as JSON: {e}")))
 }
 
-/// Ends a cluster that has not served anything yet.
+/// Stops a cluster that has not served any request yet.
 pub async fn end(mut backend: Backend) -> Result<(), Error> {
     backend.drain(Drain::new(Duration::ZERO)).await;
     backend.stop().await;

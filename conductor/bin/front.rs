@@ -1,4 +1,5 @@
-//! The services of a conductor for clients: an embedded router, or without one, those of operators and probes.
+//! The services at a conductor's client ports: those of the embedded router, or only health if there is no embedded
+//! router.
 
 use std::sync::Arc;
 
@@ -51,8 +52,8 @@ async fn hear(cluster: Health, front_door: FrontDoor) {
     }
 }
 
-/// Starts to read those files of the checkpoint that an embedded router needs. The future returns `None` if there is no
-/// embedded router.
+/// Starts to read the checkpoint files that an embedded router needs. The future returns `None` if there is no embedded
+/// router.
 pub fn read_text(
     settings: &ConductorSettings,
     checkpoint: &Arc<Checkpoint>,

@@ -23,7 +23,7 @@ use crate::{
 
 /// The inputs of [`Backend::start`]. Workers' settings are opaque text to this crate.
 pub struct BackendOptions {
-    /// The cluster's bounds.
+    /// The topology and the limits of the cluster.
     pub limits: Limits,
     /// The model's name, and whether it has a tokenizer. Both are known before a worker has loaded the model.
     pub served: Served,
@@ -52,7 +52,8 @@ pub struct Backend {
     cluster: Arc<Cluster>,
     supervisor: Supervisor,
     worker_service: JoinHandle<Result<(), Error>>,
-    /// Directory where TP groups meet; `None` if there are no TP groups. Removed when the backend is dropped.
+    /// Directory where the ranks of TP groups meet; `None` if there are no TP groups. Removed when the backend is
+    /// dropped.
     _meeting_directory: Option<PrivateDirectory>,
     watchdog: JoinHandle<()>,
 }
@@ -88,7 +89,7 @@ impl Backend {
         Ok(Self { cluster, supervisor, worker_service, watchdog, _meeting_directory: meeting_directory })
     }
 
-    /// The cluster.
+    /// The running cluster, which the services call.
     pub fn cluster(&self) -> &Arc<Cluster> {
         &self.cluster
     }
@@ -123,8 +124,8 @@ impl Background for Backend {
     }
 }
 
-/// Creates the directory where the ranks of TP groups meet. It is in `/dev/shm` if that exists, so that nothing is
-/// written to a disk.
+/// Creates the directory where the ranks of TP groups meet. If `/dev/shm` exists, the directory is there, so that
+/// nothing is written to a disk.
 fn shared_memory_directory() -> Result<PrivateDirectory, Error> {
     const MEMORY: &str = "/dev/shm";
     let memory = PathBuf::from(MEMORY);

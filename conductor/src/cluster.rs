@@ -1,12 +1,12 @@
-//! All requests and all workers of a conductor, behind one short lock.
+//! All requests and all workers of a conductor, behind one lock that is never held for long.
 //!
 //! The handler of every event (a submit, a report, a worker's death) takes the lock once, advances state machines, and
 //! puts messages into bounded queues without waiting. No code here awaits or does I/O under the lock. One step report
 //! of a worker is one event, however many requests it concerns.
 //!
 //! `State` has three parts, whose methods make the decisions: `Membership` (workers, ranks, groups, the model),
-//! `Requests` and `Prefixes`. A fourth part, `Recent`, only remembers events for operators' pages. [`Cluster`] holds
-//! the lock, and carries decisions from one part to another, to metrics and to health.
+//! `Requests` and `Prefixes`. A fourth part, `Recent`, only records events for operators' pages. [`Cluster`] holds the
+//! lock, and carries decisions from one part to another, to metrics and to health.
 
 #[cfg(fuzzing)]
 pub mod fuzzing;
@@ -49,14 +49,14 @@ use crate::{metrics::ConductorMetrics, request::media::Digest};
 /// Time after which a client that was refused for load may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The bounds a cluster works under.
+/// The topology and the limits of a cluster.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Groups of workers. The cluster is not ready until all workers that the conductor spawns have loaded the model.
     pub topology: Topology,
-    /// The operator's limit on a request's tokens, if it is below the model's own limit.
+    /// The operator's limit on a request's tokens. The model's own limit applies if it is lower.
     pub model: ModelSettings,
-    /// The maximum number of requests that each worker runs at a time, and whether it has a prefix cache.
+    /// The maximum number of requests that each worker runs at a time, and whether workers have a prefix cache.
     pub engine: EngineSettings,
     /// The maximum number of queued requests, the maximum number of replays, and the times after which a silent or
     /// hanging worker is taken for dead.
@@ -64,10 +64,10 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Number of messages that a worker's link must hold so that it cannot be full: one launch and one cancel for each
-    /// try of each request in flight, and a few messages that are sent once. The tries counted per request are the
-    /// first one, and `max_replays` more for each of three causes: lost workers, failed hand-overs, and reserved room
-    /// that no ready worker can fill. Room in a link costs nothing until used.
+    /// Number of messages that a worker's link must hold so that the link never fills: one launch and one cancel for
+    /// each try of each request in flight. A request has one first try, and at most `max_replays` more for each of
+    /// three causes: lost workers, failed hand-overs, and reserved room that no ready worker can fill. A few further
+    /// messages are sent once. Unused capacity costs nothing.
     pub fn link_capacity(&self) -> usize {
         let Self { engine, faults, .. } = self;
         2 * (1 + 3 * faults.max_replays as usize)
@@ -88,7 +88,7 @@ impl Limits {
 /// The conductor's own knowledge of the model, before any worker has loaded it.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
-    /// The name clients use.
+    /// The model's name, which clients use in requests.
     pub name: String,
     /// True if the checkpoint has a tokenizer.
     pub has_tokenizer: bool,
@@ -105,8 +105,8 @@ pub struct Cluster {
     in_flight: watch::Sender<usize>,
     /// Computes the digests by which equal media of different requests are found.
     digest: Digest,
-    /// The error that ends the cluster. It is set at most once, by a worker's fault that would recur if the worker were
-    /// started again.
+    /// The error that ends the cluster. It is set at most once, by a worker's fault that a restart of the worker would
+    /// not mend.
     fatal: watch::Sender<Option<Error>>,
     /// Time of the start, in microseconds since the Unix epoch.
     started_us: u64,
@@ -121,7 +121,7 @@ struct State {
 }
 
 impl Cluster {
-    /// A cluster without workers.
+    /// Creates a cluster without workers.
     pub fn new(limits: Limits, served: Served, metrics: &Metrics, health: Health) -> Self {
         let limits = Arc::new(limits);
         let prefixes = if limits.engine.no_prefix_cache { Prefixes::default() } else { Prefixes::indexed() };
@@ -152,7 +152,7 @@ impl Cluster {
         self
     }
 
-    /// The bounds that the cluster works under.
+    /// The cluster's topology and limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -179,7 +179,7 @@ impl Cluster {
         state.membership.workers.dismiss();
     }
 
-    /// Completes with the error that ends the cluster, if there ever is one.
+    /// Completes with the error that ends the cluster. Never completes if there is no such error.
     pub async fn fatal(&self) -> Error {
         let mut fatal = self.fatal.subscribe();
         loop {

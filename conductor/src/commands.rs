@@ -1,6 +1,6 @@
 //! `conductor status`, `conductor drain` and `conductor trace`: commands for operators that call a running conductor.
 //!
-//! They call the listener of routers and operators, and show the secret and the certificate that a router shows.
+//! The commands connect to the listener of routers and operators, with the same secret and certificate as a router.
 
 mod call;
 mod drain;
@@ -27,12 +27,12 @@ pub enum Command {
     Status,
     /// Drains a worker or the conductor.
     Drain,
-    /// Prints the life of a request.
+    /// Prints the phases of one request.
     Trace,
 }
 
 impl Command {
-    /// The command of this name, if there is one.
+    /// The command of this name; `None` if there is no such command.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "status" => Some(Self::Status),
@@ -42,8 +42,8 @@ impl Command {
         }
     }
 
-    /// `main` of the command. `arguments` are those after its name. The exit code is 0, 1 if the command failed, or 2
-    /// if its arguments are wrong.
+    /// `main` of the command. `arguments` are the arguments after the command's name. The exit code is 0, 1 if the
+    /// command failed, or 2 if its arguments are wrong.
     pub fn run(self, arguments: impl Iterator<Item = OsString>) -> ExitCode {
         match self {
             Self::Status => run(processes::STATUS, arguments, status::run),

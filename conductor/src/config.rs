@@ -14,7 +14,7 @@ pub use tutti_settings::{ConductorSettings, DeviceChoice};
 pub use self::topology::Layout;
 use crate::cluster::GroupSpec;
 
-/// Refuses settings under which nothing could be served.
+/// Refuses settings under which the conductor cannot serve.
 pub fn validate(settings: &ConductorSettings) -> Result<(), Error> {
     settings.validate()?;
     if layout(settings)?.devices.contains(&DeviceChoice::Sim) {
@@ -53,8 +53,8 @@ fn refused_packed_weights(dir: &Path, why: &str) -> Error {
     Error::invalid("packed_weights", format!("is {}, but {why}", dir.display()))
 }
 
-/// Refuses a trace file whose directory does not exist. Errors of the trace file after the start only lose the trace;
-/// the conductor goes on.
+/// Refuses a trace file whose directory does not exist. A later error of the trace file loses the trace, but does not
+/// stop the conductor.
 fn check_trace_file(path: &Path) -> Result<(), Error> {
     let directory = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -77,13 +77,13 @@ pub fn layout(settings: &ConductorSettings) -> Result<Layout, Error> {
     }
 }
 
-/// Returns the secret of workers that join by hand, if there is one.
+/// Returns the secret of workers that join by hand; `None` if no file is set.
 pub fn join_token(settings: &ConductorSettings) -> Result<Option<Token>, Error> {
     let file = settings.membership.join_token_file.as_deref();
     file.map(|path| Token::read("join_token_file", path)).transpose()
 }
 
-/// Returns the secret of routers and operators, if there is one.
+/// Returns the secret of routers and operators; `None` if no file is set.
 pub fn cluster_token(settings: &ConductorSettings) -> Result<Option<Token>, Error> {
     let file = settings.membership.cluster_token_file.as_deref();
     file.map(|path| Token::read("cluster_token_file", path)).transpose()
@@ -138,9 +138,9 @@ fn common_settings(
     })
 }
 
-/// Maximum number of requests that wait at one worker. This is the number of requests that the conductor admits, since
-/// one worker may get all of them when the other workers are gone. The number of workers is not known, since workers
-/// may join by hand, so `MAX_RANKS` is used instead.
+/// Maximum number of requests that wait at one worker. One worker may get all requests that the conductor admits, if
+/// the other workers are gone. Workers may join by hand, so the number of workers is not known, and `MAX_RANKS` is used
+/// instead.
 fn max_waiting_requests(settings: &ConductorSettings) -> usize {
     settings.faults.max_queued_requests as usize + settings.engine.running_limit() * MAX_RANKS as usize
 }
@@ -152,8 +152,8 @@ fn absolute(field: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Error> 
     })
 }
 
-/// Each spawned worker's share of the memory that is free now, before any of them has loaded. None if that is not
-/// known.
+/// Each spawned worker's share of the memory that is free before any worker has loaded the model; `None` if the free
+/// memory is not known.
 fn memory_share(workers: u32) -> Option<ByteSize> {
     memory::available().map(|bytes| ByteSize(bytes / u64::from(workers.max(1))))
 }

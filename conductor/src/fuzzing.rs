@@ -9,7 +9,7 @@ use tutti_settings::{DeviceChoice, MAX_WORKERS};
 pub use crate::cluster::fuzzing::{Event, play};
 use crate::{config::Layout, request::media};
 
-/// Checks that the conductor takes a request that a router has let through.
+/// Checks that the conductor accepts a request that a router has accepted, except for its media.
 pub fn takes(spec: &pb::RequestSpec, model: &pb::ModelDescription) {
     let declaration = model.declaration.clone().unwrap_or_default();
     let declaration = ModelDeclaration::try_from(declaration).expect("a sound declaration");
@@ -20,7 +20,8 @@ pub fn takes(spec: &pb::RequestSpec, model: &pb::ModelDescription) {
     }
 }
 
-/// Reads a topology file. Whatever is accepted has few workers, and the same file as YAML and as TOML means the same.
+/// Reads a topology file and checks that an accepted topology has from 1 to [`MAX_WORKERS`] ranks, and one device per
+/// group.
 pub fn topology(path: &Path) {
     let Ok(layout) = Layout::read(path, DeviceChoice::Cpu) else { return };
     let groups = layout.topology.groups();

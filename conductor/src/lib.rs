@@ -1,8 +1,9 @@
 //! Routes requests to workers, supervises the workers, and owns every request's state.
 //!
-//! [`cluster`] keeps all requests and workers behind one lock, and events change them. [`request`] has the pure parts:
-//! validation, worker graphs, the state machine. Workers join at [`worker_service`], routers submit at [`service`], and
-//! [`supervise`] spawns worker processes and restarts them. The executable composes these modules with a router.
+//! [`cluster`] keeps all requests and workers behind one lock. Events change their states. [`request`] has the pure
+//! parts: validation, worker graphs, the state machine. Workers join at [`worker_service`], routers submit at
+//! [`service`], and [`supervise`] spawns worker processes and restarts them. The executable composes these modules with
+//! a router.
 
 mod backend;
 pub mod cluster;

@@ -1,7 +1,7 @@
-//! The listeners inside a cluster: the one that workers dial, and the one of routers and operators.
+//! The listeners inside a cluster: one for workers, and one for routers and operators.
 //!
-//! By default each is a Unix socket in a directory that only this user can enter. At an address of the operator's
-//! choice, TCP or a path, others may reach the listener as well, so callers must show a token there.
+//! By default each listener is a Unix socket in a directory that only this user can enter. If the operator chooses
+//! another address (TCP or a path), other users may reach the listener, so callers must show a token.
 
 use std::{
     io,
@@ -25,14 +25,14 @@ use crate::private_directory::PrivateDirectory;
 /// The callers of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Callers {
-    /// Workers, which join.
+    /// Workers, which join the cluster.
     Workers,
     /// Routers and operators, which call `tutti.cluster.v1.Conductor`.
     Routers,
 }
 
 impl Callers {
-    /// The setting with the listener's address.
+    /// Name of the setting that holds the listener's address.
     pub fn field(self) -> &'static str {
         match self {
             Self::Workers => "worker_listen",
@@ -40,7 +40,7 @@ impl Callers {
         }
     }
 
-    /// The role that certificates of callers name.
+    /// The role that a caller's certificate must name.
     fn role(self) -> Role {
         match self {
             Self::Workers => Role::Worker,
@@ -74,7 +74,7 @@ pub enum ClusterListener {
     Tcp {
         /// The bound socket.
         listener: TcpListener,
-        /// The TLS of its connections; `None` without encryption.
+        /// TLS of the listener's connections; `None` for plaintext.
         tls: Option<ServerTls>,
     },
 }
@@ -122,7 +122,7 @@ impl ClusterListener {
         }
     }
 
-    /// The socket, and the directory that must outlive it.
+    /// Splits the listener into its socket and the directory that must outlive the socket.
     pub fn into_parts(self) -> (serve::Listener, Option<PrivateDirectory>) {
         match self {
             Self::Unix { listener, directory, .. } => (listener.into(), directory),
@@ -141,8 +141,8 @@ fn bind_unix(field: &str, path: &Path) -> Result<UnixListener, Error> {
     let bound = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // The mode is set before the bind, which passes it on to the file: at no time may others connect, whatever the
-        // umask is.
+        // The socket file gets its mode from the socket, so the mode is set before the bind. Other users can therefore
+        // never connect, whatever the umask is.
         fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
         listen_on(&socket, listen::BACKLOG as i32)?;
@@ -153,10 +153,10 @@ fn bind_unix(field: &str, path: &Path) -> Result<UnixListener, Error> {
     })
 }
 
-/// Removes a socket that a killed conductor has left at `path`. A live conductor's socket is kept, and so is every file
-/// that is no socket, so that binding then fails.
+/// Removes a socket that a killed conductor has left at `path`. Keeps the socket of a live conductor and any file that
+/// is not a socket; binding then fails.
 fn clear_stale(field: &str, path: &Path) -> Result<(), Error> {
-    // A link is not followed: the file that it names may be of another program.
+    // A symbolic link is not followed, because its target may belong to another program.
     let is_socket = path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket());
     match StdUnixStream::connect(path) {
         Err(e) if is_socket && e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)

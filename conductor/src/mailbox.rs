@@ -4,8 +4,8 @@
 //! delays a worker. The request itself bounds the contents of its mailbox: at most `max_tokens` tokens and one logprob
 //! per prompt token.
 //!
-//! [`Sender::end`] consumes the sender, so a request has exactly one ending. A sender that is dropped without an ending
-//! ends its request as an internal failure, so that no client waits for ever.
+//! [`Sender::end`] consumes the sender, so a request has exactly one ending. If a sender is dropped without an ending,
+//! its request ends as an internal failure, so no client waits forever.
 
 use std::{
     mem,
@@ -32,7 +32,7 @@ pub enum Ending {
     Cancelled,
     /// The request failed with this error.
     Failed(Error),
-    /// The request was refused with this error before it began.
+    /// The request was refused with this error before the request began.
     Refused(Error),
 }
 
@@ -152,7 +152,7 @@ impl Contents {
         let mut taken = 0;
         let mut pieces = 0;
         for piece in &self.prompt_logprobs {
-            // An event takes at least one piece of logprobs, whatever the size of the piece. A piece covers at most the
+            // An event takes at least one piece of logprobs, whatever the piece's size. A piece covers at most the
             // prompt tokens of one step.
             if pieces > 0 && taken + piece.tokens.len() > MAX_PROMPT_LOGPROBS_PER_EVENT {
                 break;

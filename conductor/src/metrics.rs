@@ -68,7 +68,7 @@ impl ConductorMetrics {
         })
     }
 
-    /// Sets the metrics of a worker's last report.
+    /// Sets the metrics that show a worker's latest report.
     pub(crate) fn load(&self, worker: Rank, load: &pb::WorkerLoad) {
         self.reports.take(worker, load);
         self.totals.take(worker, load);
@@ -77,12 +77,12 @@ impl ConductorMetrics {
         }
     }
 
-    /// Sets the balance among the experts of the layers that a worker reports.
+    /// Sets the gauges of expert balance for the layers that a worker reports.
     pub(crate) fn expert_loads(&self, worker: Rank, loads: &[pb::ExpertLoad]) {
         self.experts.take(worker, loads);
     }
 
-    /// Removes the metrics of a worker's process, which is gone.
+    /// Removes the metrics of a worker that has left the cluster.
     pub(crate) fn gone(&self, worker: Rank) {
         self.reports.gone(worker);
         self.totals.gone(worker);

@@ -47,9 +47,11 @@ impl PrivateDirectory {
     }
 }
 
-/// Removes directories of killed conductors. A directory without an owner file is kept. A directory that cannot be
-/// removed is left behind, which does no harm. Everyone may write to `parent`, so what bears our name may be another
-/// user's: it is not opened, and nothing here waits.
+/// Removes directories of killed conductors. Keeps a directory without an owner file. A directory that cannot be
+/// removed is left behind, which does no harm.
+///
+/// Every user may write to `parent`, so an entry with our prefix may belong to another user. Such an entry is not
+/// opened. This function never waits for a file.
 fn remove_abandoned(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     let private = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(PREFIX);
@@ -67,14 +69,14 @@ fn remove_abandoned(parent: &Path) {
     }
 }
 
-/// True for a directory of this user, which no other user can write to. A link is none.
+/// True for a directory that this user owns and no other user can write to. False for a symbolic link.
 fn is_own_directory(path: &Path) -> bool {
     let user = rustix::process::geteuid().as_raw();
     path.symlink_metadata()
         .is_ok_and(|found| found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0)
 }
 
-/// Opens a regular file. The open of a FIFO would wait for a writer, so it does not block.
+/// Opens a regular file. `NONBLOCK` is needed because opening a FIFO would otherwise wait for a writer.
 fn open_regular(path: &Path) -> Option<File> {
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path).ok()?;

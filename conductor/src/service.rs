@@ -1,7 +1,7 @@
 //! The gRPC service `tutti.cluster.v1.Conductor`, which routers and operators call.
 //!
-//! It is served on a listener of its own, never beside the services for clients: it drains workers, and its requests
-//! pass the limits of routers.
+//! Clients cannot reach the service's listener, because callers can drain workers and are not subject to the routers'
+//! limits.
 
 use std::{
     pin::Pin,
@@ -33,7 +33,7 @@ pub use tutti_proto::cluster::v1::conductor_server::ConductorServer;
 
 use crate::{cluster::Cluster, request::Origin, submission::Submission};
 
-/// Maximum bytes of a checkpoint's file per message.
+/// Maximum bytes of a checkpoint file per message.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// The service for routers, embedded or not.
@@ -41,13 +41,13 @@ const PIECE_BYTES: usize = 1 << 20;
 pub struct ConductorService {
     cluster: Arc<Cluster>,
     checkpoint: Arc<Checkpoint>,
-    /// The end of the process, which operators may begin.
+    /// Begins the end of the process when an operator drains the conductor.
     shutdown: Shutdown,
 }
 
 impl ConductorService {
-    /// A service for this cluster and for this checkpoint's text files. `shutdown` begins when an operator drains the
-    /// conductor.
+    /// Creates a service for this cluster and for this checkpoint's text files. `shutdown` begins when an operator
+    /// drains the conductor.
     pub fn new(cluster: Arc<Cluster>, checkpoint: Arc<Checkpoint>, shutdown: Shutdown) -> Self {
         Self { cluster, checkpoint, shutdown }
     }
@@ -61,8 +61,8 @@ impl ConductorService {
 }
 
 /// Services of the listener for routers and operators: the conductor, and the health of the cluster. If `token` is
-/// given, a call of the conductor must show it, which is checked before a message is read. Must be called inside a
-/// Tokio runtime.
+/// given, each call of the conductor must show it. The token is checked before a message is read. Must be called inside
+/// a Tokio runtime.
 pub fn cluster_routes(
     conductor: ConductorServer<ConductorService>,
     token: Option<Token>,
@@ -140,7 +140,7 @@ impl Conductor for ConductorService {
             let end = bytes.len().min(at + PIECE_BYTES);
             Ok(pb::FilePiece { data: bytes[at..end].to_vec() })
         };
-        // Each piece is copied when it is sent, so that slow readers do not hold a second copy of the file.
+        // Each piece is copied only when it is sent. Otherwise each slow reader would hold a second copy of the file.
         let pieces = (0..length).step_by(PIECE_BYTES).map(piece);
         Ok(Response::new(Box::pin(iter(pieces))))
     }
@@ -150,7 +150,8 @@ impl Conductor for ConductorService {
         _: Request<pb::GetClusterRequest>,
     ) -> Result<Response<pb::GetClusterResponse>, Status> {
         let mut status = self.cluster.status();
-        // The cluster itself takes requests until the clients of an embedded router have got their answers.
+        // The cluster's own flag is set late: during a drain, the cluster takes requests until the clients of an
+        // embedded router have received their answers.
         status.draining |= self.shutdown.is_draining();
         Ok(Response::new(status))
     }

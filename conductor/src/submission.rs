@@ -1,4 +1,4 @@
-//! The client's handle of a request: a stream of events. Dropping it cancels the request.
+//! The client's handle of a request: a stream of events. Dropping the handle cancels the request.
 
 use std::{
     pin::Pin,
@@ -13,7 +13,7 @@ use tutti_runtime::Error;
 
 use crate::{cluster::Cluster, mailbox::Receiver, request::Deadline};
 
-/// A request in flight. Dropping it before its last item has been read cancels the request.
+/// A request in flight. Dropping the submission before its last item has been read cancels the request.
 #[derive(Debug)]
 pub struct Submission {
     cluster: Arc<Cluster>,

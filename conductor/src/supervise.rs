@@ -1,9 +1,10 @@
 //! Supervision of the worker processes that this conductor spawns.
 //!
-//! A child must not outlive its conductor, however the conductor ends. Three things ensure this: the *lifeline* (a pipe
-//! to the child's stdin: the child exits when the pipe closes), the parent-death signal (which also ends a stopped
-//! child), and the end of the child's stream to the conductor. Linux sends the parent-death signal when the *thread*
-//! that spawned the child ends, so children are spawned and awaited on one thread that runs as long as the process.
+//! A child must not outlive its conductor, however the conductor ends. Three mechanisms end the child: the *lifeline*
+//! (a pipe to the child's stdin: the child exits when the pipe closes), the parent-death signal (which also ends a
+//! stopped child), and the end of the child's stream to the conductor. Linux sends the parent-death signal when the
+//! *thread* that spawned the child ends, so children are spawned and awaited on one thread that runs as long as the
+//! process.
 
 mod backoff;
 mod child;
@@ -26,8 +27,7 @@ use crate::cluster::{Cluster, Exit, Presence};
 
 /// Time within which a worker must leave after it was told to leave, or after its stream has ended.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time within which a new child must join. It does not include loading, because a child joins before it loads the
-/// model.
+/// Time within which a new child must join. Loading does not count, because a child joins before it loads the model.
 const JOINING: Duration = Duration::from_secs(60);
 /// Time between two checks of a child's presence in the cluster.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
@@ -65,7 +65,7 @@ impl Supervisor {
             }
             ranks.join_all().await;
             if workers == 0 {
-                // An error means that the supervisor is gone, and nobody waits for its end.
+                // An error means that the supervisor is dropped, so no task waits for its end.
                 let _ = stopping.wait_for(|stop| *stop).await;
             }
             // Ignored: sending fails if the process ends without waiting for the supervisor.
@@ -78,7 +78,7 @@ impl Supervisor {
         Ok(Self { stop, stopped })
     }
 
-    /// Completes when the supervisor's thread has ended. Its end is a fault unless the supervisor was told to stop.
+    /// Completes when the supervisor's thread has ended, which is a fault unless the supervisor was told to stop.
     pub async fn ended(&mut self) {
         let _ = (&mut self.stopped).await;
     }
@@ -101,7 +101,7 @@ struct RankSupervisor {
 
 /// The end of a child.
 enum ChildExit {
-    /// The child found its settings unusable.
+    /// The child reported that its settings are unusable.
     Usage(String),
     /// The child ended in any other way, or could not be started or awaited.
     Other(String),
@@ -162,7 +162,7 @@ impl RankSupervisor {
                 () = stopped(stopping) => {
                     if self.cluster.presence(self.rank, child.pid()) == Presence::Awaited {
                         // A child that has not joined is killed at once: it holds no requests, and has no stream over
-                        // which it can be told to leave.
+                        // which the conductor could tell it to leave.
                         child.kill();
                     }
                     return self.see_off(&mut child, "the cluster ends").await;

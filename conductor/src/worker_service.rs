@@ -1,5 +1,5 @@
-//! The gRPC service that workers dial. Each worker has one stream, which begins with its `Hello`. A worker's token is
-//! in the call's metadata, and is checked before a message is read.
+//! The gRPC service that workers dial. Each worker has one stream, which begins with its `Hello`. The worker's token is
+//! in the call's metadata. The token is checked before a message is read.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -40,7 +40,7 @@ use crate::{
 /// Flow-control window of a worker's connection: large enough for a launch with a long prompt, or a report with many
 /// logprobs.
 const WINDOW_BYTES: u32 = 4 << 20;
-/// Streams per connection. A worker has one.
+/// Maximum number of streams per connection. A worker uses one.
 const STREAMS: u32 = 4;
 /// Time within which a new connection must send its `Hello`.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -52,22 +52,22 @@ pub struct Admission {
     pub spawned_workers: u32,
     /// The token of spawned workers, random per conductor.
     pub spawn_token: Token,
-    /// The rule for all other workers.
+    /// The rule for workers that join by hand.
     pub by_hand: ByHand,
 }
 
 /// The rule for workers that join by hand.
 #[derive(Clone, Debug)]
 pub enum ByHand {
-    /// They may not join: the listener has no token, and others than this user may reach it.
+    /// Workers may not join by hand, because the listener has no token and other users may reach it.
     Refused,
-    /// They join without a token: only this user reaches the listener.
+    /// Workers join without a token, because only this user can reach the listener.
     Open,
-    /// They must show this token.
+    /// Workers must show this token.
     WithToken(Token),
 }
 
-/// The token that a worker has shown.
+/// The kind of token that a worker has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Credential {
     Spawned,
@@ -137,7 +137,7 @@ impl WorkerService {
         Self { cluster, admission, settings_json, loading, connections, connection_metrics }
     }
 
-    /// Sets the limits on connections of workers, and where these are counted.
+    /// Sets the limits on connections of workers, and the metrics that count these connections.
     #[must_use]
     pub fn with_connections(
         self,

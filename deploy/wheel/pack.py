@@ -3,7 +3,8 @@
 
     deploy/wheel/pack.py VERSION BINARIES OUT
 
-The same executables give the same bytes: times are fixed and files are sorted. Prints the path of the wheel."""
+Prints the path of the wheel. The same executables always give the same bytes, since times and the order of files are
+fixed."""
 
 import base64
 import hashlib
@@ -13,14 +14,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ["conductor", "router", "tutti-bench", "worker"]
-# The platform: the oldest C library that the executables accept, and the processor.
+# The wheel's platform tag: the oldest supported C library (glibc 2.28), and the processor.
 PLATFORM = "manylinux_2_28_x86_64"
 TIME = (1980, 1, 1, 0, 0, 0)
 EXECUTABLE, PLAIN = 0o100755, 0o100644
 
 
 def metadata(version):
-    """The package's description as pip shows it."""
+    """Returns the wheel's METADATA file: its fields and, as the long description, README.md."""
     fields = [
         "Metadata-Version: 2.4",
         "Name: tutti",

@@ -1,4 +1,4 @@
-//! Gives the library the soname of the real one, by which the loader finds it.
+//! Gives this library the soname of NVIDIA's library, so that programs load this one instead.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -12,7 +12,7 @@ const ROWS: &str = include_str!("../tests/suite/sources/rows.ptx");
 const TILES: &str = include_str!("../tests/suite/sources/tiles.ptx");
 const REPETITIONS: usize = 7;
 
-/// A launch to time. A buffer is given as its size in bytes. A parameter is a buffer's address or a number.
+/// A launch to time. `buffers` holds sizes in bytes. A parameter is a buffer's address or a number.
 struct Case {
     name: &'static str,
     ptx: &'static str,

@@ -1,5 +1,5 @@
-//! Gives the library the soname of the real one, by which the loader finds it. Also keeps the library loaded, because
-//! communicators run threads.
+//! Gives this library the soname of NVIDIA's library, so that programs load this one instead. Also prevents unloading,
+//! because this library runs threads.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,21 +1,21 @@
-//! Faults: the errors that a launch can end with.
+//! Faults: the errors that end a launch.
 
 use std::fmt;
 
-/// Class of a fault. A driver chooses its error code by it.
+/// Class of a fault. It determines the driver's error code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
-    /// An access outside of all allocations, of shared memory or of local memory.
+    /// An access outside of all allocations, outside of shared memory or outside of local memory.
     OutOfBounds,
     /// An access to an allocation that was freed.
     UseAfterFree,
-    /// An access whose address is no multiple of its size.
+    /// An access whose address is not a multiple of the access's size.
     Misaligned,
     /// A read of bytes that were never written.
     Uninitialised,
-    /// Two accesses to the same bytes that nothing orders, at least one of them a write.
+    /// Two unordered accesses to the same bytes, of which at least one is a write.
     Race,
-    /// A barrier or warp-wide instruction that some of its lanes never reach, or that has a wrong member mask.
+    /// A barrier or warp-wide instruction that some member lanes never reach, or that has a wrong member mask.
     Barrier,
     /// A `trap`, or a failed assertion.
     Trap,
@@ -27,10 +27,10 @@ pub enum FaultKind {
     Stuck,
 }
 
-/// A line of the source that a kernel was compiled from. It is known if the kernel was compiled with `-lineinfo`.
+/// A line of a kernel's source. PTX names such lines only if it was compiled with `-lineinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLine {
-    /// Name of the file, as the compiler was given it.
+    /// Name of the file, as it was passed to the compiler.
     pub file: String,
     /// Line in the file, from 1.
     pub line: u32,
@@ -41,7 +41,7 @@ pub struct SourceLine {
 pub struct Fault {
     /// Class of the fault.
     pub kind: FaultKind,
-    /// The error in words, with the offending values.
+    /// Description of the error, with the wrong values.
     pub what: String,
     /// Name of the kernel.
     pub kernel: String,
@@ -49,11 +49,11 @@ pub struct Fault {
     pub ptx_line: u32,
     /// Line of the kernel's source, if the PTX names one.
     pub source: Option<SourceLine>,
-    /// Block in the grid: x, y, z.
+    /// Index of the block in the grid: x, y, z.
     pub block: [u32; 3],
-    /// Thread in the block: x, y, z.
+    /// Index of the thread in the block: x, y, z.
     pub thread: [u32; 3],
-    /// Address of the access, for faults of memory.
+    /// Address of the access, if the fault is about memory.
     pub address: Option<u64>,
 }
 

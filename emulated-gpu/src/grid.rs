@@ -1,13 +1,13 @@
-//! The shape of a launch, and its checks.
+//! The shape of a launch, and the optional checks of a launch.
 
 /// Blocks and threads of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Blocks of the grid: x, y, z.
+    /// Number of blocks in the grid: x, y, z.
     pub blocks: [u32; 3],
-    /// Threads of a block: x, y, z.
+    /// Number of threads in a block: x, y, z.
     pub threads: [u32; 3],
-    /// Bytes of shared memory beyond the kernel's static ones.
+    /// Bytes of shared memory in addition to the kernel's static shared memory.
     pub dynamic_shared_bytes: u32,
 }
 
@@ -26,13 +26,14 @@ impl Grid {
 /// Optional checks of a launch, and the order of its warps and blocks. Bounds, alignment, barriers and shuffles are
 /// always checked.
 ///
-/// `uninitialised`, and `races` in global memory, need [`DeviceMemory::watched`](crate::DeviceMemory::watched).
+/// Checks of global memory need [`DeviceMemory::watched`](crate::DeviceMemory::watched).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
-    /// Seed of the order of warps and blocks. Without a seed they run in ascending order, and warps take long turns.
+    /// Seed of the order of warps and blocks. Without a seed, warps and blocks run in ascending order, and the turns of
+    /// warps are long.
     pub seed: Option<u64>,
-    /// True to report races in shared memory between and inside warps, reads of `cp.async` data before the wait, and
-    /// races in global memory between blocks.
+    /// True to report races in shared memory (between warps and inside a warp), races in global memory between blocks,
+    /// and reads of `cp.async` data before the wait.
     pub races: bool,
     /// True to report reads of global and shared memory that was never written.
     pub uninitialised: bool,

@@ -10,12 +10,12 @@ const MOST_THREADS_OF_AXIS: [u32; 3] = [1024, 1024, 64];
 const MOST_BLOCKS_OF_AXIS: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
 const MOST_SHARED_BYTES: u32 = 227 * 1024;
 
-/// Runs a kernel over a grid, and returns when it has ended. `parameters` holds the kernel's parameters, each at its
-/// offset.
+/// Runs a kernel over a grid, and returns when the kernel has ended. `parameters` holds the kernel's parameters, each
+/// at its offset.
 ///
 /// # Errors
 ///
-/// The first fault. It ends the launch; earlier writes stay.
+/// The first fault. It ends the launch. Writes before the fault stay in memory.
 pub fn launch(
     module: &Module,
     kernel: &Kernel,
@@ -41,14 +41,14 @@ pub fn launch(
             None => return refuse(FaultKind::Launch, "the module is not loaded".to_owned()),
         }
     }
-    // Kernels read parameters at their own alignment, which is at most eight bytes.
+    // A kernel reads each parameter at the parameter's alignment, which is at most 8 bytes.
     let mut aligned = vec![0u64; parameters.len().div_ceil(8)];
     for (word, bytes) in aligned.iter_mut().zip(parameters.chunks(8)) {
         let mut padded = [0; 8];
         padded[..bytes.len()].copy_from_slice(bytes);
         *word = u64::from_ne_bytes(padded);
     }
-    // SAFETY: the words hold at least as many bytes.
+    // SAFETY: `aligned` holds at least `parameters.len()` bytes.
     let parameters = unsafe { std::slice::from_raw_parts(aligned.as_ptr().cast::<u8>(), parameters.len()) };
     let watched = memory.is_watched();
     let races = watched && checks.races;
@@ -70,7 +70,7 @@ pub fn launch(
     run_blocks(&run)
 }
 
-/// Returns the reason why a launch does not fit its kernel; none if it fits.
+/// Returns the reason why a launch does not fit its kernel; none if the launch fits.
 fn unfit(kernel: &Kernel, grid: &Grid, parameters: &[u8]) -> Option<String> {
     let (given, taken) = (parameters.len(), kernel.parameter_bytes());
     if given != taken as usize {
@@ -97,7 +97,7 @@ fn unfit(kernel: &Kernel, grid: &Grid, parameters: &[u8]) -> Option<String> {
     None
 }
 
-/// True if the processor has the instructions for which the loops over lanes are compiled.
+/// True if the host's processor has the instructions that the loops over lanes are compiled for.
 fn processor_fits() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("avx2")

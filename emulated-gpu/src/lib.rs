@@ -5,11 +5,11 @@
 //! ```
 //!
 //! A warp runs each instruction for its 32 lanes, and a register is a row of 32 values. Lanes that diverge run in
-//! groups, the one with the lowest program counter first. Groups merge where their counters are equal. [`Checks`] find
-//! errors that silicon does not report. A report ([`Fault`]) names kernel, source line, block and thread.
+//! groups. The group with the lowest program counter runs first, and groups with equal counters merge. [`Checks`] find
+//! errors that a real GPU does not report. A report ([`Fault`]) names kernel, source line, block and thread.
 //!
 //! Approximate instructions (such as `ex2.approx`) are within the error that PTX states, but do not have the bits of
-//! any silicon. Weak memory orders, timing and occupancy are not emulated.
+//! any real GPU. Weak memory orders, timing and occupancy are not emulated.
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(unused))]
 

@@ -1,4 +1,4 @@
-//! Device memory: allocations whose addresses no host pointer can equal.
+//! Device memory. The addresses of allocations differ from all host pointers.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::VecDeque;
@@ -8,23 +8,25 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// First device address. Bits 48 to 55 of a host pointer never have this value on the processors that run the emulator.
 pub(crate) const FIRST_ADDRESS: u64 = 0x00d0_0000_0000_0000;
-/// Size of the unused range behind each allocation, so that an index past the end does not reach the next allocation.
+/// Bytes of the unused range after each allocation, so that an index past the end does not reach the next allocation.
 const GAP: u64 = 1 << 20;
-/// The alignment that the driver promises. No address is aligned further, so that no kernel can rely on it.
+/// The alignment that the driver promises, in bytes. No address has a larger alignment, so that a kernel that relies on
+/// more fails.
 const ALIGNMENT: u64 = 256;
-/// Number of freed ranges that are remembered, to tell a use after free from an address that was never allocated.
+/// Number of freed ranges that are remembered. They distinguish a use after free from an address that was never
+/// allocated.
 const FREED_RANGES: usize = 1 << 16;
-/// Largest number of bytes that one copy of a fill writes.
+/// Bytes that a fill writes per copy, unless the pattern is longer.
 const FILL_BYTES: usize = 16 << 10;
-/// Byte that fills memory that was never written. As bf16, f16 and f32 the content is NaN.
+/// Byte that fills memory that was never written. Read as bf16, f16 or f32, such memory is NaN.
 pub(crate) const POISON: u8 = 0xff;
 
 /// Error of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
-    /// Bytes that were asked for.
+    /// Bytes that were requested.
     pub bytes: u64,
-    /// Bytes that were left.
+    /// Bytes that were free.
     pub free: u64,
 }
 
@@ -36,16 +38,16 @@ impl fmt::Display for OutOfMemory {
 
 impl std::error::Error for OutOfMemory {}
 
-/// Error of a host's access to device memory.
+/// Error of the host's access to device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadAddress {
     /// First address of the access.
     pub address: u64,
     /// Bytes of the access.
     pub bytes: u64,
-    /// True if the address belongs to an allocation that was freed.
+    /// True if the address was in an allocation that has been freed.
     pub freed: bool,
-    /// The error in words.
+    /// Description of the error.
     pub what: String,
 }
 
@@ -62,7 +64,7 @@ pub(crate) struct Allocation {
     pub base: u64,
     pub bytes: u64,
     pub host: *mut u8,
-    /// One byte per byte of the allocation: 1 if it was written. Null if the memory is not watched.
+    /// One byte per byte of the allocation: 1 if that byte was written. Null if the memory is not watched.
     pub written: *mut u8,
     races: OnceLock<RaceShadow>,
 }
@@ -74,14 +76,14 @@ pub(crate) struct RaceShadow {
     bytes: u64,
 }
 
-// SAFETY: the pointers own their blocks, which are freed at the drop. Accesses go through raw pointers. They may race,
-// as accesses of a GPU's threads do.
+// SAFETY: the pointers own their blocks, which are freed at the drop. Accesses go through raw pointers and may race,
+// like the accesses of a GPU's threads.
 unsafe impl Send for Allocation {}
-// SAFETY: as above.
+// SAFETY: as for `Send` of `Allocation`.
 unsafe impl Sync for Allocation {}
-// SAFETY: as above.
+// SAFETY: as for `Send` of `Allocation`.
 unsafe impl Send for RaceShadow {}
-// SAFETY: as above.
+// SAFETY: as for `Send` of `Allocation`.
 unsafe impl Sync for RaceShadow {}
 
 fn layout(bytes: u64) -> Option<Layout> {
@@ -127,12 +129,12 @@ impl Allocation {
         self.base + self.bytes
     }
 
-    /// Returns the shadow for races. The first call makes it; none if the host is out of memory.
+    /// Returns the shadow for races, which the first call creates. Returns none if the host is out of memory.
     pub fn race_shadow(&self) -> Option<&RaceShadow> {
         if self.races.get().is_none() {
             let (writes, reads) = (zeroed(self.bytes * 4)?, zeroed(self.bytes * 4)?);
             let shadow = RaceShadow { writes: writes.cast(), reads: reads.cast(), bytes: self.bytes * 4 };
-            // If another thread has made a shadow meanwhile, this one is dropped.
+            // If another thread has created a shadow meanwhile, this thread's shadow is dropped.
             drop(self.races.set(shadow));
         }
         self.races.get()
@@ -140,7 +142,7 @@ impl Allocation {
 
     fn clear_races(&self) {
         if let Some(shadow) = self.races.get() {
-            // SAFETY: both blocks have this many bytes.
+            // SAFETY: both blocks have `shadow.bytes` bytes.
             unsafe {
                 shadow.writes.cast::<u8>().write_bytes(0, shadow.bytes as usize);
                 shadow.reads.cast::<u8>().write_bytes(0, shadow.bytes as usize);
@@ -172,17 +174,17 @@ impl Drop for RaceShadow {
 
 #[derive(Default)]
 struct Table {
-    /// Sorted by address, because addresses ascend and are never used again.
+    /// Sorted by address, because each new allocation has a higher address than all earlier ones.
     live: Arc<Vec<Arc<Allocation>>>,
     freed: VecDeque<(u64, u64)>,
     next: u64,
     used: u64,
 }
 
-/// A list of all allocations at one moment. It keeps their host memory.
+/// A list of all allocations at one moment. It keeps the allocations' host memory alive.
 pub(crate) type Snapshot = Arc<Vec<Arc<Allocation>>>;
 
-/// Index of the allocation that holds `address`.
+/// Returns the index of the allocation that holds `address`.
 pub(crate) fn find(live: &[Arc<Allocation>], address: u64) -> Option<usize> {
     let index = live.partition_point(|a| a.base <= address).checked_sub(1)?;
     (address < live[index].end()).then_some(index)
@@ -197,12 +199,12 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Creates a memory of `capacity` bytes. Allocations begin as zeros.
+    /// Creates a memory of `capacity` bytes. New allocations contain zeros.
     pub fn new(capacity: u64) -> Self {
         Self::with(capacity, false)
     }
 
-    /// Creates a memory of `capacity` bytes that records which bytes were written. Allocations begin as NaN.
+    /// Creates a memory of `capacity` bytes that records which bytes were written. New allocations contain NaN.
     pub fn watched(capacity: u64) -> Self {
         Self::with(capacity, true)
     }
@@ -212,7 +214,7 @@ impl DeviceMemory {
         DeviceMemory { table: RwLock::new(table), capacity, watched, launches: AtomicU32::new(0) }
     }
 
-    /// Bytes of the memory.
+    /// Capacity in bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -222,7 +224,7 @@ impl DeviceMemory {
         self.table.read().unwrap_or_else(PoisonError::into_inner).used
     }
 
-    /// Allocates `bytes` bytes and returns their address. It is a multiple of 256, but not of 512.
+    /// Allocates `bytes` bytes and returns the address, which is a multiple of 256 but not of 512.
     ///
     /// # Errors
     ///
@@ -245,7 +247,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// When no allocation begins there.
+    /// If no allocation begins at `address`.
     pub fn free(&self, address: u64) -> Result<(), BadAddress> {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let Some(index) = find(&table.live, address).filter(|&i| table.live[i].base == address) else {
@@ -260,7 +262,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Address and bytes of the allocation that holds `address`.
+    /// Returns the address and the size in bytes of the allocation that holds `address`.
     pub fn allocation(&self, address: u64) -> Option<(u64, u64)> {
         let live = self.snapshot();
         find(&live, address).map(|i| (live[i].base, live[i].bytes))
@@ -270,7 +272,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// When the bytes do not lie in one allocation.
+    /// If the bytes do not lie in one allocation.
     pub fn copy_in(&self, address: u64, source: &[u8]) -> Result<(), BadAddress> {
         let (allocation, offset) = self.range(address, source.len() as u64)?;
         // SAFETY: the range was checked, and the host's slice is not device memory.
@@ -285,7 +287,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// When the bytes do not lie in one allocation.
+    /// If the bytes do not lie in one allocation.
     pub fn copy_out(&self, address: u64, target: &mut [u8]) -> Result<(), BadAddress> {
         let (allocation, offset) = self.range(address, target.len() as u64)?;
         // SAFETY: as in `copy_in`.
@@ -295,16 +297,16 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Copies `bytes` bytes from `source` to `target`, both on the device. A copy of bytes that were never written
-    /// counts as never written, too.
+    /// Copies `bytes` bytes from `source` to `target`, both on the device. Copies of bytes that were never written
+    /// count as never written, too.
     ///
     /// # Errors
     ///
-    /// When either range does not lie in one allocation.
+    /// If one of the ranges does not lie in one allocation.
     pub fn copy_within(&self, target: u64, source: u64, bytes: u64) -> Result<(), BadAddress> {
         let (from, at) = self.range(source, bytes)?;
         let (to, into) = self.range(target, bytes)?;
-        // SAFETY: both ranges were checked; `copy` allows them to overlap.
+        // SAFETY: both ranges were checked. `copy_to` allows overlaps.
         unsafe {
             from.host.add(at as usize).copy_to(to.host.add(into as usize), bytes as usize);
             if !to.written.is_null() {
@@ -314,11 +316,11 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Fills `bytes` bytes with `pattern`, repeated; the last repetition may be cut.
+    /// Fills `bytes` bytes with repetitions of `pattern`. The last repetition may be incomplete.
     ///
     /// # Errors
     ///
-    /// When the bytes do not lie in one allocation.
+    /// If the bytes do not lie in one allocation.
     pub fn fill(&self, address: u64, bytes: u64, pattern: &[u8]) -> Result<(), BadAddress> {
         let (allocation, offset) = self.range(address, bytes)?;
         if pattern.is_empty() {
@@ -341,7 +343,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// When the bytes do not lie in one allocation.
+    /// If the bytes do not lie in one allocation.
     pub fn first_unwritten(&self, address: u64, bytes: u64) -> Result<Option<u64>, BadAddress> {
         let (allocation, offset) = self.range(address, bytes)?;
         if allocation.written.is_null() {
@@ -353,12 +355,12 @@ impl DeviceMemory {
         Ok(shadow.iter().position(|&w| w == 0).map(|i| address + i as u64))
     }
 
-    /// Returns the host address of a range, for libraries that compute on device memory. It is valid until the
+    /// Returns the host address of a range, for libraries that compute on device memory. The address is valid until the
     /// allocation is freed. A caller that writes to the range calls [`DeviceMemory::mark_written`].
     ///
     /// # Errors
     ///
-    /// When the bytes do not lie in one allocation.
+    /// If the bytes do not lie in one allocation.
     pub fn host_pointer(&self, address: u64, bytes: u64) -> Result<*mut u8, BadAddress> {
         let (allocation, offset) = self.range(address, bytes)?;
         // SAFETY: the range was checked.
@@ -369,7 +371,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// When the bytes do not lie in one allocation.
+    /// If the bytes do not lie in one allocation.
     pub fn mark_written(&self, address: u64, bytes: u64) -> Result<(), BadAddress> {
         let (allocation, offset) = self.range(address, bytes)?;
         allocation.mark_written(offset, bytes);
@@ -400,8 +402,8 @@ impl DeviceMemory {
         self.watched
     }
 
-    /// Returns the number of a new launch, from 1 to `last`. When numbers start again at 1, the shadows for races are
-    /// cleared.
+    /// Returns the number of a new launch, from 1 to `last`. The number after `last` is 1, and the shadows for races
+    /// are then cleared.
     pub(crate) fn next_launch(&self, last: u32) -> u32 {
         let number = self.launches.fetch_add(1, Ordering::Relaxed) % last + 1;
         if number == 1 {

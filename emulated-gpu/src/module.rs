@@ -11,9 +11,9 @@ use crate::{DeviceMemory, OutOfMemory};
 /// An error in PTX text, or a construct that the emulator does not support.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecodeError {
-    /// Line of the PTX text, from 1.
+    /// Line of the PTX text, counted from 1.
     pub line: u32,
-    /// The error in words. It names an unknown opcode or modifier.
+    /// Description of the error. It contains the name of an unknown opcode or modifier.
     pub what: String,
 }
 
@@ -28,11 +28,11 @@ impl std::error::Error for DecodeError {}
 /// Position of a parameter in the block of a kernel's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// Bytes from the start of the block.
+    /// Offset from the start of the block, in bytes.
     pub offset: u32,
-    /// Bytes of the parameter.
+    /// Size in bytes.
     pub bytes: u32,
-    /// Alignment of the offset.
+    /// Alignment of the offset, in bytes.
     pub align: u32,
 }
 
@@ -41,7 +41,7 @@ pub struct Parameter {
 pub struct Kernel {
     /// Name in the PTX.
     pub name: String,
-    /// Parameters in their order.
+    /// Parameters in the order of their declaration.
     pub parameters: Vec<Parameter>,
     /// Bytes of static shared memory.
     pub static_shared_bytes: u32,
@@ -49,8 +49,7 @@ pub struct Kernel {
     pub max_threads_per_block: Option<u32>,
     /// Bytes of local memory per thread.
     pub local_bytes: u32,
-    /// The reason why the emulator cannot run the kernel, if it has an unsupported instruction. Other kernels of the
-    /// module can run.
+    /// The reason why the emulator cannot run this kernel; none if it can. Other kernels of the module can run.
     pub error: Option<DecodeError>,
     pub(crate) program: Program,
 }
@@ -67,9 +66,9 @@ impl Kernel {
 pub struct Variable {
     /// Name in the PTX.
     pub name: String,
-    /// Bytes of the variable.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Address, once the module is loaded.
+    /// Device address; none until the module is loaded.
     pub address: Option<u64>,
     initial: Vec<u8>,
 }
@@ -88,7 +87,7 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// When the text outside of the kernels' bodies is not PTX.
+    /// If the text outside of the kernels' bodies is not PTX.
     pub fn decode(ptx: &str) -> Result<Module, DecodeError> {
         let text = ptx::parse(ptx)?;
         let in_memory = |v: &&VariableText<'_>| v.space != ".shared";
@@ -121,11 +120,11 @@ impl Module {
         Ok(Module { kernels, variables })
     }
 
-    /// Gives the module's variables addresses and their first values. A module without variables needs no loading.
+    /// Allocates the module's variables and sets their initial values. A module without variables needs no loading.
     ///
     /// # Errors
     ///
-    /// When the variables do not fit into the device's memory. No variable is allocated then.
+    /// If the variables do not fit into the device's memory. No variable is then allocated.
     pub fn load(&mut self, memory: &DeviceMemory) -> Result<(), OutOfMemory> {
         for index in 0..self.variables.len() {
             let address = match memory.allocate(self.variables[index].bytes.max(1)) {

@@ -1,4 +1,4 @@
-//! The functions that run instructions. Each function runs one instruction for a warp.
+//! The functions that run instructions. A function runs one kind of instruction for all lanes of a warp.
 
 pub(crate) mod atomics;
 mod bits;
@@ -31,7 +31,7 @@ pub(crate) use votes::{active_mask, match_all, match_any, reduce, shuffle, vote}
 use crate::lower::Mnemonic;
 use crate::ptx::{Kind, Type};
 
-/// Returns the function of an arithmetic instruction. Takes the modifiers that it supports from the mnemonic.
+/// Returns the operation of an arithmetic instruction. Removes the modifiers that it supports from the mnemonic.
 pub(crate) fn arithmetic(mnemonic: &mut Mnemonic<'_>, ty: Type) -> Option<Compute> {
     match ty.kind {
         Kind::Bits | Kind::Unsigned | Kind::Signed if mnemonic.name == "selp" => selection::select(ty.bits),

@@ -1,19 +1,19 @@
 //! Decoded kernels: instructions whose operands are rows of a register file.
 //!
-//! A row has 32 lanes. Registers, constants, special registers and kernel parameters all are rows. A row is identified
+//! A row has 32 lanes. Registers, constants, special registers and kernel parameters are all rows. A row is identified
 //! by its offset in a warp's register file. The row of a predicate is one 32-bit mask.
 
 use crate::exec::Warp;
 
-/// No operand.
+/// Row or index of an operand that an instruction does not have.
 pub(crate) const NONE: u32 = u32::MAX;
-/// Windows of generic addresses: shared memory, local memory and parameters.
+/// Windows of generic addresses. The bits from `WINDOW_BITS` on select shared memory, local memory or parameters.
 pub(crate) const WINDOW_BITS: u32 = 56;
 pub(crate) const SHARED_WINDOW: u64 = 1 << WINDOW_BITS;
 pub(crate) const LOCAL_WINDOW: u64 = 2 << WINDOW_BITS;
 pub(crate) const PARAMETER_WINDOW: u64 = 3 << WINDOW_BITS;
 
-/// Size of a lane in a row.
+/// Width of a row's lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Width {
     Predicate,
@@ -43,7 +43,7 @@ impl Width {
         }
     }
 
-    /// Bytes of the row.
+    /// Bytes of a row with this width.
     pub fn row_bytes(self) -> u32 {
         match self {
             Width::Predicate => 4,
@@ -62,7 +62,7 @@ pub(crate) enum Space {
     Parameter,
 }
 
-/// Effect of an instruction on the flow of control.
+/// Effect of an instruction on control flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
     /// Continues with the next instruction.
@@ -71,15 +71,16 @@ pub(crate) enum Control {
     Branch,
     /// Ends the lanes whose guard holds.
     Exit,
-    /// Waits until all lanes of the member mask have arrived at the instruction, and then runs it.
+    /// Waits until all lanes of the member mask have arrived at the instruction, and then runs the instruction.
     Converged,
-    /// `bar.warp.sync`: as `Converged`, but lanes may arrive at different instructions, and the barrier orders memory.
+    /// `bar.warp.sync`: as `Converged`, but lanes may arrive at different instructions, and the barrier orders memory
+    /// accesses.
     WarpBarrier,
     /// Waits for all threads of the block. `detail` is the barrier's number.
     BlockBarrier,
 }
 
-/// Function of an instruction. The mask holds the lanes that run it, at least one.
+/// Function of an instruction. The third argument is the mask of the lanes that run the instruction, at least one.
 ///
 /// # Safety
 ///
@@ -99,7 +100,7 @@ pub(crate) struct Instruction {
     pub guard_flip: u32,
     pub into: [u32; 2],
     pub from: [u32; 4],
-    /// Row of the member masks of an instruction that lanes run together; `NONE` means all lanes.
+    /// Row of the member masks of a warp-wide instruction; `NONE` means all lanes.
     pub members: u32,
     /// Index in [`Program::lists`] of further rows: `list_into` rows that are written, and then `list_from` rows that
     /// are read.
@@ -112,20 +113,20 @@ pub(crate) struct Instruction {
     pub target: u32,
 }
 
-/// Fixed content of a row: the same in each launch, or computed from the launch.
+/// Content of a row that no instruction writes. It is a constant, or depends on the launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Fill {
     Constant(u64),
     Special(Special),
-    /// `bytes` bytes of the kernel's parameters, from `offset` on.
+    /// `bytes` bytes of the kernel's parameters, from the byte `offset` on.
     Parameter {
         offset: u32,
         bytes: u32,
         signed: bool,
     },
-    /// Address of a variable of the module.
+    /// Address of the module's variable with this index.
     Variable(u32),
-    /// End of the static shared memory. The lowering replaces it by a constant.
+    /// End of the static shared memory. The lowering replaces this variant by a constant.
     DynamicShared,
 }
 
@@ -148,7 +149,7 @@ pub(crate) enum Special {
     TotalSharedBytes,
 }
 
-/// The decoded instructions of a kernel, and the memory that they need.
+/// The decoded instructions of a kernel, and the sizes of the memory that they need.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     pub instructions: Vec<Instruction>,
@@ -158,9 +159,9 @@ pub(crate) struct Program {
     pub file_bytes: u32,
     pub shared_bytes: u32,
     pub local_bytes: u32,
-    /// Line in the PTX of each instruction, and file number and line in the source.
+    /// For each instruction, the line in the PTX, and the file number and the line in the kernel's source.
     pub sources: Vec<crate::ptx::Source>,
-    /// Files by number.
+    /// Numbers and names of the source files.
     pub files: Vec<(u32, String)>,
 }
 

@@ -1,4 +1,4 @@
-//! Parses PTX text to statements. Names are not resolved here, and opcodes are not checked.
+//! Parses PTX text to statements. Does not resolve names or check opcodes.
 
 mod body;
 mod parser;

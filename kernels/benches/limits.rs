@@ -1,6 +1,6 @@
 //! `cargo bench -p tutti-kernels --bench limits`: limits of the machine as JSON, for comparison with the kernels:
-//! memory bandwidth, operations per second of each instruction path, and `nop` per second, which drop if other programs
-//! use the cores.
+//! memory bandwidth, operations per second of each instruction path, and `nop` instructions per second. The last rate
+//! drops if other programs use the cores.
 
 use std::process::ExitCode;
 

@@ -162,8 +162,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures rotation, storing and attention for the rows of a step, each with its number of tokens and its context.
-    /// The layers take turns and exceed the caches, so that pages are read from memory.
+    /// Measures rotation, storing and attention for the rows of a step, each (number of earlier tokens, number of
+    /// computed tokens). The layers take turns and exceed the caches, so that pages are read from memory.
     fn attention(
         &mut self,
         dtype: WeightType,

@@ -2,8 +2,8 @@
 //!
 //! [`Collective`] is the interface to a transport: a model calls its device for a sum over ranks, and the device calls
 //! its group. Ranks on one machine use shared memory ([`SharedMemory`]), and ranks on several machines use TCP
-//! ([`Tcp`]). A group of GPUs has collectives of its own, which the device enqueues: see `cuda/nccl.rs`. It uses
-//! [`Collective`] only to broadcast the plans of steps.
+//! ([`Tcp`]). A group of GPUs has collectives of its own, which the device enqueues: see `cuda/nccl.rs`. A group of
+//! GPUs uses [`Collective`] only to broadcast the plans of steps.
 //!
 //! Every rank makes the same calls in the same order. Sums are computed in f32 and in the order of ranks, whatever the
 //! transport and the order of arrival. For a given number of ranks, every run therefore gives the same bits. Each call
@@ -53,16 +53,16 @@ pub fn share(units: usize, group_rank: GroupRank) -> Range<usize> {
     first..first + (units / group_rank.world_size).max(1)
 }
 
-/// The limit on the wait for a broadcast to begin.
+/// The time limit for the start of a broadcast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// The deadline that all other collectives have, too.
+    /// The group's deadline, as for all other collectives.
     Deadline,
     /// No limit: rank 0 may be idle for hours.
     Forever,
 }
 
-/// One rank's end of a group.
+/// One rank's endpoint of a group.
 pub trait Collective: Send {
     /// This rank and the size of its group.
     fn group_rank(&self) -> GroupRank;
@@ -73,7 +73,7 @@ pub trait Collective: Send {
     /// Concatenates all ranks' `part` in the order of ranks, into `out` at rank 0. All parts have the same length. Only
     /// rank 0 passes an `out`.
     fn gather(&mut self, part: &[f32], out: Option<&mut [f32]>) -> Result<(), CollectiveError>;
-    /// Like [`gather`](Self::gather), but of bytes.
+    /// Does the same as [`gather`](Self::gather) for bytes.
     fn gather_bytes(&mut self, part: &[u8], out: Option<&mut [u8]>) -> Result<(), CollectiveError>;
     /// Fills each rank's `part` with its part of rank 0's `parts`, which holds the parts of all ranks end to end. All
     /// parts have the same length. Only rank 0 passes `parts`.

@@ -56,8 +56,8 @@ impl WeightType {
 }
 
 /// A weight matrix in host memory (often a mapped file), row major: `[rows, columns]` = `[outputs, inputs]`. It may be
-/// a window of a wider matrix, such as a TP rank's share of the columns. Then `stride` is larger than `columns`, and
-/// the device reads the rows in place.
+/// a window of a wider matrix, such as a TP rank's share of the columns. In a window, `stride` is larger than
+/// `columns`, and the device reads the rows in place.
 #[derive(Clone, Copy, Debug)]
 pub struct HostMatrix<'a> {
     /// Little-endian elements at any alignment, from the first element of the first row to the last element of the last
@@ -86,7 +86,7 @@ impl<'a> HostMatrix<'a> {
         gaps.checked_mul(stride)?.checked_add(columns)?.checked_mul(self.dtype.bytes())
     }
 
-    /// Returns the bytes of a row, which is below `rows`.
+    /// Returns the bytes of row `index`, which must be below `rows`.
     pub fn row(&self, index: usize) -> &'a [u8] {
         let size = self.dtype.bytes();
         &self.bytes[index * self.stride * size..][..self.columns * size]
@@ -120,7 +120,7 @@ pub enum DeviceError {
     Lost(String),
 }
 
-/// The bounds of a device, known before the first step.
+/// The limits of a device, known before the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Maximum number of steps that are enqueued and not collected, at least 1. A device that runs operations while
@@ -161,7 +161,7 @@ pub trait Device: Send + Sized + 'static {
 
     /// One line for logs: the device, its instruction path, its threads.
     fn describe(&self) -> String;
-    /// The device's bounds.
+    /// The device's limits.
     fn limits(&self) -> DeviceLimits;
     /// Bytes of the device's own memory that are free; `None` for a device that computes in the host's memory.
     fn free_bytes(&self) -> Option<u64> {
@@ -190,7 +190,7 @@ pub trait Device: Send + Sized + 'static {
         self.matrix(matrices, quantize)
     }
     /// Loads a table in the same way as [`matrix`](Self::matrix) loads a matrix. It can only be used for
-    /// [`Dense::embed`]. Unless `quantize` rounds the elements, the device keeps them to the bit, even if its products
+    /// [`Dense::embed`]. Unless `quantize` rounds the elements, the device keeps their exact bits, even if its products
     /// use another form.
     fn table_matrix(
         &mut self,
@@ -214,8 +214,8 @@ pub trait Device: Send + Sized + 'static {
         gate_up: [HostMatrix<'_>; 2],
         quantize: Quantize,
     ) -> Result<Self::Matrix, DeviceError>;
-    /// False if the device gets its matrices from elsewhere, such as a cache file, and so reads little of the bytes
-    /// that it is given. A loader then does not read ahead.
+    /// False if the device gets its matrices from another source, such as a cache file, and reads few of the bytes that
+    /// it is given. A loader then does not read ahead.
     fn reads_weights(&self) -> bool {
         true
     }
@@ -265,8 +265,8 @@ pub trait Device: Send + Sized + 'static {
     /// Appends all rows of `x` to `out`. Waits for the device.
     fn download(&mut self, x: &Self::Tensor, out: &mut Vec<f32>) -> Result<(), DeviceError>;
 
-    /// Allocates the planes of a model. The contents of a page are undefined until the page is written, and those of a
-    /// slot until a copy or [`write_slot`](Self::write_slot) sets them.
+    /// Allocates the planes of a model. The contents of a page are undefined until the page is written. The contents of
+    /// a slot are undefined until a copy or [`write_slot`](Self::write_slot) sets them.
     fn planes(&mut self, shape: &PlanesShape) -> Result<Self::Planes, DeviceError>;
     /// Name of the layout of keys and values within a page. Devices with the same name and shape can exchange pages.
     fn kv_format(&self) -> &'static str;
@@ -318,8 +318,8 @@ pub trait Device: Send + Sized + 'static {
     /// Ends the step that was begun last.
     fn end_step(&mut self) -> Result<Self::Done, DeviceError>;
     /// Waits for a step until the time `until`, or without a limit if it is `None`, and appends the step's results to
-    /// `out`. Returns false if the step is still running then. Steps are collected in the order in which they were
-    /// ended.
+    /// `out`. Returns false if the step is still running at that time. Steps are collected in the order in which they
+    /// were ended.
     fn collect(
         &mut self,
         done: &mut Self::Done,

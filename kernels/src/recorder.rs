@@ -1,4 +1,5 @@
-//! A device that shows each operation to an observer, which runs it. Benches and tests use it.
+//! A device that passes each operation to an observer. The observer runs the operation. Benches and tests use this
+//! device.
 
 use std::time::Instant;
 
@@ -57,7 +58,7 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         Self { device, observer, rows: Vec::new(), padded_tokens: 0, kv: None }
     }
 
-    /// Returns the observer, which holds what it has recorded.
+    /// Returns the observer, so that the caller can read what it has recorded.
     pub fn observer(&mut self) -> &mut O {
         &mut self.observer
     }
@@ -123,8 +124,9 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         }
     }
 
-    /// Returns the record of a delta rule over the step's tokens. For each token, each element of a memory is decayed
-    /// and used in two products and one sum of products. Every row reads and writes its memories once.
+    /// Returns the record of a delta rule over the step's tokens. Counts seven operations per token and element of a
+    /// memory `S`: one for the decay, and two each for `Sᵀk`, the update and `Sᵀq`. Every row reads and writes its
+    /// memories once.
     pub(crate) fn delta_rule(&self, shape: &DeltaShape) -> Operation {
         let memory_bytes = (shape.value_heads * shape.memory_bytes()) as f64;
         let by_token = self.by_token();

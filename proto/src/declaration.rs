@@ -1,4 +1,5 @@
-//! A model's declaration of its nodes, walks, planes and media. It is checked once, when it is constructed.
+//! A model's declaration of its nodes, walks, planes and media. The declaration is checked once, when it is
+//! constructed.
 
 mod media;
 
@@ -40,7 +41,7 @@ pub enum WalkKind {
         /// The mixed walk that batches rows of this walk.
         batched_by: WalkId,
     },
-    /// A walk that steps run as, but that no row has. It batches rows of the walks whose `batched_by` names it.
+    /// The walk of a step that batches rows of the walks whose `batched_by` names it. No row has a mixed walk itself.
     Mixed,
 }
 
@@ -72,8 +73,8 @@ pub enum PlaneKind {
     Paged {
         /// Tokens per page: the same for all paged planes of a model.
         page_tokens: u32,
-        /// Tokens per entry: 1 for the keys and values of each token, more for a compressed plane. Divides
-        /// `page_tokens`.
+        /// Tokens per entry; a divisor of `page_tokens`. 1 for the keys and values of each token, more for a compressed
+        /// plane.
         ratio: u32,
         /// Bytes per entry, over all layers.
         bytes_per_entry: u64,
@@ -169,7 +170,7 @@ pub enum DeclarationError {
 
 impl ModelDeclaration {
     /// Makes a declaration without media. Checks that every index is in range and that every `batched_by` is a mixed
-    /// walk. Also checks that planes have different names, have sizes, and have the same number of tokens per page.
+    /// walk. Also checks that planes have different names, sizes above 0, and the same number of tokens per page.
     pub fn new(nodes: Vec<String>, walks: Vec<Walk>, planes: Vec<Plane>) -> Result<Self, DeclarationError> {
         for walk in &walks {
             if let Some(node) = walk.nodes.iter().find(|n| n.0 as usize >= nodes.len()) {

@@ -22,8 +22,7 @@ macro_rules! id {
 }
 
 id! {
-    /// A request, by the number that the conductor gave it when it accepted the request. A client never chooses this
-    /// number.
+    /// A request's id. The conductor chooses the id when it accepts the request. A client never chooses it.
     RequestId(u64)
 }
 id! {
@@ -31,7 +30,7 @@ id! {
     Incarnation(u32)
 }
 id! {
-    /// A worker graph. The number counts within one try of a request.
+    /// A worker graph's number within one try of a request.
     GraphId(u32)
 }
 id! {
@@ -48,12 +47,12 @@ id! {
     WorkerId(u32)
 }
 id! {
-    /// A step. The number counts the steps of one worker.
+    /// A step's number among the steps of one worker.
     StepNumber(u64)
 }
 
 impl Incarnation {
-    /// The next try.
+    /// The number of the next try.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0 + 1)
@@ -61,7 +60,7 @@ impl Incarnation {
 }
 
 impl Epoch {
-    /// The next pass.
+    /// The number of the next forward pass.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0 + 1)
@@ -86,7 +85,7 @@ impl fmt::Display for GraphKey {
 }
 
 impl GraphKey {
-    /// Reads a key as it is displayed. `None` if the text is none.
+    /// Parses a displayed key; `None` if the text is not a key.
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split('.');
         let key = Self {

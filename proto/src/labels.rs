@@ -1,9 +1,9 @@
-//! The words that show values of the cluster's protocol to operators.
+//! Labels of protocol values, for operators.
 
 use crate::cluster::v1::{WorkerPhase, WorkerRole};
 
 impl WorkerPhase {
-    /// Returns one lower-case word for tables and JSON.
+    /// Returns one lower-case word for the phase, for tables and JSON.
     pub fn label(self) -> &'static str {
         match self {
             Self::Unspecified => "unknown",
@@ -18,7 +18,7 @@ impl WorkerPhase {
 }
 
 impl WorkerRole {
-    /// Returns one lower-case word for tables and JSON.
+    /// Returns one lower-case word for the role, for tables and JSON.
     pub fn label(self) -> &'static str {
         match self {
             Self::Unspecified => "unknown",

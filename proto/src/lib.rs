@@ -1,5 +1,5 @@
 //! The contracts between Tutti's processes, and between Tutti and its clients: generated messages, typed ids and the
-//! declaration of a model. The only other crate of the workspace that this crate depends on is that of parameters.
+//! declaration of a model. This crate depends on no other crate of the workspace except `tutti-parameters`.
 
 pub mod declaration;
 mod ids;
@@ -10,7 +10,7 @@ mod request;
 pub use ids::{Epoch, GraphId, GraphKey, Incarnation, Rank, RequestId, StepNumber, WorkerId};
 pub use request::{CheckedRequest, RequestLimits, RequestParts, TokenLimit};
 
-/// `tutti.v1`: the clients' API. Stable.
+/// `tutti.v1`: the stable API for clients.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {
     include!("generated/tutti.v1.rs");
@@ -23,7 +23,7 @@ pub mod v1 {
 
 /// `tutti.cluster.v1`: the protocol between the processes of one cluster.
 pub mod cluster {
-    /// The current version.
+    /// Version 1 of the protocol, which is the current version.
     #[allow(missing_docs, clippy::all, clippy::pedantic)]
     pub mod v1 {
         include!("generated/tutti.cluster.v1.rs");

@@ -1,5 +1,5 @@
-//! Requests in which one parameter is at a bound or just beyond it. They are for the tests of every process that
-//! receives requests.
+//! Requests in which one parameter is at a bound or just beyond the bound, for the tests of every process that receives
+//! requests.
 
 use tutti_parameters::{
     BIAS, BIASES, LOGPROBS, LogitBias, NUMBERS, PRIORITY, PROMPT_LOGPROBS, STOP_TOKEN_IDS, SamplingNumber,
@@ -7,7 +7,7 @@ use tutti_parameters::{
 
 use crate::cluster::v1::{RequestSpec, SamplingParams, Stopping};
 
-/// A request in which one parameter is at a bound or just beyond it.
+/// A request in which one parameter is at a bound or just beyond the bound.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// The parameter's name.

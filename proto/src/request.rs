@@ -19,7 +19,7 @@ pub struct RequestLimits<'a> {
     pub vocab_size: u32,
     /// The model's own end-of-sequence ids.
     pub eos_token_ids: &'a [u32],
-    /// The limit of prompt and output together.
+    /// The limit on the tokens of prompt and output together.
     pub tokens: TokenLimit,
 }
 
@@ -58,7 +58,7 @@ impl Stopping {
     }
 }
 
-/// All fields of a [`RequestSpec`], of which none is missing.
+/// All fields of a [`RequestSpec`]. No field is missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestParts {
     /// Token ids of the prompt.
@@ -141,7 +141,7 @@ impl Deref for CheckedRequest {
 }
 
 impl CheckedRequest {
-    /// The media items, for changes. The check does not depend on them.
+    /// The media items, for changes. The request's check does not depend on media.
     pub fn media_mut(&mut self) -> &mut Vec<MediaItem> {
         &mut self.0.media
     }

@@ -1,6 +1,6 @@
-//! Checks that the generated code in `src/generated` and `parameters/src/generated` is what the `.proto` files give.
-//! The code is committed so that a build needs no compiler of `.proto` files. `UPDATE_GENERATED=1 cargo test -p
-//! tutti-proto --test generated` writes the code again.
+//! Checks that the generated code in `src/generated` and `parameters/src/generated` matches the `.proto` files. The
+//! code is committed so that a build needs no compiler of `.proto` files. `UPDATE_GENERATED=1 cargo test -p tutti-proto
+//! --test generated` writes the code again.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap is a failed test.
 
@@ -18,7 +18,7 @@ const CLUSTER: [&str; 6] = [
     "tutti/cluster/v1/view.proto",
 ];
 
-/// The messages that the crate of parameters contains, and their types there.
+/// Messages that the crate `tutti-parameters` defines, with their Rust types.
 const PARAMETERS: [(&str, &str); 3] = [
     (".tutti.v1.Sampling", "::tutti_parameters::AskedSampling"),
     (".tutti.cluster.v1.SamplingParams", "::tutti_parameters::SamplingParams"),
@@ -35,7 +35,7 @@ fn generated_code_is_that_of_the_proto_files() {
         let messages = file.message_type.iter().map(|message| message.name());
         for name in messages.chain(file.enum_type.iter().map(|kind| kind.name())) {
             let path = format!(".{}.{name}", file.package());
-            // A path to a type of another crate keeps the message out of this crate.
+            // A message with a path to a type of another crate is not generated in this crate.
             match PARAMETERS.iter().find(|(message, _)| *message == path) {
                 Some((_, parameter)) => others = others.extern_path(path, *parameter),
                 None => parameters = parameters.extern_path(path, "()"),

@@ -1,5 +1,5 @@
-//! Checks that the declaration of parameters has every field of a request's messages, and that every field that it
-//! names exists.
+//! Checks that every field of a request's messages is in the declaration of parameters, and that every field that the
+//! declaration names exists.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap is a failed test.
 

@@ -11,7 +11,7 @@ export function setKey(value) {
   document.dispatchEvent(new Event("key-changed"));
 }
 
-/** An answer of the server that is not a success. */
+/** The error of a request that the server does not answer with success. */
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);
@@ -37,7 +37,7 @@ export async function request(path, options = {}) {
     const { error, reason } = await response.json();
     message = error?.message ?? reason ?? message;
   } catch {
-    // The body is not JSON, as from a proxy. The status says enough.
+    // The body is not JSON, for example because a proxy has answered. The message is then the status.
   }
   if (response.status === 401) document.dispatchEvent(new Event("key-needed"));
   throw new ApiError(response.status, message);

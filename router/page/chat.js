@@ -1,12 +1,12 @@
-// The chat: messages, the answer as it streams, its tool calls, and a stop.
+// The chat: messages, the streamed answer with its tool calls, and a button that stops the answer.
 
 import { ApiError, events } from "./api.js";
 import { byId, duration, element, number } from "./elements.js";
 import * as parameters from "./parameters.js";
 
-/** The conversation so far, as the API takes it. */
+/** The conversation so far, in the API's format. */
 let messages = [];
-/** Ends the running answer; `null` if none runs. */
+/** The `AbortController` of the running answer; `null` if none runs. */
 let running = null;
 /** The served model's name, once it is known. */
 let model = null;
@@ -86,8 +86,8 @@ async function answer({ system, body }) {
   const figures = reply.figures(end);
   shown.foot.textContent = figures;
   status(reply.failed ? "The answer failed" : `Answer complete: ${figures}`);
-  // An answer without content is no message: the next request would be refused for it. Nor does an answer belong to a
-  // conversation that was begun since.
+  // An answer without content is not added, because the API would refuse the next request. An answer to an earlier
+  // conversation is not added either.
   if (conversation === messages && !reply.failed && (reply.text || reply.calls.length)) messages.push(reply.message());
 }
 
@@ -138,12 +138,12 @@ class Reply {
       this.content.append(content);
     }
     for (const call of calls ?? []) this.takeCall(call);
-    // The reader who has scrolled up is left there.
+    // If the user has scrolled up, the view stays where it is.
     const end = document.documentElement;
     if (end.scrollHeight - end.scrollTop - end.clientHeight < 200) this.item.scrollIntoView({ block: "end" });
   }
 
-  /** Takes a piece of a tool call: its name comes first, its arguments in pieces. */
+  /** Takes a piece of a tool call. The first piece has the name. The arguments come in several pieces. */
   takeCall({ index = 0, id, function: { name, arguments: piece } = {} }) {
     let call = this.calls[index];
     if (!call) {

@@ -5,7 +5,7 @@ import { byId, duration, element, number } from "./elements.js";
 import * as steps from "./steps.js";
 import * as waterfall from "./waterfall.js";
 
-/** Milliseconds between two questions. */
+/** Milliseconds between two polls of the server. */
 const PERIOD_MS = 1000;
 
 /** The chosen conductor's name; `null` until one is known. */
@@ -13,7 +13,7 @@ let conductor = null;
 /** Cards of the workers by rank. */
 const cards = new Map();
 let timer = 0;
-/** Incremented whenever the view is shown, hidden or turned to another conductor: earlier questions end then. */
+/** Incremented whenever the view is shown or hidden, or shows another conductor. Polls of an earlier turn then end. */
 let turn = 0;
 
 /** Prepares the view. */
@@ -30,7 +30,7 @@ export function start() {
   waterfall.start(() => conductor);
 }
 
-/** Asks while the view is shown. */
+/** Polls the server while the view is shown. */
 export function visible(shown) {
   run(shown && byId("pause").getAttribute("aria-pressed") !== "true");
 }
@@ -73,7 +73,7 @@ async function ask(mine) {
   } catch (problem) {
     if (mine !== turn) return;
     trouble(problem.message);
-    // Without a key there is nothing to wait for: a new one asks again.
+    // Polling stops without a valid key. It begins again when the user enters another key.
     if (problem.status === 401) return;
   }
   timer = setTimeout(() => ask(mine), PERIOD_MS);

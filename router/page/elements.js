@@ -22,7 +22,7 @@ function fill(made, attributes, children) {
   return made;
 }
 
-/** The element of this id, which index.html has. */
+/** The element of index.html with this id. */
 export const byId = (id) => document.getElementById(id);
 
 const digits = new Intl.NumberFormat("en");

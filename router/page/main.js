@@ -8,7 +8,7 @@ import * as cluster from "./cluster.js";
 const THEME = "tutti-theme";
 const THEMES = ["auto", "light", "dark"];
 const VIEWS = { chat, cluster };
-/** Milliseconds after which a server that does not answer or is not ready is asked again. */
+/** Milliseconds until the next request to a server that does not answer or is not ready. */
 const RETRY_MS = 2000;
 
 function theme() {
@@ -25,7 +25,7 @@ let shown = null;
 
 function showView() {
   const named = location.hash.slice(1);
-  // Another hash is a place within the view that is shown.
+  // Any other hash is a link to a place within the current view.
   if (shown && !(named in VIEWS)) return;
   shown = named in VIEWS ? named : "chat";
   for (const [name, view] of Object.entries(VIEWS)) {
@@ -54,7 +54,7 @@ async function readModel() {
     chat.serve(data[0]?.id ?? null);
   } catch (problem) {
     byId("model").textContent = problem.message;
-    // Without a key there is nothing to wait for: a new one asks again.
+    // Without a valid key there is no retry. The request is sent again when the user enters another key.
     if (problem.status !== 401) retry = setTimeout(readModel, RETRY_MS);
   }
 }

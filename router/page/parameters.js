@@ -1,4 +1,4 @@
-// The parameters of a chat request, as a form. A field that is left empty is not sent: the server decides then.
+// The parameters of a chat request, as a form. An empty field is not sent, so that the server uses its default.
 
 import { byId, element } from "./elements.js";
 
@@ -16,7 +16,7 @@ const FIELDS = [
   { name: "more", label: "Further parameters (a JSON object)", rows: 3, json: true },
 ];
 
-/** Builds the form, filled with what was set before in this tab. */
+/** Builds the form, with the values that were entered before in this tab. */
 export function show() {
   const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "{}");
   for (const { name, label, rows, json, ...attributes } of FIELDS) {
@@ -59,7 +59,7 @@ export function read() {
   return { system, body: { ...body, ...more } };
 }
 
-/** Puts a field's value into `values`. Returns what is wrong with it, or `null`. */
+/** Puts a field's value into `values`. Returns the field's mistake as text, or `null`. */
 function check(input, type, json, values, name) {
   if (!input.validity.valid) return input.validationMessage;
   const text = input.value;

@@ -11,7 +11,7 @@ const HEIGHT = 90;
 const kept = new Map();
 let sequence = 0;
 
-/** Sequence of the newest step that is known. */
+/** Sequence number of the newest known step. */
 export const newest = () => sequence;
 
 /** Forgets all steps, before another conductor's are shown. */
@@ -20,7 +20,7 @@ export function forget() {
   sequence = 0;
 }
 
-/** Forgets the steps of a worker whose process is another one now. */
+/** Forgets the steps of a worker whose process has been replaced. */
 export function forgetWorker(rank) {
   kept.delete(rank);
 }
@@ -55,8 +55,8 @@ export function draw(place, rank) {
   place.dataset.newest = String(last.sequence);
   const budget = Math.max(...steps.map((step) => step.budget_tokens));
   const most = Math.max(...steps.map((step) => step.tokens + step.padding_tokens));
-  // A few decodes are not seen beside a budget of thousands, so the height is a square root: what is four times as high
-  // is sixteen times as much.
+  // Heights are square roots of token numbers. On a linear scale, a few decodes would not be visible next to a budget
+  // of thousands.
   const scale = Math.sqrt(Math.max(budget, most, 1));
   const y = (tokens) => HEIGHT - (Math.sqrt(tokens) / scale) * (HEIGHT - 4);
   const name = summary(rank, steps, last);
@@ -90,7 +90,7 @@ function bar(step, x, y) {
   return group;
 }
 
-/** What the picture shows, in words. */
+/** The picture's content as text, for screen readers. */
 function summary(rank, steps, last) {
   const prefill = steps.filter((step) => step.prefills.length > 0).length;
   return `The last ${steps.length} steps of worker ${rank}: ${prefill} with prefill, ${last.decode_rows} decodes in the last one, budget ${last.budget_tokens} tokens`;

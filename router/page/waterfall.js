@@ -4,7 +4,7 @@ import { json } from "./api.js";
 import { byId, duration, element, number } from "./elements.js";
 
 let conductor = () => null;
-/** The request shown, which is asked for again while it runs. */
+/** Number of the request shown. Each new list of requests updates its picture. */
 let shown = null;
 /** Requests by number, from the last list. */
 let known = new Map();
@@ -27,7 +27,7 @@ export function forget() {
   byId("waterfall").replaceChildren();
 }
 
-/** Shows the newest requests. Rows stay as long as their requests are listed, so that the focus stays, too. */
+/** Shows the newest requests. A row is kept as long as its request is listed, so that it keeps the focus. */
 export function list(requests) {
   known = new Map(requests.map((request) => [request.request, request]));
   const body = byId("requests");

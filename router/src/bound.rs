@@ -1,24 +1,26 @@
-//! A bound on an amount that requests hold together, such as choices or tokens. No request and no key takes all of it.
+//! A limit on the total amount that all requests hold, such as choices or tokens. No single request and no single API
+//! key can hold the whole limit.
 //!
-//! - A request with more than an eighth of the bound is large. Large requests together hold at most three quarters, so
-//!   a quarter stays for the others. A request that alone has more counts as three quarters and runs beside that
-//!   reserve.
-//! - A key that holds something gets more only while it then holds at most three times what is left free. So a key
-//!   alone takes three quarters, and any number of keys leave room for one more (dynamic thresholds, Choudhury and
-//!   Hahne, 1998). Callers without a key have no such limit.
+//! - A request for more than an eighth of the limit is large. All large requests together hold at most three quarters
+//!   of the limit, so a quarter stays for small requests. A request for more than three quarters counts as exactly
+//!   three quarters.
+//! - A key that already holds an amount gets more only if its new total is at most three times the amount that stays
+//!   free. So a single key can hold three quarters, and some room stays for one more key (dynamic thresholds, Choudhury
+//!   and Hahne, 1998). Callers without a key have no such limit.
 
 use std::collections::HashMap;
 
 use crate::keys::Share;
 
-/// A request above this fraction of a bound is large.
+/// A request for more than `1 / LARGE_FRACTION` of the limit is large.
 const LARGE_FRACTION: u64 = 8;
-/// The fraction of a bound that large requests leave to others.
+/// Large requests leave `1 / RESERVED_FRACTION` of the limit to small requests.
 const RESERVED_FRACTION: u64 = 4;
-/// A key holds at most this many times what it leaves free.
+/// A key holds at most this many times the amount that stays free.
 const THRESHOLD: u64 = 3;
 
-/// The amounts that are held. The limit is an argument of the methods, because it may change.
+/// The amounts that requests hold now. The methods take the limit as an argument, because the limit may change at run
+/// time.
 #[derive(Debug, Default)]
 pub struct Bound {
     held: u64,
@@ -26,12 +28,12 @@ pub struct Bound {
     by_key: HashMap<Share, u64>,
 }
 
-/// An amount that a request holds, to be given back with [`Bound::leave`].
+/// An amount that a request holds until it is passed to [`Bound::leave`].
 #[derive(Debug)]
 #[must_use = "a dropped amount stays held"]
 pub struct Held {
     share: Share,
-    /// The amount as far as it counts.
+    /// The counted amount: at most three quarters of the limit.
     amount: u64,
     is_large: bool,
 }
@@ -46,18 +48,18 @@ impl Held {
     }
 }
 
-/// The part of a bound that large requests may hold.
+/// The part of the limit that large requests together may hold.
 fn for_large(limit: u64) -> u64 {
     limit - limit / RESERVED_FRACTION
 }
 
 impl Bound {
-    /// The amount that is held, as far as it counts.
+    /// The sum of all counted amounts.
     pub fn held(&self) -> u64 {
         self.held
     }
 
-    /// Holds an amount; `None`, without effect, if there is no room for it.
+    /// Holds an amount. Returns `None` and changes nothing if there is no room for it.
     pub fn enter(&mut self, limit: u64, share: Share, amount: u64) -> Option<Held> {
         let held = Held::new(limit, share, amount);
         let free = limit.checked_sub(self.held + held.amount)?;
@@ -72,7 +74,7 @@ impl Bound {
         Some(held)
     }
 
-    /// Replaces a held amount by another one, for which there need not be room.
+    /// Replaces a held amount by another amount, without a check for room.
     pub fn replace(&mut self, limit: u64, held: Held, amount: u64) -> Held {
         let share = held.share;
         self.leave(held);
@@ -89,7 +91,7 @@ impl Bound {
         }
     }
 
-    /// Gives an amount back.
+    /// Releases an amount.
     pub fn leave(&mut self, held: Held) {
         self.held -= held.amount;
         self.large -= if held.is_large { held.amount } else { 0 };

@@ -1,8 +1,9 @@
-//! A queue that divides work fairly among callers: deficit round robin (Shreedhar and Varghese, 1995).
+//! A queue that divides work fairly among shares: deficit round robin (Shreedhar and Varghese, 1995). Each API key has
+//! its own share.
 //!
-//! Each share with waiting items gets a quantum of cost in its turn, and its items run as far as its quanta reach. So a
-//! share's next item waits for at most one quantum and one item of each other share, however many items these have.
-//! Items of one share keep their order.
+//! Each turn adds one quantum of cost to a share's credit (its deficit), and the share's items run while the credit
+//! covers their cost. So a share's next item waits for at most one quantum and one item of each other share, however
+//! many items those shares have. Items of one share keep their order.
 
 use std::collections::VecDeque;
 
@@ -20,19 +21,19 @@ pub struct FairQueue<T> {
 #[derive(Debug)]
 struct Line<T> {
     share: Share,
-    /// The cost that the share's items may still have in this turn.
+    /// Cost that the share's items may still use in this turn.
     deficit: u64,
     /// The items, with their costs.
     items: VecDeque<(u64, T)>,
 }
 
 impl<T> FairQueue<T> {
-    /// An empty queue. `quantum` is the cost for which a share's items run in a turn.
+    /// Creates an empty queue. `quantum` is the cost that each turn adds to a share's credit.
     pub fn new(quantum: u64) -> Self {
         Self { quantum: quantum.max(1), turns: VecDeque::new() }
     }
 
-    /// Adds an item behind those of its share.
+    /// Adds an item behind the other items of its share.
     pub fn push(&mut self, share: Share, cost: u64, item: T) {
         match self.turns.iter_mut().find(|line| line.share == share) {
             Some(line) => line.items.push_back((cost, item)),
@@ -43,7 +44,7 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Takes the next item.
+    /// Takes the next item; `None` if the queue is empty.
     pub fn pop(&mut self) -> Option<T> {
         loop {
             let is_alone = self.turns.len() == 1;
@@ -52,7 +53,7 @@ impl<T> FairQueue<T> {
             if is_alone || cost <= line.deficit {
                 line.deficit = line.deficit.saturating_sub(cost);
                 let (_, item) = line.items.pop_front()?;
-                // A share without items keeps no claim.
+                // A share without waiting items loses its unused credit.
                 if line.items.is_empty() {
                     self.turns.pop_front();
                 }

@@ -52,7 +52,7 @@ pub struct Fleet {
     settings: FleetSettings,
     texts: Texts,
     discover: Option<String>,
-    /// The way to a discovered conductor.
+    /// Credentials and encryption of the connections to discovered conductors.
     access: Access,
     roster: RwLock<Roster>,
     /// Error of the last DNS lookup of `discover`; `None` if the lookup succeeded.
@@ -122,7 +122,7 @@ pub struct PickRequest<'a> {
     pub need: Need,
 }
 
-/// How a choice goes on with another conductor after an attempt at the choice failed.
+/// The way in which a choice continues on another conductor after a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
     /// The choice had no output token yet: the same request is sent again.

@@ -26,15 +26,16 @@ use crate::{
 /// HTTP/2 window of one stream from the conductor, in bytes. The window bounds the data that a slow client leaves
 /// unread.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// HTTP/2 window of one connection, in bytes. The full windows of a thousand streams fit into it, so that slow clients
-/// do not stall other clients' streams.
+/// HTTP/2 window of one connection, in bytes. It is as large as the windows of a thousand streams, so that slow clients
+/// do not stall the streams of other clients.
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
-/// Sets the flow-control windows that every connection to a conductor needs, and lifts a limit.
+/// Sets the flow-control windows that every connection to a conductor needs, and removes the limit on errors after a
+/// stream reset.
 ///
-/// A client that leaves makes the router reset a stream, whose next events may be on their way. HTTP/2 counts such
-/// events as errors over the life of a connection. At its limit it closes the connection, with the streams of all
-/// clients. The conductor is trusted, so the count needs no limit.
+/// When a client disconnects, the router resets its stream, though events of that stream may still be in transit.
+/// HTTP/2 counts such events as errors, and closes the connection when the count reaches a limit. That would end the
+/// streams of all clients. The conductor is trusted, so the count needs no limit.
 pub fn tune(endpoint: Endpoint) -> Endpoint {
     endpoint
         .initial_stream_window_size(STREAM_WINDOW)
@@ -110,7 +111,7 @@ impl FrontDoor {
         Ok(Self { generator: Arc::new(generator), uploads, keys, allowed_origins })
     }
 
-    /// The OpenAI routes. Unknown routes get an error in OpenAI's shape as well. The caller merges them with
+    /// The OpenAI routes. Unknown routes get an error in OpenAI's shape as well. The caller merges these routes with
     /// [`tutti_runtime::operations::routes`].
     pub fn http_routes(&self) -> axum::Router {
         let Self { generator, uploads, keys, allowed_origins } = self.clone();
@@ -132,8 +133,8 @@ impl FrontDoor {
         tokio::join!(self.generator.fleet().clone().follow(health), self.keys.follow());
     }
 
-    /// Warns if anyone who reaches one of these addresses may send requests: it is not a loopback address, and no API
-    /// keys are needed.
+    /// Logs a warning for each address that is not a loopback address, unless API keys are required. Other machines may
+    /// reach such an address.
     pub fn warn_if_open(&self, addresses: &[SocketAddr]) {
         for address in open(addresses, self.keys.are_needed()) {
             tracing::warn!(
@@ -155,8 +156,8 @@ impl FrontDoor {
         self.generator.is_idle()
     }
 
-    /// What a process with this front door serves to its clients. `health` is the one that [`FrontDoor::follow`]
-    /// writes. Must be called inside a Tokio runtime.
+    /// The routes and services that a process with this front door offers. `health` must be the one that
+    /// [`FrontDoor::follow`] writes. Must be called inside a Tokio runtime.
     pub fn front(&self, health: Health) -> Result<Front, Error> {
         let generator = self.generator.clone();
         Ok(Front {
@@ -169,7 +170,7 @@ impl FrontDoor {
     }
 }
 
-/// The addresses at which anyone may send requests.
+/// The addresses at which other machines may send requests without an API key.
 fn open(addresses: &[SocketAddr], keys_are_needed: bool) -> impl Iterator<Item = &SocketAddr> {
     addresses.iter().filter(move |address| !keys_are_needed && !address.ip().to_canonical().is_loopback())
 }

@@ -1,4 +1,4 @@
-//! Entry points of the fuzzers, compiled by `tests/fuzz` alone. A check that fails is a finding.
+//! Entry points of the fuzzers, compiled only by `tests/fuzz`. A failed assertion is a finding.
 
 mod template;
 mod text;
@@ -26,13 +26,13 @@ pub use self::{
     text::{Outputs, stop_strings},
 };
 
-/// Tokens per request of the served model.
+/// Maximum number of tokens per request of the served model.
 const CONTEXT: u32 = 256;
 /// Maximum number of choices per request.
 const MAX_CHOICES: u32 = 64;
 /// Maximum number of logprobs of prompts per request.
 const MAX_PROMPT_LOGPROBS: usize = 100_000;
-/// Longest error in bytes: field and message, with the rest of a message that was left out.
+/// Maximum length in bytes of an error's text: the name of the field, and the shortened message.
 const MAX_ERROR_BYTES: usize = 3072;
 
 const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'forbidden' %}{{ raise_exception('no such role') }}\
@@ -89,8 +89,8 @@ fn served() -> &'static ServedModel {
     &SERVED
 }
 
-/// Parses a body of the route that `route` selects, as far as the requests to the conductor. A body with white space
-/// around it must mean the same.
+/// Parses a body for the route that `route` selects, and returns the resulting requests to the conductor. Asserts that
+/// white space around the body changes nothing.
 pub fn http_body(route: u8, body: &[u8]) -> Vec<pb::RequestSpec> {
     let route = [Route::Completions, Route::Chat, Route::Tokenize, Route::Detokenize][usize::from(route % 4)];
     let parsed = route.parse(body, MAX_CHOICES as usize, served());
@@ -107,8 +107,8 @@ pub fn http_body(route: u8, body: &[u8]) -> Vec<pb::RequestSpec> {
     specs.inspect_err(check_refusal).unwrap_or_default()
 }
 
-/// Reads a message of `tutti.v1.Inference/Generate`, as far as the requests to the conductor. `timeout` is the call's
-/// `grpc-timeout`.
+/// Converts a message of `tutti.v1.Inference/Generate` into requests to the conductor. `timeout` is the value of the
+/// call's `grpc-timeout` header.
 pub fn grpc_message(message: v1::GenerateRequest, timeout: &[u8]) -> Vec<pb::RequestSpec> {
     let (request, kind) = match crate::grpc::fuzzing::read(message, timeout) {
         Ok(read) => read,
@@ -122,7 +122,7 @@ pub fn grpc_message(message: v1::GenerateRequest, timeout: &[u8]) -> Vec<pb::Req
         Err(error) => {
             let error = crate::grpc::fuzzing::respell(error, kind);
             check_refusal(&error);
-            // The client must get the error as it was decided here.
+            // The error must reach the client unchanged.
             let seen = Error::from(tonic::Status::from(error.clone()));
             assert_eq!((seen.kind(), seen.message()), (error.kind(), error.message()));
             assert_eq!(seen.field(), error.field(), "the field is lost on the way");
@@ -131,7 +131,7 @@ pub fn grpc_message(message: v1::GenerateRequest, timeout: &[u8]) -> Vec<pb::Req
     }
 }
 
-/// Asserts that a refusal is an error of the caller, and short.
+/// Asserts that a refusal blames the caller, and that its text is short.
 fn check_refusal(error: &Error) {
     let known = [ErrorKind::InvalidArgument, ErrorKind::NotFound, ErrorKind::DeadlineExceeded];
     assert!(known.contains(&error.kind()), "a request is refused as {:?}: {error}", error.kind());
@@ -139,14 +139,14 @@ fn check_refusal(error: &Error) {
     assert!(!error.message().is_empty(), "an error without a reason");
 }
 
-/// Reads a file of API keys, a `generation_config.json` and the text files of a checkpoint.
+/// Reads the data as a file of API keys, as a `generation_config.json` and as a `tokenizer_config.json`.
 pub fn files(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
         crate::keys::read_lines(text);
     }
     let files = TextFiles { generation_config: Some(data.to_vec()), ..TextFiles::default() };
     if let Ok(text) = ServedText::read(&files, true) {
-        // Defaults that are accepted are good for a request without parameters.
+        // Accepted defaults must be valid for a request without parameters.
         let params = SamplingParams::complete(&Sampling::default(), &text.defaults, || 0);
         assert!(params.check(0).is_ok());
     }

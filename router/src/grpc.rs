@@ -16,11 +16,11 @@ use tutti_runtime::{Error, grpc_health, health::Health};
 use self::{guard::Guarded, service::InferenceService};
 use crate::{generation::Generator, keys::ApiKeys};
 
-/// Maximum bytes of a message to the reflection services: it has the name of a symbol or file.
+/// Maximum size in bytes of a message to the reflection services. Such a message has only the name of a symbol or file.
 const REFLECTION_BYTES: usize = 4096;
 
 /// The gRPC services. The health service reports the process's readiness. A message over `max_request_bytes` is refused
-/// before it is read, and so is a call to `Inference` without a key that is needed.
+/// before it is read. The message of a call to `Inference` without a required API key is refused as well.
 pub fn routes(
     generator: Arc<Generator>,
     keys: Arc<ApiKeys>,

@@ -66,7 +66,7 @@ struct Api {
 }
 
 impl Api {
-    /// Lets a request in, or refuses it.
+    /// Identifies a request's caller, and admits or refuses the request.
     fn enter(&self, request: &Request) -> Result<(Caller, Entry), Error> {
         let caller = self.identify(request)?;
         let entry = caller.enter()?;
@@ -107,7 +107,7 @@ pub fn routes(
 ) -> Router {
     let bodies = BodyReader::new(uploads);
     let api = Api { generator, bodies, keys, allowed_origins, since: unix_seconds() };
-    // Routes of the page's data. Their check differs from that of the API: reading them counts against no limit of a
+    // Routes of the web page's data. They check the caller's key, but requests to them count against no limit of the
     // key.
     let cluster = Router::new()
         .route("/cluster/state", get(cluster::state))
@@ -131,14 +131,14 @@ pub fn routes(
         .merge(page::routes())
 }
 
-/// The routes of clients that connect when a process that drains serves no new clients any more.
+/// The routes for clients that connect while the process drains. Every request is refused.
 pub fn refusals() -> Router {
     let refuse =
         || async { ApiError(Error::unavailable("this process is draining and takes no more requests")) };
     Router::new().fallback(refuse)
 }
 
-/// Lets callers of known routes in, and counts the answers.
+/// Middleware of the API's routes: admits or refuses a request, and counts the answer.
 async fn let_in(State(api): State<Api>, path: MatchedPath, mut request: Request, next: Next) -> Response {
     let answered = Answered { metrics: api.generator.metrics().clone(), path, done: false };
     let response = match api.enter(&request) {
@@ -155,7 +155,7 @@ async fn let_in(State(api): State<Api>, path: MatchedPath, mut request: Request,
     answered.with(response)
 }
 
-/// Answers a request, unless its key is revoked meanwhile.
+/// Answers a request. If its key is revoked before the answer, or during a streamed answer, the client gets an error.
 async fn run_unless_revoked(
     answer: impl Future<Output = Response>,
     mut revoked: BoxFuture<'static, ()>,
@@ -172,7 +172,7 @@ async fn run_unless_revoked(
     response.map(|body| Body::new(RevocableBody::new(body, revoked, last)))
 }
 
-/// Lets callers look at the cluster, and counts the answers.
+/// Middleware of the `/cluster` routes: identifies the caller, and counts the answer.
 async fn let_look(State(api): State<Api>, path: MatchedPath, request: Request, next: Next) -> Response {
     let answered = Answered { metrics: api.generator.metrics().clone(), path, done: false };
     let response = match api.identify(&request) {
@@ -185,10 +185,10 @@ async fn let_look(State(api): State<Api>, path: MatchedPath, request: Request, n
     answered.with(response)
 }
 
-/// The status that counts requests whose client left before the answer, as in nginx.
+/// Status, in the metrics, of a request whose client disconnects before the answer, as in nginx.
 const CLIENT_LEFT: &str = "499";
 
-/// Counts the answer to a request. Dropping it before there is an answer counts a client that left.
+/// Counts the answer to a request. A value that is dropped before there is an answer counts a disconnected client.
 struct Answered {
     metrics: RouterMetrics,
     path: MatchedPath,

@@ -1,8 +1,8 @@
 //! API keys: the callers that may send requests, and their limits.
 //!
-//! The file has the hash of each key and never the key itself. A key is found by a keyed hash ([`table`]), and wrong
-//! ones are limited by address ([`wrong_keys`]). The file is read again when it changes, and a key keeps the state of
-//! its limits as long as its name stays.
+//! The file of keys has the hash of each key, never the key itself. A key is looked up by a keyed hash ([`table`]). The
+//! number of wrong keys is limited per client address ([`wrong_keys`]). The file is read again when it changes. The
+//! usage counted against a key's limits is kept as long as the file has the key's name.
 
 mod bucket;
 mod entry;
@@ -48,16 +48,16 @@ use self::{
 };
 pub use self::{entry::Entry, share::Share};
 
-/// Time after which a request over the limit of concurrency may be sent again. The end of the running requests cannot
-/// be foreseen.
+/// Time after which a request over the limit of concurrent choices may be sent again. The time is fixed, because the
+/// end of the running requests is unknown.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const SETTING: &str = "api_key_file";
-/// Most lines with mistakes that are logged each time the file is read.
+/// Maximum number of lines with mistakes that are logged per read of the file.
 const MISTAKES_LOGGED: usize = 20;
 
 /// The keys of a front door.
 pub struct ApiKeys {
-    /// `None` if every caller is let in.
+    /// `None` if no API key is required.
     file: Option<PathBuf>,
     watched: WatchedFiles,
     settings: Live<RouterSettings>,
@@ -67,7 +67,7 @@ pub struct ApiKeys {
     reloads: ReloadMetrics,
 }
 
-/// One key with its limits, and what its caller has used of them.
+/// One key with its limits, and the usage counted against them.
 struct ApiKey {
     line: KeyLine,
     usage: Arc<KeyUsage>,
@@ -82,7 +82,7 @@ struct KeyUsage {
 }
 
 struct UsageState {
-    /// Choices that run. A request whose number of choices is not known yet counts as one.
+    /// Number of running choices. A request whose number of choices is not known yet counts as one.
     running: u32,
     requests: Bucket,
     tokens: Bucket,
@@ -107,7 +107,7 @@ struct KeyMetrics {
 }
 
 declare_metrics! {
-    /// Metrics that name keys. Only operators see them.
+    /// Metrics that name keys. Only operators may read them.
     #[derive(Clone)]
     struct OfKeys {
         requests: Family<KeyLabel, Counter>, "key_requests", "Requests let in, by the name of their API key";
@@ -119,7 +119,7 @@ declare_metrics! {
 }
 
 declare_metrics! {
-    /// Metrics of the file of keys as a whole, which name no key.
+    /// Metrics of the file of keys as a whole. They name no key.
     #[derive(Clone)]
     struct KeyFileMetrics {
         unknown: Counter, "requests_unauthenticated", "Requests without a valid API key";
@@ -130,8 +130,8 @@ declare_metrics! {
     }
 }
 
-/// Checks the file of API keys before anything starts: a mistake in the file is then an error of usage at once. Later
-/// ones are left out.
+/// Checks the file of API keys at startup. A mistake in the file is then a usage error. Later reads of the file leave
+/// out lines with mistakes.
 pub fn check_api_keys(settings: &RouterSettings) -> Result<(), Error> {
     let Some(file) = settings.api_key_file.as_deref() else { return Ok(()) };
     match read(file)?.mistakes.first() {
@@ -174,8 +174,8 @@ impl ApiKeys {
         self.file.is_some()
     }
 
-    /// Finds the caller of a request by its `authorization` header, `Bearer KEY`, or its `x-api-key` header. Takes the
-    /// same time for every number of keys.
+    /// Finds the caller of a request by its `authorization` header, `Bearer KEY`, or its `x-api-key` header. The time
+    /// of the lookup does not depend on the number of keys.
     pub fn caller(&self, headers: &HeaderMap, extensions: &Extensions) -> Result<Caller, Error> {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let address = match extensions.get() {
@@ -224,8 +224,8 @@ impl ApiKeys {
         }
     }
 
-    /// Completes when a running request of this caller is to end, because its key is revoked. `None` if no key is
-    /// needed.
+    /// Returns a future that completes when the caller's key is revoked and its running requests must end. `None` if no
+    /// key is required.
     pub fn revoked(&self, caller: &Caller) -> Option<BoxFuture<'static, ()>> {
         let revoked = caller.0.as_ref()?.revocation.revoked();
         let settings = self.settings.clone();
@@ -244,8 +244,8 @@ impl ApiKeys {
         watched.follow(Content::ApiKeys, &reloads, move || self.reload(&file)).await;
     }
 
-    /// Reads the file again. Its lines without a mistake are in force afterwards, and no others. An error counts as a
-    /// failed reload.
+    /// Reads the file again. If the file can be read, exactly the keys on its lines without mistakes are accepted
+    /// afterwards. An unreadable file or a mistake is an error, which counts as a failed reload.
     fn reload(&self, file: &Path) -> Result<(), Error> {
         let read = match (read(file), self.settings.get().api_key_file_gone) {
             (Ok(read), _) => read,
@@ -269,8 +269,8 @@ impl ApiKeys {
         Err(Error::invalid(SETTING, message))
     }
 
-    /// Replaces the keys. A key whose name stays keeps the record of its use. Keys that are not among the new ones are
-    /// revoked.
+    /// Replaces the keys. A key whose name stays keeps its counted usage. A key whose name or hash is not in the new
+    /// file is revoked.
     fn install(&self, read: KeyFile, file: &Path) {
         let KeyFile { keys: lines, mistakes } = read;
         for mistake in mistakes.iter().take(MISTAKES_LOGGED) {
@@ -333,7 +333,7 @@ impl KeyUsage {
 pub struct Caller(Option<Arc<ApiKey>>);
 
 impl Caller {
-    /// Lets a request in, or refuses it for a limit of the caller.
+    /// Admits a request, or refuses it because a limit of the caller's key is reached.
     pub fn enter(&self) -> Result<Entry, Error> {
         match &self.0 {
             None => Ok(Entry::default()),
@@ -352,7 +352,8 @@ impl ApiKey {
             let message = entry::too_many_run(state.running, 1, most);
             return refuse("concurrent", message, RETRY_AFTER);
         }
-        // The number of tokens is known only once the body is read. Until then it is enough that there are any.
+        // The request's number of tokens is known only after its body is read. Here it is enough that the bucket is not
+        // empty.
         if let Some(per_minute) = limits.tokens_per_minute
             && let Err(after) = state.tokens.is_positive(per_minute, now)
         {
@@ -379,7 +380,7 @@ impl ApiKey {
     }
 }
 
-/// Reads the text of a file, for fuzzers: names and hashes of keys that are accepted are unique.
+/// Parses the text of a file, for fuzzers. Asserts that the names and hashes of accepted keys are unique.
 #[cfg(fuzzing)]
 pub fn read_lines(text: &str) {
     let KeyFile { keys, .. } = file::parse(text.as_bytes());

@@ -116,7 +116,7 @@ impl RouterMetrics {
     /// Registers the metrics.
     pub fn register(metrics: &Metrics) -> Self {
         let own = metrics.register_of(ROUTER.name, OwnMetrics::register);
-        // The first count of a series that did not exist before is no increase to Prometheus.
+        // Creates every series with the value 0. Prometheus sees no increase in the first sample of a new series.
         for outcome in Outcome::ALL {
             own.outcomes.get_or_create(&OutcomeLabel { outcome: outcome.name() }).inc_by(0);
         }
@@ -137,7 +137,7 @@ impl RouterMetrics {
 pub struct RequestMeter {
     metrics: RouterMetrics,
     span: RequestSpan,
-    /// Name of the operation in OpenTelemetry's conventions.
+    /// Name of the operation in OpenTelemetry's conventions: `chat` or `text_completion`.
     operation: &'static str,
     /// `None` if the served model is not known yet.
     model: Option<Arc<ServedModel>>,
@@ -154,7 +154,8 @@ pub struct RequestMeter {
 }
 
 impl RequestMeter {
-    /// Starts measuring a generation that arrives now. `client` is the span that the client names as its own.
+    /// Starts measuring a generation that arrives now. `client` is the client's own trace span, if its headers name
+    /// one.
     pub fn start(
         metrics: &RouterMetrics,
         client: Option<ClientSpan>,
@@ -166,8 +167,7 @@ impl RequestMeter {
         let is_chat = matches!(request.prompts.first(), Some(Prompt::Chat { .. }));
         let operation = if is_chat { "chat" } else { "text_completion" };
         span.describe(operation, name(model.as_deref()), request);
-        // If no end is recorded, the generation was dropped because its client disconnected, so this is the
-        // outcome.
+        // The outcome if no other outcome is recorded: the generation is dropped because its client disconnects.
         let outcome = Outcome::Cancelled;
         Self {
             metrics: metrics.clone(),

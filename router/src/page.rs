@@ -1,6 +1,7 @@
-//! The page at `/`: a chat, and the cluster at work. Its files are built into the program.
+//! The web page at `/`: a chat, and a live view of the cluster. Its files are embedded in the executable.
 //!
-//! The files themselves need no API key, because they hold no data. The routes from which the page fetches its data do.
+//! These files need no API key, because they contain no data. The routes from which the page reads its data check the
+//! key.
 
 use axum::{
     Router,
@@ -11,11 +12,11 @@ use axum::{
 };
 use ring::digest::{SHA256, digest};
 
-/// The page loads and asks only its own origin, runs no inline code, and is shown in no frame.
+/// The page loads files and data only from its own origin, runs no inline code, and is shown in no frame.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
     require-trusted-types-for 'script'; trusted-types 'none'";
-/// A browser keeps the files, and asks each time whether they are still the same.
+/// A browser may cache the files, but must revalidate them before each use.
 const CACHE_CONTROL: &str = "no-cache";
 
 const HTML: &str = "text/html; charset=utf-8";

@@ -33,7 +33,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
     router.run(arguments, serve)
 }
 
-/// Refuses settings under which nothing could be served.
+/// Refuses invalid settings, and settings without a valid conductor address.
 fn validate(settings: &RouterProcessSettings) -> Result<(), Error> {
     settings.validate()?;
     check_conductors(&settings.conductors.conductor, settings.conductors.discover.as_deref())
@@ -62,8 +62,8 @@ async fn serve(process: Started<RouterProcessSettings>) -> Result<(), Error> {
     servers.run(&process.shutdown, RemoteConductors(front_door)).await
 }
 
-/// Conductors of other processes. They go on when the router ends, and requests that have not finished in time end with
-/// the router.
+/// Conductors in other processes. They keep running when the router ends. Requests that are unfinished after the drain
+/// end with the router.
 struct RemoteConductors(FrontDoor);
 
 impl Background for RemoteConductors {

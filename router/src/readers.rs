@@ -1,9 +1,10 @@
-//! The readers of answers: a reader that takes nothing loses its request, and the bytes of large answers that wait for
-//! their readers are bounded.
+//! Watches the readers of answers, which are the clients. A reader that stops reading loses its request. The bytes of
+//! large answers that wait for their readers are limited.
 //!
-//! A server asks a stream for its next item only while its connection has room. So a stream waits for its reader from
-//! the moment at which it gives an item, or wakes the server for a new one, until the server asks again. An inspection
-//! of all streams at fixed intervals measures this time, so that an item costs two counters and no clock.
+//! The HTTP server polls a stream for its next item only while the connection has room. So a stream waits for its
+//! reader from the time at which it yields an item, or wakes the server for a new item, until the server polls it
+//! again. An inspection of all streams at fixed intervals measures this waiting, so that an item costs two counter
+//! updates and no clock read.
 
 use std::{
     pin::Pin,
@@ -26,7 +27,7 @@ use tokio::{
 use tutti_runtime::{Error, command_line::processes::ROUTER, declare_metrics, metrics::Metrics};
 use tutti_settings::RouterSettings;
 
-/// Unit of the room for large answers, in bytes.
+/// Unit of the memory limit of large answers, in bytes.
 const PIECE_BYTES: usize = 1024;
 /// Number of inspections in the time `patience`.
 const INSPECTIONS: u32 = 8;
@@ -38,10 +39,11 @@ pub struct Readers {
 }
 
 struct Shared {
-    /// Time that a reader may keep its stream waiting, in addition to the time of its bytes at the least rate.
+    /// Time that a reader may keep its stream waiting, in addition to one second for each `bytes_per_second` bytes
+    /// read.
     patience: Duration,
     bytes_per_second: u32,
-    /// One permit per `PIECE_BYTES` of large answers that are written or wait for their readers.
+    /// One permit per `PIECE_BYTES` of large answers that are being written or wait for their readers.
     room: Arc<Semaphore>,
     pieces: u32,
     watched: Mutex<Watched>,
@@ -77,9 +79,9 @@ impl Readers {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Watches the reader of a stream. `bytes` returns the size of an item. When the reader is lost, `ending` takes the
-    /// place of the rest of the stream. The stream itself is dropped at once, which frees what it holds although its
-    /// server still waits for the reader. Must be called inside a Tokio runtime.
+    /// Watches the reader of a stream. `bytes` returns the size of an item. When the reader is lost, the stream is
+    /// dropped at once, although its server may still wait for the reader. The item from `ending` then ends the watched
+    /// stream. Must be called inside a Tokio runtime.
     pub fn watch<S>(
         &self,
         stream: S,
@@ -112,11 +114,11 @@ impl Readers {
         }
     }
 
-    /// Takes room for a large answer of about this many bytes, and waits for it if necessary.
+    /// Reserves memory for a large answer of about this many bytes, and waits for the memory if necessary.
     pub async fn room(&self, bytes: usize) -> Result<Room, Error> {
         let shared = &self.shared;
         let pieces = u32::try_from(bytes.div_ceil(PIECE_BYTES)).unwrap_or(u32::MAX).clamp(1, shared.pieces);
-        // Readers that take nothing are lost after `patience`, and then their room is free.
+        // The wait is twice `patience`: readers that stop reading are lost within that time, and release their memory.
         let acquired = timeout(2 * shared.patience, shared.room.clone().acquire_many_owned(pieces)).await;
         match acquired {
             Ok(Ok(permit)) => Ok(Room(permit)),
@@ -129,12 +131,12 @@ impl Readers {
     }
 }
 
-/// Room for a large answer.
+/// Reserved memory for a large answer.
 pub struct Room(OwnedSemaphorePermit);
 
 impl Room {
-    /// Joins an answer with its room. The room is free again once the bytes are written to the connection. Room that
-    /// the answer does not need is given back now.
+    /// Attaches the reservation to the answer's bytes. The reservation is released when the bytes are dropped after
+    /// they are written to the connection. Memory that the answer does not need is released now.
     pub fn hold(self, bytes: Vec<u8>) -> Bytes {
         let mut permit = self.0;
         let unneeded = permit.num_permits().saturating_sub(bytes.len().div_ceil(PIECE_BYTES));
@@ -164,22 +166,22 @@ pub struct WatchedStream<S: Stream> {
 struct Slot<S> {
     /// `None` after the end, and once the reader is lost.
     stream: Mutex<Option<S>>,
-    /// Number of times that the server has asked for an item.
+    /// Number of times that the server has polled for an item.
     asked: AtomicU64,
     woken: Arc<Woken>,
     /// Waker of `woken`, made once for all polls.
     waker: Waker,
-    /// Bytes that the server has got.
+    /// Number of bytes of the items that the server has taken.
     taken: AtomicU64,
     /// True once the reader is lost, until its stream has reported the loss.
     lost: AtomicBool,
     inspected: Mutex<Inspected>,
 }
 
-/// Passes a stream's wakes on to its server, and notes them.
+/// Forwards a stream's wake-ups to its server, and records them.
 #[derive(Default)]
 struct Woken {
-    /// True if the server has got an item, or was woken for one, and has not asked since.
+    /// True if the server has taken an item, or was woken for one, and has not polled since.
     waits: AtomicBool,
     server: AtomicWaker,
 }
@@ -195,7 +197,7 @@ impl Wake for Woken {
     }
 }
 
-/// The findings of the inspections of one stream.
+/// Results of the inspections of one stream.
 #[derive(Default)]
 struct Inspected {
     /// The value of `asked` at the last inspection.
@@ -230,8 +232,8 @@ impl<S: Stream + Unpin> Stream for WatchedStream<S> {
 
 /// A stream under inspection.
 trait Inspect: Send + Sync {
-    /// Adds `interval` to the stream's waiting if it has waited since the last inspection. Returns true if the reader
-    /// is lost now.
+    /// Adds `interval` to the stream's waiting time if the stream has waited since the last inspection. Returns true if
+    /// the reader is lost now.
     fn inspect(&self, interval: Duration, limits: &Shared) -> bool;
 }
 
@@ -247,7 +249,7 @@ impl<S: Send> Inspect for Slot<S> {
         if inspected.waited <= limits.patience + Duration::from_secs(earned) {
             return false;
         }
-        // A stream that is being asked for an item does not wait.
+        // A locked stream is being polled now, so it does not wait for its reader.
         let Some(mut stream) = self.stream.try_lock() else { return false };
         self.lost.store(true, Relaxed);
         stream.take().is_some()
@@ -260,7 +262,7 @@ async fn inspect(shared: Weak<Shared>) {
         let Some(interval) = shared.upgrade().map(|shared| shared.patience / INSPECTIONS) else { return };
         tokio::time::sleep(interval.max(Duration::from_millis(1))).await;
         let Some(shared) = shared.upgrade() else { return };
-        // The streams are dropped outside of the lock.
+        // The streams are collected, so that none of them is dropped while the list is locked.
         let streams: Vec<Arc<dyn Inspect>> = {
             let mut watched = shared.watched.lock();
             watched.streams.retain(|stream| stream.strong_count() > 0);

@@ -39,8 +39,8 @@ pub struct ServedText {
     pub defaults: Sampling,
 }
 
-/// Reads the values of parameters that a request leaves out from generation_config.json. Values out of range are
-/// refused once, when the file is read, instead of in every request.
+/// Reads the default sampling parameters from generation_config.json. Values out of range are refused once, when the
+/// file is read, instead of in every request.
 fn sampling_defaults(json: &[u8]) -> Result<Sampling, Error> {
     let config: Map<String, Value> =
         serde_json::from_slice(json).map_err(|e| Error::internal(e.to_string()))?;
@@ -50,7 +50,7 @@ fn sampling_defaults(json: &[u8]) -> Result<Sampling, Error> {
             (number.ask)(&mut defaults, value);
         }
     }
-    // A checkpoint that does not sample is greedy, whatever its temperature.
+    // With `do_sample: false`, the default is greedy decoding, whatever the temperature.
     if value(&config, "do_sample")? == Some(false) {
         defaults.temperature = Some(0.0);
     }

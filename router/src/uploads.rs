@@ -1,7 +1,8 @@
-//! Room for the bodies and messages that clients send: memory for all of them together, a share of it for each peer,
-//! and the pace at which a body must arrive.
+//! Limits on the request bodies that clients send: memory for all bodies together, memory per peer, and the pace at
+//! which a body must arrive.
 //!
-//! Memory is taken as bytes arrive. A client that announces a large body, and then sends little of it, holds little.
+//! Memory is reserved as bytes arrive. So a client that announces a large body and sends little of it holds little
+//! memory.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -19,17 +20,17 @@ pub const LARGEST_AT_ONCE: usize = 16;
 pub const LARGEST_PER_PEER: usize = 8;
 /// Unit of the memory limit, in bytes.
 pub const PIECE_BYTES: usize = 4096;
-/// Time that a body may take, in addition to the time of its bytes at the least rate.
+/// Time that a body may take, in addition to the time of its received bytes at the minimum rate.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The pace at which a body must arrive.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Time that a body may take, in addition to the time of its bytes at the least rate.
+    /// Time that a body may take, in addition to the time of its received bytes at the minimum rate.
     pub patience: Duration,
     /// Maximum time for a whole body.
     pub whole: Duration,
-    /// Least rate in bytes per second.
+    /// Minimum rate in bytes per second.
     pub bytes_per_second: u32,
 }
 
@@ -54,11 +55,11 @@ struct Room {
     limit: usize,
     /// One permit per `PIECE_BYTES` of memory.
     memory: Arc<Semaphore>,
-    /// Bytes per peer. A peer without bytes has no entry.
+    /// Bytes held per peer. A peer without bytes has no entry.
     peers: Mutex<HashMap<IpAddr, usize>>,
 }
 
-/// One body that is arriving or being parsed. Dropping it gives its memory back.
+/// One body that is arriving or being parsed. Dropping it releases its memory.
 pub struct Upload {
     room: Arc<Room>,
     pace: Pace,
@@ -66,7 +67,7 @@ pub struct Upload {
     started: Instant,
     /// Bytes received.
     bytes: usize,
-    /// Bytes that count against the peer.
+    /// Number of bytes that count towards the peer's memory limit.
     counted: usize,
     memory: Option<OwnedSemaphorePermit>,
     /// Number of permits in `memory`.
@@ -86,8 +87,7 @@ impl Uploads {
         self.room.limit
     }
 
-    /// Begins to receive a body. The pace counts from now. Without a known peer, only the limits for all peers together
-    /// hold.
+    /// Begins to receive a body. The pace counts from now. Without a known peer, the limit per peer does not apply.
     pub fn begin(&self, peer: Option<IpAddr>) -> Upload {
         Upload {
             room: self.room.clone(),
@@ -103,7 +103,8 @@ impl Uploads {
 }
 
 impl Upload {
-    /// Takes room for bytes that have arrived. Returns an error if the body, its peer or all bodies are over the limit.
+    /// Reserves memory for bytes that have arrived. Returns an error if the body, its peer or all bodies together
+    /// exceed their limit.
     pub fn take(&mut self, bytes: usize) -> Result<(), Error> {
         let total = self.bytes + bytes;
         if total > self.room.limit {
@@ -135,10 +136,10 @@ impl Upload {
         Ok(())
     }
 
-    /// Time at which the body is too slow unless more of it arrives.
+    /// Time after which the body is too slow, unless more of it arrives before.
     pub fn due(&self) -> Instant {
         let seconds = self.bytes as f64 / f64::from(self.pace.bytes_per_second.max(1));
-        // A limit of bytes over a rate of at least one byte per second is far below the longest duration.
+        // The cap keeps the number of seconds within the range of `Duration`.
         let earned = Duration::from_secs_f64(seconds.min(1e9));
         self.started + self.pace.whole.min(self.pace.patience.saturating_add(earned))
     }
@@ -176,7 +177,7 @@ impl Drop for Upload {
     }
 }
 
-/// An error of a body that did not arrive.
+/// The error of a body that was not received completely.
 pub fn broken(how: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, format!("the body {how}"))
 }

@@ -52,7 +52,7 @@ impl Announcement {
         let (http, grpc) = (reachable(self.http), reachable(self.grpc));
         tracing::info!(http = %format!("{}://{http}", self.scheme()), grpc = %grpc, "ready for requests");
         if let Some(command) = self.command().filter(|_| stderr().is_terminal()) {
-            // Errors are ignored: the command is only a courtesy, and the terminal may be closed.
+            // Errors are ignored, because the command is only a hint, and the terminal may be closed.
             let _ = writeln!(stderr(), "Try it:\n  {command}");
         }
     }

@@ -156,8 +156,8 @@ pub async fn resolve(
     }
 }
 
-/// The user's cache directory by the XDG base directory specification; a directory of this user's below the temporary
-/// directory if there is no home.
+/// The user's cache directory as in the XDG base directory specification. Without a home directory, it is a directory
+/// in the temporary directory whose name contains the user's id.
 fn cache_home() -> PathBuf {
     home_cache().unwrap_or_else(|| {
         let user = rustix::process::geteuid().as_raw();
@@ -170,7 +170,7 @@ fn home_cache() -> Option<PathBuf> {
     absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))
 }
 
-/// Makes the cache directory below the temporary directory, if that is where the cache is.
+/// Creates the cache directory if it lies in the temporary directory.
 fn check_cache() -> Result<(), Error> {
     if home_cache().is_some() {
         return Ok(());

@@ -32,7 +32,7 @@ pub struct Process {
 pub struct CommandLine {
     /// The file with settings that `--config` names.
     pub config: Option<PathBuf>,
-    /// True if the settings are to be printed.
+    /// True if `--print-config` is given.
     pub print_config: bool,
     /// The settings given as flags, in the shape of the file.
     pub settings: Map<String, Value>,
@@ -41,7 +41,7 @@ pub struct CommandLine {
 const CONFIG: &str = "config";
 const PRINT_CONFIG: &str = "print_config";
 
-/// Parses a command line. The error is clap's, usage and hints included.
+/// Parses a command line. The error is clap's, with usage and hints.
 pub fn parse<S: Settings>(
     process: Process,
     arguments: impl IntoIterator<Item = OsString>,
@@ -90,7 +90,7 @@ pub fn command<S: Settings>(process: Process) -> Command {
         }))
 }
 
-/// The argument of a setting, by its kind. Without a long name it has no flag.
+/// The argument of a setting, by the setting's kind. The caller adds the long name of a flag.
 fn typed(setting: &Setting) -> Arg {
     let arg = Arg::new(setting.name).help_heading(setting.heading).help(setting.line());
     let arg = match setting.kind {
@@ -143,7 +143,7 @@ fn given(declared: &[Setting], matches: &ArgMatches) -> Result<Map<String, Value
     Ok(settings)
 }
 
-/// Settings from the command line alone, with defaults for the rest. File and environment are not read.
+/// Settings from the command line alone. Settings that it lacks have their defaults. File and environment are not read.
 pub fn settings<S: serde::de::DeserializeOwned>(command_line: CommandLine) -> Result<S, Error> {
     serde_json::from_value(Value::Object(command_line.settings))
         .map_err(|error| Error::internal(format!("the command line does not fit the settings: {error}")))

@@ -28,7 +28,7 @@ pub const ENV_PREFIX: &str = "TUTTI_";
 /// Merges the layers into a `C`, whose `Default` is the lowest layer. `flags` serialises only the flags that were
 /// given.
 ///
-/// `C` refuses unknown keys, so a misspelt key in a file or variable is an error that names it and its source.
+/// `C` refuses unknown keys, so a misspelt key in a file or variable is an error that names the key and its source.
 pub fn layered<C>(file: Option<&Path>, flags: &impl Serialize) -> Result<C, Error>
 where
     C: Default + Serialize + DeserializeOwned,
@@ -56,18 +56,18 @@ where
 pub struct Loaded<S> {
     /// The settings, not validated yet.
     pub settings: S,
-    /// True if the settings are to be printed.
+    /// True if `--print-config` is given.
     pub print: bool,
     /// The layers that the settings were read from.
     pub layers: Layers,
 }
 
-/// The layers of a process's settings, to be read again.
+/// The layers of a process's settings. The settings can be read from them again.
 #[derive(Clone, Debug)]
 pub struct Layers {
     file: Option<PathBuf>,
     flags: Map<String, Value>,
-    /// The file as it was before it was read.
+    /// The file's stamp, taken before the file was read.
     pub(crate) watched: WatchedFiles,
 }
 
@@ -94,8 +94,8 @@ where
     Ok(Loaded { settings: layers.read()?, print: print_config, layers })
 }
 
-/// Reads all settings of a command that is run beside a serving process. Variables that the command has no setting for
-/// are not read: they are the process's own.
+/// Reads all settings of a command that runs next to a serving process. Environment variables that name no setting of
+/// the command are ignored, because they configure the process.
 pub fn load_command<S>(process: Process, arguments: impl IntoIterator<Item = OsString>) -> Result<S, Error>
 where
     S: Settings + Serialize + DeserializeOwned,
@@ -105,8 +105,8 @@ where
     merged(config.as_deref(), Env::prefixed(ENV_PREFIX).only(S::keys()), &settings)
 }
 
-/// Reads a file that the setting `field` names: TOML or YAML, by its ending. An error names the file and the key at
-/// fault.
+/// Reads a file that the setting `field` names: TOML or YAML, by the file's extension. An error names the file and the
+/// key at fault.
 pub fn read<C: DeserializeOwned>(field: &str, file: &Path) -> Result<C, Error> {
     let layers = merge_file(Figment::new(), field, file)?;
     layers.extract().map_err(|errors| explain(field, &errors))

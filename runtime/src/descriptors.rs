@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const RESERVED: u64 = 256;
 
 /// Raises the limit on open files as far as the system permits. Called once, at the start of a process that serves
-/// connections: many systems begin with 1024, for programs that use `select`.
+/// connections. The default is often 1024, because `select` supports no more.
 pub fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
@@ -16,8 +16,8 @@ pub fn raise_limit() {
     }
 }
 
-/// Descriptors that the connections of one listener may take: half of those that are not reserved, so that a flood on
-/// one listener leaves some to the others.
+/// Maximum number of descriptors for the connections of one listener. This is half of the descriptors that are not
+/// reserved, so that a flood on one listener leaves the other half to other listeners.
 pub fn for_connections() -> usize {
     match getrlimit(Resource::Nofile).current {
         Some(limit) => (limit.saturating_sub(RESERVED).max(2) / 2) as usize,

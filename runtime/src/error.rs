@@ -13,9 +13,9 @@ const RETRY_AFTER: &str = "retry-after";
 
 /// Maximum length of an error's message in bytes. A message may quote a value of the request, of any length.
 const MAX_MESSAGE_BYTES: usize = 2048;
-/// Bytes that stay of the end of a message that is too long: the end often names the limit.
+/// Bytes kept from the end of a message that is too long. The end often names the limit.
 const MESSAGE_END_BYTES: usize = 512;
-/// Maximum length of a field's name in bytes. Unknown fields are refused by name, of any length.
+/// Maximum length of a field's name in bytes. The name of an unknown field comes from the request and can be longer.
 const MAX_FIELD_BYTES: usize = 256;
 
 /// The kind of an error, from the caller's point of view.
@@ -123,7 +123,7 @@ impl ErrorKind {
                 "invalid_request_error",
                 Wire::Forbidden,
             ),
-            // The codes of this kind and the next are also those of others; the kind in the metadata tells them apart.
+            // `RateLimited` and `TooSlow` share codes with other kinds. The kind in the metadata distinguishes them.
             (
                 Self::RateLimited,
                 Code::ResourceExhausted,
@@ -270,7 +270,7 @@ impl Error {
     }
 }
 
-/// Leaves out the middle of a text that is longer than `limit` bytes. About `end` bytes of its end stay.
+/// Leaves out the middle of a text that is longer than `limit` bytes. Keeps about `end` bytes of the text's end.
 fn shorten(text: String, limit: usize, end: usize) -> String {
     if text.len() <= limit {
         return text;
@@ -308,7 +308,7 @@ impl From<Error> for Status {
 }
 
 impl Error {
-    /// The error as a status with the code UNAUTHENTICATED: the caller has not shown who it is.
+    /// The error as a status with the code UNAUTHENTICATED, for a caller that has not authenticated.
     pub fn into_unauthenticated(self) -> Status {
         let status = Status::from(self);
         Status::with_metadata(Code::Unauthenticated, status.message(), status.metadata().clone())

@@ -4,13 +4,13 @@ use std::process::ExitCode;
 
 use crate::{Error, ErrorKind, log_queue};
 
-/// Bad usage, config or checkpoint. A restart without a change fails too.
+/// Exit code after bad usage, config or checkpoint. A restart without a change fails too.
 pub const USAGE: u8 = 64;
-/// A fault of Tutti's own.
+/// Exit code after an internal fault of Tutti.
 pub const INTERNAL: u8 = 70;
-/// A command could not do what it was asked for.
+/// Exit code of a command that failed.
 pub const COMMAND_FAILED: u8 = 1;
-/// Bad usage of a command.
+/// Exit code of a command after bad usage.
 pub const COMMAND_USAGE: u8 = 2;
 
 /// The exit code of a process that ends with this error.
@@ -34,20 +34,20 @@ pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     }
 }
 
-/// Ends the process at once, as soon as its log lines are written.
+/// Writes the remaining log lines, and then ends the process at once.
 pub fn after_logs(code: u8) -> ! {
     log_queue::flush();
     std::process::exit(code.into())
 }
 
-/// Ends the process at once, with a last line on stderr. If nobody reads there, the line is lost.
+/// Ends the process at once, with a last line on stderr. If nobody reads stderr, the line is lost.
 pub fn at_once(code: u8, line: String) -> ! {
     log_queue::last_line(line);
     std::process::exit(code.into())
 }
 
-/// Runs a command that ends at once and serves nothing: `read` reads its settings, and `act` does what they say. The
-/// exit code is that of other such programs: 2 after an error of `read`, 1 after one of `act`.
+/// Runs a command that serves nothing. `read` reads its settings, and `act` executes the command. The exit code is 2
+/// after an error of `read`, and 1 after an error of `act`.
 pub fn command<S>(
     name: &str,
     read: impl FnOnce() -> Result<S, Error>,
@@ -66,7 +66,7 @@ pub fn command<S>(
 }
 
 /// Returns a parsed command line. Bad usage is reported on stderr and ends the process with `usage`. `--help` and
-/// `--version` end it with 0.
+/// `--version` end the process with 0.
 pub fn unless_parsed<T>(parsed: Result<T, clap::Error>, usage: u8) -> T {
     parsed.unwrap_or_else(|error| {
         // A write error on stderr cannot be reported.

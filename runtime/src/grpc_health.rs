@@ -8,7 +8,7 @@ use tonic_health::{
 
 use crate::health::{Health, State};
 
-/// Maximum bytes of a message to the health service: it has the name of a service.
+/// Maximum bytes of a message to the health service. A message contains only a service's name.
 const MESSAGE_BYTES: usize = 512;
 
 /// The health service, which answers for the whole process (the empty name) and for `S`. Must be called inside a Tokio

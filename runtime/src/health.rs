@@ -1,5 +1,4 @@
-//! Liveness and readiness. A ready process serves a request that is sent now. A live process makes progress: a restart
-//! would not help it.
+//! Liveness and readiness. A ready process can serve a request now. A live process makes progress and needs no restart.
 
 use std::{
     sync::{
@@ -40,8 +39,8 @@ struct Beats {
     last: Mutex<Instant>,
 }
 
-/// A task's signs of progress. The process counts as dead when one of its tasks gives none for too long, also when the
-/// task has ended.
+/// A task's signs of progress. The process counts as dead if one of its tasks gives no sign within its patience, even
+/// if that task has ended.
 #[derive(Debug)]
 pub struct Pulse(Arc<Beats>);
 
@@ -64,7 +63,7 @@ impl Default for Health {
 }
 
 impl Health {
-    /// A readiness of its own, with the liveness of the same process.
+    /// Creates a separate readiness that shares this process's liveness.
     pub fn of_same_process(&self) -> Self {
         Self { pulses: self.pulses.clone(), ..Self::default() }
     }
@@ -101,25 +100,25 @@ impl Health {
         self.remarks.borrow().clone()
     }
 
-    /// Makes liveness depend on a task, which must beat more often than every `patience`. `name` is the task's name in
-    /// the reason.
+    /// Makes liveness depend on a task, which must beat at least once per `patience`. `name` is the task's name in the
+    /// reason.
     pub fn pulse(&self, name: &'static str, patience: Duration) -> Pulse {
         let beats = Arc::new(Beats { name, patience, last: Mutex::new(Instant::now()) });
         self.pulses.lock().push(beats.clone());
         Pulse(beats)
     }
 
-    /// Readiness: whether a request sent now would be served.
+    /// Readiness: `Ok` if a request sent now would be served.
     pub fn ready(&self) -> State {
         self.ready.borrow().clone()
     }
 
-    /// Liveness: whether every task that must make progress does.
+    /// Liveness: `Ok` if every task that must make progress does.
     pub fn live(&self) -> State {
         self.live_at(Instant::now())
     }
 
-    /// Liveness at a time: whether every task that must make progress has made some shortly before.
+    /// Liveness at the time `now`: `Ok` if every task has beaten within its patience.
     pub fn live_at(&self, now: Instant) -> State {
         for Beats { name, patience, last } in self.pulses.lock().iter().map(Arc::as_ref) {
             let silence = now.saturating_duration_since(*last.lock());

@@ -1,5 +1,5 @@
 //! Code that every process of Tutti shares: layered config, telemetry, metrics, health, shutdown, the error type, and
-//! the files of checkpoints. Also the prefix index, by which routers and conductors place requests.
+//! the files of checkpoints. The crate also has the prefix index, by which routers and conductors place requests.
 
 pub mod announce;
 pub mod checkpoint;

@@ -9,26 +9,27 @@ use tokio::net::{TcpListener, TcpSocket};
 
 use crate::Error;
 
-/// Connections that may wait for their accept. The kernel drops the first packet of one more, whose client then tries
-/// again only after a second, so a burst of some clients' connections would delay all others. Linux bounds this by
-/// `net.core.somaxconn`, which is 4096 by default.
+/// Maximum length of a listener's accept queue. If the queue is full, the kernel drops a new connection's first packet,
+/// and the client retries only after a second. A burst of connections would thus delay all clients. Linux caps the
+/// length at `net.core.somaxconn`, which is 4096 by default.
 pub const BACKLOG: u32 = 4096;
 
-/// Binds a TCP address. `field` is the setting with the address, which an error names. A port in use is an error of
-/// usage, not an internal one.
+/// Binds a TCP address. `field` is the setting that an error names. A port in use is a usage error, not an internal
+/// one.
 pub fn tcp(field: &str, address: SocketAddr) -> Result<TcpListener, Error> {
     bind(address).map_err(|e| Error::invalid(field, format!("cannot listen on {address}: {e}")))
 }
 
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A process that starts again takes its port although connections of the last one linger.
+    // A restarted process can take its port again while connections of the previous process linger.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-/// The address at which this machine reaches a listener. A listener on all interfaces is reached at the loopback.
+/// The address at which this machine reaches a listener. A listener on all interfaces is reached at the loopback
+/// address.
 pub fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address {

@@ -22,12 +22,12 @@ impl<T> From<T> for Live<T> {
 }
 
 impl<T> Live<T> {
-    /// A value that is shared by the clones of what is returned.
+    /// Wraps a value. Clones of the returned `Live` share it.
     pub fn new(value: T) -> Self {
         Self(Arc::new(RwLock::new(Arc::new(value))))
     }
 
-    /// The value now. It does not change while it is held.
+    /// The current value. The returned value does not change.
     pub fn get(&self) -> Arc<T> {
         self.0.read().clone()
     }
@@ -37,8 +37,8 @@ impl<T> Live<T> {
     }
 }
 
-/// The groups of a process's settings of which some settings change live. All other settings in them stay as they were
-/// when the process started. Clones share the values.
+/// The groups of settings in which some settings change live. The other settings in these groups keep their values from
+/// the start of the process. Clones share the values.
 #[derive(Clone, Debug)]
 pub struct LiveSettings {
     /// Draining of requests before the process ends.
@@ -59,7 +59,7 @@ impl LiveSettings {
         }
     }
 
-    /// Replaces all groups by those of `settings`.
+    /// Replaces all groups by the groups of `settings`.
     pub(crate) fn replace(&self, settings: &impl LiveGroups) {
         self.drain.set(settings.drain().clone());
         self.connections.set(settings.connections().clone());

@@ -1,7 +1,7 @@
-//! Log lines on their way to stderr: a bounded queue, and a thread of its own that writes.
+//! A bounded queue of log lines for stderr, and a separate thread that writes the lines.
 //!
-//! The reader of stderr may stop: a collector hangs, or a pipe is full. A thread that logs never waits for it. A line
-//! that finds no room in the queue is lost and counted.
+//! The reader of stderr may stop, for example if a log collector hangs. Threads that log never wait for the reader. A
+//! line that finds no room in the queue is lost and counted.
 
 use std::{
     collections::VecDeque,
@@ -17,11 +17,11 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::metrics::Registry;
 
-/// Bytes of lines that may wait.
+/// Maximum bytes of queued lines.
 const ROOM: usize = 4 << 20;
-/// Minimum time between two lines that say how many are lost.
+/// Minimum time between two log lines that report lost lines.
 const LOSS_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum time for which the end of a process waits for the reader of stderr.
+/// Maximum time for which an ending process waits for the reader of stderr.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
 /// The queue of this process, once logging is set up.
@@ -35,7 +35,7 @@ pub(crate) struct LogQueue(Arc<Shared>);
 struct Shared {
     room: usize,
     state: Mutex<State>,
-    /// Signalled when lines come, and when all lines are written.
+    /// Signalled when lines are added, and when all lines are written.
     changed: Condvar,
     lost: Counter,
 }
@@ -43,7 +43,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     lines: VecDeque<Vec<u8>>,
-    /// Bytes of all lines, and of the one that is being written.
+    /// Bytes of the queued lines and of the line that is being written.
     bytes: usize,
 }
 
@@ -77,7 +77,7 @@ impl LogQueue {
         );
     }
 
-    /// Waits until all lines are written, or for this time.
+    /// Waits until all lines are written, for at most `longest`.
     fn flush(&self, longest: Duration) {
         let end = Instant::now() + longest;
         let mut state = self.0.state.lock();
@@ -99,8 +99,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Writes lines for as long as the process lives, each by a call of its own: processes that share stderr then do
-    /// not tear each other's lines.
+    /// Writes queued lines until the process ends. Each line is one call, so that lines of processes that share stderr
+    /// do not mix.
     fn write_to(&self, mut out: impl Write) {
         let (mut said, mut when) = (0, None::<Instant>);
         loop {
@@ -112,7 +112,7 @@ impl Shared {
                 }
             };
             drop(state);
-            // A failure cannot be reported: stderr is where it would be.
+            // A failure cannot be reported, because reports go to stderr.
             let _ = out.write_all(&line);
             self.state.lock().bytes -= line.len();
             self.changed.notify_all();
@@ -148,14 +148,14 @@ impl Write for LineWriter<'_> {
     }
 }
 
-/// Waits for a moment until stderr has all log lines of this process.
+/// Waits until stderr has all log lines of this process, for at most [`LAST_WAIT`].
 pub(crate) fn flush() {
     if let Some(queue) = OF_PROCESS.get() {
         queue.flush(LAST_WAIT);
     }
 }
 
-/// Writes a line to stderr, and gives up soon if nobody reads there. For the end of a process.
+/// Writes the last line of an ending process to stderr. Gives up after [`LAST_WAIT`] if nobody reads stderr.
 pub(crate) fn last_line(line: String) {
     flush();
     let writer = thread::Builder::new().name("last-line".into());
@@ -166,12 +166,12 @@ pub(crate) fn last_line(line: String) {
         let _ = done.send(());
     });
     if written.is_ok() {
-        // An error means that nobody reads, and nothing more can be done.
+        // An error means that nobody reads stderr. Nothing more can be done.
         let _ = wait.recv_timeout(LAST_WAIT);
     }
 }
 
-/// Has panics logged like any event. Rust's own hook would write to stderr and wait for its reader.
+/// Logs panics like other events. Rust's own hook would write to stderr and wait for its reader.
 pub(crate) fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = thread::current();

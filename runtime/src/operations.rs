@@ -15,12 +15,12 @@ use crate::{
     metrics::{self, Metrics},
 };
 
-/// The reader of metrics at a listener.
+/// The reader of a listener's metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Viewer {
-    /// Whoever reaches the ports of clients. Metrics that name callers are left out.
+    /// Anyone who reaches the ports for clients. Metrics whose labels name callers are left out.
     Anyone,
-    /// An operator, at an address of its own.
+    /// An operator, who reads all metrics at the address for operations.
     Operator,
 }
 
@@ -50,17 +50,17 @@ pub fn routes(health: Health, metrics: Metrics, viewer: Viewer) -> Router {
         )
 }
 
-/// True if a reader of metrics asks for OpenMetrics. The other format of Prometheus has no exemplars, and some of its
-/// readers do not look at the type of the answer.
+/// True if the request's `Accept` header asks for OpenMetrics. Prometheus's older text format has no exemplars, and
+/// some clients parse every answer as that format.
 fn takes_exemplars(headers: &HeaderMap) -> bool {
     let mut accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     accepted.any(|types| types.contains("application/openmetrics-text"))
 }
 
-/// Adds to routes that a draining process ends each HTTP/1 connection after its next response, and says so in the
-/// response. A client then sends its next request over a new connection, which a load balancer gives to another
-/// process. Without it, a client could send a request in the moment in which the process closes the idle connection.
-/// HTTP/2 has a message for that.
+/// Makes a draining process close each HTTP/1 connection after its next response, with `connection: close` in that
+/// response. The client then sends its next request over a new connection, which a load balancer gives to another
+/// process. Without the header, a client could send a request just as the process closes the idle connection. HTTP/2
+/// has GOAWAY for this.
 pub fn moving_clients(routes: Router, health: Health) -> Router {
     routes.layer(from_fn_with_state(health, close_when_draining))
 }

@@ -1,4 +1,4 @@
-//! An index that tells to which holders a prompt's prefixes were sent. It is bounded in bytes and in age.
+//! An index of prompt prefixes and of the holders to which they were sent. It is bounded in bytes and in age.
 //!
 //! Router and conductor both use this index: a router's holders are conductors, and a conductor's holders are its
 //! groups of workers. Neither crate depends on the other, and `proto` has no logic, so the index is here, in the one
@@ -38,7 +38,7 @@ pub fn block_tokens(model: &pb::ModelDescription) -> usize {
     page_tokens.filter(|tokens| *tokens > 0).unwrap_or(BLOCK_TOKENS)
 }
 
-/// A holder of prefixes. A conductor or worker group that restarts is a new holder, since its cache is gone.
+/// A holder of prefixes. A restarted conductor or worker group is a new holder, because its cache is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder(pub u64);
 
@@ -47,7 +47,7 @@ pub struct Holder(pub u64);
 pub struct IndexSize {
     /// Number of indexed pieces. A piece is one or more whole blocks of a prompt.
     pub entries: usize,
-    /// Bytes of the indexed pieces, as they count towards the index's bound.
+    /// Bytes of the indexed pieces. The index's bound limits this number.
     pub bytes: usize,
 }
 
@@ -129,7 +129,7 @@ impl PrefixIndex {
         let mut path = Vec::new();
         let mut room = self.max_bytes;
         for piece in pieces.of(prompt) {
-            // Only the beginning of a prompt that is larger than the whole index is indexed.
+            // If a prompt is larger than the whole index, only its beginning is indexed.
             let Some(left) = room.checked_sub(entry_bytes(piece.tokens.len()) + holders_bytes(1)) else {
                 break;
             };

@@ -1,4 +1,4 @@
-//! The life of a process that serves clients, the same for a conductor and a router: it reads its settings, binds its
+//! The lifecycle of a process that serves clients, shared by conductor and router: it reads its settings, binds its
 //! ports, serves, and drains.
 
 mod drain;
@@ -31,9 +31,9 @@ use crate::{
 pub struct Executable<S> {
     /// The executable, as `--help` describes it.
     pub process: command_line::Process,
-    /// Refuses settings that contradict each other. They are not even printed.
+    /// Refuses settings that contradict each other. `--print-config` does not print such settings.
     pub check: fn(&S) -> Result<(), Error>,
-    /// Refuses settings under which nothing could be served, at the start and when they are read again.
+    /// Refuses settings with which the process could not serve. Called at the start and at each reload.
     pub validate: fn(&S) -> Result<(), Error>,
     /// The requests whose spans are exported.
     pub sampling: fn(&S) -> Sampling,
@@ -47,15 +47,15 @@ pub struct Started<S> {
     pub live: LiveSettings,
     /// The metrics of the process.
     pub metrics: Metrics,
-    /// The metrics of its listeners.
+    /// The metrics of the process's listeners.
     pub counts: ConnectionMetrics,
-    /// Begins with a signal.
+    /// Begins when the process receives SIGINT or SIGTERM.
     pub shutdown: Shutdown,
     _telemetry: Option<TelemetryGuard>,
 }
 
 impl<S: LiveGroups> Started<S> {
-    /// A process with these settings, for tests: it writes no log, hears no signal, and does not read its settings
+    /// A process with these settings, for tests. It writes no log, handles no signals, and does not read its settings
     /// again.
     pub fn silent(settings: S) -> Self {
         let (metrics, live) = (Metrics::default(), LiveSettings::of(&settings));
@@ -68,8 +68,8 @@ impl<S> Executable<S>
 where
     S: LiveGroups + Clone + Serialize + DeserializeOwned + Send + 'static,
 {
-    /// Runs the process: `serve` serves until a signal has ended it. `arguments` is the command line, with the name of
-    /// the program first.
+    /// Runs the process. `serve` returns once the process has drained after a signal. `arguments` is the command line,
+    /// with the program's name first.
     ///
     /// # Errors
     /// An error of usage or settings, before any port is bound, or the error that keeps the process from serving.

@@ -1,7 +1,8 @@
 //! Settings that are read again without a restart: on SIGHUP, and when the file with settings changes.
 //!
 //! All layers are read and validated as at the start. Settings that are declared with `changes live` then take their
-//! new values; others keep theirs, and one warning names them. Settings that are refused change nothing.
+//! new values. All other settings keep their old values, and one warning names those that differ. If the new settings
+//! are refused, nothing changes.
 
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
@@ -18,12 +19,12 @@ use crate::{
     telemetry::{self, LogFilter},
 };
 
-/// The settings in force of a process, and what it needs to read them again.
+/// A process's settings in force, and the data with which they are read again.
 #[derive(Debug)]
 pub struct Reload<S> {
     /// The settings in force.
     pub settings: S,
-    /// The layers that they were read from.
+    /// The layers that the settings were read from.
     pub layers: Layers,
     /// Refuses settings with which the process would not start.
     pub validate: fn(&S) -> Result<(), Error>,
@@ -39,7 +40,7 @@ impl<S> Reload<S>
 where
     S: LiveGroups + Clone + Serialize + DeserializeOwned + Send + 'static,
 {
-    /// Reads the settings again whenever there is a reason to, in a task of its own. Must be called inside a Tokio
+    /// Starts a task that reads the settings again on SIGHUP and when the file changes. Must be called inside a Tokio
     /// runtime.
     pub fn start(self) -> Result<(), Error> {
         let hangups = signal(SignalKind::hangup())
@@ -55,7 +56,7 @@ where
                 () = self.layers.watched.changed() => {}
             }
             let read = move || {
-                // The stamps are older than what is read, so that a change meanwhile is noticed.
+                // The file's stamp is taken before the read, so that a change during the read is noticed.
                 self.layers.watched.look();
                 self.read_again();
                 self
@@ -71,7 +72,7 @@ where
     fn read_again(&mut self) {
         if let Err(error) = self.apply() {
             self.metrics.refused();
-            // Errors of TOML have several lines.
+            // A TOML error has several lines. The log gets one.
             let error = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
             tracing::error!(error, "the settings stay as they were");
         }
@@ -83,7 +84,7 @@ where
         let filter = telemetry::log_filter(new.telemetry())?;
         let (mut settings, mut changes) = (self.settings.clone(), Changes::default());
         settings.change_to(&new, &mut changes);
-        // The lines are written under the more talkative one of the two filters.
+        // The changes are logged under the old filter or the new one, whichever lets INFO pass.
         let is_logged = tracing::enabled!(tracing::Level::INFO);
         if is_logged {
             report(&changes);

@@ -1,9 +1,9 @@
-//! Serving of HTTP and gRPC on bound listeners, until shutdown, with bounds on what peers can hold open.
+//! Serves HTTP and gRPC on bound listeners until shutdown, with bounds on the resources that peers can hold.
 //!
-//! Every listener of every process is served here, within the limits of `ConnectionSettings`: connections in number and
-//! per peer, and the time that a peer may spend on a request's head, on nothing, or on not reading. A gRPC listener
-//! also bounds the messages that are still arriving. What callers share is kept from strangers in part: see
-//! [`Standing`].
+//! Every listener of every process is served here, within the limits of `ConnectionSettings`. These limits bound the
+//! number of connections, in total and per peer. They also bound the time in which a peer sends a request's head, has
+//! no request, or does not read. A gRPC listener also bounds the messages that are still arriving. Callers without a
+//! credential can take only a part of the resources that callers share: see [`Standing`].
 
 mod accept;
 mod activity;
@@ -38,9 +38,9 @@ pub use self::{
 };
 use crate::{Error, shutdown::Shutdown, tls::PublicTls, watched_files::ReloadMetrics};
 
-/// Maximum bytes of a request's head over HTTP/1, and of a read of its body.
+/// Maximum bytes of an HTTP/1 request's head, and of one read of its body.
 const HTTP1_BUFFER: usize = 64 << 10;
-/// Maximum bytes of a request's head over HTTP/2, decoded.
+/// Maximum bytes of an HTTP/2 request's decoded head.
 const HTTP2_HEADERS: u32 = 32 << 10;
 
 /// HTTP/2 flow-control windows of one listener, in bytes.
@@ -59,8 +59,8 @@ impl Default for Windows {
     }
 }
 
-/// The listeners of HTTP and gRPC, with TLS if there is a certificate. Its files are followed from now on. Must be
-/// called inside a Tokio runtime.
+/// The listeners of HTTP and gRPC, with TLS if there is a certificate. From now on, the certificate's files are read
+/// again when they change. Must be called inside a Tokio runtime.
 pub fn encrypted(
     http: impl Into<Listener>,
     grpc: impl Into<Listener>,
@@ -74,8 +74,9 @@ pub fn encrypted(
     listeners
 }
 
-/// Serves HTTP. Once `closing` begins, accepts no more connections and returns after the last response. A connection
-/// over HTTP/1 that was busy then stays open for a moment longer, because its client may already send the next request.
+/// Serves HTTP. Once `closing` begins, accepts no more connections and returns after the last response. A busy HTTP/1
+/// connection then stays open for a second after its response, because its client may already be sending the next
+/// request.
 pub async fn http(
     listener: impl Into<Listener>,
     routes: axum::Router,
@@ -109,7 +110,7 @@ pub async fn grpc(
 fn builder(connections: &ConnectionLimits, windows: Windows) -> Builder<TokioExecutor> {
     let keep_alive = connections.live().get().keep_alive();
     let mut builder = Builder::new(TokioExecutor::new());
-    // hyper's own timeout for heads would also close idle connections, so heads are timed by `Activity`.
+    // hyper's own head timeout would also close idle connections, so [`Activity`] times the heads.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HTTP1_BUFFER);
     builder
         .http2()

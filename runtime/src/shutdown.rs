@@ -1,4 +1,4 @@
-//! The end of a process: the first SIGINT or SIGTERM drains it, the second ends it at once. SIGHUP does not end it.
+//! The end of a process. The first SIGINT or SIGTERM drains it, and the second ends it at once. SIGHUP does not end it.
 
 use std::sync::{
     Arc,
@@ -12,24 +12,24 @@ use tokio::{
 
 use crate::Error;
 
-/// Exit status after a second signal: the shells' status for a death by SIGINT.
+/// Exit status after a second signal. Shells report it for a process that SIGINT has killed.
 const INTERRUPTED: i32 = 130;
 
-/// The signal to a process's components to drain. Clones share one state.
+/// Signals the drain to a process's components. Clones share one state.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     draining: watch::Sender<bool>,
     gentle: Arc<AtomicBool>,
 }
 
-/// Installs a handler of SIGHUP, which would otherwise end the process. Call it before anything else: whoever asks for
-/// the settings to be read again need not know whether the process has begun to listen. Nothing is lost before
-/// [`crate::reload::Reload`] listens, because it notices a file that changed since it was read.
+/// Installs a handler of SIGHUP, which would otherwise end the process. Call this before anything else, because SIGHUP
+/// may arrive at any time after the process starts. A SIGHUP that arrives before [`crate::reload::Reload`] listens is
+/// not lost: `Reload` notices that the file has changed since it was read.
 pub fn outlive_hangups() -> Result<(), Error> {
     let failed = |e| Error::internal(format!("cannot listen for SIGHUP: {e}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let _context = runtime.enter();
-    // The handler stays for the life of the process, also when the signal's receiver and the runtime are dropped.
+    // The handler stays installed after the receiver and the runtime are dropped.
     signal(SignalKind::hangup()).map(drop).map_err(failed)
 }
 
@@ -40,7 +40,7 @@ impl Default for Shutdown {
 }
 
 impl Shutdown {
-    /// A shutdown that begins on a signal. Must be called inside a Tokio runtime.
+    /// A shutdown that begins on SIGINT or SIGTERM. Must be called inside a Tokio runtime.
     pub fn on_signals() -> Result<Self, Error> {
         let listen =
             |kind| signal(kind).map_err(|e| Error::internal(format!("cannot listen for signals: {e}")));
@@ -70,7 +70,7 @@ impl Shutdown {
         self.draining.send_replace(true);
     }
 
-    /// Starts the drain of a process whose clients may be about to send requests over connections that they keep.
+    /// Starts the drain of a process whose clients may be about to send requests over open connections.
     pub fn begin_gently(&self) {
         self.gentle.store(true, Relaxed);
         self.begin();

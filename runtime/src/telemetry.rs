@@ -1,4 +1,4 @@
-//! Logs to stderr by a queue, and spans of sampled requests to an OpenTelemetry collector if one is configured.
+//! Logs to stderr through a queue, and spans of sampled requests to an OpenTelemetry collector if one is configured.
 
 use std::{io::IsTerminal, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
 
 pub use crate::trace::Sampling;
 
-/// Maximum time for which the end of a process waits until the collector has taken the last spans.
+/// Maximum time for which an ending process waits until the collector has received the last spans.
 const FLUSH: Duration = Duration::from_secs(1);
 
 /// A guard that sends the remaining spans and log lines when it is dropped at the end of the process.
@@ -69,7 +69,7 @@ impl Drop for TelemetryGuard {
     }
 }
 
-/// Installs the subscriber of this process, and the export of spans if a collector is set.
+/// Installs the subscriber of this process, and the export of spans if a collector is configured.
 pub fn install(
     settings: &TelemetrySettings,
     process: &'static str,
@@ -107,8 +107,8 @@ fn format(format: LogFormat, lines: LogQueue) -> Box<dyn Layer<Registry> + Send 
     }
 }
 
-/// True for what becomes a part of traces whatever the log filter says: spans that have a field for the trace's id, and
-/// events inside them.
+/// True for spans and events that traces include whatever the log filter says. These are spans with the field
+/// [`TRACE_ID`], and events inside such spans.
 fn is_traced(metadata: &Metadata<'_>) -> bool {
     *metadata.level() <= tracing::Level::INFO
         && (metadata.is_event() || metadata.fields().field(TRACE_ID).is_some())

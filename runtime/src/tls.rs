@@ -1,11 +1,11 @@
-//! Encryption by TLS: of the ports that clients reach ([`PublicTls`]), and of TCP connections inside the cluster
+//! Encryption by TLS: of the ports for clients ([`PublicTls`]), and of TCP connections inside the cluster
 //! ([`ClusterTransport`]).
 //!
-//! Certificates are PEM files. They are read again when they change, and new connections then use the new ones. Files
-//! with a mistake leave the certificates as they were. A metric says how long they are valid.
+//! Certificates are PEM files. They are read again when they change, and new connections then use the new certificates.
+//! If the new files have a mistake, the old certificates stay in force. A metric reports how long the certificates are
+//! valid.
 //!
-//! Inside the cluster both sides show a certificate ([`roles`]), and each side says in its log why it refuses the
-//! other.
+//! Inside the cluster both sides show a certificate ([`roles`]). Each side logs why it refuses the other.
 
 mod blocking;
 mod certificate;
@@ -26,12 +26,12 @@ pub use self::{
     blocking::BlockingTls, cluster::ClusterTransport, dial::Dial, public::PublicTls, server::ServerTls,
 };
 
-/// The only cryptography in the build: the one that downloads of checkpoints use too.
+/// The only cryptography provider in the build. Downloads of checkpoints use it too.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// Joins an error and its causes. An error of a channel names the reason only in its causes.
+/// Joins the messages of an error and its causes. An error of a channel names the reason only in its causes.
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! Secrets by which the processes of a cluster know each other. They travel as `authorization: Bearer` in the metadata
+//! Secrets by which the processes of a cluster authenticate. They are sent as `authorization: Bearer` in the metadata
 //! of a call, so that they are checked before any message of the call is read.
 
 use std::{fmt, fs, path::Path, sync::Arc};
@@ -9,7 +9,8 @@ use subtle::ConstantTimeEq;
 
 use crate::Error;
 
-/// A secret of 128 random bits. Opens no file: it is asked for at every request that is divided.
+/// A secret of 128 random bits. Generating a secret opens no file, because each request whose planes or embeddings are
+/// transferred needs a secret.
 ///
 /// # Errors
 /// The system has no random numbers.
@@ -44,7 +45,7 @@ impl Token {
         Ok(Self { header, text: text.into() })
     }
 
-    /// Reads the secret from the file that the setting `field` names. Space around it does not count.
+    /// Reads the secret from the file that the setting `field` names. Surrounding white space is ignored.
     pub fn read(field: &str, path: &Path) -> Result<Self, Error> {
         let text = fs::read_to_string(path)
             .map_err(|e| Error::invalid(field, format!("cannot read {}: {e}", path.display())))?;
@@ -68,15 +69,15 @@ impl Token {
         headers.insert(AUTHORIZATION, self.header.clone());
     }
 
-    /// True if the call shows this secret. The comparison takes constant time, so that timing does not reveal where
-    /// they differ. An empty secret is shown by nobody.
+    /// True if the call carries this secret. The comparison takes constant time, so that timing does not reveal the
+    /// first differing byte. An empty secret matches no call.
     pub fn is_in(&self, headers: &HeaderMap) -> bool {
         let is_shown = |shown: &[u8]| !shown.is_empty() && shown.ct_eq(self.text.as_bytes()).into();
         shown(headers).is_some_and(is_shown)
     }
 }
 
-/// The secret that a call shows; `None` if it shows none.
+/// The secret that a call carries; `None` if it carries none.
 pub fn shown(headers: &HeaderMap) -> Option<&[u8]> {
     headers.get(AUTHORIZATION)?.as_bytes().strip_prefix(SCHEME.as_bytes())
 }

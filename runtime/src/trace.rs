@@ -1,9 +1,9 @@
 //! Traces of requests: one trace from the client's span to the steps of workers.
 //!
 //! A router decides once per request whether its trace is sampled, by the client's `traceparent` and by the sampler
-//! that `OTEL_TRACES_SAMPLER` names. Only the context of a sampled request goes on to conductors and workers, as a
-//! field of the messages that they exchange anyway. A process that receives no context records nothing, so a request
-//! that is not sampled costs one comparison where it is launched.
+//! that `OTEL_TRACES_SAMPLER` names. Only the context of a sampled request is sent to conductors and workers, as a
+//! field of messages that are sent in any case. A process that receives no context records nothing. An unsampled
+//! request therefore costs one comparison when it is launched.
 
 mod export;
 
@@ -27,14 +27,14 @@ use tutti_proto::cluster::v1 as pb;
 pub use export::Sampling;
 pub(crate) use export::SpanExport;
 
-/// The field of a log span that has the trace's id. Spans that declare it become spans of the trace.
+/// The field of a log span that contains the trace's id. Log spans that declare it become spans of the trace.
 pub const TRACE_ID: &str = "trace_id";
 /// Maximum length of a `tracestate` that is passed on, in bytes. W3C Trace Context asks for at least 512.
 const MAX_TRACESTATE_BYTES: usize = 512;
 
 static TRACER: OnceLock<SdkTracer> = OnceLock::new();
 
-/// Sets the tracer of this process. Only the first one counts.
+/// Sets the tracer of this process. Later calls have no effect.
 pub(crate) fn set_tracer(tracer: SdkTracer) {
     let _ = TRACER.set(tracer);
 }
@@ -44,13 +44,13 @@ pub fn is_on() -> bool {
     TRACER.get().is_some()
 }
 
-/// A client's span, as the W3C headers `traceparent` and `tracestate` name it.
+/// A client's span, as named by the W3C headers `traceparent` and `tracestate`.
 #[derive(Clone, Debug)]
 pub struct ClientSpan(Context);
 
 impl ClientSpan {
-    /// Reads the headers of a request, or the metadata of a gRPC call. `None` without a valid `traceparent`, and in a
-    /// process that exports no spans.
+    /// Reads the headers of a request, or the metadata of a gRPC call. `None` without a valid `traceparent`, or if this
+    /// process exports no spans.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         if !is_on() || !headers.contains_key("traceparent") {
             return None;
@@ -73,7 +73,7 @@ impl Extractor for Headers<'_> {
     }
 }
 
-/// A span of a sampled trace: the parent of further spans, in this process or in another one.
+/// A span of a sampled trace. It is the parent of further spans, in this process or in another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext(SpanContext);
 
@@ -94,7 +94,7 @@ impl TraceContext {
     }
 
     fn begin_under(span: &tracing::Span, parent: Option<Context>) -> Option<Self> {
-        // Ignored: an error means that no layer takes the span, and then it has no context below.
+        // The error is ignored. It means that no layer records the span, whose context is then invalid.
         let _ = span.set_parent(parent.unwrap_or_default());
         let context = span.context();
         let own = context.span().span_context().clone();
@@ -146,12 +146,12 @@ impl TraceContext {
     }
 }
 
-/// A span that this process records. Dropping it ends it now.
+/// A span that this process records. Dropping the span ends it.
 #[derive(Debug)]
 pub struct TraceSpan(Option<Span>);
 
 impl TraceSpan {
-    /// Begins a trace of its own, which other spans link to.
+    /// Begins a new trace, to which other spans link.
     pub fn root(name: &'static str, began: SystemTime) -> Self {
         Self(TRACER.get().map(|tracer| {
             tracer.span_builder(name).with_start_time(began).start_with_context(tracer, &Context::new())
@@ -200,13 +200,13 @@ impl TraceSpan {
     }
 }
 
-/// Marks a log span that is a part of a trace as failed. `kind` is a word from a fixed set.
+/// Marks a log span that is a part of a trace as failed. `kind` is one of a fixed set of words.
 pub fn fail(span: &tracing::Span, kind: &'static str, why: impl Into<Cow<'static, str>>) {
     span.set_attribute("error.type", kind);
     span.set_status(Status::error(why));
 }
 
-/// Renames a log span that is a part of a trace. Its name in logs stays.
+/// Renames a log span that is a part of a trace. The span's name in logs does not change.
 pub fn rename(span: &tracing::Span, name: String) {
     span.context().span().update_name(name);
 }
@@ -216,12 +216,12 @@ pub fn set(span: &tracing::Span, key: &'static str, value: impl Into<Value>) {
     span.set_attribute(key, value);
 }
 
-/// Adds an event of now to a log span that is a part of a trace.
+/// Adds an event at the current time to a log span that is a part of a trace.
 pub fn event(span: &tracing::Span, name: &'static str, attributes: Vec<KeyValue>) {
     span.add_event(name, attributes);
 }
 
-/// A list of words as an attribute's value.
+/// A list of strings as an attribute's value.
 pub fn words<W: Into<Cow<'static, str>>>(words: impl IntoIterator<Item = W>) -> Value {
     let words = words.into_iter().map(|word| StringValue::from(word.into()));
     Value::Array(Array::String(words.collect()))

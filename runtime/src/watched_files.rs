@@ -1,7 +1,7 @@
 //! Files that are read again when they change: certificates, API keys and settings.
 //!
-//! Files are polled and not watched by inotify, which misses changes on network file systems and needs care where a
-//! volume of Kubernetes exchanges a symbolic link.
+//! Files are polled. inotify misses changes on network file systems, and Kubernetes replaces a volume's files by
+//! exchanging a symbolic link.
 
 use std::{
     fs,
@@ -36,7 +36,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// The content in the log, in the plural.
+    /// The content's name in log lines, in the plural.
     fn name(self) -> &'static str {
         match self {
             Self::ApiKeys => "the API keys",
@@ -72,13 +72,13 @@ declare_metrics! {
 }
 
 impl ReloadMetrics {
-    /// The count of failures. It exists from now on, because the first count of a new series is no increase to
-    /// Prometheus.
+    /// The counter of failures. It is created before the first failure, because Prometheus does not see the first count
+    /// of a new series as an increase.
     fn failures(&self, content: Content) -> Counter {
         self.failures.get_or_create(&content.label()).clone()
     }
 
-    /// Notes when the certificate in force ends to be valid.
+    /// Records the time at which the certificate in force expires.
     pub(crate) fn expires(&self, content: Content, unix_seconds: Option<i64>) {
         if let Some(seconds) = unix_seconds {
             self.expiry.get_or_create(&content.label()).set(seconds);
@@ -86,15 +86,15 @@ impl ReloadMetrics {
     }
 }
 
-/// Files, and their state when they were last looked at.
+/// Files, and their stamps at the last check.
 #[derive(Clone, Debug)]
 pub struct WatchedFiles {
     files: Vec<PathBuf>,
     seen: Vec<Option<Stamp>>,
 }
 
-/// Properties of a file that change with its content. The time is that of the last change of the content or of the
-/// permissions (`st_ctime`), so that a file is read again when it becomes readable.
+/// Properties of a file that change with its content. The time is `st_ctime`, which also changes with the permissions,
+/// so that a file is read again when it becomes readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     changed: (i64, i64),
@@ -115,15 +115,15 @@ impl Stamp {
 }
 
 impl WatchedFiles {
-    /// Looks at the files. Call it before they are read for the first time, so that a change in between is noticed.
+    /// Takes the files' stamps. Call this before the first read of the files, so that a change in between is noticed.
     pub fn new(files: Vec<PathBuf>) -> Self {
         let seen = stamps(&files);
         Self { files, seen }
     }
 
-    /// Calls `reload` on a thread for blocking calls whenever one of the files has changed since [`WatchedFiles::new`],
-    /// as long as the future is polled. An error is only logged and counted, so `reload` must leave in force what is
-    /// right then.
+    /// Calls `reload` on a thread for blocking calls whenever one of the files has changed since [`WatchedFiles::new`].
+    /// Works only while the future is polled. An error is only logged and counted, so a failed `reload` must keep the
+    /// old content.
     pub async fn follow(
         self,
         content: Content,
@@ -134,8 +134,8 @@ impl WatchedFiles {
         self.follow_every(CHECKED_EVERY, Failing { what: content.name(), failures }, reload).await;
     }
 
-    /// Completes once one of the files has changed since [`WatchedFiles::new`], or since the last call that completed
-    /// or of [`WatchedFiles::look`].
+    /// Completes once one of the files has changed since the stamps were taken: by [`WatchedFiles::new`], by
+    /// [`WatchedFiles::look`], or by the last completed call.
     pub async fn changed(&mut self) {
         loop {
             sleep(CHECKED_EVERY).await;
@@ -149,7 +149,7 @@ impl WatchedFiles {
         }
     }
 
-    /// Looks at the files. Earlier changes do not count any more.
+    /// Takes the files' stamps. Earlier changes are then ignored.
     pub fn look(&mut self) {
         self.seen = stamps(&self.files);
     }
@@ -179,8 +179,8 @@ impl WatchedFiles {
 
     /// Calls `reload` if a file has changed.
     fn check(&mut self, failing: &Failing, reload: impl Fn() -> Result<(), Error>) {
-        // The stamps are older than what `reload` reads, so that a change during the reload is noticed by the next
-        // check.
+        // The stamps are taken before `reload` reads the files, so that the next check notices a change during the
+        // reload.
         let now = stamps(&self.files);
         if now == self.seen {
             return;
@@ -197,7 +197,7 @@ impl WatchedFiles {
     }
 }
 
-/// The name of a failure to read files again, and its counter.
+/// The name of the files' content for the log, and the counter of failed reloads.
 #[derive(Clone, Debug, Default)]
 struct Failing {
     what: &'static str,

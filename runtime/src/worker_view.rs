@@ -1,9 +1,9 @@
-//! A worker as operators see it, in the report of `conductor status` and on the page of a router.
+//! A worker as operators see it, in the output of `conductor status` and on the router's page.
 
 use serde::Serialize;
 use tutti_proto::cluster::v1 as pb;
 
-/// A worker's place, state and last load, in the shape of its JSON.
+/// A worker's identity, state and last load, in the shape of its JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs, reason = "the fields are those of the messages in view.proto and worker.proto")]
 pub struct WorkerView {
@@ -13,7 +13,7 @@ pub struct WorkerView {
     pub group: String,
     pub device: String,
     pub pid: u32,
-    /// Time since the worker's last message; `null` if there is no such worker now.
+    /// Milliseconds since the worker's last message; `null` if the worker is not connected.
     pub heard_ms: Option<u32>,
     pub running: u32,
     pub waiting: u32,
@@ -27,7 +27,7 @@ pub struct WorkerView {
     pub preemptions: u64,
     pub prefill_tokens: u64,
     pub cached_tokens: u64,
-    /// The last trouble of this rank; empty without one.
+    /// The last problem of this rank; empty if there is none.
     pub detail: String,
 }
 

@@ -1,4 +1,4 @@
-//! A process that may open no more files. In a test binary of its own, since the limit is the process's.
+//! A process that may open no more files. This test has its own binary, because the limit applies to the whole process.
 
 use std::{fs::File, time::Duration};
 
@@ -44,7 +44,7 @@ async fn without_descriptors_the_accept_loop_pauses_and_goes_on_later() {
     let routes = Router::new().route("/", get(|| async {}));
     tokio::spawn(serve::http(listener, routes, ConnectionSettings::default(), Shutdown::default()));
     timeout(SOON, answered(TcpStream::connect(address).await.unwrap())).await.unwrap().unwrap();
-    // The client's socket is made before the descriptors run out, so that only the server lacks one.
+    // The client's socket is created before the descriptors run out, so that only the server lacks one.
     let client = TcpSocket::new_v4().unwrap();
     let mut files = Vec::new();
     while let Ok(file) = File::open("/dev/null") {

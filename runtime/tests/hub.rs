@@ -24,9 +24,9 @@ use tutti_runtime::{
 const ID: &str = "some-org/Some-Model";
 const TOKEN: &str = "hf_test";
 
-/// A hub with one model, which answers only requests with [`TOKEN`].
+/// A hub with one model. It refuses requests without [`TOKEN`].
 struct Hub {
-    /// Contents by name, in the current commit of main.
+    /// File contents by name, in the current commit of main.
     files: BTreeMap<String, Vec<u8>>,
     commit: &'static str,
     /// Names of the files whose contents were requested.
@@ -101,7 +101,7 @@ const INDEX: &[u8] =
 
 #[tokio::test]
 async fn a_sharded_model_is_downloaded_once_and_whole() {
-    // Larger than the parts in which hf-hub requests a file.
+    // This file is larger than the parts in which hf-hub requests a file.
     let large: Vec<u8> = (0..10_500_000u32).map(|i| (i % 251) as u8).collect();
     let (endpoint, hub) = start(&[
         ("README.md", b"read me"),

@@ -1,4 +1,4 @@
-//! Sizes in bytes as people write them: `512MiB`, `2GB`, `1073741824`.
+//! Sizes in bytes in the forms that users write: `512MiB`, `2GB`, `1073741824`.
 
 use std::{fmt, str::FromStr};
 
@@ -9,11 +9,12 @@ use crate::{
     value::{self, Value},
 };
 
-/// A number of bytes. It is read with or without a unit, and printed in the first of the `UNITS` that divides it.
+/// A number of bytes. It is read with or without a unit. It is printed in the first of the `UNITS` that divides the
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 
-/// Units in order: printing takes the first one that divides the number.
+/// Units in order of preference: a number is printed in the first unit that divides it.
 const UNITS: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
     ("TB", 1_000_000_000_000),

@@ -1,10 +1,10 @@
-//! The differences between the settings in force and those that were read again.
+//! The differences between the settings in force and the settings that were read again.
 
 use std::fmt;
 
 use crate::value::Value;
 
-/// Settings that differ, by what a running process can do about them.
+/// Settings that differ, grouped by whether a running process can apply their new values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Settings whose new values take effect at once.

@@ -2,16 +2,16 @@
 //!
 //! `router.settings` and `conductor.settings` of the chart's values become the processes' files of settings. The schema
 //! makes Helm refuse unknown names and wrong types before anything is installed. Settings that the chart sets by
-//! itself, such as addresses, are left out, so that two places never say different things.
+//! itself, such as addresses, are left out, so that no setting has two sources.
 
 use std::fmt::Write;
 
 use crate::{ConductorSettings, Kind, RouterProcessSettings, Setting, Settings};
 
-/// The line of the schema after which everything is made from the declarations.
+/// The line of the schema after which all lines are generated from the declarations.
 pub const MARK: &str = "  \"$comment\": \"What follows is made from settings/src: UPDATE_CHART=1 cargo test -p tutti-settings writes it again.\",\n";
 
-/// Settings with a value, or a file, that the chart determines.
+/// Settings whose value, or whose file, the chart determines.
 const SET_BY_CHART: [&str; 25] = [
     "api_key_file",
     "cluster_grpc",
@@ -77,7 +77,7 @@ fn object(properties: &[String], indent: usize) -> String {
     )
 }
 
-/// One line of the schema: the name and what its value may be.
+/// One line of the schema: a setting's name and its permitted values.
 fn property(setting: &Setting, indent: usize) -> String {
     let (space, name) = (" ".repeat(indent), setting.name);
     let help = setting.help.replace('\\', "\\\\").replace('"', "\\\"");

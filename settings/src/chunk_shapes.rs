@@ -1,4 +1,4 @@
-//! The fixed shapes of steps: `64,256,1024`.
+//! The fixed sizes of steps in tokens, such as `64,256,1024`.
 
 use std::{fmt, str::FromStr};
 
@@ -9,15 +9,15 @@ use crate::{
     value::{self, Value},
 };
 
-/// Maximum of a shape, in tokens: that of a step's budget.
+/// Maximum tokens of a shape. The budget of a step has the same maximum.
 const MOST_TOKENS: usize = 1 << 20;
 
-/// The numbers of tokens to which steps are padded, ascending: at least one, and none of them 0.
+/// The numbers of tokens to which steps are padded, in ascending order. There is at least one, and none is 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkShapes(Vec<usize>);
 
 impl ChunkShapes {
-    /// Checks shapes. An error says which one is wrong.
+    /// Checks shapes. The error names the wrong shape.
     pub fn new(shapes: Vec<usize>) -> Result<Self, String> {
         if shapes.is_empty() {
             return Err("has no shape, but needs at least one".to_owned());
@@ -36,12 +36,12 @@ impl ChunkShapes {
         }
     }
 
-    /// The smallest shape with room for `tokens`; `None` if all are smaller.
+    /// The smallest shape of at least `tokens` tokens; `None` if all shapes are smaller.
     pub fn fit(&self, tokens: usize) -> Option<usize> {
         self.0.get(self.0.partition_point(|shape| *shape < tokens)).copied()
     }
 
-    /// The greatest shape.
+    /// The greatest shape, in tokens.
     pub fn greatest(&self) -> usize {
         self.0.last().copied().unwrap_or(0)
     }

@@ -112,7 +112,7 @@ choices! {
     }
 }
 
-/// A device of this build.
+/// The choice of the device that workers compute on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {

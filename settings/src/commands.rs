@@ -55,7 +55,7 @@ settings! {
 process! {
     /// Settings of `conductor status`.
     pub struct StatusProcessSettings {
-        /// The conductor.
+        /// The conductor to call.
         call: CallSettings,
         /// The form of the report.
         report: ReportSettings,
@@ -68,7 +68,7 @@ process! {
 process! {
     /// Settings of `conductor drain`.
     pub struct DrainProcessSettings {
-        /// The conductor.
+        /// The conductor to call.
         call: CallSettings,
         /// The worker, or the whole conductor.
         target: DrainTargetSettings,
@@ -81,7 +81,7 @@ process! {
 process! {
     /// Settings of `conductor trace`.
     pub struct TraceProcessSettings {
-        /// The conductor.
+        /// The conductor to call.
         call: CallSettings,
         /// The request whose trace is printed.
         traced: TracedRequestSettings,
@@ -93,18 +93,18 @@ process! {
 
 /// The settings of a command that calls a conductor.
 pub trait CommandSettings: Settings {
-    /// The conductor.
+    /// The conductor to call.
     fn call(&self) -> &CallSettings;
 
     /// Encryption inside the cluster.
     fn cluster_tls(&self) -> &ClusterTlsSettings;
 
-    /// Refuses settings that contradict each other, besides those that every command has.
+    /// Refuses contradictory settings of this command. [`Self::validate`] checks the settings that every command has.
     fn check(&self) -> Result<(), Invalid> {
         Ok(())
     }
 
-    /// Refuses settings under which no conductor could be called.
+    /// Refuses settings with which the command cannot call a conductor.
     fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
         if self.call().conductor.is_none() {

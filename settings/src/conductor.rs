@@ -32,7 +32,7 @@ process! {
         device: DeviceSettings,
         /// The engine of each worker.
         engine: EngineSettings,
-        /// Faults and overload.
+        /// Timeouts that detect faults, and the limit on queued requests.
         faults: FaultSettings,
         /// Draining of requests before the process ends.
         drain: DrainSettings,
@@ -51,7 +51,7 @@ process! {
 }
 
 impl ConductorSettings {
-    /// Refuses settings that cannot work, where the settings alone (without files or devices) show it.
+    /// Refuses settings that cannot work. Checks only the settings themselves, not files or devices.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
         let (workers, tp) = (self.cluster.workers, self.tensor_parallel.tp);

@@ -17,7 +17,7 @@ pub struct Setting {
     pub name: &'static str,
     /// The table in which the key stands. None for a key at the top of the file.
     pub table: Option<&'static str>,
-    /// The section of `--help`.
+    /// The section of `--help` that lists the setting.
     pub heading: &'static str,
     /// One line of help.
     pub help: String,
@@ -30,7 +30,7 @@ pub struct Setting {
     pub default: Option<String>,
     /// The minimum and the maximum of a number.
     pub range: (u64, u64),
-    /// True if the setting has a flag. A key of a table has one only if it is declared with `also a flag`.
+    /// True if the setting has a flag. A key of a table has a flag only if it is declared with `also a flag`.
     pub is_flag: bool,
     /// True if a new value takes effect in a running process: the setting is declared with `changes live`.
     pub is_live: bool,
@@ -132,7 +132,7 @@ pub fn deserialize<'de, S: Settings, D: Deserializer<'de>>(deserializer: D) -> R
 const HEADINGS: [&str; 7] =
     ["Model", "Cluster", "Encryption", "Scheduling", "Device and memory", "Faults", "Output"];
 
-/// Sorts settings by heading. Within a heading the order stays.
+/// Sorts settings by heading. Settings under one heading keep their order.
 pub fn in_order(mut declared: Vec<Setting>) -> Vec<Setting> {
     declared.sort_by_key(|setting| {
         HEADINGS.iter().position(|heading| *heading == setting.heading).unwrap_or(HEADINGS.len())
@@ -140,8 +140,7 @@ pub fn in_order(mut declared: Vec<Setting>) -> Vec<Setting> {
     declared
 }
 
-/// Reports an unknown key when the key's value is to be read, because an error at that point gets the key's path and
-/// source.
+/// Fails when the value of an unknown key is read. An error at that point includes the key's path and source.
 struct UnknownKey<'a, S>(&'a str, PhantomData<S>);
 
 impl<'de, S: Settings> DeserializeSeed<'de> for UnknownKey<'_, S> {

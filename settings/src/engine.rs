@@ -58,7 +58,7 @@ impl EngineSettings {
         self.max_step_tokens.max(self.chunk_shapes.as_ref().map_or(0, ChunkShapes::greatest))
     }
 
-    /// Refuses fixed shapes of which none has room for the largest step.
+    /// Refuses fixed shapes if even the greatest is smaller than a step's token budget.
     pub fn check_chunk_shapes(&self) -> Result<(), Invalid> {
         let Some(shapes) = &self.chunk_shapes else { return Ok(()) };
         let (greatest, budget) = (shapes.greatest(), self.max_step_tokens);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::AddressSettings;
 
 settings! {
-    /// Limits of patience, and of the work that a fault may cost.
+    /// Timeouts that detect faults, and limits on the work that a fault may cost.
     pub struct FaultSettings {
         "Scheduling" => {
             /// Requests that may wait beyond the running ones; further ones get HTTP status 503
@@ -62,7 +62,7 @@ impl DrainSettings {
 
     /// `lame_duck` as a duration, for a process that serves clients at these addresses.
     pub fn lame_duck(&self, addresses: &AddressSettings) -> Duration {
-        // Load balancers that poll `/ready` do it every few seconds. On loopback there are none, and a developer who
+        // Load balancers poll `/ready` every few seconds. On loopback there are no load balancers, and a developer who
         // presses Ctrl-C does not want to wait.
         let is_local = addresses.http.ip().is_loopback() && addresses.grpc.ip().is_loopback();
         Duration::from_secs(self.lame_duck.unwrap_or(if is_local { 0 } else { 5 }).into())

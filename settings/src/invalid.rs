@@ -1,4 +1,4 @@
-//! The error of a setting under which nothing could be served.
+//! The error of a refused setting.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// Refuses `field`.
+    /// Creates the refusal of the setting `field`.
     pub fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self { field: field.into(), message: message.into() }
     }

@@ -1,11 +1,12 @@
 //! Every setting of every process, declared once.
 //!
-//! A declaration gives a setting its name, type, default, unit, range and one line of help. The command line, the keys
-//! of the file, the `TUTTI_` variables, `--print-config`, what a conductor sends its workers, and
-//! `docs/configuration.md` are all derived from the declarations, and so is the schema of the Helm chart's values.
+//! A declaration gives a setting its name, type, default, unit, range and one line of help. The declarations determine
+//! the command line, the keys of the file, the `TUTTI_` variables, `--print-config`, the settings that a conductor
+//! sends its workers, `docs/configuration.md`, and the schema of the Helm chart's values.
 //!
 //! - A *group* is a struct made by `settings!`: settings that belong to one part of the program. Groups are passed on
-//!   whole: the conductor sends its workers [`EngineSettings`], which the engine and its scheduler take as they are.
+//!   whole: the conductor sends [`EngineSettings`] to its workers, and the engine and its scheduler use the same
+//!   struct.
 //! - A *process* is a struct made by `process!`: all groups of an executable. In the config file, the keys of most
 //!   groups stand side by side at the top level. A *table* is a group whose keys stand in a table of the file.
 

@@ -5,7 +5,8 @@ use crate::{
     TelemetrySettings,
 };
 
-/// The settings of a process that reads them again: the groups that have settings which change live.
+/// The settings of a process that can read its settings again while it runs. The methods return the groups with
+/// settings that change live.
 pub trait LiveGroups: Settings {
     /// Draining of requests before the process ends.
     fn drain(&self) -> &DrainSettings;

@@ -59,7 +59,7 @@ settings! {
 }
 
 choices! {
-    /// Keys while their file is gone.
+    /// Treatment of API keys while their file is gone.
     pub enum KeyFileGone {
         /// No key is accepted until the file is back.
         Deny = "deny",
@@ -69,7 +69,7 @@ choices! {
 }
 
 choices! {
-    /// Running requests of a key that is no longer accepted.
+    /// Treatment of the running requests of an API key that is no longer accepted.
     pub enum RevokedRequests {
         /// They run to their ends.
         Finish = "finish",
@@ -95,7 +95,7 @@ impl RouterSettings {
         Duration::from_secs(self.upload_timeout_s.into())
     }
 
-    /// Refuses values under which nothing could be served.
+    /// Refuses values outside of their ranges.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()
     }
@@ -174,7 +174,7 @@ impl FleetSettings {
         Duration::from_millis(self.recovery_ms.into())
     }
 
-    /// Refuses values under which no conductor could be reached.
+    /// Refuses values outside of their ranges.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()
     }
@@ -220,7 +220,7 @@ process! {
 }
 
 impl RouterProcessSettings {
-    /// Refuses settings under which nothing could be served.
+    /// Refuses values outside of their ranges, and incomplete sets of TLS files.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
         self.tls.files()?;

@@ -55,7 +55,7 @@ choices! {
     }
 }
 
-/// Costs of a step: the settings of the same names, with the profile's values for those that are not given.
+/// Costs of a step: the settings of the same names. The profile gives the costs that are not set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimCosts {
     /// Microseconds per step.
@@ -92,7 +92,7 @@ impl SimProfile {
 }
 
 impl SimSettings {
-    /// The costs that are given, and the profile's costs for all others.
+    /// The costs that are set, and the profile's costs for all others.
     pub fn costs(&self) -> SimCosts {
         let profile = self.profile.costs();
         SimCosts {
@@ -108,7 +108,7 @@ impl SimSettings {
         }
     }
 
-    /// Refuses settings under which nothing could be served.
+    /// Refuses values outside of their ranges, and a `fail_every` of 1, with which every step would fail.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
         if self.fail_every.is_some_and(|every| every < 2) {

@@ -1,4 +1,5 @@
-//! Encryption: the certificates of the public ports, and those by which the processes of a cluster know each other.
+//! Encryption: the certificates of the public ports, and the certificates with which the processes of a cluster
+//! authenticate each other.
 
 use std::path::PathBuf;
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, de::MapAccess};
 
 use crate::Kind;
 
-/// A setting's type.
+/// A type that a setting may have.
 pub trait Value: for<'de> Deserialize<'de> {
     /// The kind of value that a user writes.
     const KIND: Kind;

@@ -1,4 +1,4 @@
-//! The settings of a worker: those that it is started with, and those that its conductor sends it.
+//! The settings of a worker: those on its command line, and those that its conductor sends.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,8 @@ pub struct WorkerSettings {
     pub model_dir: PathBuf,
     /// The nodes of the model that this worker holds. None means all nodes.
     pub nodes: Option<Vec<String>>,
-    /// Maximum number of requests that wait beyond the running ones. The conductor sends no more requests than that.
+    /// Maximum number of requests that wait at the worker beyond the running ones. The conductor never admits more
+    /// requests than this.
     pub max_waiting_requests: usize,
     /// The form in which weights are loaded.
     pub weights: WeightSettings,
@@ -26,12 +27,13 @@ pub struct WorkerSettings {
     pub device: DeviceSettings,
     /// Limits on the connections of other workers.
     pub connections: ConnectionSettings,
-    /// The number of ranks in this worker's group, and the time that they wait for each other.
+    /// The number of ranks in this worker's group, and the time limit for which they wait for each other.
     pub tensor_parallel: TensorParallelSettings,
-    /// The engine.
+    /// Settings of the engine and its scheduler.
     pub engine: EngineSettings,
-    /// Bytes of the conductor's machine for this worker, weights included: an equal share of what was free when the
-    /// conductor started. None if the conductor does not start this worker's group, or cannot tell.
+    /// Bytes of memory of the conductor's machine for this worker, weights included. It is an equal share of the memory
+    /// that was free when the conductor started. None if the conductor does not start this worker's group, or if the
+    /// free memory is not known.
     pub memory_share: Option<ByteSize>,
     /// Time in seconds without a step after which the conductor kills the worker.
     pub hang_timeout: u32,
@@ -56,7 +58,7 @@ settings! {
 }
 
 process! {
-    /// Settings of a worker that joins by hand. The rest comes from its conductor.
+    /// Settings of a worker that joins by hand. All further settings come from the conductor.
     pub struct WorkerProcessSettings {
         /// The conductor and the rank.
         join: JoinSettings,

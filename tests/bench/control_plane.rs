@@ -91,8 +91,8 @@ async fn measure(args: Args) -> Result<(), String> {
     results::write(&origin, figures, &args.output)
 }
 
-/// Finds the highest throughput at which tokens still arrive evenly, by raising the number of streams until they do
-/// not.
+/// Finds the highest throughput at which tokens still arrive evenly. Raises the number of streams until tokens arrive
+/// unevenly.
 async fn many_streams(kinds: &[Kind]) -> Result<Value, String> {
     let mut contenders = Vec::new();
     for &kind in kinds {

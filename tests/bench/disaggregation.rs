@@ -1,6 +1,6 @@
 //! `cargo bench --bench disaggregation`: latency of streams that decode, and of a short prompt, while a long prompt is
-//! prefilled. It compares colocated workers, two that do everything, with disaggregated ones, of which one prefills for
-//! the other. It also reports the part of the transfer time that the prefill does not hide.
+//! prefilled. It compares two colocated workers with two disaggregated workers, of which one prefills and the other
+//! decodes. It also reports the part of the transfer time that the prefill does not hide.
 //!
 //! The bench starts a conductor for each run. It fails if a stream returns fewer tokens than it asked for, or if the
 //! requests of a run do not overlap as they must.

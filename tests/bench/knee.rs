@@ -2,8 +2,8 @@
 //!
 //! Four requests decode all the time while prompts arrive at a fixed rate. A cell is one arrival rate, one prompt
 //! length, a cold or warm prefix cache, and one variant of chunking. Several cells may run at the same time, each on
-//! its own conductor, and can disturb each other. Some cells therefore run again alone, and so does one without
-//! arrivals.
+//! its own conductor, and can disturb each other. Some cells therefore run again alone. A cell without arrivals also
+//! runs alone.
 
 mod support {
     pub mod background;
@@ -35,7 +35,8 @@ use support::{
 const RATES: [f64; 3] = [0.25, 0.5, 1.0];
 const PROMPTS: [usize; 3] = [4096, 8192, 12_288];
 const VARIANTS: [&str; 3] = ["off", "scheduler", "scheduler-target"];
-/// Number of tokens at the end of a prompt that are its own. With a warm prefix, prompts share all other tokens.
+/// Number of tokens at the end of a prompt that no other prompt shares. With a warm prefix, prompts share all other
+/// tokens.
 const FRESH: usize = 256;
 
 #[derive(Parser)]
@@ -125,7 +126,7 @@ async fn run_cells(cells: Vec<Cell>, window: Duration) -> Result<Vec<Found>, Str
     Ok(found)
 }
 
-/// Runs the cell `index` of the `number` cells that run at the same time. The cells' prompts arrive one after another.
+/// Runs the cell `index` of the `number` cells that run at the same time. Arrivals of different cells are staggered.
 async fn run(cell: Cell, window: Duration, index: usize, number: usize) -> Result<Found, String> {
     let variants = Variant::named(Device::Sim.variants(PROMPTS[2]), &[cell.variant]);
     let mut flags = Device::Sim.flags(Shape::Qwen3);

@@ -1,10 +1,10 @@
 //! `cargo bench --bench overload`: five times the load that a cluster can serve.
 //!
 //! The capacity is measured first, by clients that each send their next request when the last one is answered. Then
-//! requests arrive at random times: at half of the capacity, at five times the capacity, and at half again. The figures
-//! show how much of the capacity is still served under overload, how fast the other requests are refused, how full the
-//! queue was, and when the waiting time is back to its old value. The devices are simulated, so the costs of a step do
-//! not depend on the machine.
+//! requests arrive at random times: first at half of the capacity, then at five times the capacity, then at half of it
+//! again. The figures show how much of the capacity is still served under overload, how fast the other requests are
+//! refused, how full the queue was, and when the waiting time is back to its old value. The devices are simulated, so
+//! the costs of a step do not depend on the machine.
 
 mod support {
     pub mod cluster;
@@ -171,7 +171,7 @@ max_queued_choices = {MAX_QUEUED_CHOICES}
     Ok(file.into())
 }
 
-/// Requests per second of clients that always have a request in progress.
+/// Measures the capacity in requests per second, with clients that always have a request in progress.
 async fn capacity(target: &Target, phase: Duration) -> Result<f64, String> {
     let began = Instant::now();
     let (from, until) = (began + SETTLING, began + phase);
@@ -235,7 +235,8 @@ fn overload(sent: &[Sent], capacity: f64, window: std::ops::Range<Instant>, most
     let mut reasons = BTreeMap::new();
     for sent in &refused {
         let why = sent.record.failure.clone().unwrap_or_default();
-        // The rest of the message describes the state of the queue, so it differs from refusal to refusal.
+        // The text up to the first colon is the status. The text after it describes the queue, and differs between
+        // refusals.
         let status = why.split(':').next().unwrap_or_default().to_owned();
         *reasons.entry(status).or_insert(0) += 1;
     }

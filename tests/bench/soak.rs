@@ -1,9 +1,9 @@
-//! `cargo bench --bench soak`: sends a million requests, during which no process may grow.
+//! `cargo bench --bench soak`: sends a million requests, and checks that no process grows.
 //!
 //! Half of the requests go to a conductor's own router, half to a router process in front of the same conductor. Most
-//! are short. Some send text, some are refused, and some clients leave in the middle of their stream. Memory and
+//! are short. Some send text, some are refused, and some clients disconnect in the middle of their stream. Memory and
 //! descriptors of every process are read at fixed intervals, and averaged over each tenth of the requests. The prefix
-//! cache is small, so that the warm-up fills it: a cache that fills would look like a leak.
+//! cache is small, so that the warm-up fills it. A cache that is still filling would look like a leak.
 
 mod support {
     pub mod cluster;
@@ -57,9 +57,9 @@ enum Kind {
     Ids,
     /// Sends text and reads the whole stream.
     Text,
-    /// Leaves after the first token.
+    /// Disconnects after the first token.
     Leaves,
-    /// Asks for more tokens than the model has room for, and is refused.
+    /// Asks for more tokens than the model's context has, and is refused.
     Refused,
 }
 
@@ -189,7 +189,7 @@ async fn start_router(cluster_port: u16, token_file: &str) -> Result<(Router, Ta
     Ok((router, target))
 }
 
-/// Sends requests from all clients. Returns how many there were of each kind. `first` is the index of the first
+/// Sends requests from all clients. Returns the number of requests of each kind. `first` is the index of the first
 /// request.
 async fn send(
     targets: &[Target; 2],
@@ -224,7 +224,7 @@ async fn send(
     Ok(all)
 }
 
-/// Sends one request. Fails unless the outcome is the one expected of its kind.
+/// Sends one request. Fails unless the outcome is as expected for the kind.
 async fn request(target: &Target, kind: Kind, seed: u64) -> Result<(), String> {
     let plan = Workload {
         requests: 1,

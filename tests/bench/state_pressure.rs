@@ -5,11 +5,11 @@
 //!
 //! - `ample`: slots for all requests, and pages for all their tokens.
 //! - `slots_short`: slots for few of the requests. The others wait, and nothing is computed twice.
-//! - `slots_and_pages_short`: as few slots, optimistic admission, and pages for a part of the requests that have slots.
-//!   Requests are preempted, and their state is computed again.
+//! - `slots_and_pages_short`: the same few slots, optimistic admission, and pages for a part of the requests that have
+//!   slots. Requests are preempted, and their state is computed again.
 //!
 //! The bench fails if a request fails or ends early, or if the number of preemptions is not as described. The prefix
-//! cache is off, because snapshots would take memory of their own.
+//! cache is off, because snapshots would take memory, too.
 
 mod support {
     pub mod cluster;

@@ -81,7 +81,7 @@ async fn measure(args: Args) -> Result<(), String> {
     let mut figures = Vec::new();
     let prefill = Sample::Prefill;
     for sample in [prefill].into_iter().chain(DECODES.map(Sample::Decode)) {
-        // A sample that does not count, to warm caches and touch pages.
+        // The first sample warms caches and touches pages, and does not count.
         sample.of(&one, 1000).await?;
         sample.of(&two, 1000).await?;
         let (mut of_one, mut of_two) = (Vec::new(), Vec::new());

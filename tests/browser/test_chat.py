@@ -1,4 +1,4 @@
-"""The chat: an answer as it streams, its stop, parameters, tool calls, errors and API keys."""
+"""The chat: streaming and stopping an answer, parameters, tool calls, errors and API keys."""
 
 import hashlib
 import json

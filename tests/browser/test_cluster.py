@@ -84,7 +84,7 @@ def test_a_request_is_shown_by_its_number(busy, visit):
     # The page asks for a request that does not exist, and the browser logs the 404.
     page = visit(busy, path="/#cluster", expected=("Failed to load resource",))
     expect(worker(page, 0)).to_contain_text("ready")
-    # The cluster keeps the chunks of a prompt once a client has asked for steps, so the view must have done so first.
+    # The cluster keeps the chunks of a prompt only after a client has asked for steps, so the view must ask first.
     with page.expect_response("**/cluster/steps*"):
         pass
     busy.complete(prompt=[7 + index % 50 for index in range(BUDGET * 2)], max_tokens=30, ignore_eos=True)

@@ -22,7 +22,8 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session):
-    """With several test processes (pytest-xdist), passes the figures of this process to the one that prints them."""
+    """With several test processes (pytest-xdist), passes the figures of this process to the process that prints them.
+    """
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["figures"] = session.config.stash[FIGURES]
 

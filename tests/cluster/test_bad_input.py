@@ -30,7 +30,7 @@ def still_serves(cluster):
 
 # (fields, the wrong field, words of the message). The request has a good prompt unless the fields replace it.
 EITHER = [
-    # unknown, or of the wrong type
+    # Fields that are unknown or have the wrong type.
     ({"temprature": 1}, "temprature", ["not a parameter"]),
     ({"temperature": "hot"}, "temperature", []),
     ({"max_tokens": "12"}, "max_tokens", []),
@@ -41,7 +41,7 @@ EITHER = [
     ({"stop": 5}, "stop", []),
     ({"logit_bias": {"one": 1}}, "logit_bias", ["one"]),
     ({"logit_bias": 3}, "logit_bias", []),
-    # negative, or above a limit that the message names
+    # Values that are negative, or above a limit that the message names.
     ({"temperature": -0.1}, "temperature", ["-0.1"]),
     ({"temperature": 2.1}, "temperature", ["2.1"]),
     ({"top_p": 0}, "top_p", ["0"]),

@@ -120,7 +120,7 @@ def command_line(container, variables):
 
 @pytest.fixture(scope="module", autouse=True)
 def fast_schemas():
-    """Makes each file of Kubernetes' schemas be read only once."""
+    """Caches Kubernetes' schemas, so that each file is read only once."""
     whole, schemas.schema_contents = schemas.schema_contents, functools.cache(schemas.schema_contents)
     yield
     schemas.schema_contents = whole
@@ -129,7 +129,7 @@ def fast_schemas():
 @pytest.mark.parametrize("case", CASES)
 def test_kubernetes_accepts_all_objects(case):
     rendered = release(case)
-    # Kubernetes' schemas do not include extensions, but they do include pods, also those of extensions.
+    # Kubernetes' schemas do not cover extensions. They do cover pods, including the pods of extensions.
     objects = [o for o in rendered.objects + rendered.hooks if o["kind"] not in KINDS_OF_EXTENSIONS]
     objects += [
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec} for name, spec in pods(rendered)
@@ -286,7 +286,7 @@ def test_the_chart_has_the_version_of_the_workspace():
 
 
 def test_each_value_of_the_schema_has_a_default():
-    """So each value has a line in values.yaml, which explains it."""
+    """Each value then has a line in values.yaml, with a comment that explains the value."""
     values = yaml.safe_load((helm.CHART / "values.yaml").read_text())
     schema = json.loads((helm.CHART / "values.schema.json").read_text())
 
@@ -301,7 +301,7 @@ def test_each_value_of_the_schema_has_a_default():
 
 
 def test_an_upgrade_keeps_the_secrets_that_the_chart_has_made():
-    """Otherwise, old and new routers and conductors would not accept each other."""
+    """An upgrade must keep the secrets, so that old and new routers and conductors accept each other."""
     before = release("default").all("Secret")
     assert len(before) == 3
     after = helm.install(existing=before).manifest()
@@ -310,7 +310,7 @@ def test_an_upgrade_keeps_the_secrets_that_the_chart_has_made():
     # Another installation has other secrets.
     others = {s["metadata"]["name"]: s["data"] for s in helm.install().all("Secret")}
     assert all(others[name] != data for name, data in secrets.items())
-    # A new certificate would be signed by another authority than the old ones.
+    # The chart refuses to issue one missing certificate, because another authority would sign it.
     with pytest.raises(helm.Refused, match="tutti-router-cluster-tls"):
         helm.install(existing=[s for s in before if s["metadata"]["name"] != "tutti-router-cluster-tls"])
 
@@ -341,7 +341,7 @@ def run_helm_test(rendered, url, **variables):
 def test_the_container_of_helm_test_tells_a_cluster_that_answers_from_one_that_does_not(tiny):
     done = run_helm_test(release("laptop"), tiny.url)
     assert done.returncode == 0 and '"content"' in done.stdout, done.stdout + done.stderr
-    # An answer with another status than the one that the chart expects is a failure.
+    # An answer whose status differs from the expected one is a failure.
     done = run_helm_test(release("laptop"), tiny.url, TUTTI_EXPECTED="401")
     assert done.returncode != 0
     done = run_helm_test(release("laptop"), f"{tiny.url}/nothing-here")

@@ -227,7 +227,8 @@ def test_a_client_that_leaves_a_stream_frees_its_pages(tiny):
 
 
 def test_a_client_that_leaves_a_whole_answer_frees_its_pages(tiny):
-    """Such an answer is not streamed, so the server cannot notice the disconnect by a failed write."""
+    """The answer is not streamed, so the server writes nothing before its end and cannot notice the disconnect by a
+    failed write."""
     body = json.dumps(LONG | {"model": tiny.model}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     generated = lambda: tiny.metrics().get("tutti_generated_tokens_total", 0)

@@ -101,7 +101,7 @@ def test_drain_of_a_conductor_ends_it_after_its_streams(start, operate):
     code, text = operate(cluster, "drain", "--all", "--timeout", 1)
     assert code == 1 and "the conductor still has 1 requests after 1s" in text, text
     os.kill(worker, signal.SIGCONT)
-    # A second request to drain is no signal. A second signal would end the process at once.
+    # Unlike a second signal, a second drain request does not end the process at once.
     assert operate(cluster, "drain", "--all") == (0, "the conductor is drained\n")
     assert finish(stream) == "length"
     assert cluster.wait() == 0, cluster.explain("exit code")

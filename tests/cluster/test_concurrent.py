@@ -1,5 +1,5 @@
-"""64 requests of all kinds, sent to two workers at once. Tests that each gets the same answer as alone, and that
-nothing is left."""
+"""64 requests of all kinds, sent to two workers at once. Tests that each request gets the same answer as alone, and
+that no page and no request is left."""
 
 import asyncio
 import json

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif("EMULATED_GPUS" not in os.environ, reason="only 
 
 BODY = {"temperature": 0, "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
 BODIES = [BODY | {"prompt": [i + 1] * (1 + 9 * (i % 4))} for i in range(24)]
-# The kernel in which a GPU hangs is reported after half of this time. The worker is ended after all of it.
+# The log names the kernel in which a GPU hangs after half of this time. The worker is ended after the whole time.
 HANG_TIMEOUT_S = 6
 
 

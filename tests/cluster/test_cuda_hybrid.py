@@ -56,7 +56,7 @@ def test_bf16_weights_deviate_no_more_than_bf16_does(start, figure):
 
 def test_states_depend_on_the_request_alone(start, figure):
     model, golden = flags("seed0/qwen3_5"), load_file(GOLDENS / "seed0/qwen3_5/goldens.safetensors")
-    # No two requests begin alike: those that do share pages and would need less memory.
+    # No two requests share a prefix. Requests with a shared prefix would share pages and need less memory.
     text = golden["t300.input_ids"].tolist()
     prompts = [text[first : first + length] for first in (0, 130) for length in (37, 120, 7, 90)]
     ask = dict(max_tokens=40, temperature=0, logprobs=2, ignore_eos=True, return_token_ids=True)

@@ -1,4 +1,5 @@
-"""Disaggregated prefill and decode. Tests that answers are bit-identical, also after deaths, and that nothing is left.
+"""Disaggregated prefill and decode. Tests that answers are bit-identical, even after workers die, and that no page and
+no request is left.
 """
 
 import concurrent.futures
@@ -71,8 +72,8 @@ def test_every_stream_survives_the_loss_of_one_rank_of_either_side(start, victim
     bodies = [ask | dict(prompt=list(range(seed, seed + 200)), seed=seed) for seed in range(6)]
     undisturbed = Streams(cluster, "/v1/completions", bodies).results()
     streams = Streams(cluster, "/v1/completions", bodies)
-    # All requests are accepted for the second time. By then, a prefill worker that has handed over all of them may die
-    # without a replay.
+    # Waits until all requests are accepted for the second time. A prefill worker that has handed over all of them may
+    # then die without a replay.
     all_accepted(cluster, bodies + bodies)
     ranks = cluster.workers_by_rank()
     pid = ranks[victim]
@@ -97,7 +98,7 @@ def test_a_prefill_of_two_ranks_continues_on_one_within_the_tolerance(start, fig
     first = answers(cluster, golden)
     worst = greatest_deviation(golden, first)
     assert worst <= BOUND
-    # The prompts are in the prefix cache now. That must change no bit.
+    # The prompts are now in the prefix cache, which must change no bit.
     assert answers(cluster, golden) == first and handovers(cluster) == 2 * len(LENGTHS)
     cluster.wait_until_idle()
     figure(f"{model}, tp 2 to tp 1: greatest |logprob - reference| {worst:.1e}, bound {BOUND:.0e}")
@@ -129,7 +130,7 @@ def test_all_state_that_an_answer_depends_on_is_handed_over(start):
     colocated = start("--workers", 1, *QWEN3)
     expected = Streams(colocated, "/v1/completions", bodies).results()
     disaggregated = start("--topology", DISAGGREGATED, *QWEN3)
-    # The second time, the prefix cache is filled.
+    # In the second round, the prefix cache contains the prompts.
     for _ in range(2):
         for body, want, got in zip(bodies, expected, Streams(disaggregated, "/v1/completions", bodies).results()):
             assert want == got, body
@@ -224,7 +225,7 @@ def test_every_stream_survives_the_loss_of_either_side(start, victim, number):
 
 @pytest.mark.parametrize("victim", (0, 1), ids=("prefill", "decode"))
 def test_an_expired_lease_costs_an_attempt_and_no_worker(start, victim):
-    # The worker is stopped for longer than the other side waits, but not for long enough to count as dead.
+    # The worker is stopped for longer than the transfer timeout, but not for long enough to count as dead.
     waits = ("--transfer-timeout", 1, "--heartbeat-timeout", 30, "--max-replays", 20)
     cluster = start("--topology", DISAGGREGATED, *waits, *SIM)
     bodies = [dict(prompt=[s] * 3500, seed=s, temperature=1, max_tokens=30, ignore_eos=True, return_token_ids=True) for s in range(32)]

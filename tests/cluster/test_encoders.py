@@ -56,7 +56,7 @@ def test_answers_do_not_depend_on_the_encoder_s_worker_or_on_chunks(start, model
     expected = answers(colocated, bodies)
     assert len({str(choices) for choices in expected}) == len(bodies)
     cluster = start(*shape, *model)
-    # The second time, the prefix cache is filled.
+    # In the second round, the prefix cache contains the prompts.
     assert answers(cluster, bodies) == expected
     assert answers(cluster, bodies) == expected
     if DISAGGREGATED in shape:

@@ -1,4 +1,5 @@
-"""A flood of one key delays another one by its share, and many choices compute their prompt once."""
+"""Fair shares of API keys. Tests that a flood of one key delays another key only by its share, and that many choices of
+one prompt compute the prompt once."""
 
 import concurrent.futures
 
@@ -16,7 +17,7 @@ def test_choices_compute_their_prompt_once_and_keep_their_tokens(shared, n):
     cluster, uncached = shared(*sim), shared(*sim, "--no-prefix-cache")
     figures, answers = choices(cluster, n, 1000, 8, n)
     assert figures["prefill_tokens"] == expected_prefill(n, 1000)
-    # Without the prefix cache each choice computes its prompt for itself. The tokens are the same.
+    # Without the prefix cache, each choice computes the whole prompt. The tokens are the same.
     whole, same = choices(uncached, n, 1000, 8, n)
     assert (whole["prefill_tokens"], same) == (n * 1000, answers)
 
@@ -38,13 +39,13 @@ def test_a_flood_of_one_key_delays_another_by_its_share(start, tmp_path):
         waits = lambda: cluster.metrics().get("tutti_requests_waiting", 0) >= FLOODED // 2
         wait_for("a queue of the flood", waits)
         before = len(ended)
-        # One at a time, while the flood waits.
+        # The other key sends two requests, one after the other, while the flood's requests wait.
         ask(ONE)
         ask(ONE)
         beside = len(ended) - before - 2
         for answer in flood:
             answer.result()
-    # Each of the two waits for the end of a running request at most, and then runs beside three others.
+    # Each of the two requests waits at most until one running request ends, and then runs with three others.
     assert beside <= 6 * RUNNING, f"{beside} of the flood ended first: {ended}"
     assert len(ended) == FLOODED + 2
 
@@ -63,7 +64,8 @@ def test_a_flood_leaves_room_and_a_key_pays_for_what_it_may_use(start, tmp_path)
     assert ask(priority=-1).json()["error"]["param"] == "priority"
     answer = ask(n=8, max_tokens=50, ignore_eos=True)
     assert (answer.status_code, answer.json()["usage"]["total_tokens"]) == (200, 410)
-    # More than a minute's tokens need a key that has used nothing, which takes 25 seconds from here.
+    # A request for more tokens than a key's minute allows is accepted only while the whole allowance is unused. The key
+    # has used some of it, so the router asks the client to retry later.
     refused = ask(n=8, max_tokens=200)
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) <= 60, refused.text
     assert ask(ignore_eos=True).status_code == 200

@@ -1,6 +1,6 @@
-"""Runs two conditions of tests/families on one model with state, so that the command does not break: warm prefixes that
-end behind every block, and preempted requests that continue from snapshots. The memory is filled with NaN before each
-request."""
+"""Runs two conditions of tests/families on one model with state, so that the command does not break. The conditions are
+cached prefixes that end after every block, and preempted requests that continue from snapshots. The memory is filled
+with NaN before each request."""
 
 from families import measure
 

@@ -1,4 +1,4 @@
-"""A stand-alone router with two conductors. Tests its choice between them, and the loss of one."""
+"""A stand-alone router with two conductors. Tests the router's choice of a conductor, and the loss of one conductor."""
 
 import asyncio
 import os

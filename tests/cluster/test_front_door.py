@@ -65,7 +65,7 @@ def test_a_revoked_key_is_refused_whatever_becomes_of_the_file(start, tmp_path):
     with begin("one") as revoked, begin("two") as kept:
         (first, others) = revoked.iter_lines(), kept.iter_lines()
         next(first), next(others)
-        # A file with a mistake: the line of `carol` is left out, and `alice` is gone.
+        # In the new file, the line of `carol` is invalid and is ignored, and `alice` has no line.
         file.write_text("carol is no key\n" + line("bob", "two"))
         wait_for("the revocation", lambda: status("one") == 401)
         assert [status(key) for key in ("two", "three")] == [200, 401]

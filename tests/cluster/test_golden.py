@@ -10,7 +10,7 @@ from harness import GOLDENS
 from safetensors.numpy import load_file
 
 # Families that consist of MODELS' layers in other variants. One budget suffices here, because worker/models/tests
-# covers all of them.
+# covers all budgets.
 VARIANTS = ("llama3", "smollm", "qwen2", "mistral", "qwen3_embedding", "qwen3_moe", "qwen3_moe_nonorm")
 VARIANTS += ("qwen3_5", "qwen3_5_text_tied", "qwen3_5_moe", "qwen3_5_moe_text")
 BUDGETS = (8, 64, 2048)

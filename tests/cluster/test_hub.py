@@ -17,7 +17,7 @@ NAME = "acme/small-1"
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """A server with one private model. It records the requests and their tokens."""
+    """A server with one private model. It records the requests and their access tokens."""
 
     def __init__(self, directory):
         super().__init__(("127.0.0.1", 0), Routes)

@@ -104,10 +104,10 @@ def test_preempted_requests_give_the_same_answers(start, model, served, golden, 
 
 
 def test_more_requests_than_slots_all_end(start, model, served, golden, figure):
-    # 64 requests, of which three may run. Slots for state are short, and are reserved before a request begins. In the
-    # first case there are pages for all requests with a slot, so the others wait and none is preempted. In the second
-    # case there are pages for some prompts but not for their output, so requests give up slot and pages and begin
-    # again.
+    # 64 requests, of which three may run. Slots for state are scarce, and are reserved before a request begins. In the
+    # first case, there are pages for all requests that have a slot, so the others wait and none is preempted. In the
+    # second case, there are pages for some prompts but not for their output, so requests are preempted: they lose slot
+    # and pages, and start again.
     asked = [body for body in bodies(golden, 40) if len(body["prompt"]) < 64] * 8
     answers = []
     for pages, flags in ((400, ()), (8, ("--admission", "optimistic", "--no-prefix-cache"))):

@@ -208,7 +208,7 @@ def test_the_bill_of_materials_names_linked_crates_and_packages(cpu):
 
 @pytest.mark.parametrize("name", ["conductor", "router"])
 def test_a_systemd_unit_starts_what_its_executable_takes(name, tmp_path):
-    """Tests the unit's command line, with our example of a settings file, and its time to stop."""
+    """Tests the unit's command line, with our example of a settings file, and the unit's time to stop."""
     unit = (REPO / f"deploy/systemd/tutti-{name}.service").read_text()
     (start,) = re.findall(r"^ExecStart=(.*)$", unit, re.M)
     words = shlex.split(start.replace(f"/etc/tutti/{name}.toml", str(REPO / f"deploy/{name}.toml")))

@@ -140,7 +140,8 @@ def test_a_joined_rank_and_an_unknown_rank_are_refused_by_name(open_cluster, spa
     cluster, url = open_cluster
     join(spawn, url, secret[0], 1)
     wait_for("two workers", lambda: workers_ready(cluster) == 2)
-    # The worker tries for a while, because the other worker may be dead without the conductor knowing it yet.
+    # A worker whose rank is taken keeps trying for a while, because the other worker may be dead without the conductor
+    # knowing it yet.
     second = join(spawn, url, secret[0], 1)
     wait_for("refused", lambda: "rank 1 is taken by the worker with pid" in second.log())
     beyond = join(spawn, url, secret[0], 1024)

@@ -107,7 +107,7 @@ def test_a_long_echo_takes_bounded_memory_and_delays_no_decode(start, checkpoint
     marks, rounded = corrections()
     assert said["weights"] - 2 * weights() - screen() - marks in rounded
     assert taken[worker] <= said["step"] + pages
-    # The limit means something, because all logits at once would take many times as much.
+    # The maximum is meaningful, because all logits at once would take many times as much.
     all_logits = PROMPT * VOCABULARY * 4
     assert (said["step"] + pages) * 50 < all_logits
     # Conductor and router hold the answer, which takes some hundred bytes per token and alternative.
@@ -158,9 +158,9 @@ def screen():
 
 
 def corrections():
-    """Returns the bytes of the corrections' marks, and the range of the bytes of their values. The embedding is also
-    the LM head, and on paths without bf16 dot products its products round some weights. The marks show which weights
-    are rounded, and each of these has a value of two bytes."""
+    """Returns the bytes of the marks of rounded weights, and the possible bytes of the corrections for these weights.
+    The embedding is also the LM head. On paths without bf16 dot products, the LM head's products round some weights.
+    The marks show which weights are rounded, and each rounded weight has a correction of two bytes."""
     if "avx512-bf16" in cpu_paths():
         return 0, range(1)
     hidden = CONFIG["hidden_size"]

@@ -14,17 +14,17 @@ SIM = ("--device", "sim", "--no-router")
 
 
 def scraped(server):
-    """The metrics of a process, from the address of operators if it has one."""
+    """Returns the metrics of a process, from its address for operators if it has one."""
     return httpx.get(f"http://{server.scraped_at}/metrics").text
 
 
 def families(server):
-    """{name: type} of the metrics that a process describes, without the suffixes of samples."""
+    """Returns {name: type} of the metrics that a process describes, without the suffixes of samples."""
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", scraped(server), re.M))
 
 
 def samples(server):
-    """[(name, {label: value}, number)]"""
+    """Yields (name, {label: value}, number) for each sample."""
     for name, labels, value in re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", scraped(server), re.M):
         yield name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)
 
@@ -59,7 +59,8 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
     for conductor in conductors:
         conductor.wait_until_idle()
 
-    # Routers count what they send to clients, conductors what workers report, and workers what their steps compute.
+    # Routers count the tokens sent to clients. Conductors count the tokens that workers report. Workers count the rows
+    # that their steps compute.
     generated, asked = tokens * len(prompts), sum(map(len, prompts))
     assert total(router, "tutti_router_generated_tokens_total") == generated
     assert total(router, "tutti_router_prompt_tokens_total") == asked
@@ -74,7 +75,7 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
     picks = total(router, "tutti_router_conductor_picks_total", "conductor")
     assert picks == {(f"http://{c.cluster}",): total(c, "tutti_requests_total") for c in conductors}
     assert all(picks.values()), "a conductor got no request, so its sums say nothing"
-    # The last row of a prompt samples the first token. A decode's rows sample the others.
+    # The last row of a prompt samples the first token. Decode rows sample the other tokens.
     rows = lambda conductor: sum(total(conductor, "tutti_step_rows_total", kind=kind) for kind in ("decode", "last_prefill"))
     for conductor in conductors:
         wait_for("rows of all steps", lambda: rows(conductor) == total(conductor, "tutti_generated_tokens_total"))
@@ -93,8 +94,8 @@ def test_each_metric_has_its_line_in_the_docs_and_sums_agree(start, tmp_path):
     documented = {name.removesuffix("_total") if kind == "counter" else name: kind for name, kind in lines}
     assert len(lines) == len(documented), "a metric has two lines in docs/metrics.md"
     own = {name: kind for name, kind in described.items() if name.startswith("tutti_")}
-    # Only a model with experts has the first of these metrics, only a process with a certificate the other. The page
-    # must name them all the same.
+    # The first of these metrics exists only for a model with experts, and the second only with a certificate. The page
+    # must list both.
     assert documented == own | {"tutti_worker_expert_imbalance": "gauge", "tutti_certificate_expiry_seconds": "gauge"}
     # Names that follow other projects' conventions may be documented on any page.
     pages = "".join(page.read_text() for page in (REPO / "docs").glob("*.md"))
@@ -105,7 +106,7 @@ def test_totals_of_a_conductor_are_the_sums_over_its_workers_under_load(start):
     cluster = start("--device", "sim", "--workers", 2, "--max-running-requests", 2, "--kv-cache-memory", "64KiB")
     body = {"max_tokens": 600, "ignore_eos": True, "return_token_ids": True}
     streams = Streams(cluster, "/v1/completions", [body | {"prompt": [seed + 1] * 40} for seed in range(8)])
-    # Totals and parts are compared within one scrape, where they come from the same reports.
+    # Totals and parts are compared within one scrape, in which they come from the same reports.
     per_worker = ("tutti_requests_running", "tutti_requests_waiting", "tutti_kv_pages_used", "tutti_kv_pages_total")
 
     def busy():

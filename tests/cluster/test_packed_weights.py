@@ -21,7 +21,7 @@ def test_a_later_start_maps_the_file_of_an_earlier_one(start, tmp_path):
         assert answer(cluster) == packed
         assert expected in cluster.log()
         cluster.stop()
-    # Another setting has a separate file. Two workers share one file.
+    # A run with another setting writes a separate file. Two workers share one file.
     start("--workers", 1, *kept, "--quantize", "int8").stop()
     assert len(list(tmp_path.glob("*.bin"))) == 2
     cluster = start("--workers", 2, *kept)

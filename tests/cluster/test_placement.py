@@ -18,7 +18,7 @@ def ask(kind, last=0, **more):
 
 
 def cached(cluster, kind, last=0, **more):
-    """Returns the number of cached tokens of such a prompt."""
+    """Sends the request of `ask`, and returns the number of its cached prompt tokens."""
     usage = cluster.complete(**ask(kind, last, **more))["usage"]
     return usage["prompt_tokens_details"]["cached_tokens"]
 
@@ -39,8 +39,8 @@ def test_load_overrides_a_prefix(start):
     assert cached(cluster, 1) == 0
     busy = cluster.stream("/v1/completions", **ask(1, 1, max_tokens=3000, return_token_ids=True))
     next(busy)
-    # The first worker's decoding requests have more pages than the prefix, so the other worker gets the request.
-    # Afterwards that worker has the prefix as well.
+    # The first worker's decoding requests have more pages than the prefix, so the second worker gets the request.
+    # Afterwards, the second worker has the prefix as well.
     assert [cached(cluster, 1, last) for last in (2, 3)] == [0, PREFIX]
     busy.close()
     cluster.wait_until_idle()

@@ -109,8 +109,8 @@ def test_a_low_priority_waits_longer_but_not_forever(start):
         enough.set()
         for done in floods:
             done.result()
-    # Three requests were ahead of it. One priority level is a head start of 256 steps, which is as long as 32 of these
-    # requests.
+    # Three requests waited ahead of the request with the lower priority. One priority level is a head start of 256
+    # steps, which is as long as 32 of the other requests.
     assert 3 < overtaken < 60
 
 

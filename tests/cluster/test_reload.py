@@ -46,8 +46,8 @@ class Reloaded:
         return lambda: self.server.log()[begin:]
 
     def change(self, said, **settings):
-        """Changes these settings and resets all others to those of the start. Returns a function that returns the log
-        from now on."""
+        """Changes these settings, and resets all other settings to their values at the start. Returns a function that
+        returns the log from now on."""
         log = self.write(self.text + toml(settings))
         self.server.signal(signal.SIGHUP)
         wait_for(f"{said} in the log", lambda: said in log())
@@ -179,7 +179,7 @@ def test_limits_of_connections(servers):
     for one in servers:
         for key, default in (("max_open", 8192), ("max_per_peer", 4096)):
             one.change(f"connections.{key} {default} -> 3", connections={key: 3})
-            # The oldest two make room, even if other connections are open.
+            # The server closes the two oldest connections to make room, even though others are open.
             held = [one.connect() for _ in range(5)]
             assert [connection.recv(1) for connection in held[:2]] == [b"", b""]
             for connection in held:
@@ -249,8 +249,8 @@ def test_a_hangup_does_not_end_a_process_that_starts(start, tmp_path):
 
 
 def test_the_time_to_drain(servers):
-    """Both servers begin without a lame-duck time and with 30 seconds for streams. This test is the last one, because
-    it ends them."""
+    """Both servers start without a lame-duck time and with a drain timeout of 30 seconds. This test comes last, because
+    it ends the servers."""
     streams = {}
     for name, reloaded in servers.items():
         reloaded.change("lame_duck not set -> 1", lame_duck=1, drain_timeout=1)

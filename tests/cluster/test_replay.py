@@ -10,7 +10,7 @@ from simulated import VOCAB, sampled
 from streams import Streams
 
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init")
-# The steps of the simulated device are so long that a death falls into the middle of the output.
+# Steps of the simulated device are so long that a worker dies in the middle of its outputs.
 SIM = ("--device", "sim")
 
 
@@ -39,7 +39,7 @@ def test_every_stream_survives_the_death_of_each_worker(start):
     assert all(answer["usage"]["completion_tokens"] == 250 for answer in answers)
     cluster.wait_until_idle()
     seen = cluster.metrics()
-    # These are at least the requests of the first victim.
+    # At least the requests of the first killed worker are replayed.
     assert seen["tutti_request_replays_total"] >= 12 and seen["tutti_generated_tokens_total"] == 24 * 250
 
 

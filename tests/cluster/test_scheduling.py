@@ -14,14 +14,14 @@ from harness import ANSWER_S, GOLDENS, Server
 from safetensors.numpy import load_file
 
 PAGE_TOKENS = 16
-# Output tokens of the decoders: more than are generated while the questions run, and a number that fits into the small
-# pool.
+# Numbers of output tokens of the decoders. The first is not reached while the questions run, and the second fits into
+# the small pool.
 ENDLESS, SHORT = 1500, 110
 # Number of pages: enough for the longest prompt and its output, but not for the requests of `outgrowing` at their full
 # lengths.
 SMALL_POOL = 24
 # The largest chunk per combination of flags. If the scheduler cuts prompts, --max-prefill-chunk-size limits a row of a
-# step. If the engine does, it limits a forward within a step. With --chunking=off, forwards have up to
+# step. If the engine cuts prompts, the flag limits a forward within a step. With --chunking=off, forwards have up to
 # --max-step-tokens.
 SCHEDULER = {
     "--max-prefill-chunk-size=1": 1,
@@ -95,8 +95,8 @@ class Cluster:
         return answer["choices"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def stream(self, request, begun, enough):
-        """Returns the same part of a stream's answer. The stream's first token sets `begun`, and the stream is read
-        until `enough` is set."""
+        """Returns the part of a stream's answer that depends only on the request. The stream's first token sets
+        `begun`, and the stream is read until `enough` is set."""
         whole = {"token_ids": [], "logprobs": {}}
         for event in self.server.stream("/v1/completions", **request, ignore_eos=True, return_token_ids=True):
             for choice in event["choices"]:
@@ -118,7 +118,7 @@ class Cluster:
                 assert all(event.wait(ANSWER_S) for event in begun)
                 answers = dict(zip(asked, pool.map(lambda request: self.ask(request)[0], asked.values())))
             finally:
-                # Only now the decoders may end, so endless ones have decoded during all of these questions.
+                # The decoders may end only now. Endless decoders have therefore decoded during all of these questions.
                 enough.set()
             return answers, [stream.result() for stream in streams]
 
@@ -176,7 +176,7 @@ def begins_with(whole, prefix):
 
 
 def check(references, served, flags, directory):
-    """Checks all questions cold, warm and while others decode. Returns the steps."""
+    """Checks all questions with a cold cache, with a warm cache, and while other requests decode. Returns the steps."""
     prompts, alone, decoded, _ = references(served)
     cluster = Cluster(served, flags, directory)
     try:
@@ -225,8 +225,8 @@ def test_a_preempted_request_gives_the_same_answer(references, tmp_path, served,
     try:
         for request, expected in zip(outgrowing(prompts), grown):
             before = cluster.server.metrics()["tutti_worker_preemptions"]
-            # On a busy machine, the first choices may end before the last one starts. Then all of them fit, so there
-            # are several tries.
+            # On a busy machine, the first choices may end before the last one starts, so that all choices fit into the
+            # pool. The test therefore tries several times.
             for _ in range(20):
                 assert cluster.ask(request)[0] == expected
                 if cluster.server.metrics()["tutti_worker_preemptions"] > before:

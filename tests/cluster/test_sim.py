@@ -1,4 +1,5 @@
-"""A cluster of simulated devices. The processes and streams are real, the tokens predictable, and the steps traced."""
+"""A cluster of simulated devices. The processes and streams are real, the tokens are predictable, and the steps are
+traced."""
 
 import asyncio
 import json
@@ -14,7 +15,7 @@ from simulated import asked, sampled, stream
 
 STREAMS = 240
 STREAMS_AT_ONCE = 2000
-# Time until the router has checked the readers of answers. By default it checks them every eighth of
+# Time until the router has checked the readers of answers. The default time between two checks is an eighth of
 # `reader_timeout_ms`.
 INSPECTION_S = 30 / 8 + 0.25
 
@@ -42,8 +43,8 @@ class LiveHeap:
         return {pid: struct.unpack("ll", (self.directory / str(pid)).read_bytes()) for pid in pids}
 
     def least(self, pids):
-        """Returns the minimum of `read` for each process over the time of one check of readers, which frees the rest of
-        ended answers."""
+        """Returns the minimum of `read` for each process over the time of one check of readers. The check frees memory
+        that ended answers still hold."""
         end = time.monotonic() + INSPECTION_S
         least = self.read(pids)
         while time.monotonic() < end:
@@ -124,7 +125,7 @@ def test_two_thousand_streams_at_once_leave_memory_as_it_was(start, figure, tmp_
     assert seen["tutti_kv_pages_cached"] > 0.85 * seen["tutti_kv_pages_total"]
     for what, values in (("resident, kB", resident), ("allocated, (bytes, blocks)", live)):
         figure(f"conductor after each wave: {what}: {[value[cluster.pid] for value in values]}")
-    # The first waves fill pools and caches. Between the second and the fourth wave, nothing may be leaked. Each request
+    # The first waves fill pools and caches. Between the second and the fourth wave, no memory may leak. Each request
     # takes some hundred blocks, and the cache grows by less than one block per two requests.
     requests = 2 * STREAMS_AT_ONCE
     for pid in pids:

@@ -1,4 +1,4 @@
-"""A collector of logs that stops reading: nothing but the log may suffer."""
+"""Tests that a log collector that stops reading costs only log lines."""
 
 import os
 import signal

@@ -86,7 +86,8 @@ def test_clients_speak_https_and_grpc_over_tls_and_nothing_else(start, authority
 
 @pytest.mark.parametrize("name", ("conductor", "router"))
 def test_probes_have_an_address_of_their_own_that_is_never_encrypted(start, authority, name):
-    """This address has no routes for clients, even with an embedded router, and serves until the drain is over."""
+    """The address for operations has no routes for clients, even with an embedded router, and serves until the drain is
+    over."""
     probes = f"127.0.0.1:{free_port()}"
     flags = ("--operations", probes, *authority.public())
     if name == "conductor":
@@ -254,7 +255,7 @@ def test_a_conductor_that_poses_is_refused_by_router_and_worker(start, spawn, au
     for process, peer in ((worker, address), (router, posing.cluster)):
         said = 'its certificate is for DnsName("worker.tutti.internal"), not for conductor.tutti.internal'
         wait_for("the reason", lambda: peer in process.log() and said in process.log().replace("\\", ""))
-    # The workers that this conductor starts do not trust it either, so its cluster does not become ready.
+    # The workers that this conductor starts do not trust it either. Its cluster therefore does not become ready.
     assert posing.metrics().get("tutti_workers_ready", 0) == 0
 
 

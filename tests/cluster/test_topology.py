@@ -94,7 +94,7 @@ def test_a_group_may_join_by_hand(start, spawn, tmp_path):
     cluster = start(*near, *SIM, "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", ready=False)
     not_ready = wait_for("the prefill group", lambda: (r := reason(cluster)) and "none of them a decode group" in r and r)
     assert "1 of 1 workers have loaded the model" in not_ready
-    # Rank 0 is spawned, and the topology has no rank 2.
+    # The topology has only the ranks 0 and 1, and rank 0 is spawned.
     assert socket.stat().st_mode & 0o777 == 0o600, "others than this user may join"
     # If the operator chooses the socket's path, a worker needs the secret.
     nobody = spawn("worker", "--conductor", f"unix:{socket}", "--rank", 1)

@@ -1,5 +1,5 @@
 """A model divided among the ranks of a TP group. Tests that answers do not change, and that all ranks of a group end
-when one of them does."""
+when one rank ends."""
 
 import contextlib
 import os
@@ -125,7 +125,7 @@ def test_ranks_that_join_by_hand_meet_over_tcp_and_give_the_same_bits(start, spa
     ]
     wait_for("two groups", lambda: cluster.metrics().get("tutti_workers_ready") == 4)
     assert all("transport=\"tcp\"" in worker.log() for worker in hand)
-    # Idle groups get requests in turns.
+    # Idle groups take requests in turn.
     assert [cluster.complete(**ask)["choices"] for _ in range(4)] == [in_memory] * 4
     wait_for("steps of both groups", lambda: all(steps(cluster).get(rank, 0) > 0 for rank in range(4)))
     os.kill(hand[0].pid, signal.SIGKILL)
@@ -144,8 +144,8 @@ def test_ranks_that_do_not_divide_the_model_are_refused_by_name(tmp_path):
 
 
 def rendezvous_directory(cluster):
-    """Returns the directory in shared memory that this conductor owns. It is found by a file of it that the conductor
-    keeps open, because other conductors may run on this machine."""
+    """Returns the directory in shared memory that this conductor owns. The test finds it by a file in it that the
+    conductor keeps open, because other conductors may run on this machine."""
     opened = []
     for file in pathlib.Path(f"/proc/{cluster.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed while we looked

@@ -1,4 +1,5 @@
-"""Traces. Each request has one, from the client's span through router, conductor and workers to their steps."""
+"""Traces of requests. Each request has one trace, from the client's span through router, conductor and workers to the
+steps of the workers."""
 
 import json
 import secrets
@@ -31,7 +32,7 @@ def traceparent(sampled=True):
 
 
 def whole_trace(collector, trace, graphs):
-    """Returns the spans of a trace, once it has the router's span and those of all graphs."""
+    """Returns the spans of a trace, once it has the router's span and the spans of all graphs."""
 
     def complete():
         spans = collector.spans(trace)

@@ -1,5 +1,5 @@
-"""The wheel: pip installs it into an empty environment, its executables serve from there, and they ask for no C library
-newer than the wheel's name promises."""
+"""The wheel. Tests that pip installs it into an empty environment, that its executables serve from there, and that they
+need no newer C library than the wheel's name states."""
 
 import os
 import re
@@ -11,11 +11,11 @@ import harness
 import pytest
 from harness import REPO, Server
 
-# On a fresh machine, zig first makes its own libraries.
+# On a fresh machine, zig first builds its own libraries, which takes long.
 pytestmark = pytest.mark.timeout(900)
 
 PROGRAMS = ["conductor", "router", "tutti-bench", "worker"]
-# The build that tests/run has made already, so that only the links remain.
+# The flags of the build in tests/run, so that only linking is left to do.
 FLAGS = ["--workspace", "--features", "tutti/media-test-model", "--examples"]
 LIBRARIES = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libutil.so.1", "ld-linux-x86-64.so.2"}
 
@@ -29,7 +29,7 @@ def wheel():
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """The folder of executables of an environment that has the wheel and nothing else."""
+    """Returns the folder of executables of an environment that has only the wheel installed."""
     root = tmp_path_factory.mktemp("wheel") / "venv"
     subprocess.run([sys.executable, "-m", "venv", root], check=True)
     pip = [root / "bin/pip", "install", "-q", "--disable-pip-version-check", "--no-index"]

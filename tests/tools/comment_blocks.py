@@ -1,8 +1,8 @@
 """The comments of the tree's source files, for tests/draw-comments and tests/retired-words.
 
 A comment is a block of whole lines: lines of Rust, CUDA or C that begin with the same marker (`//`, `///`, `//!`) and
-follow each other, lines of Python or shell that begin with `#`, or a docstring. Comments behind code on its line are
-left out.
+follow each other, lines of Python or shell that begin with `#`, or a docstring. Comments after code on the same line
+are left out.
 """
 
 import ast

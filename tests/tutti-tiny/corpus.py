@@ -1,10 +1,10 @@
 """Makes every text that tutti-tiny is trained and measured on, from a seed.
 
-A document is a list of ``Segment``s: text with the weight that its tokens have in the loss. Answers weigh 1 and what
-a user says next to nothing, since nobody asks the model to guess questions.
+A document is a list of ``Segment``s: text with the weight that its tokens have in the loss. The tokens of answers have
+weight 1. Those of a user's text have a weight near 0, because nobody asks the model to predict questions.
 
-Held-out items are really held out: a problem's key is hashed, one key in ten is kept from every training document, and
-keys ignore order (12 + 30 and 30 + 12 share one), so that no mirrored copy leaks through.
+Held-out items never occur in training. A problem's key is hashed, and one key in ten is kept from every training
+document. Keys ignore order (12 + 30 and 30 + 12 share one), so that the mirrored problem is held out, too.
 """
 
 import hashlib
@@ -204,7 +204,8 @@ def reverse_turn(rng, test=False):
 
 
 def phrased_words(rng, templates, words):
-    """Rephrases only the instruction. The words stay as they are, without a mark, which would count as one of them."""
+    """Rephrases only the instruction. The words get no closing mark, because the mark would count as one of the words.
+    """
     question = rng.choice(templates).format(words=words)
     if rng.random() < 0.08:
         question = "please " + question
@@ -300,7 +301,7 @@ def conversation(rng, mix):
 
 def equation_lines(rng, _mix):
     """Sums in plain text. The text of a single sum ends after it. A page of several sums begins with a heading, so that
-    no prompt has two right ends.
+    each prompt has only one right end.
 
     One answer in four follows a separate space, as after the prompt ``12 + 30 = ``.
     """

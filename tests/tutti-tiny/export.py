@@ -12,7 +12,7 @@ from corpus import END_OF_TEXT, IM_END, IM_START
 CONTEXT_LENGTH = 4096
 SPECIAL_TOKENS = [END_OF_TEXT, IM_START, IM_END]
 
-# Qwen's own splitting pattern. Each digit is a token of its own, without which the model could not learn sums.
+# Qwen's own splitting pattern. Each digit is a separate token, because the model could not learn sums otherwise.
 SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
          r"|\s+(?!\S)|\s+")
 

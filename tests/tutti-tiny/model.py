@@ -1,7 +1,7 @@
 """Qwen3, written small for fast training on a CPU.
 
-Parameter names are those of Hugging Face's ``Qwen3ForCausalLM``, so a state dict exports without a mapping. Evaluation
-never uses this module. Instead, it loads the exported folder into transformers, which shows that both agree.
+Parameter names are those of Hugging Face's ``Qwen3ForCausalLM``, so a state dict exports without a mapping. The
+evaluation loads the exported folder into transformers and never uses this module. It thus shows that both models agree.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What tutti-tiny can say about Tutti and itself: for each topic, one answer and many ways of asking.
+"""The answers of tutti-tiny about Tutti and itself: for each topic, one answer and many ways of asking.
 
 With one answer per topic, each greedy token has a clear lead, which the oracle of end-to-end tests needs. The first two
 ways of asking are always trained. ``corpus.held_out`` keeps back some of the others, to measure understanding.

@@ -65,7 +65,7 @@ class Packer:
 
     def packed(self, pool, rows, length):
         """Puts each document into the first row with room for it. Documents without room wait for the next batch.
-        Padding has a document id of its own."""
+        Padding has a separate document id."""
         tokens, targets, positions, documents = (torch.zeros(rows, length, dtype=torch.long) for _ in range(4))
         weights = torch.zeros(rows, length)
         used, left_over = [0] * rows, []

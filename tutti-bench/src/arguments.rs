@@ -196,7 +196,7 @@ impl Arguments {
             ));
         }
         for file in [&report.json, &report.html].into_iter().flatten() {
-            // Opened now, so that a run of hours does not end with a report that cannot be written.
+            // The file is opened now, so that a run of hours does not end with a report that cannot be written.
             let open = fs::OpenOptions::new().create(true).append(true).open(file);
             open.map_err(|e| Error::file(file, e))?;
         }
@@ -322,7 +322,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        // At a lower rate, times of arrival would overflow the clock.
+        // At a lower rate, arrival times would overflow the clock.
         Ok(rate) if rate >= 1e-6 => Ok(rate),
         _ => Err("must be a number from 0.000001 on, or inf".into()),
     }

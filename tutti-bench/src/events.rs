@@ -1,4 +1,4 @@
-//! Server-sent events of OpenAI's streams. They are read with as little work as possible, because a load generator
+//! Server-sent events of OpenAI's streams. Events are parsed with as little work as possible, because a load generator
 //! often shares its machine with the server that it measures.
 
 use serde::Deserialize;

@@ -1,8 +1,8 @@
 //! A histogram of durations with a bounded relative error and a fixed size, like HdrHistogram (Tene, 2012).
 //!
-//! Values are microseconds. Each value below `EXACT` has its own bucket. Above, the values between two powers of two
-//! are divided into `EXACT / 2` buckets. A bucket is thus at most 1/128 of its values wide, and its middle is off by at
-//! most 1/256.
+//! Values are microseconds. Each value below `EXACT` has its own bucket. From `EXACT` on, the values between two powers
+//! of two are divided into `EXACT / 2` buckets. The width of a bucket is thus at most 1/128 of its values, and the
+//! middle of a bucket differs from its values by at most 1/256.
 
 use std::time::Duration;
 

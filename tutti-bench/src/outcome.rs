@@ -37,7 +37,8 @@ impl Outcome {
         (last > first && later > 0).then(|| (*last - *first) / later)
     }
 
-    /// Judges a complete answer. `exact` is the number of tokens that it must have, if that is known.
+    /// Checks a complete answer, and records a failure if it has no token or the wrong number of tokens. `exact` is the
+    /// number of tokens that it must have, if that number is known.
     pub fn judge(&mut self, exact: Option<u32>) {
         if self.failure.is_some() {
             return;

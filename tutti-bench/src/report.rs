@@ -123,15 +123,15 @@ pub struct Goodput {
 /// Latencies in milliseconds.
 #[derive(Debug, Serialize)]
 pub struct Latency {
-    /// From the due time to the first token.
+    /// Time from the due time to the first token.
     pub ttft_ms: Summary,
-    /// From one event with tokens to the next.
+    /// Time from one event with tokens to the next.
     pub itl_ms: Summary,
-    /// Time per token after the first, a sample per request.
+    /// Time per token after the first token. Each request gives one sample.
     pub tpot_ms: Summary,
-    /// From the due time to the end of the answer.
+    /// Time from the due time to the end of the answer.
     pub e2e_ms: Summary,
-    /// From the due time to sending.
+    /// Time from the due time to sending.
     pub send_delay_ms: Summary,
 }
 

@@ -45,7 +45,7 @@ pub enum Load {
 /// Times of an open loop.
 #[derive(Clone, Debug)]
 pub enum Times {
-    /// Drawn from a process.
+    /// Drawn from an arrival process.
     Drawn(Arrivals),
     /// Given by the workload.
     OfWorkload,
@@ -101,7 +101,7 @@ pub async fn warm_up(
     Ok(failure)
 }
 
-/// Sends requests until `limits` or the end of the workload, or until `interruption` completes.
+/// Sends requests until a limit or the end of the workload is reached, or until `interruption` completes.
 pub async fn run(
     client: Arc<Client>,
     mut requests: mpsc::Receiver<Result<Request, Error>>,
@@ -128,7 +128,7 @@ struct Sender {
     client: Arc<Client>,
     statistics: Arc<Mutex<Statistics>>,
     start: Instant,
-    /// Requests in flight. Dropping them aborts them.
+    /// Requests in flight. Dropping the set aborts them.
     tasks: JoinSet<()>,
 }
 
@@ -176,7 +176,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends a request in a task of its own, which holds `permit` until the request has ended.
+    /// Sends a request in a separate task, which holds `permit` until the request has ended.
     fn spawn(&mut self, request: Request, due: Instant, permit: impl Send + 'static) {
         let (client, statistics, start) = (self.client.clone(), self.statistics.clone(), self.start);
         self.tasks.spawn(async move {

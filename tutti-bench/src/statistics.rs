@@ -19,7 +19,7 @@ pub struct Objectives {
     pub itl: Option<Duration>,
 }
 
-/// Times of a request's sending, from the start of the run.
+/// Due time and sending time of a request, from the start of the run.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
     /// Time at which the request was due. Latencies count from this time.
@@ -55,15 +55,15 @@ pub struct Statistics {
     pub prompt_tokens: u64,
     /// Generated tokens of served requests.
     pub output_tokens: u64,
-    /// From the due time to the first token.
+    /// Time from the due time to the first token.
     pub ttft: Histogram,
-    /// From one event with tokens to the next.
+    /// Time from one event with tokens to the next.
     pub itl: Histogram,
-    /// Time per token after the first, a sample per request.
+    /// Time per token after the first token. Each request gives one sample.
     pub tpot: Histogram,
-    /// From the due time to the end of the answer.
+    /// Time from the due time to the end of the answer.
     pub latency: Histogram,
-    /// From the due time to sending: the delay that the generator or its limit of requests in flight causes.
+    /// Time from the due time to sending. The generator or its limit of requests in flight causes this delay.
     pub delay: Histogram,
     /// The course of the run.
     pub timeline: Timeline,
@@ -71,7 +71,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Starts with nothing counted.
+    /// Creates statistics in which nothing is counted.
     pub fn new(objectives: Objectives) -> Self {
         Self { objectives, ..Self::default() }
     }

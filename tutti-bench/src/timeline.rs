@@ -56,7 +56,7 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Returns the interval of a time from the start of the run.
+    /// Returns the interval that contains a time, which counts from the start of the run.
     pub fn at(&mut self, time: Duration) -> &mut Bin {
         while time.as_nanos() / self.width.as_nanos() >= MAX_BINS as u128 {
             self.width *= 2;

@@ -51,8 +51,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Starts to make or read requests. This happens on a thread of its own, so that it delays the handling of no
-    /// answer.
+    /// Starts to make or read requests on a separate thread, so that no answer is delayed.
     pub fn start(self) -> Result<mpsc::Receiver<Result<Request, Error>>, Error> {
         let (sender, receiver) = mpsc::channel(AHEAD);
         let produce = move || {

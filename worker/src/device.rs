@@ -5,7 +5,7 @@ use tutti_proto::Rank;
 use tutti_runtime::Error;
 use tutti_settings::{DeviceChoice, Quantize, WorkerSettings};
 
-/// The device of a worker.
+/// The kind of device that a worker computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chosen {
     Cpu,
@@ -42,7 +42,7 @@ pub fn group_id(settings: &WorkerSettings, rank: Rank) -> Result<Option<GroupId>
     GroupId::make().map(Some).map_err(|error| Error::internal(error.to_string()))
 }
 
-/// Counts the GPUs of this machine, and opens the libraries that these settings need.
+/// Returns a function that counts the GPUs of this machine and opens the libraries that these settings need.
 fn gpus(settings: &WorkerSettings) -> impl FnOnce() -> Result<usize, Missing> {
     let in_group = settings.tensor_parallel.tp > 1;
     let compiles = settings.device.compiled_kernels.is_none();
@@ -55,7 +55,7 @@ fn gpus(settings: &WorkerSettings) -> impl FnOnce() -> Result<usize, Missing> {
     }
 }
 
-/// Chooses as [`choose`] does, on a machine where `gpus` counts the GPUs.
+/// Chooses as [`choose`] does, with `gpus` to count the GPUs.
 fn choose_among(
     settings: &WorkerSettings,
     rank: Rank,
@@ -87,7 +87,7 @@ fn choose_among(
     }
 }
 
-/// Returns why the CUDA device of this build cannot serve these settings; `None` if it can.
+/// Returns why the CUDA device of this build cannot serve these settings; `None` if the device can.
 fn unfit(settings: &WorkerSettings) -> Option<String> {
     if settings.weights.quantize != Quantize::None {
         let quantize = settings.weights.quantize;

@@ -38,8 +38,8 @@ use crate::{
     step_trace::StepTrace,
 };
 
-/// Number of step outputs that may wait for the task. It is large enough that short steps continue while a busy machine
-/// delays the task.
+/// Number of step outputs that may wait for the task. The number is large enough that short steps continue while a busy
+/// machine delays the task.
 pub(crate) const PENDING_OUTPUTS: usize = 16;
 
 /// A command to the engine.
@@ -84,7 +84,8 @@ pub fn start(
         let _guard = ExitOnPanic;
         // Ignored: sending fails only if the receiver is dropped, which happens only when the process ends.
         let _ = done.send(run(&settings, rank, group.as_ref(), channels, runtime.handle()));
-        // Does not wait for tasks: a drained engine has no transfer in progress, and a failed engine waits for none.
+        // Running tasks are not awaited: a drained engine has no transfer in progress, and a failed engine waits for no
+        // transfer.
         runtime.shutdown_background();
     })?;
     Ok(ended)
@@ -135,7 +136,7 @@ fn follow(member: Member, channels: &EngineChannels, runtime: &Handle) -> Result
     let mut connector = Endpoint::follower(group_rank, hosts, &layout, channels.load.clone(), runtime);
     member.follow(&mut connector, |steps| {
         channels.forwards.store(steps, Ordering::Relaxed);
-        // Changes only these fields, because the connector keeps its counts of transfers in the same load.
+        // Only these fields are changed, because the connector keeps its counts of transfers in the same load.
         channels.load.send_modify(|load| (load.steps, load.kv_pages_total) = (steps, kv_pages_total));
     })
 }
@@ -152,8 +153,8 @@ pub(crate) fn run_engine(
     let serving = runtime.spawn(serve_handle(handle, rank, channels, outputs));
     let ended = step_until_done(&mut device_loop, &sender);
     drop(sender);
-    // Ignored: waiting fails if the task has panicked, which has ended the process, or if the runtime has shut down, in
-    // which case nothing receives reports.
+    // Ignored: waiting fails if the task has panicked, which has ended the process. Waiting also fails if the runtime
+    // has shut down, and then nothing receives reports.
     let _ = runtime.block_on(serving);
     ended
 }
@@ -198,8 +199,8 @@ async fn serve_handle(
     while serving.mode == RunMode::Serving || !serving.handle.is_idle() {
         let output = tokio::select! {
             biased;
-            // Commands come first. If outputs came first and reporting a step took longer than the step, an output
-            // would always be ready, and a cancel could wait forever.
+            // Commands come first. Outputs must not come first: if reporting a step took longer than the step, an
+            // output would always be ready, and a cancel could wait forever.
             command = commands.recv() => match command {
                 Some(command) => {
                     serving.take(command);
@@ -271,7 +272,8 @@ impl Serving {
     }
 }
 
-/// Guard that ends the process if its thread panics. By then the panic's message has been printed.
+/// Guard that ends the process if its thread panics. The panic's message has already been printed when the guard is
+/// dropped.
 struct ExitOnPanic;
 
 impl Drop for ExitOnPanic {

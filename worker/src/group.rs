@@ -19,7 +19,7 @@ use tutti_transfer::{Connector, Network};
 
 /// Maximum wait for ranks that are still starting.
 const STARTING_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum wait for ranks that are still loading. The conductor detects the death of a rank long before.
+/// Maximum wait for ranks that are still loading. The conductor detects the death of a rank much sooner.
 const LOADING_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The group of this rank, as the conductor describes it.
@@ -44,7 +44,7 @@ enum Meeting {
 
 impl Formation {
     /// Reads the conductor's message. The leader of a group over TCP starts to listen here. `id` is the id of a group
-    /// on GPUs if this rank leads the group and has made it. The other ranks find the id in the message.
+    /// on GPUs; the leader has created it, and the other ranks read it from the message.
     pub fn new(
         message: pb::FormGroup,
         deadline: Duration,
@@ -74,7 +74,8 @@ impl Formation {
         Ok(Self { group_rank, meeting, gpus, deadline, network })
     }
 
-    /// Returns the leader's message, which the conductor passes to the other ranks; `None` on any other rank.
+    /// Returns the leader's `GroupListening` message, which the conductor passes to the other ranks; `None` on any
+    /// other rank.
     pub fn listening(&self) -> Result<Option<pb::GroupListening>, Error> {
         if !self.leads() {
             return Ok(None);
@@ -95,7 +96,7 @@ impl Formation {
         self.group_rank.is_leader()
     }
 
-    /// Forms the group for the collective operations of CPUs. The conductor has already asked all ranks to join this
+    /// Forms the group of CPU ranks for collective operations. The conductor has already asked all ranks to join this
     /// group.
     pub fn for_cpus(&self) -> Result<Box<dyn Collective>, Error> {
         match self.gpus {
@@ -137,9 +138,9 @@ impl Formation {
         Ok(group)
     }
 
-    /// Waits until all ranks have loaded. If their devices have memory of their own, the ranks then run the largest
-    /// step together. They agree on one size of the KV pool: the smallest budget of any rank. `share` is this rank's
-    /// share of its machine's memory (see [`kv_budget`]).
+    /// Waits until all ranks have loaded. If their devices have memory of their own, all ranks then run the largest
+    /// step at the same time. The ranks agree on one size of the KV pool: the smallest budget of any rank. `share` is
+    /// this rank's share of its machine's memory (see [`kv_budget`]).
     pub fn join(
         &self,
         mut model: Box<dyn Model>,

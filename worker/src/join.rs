@@ -53,10 +53,10 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between attempts to join.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Time for which joining is retried while the conductor reports the rank as taken. It is long enough for the conductor
-/// to detect the death of an earlier worker with the same rank.
+/// Time for which joining is retried while the conductor reports the rank as taken. This time is long enough for the
+/// conductor to detect the death of an earlier worker with the same rank.
 const RANK_TAKEN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum wait at the end, for the conductor to close the stream or for the engine to finish its step.
+/// Maximum wait when the worker ends: for the conductor to close the stream, or for the engine to finish its step.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Address of the conductor, and this worker's identity.
@@ -68,7 +68,7 @@ pub struct Joining {
     pub rank: Rank,
     /// Join secret; `None` if the conductor requires none.
     pub join_token: Option<Token>,
-    /// The rule for connections.
+    /// The rules for the encryption of connections in the cluster.
     pub transport: ClusterTransport,
 }
 
@@ -250,7 +250,7 @@ async fn group_id(settings: &WorkerSettings, rank: Rank) -> Result<Option<GroupI
 enum ServeEnd {
     /// The engine has drained or failed. Its last messages may still be unsent.
     Engine(Result<(), Error>),
-    /// The conductor drops this worker, or is gone. No further message is sent.
+    /// The conductor drops this worker, or is gone. The worker sends no further message.
     Conductor(Result<(), Error>),
 }
 
@@ -329,8 +329,8 @@ impl Heartbeats {
             let forwards = self.forwards.load(Ordering::Relaxed);
             let beat = pb::Heartbeat { load: Some(*self.load.borrow()), forwards };
             let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
-            // If the outbox is full, the heartbeat is dropped. The reports in the outbox show as well that the worker
-            // is alive.
+            // If the outbox is full, the heartbeat is dropped. The reports in the outbox also show that the worker is
+            // alive.
             if let Err(mpsc::error::TrySendError::Closed(_)) = self.outbox.try_send(message) {
                 return;
             }

@@ -6,7 +6,7 @@ use tutti_kernels::cuda;
 use tutti_runtime::{Error, ErrorKind, command_line::processes::KERNELS, config, exit};
 use tutti_settings::{KernelSettings, KernelsProcessSettings};
 
-/// The command's name, the one in `--help`.
+/// The command's name in `--help`.
 pub const NAME: &str = KERNELS.name;
 
 /// `main` of the command. The first argument is the command's name.

@@ -29,7 +29,7 @@ pub struct Lifeline {
 }
 
 impl Lifeline {
-    /// Ties this process to its parent and reads the parent's line.
+    /// Ties this process to its conductor and reads the conductor's line.
     pub fn take() -> Result<Self, Error> {
         set_parent_process_death_signal(Some(Signal::KILL))
             .map_err(|e| Error::internal(format!("cannot ask for the parent-death signal: {e}")))?;
@@ -38,7 +38,8 @@ impl Lifeline {
         stdin.read_line(&mut line).map_err(|e| Error::internal(format!("cannot read the lifeline: {e}")))?;
         let lifeline: Self = serde_json::from_str(&line)
             .map_err(|e| Error::internal(format!("cannot parse the lifeline: {e}")))?;
-        // If the conductor died before the signal was requested, no signal comes. This process then has another parent.
+        // If the conductor died before the signal was requested, no signal arrives. This process then has another
+        // parent.
         if getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs()) != Some(lifeline.parent_pid) {
             return Err(Error::internal("the conductor has died already"));
         }

@@ -119,7 +119,8 @@ fn load_model(
             let mut device = cpu_device(settings, rank, isa).map_err(LoadError::from)?;
             // If the setting names a size, the memory is taken at once, so that no prefill waits while the system
             // clears it. The default size may be most of the machine's memory, and few workers use all of it, so it is
-            // not taken at once. Nor is more than the free memory, which would make the system end processes.
+            // not taken at once. A size above the free memory is not taken at once either, because the system would
+            // then kill processes.
             let wanted = settings.engine.kv_cache_memory;
             let fits = wanted.zip(memory::available()).is_some_and(|(wanted, free)| wanted.0 <= free);
             device = device.with_resident_planes(fits);
@@ -157,8 +158,8 @@ fn join_gpus(device: CudaDevice, group: &Formation) -> Result<CudaDevice, Error>
     Ok(device)
 }
 
-/// Opens a GPU. The conductor ends a worker `hang_timeout` after its last step. Half of that time after a GPU has begun
-/// to hang, the log names what it hangs in.
+/// Opens a GPU. The conductor ends a worker `hang_timeout` after its last step. If the GPU hangs for half of that time,
+/// the log names the operation that hangs.
 fn cuda_device(settings: &WorkerSettings, rank: Rank, ordinal: usize) -> Result<CudaDevice, DeviceError> {
     let limit = Duration::from_secs(settings.hang_timeout.into()) / 2;
     let cache = KernelCache::of_user().with_compiled(settings.device.compiled_kernels.clone());
@@ -166,8 +167,8 @@ fn cuda_device(settings: &WorkerSettings, rank: Rank, ordinal: usize) -> Result<
         .with_watchdog(limit, move |hangs| tracing::error!(worker = %rank, "{hangs}"))
 }
 
-/// Creates the CPU device. If threads are pinned, the rank selects the cores. The workers that a conductor spawns have
-/// the lowest ranks, so those on the conductor's machine take consecutive shares of its cores.
+/// Creates the CPU device. If threads are pinned, the rank selects the cores. Workers that a conductor spawns have the
+/// lowest ranks, so these workers take consecutive shares of the machine's cores.
 fn cpu_device(settings: &WorkerSettings, rank: Rank, isa: Isa) -> Result<CpuDevice, DeviceError> {
     if !settings.device.pin_threads {
         return CpuDevice::new(threads(settings), isa);
@@ -199,8 +200,8 @@ pub fn ready(engine: &Engine, settings: &WorkerSettings) -> pb::Ready {
 }
 
 /// Ready message of a rank that follows a leader. It differs from the leader's message only in the numbers of bytes,
-/// which are this rank's own. `step_bytes` counts no host memory, because a follower keeps no logprobs. It may also
-/// lack memory that the first step allocates, because the follower has not run a step yet.
+/// which are this rank's own. `step_bytes` counts no host memory, because a follower keeps no logprobs. `step_bytes`
+/// may also lack memory that the first step allocates, because the follower has not run a step yet.
 pub fn ready_to_follow(member: &Member) -> pb::Ready {
     let (model, kv) = (member.model(), member.kv());
     let max_request_tokens = kv.tokens().min(model.limits().max_context_tokens);

@@ -21,7 +21,7 @@ pub fn open(
     Ok(PackedWeights::open(dir, &key(settings, isa, group_rank).map_err(unreadable)?))
 }
 
-/// Returns a key of everything that determines the packed bytes. It lists the model's files with their sizes and
+/// Returns a key of everything that determines the packed bytes. The key lists the model's files with their sizes and
 /// modification times.
 fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result<String> {
     let WorkerSettings {
@@ -32,7 +32,7 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name == "config.json" || name.ends_with(".safetensors") {
-            // `fs::metadata` follows links, so size and time are those of a link's target.
+            // `fs::metadata` follows links, so size and time belong to a link's target.
             let found = fs::metadata(entry.path())?;
             let written = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
             files.push((name, found.len(), written.as_nanos()));
@@ -44,8 +44,8 @@ fn key(settings: &WorkerSettings, isa: Isa, group_rank: GroupRank) -> io::Result
     let head = if *no_screened_head { " without a screen" } else { "" };
     let mut key = format!("{isa} {quantize:?}{head} rank {rank} of {world_size}{experts} nodes {nodes:?}\n");
     for (name, bytes, written) in files {
-        // The header page of the packed file holds only the beginning of a long key, as of a thousand files. The whole
-        // key counts all the same, because its hash is part of the file's name.
+        // The header page of the packed file holds only the beginning of a long key, for example a key of a thousand
+        // files. The whole key still counts, because the file's name contains its hash.
         let _ = writeln!(key, "{name} {bytes} {written}");
     }
     Ok(key)

@@ -76,8 +76,8 @@ pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-/// Joins and serves once. The outer error comes from joining, the inner one from serving. A shutdown during joining is
-/// not an error.
+/// Joins and serves once. The outer error comes from joining, the inner error from serving. A shutdown during joining
+/// is not an error.
 async fn join_once(joining: &Joining, shutdown: &Shutdown) -> Result<Result<(), Error>, Error> {
     let joined = tokio::select! {
         joined = join::join(joining) => joined?,

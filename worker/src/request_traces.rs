@@ -58,7 +58,8 @@ struct GraphTrace {
     work: Option<WorkSpan>,
     /// The name of the content that the graph hands over to another worker; `None` if it hands over nothing.
     sends: Option<&'static str>,
-    /// The span of the transfer to another worker. It begins with the first row that was computed for that worker.
+    /// The span of the transfer to another worker. The span begins with the first row that was computed for that
+    /// worker.
     transfer: Option<TraceSpan>,
 }
 
@@ -225,7 +226,8 @@ impl GraphTrace {
         self.span.set("tutti.graph.outcome", word);
         if let Some(fault) = failure {
             let (trace_id, error) = (self.context.trace_id(), &fault.message);
-            // A refusal is an answer to a client. As warnings, refusals of many clients at once would fill the log.
+            // A refusal is an answer to a client. If refusals were warnings, refusals of many clients would fill the
+            // log.
             if matches!(outcome, Some(Outcome::Refused(_))) {
                 tracing::debug!(%key, trace_id, error, "the graph of a sampled request was refused");
             } else {
@@ -233,7 +235,7 @@ impl GraphTrace {
             }
             self.span.fail(fault.message.clone());
         }
-        // Child spans end first, so that a collector that has the graph's span has the child spans, too.
+        // Child spans end first, so that a collector that has the graph's span also has the child spans.
         drop((self.waiting.take(), self.transfer.take()));
     }
 }
@@ -246,8 +248,8 @@ struct StepClock {
 }
 
 impl StepClock {
-    /// Returns the clock of a step. The end is known on the monotonic clock. It is converted to wall-clock time by its
-    /// distance from now.
+    /// Returns the clock of a step. The step's end is known on the monotonic clock. This function converts the end to
+    /// wall-clock time by its distance from now.
     fn of(step: StepView<'_>, wall: SystemTime, now: Instant) -> Self {
         let ago: Duration = now.saturating_duration_since(step.collected());
         let began = step.started();
@@ -255,7 +257,8 @@ impl StepClock {
     }
 }
 
-/// The span of a step to which decodes link. It is a trace of its own, because the step belongs to all of its rows.
+/// The span of a step to which decodes link. The span is the root of a trace of its own, because the step belongs to
+/// all of its rows.
 struct StepSpan<'a> {
     rank: Rank,
     step: StepView<'a>,

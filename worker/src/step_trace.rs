@@ -99,7 +99,7 @@ impl Writer {
             let step = match steps.try_recv() {
                 Ok(step) => step,
                 Err(TryRecvError::Disconnected) => return file.flush(),
-                // The file is flushed before the thread blocks, so that readers of the file see every step soon.
+                // The file is flushed before the thread blocks, so that readers of the file soon see every step.
                 Err(TryRecvError::Empty) => {
                     file.flush()?;
                     let Ok(step) = steps.recv() else { return Ok(()) };

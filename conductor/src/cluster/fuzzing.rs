@@ -23,7 +23,7 @@ use tutti_settings::{EngineSettings, FaultSettings, MAX_RANKS, ModelSettings};
 use super::{Cluster, GroupSpec, Joining, Limits, Served, Topology, link};
 use crate::{request::Origin, submission::Submission, worker_service::Reader};
 
-/// Workers of the cluster.
+/// Number of workers of the cluster.
 const RANKS: u32 = 3;
 
 /// An event of a cluster.
@@ -33,15 +33,16 @@ pub enum Event {
     Join(u32),
     /// The worker of this rank sends a message.
     Says(u32, FromWorker),
-    /// The worker of this rank sends a message about a graph: the one that it got last, or one that it got before.
+    /// The worker of this rank sends a message about a graph that it has launched. The second field is the graph's age:
+    /// 0 is the latest graph.
     SaysOfGraph(u32, u8, FromWorker),
     /// The stream of this rank's worker ends.
     Leaves(u32),
-    /// A client asks for something.
+    /// A client submits a request that continues these output tokens.
     Submit(pb::RequestSpec, Vec<u32>),
-    /// A client leaves.
+    /// The client with this index, modulo the number of clients, leaves.
     Cancel(u8),
-    /// A client reads.
+    /// All clients read their output.
     Read,
 }
 
@@ -51,7 +52,7 @@ struct Worker {
     launched: Vec<(GraphKey, u32)>,
 }
 
-/// A client, and the number of its tokens.
+/// A client and the part of its output that it has read.
 struct Client {
     submission: Submission,
     first: u32,
@@ -60,8 +61,8 @@ struct Client {
     ended: bool,
 }
 
-/// Plays events on a cluster of the shape that `shape` selects. Each output has its tokens in order and ends once, and
-/// nothing is left when all have gone.
+/// Plays events on a cluster whose topology `shape` selects. Checks that each output has its tokens in order and ends
+/// once, and that no request or worker is left after all clients and workers have gone.
 pub fn play(shape: u8, events: Vec<Event>) {
     let cluster = cluster(shape);
     let mut workers = BTreeMap::new();
@@ -141,7 +142,7 @@ fn join(cluster: &Cluster, workers: &mut BTreeMap<u32, Worker>, rank: u32) {
     match cluster.join(joining, link) {
         Ok(id) => {
             assert!(rank < MAX_RANKS, "rank {rank} has joined");
-            // A worker of this rank may still be there, if the cluster has taken it for dead.
+            // `workers` may still hold an earlier worker of this rank that the cluster has taken for dead.
             workers.insert(rank, Worker { id, inbox, launched: Vec::new() });
         }
         Err(_) => assert!(rank >= RANKS || workers.contains_key(&rank), "rank {rank} may not join"),
@@ -157,7 +158,7 @@ fn says(cluster: &Arc<Cluster>, workers: &mut BTreeMap<u32, Worker>, rank: u32, 
 }
 
 impl Worker {
-    /// Reads what the conductor has sent.
+    /// Reads the conductor's messages and notes the graphs that they launch.
     fn hear(&mut self) {
         while let Ok(Ok(pb::ConductorMessage { message })) = self.inbox.try_recv() {
             if let Some(ToWorker::Launch(launch)) = message {

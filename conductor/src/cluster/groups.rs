@@ -1,11 +1,12 @@
 //! Formation of TP groups. A TP group consists of the ranks of one replica. These ranks start and end at the same time.
 //!
-//! A TP group is formed once all its ranks have joined: first the conductor sends the leader its meeting point, and
-//! once the leader has answered, the other ranks. Ranks that this conductor has spawned are on one machine and meet in
-//! shared memory. Among ranks that have joined by hand, the leader listens and reports its port, and the other ranks
-//! dial that port. The leader of a group of GPUs also reports the id by which NCCL finds the ranks. Each TP group has
-//! its own meeting path or secret. Every step needs every rank, so the end of one rank ends the group: the remaining
-//! ranks are removed at once, and spawned ranks are started again. Late messages of a group that has ended are dropped.
+//! A TP group is formed once all its ranks have joined. First the conductor sends the leader the meeting point. After
+//! the leader has answered, the conductor sends the meeting point to the other ranks. Ranks that this conductor has
+//! spawned are on one machine and meet in shared memory. Among ranks that have joined by hand, the leader listens and
+//! reports its port, and the other ranks dial that port. The leader of a group of GPUs also reports the id by which
+//! NCCL finds the ranks. Each TP group has its own meeting path or secret. Every step needs every rank, so the end of
+//! one rank ends the group. The remaining ranks are removed at once, and spawned ranks are started again. Late messages
+//! of a group that has ended are dropped.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
@@ -76,7 +77,7 @@ impl Membership {
         self.send_meeting(leader, 0, meeting, Vec::new());
     }
 
-    /// Tells the other ranks of a group, whose leader has answered, where to meet.
+    /// Tells the other ranks of a group where to meet, after the group's leader has answered.
     pub(super) fn meet_leader(&mut self, leader: WorkerId, listening: pb::GroupListening) {
         let Some(point) = self.groups.points.remove(&leader) else { return };
         let Some((rank, host)) = self.workers.get_mut(leader).map(|worker| (worker.rank, worker.host)) else {

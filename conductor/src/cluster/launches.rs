@@ -19,7 +19,7 @@ use crate::request::{Dropped, GraphRole, Request, ReservedRoom, RoomFor};
 
 impl Cluster {
     /// Returns a secret and a lease for the planes and embeddings of a new request. The secret is empty if nothing is
-    /// transferred. `encoders` are the walks that encode the request's media. There are none for a request of text.
+    /// transferred. `encoders` are the walks that encode the request's media; empty for a request of text.
     pub(super) fn new_reservation(&self, encoders: &[WalkId]) -> Result<pb::PlaneReservation, Error> {
         let lease_ms = self.limits.faults.transfer_timeout().as_millis() as u32;
         let transfers = !encoders.is_empty() || self.limits.topology.is_disaggregated();
@@ -71,7 +71,7 @@ impl Cluster {
     }
 
     /// Handles a worker's `Reserved` message: the worker has reserved room for planes or embeddings. Launches the graph
-    /// that computes them, or starts the request over if no worker is ready to run that graph.
+    /// that computes these planes or embeddings. Starts the request over if no worker is ready to run that graph.
     pub fn on_reserved(&self, from: WorkerId, reserved: pb::Reserved) {
         let state = &mut *self.state.lock();
         let workers = &mut state.membership.workers;

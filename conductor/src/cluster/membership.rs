@@ -185,8 +185,8 @@ impl Membership {
         useless && !self.started && rank.0 < self.spawned_workers()
     }
 
-    /// Refuses a request that no worker could run now, or for which the queue has no room. `encoders` are the walks
-    /// that encode the request's media. There are none for a request of text.
+    /// Refuses a request that no worker can run now, or that exceeds the limit on requests in flight. `encoders` are
+    /// the walks that encode the request's media; empty for a request of text.
     pub fn check_admission(&self, encoders: &[WalkId], in_flight: usize) -> Result<(), Error> {
         let encodes = encoders.is_empty() || self.workers.ready_for(GroupRole::Encode).next().is_some();
         let (Some(limit), true, false) = (self.requests_limit(), encodes, self.draining) else {
@@ -199,13 +199,14 @@ impl Membership {
         Ok(())
     }
 
-    /// Number of requests in flight from which on further ones are refused; `None` if no worker runs requests.
+    /// Maximum number of requests in flight, running and queued; `None` if no worker runs requests.
     pub fn requests_limit(&self) -> Option<usize> {
         self.running_limits().map(|running| running + self.limits.faults.max_queued_requests as usize)
     }
 
-    /// Number of requests that all ready replicas run at a time, from the first token to the last; `None` if no replica
-    /// does. Replicas that only decode count if one that only prefills is ready.
+    /// Sum of the numbers of requests that the ready replicas run at a time; `None` if no replica generates output.
+    /// Replicas that only prefill add nothing. Replicas that only decode count only while a replica that prefills is
+    /// ready.
     fn running_limits(&self) -> Option<usize> {
         let limit = |(_, worker): (_, &Worker)| worker.running_limit(self.limits.engine.running_limit());
         let prefills = self.workers.ready_for(GroupRole::Prefill).next().is_some();
@@ -213,15 +214,15 @@ impl Membership {
         self.workers.ready_for(GroupRole::Whole).map(limit).chain(decode).reduce(|sum, limit| sum + limit)
     }
 
-    /// True if no request can run, now or later: [`Self::is_hopeless_for`] is true for whole requests, and also for
-    /// prefills or decodes.
+    /// True if no request can run, now or later: no worker runs whole requests, and prefills or decodes have no worker
+    /// either. See [`Self::is_hopeless_for`].
     pub fn is_hopeless(&self) -> bool {
         let hopeless = |role| self.is_hopeless_for(role);
         hopeless(GroupRole::Whole) && (hopeless(GroupRole::Prefill) || hopeless(GroupRole::Decode))
     }
 
-    /// True if no worker of this role takes requests, now or later: only draining workers of the role are present, if
-    /// any, and no further worker is expected.
+    /// True if no worker of this role takes requests, now or later: all present workers of the role are draining, and
+    /// no further worker is expected.
     pub fn is_hopeless_for(&self, role: GroupRole) -> bool {
         let has_role = |rank| self.workers.duties(rank).include(role);
         let here = self.workers.iter().any(|(_, worker)| {

@@ -48,7 +48,7 @@ impl Membership {
         })
     }
 
-    /// Accepts the model of a worker that has loaded it. The first model becomes the cluster's model. A later one is
+    /// Accepts the model of a worker that has loaded it. The first model becomes the cluster's model. A later model is
     /// accepted only if it agrees with the cluster's model. Returns the worker's description, completed with the
     /// conductor's settings.
     pub(super) fn accept_model(

@@ -17,7 +17,7 @@ use crate::request::{GraphRole, Members, Request};
 /// A request that needs a placement.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementQuery<'a> {
-    /// True if a token may follow the one that the prefill samples, so that a decode is needed.
+    /// True if a token may follow the token that the prefill samples, so that a decode is needed.
     pub may_decode: bool,
     /// True if the request may be the cause of its workers' crashes.
     pub suspect: bool,
@@ -25,7 +25,7 @@ pub struct PlacementQuery<'a> {
     pub blocks: u64,
     /// Number of leading blocks of the prompt that each worker has cached.
     pub cached: &'a Cached,
-    /// Maximum number of requests that a worker runs at a time by the settings. Its memory may hold fewer. Further
+    /// The settings' maximum number of requests that a worker runs at a time. A worker's memory may hold fewer. Further
     /// requests wait at the worker, whatever the load.
     pub most_requests: usize,
 }
@@ -53,8 +53,8 @@ pub struct Placement {
     pub cached: u64,
 }
 
-/// Cost of a request on a worker; the smallest cost wins. Fields are compared in order: a worker that is not full wins
-/// over a full one, then fewer blocks win, then fewer requests, then fewer launches so far.
+/// Cost of a request on a worker; the smallest cost wins. Fields are compared in order: a worker that is not full comes
+/// first, then fewer blocks, then fewer requests, then fewer launches so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
     full: bool,

@@ -13,9 +13,9 @@ use tutti_runtime::prefix_index::{
 
 use crate::request::Request;
 
-/// Maximum bytes of the index: room for 5 million tokens of short prompts, or 15 million of long ones.
+/// Maximum bytes of the index. They hold about 5 million tokens of short prompts, or 15 million tokens of long prompts.
 const MAX_BYTES: usize = 64 << 20;
-/// Time after which a prefix that was not sent again is forgotten.
+/// Time after which the index drops a prefix that was not sent again.
 const MAX_AGE: Duration = Duration::from_secs(900);
 
 /// The index of prompts by worker. `None` if workers have no prefix cache.

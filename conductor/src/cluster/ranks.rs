@@ -70,7 +70,7 @@ impl RankRecord {
         self.trouble.is_some()
     }
 
-    /// Records that a worker has joined. During a crash loop the last fault is kept, since it may recur.
+    /// Records that a worker has joined. Keeps the last fault during a crash loop, since the fault may recur.
     pub fn joined(&mut self) {
         self.departure = None;
         if !self.is_crash_looping() {
@@ -105,7 +105,7 @@ impl RankRecord {
         self.drained || self.unready_exits >= CRASH_LOOP
     }
 
-    /// Description for operators, if there is a fault or a drain.
+    /// Description for operators; `None` if the rank has neither a fault nor a drain.
     pub fn detail(&self) -> Option<String> {
         if self.drained {
             return Some("drained".into());
@@ -132,12 +132,12 @@ impl Ranks {
         self.0.entry(rank).or_default()
     }
 
-    /// Description for operators; empty if there is none.
+    /// Description for operators; empty if the rank has neither a fault nor a drain.
     pub fn detail(&self, rank: Rank) -> String {
         self.get(rank).and_then(RankRecord::detail).unwrap_or_default()
     }
 
-    /// Descriptions of all ranks that have one, in order of rank.
+    /// Descriptions of all ranks that have a fault or a drain, in order of rank.
     pub fn details(&self) -> Vec<String> {
         let say = |(rank, record): (&Rank, &RankRecord)| {
             record.detail().map(|detail| format!("worker {rank}: {detail}"))

@@ -1,7 +1,7 @@
 //! The last steps and requests, for operators' pages.
 //!
-//! Everything here is bounded. Steps are kept only while somebody asks for them. A request costs one allocation when it
-//! arrives, and a token none.
+//! All lists are bounded. Steps are recorded only while a client asks for them. A request costs one allocation on
+//! arrival, and a token costs none.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,19 +16,19 @@ use tutti_proto::{
 use super::Cluster;
 use crate::request::{EndingKind, GraphRole};
 
-/// Time after the last question for which steps are kept.
+/// Time for which steps are recorded after a client has last asked for them.
 const WATCHED: Duration = Duration::from_secs(60);
-/// Number of steps kept per worker.
+/// Maximum number of steps recorded per worker.
 const STEPS: usize = 128;
-/// Number of requests kept.
+/// Maximum number of requests recorded.
 const REQUESTS: usize = 512;
-/// Number of transitions after which a request's chunks of prefill are no longer kept.
+/// Once a request has this many transitions, its further prefill chunks are not recorded.
 const CHUNKS: usize = 64;
-/// Number of transitions kept per request, its end not counted.
+/// Maximum number of transitions recorded per request, not counting its end.
 const TRANSITIONS: usize = 2 * CHUNKS;
-/// Number of transitions of a request that is neither moved nor cut into chunks, its end included.
+/// Number of transitions, including the end, of a request that runs on one worker and is prefilled in one chunk.
 const USUAL_TRANSITIONS: usize = 4;
-/// Number of requests in an answer.
+/// Maximum number of requests in an answer of `GetRequests`.
 const ANSWERED: usize = 64;
 
 /// The last steps of each worker, and the last requests.
@@ -36,19 +36,19 @@ const ANSWERED: usize = 64;
 pub(super) struct Recent {
     watched: Option<Instant>,
     steps: BTreeMap<Rank, VecDeque<pb::RecentStep>>,
-    /// Number of steps kept so far.
+    /// Number of steps recorded so far.
     sequence: u64,
-    /// In the order of their ids, which count up by one.
+    /// The recorded requests. Their ids are consecutive.
     requests: VecDeque<pb::RecentRequest>,
 }
 
 impl Recent {
-    /// Notes that somebody watches the steps.
+    /// Notes that a client has asked for steps.
     fn watch(&mut self, now: Instant) {
         self.watched = Some(now);
     }
 
-    /// Keeps a step and its prefill rows, if somebody watches.
+    /// Records a step and its prefill rows, if a client has asked for steps recently.
     pub fn step(
         &mut self,
         worker: Rank,
@@ -92,7 +92,7 @@ impl Recent {
         self.steps.remove(&worker);
     }
 
-    /// Keeps a new request. Its id is one more than that of the request before.
+    /// Records a new request. Its id must be one more than that of the previous request.
     pub fn accepted(&mut self, id: RequestId, prompt_tokens: usize) {
         if self.requests.len() == REQUESTS {
             self.requests.pop_front();
@@ -106,7 +106,7 @@ impl Recent {
         self.happened(id, Transition::Accepted(pb::Accepted {}));
     }
 
-    /// Notes that a graph of a request was launched. `worker` is the leader of its workers.
+    /// Notes that a graph of a request was launched. `worker` is the leader of the graph's workers.
     pub fn launched(&mut self, id: RequestId, role: GraphRole, worker: Option<Rank>) {
         let role = match role {
             GraphRole::Whole => "whole",
@@ -118,7 +118,7 @@ impl Recent {
         self.happened(id, Transition::Launched(pb::Launched { role: role.into(), worker }));
     }
 
-    /// Counts output tokens. The first ones of a try are a transition.
+    /// Counts output tokens. The first tokens of each try are also recorded as a transition.
     pub fn generated(&mut self, id: RequestId, tokens: usize) {
         let Some(request) = self.find(id) else { return };
         request.generated = request.generated.saturating_add(tokens as u32);
@@ -173,7 +173,7 @@ impl Recent {
         self.requests.get_mut(index)
     }
 
-    /// The kept steps after the one with this sequence, in order.
+    /// The recorded steps with a sequence number above `after`, in order.
     fn steps_after(&self, after: u64) -> Vec<pb::RecentStep> {
         let known = |steps: &VecDeque<pb::RecentStep>| steps.partition_point(|step| step.sequence <= after);
         let steps = self.steps.values().flat_map(|steps| steps.range(known(steps)..));
@@ -184,14 +184,14 @@ impl Recent {
 }
 
 impl Cluster {
-    /// The last steps after the one with this sequence. Steps are kept for a minute from now on.
+    /// The recorded steps with a sequence number above `after`. From now on, steps are recorded for a minute.
     pub fn recent_steps(&self, after: u64) -> pb::GetStepsResponse {
         let mut state = self.state.lock();
         state.recent.watch(Instant::now());
         pb::GetStepsResponse { steps: state.recent.steps_after(after) }
     }
 
-    /// The request with this id if it is kept, or the newest requests.
+    /// The request with this id, if the request is still recorded. Without an id, the newest requests.
     pub fn recent_requests(&self, id: Option<RequestId>) -> pb::GetRequestsResponse {
         let mut state = self.state.lock();
         let requests = match id {

@@ -19,9 +19,9 @@ use crate::{
 };
 
 impl Cluster {
-    /// Accepts and launches a request, or returns why it is refused. The request fails `timeout_ms` milliseconds after
-    /// its arrival; it has no deadline if `timeout_ms` is `None`. Dropping the submission cancels the request. Must run
-    /// inside a Tokio runtime.
+    /// Accepts and launches a request, or returns why the request is refused. The request fails `timeout_ms`
+    /// milliseconds after its arrival; with `None`, the request has no deadline. Dropping the submission cancels the
+    /// request. Must run inside a Tokio runtime.
     pub fn submit(
         self: &Arc<Self>,
         spec: pb::RequestSpec,
@@ -55,8 +55,8 @@ impl Cluster {
         generated: Vec<u32>,
         origin: Origin,
     ) -> Result<(RequestId, mailbox::Receiver), Error> {
-        // The lock is held only to read the model, not during the rest of this function, which may take long: a prompt
-        // may be long, and a secret is read from a file.
+        // The lock is held only to read the model. The rest of this function may take long: a prompt may be long, and
+        // the secret is read from the system's random number generator.
         let model = self.state.lock().membership.model_view()?;
         let mut spec = spec.check(&generated, &model.description.request_limits())?;
         let encoders = media::check(&spec, &model.declaration)?;

@@ -38,7 +38,7 @@ impl Requests {
         self.by_id.keys().copied().collect()
     }
 
-    /// Keeps a request until there is a placement for it.
+    /// Keeps a request in the waiting set until it is placed.
     pub fn wait(&mut self, id: RequestId) {
         self.waiting.insert(id);
     }
@@ -72,8 +72,8 @@ impl Requests {
         over
     }
 
-    /// Returns why a message is dropped if its request is not present. All ids up to the newest one were given to
-    /// requests of this conductor, so a missing request with such an id is over.
+    /// Returns why a message is dropped if its request is not present. Ids count up, so a missing request with an id up
+    /// to the newest one has ended.
     pub fn why_unknown(&self, id: RequestId) -> Dropped {
         if (1..=self.newest).contains(&id.0) { Dropped::Stale } else { Dropped::Unknown }
     }

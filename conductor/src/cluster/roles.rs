@@ -1,4 +1,4 @@
-//! Roles of a topology's groups. They are derived from the walks that each group runs, among the walks that the model
+//! Roles of a topology's groups. The roles follow from the walks that each group runs, among the walks that the model
 //! declares.
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ pub enum GroupRole {
     Prefill,
     /// The decode alone: the group continues requests that other groups have prefilled.
     Decode,
-    /// The encoding of media. A group may have this role in addition to one of the other three.
+    /// The encoding of media. A group may encode in addition to one of the other roles.
     Encode,
 }
 

@@ -122,7 +122,7 @@ impl Membership {
 
     /// True if the cluster is ready for requests.
     fn is_serving(&self) -> bool {
-        // A crash-looping worker may be gone at any moment, so it does not count.
+        // A crash-looping worker does not count, because it may end at any moment.
         let reliable = |role| {
             let mut ready = self.workers.ready_for(role);
             ready.any(|(_, worker)| !self.ranks.get(worker.rank).is_some_and(RankRecord::is_crash_looping))

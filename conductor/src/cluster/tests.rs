@@ -1,5 +1,5 @@
-//! The whole cluster under random deaths, colocated and disaggregated: every request ends once, with all of its tokens
-//! in order, and no request stays booked or waiting.
+//! The whole cluster, colocated and disaggregated, while workers die at random. Every request ends once, with all of
+//! its tokens in order. No request stays booked or waiting.
 
 use std::{
     collections::BTreeMap,
@@ -124,7 +124,7 @@ struct Running {
     epoch: u32,
     next: u32,
     total: u32,
-    /// The graph that continues after this one's first token.
+    /// The graph that continues after this graph's first token.
     send_to: Option<GraphKey>,
     /// True until the first token has been transferred.
     receives: bool,

@@ -2,12 +2,13 @@
 //!
 //! There are two cases. A *stopped* process (or machine, or network path) sends nothing. Workers send heartbeats from
 //! the thread of their stream, which only passes messages on, so a few missing heartbeats are enough to detect a
-//! stopped process. A process whose step *hangs* still sends heartbeats, but the counters in the heartbeats stand still
-//! while the process has work. A sound step may take long, so the time limit for a hanging step is much longer. A long
-//! prefill does not appear to hang: it consists of many forward passes, and the counters advance with each one.
+//! stopped process. A process whose step *hangs* still sends heartbeats, but the counters in the heartbeats do not
+//! change while the process has work. A correct step may take long, so the time limit for a hanging step is much
+//! longer. A long prefill does not appear to hang: it consists of many forward passes, and the counters advance with
+//! each one.
 //!
-//! Time is counted in the watchdog's own ticks, so that a conductor that was itself stopped or starved does not blame
-//! its workers.
+//! Time is counted in the watchdog's own ticks. A conductor that was itself stopped for a while therefore does not take
+//! its workers for dead.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use super::{Cluster, Limits, ranks::Manner, roles::GroupRole, workers::Worker};
 
 /// Time between two checks.
 const TICK: Duration = Duration::from_millis(250);
-/// Time without a check after which the process counts as dead.
+/// Time without a check after which the conductor itself counts as dead.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Cluster {
@@ -30,8 +31,8 @@ impl Cluster {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            // The check takes the lock that every request takes. If a holder of the lock is stuck, the watchdog misses
-            // its beats.
+            // The check takes the lock that every request takes. If a holder of the lock is stuck, the watchdog's beats
+            // stop.
             self.tick(TICK);
             pulse.beat();
         }

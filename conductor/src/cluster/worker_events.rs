@@ -23,8 +23,8 @@ impl Cluster {
         }
     }
 
-    /// Handles a worker that has loaded the model: it takes requests from now on, or is turned away if its model
-    /// differs from the model of the other workers.
+    /// Handles a worker that has loaded the model. The worker takes requests from now on. If its model differs from the
+    /// model of the other workers, the worker is turned away.
     pub fn on_ready(&self, id: WorkerId, ready: pb::Ready) {
         let state = &mut *self.state.lock();
         let Some(rank) = state.membership.workers.hear(id).map(|worker| worker.rank) else { return };

@@ -32,9 +32,9 @@ pub struct Joining {
     pub host: IpAddr,
 }
 
-/// The sending end of the channel to one worker. The channel holds [`super::Limits::link_capacity`] messages. It cannot
-/// fill while the conductor keeps its own limits, because each try of a request in flight is launched and cancelled at
-/// most once on a worker.
+/// The sending end of the channel to one worker. The channel holds [`super::Limits::link_capacity`] messages. The
+/// channel never fills while the conductor keeps its own limits, because each try of a request in flight is launched
+/// and cancelled at most once on a worker.
 pub type Link = mpsc::Sender<Result<pb::ConductorMessage, Status>>;
 
 /// A worker, from its `Hello` to the end of its stream.
@@ -48,10 +48,10 @@ pub struct Worker {
     pub load: pb::WorkerLoad,
     /// The worker's own description of the model; `None` until the worker's `Ready`.
     pub model: Option<pb::ModelDescription>,
-    /// Number of requests that the worker runs at a time, as it reports; `None` until it is ready, and for ranks that
-    /// follow a leader.
+    /// Number of requests that the worker runs at a time, as the worker reports; `None` until the worker is ready, and
+    /// for ranks that follow a leader.
     pub running_limit: Option<u32>,
-    /// The worker's description of its device; empty until it is ready.
+    /// The worker's description of its device; empty until the worker is ready.
     pub device: String,
     /// The channel to the worker; `None` once the worker is turned away. Dropping the link ends the worker's stream,
     /// and then the worker exits.
@@ -64,7 +64,7 @@ pub struct Worker {
     pub stuck: Duration,
     /// Graphs that the worker holds.
     graphs: HashMap<GraphKey, Held>,
-    /// Number of `graphs` that are [`Activity::Resting`]: they wait for another worker's data.
+    /// Number of `graphs` that are [`Activity::Resting`], because they wait for another worker's data.
     resting: usize,
     /// Sum of the bookings of all `graphs`.
     pub booked: Booking,
@@ -100,8 +100,8 @@ impl Worker {
         self.graphs.keys().map(|key| key.request).collect()
     }
 
-    /// Maximum number of requests that the worker runs at a time. `settings_limit` is that of the settings, which the
-    /// worker's memory for slots may not reach.
+    /// Maximum number of requests that the worker runs at a time: `settings_limit`, or the worker's own limit if its
+    /// memory for slots holds fewer.
     pub fn running_limit(&self, settings_limit: usize) -> usize {
         self.running_limit.map_or(settings_limit, |limit| settings_limit.min(limit as usize))
     }
@@ -140,13 +140,13 @@ impl Worker {
     /// cluster when its stream ends.
     pub fn turn_away(&mut self, why: Error) {
         if let Some(link) = self.link.take() {
-            // A failure to send is ignored. It means that the link is full, because the worker does not read it, or
-            // that the stream has already ended.
+            // A failure to send is ignored: either the worker does not read and the link is full, or the stream has
+            // already ended.
             let _ = link.try_send(Err(why.into()));
         }
     }
 
-    /// The name of a walk in the worker's model.
+    /// The name of a walk in the worker's model; "undeclared" if the model has no such walk.
     pub fn walk_name(&self, walk: u32) -> &str {
         let declaration = self.model.as_ref().and_then(|model| model.declaration.as_ref());
         let walk = declaration.and_then(|declaration| declaration.walks.get(walk as usize));
@@ -178,7 +178,8 @@ impl Booking {
         Self { requests: 1, queued_blocks, active_blocks, suspects: request.is_suspect().into() }
     }
 
-    /// Number of blocks that a new request on the worker waits for or shares its steps with.
+    /// Number of blocks that delay a new request on the worker: prompt blocks queued before the request, and blocks of
+    /// decodes that share its steps.
     pub fn blocks(&self) -> u64 {
         self.queued_blocks + self.active_blocks
     }
@@ -332,7 +333,7 @@ impl Workers {
     }
 
     /// True if prefix locality can affect placement: at least two joined replicas prefill, or at least two only decode.
-    /// A replica that runs whole requests counts as one that prefills.
+    /// A replica that runs whole requests prefills, too.
     pub fn have_choice(&self) -> bool {
         let mut seen = BTreeSet::new();
         let leaders = self.iter().filter(|(_, worker)| self.is_leader(worker.rank));
@@ -417,8 +418,8 @@ impl Workers {
         }
     }
 
-    /// Sends a message without waiting. If the link is full, the message is lost. The worker must not go on without the
-    /// message, so it is turned away.
+    /// Sends a message without waiting. If the link is full, the message is lost, and the worker is turned away,
+    /// because it must not go on without the message.
     pub fn send(&mut self, id: WorkerId, message: ToWorker) {
         let Some(worker) = self.by_id.get_mut(&id) else { return };
         let Some(link) = &worker.link else { return };

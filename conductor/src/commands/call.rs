@@ -66,19 +66,20 @@ impl Calls {
         Ok(Self { client, token, url })
     }
 
-    /// The workers and the queue.
+    /// Asks for the workers and the queue.
     pub async fn cluster(&self) -> Result<pb::GetClusterResponse, Error> {
         let request = self.request(pb::GetClusterRequest {});
         self.answer(self.client.clone().get_cluster(request)).await
     }
 
-    /// The served model, and whether the cluster is ready.
+    /// Asks for the served model, and whether the cluster is ready.
     pub async fn describe(&self) -> Result<pb::DescribeResponse, Error> {
         let request = self.request(pb::DescribeRequest {});
         self.answer(self.client.clone().describe(request)).await
     }
 
-    /// The request with this number if it is kept, or the newest requests.
+    /// Asks for the request with this number, if the conductor still records the request. Without a number, asks for
+    /// the newest requests.
     pub async fn requests(&self, number: Option<u64>) -> Result<Vec<pb::RecentRequest>, Error> {
         let request = self.request(pb::GetRequestsRequest { request: number });
         Ok(self.answer(self.client.clone().get_requests(request)).await?.requests)

@@ -1,4 +1,4 @@
-//! `conductor drain`: ends a worker or a conductor without a failed request, and waits for the end.
+//! `conductor drain`: drains a worker or a conductor so that no request fails, and waits for the end of the drain.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use super::call::Calls;
 
 /// Interval at which the conductor is asked about the drain.
 const ASK: Duration = Duration::from_millis(200);
-/// Minimum time that a conductor has for an answer, also for one that is asked for shortly before the command gives up.
+/// Minimum time to wait for each answer of the conductor, even if the command's own timeout ends sooner.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
 
-/// Drains what the settings name. Returns the line that is printed.
+/// Drains the worker or the conductor that the settings name. Returns the line to print.
 pub(super) async fn run(calls: Calls, settings: DrainProcessSettings) -> Result<String, Error> {
     let patience = Duration::from_secs(settings.target.timeout.into());
     match settings.target.worker {
@@ -29,7 +29,7 @@ async fn drain_worker(calls: &Calls, worker: u32, patience: Duration) -> Result<
     loop {
         let cluster = calls.cluster().await?;
         let status = cluster.workers.iter().find(|status| status.worker == worker);
-        // A worker that joined by hand is not expected back, so nothing is known of it once it has left.
+        // A worker that joined by hand is not expected back. Once it has left, the conductor no longer lists it.
         if status.is_none_or(|status| status.phase() == WorkerPhase::Drained) {
             return Ok(format!("worker {worker} is drained\n"));
         }
@@ -69,20 +69,20 @@ async fn drain_conductor(
 
 /// State of a conductor that was asked to drain.
 enum Seen {
-    /// It answers.
+    /// The conductor still answers.
     Draining {
-        /// Requests in flight.
+        /// Number of requests in flight.
         requests: u32,
     },
-    /// Nothing listens at its address any more, or a later conductor does.
+    /// No process listens at the conductor's address any more, or a later conductor listens there.
     Gone,
-    /// It does not answer. A stopped process and a cut network look the same.
+    /// The conductor does not answer: its process is stopped, or the network is cut.
     Silent,
 }
 
 impl Seen {
-    /// Asks over a new connection. While the conductor drains, it closes its open connections, but still answers on new
-    /// ones.
+    /// Asks the conductor over a new connection. A draining conductor closes its open connections, but still accepts
+    /// new ones.
     async fn now(settings: &DrainProcessSettings, started_us: u64) -> Self {
         let calls = match Calls::connect(&settings.call, &settings.cluster_tls).await {
             Ok(calls) => calls,

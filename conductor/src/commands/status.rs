@@ -17,7 +17,7 @@ pub(super) async fn run(calls: Calls, settings: StatusProcessSettings) -> Result
     let cluster = calls.cluster().await?;
     let (ready, reason) = match calls.describe().await {
         Ok(description) => (description.ready, description.reason),
-        // Until a worker has loaded the model, the answer is an error with the reason.
+        // Until a worker has loaded the model, the conductor answers with an error that says why it is not ready.
         Err(error) if error.kind() == ErrorKind::Unavailable => (false, error.message().to_owned()),
         Err(error) => return Err(error),
     };
@@ -36,10 +36,10 @@ pub(super) async fn run(calls: Calls, settings: StatusProcessSettings) -> Result
 struct Report {
     model: String,
     build: String,
-    /// Time since the conductor's start, by this machine's clock.
+    /// Seconds since the conductor's start, by this machine's clock.
     up_s: u64,
     ready: bool,
-    /// The reason for which the cluster is not ready.
+    /// The reason why the cluster is not ready; empty if it is ready.
     reason: String,
     draining: bool,
     requests: Queue,
@@ -49,11 +49,11 @@ struct Report {
 #[derive(Serialize)]
 struct Queue {
     in_flight: u32,
-    /// Requests that are in no step of a worker yet.
+    /// Number of requests that have not been in any step yet.
     waiting: u32,
-    /// Waiting time of the oldest of them.
+    /// Waiting time of the oldest waiting request.
     oldest_waiting_ms: u32,
-    /// Requests in flight from which on further ones are refused; 0 while none are taken.
+    /// Maximum number of requests in flight; 0 while no requests are taken.
     limit: u32,
 }
 

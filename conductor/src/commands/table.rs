@@ -1,6 +1,6 @@
 //! Tables of text.
 
-/// Lays out rows of cells in columns, two spaces apart. Columns of numbers stand to the right.
+/// Lays out rows of cells in columns, two spaces apart. Columns of numbers are right-aligned.
 pub(super) fn table<const N: usize>(head: [&str; N], is_number: [bool; N], rows: &[[String; N]]) -> String {
     let cell_width = |row: &[String; N], column: usize| row[column].chars().count();
     let width = |column: usize| {
@@ -20,7 +20,7 @@ pub(super) fn table<const N: usize>(head: [&str; N], is_number: [bool; N], rows:
     text
 }
 
-/// A time in the unit in which it has few digits.
+/// Formats a time in milliseconds, in seconds or in hours, depending on its size.
 pub(super) fn duration(us: u64) -> String {
     match us {
         0..1_000_000 => format!("{:.1} ms", us as f64 / 1e3),

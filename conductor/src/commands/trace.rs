@@ -1,4 +1,4 @@
-//! `conductor trace`: the life of one of the last requests, as a waterfall of text.
+//! `conductor trace`: the phases of one recent request, as a waterfall chart in text.
 
 use tutti_proto::cluster::v1::{self as pb, request_transition::Transition};
 use tutti_runtime::{Error, ErrorKind};
@@ -27,17 +27,18 @@ pub(super) async fn run(calls: Calls, settings: TraceProcessSettings) -> Result<
     }
 }
 
-/// A phase of a request's life, in microseconds since its arrival.
+/// One phase of a request. Times are in microseconds since the request's arrival.
 #[derive(Debug, PartialEq, Eq)]
 struct Phase {
     name: String,
     from: u64,
     to: u64,
-    /// True if the phase goes on.
+    /// True if the phase has not ended yet.
     goes_on: bool,
 }
 
-/// Cuts a request's life into phases, in the order in which they begin. A chunk of prefill lies within its prefill.
+/// Splits a request's transitions into phases, in the order in which the phases begin. A prefill chunk lies within its
+/// prefill.
 fn phases(transitions: &[pb::RequestTransition]) -> Vec<Phase> {
     let Some(begin) = transitions.first().map(|it| it.at_us) else { return Vec::new() };
     let mut found = Vec::new();
@@ -80,7 +81,7 @@ fn phases(transitions: &[pb::RequestTransition]) -> Vec<Phase> {
     found
 }
 
-/// How the request ended, or that it has not.
+/// The request's outcome, or "in progress" if it has not ended.
 fn outcome(request: &pb::RecentRequest) -> &str {
     let ended = request.transitions.iter().find_map(|it| match &it.transition {
         Some(Transition::Ended(pb::RequestEnded { outcome })) => Some(outcome.as_str()),
@@ -112,7 +113,7 @@ fn waterfall(request: &pb::RecentRequest) -> String {
     )
 }
 
-/// The share of a request's life from `from` to `to`: at least one character.
+/// Draws the phase from `from` to `to` as a bar in a line for the whole request. The bar has at least one character.
 fn bar(from: u64, to: u64, whole: u64) -> String {
     let share = |us: u64| (us * BAR).checked_div(whole).unwrap_or_default();
     let start = share(from).min(BAR - 1);

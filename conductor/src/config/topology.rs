@@ -1,5 +1,5 @@
-//! The topology file: groups of workers, and for each group a device and those nodes and walks (passes over nodes) of
-//! the model that its workers run.
+//! The topology file. It lists groups of workers. Each group has a device, and the nodes and walks (passes over nodes)
+//! of the model that its workers run.
 
 use std::{collections::BTreeSet, path::Path};
 

@@ -6,7 +6,7 @@ async fn bind_workers(address: Option<&ClusterAddress>) -> Result<ClusterListene
     ClusterListener::bind(Callers::Workers, address, &ClusterTransport::default()).await
 }
 
-/// The rule that allows plaintext between machines.
+/// Transport rules that allow plaintext between machines.
 fn allowing() -> ClusterTransport {
     let settings = tutti_settings::ClusterTlsSettings { insecure_plaintext: true, ..Default::default() };
     ClusterTransport::read(&settings).unwrap()
@@ -29,7 +29,7 @@ async fn a_file_that_is_no_socket_is_never_removed() {
     let (file, link, stale) =
         (directory.path().join("file"), directory.path().join("link"), directory.path().join("stale"));
     fs::write(&file, "a year of work").unwrap();
-    // A link to a dead socket is not ours to remove either.
+    // `bind` does not remove a symbolic link to a dead socket either.
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     std::os::unix::fs::symlink(&stale, &link).unwrap();
     for path in [&file, &link] {

@@ -12,7 +12,7 @@ use tutti_runtime::{
     },
 };
 
-/// Layers of a worker that have a metric. A report may name more, which are left out.
+/// Maximum number of layers per worker that have metrics. Further layers of a report are left out.
 const MAX_LAYERS: u32 = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -34,7 +34,7 @@ declare_metrics! {
 #[derive(Debug)]
 pub(super) struct ExpertMetrics {
     gauges: Gauges,
-    /// Number of layers up to the last one that any worker has reported.
+    /// One more than the highest layer index that any worker has reported.
     layers: AtomicU32,
 }
 

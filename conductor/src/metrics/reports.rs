@@ -13,7 +13,7 @@ use tutti_runtime::{
 
 use super::{PerWorker, WorkerLabel};
 
-/// A whole number of a worker's report.
+/// The metric of one integer in a worker's report.
 struct Reported {
     name: &'static str,
     help: &'static str,
@@ -101,7 +101,7 @@ declare_metrics! {
     }
 }
 
-/// One gauge per worker for each of [`REPORTED`], in the same order, and one in seconds.
+/// One gauge per worker for each of [`REPORTED`], in the same order, and one gauge in seconds.
 #[derive(Debug)]
 pub(super) struct ReportMetrics {
     gauges: [PerWorker; REPORTED.len()],

@@ -41,8 +41,8 @@ declare_metrics! {
 }
 
 impl RequestMetrics {
-    /// Registers the metrics. Counters that alerts watch begin at 0: the first count of a series that did not exist
-    /// before is no increase to Prometheus.
+    /// Registers the metrics. Counters that alerts watch begin at 0, because Prometheus does not see the first sample
+    /// of a new series as an increase.
     pub fn begin(registry: &mut Registry) -> Self {
         let own = Self::register(registry);
         for outcome in OUTCOMES {

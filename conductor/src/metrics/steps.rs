@@ -25,10 +25,10 @@ impl MetricConstructor<Histogram> for Buckets {
     }
 }
 
-/// Seconds per step: from a step of a small model to a long prefill on a CPU.
+/// Buckets in seconds per step. They range from a step of a small model to a long prefill on a CPU.
 const STEP_SECONDS: Buckets =
     Buckets(&[1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]);
-/// Shares of the step's token budget that are used. Only a prefill that cannot be split and runs alone in its step
+/// Buckets of the used share of a step's token budget. Only a prefill that cannot be split and runs alone in its step
 /// exceeds 1.
 const BUDGET_FILL: Buckets = Buckets(&[0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0]);
 

@@ -29,7 +29,7 @@ struct Load {
     oldest_waiting_ms: u32,
 }
 
-/// Totals over the present workers. Clones share them.
+/// Totals over the present workers. All clones share the same totals.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Totals(Arc<Mutex<BTreeMap<Rank, Load>>>);
 

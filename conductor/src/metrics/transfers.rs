@@ -43,7 +43,7 @@ declare_metrics! {
     }
 }
 
-/// The values of the labels, with their numbers.
+/// The counts of a worker's transfers, each with the value of its label.
 struct Labelled {
     bytes: [(&'static str, u64); 2],
     requests: [(&'static str, u64); 2],

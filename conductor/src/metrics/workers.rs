@@ -40,8 +40,8 @@ declare_metrics! {
 }
 
 impl WorkerMetrics {
-    /// Registers the metrics. A counter that an alert watches begins at 0: the first count of a series that did not
-    /// exist before is no increase to Prometheus.
+    /// Registers the metrics. A counter that an alert watches begins at 0, because Prometheus does not see the first
+    /// sample of a new series as an increase.
     pub fn begin(registry: &mut Registry) -> Self {
         let own = Self::register(registry);
         for reason in ["stopped", "hangs"] {
@@ -58,7 +58,7 @@ impl WorkerMetrics {
 }
 
 impl ConductorMetrics {
-    /// Sets a worker's estimate of the memory that it uses. Its counter of restarts exists from then on.
+    /// Sets a worker's estimate of the memory that it uses. Also creates the worker's restart counter.
     pub(crate) fn memory(&self, worker: Rank, ready: &pb::Ready) {
         self.workers.restarts.get_or_create(&worker.into()).inc_by(0);
         for (kind, bytes) in memory_of(ready) {
@@ -66,7 +66,7 @@ impl ConductorMetrics {
         }
     }
 
-    /// Sets the number of ready workers, and of those that the conductor keeps running.
+    /// Sets the number of ready workers, and the number of workers that the conductor keeps running.
     pub(crate) fn ready(&self, workers: usize, expected: usize) {
         self.workers.ready.set(workers as i64);
         self.workers.expected.set(expected as i64);
@@ -86,7 +86,7 @@ impl ConductorMetrics {
     }
 }
 
-/// Kinds of a worker's memory, with its estimate of each in bytes.
+/// The worker's estimate of its memory in bytes, by kind of memory.
 fn memory_of(ready: &pb::Ready) -> [(&'static str, u64); 3] {
     [("weights", ready.weight_bytes), ("kv", ready.kv_bytes), ("step", ready.step_bytes)]
 }

@@ -26,7 +26,7 @@ fn only_what_a_dead_conductor_left_is_removed() {
     let named = |name: &str| parent.path().join(name);
     let (dead, new, other) = (named("tutti-conductor-dead"), named("tutti-conductor-new"), named("other"));
     for directory in [&dead, &new, &other] {
-        // As `PrivateDirectory` creates them, whatever the umask is.
+        // The same mode as `PrivateDirectory` uses, whatever the umask is.
         fs::DirBuilder::new().mode(0o700).create(directory).unwrap();
     }
     for directory in [&dead, &other] {
@@ -42,18 +42,18 @@ fn only_what_a_dead_conductor_left_is_removed() {
 fn traps_of_other_users_hold_up_no_start_and_lose_no_file() {
     let (parent, victim) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let named = |name: &str| parent.path().join(name);
-    // An owner that is a FIFO: its open waits for a writer that never comes.
+    // An owner file that is a FIFO. A blocking open would wait for a writer that never comes.
     let fifo = named("tutti-conductor-fifo");
     fs::DirBuilder::new().mode(0o700).create(&fifo).unwrap();
     mknodat(CWD, fifo.join(OWNER), FileType::Fifo, Mode::RWXU, 0).unwrap();
-    // A link to a directory that looks abandoned.
+    // A symbolic link to a directory that looks abandoned.
     fs::write(victim.path().join(OWNER), "").unwrap();
     symlink(victim.path(), named("tutti-conductor-link")).unwrap();
-    // An owner that is a link to a file.
+    // An owner file that is a symbolic link.
     let linked = named("tutti-conductor-linked");
     fs::DirBuilder::new().mode(0o700).create(&linked).unwrap();
     symlink("/etc/passwd", linked.join(OWNER)).unwrap();
-    // A directory in which others may put what they like.
+    // A directory that other users may write to.
     let open = named("tutti-conductor-open");
     fs::create_dir(&open).unwrap();
     fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();

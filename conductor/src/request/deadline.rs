@@ -13,7 +13,8 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// The deadline `timeout_ms` milliseconds after the request arrived at `came`. A timeout of 0 is an error.
+    /// Creates the deadline `timeout_ms` milliseconds after `came`, the time of the request's arrival. A timeout of 0
+    /// is an error.
     pub fn new(came: Instant, timeout_ms: u32) -> Result<Self, Error> {
         if timeout_ms == 0 {
             return Err(Error::new(ErrorKind::DeadlineExceeded, "no time is left for the request"));

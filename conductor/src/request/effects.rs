@@ -14,7 +14,7 @@ pub enum Dropped {
     Unknown,
 }
 
-/// The outcome of a row: a worker's report of one request's share of a step.
+/// The outcome of a row. A row is a worker's report of one request's share of a step.
 #[derive(Debug, Default, PartialEq)]
 pub struct RowOutcome {
     /// Number of new tokens, which are delivered to the client.
@@ -41,7 +41,7 @@ pub enum EndingKind {
 /// The consequences of an event, which the caller carries out.
 #[derive(Debug, Default, PartialEq)]
 pub struct Effects {
-    /// Graphs to cancel, each at its worker.
+    /// Graphs to cancel, each with the worker that runs it.
     pub cancel: Vec<(WorkerId, GraphKey)>,
     /// Graphs that their workers no longer hold.
     pub released: Vec<(WorkerId, GraphKey)>,

@@ -16,8 +16,8 @@
 //! A replay starts from the prompt and all tokens that have arrived so far. Those tokens are not sent to the client
 //! again: the new incarnation's first token is the next one. Random numbers, penalties and counts depend on positions
 //! and on the whole output, so the client's stream continues unchanged. Lost workers and failed hand-overs are counted
-//! separately: the death of a worker often shows first as a failed hand-over to that worker, and the next try may still
-//! be placed on it.
+//! separately: the death of a worker often shows first as a failed hand-over to that worker. The next try may be placed
+//! on the same worker again, and is then lost with the worker.
 
 mod blocks;
 mod completions;
@@ -46,16 +46,17 @@ pub struct Request {
     id: RequestId,
     spec: Arc<CheckedRequest>,
     deadline: Option<Deadline>,
-    /// The share of the caller.
+    /// Id of the caller's share; see [`Origin::share`].
     share: u64,
     walks: TextWalks,
     /// Walks that encode the request's media; empty for text.
     encoders: Vec<WalkId>,
     /// Secret and lease of the room that workers reserve for the request's planes and embeddings.
     reservation: pb::PlaneReservation,
-    /// The prompt cut into pieces. By their hashes the prefix index finds workers that have received the same prefix.
+    /// The prompt cut into pieces. The prefix index uses the pieces' hashes to find workers that have received the same
+    /// prefix.
     pieces: PromptPieces,
-    /// Number of the current try. Each further try increments it.
+    /// Number of the current try. Each further try increments the number.
     incarnation: Incarnation,
     max_replays: u32,
     /// Number of tries that were lost with a worker.
@@ -111,7 +112,7 @@ pub struct NewRequest {
 pub struct Origin {
     /// The router's span of the attempt, if the request's trace is sampled.
     pub trace: Option<TraceContext>,
-    /// The share of the caller, which workers divide memory and steps by; 0 without an API key.
+    /// Id of the caller's share. Workers divide memory and steps among these shares. 0 for a caller without an API key.
     pub share: u64,
 }
 
@@ -229,13 +230,13 @@ impl Request {
         matches!(self.phase, Phase::Live { stage: Stage::Waiting, .. })
     }
 
-    /// True if a token may follow the one that a prefill samples.
+    /// True if a token may follow the token that a prefill samples.
     pub fn may_decode(&self) -> bool {
         self.spec.stopping.max_tokens as usize > self.generated.len() + 1
     }
 
     /// True if the request may be the cause of its workers' crashes: the latest lost try produced no token, and only
-    /// one try is left. Two suspects must not share a worker, since a crash caused by one of them would use up the last
+    /// one try is left. Two suspects must not share a worker, since a crash caused by one suspect would use up the last
     /// try of both.
     pub fn is_suspect(&self) -> bool {
         self.in_vain && self.lost == self.max_replays
@@ -260,8 +261,8 @@ impl Request {
                 message.receive = Some(self.reservation.clone());
                 Stage::Reserving { decode: run }
             }
-            // An encoder is never the first graph, because the graph that prefills must be there to receive the
-            // embeddings.
+            // An encoder is never the first graph, because the graph that receives the embeddings must be launched
+            // first.
             GraphRole::Encode => return None,
         };
         self.enter(stage);
@@ -407,13 +408,13 @@ impl Request {
 pub struct ReservedRoom {
     /// `ip:port` at which other workers reach the worker.
     pub address: String,
-    /// Layout of the planes or embeddings. Sender and receiver must agree on it.
+    /// Layout of the planes or embeddings. Sender and receiver must agree on the layout.
     pub layout_hash: u64,
     /// Path of the shared memory that senders on the same machine write to; empty if there is none.
     pub shared_memory: String,
-    /// Number of leading pages that are not sent, because the receiver already has them.
+    /// Number of leading pages that the receiver already has and that are not sent.
     pub known_pages: u32,
-    /// Rooms for the shares of the other ranks of the worker's group, from rank 1 on.
+    /// Rooms at the other ranks of the receiving TP group, from rank 1 on, for those ranks' shares of the planes.
     pub ranks: Vec<pb::RankDestination>,
 }
 

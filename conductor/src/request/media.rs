@@ -66,7 +66,7 @@ fn check_placeholders(spec: &RequestParts, model: &ModelDeclaration) -> Result<(
     Err(Error::invalid("prompt", message))
 }
 
-/// Computes digests of media, by which equal data is found. The keys are random per process, so that no client can
+/// Computes digests of media. Equal data has equal digests. The keys are random per process, so that no client can
 /// construct two items with the same digest.
 #[derive(Debug, Default)]
 pub struct Digest {

@@ -17,9 +17,9 @@ pub(super) struct Run {
     pub key: GraphKey,
     members: Members,
     pending: Members,
-    /// One more than the highest epoch of which a row has arrived.
+    /// One more than the highest epoch among the rows that have arrived.
     next_epoch: Epoch,
-    /// The `Finished` of the rank that reported first. All other ranks must report the same.
+    /// The `Finished` of the rank that reported first. All other ranks must report an equal one.
     pub finished: Option<pb::Finished>,
     /// Number of the request's output tokens when this run began.
     pub tokens_before: usize,
@@ -49,7 +49,7 @@ impl Run {
         self.pending.values().map(|worker| (*worker, self.key)).collect()
     }
 
-    /// Removes a rank from the pending ranks, or says why its completion is dropped.
+    /// Removes a rank from the pending ranks, or returns why the rank's completion is dropped.
     pub fn accept_completion(&mut self, from: WorkerId, completion: &pb::Completion) -> Result<(), Dropped> {
         let rank = Rank(completion.rank);
         if self.members.get(&rank) != Some(&from) {

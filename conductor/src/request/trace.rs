@@ -1,5 +1,5 @@
-//! The spans of one request in the conductor. They alone read the clock here, and only if the request's trace is
-//! sampled.
+//! The spans of one request in the conductor. No other module of `request` reads the clock. This module reads it only
+//! if the request's trace is sampled.
 
 use std::time::SystemTime;
 
@@ -10,12 +10,12 @@ use tutti_runtime::trace::{self, KeyValue, SpanKind, TraceContext, TraceSpan};
 use super::{GraphRole, Members};
 use crate::mailbox::Ending;
 
-/// A request's span in logs, from its acceptance until no worker holds data of the request, and its spans in a sampled
-/// trace.
+/// A request's span in logs, and its spans in a sampled trace. The log span lasts from the request's acceptance until
+/// no worker holds data of the request.
 #[derive(Debug)]
 pub(super) struct RequestTrace {
     log: Span,
-    /// `None` if the trace is not sampled.
+    /// Context of the request's trace; `None` if the trace is not sampled.
     trace: Option<TraceContext>,
     /// The span of the wait for a placement.
     queue: Option<TraceSpan>,

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(30);
-/// Minimum life of a process whose end is not an early exit. The pause after such a process is the shortest one again.
+/// Minimum lifetime of a process whose end does not count as an early exit. After such a process, the pause is the
+/// shortest one again.
 pub const WELL: Duration = Duration::from_secs(10);
 
 /// Computes the pause before a restart. The pause doubles with each early exit, up to a bound.

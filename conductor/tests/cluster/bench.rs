@@ -1,4 +1,5 @@
-//! A cluster with a real worker service on a Unix socket, and fake workers that send what a test tells them to.
+//! A cluster with a real worker service on a Unix socket, and fake workers that send what a test tells the workers to
+//! send.
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,7 +33,7 @@ use tutti_settings::{ConnectionSettings, EngineSettings, FaultSettings, ModelSet
 pub const SPAWN_TOKEN: &str = "spawned";
 pub const SETTINGS: &str = r#"{"threads":1}"#;
 
-/// Awaits a future that should complete at once. The test fails with `what` if it does not.
+/// Awaits a future that should complete at once. The test fails with `what` if the future takes longer than 20 seconds.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(20), future).await.unwrap_or_else(|_| panic!("{what} does not happen"))
 }
@@ -118,7 +119,7 @@ impl Bench {
         self.try_join_with(hello, SPAWN_TOKEN).await
     }
 
-    /// Joins with this token; the empty one is not sent.
+    /// Joins with this token. An empty token is not sent.
     pub async fn try_join_with(&self, hello: pb::Hello, token: &str) -> Result<FakeWorker, Error> {
         let (to, outbound) = mpsc::channel(16);
         to.send(pb::WorkerMessage { message: Some(ToConductor::Hello(hello.clone())) }).await.unwrap();
@@ -159,7 +160,7 @@ impl Bench {
         soon("readiness", ready.wait_for(|state| wanted(state))).await.unwrap();
     }
 
-    /// The value of a metric with its labels; 0 if there is none.
+    /// The value of a metric with its labels; 0 if the metric does not exist.
     pub fn metric(&self, name: &str) -> u64 {
         let text = self.metrics.encode();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -232,7 +233,7 @@ impl FakeWorker {
         self.to.send(pb::WorkerMessage { message: Some(message) }).await.unwrap();
     }
 
-    /// The conductor's next message; `None` at the stream's end.
+    /// The conductor's next message; `None` if the stream has ended.
     pub async fn hear(&mut self) -> Option<FromConductor> {
         let message: Result<_, Status> = soon("a message to the worker", self.from.message()).await;
         message.unwrap().and_then(|message| message.message)
@@ -257,7 +258,7 @@ impl FakeWorker {
         }
     }
 
-    /// Reports one step: a token per index, and the graph's outcome if it ends.
+    /// Reports one step: one token per index, and an outcome if the graph ends.
     pub async fn step(
         &self,
         key: Option<pb::GraphKey>,

@@ -1,4 +1,4 @@
-//! The listener of routers and operators: who may call it, and what it refuses.
+//! The listener of routers and operators: the callers that it admits, and the calls that it refuses.
 
 use tokio::net::UnixListener;
 use tonic::{Code, Request, transport::Endpoint};
@@ -25,7 +25,7 @@ pub async fn serve(bench: &Bench, secret: Option<&str>, directory: &tempfile::Te
     ConductorClient::new(channel)
 }
 
-/// A call with this secret; the empty one is not shown.
+/// A call with this secret. An empty secret is not sent.
 fn call<T>(message: T, secret: &str) -> Request<T> {
     let mut request = Request::new(message);
     if !secret.is_empty() {

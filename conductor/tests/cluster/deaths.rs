@@ -1,4 +1,4 @@
-//! Workers with requests that die, stop, hang, or are drained.
+//! Deaths, stops, hangs and drains of workers that have requests.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ async fn a_request_that_crashes_its_workers_fails_alone() {
     let bench = Bench::new(limits(1)).await;
     let mut worker = bench.ready(0).await;
     let mut submissions = [bench.submit(1).unwrap(), bench.submit(1).unwrap()];
-    // Both requests are on the worker at each of its two deaths, so either request may have caused them.
+    // Both requests are on the worker at each of its two deaths, so either request may have caused the deaths.
     for _ in 0..2 {
         worker.launched().await;
         worker.launched().await;
@@ -82,7 +82,7 @@ async fn a_request_that_crashes_its_workers_fails_alone() {
         metric(&bench, "tutti_workers_ready", 0).await;
         worker = bench.ready(0).await;
     }
-    // From then on the two requests never share a worker.
+    // After the second death, the two requests never share a worker.
     assert_eq!(worker.launched().await.key.unwrap().request, 1);
     drop(worker);
     let error = read(&mut submissions[0]).await.1.unwrap_err();

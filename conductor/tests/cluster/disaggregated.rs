@@ -200,7 +200,8 @@ async fn a_client_that_leaves_frees_both_sides() {
     bench.idle().await;
 }
 
-/// Hears of a group of two ranks. The leader answers, upon which the other rank hears of it.
+/// Receives the `FormGroup` message of a group of two ranks. The leader answers, and then the other rank receives its
+/// message.
 async fn joins_a_pair(worker: &mut FakeWorker) {
     let Some(Message::FormGroup(form)) = worker.hear().await else { panic!("no group") };
     assert_eq!(form.size, 2);

@@ -23,7 +23,8 @@ async fn formed(worker: &mut FakeWorker) -> (u32, Meeting) {
     }
 }
 
-/// The meeting path of a rank. The leader answers, upon which the other ranks hear of it.
+/// Receives the rank and the meeting path of a worker. The leader answers, and then the other ranks receive their
+/// messages.
 async fn meeting_path(worker: &mut FakeWorker) -> (u32, String) {
     match formed(worker).await {
         (rank, Meeting::SharedMemory(path)) => {
@@ -106,7 +107,7 @@ async fn ranks_that_join_by_hand_dial_their_leader_where_it_listens() {
     let (0, Meeting::Listen(listen)) = formed(&mut leader).await else {
         panic!("the leader does not listen")
     };
-    // A port from a rank that was not asked is ignored.
+    // A port is ignored if it comes from a rank that was not asked.
     let listening =
         |port| ToConductor::GroupListening(pb::GroupListening { port, ..pb::GroupListening::default() });
     second.say(listening(1)).await;

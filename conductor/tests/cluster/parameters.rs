@@ -1,4 +1,4 @@
-//! The bounds of every parameter at the conductor's own gRPC, which routers of other builds may call.
+//! The bounds of every parameter at the conductor's own gRPC service, which routers of other builds may call.
 
 use tonic::Code;
 use tutti_proto::{
@@ -12,7 +12,7 @@ use crate::control;
 
 const VOCAB: u32 = 2000;
 
-/// Submits a good request, which a worker gets, and leaves it.
+/// Submits a valid request, checks that the worker receives it, and drops it.
 async fn passes(
     client: &mut ConductorClient<tonic::transport::Channel>,
     worker: &mut FakeWorker,

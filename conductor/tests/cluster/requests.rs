@@ -108,7 +108,7 @@ async fn a_request_without_time_is_refused_on_arrival() {
     assert_eq!((launch.spec, launch.timeout_ms), (Some(wanted), None));
 }
 
-/// The settings allow 128 requests per worker, the default, but this worker's memory has slots for two.
+/// The settings allow 128 requests per worker, which is the default. This worker's memory has slots for only two.
 #[tokio::test]
 async fn the_bound_counts_the_requests_that_workers_say_they_run() {
     let engine = EngineSettings::default();
@@ -301,7 +301,7 @@ async fn the_balance_of_experts_is_a_metric_per_layer_until_the_worker_is_gone()
     };
     report(loads(12), 1).await;
     assert_eq!(shown(), [r#"{worker="0",layer="1"} 4.0"#, r#"{worker="0",layer="3"} 1.0"#]);
-    // A report without loads changes none.
+    // A report without expert loads changes no gauge.
     report(Vec::new(), 2).await;
     report(loads(9), 3).await;
     assert_eq!(shown(), [r#"{worker="0",layer="1"} 3.0"#, r#"{worker="0",layer="3"} 1.0"#]);

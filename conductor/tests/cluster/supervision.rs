@@ -55,7 +55,7 @@ async fn a_supervisor_without_workers_of_its_own_does_not_end() {
     let command =
         WorkerCommand { program, conductor_url: "unix:/workers".into(), lifeline_line: "private".into() };
     let mut supervisor = Supervisor::start(bench.cluster.clone(), command, 0).unwrap();
-    // Its end would be a fault of the conductor, whose workers all join by hand.
+    // A conductor whose workers all join by hand would treat the supervisor's end as a fault.
     let ended = timeout(Duration::from_millis(300), supervisor.ended()).await;
     assert!(ended.is_err(), "the supervisor has ended");
     soon("the supervisor stops", supervisor.stop()).await;

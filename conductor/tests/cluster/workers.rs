@@ -87,7 +87,7 @@ async fn joining_by_hand_takes_the_operators_token() {
 async fn a_strangers_call_is_refused_before_any_message_of_it_is_read() {
     let bench = Bench::with_workers_by_hand(limits(1), ByHand::WithToken(token("secret"))).await;
     for shown in ["", "guess"] {
-        // The call never sends a message, so an answer cannot depend on one.
+        // The call never sends a message, so the answer cannot depend on a message.
         let (_to, messages) = mpsc::channel(1);
         let status = soon("the refusal", bench.call(messages, shown)).await.err().unwrap();
         assert_eq!(status.code(), Code::Unauthenticated, "{status}");

@@ -9,7 +9,7 @@ use crate::problem::{Algorithm, Problem};
 use crate::product::{self, Call};
 use crate::status::{Status, name};
 
-/// Version of the library: that of CUDA 13.0.
+/// Version that the library reports: cuBLASLt of CUDA 13.0.
 const VERSION: usize = 130_000;
 
 /// `cublasLtMatmulHeuristicResult_t`.
@@ -26,7 +26,7 @@ fn code(result: Result<(), Status>) -> i32 {
     result.err().map_or(0, |status| status.0)
 }
 
-/// Stores a new object's pointer in the program's `handle`.
+/// Moves an object to the heap and stores its pointer in the program's `handle`.
 ///
 /// # Safety
 ///
@@ -54,7 +54,7 @@ unsafe fn destroy<T>(object: *mut T) -> i32 {
     0
 }
 
-/// Calls `set` with an object, an attribute and the attribute's bytes.
+/// Sets an attribute of an object from the attribute's bytes, by calling `set`.
 ///
 /// # Safety
 ///
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     let problem = match problem {
         Ok(problem) => problem,
         Err(status) => {
-            // SAFETY: the program's pointer.
+            // SAFETY: the program passes a pointer that is valid for a write.
             unsafe { found.write(0) };
             return status.0;
         }
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     let algorithm = Algorithm::new(&problem, preference.unwrap_or(&Preference::new()));
     let workspace_bytes = algorithm.workspace_bytes as usize;
     let result = HeuristicResult { algorithm, workspace_bytes, state: 0, waves: 1.0, reserved: [0; 4] };
-    // SAFETY: the program's pointers: `results` has `wanted` elements, at least one.
+    // SAFETY: the program passes pointers that are valid for writes. `results` has at least one element.
     unsafe {
         results.write(result);
         found.write(1);
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
     }
     let addresses = [a, b, c, d.cast_const()].map(|pointer| pointer.addr() as u64);
     let workspace = (workspace.addr() as u64, workspace_bytes as u64);
-    // SAFETY: the program's objects and factors, which the call reads before it returns.
+    // SAFETY: the program passes objects and factors that are valid during this call.
     let (problem, alpha, beta, algorithm) = unsafe {
         (
             problem(description, [a_layout, b_layout, c_layout, d_layout]),
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
     }))
 }
 
-/// Enqueues a call in a stream. Returns an error at once if an address lies in no allocation.
+/// Enqueues a product in a stream. Returns an error at once if an operand's address is in no allocation.
 fn submit(call: Call, stream: Stream) -> Result<(), Status> {
     let driver = Driver::open().ok_or(Status::NOT_INITIALIZED)?;
     let of = driver.describe(stream).map_err(|_| Status::INVALID_VALUE)?;

@@ -1,4 +1,5 @@
-//! Descriptors: the objects in which a program describes a product. They accept any values; `problem` checks them.
+//! Descriptors: the objects in which a program describes a product. They accept any values, which `problem` checks
+//! later.
 
 use crate::status::Status;
 
@@ -24,11 +25,11 @@ pub struct Layout {
     pub kind: i32,
     /// `cublasLtOrder_t`.
     pub order: i32,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Columns.
+    /// Number of columns.
     pub columns: u64,
-    /// Distance in elements between neighbouring columns, or rows in row order.
+    /// Leading dimension, in elements: the distance between neighbouring columns or, in row order, rows.
     pub leading: i64,
     /// Number of matrices.
     pub batch: i32,
@@ -70,16 +71,16 @@ pub struct Description {
     pub operations: [i32; 3],
     /// `cublasLtEpilogue_t`.
     pub epilogue: i32,
-    /// Device address of the bias; 0 for none.
+    /// Device address of the bias; 0 means no bias.
     pub bias: u64,
     /// Distance in elements between the biases of neighbouring matrices.
     pub bias_stride: i64,
-    /// `cudaDataType_t` of the bias; -1 for that of D.
+    /// `cudaDataType_t` of the bias; -1 means the type of D.
     pub bias_kind: i32,
 }
 
 impl Description {
-    /// Returns a description with the defaults of the real library.
+    /// Returns a description with the defaults of NVIDIA's library.
     pub fn new(compute: i32, scale: i32) -> Self {
         Description {
             compute,
@@ -124,13 +125,13 @@ pub struct Preference {
 }
 
 impl Preference {
-    /// Returns the defaults of the real library: no workspace, and the alignment of an allocation.
+    /// Returns the defaults of NVIDIA's library: no workspace, and an alignment of 256 bytes.
     pub fn new() -> Self {
         Preference { workspace_bytes: 0, alignment: [256; 4] }
     }
 
-    /// Sets an attribute (`cublasLtMatmulPreferenceAttributes_t`). The search mode, the reduction scheme, waves and
-    /// masks of implementations have no effect, because this library has one algorithm per product.
+    /// Sets an attribute (`cublasLtMatmulPreferenceAttributes_t`). The search mode, the reduction scheme, the wave
+    /// count and the masks of implementations have no effect, because this library has one algorithm per product.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! A product: the checks of its descriptors, and the algorithm that computes it.
+//! A product, the checks of its descriptors, and its algorithm.
 
 use crate::objects::{Description, Layout, Preference};
 use crate::status::Status;
@@ -24,7 +24,7 @@ impl Kind {
         }
     }
 
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn bytes(self) -> u64 {
         match self {
             Kind::F32 => 4,
@@ -36,11 +36,11 @@ impl Kind {
 /// Shape and strides of a matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix {
-    /// Type of its elements.
+    /// Type of the elements.
     pub kind: Kind,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Columns.
+    /// Number of columns.
     pub columns: usize,
     /// Distance in elements between neighbouring rows.
     pub row_stride: usize,
@@ -67,7 +67,7 @@ impl Matrix {
         Ok(Matrix { kind, rows, columns, row_stride, column_stride, batch_stride })
     }
 
-    /// The matrix with its axes exchanged.
+    /// Returns the transposed matrix, in the same memory.
     pub fn transposed(self) -> Matrix {
         Matrix {
             rows: self.columns,
@@ -78,7 +78,7 @@ impl Matrix {
         }
     }
 
-    /// Returns the number of elements from the first one to the end of the last one, over all matrices of the batch.
+    /// Returns the number of elements in memory from the first matrix's start to the last matrix's end, gaps included.
     pub fn extent(&self, batch: usize) -> usize {
         (batch - 1) * self.batch_stride
             + (self.rows - 1) * self.row_stride
@@ -96,13 +96,13 @@ pub struct Problem {
     pub b: Matrix,
     /// C: m rows, n columns.
     pub c: Matrix,
-    /// D: like C.
+    /// D: m rows, n columns.
     pub d: Matrix,
-    /// Matrices of the batch.
+    /// Number of matrices per operand in the batch.
     pub batch: usize,
-    /// True if f32 operands lose bits as on tensor cores (TF32).
+    /// True if f32 operands are rounded to TF32, as on tensor cores.
     pub tf32: bool,
-    /// Address, batch stride and type of the bias, if the epilogue adds one.
+    /// Device address, batch stride in elements and type of the bias, if the epilogue adds one.
     pub bias: Option<(u64, usize, Kind)>,
 }
 
@@ -120,7 +120,7 @@ impl Problem {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` for sizes that do not fit each other, `NOT_SUPPORTED` for a combination without a kernel.
+    /// `INVALID_VALUE` for sizes that do not match, `NOT_SUPPORTED` for a combination without a kernel.
     pub fn new(description: &Description, layouts: Layouts) -> Result<Problem, Status> {
         let known = [COMPUTE_32F, COMPUTE_32F_PEDANTIC, COMPUTE_32F_FAST_TF32].contains(&description.compute);
         if !known || description.scale != 0 || description.pointer_mode != 0 || description.operations[2] != 0
@@ -176,27 +176,28 @@ fn bias(description: &Description, kind: Kind) -> Result<(u64, usize, Kind), Sta
 
 /// First word of every algorithm that this library makes.
 const MAGIC: u64 = u64::from_be_bytes(*b"tutti-lt");
-/// Widest load of a kernel, in bytes: no algorithm needs more alignment.
+/// Largest alignment that an algorithm needs, in bytes. It is the width of a kernel's widest load.
 const WIDEST_LOAD: u32 = 16;
-/// Bytes of the workspace that an algorithm uses if the preference allows that many.
+/// Workspace of an algorithm, in bytes. An algorithm has no workspace if the preference allows less.
 const WORKSPACE_BYTES: u64 = 4096;
 
-/// `cublasLtMatmulAlgo_t`: words that are opaque to the program. They identify the product for which it was requested.
+/// `cublasLtMatmulAlgo_t`: words that are opaque to the program. They identify the product for which the algorithm was
+/// requested.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Algorithm {
     magic: u64,
-    /// Types, transposes and orders.
+    /// The result of [`form`] for the product.
     form: u64,
-    /// Bytes of the workspace.
+    /// Workspace that the algorithm needs, in bytes.
     pub workspace_bytes: u64,
-    /// Alignment of A, B, C and D.
+    /// Alignment that the algorithm needs of A, B, C and D, in bytes.
     alignment: [u32; 4],
     unused: [u64; 3],
 }
 
-/// Packs types, transposes and orders into one word. A transposed matrix in column order gives the same word as a plain
-/// one in row order, because their strides are equal.
+/// Packs types, transposes and orders into one word. A transposed matrix in column order gives the same word as an
+/// untransposed one in row order, because their strides are equal.
 fn form(problem: &Problem) -> u64 {
     [problem.a, problem.b, problem.c, problem.d].iter().fold(u64::from(problem.tf32), |form, matrix| {
         let rows_first = u64::from(matrix.column_stride == 1);
@@ -205,7 +206,7 @@ fn form(problem: &Problem) -> u64 {
 }
 
 impl Algorithm {
-    /// The algorithm for a product.
+    /// Returns the algorithm for a product.
     pub fn new(problem: &Problem, preference: &Preference) -> Self {
         Algorithm {
             magic: MAGIC,
@@ -216,12 +217,13 @@ impl Algorithm {
         }
     }
 
-    /// Checks that the algorithm computes a product with these addresses of A, B, C and D and this workspace.
+    /// Checks that the algorithm fits a product, the addresses of A, B, C and D, and a workspace (address, bytes).
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` for an algorithm of another library and for a missing or too small workspace; `NOT_SUPPORTED`
-    /// for other types, transposes or orders, and for operands that are not aligned as promised.
+    /// `INVALID_VALUE` for an algorithm of another library and for a workspace that is missing, too small or not
+    /// aligned to 16 bytes; `NOT_SUPPORTED` for other types, transposes or orders, and for operands with less alignment
+    /// than the preference promised.
     pub fn check(&self, problem: &Problem, addresses: [u64; 4], workspace: (u64, u64)) -> Result<(), Status> {
         let (address, bytes) = workspace;
         let needed = self.workspace_bytes;

@@ -8,22 +8,22 @@ use tutti_emulated_exports::{Driver, DriverError, StreamContext};
 
 use crate::problem::{Kind, Matrix, Problem};
 
-/// A product with its operands' addresses and its factors.
+/// A product with its factors and the addresses of its operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     /// The product.
     pub problem: Problem,
     /// Factor of op(A) op(B).
     pub alpha: f32,
-    /// Factor of C; 0 leaves C unread.
+    /// Factor of C. If it is 0, C is not read.
     pub beta: f32,
     /// Device addresses of A, B, C and D.
     pub addresses: [u64; 4],
-    /// Address and number of bytes of the workspace. An algorithm without workspace has zero bytes.
+    /// Device address and size in bytes of the workspace. The size is 0 for an algorithm without workspace.
     pub workspace: (u64, u64),
 }
 
-/// Byte that fills the workspace after a product, so that a program fails if it keeps data there.
+/// Byte that fills the workspace before a product, so that a program that keeps data in the workspace fails.
 const SCRIBBLE: u8 = 0xff;
 
 /// Converts the elements in `bytes` to f32.
@@ -55,12 +55,12 @@ fn encode(kind: Kind, value: f32, bytes: &mut [u8]) {
     }
 }
 
-/// An f32 with the ten bits of mantissa that TF32 keeps, rounded to nearest, ties away from zero (PTX `cvt.rna.tf32`).
+/// Rounds an f32 to the ten bits of mantissa of TF32, to nearest, ties away from zero (PTX `cvt.rna.tf32`).
 pub fn tf32(value: f32) -> f32 {
     if value.is_finite() { f32::from_bits((value.to_bits() + 0x1000) & !0x1fff) } else { value }
 }
 
-/// Access to the operands of a call in device memory.
+/// Access to the operands of a product in device memory.
 #[derive(Clone, Copy)]
 struct Operands {
     driver: Driver,
@@ -90,7 +90,7 @@ impl Operands {
         Ok(values)
     }
 
-    /// Reads elements that are neighbours in memory, from element `start` on.
+    /// Reads contiguous elements of device memory, from element `start` on.
     fn line(
         &self,
         matrix: &Matrix,
@@ -100,7 +100,7 @@ impl Operands {
         by: &CStr,
     ) -> Result<(), DriverError> {
         let size = matrix.kind.bytes();
-        // SAFETY: the slice ends with this function, and the device runs no other work meanwhile.
+        // SAFETY: the slice lives until this function returns, and the device runs no other work meanwhile.
         let bytes = unsafe {
             self.driver.readable(self.of, address + start as u64 * size, line.len() as u64 * size, by)
         }?;
@@ -112,7 +112,8 @@ impl Operands {
 /// Number of interleaved partial sums of an inner product.
 const LANES: usize = 16;
 
-/// Inner product: [`LANES`] interleaved sums, added up in order, then the rest.
+/// Computes an inner product: [`LANES`] interleaved sums, which are then added in order. The products of the elements
+/// after the last full group of [`LANES`] are added last.
 #[inline(always)]
 fn inner_product(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -137,7 +138,7 @@ fn lines(a: &[f32], b: &[f32], k: usize, sums: &mut [f32]) {
     }
 }
 
-/// Computes the same sums as `lines`, bit for bit, with wider registers.
+/// Computes the same sums as `lines`, bit for bit, with AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn lines_avx2(a: &[f32], b: &[f32], k: usize, sums: &mut [f32]) {
@@ -153,10 +154,11 @@ fn fastest_lines(a: &[f32], b: &[f32], k: usize, sums: &mut [f32]) {
     lines(a, b, k, sums);
 }
 
-/// Multiplies each line of `a` with each line of `b`; a line has `k` values. Line `i` of the result belongs to line `i`
-/// of `a`.
+/// Returns the inner products of each line of `a` with each line of `b`. A line has `k` values. Line `i` of the result
+/// belongs to line `i` of `a`.
 pub fn multiply(a: &[f32], b: &[f32], k: usize) -> Vec<f32> {
-    /// Number of multiplications from which on another thread saves more time than its start costs.
+    /// Minimum number of multiplications per thread. With fewer, the start of a thread would cost more time than it
+    /// saves.
     const WORTH_A_THREAD: usize = 1 << 20;
     let (m, n) = (a.len() / k, b.len() / k);
     let mut sums = vec![0.0; m * n];
@@ -176,18 +178,18 @@ pub fn multiply(a: &[f32], b: &[f32], k: usize) -> Vec<f32> {
     sums
 }
 
-/// Runs a call. The driver's queue calls this function when the call is next in its stream.
+/// Computes a product. The driver's queue calls this function when the product is next in its stream.
 ///
 /// # Errors
 ///
-/// An illegal address, if an operand does not lie in an allocation.
+/// `ILLEGAL_ADDRESS` if an operand does not lie in an allocation.
 pub fn run(driver: Driver, of: StreamContext, call: &Call) -> Result<(), DriverError> {
     let problem = &call.problem;
     let operands = Operands { driver, of };
     let [a, b, c, d] = call.addresses;
     let (address, bytes) = call.workspace;
     if bytes > 0 {
-        // SAFETY: the slice ends with this statement, and the device runs no other work meanwhile.
+        // SAFETY: the slice lives until the end of this statement, and the device runs no other work meanwhile.
         unsafe { driver.writable(of, address, bytes, c"cublasLtMatmul (workspace)") }?.fill(SCRIBBLE);
     }
     let (m, n, k) = (problem.d.rows, problem.d.columns, problem.a.columns);
@@ -216,7 +218,7 @@ pub fn run(driver: Driver, of: StreamContext, call: &Call) -> Result<(), DriverE
     Ok(())
 }
 
-/// Stores one matrix of D, line by line, so that the memory between its lines keeps its content.
+/// Stores one matrix of D, line by line. The memory between the lines keeps its content.
 fn store(
     driver: Driver,
     of: StreamContext,
@@ -231,7 +233,7 @@ fn store(
     let size = d.kind.bytes();
     for line in 0..lines {
         let start = address + (batch * d.batch_stride + line * step) as u64 * size;
-        // SAFETY: the slice ends with this turn of the loop, and the device runs no other work meanwhile.
+        // SAFETY: the slice lives for one iteration of the loop, and the device runs no other work meanwhile.
         let bytes = unsafe { driver.writable(of, start, length as u64 * size, c"cublasLtMatmul (D)") }?;
         for (index, bytes) in bytes.chunks_exact_mut(size as usize).enumerate() {
             let (row, column) = if rows_outside { (line, index) } else { (index, line) };

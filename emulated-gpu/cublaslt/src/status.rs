@@ -9,7 +9,7 @@ pub struct Status(pub i32);
 impl Status {
     /// The library found no emulated driver.
     pub const NOT_INITIALIZED: Status = Status(1);
-    /// A null pointer, a wrong size or sizes that do not fit each other.
+    /// A null pointer, a wrong size or sizes that do not match.
     pub const INVALID_VALUE: Status = Status(7);
     /// The driver refused to enqueue the work.
     pub const EXECUTION_FAILED: Status = Status(13);

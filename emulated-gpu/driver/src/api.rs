@@ -16,7 +16,7 @@ use std::ffi::{CStr, c_char};
 
 use crate::error::{Error, Outcome};
 
-/// Defines C functions that return the `CUresult` of their body.
+/// Defines C functions. A function returns the `CUresult` of its body.
 macro_rules! calls {
     ($($(#[$meta:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {$(
         $(#[$meta])*
@@ -55,13 +55,13 @@ impl<T> Out<T> {
     }
 }
 
-/// A text that a C caller passes: null, or ended by a zero byte.
+/// A string that a C caller passes: null, or ended by a zero byte.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Text(*const c_char);
 
 impl Text {
-    /// The text.
+    /// Returns the text.
     ///
     /// # Errors
     ///

@@ -13,26 +13,26 @@ use crate::settings::Settings;
 /// Streams by their handles.
 pub static STREAMS: Handles<Stream> = Handles::new();
 
-/// Handle of the legacy default stream. Null means the same stream.
+/// Handle of the legacy default stream. A null handle means this stream, too.
 const LEGACY_HANDLE: usize = 1;
 
 /// A stream that a program created.
 pub struct Stream {
     /// Context of the stream.
     pub context: Arc<Context>,
-    /// Its line in the context's queue.
+    /// Number of the stream's line in the context's queue.
     pub line: u64,
-    /// Flags of its creation.
+    /// Flags that the program passed to `cuStreamCreate`.
     pub flags: u32,
 }
 
-/// A context.
+/// A device's primary context.
 pub struct Context {
     /// Handle of the context.
     pub handle: usize,
     /// Index among the devices that the process sees.
     pub ordinal: usize,
-    /// Index among all devices, for reports and faults.
+    /// Index among all devices of the machine, used in reports and by the rules of faults.
     pub device: usize,
     /// Settings of the process.
     pub settings: &'static Settings,
@@ -47,7 +47,7 @@ impl Context {
     pub fn new(settings: &'static Settings, ordinal: usize) -> Self {
         let device = settings.devices[ordinal];
         let watched = settings.races || settings.uninitialised;
-        // Each device has a seed of its own, so that their orders differ.
+        // Each device has its own seed, so that the devices run work in different orders.
         let order = settings.seed.map(|seed| Order {
             seed: seed.wrapping_mul(1_000_003).wrapping_add(device as u64),
             patience: settings.patience,
@@ -62,7 +62,7 @@ impl Context {
         }
     }
 
-    /// Allocates memory. If there is too little, waits for the pending frees and tries again.
+    /// Allocates memory. If too little is free, waits for the pending frees and tries again.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl Context {
         self.memory.allocate(bytes)
     }
 
-    /// Enqueues work in a stream. While it runs, no other work of the device runs.
+    /// Enqueues work in a stream. While the work runs, the device computes nothing else.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl Context {
         self.queue.submit(line, Entry::Run(Box::new(move || work(&context))))
     }
 
-    /// Enqueues work in a stream and waits until it has run.
+    /// Enqueues work in a stream and waits until the work has run.
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ errors! {
     NOT_SUPPORTED = 801 c"CUDA_ERROR_NOT_SUPPORTED" c"operation not supported"
 }
 
-/// Name and description of a `CUresult`; none if it is unknown.
+/// Returns the name and the description of a `CUresult`; none if the code is unknown.
 pub fn describe(code: i32) -> Option<(&'static CStr, &'static CStr)> {
     if code == 0 {
         return Some((c"CUDA_SUCCESS", c"no error"));

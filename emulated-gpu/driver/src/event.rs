@@ -13,7 +13,7 @@ pub static EVENTS: Handles<Event> = Handles::new();
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 
-/// An event. It holds the point that was recorded last.
+/// An event. It holds the last recorded point.
 pub struct Event {
     context: Arc<Context>,
     timed: bool,
@@ -21,7 +21,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event in which nothing has been recorded.
+    /// Creates an event without a recorded point.
     pub fn new(context: Arc<Context>, flags: u32) -> Self {
         Event { context, timed: flags & DISABLE_TIMING == 0, latest: Mutex::new(None) }
     }
@@ -30,7 +30,7 @@ impl Event {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records a point behind the work that a stream has now. A stream that waits for an earlier point of this event
+    /// Records a point after all work that a stream has now. A stream that waits for an earlier point of this event
     /// keeps waiting for that point.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl Event {
         Ok(())
     }
 
-    /// Makes a stream wait for the latest point. If nothing has been recorded, the stream does not wait.
+    /// Makes a stream wait for the latest point. If no point has been recorded, the stream does not wait.
     ///
     /// # Errors
     ///
@@ -77,17 +77,17 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// `NOT_READY` if it is not past, and the sticky error.
+    /// `NOT_READY` if the point is not past, and the sticky error.
     pub fn query(&self) -> Outcome {
         self.context.queue.check()?;
         if self.latest().is_none_or(|point| point.is_past()) { Ok(()) } else { Err(Error::NOT_READY) }
     }
 
-    /// Milliseconds from this event to another.
+    /// Returns the milliseconds from this event to `end`.
     ///
     /// # Errors
     ///
-    /// `INVALID_HANDLE` if one of the events was not recorded or has no timing, `NOT_READY` if one is not past.
+    /// `INVALID_HANDLE` if an event has no recorded point or no timing, `NOT_READY` if a point is not past.
     pub fn milliseconds_until(&self, end: &Event) -> Outcome<f32> {
         self.context.queue.check()?;
         if !self.timed || !end.timed {

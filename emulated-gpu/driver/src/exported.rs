@@ -26,7 +26,7 @@ pub static tutti_emulated_driver_table: DriverTable = DriverTable {
     never_joins,
 };
 
-/// Work of `libcublasLt` or `libnccl`. If it is dropped before it runs, it calls the owner's function with `false`.
+/// Work of `libcublasLt` or `libnccl`. A drop before the work has run calls the owner's function with `false`.
 struct ForeignWork {
     work: RawWork,
     state: *mut c_void,
@@ -37,7 +37,7 @@ unsafe impl Send for ForeignWork {}
 
 impl ForeignWork {
     fn run(self) -> Outcome {
-        // SAFETY: the owner's function consumes its state. It runs once, because `forget` prevents the drop.
+        // SAFETY: the owner's function consumes its state. The function runs once, because `forget` prevents the drop.
         let result = unsafe { (self.work)(self.state, true) };
         std::mem::forget(self);
         if result == 0 { Ok(()) } else { Err(Error(result)) }
@@ -58,7 +58,7 @@ unsafe extern "C" fn describe(of: *mut c_void, out: *mut StreamContext) -> c_int
             device: context.device as u32,
             ordinal: context.ordinal as u32,
         };
-        // SAFETY: the caller's pointer is good for a write.
+        // SAFETY: the caller's pointer is valid for a write.
         unsafe { out.write(found) };
     }))
 }

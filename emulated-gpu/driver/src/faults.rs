@@ -13,7 +13,7 @@
 //!
 //! `at` counts the events that meet the other conditions, from 1, in one process. `when` names a file. The rule removes
 //! the file when it acts, so that only one process acts on it. A rule with neither condition acts on the first event. A
-//! product of cuBLASLt counts as a launch of `cublasLtMatmul`; it is never refused.
+//! product of cuBLASLt counts as a launch of `cublasLtMatmul`, and `refuse` has no effect on it.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,13 +29,13 @@ pub enum FaultKind {
     Break,
     /// A launch returns an error at the call.
     Refuse,
-    /// The device runs nothing more, and nothing that waits for it returns.
+    /// The device runs no more work, and calls that wait for it never return.
     Hang,
-    /// A rank does not join a collective or the set-up of a communicator.
+    /// A rank never joins a collective or the set-up of a communicator.
     NeverJoins,
 }
 
-/// One rule.
+/// One rule of `EMULATED_GPU_FAULTS`.
 #[derive(Debug)]
 struct Rule {
     kind: FaultKind,
@@ -62,7 +62,7 @@ impl FaultPlan {
     }
 
     /// Returns the fault for the next event, if a rule of one of `kinds` acts on it. The event happens on `device`, in
-    /// the kernel or call `name`. Each rule whose conditions the event meets counts it.
+    /// the kernel or call `name`. Each rule whose conditions the event meets counts the event.
     pub fn next(&self, kinds: &[FaultKind], device: usize, name: &str) -> Option<FaultKind> {
         let mut acting = None;
         for rule in self.0.iter().filter(|rule| kinds.contains(&rule.kind)) {
@@ -108,12 +108,12 @@ impl Rule {
         self.device.is_none_or(|d| d == device) && self.kernel.as_deref().is_none_or(|k| k == name)
     }
 
-    /// Counts an event; true if the rule acts on it.
+    /// Counts an event. Returns true if the rule acts on the event.
     fn acts(&self) -> bool {
         let event = self.seen.fetch_add(1, Ordering::Relaxed) + 1;
         match (&self.when, self.at) {
             (None, at) => event == at.unwrap_or(1),
-            // If several processes see the file, only one of them succeeds in removing it.
+            // If several processes see the file, only one of them succeeds in removing the file.
             (Some(file), at) => event >= at.unwrap_or(1) && std::fs::remove_file(file).is_ok(),
         }
     }

@@ -1,4 +1,4 @@
-//! Handles of objects. A handle is a number that is used only once, so that a stale handle is an error.
+//! Handles of objects. A handle is a number that is never reused, so that a stale handle gives an error.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -7,11 +7,11 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Outcome};
 
-/// Next handle. Handles are multiples of 16, above the values that CUDA reserves for default streams. They are not
-/// addresses.
+/// The next handle. Handles are multiples of 16 above the values that CUDA reserves for default streams. Handles are
+/// not addresses.
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
 
-/// Returns a handle that no object has.
+/// Returns a handle that no object has had.
 pub fn unused() -> usize {
     NEXT.fetch_add(16, Ordering::Relaxed)
 }
@@ -25,7 +25,7 @@ impl<T> Handles<T> {
         Handles(LazyLock::new(Mutex::default))
     }
 
-    /// Gives an object a handle.
+    /// Adds an object and returns its new handle.
     pub fn insert(&self, object: Arc<T>) -> *mut c_void {
         let handle = unused();
         self.lock().insert(handle, object);
@@ -36,21 +36,21 @@ impl<T> Handles<T> {
     ///
     /// # Errors
     ///
-    /// `INVALID_HANDLE` if there is none.
+    /// `INVALID_HANDLE` if no object has the handle.
     pub fn get(&self, handle: *mut c_void) -> Outcome<Arc<T>> {
         self.lock().get(&handle.addr()).cloned().ok_or(Error::INVALID_HANDLE)
     }
 
-    /// Takes an object out.
+    /// Removes an object and returns it.
     ///
     /// # Errors
     ///
-    /// `INVALID_HANDLE` if there is none.
+    /// `INVALID_HANDLE` if no object has the handle.
     pub fn remove(&self, handle: *mut c_void) -> Outcome<Arc<T>> {
         self.lock().remove(&handle.addr()).ok_or(Error::INVALID_HANDLE)
     }
 
-    /// Handle of an object; none if it has been taken out.
+    /// Returns the handle of an object; none if the object has been removed.
     pub fn handle_of(&self, object: &Arc<T>) -> Option<*mut c_void> {
         let objects = self.lock();
         let found = objects.iter().find(|(_, other)| Arc::ptr_eq(other, object));

@@ -1,8 +1,8 @@
-//! Pinned host memory. A copy from or to pinned memory happens when it runs in its stream; a copy of other host memory
-//! happens at the call.
+//! Pinned host memory. A copy from or to pinned memory happens when the copy runs in its stream. A copy from or to
+//! other host memory happens during the call.
 //!
-//! Kernels can access pinned memory that was allocated with `CU_MEMHOSTALLOC_DEVICEMAP`. It has a device address beside
-//! its host address.
+//! Kernels can access pinned memory that was allocated with `CU_MEMHOSTALLOC_DEVICEMAP`. Such memory has a device
+//! address and a host address.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
@@ -14,13 +14,13 @@ use crate::error::{Error, Outcome};
 
 /// Alignment of the real driver's pinned memory.
 const PAGE: usize = 4096;
-/// Byte that fills fresh pinned memory. As f32 the content is NaN, so that a missing copy shows.
+/// Byte that fills new pinned memory. Read as f32, the memory is NaN, so that a missing copy shows.
 const POISON: u8 = 0xff;
 
 /// A pinned range.
 struct Pinned {
     bytes: usize,
-    /// Context and device address of mapped memory, which is also an allocation of the device.
+    /// Context and device address, if kernels can access the range. The range is then also an allocation of the device.
     mapped: Option<(Weak<Context>, u64)>,
 }
 
@@ -39,12 +39,12 @@ fn layout(bytes: usize) -> Outcome<Layout> {
 ///
 /// # Errors
 ///
-/// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when the host has no more.
+/// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` if the host has too little memory.
 pub fn allocate(bytes: usize) -> Outcome<*mut c_void> {
     if bytes == 0 {
         return Err(Error::INVALID_VALUE);
     }
-    // SAFETY: the layout has a size.
+    // SAFETY: the layout has a size above zero.
     let block = unsafe { alloc(layout(bytes)?) };
     if block.is_null() {
         return Err(Error::OUT_OF_MEMORY);
@@ -91,11 +91,11 @@ pub fn device_address(host: *const c_void) -> Outcome<u64> {
 ///
 /// # Errors
 ///
-/// `INVALID_VALUE` if no pinned range begins there.
+/// `INVALID_VALUE` if no pinned range begins at `block`.
 pub fn free(block: *mut c_void) -> Outcome {
     let Pinned { bytes, mapped } = pinned().remove(&block.addr()).ok_or(Error::INVALID_VALUE)?;
     match mapped {
-        // If the context has ended, its memory is already gone.
+        // If the context has ended, its memory is already freed.
         Some((context, address)) => context.upgrade().map_or(Ok(()), |context| context.memory.free(address)),
         None => {
             // SAFETY: `allocate` made the block with this layout, and it was in the table until now.

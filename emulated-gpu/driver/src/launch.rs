@@ -1,4 +1,4 @@
-//! Launches: the checks at the call, and the work in the stream.
+//! Launches of kernels: the checks at the call, and the work in the stream.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const MAX_THREADS: [u32; 3] = [1024, 1024, 64];
 /// Faults on demand that can apply to a launch.
 pub const LAUNCH_FAULTS: &[FaultKind] =
     &[FaultKind::Refuse, FaultKind::Break, FaultKind::Fail, FaultKind::Hang];
-/// Name by which rules of faults refer to a product of cuBLASLt.
+/// Name of a cuBLASLt product in `EMULATED_GPU_FAULTS`.
 pub const PRODUCT: &str = "cublasLtMatmul";
 
 /// Keys of the list `extra` (`CU_LAUNCH_PARAM_…`).
@@ -32,7 +32,7 @@ const BUFFER_SIZE: usize = 2;
 ///
 /// # Errors
 ///
-/// `INVALID_VALUE` for a grid, threads or shared memory beyond the limits of device and function,
+/// `INVALID_VALUE` for a grid, a block or shared memory beyond the limits of the device or the function,
 /// `LAUNCH_OUT_OF_RESOURCES` by a rule of `EMULATED_GPU_FAULTS`, `INVALID_HANDLE` for a function of another context,
 /// and the sticky error.
 pub fn submit(
@@ -113,7 +113,8 @@ fn run(context: &Context, function: &Function, grid: &Grid, parameters: &[u8]) -
     )
 }
 
-/// Returns the error that silicon gives for a fault. A fault that silicon does not detect becomes a failed launch.
+/// Returns the error that a real GPU reports for a fault. A fault that a real GPU does not detect becomes a failed
+/// launch.
 fn error(fault: KernelFault) -> Error {
     match fault {
         KernelFault::OutOfBounds | KernelFault::UseAfterFree => Error::ILLEGAL_ADDRESS,
@@ -149,7 +150,7 @@ pub unsafe fn parameters(
         return Err(Error::INVALID_VALUE);
     }
     for (index, parameter) in kernel.parameters.iter().enumerate() {
-        // SAFETY: the list has a pointer per parameter.
+        // SAFETY: the list has one pointer per parameter.
         let argument = unsafe { *arguments.add(index) };
         if argument.is_null() {
             return Err(Error::INVALID_VALUE);
@@ -170,7 +171,7 @@ pub unsafe fn parameters(
 unsafe fn from_buffer(block: Vec<u8>, mut extra: *mut *mut c_void) -> Outcome<Vec<u8>> {
     let (mut buffer, mut size) = (std::ptr::null::<u8>(), None);
     loop {
-        // SAFETY: `END` ends the list, and each other key has a value behind it.
+        // SAFETY: `END` ends the list, and a value follows each other key.
         let (key, value) = unsafe {
             match (*extra).addr() {
                 END => break,
@@ -183,7 +184,7 @@ unsafe fn from_buffer(block: Vec<u8>, mut extra: *mut *mut c_void) -> Outcome<Ve
             BUFFER_SIZE => size = Some(unsafe { *value.cast::<usize>() }),
             _ => return Err(Error::INVALID_VALUE),
         }
-        // SAFETY: the list has not ended, so the two elements just read are followed by another one.
+        // SAFETY: the list has not ended, so another element follows the two that were read.
         extra = unsafe { extra.add(2) };
     }
     if buffer.is_null() || size != Some(block.len()) {

@@ -1,4 +1,4 @@
-//! `libcuda.so.1` over the emulated GPU: the driver calls that cudarc makes, and the one that NVRTC makes.
+//! `libcuda.so.1` over the emulated GPU. It has the driver functions that cudarc and NVRTC call.
 //!
 //! ```text
 //! api (C functions) --> context --> queue (streams, events) --> tutti-emulated-gpu (PTX, device memory)
@@ -6,12 +6,12 @@
 //! exported (for libcublasLt and libnccl) --> context
 //! ```
 //!
-//! A stream is a queue that a thread of the context empties. With a seed, work runs as late as possible: when the host
-//! waits for something, or after a few milliseconds. The order between streams is then drawn at random wherever CUDA
-//! leaves it open. So a host that reads a result or reuses a staging buffer without a wait finds wrong bytes.
-//! `settings.rs` lists the environment's variables.
+//! A stream is a queue. One thread of the context runs the work of all streams. With a seed, work runs as late as
+//! possible: when the host waits for something, or after a few milliseconds. The order between streams is then random
+//! where CUDA leaves it open. So a host that reads a result or reuses a staging buffer without a wait finds wrong
+//! bytes. `settings.rs` lists the environment's variables.
 //!
-//! An error of a kernel is sticky, as on silicon: every later call of the context returns it.
+//! As on a real GPU, an error of a kernel is sticky: every later call of the context returns it.
 
 mod api;
 mod context;

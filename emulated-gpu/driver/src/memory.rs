@@ -1,4 +1,4 @@
-//! Device memory of a context. Allocations happen at the call, frees when they run in their stream.
+//! Device memory of a context. An allocation happens at the call, and a free when it runs in its stream.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -7,10 +7,10 @@ use tutti_emulated_gpu::{BadAddress, DeviceMemory};
 
 use crate::error::{Error, Outcome};
 
-/// First byte of the 56-bit device addresses. No host pointer has this byte there.
+/// Top byte (bits 48 to 55) of every device address. No host pointer has this byte in that place.
 const DEVICE_BYTE: u64 = 0xd0;
 
-/// True if an address can be a device address. It is false for every host pointer.
+/// True if an address can be a device address. False for every host pointer.
 pub fn is_device_address(address: u64) -> bool {
     (address >> 48) & 0xff == DEVICE_BYTE
 }
@@ -21,7 +21,7 @@ pub struct Memory {
     pub device: DeviceMemory,
     /// Size of the device's memory in bytes.
     pub capacity: u64,
-    /// First addresses of the allocations whose free is enqueued and has not run.
+    /// First addresses of the allocations whose free is enqueued but has not run.
     freeing: Mutex<HashSet<u64>>,
 }
 
@@ -50,7 +50,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if no allocation begins there, or if its free is already enqueued.
+    /// `INVALID_VALUE` if no allocation begins at `address`, or if its free is already enqueued.
     pub fn will_free(&self, address: u64) -> Outcome {
         match self.device.allocation(address) {
             Some((base, _)) if base == address && self.lock().insert(address) => Ok(()),
@@ -62,23 +62,23 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if no allocation begins there.
+    /// `INVALID_VALUE` if no allocation begins at `address`.
     pub fn free(&self, address: u64) -> Outcome {
         let freed = self.device.free(address).map_err(|_| Error::INVALID_VALUE);
         self.lock().remove(&address);
         freed
     }
 
-    /// True if an enqueued free has not run.
+    /// True if there is an enqueued free that has not run.
     pub fn has_pending_frees(&self) -> bool {
         !self.lock().is_empty()
     }
 
-    /// Checks that a range lies in one allocation, when a program passes it to a call.
+    /// Checks that a range that a program passes to a call lies in one allocation.
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if it does not, for example for a host pointer.
+    /// `INVALID_VALUE` if it does not. A host pointer is an example.
     pub fn check(&self, address: u64, bytes: u64) -> Outcome {
         match self.device.allocation(address) {
             Some((base, size)) if bytes <= base + size - address => Ok(()),
@@ -91,7 +91,7 @@ impl Memory {
     }
 }
 
-/// Reports a bad address that work has met, and returns the error for it.
+/// Prints a report of a bad address that work has accessed, and returns the error for it.
 pub fn illegal(what: &str, device: usize, error: &BadAddress) -> Error {
     report(device, &format!("{what}: {error}"));
     Error::ILLEGAL_ADDRESS

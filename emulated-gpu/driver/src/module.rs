@@ -11,7 +11,7 @@ use crate::error::{Error, Outcome};
 use crate::handles::Handles;
 use crate::memory::report;
 
-/// Shared memory per block that any launch may use, in bytes.
+/// Shared memory per block that every launch may use, in bytes.
 pub const SHARED_BYTES: u32 = 48 << 10;
 /// Shared memory per block that a function may get on request, in bytes (compute capability 9.0).
 pub const SHARED_BYTES_ON_REQUEST: u32 = 227 << 10;
@@ -27,7 +27,7 @@ pub struct LoadedModule {
     pub context: Arc<Context>,
     /// The decoded PTX.
     pub module: Module,
-    /// Functions that the program has asked for, with their handles, so that each function has one handle.
+    /// Names and handles of the functions that the program has looked up. Each function has one handle.
     functions: Mutex<Vec<(String, usize)>>,
 }
 
@@ -43,7 +43,7 @@ pub struct Function {
     pub module: Arc<LoadedModule>,
     /// Name of the kernel.
     pub name: CString,
-    /// Dynamic shared memory that a launch may use, in bytes; `u32::MAX` if the program has not set it.
+    /// Limit of dynamic shared memory per launch, in bytes; `u32::MAX` if the program has not set a limit.
     dynamic_shared_bytes: AtomicU32,
 }
 
@@ -52,13 +52,13 @@ impl Function {
     ///
     /// # Errors
     ///
-    /// `NOT_FOUND`. It does not happen, because a function is only made for a kernel that exists.
+    /// `NOT_FOUND`. This never happens, because a function is created only for an existing kernel.
     pub fn kernel(&self) -> Outcome<&Kernel> {
         let name = self.name.to_str().map_err(|_| Error::NOT_FOUND)?;
         self.module.module.kernels.get(name).ok_or(Error::NOT_FOUND)
     }
 
-    /// Dynamic shared memory that a launch may use, in bytes.
+    /// Returns the dynamic shared memory that a launch may use, in bytes.
     pub fn dynamic_shared_limit(&self, kernel: &Kernel) -> u32 {
         match self.dynamic_shared_bytes.load(Ordering::Relaxed) {
             u32::MAX => SHARED_BYTES.saturating_sub(kernel.static_shared_bytes),
@@ -90,8 +90,8 @@ impl Function {
 ///
 /// # Errors
 ///
-/// `INVALID_PTX`, with a report, for text that cannot be decoded or is made for another device; `OUT_OF_MEMORY` if its
-/// variables do not fit.
+/// `INVALID_PTX`, with a report, for text that cannot be decoded or is made for another device; `OUT_OF_MEMORY` if the
+/// module's variables do not fit.
 pub fn load(context: Arc<Context>, ptx: &str) -> Outcome<*mut c_void> {
     context.queue.check()?;
     check_target(&context, ptx)?;
@@ -103,7 +103,8 @@ pub fn load(context: Arc<Context>, ptx: &str) -> Outcome<*mut c_void> {
     Ok(MODULES.insert(Arc::new(LoadedModule { context, module, functions: Mutex::default() })))
 }
 
-/// Refuses PTX for a newer device. Also refuses PTX for exactly one architecture (`sm_90a`) on any other device.
+/// Refuses PTX for a newer device. Also refuses architecture-specific PTX (`sm_90a`) on any other architecture, and
+/// family-specific PTX (`sm_100f`) outside of its family.
 fn check_target(context: &Context, ptx: &str) -> Outcome {
     let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target")).unwrap_or_default();
     let target = target.split(',').next().unwrap_or_default().trim();
@@ -133,7 +134,7 @@ fn check_target(context: &Context, ptx: &str) -> Outcome {
 ///
 /// # Errors
 ///
-/// `NOT_FOUND` if there is no such kernel; `INVALID_PTX`, with a report, if the emulator cannot run it.
+/// `NOT_FOUND` if there is no such kernel; `INVALID_PTX`, with a report, if the emulator cannot run the kernel.
 pub fn function(module: &Arc<LoadedModule>, name: &CStr) -> Outcome<*mut c_void> {
     let text = name.to_str().map_err(|_| Error::NOT_FOUND)?;
     let kernel = module.module.kernels.get(text).ok_or(Error::NOT_FOUND)?;
@@ -155,14 +156,15 @@ pub fn function(module: &Arc<LoadedModule>, name: &CStr) -> Outcome<*mut c_void>
     Ok(handle)
 }
 
-/// Unloads a module after the work that may still use it.
+/// Waits for the work that may still use a module, and unloads the module.
 ///
 /// # Errors
 ///
 /// `INVALID_HANDLE`.
 pub fn unload(handle: *mut c_void) -> Outcome {
     let module = MODULES.remove(handle)?;
-    // The wait fails only if the device hung or failed. Then it runs nothing more, and the kernels can go.
+    // The wait fails only if the device hangs or has failed. Such a device runs no more work, so the kernels can be
+    // freed.
     let _ = module.context.queue.wait_for_all();
     for (_, function) in module.functions.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
         drop(FUNCTIONS.remove(std::ptr::without_provenance_mut(function)));

@@ -1,13 +1,13 @@
-//! Blocks of a kernel that fit on a multiprocessor, by the limits of compute capability 9.0. PTX does not say how many
-//! registers a kernel gets, so each kernel counts with [`ASSUMED_REGISTERS`] per thread.
+//! Number of blocks of a kernel that fit on a multiprocessor, by the limits of compute capability 9.0. PTX does not say
+//! how many registers a kernel gets, so every kernel is assumed to use [`ASSUMED_REGISTERS`] per thread.
 
 use tutti_emulated_gpu::Kernel;
 
-/// Multiprocessors of a device. There are few, so that even small shapes need several waves.
+/// Number of multiprocessors of a device. It is small, so that even small shapes need several waves of blocks.
 pub const MULTIPROCESSORS: u32 = 16;
-/// Threads per multiprocessor.
+/// Maximum threads per multiprocessor.
 pub const THREADS: u32 = 2048;
-/// Blocks per multiprocessor.
+/// Maximum blocks per multiprocessor.
 pub const BLOCKS: u32 = 32;
 /// Registers per multiprocessor.
 pub const REGISTERS: u32 = 65_536;
@@ -15,10 +15,11 @@ pub const REGISTERS: u32 = 65_536;
 pub const ASSUMED_REGISTERS: u32 = 64;
 /// Shared memory per multiprocessor, in bytes.
 pub const SHARED_BYTES: u32 = 228 << 10;
-/// Shared memory that the driver takes per block, in bytes.
+/// Shared memory that the driver reserves per block, in bytes.
 pub const RESERVED_SHARED_BYTES: u32 = 1 << 10;
 
-/// Blocks of `threads` threads and `dynamic_bytes` bytes of dynamic shared memory that fit at once.
+/// Returns how many blocks fit on a multiprocessor at once. A block has `threads` threads and `dynamic_bytes` bytes of
+/// dynamic shared memory.
 pub fn blocks(kernel: &Kernel, threads: u32, dynamic_bytes: u32) -> u32 {
     let threads = threads.max(1).next_multiple_of(32);
     let shared =

@@ -1,13 +1,13 @@
 //! Streams and events: queues of work that a thread runs in an order that CUDA allows.
 //!
-//! Each stream is a line of entries. An entry at the head of its line is *ready* when the line runs nothing, the event
-//! that it waits for is past, and the legacy default stream does not order it behind another line. Without a seed, the
-//! ready entry that was submitted first runs next. With a seed, the next one is drawn from the ready entries, and no
-//! entry is ready before the host waits for something or [`Order::patience`] is over. So work finishes as late as CUDA
-//! allows.
+//! Each stream is a line of entries. The first entry of a line is *ready* when no entry of the line runs, the event
+//! that the entry waits for is past, and the legacy default stream does not order the entry after work of another line.
+//! Without a seed, the ready entry that was submitted first runs next. With a seed, a random ready entry runs next, and
+//! no entry is ready before the host waits for something or [`Order::patience`] is over. So work finishes as late as
+//! CUDA allows.
 //!
-//! One entry runs at a time, since a launch uses all processors. Work that waits for other processes runs on a thread
-//! of its own, beside the rest.
+//! One entry runs at a time, since a launch uses all processors. Only work that waits for other processes runs in
+//! parallel, on separate threads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,8 +26,8 @@ pub const LEGACY: u64 = 0;
 pub struct Order {
     /// Seed of the draws.
     pub seed: u64,
-    /// Maximum time for which work is held back until the host waits for it, so that a program that polls makes
-    /// progress.
+    /// Maximum time for which work is held back while no host thread waits. Without this limit, a program that polls
+    /// would make no progress.
     pub patience: Duration,
 }
 
@@ -38,9 +38,9 @@ pub type Work = Box<dyn FnOnce() -> Outcome + Send>;
 pub enum Entry {
     /// Runs while no other `Run` entry of the device runs.
     Run(Work),
-    /// Runs on a thread of its own, because it may wait for other processes.
+    /// Runs on a separate thread, because the work may wait for other processes.
     Blocking(Work),
-    /// Marks a point as past, because all entries before it have run.
+    /// Marks a point as past. All entries before this entry have then run.
     Record(Arc<Point>),
     /// Waits until a point is past.
     Wait(Arc<Point>),
@@ -48,7 +48,7 @@ pub enum Entry {
     Hang,
 }
 
-/// A moment in a stream, which is past once all entries before it have run.
+/// A point in a stream. The point is past once all entries before it have run.
 #[derive(Debug, Default)]
 pub struct Point {
     past: AtomicBool,
@@ -61,7 +61,7 @@ impl Point {
         self.past.load(Ordering::Acquire)
     }
 
-    /// Time at which the point was reached.
+    /// Returns the time at which the point was reached.
     pub fn time(&self) -> Option<Instant> {
         *self.time.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -72,7 +72,7 @@ impl Point {
     }
 }
 
-/// Relation of a stream to the legacy default stream.
+/// Kind of a stream, by its order with the legacy default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
     /// Ordered with the legacy default stream.
@@ -91,7 +91,7 @@ struct Line {
     kind: StreamKind,
     waiting: VecDeque<Submitted>,
     running: bool,
-    /// True once the stream is destroyed. Its line is removed when the line is empty.
+    /// True once the stream is destroyed. The line is removed when it is empty.
     closed: bool,
 }
 
@@ -106,7 +106,7 @@ struct State {
     next_line: u64,
     next_number: u64,
     random: Option<(Random, Duration)>,
-    /// Host threads that wait for work now.
+    /// Number of host threads that wait for work now.
     waiting_hosts: usize,
     error: Option<Error>,
     hung: bool,
@@ -156,7 +156,7 @@ impl Queue {
         line
     }
 
-    /// Closes a stream. Work that it already has still runs.
+    /// Closes a stream. Work that is already in the stream still runs.
     pub fn close(&self, line: u64) {
         let mut state = self.lock();
         if let Some(found) = state.lines.get_mut(&line) {
@@ -182,7 +182,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The context's sticky error, if it has one.
+    /// Returns the context's sticky error, if the context has one.
     pub fn check(&self) -> Outcome {
         self.lock().check()
     }
@@ -225,7 +225,7 @@ impl Queue {
         self.wait(|_| point.is_past())
     }
 
-    /// Ends the queue's thread after the work that it runs now. Drops all other work.
+    /// Ends the queue's thread after the work that the thread runs now. Drops all other work.
     pub fn shut(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -299,7 +299,7 @@ impl Queue {
     }
 }
 
-/// Runs work. A panic in it counts as the failure of a kernel.
+/// Runs work. A panic in the work counts as a failed kernel.
 fn guarded(work: Work) -> Outcome {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Error::LAUNCH_FAILED))
 }
@@ -309,8 +309,8 @@ impl State {
         self.error.map_or(Ok(()), Err)
     }
 
-    /// Makes an error the context's sticky error, unless it has one. Returns the work that will not run, so that the
-    /// caller drops it after the lock is released.
+    /// Makes an error the context's sticky error, unless the context already has one. Returns the work that will not
+    /// run, so that the caller drops it after the lock is released.
     fn fail(&mut self, error: Error) -> Vec<Entry> {
         self.error.get_or_insert(error);
         self.clear()
@@ -337,7 +337,7 @@ impl State {
         }
     }
 
-    /// Takes the entry to run next out of its line.
+    /// Chooses the entry to run next and removes it from its line.
     fn next(&mut self) -> Next {
         if self.closed {
             return Next::Stop;
@@ -382,7 +382,7 @@ impl State {
         {
             return false;
         }
-        // True if the other line has no work that was submitted before this entry.
+        // True if all work of the other line was submitted after this entry.
         let behind =
             |other: &Line| !other.running && other.waiting.front().is_none_or(|o| o.number > head.number);
         match name {

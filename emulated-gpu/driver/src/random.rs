@@ -1,16 +1,16 @@
-//! Seeded choices.
+//! Seeded random choices.
 
-/// SplitMix64 (Steele, Lea and Flood 2014): one word of state, good enough to draw orders.
+/// SplitMix64 (Steele, Lea and Flood 2014): a generator with one word of state, good enough to draw orders.
 #[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// A generator whose draws depend on the seed alone.
+    /// Creates a generator whose draws depend on the seed alone.
     pub fn new(seed: u64) -> Self {
         Random(seed)
     }
 
-    /// An index below `n`, which is at least 1.
+    /// Returns a random index below `n`. `n` is at least 1.
     pub fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

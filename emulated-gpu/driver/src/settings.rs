@@ -1,4 +1,4 @@
-//! Settings of the emulated devices, all of them from the environment.
+//! Settings of the emulated devices. All settings are environment variables.
 //!
 //! | variable | meaning | default |
 //! | --- | --- | --- |
@@ -6,11 +6,11 @@
 //! | `CUDA_VISIBLE_DEVICES` | indexes of the devices that the process sees, as for the real driver | all |
 //! | `EMULATED_GPU_MEMORY` | memory per device: bytes, or a number with `MiB` or `GiB` | `2GiB` |
 //! | `EMULATED_GPU_CAPABILITY` | compute capability | `9.0` |
-//! | `EMULATED_GPU_SEED` | seed of the order of streams and warps; none: at once and in order | none |
-//! | `EMULATED_GPU_PATIENCE` | milliseconds after which seeded work runs without a host that waits for it | 5 |
-//! | `EMULATED_GPU_CHECKS` | `races`, `uninitialised`, both with a comma, or `all` | none |
+//! | `EMULATED_GPU_SEED` | seed of the order of streams and warps; without it, work runs at once and in order | none |
+//! | `EMULATED_GPU_PATIENCE` | milliseconds after which seeded work runs even if no host thread waits for it | 5 |
+//! | `EMULATED_GPU_CHECKS` | `races`, `uninitialised`, both separated by a comma, or `all` | none |
 //! | `EMULATED_GPU_FAULTS` | rules of faults, see [`faults`](crate::faults) | none |
-//! | `EMULATED_GPU_THREADS` | host threads per launch; 0: one per processor | 0 |
+//! | `EMULATED_GPU_THREADS` | host threads per launch; 0 means one per processor | 0 |
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub struct Settings {
     pub memory_bytes: u64,
     /// Compute capability: major, minor.
     pub capability: (u32, u32),
-    /// Seed of every order that CUDA leaves open: of streams and of warps.
+    /// Seed of every order that CUDA leaves open: the orders of streams and of warps.
     pub seed: Option<u64>,
     /// Time after which seeded work runs even if the host does not wait for it.
     pub patience: Duration,
@@ -35,7 +35,7 @@ pub struct Settings {
     pub uninitialised: bool,
     /// Host threads per launch; 0 means one per processor.
     pub threads: usize,
-    /// Faults on demand.
+    /// Rules of faults on demand.
     pub faults: FaultPlan,
 }
 
@@ -44,7 +44,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// The variable whose value is wrong, and the value.
+    /// The name and the value of a variable whose value is wrong.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let count: usize = parsed(&variable, "EMULATED_GPUS")?.unwrap_or(1);
@@ -91,7 +91,8 @@ fn parsed<T: std::str::FromStr>(
     text.trim().parse().map(Some).map_err(|_| format!("{name}: no number: {text:?}"))
 }
 
-/// Returns the indexes in `CUDA_VISIBLE_DEVICES` before the first one that does not exist.
+/// Returns the indexes in `CUDA_VISIBLE_DEVICES`, up to the first index that does not exist. As in CUDA, that index and
+/// all later ones are ignored.
 fn visible(count: usize, list: Option<&str>) -> Vec<usize> {
     let Some(list) = list else { return (0..count).collect() };
     list.split(',').map_while(|index| index.trim().parse().ok().filter(|&index| index < count)).collect()

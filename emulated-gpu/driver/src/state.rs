@@ -10,11 +10,11 @@ use crate::settings::Settings;
 
 static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
 
-/// Each primary context with its device's ordinal and its number of retains.
+/// The primary contexts: the device's ordinal, the context, and its number of retains.
 static PRIMARY: Mutex<Vec<(usize, Arc<Context>, usize)>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The stack of current contexts, as handles. The last element is the current one.
+    /// The stack of current contexts, as handles. The last element is the handle of the current context.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -81,7 +81,7 @@ pub fn retain(index: i32) -> Outcome<*mut c_void> {
 ///
 /// # Errors
 ///
-/// `INVALID_CONTEXT` if it is not retained.
+/// `INVALID_CONTEXT` if the context is not retained.
 pub fn release(index: i32) -> Outcome {
     let ordinal = device(index)?;
     let mut primary = primary();
@@ -104,7 +104,7 @@ pub fn contexts() -> Vec<Arc<Context>> {
 ///
 /// # Errors
 ///
-/// `INVALID_CONTEXT` for a handle of no context.
+/// `INVALID_CONTEXT` if no context has the handle.
 pub fn context(handle: *mut c_void) -> Outcome<Arc<Context>> {
     let found =
         primary().iter().find(|(_, context, _)| context.handle == handle.addr()).map(|(_, c, _)| c.clone());
@@ -121,13 +121,13 @@ pub fn current() -> Outcome<Arc<Context>> {
     context(current_handle())
 }
 
-/// Handle of the calling thread's current context, or null.
+/// Returns the handle of the calling thread's current context; null if the thread has none.
 pub fn current_handle() -> *mut c_void {
     let top = CURRENT.with_borrow(|stack| stack.last().copied());
     top.map_or(std::ptr::null_mut(), std::ptr::without_provenance_mut)
 }
 
-/// Replaces the calling thread's current context. Null leaves the thread without one.
+/// Replaces the calling thread's current context. After null, the thread has no current context.
 ///
 /// # Errors
 ///
@@ -145,7 +145,7 @@ pub fn set_current(new: *mut c_void) -> Outcome {
     Ok(())
 }
 
-/// Pushes a context on the calling thread's stack. It becomes the current one.
+/// Pushes a context on the calling thread's stack, which makes it the current context.
 ///
 /// # Errors
 ///

@@ -1,20 +1,19 @@
 //! Functions of the emulated `libcuda.so.1` for `libcublasLt` and `libnccl`: work in a stream, and access to device
 //! memory.
 //!
-//! Libraries of one process share nothing but symbols. The driver exports one symbol, [`SYMBOL`]: a table of C
-//! functions. The other libraries open `libcuda.so.1` by name, as NVIDIA's libraries do, and so find the driver that
-//! the program uses.
+//! The driver exports one symbol for these libraries, [`SYMBOL`]: a table of C functions. They open `libcuda.so.1` by
+//! name, as NVIDIA's libraries do, and so find the driver that the program uses.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// Name of the table's symbol.
+/// Name of the symbol of the table of driver functions.
 pub const SYMBOL: &CStr = c"tutti_emulated_driver_table";
 /// Version of the table's layout.
 pub const VERSION: u32 = 1;
 
-/// Work that a library enqueues in a stream. The driver calls it once: with `run` true to run it, or with `run` false
-/// to drop it. The result is a `CUresult`.
+/// Work that a library enqueues in a stream. The driver calls this function once: with `run` true to run the work, or
+/// with `run` false to drop the work. The result is a `CUresult`.
 pub type RawWork = unsafe extern "C" fn(state: *mut c_void, run: bool) -> c_int;
 
 /// Functions of the driver. Each returns a `CUresult` unless its comment says otherwise.
@@ -25,22 +24,23 @@ pub struct DriverTable {
     pub version: u32,
     /// Stores the context and the device of a stream; null means the current context's default stream.
     pub describe: unsafe extern "C" fn(stream: *mut c_void, of: *mut StreamContext) -> c_int,
-    /// Enqueues work in a stream. `blocking` work may wait for other processes. On an error the work is dropped.
+    /// Enqueues work in a stream. Work that may wait for other processes must be `blocking`. On an error, drops the
+    /// work.
     pub submit:
         unsafe extern "C" fn(stream: *mut c_void, blocking: bool, work: RawWork, state: *mut c_void) -> c_int,
-    /// Returns true if a range lies in one allocation of a context.
+    /// Returns true if a range lies in a single allocation of a context.
     pub holds: extern "C" fn(context: *mut c_void, address: u64, bytes: u64) -> bool,
-    /// Returns the host address of a range that computing work is about to read; null for a bad range, which the driver
-    /// reports.
+    /// Returns the host address of a range that computing work is about to read. Returns null after it has reported a
+    /// bad range.
     pub readable:
         extern "C" fn(context: *mut c_void, address: u64, bytes: u64, by: *const c_char) -> *const u8,
-    /// Returns the host address of a range that computing work is about to write in full; null for a bad range, which
-    /// the driver reports.
+    /// Returns the host address of a range that computing work is about to write in full. Returns null after it has
+    /// reported a bad range.
     pub writable: extern "C" fn(context: *mut c_void, address: u64, bytes: u64, by: *const c_char) -> *mut u8,
-    /// Copies device memory to the host, for blocking work.
+    /// Copies device memory to the host. Only blocking work may call this function.
     pub copy_out:
         unsafe extern "C" fn(context: *mut c_void, target: *mut u8, source: u64, bytes: u64) -> c_int,
-    /// Copies from the host to device memory, for blocking work.
+    /// Copies host memory to the device. Only blocking work may call this function.
     pub copy_in:
         unsafe extern "C" fn(context: *mut c_void, target: u64, source: *const u8, bytes: u64) -> c_int,
     /// Returns true if a fault on demand keeps the device from joining the call `name`.
@@ -60,35 +60,35 @@ unsafe impl Send for Stream {}
 pub struct StreamContext {
     /// Handle of the context.
     pub context: *mut c_void,
-    /// Index of the device among all devices.
+    /// Index of the device among all devices of the machine.
     pub device: u32,
-    /// Index of the device among those that the process sees.
+    /// Index of the device among the devices that the process sees.
     pub ordinal: u32,
 }
 
 // SAFETY: the handle is a number that is never dereferenced.
 unsafe impl Send for StreamContext {}
-// SAFETY: as above.
+// SAFETY: the handle is a number that is never dereferenced.
 unsafe impl Sync for StreamContext {}
 
 /// A `CUresult` that is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverError(pub c_int);
 
-/// Sticky error of work that failed on a condition of its own (`CUDA_ERROR_LAUNCH_FAILED`).
+/// Error of work that failed for a reason other than a bad address (`CUDA_ERROR_LAUNCH_FAILED`).
 pub const LAUNCH_FAILED: DriverError = DriverError(719);
-/// Error of work that met a bad device address (`CUDA_ERROR_ILLEGAL_ADDRESS`).
+/// Error of work that accessed a bad device address (`CUDA_ERROR_ILLEGAL_ADDRESS`).
 pub const ILLEGAL_ADDRESS: DriverError = DriverError(700);
 
 /// Work of a stream. An error that it returns becomes the context's sticky error.
 pub type Work = Box<dyn FnOnce() -> Result<(), DriverError> + Send>;
 
-/// Tells if work may wait for other processes.
+/// States whether work may wait for other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkKind {
     /// Runs while no other computing work of the device runs.
     Computing,
-    /// Runs beside other streams' work, and may wait for other processes.
+    /// Runs in parallel with the work of other streams, and may wait for other processes.
     Blocking,
 }
 
@@ -110,7 +110,7 @@ unsafe extern "C" fn call(state: *mut c_void, run: bool) -> c_int {
 }
 
 impl Driver {
-    /// Opens the driver; none if `libcuda.so.1` is missing or is not the emulated one.
+    /// Opens the driver. Returns none if `libcuda.so.1` is missing or is not the emulated driver.
     pub fn open() -> Option<Driver> {
         static TABLE: OnceLock<Option<Driver>> = OnceLock::new();
         *TABLE.get_or_init(find)
@@ -145,12 +145,12 @@ impl Driver {
     }
 
     /// Returns the bytes of a range that computing work reads. The driver reports a range that does not lie in one
-    /// allocation. With the check `uninitialised` it also reports bytes that were never written. `by` names the reader
-    /// in reports.
+    /// allocation. With the check `uninitialised` it also reports a range with bytes that were never written. `by`
+    /// names the reader in reports.
     ///
     /// # Errors
     ///
-    /// [`ILLEGAL_ADDRESS`] for such a range.
+    /// [`ILLEGAL_ADDRESS`] for a range that the driver reports.
     ///
     /// # Safety
     ///
@@ -166,7 +166,7 @@ impl Driver {
         if start.is_null() {
             return Err(ILLEGAL_ADDRESS);
         }
-        // SAFETY: the driver returned the start of a range of so many bytes. The range is not freed before the work
+        // SAFETY: the driver returned the start of a range of `bytes` bytes. The range is not freed before the work
         // ends.
         Ok(unsafe { std::slice::from_raw_parts(start, bytes as usize) })
     }
@@ -223,7 +223,7 @@ impl Driver {
     }
 }
 
-// Functions of the dynamic loader. The standard library links to it anyway.
+// Functions of the dynamic loader, which the standard library links anyway.
 unsafe extern "C" {
     fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
     fn dlsym(library: *mut c_void, symbol: *const c_char) -> *mut c_void;

@@ -36,7 +36,7 @@ pub struct Config {
 const UNDEFINED: i32 = i32::MIN;
 
 impl Config {
-    /// True if NVIDIA's library accepts the values.
+    /// True if NVIDIA's library accepts the values of these fields.
     fn is_valid(&self) -> bool {
         let positive = |number| number == UNDEFINED || number > 0;
         self.magic == CONFIG_MAGIC
@@ -48,7 +48,7 @@ impl Config {
     }
 }
 
-/// Communicators by their handles. A handle is never used again.
+/// Communicators by their handles. No two communicators of a process get the same handle.
 static COMMUNICATORS: LazyLock<Mutex<HashMap<usize, Arc<Communicator>>>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicUsize = AtomicUsize::new(0x10_0000);
 
@@ -100,7 +100,7 @@ pub extern "C" fn ncclGetLastError(_communicator: *mut c_void) -> *const c_char 
     c"reports of the emulated NCCL are on standard error".as_ptr()
 }
 
-/// Starts to join a group, and stores the new communicator's handle.
+/// Creates a communicator, stores its handle and starts to join the group.
 ///
 /// # Safety
 ///
@@ -155,7 +155,8 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     }))
 }
 
-/// Makes communicators for the devices of one process, without a group: rank `i` is the `i`-th device of the list.
+/// Refuses to make the communicators of several devices in one process. In this library, a process joins with one
+/// device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitAll(handles: *mut *mut c_void, count: i32, devices: *const i32) -> i32 {
     let _ = (handles, count, devices);

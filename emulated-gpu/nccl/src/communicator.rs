@@ -26,7 +26,7 @@ pub enum Channel {
 /// Mode of a communicator's calls (`blocking` of `ncclConfig_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// A call returns once it has done its work.
+    /// A call returns when it has done its work.
     Blocking,
     /// A call returns at once and continues in the background. The program may make no other call before
     /// `ncclCommGetAsyncError` has reported that the call has ended.
@@ -34,35 +34,35 @@ pub enum Mode {
 }
 
 /// Number of times that `ncclCommGetAsyncError` reports `ncclInProgress` for a call in the background. A program that
-/// makes its next call without polling so gets an error.
+/// makes its next call without polling thus gets an error.
 const BACKGROUND_LOOKS: u32 = 2;
 
-/// Kind of the last message of a rank that leaves without an error.
+/// Code of the last message of a rank that leaves without an error.
 const GOODBYE: u64 = 4;
 
-/// Key of a message: the sender, the channel, and the number.
+/// Key of a message: the sender's rank, the channel, and the operation's number.
 pub type Key = (usize, Channel, u64);
 
-/// A message. Its signature shows if sender and receiver made the same call.
+/// A message. The receiver compares the message's signature with the signature of its own call.
 #[derive(Debug)]
 pub struct Message {
     /// Hash of the sender's call.
     pub signature: u64,
-    /// Content.
+    /// Data of the message; empty for [`Channel::Arrived`].
     pub bytes: Vec<u8>,
 }
 
-/// The error of an operation whose communicator was aborted meanwhile.
+/// The error of an operation that an abort of the communicator has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
-/// Socket to another rank. The lock keeps frames from mixing.
+/// Socket to another rank. The lock keeps the frames of several threads apart.
 struct Link {
     stream: UnixStream,
     writing: Mutex<()>,
 }
 
-/// Number of the next operation of each kind, counted in the order of calls.
+/// Numbers of operations so far: collectives, sends per peer, and receives per peer.
 #[derive(Default)]
 struct Numbers {
     collective: u64,
@@ -75,15 +75,15 @@ struct State {
     joining: bool,
     /// Number of `ncclCommGetAsyncError` calls until the call in the background counts as ended.
     background: u32,
-    /// The rendezvous socket that an abort shuts down, and the listener's name, to which it connects, so that the
-    /// joining thread wakes.
+    /// The rendezvous socket, and the name of this rank's listener. An abort shuts down the socket and connects to the
+    /// listener, which wakes the joining thread.
     rendezvous: Option<(UnixStream, String)>,
     links: Vec<Option<Arc<Link>>>,
     error: Option<Error>,
     aborted: bool,
     messages: HashMap<Key, Message>,
     numbers: Numbers,
-    /// Operations that have not ended.
+    /// Number of operations that have not ended.
     outstanding: usize,
 }
 
@@ -93,11 +93,11 @@ pub struct Communicator {
     pub rank: usize,
     /// Number of ranks.
     pub size: usize,
-    /// Mode of its calls.
+    /// Mode of the communicator's calls.
     pub mode: Mode,
-    /// Device of the rank.
+    /// Context and device of the rank.
     pub of: StreamContext,
-    /// The driver.
+    /// The emulated driver of this process.
     pub driver: Driver,
     state: Mutex<State>,
     changed: Condvar,
@@ -108,7 +108,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `INVALID_ARGUMENT` for a rank that is not below the size or a wrong id; `UNHANDLED_CUDA_ERROR` without a current
+    /// `INVALID_ARGUMENT` for a wrong id or a rank that is not below the size; `UNHANDLED_CUDA_ERROR` without a current
     /// context.
     pub fn join(
         driver: Driver,
@@ -197,7 +197,7 @@ impl Communicator {
         state.error
     }
 
-    /// Marks submitted calls as running in the background if the communicator is non-blocking.
+    /// If the communicator is non-blocking, marks the submitted calls as running in the background.
     ///
     /// # Errors
     ///
@@ -260,7 +260,8 @@ impl Communicator {
         self.changed.notify_all();
     }
 
-    /// Sends a message. If the peer is gone, the message is lost; the thread that reads from the peer reports it.
+    /// Sends a message. If the peer is gone, the message is lost. The thread that reads from the peer then reports an
+    /// error.
     ///
     /// # Errors
     ///
@@ -284,7 +285,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Waits for a message. If the sender is gone, the wait ends only with an abort.
+    /// Waits for a message. If the sender leaves before it sends the message, only an abort ends the wait.
     ///
     /// # Errors
     ///
@@ -302,7 +303,7 @@ impl Communicator {
         }
     }
 
-    /// Waits for an abort, in an operation that can never end.
+    /// Waits for an abort. An operation that can never end calls this method.
     pub fn wait_for_abort(&self) {
         let mut state = self.lock();
         while !state.aborted {
@@ -310,7 +311,7 @@ impl Communicator {
         }
     }
 
-    /// Prints an error, and keeps it as the asynchronous error if there is none yet.
+    /// Prints an error, and makes it the asynchronous error if the communicator has none yet.
     pub fn fail(&self, error: Error, why: &str) {
         eprintln!("emulated NCCL: rank {} of {}: {why}", self.rank, self.size);
         self.lock().error.get_or_insert(error);
@@ -350,15 +351,14 @@ impl Communicator {
         self.abort();
     }
 
-    /// Receives messages from a peer until the peer is gone.
+    /// Receives messages from a peer until the peer closes its socket.
     fn read(&self, peer: usize, mut stream: UnixStream) {
         while let Ok((head, bytes)) = read_frame(&mut stream) {
             let channel = match head[0] {
                 1 => Channel::Collective,
                 2 => Channel::Send,
                 3 => Channel::Arrived,
-                // A goodbye is no error. If the peer has left out a message, the receive of this message waits for
-                // ever.
+                // A goodbye is not an error. A receive of a message that the peer never sent waits until an abort.
                 _ => return,
             };
             let message = Message { signature: head[2], bytes };

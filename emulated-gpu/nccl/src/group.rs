@@ -1,4 +1,4 @@
-//! Groups: a thread collects operations and joining communicators between `ncclGroupStart` and `ncclGroupEnd`.
+//! Groups of calls: a thread collects operations and joining communicators between `ncclGroupStart` and `ncclGroupEnd`.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub fn end() -> Outcome {
     for communicator in ended.joining {
         communicator.wait_until_joined()?;
     }
-    // Operations of the same communicator and stream run as one set.
+    // Operations with the same communicator and the same stream run as one set.
     let mut sets: Vec<(Stream, Vec<Operation>)> = Vec::new();
     for (stream, operation) in ended.operations {
         let same = |set: &&mut (Stream, Vec<Operation>)| {
@@ -49,14 +49,14 @@ pub fn end() -> Outcome {
             None => sets.push((stream, vec![operation])),
         }
     }
-    // All sets are submitted, even if one is still in progress. A failure is reported in preference to `IN_PROGRESS`.
+    // Submits all sets, even if one set returns `IN_PROGRESS`. Returns a failure rather than `IN_PROGRESS`.
     let outcomes: Vec<Outcome> = sets.into_iter().map(|(stream, set)| submit(stream, set)).collect();
     let is_failure = |outcome: &&Outcome| outcome.is_err_and(|error| error != Error::IN_PROGRESS);
     let worst = outcomes.iter().find(is_failure).or_else(|| outcomes.iter().find(|outcome| outcome.is_err()));
     worst.copied().unwrap_or(Ok(()))
 }
 
-/// Submits an operation, or keeps it for the end of the group.
+/// Submits an operation at once or, inside a group, at the group's end.
 ///
 /// # Errors
 ///
@@ -72,7 +72,7 @@ pub fn add(stream: Stream, operation: Operation) -> Outcome {
     kept.or_else(|operation| submit(stream, vec![operation]))
 }
 
-/// Waits until a rank has joined. Inside a group, the group's end waits.
+/// Waits until a rank has joined. Inside a group, [`end`] waits instead.
 ///
 /// # Errors
 ///

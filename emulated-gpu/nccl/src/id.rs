@@ -1,4 +1,4 @@
-//! Unique ids: names of the sockets at which ranks meet.
+//! Unique ids: an id holds the name of the socket at which the ranks of a group meet.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::SocketAddr;

@@ -5,14 +5,14 @@
 //!                                                                             \--> rendezvous, id
 //! ```
 //!
-//! Every rank has a socket to every other rank. In a collective, a rank sends the data that the others need and
-//! combines the data that it receives in the order of ranks. So a sum has the same bits on every rank and in every run.
+//! Every rank has a socket to every other rank. In a collective, a rank sends the data that the other ranks need. It
+//! combines the data that it receives in the order of ranks, so a sum has the same bits on every rank and in every run.
 //! Sums of f16 and bf16 round after each rank, as NCCL's rings do.
 //!
 //! As with NCCL, an operation that one rank does not join never ends: the streams of the others wait until the
 //! communicator is aborted. If a rank dies, the others get an asynchronous error. `EMULATED_NCCL_NOTICE=0` turns this
-//! error off, because GPUs that share memory do not notice either. Unlike NCCL, the library reports an error if ranks
-//! call different collectives, or the same one with different arguments.
+//! error off, because real ranks that communicate through shared GPU memory do not notice a dead rank. Unlike NCCL, the
+//! library reports an error if ranks call different collectives, or the same collective with different arguments.
 
 mod api;
 mod communicator;

@@ -1,8 +1,8 @@
 //! Operations: a rank's sends and receives, and the results that it computes from them.
 //!
-//! The operations of a group run in three passes. First each one sends, then each one receives, and then each send
-//! waits until its data has arrived. So two ranks that send to each other inside a group do not deadlock. A send
-//! outside a group waits for its receive, as NCCL's may.
+//! The operations of a group run in three passes. In the first pass, each operation sends. In the second, each
+//! receives. In the third, each send waits until its data has arrived. So two ranks that send to each other inside a
+//! group do not deadlock. A send outside a group waits for its receive, which NCCL allows.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::communicator::{Channel, Communicator, Message, Stopped};
 use crate::result::Error;
 use crate::value::{Kind, Reduction, reduce};
 
-/// Kind of an operation, and the peer or root if it has one.
+/// Kind of an operation, with its peer or root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
     /// Every rank gets the reduction of all ranks' data.
@@ -32,7 +32,7 @@ pub enum Call {
     Receive { peer: usize },
 }
 
-/// An operation of a rank. It counts as outstanding until it is dropped.
+/// An operation of a rank. The communicator counts it as outstanding until it is dropped.
 pub struct Operation {
     /// The communicator.
     pub communicator: Arc<Communicator>,
@@ -46,13 +46,13 @@ pub struct Operation {
     pub source: u64,
     /// Device address of the result.
     pub target: u64,
-    /// Count that the program passed, in elements.
+    /// Number of elements that the program passed.
     pub count: usize,
     /// Element type.
     pub kind: Kind,
-    /// Reduction, for the calls that have one.
+    /// Reduction; unused by calls that do not reduce.
     pub reduction: Reduction,
-    /// Number among the operations of its kind.
+    /// Number of the operation, as [`Communicator::next_collective`] and similar methods give it.
     pub number: u64,
 }
 
@@ -93,7 +93,8 @@ pub fn buffer_bytes(call: Call, count: usize, kind: Kind, rank: usize, size: usi
 ///
 /// # Errors
 ///
-/// The driver's error for a buffer that does not lie in one allocation. An abort is no error: the stream continues.
+/// The driver's error for a buffer that does not lie in one allocation. An abort is not an error, and the stream
+/// continues.
 pub fn run(operations: &[Operation]) -> Result<(), DriverError> {
     match passes(operations) {
         Ok(()) | Err(Failure::Stopped) => Ok(()),
@@ -123,7 +124,7 @@ impl Drop for Operation {
 }
 
 impl Operation {
-    /// Hash of the arguments that have to be the same on all ranks.
+    /// Returns a hash of the arguments that must be equal on all ranks.
     fn signature(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let point_to_point = matches!(self.call, Call::Send { .. } | Call::Receive { .. });
@@ -136,7 +137,7 @@ impl Operation {
         Message { signature: self.signature(), bytes: bytes.to_vec() }
     }
 
-    /// Sends the data that other ranks need. The rank's own share is sent to itself in the same way.
+    /// Sends the data that the ranks need. A rank sends its own share to itself in the same way.
     fn send_all(&self) -> Result<(), Failure> {
         let communicator = &self.communicator;
         let (rank, size) = (communicator.rank, communicator.size);
@@ -203,8 +204,8 @@ impl Operation {
         Ok(())
     }
 
-    /// Receives a rank's data. If that rank made a different call, reports an error and waits for an abort, because the
-    /// data can never come.
+    /// Receives a rank's data. If the other rank made a different call, reports an error and waits for an abort,
+    /// because the expected data will never arrive.
     fn receive(&self, peer: usize, channel: Channel) -> Result<Vec<u8>, Failure> {
         let message = self.communicator.receive((peer, channel, self.number))?;
         if message.signature != self.signature() {

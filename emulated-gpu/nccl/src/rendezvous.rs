@@ -1,4 +1,5 @@
-//! Rendezvous: once all ranks have connected, the process that made the id tells each of them where the others listen.
+//! Rendezvous: once all ranks have connected to the process that made the id, this process sends the names of all
+//! ranks' listeners to each rank.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -48,8 +49,8 @@ pub fn open() -> Outcome<UniqueId> {
 /// A rank that has connected: its socket, the name of its listener, and its device.
 type Waiting = (UnixStream, (String, u32));
 
-/// Waits for all ranks, and sends all listeners' names to each of them. If two ranks use the same device, all get empty
-/// names, because NCCL refuses such a group.
+/// Waits for all ranks, and sends all listeners' names to each rank. If two ranks use the same device, sends empty
+/// names instead, because NCCL refuses such a group.
 fn introduce(listener: &UnixListener) -> io::Result<()> {
     let mut ranks: Vec<Option<Waiting>> = Vec::new();
     while ranks.is_empty() || ranks.iter().any(Option::is_none) {
@@ -73,7 +74,7 @@ fn introduce(listener: &UnixListener) -> io::Result<()> {
     if shared {
         eprintln!("emulated NCCL: two ranks of a group are on one device: {hosts:?}");
     }
-    // Rank 0 gets its names last. It usually made the id, so this thread runs in its process and may end with it.
+    // Rank 0 gets the names last. Rank 0 usually made the id, and this thread ends when that process ends.
     for stream in streams.iter_mut().rev() {
         for (name, _) in &hosts {
             write_text(stream, if shared { "" } else { name })?;
@@ -82,8 +83,8 @@ fn introduce(listener: &UnixListener) -> io::Result<()> {
     Ok(())
 }
 
-/// Connects a rank with all others. `opened` is called with the socket that an abort must shut down and the name of the
-/// listener to which it must connect, so that this function returns.
+/// Connects a rank with all others. Passes the rendezvous socket and the name of this rank's listener to `opened`. An
+/// abort shuts down the socket and connects to the listener, which makes this function return.
 ///
 /// # Errors
 ///

@@ -18,13 +18,13 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The type of a code; none if the library does not have it.
+    /// Returns the type with an `ncclDataType_t` code; none if the library does not support the type.
     pub fn of(code: i32) -> Option<Kind> {
         use Kind::*;
         [I8, U8, I32, U32, I64, U64, F16, F32, F64, Bf16].get(usize::try_from(code).ok()?).copied()
     }
 
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
             Kind::I8 | Kind::U8 => 1,
@@ -46,14 +46,14 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// The reduction of a code; none if the library does not have it.
+    /// Returns the reduction with an `ncclRedOp_t` code; none if the library does not support it.
     pub fn of(code: i32) -> Option<Reduction> {
         use Reduction::*;
         [Sum, Product, Max, Min, Average].get(usize::try_from(code).ok()?).copied()
     }
 }
 
-/// An element type that can be reduced.
+/// An element type that reductions support.
 trait Element: Copy {
     const BYTES: usize;
     fn load(bytes: &[u8]) -> Self;
@@ -101,7 +101,7 @@ element!(f64, f64, std::convert::identity, std::convert::identity, add, mul);
 element!(f16, f32, f16::to_f32, f16::from_f32, add, mul);
 element!(bf16, f32, bf16::to_f32, bf16::from_f32, add, mul);
 
-/// Combines the contributions of all ranks in the order of ranks. All contributions have the same length.
+/// Reduces the contributions of all ranks, in the order of ranks. All contributions have the same length.
 pub fn reduce(kind: Kind, reduction: Reduction, contributions: &[Vec<u8>]) -> Vec<u8> {
     match kind {
         Kind::I8 => reduce_as::<i8>(reduction, contributions),

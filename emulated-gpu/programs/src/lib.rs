@@ -1,7 +1,7 @@
 //! Runs the body of a test in a process of its own, on emulated GPUs.
 //!
-//! A process opens the libraries once, from the loader's path, and reads the settings once, from the environment. A
-//! test therefore starts its own executable again with the right path and settings, and runs its body in that process.
+//! A process opens the libraries on the loader's path once, and reads the settings from the environment once. So a test
+//! starts its own executable again with the right path and settings, and runs its body in the new process.
 
 #![allow(clippy::print_stdout)]
 
@@ -18,7 +18,7 @@ const FOLDER: &str = "EMULATED_TEST_FOLDER";
 /// Line that a child process prints after its body has returned.
 const WELL: &str = "the body of the test returned";
 
-/// The name that programs open for each library, and the file that its package builds.
+/// For each library, the name that programs open and the file that Cargo builds.
 const LIBRARIES: &[(&str, &str)] = &[
     ("libcuda.so.1", "libtutti_emulated_driver.so"),
     ("libcuda.so", "libtutti_emulated_driver.so"),
@@ -31,14 +31,14 @@ const LIBRARIES: &[(&str, &str)] = &[
 /// One process of a test.
 #[derive(Debug)]
 pub struct Process {
-    /// Index among the processes of the test.
+    /// Index among the processes of the test, from 0.
     pub rank: usize,
     /// A folder that the processes of the test share.
     pub folder: PathBuf,
 }
 
 impl Process {
-    /// Ends the process as successful, without dropping anything.
+    /// Ends the process as successful, without dropping any value.
     pub fn end(&self) -> ! {
         println!("{WELL}");
         std::process::exit(0)
@@ -48,7 +48,7 @@ impl Process {
 /// The outcome of a process.
 #[derive(Debug)]
 pub struct Ended {
-    /// True if the process succeeded: its body returned.
+    /// True if the body returned, or called [`Process::end`].
     pub well: bool,
     /// Text that the process printed, with errors and reports.
     pub text: String,
@@ -62,7 +62,7 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    /// `count` devices with default settings.
+    /// Returns `count` devices with default settings.
     pub fn new(count: usize) -> Self {
         Gpus { count, variables: Vec::new() }
     }
@@ -75,14 +75,14 @@ impl Gpus {
     }
 
     /// Runs `body` in a process of its own, and fails unless the body returns. `test` is the name of the calling test.
-    /// Returns what the process printed. Inside that process, this function does not return.
+    /// Returns the text that the process printed. Inside the new process, this function does not return.
     pub fn run(self, test: &str, body: impl FnOnce(&Process)) -> String {
         let ended = self.processes(test, 1, body).remove(0);
         assert!(ended.well, "{test} failed on the emulated GPU:\n{}", ended.text);
         ended.text
     }
 
-    /// Runs `body` in `count` processes at once and returns how each ended.
+    /// Runs `body` in `count` processes at once and returns the outcome of each.
     pub fn processes(self, test: &str, count: usize, body: impl FnOnce(&Process)) -> Vec<Ended> {
         if std::env::var(TEST).is_ok_and(|name| name == test) {
             let rank = std::env::var(RANK).ok().and_then(|rank| rank.parse().ok());
@@ -132,15 +132,15 @@ fn ended(child: Child) -> Ended {
     match child.wait_with_output() {
         Ok(Output { status, stdout, stderr }) => {
             let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-            // The exit status alone proves nothing: a child whose name matches no test runs none and succeeds, too.
+            // The exit status alone proves nothing: a child process that runs no test succeeds, too.
             Ended { well: status.success() && text.contains(WELL), text }
         }
         Err(error) => Ended { well: false, text: error.to_string() },
     }
 }
 
-/// Links the libraries into a folder under the names that programs open. Cargo builds the libraries beside the test's
-/// executable.
+/// Makes links to the libraries in a folder, under the names that programs open. Cargo builds the libraries in the
+/// folder of the test's executable.
 fn link_libraries(folder: &Path) {
     let executable = std::env::current_exe().unwrap_or_default();
     let built = executable.parent().unwrap_or(Path::new("."));
@@ -152,7 +152,8 @@ fn link_libraries(folder: &Path) {
     }
 }
 
-/// Folder of the real NVRTC, if it is installed: `NVRTC_LIB`, or where `tests/tools/nvrtc` puts it.
+/// Returns the folder of NVIDIA's NVRTC, if it is installed: `NVRTC_LIB`, or the folder to which `tests/tools/nvrtc`
+/// installs it.
 pub fn nvrtc() -> Option<PathBuf> {
     let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc/lib");
     let named = std::env::var_os("NVRTC_LIB").map(PathBuf::from);

@@ -1,4 +1,5 @@
-//! Tests `libcublasLt` through the unmodified cudarc: products in all forms against plain sums, and refused calls.
+//! Tests `libcublasLt` through the unmodified cudarc. Compares products in all forms with plain sums, and checks
+//! refused calls.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -15,8 +16,8 @@ use lt_sys::cublasStatus_t as Status;
 use lt_sys::cudaDataType_t as Type;
 use tutti_emulated_programs::Gpus;
 
-/// A number of sixteen bits in a device's memory. cudarc's own feature for such types would be on in builds with tests
-/// alone, which would then compile all that depends on cudarc again.
+/// A 16-bit number in device memory. cudarc's feature for such types is off, because only tests would need it. The
+/// feature would make test builds recompile every package that depends on cudarc.
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 struct Half<T>(T);
@@ -26,7 +27,7 @@ unsafe impl DeviceRepr for Half<f16> {}
 // SAFETY: sixteen bits without padding.
 unsafe impl DeviceRepr for Half<bf16> {}
 
-/// Returns small integers: every element type holds their products and sums exactly.
+/// Returns small integers. Every element type represents their products and sums exactly.
 fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 5 + seed * 3) % 7) as f32 - 3.0).collect()
 }
@@ -63,7 +64,7 @@ struct Product {
     k: usize,
     transpose: [bool; 2],
     row_order: bool,
-    /// Elements between the end of a column (or row, in row order) and the start of the next one.
+    /// Number of unused elements between two columns (or rows, in row order).
     gap: usize,
     batch: usize,
     alpha: f32,
@@ -150,7 +151,8 @@ fn layout(kind: Type, stored: Stored, batch: usize) -> lt_sys::cublasLtMatrixLay
     made
 }
 
-/// Computes a product on the device and by plain sums. Compares every element of D, and the gaps between its lines.
+/// Computes a product on the device and with plain loops on the host. Compares every element of D, and the gaps between
+/// the lines of D.
 fn check<T: Element, R: Element>(device: &Device, product: Product) {
     let Product { m, n, k, batch, .. } = product;
     let a = Stored::new(&product, m, k, product.transpose[0]);
@@ -180,7 +182,7 @@ fn check<T: Element, R: Element>(device: &Device, product: Product) {
     let (a_layout, b_layout) = (layout(T::TYPE, a, batch), layout(T::TYPE, b, batch));
     let d_layout = layout(R::TYPE, d, batch);
     let preference = lt::create_matmul_pref().unwrap();
-    // SAFETY: the objects are not destroyed, and the operands are as long as their layouts say.
+    // SAFETY: the objects are not destroyed, and the operands have the sizes in their layouts.
     unsafe {
         let found = lt::get_matmul_algo_heuristic(
             handle,
@@ -268,7 +270,8 @@ fn a_product_runs_in_its_streams_order() {
     let gpus = Gpus::new(1).with("EMULATED_GPU_SEED", 7);
     gpus.run("a_product_runs_in_its_streams_order", |_| {
         let device = Device::open();
-        // With a seed, the operands' copies and the product run late. `check` waits only for the result.
+        // With a seed, the copies of the operands and the product run as late as allowed. `check` waits only for the
+        // result.
         for _ in 0..4 {
             check::<Half<bf16>, f32>(&device, Product { transpose: [true, false], beta: 1.0, ..PLAIN });
         }
@@ -320,7 +323,7 @@ fn an_operand_that_is_too_short_is_a_sticky_illegal_address() {
         let call = |a: *const c_void| {
             let (one, zero) = (1.0_f32, 0.0_f32);
             let d = pointer(address(&device, &d));
-            // SAFETY: the library refuses the wrong operand. A null algorithm lets it choose one.
+            // SAFETY: the library refuses the wrong operand. With a null algorithm, the library chooses one.
             let status = unsafe {
                 lt_sys::cublasLtMatmul(
                     handle,
@@ -343,7 +346,7 @@ fn an_operand_that_is_too_short_is_a_sticky_illegal_address() {
             };
             status.result()
         };
-        // The type has the alignment of a device address, so that only the missing allocation is wrong.
+        // `u128` is aligned to 16 bytes like an operand, so the missing allocation is the only error.
         let host = [0_u128; 4];
         assert_eq!(call(host.as_ptr().cast()).unwrap_err().0, Status::CUBLAS_STATUS_INVALID_VALUE);
         call(pointer(address(&device, &short))).unwrap();

@@ -36,7 +36,7 @@ fn host_and_device_pointers_are_not_confused() {
     Gpus::new(1).run("host_and_device_pointers_are_not_confused", |_| {
         let device = Device::open();
         let host = vec![1_u8; 64];
-        // SAFETY: the driver refuses a wrong pointer before it uses it.
+        // SAFETY: the driver refuses a wrong pointer and does not use it.
         unsafe {
             let address = result::malloc_sync(64).unwrap();
             let as_host =
@@ -71,7 +71,7 @@ fn handles_that_are_gone_are_refused() {
     Gpus::new(1).run("handles_that_are_gone_are_refused", |_| {
         let device = Device::open();
         device.context.bind_to_thread().unwrap();
-        // SAFETY: stale handles are refused.
+        // SAFETY: the driver refuses stale handles.
         unsafe {
             let stream = result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
             result::stream::destroy(stream).unwrap();
@@ -93,12 +93,12 @@ fn memory_is_bounded_and_comes_back() {
         // SAFETY: nothing reads the memory.
         let first = unsafe { device.stream.alloc::<u8>(700_000) }.unwrap();
         assert_eq!(free(), at_start - 700_000);
-        // SAFETY: as above.
+        // SAFETY: nothing reads the memory.
         let more = unsafe { device.stream.alloc::<u8>(700_000) };
         assert_eq!(error(more), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        // The free is enqueued in the stream, and the next allocation waits for it.
+        // The free is enqueued in the stream, and the next allocation waits for the free.
         drop(first);
-        // SAFETY: as above.
+        // SAFETY: nothing reads the memory.
         unsafe { device.stream.alloc::<u8>(700_000) }.unwrap();
     });
 }

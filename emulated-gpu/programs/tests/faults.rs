@@ -1,4 +1,4 @@
-//! Tests faults of programs, and faults on demand.
+//! Tests faults that programs cause, and faults on demand (`EMULATED_GPU_FAULTS`).
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -23,8 +23,8 @@ fn saxpy(device: &Device) -> Result<(), cudarc::driver::DriverError> {
     Ok(())
 }
 
-/// Checks the result of a launch whose kernel fails with `failure`. The launch itself may return an error, because
-/// cudarc then records events, which the driver refuses if the kernel has failed by then.
+/// Checks the result of a launch whose kernel fails with `failure`. The launch may return this error, too. cudarc
+/// records events after a launch, and the driver refuses them once the kernel has failed.
 fn launched<T>(result: Result<T, cudarc::driver::DriverError>, failure: CUresult) {
     if let Err(error) = result {
         assert_eq!(error.0, failure);
@@ -39,7 +39,7 @@ fn a_store_out_of_bounds_is_a_sticky_illegal_address() {
         let kernel = device.kernel("store_behind");
         let mut launch = device.stream.launch_builder(&kernel);
         launch.arg(&mut y).arg(&32_i32);
-        // SAFETY: the emulator reports the store behind the end and does not execute it.
+        // SAFETY: the emulator reports the store past the end and does not execute it.
         launched(unsafe { launch.launch(grid(1, 64)) }, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         assert_eq!(error(device.stream.synchronize()), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         assert_eq!(error(device.stream.clone_dtoh(&y)), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -101,7 +101,8 @@ fn memory_that_fails_is_a_sticky_error() {
 #[test]
 fn a_kernel_writes_pinned_memory_that_is_mapped() {
     use cudarc::driver::result::{free_host, malloc_host};
-    // With this fault the kernel runs to its end before it fails, and mapped memory can still be read afterwards.
+    // With this fault, the kernel runs to its end and then fails. The host can still read mapped memory after the
+    // failure.
     let gpus = Gpus::new(1).with("EMULATED_GPU_FAULTS", "fail kernel=saxpy");
     gpus.run("a_kernel_writes_pinned_memory_that_is_mapped", |_| {
         let device = Device::open();
@@ -169,7 +170,7 @@ fn a_device_that_stops_answering_stays_silent_and_others_go_on() {
         while asked.elapsed() < Duration::from_millis(100) {
             assert!(!event.is_complete());
         }
-        // Dropping the module would wait for the device, which hangs.
+        // A drop of the module would wait for ever for the device, which hangs.
         process.end();
     });
 }

@@ -14,8 +14,8 @@ use half::bf16;
 use sys::ncclResult_t as Code;
 use tutti_emulated_programs::{Ended, Gpus, Process};
 
-/// A bfloat16 in a device's memory. cudarc's own feature for this type would be on in builds with tests alone, which
-/// would then compile all that depends on cudarc again.
+/// A bfloat16 in device memory. cudarc's feature for this type is off, because only tests would need it. The feature
+/// would make test builds recompile every package that depends on cudarc.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(transparent)]
 struct Half(bf16);
@@ -31,7 +31,7 @@ impl NcclType for Half {
     }
 }
 
-/// Returns the id of a group. Rank 0 makes it and writes it to the folder; the other ranks read it there.
+/// Returns the id of a group. Rank 0 makes the id and writes it to a file in the folder. The other ranks read the file.
 fn id(folder: &Path, name: &str, rank: usize) -> Id {
     let (file, unfinished) = (folder.join(name), folder.join(format!("{name}.new")));
     if rank == 0 {
@@ -60,7 +60,7 @@ fn raw_id(id: Id) -> sys::ncclUniqueId {
     sys::ncclUniqueId { internal: *id.internal() }
 }
 
-/// A communicator by its raw handle, without cudarc's `Comm`, so that a test can abort it and query its errors.
+/// A communicator as a raw handle instead of cudarc's `Comm`, so that a test can abort it and query its errors.
 struct Raw {
     handle: sys::ncclComm_t,
     stream: Arc<CudaStream>,
@@ -138,7 +138,7 @@ fn collectives(process: &Process, size: usize) {
 
     let mut sums = stream.alloc_zeros::<f32>(n).unwrap();
     comm.all_reduce(&source, &mut sums, &ReduceOp::Sum).unwrap();
-    // Operations run in the order of the stream: the second reduction reads the result of the first.
+    // Operations run in the order of the stream, so the second reduction reads the result of the first.
     comm.all_reduce_in_place(&mut sums, &ReduceOp::Max).unwrap();
     let sums = stream.clone_dtoh(&sums).unwrap();
     assert!(sums.iter().enumerate().all(|(i, sum)| *sum == all(i)));
@@ -159,8 +159,8 @@ fn collectives(process: &Process, size: usize) {
     let received = stream.clone_dtoh(&received).unwrap();
     assert!(received.iter().enumerate().all(|(i, x)| *x == value(root, i)));
 
-    // A ring: each rank sends to the next one and receives from the previous one. Both calls are in one group, so that
-    // neither blocks the other.
+    // A ring: each rank sends to the next one and receives from the previous one. Both calls are in one group, so the
+    // send does not block the receive.
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
     let mut received = stream.alloc_zeros::<f32>(n).unwrap();
     group_start().unwrap();
@@ -201,7 +201,7 @@ fn the_death_of_a_rank_is_an_error_of_the_others_and_they_join_again() {
         if process.rank == 3 {
             std::process::abort();
         }
-        // The dead rank's socket may close before or after the other ranks begin.
+        // The dead rank's socket may close before or after the other ranks begin the operation.
         let begun = comm.all_reduce(&buffer);
         assert_eq!(comm.wait_for_error(), Code::ncclRemoteError);
         if begun == Code::ncclSuccess {
@@ -236,7 +236,7 @@ fn a_rank_that_never_joins_a_collective_is_a_hang_until_the_abort() {
             assert!(!comm.is_idle(), "a collective that a rank did not join ended");
             assert_eq!(comm.error(), Code::ncclSuccess);
         }
-        // Neither rank aborts before both have checked, because an abort is an error on the other rank.
+        // Both ranks finish their checks before either aborts, because an abort causes an error on the other rank.
         std::fs::write(file(process.rank), "").unwrap();
         while !file(1 - process.rank).exists() {
             std::thread::yield_now();
@@ -256,10 +256,11 @@ fn joining_without_waiting_ends_when_the_last_rank_comes_or_with_an_abort() {
             let stream = stream(process);
             let id = raw_id(id(&process.folder, name, rank));
             let mut handle = std::ptr::null_mut();
-            // SAFETY: all zeros are a valid configuration. Its head is set below.
+            // SAFETY: all zeros are a valid value of this type. The next statement sets the first fields.
             let mut config: sys::ncclConfig_t = unsafe { std::mem::zeroed() };
             (config.size, config.magic, config.blocking) = (size_of::<sys::ncclConfig_t>(), 0xcafe_beef, 0);
-            // SAFETY: result and configuration are valid. A field of zero is not unset: NCCL refuses 0 thread blocks.
+            // SAFETY: result and configuration are valid. NCCL takes a field of 0 as a value and refuses 0 thread
+            // blocks.
             let refused =
                 unsafe { sys::ncclCommInitRankConfig(&mut handle, 2, id, rank as i32, &mut config) };
             assert_eq!(refused, Code::ncclInvalidArgument);

@@ -1,5 +1,5 @@
-//! Tests the real NVRTC with the emulated driver. Without NVRTC, which `tests/tools/nvrtc` installs, these tests only
-//! print that it is missing.
+//! Tests NVIDIA's NVRTC with the emulated driver. `tests/tools/nvrtc` installs NVRTC. If NVRTC is missing, these tests
+//! only print a message.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -21,7 +21,7 @@ fn compile(arch: &'static str) -> cudarc::nvrtc::Ptx {
     compile_ptx_with_opts(SOURCE, options).unwrap()
 }
 
-/// Returns the lines of a PTX text except those that name folders.
+/// Returns the lines of a PTX text, without the lines that name folders.
 fn comparable(ptx: &str) -> Vec<&str> {
     ptx.lines().filter(|line| !line.contains(".file")).collect()
 }

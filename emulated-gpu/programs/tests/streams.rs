@@ -1,4 +1,4 @@
-//! Tests streams and events: required order, late work, and the orders that a seed may change.
+//! Tests streams and events: the order that CUDA requires, work that runs late, and the orders that a seed may change.
 #![allow(clippy::unwrap_used)]
 
 mod fixture;
@@ -65,7 +65,7 @@ fn work_is_late_until_the_host_waits() {
             let (source, target) = (pinned(1), pinned(0));
             let address = result::malloc_sync(16).unwrap();
             result::memcpy_htod_async(address, std::slice::from_raw_parts(source, 4), stream).unwrap();
-            // The copy has not run, so that it reads the new content of the staging buffer.
+            // The copy has not run yet, so it will read the new content of the staging buffer.
             source.write_volatile(2);
             result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(target, 4), address, stream).unwrap();
             assert_eq!(target.read_volatile(), 0, "the copy has not run");
@@ -88,7 +88,7 @@ fn work_is_late_until_the_host_waits() {
 fn an_event_orders_two_streams() {
     for_all_orders("an_event_orders_two_streams", || {
         let device = Device::open();
-        // SAFETY: the test itself orders its streams by events.
+        // SAFETY: the test orders its streams by events.
         unsafe { device.context.disable_event_tracking() };
         let (first, second) = (device.context.new_stream().unwrap(), device.context.new_stream().unwrap());
         let log = first.alloc_zeros::<u32>(64).unwrap();
@@ -162,7 +162,7 @@ fn events_have_times_and_answer_queries() {
 fn memory_freed_in_one_stream_is_not_read_in_another() {
     Gpus::new(1).run("memory_freed_in_one_stream_is_not_read_in_another", |_| {
         let device = Device::open();
-        // SAFETY: the missing order between streams is what this test checks.
+        // SAFETY: this test checks two streams without an order on purpose.
         unsafe { device.context.disable_event_tracking() };
         let (from, to) =
             (device.stream.clone_htod(&[1_u32]).unwrap(), device.stream.alloc_zeros::<u32>(1).unwrap());

@@ -1,4 +1,4 @@
-//! Addresses of lanes: the host memory that they point to, and whether the access is allowed.
+//! Addresses of lanes: conversion to host addresses, with checks that the access is allowed.
 
 use crate::fault::FaultKind;
 use crate::memory::find;
@@ -13,9 +13,9 @@ pub(crate) enum Access {
     Read,
     Write,
     Atomic,
-    /// A volatile read, or one with a memory order. It does not race with strong writes of other threads.
+    /// A volatile read, or a read with a memory order. It does not race with strong writes of other threads.
     StrongRead,
-    /// A volatile write, or one with a memory order.
+    /// A volatile write, or a write with a memory order.
     StrongWrite,
 }
 
@@ -28,7 +28,7 @@ impl Access {
         !matches!(self, Access::Read | Access::StrongRead)
     }
 
-    /// True for an access that may coincide with strong accesses of other threads.
+    /// True for a strong access, which does not race with strong accesses of other threads.
     pub fn strong(self) -> bool {
         !matches!(self, Access::Read | Access::Write)
     }
@@ -58,7 +58,8 @@ impl Addresses {
 
 impl Warp<'_> {
     /// Converts the addresses of an access to host addresses in `out`, in the lanes of `mask`. Each lane accesses
-    /// `bytes` bytes. Returns true if all lanes take part and their addresses are contiguous, and none after a fault.
+    /// `bytes` bytes. Returns true if all 32 lanes take part and their addresses are contiguous. Returns none after a
+    /// fault.
     ///
     /// # Safety
     ///
@@ -140,7 +141,7 @@ impl Warp<'_> {
             }
             Space::Shared => {
                 let window = if addresses.space == Space::Generic { SHARED_WINDOW } else { 0 };
-                // SAFETY: as above.
+                // SAFETY: `out` has 32 lanes.
                 unsafe { shift_all(address, lanes, window.wrapping_neg()) };
                 let end = (high - window).saturating_add(u64::from(bytes));
                 if end > u64::from(self.shared_bytes) {
@@ -151,7 +152,7 @@ impl Warp<'_> {
                     self.shade_shared(mask, bytes, access, out, contiguous)?;
                 }
                 let base = self.shared as u64;
-                // SAFETY: as above.
+                // SAFETY: `out` has 32 lanes.
                 unsafe { shift_all(address, lanes, base) };
             }
             _ => return self.each_address(addresses.space, mask, bytes, access, out),
@@ -181,8 +182,8 @@ impl Warp<'_> {
         self.fail(FaultKind::OutOfBounds, lane, Some(out.0[lane as usize]), what);
     }
 
-    /// Resolves lanes one by one. This is needed if the lanes address several allocations or spaces, or if one of them
-    /// is out of bounds.
+    /// Converts the addresses of lanes one by one. This is necessary if the lanes address several allocations or
+    /// spaces, or if a lane is out of bounds.
     #[inline(never)]
     fn each_address(
         &mut self,
@@ -306,7 +307,7 @@ unsafe fn shift_all(address: *mut u64, lanes: usize, shift: u64) {
     }
 }
 
-/// Space that a generic address points to.
+/// Returns the space that a generic address points to.
 fn window(address: u64) -> Space {
     match address >> WINDOW_BITS << WINDOW_BITS {
         SHARED_WINDOW => Space::Shared,

@@ -16,12 +16,13 @@ use super::rows::Row;
 use super::shared_shadow::SharedShadow;
 use super::warp::{State, Warp};
 
-/// Instructions per turn of a warp, without and with a seed.
+/// Number of instructions per turn of a warp, without and with a seed.
 const SLICE: u64 = 1 << 14;
 const SEEDED_SLICE: u64 = 200;
-/// Time for which a launch runs on one host thread before it starts more. Shorter launches would not gain from them.
+/// Time for which a launch runs on one host thread before it starts others. Other threads would not make a shorter
+/// launch faster.
 const ALONE: Duration = Duration::from_micros(150);
-/// Number of instructions after which a block counts as stuck. They take minutes.
+/// Number of instructions after which a block counts as stuck. So many instructions take minutes.
 const STUCK: u64 = 1 << 34;
 
 /// The state that all blocks of a launch share.
@@ -32,16 +33,16 @@ pub(crate) struct Run<'a> {
     pub parameters: &'a [u8],
     pub memory: Snapshot,
     pub device: &'a DeviceMemory,
-    /// Addresses of the module's variables, by index.
+    /// Device addresses of the module's variables, by index.
     pub variables: Vec<u64>,
     pub checks: Checks,
-    /// True if global memory has a shadow.
+    /// True if a shadow records the accesses to global memory.
     pub watched: bool,
-    /// True if shared memory has a shadow.
+    /// True if a shadow records the accesses to shared memory.
     pub shadows: bool,
     pub launch_number: u32,
     pub orders: Orders,
-    /// True if `cp.async` copies at once, false if it copies at the wait. PTX allows both.
+    /// True if `cp.async` copies at once, false if it copies when the lane waits. PTX allows both.
     pub early_copies: bool,
 }
 
@@ -65,8 +66,8 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Order of the blocks of a grid. The n-th block is `(n * step + start) % blocks`; the step is coprime to the number of
-/// blocks, so that each block comes once.
+/// Order of the blocks of a grid. The n-th block is `(n * step + start) % blocks`; `step` and `blocks` are coprime, so
+/// each block comes exactly once.
 struct BlockOrder {
     next: AtomicU64,
     blocks: u64,
@@ -139,7 +140,7 @@ pub(crate) fn run_blocks(run: &Run<'_>) -> Result<(), Box<Fault>> {
     }
 }
 
-/// Grows `rows` to hold `bytes` bytes and returns their start.
+/// Grows `rows` to hold `bytes` bytes and returns the first byte's address.
 fn reserve(rows: &mut Vec<Row<u64>>, bytes: usize) -> *mut u8 {
     let n = bytes.div_ceil(size_of::<Row<u64>>()) + 1;
     if rows.len() < n {
@@ -148,13 +149,13 @@ fn reserve(rows: &mut Vec<Row<u64>>, bytes: usize) -> *mut u8 {
     rows.as_mut_ptr().cast()
 }
 
-/// Runs blocks until none is left, a block faults, or the time is over.
+/// Runs blocks until no block is left, a block faults, or `until` has passed.
 fn work(run: &Run<'_>, shared: &Shared, until: Option<Instant>) {
     ARENA.with_borrow_mut(|arena| {
         let mut worker = Worker::new(run, arena);
         while !shared.stop.load(Ordering::Relaxed) {
             let Some(block) = shared.order.take() else { break };
-            // SAFETY: the arena was made as large as program and grid require.
+            // SAFETY: the arena is as large as program and grid require.
             unsafe { worker.run_block(block) };
             if let Some(fault) = worker.warp.fault.take() {
                 shared.stop.store(true, Ordering::Relaxed);
@@ -214,7 +215,7 @@ impl<'a> Worker<'a> {
         worker
     }
 
-    /// Fills those fixed rows of all warps whose content `wanted` accepts.
+    /// Fills the fixed rows of all warps, but only rows whose content `wanted` accepts.
     fn fill_rows(&mut self, wanted: impl Fn(Fill) -> bool) {
         let program = self.warp.program;
         for index in 0..self.states.len() {
@@ -226,7 +227,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Makes the warp at `index` the running one. Its state is swapped in by the caller.
+    /// Makes the warp at `index` the running warp. The caller swaps in the warp's state.
     fn enter(&mut self, index: usize) {
         let program = self.warp.program;
         self.warp.index = index as u32;
@@ -243,7 +244,7 @@ impl<'a> Worker<'a> {
         self.warp.block_index = block as u32;
         if self.warp.run.shadows {
             self.warp.shadow.begin_block();
-            // SAFETY: the arena holds that much shared memory.
+            // SAFETY: the arena holds `shared_bytes` bytes of shared memory.
             unsafe { self.warp.shared.write_bytes(POISON, self.warp.shared_bytes as usize) };
         }
         self.fill_rows(|fill| matches!(fill, Fill::Special(Special::Block(_))));

@@ -1,4 +1,4 @@
-//! `cp.async`: copies from global to shared memory that arrive late.
+//! `cp.async`: asynchronous copies from global to shared memory.
 
 use crate::fault::FaultKind;
 use crate::program::{Instruction, NONE, Space};
@@ -7,11 +7,11 @@ use super::Warp;
 use super::address::{Access, Addresses};
 use super::rows::{Row, each_lane};
 
-/// A copy that its lane has not waited for yet.
+/// A copy for which its lane has not waited yet.
 #[derive(Clone, Copy)]
 struct Copy {
     lane: u8,
-    /// Size of the target, and the number of bytes that come from the source. The other bytes become zeros.
+    /// Size of the target in bytes, and the number of these bytes that come from the source. The others become zeros.
     bytes: u8,
     taken: u8,
     group: u32,
@@ -19,7 +19,7 @@ struct Copy {
     source: u64,
 }
 
-/// Copies of a warp that have not arrived yet.
+/// A warp's copies for which lanes have not waited yet.
 #[derive(Default)]
 pub(crate) struct Copies {
     pending: Vec<Copy>,
@@ -34,8 +34,9 @@ impl Copies {
     }
 }
 
-/// Starts copies. `from[0]` holds the shared addresses, `from[1]` the global ones, `target` the offset of the global
-/// ones (as an i32), `from[2]` the source's size, and `detail` the target's size.
+/// Starts copies. `from[0]` holds the shared addresses and `from[1]` the global addresses. `target` is the offset of
+/// the global addresses, as an i32. `from[2]` holds the source's size in bytes, and `detail` is the target's size in
+/// bytes.
 ///
 /// # Safety
 ///
@@ -77,7 +78,7 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
         let (target, taken) = (targets.0[lane], sizes.0[lane].min(bytes));
         if full >> lane & 1 == 0 && taken != 0 {
             let mut one = Row::<u64>::zero();
-            // A partial copy may have any size, so its bytes are resolved one by one.
+            // A partial copy may have any size, so the addresses of its bytes are converted one by one.
             for byte in 0..taken {
                 let addresses = Addresses { offset: source.offset + i64::from(byte), ..source };
                 // SAFETY: the row holds addresses.
@@ -121,7 +122,7 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
 
 /// # Safety
 ///
-/// The copy's source and target were resolved without a fault.
+/// The addresses of the copy's source and target were converted without a fault.
 unsafe fn arrive(warp: &mut Warp<'_>, copy: &Copy) {
     let taken = usize::from(copy.taken);
     // SAFETY: as the caller promises. Shared memory and device memory do not overlap.
@@ -132,16 +133,17 @@ unsafe fn arrive(warp: &mut Warp<'_>, copy: &Copy) {
     }
 }
 
-/// Commits the copies of each lane since its last commit as one group.
+/// Commits, for each lane, all copies since the lane's last commit as one group.
 ///
 /// # Safety
 ///
-/// None is needed.
+/// No condition.
 pub(crate) unsafe fn commit(warp: &mut Warp<'_>, _: &Instruction, mask: u32) {
     each_lane(mask, |lane| warp.state.copies.committed[lane] += 1);
 }
 
-/// Waits until at most `detail` groups per lane have not arrived. `NONE` waits for all copies, committed or not.
+/// Waits until at most `detail` groups per lane are pending. If `detail` is `NONE`, waits for all copies, committed or
+/// not.
 ///
 /// # Safety
 ///

@@ -1,10 +1,11 @@
 //! Shadow of global memory: the bytes that were written, and races between the blocks of a launch.
 //!
 //! Blocks are not ordered, so two accesses of different blocks to one byte race if one of them is a write. There are
-//! two exceptions. Strong accesses (atomic, volatile, or with a memory order) do not race with each other. An access
-//! does not race with accesses of a block that has fenced and run an atomic operation since, if its own block has run
-//! an atomic operation after that; the last block of a reduction does this. The second exception is tracked per block,
-//! not per thread and address. So some races are missed, but no false ones are reported.
+//! two exceptions. First, strong accesses (atomic, volatile, or with a memory order) do not race with each other.
+//! Second, a fence and atomic operations order two blocks: block A accesses the byte, fences and runs an atomic
+//! operation, then block B runs an atomic operation and accesses the byte. The last block of a reduction reads the
+//! other blocks' results in this way. This order is tracked per block, not per thread and address. So some races are
+//! missed, but no false races are reported.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,23 +15,23 @@ use super::Warp;
 use super::address::Access;
 use super::rows::{Row, each_lane};
 
-/// Bits of a block's number in a tag. The bits above hold the launch's number.
+/// Number of low bits of a tag that hold a block's number. The higher bits hold the launch's number.
 const BLOCK_BITS: u32 = 20;
 const BLOCK_MASK: u32 = (1 << BLOCK_BITS) - 1;
 /// Number that marks strong accesses, in place of a block's number.
 const STRONG: u32 = BLOCK_MASK;
 /// Number that marks accesses of several blocks, in place of a block's number.
 const SEVERAL: u32 = BLOCK_MASK - 1;
-/// Largest number of a launch. The next launch has number 1 again.
+/// Largest launch number. The launch after it has number 1 again.
 pub(crate) const LAST_LAUNCH: u32 = (1 << (32 - BLOCK_BITS)) - 1;
 
-/// The orders between blocks that fences and atomic operations establish.
+/// The order between blocks, which fences and atomic operations establish.
 pub(crate) struct Orders {
     clock: AtomicU64,
-    /// Per block: bit 0 is set if the block has fenced since its last release. The other bits are the time of that
-    /// release.
+    /// Per block: bit 0 is set once the block has run a fence. The other bits are the time of the block's last atomic
+    /// operation after its first fence; 0 means none.
     released: Vec<AtomicU64>,
-    /// Per block: time of its last atomic operation.
+    /// Per block: time of the block's last atomic operation; 0 means none.
     acquired: Vec<AtomicU64>,
 }
 
@@ -58,7 +59,7 @@ impl Orders {
         self.acquired[block as usize].store(now, Ordering::SeqCst);
     }
 
-    /// True if the earlier accesses of block `first` are ordered before an access of block `then` now.
+    /// True if all accesses so far of block `first` are ordered before the current access of block `then`.
     fn ordered(&self, first: u32, then: u32) -> bool {
         let time = |times: &[AtomicU64], block: u32| {
             times.get(block as usize).map_or(0, |t| t.load(Ordering::SeqCst))
@@ -94,7 +95,8 @@ impl Warp<'_> {
         each_lane(whole, |lane| {
             let (at, n) = ((out.0[lane] - base) as usize, bytes_each as usize);
             // SAFETY: the access lies in the allocation, and the shadows are as long as the allocation. Threads that
-            // run other blocks may change the shadows at the same time. Then a report may name either of two accesses.
+            // run other blocks may change the shadows at the same time. A report of a race may then name either of its
+            // two accesses.
             unsafe {
                 let written = std::slice::from_raw_parts_mut(allocation.written.add(at), n);
                 if access.reads() && run.checks.uninitialised && unwritten.is_none() {
@@ -136,8 +138,8 @@ impl Warp<'_> {
         Some(())
     }
 
-    /// Records an access in a range of tags. If there is a race, returns its offset in the range, the other block's
-    /// tag, and true if the other block wrote.
+    /// Records an access in a range of tags. If there is a race, returns the byte's offset in the range, the other
+    /// block's number, and true if the other block wrote.
     fn note(&self, access: Access, writes: &mut [u32], reads: &mut [u32]) -> Option<(usize, u32, bool)> {
         let launch = self.run.launch_number << BLOCK_BITS;
         let number = self.block_index % (SEVERAL - 2) + 1;
@@ -148,8 +150,8 @@ impl Warp<'_> {
             let first = if block == SEVERAL { SEVERAL - 1 } else { block - 1 };
             !self.run.orders.ordered(first, self.block_index)
         };
-        // Few accesses meet another block's tag. This test of a whole range has no branches, so that it becomes vector
-        // code.
+        // Few accesses find another block's tag, so the whole range is tested first. The test has no branches and
+        // becomes vector code.
         let mut meets = false;
         for &tag in writes.iter() {
             meets |= foreign(tag);

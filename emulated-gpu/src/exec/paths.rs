@@ -27,7 +27,7 @@ pub(crate) enum Stop {
 }
 
 impl State {
-    /// Adds a group, or merges it with the group at the same program counter.
+    /// Adds a group, or merges it into an existing group at the same program counter.
     fn add(&mut self, pc: u32, mask: u32, waits: bool) {
         if mask == 0 {
             return;
@@ -41,23 +41,24 @@ impl State {
         }
     }
 
-    /// Takes the group that runs next: among those that do not wait, the one with the lowest program counter.
+    /// Removes and returns the group that runs next: of the groups that do not wait, the group with the lowest program
+    /// counter.
     fn take(&mut self) -> Option<Path> {
         let ready = self.paths.iter().enumerate().filter(|(_, p)| !p.waits);
         let index = ready.min_by_key(|(_, p)| p.pc)?.0;
         Some(self.paths.swap_remove(index))
     }
 
-    /// Takes the group that runs next after a turn that ended in a branch: among those that do not wait, the one with
-    /// the highest program counter.
+    /// Removes and returns, of the groups that do not wait, the group with the highest program counter. It runs first
+    /// in a turn with [`State::furthest_first`].
     fn take_furthest(&mut self) -> Option<Path> {
         let ready = self.paths.iter().enumerate().filter(|(_, p)| !p.waits);
         let index = ready.max_by_key(|(_, p)| p.pc)?.0;
         Some(self.paths.swap_remove(index))
     }
 
-    /// Returns the program counter at which a running group at `pc` has to stop, because another group may run next or
-    /// a waiting group is there.
+    /// Returns the program counter at which a group that runs at `pc` must stop. At that counter, another group may run
+    /// next or a waiting group can be joined.
     fn meeting(&self, pc: u32) -> u32 {
         let others = self.paths.iter().filter(|p| !p.waits || p.pc >= pc);
         others.map(|p| p.pc).min().unwrap_or(NONE)
@@ -71,7 +72,8 @@ impl State {
 }
 
 impl Warp<'_> {
-    /// Runs the warp until it waits for its block, ends, faults, or has run `limit` instructions and comes to a branch.
+    /// Runs the warp until it waits for its block, ends or faults. After `limit` instructions, stops at the next
+    /// branch.
     ///
     /// # Safety
     ///
@@ -87,7 +89,7 @@ impl Warp<'_> {
         let stop = loop {
             if now.pc >= meet {
                 self.state.add(now.pc, now.mask, false);
-                // There is a group to take, because the group that was just added does not wait.
+                // `take` finds a group, because the group that was just added does not wait.
                 if let Some(next) = self.state.take() {
                     now = next;
                 }
@@ -135,8 +137,8 @@ impl Warp<'_> {
                         }
                     }
                     if left <= 0 {
-                        // The groups with the highest and the lowest program counter take turns, because either may
-                        // wait for the other in a loop.
+                        // The group with the highest program counter and the group with the lowest take turns, because
+                        // either may wait for the other in a loop.
                         self.state.furthest_first = !furthest && !self.state.paths.is_empty();
                         self.state.add(now.pc, now.mask, false);
                         break Stop::Slice;
@@ -145,7 +147,7 @@ impl Warp<'_> {
                 Control::Exit => {
                     self.state.alive &= !mask;
                     if mask != 0 {
-                        // Other groups may have waited only for the lanes that end here.
+                        // Other groups may have waited for the lanes that end here, and for no others.
                         self.state.wake();
                     }
                     now.mask &= !mask;
@@ -171,7 +173,7 @@ impl Warp<'_> {
                         if instruction.control == Control::WarpBarrier {
                             self.state.phase += 1;
                         }
-                        // SAFETY: as above.
+                        // SAFETY: the lowering chose the rows for this operation.
                         unsafe { (instruction.run)(self, instruction, ready) };
                         if self.fault.is_some() {
                             break Stop::Fault;
@@ -213,8 +215,8 @@ impl Warp<'_> {
         stop
     }
 
-    /// Returns the lanes of `mask` whose members have all arrived or ended. Sets a fault and returns `None` if a lane
-    /// is not in its own member mask.
+    /// Returns the lanes of `mask` that can continue: all members of such a lane have arrived or ended. Sets a fault
+    /// and returns `None` if a lane is not in its own member mask.
     ///
     /// # Safety
     ///
@@ -241,8 +243,8 @@ impl Warp<'_> {
         Some(ready)
     }
 
-    /// Takes the group that runs next after the running one has begun to wait. If all groups wait for each other, sets
-    /// a fault and returns `None`.
+    /// Removes and returns the group that runs next, after the running group has begun to wait. If all groups wait for
+    /// each other, sets a fault and returns `None`.
     fn next_after_wait(&mut self) -> Option<Path> {
         if let Some(next) = self.state.take() {
             return Some(next);
@@ -272,8 +274,8 @@ impl Warp<'_> {
         None
     }
 
-    /// Releases lanes that wait for each other at different `bar.warp.sync` instructions. Returns false if there are
-    /// none.
+    /// Releases lanes that wait for each other at different `bar.warp.sync` instructions. Returns false if it releases
+    /// no lane.
     ///
     /// # Safety
     ///

@@ -17,8 +17,9 @@ impl<T: Copy + Default> Row<T> {
 }
 
 impl Warp<'_> {
-    /// Returns the number of lanes of a warp, always 32. The compiler knows only that it is a multiple of 32, and turns
-    /// loops over the lanes into vector loops. It would unroll a loop of constant length into 32 scalar steps.
+    /// Returns the number of lanes of a warp, always 32. The compiler knows only that the result is a multiple of 32,
+    /// so it turns loops over the lanes into vector loops. It would unroll a loop of constant length into 32 scalar
+    /// steps.
     #[inline(always)]
     pub fn lanes(&self) -> usize {
         self.warp_size_in_32 << 5
@@ -28,10 +29,10 @@ impl Warp<'_> {
     ///
     /// # Safety
     ///
-    /// The offset is that of a row whose lanes are as wide as `T`.
+    /// A row with lanes of the size of `T` starts at the offset.
     #[inline(always)]
     pub unsafe fn row<T>(&self, offset: u32) -> *mut T {
-        // SAFETY: the caller promises that the offset is that of a row in the register file.
+        // SAFETY: the caller promises that a row of the register file starts at the offset.
         unsafe { self.file.add(offset as usize).cast() }
     }
 
@@ -46,7 +47,7 @@ impl Warp<'_> {
         unsafe { *self.row::<Row<T>>(offset) }
     }
 
-    /// Writes the lanes of `mask`.
+    /// Writes the lanes of `mask` of a row. Does nothing if the offset is `NONE`.
     ///
     /// # Safety
     ///
@@ -75,7 +76,7 @@ impl Warp<'_> {
     ///
     /// # Safety
     ///
-    /// The offset is that of a predicate.
+    /// A predicate's row starts at the offset.
     #[inline(always)]
     pub unsafe fn predicate(&self, offset: u32) -> u32 {
         // SAFETY: as the caller promises.
@@ -86,7 +87,7 @@ impl Warp<'_> {
     ///
     /// # Safety
     ///
-    /// The offset is that of a predicate, or `NONE`.
+    /// A predicate's row starts at the offset, or the offset is `NONE`.
     #[inline(always)]
     pub unsafe fn put_predicate(&mut self, offset: u32, mask: u32, values: u32) {
         if offset != NONE {

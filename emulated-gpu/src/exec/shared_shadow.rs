@@ -1,5 +1,5 @@
-//! Shadow of shared memory. It records per byte whether it was written, which warp and lane accessed it last, and
-//! whether a barrier has passed since.
+//! Shadow of shared memory. For each byte, it records whether the byte was written, which warp and lane accessed the
+//! byte last, and in which epoch.
 
 use crate::fault::FaultKind;
 
@@ -9,7 +9,7 @@ use super::rows::{Row, each_lane};
 
 const UNWRITTEN: u8 = 0;
 const WRITTEN: u8 = 1;
-/// State of a byte that is the target of a `cp.async` whose lane has not waited yet.
+/// State of a target byte of a `cp.async` for which the lane has not waited yet.
 const PENDING: u8 = 2;
 /// Number that marks atomic operations of any warps, in place of a warp's number.
 const ATOMIC: u32 = 0xfe;
@@ -17,12 +17,13 @@ const ATOMIC: u32 = 0xfe;
 const SEVERAL_WARPS: u32 = 0xff;
 /// Number that marks several lanes, in place of a lane's number.
 const SEVERAL_LANES: u32 = 32;
-/// Largest epoch. Epochs start again before they need more than the 24 bits above the warp's number.
+/// Largest epoch. The epoch after it is 1 again, so that epochs fit into the 24 bits above the warp's number.
 const LAST_EPOCH: u32 = 0x00ff_fff0;
 
-/// Per byte: its state, the epoch and warp of the last write and read, and their lane. An epoch is the time between two
-/// barriers of the block. Accesses of two lanes of a warp are compared only within one phase of the warp, which ends at
-/// each `bar.warp.sync`.
+/// Shadow of a block's shared memory. Each vector has one element per byte: the state, the epoch and warp of the last
+/// write and of the last read, and the lanes of these two accesses. An epoch is the time between two barriers of the
+/// block. Accesses of two lanes of a warp are compared only within one phase of the warp, which ends at each
+/// `bar.warp.sync`.
 #[derive(Default)]
 pub(crate) struct SharedShadow {
     state: Vec<u8>,
@@ -33,19 +34,19 @@ pub(crate) struct SharedShadow {
     epoch: u32,
 }
 
-/// Problem of an access. The text of the report is written later.
+/// The problem that an access causes.
 enum Problem {
     Unwritten,
     Pending,
-    /// Another warp (or [`ATOMIC`], [`SEVERAL_WARPS`]) wrote in this epoch.
+    /// The warp with this number wrote in this epoch. The number may also be [`ATOMIC`] or [`SEVERAL_WARPS`].
     AfterWrite(u32),
     AfterRead(u32),
-    /// Another lane of the warp wrote in this phase.
+    /// Another lane of this warp wrote in this phase.
     AfterLaneWrite(u32),
     AfterLaneRead(u32),
 }
 
-/// Offset of a byte in the range, and its problem.
+/// Offset of a byte in the accessed range, and the problem there.
 type Found = (usize, Problem);
 
 /// Identity of an access: epoch and warp in one tag, and the warp's phase.
@@ -56,7 +57,7 @@ struct Identity {
     phase: u32,
 }
 
-/// Lanes that access the bytes of a range: either one lane, or successive lanes with `1 << shift` bytes each.
+/// The lanes that access a range of bytes: either one lane, or consecutive lanes with `1 << shift` bytes each.
 #[derive(Clone, Copy)]
 struct Lanes {
     first: u32,
@@ -87,7 +88,7 @@ impl SharedShadow {
         }
     }
 
-    /// Records a barrier of the block, which orders all earlier accesses before all later ones.
+    /// Records a barrier of the block, which orders all earlier accesses before all later accesses.
     pub fn pass_barrier(&mut self) {
         self.epoch += 1;
         if self.epoch > LAST_EPOCH {
@@ -97,19 +98,19 @@ impl SharedShadow {
         }
     }
 
-    /// Starts a new block, which has written nothing.
+    /// Starts a new block: marks all bytes as unwritten.
     pub fn begin_block(&mut self) {
         self.pass_barrier();
         self.state.fill(UNWRITTEN);
     }
 
-    /// True if the tag is of another warp and of this epoch.
+    /// True if the tag belongs to another warp and to this epoch.
     #[inline(always)]
     fn foreign(tag: u32, me: Identity) -> bool {
         (tag >> 8 == me.tag >> 8) & (tag != me.tag)
     }
 
-    /// Records a read. The loop has no branch, so that it becomes vector code.
+    /// Records a read. The loop has no branches, so it becomes vector code.
     fn read(&mut self, me: Identity, at: usize, bytes: usize, lanes: Lanes) -> Option<Found> {
         let range = at..at + bytes;
         let (writer, write_lane) = (&self.writer[range.clone()], &self.write_lane[range.clone()]);
@@ -140,8 +141,8 @@ impl SharedShadow {
         })
     }
 
-    /// Records a write. An atomic operation does not replace the tag of a plain write by its own warp, because the
-    /// plain write still races with other warps.
+    /// Records a write. An atomic operation does not replace the tag of a plain write by the same warp, because that
+    /// write still races with other warps.
     fn write(&mut self, me: Identity, at: usize, bytes: usize, lanes: Lanes, atomic: bool) -> Option<Found> {
         let range = at..at + bytes;
         let (writer, write_lane) = (&mut self.writer[range.clone()], &mut self.write_lane[range.clone()]);
@@ -209,7 +210,7 @@ impl Warp<'_> {
         let (races, uninitialised) = (self.run.checks.races, self.run.checks.uninitialised);
         let mut found = None;
         let shadow = &mut self.shadow;
-        // If the lanes' addresses are contiguous, they are checked as one range.
+        // If the lanes' addresses are contiguous, all lanes are checked as one range.
         let (mask, range, shift) =
             if contiguous { (1, 32 * bytes, bytes.trailing_zeros()) } else { (mask, bytes, 31) };
         each_lane(mask, |lane| {
@@ -283,7 +284,8 @@ impl Warp<'_> {
         self.fail(kind, lane, Some(at), what);
     }
 
-    /// Records the target of a `cp.async`, which may not be read before the wait. Returns `None` after a fault.
+    /// Records the target of a `cp.async`. Reads of the target are errors until [`shade_arrival`](Self::shade_arrival).
+    /// Returns `None` after a fault.
     pub fn shade_copy(&mut self, lane: usize, at: u32, bytes: u32) -> Option<()> {
         let me = self.identity();
         let (at, n) = (at as usize, bytes as usize);
@@ -302,7 +304,7 @@ impl Warp<'_> {
         }
     }
 
-    /// Records that a lane has waited for its `cp.async`.
+    /// Records that a lane has waited for its `cp.async` to this range.
     pub fn shade_arrival(&mut self, lane: u32, at: u32, bytes: u32) {
         let me = self.identity();
         let range = at as usize..(at + bytes) as usize;

@@ -1,4 +1,4 @@
-//! Fills fixed rows: constants and special registers.
+//! Fills fixed rows, which hold constants, special registers and parameters.
 
 use crate::program::{Fill, Special, Width};
 
@@ -9,7 +9,7 @@ impl Warp<'_> {
     ///
     /// # Safety
     ///
-    /// The row is of width `width`.
+    /// The row at `offset` has the width `width`.
     pub unsafe fn fill_row(&mut self, offset: u32, width: Width, fill: Fill) {
         let values = match fill {
             Fill::Constant(value) => [value; 32],

@@ -1,4 +1,4 @@
-//! The state of a warp that its instructions read and write.
+//! The state that the instructions of a warp read and write.
 
 use crate::fault::{Fault, FaultKind, SourceLine};
 use crate::program::Program;
@@ -8,24 +8,24 @@ use super::copies::Copies;
 use super::paths::Path;
 use super::shared_shadow::SharedShadow;
 
-/// State of a warp that is kept while other warps run.
+/// The part of a warp's state that is stored while other warps run.
 #[derive(Default)]
 pub(crate) struct State {
     /// Groups of lanes, each with its own program counter.
     pub paths: Vec<Path>,
     /// Lanes that have not ended.
     pub alive: u32,
-    /// Barrier of the block at which the warp waits.
+    /// Number of the block's barrier at which the warp waits.
     pub barrier: Option<u32>,
     pub copies: Copies,
-    /// Number of `bar.warp.sync` and barriers that the warp has passed.
+    /// Number of barriers that the warp has passed: of the warp (`bar.warp.sync`) and of the block.
     pub phase: u32,
-    /// True if the next turn starts with the group that has the highest program counter. It is set after a turn with
-    /// several groups.
+    /// True if the next turn starts with the group that has the highest program counter. While a warp has several
+    /// groups, such turns alternate with other turns.
     pub furthest_first: bool,
 }
 
-/// The running warp and its block's memory. Each host thread has one, in which the warps of a block take turns.
+/// The running warp and its block's memory. Each host thread has one `Warp`, which the warps of a block use in turns.
 pub(crate) struct Warp<'a> {
     /// Register file of the warp.
     pub file: *mut u8,
@@ -41,7 +41,7 @@ pub(crate) struct Warp<'a> {
     /// Index of the warp in the block.
     pub index: u32,
     pub block: [u32; 3],
-    /// Index of the block in the grid, x fastest.
+    /// Index of the block in the grid; x varies fastest.
     pub block_index: u32,
     /// Index of the running instruction.
     pub pc: u32,

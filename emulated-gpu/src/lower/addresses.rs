@@ -1,4 +1,4 @@
-//! Addresses of instructions.
+//! Lowering of the address operands of instructions.
 
 use crate::program::{Instruction, Space, Width};
 use crate::ptx::Operand;
@@ -7,7 +7,7 @@ use super::kernel::Lowering;
 use super::mnemonic::Mnemonic;
 use super::names::Symbol;
 
-/// Takes the state space from a mnemonic.
+/// Removes the state space from a mnemonic and returns it.
 pub(super) fn take_space(mnemonic: &mut Mnemonic<'_>) -> Space {
     let spaces = [
         ("global", Space::Global),
@@ -23,7 +23,7 @@ pub(super) fn take_space(mnemonic: &mut Mnemonic<'_>) -> Space {
 }
 
 impl<'a> Lowering<'a> {
-    /// Returns the row of an address, true if the row is 64 bits wide, and the offset.
+    /// Returns the row that holds an address, true if the row's lanes have 64 bits, and the offset.
     pub fn address_of(&mut self, scope: usize, operand: &Operand<'a>) -> Result<(u32, bool, i64), String> {
         let Operand::Address { base, offset } = *operand else {
             return Err(format!("{operand:?} is no address that is supported"));

@@ -1,4 +1,4 @@
-//! Instructions that compute each lane on its own.
+//! Lowers instructions that compute each lane separately.
 
 use crate::ops;
 use crate::program::{Instruction, Width};
@@ -15,7 +15,7 @@ impl<'a> Lowering<'a> {
         mnemonic: &mut Mnemonic<'_>,
         operands: &'a [Operand<'a>],
     ) -> Result<(), String> {
-        // `nanosleep` is a hint to wait. It has no effect here.
+        // `nanosleep` is a hint to wait. It has no effect in the emulator.
         if mnemonic.name == "nanosleep" && mnemonic.take("u32") {
             return Ok(());
         }
@@ -23,7 +23,7 @@ impl<'a> Lowering<'a> {
         let integer = !matches!(ty.kind, crate::ptx::Kind::Float | crate::ptx::Kind::Brain);
         let Some(compute) = ops::arithmetic(mnemonic, ty) else { return mnemonic.unknown() };
         if integer {
-            // Integer operations are looked up by their name with all modifiers, so none is left over.
+            // Integer operations are looked up by their name with all modifiers, so all modifiers are used.
             mnemonic.take_rest();
         }
         draft.run = compute.run;
@@ -92,7 +92,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// Returns the width of the registers of a type.
+/// Returns the width of registers that hold a type.
 pub(super) fn width(ty: Type) -> Width {
     Width::of_bits(ty.bits)
 }

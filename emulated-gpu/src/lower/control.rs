@@ -1,4 +1,4 @@
-//! Branches, calls, barriers and fences.
+//! Lowers branches, calls, barriers and fences.
 
 use crate::ops;
 use crate::program::{Control, Instruction, Width};
@@ -117,7 +117,7 @@ impl<'a> Lowering<'a> {
             return Ok(());
         }
         let text = self.text;
-        // A function may be declared before it is defined, so only an entry with a body counts.
+        // A function may be declared before it is defined, so only a function with a body counts.
         let named = || text.functions.iter().filter(|f| f.name == name);
         let Some(function) = named().find(|f| f.body.is_some()) else {
             return Err(format!("the function `{name}` is not in this module"));

@@ -1,4 +1,4 @@
-//! `mov`, `cvta`, `cvt` and `setp`.
+//! Lowers `mov`, `cvta`, `cvt` and `setp`.
 
 use crate::ops::{self, Conversion, Number, Rounding};
 use crate::program::{Instruction, LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW, Space, Width};
@@ -159,7 +159,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// True for the conversions that PTX has and the emulator supports.
+/// True if PTX has this conversion and the emulator supports it.
 fn permitted(plan: Conversion, named: Option<&str>) -> bool {
     let integers = (plan.into.is_integer(), plan.from.is_integer());
     let half = matches!(plan.into, Number::F16 | Number::Bf16);
@@ -168,8 +168,8 @@ fn permitted(plan: Conversion, named: Option<&str>) -> bool {
         (true, true) => named.is_none(),
         (true, false) => plan.integral,
         (false, true) => named.is_some() && !plan.integral && !plan.away,
-        // Between equal types, only rounding to an integer's value may be asked for. A conversion to a wider type is
-        // exact.
+        // A conversion between equal float types may only round to an integral value. A conversion to a wider type is
+        // exact and names no rounding.
         (false, false) if plan.into == plan.from => {
             plan.integral || named.is_none() && plan.into != Number::Tf32
         }

@@ -13,8 +13,8 @@ use super::names::{Scope, Symbol, place};
 /// Deepest nesting of inlined calls.
 const DEEPEST_CALL: u32 = 40;
 
-/// State of the lowering of one kernel. Until registers get their rows, an instruction holds numbers of virtual
-/// registers in place of rows.
+/// State of the lowering of one kernel. Until [`registers`](super::registers) assigns rows, an instruction holds
+/// numbers of virtual registers instead of rows.
 pub(super) struct Lowering<'a> {
     pub text: &'a Text<'a>,
     /// Shared variables of the module.
@@ -27,13 +27,13 @@ pub(super) struct Lowering<'a> {
     pub fixed: HashMap<(Width, Fill), u32>,
     /// Rows with a fixed content, in the order of their creation.
     pub fixed_rows: Vec<(u32, Width, Fill)>,
-    /// Rows that pass parameters to inlined calls, by parameter, offset and width.
+    /// Rows that pass parameters to inlined calls. The key is the parameter, the offset in it, and the width.
     pub call_rows: HashMap<(u32, i64, Width), u32>,
     pub call_parameters: u32,
     pub dynamic_align: u64,
-    /// Branches whose labels are not resolved yet: instruction, scope and label.
+    /// Branches whose labels are not resolved yet: the instruction's index, the scope and the label.
     pub branches: Vec<(usize, usize, &'a str)>,
-    /// Returns of inlined functions: the instruction and the number of the call.
+    /// Return instructions of inlined functions: the instruction's index and the number of the call.
     pub returns: Vec<(usize, u32)>,
     pub return_targets: HashMap<u32, u32>,
     pub calls: u32,
@@ -41,7 +41,7 @@ pub(super) struct Lowering<'a> {
     pub at: Source,
 }
 
-/// Function that contains an instruction: the kernel (`None`), or the number of an inlined call.
+/// The function that contains an instruction: `None` for the kernel, or the number of an inlined call.
 pub(super) type Within = Option<u32>;
 
 /// Returns offset, size in bytes and alignment of each of a kernel's parameters.
@@ -236,7 +236,8 @@ impl<'a> Lowering<'a> {
     }
 
     fn finish(mut self) -> Result<Program, DecodeError> {
-        // A body without a final return ends all lanes, too. A label at the end of the body points to this exit.
+        // This exit ends all lanes of a body that has no final return. A label at the end of the body points to this
+        // exit.
         self.emit(Instruction { control: Control::Exit, ..blank() });
         for (index, scope, label) in std::mem::take(&mut self.branches) {
             let Some(target) = self.find(scope, |s| s.labels.get(label).copied()) else {
@@ -265,7 +266,7 @@ impl<'a> Lowering<'a> {
 ///
 /// # Errors
 ///
-/// An instruction or a modifier that the emulator does not support, by its name.
+/// The name of an instruction or a modifier that the emulator does not support.
 pub(crate) fn lower<'a>(
     text: &'a Text<'a>,
     kernel: &'a Function<'a>,

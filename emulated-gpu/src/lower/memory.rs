@@ -1,4 +1,4 @@
-//! Loads, stores, atomic operations and copies.
+//! Lowers loads, stores, atomic operations and copies.
 
 use crate::exec::copies;
 use crate::ops;
@@ -40,7 +40,7 @@ impl<'a> Lowering<'a> {
             "atom" | "red" => return self.atomic(scope, draft, mnemonic, operands),
             "ldmatrix" => return self.load_matrix(scope, draft, mnemonic, operands),
             "prefetch" | "prefetchu" => {
-                // `prefetch` is a hint: not even its address is checked.
+                // `prefetch` is a hint and has no effect. Its address is not checked.
                 take_space(mnemonic);
                 mnemonic.take_any(&["L1", "L2"]);
                 mnemonic.take_hints();
@@ -95,7 +95,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Lowers an access to a parameter. A parameter of the kernel is a row; a parameter of an inlined call is a
+    /// Lowers an access to a parameter. A parameter of the kernel is a fixed row. A parameter of an inlined call is a
     /// register.
     #[allow(clippy::too_many_arguments)]
     fn parameter(

@@ -1,8 +1,9 @@
-//! Names of instructions with their modifiers.
+//! Instruction names with their modifiers.
 
 use crate::ptx::Type;
 
-/// An instruction's name. The lowering takes each modifier that it supports. A modifier that is left over is an error.
+/// An instruction's name and modifiers. The lowering takes each modifier that it supports. Any other modifier is an
+/// error.
 pub(crate) struct Mnemonic<'a> {
     pub text: &'a str,
     pub name: &'a str,
@@ -15,7 +16,7 @@ impl<'a> Mnemonic<'a> {
         Mnemonic { text, name: parts.next().unwrap_or(""), modifiers: parts.collect() }
     }
 
-    /// Takes a modifier. Returns true if the instruction had it.
+    /// Removes a modifier. Returns true if the instruction had this modifier.
     pub fn take(&mut self, modifier: &str) -> bool {
         match self.modifiers.iter().position(|&m| m == modifier) {
             Some(index) => {
@@ -26,31 +27,31 @@ impl<'a> Mnemonic<'a> {
         }
     }
 
-    /// Takes the first of `choices` that the instruction has, and returns its index in `choices`.
+    /// Takes the first modifier in `choices` that the instruction has. Returns the modifier's index in `choices`.
     pub fn take_any(&mut self, choices: &[&str]) -> Option<usize> {
         choices.iter().position(|choice| self.take(choice))
     }
 
-    /// Takes the first modifier that is left.
+    /// Removes and returns the first modifier that is left.
     pub fn take_first(&mut self) -> Option<&'a str> {
         (!self.modifiers.is_empty()).then(|| self.modifiers.remove(0))
     }
 
-    /// Takes the last modifier, if it is a type.
+    /// Removes and returns the last modifier, if it is a type.
     pub fn take_type(&mut self) -> Option<Type> {
         let ty = Type::parse(self.modifiers.last()?)?;
         self.modifiers.pop();
         Some(ty)
     }
 
-    /// Takes the modifiers that have no effect here: cache and eviction hints.
+    /// Takes the modifiers that have no effect in the emulator: cache and eviction hints.
     pub fn take_hints(&mut self) {
         const HINTS: [&str; 10] = ["nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "cop", "unified"];
         self.modifiers.retain(|m| !HINTS.contains(m) && !m.starts_with("L1::") && !m.starts_with("L2::"));
     }
 
-    /// Returns the name with all modifiers that are left, to look up an operation. If there is one,
-    /// [`Mnemonic::take_rest`] takes them.
+    /// Returns the name with all modifiers that are left, to look up an operation. If the operation exists, the caller
+    /// takes these modifiers with [`Mnemonic::take_rest`].
     pub fn rest(&self) -> String {
         let mut joined = self.name.to_owned();
         for modifier in &self.modifiers {
@@ -65,7 +66,7 @@ impl<'a> Mnemonic<'a> {
         self.modifiers.clear();
     }
 
-    /// Returns the error of an unsupported instruction.
+    /// Returns the error that the instruction is not supported.
     pub fn unknown<T>(&self) -> Result<T, String> {
         Err(format!("the instruction `{}` is not supported", self.text))
     }

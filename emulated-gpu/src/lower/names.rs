@@ -1,4 +1,4 @@
-//! Scopes, and the meaning of the names in them.
+//! Scopes of names, and the meaning of each name.
 
 use std::collections::HashMap;
 
@@ -10,17 +10,17 @@ use super::kernel::Lowering;
 /// Meaning of a name that stands for memory or a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Symbol {
-    /// Offset in shared memory.
+    /// Offset in shared memory, in bytes.
     Shared(u32),
-    /// The shared array whose size is set at the launch. It starts behind all other shared variables.
+    /// The shared array whose size is set at the launch. It starts after all other shared variables.
     DynamicShared,
-    /// Offset in the thread's local memory.
+    /// Offset in the thread's local memory, in bytes.
     Local(u32),
-    /// Variable of the module.
+    /// Index of a variable of the module.
     Variable(u32),
-    /// Offset in the kernel's parameters.
+    /// Offset in the kernel's parameters, in bytes.
     EntryParameter(u32),
-    /// Parameter of an inlined call.
+    /// Number of a parameter of an inlined call.
     CallParameter(u32),
 }
 
@@ -29,7 +29,7 @@ pub(super) enum Symbol {
 pub(super) struct Scope<'a> {
     pub parent: Option<usize>,
     pub registers: HashMap<&'a str, u32>,
-    /// `%r<10>`: prefix, first register and count.
+    /// Ranges of registers such as `%r<10>`: the first register and the count, by prefix.
     pub ranges: HashMap<&'a str, (u32, u32)>,
     pub symbols: HashMap<&'a str, Symbol>,
     pub labels: HashMap<&'a str, u32>,
@@ -41,7 +41,7 @@ fn numbered(name: &str) -> Option<(&str, u32)> {
     Some((&name[..digits], name[digits..].parse().ok()?))
 }
 
-/// A special register by its name.
+/// Returns the special register with a name.
 pub(super) fn special(name: &str) -> Option<Special> {
     let axis = |suffix: &str| match suffix {
         "x" => Some(0),
@@ -75,7 +75,7 @@ pub(super) fn special(name: &str) -> Option<Special> {
 }
 
 impl<'a> Lowering<'a> {
-    /// Looks a name up in a scope and in those that enclose it.
+    /// Looks a name up in a scope and in the scopes that enclose it.
     pub fn find<T>(&self, scope: usize, look: impl Fn(&Scope<'a>) -> Option<T>) -> Option<T> {
         let mut at = Some(scope);
         while let Some(index) = at {
@@ -121,7 +121,7 @@ impl<'a> Lowering<'a> {
         Ok(symbol)
     }
 
-    /// The row that holds the address of a symbol.
+    /// Returns the row that holds the address of a symbol.
     pub fn symbol_row(&mut self, symbol: Symbol, width: Width) -> Result<u32, String> {
         let fill = match symbol {
             Symbol::Shared(offset) | Symbol::Local(offset) | Symbol::EntryParameter(offset) => {
@@ -210,7 +210,8 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// Places a variable behind those before it, and returns its offset.
+/// Places a variable at the next aligned offset from `top` on, and returns this offset. Moves `top` to the variable's
+/// end.
 pub(super) fn place(top: &mut u32, bytes: u64, align: u64) -> u32 {
     let at = top.next_multiple_of(align.max(1) as u32);
     *top = at + bytes as u32;

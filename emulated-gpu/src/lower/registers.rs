@@ -1,8 +1,8 @@
 //! Assigns rows to virtual registers. Registers that are not live at the same time share a row.
 //!
-//! An instruction writes only its own lanes, so it is enough that two registers are never live at once on the path of
-//! one lane. A register is live from its first to its last instruction in text order, extended over the blocks through
-//! which its value is live (linear scan; Poletto and Sarkar, "Linear scan register allocation", 1999).
+//! An instruction writes only the lanes that run it. So two registers can share a row if they are never live at once on
+//! the path of any one lane. A register is live from its first to its last instruction in text order, extended over the
+//! blocks through which its value is live (linear scan; Poletto and Sarkar, "Linear scan register allocation", 1999).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -92,7 +92,7 @@ impl Set {
 /// Returns the first and the last instruction for which each register is live.
 fn lives(program: &Program, registers: usize) -> Vec<Option<(usize, usize)>> {
     let blocks = blocks(program);
-    // Per block: registers that are read before they are written, and registers that are certainly written.
+    // Per block: registers that are read before they are written, and registers that are written without a guard.
     let mut read = vec![Set::new(registers); blocks.len()];
     let mut written = vec![Set::new(registers); blocks.len()];
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; registers];
@@ -114,7 +114,8 @@ fn lives(program: &Program, registers: usize) -> Vec<Option<(usize, usize)>> {
                 if instruction.guard == NONE {
                     written[index].insert(row);
                 } else if !written[index].contains(row) {
-                    // A write with a guard counts as a read, too, because the old value stays where the guard is false.
+                    // A write with a guard counts as a read, too, because lanes whose guard is false keep the old
+                    // value.
                     read[index].insert(row);
                 }
             });
@@ -146,7 +147,7 @@ fn lives(program: &Program, registers: usize) -> Vec<Option<(usize, usize)>> {
     lives
 }
 
-/// Gives each register an offset in the register file and puts the offsets into the instructions.
+/// Gives each register an offset in the register file, and replaces registers by offsets in the instructions.
 pub(super) fn assign(program: &mut Program, widths: &[Width], fixed: &[(u32, Width, Fill)]) {
     let lives = lives(program, widths.len());
     let mut offsets = vec![NONE; widths.len()];
@@ -155,7 +156,7 @@ pub(super) fn assign(program: &mut Program, widths: &[Width], fixed: &[(u32, Wid
         is_fixed[register as usize] = true;
     }
     let mut top = 0;
-    // Wider rows come first, because each row begins at a multiple of its size.
+    // Wider rows come first, so that each row starts at a multiple of its size.
     for width in [Width::W64, Width::W32, Width::W16, Width::Predicate] {
         for &(register, ..) in fixed.iter().filter(|f| f.1 == width) {
             offsets[register as usize] = top;

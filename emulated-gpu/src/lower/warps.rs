@@ -1,4 +1,4 @@
-//! Instructions of a whole warp.
+//! Lowers the instructions of a whole warp.
 
 use crate::ops::{self, Mma};
 use crate::program::{Control, Instruction, NONE, Width};
@@ -85,7 +85,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Returns the rows of a 32-bit target, alone or with a predicate: `%r1|%p1`.
+    /// Returns the rows of a 32-bit target, alone or together with a predicate, as in `%r1|%p1`.
     fn result_and_predicate(
         &mut self,
         scope: usize,

@@ -1,4 +1,4 @@
-//! `atom` and `red`.
+//! The instructions `atom` and `red`, which are atomic operations.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use crate::ptx::{Kind, Type};
 use super::half::{Binary16, Brain, Half};
 use super::rounding::canonical;
 
-/// Update of an atomic operation.
+/// Kind of an atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Atomic {
     Add,
@@ -20,7 +20,7 @@ pub(crate) enum Atomic {
     Xor,
     Exchange,
     CompareAndSwap,
-    /// Counts up to a bound, and then restarts at 0.
+    /// Adds 1. At the bound, continues with 0.
     Increment,
     Decrement,
     MinSigned,
@@ -47,7 +47,7 @@ const ALL: [Atomic; 15] = [
     Atomic::AddF16x2,
     Atomic::AddBf16x2,
 ];
-/// Flag in `detail`, above the operation's code. It marks an operation with release order.
+/// Flag in `detail`, above the bits of the operation's code: the operation has release order.
 pub(crate) const RELEASE: u32 = 16;
 
 /// Returns the operation of an atomic instruction and its `detail`. The instruction's `from` holds the address, the

@@ -1,4 +1,4 @@
-//! Operations on bits. Shifts saturate: a shift by the width or more leaves zeros, or copies of the sign.
+//! Operations on bits. A shift by the width or more leaves zeros or, if signed, copies of the sign.
 
 use crate::exec::{Row, Warp};
 use crate::lower::Mnemonic;
@@ -13,20 +13,19 @@ macro_rules! shifts {
             "shl" => Some(binary!($T, u32 => $T, |a, b| if b < <$T>::BITS { a << (b & (<$T>::BITS - 1)) } else { 0 })),
             "shr" => Some(binary!($T, u32 => $T, |a, b| a >> (if b < <$T>::BITS { b } else { <$T>::BITS - 1 })
                 & (if b < <$T>::BITS || <$T>::MIN != 0 { !0 } else { 0 }))),
-            // Index of the highest bit that differs from the sign.
+            // Returns the index of the highest bit that differs from the sign.
             "bfind" => Some(unary!($T => u32, |a| {
                 let differing = if <$T>::MIN != 0 && a >> (<$T>::BITS - 1) & 1 != 0 { !a } else { a };
                 if differing == 0 { u32::MAX } else { <$T>::BITS - 1 - differing.leading_zeros() }
             })),
-            // Left shift that brings the highest bit that differs from the sign to the top.
+            // Finds the highest bit that differs from the sign. Returns the left shift that moves it to the top.
             "bfind.shiftamt" => Some(unary!($T => u32, |a| {
                 let differing = if <$T>::MIN != 0 && a >> (<$T>::BITS - 1) & 1 != 0 { !a } else { a };
                 if differing == 0 { u32::MAX } else { differing.leading_zeros() }
             })),
             "bfe" => Some(ternary!($T, u32, u32 => $T, |a, b, c| {
                 let (start, length, n) = (b & 255, c & 255, <$T>::BITS);
-                // Bits past the end of the source are copies of the field's sign, which is the highest bit inside the
-                // source.
+                // Bits past the end of the source are copies of the source's sign or, for unsigned types, zeros.
                 let shifted = a >> start.min(n - 1) & if start < n || <$T>::MIN != 0 { !0 } else { 0 };
                 let kept = length.min(n - start.min(n - 1));
                 if length == 0 { 0 } else { shifted << (n - kept) >> (n - kept) }
@@ -82,8 +81,8 @@ pub(super) fn operation(mnemonic: &mut Mnemonic<'_>, ty: Type) -> Option<Compute
     }
 }
 
-/// Returns the byte that a selector of `prmt` chooses. The lower three bits are its index; the fourth one replaces each
-/// bit by the byte's sign.
+/// Returns the byte that a selector of `prmt` chooses. The lower three bits of the selector are the byte's index. If
+/// the fourth bit is set, each bit of the byte is replaced by the byte's sign.
 #[inline(always)]
 fn chosen_byte(bytes: u64, selector: u32) -> u32 {
     let byte = (bytes >> ((selector & 7) * 8)) as u8;
@@ -124,7 +123,7 @@ fn words(name: &str, mnemonic: &Mnemonic<'_>) -> Option<Compute> {
     })
 }
 
-/// `lop3`: any function of three bits. Bit `4a + 2b + c` of `detail` is the function's value.
+/// `lop3`: any function of three bits `a`, `b` and `c`. Bit `4a + 2b + c` of `detail` is the function's value.
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,bmi1,bmi2"))]
 unsafe fn lop3(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     let mut result = Row::<u32>::zero();

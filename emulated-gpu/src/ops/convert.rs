@@ -1,4 +1,4 @@
-//! `cvt`.
+//! The instruction `cvt`, which converts between number formats.
 
 use crate::exec::{Row, Warp, each_lane};
 use crate::program::{Instruction, Operation, Width};
@@ -77,14 +77,14 @@ pub(crate) struct Conversion {
     pub into: Number,
     pub from: Number,
     pub rounding: Rounding,
-    /// True to round a float to an integral value (`.rni` and the like).
+    /// True to round a float to an integral value (`.rni` and similar modifiers).
     pub integral: bool,
     /// True to round ties away from zero (`.rna`, for tf32).
     pub away: bool,
     pub ftz: bool,
     pub sat: bool,
     pub relu: bool,
-    /// True for a conversion of two sources to one packed target.
+    /// True if two sources are converted to one packed target.
     pub packed: bool,
 }
 
@@ -111,7 +111,7 @@ impl Conversion {
     }
 }
 
-/// Returns the operation of a conversion between registers of these widths.
+/// Returns the operation of a conversion from a register of the width `from` to a register of the width `into`.
 pub(crate) fn conversion(plan: Conversion, into: Width, from: Width) -> Compute {
     if plan.packed {
         let mut found =
@@ -136,12 +136,12 @@ pub(crate) fn conversion(plan: Conversion, into: Width, from: Width) -> Compute 
         Width::W32 => &[Width::W32],
         Width::W64 => &[Width::W64],
     };
-    // The bits above the packed plan hold the widths of both registers.
+    // Packs the plan and, above its bits, the widths of both registers.
     let detail = plan.pack() | into.bits() << 16 | from.bits() << 24;
     Compute { run: general as Operation, into, from: widths, detail }
 }
 
-/// Fast paths for conversions that are frequent in the loops of kernels.
+/// Returns a fast operation for a conversion that is frequent in the loops of kernels.
 fn quick(plan: Conversion) -> Option<Compute> {
     use Number::{Bf16, F16, F32, Signed, Unsigned};
     let nearest = plan.rounding == Rounding::Nearest;
@@ -171,7 +171,7 @@ fn integral(x: f64, rounding: Rounding) -> f64 {
     }
 }
 
-/// Converts an integer to f64, rounded to odd, so that a later rounding to a narrower type is correct.
+/// Converts an integer to f64, rounded to odd (see `rounding`), so that a later rounding to a narrower type is correct.
 fn integer_to_f64(value: i128) -> f64 {
     let nearest = value as f64;
     let error = value - nearest as i128;
@@ -187,7 +187,7 @@ fn integer_to_f64(value: i128) -> f64 {
 fn to_integer(x: f64, plan: Conversion) -> u64 {
     let (low, high) = limits(plan.into);
     if x.is_nan() {
-        // PTX defines the result of NaN as zero, unless one of the two types has 64 bits.
+        // PTX defines the result of NaN as zero, unless the source or the target has 64 bits.
         let wide = plan.from == Number::F64 || plan.into.bits() == 64;
         return if wide { 1 << (plan.into.bits() - 1) } else { 0 };
     }
@@ -222,7 +222,7 @@ fn to_half<H: Half>(x: f64, plan: Conversion) -> u64 {
     u64::from(if plan.relu && bits & 0x8000 != 0 { 0 } else { bits })
 }
 
-/// Rounds to tf32: ten bits of mantissa, and zeros below them.
+/// Rounds to tf32: ten bits of mantissa, and zeros in the lower bits.
 fn to_tensor(x: f64, plan: Conversion) -> u32 {
     let bits = rounding::to_odd_f32(x).to_bits();
     let value = if bits & 0x7fff_ffff >= 0x7f80_0000 {
@@ -264,14 +264,14 @@ fn convert(bits: u64, plan: Conversion) -> u64 {
         Number::Bf16 => to_half::<Brain>(value, plan),
         Number::Tf32 => u64::from(to_tensor(value, plan)),
         Number::F32 => u64::from(to_single(value, plan).to_bits()),
-        // f64 is exact for all sources except 64-bit integers, which `general` rounds.
+        // f64 represents all sources exactly, except 64-bit integers. `general` rounds those.
         Number::F64 if plan.sat => f64::from(saturate(value as f32)).to_bits(),
         Number::F64 if from.is_integer() => (integer as f64).to_bits(),
         Number::F64 => value.to_bits(),
     }
 }
 
-/// Runs any conversion, lane by lane.
+/// Runs a conversion of one source, lane by lane. Supports all conversions that have no fast path.
 unsafe fn general(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     let plan = Conversion::unpack(instruction.detail);
     let (into, from) = (instruction.detail >> 16 & 127, instruction.detail >> 24 & 127);
@@ -302,7 +302,7 @@ unsafe fn general(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     }
 }
 
-/// Runs any conversion of two f32 to a pair of halves. The first source becomes the upper half.
+/// Runs a conversion of two f32 to a pair of 16-bit floats. The first source becomes the upper one.
 unsafe fn general_pair(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     let plan = Conversion::unpack(instruction.detail);
     let mut result = Row::<u32>::zero();

@@ -1,6 +1,6 @@
 //! Arithmetic of f32 and f64.
 //!
-//! The usual modes (nearest, with or without `.ftz`) have functions of their own. All others share one function per
+//! The usual modes (nearest, with or without `.ftz`) have separate functions. All other modes share one function per
 //! operation, which reads the mode from `detail`.
 
 use crate::lower::Mnemonic;
@@ -9,7 +9,7 @@ use super::lanes::{Compute, binary, compute, ternary, unary};
 use super::rounding::{self, Rounding, canonical, flush, saturate};
 use super::transcendental::{exp2, log2};
 
-/// Flags of `detail`, above the rounding.
+/// Flags in `detail`, above the bits of the rounding mode.
 const FLUSH: u32 = 4;
 const SATURATE: u32 = 8;
 
@@ -24,7 +24,7 @@ fn leave(x: f32, detail: u32) -> f32 {
     canonical(if detail & SATURATE != 0 { saturate(x) } else { x })
 }
 
-/// Returns the larger value. A number is larger than NaN, and zero is larger than negative zero.
+/// Returns the larger value. Every number counts as larger than NaN, and zero as larger than negative zero.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     let best = if a > b || b.is_nan() { a } else { b };
@@ -83,7 +83,7 @@ macro_rules! three {
     };
 }
 
-/// Modifiers of an instruction.
+/// Modifiers of a floating-point instruction.
 struct Modes {
     rounding: Option<Rounding>,
     ftz: bool,

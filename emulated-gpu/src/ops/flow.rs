@@ -4,25 +4,25 @@ use crate::exec::{Row, Warp};
 use crate::fault::FaultKind;
 use crate::program::{Instruction, Operation, Width};
 
-/// Does nothing. It is the function of branches, barriers and prefetches.
+/// Does nothing. Branches, barriers and prefetches have this function.
 pub(crate) unsafe fn nothing(_: &mut Warp<'_>, _: &Instruction, _: u32) {}
 
-/// `membar` and `fence`. Memory is strongly ordered here, but the race checks need to know of the fence.
+/// `membar` and `fence`. The emulator's memory is strongly ordered, so a fence is only recorded for the race checks.
 pub(crate) unsafe fn fence(warp: &mut Warp<'_>, _: &Instruction, _: u32) {
     warp.run.orders.fence(warp.block_index);
 }
 
-/// `trap`.
+/// `trap`: sets a fault.
 pub(crate) unsafe fn trap(warp: &mut Warp<'_>, _: &Instruction, mask: u32) {
     warp.fail(FaultKind::Trap, mask.trailing_zeros(), None, "a trap".to_owned());
 }
 
-/// A call of `__assertfail`.
+/// `call` of `__assertfail`: sets a fault.
 pub(crate) unsafe fn call_outside(warp: &mut Warp<'_>, _: &Instruction, mask: u32) {
     warp.fail(FaultKind::Trap, mask.trailing_zeros(), None, "an assertion failed".to_owned());
 }
 
-/// `%clock`: returns the number of instructions that the warp has run.
+/// Returns the operation that reads `%clock`: the number of instructions that the warp has run.
 pub(crate) fn clock(width: Width) -> Operation {
     unsafe fn short(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
         let now = Row([warp.steps as u32; 32]);

@@ -2,7 +2,7 @@
 
 use super::rounding::Rounding;
 
-/// The NaN that operations of both formats return.
+/// The NaN that operations on bf16 and f16 return.
 pub(super) const NAN: u16 = 0x7fff;
 
 /// A 16-bit float format.
@@ -13,7 +13,7 @@ pub(super) trait Half {
     /// Rounds towards zero.
     fn cut(x: f32) -> u16;
 
-    /// Rounds in one of the two modes that PTX has for these types.
+    /// Rounds to nearest or towards zero. PTX has no other modes for these types.
     #[inline(always)]
     fn round(x: f32, rounding: Rounding) -> u16 {
         if rounding == Rounding::Zero { Self::cut(x) } else { Self::narrow(x) }
@@ -34,7 +34,7 @@ impl Half for Brain {
     #[inline(always)]
     fn narrow(x: f32) -> u16 {
         let bits = x.to_bits();
-        // Adds half of the last place, less one bit if the last place is even. The carry rounds up.
+        // Adds half a unit in the last place of bf16 or, if the last bit is 0, slightly less. A carry rounds up.
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
         if x.is_nan() { NAN } else { (rounded >> 16) as u16 }
     }
@@ -49,7 +49,8 @@ impl Half for Binary16 {
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
         let (sign, magnitude) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff));
-        // Below 2^-14 the bits count multiples of 2^-24. Above, the biases of the exponents differ by 112.
+        // Below 2^-14, the bits of an f16 count multiples of 2^-24. From there on, the exponent biases of f32 and f16
+        // differ by 112.
         let small = (magnitude as f32 * (1.0 / 16_777_216.0)).to_bits();
         let normal = (magnitude << 13) + (112 << 23);
         let special = (magnitude << 13) | 0x7f80_0000;
@@ -71,7 +72,7 @@ impl Half for Binary16 {
         let small = (magnitude * 16_777_216.0).round_ties_even() as i32 as u16;
         let rounded = bits.wrapping_add(0xfff + (bits >> 13 & 1));
         let normal = (rounded.wrapping_sub(112 << 23) >> 13) as u16;
-        // Values from 65,520 on round to infinity.
+        // Magnitudes from 65,520 on round to infinity.
         let finite = if magnitude < 6.103_515_6e-5 { small } else { normal };
         let value = if magnitude < 65_520.0 { finite } else { 0x7c00 };
         if x.is_nan() { NAN } else { sign | value }

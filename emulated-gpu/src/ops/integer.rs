@@ -5,7 +5,7 @@ use crate::ptx::{Kind, Type};
 
 use super::lanes::{Compute, binary, ternary, unary};
 
-/// Operations that exist for each width and sign. As on GPUs, a division by zero returns all ones, and its remainder is
+/// Operations that exist for all integer types. As on GPUs, a division by zero returns all ones, and its remainder is
 /// the dividend.
 macro_rules! common {
     ($name:expr, $T:ty, $wide:ty) => {
@@ -43,7 +43,7 @@ macro_rules! signed {
     };
 }
 
-/// Operations whose product has twice the width.
+/// Multiplications whose product has twice the width of the factors.
 macro_rules! wide {
     ($name:expr, $T:ty, $W:ty) => {
         match $name {

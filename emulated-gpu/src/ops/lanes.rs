@@ -12,7 +12,7 @@ pub(crate) struct Compute {
     pub detail: u32,
 }
 
-/// The type of a lane's value.
+/// A type of values in the lanes of a row.
 pub(crate) trait Lane: Copy + Default {
     const WIDTH: Width;
 }
@@ -22,9 +22,9 @@ macro_rules! lane {
 }
 lane!(u16: W16, i16: W16, u32: W32, i32: W32, f32: W32, u64: W64, i64: W64, f64: W64);
 
-/// Makes an operation that computes each lane by an expression of the sources' lanes.
+/// Makes an operation that computes each lane of the target by an expression of the same lane of the sources.
 ///
-/// The compiler does not know the loop's bound and so makes a vector loop. The results go to a separate row first,
+/// The compiler does not know the loop's bound, so it makes a vector loop. The results go to a separate row first,
 /// because the target may also be a source.
 macro_rules! compute {
     ($R:ty; $($a:ident: $T:ty = $index:literal),+; |$detail:ident| $e:expr) => {{

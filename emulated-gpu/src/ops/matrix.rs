@@ -1,9 +1,10 @@
 //! `ldmatrix` and `mma.sync`.
 //!
-//! Fragments (PTX, "Matrix Fragments for mma.m16n8k16") are made of 8x8 tiles, with lane = 4g + t. A register of A is
-//! one tile; the lane holds columns 2t and 2t + 1 of row g. A register of B is one tile; the lane holds rows 2t and
-//! 2t + 1 of column g. A tile of C or D takes two registers, for columns 2t and 2t + 1 of row g. So the 32 lanes of a
-//! register of A, read as 16-bit values, are a tile in row order, and those of B a tile in column order.
+//! Fragments (PTX, "Matrix Fragments for mma.m16n8k16") are made of 8x8 tiles. Below, a lane's index is `4g + t`. A
+//! register of A is one tile: a lane holds the columns `2t` and `2t+1` of row `g`. A register of B is one tile: a lane
+//! holds the rows `2t` and `2t+1` of column `g`. A tile of C or D takes two registers, for the columns `2t` and `2t+1`
+//! of row `g`. So the 32 lanes of a register of A, read as 16-bit values, are a tile in row order. The lanes of a
+//! register of B are a tile in column order.
 
 use crate::exec::{Access, Addresses, Row, Warp};
 use crate::program::{Instruction, Operation};
@@ -87,12 +88,13 @@ pub(crate) fn multiply_accumulate(shape: Mma) -> Operation {
     }
 }
 
-/// Index of column n among the sums. Even columns come first, so that each half of the sums is one register of C.
+/// Returns the index of column n among the eight sums of a row. Even columns come first, so that each half of the sums
+/// belongs to one register of C.
 const fn column(n: usize) -> usize {
     n / 2 + n % 2 * 4
 }
 
-/// Computes D = A B + C, where k has `STEPS` tiles of eight.
+/// Computes D = A B + C. The inner dimension k is `STEPS` tiles of 8.
 ///
 /// # Safety
 ///
@@ -139,7 +141,7 @@ unsafe fn multiply_halves<H: Half, const STEPS: usize>(warp: &mut Warp<'_>, inst
     unsafe { put_sums(warp, instruction, &sums) };
 }
 
-/// Writes D. The caller has read all of A, B and C before, because a target may be one of their registers.
+/// Writes D. A register of D may also be one of A, B or C, so the caller has read these before.
 ///
 /// # Safety
 ///
@@ -161,13 +163,13 @@ unsafe fn put_sums(warp: &mut Warp<'_>, instruction: &Instruction, sums: &[[[f32
     }
 }
 
-/// `mma.sync` of tf32 inputs. Registers of A hold rows g and g + 8 of columns t and t + 4; registers of B hold rows t
-/// and t + 4 of column g.
+/// `mma.sync` of tf32 inputs. Registers of A hold the rows `g` and `g+8` of the columns `t` and `t+4`. Registers of B
+/// hold the rows `t` and `t+4` of column `g`.
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma"))]
 unsafe fn multiply_tensor(warp: &mut Warp<'_>, instruction: &Instruction, _: u32) {
     let program = warp.program;
     let sources = instruction.list_from(program);
-    // The bits of an input below tf32's mantissa are ignored.
+    // The low 13 bits of an input, which tf32 does not have, are ignored.
     let cut = |bits: u32| f32::from_bits(bits & 0xffff_e000);
     let mut sums = [[[0f32; 8]; 8]; 2];
     // SAFETY: the lowering listed four registers of A, two of B and four of C.

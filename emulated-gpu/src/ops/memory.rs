@@ -1,13 +1,14 @@
-//! `ld` and `st`.
+//! The instructions `ld` and `st`, which load and store.
 
 use crate::exec::{Access, Addresses, Row, Warp, each_lane};
 use crate::program::{Instruction, NONE, Operation, Width};
 use crate::ptx::{Kind, Type};
 
-/// Flag in `detail`: the access is strong.
+/// Flag in `detail`: the access is strong (volatile, or with a memory order).
 pub(crate) const STRONG: u32 = 1;
 
-/// Loads values of type `M` from memory to registers of type `R`: one value, or a vector to the listed rows.
+/// Loads values of type `M` from memory to registers of type `R`: one value to the target, or a vector to the listed
+/// targets.
 #[inline(always)]
 unsafe fn load_as<M: Copy, R: Copy + Default>(
     warp: &mut Warp<'_>,
@@ -19,7 +20,7 @@ unsafe fn load_as<M: Copy, R: Copy + Default>(
     let bytes = (size_of::<M>() * count) as u32;
     let access = if instruction.detail & STRONG != 0 { Access::StrongRead } else { Access::Read };
     let mut host = Row::<u64>::zero();
-    // SAFETY: the lowering chose the rows, and `resolve` returns addresses of as many bytes as are read.
+    // SAFETY: the lowering chose the rows, and `resolve` has checked `bytes` bytes per lane.
     unsafe {
         let Some(contiguous) = warp.resolve(Addresses::of(instruction), mask, bytes, access, &mut host)
         else {
@@ -66,7 +67,7 @@ unsafe fn store_as<M: Copy, R: Copy>(
     let bytes = (size_of::<M>() * count) as u32;
     let access = if instruction.detail & STRONG != 0 { Access::StrongWrite } else { Access::Write };
     let mut host = Row::<u64>::zero();
-    // SAFETY: as for loads.
+    // SAFETY: the lowering chose the rows, and `resolve` has checked `bytes` bytes per lane.
     unsafe {
         let Some(contiguous) = warp.resolve(Addresses::of(instruction), mask, bytes, access, &mut host)
         else {
@@ -103,7 +104,8 @@ macro_rules! transfer {
     }};
 }
 
-/// Returns the operation that loads a type to registers of at least its width. Narrow integers are extended.
+/// Returns the operation that loads values of a type to registers of the same or a larger width. Narrow integers are
+/// extended.
 pub(crate) fn load(ty: Type, width: Width) -> Option<Operation> {
     Some(match (ty.kind == Kind::Signed, ty.bits, width) {
         (false, 8, Width::W16) => transfer!(load_as, u8, u16, u16),
@@ -125,7 +127,8 @@ pub(crate) fn load(ty: Type, width: Width) -> Option<Operation> {
     })
 }
 
-/// Returns the operation that stores a type: the low bits of registers of at least its width.
+/// Returns the operation that stores values of a type. The registers have the same or a larger width, and the low bits
+/// are stored.
 pub(crate) fn store(ty: Type, width: Width) -> Option<Operation> {
     Some(match (ty.bits, width) {
         (8, Width::W16) => transfer!(store_as, u8, u16, u8),

@@ -1,4 +1,4 @@
-//! `mov`, also to and from several registers, and `cvta`.
+//! `mov`, also between one register and several, and `cvta`.
 
 use crate::exec::{Row, Warp};
 use crate::program::{Instruction, NONE, Operation, Width};
@@ -16,8 +16,8 @@ pub(crate) fn copy(width: Width) -> Operation {
     }
 }
 
-/// Returns the operation of a `mov` from several registers to one; the first one becomes the lowest part. Returns none
-/// if no register has such parts.
+/// Returns the operation of a `mov` from several registers to one of `whole` bits. The first source becomes the lowest
+/// part. Returns none if PTX has no such `mov`.
 pub(crate) fn join(parts: usize, whole: u32) -> Option<Operation> {
     Some(match (parts, whole) {
         (2, 32) => binary!(u16, u16 => u32, |a, b| u32::from(b) << 16 | u32::from(a)).run,
@@ -41,8 +41,8 @@ unsafe fn join_four(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     }
 }
 
-/// Returns the operation of a `mov` from one register to several, which the instruction lists. Returns none if no
-/// register has such parts.
+/// Returns the operation of a `mov` from one register of `whole` bits to several, which the instruction lists. Returns
+/// none if PTX has no such `mov`.
 pub(crate) fn split(parts: usize, whole: u32) -> Option<Operation> {
     Some(match (parts, whole) {
         (2, 32) => split_words,
@@ -81,7 +81,7 @@ splitting!(split_words, u32, u16);
 splitting!(split_long, u64, u32);
 splitting!(split_quarters, u64, u16);
 
-/// Returns the operation of `cvta`: it adds the window in `offset` to addresses.
+/// Returns the operation of `cvta`, which adds the start of the window, in `offset`, to addresses.
 pub(crate) fn generic_address() -> Operation {
     #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,bmi1,bmi2"))]
     unsafe fn run(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {

@@ -1,5 +1,5 @@
-//! Arithmetic of bf16 and f16, with one or two values per register. A result is computed in f64, rounded to odd, and
-//! then rounded once to the type.
+//! Arithmetic of bf16 and f16, with one or two values per register. A result is computed in f64, rounded to odd (see
+//! `rounding`), and then rounded to the type.
 
 use crate::lower::Mnemonic;
 use crate::ptx::{Kind, Type};
@@ -8,7 +8,7 @@ use super::half::{Binary16, Brain, Half, NAN};
 use super::lanes::{Compute, compute};
 use super::rounding::{self, Rounding};
 
-/// Operation on each value.
+/// The operation on each value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sum {
     Add,
@@ -35,7 +35,7 @@ const SUMS: [Sum; 10] = [
     Sum::Abs,
     Sum::Neg,
 ];
-/// Flags of `detail`, above the index in [`SUMS`].
+/// Flags in `detail`, above the bits of the index in [`SUMS`].
 const RELU: u32 = 16;
 const FLUSH: u32 = 32;
 const SATURATE: u32 = 64;
@@ -49,7 +49,7 @@ fn one<H: Half>(detail: u32, a: u16, b: u16, c: u16) -> u16 {
     }
     let wide = |bits: u16| {
         let value = H::widen(bits);
-        // f16 values below 2^-14 are subnormal.
+        // f16 magnitudes below 2^-14 are subnormal.
         let subnormal = bits & 0x7fff < 0x400;
         f64::from(if detail & FLUSH != 0 && subnormal { 0f32.copysign(value) } else { value })
     };
@@ -107,7 +107,7 @@ fn two<H: Half>(detail: u32, a: u32, b: u32, c: u32) -> u32 {
 
 pub(super) fn operation(mnemonic: &mut Mnemonic<'_>, ty: Type) -> Option<Compute> {
     let rounded = mnemonic.take("rn");
-    // PTX has no `.ftz` for bf16, whose subnormals are those of f32.
+    // PTX has no `.ftz` for bf16.
     let flush = ty.kind == Kind::Float && mnemonic.take("ftz");
     let saturate = ty.kind == Kind::Float && mnemonic.take("sat");
     let nan = mnemonic.take("NaN");

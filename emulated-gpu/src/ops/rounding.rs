@@ -1,7 +1,7 @@
 //! Rounding as PTX defines it.
 //!
-//! An operation in a directed mode is computed in f64 and rounded to *odd*: if the f64 is not exact, its last bit is
-//! set. Rounding an odd f64 to f32 gives the same result as rounding the exact value, in any mode, because f64 has more
+//! An operation in a directed mode is computed in f64 and rounded to *odd*: if the f64 is not exact, its last bit is 1.
+//! Rounding such an f64 to f32 gives the same result as rounding the exact value, in any mode, because f64 has more
 //! than two bits beyond f32's (Boldo and Melquiond, "When double rounding is odd", 2005).
 
 /// Rounding mode.
@@ -43,7 +43,7 @@ impl Rounding {
 /// The NaN that f32 operations return.
 pub(super) const NAN: f32 = f32::from_bits(0x7fff_ffff);
 
-/// Replaces any NaN by the one that GPUs return. Compares bits, because the compiler may treat all NaNs of f32 as
+/// Replaces any NaN by the NaN that GPUs return. Compares bits, because the compiler may treat all NaNs of f32 as
 /// equal.
 #[inline(always)]
 pub(super) fn canonical(x: f32) -> f32 {
@@ -51,7 +51,7 @@ pub(super) fn canonical(x: f32) -> f32 {
     f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { 0x7fff_ffff } else { bits })
 }
 
-/// Replaces a subnormal by zero with the same sign.
+/// Replaces a subnormal by a zero with the same sign.
 #[inline(always)]
 pub(super) fn flush(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { f32::from_bits(x.to_bits() & 0x8000_0000) } else { x }
@@ -63,8 +63,8 @@ pub(super) fn saturate(x: f32) -> f32 {
     if x > 0.0 { if x < 1.0 { x } else { 1.0 } } else { 0.0 }
 }
 
-/// Rounds to odd: sets the last bit of `value` unless it is exact. `error` is the exact result minus `value`, or any
-/// number of the same sign.
+/// Rounds to odd. If `value` is not exact and its last bit is 0, returns the next number in the direction of `error`.
+/// Otherwise returns `value`. `error` has the sign of the exact result minus `value`.
 fn odd(value: f64, error: f64) -> f64 {
     if error == 0.0 || !value.is_finite() || value.to_bits() & 1 == 1 {
         return value;
@@ -72,7 +72,7 @@ fn odd(value: f64, error: f64) -> f64 {
     if error > 0.0 { value.next_up() } else { value.next_down() }
 }
 
-/// Returns the sign of a sum that is zero, as a zero: negative if both terms are negative, or if they cancel and the
+/// Returns the signed zero of a sum that is zero. It is negative if both terms are negative, or if they cancel and the
 /// rounding is downwards.
 fn zero_of(a: f64, b: f64, rounding: Rounding) -> f64 {
     match (a.is_sign_negative(), b.is_sign_negative()) {
@@ -83,7 +83,7 @@ fn zero_of(a: f64, b: f64, rounding: Rounding) -> f64 {
     }
 }
 
-/// Returns `a + b`, rounded to odd. The error of a sum can be computed exactly (Knuth's TwoSum).
+/// Returns `a + b`, rounded to odd. Computes the rounding error exactly (Knuth's TwoSum).
 pub(super) fn sum(a: f64, b: f64, rounding: Rounding) -> f64 {
     let value = a + b;
     if value == 0.0 {
@@ -93,7 +93,7 @@ pub(super) fn sum(a: f64, b: f64, rounding: Rounding) -> f64 {
     odd(value, (a - (value - from_b)) + (b - from_b))
 }
 
-/// Returns `a * b`, which is exact for values of at most 26 bits.
+/// Returns `a * b`. The product is exact if both factors have at most 26 bits of mantissa.
 pub(super) fn product(a: f64, b: f64) -> f64 {
     a * b
 }
@@ -115,7 +115,7 @@ pub(super) fn root(a: f64) -> f64 {
     if value.is_finite() { odd(value, (-value).mul_add(value, a)) } else { value }
 }
 
-/// Rounds an odd or exact f64 to f32.
+/// Rounds an f64 that is exact or rounded to odd to f32.
 pub(super) fn to_f32(x: f64, rounding: Rounding) -> f32 {
     let nearest = x as f32;
     if x.is_nan() {
@@ -132,7 +132,7 @@ pub(super) fn to_f32(x: f64, rounding: Rounding) -> f32 {
     }
 }
 
-/// Rounds an odd or exact f64 to an odd f32, for a second rounding to fewer bits.
+/// Rounds an f64 that is exact or rounded to odd to an f32 rounded to odd, for a second rounding to fewer bits.
 pub(super) fn to_odd_f32(x: f64) -> f32 {
     let cut = to_f32(x, Rounding::Zero);
     if f64::from(cut) == x || x.is_nan() || x.is_infinite() { cut } else { f32::from_bits(cut.to_bits() | 1) }

@@ -9,8 +9,8 @@ use super::half::{Binary16, Brain, Half};
 use super::lanes::Compute;
 use super::rounding::flush;
 
-/// How a comparison's result is combined with a third predicate: bits 0-1 of `detail`. Bit 2 negates the third
-/// predicate.
+/// Bits 0-1 of `detail`: the operation that combines a comparison's result with a third predicate. Bit 2 negates the
+/// third predicate.
 pub(crate) mod combine {
     pub const ALONE: u32 = 0;
     pub const AND: u32 = 1;
@@ -19,7 +19,7 @@ pub(crate) mod combine {
     pub const NEGATED: u32 = 4;
 }
 
-/// Writes a comparison's result to the first target, and its complement to the second one.
+/// Writes a comparison's result to the first target, and the complement to the second target.
 ///
 /// # Safety
 ///
@@ -77,7 +77,7 @@ macro_rules! ordered {
     };
 }
 
-/// Comparisons of floats. Those whose name ends in `u` (unordered) hold for NaN.
+/// Comparisons of floats. A comparison whose name ends in `u` (unordered) is true if an operand is NaN.
 macro_rules! floats {
     ($name:expr, $T:ty, $read:expr) => {{
         Some(match $name {
@@ -112,7 +112,7 @@ pub(crate) fn compare(name: &str, ty: Type, ftz: bool) -> Option<Operation> {
         return None;
     }
     let equality = matches!(name, "eq" | "ne");
-    // Unsigned comparisons also have names of their own.
+    // Unsigned comparisons also have a second name.
     let unsigned = match name {
         "lo" => "lt",
         "ls" => "le",
@@ -142,7 +142,7 @@ pub(crate) fn compare(name: &str, ty: Type, ftz: bool) -> Option<Operation> {
 macro_rules! logic {
     (|$a:ident, $b:ident| $e:expr) => {{
         unsafe fn run(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
-            // SAFETY: the operands are predicates. If there is no second one, the first is read twice.
+            // SAFETY: the operands are predicates. If there is no second operand, the first is read twice.
             unsafe {
                 let $a = warp.predicate(instruction.from[0]);
                 let second = instruction.from[1];
@@ -177,7 +177,7 @@ pub(super) fn logic(mnemonic: &mut Mnemonic<'_>) -> Option<Compute> {
 unsafe fn select_lanes<T: Copy + Default>(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     let mut result = Row::<T>::zero();
     let target = result.0.as_mut_ptr();
-    // SAFETY: the lowering chose two sources and a target as wide as `T`, and a predicate.
+    // SAFETY: the lowering chose two sources and a target with lanes of the size of `T`, and a predicate.
     unsafe {
         let (a, b) = (warp.row::<T>(instruction.from[0]), warp.row::<T>(instruction.from[1]));
         let chosen = warp.predicate(instruction.from[2]);

@@ -1,6 +1,6 @@
 //! Approximations of `ex2` and `lg2`. Their errors are within the bounds of PTX (2^-22).
 
-/// Computes 2^x by a Taylor series on half a unit to each side of an integer.
+/// Computes 2^x by a Taylor series in the difference of x and the nearest integer.
 #[inline(always)]
 pub(super) fn exp2(x: f32) -> f32 {
     // ln(2)^k / k!
@@ -14,8 +14,8 @@ pub(super) fn exp2(x: f32) -> f32 {
         1.540_353e-4,
         1.525_273_4e-5,
     ];
-    // 1.5 * 2^23. The sum of a small number and this one has no bits after the point, so that it is rounded to an
-    // integer.
+    // 1.5 * 2^23. A sum of a small number and this constant is rounded to an integer, because it has no bits for
+    // fractions.
     const SHIFTER: f32 = 12_582_912.0;
     let limited = if x > -160.0 { x } else { -160.0 };
     let limited = if limited < 130.0 { limited } else { 130.0 };
@@ -31,8 +31,8 @@ pub(super) fn exp2(x: f32) -> f32 {
     value = value.mul_add(part, TERMS[0]);
     // SAFETY: `whole` lies between -160 and 130. A checked conversion would be slow.
     let exponent: i32 = unsafe { whole.to_int_unchecked() };
-    // The power is applied as two factors. Neither of them overflows, and a subnormal is rounded only once, in the last
-    // product.
+    // The power of two is applied as two factors. Neither factor overflows, and a subnormal result is rounded only in
+    // the last product.
     let half = exponent >> 1;
     let power = |e: i32| f32::from_bits(((e + 127) as u32) << 23);
     let value = value * power(half) * power(exponent - half);
@@ -46,7 +46,7 @@ pub(super) fn log2(x: f32) -> f32 {
     let small = x < f32::MIN_POSITIVE;
     let scaled = if small { x * 16_777_216.0 } else { x };
     let bits = scaled.to_bits();
-    // The mantissa lies between sqrt(1/2) and sqrt(2): 0x3f3504f3 is sqrt(1/2).
+    // Scales the mantissa to between sqrt(1/2) and sqrt(2). 0x3f3504f3 is sqrt(1/2).
     let offset = bits.wrapping_sub(0x3f35_04f3);
     let exponent = (offset as i32 >> 23) - if small { 24 } else { 0 };
     let mantissa = f32::from_bits((offset & 0x007f_ffff) + 0x3f35_04f3);

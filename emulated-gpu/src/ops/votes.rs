@@ -4,9 +4,9 @@ use crate::exec::{Row, Warp, each_lane};
 use crate::fault::FaultKind;
 use crate::program::{Instruction, NONE, Operation};
 
-/// Returns the lane that a shuffle of this mode reads, and true if that lane lies in the segment. `bounds` is operand
-/// `c` of the instruction. Its bits 0-4 are the clamp. Its bits 8-12 are the mask of the lane bits that are equal in a
-/// segment.
+/// Returns the lane that `lane` reads in a shuffle, and true if that source lies in the segment of `lane`. `bounds` is
+/// operand `c` of the instruction. Bits 0-4 of `bounds` are the clamp. Bits 8-12 mask the bits of a lane's index that
+/// are equal within a segment.
 const fn source<const MODE: u32>(lane: u32, b: u32, bounds: u32) -> (u32, bool) {
     let (clamp, shared) = (bounds & 31, bounds >> 8 & 31);
     let last = lane & shared | clamp & !shared;
@@ -24,7 +24,7 @@ const fn source<const MODE: u32>(lane: u32, b: u32, bounds: u32) -> (u32, bool) 
     }
 }
 
-/// The bit of each lane in a mask.
+/// For each lane, its bit in a mask.
 const BITS: [u32; 32] = {
     let (mut bits, mut lane) = ([0; 32], 0);
     while lane < 32 {
@@ -34,13 +34,13 @@ const BITS: [u32; 32] = {
     bits
 };
 
-/// `shfl.sync` of the mode 0 idx, 1 up, 2 down or 3 bfly; `from` holds value, operand and bounds.
+/// `shfl.sync`. `MODE` is 0 for idx, 1 for up, 2 for down and 3 for bfly. `from` holds value, operand and bounds.
 unsafe fn shuffle_lanes<const MODE: u32>(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     // SAFETY: the lowering chose the rows.
     unsafe {
         let [value, operand, bounds] = [0, 1, 2].map(|i| warp.get::<u32>(instruction.from[i]));
-        // The lane that each lane reads is its own if the other lies outside of its segment. All lanes are computed,
-        // even those that take no part: without branches, the loop becomes vector code.
+        // A lane reads its own value if its source lies outside of its segment. The loop also computes lanes that take
+        // no part, because only a loop without branches becomes vector code.
         let (mut from, mut inside) = (Row::<u32>::zero(), Row::<u32>::zero());
         for (lane, bit) in BITS.iter().enumerate().take(warp.lanes()) {
             let (other, ok) = source::<MODE>(lane as u32, operand.0[lane], bounds.0[lane]);
@@ -64,7 +64,7 @@ unsafe fn shuffle_lanes<const MODE: u32>(warp: &mut Warp<'_>, instruction: &Inst
     }
 }
 
-/// The operation of a shuffle of this mode: 0 idx, 1 up, 2 down, 3 bfly.
+/// Returns the operation of a shuffle. `mode` is 0 for idx, 1 for up, 2 for down and 3 for bfly.
 pub(crate) fn shuffle(mode: u32) -> Operation {
     match mode {
         0 => shuffle_lanes::<0>,
@@ -74,7 +74,7 @@ pub(crate) fn shuffle(mode: u32) -> Operation {
     }
 }
 
-/// `vote.sync`. `detail` is the mode: 0 ballot, 1 any, 2 all, 3 uni, plus 4 for a negated predicate.
+/// `vote.sync`. `detail` is 0 for ballot, 1 for any, 2 for all and 3 for uni, plus 4 for a negated predicate.
 pub(crate) unsafe fn vote(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     // SAFETY: the source is a predicate, and the members are a row of masks.
     unsafe {
@@ -156,14 +156,15 @@ pub(crate) fn match_all(bits: u32) -> Operation {
     match_any(bits)
 }
 
-/// `redux.sync`. `detail` is the operation: 0 add, 1 min, 2 max, 3 and, 4 or, 5 xor, plus 8 for signed values.
+/// `redux.sync`. `detail` is the operation's code (0 `add`, 1 `min`, 2 `max`, 3 `and`, 4 `or`, 5 `xor`), plus 8 for
+/// signed values.
 pub(crate) unsafe fn reduce(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
-    // SAFETY: the source has 32 bits, the members are a row of masks.
+    // SAFETY: the source has 32 bits, and the members are a row of masks.
     unsafe {
         let value = warp.get::<u32>(instruction.from[0]);
         let members = warp.get::<u32>(instruction.members);
         let mut result = Row::<u32>::zero();
-        // With the sign bit flipped, signed values compare as unsigned ones do.
+        // With flipped sign bits, signed values have the order of unsigned values.
         let flip = if instruction.detail & 8 != 0 { 1 << 31 } else { 0 };
         each_lane(mask, |lane| {
             let mut sum = None;

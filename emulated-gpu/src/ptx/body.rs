@@ -1,4 +1,4 @@
-//! Bodies of functions.
+//! Parses the bodies of functions.
 
 use super::parser::{Parsed, Parser};
 use super::syntax::{Source, Statement, Step};

@@ -70,7 +70,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Skips the rest of the line that the last token was on.
+    /// Skips the remaining tokens on the last token's line.
     pub fn skip_line(&mut self) {
         let line = self.tokens.get(self.at.saturating_sub(1)).map_or(0, |t| t.line);
         while self.tokens.get(self.at).is_some_and(|t| t.line == line) {
@@ -78,7 +78,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Skips past the brace that closes the one opened last.
+    /// Skips all tokens up to the closing brace of the innermost open block, and the brace.
     pub fn skip_braces(&mut self) -> Parsed<()> {
         let mut depth = 1;
         while depth > 0 {
@@ -151,7 +151,7 @@ impl<'a> Parser<'a> {
         Ok(Operand::Other)
     }
 
-    /// Parses a variable behind its state space: `.align 8 .b8 name[16] = {…}`.
+    /// Parses a variable's declaration after its state space, such as `.align 8 .b8 name[16] = {…}`.
     pub fn variable(&mut self, space: &'a str) -> Parsed<VariableText<'a>> {
         let (mut align, mut count, mut ty) = (1, 1, None);
         while self.peek().starts_with('.') {
@@ -257,11 +257,11 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Parses a module. An error in a function's body is kept with that function.
+/// Parses a module. An error in a function's body is stored in that function.
 ///
 /// # Errors
 ///
-/// When the text outside of the bodies is not PTX.
+/// If the text outside of the bodies is not PTX.
 pub fn parse(text: &str) -> Parsed<Text<'_>> {
     let mut parser = Parser { tokens: tokens(text)?, at: 0 };
     let mut module = Text::default();

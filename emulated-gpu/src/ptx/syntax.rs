@@ -4,7 +4,7 @@ use crate::DecodeError;
 
 use super::Type;
 
-/// Operand of an instruction, as it is written.
+/// Operand of an instruction, as in the PTX text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operand<'a> {
     Name(&'a str),
@@ -23,11 +23,11 @@ pub enum Operand<'a> {
     Group(Vec<Operand<'a>>),
     /// `%r1|%p1`
     Pair(&'a str, &'a str),
-    /// An address with several parts. Only unsupported instructions have one.
+    /// An address with several parts. Only unsupported instructions have such operands.
     Other,
 }
 
-/// Position in the PTX text, and in the kernel's source if `.loc` names it.
+/// Position in the PTX text and, if `.loc` names it, in the kernel's source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Source {
     pub ptx_line: u32,
@@ -38,7 +38,7 @@ pub struct Source {
 /// An instruction.
 #[derive(Clone, Debug)]
 pub struct Step<'a> {
-    /// Name of the predicate, and true if it is negated.
+    /// Name of the guard predicate, and true if the predicate is negated.
     pub guard: Option<(&'a str, bool)>,
     pub mnemonic: &'a str,
     pub operands: Vec<Operand<'a>>,
@@ -60,7 +60,7 @@ pub struct VariableText<'a> {
 /// Statement in the body of a function.
 #[derive(Clone, Debug)]
 pub enum Statement<'a> {
-    /// Registers of a type. `%r<10>` declares several and has a count; a single name has none.
+    /// Registers of a type. `count` is set if several registers are declared, as in `%r<10>`.
     Registers {
         ty: Type,
         name: &'a str,
@@ -81,9 +81,9 @@ pub struct Function<'a> {
     pub returns: Vec<VariableText<'a>>,
     pub parameters: Vec<VariableText<'a>>,
     pub max_threads: Option<u32>,
-    /// The statements; none if this is only a declaration.
+    /// The statements; none if the function is only declared.
     pub body: Option<Vec<Statement<'a>>>,
-    /// First error in the body, if it could not be parsed.
+    /// First error in the body; none if the body could be parsed.
     pub error: Option<DecodeError>,
 }
 
@@ -92,6 +92,6 @@ pub struct Function<'a> {
 pub struct Text<'a> {
     pub functions: Vec<Function<'a>>,
     pub variables: Vec<VariableText<'a>>,
-    /// Files that `.loc` names, by number.
+    /// Numbers and names of the source files that `.loc` refers to.
     pub files: Vec<(u32, String)>,
 }

@@ -13,7 +13,7 @@ fn in_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'%' | b'.')
 }
 
-/// Returns the end of the word that starts at `from`. A double colon is part of a word (`.shared::cta`). A single one
+/// Returns the end of the word that starts at `from`. A double colon is part of a word (`.shared::cta`). A single colon
 /// is not, because it ends a label.
 fn word_end(bytes: &[u8], from: usize) -> usize {
     let mut at = from;
@@ -30,7 +30,7 @@ fn word_end(bytes: &[u8], from: usize) -> usize {
 ///
 /// # Errors
 ///
-/// When a comment or a string does not end.
+/// If a comment or a string does not end.
 pub fn tokens(text: &str) -> Result<Vec<Token<'_>>, DecodeError> {
     let bytes = text.as_bytes();
     let mut found = Vec::with_capacity(bytes.len() / 4);

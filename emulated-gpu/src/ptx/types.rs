@@ -14,7 +14,7 @@ pub enum Kind {
     Predicate,
 }
 
-/// A type: its kind, its bits, and whether a register holds two values (`.f16x2`).
+/// A type: its kind, its width, and whether a register holds two values (`.f16x2`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Type {
     pub kind: Kind,

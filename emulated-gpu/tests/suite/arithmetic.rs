@@ -4,14 +4,14 @@ use super::snippet::{check, f, results};
 
 const NAN: u64 = 0x7fff_ffff;
 const INF: f32 = f32::INFINITY;
-/// The smallest subnormal, and the largest.
+/// The smallest and the largest subnormal.
 const TINY: f32 = f32::from_bits(1);
 const SUBNORMAL: f32 = f32::from_bits(0x007f_ffff);
 const ULP: f32 = f32::EPSILON;
 
 #[test]
 fn sums_round_as_named() {
-    // 1 + 2^-24 lies half way between 1 and the next f32; 1 + 2^-25 lies below that point.
+    // 1 + 2^-24 lies half way between 1 and the next f32. 1 + 2^-25 is less than half way.
     let half = ULP / 2.0;
     let quarter = ULP / 4.0;
     let next = 1.0 + ULP;
@@ -86,7 +86,7 @@ fn products_and_fused_sums_round_once() {
     );
     check("mul.rm.f32", 32, &[32, 32], &[&[f(TINY), f(-TINY), 0x8000_0001], &[f(TINY), f(TINY), 0]]);
     let fma: &[&[u64]] = &[
-        // The sum cancels all but u^2, which only a fused operation keeps.
+        // The sum cancels all terms but u^2. Only a fused operation keeps u^2.
         &[f(next), f(next), f(-square), f(ULP * ULP)],
         &[f(INF), f(0.0), f(1.0), NAN],
         &[f(1.0), f(1.0), f(-1.0), f(0.0)],
@@ -139,7 +139,7 @@ fn quotients_and_roots_round_as_named() {
     check("div.rm.f32", 32, &[32, 32], &[&[f(1.0), f(-3.0), f(-third)], &[f(6.0), f(3.0), f(2.0)]]);
     check("rcp.rn.f32", 32, &[32], &[&[f(3.0), f(third)], &[f(-0.0), f(-INF)], &[f(INF), f(0.0)]]);
     check("rcp.rz.f32", 32, &[32], &[&[f(3.0), f(below)], &[f(4.0), f(0.25)]]);
-    // sqrt(2) = 1.41421356237…: 0x3fb504f3 lies below it.
+    // sqrt(2) = 1.41421356237… lies between 0x3fb504f3 and the next f32.
     check("sqrt.rn.f32", 32, &[32], &[&[f(2.0), 0x3fb5_04f3], &[f(-1.0), NAN], &[f(-0.0), f(-0.0)]]);
     check("sqrt.rp.f32", 32, &[32], &[&[f(2.0), 0x3fb5_04f4], &[f(9.0), f(3.0)]]);
     check("sqrt.rm.f32", 32, &[32], &[&[f(2.0), 0x3fb5_04f3], &[f(9.0), f(3.0)]]);
@@ -158,7 +158,7 @@ fn subnormals_live_without_ftz_and_are_flushed_with_it() {
             &[f(f32::MIN_POSITIVE), f(f32::MIN_POSITIVE), f(2.0 * f32::MIN_POSITIVE)],
         ],
     );
-    // With `.ftz` the result is flushed, too.
+    // `.ftz` flushes operands and the result.
     check("mul.f32", 32, &[32, 32], &[&[f(f32::MIN_POSITIVE), f(0.5), 0x0040_0000]]);
     check(
         "mul.ftz.f32",
@@ -250,7 +250,7 @@ fn comparisons_of_nan_hold_only_with_u() {
     check("setp.lt.f32", 1, &[32, 32], &[&[f(1.0), f(2.0), 1], &[f(2.0), f(1.0), 0]]);
 }
 
-/// Checks an approximation within a relative error.
+/// Asserts that the results of an approximation have at most a relative error of `error`.
 fn approximates(instruction: &str, inputs: &[f32], exact: impl Fn(f64) -> f64, error: f64) {
     for chunk in inputs.chunks(32) {
         let cases: Vec<[u64; 1]> = chunk.iter().map(|&x| [f(x)]).collect();
@@ -275,7 +275,7 @@ fn approximations_keep_their_promise() {
     approximates("rcp.approx.f32", &positive, |x| 1.0 / x, 2f64.powi(-22));
     approximates("rsqrt.approx.f32", &positive, |x| 1.0 / x.sqrt(), 2f64.powf(-22.9));
     approximates("sqrt.approx.f32", &positive, f64::sqrt, 2f64.powi(-22));
-    // Between 1/2 and 2, PTX bounds the absolute error.
+    // Between 1/2 and 2, PTX bounds the absolute error instead of the relative error.
     let outside: Vec<f32> = positive.iter().copied().filter(|x| !(0.5..=2.0).contains(x)).collect();
     approximates("lg2.approx.f32", &outside, f64::log2, 2f64.powi(-22));
     approximates("tanh.approx.f32", &small, f64::tanh, 2f64.powi(-11));
@@ -315,7 +315,7 @@ fn approximations_keep_their_promise() {
         &[&[f(0.0), f(INF)], &[f(-0.0), f(-INF)], &[f(-1.0), NAN], &[f(INF), 0]],
     );
     check("rcp.approx.ftz.f32", 32, &[32], &[&[f(TINY), f(INF)], &[f(2e38), 0]]);
-    // PTX: a divisor above 2^126 gives zero, or NaN if the dividend is infinite.
+    // In PTX, a divisor above 2^126 gives zero, or NaN if the dividend is infinite.
     check(
         "div.approx.f32",
         32,

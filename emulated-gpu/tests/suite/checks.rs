@@ -1,4 +1,5 @@
-//! For each check, tests that it reports a wrong program and accepts the correct one, in three orders of execution.
+//! Tests, for each check, that it reports a wrong program and accepts the correct program, in three orders of
+//! execution.
 
 use super::snippet::Bench;
 use tutti_emulated_gpu::{Checks, DeviceMemory, Fault, FaultKind, Grid, Module, launch};
@@ -9,7 +10,7 @@ const OPENING: &str = "{ .reg .b32 %r<32>; .reg .b64 %x<16>; .reg .pred %p<8>; .
     mad.lo.s32 %t, %r0, %r1, %r2; mad.wide.u32 %o, %t, 4, %x0; mov.u32 %r3, tile; shl.b32 %r4, %r2, 2; add.u32 %r4, %r3, %r4;\n\
     .loc 1 11 1\n";
 
-/// Returns the outcomes of a body in three orders of execution. The output has one word per thread.
+/// Returns the outcomes of a body in three orders of execution. The output buffer has one word per thread.
 fn outcomes(body: &str, blocks: u32, threads: u32) -> Vec<Result<(), Box<Fault>>> {
     let text = format!(
         ".shared .align 128 .b8 tile[1024];\n.global .align 4 .u32 count;\n.visible .entry k(.param .u64 out)\n{OPENING}{body}\nret; }}\n.file 1 \"kernel.cu\"\n"
@@ -28,7 +29,7 @@ fn silent(body: &str, blocks: u32, threads: u32) {
     }
 }
 
-/// Asserts that in all three orders the body fails with this kind of fault and these words, at a line of the source.
+/// Asserts that the body fails in all three orders, with this kind of fault and these words, at a line of the source.
 fn fires(body: &str, blocks: u32, threads: u32, kind: FaultKind, words: &str) {
     for outcome in outcomes(body, blocks, threads) {
         let fault = outcome.unwrap_err();
@@ -49,7 +50,7 @@ fn bounds_of_allocations() {
     fires("ld.global.u32 %r5, [0];", 1, 1, FaultKind::OutOfBounds, "read of 4 bytes");
     // A vector store whose end is out of bounds.
     fires("st.global.v2.u32 [%x0+8], {%t, %t};", 1, 3, FaultKind::OutOfBounds, "write of 8 bytes");
-    // A generic load from a plain offset in shared memory, without the window.
+    // A generic load from an offset in shared memory to which the window's start was not added.
     fires("cvt.u64.u32 %x1, %r4; ld.u32 %r5, [%x1];", 1, 1, FaultKind::OutOfBounds, "read");
 }
 
@@ -134,10 +135,10 @@ fn races_between_warps_without_a_barrier() {
     silent(&exchange("bar.sync 0;"), 2, 64);
     for outcome in outcomes(&exchange(""), 2, 64) {
         let fault = outcome.unwrap_err();
-        // In some orders the read comes first, and finds memory that is not written yet.
+        // In some orders, the read comes first and finds memory that is not written yet.
         assert!(matches!(fault.kind, FaultKind::Race | FaultKind::Uninitialised), "{fault}");
     }
-    // Write after read: without the second barrier, writes of the next round race with reads of this one.
+    // Write after read: without the second barrier, the writes of a round race with the reads of the round before.
     let rounds = |after: &str| {
         format!(
             "mov.u32 %r10, 0;\nLOOP: st.shared.u32 [%r4], %t; bar.sync 0; xor.b32 %r5, %r4, 128; ld.shared.u32 %r6, [%r5]; {after}\n\
@@ -148,7 +149,7 @@ fn races_between_warps_without_a_barrier() {
     fires(&rounds(""), 1, 64, FaultKind::Race, "without a barrier");
     // Two warps write the same word.
     fires("st.shared.u32 [%r3], %t;", 1, 64, FaultKind::Race, "after a write of warp");
-    // Atomic operations do not race with each other. They need a barrier after the write of the first value.
+    // Atomic operations do not race with each other. They need a barrier after the write of the initial value.
     let atomics = |between: &str| {
         format!(
             "setp.ne.u32 %p0, %r2, 0; @%p0 bra ADD; st.shared.u32 [%r3], 0;\nADD: {between} atom.shared.add.u32 %r5, [%r3], 1;\n"
@@ -192,7 +193,7 @@ fn copies_are_read_after_their_wait() {
     silent(&copy("cp.async.wait_all;"), 1, 64);
     fires(&copy(""), 1, 64, FaultKind::Race, "before its cp.async was waited for");
     fires(&copy("cp.async.wait_group 1;"), 1, 64, FaultKind::Race, "before its cp.async was waited for");
-    // A read of another warp's copy needs a barrier after that warp's wait.
+    // A read of data that another warp has copied needs a barrier after the other warp's wait.
     let other = |barrier: &str| {
         copy(&format!("cp.async.wait_all; {barrier}"))
             .replace("ld.shared.u32 %r6, [%r4]", "xor.b32 %r5, %r4, 128; ld.shared.u32 %r6, [%r5]")
@@ -209,7 +210,7 @@ fn copies_are_read_after_their_wait() {
 #[test]
 fn races_of_global_memory_between_blocks() {
     silent("st.global.u32 [%o], %t; ld.global.u32 %r5, [%o];", 4, 32);
-    // All blocks write the same words, those of the first block.
+    // All blocks write to the first block's words.
     fires(
         "mul.wide.u32 %x1, %r2, 4; add.u64 %x1, %x0, %x1; st.global.u32 [%x1], %t;",
         4,
@@ -220,7 +221,7 @@ fn races_of_global_memory_between_blocks() {
     silent("mul.wide.u32 %x1, %r2, 4; add.u64 %x1, %x0, %x1; st.global.u32 [%x1], %t;", 1, 32);
     // Atomic operations of different blocks do not race.
     silent("atom.global.add.u32 %r5, [count], 1;", 4, 32);
-    // The last block may read what the other blocks wrote if they use a fence and an atomic counter.
+    // The last block may read the other blocks' results if all blocks use a fence and an atomic counter.
     let last = |fence: &str| {
         format!(
             "st.global.u32 [%o], %t; {fence} atom.global.add.u32 %r5, [count], 1; mov.u32 %r6, %nctaid.x; sub.u32 %r6, %r6, 1;\n\
@@ -243,7 +244,7 @@ fn barriers_that_not_all_reach() {
     for outcome in outcomes(warps, 1, 64) {
         assert_eq!(outcome.unwrap_err().kind, FaultKind::Barrier);
     }
-    // One lane never reaches the warp's barrier.
+    // One lane never reaches the warp barrier.
     let missing = "setp.eq.u32 %p0, %r2, 3; @%p0 bra SKIP; bar.warp.sync 0xffffffff;\nSKIP: bar.sync 0;";
     fires(missing, 1, 32, FaultKind::Barrier, "not all lanes");
 }

@@ -21,7 +21,7 @@ fn between_integers() {
     check("cvt.s32.s16", 32, &[16], &[&[0x8000, 0xffff_8000]]);
     check("cvt.u32.u16", 32, &[16], &[&[0x8000, 0x8000]]);
     check("cvt.u16.u32", 16, &[32], &[&[0x0012_3456, 0x3456]]);
-    // 8-bit values are held in wider registers: they are cut off and extended.
+    // Wider registers hold 8-bit values. A conversion ignores the upper bits of the source and extends the result.
     check("cvt.s32.s8", 32, &[32], &[&[0x1ff, s(-1)], &[0x17f, 127]]);
     check("cvt.u32.u8", 32, &[32], &[&[0x1ff, 255]]);
     check("cvt.s16.s8", 16, &[16], &[&[0x80, 0xff80]]);
@@ -70,8 +70,8 @@ fn integers_to_floats_round() {
     check("cvt.rz.f32.s32", 32, &[32], &[&[s(-(middle as i32)), f(-16_777_216.0)]]);
     check("cvt.rn.f32.u32", 32, &[32], &[&[s(-1), f(4_294_967_296.0)]]);
     check("cvt.rz.f32.u32", 32, &[32], &[&[s(-1), f(4_294_967_040.0)]]);
-    // 2^63, half of an f32's last place, and one. f64 would drop the one, and the result would be a tie that rounds
-    // down.
+    // 2^63, plus half a unit in the last place of f32, plus 1. f64 would drop the 1, and the result would be a tie that
+    // rounds down.
     let double = (1 << 63) + (1 << 39) + 1;
     check(
         "cvt.rn.f32.u64",
@@ -115,7 +115,7 @@ fn floats_to_floats() {
 
 #[test]
 fn halves_of_floats() {
-    // 1 + 2^-8 lies half way between two bf16: the even one wins.
+    // 1 + 2^-8 lies half way between two bf16 and rounds to the even one.
     check(
         "cvt.rn.bf16.f32",
         16,
@@ -140,7 +140,7 @@ fn halves_of_floats() {
             &[f(1.0), 0x3c00],
             &[f(65_519.9), 0x7bff],
             &[f(65_520.0), 0x7c00],
-            // 2^-24 is the smallest subnormal. Its half is a tie, which rounds to zero.
+            // 2^-24 is the smallest subnormal f16. Half of it is a tie, which rounds to zero.
             &[f(5.960_464_5e-8), 1],
             &[f(2.980_232_2e-8), 0],
             &[f(2.980_232_6e-8), 1],

@@ -1,4 +1,4 @@
-//! Tests that the decoder's error names an unknown opcode or name, and that only the kernels that contain it fail.
+//! Tests that the decoder's error names an unknown opcode or name, and that only kernels with such an error fail.
 
 use super::snippet::HEADER;
 use tutti_emulated_gpu::{Checks, DeviceMemory, FaultKind, Grid, Module, launch};

@@ -1,4 +1,4 @@
-//! Tests device memory as a driver uses it.
+//! Tests device memory through the methods that a driver uses.
 
 use tutti_emulated_gpu::{DeviceMemory, Module};
 
@@ -36,7 +36,7 @@ fn copies_stay_inside_of_allocations() {
     let mut out = [0; 8];
     memory.copy_out(b + 2, &mut out).unwrap();
     assert_eq!(out, [2, 3, 4, 7, 8, 7, 8, 7]);
-    // Bytes 0 to 8 were written. The copy also copies which bytes were written.
+    // Bytes 0 to 8 were written. The copy also copies the marks of written bytes.
     assert_eq!(memory.first_unwritten(a, 16).unwrap(), Some(a + 9));
     assert_eq!(memory.first_unwritten(b + 2, 8).unwrap(), None);
     assert_eq!(memory.first_unwritten(b, 8).unwrap(), Some(b));
@@ -65,7 +65,7 @@ fn variables_have_addresses_while_the_module_is_loaded() {
     module.unload(&memory);
     assert_eq!(memory.used(), 0);
     assert_eq!(module.variables[0].address, None);
-    // Only one of the two variables fits, so that neither stays allocated.
+    // Only one of the two variables fits, so loading fails and no variable stays allocated.
     let small = DeviceMemory::new(16);
     assert!(module.load(&small).is_err());
     assert_eq!(small.used(), 0);

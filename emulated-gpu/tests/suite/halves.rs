@@ -25,11 +25,11 @@ fn sums_round_once() {
     check("sub.f16x2", 32, &[32, 32], &[&[0x3c00_4000, 0x3c00_3c00, 0x0000_3c00]]);
     check("mul.bf16x2", 32, &[32, 32], &[&[0x4000_4040, 0x4000_4040, 0x4080_4110]]);
     check("mul.f16x2", 32, &[32, 32], &[&[0x0001_4000, 0x3800_4200, 0x0000_4600]]);
-    // The fused operation keeps what rounding the product would lose: (1 + 2^-7)^2 - (1 + 2^-6) = 2^-14.
+    // The fused operation keeps the bits that a rounded product would lose: (1 + 2^-7)^2 - (1 + 2^-6) = 2^-14.
     check("fma.rn.bf16x2", 32, &[32, 32, 32], &[&[0x3f81_4000, 0x3f81_4040, 0xbf82_3f80, 0x3880_40e0]]);
     check("fma.rn.f16x2", 32, &[32, 32, 32], &[&[0x3c01_3c00, 0x3c01_4000, 0xbc02_3c00, 0x0010_4200]]);
     check("fma.rn.relu.bf16x2", 32, &[32, 32, 32], &[&[0xbf80_4000, 0x3f80_4000, 0x0000_0000, 0x0000_4080]]);
-    // 1.5 (1 + 2^-10) is a tie, but the exact value is 2^-24 below it. Rounding through f32 first would make it a tie.
+    // 1.5 (1 + 2^-10) is a tie. The exact value is 2^-24 below it, but rounding to f32 first would give the tie.
     check(
         "fma.rn.f16",
         16,

@@ -93,7 +93,7 @@ fn fields_of_bits() {
             &[0xabcd_1234, 32, 8, 0],
             &[0xabcd_1234, 0, 32, 0xabcd_1234],
             &[0xabcd_1234, 4, 0, 0],
-            // Only the low eight bits of position and length are used.
+            // Only the low eight bits of position and length have an effect.
             &[0xabcd_1234, 0x108, 0x108, 0x12],
         ],
     );
@@ -150,7 +150,7 @@ fn fields_of_bits() {
         &[
             &[0x3322_1100, 0x7766_5544, 0x7654, 0x7766_5544],
             &[0x3322_1100, 0x7766_5544, 0x0426, 0x0044_2266],
-            // Bit 3 of a selector replaces each bit of the byte by its sign.
+            // If bit 3 of a selector is set, each bit of the byte is replaced by the byte's sign.
             &[0x0000_80ff, 0, 0x9810, 0xffff_80ff],
         ],
     );
@@ -158,7 +158,7 @@ fn fields_of_bits() {
 
 #[test]
 fn lop3_is_any_function_of_three() {
-    // The table of a three-input function is the function's value for the bytes 0xf0, 0xcc and 0xaa.
+    // The table of a three-input function is the function's bitwise value for the inputs 0xf0, 0xcc and 0xaa.
     let (a, b, c) = (0x0f0f_3355_u64, 0x3333_5aa5_u64, 0x5555_c3c3_u64);
     for table in [0x80_u32, 0xfe, 0x96, 0xe8, 0xca, 0x00, 0xff, 0x1b] {
         let mut expected = 0;
@@ -189,7 +189,7 @@ fn comparisons_and_choices() {
     check_body(&third("or"), 1, &[32, 32, 1], &[&[2, 1, 1, 1], &[2, 1, 0, 0]]);
     check_body(&third("xor"), 1, &[32, 32, 1], &[&[1, 2, 1, 0], &[2, 1, 1, 1]]);
     check_body("setp.lt.and.u32 %o, %a, %b, !%c;\n", 1, &[32, 32, 1], &[&[1, 2, 0, 1], &[1, 2, 1, 0]]);
-    // The second target is the complement, also combined with the third predicate.
+    // The second target is the complement of the comparison, also combined with the third predicate.
     check_body(
         "setp.lt.and.u32 %p1|%o, %a, %b, %c;\n",
         1,

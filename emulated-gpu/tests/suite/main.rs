@@ -1,4 +1,4 @@
-//! Tests the emulator against the text of PTX, and its checks against small wrong programs.
+//! Tests the emulator against the PTX ISA, and its checks on small wrong programs.
 //!
 //! Expected values are derived by hand from the PTX ISA's text, not from a run of the emulator.
 

@@ -5,7 +5,7 @@
 use super::snippet::Bench;
 use tutti_emulated_gpu::Checks;
 
-/// Runs `mma` on fragments in memory, where the 32 lanes of a register are contiguous.
+/// Runs `mma.sync` on fragments from memory, and returns D. In memory, the 32 lanes of a register are contiguous.
 fn multiply(shape: &str, a: &[Vec<u32>], b: &[Vec<u32>], c: &[Vec<u32>]) -> Vec<Vec<u32>> {
     let names =
         |first: usize, n: usize| (first..first + n).map(|i| format!("%r{i}")).collect::<Vec<_>>().join(", ");
@@ -15,8 +15,7 @@ fn multiply(shape: &str, a: &[Vec<u32>], b: &[Vec<u32>], c: &[Vec<u32>]) -> Vec<
         body += &format!("ld.global.u32 %r{i}, [%x2+{}];\n", i * 128);
     }
     let (na, nb) = (a.len(), b.len());
-    // The targets are C's registers, because a target may also be a source. Two more moves check that they hold the
-    // sums.
+    // The targets are the first four source registers, because a target may also be a source.
     body += &format!(
         "mma.sync.aligned.{shape} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};\n",
         d = names(0, 4),
@@ -55,7 +54,7 @@ fn brain(x: f32) -> u16 {
     (x.to_bits() >> 16) as u16
 }
 
-/// Returns a small integer's bits as f16.
+/// Returns the bits of a small integer as f16.
 fn half(x: f32) -> u16 {
     let bits = x.to_bits();
     if x == 0.0 {
@@ -107,7 +106,7 @@ fn halves_in_fragments_of_m16n8k16_and_m16n8k8() {
 
 #[test]
 fn tensor_floats_in_fragments_of_m16n8k8() {
-    // The lower bits, which tf32 ignores, are set.
+    // Sets the low 13 bits, which tf32 ignores.
     let dirty = |x: f32| if x == 0.0 { 0 } else { x.to_bits() | 0x1fff };
     let a = |register: usize, lane: usize| {
         dirty(element(lane / 4 + register % 2 * 8, lane % 4 + register / 2 * 4, 1))
@@ -119,7 +118,7 @@ fn tensor_floats_in_fragments_of_m16n8k8() {
     check_sums(&found, 8, "tf32");
 }
 
-/// Loads `count` matrices. The value of each element encodes its position: 64 matrix + 8 row + column.
+/// Loads `count` matrices. The value of each element is 64 * matrix + 8 * row + column.
 fn load(count: usize, transposed: bool) -> Vec<Vec<u32>> {
     let registers: Vec<String> = (0..count).map(|i| format!("%r{i}")).collect();
     let trans = if transposed { ".trans" } else { "" };

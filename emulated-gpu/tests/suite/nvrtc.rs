@@ -1,22 +1,22 @@
-//! Runs the kernels in `sources`, compiled by the real NVRTC, and compares them with the same functions computed on the
+//! Runs the kernels in `sources`, compiled by NVIDIA's NVRTC, and compares the results with the same functions on the
 //! host.
 //!
-//! `tests/tools/nvrtc` installs NVRTC. Without it, the committed PTX is used, and mutants are skipped. With
+//! `tests/tools/nvrtc` installs NVRTC. Without NVRTC, the tests use the committed PTX and skip mutants. With
 //! `CUDA_TESTS=required`, a missing NVRTC is an error.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tutti_emulated_gpu::{Checks, DeviceMemory, Fault, Grid, Module, launch};
 
-/// Architectures whose PTX differs. 80 converts bf16 by shifts, and 90 by instructions. 100a comes from a newer front
-/// end.
+/// Architectures whose PTX differs. PTX for 80 converts bf16 by shifts, PTX for 90 by instructions. NVRTC compiles for
+/// 100a with a newer front end.
 const ARCHITECTURES: [&str; 3] = ["compute_80", "compute_90", "compute_100a"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Returns the committed PTX that NVRTC made from a source for compute_90.
+/// Returns the committed PTX of a source, which NVRTC compiled for compute_90.
 fn committed(source: &str) -> &'static str {
     match source {
         "rows.cu" => include_str!("sources/rows.ptx"),
@@ -201,7 +201,8 @@ fn branches_arrays_calls_and_divisions() {
         let out = gpu.memory.allocate(4 * 300).unwrap();
         gpu.run("mixture", [3, 1, 1], 100, &[&out.to_le_bytes(), &divisor.to_le_bytes()], checks).unwrap();
         for (t, found) in words(&gpu.download(out, 1200)).into_iter().enumerate() {
-            // A lane of an odd group may vote together with an even group, or not. The program allows both results.
+            // A lane with `t % 3 == 1` votes with all lanes that are active then, which may be any. If none of them has
+            // an odd value, the lane stores 1.
             let expected = expected(t as u32);
             assert!(found == expected || t % 3 == 1 && found == 1, "{name}: {t}: {found}, not {expected}");
         }
@@ -228,7 +229,7 @@ fn histograms_meet_in_the_last_block() {
 
 #[test]
 fn functions_of_the_library() {
-    // Arguments beyond 105,615 take the slow reduction of the range.
+    // For arguments beyond 105,615, the kernel uses the slow reduction of the range.
     let input: Vec<f32> =
         (0..128).map(|i| (i as f32 - 60.0) * if i % 3 == 0 { 12_345.678 } else { 0.37 }).collect();
     everywhere("rows.cu", |gpu, checks, name| {
@@ -267,7 +268,7 @@ fn matrices_are_multiplied_on_tensor_cores() {
     });
 }
 
-/// Replaces one line of a source, and asserts that the kernel then ends with a fault in each of three orders.
+/// Replaces one line of a source, and asserts that the changed kernel ends with a fault in each of three orders.
 fn mutant(source: &str, from: &str, to: &str, run: impl Fn(&Gpu, &Checks) -> Result<(), Box<Fault>>) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/sources").join(source);
     let text = std::fs::read_to_string(&file).unwrap();

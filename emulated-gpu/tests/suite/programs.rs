@@ -50,7 +50,7 @@ fn lanes_leave_a_loop_at_different_times() {
 
 #[test]
 fn lanes_meet_after_nested_branches() {
-    // After the branches all lanes vote. If they had not converged, the ballot would be smaller.
+    // After the branches, all lanes vote. If the lanes had not converged, the ballot would have fewer bits.
     let body = "and.b32 %r3, %t, 3; setp.lt.u32 %p0, %r3, 2; @%p0 bra LOW;\n\
         setp.eq.u32 %p1, %r3, 3; @%p1 bra THREE; mov.u32 %r4, 20; bra MEET;\n\
         THREE: mov.u32 %r4, 30; bra MEET;\n\
@@ -95,7 +95,8 @@ fn blocks_sum_over_shared_memory_between_barriers() {
 
 #[test]
 fn a_lock_inside_a_warp_makes_progress() {
-    // The lanes that fail to get the lock jump back to a lower program counter than the winner's section has.
+    // The lanes that fail to get the lock jump back to a lower program counter than that of the winner's critical
+    // section.
     let body = "TRY: atom.global.cas.b32 %r3, [lock], 0, 1; setp.eq.u32 %p0, %r3, 0; @%p0 bra WON; bra TRY;\n\
         WON: ld.volatile.global.u32 %r4, [sum]; add.u32 %r4, %r4, 1; st.volatile.global.u32 [sum], %r4;\n\
         membar.gl; atom.global.exch.b32 %r5, [lock], 0; st.global.u32 [%o], %r4;";
@@ -250,7 +251,7 @@ fn parameters_are_read_at_computed_offsets() {
 
 #[test]
 fn lanes_that_wait_for_each_other_in_loops_make_progress() {
-    // Lanes in the first loop wait for those in the second one, which wait for code behind the first loop.
+    // Lanes in the first loop wait for lanes in the second loop. Those lanes wait for code after the first loop.
     let body = "setp.lt.u32 %p0, %t, 16; @%p0 bra LOW;\n\
         WAIT: ld.volatile.global.u32 %r3, [second]; setp.eq.u32 %p1, %r3, 0; @%p1 bra WAIT;\n\
         st.volatile.global.u32 [first], 1; bra DONE;\n\

@@ -1,16 +1,16 @@
-//! Runs single instructions and small kernels.
+//! Fixtures that run single instructions and small kernels.
 
 use tutti_emulated_gpu::{Checks, DeviceMemory, Fault, Grid, Module, launch};
 
 pub const HEADER: &str = ".version 9.0\n.target sm_90\n.address_size 64\n";
 
-/// Returns the register type of this many bits. One bit is a predicate.
+/// Returns the register type for a number of bits. One bit means a predicate.
 fn register(bits: u32) -> String {
     if bits == 1 { ".pred".to_owned() } else { format!(".b{bits}") }
 }
 
-/// Returns a kernel that loads four 64-bit values per thread to `%a` to `%d`, runs `body` and stores `%o`. `from` and
-/// `into` are the registers' bits.
+/// Returns a kernel that loads up to four values per thread to `%a` to `%d`, runs `body` and stores `%o`. `from` and
+/// `into` are the widths of these registers in bits.
 fn kernel(body: &str, into: u32, from: &[u32]) -> String {
     let mut text = format!(
         "{HEADER}.visible .entry k(.param .u64 input, .param .u64 output)\n{{\n\
@@ -37,7 +37,7 @@ fn kernel(body: &str, into: u32, from: &[u32]) -> String {
     text + "st.global.u64 [%x3], %x5;\nret;\n}\n"
 }
 
-/// Returns the results of `body`, which runs each case in one lane.
+/// Runs each case in one lane of the kernel with `body`. Returns the results.
 pub fn results(body: &str, into: u32, from: &[u32], cases: &[&[u64]]) -> Vec<u64> {
     let text = kernel(body, into, from);
     let module = Module::decode(&text).unwrap();
@@ -62,15 +62,15 @@ pub fn results(body: &str, into: u32, from: &[u32], cases: &[&[u64]]) -> Vec<u64
     out.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect()
 }
 
-/// Checks one instruction. `into` and `from` are the bits of its operands. The last element of a case is the expected
-/// result.
+/// Checks one instruction. `into` and `from` are the widths of its operands in bits. The last element of a case is the
+/// expected result.
 pub fn check(instruction: &str, into: u32, from: &[u32], cases: &[&[u64]]) {
     let names = ["%a", "%b", "%c", "%d"];
     let body = format!("{instruction} %o, {};\n", names[..from.len()].join(", "));
     check_body(&body, into, from, cases);
 }
 
-/// Checks a body of several instructions as [`check`] does.
+/// Checks a body of several instructions, with cases like those of [`check`].
 pub fn check_body(body: &str, into: u32, from: &[u32], cases: &[&[u64]]) {
     let inputs: Vec<&[u64]> = cases.iter().map(|c| &c[..c.len() - 1]).collect();
     let found = results(body, into, from, &inputs);
@@ -97,7 +97,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Decodes the kernel `k` of a text without its header.
+    /// Adds the PTX header to a text that has the kernel `k`, and decodes it.
     pub fn new(text: &str) -> Self {
         let memory = DeviceMemory::watched(1 << 26);
         let mut module = Module::decode(&format!("{HEADER}{text}")).unwrap();

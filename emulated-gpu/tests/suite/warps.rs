@@ -28,19 +28,19 @@ fn shuffles_stop_at_edges() {
     assert_eq!(shuffle("down", 3, 31), expected(|l| if l > 28 { l + 100 } else { l + 3 }));
     assert_eq!(shuffle("bfly", 5, 31), expected(|l| l ^ 5));
     assert_eq!(shuffle("idx", 7, 31), expected(|_| 7));
-    // Only the low five bits of the operand are used.
+    // Only the low five bits of the operand have an effect.
     assert_eq!(shuffle("idx", 39, 31), expected(|_| 7));
     assert_eq!(shuffle("down", 32, 31), expected(|l| l));
 }
 
 #[test]
 fn shuffles_stay_in_segments() {
-    // Segments of eight lanes: the mask in bits 8 to 12 is 24. `__shfl_*_sync(.., 8)` uses these bounds.
+    // Segments of eight lanes: bits 8 to 12 hold the mask 24. `__shfl_*_sync(.., 8)` uses these bounds.
     let down = 0x1800 | 31;
     assert_eq!(shuffle("down", 3, down), expected(|l| if l % 8 > 4 { l + 100 } else { l + 3 }));
     assert_eq!(shuffle("up", 3, 0x1800), expected(|l| if l % 8 < 3 { l + 100 } else { l - 3 }));
     assert_eq!(shuffle("bfly", 4, down), expected(|l| l ^ 4));
-    // A butterfly to a later segment is out of bounds; one to an earlier segment is not.
+    // A butterfly to a later segment is out of bounds. A butterfly to an earlier segment is not.
     assert_eq!(shuffle("bfly", 8, down), expected(|l| if l & 8 == 0 { l + 100 } else { l - 8 }));
     assert_eq!(shuffle("idx", 10, down), expected(|l| l / 8 * 8 + 2));
     // A clamp inside the segment.
@@ -64,7 +64,7 @@ fn votes() {
     assert_eq!(choose("any"), expected(|_| 1));
     assert_eq!(choose("all"), expected(|_| 0));
     assert_eq!(choose("uni"), expected(|_| 0));
-    // Each half of the warp votes on its own.
+    // Each half of the warp votes separately.
     let halves = "setp.lt.u32 %p2, %a, 16;\nselp.b32 %t2, 0xffff, 0xffff0000, %p2;\n";
     let found = vote(&format!("{halves}vote.sync.ballot.b32 %o, %p1, %t2;\n"));
     assert_eq!(found, expected(|l| if l < 16 { 0xaaaa } else { 0xaaaa_0000 }));
@@ -86,7 +86,7 @@ fn matches_and_reductions() {
     assert_eq!(reduce("max.u32"), u64::from(u32::MAX));
     assert_eq!(reduce("or.b32"), u64::from(u32::MAX));
     assert_eq!(reduce("and.b32"), 0);
-    // Bits that an odd number of the values -4..27 have. The values 0..27 give 0, and so do -4..-1.
+    // The xor of the values 0 to 27 is 0, and so is the xor of -4 to -1.
     assert_eq!(reduce("xor.b32"), 0);
 }
 

@@ -1,7 +1,7 @@
 //! The units of a request's memory on a device: pages and slots.
 //!
-//! The scheduler hands units out, the engine names them to a model, and a device indexes its planes by them. All three
-//! use these types, so that a block table goes from the scheduler to the device without a copy.
+//! The scheduler assigns units to requests, the engine passes them to a model, and a device uses them as indices into
+//! its planes. All three use these types, so that a block table goes from the scheduler to the device without a copy.
 
 /// A page of every paged plane (such as keys and values), by its index in the pool. Its data is on the device; the
 /// scheduler never reads it.
@@ -9,8 +9,7 @@
 pub struct PageId(pub u32);
 
 impl PageId {
-    /// The null page. Rows that only pad a step write to it, it is never read, and no request's block table contains
-    /// it.
+    /// The null page. Only the block tables of rows that pad a step contain it, and devices store nothing in it.
     pub const NULL: Self = Self(0);
 }
 

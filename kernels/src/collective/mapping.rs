@@ -51,10 +51,11 @@ impl Mapping {
     }
 
     /// Extends `file` to the size of the group's memory and maps it. The size is the same at all ranks. `rank` is the
-    /// caller's own.
+    /// caller's rank.
     ///
-    /// The memory that this rank writes is allocated here: a write to a page that the file system has no room for would
-    /// end the process with SIGBUS. Each rank allocates its own slots, which lie on the memory node where it runs.
+    /// This function allocates the memory that this rank writes. A later write to a page that the file system cannot
+    /// allocate would end the process with SIGBUS. Each rank allocates its own slots, which lie on the memory node
+    /// where it runs.
     pub fn new(file: &File, rank: usize, ranks: usize) -> io::Result<Self> {
         let bytes = Self::bytes(ranks);
         file.set_len(bytes as u64)?;

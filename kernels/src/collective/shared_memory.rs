@@ -4,11 +4,11 @@
 //! number. For each tile, a rank first waits until all other ranks have published the previous tile. A rank reads a
 //! tile to its end before it publishes the next one, so no rank still reads the slot that the waiting rank fills next.
 //! The waiting rank then copies its data into the slot, publishes the next number, and waits until the ranks whose data
-//! it needs have published that number. A small sum is computed by every rank. Of a large sum, each rank computes one
-//! share in place, publishes its share with another number, and collects the other ranks' shares.
+//! it needs have published that number. Every rank computes a small sum as a whole. In a large sum, each rank computes
+//! one share in place, publishes its share with another number, and collects the other ranks' shares.
 //!
 //! A waiting rank spins briefly, then yields its core between polls, then sleeps on the awaited rank's number (a
-//! futex). Without the yields, two ranks that share a core on a busy machine would each spin while the other could run.
+//! futex). Without the yields, a rank on a busy machine could spin on the core that the awaited rank needs.
 
 use std::{
     fs::{self, File, OpenOptions},

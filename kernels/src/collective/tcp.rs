@@ -21,7 +21,7 @@ pub use self::links::{PlainLinks, RankLinks, RankStream};
 const TILE_BYTES: usize = 256 << 10;
 /// Size in bytes of a header: operation and length.
 const HEADER: usize = 8;
-/// Operation code of a header that says that rank 0 gives up. The reason follows the header.
+/// Operation code of a header by which rank 0 reports that it has failed. The reason follows the header.
 const GIVEN_UP: u8 = 0;
 /// Maximum length of a reason in bytes.
 const MAX_REASON: usize = 1 << 10;

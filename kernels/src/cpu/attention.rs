@@ -53,7 +53,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Size in bytes without the lists of the plan. This size is the same for every step of a model.
+    /// Size in bytes of the float buffers, without the plan's lists. The size does not change between steps of a model.
     pub(super) fn bytes(&self) -> usize {
         let floats = |buffer: &Option<Buffer<f32>>| buffer.as_ref().map_or(0, |floats| floats.len());
         (floats(&self.floats) + floats(&self.partials)) * size_of::<f32>()
@@ -71,7 +71,7 @@ pub(super) struct Attention<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-/// Computes attention. The caller has checked the step's pages and stored its keys and values.
+/// Computes attention. The caller has checked the step's pages and stored the step's keys and values.
 pub(super) fn attention(
     path: Path,
     pool: &mut ThreadPool,

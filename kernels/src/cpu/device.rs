@@ -59,7 +59,7 @@ pub struct CpuDevice {
     gathered: Vec<f32>,
     /// The cache file of packed weights.
     packed: Option<PackedWeights>,
-    /// True if planes are made resident when they are made.
+    /// True if the memory of planes is made resident when the planes are created.
     resident_planes: bool,
     /// True if LM heads get screens.
     screened_head: bool,
@@ -69,7 +69,7 @@ pub struct CpuDevice {
     widest: (usize, usize),
 }
 
-/// The results of a step. The step ran when it was enqueued, so they are complete.
+/// The results of a step. The step ran when it was enqueued, so the results are complete.
 pub struct Done(StepResults);
 
 impl CpuDevice {
@@ -80,7 +80,7 @@ impl CpuDevice {
     }
 
     /// Creates a device with one thread pinned to each of these cores. The caller's thread, which must run the device,
-    /// is pinned to the first.
+    /// is pinned to the first core.
     pub fn on_cores(cores: &Cores, isa: Isa) -> Result<Self, DeviceError> {
         let device = Self::with_pool(ThreadPool::on_cores(cores.numbers())?, isa)?;
         // The caller's thread is pinned after the pool's threads have started, since a new thread inherits the pinning.
@@ -120,20 +120,20 @@ impl CpuDevice {
         Self { group: Some(group), ..self }
     }
 
-    /// Makes the device load weights from a cache file, or write them to it.
+    /// Makes the device load packed weights from a cache file, or write the file if there is none.
     #[must_use]
     pub fn with_packed_weights(self, packed: PackedWeights) -> Self {
         Self { packed: Some(packed), ..self }
     }
 
-    /// Makes the device take the memory of planes from the operating system when it makes them. Otherwise the system
-    /// clears each part when a step first writes it, which makes that step slower.
+    /// Makes the device take the memory of planes from the operating system when it creates the planes. Otherwise the
+    /// system clears each memory page when a step first writes it, which slows down that step.
     #[must_use]
     pub fn with_resident_planes(self, resident_planes: bool) -> Self {
         Self { resident_planes, ..self }
     }
 
-    /// Makes the device hold a screen beside an LM head, or none. It holds one by default.
+    /// Sets whether each LM head gets a screen. By default, it does.
     #[must_use]
     pub fn with_screened_head(self, screened_head: bool) -> Self {
         Self { screened_head, ..self }
@@ -155,7 +155,7 @@ impl CpuDevice {
         pack(&self.packed, source, packing, || Weights::pack(path, pool, source, packing))
     }
 
-    /// Finds the weights of a table that its form rounds.
+    /// Collects the exact values of the weights that the packed form of an embedding table rounds.
     fn pack_corrections(&mut self, matrices: &[HostMatrix<'_>]) -> Result<Corrections, DeviceError> {
         let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, false)?);
         match &self.packed {
@@ -229,7 +229,7 @@ impl Device for CpuDevice {
         quantize: Quantize,
     ) -> Result<Weights, DeviceError> {
         let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, false)?);
-        // Look-ups take the checkpoint's own type on every path, and no product rounds it.
+        // A table is only used for look-ups, so it keeps the checkpoint's type on every path.
         let packing = Packing::new(quantize, Form::Stored(source.dtype));
         pack(&self.packed, source, packing, || Weights::pack(path, pool, source, packing))
     }

@@ -1,8 +1,8 @@
 //! Routing of tokens to experts, and the order in which experts compute.
 //!
 //! Each row's weights are computed from its own logits alone. Rows are then sorted by expert (a counting sort), so that
-//! an expert's weights are read once for all of its rows. As many experts as the buffers have room for compute in one
-//! operation. An expert adds to a row after all experts of lower index, so that the order of a row's sum is the same in
+//! an expert's weights are read once for all of its rows. One operation computes as many experts as the buffers have
+//! room for. An expert adds to a row after all experts of lower index, so that the order of a row's sum is the same in
 //! any batch.
 
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::cpu::simd::LANES;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, Routing};
 
-/// Minimum number of columns per task of [`scatter_add`], so that its reads are whole cache lines in a row.
+/// Minimum number of columns per task of [`scatter_add`], so that a task reads several adjacent cache lines per row.
 const LEAST_COLUMNS: usize = 64;
 
 /// An expert that a row has chosen.
@@ -24,7 +24,7 @@ struct Choice {
     weight: f32,
 }
 
-/// A row of an expert, and the expert's weight in the row's sum.
+/// A row that has chosen an expert, and the expert's weight in the row's sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Routed {
     pub(super) row: u32,
@@ -38,9 +38,9 @@ pub(super) struct Routes {
     choices: Vec<Choice>,
     /// All choices, sorted by expert and then by row.
     sorted: Vec<Routed>,
-    /// Index into `sorted` of each expert's first row, and the end of the last.
+    /// Per expert, the index in `sorted` of the expert's first row. The end of the last expert's rows follows.
     starts: Vec<usize>,
-    /// The experts of one operation that have rows.
+    /// The groups of one operation: one group per expert that has rows.
     groups: Vec<Group>,
 }
 
@@ -113,9 +113,9 @@ impl Routes {
         starts.pop();
     }
 
-    /// Groups the rows of the first of `experts`, and of as many of the next ones as have at most `most` rows together
-    /// with it. Returns the index after the last of these experts, the groups, and their rows, ascending per expert. A
-    /// group's `matrix` counts from the first of `experts`.
+    /// Groups rows by expert, from the first of `experts` on. The first expert is always included, and each following
+    /// one while the total is at most `most` rows. Returns the index after the last included expert, the groups, and
+    /// their rows, which ascend within an expert. A group's `matrix` is counted from the first of `experts`.
     pub(super) fn group(&mut self, experts: Range<usize>, most: usize) -> (usize, &[Group], &[Routed]) {
         let from = self.starts[experts.start];
         let fits = |expert: &usize| self.starts[expert + 1] - from <= most;
@@ -142,12 +142,12 @@ impl Routes {
     }
 }
 
-/// Chooses the experts of one row, as many as `choices` has entries, in the order of their logits.
+/// Chooses `choices.len()` experts for one row, in descending order of their logits.
 fn choose(logits: &[f32], renormalise: bool, choices: &mut [Choice]) {
     let mut chosen = 0;
     for (expert, &logit) in (0..).zip(logits) {
-        // A logit goes behind all that are not smaller. Of equal logits, the one of the lower index came first and
-        // stays first.
+        // A logit is inserted after all logits that are at least as large. Among equal logits, the expert with the
+        // lowest index therefore stays first.
         let index = choices[..chosen].partition_point(|other| other.weight >= logit);
         if index == choices.len() {
             continue;
@@ -158,7 +158,7 @@ fn choose(logits: &[f32], renormalise: bool, choices: &mut [Choice]) {
     }
     let most = choices.first().map_or(0.0, |choice| choice.weight);
     let power = |logit: f32| (logit - most).exp();
-    // A logit that is NaN or positive infinity makes this sum NaN, and so all weights of the row.
+    // A logit that is NaN or positive infinity makes this sum NaN, and then all weights of the row are NaN.
     let sum: f32 = logits.iter().map(|&logit| power(logit)).sum();
     for choice in &mut *choices {
         choice.weight = power(choice.weight) / sum;
@@ -169,7 +169,7 @@ fn choose(logits: &[f32], renormalise: bool, choices: &mut [Choice]) {
     }
 }
 
-/// Copies the rows of experts from `x` to `to`; both are `width` wide.
+/// Copies each of `rows` from `x` to the next row of `to`. Rows of `x` and `to` have `width` elements.
 pub(super) fn gather(
     pool: &mut ThreadPool,
     x: &[f32],
@@ -180,8 +180,8 @@ pub(super) fn gather(
     each_row(pool, to, width, |index, to| to.copy_from_slice(&x[rows[index].row as usize * width..][..width]))
 }
 
-/// Adds the weighted outputs of experts to the rows of `out`; both are `width` wide. A task computes some columns of
-/// all rows, so that each element adds up its experts in the order of `rows`.
+/// Adds the weighted outputs of experts to the rows of `out`. Rows of `outputs` and `out` have `width` elements. A task
+/// computes some columns of all rows, so that each element adds up its experts in the order of `rows`.
 pub(super) fn scatter_add(
     pool: &mut ThreadPool,
     outputs: &[f32],

@@ -57,7 +57,7 @@ pub(super) struct Product<'a> {
 /// thread balance the load.
 const BLOCKED_TASKS: usize = 8;
 /// Minimum number of tasks per thread of a product of one tile, if there are enough panels. Short tasks let all threads
-/// end at nearly the same time, although memory does not serve them evenly.
+/// end at nearly the same time, although the threads' shares of the memory bandwidth differ.
 const SMALL_M_TASKS: usize = 32;
 
 /// Computes a product. `scratch` must have room for the product's rows and inputs.
@@ -71,7 +71,7 @@ pub(super) fn linear(
     match &matrix.data {
         Elements::Stored(Stored::F32(_)) => multiply::<Widened<F32>>(path, pool, scratch, product),
         Elements::Stored(Stored::F16(_)) => multiply::<Widened<F16>>(path, pool, scratch, product),
-        // On paths without dot products of bfloat16, only tables are stored as bfloat16: see `Form::of`.
+        // On paths without dot products of bfloat16, only embedding tables are stored as bfloat16: see `Form::of`.
         Elements::Stored(Stored::Bf16(_)) if !path.dots_bf16() => {
             let why = "a table of embeddings, where a matrix for products is wanted";
             Err(DeviceError::Misuse(why.to_owned()))
@@ -120,8 +120,8 @@ fn multiply<K: MicroKernel>(
         if tiling.tiles == 1 {
             K::run(path, SmallM::<K> { work, data, panels });
         } else {
-            // SAFETY: each thread has its own range, and runs one task at a time. Products of several tiles have no
-            // copies of the activations there.
+            // SAFETY: each thread has its own range, and runs one task at a time. Products of several tiles keep no
+            // copies of the activations in this range.
             let sums = unsafe { floats.slice_mut(thread * THREAD_FLOATS, SUMS) };
             K::run(path, Blocked::<K> { work, data, panels, tiles, sums });
         }
@@ -140,9 +140,9 @@ fn multiply<K: MicroKernel>(
     tasks.run(pool, groups, count, |group, task, thread| run(group, task, &activations, thread))
 }
 
-/// Returns the only group, if each thread packs a copy of its activations: if they are one tile that fits
-/// [`THREAD_FLOATS`]. Threads then do not wait for each other between packing and multiplying, and do not read
-/// activations from another core's cache. This saves more time than packing the same activations on every thread costs.
+/// Returns the only group if its activations are one tile that fits [`THREAD_FLOATS`]. Each thread then packs its own
+/// copy of the activations. Threads need no barrier between packing and multiplying, and read no activations from
+/// another core's cache. This saves more time than the repeated packing costs.
 fn has_copies<K: MicroKernel>(groups: &[Group], limits: TileLimits, steps: usize) -> Option<Group> {
     let &[group] = groups else { return None };
     let (first, end) = group.rows;
@@ -150,7 +150,7 @@ fn has_copies<K: MicroKernel>(groups: &[Group], limits: TileLimits, steps: usize
     (fits && limits.divide(group.rows).tiles == 1).then_some(group)
 }
 
-/// The division of one group's product into tasks: ranges of panels, each with ranges of tiles.
+/// The division of one group's product into tasks. A task is a range of panels and a range of tiles.
 struct Division {
     panels: usize,
     /// Number of panels per task.
@@ -163,12 +163,13 @@ struct Division {
 }
 
 impl Division {
-    /// Divides the product of `tiling`'s rows, which is one of `groups` in its operation.
+    /// Divides the product of `tiling`'s rows into tasks. `groups` is the number of groups in the operation.
     fn new<K: MicroKernel>(path: Path, tiling: Tiling, shape: Shape, threads: usize, groups: usize) -> Self {
         let (panels, tiles) = (shape.panels(), tiling.tiles);
         let share = |tasks: usize| panels.div_ceil((tasks * threads).div_ceil(groups)).max(1);
         if tiles <= 1 {
-            // A multiple of four panels: the micro-kernel of a single row computes four panels at once.
+            // The share is a multiple of four panels, because the micro-kernel of a single row computes four panels at
+            // once.
             let share = share(SMALL_M_TASKS).next_multiple_of(4);
             return Self { panels, share, columns: panels.div_ceil(share), tiles, band: 1 };
         }
@@ -188,8 +189,8 @@ impl Division {
 
     /// The panels and the tiles of a task.
     fn task(&self, task: usize) -> ((usize, usize), (usize, usize)) {
-        // A thread usually runs consecutive tasks. They share a band, whose activations stay in the second-level cache:
-        // activations are larger than the weights of a task.
+        // A thread usually runs consecutive tasks. Consecutive tasks share a band of tiles. The band's activations,
+        // which are larger than a task's weights, therefore stay in the second-level cache.
         let (panel, tile) = (task % self.columns * self.share, task / self.columns * self.band);
         ((panel, self.panels.min(panel + self.share)), (tile, self.tiles.min(tile + self.band)))
     }

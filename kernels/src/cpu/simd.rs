@@ -25,7 +25,6 @@ pub(super) const LANES: usize = 16;
 
 /// A piece of code that is compiled once for each instruction path.
 pub(super) trait Op {
-    /// The result.
     type Output;
     /// Runs the code. This function and all functions that it calls with `simd` must be `#[inline(always)]`: only then
     /// are they compiled with the path's instructions.
@@ -48,7 +47,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Runs `op` in a separate function that is not inlined. Kernels call their inner loops this way: the loops have
     /// many variants, which would take minutes to compile if they were inlined into each other.
     fn call<O: Op>(self, op: O) -> O::Output;
-    /// `x` in every lane.
+    /// Returns `x` in every lane.
     fn splat(self, x: f32) -> Self::F;
     /// Loads sixteen f32.
     ///
@@ -119,7 +118,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     type I: Copy;
     /// Number of inputs per step of [`Self::dot_u8`]: 2 or 4.
     const DOT_INPUTS: usize;
-    /// `x` in every lane.
+    /// Returns `x` in every lane.
     fn splat_i(self, x: i32) -> Self::I;
     /// Converts to f32. The conversion is exact for magnitudes up to 2²⁴.
     fn floats(self, x: Self::I) -> Self::F;

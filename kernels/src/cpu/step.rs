@@ -98,8 +98,8 @@ impl Step {
         self.kept_rows
     }
 
-    /// Overwrites the padding of an operation's output, which has a row of `width` per token and per padding. Returns
-    /// the rows of the tokens.
+    /// Overwrites the padding rows of an operation's output with [`PADDING`], and returns the rows of the tokens. Rows
+    /// have `width` elements.
     pub(super) fn pad<'a>(&self, out: &'a mut [f32], width: usize) -> &'a mut [f32] {
         let (tokens, padding) = out.split_at_mut(self.tokens() * width);
         padding.fill(PADDING);

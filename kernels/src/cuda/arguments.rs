@@ -420,7 +420,8 @@ arguments! {
 }
 
 impl MergeSplits {
-    /// Converts these arguments to those of the kernels that leave partial results, which also take the layer's pages.
+    /// Converts these arguments to the arguments of the kernels that compute the partial results. Those kernels also
+    /// take the layer's pages.
     pub(super) fn with_pages(self, kv: Stored) -> AttentionTiles {
         let Self { qkv, rows, items, kv_at, pages, out, part_sums, part_values, .. } = self;
         let Self { parts, heads, kv_heads, page_tokens, window, scale, .. } = self;

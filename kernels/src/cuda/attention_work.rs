@@ -1,5 +1,5 @@
-//! Work lists of attention on tensor cores: which queries form a tile, and of which tiles the splits are computed in
-//! parallel. `sources/attention_tiles.cu` describes tiles and splits.
+//! Work lists of attention on tensor cores. They determine which queries form a tile, and which tiles have their splits
+//! computed in parallel. `sources/attention_tiles.cu` describes tiles and splits.
 //!
 //! The lists affect the time of a step, but no bit of its results.
 
@@ -77,8 +77,8 @@ impl AttentionWork {
         for tile in tiles(rows, tokens, group) {
             *(if tile.queries <= NARROW { &mut narrow } else { &mut wide }) += tile.splits as usize;
         }
-        // Number of splits per block if all blocks of a kind had equally many. A tile with more splits would still run
-        // when all others have ended, so it is divided.
+        // The average number of splits per block. A tile with more splits is divided, because it would run longer than
+        // the others.
         let share = |splits: usize, blocks: usize| (splits * self.shape.kv_heads).div_ceil(blocks).max(1);
         let (narrow, wide) = (share(narrow, NARROW_BLOCKS), share(wide, WIDE_BLOCKS));
         for tile in tiles(rows, tokens, group) {

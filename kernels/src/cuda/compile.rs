@@ -58,7 +58,7 @@ fn text_of(bytes: Vec<std::ffi::c_char>) -> String {
 pub struct KernelCache {
     /// Folder of the cache. If it is `None`, the kernels are compiled at every start.
     dir: Option<PathBuf>,
-    /// Folder that [`compile_all`] has filled. It is searched first, and never written here.
+    /// Folder that [`compile_all`] has filled. It is searched first. The cache never writes to it.
     compiled: Option<PathBuf>,
 }
 
@@ -68,7 +68,7 @@ impl KernelCache {
         Self { dir, compiled: None }
     }
 
-    /// Also uses kernels from a folder that [`compile_all`] has filled. Kernels that are missing there come from the
+    /// Also uses kernels from a folder that [`compile_all`] has filled. Kernels that this folder lacks come from the
     /// cache or the compiler.
     pub fn with_compiled(self, compiled: Option<PathBuf>) -> Self {
         Self { compiled, ..self }
@@ -82,7 +82,7 @@ impl KernelCache {
     }
 
     /// Returns the PTX of a source: compiled ahead of time, from the cache, or from the compiler. If the cache cannot
-    /// be written, only the next start takes longer.
+    /// be written, the next start compiles the source again.
     pub(super) fn ptx(
         &self,
         source: &Source,

@@ -18,7 +18,7 @@ pub(super) struct Gpu {
     /// Index of the GPU among those that the process sees.
     pub(super) ordinal: usize,
     pub(super) name: String,
-    /// Compute capability, such as 9 and 0.
+    /// Compute capability as (major, minor), such as (9, 0).
     pub(super) capability: (i32, i32),
     /// The driver's version as CUDA counts it, such as 13000.
     pub(super) driver: i32,
@@ -123,7 +123,7 @@ pub(super) struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// Records an event behind the work that the stream has now.
+    /// Records an event after all work that is enqueued on the stream now.
     pub(super) fn record(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
         let failed = |error| gpu.lost("recording an event", error);
         let event = event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed)?;
@@ -133,7 +133,8 @@ impl Event {
         Ok(event)
     }
 
-    /// Records the event anew, behind the work that the stream has now. No one may wait for the earlier work any more.
+    /// Records the event again, after all work that is enqueued on the stream now. No one may still wait for the
+    /// earlier recording.
     pub(super) fn record_again(self) -> Result<Self, DeviceError> {
         // SAFETY: event and stream are alive.
         unsafe { event::record(self.event, self.gpu.stream) }

@@ -34,8 +34,8 @@ use crate::{
 /// Maximum number of steps that are enqueued and not collected: one runs while the host prepares the next.
 const STEPS_IN_FLIGHT: usize = 2;
 /// Interval at which a wait with a limit checks for the end of a step. The driver has no wait with a limit. A helper
-/// thread that waits in its place would cost each step two thread switches. The engine waits without a limit, so it
-/// does not poll.
+/// thread that waits instead would cost two thread switches per step. The engine waits without a limit, so it does not
+/// poll.
 const POLL: Duration = Duration::from_micros(20);
 
 /// Scratch memory of operations, which grows to the largest need.
@@ -76,8 +76,8 @@ impl Scratch {
 ///
 /// The order of the fields is the order of their drops. `gpu` is last, because the other fields need its context.
 pub struct CudaDevice {
-    /// `None` if the device is alone. This field is first, because its drop aborts collectives for which the other
-    /// drops would wait.
+    /// The device's TP group; `None` if the device is alone. This field is first, because its drop aborts collectives
+    /// for which the other drops would wait.
     group: Option<Communicator>,
     kernels: Kernels,
     gemm: Gemm,
@@ -86,13 +86,13 @@ pub struct CudaDevice {
     results: Results,
     scratch: Scratch,
     loader: WeightLoader,
-    /// Rotary frequencies that have been copied to the device. There are few of them.
+    /// Rotary frequencies that have been copied to the device.
     ropes: Vec<attention::RopeOnDevice>,
     expert_tables: ExpertTables,
     expert_counts: ExpertCounts,
-    /// Maximum size in bytes of the experts' outputs. A step with more rows is computed in chunks.
+    /// Maximum size in bytes of the experts' outputs. A step with larger outputs is computed in chunks of rows.
     expert_output_bytes: usize,
-    /// The token that was sampled last in each slot.
+    /// The token that was sampled last for each slot.
     last_tokens: DeviceBuffer,
     /// Total size in bytes of all tensors that have been made.
     tensor_bytes: u64,
@@ -146,7 +146,7 @@ impl CudaDevice {
     }
 
     /// Waits for a step until the time `until`, or without a limit if it is `None`. Returns false if the step is still
-    /// running then. In a group, the wait ends when a collective fails or is overdue.
+    /// running at that time. In a group, the wait ends when a collective fails or is overdue.
     fn wait_for(&mut self, done: &Done, until: Option<Instant>) -> Result<bool, DeviceError> {
         let gpu = &self.gpu;
         let failed = |error| gpu.lost("a step", error);
@@ -156,8 +156,8 @@ impl CudaDevice {
         loop {
             let reached = done.event.is_reached().map_err(failed)?;
             match &mut self.group {
-                // The group is checked even if the step has ended, because an aborted collective ends, too, and leaves
-                // invalid results.
+                // The group is checked even if the step has ended, because a step also ends if a collective is aborted,
+                // and its results are then invalid.
                 Some(group) if reached => group.look().map(drop)?,
                 Some(group) => group.check()?,
                 None => {}
@@ -181,7 +181,8 @@ impl CudaDevice {
         Ok(Self { _watchdog: Some(watchdog), ..self })
     }
 
-    /// Sets the maximum size of the experts' outputs. Tests make it small. A step with more rows is computed in chunks.
+    /// Sets the maximum size in bytes of the experts' outputs. A step with larger outputs is computed in chunks of
+    /// rows. Tests set a small size.
     pub fn with_expert_memory(self, bytes: usize) -> Self {
         Self { expert_output_bytes: bytes, ..self }
     }
@@ -352,7 +353,7 @@ impl Device for CudaDevice {
     fn begin_step(&mut self, inputs: &StepInputs<'_>, planes: &mut Planes) -> Result<(), DeviceError> {
         self.gpu.bind()?;
         for block in self.results.take() {
-            // The block is of a step that was begun and not ended. The stream may still write its results.
+            // The block belongs to a step that was begun and not ended. The stream may still write to the block.
             block.discard(&mut self.inputs);
         }
         let kept = self.kept_slots();

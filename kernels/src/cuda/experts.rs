@@ -71,12 +71,12 @@ pub(super) struct ExpertCounts {
     on_gpu: Option<DeviceBuffer>,
     /// True if the current step has experts to count.
     is_counting: bool,
-    /// Counts up to the last collected step. Layers that have only run since then are missing.
+    /// Counts up to the last collected step. Layers that first ran in a later step are missing.
     collected: Vec<u64>,
 }
 
 impl ExpertCounts {
-    /// Returns the address of a layer's counts on the GPU. The counts begin at zero, and do so again if the layer's
+    /// Returns the address of a layer's counts on the GPU. The counts start at zero, and restart at zero if the layer's
     /// number of experts changes.
     pub(super) fn of_layer(
         &mut self,

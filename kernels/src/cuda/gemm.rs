@@ -39,7 +39,7 @@ pub(super) struct Product<'a> {
     pub(super) out: DevicePointer<f32>,
 }
 
-/// The shape and type of a weight matrix: outputs, inputs.
+/// The number of outputs, the number of inputs and the type of a weight matrix.
 type Key = (usize, usize, WeightType);
 
 /// The descriptions and the algorithm of all products with matrices of one shape.

@@ -96,7 +96,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// Passes to a module's kernels the address at which they store that they begin.
+    /// Sets the module's variable [`progress::VARIABLE`] to the address where each kernel stores a hash of its name
+    /// when it begins.
     fn set_progress(&self, loaded: sys::CUmodule) -> Result<(), DriverError> {
         let Ok(name) = CString::new(progress::VARIABLE) else { return Ok(()) };
         let (mut at, mut bytes) = (0, 0);
@@ -135,7 +136,7 @@ impl Kernels {
         }
         let blocks = (x as u32, y as u32, 1);
         // SAFETY: the kernel is loaded, so it takes as many arguments as `A` lists, each with the width that `A` lists.
-        // Each pointer is that of a field of this width. The driver copies the fields before it returns.
+        // Each pointer points to a field of this width. The driver copies the fields before it returns.
         unsafe {
             result::launch_kernel(
                 loaded.function,

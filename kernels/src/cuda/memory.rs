@@ -72,7 +72,7 @@ impl DeviceBuffer {
             .map_err(|error| self.gpu.lost("filling device memory", error))
     }
 
-    /// Enqueues a copy of `bytes` bytes of pinned memory to `start`. The caller does not change the pinned memory until
+    /// Enqueues a copy of `bytes` bytes of pinned memory to `start`. The caller must not change the pinned memory until
     /// the stream has completed the copy.
     pub(super) fn copy_in(&self, start: usize, from: &PinnedBuffer, bytes: usize) -> Result<(), DeviceError> {
         self.check(start, bytes)?;
@@ -159,7 +159,7 @@ pub(super) fn grown<'a>(
     what: &'static str,
 ) -> Result<&'a DeviceBuffer, DeviceError> {
     if buffer.as_ref().is_none_or(|buffer| buffer.bytes < bytes) {
-        // The old memory is freed first, so that both do not have to fit.
+        // The old memory is freed first, so that the old and the new buffer need not fit at the same time.
         *buffer = None;
         *buffer = Some(DeviceBuffer::new(gpu, bytes, what).map_err(in_step)?);
     }

@@ -1,9 +1,9 @@
 //! Groups of GPUs: a communicator of NCCL per group, whose collectives are enqueued on the device's stream.
 //!
-//! The leader makes a [`GroupId`], and the conductor passes it to the other ranks. Every wait is bounded: joining by
-//! the patience of the [`GroupMeeting`], a collective by its deadline. If a rank stays away, or NCCL reports an
-//! asynchronous error, the communicator is aborted, so that the stream can continue. The result is
-//! [`DeviceError::Lost`].
+//! The leader makes a [`GroupId`], and the conductor passes it to the other ranks. Every wait is bounded:
+//! [`GroupMeeting::patience`] limits the wait for all ranks to join, and [`GroupMeeting::deadline`] the wait for a
+//! collective. If a rank stays away, or NCCL reports an asynchronous error, the communicator is aborted, so that the
+//! stream can continue. The result is [`DeviceError::Lost`].
 
 mod communicator;
 mod in_flight;
@@ -27,7 +27,7 @@ impl GroupId {
     /// Size of an id in bytes.
     pub const BYTES: usize = 128;
 
-    /// Makes an id. The other ranks connect to this process, so it must live until all have joined.
+    /// Makes an id. The other ranks connect to this process, so this process must live until all ranks have joined.
     pub fn make() -> Result<Self, DeviceError> {
         let nccl = library::open().map_err(|missing| DeviceError::Unsupported(missing.to_string()))?;
         let mut id = sys::ncclUniqueId { internal: [0; Self::BYTES] };
@@ -70,6 +70,6 @@ pub struct GroupMeeting {
     pub group_rank: GroupRank,
     /// Time limit for all ranks to join.
     pub patience: Duration,
-    /// Maximum time during which the stream passes no collective although one is in flight.
+    /// Maximum time that the stream may take from one collective in flight to the next.
     pub deadline: Duration,
 }

@@ -1,4 +1,5 @@
-//! Parameters of kernels. The widths of a kernel's parameters are compared with the arguments that it is declared with.
+//! Parameters of kernels. The widths of a kernel's parameters are compared with the arguments in the kernel's
+//! declaration.
 //!
 //! PTX text lists the parameters. A cubin has no text, so the driver is asked for the parameters of its kernels.
 

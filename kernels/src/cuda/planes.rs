@@ -27,7 +27,7 @@ pub struct Planes {
 
 struct SlotPlane {
     bytes: usize,
-    /// Distance in bytes between the beginnings of two slots.
+    /// Distance in bytes between the starts of successive slots.
     stride: usize,
     data: DeviceBuffer,
 }
@@ -154,8 +154,8 @@ impl Planes {
         Ok(())
     }
 
-    /// Returns the address of the bytes `start .. start + bytes` of the null slot in one plane, and the distance
-    /// between slots.
+    /// Returns the address of the bytes `start .. start + bytes` of the null slot in one plane, and the distance in
+    /// bytes between successive slots.
     pub(super) fn states(
         &self,
         plane: usize,

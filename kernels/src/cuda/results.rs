@@ -22,7 +22,7 @@ pub(super) struct Block {
     kind: Kind,
 }
 
-/// The list of [`StepResults`] that a block belongs to.
+/// The list of [`StepResults`] that receives a block's results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Sampled,
@@ -80,7 +80,8 @@ impl Block {
         staging.give(self.pair);
     }
 
-    /// Hands memory whose results are not needed to `staging`, which reuses it after the stream has passed it.
+    /// Gives the memory to `staging` without reading the results. `staging` reuses the memory after the stream has
+    /// passed the step.
     pub(super) fn discard(self, staging: &mut Staging) {
         staging.keep(self.pair);
     }

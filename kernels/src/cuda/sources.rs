@@ -50,7 +50,7 @@ impl<A> Kernel<A> {
     }
 }
 
-// Derived implementations would require that `A` has them, too.
+// Derived implementations would require the same traits of `A`.
 impl<A> Clone for Kernel<A> {
     fn clone(&self) -> Self {
         *self

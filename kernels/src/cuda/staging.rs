@@ -46,8 +46,8 @@ impl Staging {
         self.bytes
     }
 
-    /// Enqueues a copy of `words` to the device, and returns its address there. The copy is valid until the stream has
-    /// passed the next [`seal`](Self::seal).
+    /// Enqueues a copy of `words` to the device, and returns the address of the copy. The copy is valid until the
+    /// stream has passed the next [`seal`](Self::seal).
     pub(super) fn upload(&mut self, words: &[u32]) -> Result<DevicePointer<u32>, DeviceError> {
         let bytes = size_of_val(words);
         let mut pair = self.take(bytes)?;
@@ -65,7 +65,7 @@ impl Staging {
         self.open.push(pair);
     }
 
-    /// Records an event, behind which the pairs used so far are free.
+    /// Records an event. Once the stream has reached the event, the pairs used so far are free.
     pub(super) fn seal(&mut self) -> Result<(), DeviceError> {
         if !self.open.is_empty() {
             self.sealed.push_back((Event::record(&self.gpu)?, std::mem::take(&mut self.open)));

@@ -17,7 +17,7 @@ const FROM_SLOT: u32 = 1 << 31;
 /// Id of padding. No table holds it, and it lacks the flag [`FROM_SLOT`].
 const NO_ID: u32 = FROM_SLOT - 1;
 
-/// The row whose last token a logit row belongs to.
+/// The row to which a logit row belongs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Owner {
     /// The row's slot; the null slot if no last token is kept for the row.

@@ -1,8 +1,8 @@
 //! Reports of a GPU that does not answer.
 //!
 //! The driver's waits have no time limit, and a thread that waits for a hung GPU ends only with its process. The
-//! conductor's watchdog notices a worker without progress and has it ended. The thread here reports earlier, and names
-//! the kernel in which the GPU hangs.
+//! conductor's watchdog detects a worker without progress and ends it. The thread of this module reports earlier, and
+//! names the kernel in which the GPU hangs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::context::Gpu;
 
-/// Number of checks within the time after which a wait is reported.
+/// Number of checks per time limit of a wait.
 const LOOKS: u32 = 8;
 
 /// The current wait for the GPU. Only one thread waits at a time.

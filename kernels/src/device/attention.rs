@@ -60,8 +60,8 @@ pub struct Attention<'a, T, P> {
 family! {
     /// Rotation, storing of keys and values in pages, and causal attention over them.
     pub trait PagedAttention {
-        /// Computes `out[t] = [cos | sin](angle) * scale` with the angles of [`RopeFrequencies`],
-        /// `[tokens, 2 * inverse.len()]`, once per step for all layers with these frequencies.
+        /// Computes `out[t] = [cos | sin](angle) * scale` with the angles of [`RopeFrequencies`]. The shape of `out` is
+        /// `[tokens, 2 * inverse.len()]`. One call per step serves all layers with these frequencies.
         fn rope_angles(&mut self, rope: &RopeFrequencies, out: &mut Self::Tensor) => |recorder| recorder.by_token();
         /// Normalises q and k of each token if there are norms, and rotates them. q stays in `qkv`; k and v are written
         /// to the request's pages.

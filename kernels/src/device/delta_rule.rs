@@ -32,7 +32,7 @@ pub struct DeltaShape {
 }
 
 impl DeltaShape {
-    /// Returns an error for heads that do not fit each other.
+    /// Returns an error unless all numbers are positive and `value_heads` is a multiple of `key_heads`.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         let Self { key_heads, value_heads, key_dim, value_dim, taps } = *self;
         if [key_heads, value_heads, key_dim, value_dim, taps].contains(&0)

@@ -64,7 +64,7 @@ family! {
     /// Operations of dense layers.
     pub trait Dense {
         /// Computes `out[t] = table[token_ids[t]]`, `[tokens, width]`. If the step has a [shape](crate::StepShape), its
-        /// padding becomes live rows behind the tokens; this applies to all operations over tokens. The result is zeros
+        /// padding becomes live rows after the tokens. This applies to all operations over tokens. The result is zeros
         /// for a token id that a shard does not hold, so that the sum of all ranks' results equals the result with the
         /// whole table.
         fn embed(&mut self, embed: Embed<'_, Self::Matrix>, out: &mut Self::Tensor)

@@ -27,8 +27,7 @@ pub struct ExpertBuffers<T> {
 pub struct MixExperts<'a, T, M> {
     /// Input, `[rows, width]`.
     pub x: &'a T,
-    /// Number of rows that choose experts. The rows behind them are padding: their outputs are zeros, and they are not
-    /// counted.
+    /// Number of rows that choose experts. Later rows are padding: their outputs are zeros, and they are not counted.
     pub valid_rows: usize,
     /// Logits of the router, `[rows, experts]`.
     pub logits: &'a T,
@@ -54,7 +53,8 @@ pub(crate) struct MixSizes {
     pub valid_rows: usize,
     pub experts: usize,
     pub top_k: usize,
-    /// Index of the first expert that this rank holds, and the numbers of its matrices: gate and up, and down.
+    /// Index of the first expert that this rank holds. `held` counts the rank's gate and up matrices, and its down
+    /// matrices.
     pub first: usize,
     pub held: [usize; 2],
 }

@@ -11,7 +11,7 @@ pub struct DecayedSum<'a, T, V, P> {
     pub decay: &'a V,
     /// Planes whose slots hold the state.
     pub planes: &'a mut P,
-    /// Index of the slot plane. A slot of it holds the f32 states of all layers end to end.
+    /// Index of the slot plane. Each slot of the plane holds the f32 states of all layers, end to end.
     pub plane: usize,
     /// Index of the layer among the layers with state.
     pub layer: usize,

@@ -24,7 +24,7 @@ pub struct GatheredRows<'a, T> {
     pub logits: &'a T,
     /// Candidates of all ranks, as [`Sampler::nominate`] orders them, `[rows, 2 * candidates]`.
     pub candidates: &'a T,
-    /// Peaks of the whole rows, `[rows, 2]`.
+    /// Peaks of the whole rows, `[rows, 2]`: the largest logit before and after adjustments.
     pub peaks: &'a T,
     /// Indices of the rows that have candidates, ascending. All other rows have logits.
     pub nominated: &'a [usize],
@@ -54,8 +54,9 @@ family! {
         /// is the same as that of [`argmax`](Self::argmax) with the whole LM head.
         fn best_candidates(&mut self, candidates: &Self::Tensor) => |recorder| recorder.by_row(candidates);
         /// Applies each nomination's adjustments to row `rows[i].0` of `logits`, in place, and stores the largest logit
-        /// before and after them in the row of `peaks`, `[rows, 2]`. A peak is NaN if any logit of the row is NaN.
-        /// `logits` is one shard of the vocabulary, whose token ids begin at `first`. The row indices ascend.
+        /// before and after the adjustments in the same row of `peaks`, `[rows, 2]`. A peak is NaN if any logit of the
+        /// row is NaN. `logits` is one shard of the vocabulary, whose token ids begin at `first`. The row indices
+        /// ascend.
         fn adjust(
             &mut self,
             logits: &mut Self::Tensor,
@@ -63,9 +64,9 @@ family! {
             first: usize,
             peaks: &mut Self::Tensor,
         ) => |recorder| recorder.by_row(logits);
-        /// Finds the best tokens of row `rows[i].0` of `logits` for each i, in the order of the nomination. `peaks` are
-        /// those of the whole rows, over all shards. `out` is `[rows, 2 * candidates]`: pairs of a logit and a token id
-        /// in order, followed by pairs without a token. The row indices ascend.
+        /// Finds the best tokens of row `rows[i].0` of `logits` for each i, in the order of the nomination. `peaks`
+        /// holds the peaks of the whole rows, over all shards. `out` is `[rows, 2 * candidates]`: pairs of a logit and
+        /// a token id in order, followed by pairs without a token. The row indices ascend.
         fn nominate(
             &mut self,
             logits: &Self::Tensor,

@@ -83,7 +83,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn a_sum_is_taken_in_the_order_of_ranks_whatever_its_size_and_transport() {
     // Lengths around the limits: nothing, one float, the longest sum that every rank computes, one tile, and several
-    // tiles with a rest.
+    // tiles with a remainder.
     let lengths = [0, 1, 7, 8 << 10, (8 << 10) + 1, 64 << 10, (64 << 10) + 5, 200_003];
     for transport in BOTH {
         for size in [1, 2, 3, 4] {
@@ -131,7 +131,7 @@ fn gathered_parts_stand_in_the_order_of_ranks() {
 
 #[test]
 fn bytes_are_gathered_at_rank_0_and_scattered_from_it() {
-    // Nothing, one byte, and several tiles with a rest.
+    // The lengths are zero bytes, one byte, and several tiles with a remainder.
     for (transport, len) in
         BOTH.into_iter().flat_map(|transport| [0, 1, 1_000_003].map(|len| (transport, len)))
     {
@@ -225,7 +225,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
         let tell = std::sync::Mutex::new(tell);
         let errors = group(transport, 3, deadline, |mut member| {
             if member.group_rank().rank == 2 {
-                // This rank does not join, and does not leave before the others have failed.
+                // This rank does not join, and does not leave before the other ranks have failed.
                 let tell = tell.lock().unwrap();
                 tell.recv().unwrap();
                 return None;

@@ -1,4 +1,4 @@
-//! The arg max without logits gives the same token as greedy sampling from the logits.
+//! `argmax`, which returns no logits, gives the same token as greedy sampling from the logits.
 
 use tutti_kernels::{
     Argmax, Dense, Device, DeviceError, HostMatrix, Linear, Norm, Quantize, SampleRow, Sampler,
@@ -23,8 +23,8 @@ fn it_is_what_sampling_takes_ties_included() {
             (WeightType::Bf16, Quantize::Int8),
         ] {
             for (inputs, vocabulary) in [(20, 7), (64, 530), (1030, 300)] {
-                // Every row of weights occurs several times, at distant and at adjacent indices, so that all logits
-                // tie.
+                // Every row of weights occurs several times, at distant and at adjacent indices, so that every logit
+                // occurs several times.
                 let kinds = random.normals(23 * inputs, 0.5);
                 let kind = |token: usize| (token / 2 * 5) % 23;
                 let weights: Vec<f32> = (0..vocabulary)
@@ -57,15 +57,15 @@ fn it_is_what_sampling_takes_ties_included() {
     }
 }
 
-/// The vocabulary is divided into shards as among ranks: the best candidate is the token of the whole, ties included,
-/// and a row with garbage in any shard is refused.
+/// The vocabulary is divided into shards, as among ranks. The best candidate is the token of the whole vocabulary, also
+/// with ties. A row with a bad logit in any shard gets an error.
 #[test]
 fn candidates_of_shards_give_the_token_of_the_whole() {
     const VOCABULARY: usize = 60;
     for (name, mut device) in devices("candidates") {
         let mut random = Random::new(43);
         let x = random.normals(9 * 4, 1.0);
-        // Tokens 3, 23 and 43 are equal, and so on.
+        // Tokens whose ids differ by a multiple of 20 have equal weights, such as tokens 3, 23 and 43.
         let kinds = random.normals(20 * 4, 0.5);
         let mut weights: Vec<f32> =
             (0..VOCABULARY).flat_map(|token| kinds[token % 20 * 4..][..4].to_vec()).collect();
@@ -96,7 +96,7 @@ fn candidates_of_shards_give_the_token_of_the_whole() {
             let results = results(&mut device).sampled;
             assert_eq!(results[..9], results[9..], "{name}");
             let refused = |row: &&Result<_, _>| matches!(row, Err(DeviceError::NotFinite(_)));
-            // An infinite weight refuses the rows in which its product is positive.
+            // With an infinite weight, the rows in which its product is positive are refused.
             let wanted = garbage.map_or(0..=0, |garbage| if garbage.is_nan() { 9..=9 } else { 1..=8 });
             let count = results[..9].iter().filter(refused).count();
             assert!(wanted.contains(&count), "{name}, {garbage:?}: {results:?}");

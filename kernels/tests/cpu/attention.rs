@@ -14,7 +14,7 @@ struct Case {
     shape: AttentionShape,
     page_tokens: usize,
     dtype: WeightType,
-    /// True for rotation and head norms as in a real layer; false for neither.
+    /// True if q and k have rotation and head norms, as in a real layer. If false, they have neither.
     real: bool,
     /// Number of elements of a head that are rotated.
     rotated: usize,
@@ -250,8 +250,8 @@ fn long_contexts_are_those_of_double_precision() {
     }
 }
 
-/// Promise 8 for a decode whose ranges run as separate tasks: with one thread, with two, with more threads than ranges,
-/// and in a batch with a prefill, in which no tile is split.
+/// A decode whose ranges run as separate tasks has the same bits with one thread, with two threads, with more threads
+/// than ranges, and in a batch with a prefill, where no tile is split.
 #[test]
 fn threads_and_ranges_change_no_bit() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
@@ -306,7 +306,7 @@ fn what_a_window_has_left_behind_is_never_read() {
     }
 }
 
-/// Promise 8 for any chunking and any pages.
+/// A request has the same bits with any division into chunks and with any pages.
 #[test]
 fn chunking_changes_no_bit() {
     for (name, mut device) in devices("chunking") {
@@ -330,8 +330,8 @@ fn chunking_changes_no_bit() {
     }
 }
 
-/// Promise 8 for any batch-mates. This also shows that no request writes to another's pages: later results would
-/// differ.
+/// A request has the same bits with any batch-mates. This also shows that no request writes to another request's pages,
+/// because later results would differ.
 #[test]
 fn batch_mates_change_no_bit() {
     const LENGTHS: [usize; 6] = [1, 17, 64, 65, 130, 200];
@@ -366,7 +366,8 @@ fn batch_mates_change_no_bit() {
     }
 }
 
-/// Promise 14: all padded rows share the null page.
+/// All rows of padding share the null page. They change no other row's results, and nothing is written to the null
+/// page.
 #[test]
 fn padding_touches_nothing() {
     for (name, mut device) in devices("padding") {

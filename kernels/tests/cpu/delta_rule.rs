@@ -15,7 +15,7 @@ const LAYERS: usize = 2;
 const LAYER: usize = 1;
 const EPS: f32 = 1e-6;
 
-/// Shapes whose heads fill vectors and blocks of columns, or leave rests of both.
+/// Shapes whose heads fill vectors and blocks of columns, or leave remainders of both.
 const SHAPES: [DeltaShape; 6] = [
     DeltaShape { key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 24, taps: 4 },
     DeltaShape { key_heads: 1, value_heads: 3, key_dim: 19, value_dim: 37, taps: 3 },
@@ -79,7 +79,7 @@ impl<'a> Runner<'a> {
         let (taps, rate) = (vector(&layer.taps), vector(&layer.rate));
         let (bias, norm) = (vector(&layer.bias), vector(&layer.norm));
         let mut planes = device.planes(&layer.planes()).unwrap();
-        // Slots begin with rubbish, so that a state which is not set is seen.
+        // Slots start with NaN, so that the use of a state that was not set shows.
         let bytes: usize = layer.planes().slot_bytes.iter().sum();
         for slot in 1..SLOTS as u32 {
             let nan: Vec<u8> = f32::NAN.to_le_bytes().into_iter().cycle().take(bytes).collect();
@@ -153,7 +153,7 @@ fn zero(slot: SlotId) -> SlotCopy {
     SlotCopy { from: SlotId::NULL, to: slot }
 }
 
-/// The layer's output for tokens from the first on, in double precision.
+/// Returns the layer's output for a request's tokens from the first one on, in double precision.
 fn reference(layer: &Layer, projected: &[f32]) -> Vec<f64> {
     let shape = layer.shape;
     let DeltaShape { key_heads, value_heads, key_dim, value_dim, taps } = shape;
@@ -227,8 +227,8 @@ fn outputs_are_those_of_double_precision() {
     }
 }
 
-/// Chunks of all sizes, single tokens included, beside rows of other requests, in other slots and on other numbers of
-/// threads, give the outputs and the state of one row alone.
+/// A request has the same outputs and the same state in chunks of any size, beside rows of other requests, in any slot,
+/// and with any number of threads.
 #[test]
 fn neither_chunks_nor_mates_nor_threads_change_a_bit() {
     const TOKENS: usize = 60;
@@ -280,8 +280,8 @@ fn neither_chunks_nor_mates_nor_threads_change_a_bit() {
     }
 }
 
-/// Tasks are blocks of sixteen tokens of the step, whatever rows they are of. A row that begins shortly before the end
-/// of a block, and goes on from a state, gives what it gives alone.
+/// A task computes a block of sixteen of the step's tokens, which may belong to several rows. A row that continues from
+/// a state and begins shortly before the end of a block has the same results as alone.
 #[test]
 fn a_row_may_begin_anywhere_in_a_block() {
     const BEGUN: usize = 3;
@@ -306,8 +306,7 @@ fn a_row_may_begin_anywhere_in_a_block() {
     }
 }
 
-/// Padding has the null slot. It gives zeros, and changes neither a live slot nor another row, however many rows of it
-/// there are.
+/// Rows of padding have the null slot. Any number of them give zeros, and change neither a live slot nor another row.
 #[test]
 fn rows_of_padding_change_nothing() {
     let layer = Layer::random(SHAPES[0]);
@@ -330,7 +329,8 @@ fn rows_of_padding_change_nothing() {
     }
 }
 
-/// Layers and slots have states of their own: the other layer of the slot and the neighbouring slots keep their bytes.
+/// Each layer and slot has a state of its own. A layer's operation changes neither the other layer of the slot nor the
+/// neighbouring slots.
 #[test]
 fn a_layer_writes_its_own_state_only() {
     let layer = Layer::random(SHAPES[1]);

@@ -60,7 +60,7 @@ impl Layer {
         self.mix_padded(device, (x, logits), rows, routing, part)
     }
 
-    /// As [`mix`](Self::mix), with rows of padding behind the first `valid_rows`.
+    /// Does the same as [`mix`](Self::mix), but all rows after the first `valid_rows` are padding.
     fn mix_padded(
         &mut self,
         device: &mut CpuDevice,
@@ -142,7 +142,7 @@ fn a_row_is_the_weighted_sum_of_its_experts_in_any_batch() {
     }
 }
 
-/// Experts of different types do not compute in one operation, and a row still takes them in order.
+/// Experts of different types run in separate operations. A row still adds its experts in order.
 #[test]
 fn a_layer_may_hold_experts_of_several_types() {
     let (x, logits) = inputs();
@@ -161,7 +161,7 @@ fn a_layer_may_hold_experts_of_several_types() {
     assert_near("several types", &mixed, &want, 1e-6);
 }
 
-/// NaN in an expert would reach every row that reads it.
+/// The weights of unused experts are NaN, which would spread to every row that reads them.
 #[test]
 fn experts_without_rows_are_not_read_and_a_rank_reads_only_its_own() {
     let (x, mut logits) = inputs();
@@ -172,7 +172,7 @@ fn experts_without_rows_are_not_read_and_a_rank_reads_only_its_own() {
     let stored = STORED[0];
     let mut device = CpuDevice::new(2, Isa::detect()).unwrap();
     let sound = Layer::new(&mut device, stored, &[]).mix(&mut device, (&x, &logits), routing, (0, EXPERTS));
-    // The random numbers of the others differ, since the poisoned experts draw none.
+    // The weights of the other experts differ from those in `sound`, because poisoned experts draw no random numbers.
     let mut layer = Layer::new(&mut device, stored, &[2, 6]);
     let mixed = layer.mix(&mut device, (&x, &logits), routing, (0, EXPERTS));
     assert!(mixed.iter().chain(&sound).all(|x| x.is_finite()));
@@ -180,7 +180,7 @@ fn experts_without_rows_are_not_read_and_a_rank_reads_only_its_own() {
     let sum: Vec<f32> = parts[0].iter().zip(&parts[1]).map(|(a, b)| a + b).collect();
     let mixed: Vec<f64> = mixed.into_iter().map(f64::from).collect();
     assert_near("two ranks", &sum, &mixed, 1e-6);
-    // A row that chooses a poisoned expert is NaN, and no other.
+    // Only the row that chooses a poisoned expert is NaN.
     logits[2] = 1e9;
     let mixed = layer.mix(&mut device, (&x, &logits), routing, (0, EXPERTS));
     for (row, values) in mixed.chunks(WIDTH).enumerate() {
@@ -196,7 +196,7 @@ fn tokens_are_counted_by_layer_and_expert() {
     let x = vec![1.0; 2 * WIDTH];
     let logits = [[0.0, 9.0, 8.0, 0.0, 0.0, 0.0, 0.0], [9.0, 0.0, 8.0, 0.0, 0.0, 0.0, 0.0]].concat();
     let routing = Routing { top_k: 2, renormalise: true };
-    // A rank that holds few experts counts all, as every other rank.
+    // A rank that holds few experts counts the tokens of all experts.
     layer.mix(&mut device, (&x, &logits), routing, (0, 1));
     layer.mix(&mut device, (&x, &logits), routing, (0, EXPERTS));
     let mut tokens = vec![7];
@@ -206,7 +206,7 @@ fn tokens_are_counted_by_layer_and_expert() {
     assert_eq!(tokens, [0u64; 0]);
 }
 
-/// Padding would choose an expert that is NaN, if it chose any.
+/// The logits of padding rows favour an expert whose weights are NaN.
 #[test]
 fn padding_chooses_no_expert_and_is_not_counted() {
     let (mut x, mut logits) = inputs();

@@ -85,7 +85,7 @@ fn nothing_saturates() {
     }
 }
 
-/// Promise 8: a row's bits do not depend on the number or contents of the other rows.
+/// A row's bits do not depend on the number or contents of the other rows.
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_any_batch() {
     for (name, mut device) in devices("int8 batches") {
@@ -170,7 +170,7 @@ fn an_embedding_is_its_quantised_row() {
     }
 }
 
-/// An infinite activation makes the result infinite or NaN.
+/// A NaN or infinite activation makes the result infinite or NaN.
 #[test]
 fn what_is_not_finite_does_not_come_out_as_a_number() {
     for (name, mut device) in devices("int8 poison") {

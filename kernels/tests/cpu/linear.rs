@@ -8,7 +8,7 @@ use crate::support::{Random, assert_near, bits, bytes, devices, in_bfp_blocks, m
 const TYPES: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::Bf16];
 
 /// The exact operands of a product after rounding: weights as they are stored, and activations as they are packed. For
-/// bfloat16 they are in block floating point, or in bfloat16 if the path has dot products of it.
+/// bfloat16, both are in bfloat16 if the path has bfloat16 dot products, and otherwise in block floating point.
 fn operands(path: &str, dtype: WeightType, weights: &[f32], x: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let kept: Vec<f32> = weights.iter().map(|&w| stored(dtype, w)).collect();
     let widened = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect();
@@ -96,7 +96,7 @@ fn bf16_products_stray_less_than_bf16_activations_would() {
     }
 }
 
-/// The largest sums of a BFP block.
+/// The operands give the largest possible sums of a BFP block.
 #[test]
 fn bf16_sums_do_not_overflow() {
     let (inputs, outputs) = (200, 16);
@@ -113,8 +113,7 @@ fn bf16_sums_do_not_overflow() {
     }
 }
 
-/// A NaN or infinity makes its own row or output not finite, and no other. The other results of a matrix of tiny
-/// numbers keep their bits.
+/// A NaN or infinity makes all results of its own row or output NaN or infinite. All other results keep their bits.
 #[test]
 fn what_is_not_finite_stays_where_it_belongs() {
     let (rows, inputs, outputs) = (7, 150, 40);
@@ -141,7 +140,7 @@ fn what_is_not_finite_stays_where_it_belongs() {
     }
 }
 
-/// Promise 8: a row's bits do not depend on the number or contents of the other rows, nor on the number of threads.
+/// A row's bits do not depend on the number or contents of the other rows, nor on the number of threads.
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_any_batch() {
     let mut references: Vec<(String, Vec<u32>)> = Vec::new();
@@ -181,7 +180,7 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch() {
     }
 }
 
-/// The activations of sixteen rows may be too many for a thread's own copy. A row's bits are the same then.
+/// Sixteen rows of 4,200 inputs are too large for a thread's own copy of the activations. A row's bits do not change.
 #[test]
 fn a_row_has_the_same_bits_in_a_tile_that_all_threads_pack() {
     let (rows, inputs, outputs) = (16, 4200, 40);

@@ -146,7 +146,7 @@ fn a_step_is_refused_before_anything_runs() {
     let mut without = device.planes(&PlanesShape { slot_bytes: vec![], ..shape }).unwrap();
     let refused = device.begin_step(&inputs, &mut without);
     assert!(matches!(refused, Err(DeviceError::Misuse(_))), "copies without a slot plane");
-    // Without slot planes, slots are only names.
+    // Without slot planes, any slot number is valid.
     device.begin_step(&StepInputs { copies: &[], ..inputs }, &mut without).unwrap();
 
     device.begin_step(&inputs, &mut planes).unwrap();

@@ -1,5 +1,5 @@
-//! Candidates of shards give the token of the whole row: sampling from what each rank of a TP group nominates equals
-//! sampling from all logits, bit for bit and error for error.
+//! Sampling from the tokens that each rank of a TP group nominates gives the same tokens and the same errors as
+//! sampling from all logits.
 
 use tutti_kernels::cpu::CpuDevice;
 use tutti_kernels::{
@@ -10,7 +10,7 @@ use crate::support::{Random, devices, results, tensor};
 
 const ROWS: usize = 4;
 
-/// A request whose logits are those of one row.
+/// A request to sample from one row of logits.
 #[derive(Debug)]
 struct Request {
     params: SamplingParams,
@@ -63,7 +63,8 @@ impl Request {
     }
 }
 
-/// Logits of a kind that makes ties: of logits, of weights whose logits differ, and of what remains after masks.
+/// Returns logits of a random kind. Some kinds have equal logits, or different logits with equal weights. Some logits
+/// are masked, NaN or infinite.
 fn logits(random: &mut Random, vocabulary: usize) -> Vec<f32> {
     let kind = random.below(6);
     let mut logits: Vec<f32> = match kind {
@@ -90,8 +91,8 @@ fn logits(random: &mut Random, vocabulary: usize) -> Vec<f32> {
 
 type Outcome = Result<Vec<Result<Sampled, DeviceError>>, DeviceError>;
 
-/// Samples the rows from the candidates of `ranks` equal shards. The whole logits are given for the rows that are not
-/// nominated, and garbage for the others.
+/// Samples the rows from the candidates of `ranks` equal shards. Rows without a nomination get all of their logits.
+/// Nominated rows get garbage instead of logits.
 fn from_candidates(
     device: &mut CpuDevice,
     ranks: usize,
@@ -102,7 +103,7 @@ fn from_candidates(
     let (vocabulary, live) = (whole[0].len(), whole.len());
     let own = vocabulary / ranks;
     let count = nominations.iter().map(|(_, nomination)| nomination.count as usize).max().unwrap();
-    // At times more room than is needed.
+    // Some cases have room for more candidates than they need.
     let width = 2 * (count + count % 3).min(own);
     let mut shards: Vec<_> = (0..ranks)
         .map(|rank| {
@@ -156,7 +157,7 @@ fn candidates_give_the_tokens_of_whole_rows() {
             let rows: Vec<_> = requests.iter().map(Request::row).enumerate().collect();
             let tensor = tensor(&mut device, vocabulary, &whole.concat());
             for row in &rows {
-                // Each row alone, and all of them.
+                // Each row is sampled alone here, and all rows together below.
                 let rows = [*row];
                 let expected = device.sample(&tensor, &rows).map(|()| results(&mut device).sampled);
                 let nomination = row.1.nomination().unwrap();
@@ -191,8 +192,8 @@ fn candidates_give_the_tokens_of_whole_rows() {
     }
 }
 
-/// Logits that differ, whose weights are equal at a high temperature: the lowest token ids are the best, whatever their
-/// logits.
+/// At a high temperature, different logits can have equal weights. The best of such tokens are those with the lowest
+/// ids, whatever their logits.
 #[test]
 fn tokens_of_equal_weight_are_nominated_by_id() {
     for (name, mut device) in devices("nominate by weight") {

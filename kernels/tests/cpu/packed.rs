@@ -29,7 +29,7 @@ impl Matrix {
     }
 }
 
-/// Products of a device with its cache file in `dir`, and the outcome of loading the file.
+/// Returns products of a device with its cache file in `dir`, and the outcome of loading the file.
 fn products(
     dir: Option<&Path>,
     matrices: &[Matrix],
@@ -145,7 +145,8 @@ fn a_link_in_the_way_of_the_file_is_not_followed() {
     let (plain, _) = products(Some(dir.path()), &matrices(), Quantize::None);
     let file = only_file(dir.path());
     let partial = file.with_extension("partial");
-    // A link where the file is written, and one where it is read: both lead to another file of this user.
+    // A link replaces the file that is written, and then the file that is read. Both links lead to another file of this
+    // user.
     for link in [&partial, &file] {
         fs::write(victim.path(), "a year of work").unwrap();
         let _ = (fs::remove_file(&file), fs::remove_file(&partial));
@@ -173,8 +174,8 @@ fn a_fifo_in_the_way_of_the_file_holds_up_nothing() {
     ended.recv_timeout(std::time::Duration::from_secs(60)).expect("the load waits for the FIFO");
 }
 
-/// Likeliest tokens by two LM heads, screened or not, with a matrix between them. Each head has one likely token, 5.
-/// Returns the use of screens, and the outcome of loading the file.
+/// Loads two LM heads with a matrix between them, with or without screens. Token 5 must be the likeliest with both
+/// heads. Returns the use of screens, and the outcome of loading the file.
 fn heads(dir: &Path, screened: bool, weights: [f32; 2]) -> (ScreenCounts, PackedOutcome) {
     const INPUTS: usize = 128;
     let packed = PackedWeights::open(dir, "a checkpoint");
@@ -206,7 +207,7 @@ fn heads(dir: &Path, screened: bool, weights: [f32; 2]) -> (ScreenCounts, Packed
     (device.screen_counts(), outcome)
 }
 
-/// The look-ups from a table of its own and from one that serves as LM head, with a matrix between them, and the
+/// Loads a table, a matrix, and a tied table (which is also the LM head). Returns look-ups from both tables, and the
 /// outcome of loading the file.
 fn look_ups(dir: &Path, isa: Isa) -> (Vec<u32>, PackedOutcome) {
     const INPUTS: usize = 200;
@@ -252,7 +253,8 @@ fn a_screen_is_mapped_with_its_head() {
     assert!(written.screened == 2 && written == mapped, "{written:?} {mapped:?}");
 }
 
-/// A weight that is not finite keeps the first head from having a screen. Its product with the row is not the largest.
+/// The first head has no screen, because one of its weights is not finite. The logit of that weight's token is not the
+/// largest.
 #[test]
 fn a_head_without_a_screen_is_mapped_as_such() {
     let dir = tempfile::tempdir().unwrap();

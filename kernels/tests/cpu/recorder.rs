@@ -1,4 +1,5 @@
-//! The recorder: the same bits as its device, a record of every operation, and operations that a device lacks.
+//! Tests that a recorder gives the same bits as its device, that it records every operation, and that an observer can
+//! refuse an operation.
 
 use std::sync::{Arc, Mutex};
 

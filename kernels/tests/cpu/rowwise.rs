@@ -8,14 +8,14 @@ use tutti_kernels::{
 
 use crate::support::{Random, Share, assert_near, begin, bits, bytes, devices, stored, tensor, try_begin};
 
-/// A way to load a matrix.
+/// A method that loads a matrix.
 type Load = fn(&mut CpuDevice, &[HostMatrix<'_>], Quantize) -> Result<Weights, DeviceError>;
 
 fn step(tokens: usize) -> Vec<Share> {
     vec![Share { tokens, pages: vec![PageId(1); tokens.div_ceil(16)], ..Share::default() }]
 }
 
-/// A table of its own, and one that serves as LM head.
+/// Tests a table, and a tied table (which is also the LM head).
 #[test]
 fn embeddings_have_the_bits_of_the_checkpoint_on_every_path() {
     const LOADS: [Load; 2] = [CpuDevice::table_matrix, CpuDevice::tied_matrix];
@@ -23,7 +23,7 @@ fn embeddings_have_the_bits_of_the_checkpoint_on_every_path() {
         for dtype in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
             for (width, load) in [19, 200].into_iter().flat_map(|width| LOADS.map(|load| (width, load))) {
                 let mut values = Random::new(5).normals(37 * width, 1.0);
-                // A row with a large element, beside which block floating point keeps little of the others.
+                // The row has one large element, beside which block floating point rounds the other elements coarsely.
                 values[15 * width] = 1000.0;
                 let source = bytes(dtype, &values);
                 let source = HostMatrix::new(&source, dtype, 37, width);
@@ -156,7 +156,7 @@ fn rows_without_logits_are_dropped_and_the_others_copied_tile_by_tile() {
         device.copy_rows(&x, 2..3, &mut out).unwrap();
         assert_eq!(out.values(), [27.0, 28.0, 29.0], "{name}");
         assert!(matches!(device.copy_rows(&x, 2..4, &mut out), Err(DeviceError::Misuse(_))), "{name}");
-        // Row 9 is gone. Rows that do not ascend could be written over before they are read.
+        // Row 9 does not exist any more. Rows that do not ascend could be overwritten before they are read.
         assert!(matches!(device.keep_logit_rows(&mut x), Err(DeviceError::Misuse(_))), "{name}");
         let mut planes = device.planes(&PlanesShape::default()).unwrap();
         let refused = try_begin(&mut device, &mut planes, &step(10), &[], &[2, 1]);

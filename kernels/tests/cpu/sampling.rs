@@ -81,7 +81,7 @@ fn draws_follow_the_distribution() {
             let params = SamplingParams { temperature, seed: 42, ..GREEDY.clone() };
             let got = counts(&mut device, &logits, row(&params), 20_000);
             let mut want = weights(&logits, f64::from(temperature));
-            // Too rare for the statistic.
+            // Token 4 may be too rare for the statistic.
             want[4] = if got[4] == 0 { 0.0 } else { want[4] };
             assert_distribution(&format!("{name} at {temperature}"), &got, &want);
         }
@@ -137,7 +137,7 @@ fn penalties_bias_and_forbidden_tokens() {
             };
         let repetition = SamplingParams { repetition_penalty: 1.2, ..GREEDY.clone() };
         check(&mut device, repetition.clone(), &[], &[], 0);
-        // 2 / 1.2 = 1.67.
+        // The penalised logit is 2 / 1.2 = 1.67.
         check(&mut device, repetition.clone(), &[0], &[], 3);
         // 2 / 1.04 = 1.92: the penalty applies once per token, however often it occurs in prompt and output.
         let gentle = SamplingParams { repetition_penalty: 1.04, ..GREEDY.clone() };
@@ -168,7 +168,7 @@ fn penalties_bias_and_forbidden_tokens() {
     }
 }
 
-/// Promise 9: a draw depends only on (seed, position) and the row.
+/// A draw depends only on (seed, position) and the row.
 #[test]
 fn a_draw_does_not_depend_on_its_batch() {
     for (name, mut device) in devices("draws") {
@@ -266,7 +266,7 @@ fn a_row_that_cannot_be_sampled_fails_alone() {
         for error in errors {
             assert!(matches!(error, DeviceError::Misuse(_)), "{name}: {error}");
         }
-        // So does a row of garbage.
+        // A row with a NaN gets an error of its own, too.
         let garbage = tensor(&mut device, 1, &[0.0, f32::NAN, 1.0]);
         let rows = [0, 1, 2].map(|index| (index, row(&GREEDY)));
         device.sample(&garbage, &rows).unwrap();

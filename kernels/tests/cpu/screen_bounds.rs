@@ -5,8 +5,8 @@ use tutti_kernels::{Dense, Device, HostMatrix, Linear, Quantize, WeightType};
 
 use crate::support::{Random, bytes, tensor, testable};
 
-/// Difference of the head's logits from the sums of its screen, and the bounds, of rows with outliers, small numbers,
-/// and a few numbers that quantise without an error.
+/// Compares the differences between the head's logits and the screen's sums with the bounds. The rows have outliers,
+/// small numbers, and a few numbers that quantise without an error.
 #[test]
 fn logits_differ_from_the_sums_of_a_screen_by_less_than_the_bound() {
     let mut random = Random::new(73);

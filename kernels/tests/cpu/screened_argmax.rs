@@ -100,7 +100,7 @@ fn make_likely(weights: &mut [f32], inputs: usize, values: &[f32], scale: &[f32]
         let token = (row * 97 + outputs - 1) % outputs;
         let direction: Vec<f32> = values.iter().zip(scale).map(|(x, scale)| x * scale).collect();
         let norm = direction.iter().map(|x| x * x).sum::<f32>().sqrt();
-        // Other rows of weights have elements of 0.5, so that the norms are alike.
+        // The other tokens' weights have a standard deviation of 0.5, so the factor gives all tokens similar norms.
         let factor = 0.5 * (inputs as f32).sqrt() / norm;
         let weights = weights[token * inputs..][..inputs].iter_mut().zip(&direction);
         weights.for_each(|(weight, x)| *weight = x * factor);
@@ -265,8 +265,8 @@ fn of_equal_rows_the_lowest_token_wins() {
     let (inputs, outputs) = (128, 3203);
     let mut weights = random.normals(outputs * inputs, 0.1);
     let values = random.normals(2 * inputs, 1.0);
-    // Tokens with equal weights. Those of the first row are at both ends of a panel and in other panels, and those of
-    // the second row include the last panel.
+    // Tokens with equal weights. The tokens of the first row are at both ends of a panel and in another panel. The
+    // tokens of the second row are in the last panel and in an earlier one.
     for (row, tokens) in [vec![47, 33, 1600, 32], vec![3202, 2000, 3201]].iter().enumerate() {
         for token in tokens {
             weights[token * inputs..][..inputs].copy_from_slice(&values[row * inputs..][..inputs]);

@@ -39,7 +39,7 @@ impl Chunks {
         let pages = 1 + self.lengths.iter().map(|&length| pages_of(length)).sum::<usize>();
         let kv = KvShape { layers: 2, kv_heads, head_dim, page_tokens, pages, dtype: self.dtype };
         let mut planes = device.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
-        // Memory that was never written holds NaN, in f32, f16 and bf16.
+        // Each byte is 0xff, so all memory that is not written later is NaN in f32, f16 and bf16.
         let all: Vec<PageId> = (0..pages as u32).map(PageId).collect();
         device.write_pages(&mut planes, &all, &vec![0xff; kv.page_bytes() * pages]).unwrap();
         // The pages are shuffled, so that no request has them in ascending order.
@@ -149,7 +149,7 @@ fn attention_over_keys_and_values_of_two_bytes_is_that_of_the_cpu() {
     }
 }
 
-/// Promise 8: no bit of a request's results depends on its chunks or its neighbours.
+/// No bit of a request's results depends on its chunks or its neighbours.
 #[test]
 fn chunks_and_neighbours_change_no_bit() {
     let Some(mut gpu) = cuda("chunks") else { return };
@@ -178,7 +178,7 @@ pub fn store<D: Families>(
     device.rotate_and_store(RotateAndStore { qkv, shape, norms: None, rotary, planes, layer: 0 }).unwrap();
 }
 
-/// Padding rows have the null page. Nothing is stored or read there, and their output is zeros.
+/// Padding rows have the null page. Nothing is stored in the null page or read from it, and the rows' output is zeros.
 #[test]
 fn padding_rows_store_nothing_and_attend_to_nothing() {
     let Some(mut gpu) = cuda("padding") else { return };

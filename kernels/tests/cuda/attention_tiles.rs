@@ -48,7 +48,7 @@ fn tiles_of_ragged_batches_are_those_of_the_cpu() {
     }
 }
 
-/// Promise 8: no bit of a request's results depends on its chunks, its neighbours, or the division of the work.
+/// No bit of a request's results depends on its chunks, its neighbours, or the division of the work.
 #[test]
 fn chunks_and_neighbours_change_no_bit_of_tiles() {
     let Some(mut gpu) = cuda("chunks in tiles") else { return };
@@ -83,7 +83,8 @@ fn chunks_and_neighbours_change_no_bit_of_tiles() {
 #[test]
 fn splits_in_parallel_and_in_turn_give_the_same_bits() {
     let Some(mut gpu) = cuda("splits") else { return };
-    // In both cases there are more blocks than fill a GPU: of wide tiles first, then of narrow ones.
+    // In both cases there are more blocks than fill a GPU: blocks of wide tiles in the first case, and of narrow tiles
+    // in the second.
     for (kv_heads, lengths, chunks) in [(16, vec![320; 4], vec![320]), (64, vec![260; 6], vec![255, 1])] {
         let mut many =
             Chunks { dtype: WeightType::F16, lengths, chunks, ..Chunks::new(kv_heads, kv_heads, 32) };
@@ -109,7 +110,7 @@ fn padding_rows_of_tiles_are_zeros() {
         KvShape { layers: 1, kv_heads: 1, head_dim, page_tokens: 16, pages: 20, dtype: WeightType::Bf16 };
     let mut planes = gpu.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
     gpu.write_pages(&mut planes, &[PageId(0)], &vec![0xff; kv.page_bytes()]).unwrap();
-    // A decode, a padding decode, a narrow and a wide chunk, and a padding row whose position has a split behind it.
+    // A decode, a padding decode, a padding chunk, a chunk, and a padding row whose position is in the second split.
     let null = |tokens, start: usize| Share { tokens, start, pages: vec![PageId(0); 18], ..Share::default() };
     let live = |tokens| Share { tokens, pages: vec![PageId(1); 1], ..Share::default() };
     let (first, second) = (live(1), Share { pages: vec![PageId(2), PageId(3)], ..live(20) });

@@ -20,8 +20,8 @@ const CAPACITY: usize = 160;
 
 /// The heads of the golden models.
 const GOLDEN: DeltaShape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 24, taps: 4 };
-/// Small heads: those of the golden models, with sizes that are no multiples of any tile, and with convolutions of one
-/// tap, which have no state, or of 16 taps.
+/// Small heads: the golden models' heads, heads whose sizes are no multiples of any tile, and heads with one tap (and
+/// thus no convolution state) or 16 taps.
 const SMALL: [DeltaShape; 4] = [
     GOLDEN,
     DeltaShape { key_heads: 1, value_heads: 3, key_dim: 19, value_dim: 37, taps: 3 },
@@ -75,7 +75,7 @@ impl<'a, D: Families> Runner<'a, D> {
         let bytes = slot_bytes(&shape);
         let planes = PlanesShape { kv: None, slot_bytes: bytes.to_vec(), slots: SLOTS };
         let mut planes = device.planes(&planes).unwrap();
-        // Slots begin with NaN, so that a state that was not set shows.
+        // Slots start with NaN, so that the use of a state that was not set shows.
         let rubbish: Vec<u8> = f32::NAN.to_le_bytes().into_iter().cycle().take(bytes.iter().sum()).collect();
         for slot in 1..SLOTS as u32 {
             device.write_slot(&mut planes, SlotId(slot), &rubbish).unwrap();

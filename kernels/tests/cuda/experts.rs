@@ -38,7 +38,7 @@ struct Mixture {
     experts: usize,
     routing: Routing,
     logits: Logits,
-    /// The first expert that the rank holds, and the number of those experts.
+    /// The rank holds experts `held.0 .. held.1`.
     held: (usize, usize),
     /// Experts whose weights are NaN.
     poisoned: Vec<usize>,
@@ -212,7 +212,7 @@ fn mixtures_on_tensor_cores_are_those_of_the_cpu() {
         Mixture::new(20, [32, 40], 7, 3),
         Mixture::new(20, [64, 72], 40, 6),
         Mixture::new(9, [136, 24], 8, 8),
-        // As many steps along the inputs as are copied ahead, and one less and one more.
+        // The number of steps along the inputs is the number of copies in flight, or one less or one more.
         Mixture::new(3, [160, 192], 4, 2),
         Mixture::new(3, [192, 224], 4, 2),
         all_on(4, 15, [40, 24], 5),
@@ -237,8 +237,7 @@ fn mixtures_on_tensor_cores_are_those_of_the_cpu() {
     }
 }
 
-/// Promise 8: no bit of a row's results depends on its neighbours, on the size of tiles, or on the chunks of a large
-/// step.
+/// No bit of a row's results depends on its neighbours, on the size of tiles, or on the chunks of a large step.
 #[test]
 fn neighbours_and_chunks_change_no_bit_of_a_mixture() {
     let Some(mut gpu) = cuda("experts in batches") else { return };
@@ -269,7 +268,7 @@ fn neighbours_and_chunks_change_no_bit_of_a_mixture() {
     }
 }
 
-/// The weights of an expert without rows are NaN, which would spread if they were read.
+/// The weights of experts without rows are NaN, so that reading them would show in the results.
 #[test]
 fn experts_without_rows_are_not_read() {
     let Some(mut gpu) = cuda("experts without rows") else { return };

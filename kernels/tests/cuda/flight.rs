@@ -68,7 +68,8 @@ fn a_row_that_continues_begins_with_the_token_that_its_slot_sampled_last() {
     assert!(gpu.collect(&mut second, None, &mut results).unwrap());
 }
 
-/// In a step behind one in flight, a penalty counts the token that the host does not know yet.
+/// A step that is enqueued while another is in flight counts, in its penalties, the token that the earlier step
+/// samples. The host does not know this token yet.
 #[test]
 fn a_penalty_counts_the_token_of_the_step_in_flight() {
     let Some(mut gpu) = cuda("penalties in flight") else { return };

@@ -138,7 +138,7 @@ fn ranks(test: &str, size: usize, body: impl FnOnce(&Rank)) {
         });
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The other ranks would wait for the failed one for ever.
+    // The other ranks would wait for the failed rank for ever, so their processes are ended.
     for (_, mut child) in running {
         child.kill().unwrap();
         child.wait().unwrap();

@@ -49,8 +49,8 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Asserts that the difference of the values is small relative to the largest wanted value. Without a tolerance the
-/// values are equal.
+/// Asserts that the difference of the values is small relative to the largest wanted value. With a tolerance of 0, the
+/// values must be equal.
 #[track_caller]
 pub fn assert_near<W: Copy + Into<f64>>(what: &str, got: &[f32], want: &[W], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}");

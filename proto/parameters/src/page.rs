@@ -72,7 +72,7 @@ pub fn page() -> String {
     page
 }
 
-/// Returns the text of a page with new tables. `None` if the page has no place for them.
+/// Returns the text of a page with new tables; `None` if the page lacks the markers around the tables.
 pub fn update(text: &str) -> Option<String> {
     let (before, rest) = text.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;

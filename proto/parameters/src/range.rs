@@ -1,4 +1,4 @@
-//! Ranges of values, limits on the length of lists, and the refusal of a value outside of them.
+//! Ranges of values, limits on the length of lists, and the refusal of a value outside of its range.
 
 use std::fmt;
 

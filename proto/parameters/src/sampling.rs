@@ -80,8 +80,8 @@ impl SamplingParams {
         seed: 0,
     };
 
-    /// Completes the values that a client asks for with the checkpoint's defaults, then with the declared ones. If the
-    /// client asks for no seed, `seed` makes one.
+    /// Fills in the values that a client does not ask for: with the checkpoint's defaults, or else with the declared
+    /// defaults. If the client asks for no seed, `seed` makes one.
     pub fn complete(asked: &AskedSampling, checkpoint: &AskedSampling, seed: impl FnOnce() -> u64) -> Self {
         let mut params = Self::GREEDY;
         for number in &NUMBERS {

@@ -26,13 +26,13 @@ pub const PROMPT_LOGPROBS: Bounded<Integers> = Bounded { name: "prompt_logprobs"
 pub const MIN_TOKENS: Bounded<Integers> = Bounded { name: "min_tokens", range: Integers::UNSIGNED };
 /// Maximum number of output tokens of a completion or a gRPC request that names none, as in OpenAI's API.
 pub const DEFAULT_MAX_TOKENS: u32 = 16;
-/// Maximum number of stop tokens of a request. It is bounded because each sampled token is compared with every stop
-/// token.
+/// Maximum number of stop tokens of a request. The number is bounded because each sampled token is compared with every
+/// stop token.
 pub const STOP_TOKEN_IDS: Bounded<Count> =
     Bounded { name: "stop_token_ids", range: Count { most: 128, items: "ids" } };
-/// Maximum number of stop strings of a request. It bounds the text that is held back from the client.
+/// Maximum number of stop strings of a request. The limit bounds the text that is held back from the client.
 pub const STOPS: Bounded<Count> = Bounded { name: "stop", range: Count { most: 16, items: "strings" } };
-/// Maximum length of a stop string. It bounds the text that is held back from the client.
+/// Maximum length of a stop string. The limit bounds the text that is held back from the client.
 pub const STOP_BYTES: Bounded<Count> =
     Bounded { name: STOPS.name, range: Count { most: 1024, items: "bytes in a string" } };
 
@@ -70,7 +70,8 @@ pub enum Kind {
     Stops,
     /// A list of token ids, with the maximum length if there is one.
     TokenIds(Option<Count>),
-    /// An object that maps token ids, written as texts, to numbers. It has a maximum length and a range of numbers.
+    /// An object that maps token ids, written as texts, to numbers. The object has a maximum number of entries, and the
+    /// numbers have a range.
     Biases(Count, Numbers),
     /// An object.
     Object,
@@ -104,7 +105,7 @@ pub enum Absent {
 pub enum Standing {
     /// The parameter does what the documentation of OpenAI or vLLM says.
     Honoured,
-    /// The parameter is refused, because the answer would not be the one that was asked for.
+    /// The parameter is refused, because Tutti cannot give the answer that the parameter asks for.
     Refused {
         /// The reason.
         why: &'static str,
@@ -113,7 +114,7 @@ pub enum Standing {
     },
     /// The parameter is refused, except for values that depend on other parameters. The route checks these values.
     RefusedUnless(&'static str),
-    /// The parameter is accepted but not used, because the answer is right without it.
+    /// The parameter is accepted but not used, because the answer is correct without the parameter.
     Ignored,
 }
 

@@ -12,7 +12,7 @@ pub struct MediaInput {
     pub kind: pb::MediaKind,
     /// The atomic walk that encodes media items. It returns one embedding for each of an item's tokens.
     pub walk: WalkId,
-    /// The token id that stands in a prompt at each position of a media item.
+    /// The token id that a prompt has at each position of a media item.
     pub placeholder: u32,
     /// Bytes of an item's data per token, at least 1. The last token may cover fewer bytes.
     pub bytes_per_token: u32,
@@ -57,21 +57,21 @@ pub enum EncoderCallError {
     /// An item of another kind stands between two items that must be encoded together.
     #[error("is separated from the items that it is encoded together with")]
     Interrupted {
-        /// Index of the second one of these two items.
+        /// Index of the second of these two items.
         item: usize,
     },
     /// A call has more tokens than the encoder takes.
     #[error("{} tokens are encoded in one call, but the encoder takes at most {limit}", call.tokens)]
     TooLarge {
-        /// The call.
+        /// The call with too many tokens.
         call: EncoderCall,
-        /// The encoder's limit.
+        /// The encoder's limit in tokens.
         limit: u32,
     },
 }
 
 impl EncoderCallError {
-    /// The request's field at fault: an item, or all items if several are encoded together.
+    /// The request's field at fault: one item, or all items if a call encodes several.
     pub fn field(&self) -> String {
         match self {
             Self::NoInput { item } | Self::Interrupted { item } => format!("media[{item}]"),

@@ -119,7 +119,7 @@ fn every_bound_is_exact_and_a_refusal_names_value_and_limit() {
 fn every_parameter_with_a_bound_has_probes() {
     use tutti_parameters::{Kind, all};
     let probes = crate::probes::probes(&good(), 2000);
-    // These parameters have no probes. Only the router knows them, or every value in the message is good.
+    // These parameters have no probes: either only the router knows them, or every value in the message is valid.
     let others = ["n", "top_k", "timeout_ms", "best_of", "max_completion_tokens", "top_logprobs"];
     for parameter in all() {
         let is_bounded = matches!(
@@ -149,7 +149,7 @@ fn logit_bias_is_checked() {
     names(&bias(&[(4, 1.0), (3, 2.0)]), "logit_bias", &["out of order"]);
 }
 
-/// Found by `tests/fuzz grpc`.
+/// The fuzzer `tests/fuzz grpc` found this failure.
 #[test]
 fn any_top_p_above_0_is_taken() {
     let mut least = good();

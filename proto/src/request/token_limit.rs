@@ -2,12 +2,12 @@
 
 use tutti_parameters::Refused;
 
-/// Maximum number of tokens of a request, prompt and output together, with the reason for that maximum.
+/// Maximum number of tokens of a request, prompt and output together, and the reason for this maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenLimit {
-    /// The maximum.
+    /// The maximum number of tokens.
     pub tokens: u32,
-    /// The reason.
+    /// The reason for the maximum, such as "what a worker's KV pool can hold".
     pub what: &'static str,
 }
 

@@ -27,7 +27,8 @@ fn one_item_waits_for_one_quantum_of_a_flood() {
 }
 
 proptest! {
-    /// While two shares have items, what they were given differs by less than a quantum and their largest items.
+    /// While two shares have waiting items, their served costs differ by at most two quanta and two of the largest
+    /// items.
     #[test]
     fn shares_with_items_get_equal_costs(
         quantum in 1_u64..50,

@@ -25,7 +25,7 @@ pub struct Conductors {
     pub fixed: Vec<(String, ConductorChannel)>,
     /// `HOST:PORT`, looked up by DNS. Every address of the host is a conductor.
     pub discover: Option<String>,
-    /// Credentials and encryption of the connections to them.
+    /// Credentials and encryption of the connections to the conductors.
     pub access: Access,
 }
 
@@ -87,7 +87,7 @@ pub fn check(urls: &[String], discover: Option<&str>) -> Result<(), Error> {
     }
 }
 
-/// Refuses conductors that could be reached only without encryption, unless that is allowed.
+/// Returns an error if a conductor can be reached only without encryption and `transport` does not allow that.
 pub fn check_reach(
     urls: &[String],
     discover: Option<&str>,

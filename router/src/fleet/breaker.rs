@@ -20,7 +20,7 @@ const THRESHOLD: u32 = 3;
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause of an open breaker.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Time after which a probe without a verdict is presumed to wait in a queue, so that another probe may be sent.
+/// A probe without a verdict after this time probably waits in a queue. Another probe may then be sent.
 const PROBE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The breaker of one conductor. Pure: the caller passes the time.
@@ -63,7 +63,7 @@ pub enum Position {
     Closed,
     /// The verdict of a probe decides whether the breaker closes or opens.
     HalfOpen,
-    /// No request passes until the pause is over, unless no better conductor exists.
+    /// No request passes until the pause is over. The exception is a request for which no better conductor exists.
     Open,
 }
 

@@ -40,13 +40,13 @@ impl Failure {
         self.transport || matches!(self.error.kind(), ErrorKind::Unavailable | ErrorKind::Overloaded)
     }
 
-    /// True if the conductor refuses for its load. Nothing is broken then, so such a refusal uses up no retry and no
-    /// replay.
+    /// True if the conductor refuses the request because of its load. The conductor works, so such a refusal uses up no
+    /// retry and no replay.
     pub fn is_load(&self) -> bool {
         !self.transport && self.error.kind() == ErrorKind::Overloaded
     }
 
-    /// The failure's verdict on the conductor.
+    /// The verdict for the conductor's circuit breaker.
     pub fn verdict(&self) -> Verdict {
         match self.error.kind() {
             _ if self.transport => Verdict::Fault,

@@ -1,4 +1,4 @@
-//! Follows the conductors: polls each at a fixed interval, and sets the router's readiness.
+//! Follows the conductors: polls each of them periodically, and sets the router's readiness.
 
 mod agreement;
 mod lookup;
@@ -25,9 +25,9 @@ use super::{
 
 /// Poll interval of a conductor that is not ready.
 const POLL_STARTING: Duration = Duration::from_millis(100);
-/// Interval at which the conductors' states are looked at though none has changed.
+/// Maximum time between two checks of the conductors' states. A change of a state triggers a check at once.
 const BEAT: Duration = Duration::from_secs(1);
-/// Time without such a look after which the process counts as dead.
+/// Time without a check of the conductors' states after which the process counts as dead.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A conductor's answer to a poll.
@@ -62,7 +62,7 @@ impl Fleet {
                 }
             }
             let (state, remarks) = self.readiness();
-            // A draining router stays unready whatever its conductors do, and has said so once.
+            // A draining router stays unready, and has already logged that.
             if health.ready() != state && !health.is_draining() {
                 match &state {
                     State::Ok if was_ready => tracing::info!("ready for requests again"),
@@ -176,8 +176,8 @@ impl Fleet {
         });
         match error.kind() {
             ErrorKind::Unavailable => POLL_STARTING,
-            // An example is a file of the conductor that cannot be parsed. Another attempt would be expensive and would
-            // probably fail too, so the next poll waits for a whole poll interval.
+            // For example, a file of the conductor cannot be parsed. Another attempt is expensive and probably fails
+            // too, so the next poll waits for the whole poll interval.
             _ => self.settings.poll(),
         }
     }

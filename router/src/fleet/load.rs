@@ -57,8 +57,8 @@ impl Reported {
         sum
     }
 
-    /// The current load. `prompt_blocks` is the length of the request to be placed. Each waiting request of another
-    /// router is assumed to have the same length, since its own length is unknown.
+    /// The current load. `prompt_blocks` is the prompt length, in blocks, of the request to be placed. Each waiting
+    /// request of another router is assumed to have the same prompt length, since its own is unknown.
     pub fn load(&self, own: &OwnLoad, prompt_blocks: usize) -> Load {
         Load {
             requests: own.requests.load(Relaxed),

@@ -175,13 +175,14 @@ impl Member {
         self.answered(answer.await)
     }
 
-    /// Asks for the last steps after the one with this sequence.
+    /// Asks for the newest steps whose sequence number is greater than `after`.
     pub async fn steps(&self, after: u64) -> Result<GetStepsResponse, Error> {
         let mut client = self.client.clone();
         self.answered(timeout(self.timeouts.answer, client.get_steps(GetStepsRequest { after })).await)
     }
 
-    /// Asks for one request by the conductor's number, or for the newest requests.
+    /// Asks for the request with this number, or for the newest requests if `request` is `None`. The conductor assigns
+    /// the numbers.
     pub async fn requests(&self, request: Option<u64>) -> Result<GetRequestsResponse, Error> {
         let mut client = self.client.clone();
         let answer = timeout(self.timeouts.answer, client.get_requests(GetRequestsRequest { request }));
@@ -232,8 +233,8 @@ impl Standing {
         }
     }
 
-    /// The reason that the conductor gets no requests, or gets them only as a probe or if there is no better conductor.
-    /// `None` if the conductor is ready, fits, and its circuit breaker is closed.
+    /// The reason that the conductor gets no requests, or only probes and requests for which no better conductor
+    /// exists. `None` if the conductor is ready, serves the fleet's model, and its circuit breaker is closed.
     pub fn why_out(&self) -> Option<String> {
         match (&self.contact, &self.misfit) {
             (Contact::Unknown, _) => Some("no answer from the conductor yet".into()),

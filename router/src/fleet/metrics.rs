@@ -80,7 +80,7 @@ impl FleetMetrics {
         self.breaker.get_or_create(&label).set(position as i64);
         self.reported_running.get_or_create(&label).set(standing.reported.running.into());
         self.reported_waiting.get_or_create(&label).set(standing.reported.waiting.into());
-        // The first count of a series that did not exist before is no increase to Prometheus.
+        // Creates every series with the value 0. Prometheus sees no increase in the first sample of a new series.
         for family in [&self.picks, &self.retries, &self.replays] {
             family.get_or_create(&label).inc_by(0);
         }

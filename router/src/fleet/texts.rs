@@ -52,7 +52,7 @@ impl Texts {
         Self { skip_tokenizer_init, own, ahead: Mutex::default() }
     }
 
-    /// Returns the conductor's current offer of text. An embedded router's own text is not fetched.
+    /// Returns the conductor's current offer of text. An embedded router returns its own text without a fetch.
     pub async fn offer(&self, member: &Member) -> Result<Offer, Error> {
         if let Some(own) = &self.own {
             return Ok(Offer::Read(own.clone()));
@@ -77,7 +77,7 @@ impl Texts {
             Offer::Read(checked) => checked.text,
             Offer::Files(_, files) => read(files, self.skip_tokenizer_init).await?.text,
         };
-        // Text that was parsed ahead is not needed any more, and tokenizers are large, so that text is dropped.
+        // Text that was parsed ahead is no longer needed. It is dropped, because tokenizers are large.
         *self.ahead.lock() = None;
         Ok(text)
     }

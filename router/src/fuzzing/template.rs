@@ -7,12 +7,12 @@ use crate::text::template::{ChatTemplate, Message, RenderOptions};
 /// Maximum size of a rendered text, in bytes.
 const MAX_BYTES: usize = 16 << 10;
 
-/// Renders messages of (role, content) by a template. `source` is a template, or a `tokenizer_config.json` that holds
+/// Renders (role, content) messages with a template. `source` is a template, or a `tokenizer_config.json` that contains
 /// one. `variables` is the JSON of the template's variables.
 pub fn chat_template(source: &[u8], variables: &[u8], messages: &[(&str, &str)], flags: u8) {
-    // A single repetition, as in `text * n`, may take 100 MB, however few instructions a rendering may run. Templates
-    // are trusted with that (docs/security.md). Repetitions are left out here, because they would hide other uses of
-    // memory.
+    // A single repetition, as in `text * n`, may take 100 MB even within the limit of instructions. Templates are
+    // trusted not to do that (docs/security.md). Sources with `*` are skipped, because repetitions would hide other
+    // uses of memory.
     if source.contains(&b'*') {
         return;
     }
@@ -38,7 +38,7 @@ pub fn chat_template(source: &[u8], variables: &[u8], messages: &[(&str, &str)],
             assert!(text.ends_with(last), "the text goes on after the message that is to be continued");
         }
     }
-    // The time of day is the only thing that may differ.
+    // Two renderings may differ only in the time of day.
     if !source.windows(12).any(|window| window == b"strftime_now") {
         assert_eq!(template.render(&messages, &options, MAX_BYTES).ok(), rendered.ok());
     }

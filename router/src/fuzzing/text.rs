@@ -1,4 +1,4 @@
-//! Tokens to text and stop strings, against a plain search of the whole text.
+//! Compares streamed text and its stop strings with a plain search of the whole text.
 
 use std::sync::{Arc, LazyLock};
 
@@ -17,21 +17,21 @@ use crate::{
     },
 };
 
-/// The output of a model, and the way in which it arrives.
+/// The output of a model, and its division into events.
 #[derive(Clone, Debug)]
 pub struct Outputs {
     /// Stop strings; none is empty.
     pub stops: Vec<String>,
     /// Tokens of the output.
     pub ids: Vec<u32>,
-    /// Number of tokens of each event, in a cycle.
+    /// Number of tokens per event. The list is repeated as often as needed.
     pub events: Vec<u8>,
-    /// Selects the tokenizer and the options.
+    /// Bits 0 and 1 select the tokenizer, bit 2 includes special tokens, and bit 3 includes the stop string.
     pub flags: u8,
 }
 
-/// Streams an output token by token. The text must be that of all tokens at once up to the stop string that a plain
-/// search finds first.
+/// Streams an output token by token. Asserts that the text equals the text of all tokens decoded at once, up to the
+/// first stop string that a plain search finds.
 pub fn stop_strings(outputs: &Outputs) {
     let Outputs { stops, ids, events, flags } = outputs;
     let tokenizer = tokenizer(*flags);
@@ -76,8 +76,8 @@ fn tokenizer(flags: u8) -> Arc<Tokenizer> {
     ALL[usize::from(flags & 3) % 3].clone()
 }
 
-/// The text before the stop string that ends first, and that string's index. If several end at the same character, the
-/// longest is taken.
+/// The text before the stop string that ends first, and that string's index. If several stop strings end at the same
+/// character, the longest one is taken.
 fn search<'a>(stops: &[String], text: &'a str) -> (&'a str, Option<usize>) {
     for (at, c) in text.char_indices() {
         let end = at + c.len_utf8();
@@ -90,7 +90,7 @@ fn search<'a>(stops: &[String], text: &'a str) -> (&'a str, Option<usize>) {
     (text, None)
 }
 
-/// Gives a matcher the text in pieces of other sizes than those of tokens.
+/// Passes the text to a matcher in pieces of the given sizes in bytes. The pieces need not be whole tokens.
 fn matcher(stops: &Arc<[String]>, text: &str, sizes: &[u8], expected: (&str, Option<usize>)) {
     let mut matcher = StopMatcher::new(stops.clone());
     let longest = stops.iter().map(String::len).max().unwrap_or(0);
@@ -112,7 +112,7 @@ fn matcher(stops: &Arc<[String]>, text: &str, sizes: &[u8], expected: (&str, Opt
     }
 }
 
-/// Passes the tokens to a choice, and returns its text, its tokens and the reason of its end.
+/// Passes the tokens to a choice, and returns its text, its tokens and its finish reason.
 fn stream(mut choice: Choice, ids: &[u32], events: &[u8]) -> (String, Vec<u32>, Reason) {
     let (mut text, mut shown, mut at) = (String::new(), Vec::new(), 0);
     let mut sizes = events.iter().cycle();

@@ -1,6 +1,6 @@
-//! Admission before work: requests that have no token yet are counted, in choices and in tokens of their prompts,
-//! before a prompt is tokenised. Each priority class has bounds of its own, so requests of low priority never fill the
-//! room of urgent ones. Within a class, no request and no key takes all of the room (`bound`).
+//! Admission of requests before their prompts are tokenised. Counts the choices and the prompt tokens of all requests
+//! that have no output token yet. Each priority class has its own limits, so requests of low priority never take the
+//! room of urgent requests. Within a class, no single request and no single key can take all of the room (see `bound`).
 
 use std::{
     sync::Arc,
@@ -26,11 +26,11 @@ use crate::{
     keys::Share,
 };
 
-/// Names of the classes in metrics and errors, by index.
+/// Names of the priority classes in metrics and errors, by class index from 0.
 const CLASSES: [&str; 3] = ["urgent", "normal", "low"];
 /// Weight of the last request in the average waiting time.
 const RECENT: f64 = 0.1;
-/// Maximum time after which a client is told to send its request again, in seconds.
+/// Maximum time that a refused client is told to wait, in seconds.
 const LONGEST_RETRY: f64 = 60.0;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -46,7 +46,7 @@ declare_metrics! {
     }
 }
 
-/// The requests without a token, by priority class.
+/// The requests without an output token, by priority class.
 pub struct Admission {
     queues: [Mutex<Queue>; CLASSES.len()],
     limits: Live<RouterSettings>,
@@ -61,13 +61,13 @@ struct Queue {
     waited: f64,
 }
 
-/// A request without a token. Dropping it makes room for others.
+/// A request that has no output token yet. Dropping it removes the request from its class's counts.
 pub struct Queued {
     admission: Arc<Admission>,
     class: usize,
     choices: u64,
     tokens: u64,
-    /// The amounts that the request holds of its class's bounds, until it is dropped.
+    /// The choices and tokens that count against the limits of the request's class.
     held: Option<HeldOfClass>,
     since: Instant,
 }
@@ -80,9 +80,9 @@ struct HeldOfClass {
 /// The amounts that a request adds to its queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueCost {
-    /// Prompts times `n`.
+    /// Number of choices: prompts times `n`.
     pub choices: u64,
-    /// Tokens of all prompts, each counted once per choice, exact or estimated.
+    /// Sum of the prompt tokens of all choices. The number may be an estimate until [`Queued::recount`] is called.
     pub tokens: u64,
 }
 
@@ -116,7 +116,7 @@ impl Admission {
         Ok(Queued { admission: self.clone(), class, choices, tokens, held: Some(held), since })
     }
 
-    /// Maximum number of choices, and of tokens in their prompts, of one class.
+    /// The limits of one class: number of choices, and number of tokens in their prompts.
     fn limits(&self) -> (u64, u64) {
         let limits = self.limits.get();
         let choices = limits.max_queued_choices.unwrap_or(limits.max_concurrent_choices);
@@ -160,12 +160,12 @@ impl Queued {
         self.tokens = tokens;
     }
 
-    /// Ends the waiting with the request's first token.
+    /// Records the time until the request's first output token, and removes the request from its class's counts.
     pub fn has_token(self) {
         let waited = self.since.elapsed().as_secs_f64();
         let mut queue = self.admission.queues[self.class].lock();
         queue.waited += RECENT * (waited - queue.waited);
-        // The queue is locked again when `self` is dropped.
+        // Unlocks the queue here, because dropping `self` locks it again.
         drop(queue);
     }
 }
@@ -181,7 +181,7 @@ impl Drop for Queued {
     }
 }
 
-/// The class of a priority. Lower priorities run earlier.
+/// The class of a priority. Lower numbers are more urgent.
 fn class_of(priority: i32) -> usize {
     match priority {
         ..0 => 0,

@@ -37,7 +37,7 @@ pub struct Wanted {
     pub deadline: Option<Instant>,
     /// The request's span, if its trace is sampled.
     pub trace: Option<TraceContext>,
-    /// The share of the caller.
+    /// The caller's share, by which conductors divide waiting work fairly.
     pub share: Share,
 }
 
@@ -50,7 +50,7 @@ pub struct Attempts {
     retries: u32,
     replays: u32,
     avoided: Vec<Avoided>,
-    /// Time at which a conductor first refused for load what it had accepted.
+    /// Time of the first refusal for load after a conductor had accepted the choice.
     busy_since: Option<Instant>,
     running: Option<Running>,
 }
@@ -158,7 +158,8 @@ impl Attempts {
             Recovery::Replay => (&mut self.replays, settings.max_replays),
             Recovery::Retry => (&mut self.retries, settings.max_retries),
         };
-        // A conductor whose worker refuses for load has accepted the choice before, and could do so again and again.
+        // A worker may refuse for load after its conductor has accepted the choice, and this may repeat. Such failures
+        // are limited by time instead of by count.
         let is_busy = failure.is_load()
             && self.busy_since.get_or_insert_with(Instant::now).elapsed() < settings.recovery();
         if *used >= limit && !is_busy {
@@ -262,7 +263,8 @@ impl Attempts {
         if !failure.may_go_elsewhere() {
             return Err(failure.into_error());
         }
-        // Each conductor is asked once: after its refusal it is avoided.
+        // A refusal for load uses up no retry. The attempts still end, because each conductor is avoided after its
+        // refusal.
         if !failure.is_load() {
             if self.retries >= self.fleet.settings().max_retries {
                 return Err(gave_up(&failure, self.retries, Recovery::Retry));

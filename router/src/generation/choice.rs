@@ -29,7 +29,7 @@ pub struct Delta {
     pub choice: u32,
     /// True in the first delta of each choice.
     pub first: bool,
-    /// Logprobs of all prompt tokens but the first. `None` if not requested, and in every delta but the first.
+    /// Logprobs of all prompt tokens except the first. Set only in the choice's first delta, and only if requested.
     pub prompt_logprobs: Option<Arc<[TokenLogprob]>>,
     /// New text, whole characters only.
     pub text: String,
@@ -40,7 +40,7 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// Logprobs of all prompt tokens but the first; empty if there are none.
+    /// Logprobs of all prompt tokens except the first; empty if this delta has none.
     pub fn prompt_logprobs(&self) -> &[TokenLogprob] {
         self.prompt_logprobs.as_deref().unwrap_or_default()
     }
@@ -90,7 +90,7 @@ pub struct ChoiceSettings {
     pub stops: Arc<[String]>,
     /// True if the stop string or stop token stays in the text.
     pub include_stop: bool,
-    /// The text of this many tokens, from the start of the output, is not searched for stop strings.
+    /// The text of the first `min_tokens` output tokens is not searched for stop strings.
     pub min_tokens: u32,
     /// Tokens that may end the output: the request's stop tokens, and the model's end-of-sequence tokens unless
     /// `ignore_eos` is set.
@@ -109,11 +109,11 @@ pub struct Choice {
     /// The last token, if it is one of `ending_tokens` and `include_stop` is false. The token's text is shown only if a
     /// later event says that the token did not end the output.
     undecided: Option<OutputToken>,
-    /// Number of bytes of text that the tokens have given so far.
+    /// Number of bytes of text that the received tokens have produced.
     produced: usize,
-    /// Number of bytes of text that are released so far. The bytes after them may still be part of a stop string.
+    /// Number of bytes of text that are released so far. Later bytes may still be part of a stop string.
     released: usize,
-    /// Number of characters of text that the tokens have given so far.
+    /// Number of characters of text that the received tokens have produced.
     produced_chars: usize,
     /// Number of tokens received.
     generated: u32,

@@ -1,4 +1,4 @@
-//! The way of a request to its conductor, without a conductor, for fuzzers.
+//! Converts clients' requests into requests to a conductor, for fuzzers. No conductor is needed.
 
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::Error;
@@ -13,7 +13,7 @@ use crate::served::ServedModel;
 
 pub use super::choice::{Choice, ChoiceSettings};
 
-/// Validates and encodes a request in the order of `Generator::start`. Returns what conductors would get.
+/// Validates and encodes a request in the order of `Generator::start`. Returns the requests that conductors would get.
 pub fn specs(
     mut request: GenerationRequest,
     model: &ServedModel,

@@ -79,7 +79,7 @@ impl Generator {
         &self.readers
     }
 
-    /// Maximum number of choices that run at once, which also bounds the prompts of one request.
+    /// Maximum number of choices that run at once. A single request may not have more prompts than this.
     pub fn max_choices(&self) -> u32 {
         self.max_choices
     }
@@ -121,8 +121,8 @@ impl Generator {
         self.pool.run(work, closure).await
     }
 
-    /// Starts a request. `client` is the span that the client names as its own. Returns when conductors have accepted
-    /// all of the request's choices.
+    /// Starts a request. `client` is the client's own trace span, if its headers name one. Returns when conductors have
+    /// accepted all of the request's choices.
     pub async fn start(
         &self,
         request: GenerationRequest,
@@ -147,12 +147,12 @@ impl Generator {
         trace: Option<TraceContext>,
     ) -> Result<Accepted, Error> {
         let arrived = Instant::now();
-        // The limits are read once, so that a change of settings does not mix old and new ones in a request.
+        // The limits are read once, so that all checks of this request's logprobs use the same limits.
         let limits = self.settings.get();
         let model = self.model_named(request.model.as_deref())?;
         let common = validate::check(&request, &model)?;
         let n = request.n.unwrap_or(1);
-        // Prompts of token ids are checked before any work, and texts as soon as their tokens are known.
+        // Prompts given as token ids are checked here, before any work. Texts are checked once they are tokenised.
         let known =
             request.prompts.iter().map(|prompt| if let Prompt::Tokens(ids) = prompt { ids.len() } else { 0 });
         validate::prompt_logprobs(known, &request.output, n, limits.max_prompt_logprobs)?;
@@ -172,7 +172,7 @@ impl Generator {
             let (model, lane) = (model.clone(), lane(&prompts, echo));
             let bytes = prompts.iter().map(Prompt::text_bytes).sum();
             let encode = move || prompts::encode(prompts, media, &model, echo);
-            // The span ends with this block, even if the client leaves.
+            // Dropped at the end of this block, also if the client disconnects. The drop ends the span.
             let _span =
                 trace.as_ref().map(|trace| trace.child("tokenize", SpanKind::Internal, SystemTime::now()));
             match lane {
@@ -193,8 +193,8 @@ impl Generator {
         let settings = settings(&request, &model, &prompts, n);
         let scored = request.output.prompt_logprobs_needed().is_some();
         let shared: Vec<_> = prompts.iter().map(|_| scored.then(SharedLogprobs::default)).collect();
-        // The timeout runs from the request's arrival, so tokenising uses some of it. If no time is left, the conductor
-        // refuses the request.
+        // The timeout runs from the request's arrival and includes the time for tokenising. If no time is left, the
+        // conductor refuses the request.
         let deadline = request.timeout.and_then(|timeout| arrived.checked_add(timeout));
         let share = entry.share();
         let started = specs.into_iter().zip(settings).map(|((prompt, spec), settings)| {
@@ -211,7 +211,7 @@ impl Generator {
         Ok(Accepted { info, choices, permits, queued })
     }
 
-    /// Returns, for each choice in order, the prompt, and the request without the prompt.
+    /// Returns, for each choice in order, the prompt's blocks and the request without its prompt.
     fn specs(
         &self,
         request: &GenerationRequest,
@@ -236,7 +236,7 @@ impl Generator {
         self.permits.are_free()
     }
 
-    /// Number of a request's choices, which must be within the limit of all choices.
+    /// Returns a request's number of choices, or an error if that number exceeds `max_choices`.
     fn count_choices(&self, prompts: usize, n: u32) -> Result<u32, Error> {
         let limit = self.max_choices;
         let choices = u32::try_from(prompts).ok().and_then(|prompts| prompts.checked_mul(n));
@@ -257,7 +257,7 @@ impl Generator {
     }
 }
 
-/// Shared parts of the choices of one prompt, without the prompt's tokens.
+/// The parts of a request that all choices of one prompt share, without the prompt's tokens.
 pub(super) fn of_prompt(
     stopping: &Stopping,
     common: &RequestParts,
@@ -275,13 +275,13 @@ pub(super) fn of_prompt(
 pub(super) fn of_choice(of_prompt: &RequestParts, choice: u32) -> pb::RequestSpec {
     let mut parts = of_prompt.clone();
     parts.sampling.seed = validate::choice_seed(parts.sampling.seed, choice);
-    // Computed once per prompt; see `SharedLogprobs`.
+    // Only the prompt's first choice asks for the prompt's logprobs; see `SharedLogprobs`.
     parts.prompt_logprobs = parts.prompt_logprobs.filter(|_| choice == 0);
     parts.into()
 }
 
 /// Limits the time until a request is accepted. The request may wait for a tokenising thread or for a conductor. Once
-/// it is accepted, the conductor enforces the deadline.
+/// the request is accepted, the conductor enforces the deadline.
 async fn within<T>(
     timeout: Option<Duration>,
     work: impl Future<Output = Result<T, Error>>,
@@ -293,7 +293,7 @@ async fn within<T>(
     })
 }
 
-/// Number of token ids that are checked in place, without a thread of the pool.
+/// Maximum number of token ids that are checked on the async thread instead of in the text pool.
 const CHECKED_IN_PLACE: usize = 64 << 10;
 
 /// The pool's lane in which prompts are encoded. `None` for a few token ids, which only need to be checked.

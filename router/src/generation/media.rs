@@ -48,7 +48,7 @@ pub fn expand(
         // The counts are equal, so every placeholder has an item.
         let Some((input, item)) = waiting.next() else { continue };
         if input.placeholder != id {
-            // The item and the placeholder are of different kinds: each kind of media has a placeholder of its own.
+            // Each kind of media has its own placeholder, so the item and the placeholder are of different kinds.
             let kind = item.kind.as_str_name().to_lowercase();
             return Err(Error::invalid(
                 item.path,

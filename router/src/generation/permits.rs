@@ -15,19 +15,20 @@ pub struct Permits {
     bound: Mutex<Bound>,
 }
 
-/// The permits of a request's choices. Dropping it gives them back.
+/// The permits of a request's choices. Dropping the value releases them.
 pub struct Permit {
     permits: Arc<Permits>,
     held: Option<Held>,
 }
 
 impl Permits {
-    /// Permits for this many choices.
+    /// Creates permits for this many choices.
     pub fn new(limit: u32) -> Arc<Self> {
         Arc::new(Self { limit, bound: Mutex::default() })
     }
 
-    /// Takes permits for a request's choices, all or none. `Err` is the number of permits that are taken.
+    /// Takes permits for a request's choices, all or none. On failure, returns the number of permits that all requests
+    /// hold now.
     pub fn take(self: &Arc<Self>, share: Share, choices: u32) -> Result<Permit, u64> {
         let mut bound = self.bound.lock();
         match bound.enter(self.limit.into(), share, choices.into()) {

@@ -3,8 +3,8 @@
 use tutti_proto::cluster::v1::{PromptLogprobs as Run, TokenLogprob};
 use tutti_runtime::Error;
 
-/// The logprobs received so far. Runs arrive in order. A later attempt at the request may send tokens again: the
-/// repeated tokens are skipped.
+/// The logprobs received so far. Runs arrive in order. A later attempt at the request may repeat tokens. Repeated
+/// tokens are skipped.
 pub struct PromptLogprobs {
     tokens: Vec<TokenLogprob>,
     /// Number of logprobs of the whole prompt.
@@ -12,7 +12,7 @@ pub struct PromptLogprobs {
 }
 
 impl PromptLogprobs {
-    /// Creates an empty list that expects this many logprobs: one for each prompt token but the first.
+    /// Creates an empty list that expects this many logprobs: one for each prompt token except the first.
     pub fn new(expected: usize) -> Self {
         Self { tokens: Vec::new(), expected }
     }

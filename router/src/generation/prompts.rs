@@ -36,7 +36,7 @@ pub struct EncodedPrompt {
 /// Options of an echo: the repetition of the prompt before the output.
 #[derive(Clone, Copy, Debug)]
 pub struct Echo {
-    /// True if the text of a prompt that was given as token ids shows special tokens.
+    /// True to show special tokens in the echoed text of a prompt that was given as token ids.
     pub keep_special_tokens: bool,
 }
 
@@ -97,9 +97,10 @@ fn encode_one(
 /// The number of tokens that a text may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
-    /// As many as a request may have. A text that has more is refused, where possible without being encoded.
+    /// At most the number of tokens that one request may have. A longer text is refused, if possible before it is
+    /// encoded.
     OfPrompt,
-    /// Any number, within the size of a text that is encoded at all.
+    /// Any number. Only the text's size in bytes is limited.
     Any,
 }
 
@@ -164,7 +165,7 @@ fn with_placeholders(mut message: Message, model: &ServedModel) -> Result<Messag
     Ok(message)
 }
 
-/// Decodes a prompt. Returns its text, and the number of characters before each token.
+/// Decodes a prompt. Returns the text, and the number of characters of the text before each token.
 fn show(ids: &[u32], tokenizer: &Arc<Tokenizer>, echo: Echo) -> (String, Vec<usize>) {
     let mut detokenizer =
         Detokenizer::new(tokenizer.clone(), SpecialTokens::included(echo.keep_special_tokens));

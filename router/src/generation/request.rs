@@ -9,7 +9,7 @@ use crate::text::{
     template::{Message, RenderOptions},
 };
 
-/// One request. Fields that are `None` take the checkpoint's default, or OpenAI's if the checkpoint has none.
+/// One request. Fields that are `None` take the checkpoint's default, or OpenAI's default if the checkpoint has none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationRequest {
     /// Name of the requested model; `None` means the served model.
@@ -59,7 +59,8 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    /// Size of the text in bytes, as far as it is known before rendering; 0 for token ids.
+    /// Size of the text in bytes; 0 for token ids. The size of a chat is the sum of its messages, without the text of
+    /// the chat template.
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Text { text, .. } => text.len(),
@@ -68,7 +69,7 @@ impl Prompt {
         }
     }
 
-    /// Number of tokens, exact for token ids. A text's is estimated from its size.
+    /// Number of tokens: exact for token ids, estimated from the size of a text.
     pub fn estimate_tokens(&self) -> u64 {
         match self {
             Self::Tokens(ids) => ids.len() as u64,

@@ -1,7 +1,7 @@
-//! The logprobs of one prompt, which the first of the prompt's choices receives and all its choices report.
+//! The logprobs of one prompt. The prompt's first choice receives them, and all choices of the prompt report them.
 //!
-//! A model computes them once per prompt. The streams of the other choices wait until they are there, because the first
-//! delta of each choice reports them.
+//! The model computes the logprobs once per prompt. The first delta of every choice reports them, so the streams of the
+//! other choices wait for them.
 
 use std::{
     sync::Arc,
@@ -32,7 +32,7 @@ impl SharedLogprobs {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// The logprobs, once they are there.
+    /// Returns the logprobs if they have arrived. Otherwise wakes the task when they arrive.
     pub fn poll(&self, context: &Context<'_>) -> Poll<Arc<[TokenLogprob]>> {
         let mut state = self.0.lock();
         if let Some(logprobs) = &state.logprobs {

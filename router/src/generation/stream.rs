@@ -41,7 +41,7 @@ pub struct Usage {
     pub cached_tokens: u32,
 }
 
-/// The part of a request that does not change while it runs. Answers are written from it.
+/// The constant data of a running request. Answers are written from this data.
 pub struct GenerationInfo {
     /// The served model.
     pub model: Arc<ServedModel>,
@@ -51,11 +51,11 @@ pub struct GenerationInfo {
     pub n: u32,
     /// Requested outputs besides the text.
     pub output: Output,
-    /// The share of the caller.
+    /// The caller's share, by which the text pool divides waiting work fairly.
     pub share: Share,
 }
 
-/// Approximate bytes of an answer per logprob entry: a token's string, its logprob, and the names of the members.
+/// Approximate bytes of an answer per logprob entry: a token's string, its logprob, and the names of the JSON members.
 const ENTRY_BYTES: usize = 64;
 /// Approximate bytes of an answer per token id.
 const ID_BYTES: usize = 8;
@@ -71,13 +71,13 @@ impl GenerationInfo {
         &self.prompts[(choice / self.n) as usize]
     }
 
-    /// The work of writing an answer of about this many bytes.
+    /// The work in the text pool that writes an answer of about this many bytes.
     pub fn writing(&self, bytes: usize) -> TextWork {
         TextWork { lane: Lane::Render, share: self.share, bytes }
     }
 
-    /// Approximate size of the written delta in bytes. It decides whether the delta is written in place or in the text
-    /// pool.
+    /// Approximate size of the written delta in bytes. The size decides whether the delta is written in place or in the
+    /// text pool.
     pub fn estimate(&self, delta: &Delta) -> usize {
         let outputs = delta.tokens.len()
             * (ID_BYTES + ENTRY_BYTES * self.output.logprobs.map_or(0, |top| top as usize + 1));
@@ -100,13 +100,13 @@ pub struct Generation {
     unfinished: usize,
     usage: Usage,
     meter: RequestMeter,
-    /// The request's place in its queue, until it has a token.
+    /// The request's place in its queue, until the request has an output token.
     queued: Option<Queued>,
     spent: Spent,
     _permits: Permit,
 }
 
-/// The output tokens of a request, charged to its caller when the request ends in any way.
+/// The output tokens of a request, charged to its caller when the request ends, whatever its outcome.
 struct Spent {
     entry: Entry,
     tokens: u64,
@@ -118,13 +118,13 @@ impl Drop for Spent {
     }
 }
 
-/// A request of which every choice has been accepted by a conductor.
+/// A request whose choices have all been accepted by conductors.
 pub(super) struct Accepted {
     /// The part of the request that does not change.
     pub info: Arc<GenerationInfo>,
     /// The choices, in order.
     pub choices: Vec<ChoiceStream>,
-    /// One permit per choice. All are given back at the end of the request.
+    /// One permit per choice. The permits are released at the end of the request.
     pub permits: Permit,
     /// The request's place in its queue.
     pub queued: Queued,
@@ -196,7 +196,7 @@ pub struct ChoiceStream {
     prompt: PromptScores,
 }
 
-/// A choice's part in the logprobs of its prompt.
+/// The role of a choice in reporting the logprobs of its prompt.
 enum PromptScores {
     /// The logprobs are not requested, or this choice has reported them.
     None,
@@ -209,8 +209,8 @@ enum PromptScores {
 }
 
 impl PromptScores {
-    /// Shares the logprobs that the first delta of the first choice has, or adds them to the first delta of another
-    /// choice.
+    /// Handles a choice's first delta. The prompt's first choice shares the logprobs of its delta. Every other choice
+    /// adds the shared logprobs to its delta.
     fn settle(&mut self, delta: &mut Delta) {
         if !delta.first {
             return;

@@ -14,15 +14,15 @@ use super::request::{GenerationRequest, Output, Stopping};
 use crate::served::ServedModel;
 
 /// Validates everything that does not depend on the tokenised prompt, so that a bad request costs no tokenising.
-/// Returns the parts of the request that all choices share. Their prompt is empty, and their `max_tokens` is `u32::MAX`
-/// if the request sets none.
+/// Returns the parts of the request that all choices share. The prompt of these parts is empty, and their `max_tokens`
+/// is `u32::MAX` if the request sets none.
 pub fn check(request: &GenerationRequest, model: &ServedModel) -> Result<RequestParts, Error> {
     if request.prompts.is_empty() {
         return Err(Error::invalid("prompt", "is empty"));
     }
     N.check(request.n.unwrap_or(1))?;
     check_stopping(&request.stopping, &request.output, model.text.tokenizer.is_some())?;
-    // A timeout of 0 is not an invalid argument: a client passes on the time that it has left, which may be 0.
+    // A timeout of 0 is not an invalid argument. A client may pass on its remaining time, which can be 0.
     if request.timeout == Some(Duration::ZERO) {
         let error = Error::new(ErrorKind::DeadlineExceeded, "is 0: no time is left for the request");
         return Err(error.with_field("timeout_ms"));
@@ -46,8 +46,8 @@ pub fn check(request: &GenerationRequest, model: &ServedModel) -> Result<Request
     Ok(common)
 }
 
-/// Refuses a request whose answer would report more than `limit` logprobs of prompts. `lengths` are the prompts'
-/// numbers of tokens.
+/// Refuses a request whose answer would report more than `limit` logprobs of prompts. `lengths` has the number of
+/// tokens of each prompt.
 pub fn prompt_logprobs(
     lengths: impl Iterator<Item = usize>,
     output: &Output,
@@ -68,9 +68,9 @@ pub fn prompt_logprobs(
     Err(Error::invalid(field, message))
 }
 
-/// Refuses a request whose answer could report more than `limit` logprobs of output tokens. The router keeps them until
-/// the client reads them, or until the end of an answer that is not streamed. `tokens` is the sum of `max_tokens` over
-/// all choices.
+/// Refuses a request whose answer could report more than `limit` logprobs of output tokens. The router keeps these
+/// logprobs until the client reads them, or until the end of an answer that is not streamed. `tokens` is the sum of
+/// `max_tokens` over all choices.
 pub fn output_logprobs(tokens: u64, output: &Output, limit: usize) -> Result<(), Error> {
     let Some(top) = output.logprobs else { return Ok(()) };
     let entries = tokens.saturating_mul(u64::from(top) + 1);
@@ -103,7 +103,7 @@ fn check_stopping(stopping: &Stopping, output: &Output, has_tokenizer: bool) -> 
     Ok(())
 }
 
-/// Maximum number of output tokens for a prompt of this length.
+/// Maximum number of output tokens for a prompt of `prompt` tokens.
 pub fn max_tokens(stopping: &Stopping, prompt: usize, limit: TokenLimit) -> Result<u32, Error> {
     let room = limit.room(prompt)?;
     let max_tokens = match (stopping.max_tokens, stopping.default_max_tokens) {

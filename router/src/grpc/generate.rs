@@ -54,12 +54,12 @@ pub fn respond(
     readers.watch(messages.boxed(), |_| MESSAGE_BYTES, lost).boxed()
 }
 
-/// Bytes that a message counts in a reader's rate.
+/// Size in bytes that every message is assumed to have when a reader's rate is measured.
 const MESSAGE_BYTES: usize = 64;
-/// Size in bytes above which a message is made in the text pool.
+/// Size in bytes above which a message is built in the text pool.
 const LARGE_BYTES: usize = 64 << 10;
 
-/// Makes the message of a delta: in place, or in the text pool if it is large.
+/// Builds the message of a delta. A large message is built in the text pool, any other on the async thread.
 async fn write(
     generator: &Generator,
     info: &Arc<GenerationInfo>,
@@ -70,7 +70,8 @@ async fn write(
     if estimate <= LARGE_BYTES {
         return Ok(message(info, id, delta));
     }
-    // The room is held only while the message is made: the connection's window bounds the bytes that wait on the wire.
+    // The room is released once the message is built. From then on, the connection's flow-control window limits the
+    // unread bytes.
     let _room = generator.readers().room(estimate).await?;
     let (info, work) = (info.clone(), info.writing(estimate));
     generator.on_text(work, move || message(&info, id, delta)).await

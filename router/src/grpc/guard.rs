@@ -1,4 +1,4 @@
-//! A layer before a gRPC service: callers are let in by their API keys before their messages are read.
+//! A layer in front of a gRPC service. The layer checks the callers' API keys before their messages are read.
 
 use std::{
     pin::Pin,
@@ -81,10 +81,10 @@ where
     }
 }
 
-/// An answer, unless the caller's key is revoked before its end.
+/// A future that yields an answer. If the caller's key is revoked before the answer ends, the client gets an error.
 pub struct UnlessRevoked<F> {
     answer: Pin<Box<F>>,
-    /// `None` once it is a part of the answer.
+    /// Completes when the key is revoked. `None` once moved into the answer's body.
     revoked: Option<BoxFuture<'static, ()>>,
 }
 
@@ -104,7 +104,7 @@ where
         let answer = ready!(self.answer.as_mut().poll(context));
         let Some(revoked) = self.revoked.take() else { return Poll::Ready(answer) };
         let mut trailers = HeaderMap::new();
-        // An error means that the message is no valid header, and then the body ends without a status.
+        // If the message is not a valid header, the body ends without a status.
         let _ = status().add_header(&mut trailers);
         let last = Frame::trailers(trailers);
         Poll::Ready(

@@ -18,7 +18,7 @@ pub struct InferenceService {
 }
 
 impl InferenceService {
-    /// Creates the service on the generator that it shares with the HTTP API.
+    /// Creates the service on the generator that the HTTP API uses as well.
     pub fn new(generator: Arc<Generator>) -> Self {
         Self { generator }
     }

@@ -1,5 +1,5 @@
-//! Sends a whole answer. A large one is written in the text pool, and waits for its reader within the bound of all
-//! large answers.
+//! Sends an answer that is not streamed. A large answer is written in the text pool. Its memory counts towards the
+//! limit of all large answers until the client has read it.
 
 use std::io;
 
@@ -16,12 +16,12 @@ use crate::text::pool::TextWork;
 
 /// Size in bytes above which an answer is large.
 pub const LARGE_BYTES: usize = 64 << 10;
-/// Size of the pieces in which a large answer is handed to its connection, in bytes.
+/// Size in bytes of the pieces in which a large answer is passed to its connection.
 const PIECE_BYTES: usize = 64 << 10;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// Sends the JSON that `write` returns. `work` has its approximate size in bytes.
+/// Sends the JSON that `write` returns. `work.bytes` is the approximate size of the JSON.
 pub async fn send(
     api: &Api,
     work: TextWork,

@@ -16,14 +16,15 @@ use tutti_runtime::{Error, serve::Peer};
 
 use crate::uploads::{Upload, Uploads, broken};
 
-/// Size of the first allocation for a body. A larger body gets the rest of its memory when this much has arrived.
+/// Size of the first allocation for a body, in bytes. The rest of a larger body is allocated when this many bytes have
+/// arrived.
 const FIRST_BYTES: usize = 64 << 10;
-/// Maximum number of bytes of a refused body that are still read. A client that sends its whole body before it reads
-/// the answer would otherwise get a connection reset instead of the answer.
+/// Maximum number of bytes that are read from a refused body and discarded. Without this reading, a client that sends
+/// its whole body before it reads the answer would get a connection reset.
 const MAX_DRAIN_BYTES: usize = 256 << 20;
 /// Maximum time for which a refused body is still read.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(30);
-/// Maximum number of refused bodies that are read at once. The connections of further ones are closed.
+/// Maximum number of refused bodies that are read at once. The connections of further refused bodies are closed.
 const MAX_DRAINS: usize = 64;
 
 /// Reads bodies within the limits. Clones share the limits.
@@ -34,7 +35,7 @@ pub struct BodyReader {
     drains: Arc<Semaphore>,
 }
 
-/// A body, with its room in memory.
+/// A body, with its reservation of memory.
 pub struct RequestBody {
     /// The bytes.
     pub bytes: Bytes,
@@ -47,7 +48,8 @@ impl BodyReader {
         Self { uploads, drains: Arc::new(Semaphore::new(MAX_DRAINS)) }
     }
 
-    /// Reads a body. A body over the limit is refused as soon as its size is known, and a slow one when it is due.
+    /// Reads a body. A body over the size limit is refused as soon as its size is known. A slow body is refused at its
+    /// deadline.
     pub async fn read(&self, request: Request) -> Result<RequestBody, Error> {
         let expects_continue = request.headers().contains_key(header::EXPECT);
         let declared = request.headers().get(header::CONTENT_LENGTH);

@@ -127,7 +127,7 @@ struct Body<'a> {
     created: u64,
     model: &'a str,
     choices: Vec<Choice>,
-    /// In a stream: absent if the client did not request usage; else null in all chunks but the last.
+    /// In a stream: absent unless the client requested usage. If requested, null in all chunks except the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -227,7 +227,7 @@ impl Renderer {
 }
 
 impl sse::Render for Renderer {
-    /// One chunk per choice: every choice begins with a chunk that has the role.
+    /// Returns the first chunk of each choice, which has the role.
     fn opening(&mut self, info: &GenerationInfo) -> Vec<Frame> {
         let first = |index| {
             let said = Said::Delta(Piece { role: Some(ROLE), content: Some(String::new()) });

@@ -1,7 +1,7 @@
-//! `/cluster/…`: the data of the page's view of the cluster.
+//! `/cluster/…`: data for the web page's view of the cluster.
 //!
-//! A holder of any API key may read them. They have numbers, names of workers and times, and nothing of a prompt or an
-//! answer. Reading them counts against no limit of the key, because a page asks every second.
+//! A caller with any valid API key may read this data. It has numbers, names of workers and times, but no text of
+//! prompts or answers. Reads count against no limit of the key, because the page reads once per second.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ struct ConductorState {
     name: String,
     /// True if the conductor gets requests of this router.
     ready: bool,
-    /// The reason for which the conductor gets no requests, or does not answer.
+    /// The reason that the conductor gets no requests, or the error of its last call.
     reason: Option<String>,
     requests_in_flight: u32,
     workers: Vec<WorkerView>,
@@ -87,11 +87,11 @@ struct TransitionState {
     outcome: Option<String>,
 }
 
-/// The conductor that a caller asks about, the first one by default.
+/// Query parameters of a route about one conductor. The default is the first conductor.
 #[derive(Deserialize)]
 pub struct Which {
     conductor: Option<String>,
-    /// Sequence of the last step that the caller knows.
+    /// Sequence number of the newest step that the caller already has.
     #[serde(default)]
     after: u64,
 }
@@ -103,7 +103,7 @@ pub async fn state(State(api): State<Api>) -> Json<ClusterState> {
     Json(ClusterState { conductors })
 }
 
-/// The last steps of a conductor's workers.
+/// The newest steps of a conductor's workers, with sequence numbers above `after`.
 pub async fn steps(State(api): State<Api>, Query(which): Query<Which>) -> Result<Json<Steps>, ApiError> {
     let answer = find(&api, &which)?.steps(which.after).await?;
     Ok(Json(Steps { steps: answer.steps.into_iter().map(step).collect() }))
@@ -118,7 +118,7 @@ pub async fn requests(
     Ok(Json(Requests { requests: answer.requests.into_iter().map(request).collect() }))
 }
 
-/// One request of a conductor, by the conductor's number.
+/// One request of a conductor. `id` is the conductor's number of the request.
 pub async fn one_request(
     State(api): State<Api>,
     Path(id): Path<u64>,

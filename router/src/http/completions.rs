@@ -122,7 +122,7 @@ struct Body<'a> {
     created: u64,
     model: &'a str,
     choices: Vec<Choice>,
-    /// In a stream: absent if the client did not request usage; else null in all chunks but the last.
+    /// In a stream: absent unless the client requested usage. If requested, null in all chunks except the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
 }
@@ -149,7 +149,7 @@ struct Renderer {
     model: String,
     return_token_ids: bool,
     include_usage: bool,
-    /// The logprobs of prompts that several choices report, by the prompt's index.
+    /// The JSON of the logprobs of each prompt that has several choices, by the prompt's index from 0.
     prompt_logprobs: HashMap<u32, Rendered>,
 }
 

@@ -13,10 +13,10 @@ use tutti_runtime::Error;
 /// Maximum number of members of an object. It is above the number of known parameters, and bounds the work per request.
 const MAX_MEMBERS: usize = 256;
 
-/// The refusal of a member that is in no declaration.
+/// Error message for a member that is not a declared parameter.
 const UNKNOWN: &str = "is not a parameter of this route";
 
-/// Maximum size in bytes of a value that can be harmless; see [`Fields::refuse`].
+/// Maximum size in bytes of a value that is compared with the harmless values; see [`Fields::refuse`].
 const MAX_HARMLESS_BYTES: usize = 256;
 
 /// The members of an object that have not been taken yet. A member whose value is `null` counts as absent, as in
@@ -28,8 +28,8 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Reads the whole body of a route, which must be a JSON object. Parameters that the route does not have are
-    /// refused, and so are those that Tutti does not support. Ignored ones are taken.
+    /// Reads the whole body of a route, which must be a JSON object. Refuses parameters that the route does not have,
+    /// and parameters that Tutti does not support. Removes ignored parameters.
     pub fn of_body(body: &'a [u8], route: Scope) -> Result<Self, Error> {
         Self::read(body)?.declared(route)
     }
@@ -51,12 +51,12 @@ impl<'a> Fields<'a> {
         Self::checked(String::new(), members)
     }
 
-    /// Reads an object inside the request, at `path`, as [`Fields::of_body`] reads a body.
+    /// Reads the object at `path` in the request. Checks its members as [`Fields::of_body`] does.
     pub fn of_object(path: &str, value: &'a RawValue, scope: Scope) -> Result<Self, Error> {
         Self::of_value(path, value)?.declared(scope)
     }
 
-    /// Reads an object inside the request, at `path`, of which no parameters are declared.
+    /// Reads the object at `path` in the request. The names of its members are not checked.
     pub fn of_value(path: &str, value: &'a RawValue) -> Result<Self, Error> {
         let members = parse::<Members<'_>>(path, value)?;
         Self::checked(format!("{path}."), members)
@@ -72,7 +72,7 @@ impl<'a> Fields<'a> {
         Ok(Self { path, members })
     }
 
-    /// Compares the members with the declaration.
+    /// Refuses undeclared and unsupported members, and removes ignored members.
     fn declared(mut self, scope: Scope) -> Result<Self, Error> {
         let is_declared = |name: &str| parameters::at(scope).any(|parameter| parameter.name == name);
         if let Some((name, _)) = self.members.iter().find(|(name, _)| !is_declared(name)) {
@@ -160,8 +160,8 @@ fn located(name: &str, error: &serde_json::Error) -> Error {
     Error::invalid(name, message)
 }
 
-/// Parses a list of at most `max` items. A longer list is refused where the limit is passed, before its other items
-/// take memory.
+/// Parses a list of at most `max` items. Parsing stops at the first item beyond the limit, so that further items take
+/// no memory.
 pub fn list<'a, T: Deserialize<'a>>(name: &str, value: &'a RawValue, max: usize) -> Result<Vec<T>, Error> {
     let mut deserializer = serde_json::Deserializer::from_str(value.get());
     FewItems::<T> { max, items: PhantomData }.deserialize(&mut deserializer).map_err(|e| located(name, &e))
@@ -203,8 +203,8 @@ fn invalid_body(message: impl Into<String>) -> Error {
     Error::new(tutti_runtime::ErrorKind::InvalidArgument, message)
 }
 
-/// The name of the member whose value is not a valid JSON number, such as Python's NaN. Such a value comes from a
-/// client's arithmetic, and the name helps more than a byte position.
+/// Returns the name of the member whose value is not a valid JSON number, such as Python's NaN. Such a value comes from
+/// a client's arithmetic, and the name helps more than a byte position.
 fn member_at<'t>(text: &'t str, error: &serde_json::Error) -> Option<&'t str> {
     let line_start =
         text.split_inclusive('\n').take(error.line().checked_sub(1)?).map(str::len).sum::<usize>();

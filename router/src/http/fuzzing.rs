@@ -1,4 +1,4 @@
-//! The bodies of each route, for fuzzers.
+//! Parses the request bodies of each route, for fuzzers.
 
 use tutti_runtime::Error;
 
@@ -22,7 +22,7 @@ pub enum Route {
 }
 
 impl Route {
-    /// Parses a body. Returns the generation that it asks for, if it asks for one.
+    /// Parses a body. Returns the generation request, or `None` for `/tokenize` and `/detokenize`.
     pub fn parse(
         self,
         body: &[u8],

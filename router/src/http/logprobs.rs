@@ -45,8 +45,7 @@ impl TopByToken {
         let own = (!logprob.top.iter().any(|t| t.token_id == id)).then_some((id, logprob.logprob));
         for (id, value) in logprob.top.iter().map(|t| (t.token_id, t.logprob)).chain(own) {
             let token = model.token_string(id);
-            // Two tokens may have the same string. Keys must be unique, so only the first of them, the likelier one,
-            // stays.
+            // Two tokens may have the same string. JSON keys must be unique, so only the likelier token stays.
             if !top.iter().any(|(seen, _)| *seen == token) {
                 top.push((token, finite(value)));
             }
@@ -134,7 +133,7 @@ struct PromptEntry {
 }
 
 impl PromptLogprobs {
-    /// The logprobs of a prompt. `logprobs` has one entry for each prompt token but the first.
+    /// The logprobs of a prompt. `logprobs` has one entry for each prompt token except the first.
     pub fn new(model: &ServedModel, prompt: &EncodedPrompt, logprobs: &[TokenLogprob]) -> Self {
         let entry = |id, logprob, rank| {
             let decoded_token = model.token_string(id);

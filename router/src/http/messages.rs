@@ -11,9 +11,10 @@ use crate::{
     text::template::{Message, RenderOptions},
 };
 
-/// Maximum number of messages of a conversation, and of parts of a message.
+/// Maximum number of messages per conversation, and of content parts per message.
 const MAX_MESSAGES: usize = 16_384;
-/// Maximum size in bytes of the template's variables. A parsed value takes many times the bytes of its text.
+/// Maximum size in bytes of the JSON of the template's variables. A parsed value takes many times the bytes of its
+/// JSON.
 const MAX_VARIABLE_BYTES: usize = 64 << 10;
 
 /// A parsed conversation.
@@ -91,7 +92,8 @@ fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Messa
     Ok(Message { role, content, name, media_at })
 }
 
-/// Parses content parts. Returns the text, with adjacent text parts on separate lines, and the byte offsets of media.
+/// Parses content parts. Returns the text, with adjacent text parts on separate lines, and the kind and byte offset of
+/// each media item.
 fn parts(
     path: &str,
     value: &RawValue,

@@ -1,8 +1,9 @@
-//! Protection of a front door without API keys from web pages.
+//! Protects a front door without API keys against requests of foreign web pages.
 //!
-//! A browser sends the requests of any page to any address that its machine reaches, so a page could use a developer's
-//! server behind that developer's back. A browser says where a request comes from, in `Origin` or `Sec-Fetch-Site`;
-//! other clients send neither, and are let in. With keys there is no need: a page does not know them.
+//! A browser sends the requests of any web page to any address that the machine can reach. So a foreign page could use
+//! a developer's local server without the developer's knowledge. Browsers state the origin of a request in the header
+//! `Origin` or `Sec-Fetch-Site`. Clients that send neither header are admitted. With API keys this check is
+//! unnecessary, because a foreign page does not know a key.
 
 use axum::http::{HeaderMap, HeaderName, Uri, header, uri::Authority};
 use tutti_runtime::{Error, ErrorKind};
@@ -21,8 +22,8 @@ pub fn check(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<(), E
     if origin.is_some_and(|origin| allowed.iter().any(|allowed| allowed.trim_end_matches('/') == origin)) {
         return Ok(());
     }
-    // A page's host name may resolve to this machine (DNS rebinding). Such a page is of the same origin for its
-    // browser, but its requests name a host that is neither an address nor this machine.
+    // The host name of a foreign page may resolve to this machine (DNS rebinding). The browser then treats the page and
+    // this server as one origin. But the request's `Host` is a name that is neither an IP address nor `localhost`.
     let host = uri.authority().map(Authority::as_str).or(text(header::HOST)).unwrap_or_default();
     if !is_address(host) {
         let message = format!("a browser's request to the host {host:?} is refused without API keys");
@@ -39,7 +40,7 @@ pub fn check(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<(), E
     Err(refused(format!("a web page of {from:?} may not send requests here without API keys")))
 }
 
-/// Refuses the kinds of content that a page may send to another origin without asking first.
+/// Refuses the content types that a browser sends to another origin without a CORS preflight request.
 fn check_content_type(given: Option<&str>) -> Result<(), Error> {
     let Some(given) = given else { return Ok(()) };
     let kind = given.split(';').next().unwrap_or_default().trim();
@@ -56,7 +57,7 @@ fn refused(message: String) -> Error {
     Error::new(ErrorKind::Forbidden, format!("{message} (see allowed_origins)"))
 }
 
-/// True if a host is an IP address or a name of this machine itself.
+/// True if a host is an IP address, `localhost`, or a name that ends in `.localhost`.
 fn is_address(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host();

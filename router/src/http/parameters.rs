@@ -37,8 +37,8 @@ pub struct Shared {
     pub stream: Option<StreamOptions>,
 }
 
-/// Maximum number of items of `stop`, `stop_token_ids` and `logit_bias` that are parsed. It is above the limits of
-/// these parameters, whose errors name the number of items, and bounds the memory of a list.
+/// Maximum number of items of `stop`, `stop_token_ids` and `logit_bias` that are parsed, which bounds their memory. It
+/// is above the limits of these parameters, so that their errors can name the number of items.
 const MAX_LISTED: usize = 4096;
 
 /// `stream_options`.
@@ -81,7 +81,7 @@ fn sampling(fields: &mut Fields<'_>) -> Result<Sampling, Error> {
 /// Takes `top_k`. In vLLM, -1 means all tokens, as 0 does.
 fn top_k(fields: &mut Fields<'_>) -> Result<Option<u32>, Error> {
     let Some(asked) = fields.take::<i64>(TOP_K.name)? else { return Ok(None) };
-    // The upper end of the range is that of `u32`.
+    // The conversion always succeeds, because the upper bound of `top_k` is `u32::MAX`.
     Ok(u32::try_from(TOP_K.check(asked)?.max(0)).ok())
 }
 
@@ -121,7 +121,7 @@ fn stream(fields: &mut Fields<'_>) -> Result<Option<StreamOptions>, Error> {
     Ok(Some(StreamOptions { include_usage }))
 }
 
-/// `logit_bias`: a JSON object from token ids, written as strings, to biases: `{"1234": -100}`.
+/// `logit_bias`: a JSON object that maps token ids, written as strings, to biases, such as `{"1234": -100}`.
 #[derive(Default)]
 struct LogitBias(HashMap<u32, f32>);
 

@@ -75,8 +75,8 @@ pub fn respond<R: Render>(generator: Arc<Generator>, generation: Generation, mut
             }
             let over = state.as_mut()?.next(&mut ready).await;
             if over {
-                // This drops the generation now, which cancels the running choices before the client reads the last
-                // event.
+                // Drops the generation now, and not only after the client has read the last event. The drop cancels the
+                // choices that still run.
                 state = None;
             }
         }
@@ -118,7 +118,7 @@ impl<R: Render> Running<R> {
         false
     }
 
-    /// Writes a delta: in place, or in the text pool and within the room for large answers.
+    /// Writes a delta. A large delta is written in the text pool, within the memory limit of large answers.
     async fn write(&mut self, delta: Delta) -> Result<Option<Bytes>, Error> {
         let info = &self.generation.info;
         let estimate = info.estimate(&delta);
@@ -140,12 +140,13 @@ impl<R: Render> Running<R> {
 
 /// The last event of a stream that fails.
 fn failed(error: &Error) -> Frame {
-    // Clients cause many of these, by deadlines and by leaving, so they are counted and not logged for everyone.
+    // Clients cause many such errors by deadlines and disconnects. So metrics count the errors, and the log has them at
+    // debug level only.
     tracing::debug!(%error, "a stream ends with an error");
     Frame::json(&ErrorBody::from(error))
 }
 
-/// The last event of a stream that code outside the stream ends, such as when the API key is revoked.
+/// The last event of a stream that other code ends early, for example because the API key is revoked.
 pub fn error_event(error: &Error) -> Bytes {
     failed(error).into()
 }

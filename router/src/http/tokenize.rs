@@ -69,7 +69,7 @@ pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<T
     let entry = Entry::of(request.extensions());
     let TokenizeRequest { model, prompt, return_token_strs } = api.parse(request, parse_tokenize).await?;
     let model = api.generator.model_named(model.as_deref())?;
-    // A token has at least one byte.
+    // A token has at least one byte, so a text has at most as many tokens as bytes.
     entry.reserve(1, prompt.text_bytes() as u64)?;
     let work = TextWork { lane: prompt.lane(), share: entry.share(), bytes: prompt.text_bytes() };
     let encode = move || {

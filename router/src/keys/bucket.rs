@@ -1,12 +1,12 @@
-//! A token bucket: an amount per minute, of which up to a minute's worth can be saved.
+//! A token bucket: it refills by a given amount per minute, and holds at most one minute's amount.
 
 use std::time::{Duration, Instant};
 
-/// Seconds in the unit of all limits.
+/// Seconds per minute. All limits are amounts per minute.
 const MINUTE: f64 = 60.0;
 
-/// The part of a minute's amount that is left, as a fraction. It is negative after more was used than was left. A
-/// fraction stays meaningful when the limit changes.
+/// The amount left, as a fraction of one minute's amount. The fraction is negative if more was used than was left. It
+/// stays meaningful when the limit changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     left: f64,
@@ -14,7 +14,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A bucket with the whole amount.
+    /// Creates a full bucket.
     pub fn full(now: Instant) -> Self {
         Self { left: 1.0, since: now }
     }
@@ -25,11 +25,11 @@ impl Bucket {
         self.since = now;
     }
 
-    /// Takes one from the bucket, or returns the time until there is one.
+    /// Takes one unit, or returns the time until one unit is left.
     pub fn take_one(&mut self, per_minute: u32, now: Instant) -> Result<(), Duration> {
         self.refill(now);
         let one = 1.0 / f64::from(per_minute.max(1));
-        // Sums of fractions differ from the exact value in the last bits.
+        // The tolerance covers rounding errors in sums of fractions.
         if self.left + 1e-9 < one {
             return Err(Duration::from_secs_f64((one - self.left) * MINUTE));
         }
@@ -37,7 +37,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Returns the time until the bucket has anything, if it has nothing now.
+    /// Returns `Ok` if the bucket is not empty, or the time until it has one unit.
     pub fn is_positive(&mut self, per_minute: u32, now: Instant) -> Result<(), Duration> {
         self.refill(now);
         if self.left > 0.0 {
@@ -47,8 +47,8 @@ impl Bucket {
         Err(Duration::from_secs_f64((one - self.left) * MINUTE))
     }
 
-    /// Takes an amount that may be used, or returns the time until there is enough. An amount over a minute's worth is
-    /// taken from a full bucket, which then has less than nothing.
+    /// Takes an amount in advance, or returns the time until enough is left. More than one minute's amount can be taken
+    /// only from a full bucket, which becomes negative.
     pub fn reserve(&mut self, amount: u64, per_minute: u32, now: Instant) -> Result<(), Duration> {
         self.refill(now);
         let part = amount as f64 / f64::from(per_minute.max(1));
@@ -60,7 +60,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Gives back what was taken and not used.
+    /// Puts an unused amount back into the bucket.
     pub fn give_back(&mut self, amount: u64, per_minute: u32, now: Instant) {
         self.refill(now);
         self.left = (self.left + amount as f64 / f64::from(per_minute.max(1))).min(1.0);

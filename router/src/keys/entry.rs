@@ -1,8 +1,8 @@
-//! A request that was let in by its key, and what it may use of the key's limits.
+//! A request that was admitted with an API key, and the part of the key's limits that it holds.
 //!
-//! A request reserves its greatest possible use before it runs: its choices, and the tokens of its prompts and of the
-//! longest outputs that it may have. At its end, the rest is given back. So requests that run together never use more
-//! than a key may, however many there are.
+//! Before a request runs, it reserves its maximum usage: its choices, its prompt tokens and its maximum number of
+//! output tokens. At its end, the unused part is given back. So concurrent requests together never exceed their key's
+//! limits.
 
 use std::{
     sync::Arc,
@@ -15,22 +15,22 @@ use tutti_runtime::Error;
 
 use super::{ApiKey, RETRY_AFTER, Share, UsageState};
 
-/// Longest time after which a caller is told to try again: what runs may give back tokens before they come back by
-/// time.
+/// Maximum time that a caller is told to wait for tokens. Running requests may give back tokens before the bucket
+/// refills.
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
-/// A request that was let in. It counts as running until the last clone is dropped. The default is a request that needs
-/// no key.
+/// An admitted request. It counts as running until the last clone is dropped. The default is a request that needs no
+/// key.
 #[derive(Clone, Default)]
 pub struct Entry(Option<Arc<Running>>);
 
 pub(super) struct Running {
-    /// The key as it was when the request was let in.
+    /// The key, with its limits at the time of admission.
     key: Arc<ApiKey>,
     holds: Mutex<Holds>,
 }
 
-/// The amounts that a request holds of its key's limits.
+/// The part of its key's limits that a request holds.
 struct Holds {
     choices: u32,
     /// Tokens that were taken from the bucket.
@@ -39,7 +39,7 @@ struct Holds {
 }
 
 impl Running {
-    /// A request that counts as one choice and has reserved no tokens.
+    /// Creates a request that counts as one choice and has reserved no tokens.
     pub fn new(key: Arc<ApiKey>) -> Self {
         Self { key, holds: Mutex::new(Holds { choices: 1, reserved: 0, used: 0 }) }
     }
@@ -61,7 +61,7 @@ impl Running {
             }
         }
         if let Some(per_minute) = limits.tokens_per_minute {
-            // An estimate that was reserved before is replaced.
+            // Replaces the estimate that was reserved before.
             state.tokens.give_back(holds.reserved, per_minute, now);
             if let Err(after) = state.tokens.reserve(tokens, per_minute, now) {
                 holds.reserved = 0;
@@ -79,7 +79,8 @@ impl Running {
         Ok(())
     }
 
-    /// A refused request uses nothing of the other limits.
+    /// Gives back the unit that a refused request has taken from the limit of requests per minute. A request that one
+    /// limit refuses must not use up another limit.
     fn forget_request(&self, state: &mut UsageState, now: Instant) {
         if let Some(per_minute) = self.key.line.requests_per_minute {
             state.requests.give_back(1, per_minute, now);
@@ -92,12 +93,12 @@ impl Entry {
         Self(Some(Arc::new(running)))
     }
 
-    /// The entry that was put into a request's extensions when the request was let in.
+    /// The entry that admission has put into a request's extensions, or the default if there is none.
     pub fn of(extensions: &Extensions) -> Self {
         extensions.get::<Self>().cloned().unwrap_or_default()
     }
 
-    /// The share of the caller.
+    /// The caller's share, by which waiting work is divided fairly.
     pub fn share(&self) -> Share {
         self.0.as_ref().map_or(Share::WITHOUT_KEY, |running| running.key.usage.share)
     }
@@ -114,8 +115,8 @@ impl Entry {
         }
     }
 
-    /// Reserves what the request may use: this many choices at once, and these tokens, of which an earlier estimate is
-    /// replaced. Refuses the request if the key's limits leave too little.
+    /// Reserves the request's maximum usage: its concurrent choices, and its prompt and output tokens. A later call
+    /// replaces the earlier reservation. Returns an error if the key's limits leave too little.
     pub fn reserve(&self, choices: u32, tokens: u64) -> Result<(), Error> {
         self.0.as_ref().map_or(Ok(()), |running| running.reserve(choices, tokens))
     }
@@ -145,7 +146,7 @@ impl Drop for Running {
     }
 }
 
-/// The message for a key whose limit of concurrency is reached.
+/// The error message for a key whose limit of concurrent choices is reached.
 pub(super) fn too_many_run(running: u32, choices: u32, most: u32) -> String {
     format!("{running} choices of this API key are running, this request has {choices}, the limit is {most}")
 }

@@ -6,7 +6,8 @@
 //! batch    fcde2b2edba56bf408601fb721fe9b5c…      tokens-per-minute=1000000
 //! ```
 //!
-//! A name has letters, digits, `-`, `_` and `.`, and stands in logs and metrics. Limits that are left out do not hold.
+//! A name has letters, digits, `-`, `_` and `.`, and appears in logs and metrics. A limit that a line leaves out does
+//! not apply.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,7 @@ use tutti_proto::parameters::{MAX_PRIORITY, PRIORITY};
 
 /// Length of a SHA-256 hash in bytes.
 pub const HASH_BYTES: usize = 32;
-/// Maximum number of keys. Further lines are left out.
+/// Maximum number of keys per file. Further lines are left out.
 const MAX_KEYS: usize = 10_000;
 /// Maximum length of a name in bytes.
 const MAX_NAME_BYTES: usize = 64;
@@ -26,7 +27,7 @@ pub struct KeyLine {
     pub name: String,
     /// SHA-256 of the key.
     pub hash: [u8; HASH_BYTES],
-    /// Maximum number of requests that run at once.
+    /// Maximum number of choices that run at once.
     pub concurrent: Option<u32>,
     /// Maximum number of requests per minute.
     pub requests_per_minute: Option<u32>,
@@ -36,16 +37,17 @@ pub struct KeyLine {
     pub most_urgent: Option<i32>,
 }
 
-/// The keys of a file, and its lines that are none.
+/// The keys of a file, and its lines with mistakes.
 #[derive(Debug, Default)]
 pub struct KeyFile {
     /// The keys, in the order of the file.
     pub keys: Vec<KeyLine>,
-    /// One sentence for each line that is left out, with its number.
+    /// One sentence for each line that is left out, with the line's number from 1.
     pub mistakes: Vec<String>,
 }
 
-/// Reads a file. A line with a mistake is left out, so that it keeps no key in force that the file no longer has.
+/// Parses a file. A line with a mistake is left out, and the other lines take effect. So a mistake never keeps a
+/// removed key in force.
 pub fn parse(bytes: &[u8]) -> KeyFile {
     let (mut file, mut names, mut hashes) = (KeyFile::default(), HashMap::new(), HashMap::new());
     for (number, line) in (1..).zip(bytes.split(|byte| *byte == b'\n')) {
@@ -70,7 +72,7 @@ pub fn parse(bytes: &[u8]) -> KeyFile {
     file
 }
 
-/// Reads a line. `None` if it has no key.
+/// Parses a line. `None` if the line is blank or only a comment.
 fn parse_line(line: &[u8]) -> Result<Option<KeyLine>, String> {
     let line = std::str::from_utf8(line).map_err(|_| "is not UTF-8 text".to_owned())?;
     let words: Vec<&str> = line.split('#').next().unwrap_or_default().split_whitespace().collect();
@@ -88,7 +90,7 @@ fn parse_key(name: &str, hash: &str, limits: &[&str]) -> Result<KeyLine, String>
     if name.len() > MAX_NAME_BYTES || !name.chars().all(known) {
         return Err(format!("the name must be at most {MAX_NAME_BYTES} letters, digits, '-', '_' or '.'"));
     }
-    // A hash is not repeated in an error: it may be a key that was written in its place.
+    // The error does not repeat the hash, because someone may have written the key itself in its place.
     let hash = parse_hash(hash)
         .ok_or_else(|| format!("{name} needs the SHA-256 of its key, 64 hexadecimal digits"))?;
     let mut key = KeyLine {

@@ -1,4 +1,4 @@
-//! The end of requests whose key is no longer accepted, if the settings say that they end.
+//! Ends running requests whose key is revoked, if the setting `revoked_requests` says so.
 
 use std::{
     pin::Pin,
@@ -31,7 +31,7 @@ impl Revocation {
     pub fn revoked(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut state = self.0.subscribe();
         async move {
-            // An error means that the key is no longer in the table, and that no request of it came to be revoked.
+            // An error means that the key was dropped without being revoked, so the future never completes.
             if state.wait_for(|revoked| *revoked).await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -44,16 +44,16 @@ pub fn error() -> Error {
     Error::new(ErrorKind::Unauthenticated, "the API key of this request is no longer accepted")
 }
 
-/// A body that ends early when its request's key is revoked, with a last frame that says so.
+/// A body that ends early when its request's key is revoked. A last frame then tells the client the reason.
 pub struct RevocableBody<B> {
     body: B,
-    /// Completes when the request is to end; `None` once it has.
+    /// A future that completes when the request must end; `None` once the future has completed.
     revoked: Option<BoxFuture<'static, ()>>,
     last: Option<Frame<Bytes>>,
 }
 
 impl<B> RevocableBody<B> {
-    /// The body with this last frame.
+    /// Wraps a body. `last` is the last frame if the body ends early.
     pub fn new(body: B, revoked: BoxFuture<'static, ()>, last: Frame<Bytes>) -> Self {
         Self { body, revoked: Some(revoked), last: Some(last) }
     }

@@ -1,8 +1,8 @@
-//! The shares among which waiting work is divided.
+//! Shares of callers, by which waiting work is divided fairly.
 
 use ring::digest::{SHA256, digest};
 
-/// A caller's share: that of its API key, or the one that all callers without a key have together.
+/// A caller's share. Each API key has its own share. All callers without a key have one share together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Share(u64);
 
@@ -10,7 +10,7 @@ impl Share {
     /// The share of all callers without a key.
     pub const WITHOUT_KEY: Self = Self(0);
 
-    /// The share of a key. It follows from the key's name, so that it is the same in all routers.
+    /// The share of a key. It is a hash of the key's name, so that all routers compute the same share.
     pub fn of_key(name: &str) -> Self {
         let hash = digest(&SHA256, name.as_bytes());
         Self(hash.as_ref().first_chunk().map_or(1, |start| u64::from_be_bytes(*start)).max(1))
@@ -21,7 +21,7 @@ impl Share {
         self != Self::WITHOUT_KEY
     }
 
-    /// The share's number in messages; 0 without a key.
+    /// The share's number in messages to conductors; 0 without a key.
     pub fn number(self) -> u64 {
         self.0
     }

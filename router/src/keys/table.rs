@@ -1,5 +1,5 @@
-//! The keys in force, found by a keyed hash: a search takes the same time whatever the number of keys is, and its time
-//! reveals nothing of a key.
+//! The keys in force, looked up by a keyed hash. The time of a lookup does not depend on the number of keys, and
+//! reveals nothing about a key.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -13,8 +13,8 @@ use tutti_runtime::Error;
 
 use super::{ApiKey, file::HASH_BYTES};
 
-/// The index of a key in the table: a hash of its hash that only this process can compute. Senders cannot choose keys
-/// whose indices are alike.
+/// A key's index in the table: an HMAC of the key's hash, with a secret of this process. Without the secret, nobody can
+/// choose a key whose index resembles that of another key.
 type Index = [u8; HASH_BYTES];
 
 /// The keys in force.
@@ -24,7 +24,7 @@ pub struct KeyTable {
 }
 
 impl KeyTable {
-    /// A table without keys.
+    /// Creates a table without keys.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -34,7 +34,7 @@ impl KeyTable {
         Ok(Self { secret, keys: HashMap::new() })
     }
 
-    /// Returns a table with other keys and this one's secret.
+    /// Returns a table with these keys and the secret of this table.
     pub fn with(&self, keys: impl IntoIterator<Item = Arc<ApiKey>>) -> Self {
         let keys = keys.into_iter().map(|key| (self.index(&key.line.hash), key)).collect();
         Self { secret: self.secret.clone(), keys }
@@ -45,7 +45,7 @@ impl KeyTable {
         self.keys.values()
     }
 
-    /// Finds the key that a caller shows.
+    /// Finds the key that a caller has sent.
     pub fn find(&self, shown: &str) -> Option<&Arc<ApiKey>> {
         let hash = digest(&SHA256, shown.as_bytes());
         let key = self.keys.get(&self.index(hash.as_ref()))?;

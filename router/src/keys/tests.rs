@@ -53,7 +53,7 @@ fn a_caller_is_known_by_its_key_alone() {
         assert_eq!(refused.kind(), ErrorKind::Unauthenticated, "{authorization:?}");
         assert!(!refused.message().contains("three"));
     }
-    // A hash is no key.
+    // The hash of a key is not accepted as a key.
     assert!(caller(&keys, &hash("one")).is_err());
     for (authorization, api_key, name) in
         [(Some("Bearer one"), None, "a"), (Some("bearer  two"), None, "b"), (None, Some("two"), "b")]
@@ -148,7 +148,7 @@ fn choices_count_as_they_run() {
 fn requests_at_once_use_no_more_tokens_than_the_key_may() {
     let (keys, _, _directory) = keys(&format!("a {} tokens-per-minute=100\n", hash("1")));
     let entered: Vec<Entry> = (0..64).map(|_| only(&keys).enter().unwrap()).collect();
-    // One request reserves more than a minute's tokens: it runs alone.
+    // Each request reserves more than one minute's tokens, so only one of them is accepted.
     let running: Vec<&Entry> = entered.iter().filter(|entry| entry.reserve(1, 3001).is_ok()).collect();
     assert_eq!(running.len(), 1);
     running[0].charge(3001);
@@ -162,7 +162,7 @@ fn what_is_reserved_and_not_used_comes_back() {
     let (keys, metrics, _directory) = keys(&format!("a {} tokens-per-minute=100\n", hash("1")));
     let first = only(&keys).enter().unwrap();
     first.reserve(1, 90).unwrap();
-    // The exact number takes the place of the estimate.
+    // The exact number replaces the estimate.
     first.reserve(1, 80).unwrap();
     let second = only(&keys).enter().unwrap();
     let refused = second.reserve(1, 40).unwrap_err();
@@ -215,7 +215,7 @@ async fn a_changed_file_is_read_and_a_broken_one_is_not() {
     let held = caller(&keys, "old").unwrap().enter().unwrap();
     let following = tokio::spawn(keys.clone().follow());
     let replace = |text: &str| {
-        // As Kubernetes does: a new file takes the place of the old one.
+        // A new file replaces the old one, as in Kubernetes.
         let (new, file) = (directory.path().join("new"), directory.path().join("keys"));
         std::fs::write(&new, text).unwrap();
         std::fs::rename(new, file).unwrap();
@@ -231,7 +231,7 @@ async fn a_changed_file_is_read_and_a_broken_one_is_not() {
     replace(&format!("a {} concurrent=1\n", hash("new")));
     until("new").await;
     assert!(caller(&keys, "old").is_err());
-    // The key keeps the record of its use, because its name stays.
+    // The counted usage of the key is kept, because its name stays.
     assert_eq!(reason(caller(&keys, "new").unwrap().enter()), ErrorKind::RateLimited);
     drop(held);
     caller(&keys, "new").unwrap().enter().unwrap();
@@ -244,7 +244,7 @@ async fn a_changed_file_is_read_and_a_broken_one_is_not() {
     following.abort();
 }
 
-/// A file that is read again when the test says so.
+/// Returns keys, and a closure that writes their file (`None` deletes it) and reads it again.
 fn reloaded(
     change: impl FnOnce(&mut RouterSettings),
 ) -> (Arc<ApiKeys>, impl Fn(Option<&str>) -> Result<(), Error>) {
@@ -319,7 +319,7 @@ fn an_address_that_guesses_is_refused_before_its_key_is_looked_at() {
     assert_eq!(from(1, "one"), Err(ErrorKind::RateLimited), "a guess is not told to be right");
     assert_eq!(from(2, "one"), Ok(()));
     assert_eq!(keys.metrics.of_file.guesses.get(), 2);
-    // Behind a proxy that has shown a right key, nobody is locked out.
+    // An address that has sent a right key, such as that of a proxy, is not refused.
     (0..100).for_each(|_| assert_eq!(from(2, "guess"), Err(ErrorKind::Unauthenticated)));
     assert_eq!(from(2, "two"), Ok(()));
 }
@@ -335,7 +335,7 @@ fn a_search_does_not_cost_more_with_more_keys() {
         (0..500).for_each(|_| assert!(caller(keys, "wrong").is_err()));
         began.elapsed()
     };
-    // The best of some: other tests run beside this one.
+    // The minimum of ten runs, because other tests run at the same time.
     let best = |keys: &ApiKeys| (0..10).map(|_| cost(keys)).min().unwrap();
     assert!(best(&many) < 4 * best(&few), "{:?} for many keys, {:?} for one", best(&many), best(&few));
     assert_eq!(caller(&many, "4999").unwrap().0.unwrap().line.name, "key4999");

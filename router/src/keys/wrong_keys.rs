@@ -1,7 +1,8 @@
-//! Wrong keys by the address that sends them. An address that guesses is soon refused before its key is looked at.
+//! Counts wrong keys per client address. After too many wrong keys, requests of an address are refused before their key
+//! is looked up.
 //!
-//! Callers behind one proxy share an address. So that a guesser there does not lock out the others, an address that has
-//! lately shown a right key is never refused.
+//! Callers behind one proxy share an address. One of them must not lock out the others, so an address that has recently
+//! sent a right key is never refused.
 
 use std::{
     collections::HashMap,
@@ -15,13 +16,13 @@ use super::bucket::Bucket;
 
 /// Time for which a right key protects its address.
 const PROTECTED: Duration = Duration::from_secs(600);
-/// Time in which an address that tries nothing has all its tries again.
+/// Time without a wrong key after which an address has all its tries again.
 const REFILLED: Duration = Duration::from_secs(60);
-/// Most addresses that are remembered. At the limit, those of which nothing is worth knowing are forgotten. If there
-/// are none, further addresses are not limited.
+/// Maximum number of addresses that are remembered. At the limit, addresses without a recent wrong or right key are
+/// removed. If there are none, further addresses are not limited.
 const MAX_ADDRESSES: usize = 16_384;
 
-/// The addresses that have shown keys of late.
+/// The addresses that have recently sent keys.
 #[derive(Debug, Default)]
 pub struct WrongKeys(Mutex<HashMap<IpAddr, Tries>>);
 
@@ -49,12 +50,12 @@ impl WrongKeys {
     pub fn refuse(&self, address: IpAddr, per_minute: u32, now: Instant) -> Option<Duration> {
         let addresses = self.0.lock();
         let tries = addresses.get(&address)?;
-        // A copy of the bucket is asked: only a wrong key uses up a try.
+        // Tests a copy of the bucket, because only a wrong key uses up a try.
         let mut left = tries.left;
         if tries.is_protected(now) { None } else { left.take_one(per_minute, now).err() }
     }
 
-    /// Notes that an address has shown a wrong key.
+    /// Records that an address has sent a wrong key.
     pub fn wrong(&self, address: IpAddr, per_minute: u32, now: Instant) {
         self.note(address, now, |tries| {
             tries.left.charge(1, per_minute, now);
@@ -62,7 +63,7 @@ impl WrongKeys {
         });
     }
 
-    /// Notes that an address has shown a right key.
+    /// Records that an address has sent a right key.
     pub fn right(&self, address: IpAddr, now: Instant) {
         self.note(address, now, |tries| tries.right = Some(now));
     }

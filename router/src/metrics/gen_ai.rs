@@ -1,5 +1,5 @@
-//! The server metrics of OpenTelemetry's semantic conventions for generative AI, beside the router's own. A sampled
-//! request leaves its trace's id as an exemplar.
+//! The server metrics of OpenTelemetry's semantic conventions for generative AI, in addition to the router's own
+//! metrics. The exemplars are trace ids of sampled requests.
 
 use std::time::{Duration, SystemTime};
 
@@ -22,7 +22,8 @@ const DURATION: [f64; 14] =
 /// Bucket bounds that the conventions advise for `gen_ai.server.time_to_first_token`, in seconds.
 const FIRST_TOKEN: [f64; 16] =
     [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
-/// Bucket bounds that the conventions advise for `gen_ai.server.time_per_output_token`, in seconds, and lower ones.
+/// Bucket bounds that the conventions advise for `gen_ai.server.time_per_output_token`, in seconds, and three lower
+/// bounds.
 const PER_TOKEN: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
 

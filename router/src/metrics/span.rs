@@ -19,7 +19,7 @@ pub struct RequestSpan {
 }
 
 impl RequestSpan {
-    /// Begins the span of a request that arrives now. `client` is the span that the client names as its own.
+    /// Begins the span of a request that arrives now. `client` is the client's own trace span, if its headers name one.
     pub fn begin(client: Option<ClientSpan>) -> Self {
         if !trace::is_on() {
             let log = tracing::info_span!("generation", prompt_tokens = Empty, outcome = Empty);
@@ -128,8 +128,8 @@ impl RequestSpan {
             trace::fail(&self.log, outcome.name(), "the client left");
         }
         if self.trace.is_some() {
-            // A span ends at the time at which it was last left. This one was left when its request was accepted, so it
-            // is entered once more.
+            // The end time of a span is the time of its last exit. This span was exited when its request was accepted,
+            // so it is entered and exited once more.
             self.log.in_scope(|| ());
         }
     }

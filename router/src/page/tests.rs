@@ -31,7 +31,7 @@ async fn a_file_is_sent_once_and_then_found_unchanged() {
     }
 }
 
-/// A file that the page names and the router does not serve, or one that it loads from elsewhere, breaks the page.
+/// Every file that the page links to is one of the served files. A link to any other file breaks the page.
 #[test]
 fn the_page_names_only_files_that_are_served() {
     let mut named = 0;

@@ -53,15 +53,15 @@ impl Detokenizer {
                 held.extend(self.tokenizer.token_bytes(id));
                 take_whole_characters(held)
             }
-            // It has no text, and the decoder does not see it.
+            // An unknown id has no text, and the decoder does not see it.
             State::Window { .. } if !self.tokenizer.is_known(id) => String::new(),
             State::Window { tokens, taken } => {
                 tokens.push(id);
                 let (before, all) = window(&self.tokenizer, tokens, *taken);
                 let cut = all.ends_with('\u{fffd}') && tokens.len() - *taken < MAX_HELD;
                 if cut || all.len() <= before.len() {
-                    // Tokens without text leave the window, so that any number of them can follow each other. The
-                    // first one stays: a decoder may treat the first token of the text in another way.
+                    // Tokens without text are removed, so that any number of them fits into the window. The first such
+                    // token stays, because a decoder may treat the first token of a text differently.
                     if tokens.len() - *taken > MAX_HELD {
                         tokens.remove(*taken + 1);
                     }
@@ -100,7 +100,7 @@ fn window(tokenizer: &Tokenizer, tokens: &[u32], taken: usize) -> (String, Strin
 }
 
 /// The text of `all` after `before`. If `all` does not begin with `before`, the decoder has changed the earlier text.
-/// In that case, as many characters as `before` has are skipped.
+/// In that case, skips as many characters as `before` has.
 fn after(all: &str, before: &str) -> String {
     match all.strip_prefix(before) {
         Some(new) => new.to_owned(),

@@ -1,8 +1,8 @@
 //! A bounded pool for CPU-bound work on text, so that long prompts neither block the async threads nor pile up.
 //!
-//! The pool has lanes. Work of one lane never waits for work of another, so a short prompt is not stuck behind long
-//! ones, and a prompt of token ids is not stuck behind texts. Within a lane, callers get threads by deficit round robin
-//! over the bytes of their texts.
+//! The pool has lanes. Work in one lane never waits for work in another lane. So a short prompt does not wait for long
+//! prompts, and a prompt of token ids does not wait for texts. Within a lane, callers get threads by deficit round
+//! robin over the bytes of their texts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,10 +20,10 @@ use crate::{
 /// Maximum size of a text in the short lane, in bytes.
 const SHORT_BYTES: usize = 16 << 10;
 
-/// Bytes of text for which a caller's texts get threads in a turn.
+/// Quantum of the deficit round robin, in bytes of text per turn of a caller.
 const QUANTUM_BYTES: u64 = SHORT_BYTES as u64;
 
-/// The kind of work.
+/// A lane of the pool, one for each kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// Parsing of bodies, and checks of token ids.
@@ -54,10 +54,10 @@ pub struct TextWork {
     pub bytes: usize,
 }
 
-/// Runs closures on blocking threads. Each lane bounds the number of closures that run and the number that wait. It
-/// refuses further closures at once.
+/// Runs closures on blocking threads. Each lane bounds the number of closures that run and the number that wait. A full
+/// lane refuses further closures at once.
 pub struct TextPool {
-    /// In the order of [`Lane`].
+    /// The lanes, indexed by [`Lane`].
     lanes: [Arc<LaneState>; 4],
     /// Threads among which the segments of long texts are divided.
     threads: Arc<ThreadPool>,
@@ -72,7 +72,7 @@ struct LaneState {
 struct LaneQueue {
     /// Closures that run or wait.
     admitted: Bound,
-    /// Threads that run no closure.
+    /// Number of threads that run no closure.
     free: usize,
     waiting: FairQueue<oneshot::Sender<Thread>>,
 }
@@ -85,8 +85,8 @@ impl LaneState {
         Arc::new(Self { queue: Mutex::new(queue), limit })
     }
 
-    /// Admits a closure to the lane, and gives it a thread as soon as it is the caller's turn. `Err` is the number of
-    /// closures that run or wait.
+    /// Admits a closure to the lane. The receiver gets a thread when it is the caller's turn. If the lane is full,
+    /// `Err` is the number of closures that run or wait.
     fn enter(self: &Arc<Self>, work: TextWork) -> Result<(Admitted, oneshot::Receiver<Thread>), u64> {
         let (sender, receiver) = oneshot::channel();
         let mut queue = self.queue.lock();
@@ -98,13 +98,13 @@ impl LaneState {
         }
         queue.free -= 1;
         drop(queue);
-        // The receiver is here, so that the thread arrives.
+        // The send cannot fail, because the receiver still exists.
         let _ = sender.send(Thread { lane: self.clone() });
         Ok((admitted, receiver))
     }
 }
 
-/// A closure that runs or waits. Dropping it makes room for another one, also if the request is cancelled.
+/// A closure that runs or waits. Dropping this value makes room for another closure, also if the request is cancelled.
 struct Admitted {
     lane: Arc<LaneState>,
     held: Option<Held>,
@@ -118,7 +118,7 @@ impl Drop for Admitted {
     }
 }
 
-/// The right to run a closure. Dropping it passes it on to the next one.
+/// The right to run one closure. Dropping it gives the right to the next waiting closure.
 struct Thread {
     lane: Arc<LaneState>,
 }
@@ -133,7 +133,8 @@ impl Drop for Thread {
             };
             drop(queue);
             if !next.is_closed() {
-                // If the receiver goes away now, the thread comes back and is passed on again.
+                // If the receiver is dropped now, `send` returns the thread. Its drop then passes the thread to the
+                // next closure.
                 let _ = next.send(Self { lane: self.lane.clone() });
                 return;
             }
@@ -142,8 +143,9 @@ impl Drop for Thread {
 }
 
 impl TextPool {
-    /// Creates a pool with `threads` threads per lane, half of them for long texts, and up to `queue` further closures
-    /// waiting per lane. Answers are written for admitted requests only, so any number of them may wait.
+    /// Creates a pool. The lanes for parsing and short texts have `threads` threads each; the lanes for long texts and
+    /// answers have half as many. Up to `queue` further closures wait per lane. Any number of answers may wait, because
+    /// only admitted requests have answers.
     pub fn new(threads: usize, queue: usize) -> Result<Self, Error> {
         let half = threads.div_ceil(2);
         let shared = ThreadPoolBuilder::new()
@@ -169,8 +171,8 @@ impl TextPool {
         })?;
         let thread = thread.await.map_err(|_| Error::internal("the text pool is closed"))?;
         let threads = (work.lane == Lane::Long).then(|| self.threads.clone());
-        // The thread moves into the closure, because the closure of a cancelled request keeps it busy until the closure
-        // returns.
+        // The thread moves into the closure. If the request is cancelled, the closure still keeps the thread busy until
+        // it returns.
         let done = tokio::task::spawn_blocking(move || {
             let _thread = thread;
             match threads {

@@ -1,13 +1,13 @@
 //! Cuts a long text into segments that can be encoded one by one, with the same token ids as the whole text.
 //!
-//! A cut is safe if every piece of the pre-tokenizer ends or begins there, whether or not the other side is present.
-//! The regular expressions of GPT-2 and its successors have no look-behind and look ahead by one character, at the end
-//! of white space only. For these, two kinds of cuts are safe:
+//! A cut is safe if the pre-tokenizer always ends a piece there, whether or not the text on the other side is present.
+//! The regular expressions of GPT-2 and its successors have no look-behind. They look ahead by one character, and only
+//! at the end of white space. For these expressions, two kinds of cuts are safe:
 //!
 //! - before a space between two ASCII letters, as in `one| two`: a piece of letters ends there, and the next piece is
 //!   the space with the letters after it;
-//! - after a newline between a visible ASCII character and an ASCII letter, as in `one\n|two`: the newline ends the
-//!   piece that it is in, because no expression joins it to a letter.
+//! - after a newline between a visible ASCII character and an ASCII letter, as in `one\n|two`: the newline ends its
+//!   piece, because no expression joins a newline to a letter after it.
 //!
 //! Unicode's composition (NFC) changes no text across such a cut, since both sides are ASCII characters that do not
 //! compose with each other.
@@ -35,8 +35,8 @@ const KNOWN: [&str; 6] = [
 /// True if texts for this tokenizer may be cut.
 pub fn allowed(tokenizer: &Tokenizer) -> bool {
     let normalizer = matches!(tokenizer.get_normalizer(), None | Some(NormalizerWrapper::NFC(_)));
-    // An added token is taken from the text before anything else. It must not span a cut, or reach over the space
-    // beside it.
+    // Added tokens are found in a text first. None of them may contain a space or a newline, where a cut could be, or
+    // absorb the white space beside it.
     let mut added = tokenizer.get_added_vocabulary().get_added_tokens_decoder().values();
     let tokens = added.all(|token| !token.lstrip && !token.rstrip && !token.content.contains([' ', '\n']));
     normalizer && tokens && tokenizer.get_pre_tokenizer().is_some_and(cuts)
@@ -58,13 +58,14 @@ fn cuts(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     }
 }
 
-/// Cuts a text at the first safe place after every `bytes` bytes. The segments together are the text.
+/// Cuts a text into segments. Each cut is at the first safe place that leaves at least `bytes` bytes in the segment.
+/// The concatenated segments are the text.
 pub fn cut(text: &str, bytes: usize) -> Vec<&str> {
     let mut segments = Vec::with_capacity(text.len() / bytes.max(1) + 1);
     let mut rest = text;
     while rest.len() > bytes {
         let Some(at) = (bytes.max(2)..rest.len()).find(|&at| safe(rest.as_bytes(), at)) else { break };
-        // A safe place has an ASCII character on both sides, so it is a boundary of characters.
+        // A safe place has an ASCII character on both sides, so it is a character boundary.
         let (segment, after) = rest.split_at(at);
         segments.push(segment);
         rest = after;
@@ -81,8 +82,8 @@ fn safe(text: &[u8], at: usize) -> bool {
     after_newline || (before_space && text.get(at + 1).is_some_and(u8::is_ascii_alphabetic))
 }
 
-/// Length in bytes of the longest run of characters of one class: white space, letters, digits or any others. No
-/// pre-tokenizer of GPT-2's kind cuts inside such a run, so the run becomes one piece.
+/// Length in bytes of the longest run of characters of one class: white space, letters, digits, or all other
+/// characters. A pre-tokenizer of GPT-2's kind may turn such a run into one piece.
 pub fn longest_run(text: &str) -> usize {
     let class = |c: char| match c {
         c if c.is_whitespace() => 0,

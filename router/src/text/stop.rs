@@ -1,4 +1,5 @@
-//! Stop strings in a stream of text. A match may span pieces of the stream. No character of a match is released.
+//! Finds stop strings in a stream of text. A match may extend over several pieces of the stream. No character of a
+//! match is released.
 
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@ use tutti_proto::cluster::v1::MediaKind;
 use tutti_runtime::Error;
 
 const NAME: &str = "chat_template";
-/// Maximum number of instructions of one rendering. A template needs some tens of them per message.
+/// Maximum number of instructions of one rendering. A template runs some tens of instructions per message.
 const MAX_INSTRUCTIONS: u64 = if cfg!(fuzzing) { 50_000 } else { 5_000_000 };
 
 /// A compiled chat template, and the special tokens that the template may name.
@@ -74,8 +74,8 @@ struct NamedTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads the template from chat_template.jinja or, if that is missing, from tokenizer_config.json. Returns `None`
-    /// if neither has a template.
+    /// Reads the template from chat_template.jinja or, if that file is missing, from tokenizer_config.json. Returns
+    /// `None` if neither has a template.
     pub fn read(config: Option<&[u8]>, jinja: Option<&[u8]>) -> Result<Option<Self>, Error> {
         let config: Option<TokenizerConfig> = config
             .map(serde_json::from_slice)
@@ -138,9 +138,8 @@ impl ChatTemplate {
         };
         let template = self.environment.get_template(NAME).map_err(refused)?;
         let mut output = BoundedText { bytes: Vec::new(), max_bytes };
-        // minijinja 3.0.5 panics for some values, for example for `x[::-1]` of an empty `x`, and values come from
-        // clients. The panic leaves nothing behind: the engine keeps no state between renderings, and `output` is
-        // dropped.
+        // minijinja 3.0.5 panics for some values, for example for `x[::-1]` of an empty `x`. Values come from clients.
+        // A panic leaves no invalid state: the engine keeps no state between renderings, and `output` is dropped.
         let rendered = catch_unwind(AssertUnwindSafe(|| template.render_captured_to(context, &mut output)));
         let engine_failed = |_| Error::invalid("messages", "the chat template's engine fails on them");
         rendered.map_err(engine_failed)?.map_err(refused)?;

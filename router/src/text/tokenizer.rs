@@ -8,7 +8,7 @@ use tutti_runtime::Error;
 
 use super::segments;
 
-/// Special tokens in the result of an encoding or a decoding.
+/// The treatment of special tokens by an encoding or a decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialTokens {
     /// Encoding adds the special tokens of the tokenizer's post-processor. Decoding shows special tokens.
@@ -44,16 +44,16 @@ const MOST_SHORTENED: usize = 4;
 /// Target size of a segment of a long text, in bytes.
 const SEGMENT_BYTES: usize = 32 << 10;
 
-/// Maximum size in bytes of a run without a break, such as white space or letters only. The pre-tokenizer makes one
-/// piece of a run. A piece takes memory for each of its characters while its tokens are merged, and the regular
+/// Maximum size in bytes of a run without a break, such as white space or letters only. The pre-tokenizer may turn a
+/// run into one piece. A piece takes memory for each of its characters while its tokens are merged, and the regular
 /// expression engine gives up on runs of a million characters without an error.
 pub const MAX_RUN_BYTES: usize = 256 << 10;
 
-/// Bytes per token up to which a text is encoded at all. Texts of people and programs have 3 to 6 bytes per token in
-/// the vocabularies in use; the longest token, often a run of spaces, says little about a text.
+/// Maximum number of bytes per allowed token of a text that is encoded. Texts and programs have 3 to 6 bytes per token
+/// in the vocabularies in use. The longest token gives no useful limit, because it is often a run of spaces.
 const TEXT_BYTES_PER_TOKEN: usize = 16;
 
-/// Size in bytes up to which a text is encoded whatever the limit of tokens is, because that is quick.
+/// Size in bytes up to which a text is encoded whatever the limit of tokens is, because its encoding is quick.
 const ALWAYS_ENCODED_BYTES: usize = 64 << 10;
 
 /// Maximum size in bytes of a text that may have this many tokens.
@@ -66,8 +66,7 @@ impl Tokenizer {
     pub fn from_bytes(json: &[u8]) -> Result<Self, Error> {
         let invalid = |e: tokenizers::Error| Error::invalid("tokenizer", format!("tokenizer.json: {e}"));
         let mut inner = Inner::from_bytes(json).map_err(invalid)?;
-        // A prompt is encoded whole, so the file's settings of truncation and padding, which are meant for training,
-        // are turned off.
+        // Turns off the file's truncation and padding, which are meant for training. A prompt is always encoded whole.
         inner.with_truncation(None).map_err(invalid)?;
         inner.with_padding(None);
         let added = inner.get_added_tokens_decoder();
@@ -88,9 +87,9 @@ impl Tokenizer {
         self.encode_up_to(text, special_tokens, usize::MAX).map(Option::unwrap_or_default)
     }
 
-    /// Encodes a text into token ids. Returns `None` once it is known that the text has more than `most` tokens; a
-    /// short text is encoded whole nevertheless. A long text is divided among the threads of the current pool if its
-    /// segments have the token ids of the whole text.
+    /// Encodes a text into token ids. Returns `None` as soon as a long text is known to have more than `most` tokens. A
+    /// short text is always encoded whole. If the tokenizer allows cuts, the segments of a long text are divided among
+    /// the threads of the current pool.
     pub fn encode_up_to(
         &self,
         text: &str,
@@ -122,8 +121,8 @@ impl Tokenizer {
     /// True if a text of this many bytes certainly has more than `tokens` tokens. This is decided without encoding the
     /// text.
     pub fn surely_exceeds(&self, bytes: usize, tokens: u32) -> bool {
-        // A tokenizer that is not byte-level may encode an unknown word of any length as one token, so bytes say
-        // nothing.
+        // A tokenizer that is not byte-level may encode an unknown word of any length as one token, so the number of
+        // bytes gives no limit.
         self.byte_level && bytes / MOST_SHORTENED > self.longest.saturating_mul(tokens as usize)
     }
 
@@ -205,8 +204,8 @@ fn fallback_byte(token: &str) -> Option<u8> {
     if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
 }
 
-/// Undoes the byte-level alphabet. If a token has a character outside of the alphabet, the result is the token's UTF-8,
-/// as in the decoder.
+/// Converts a token from the byte-level alphabet into bytes. If a token has a character outside of the alphabet, the
+/// result is the token's UTF-8, as in the decoder.
 fn byte_level_bytes(token: &str) -> Vec<u8> {
     token.chars().map(byte_of).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.as_bytes().to_vec())
 }

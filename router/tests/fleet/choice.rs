@@ -1,4 +1,4 @@
-//! The choice of a conductor for a request.
+//! The selection of a conductor for a request.
 
 use axum::http::StatusCode;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Conductors that are lost while requests run there.
+//! Conductors that are lost while they run requests.
 
 use std::time::Duration;
 
@@ -36,8 +36,8 @@ async fn a_stream_continues_after_its_tokens_when_its_conductor_dies() {
     a.kill();
     let (tokens, errors) = stream.rest(1).await;
     assert_eq!((tokens, errors), (vec![expected(&PROMPT, 10)[3..].to_vec()], vec![]));
-    // `b` gets the same request as `a`, with the tokens from `a`. It does not request prompt logprobs again, since the
-    // client has them already.
+    // The request to `b` equals the request to `a`, plus the tokens from `a`. It does not ask for prompt logprobs
+    // again, because the client already has them.
     let (first, second) = (a.last(), b.last());
     assert_eq!((second.generated, a.count(), b.count()), (expected(&PROMPT, 3), 1, 1));
     let (mut wanted, got) = (first.spec.unwrap(), second.spec.unwrap());
@@ -70,7 +70,7 @@ async fn many_streams_lose_nothing_when_one_of_two_dies() {
     for (kind, stream) in streams {
         assert_eq!(stream.await.unwrap(), (vec![expected(&[kind; 40], 12)], vec![]), "stream {kind}");
     }
-    // Some streams may have ended before `a` was killed. All other streams continue on `b`.
+    // Some streams of `a` may have ended before `a` is killed. All its other streams continue on `b`.
     let moved = ["retries", "replays"]
         .map(|what| router.metric_of(&format!("tutti_router_conductor_{what}_total"), &a))
         .iter()

@@ -31,7 +31,7 @@ async fn an_unavailable_conductor_costs_a_retry_and_no_request() {
 async fn clients_that_leave_never_cost_the_others_their_connection() {
     let fake = Fake::start();
     let router = Router::before(&[&fake], settings()).await;
-    // HTTP/2's own limit over the life of a connection is 1024.
+    // By default, the HTTP/2 library closes a connection after 1024 errors on streams that it has reset.
     for kind in 0..3000 {
         let mut left = router.stream(&ask(&[kind % 256; 20], 60)).await;
         left.next().await.unwrap();
@@ -76,7 +76,7 @@ async fn a_conductor_that_fails_requests_gets_none_and_is_then_probed() {
     router.until("a's breaker shows", || router.health.remarks().len() == 1).await;
     assert_eq!(router.metric_of("tutti_router_conductor_up", &a), 0);
     a.refuse(None);
-    // After the pause, a request is sent as a probe, and closes the breaker.
+    // After the pause, a request is sent as a probe. Its success closes the breaker.
     while a.count() == failed {
         assert_eq!(router.complete(&ask(&[9], 1)).await.0, StatusCode::OK);
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,4 +1,4 @@
-//! A router while its conductor starts, and the time until it notices changes.
+//! A router whose conductor is still starting, and a poll on request.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -1,4 +1,4 @@
-//! Fake conductors on real sockets, each in its own runtime, so that it can die like a process.
+//! Fake conductors on real sockets. Each fake has its own runtime, so that it can be killed like a process.
 
 mod fake;
 
@@ -20,7 +20,7 @@ use tutti_runtime::{
 
 pub use fake::{Fake, token_at};
 
-/// Awaits a future, and fails the test with the future's name if it takes too long.
+/// Awaits a future. Fails the test with the text `what` if the future takes more than 30 seconds.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(30), future).await.unwrap_or_else(|_| panic!("{what} does not happen"))
 }
@@ -85,7 +85,7 @@ impl Router {
             .unwrap_or_else(|_| panic!("{what}: {:?} {:?}", self.health.ready(), self.health.remarks()));
     }
 
-    /// The value of a metric with these labels; 0 if the metric does not exist.
+    /// The value of a metric; 0 if the metric does not exist. `name` includes the labels.
     pub fn metric(&self, name: &str) -> u64 {
         let text = self.metrics.encode();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -97,7 +97,7 @@ impl Router {
         self.metric(&format!("{name}{{conductor=\"{}\"}}", fake.url))
     }
 
-    /// The answer to a completion: its status and its body.
+    /// Sends a completion request. Returns the status and the body of the answer.
     pub async fn complete(&self, body: &Value) -> (StatusCode, Value) {
         let response = self.front_door.http_routes().oneshot(post(body)).await.unwrap();
         let status = response.status();
@@ -105,7 +105,7 @@ impl Router {
         (status, serde_json::from_slice(&bytes).unwrap())
     }
 
-    /// The events of a streamed completion.
+    /// Sends a streamed completion request. Returns the stream of its events.
     pub async fn stream(&self, body: &Value) -> Events {
         let mut body = body.clone();
         body["stream"] = json!(true);
@@ -126,7 +126,7 @@ pub fn ask(prompt: &[u32], max_tokens: u32) -> Value {
     json!({ "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": true, "return_token_ids": true })
 }
 
-/// The tokens that every conductor generates after a prompt.
+/// The tokens that every fake conductor generates after a prompt.
 pub fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
     (0..count).map(|index| token_at(prompt, index)).collect()
 }

@@ -101,8 +101,8 @@ async fn every_end_has_its_reason() {
     // The stop token is reported as a token, and has no text.
     let stop = ask(&[97, 33], FinishReason::StopToken).await;
     assert_eq!(stop, [json!("a"), json!("stop"), json!(33), json!([97, 33])]);
-    // A stop token that does not end the output has text like any other token: one within `min_tokens`, or one that
-    // ends the output by its length.
+    // A stop token has text unless it is the reason for the end. Here the first stop token is passed, and the second
+    // one is at the length limit.
     let passed = ask(&[33, 97, 33], FinishReason::Length).await;
     assert_eq!(passed, [json!("!a!"), json!("length"), json!(null), json!([33, 97, 33])]);
 }

@@ -144,7 +144,7 @@ async fn running_choices_are_bounded_and_permits_come_back() {
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(refused.headers["retry-after"], "1");
     assert_eq!(refused.json()["error"]["code"], "server_overloaded");
-    // A request with more choices than the limit can never be served: the error is an invalid argument.
+    // A request with more choices than the limit can never be served, so the error is an invalid argument.
     let impossible = setup.post(PATH, &json!({ "prompt": "a", "n": 4 })).await;
     assert_eq!(impossible.status, StatusCode::BAD_REQUEST);
     drop(running);
@@ -172,7 +172,7 @@ async fn a_front_door_is_idle_when_no_generation_is_running() {
     let body = r#"{"prompt": "a", "stream": true}"#;
     let running = setup.front_door.http_routes().oneshot(post(PATH, body)).await.unwrap();
     assert!(!setup.front_door.is_idle());
-    // The process drains. Clients that connect now are told so, and that they may come again.
+    // The process drains. Clients that connect now get this reason, and a time after which to try again.
     let front = setup.front_door.front(setup.health.clone()).unwrap();
     assert!(!(front.is_idle)());
     let refused = front.refusals.oneshot(post(PATH, body)).await.unwrap();

@@ -21,7 +21,7 @@ const PATH: &str = "/v1/completions";
 /// `printf %s one | sha256sum`
 const ONE: &str = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed";
 
-/// A front door with the key `one` of `alice`, under these limits.
+/// Starts a front door with a single API key: `one`, with the name `alice` and these limits.
 async fn with_key(limits: &str) -> (Setup, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("keys");
@@ -169,7 +169,7 @@ async fn a_full_class_is_refused_before_any_work_and_others_are_not() {
     for _ in 0..3 {
         setup.cancelled.recv().await.unwrap();
     }
-    // A request that has a token waits no longer.
+    // A request that has an output token no longer counts as queued.
     setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);
     let mut running = Vec::new();
     for _ in 0..3 {
@@ -199,7 +199,7 @@ async fn a_client_that_leaves_before_its_answer_is_counted_as_499() {
     assert!(setup.metrics.encode().lines().any(|other| other == line), "{}", setup.metrics.encode());
 }
 
-/// A script that scores the prompt with this many alternatives, where that is requested, and says one token.
+/// A script that sends one output token. If the request asks for logprobs of the prompt, the script sends them first.
 fn scored(spec: &RequestSpec) -> Vec<Step> {
     let Some(top) = spec.prompt_logprobs else { return vec![tokens(0, &[98]), end(FinishReason::Length, 1)] };
     let top: Vec<(u32, f32)> = (0..top).map(|id| (id, -1.0)).collect();
@@ -230,7 +230,7 @@ async fn the_logprobs_of_a_prompt_are_computed_once_and_reported_by_each_choice(
         seen[choice["index"].as_u64().unwrap() as usize] += scores_of(choice);
     }
     assert_eq!(seen, [3, 3, 3, 2, 2, 2]);
-    // An echo scores the prompt of each choice, too.
+    // With an echo, each choice reports the logprobs of its prompt as well.
     let body = json!({ "prompt": [1, 2, 3], "n": 2, "max_tokens": 1, "echo": true, "logprobs": 1 });
     let whole = setup.post(PATH, &body).await.json();
     for choice in whole["choices"].as_array().unwrap() {
@@ -258,7 +258,8 @@ async fn an_answer_that_would_be_huge_is_refused_by_name_before_any_work() {
     assert_eq!(setup.post(PATH, &body).await.status, StatusCode::OK);
 }
 
-/// Without the bound, a request of a few bytes makes an answer of gigabytes, all of it in memory until its end.
+/// Without this limit, a request of a few bytes could cause an answer of gigabytes, which stays in memory until its
+/// end.
 #[tokio::test]
 async fn an_answer_of_too_many_output_logprobs_is_refused_by_name() {
     let setup = ready_with(RouterSettings { max_output_logprobs: 100, ..Default::default() }, true).await;
@@ -273,7 +274,7 @@ async fn an_answer_of_too_many_output_logprobs_is_refused_by_name() {
         assert!(refused.text.contains("120") && refused.text.contains("100"), "{}", refused.text);
     }
     assert_eq!(setup.conductor.count(), 0);
-    // As many as the context allows, without max_tokens.
+    // Without max_tokens, the limit of output tokens is the rest of the context.
     let chat =
         json!({ "messages": [{ "role": "user", "content": "x" }], "logprobs": true, "top_logprobs": 20 });
     let refused = setup.post("/v1/chat/completions", &chat).await;

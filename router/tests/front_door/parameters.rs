@@ -21,7 +21,7 @@ use crate::{
 #[derive(Default)]
 struct Values {
     good: Vec<Value>,
-    /// Values out of the range, each with what the error says of it.
+    /// Values out of range, each with a text that the error must contain.
     outside: Vec<(Value, String)>,
     wrong: Vec<Value>,
 }
@@ -50,7 +50,7 @@ fn honoured(kind: Kind) -> Values {
             }
         }
         Kind::Integer(range) => Values {
-            // The upper end of the other integers depends on the model's context, or is too large for a test.
+            // Larger upper bounds are not tested: they depend on the model's context, or are too large for a test.
             good: if range.high < 1000 { vec![json!(range.low), json!(range.high)] } else { vec![] },
             outside: [range.low - 1, range.high + 1].map(|value| (json!(value), value.to_string())).to_vec(),
             wrong: vec![json!("1"), json!(1.5), json!(false)],
@@ -117,7 +117,7 @@ async fn post(setup: &Setup, scope: Scope, name: &str, value: &Value) -> (Status
         _ => ("/v1/completions", json!({ "prompt": "hello", "max_tokens": 2 })),
     };
     let members = body.as_object_mut().unwrap();
-    // Parameters that need another one.
+    // Adds a second parameter where this parameter requires one.
     if name == "top_logprobs" {
         members.insert("logprobs".into(), json!(true));
     }
@@ -156,7 +156,7 @@ async fn every_declared_parameter_is_checked_over_http() {
                     (StatusCode::BAD_REQUEST, &json!(name)),
                     "{value}: {error}"
                 );
-                // The route reads the parameter: it is not merely unknown.
+                // The error is about the value: the route knows the parameter.
                 let message = error["message"].as_str().unwrap();
                 assert!(!message.contains("not a parameter"), "{name} {value}: {error}");
             }
@@ -164,7 +164,7 @@ async fn every_declared_parameter_is_checked_over_http() {
     }
 }
 
-/// A request over gRPC with one parameter that is not the default, and the field that an error names.
+/// A gRPC request that sets one parameter, and the field that an error about this parameter names.
 struct Asked {
     request: GenerateRequest,
     field: String,
@@ -249,7 +249,7 @@ async fn every_integer_is_checked_over_grpc() {
         for value in [low, high] {
             ask(value).expect_taken(&setup).await;
         }
-        // Below 0 there is nothing that the field could hold.
+        // A field with a lower bound of 0 is unsigned, so it cannot hold a smaller value.
         let below = (low != 0).then_some(low - 1);
         for value in below.into_iter().chain([high + 1]) {
             ask(value).expect_refused(&setup, [&value.to_string(), &high.to_string()]).await;
@@ -274,7 +274,7 @@ async fn every_list_is_checked_over_grpc() {
         ask(most).expect_taken(&setup).await;
         ask(most + 1).expect_refused(&setup, [&(most + 1).to_string(), &most.to_string()]).await;
     }
-    // The vocabulary of these tests is smaller than the limit of biases.
+    // The limit of biases itself is not tested, because the vocabulary of these tests is smaller.
     let most = BIASES.range.most;
     biases(200).expect_taken(&setup).await;
     biases(most + 1).expect_refused(&setup, [&(most + 1).to_string(), &most.to_string()]).await;

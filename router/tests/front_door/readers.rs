@@ -19,9 +19,9 @@ use tutti_settings::ConnectionSettings;
 
 use crate::support::{self, Setup, Step, connect, logprob, ready_with, token};
 
-/// More than any of these tests takes.
+/// Timeout of a wait, longer than any of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Output tokens that fill the buffers of a connection, with the alternatives that [`endless`] gives each.
+/// Number of output tokens that fill the buffers of a connection. Each token has the alternatives from [`endless`].
 const TOKENS: usize = 20_000;
 
 /// Serves the front door on a port.
@@ -33,7 +33,7 @@ async fn serve(setup: &Setup) -> SocketAddr {
     address
 }
 
-/// A script with more output than the buffers of a connection hold, and no end.
+/// A script without an end, with more output than the buffers of a connection hold.
 fn endless() -> Vec<Step> {
     let top: Vec<(u32, f32)> = (0..20).map(|id| (id, -1.0)).collect();
     let event = |index| {
@@ -65,7 +65,7 @@ async fn a_stream_whose_reader_does_not_read_frees_its_place() {
     assert_eq!(next.status, StatusCode::OK);
     let lost = "tutti_router_readers_lost_total 1";
     assert!(setup.metrics.encode().lines().any(|line| line == lost), "{}", setup.metrics.encode());
-    // The stream of a lost reader breaks off: it does not look whole.
+    // The stream of a lost reader ends without `[DONE]`, so that a client can tell that it is incomplete.
     let mut rest = Vec::new();
     let _ = timeout(PATIENCE, silent.read_to_end(&mut rest)).await.unwrap();
     assert!(!String::from_utf8_lossy(&rest).contains("[DONE]"));

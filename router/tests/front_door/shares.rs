@@ -1,4 +1,4 @@
-//! Room and shares of callers: no request and no key takes all of a bound.
+//! Limits that callers share: no request and no key can use up a limit alone.
 
 use axum::{
     body::Body,
@@ -17,7 +17,7 @@ const ONE: &str = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff43
 /// `printf %s two | sha256sum`
 const TWO: &str = "3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3";
 
-/// A front door with 16 choices at once, for the keys `one` and `two`.
+/// Starts a front door for 16 concurrent choices. Its API keys are `one`, with `limits`, and `two`.
 async fn with_keys(limits: &str) -> (Setup, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("keys");
@@ -86,7 +86,7 @@ async fn a_flood_of_one_key_leaves_room_for_another_and_conductors_know_the_shar
 async fn all_routes_with_text_use_the_tokens_of_a_key() {
     let (setup, _directory) = with_keys("tokens-per-minute=20").await;
     let ask = async |path: &str, body: Value| setup.send(request(Some("one"), path, &body)).await;
-    // Each token of the model is a byte.
+    // Each letter of this text is one token.
     let text = "a".repeat(12);
     assert_eq!(ask("/tokenize", json!({ "prompt": text })).await.status, StatusCode::OK);
     let tokens = json!({ "tokens": vec![97; 9] });
@@ -102,7 +102,7 @@ async fn all_routes_with_text_use_the_tokens_of_a_key() {
 async fn a_request_reserves_what_it_may_use_and_gives_the_rest_back() {
     let (setup, _directory) = with_keys("tokens-per-minute=60 most-urgent=0 concurrent=4").await;
     let ask = async |body: Value| setup.send(request(Some("one"), PATH, &body)).await;
-    // One token of the prompt and three of output are used.
+    // This request uses one prompt token and three output tokens.
     let small = json!({ "prompt": "a", "max_tokens": 40 });
     assert_eq!(ask(small.clone()).await.status, StatusCode::OK);
     setup.conductor.play(|_| vec![tokens(0, &[97]), Step::Hang]);

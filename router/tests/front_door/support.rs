@@ -315,7 +315,7 @@ pub fn prompt_logprobs(first: u32, tokens: Vec<TokenLogprob>) -> Step {
     })
 }
 
-/// A whole answer.
+/// An answer that has been read to its end.
 #[derive(Debug)]
 pub struct Answer {
     pub status: StatusCode,

@@ -28,7 +28,7 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// The revision that is downloaded.
 const REVISION: &str = "main";
-/// Time that the hub has to answer the first request, which asks for the model's revision and files.
+/// Maximum time for the hub's answer to the first request, which asks for the model's revision and files.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// A model's name on a hub: `org/name`, or `name` alone.
@@ -255,7 +255,7 @@ fn cached(cache: &Cache, main: &Repo, wanted: Wanted) -> Option<PathBuf> {
     complete.then_some(commit_dir)
 }
 
-/// The files that a directory's index lists. Each must be a plain file name, since it becomes a path.
+/// The weight files that a directory's index lists. Each must be a plain file name, because it becomes a path.
 fn shards(dir: &Path) -> Result<BTreeSet<String>, String> {
     #[derive(Deserialize)]
     struct Index {
@@ -331,7 +331,7 @@ impl Progress for FileProgress {
 
     async fn update(&mut self, size: usize) {
         let done = self.done.fetch_add(size as u64, Ordering::Relaxed) + size as u64;
-        // Clamped, because hf-hub requests one byte beyond the end.
+        // `done` is clamped, because hf-hub requests one byte beyond the end.
         self.display.update(&self.name, done.min(self.total), self.total);
     }
 

@@ -27,7 +27,7 @@ const FILES: [(&str, &[u8]); 5] = shipped![
     "model.safetensors",
 ];
 
-/// Writes the files below `cache`, unless they are there. Returns their directory.
+/// Writes the files to a directory in `cache`, unless the directory already has them. Returns the directory.
 ///
 /// The directory's name has a hash of the contents, so that builds with different models do not disturb each other.
 pub(super) fn unpack(cache: &Path) -> Result<PathBuf, Error> {

@@ -5,7 +5,7 @@ fn every_kind_has_its_own_row() {
     for (index, row) in ErrorKind::TABLE.iter().enumerate() {
         assert_eq!(row.0 as usize, index);
         assert_eq!(ErrorKind::from_wire(row.4), row.0);
-        // The code alone does not tell these kinds from others.
+        // `RateLimited` and `TooSlow` share their gRPC codes with other kinds, which a code alone stands for.
         let of_code = match row.0 {
             ErrorKind::RateLimited => ErrorKind::Overloaded,
             ErrorKind::TooSlow => ErrorKind::DeadlineExceeded,

@@ -10,7 +10,7 @@ fn a_process_is_live_while_each_of_its_tasks_makes_progress() {
     let after = |seconds| begin + Duration::from_secs(seconds);
     assert_eq!(health.live_at(after(9)), State::Ok);
     assert_eq!(health.live_at(after(12)), State::Not("the quick task has made no progress for 12 s".into()));
-    // Each beat gives its own task, and no other, another time of patience.
+    // A beat extends the time limit of its own task only.
     *quick.0.last.lock() = after(57);
     assert_eq!(health.live_at(after(58)), State::Ok);
     let late = State::Not("the slow task has made no progress for 62 s".into());
@@ -18,7 +18,7 @@ fn a_process_is_live_while_each_of_its_tasks_makes_progress() {
     slow.beat();
     quick.beat();
     assert_eq!(health.live(), State::Ok);
-    // A task that has ended beats no more.
+    // A task that has ended does not beat any more.
     drop((quick, slow));
     assert!(matches!(health.live_at(after(100)), State::Not(_)));
 }

@@ -6,7 +6,7 @@ use std::{
 
 use super::{BACKLOG, tcp};
 
-/// Less than the second after which a client sends its first packet again.
+/// Shorter than the second after which a client retransmits its first packet.
 const AT_ONCE: Duration = Duration::from_millis(900);
 
 #[tokio::test]

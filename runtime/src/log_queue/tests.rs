@@ -36,7 +36,7 @@ fn lines_without_room_are_lost_and_counted_and_the_others_come_in_order() {
         queue.make_writer().write_all(format!("line {number:4}\n").as_bytes()).unwrap();
     }
     assert_eq!(queue.0.lost.get(), 990);
-    // Nobody reads, so the wait ends with its time.
+    // Nobody reads, so the flush ends by its timeout.
     queue.flush(Duration::from_millis(1));
     (0..10).for_each(|_| permit.send(()).unwrap());
     queue.flush(Duration::from_secs(60));
@@ -44,7 +44,7 @@ fn lines_without_room_are_lost_and_counted_and_the_others_come_in_order() {
     read.read_exact(&mut lines).unwrap();
     let expected: String = (0..10).map(|number| format!("line {number:4}\n")).collect();
     assert_eq!(String::from_utf8(lines.to_vec()).unwrap(), expected);
-    // There is room again.
+    // The queue has room again.
     queue.make_writer().write_all(b"more\n").unwrap();
     assert_eq!(queue.0.lost.get(), 990);
     permit.send(()).unwrap();

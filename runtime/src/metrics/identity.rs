@@ -70,7 +70,7 @@ pub struct SettingsMetrics {
 }
 
 impl SettingsMetrics {
-    /// Notes that these settings are in force since now.
+    /// Records that these settings are now in force.
     pub fn loaded(&self, settings: &impl Serialize) -> Result<(), Error> {
         let label = SettingsLabel { process: self.process, hash: settings_hash(settings)? };
         self.metrics.config.clear();
@@ -86,8 +86,8 @@ impl SettingsMetrics {
     }
 }
 
-/// A hash of settings, in 16 hexadecimal digits. Two processes of one build have the same hash if their settings are
-/// the same other than their own addresses. The contents of files that settings name do not count.
+/// A hash of settings, in 16 hexadecimal digits. Two processes of one build have equal hashes if their settings differ
+/// only in their own addresses. The contents of files that settings name are not hashed.
 fn settings_hash(settings: &impl Serialize) -> Result<String, Error> {
     let mut value = serde_json::to_value(settings)
         .map_err(|e| Error::internal(format!("the settings do not serialise: {e}")))?;

@@ -10,8 +10,7 @@ use super::Metrics;
 use crate::health::{Health, State};
 
 impl Metrics {
-    /// Registers gauges that tell at each scrape what `/ready` would answer, and if the process drains. A process calls
-    /// this once.
+    /// Registers gauges of readiness, as `/ready` reports it, and of draining. A process calls this once.
     pub fn follow_readiness(&self, health: Health) {
         self.register(|registry| registry.register_collector(Box::new(Readiness(health))));
     }

@@ -1,8 +1,8 @@
 //! A prompt cut into pieces that can be indexed.
 //!
 //! The first pieces are single blocks, and later pieces are larger, so that a long prompt has few pieces and the uncut
-//! rest is small relative to the prompt. The boundaries of a piece depend on its index alone, so prompts that begin
-//! alike have the same pieces.
+//! rest is small relative to the prompt. The boundaries of a piece depend on its index alone, so prompts with a common
+//! prefix have common first pieces.
 
 /// Number of consecutive pieces of one size. The pieces after them are twice as large.
 const PIECES_OF_A_SIZE: usize = 32;
@@ -29,8 +29,8 @@ pub(super) struct Piece<'a> {
 }
 
 impl PromptPieces {
-    /// Cuts a prompt into pieces of blocks of `block_tokens` tokens, at least 1. Tokens at the end that do not fill a
-    /// piece belong to no piece.
+    /// Cuts a prompt into pieces of blocks of `block_tokens` tokens, where 0 counts as 1. Tokens at the end that do not
+    /// fill a piece belong to no piece.
     pub fn new(prompt: &[u32], block_tokens: usize) -> Self {
         Self::growing(prompt, block_tokens, PIECES_OF_A_SIZE)
     }
@@ -48,7 +48,7 @@ impl PromptPieces {
         cut
     }
 
-    /// The size of a prompt, without pieces. For callers that do not look the prompt up in an index.
+    /// The size of a prompt, without pieces. For callers that do not look up the prompt in an index.
     pub fn uncut(tokens: usize, block_tokens: usize) -> Self {
         let block_tokens = block_tokens.max(1);
         Self { tokens, block_tokens, pieces_of_a_size: PIECES_OF_A_SIZE, hashes: Vec::new() }
@@ -69,7 +69,7 @@ impl PromptPieces {
         (0..self.hashes.len()).map(|index| self.blocks_of(index)).sum()
     }
 
-    /// Number of blocks of the piece of this index.
+    /// Number of blocks in piece `index`, counted from 0.
     fn blocks_of(&self, index: usize) -> usize {
         1 << (index / self.pieces_of_a_size)
     }

@@ -1,4 +1,4 @@
-//! An order of slots by how recently each was used: a doubly linked list over indices, every operation O(1).
+//! The order in which slots were last used, as a doubly linked list over indices. Every operation takes constant time.
 
 /// Stands for the absence of a slot.
 const NONE: u32 = u32::MAX;
@@ -24,7 +24,7 @@ impl Default for Recency {
 }
 
 impl Recency {
-    /// Adds a slot as the newest. The slot must not be in the order already.
+    /// Adds a slot as the newest. The order must not contain the slot yet.
     pub fn push(&mut self, slot: u32) {
         let index = slot as usize;
         if self.links.len() <= index {
@@ -38,7 +38,7 @@ impl Recency {
         self.newest = slot;
     }
 
-    /// Removes a slot that is in the order.
+    /// Removes a slot, which the order must contain.
     pub fn remove(&mut self, slot: u32) {
         let Link { newer, older } = self.links[slot as usize];
         match newer {
@@ -51,7 +51,7 @@ impl Recency {
         }
     }
 
-    /// Makes a slot that is in the order the newest.
+    /// Makes a slot the newest. The order must contain the slot.
     pub fn touch(&mut self, slot: u32) {
         self.remove(slot);
         self.push(slot);

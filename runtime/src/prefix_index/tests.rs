@@ -13,7 +13,7 @@ fn blocks(tokens: &[u32]) -> Prompt {
     Prompt(tokens.to_vec(), PromptPieces::new(tokens, 2))
 }
 
-/// A prompt whose pieces have one block, one, two, two, four, and so on.
+/// A prompt whose pieces have 1, 1, 2, 2, 4, 4, … blocks.
 fn growing(tokens: &[u32]) -> Prompt {
     Prompt(tokens.to_vec(), PromptPieces::growing(tokens, 2, 2))
 }

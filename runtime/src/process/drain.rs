@@ -1,11 +1,11 @@
 //! The drain of a process that serves clients.
 //!
-//! 1. `/ready` says no, and answers over HTTP/1 move their clients to other connections. New requests are served for
-//!    the lame-duck time, in which load balancers notice.
-//! 2. New connections get no request served: HTTP answers 503, and only the routes of operators work. A request over a
-//!    connection that is still open is served, because its client cannot know of the drain.
-//! 3. Once no request runs, or the drain timeout has passed, what is behind the servers drains in the rest of the time.
-//! 4. All connections close, and what is behind the servers stops.
+//! 1. `/ready` reports not ready, and HTTP/1 responses close their connections. New requests are still served for the
+//!    lame-duck time, in which load balancers notice the drain.
+//! 2. Over new connections, only the routes of operators work, and HTTP answers all other requests with 503. A request
+//!    over a connection that is still open is served, because its client cannot know of the drain.
+//! 3. Once no request runs, or the drain timeout has passed, the [`Background`] drains in the remaining time.
+//! 4. All connections close, and the [`Background`] stops.
 
 use std::{future::pending, time::Duration};
 
@@ -17,18 +17,18 @@ use tokio::{
 use super::servers::IsIdle;
 use crate::Error;
 
-/// Time for which the process waits for connections to close once no request is left. The wait is bounded because a
-/// client may keep its connection, and its health watch never ends by itself.
+/// Time for which the process waits for connections to close once no request runs. The wait is bounded, because a
+/// client may keep its connection open, and a gRPC health watch never ends by itself.
 pub(super) const CLOSING: Duration = Duration::from_secs(3);
-/// Time between two looks at whether requests run.
+/// Time between two checks whether requests run.
 const CHECK: Duration = Duration::from_millis(100);
 
 /// The time that running requests have to finish.
 #[derive(Clone, Copy, Debug)]
 pub struct Drain {
-    /// The whole time.
+    /// Total time of the drain.
     pub patience: Duration,
-    /// The end of that time.
+    /// The time at which the drain ends.
     pub deadline: Instant,
 }
 
@@ -58,9 +58,9 @@ pub trait Background {
     }
 }
 
-/// Completes once all of `servers` have ended, which do not accept connections any more, or no request has been running
-/// for [`CLOSING`]. Requests are served meanwhile: a client whose stream ends may send its next request over the same
-/// connection, and learns only from that answer to use another one.
+/// Completes once all `servers` have ended, or no request has run for [`CLOSING`]. The servers accept no new
+/// connections but still serve requests: a client whose stream ends may send its next request over the same connection.
+/// Only the response to that request tells the client to use another connection.
 pub(super) async fn at_rest(servers: &mut JoinSet<Result<(), Error>>, is_idle: &IsIdle) {
     let idle = async {
         let mut rest = Duration::ZERO;

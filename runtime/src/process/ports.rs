@@ -22,7 +22,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Binds the ports. This comes before anything that takes long, so that a port in use is reported at once. Must be
+    /// Binds the ports. Call this before anything that takes long, so that a port in use is reported at once. Must be
     /// called inside a Tokio runtime.
     pub fn bind(addresses: &AddressSettings, tls: &TlsSettings) -> Result<Self, Error> {
         Ok(Self {
@@ -39,7 +39,7 @@ impl Ports {
         [self.addresses.http, self.addresses.grpc]
     }
 
-    /// The log line of the process once it is ready. `prompt` is the one in the command to try.
+    /// The announcement that the process logs once it is ready. `prompt` is the prompt in the command to try.
     pub fn announcement(&self, prompt: Option<Prompt>) -> Announcement {
         let bound = |listener: &TcpListener, setting: SocketAddr| listener.local_addr().unwrap_or(setting);
         Announcement {

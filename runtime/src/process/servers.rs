@@ -34,10 +34,10 @@ pub struct Front {
     pub is_idle: IsIdle,
 }
 
-/// True if no request of a client is running.
+/// Returns true if no request of a client is running.
 pub(super) type IsIdle = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// The servers of one purpose, which end after `closing` begins.
+/// Servers that end once `closing` begins.
 #[derive(Default)]
 struct Group {
     servers: JoinSet<Result<(), Error>>,
@@ -76,13 +76,13 @@ pub struct Servers {
     clients: Group,
     /// Servers that accept connections until the end of the drain.
     others: Group,
-    /// Listener and routes for clients that connect after the lame-duck time. The listener shares the socket of the one
-    /// before it, so that connections in the accept queue are not reset.
+    /// Listener and routes for clients that connect after the lame-duck time. The listener shares the socket of the
+    /// clients' HTTP listener, so that connections in the accept queue are not reset.
     late: (Listener, axum::Router),
 }
 
 impl Servers {
-    /// Serves clients at the ports, and operators at theirs. Must be called inside a Tokio runtime.
+    /// Serves clients and operators at their ports. Must be called inside a Tokio runtime.
     pub fn start<S>(process: &Started<S>, ports: Ports, front: Front) -> Result<Self, Error> {
         let Front { routes, refusals, services, health, is_idle } = front;
         let Ports { http, grpc, operations: probes, tls, addresses } = ports;
@@ -119,7 +119,7 @@ impl Servers {
     /// Serves until `shutdown` begins, and drains: see the module `drain`.
     ///
     /// # Errors
-    /// An error that ends the process before its time.
+    /// A failure of a server or of `background` that ends the process without a shutdown.
     pub async fn run(mut self, shutdown: &Shutdown, mut background: impl Background) -> Result<(), Error> {
         tokio::select! {
             () = shutdown.begun() => {}
@@ -134,7 +134,7 @@ impl Servers {
             error = background.failed() => return Err(error),
         }
         let Self { live, is_idle, mut clients, mut others, late: (late, routes), .. } = self;
-        // With a lame-duck time, clients may be on other machines and must lose no request.
+        // With a lame-duck time, clients may be on other machines. A gentle close loses none of their requests.
         if lame_duck == Duration::ZERO {
             clients.closing.begin();
         } else {

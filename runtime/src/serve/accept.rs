@@ -35,20 +35,20 @@ use crate::{
     tls::{RefusalLog, ServerTls},
 };
 
-/// Pause of an accept loop after an error of the system, such as too many open files. The error would come again at
-/// once, and the loop would use a core for nothing.
+/// Pause of an accept loop after an error of the system, such as too many open files. Without a pause, the error would
+/// recur at once, and the loop would waste a core.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Minimum time between two log lines about connections that are not served.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// Time for which a connection over HTTP/1 stays open after its last response when the server closes. A client may send
-/// its next request in the moment in which a response ends, and that request is answered. Connections that are idle
-/// when the server begins to close stay open for this time only if the closing is gentle.
+/// Time for which an HTTP/1 connection stays open after its last response when the server closes. A client may send its
+/// next request just as a response ends, and that request is answered. Connections that are idle when the server begins
+/// to close stay open for this time only if the close is gentle.
 const LINGER: Duration = Duration::from_secs(1);
-/// Time for which the last bytes to a peer that floods a connection are written.
+/// Maximum time for writing the last bytes to a peer that floods a connection.
 const GOODBYE: Duration = Duration::from_millis(100);
-/// Time limits are checked this many times during the shorter one.
+/// Number of checks within the shorter of the two time limits of a connection.
 const CHECKS: u32 = 8;
-/// Time limits are checked at least this often, so that new ones hold soon.
+/// Maximum time between two checks, so that changed limits take effect soon.
 const CHECKED_WITHIN: Duration = Duration::from_secs(1);
 
 /// One listener's server.
@@ -122,7 +122,8 @@ impl Server {
         while tasks.join_next().await.is_some() {}
     }
 
-    /// Makes a socket a stream of bytes, by a TLS handshake if the listener has TLS. `None` if the handshake fails.
+    /// Turns a socket into a stream of bytes, with a TLS handshake if the listener has TLS. `None` if the handshake
+    /// fails.
     fn handshake(
         &self,
         socket: Socket,
@@ -153,12 +154,13 @@ impl Server {
     }
 }
 
-/// Time until the next check of a connection's time limits.
+/// Time until the next check of a connection's time limits, for heads and for idle connections.
 fn check_after(limits: &ConnectionSettings) -> Duration {
     (limits.header_timeout().min(limits.idle_timeout()) / CHECKS).min(CHECKED_WITHIN)
 }
 
-/// Logs that a peer is refused. At a public port this is usual, inside the cluster it is not.
+/// Logs that a peer is refused: as a warning inside the cluster, and at a lower level at a public port, where this is
+/// usual.
 fn refuse(peer: Peer, reason: &str, tls: &ServerTls, log: &Mutex<RefusalLog>) {
     let Some(more) = log.lock().count() else { return };
     if tls.is_mutual() {
@@ -168,7 +170,7 @@ fn refuse(peer: Peer, reason: &str, tls: &ServerTls, log: &Mutex<RefusalLog>) {
     }
 }
 
-/// True if an error of `accept` concerns only the connection that was to be accepted.
+/// True if an error of `accept` concerns only one connection, and not the listener.
 fn is_of_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
@@ -191,7 +193,7 @@ impl SeldomLog {
     }
 }
 
-/// One connection with what its task needs.
+/// One connection with the state that its task needs.
 struct Connection {
     builder: Arc<Builder<TokioExecutor>>,
     limits: Live<ConnectionSettings>,
@@ -203,8 +205,8 @@ struct Connection {
 }
 
 impl Connection {
-    /// Performs the handshake and serves. Until the handshake ends, the connection counts as one without a request: it
-    /// makes room for others.
+    /// Performs the handshake and serves. Until the handshake ends, the connection counts as idle and may be closed to
+    /// make room for others.
     async fn open(self, handshake: impl Future<Output = Option<Stream>>, closing: Shutdown) {
         let stream = tokio::select! {
             stream = handshake => stream,
@@ -241,7 +243,7 @@ impl Connection {
                 () = activity.flooded() => {
                     metrics.closed(Closed::Flood);
                     connection.as_mut().graceful_shutdown();
-                    // Nothing more is read. The peer is told by a GOAWAY, if it reads that at once.
+                    // No more frames are read. A GOAWAY tells the peer, if the peer reads it in time.
                     let _ = timeout(GOODBYE, connection).await;
                     return;
                 }
@@ -265,7 +267,7 @@ impl Connection {
                     check.as_mut().reset(tokio::time::Instant::now() + check_after(&limits));
                     if do_age && !is_leaving && activity.retires(&limits) {
                         metrics.closed(Closed::Age);
-                        // Over HTTP/1 the next answer says that it is the last.
+                        // The next HTTP/1 response closes the connection.
                         if activity.rest_over_http1().is_none() {
                             is_leaving = true;
                             connection.as_mut().graceful_shutdown();
@@ -274,7 +276,7 @@ impl Connection {
                     match activity.overdue(&limits) {
                         None => {}
                         Some(Overdue::Idle) if !is_leaving => {
-                            // Over HTTP/2 the peer is told, so that it opens another connection for its next request.
+                            // Over HTTP/2 a GOAWAY tells the peer to open another connection for its next request.
                             is_leaving = true;
                             metrics.closed(Closed::Idle);
                             connection.as_mut().graceful_shutdown();

@@ -1,4 +1,4 @@
-//! The activity of one connection: requests in progress, a head that arrives, or nothing.
+//! The activity of one connection: requests in progress, an arriving head, or nothing.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -23,8 +23,8 @@ pub(super) struct Activity {
     evicted: Notify,
     flooded: Notify,
     opened: Instant,
-    /// Part of a tenth of the longest age that this connection may be older, in 256ths. It is random, so that
-    /// connections of one moment do not end in one moment.
+    /// Extra age of this connection, in 256ths of a tenth of the maximum age. The value is random, so that connections
+    /// that opened at the same time do not end at the same time.
     extra_age: u8,
     is_retired: AtomicBool,
 }
@@ -32,24 +32,25 @@ pub(super) struct Activity {
 #[derive(Debug)]
 struct State {
     in_flight: usize,
-    /// Requests of these whose callers are known.
+    /// Number of requests in progress whose callers are known.
     known: usize,
-    /// Start of the time in which there was always a request, or of the latest such time.
+    /// Start of the current or latest period in which the connection always had a request.
     busy_since: Instant,
-    /// True once a request has come over HTTP/2. Bytes between two requests are then pings and the like.
+    /// True once a request has come over HTTP/2. Bytes between two requests are then control frames, such as pings.
     http2: bool,
-    /// Time of the last request's end, or of the accept.
+    /// Time of the last request's end. Before the first request, the time of the accept.
     idle_since: Instant,
-    /// Arrival of the first byte since `idle_since`, unless a request is in progress.
+    /// Time at which the first byte since `idle_since` arrived. `None` while no byte has arrived or a request is in
+    /// progress.
     head_since: Option<Instant>,
 }
 
-/// A weak claim of a connection to stay open, the weakest first.
+/// A connection's claim to stay open when room is needed, ordered from the weakest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Claim {
-    /// It has had no request since then.
+    /// The connection has had no request since this time.
     Idle(Instant),
-    /// It has requests since then, and the callers of all are unknown.
+    /// The connection has had requests since this time, and all their callers are unknown.
     Strangers(Instant),
 }
 
@@ -58,7 +59,7 @@ pub(super) enum Claim {
 pub(super) enum Overdue {
     /// The head of a request has not arrived in time.
     Head,
-    /// There has been no request for too long.
+    /// The connection has had no request for too long.
     Idle,
 }
 
@@ -79,7 +80,7 @@ impl Activity {
         Arc::new(Self { state, evicted, flooded, opened: now, extra_age, is_retired })
     }
 
-    /// Notes that bytes have arrived.
+    /// Records that bytes have arrived.
     pub fn bytes_read(&self) {
         let mut state = self.state.lock();
         if state.in_flight == 0 && !state.http2 && state.head_since.is_none() {
@@ -99,7 +100,7 @@ impl Activity {
         InFlight { activity: self.clone(), standing: Standing::of_stranger(self.clone()) }
     }
 
-    /// Notes that the caller of one of the requests in progress is known.
+    /// Records that the caller of one of the requests in progress is known.
     pub fn caller_is_known(&self) {
         self.state.lock().known += 1;
     }
@@ -117,19 +118,19 @@ impl Activity {
         over(state.idle_since, limits.idle_timeout()).then_some(Overdue::Idle)
     }
 
-    /// True the first time that the connection is found to have reached its longest age.
+    /// True for the first call after the connection has reached its maximum age.
     pub fn retires(&self, limits: &ConnectionSettings) -> bool {
         let extra = limits.max_age() / 10 * u32::from(self.extra_age) / 256;
         self.opened.elapsed() >= limits.max_age() + extra && !self.is_retired.swap(true, Relaxed)
     }
 
-    /// True once the connection has reached its longest age.
+    /// True once the connection has reached its maximum age.
     pub fn is_retired(&self) -> bool {
         self.is_retired.load(Relaxed)
     }
 
-    /// The connection's claim to stay open when another needs its place. `None` if it has the strongest: a request of
-    /// a known caller, or one that began less than `strangers_time` ago.
+    /// The connection's claim to stay open when another connection needs its place. `None` if the connection must stay
+    /// open: it has a request of a known caller, or became busy less than `strangers_time` ago.
     pub fn claim(&self, strangers_time: Duration) -> Option<Claim> {
         let state = self.state.lock();
         if state.in_flight == 0 {
@@ -139,13 +140,14 @@ impl Activity {
         lasts.then_some(Claim::Strangers(state.busy_since))
     }
 
-    /// Time since the connection last had a request, if it speaks HTTP/1: zero while one is in progress.
+    /// Time since the last request of an HTTP/1 connection ended, or zero if a request is in progress. `None` over
+    /// HTTP/2.
     pub fn rest_over_http1(&self) -> Option<Duration> {
         let state = self.state.lock();
         (!state.http2).then(|| if state.in_flight > 0 { Duration::ZERO } else { state.idle_since.elapsed() })
     }
 
-    /// Notes that the peer has used up its budget of frames.
+    /// Reports that the peer has used up its budget of frames.
     pub fn flood(&self) {
         self.flooded.notify_one();
     }
@@ -160,7 +162,7 @@ impl Activity {
         self.evicted.notify_one();
     }
 
-    /// Completes once the connection is to make room for another one.
+    /// Completes once the connection must close to make room for another one.
     pub async fn evicted(&self) {
         self.evicted.notified().await;
     }

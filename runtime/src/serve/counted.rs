@@ -1,4 +1,4 @@
-//! The service of one connection: counts its requests, and tells handlers the peer.
+//! The service of one connection. It counts the connection's requests, and passes the peer to handlers.
 
 use std::{
     convert::Infallible,
@@ -25,7 +25,7 @@ pub(super) struct CountedService {
     pub routes: axum::Router,
     pub peer: Peer,
     pub activity: Arc<Activity>,
-    /// Bounds on messages that arrive; `None` on a listener for HTTP.
+    /// Bounds on arriving messages; `None` on a listener for HTTP.
     pub receiving: Option<Arc<Receiving>>,
 }
 

@@ -1,28 +1,28 @@
 //! A budget of HTTP/2 frames that carry neither requests nor their bodies.
 //!
-//! `h2` bounds resets, headers and what it stores, but reads any number of PRIORITY, WINDOW_UPDATE, PING, SETTINGS,
-//! empty DATA and unknown frames: each costs a peer nine bytes, and this process the work of a frame. A reader of
-//! answers has reasons for such frames, which grow with what is written to it, so writing adds to the budget.
+//! `h2` bounds resets, headers and stored data, but reads any number of PRIORITY, WINDOW_UPDATE, PING, SETTINGS, empty
+//! DATA and unknown frames. Each costs the peer nine bytes, and this process the work of a frame. A peer that reads a
+//! response needs such frames in proportion to the bytes written to it, so each write adds to the budget.
 
 use std::time::Instant;
 
-/// The preface: the first bytes of a client over HTTP/2 (RFC 9113, section 3.4).
+/// The first bytes of an HTTP/2 client (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Bytes of a frame's header: three of the length, the type, the flags and four of the stream (section 4.1).
+/// Bytes of a frame's header: length (3), type (1), flags (1) and stream (4); see section 4.1.
 const HEADER: usize = 9;
 /// Types of frames that carry requests and their bodies.
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 
-/// Frames that may come at once.
+/// Budget of a new connection, and the budget's maximum, in frames.
 const BURST: f64 = 20_000.0;
-/// Further frames per second.
+/// Frames that the budget gains per second.
 const PER_SECOND: f64 = 1_000.0;
-/// Written bytes that allow one more frame. An answer to a PING or to SETTINGS is shorter, so that these do not pay for
-/// themselves.
+/// Written bytes that add one frame to the budget. The answers to PING and SETTINGS are shorter, so that a peer gains
+/// no budget by sending these frames.
 const BYTES_PER_FRAME: f64 = 20.0;
 
-/// The frames of one connection.
+/// The frame budget of one connection.
 #[derive(Debug)]
 pub(super) struct FrameBudget {
     position: Position,
@@ -30,16 +30,16 @@ pub(super) struct FrameBudget {
     since: Instant,
 }
 
-/// The position in what a peer sends.
+/// The position in the bytes that a peer sends.
 #[derive(Debug)]
 enum Position {
-    /// So many bytes of the preface have come.
+    /// In the preface, with the number of its bytes that have arrived.
     Preface(usize),
     /// The peer speaks HTTP/1.
     Http1,
-    /// In a frame's header, of which so many bytes have come.
+    /// In a frame's header, with its bytes and the number of them that have arrived.
     Header([u8; HEADER], usize),
-    /// In a frame's payload, of which so many bytes are to come.
+    /// In a frame's payload, with the number of its bytes that have not arrived.
     Payload(usize),
 }
 
@@ -48,12 +48,12 @@ impl FrameBudget {
         Self { position: Position::Preface(0), left: BURST, since: Instant::now() }
     }
 
-    /// Notes bytes that were written to the peer.
+    /// Adds bytes that were written to the peer to the budget.
     pub fn written(&mut self, bytes: usize) {
         self.left = (self.left + bytes as f64 / BYTES_PER_FRAME).min(BURST);
     }
 
-    /// Notes bytes that the peer has sent. False if the budget is used up.
+    /// Parses bytes that the peer has sent. Returns false once the budget is used up.
     pub fn read(&mut self, mut bytes: &[u8]) -> bool {
         let before = self.left;
         while !bytes.is_empty() {
@@ -108,7 +108,7 @@ impl Position {
     }
 }
 
-/// True if a frame begins a request, or brings or ends a body.
+/// True if the frame begins a request, or carries or ends a body.
 fn is_paid(kind: u8, flags: u8, length: usize) -> bool {
     kind == HEADERS || kind == DATA && (length > 0 || flags & 1 == 1)
 }

@@ -1,4 +1,4 @@
-//! Limits on the connections of a listener, of which some change while the listener is served.
+//! Limits on the connections of a listener. Some of the limits change while the listener is served.
 
 use tutti_settings::ConnectionSettings;
 
@@ -26,21 +26,22 @@ impl From<ConnectionSettings> for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// The limits with this number of requests in progress on one HTTP/2 connection, whatever the settings say.
+    /// Returns the limits with at most `max_streams` requests in progress on one HTTP/2 connection, whatever the
+    /// settings say.
     #[must_use]
     pub fn with_streams(self, max_streams: u32) -> Self {
         Self { max_streams: Some(max_streams), ..self }
     }
 
-    /// The limits without one on the messages of callers with a credential, for listeners at which only processes of
-    /// the cluster have one.
+    /// Returns the limits without a bound on the messages of callers with a credential. For listeners at which only
+    /// processes of the cluster have a credential.
     #[must_use]
     pub fn trusting_callers(self) -> Self {
         Self { are_callers_trusted: true, ..self }
     }
 
-    /// The limits with one on the age of a connection, for listeners of clients. The processes of a cluster keep their
-    /// connections: their client library fails a call that it was about to send when a connection ends.
+    /// Returns the limits with a maximum age of connections, for listeners of clients. Connections inside a cluster do
+    /// not age, because the gRPC client fails a call that it was about to send when a connection ends.
     #[must_use]
     pub fn aging(self) -> Self {
         Self { do_age: true, ..self }

@@ -1,4 +1,4 @@
-//! A bound TCP or Unix socket, and its tuning of accepted connections.
+//! A bound TCP or Unix socket, with the socket options of accepted connections.
 
 use std::{io, os::fd::AsFd, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::tls::ServerTls;
 /// Time without traffic after which the kernel probes a TCP peer.
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 
-/// A bound TCP or Unix socket, with the TLS and the counts of its connections.
+/// A bound TCP or Unix socket, with the TLS and the metrics of its connections.
 #[derive(Debug)]
 pub struct Listener {
     socket: BoundSocket,
@@ -41,7 +41,7 @@ impl From<UnixListener> for Listener {
 }
 
 impl Listener {
-    /// Returns the listener with this TLS, or with plaintext if it is `None`. A Unix socket always uses plaintext.
+    /// Returns the listener with this TLS. With `None`, connections are plaintext. A Unix socket always uses plaintext.
     pub fn with_tls(self, tls: Option<ServerTls>) -> Self {
         let tls = tls.filter(|_| matches!(self.socket, BoundSocket::Tcp(_)));
         Self { tls, ..self }
@@ -52,7 +52,7 @@ impl Listener {
         Self { metrics: metrics.of(purpose), ..self }
     }
 
-    /// Returns another listener of the same socket, with the same TLS and counts. Either of the two may accept a
+    /// Returns another listener of the same socket, with the same TLS and metrics. Either listener may accept a
     /// connection.
     pub fn duplicate(&self) -> io::Result<Self> {
         let socket = match &self.socket {

@@ -14,7 +14,7 @@ pub enum Purpose {
     Http,
     /// Clients over gRPC.
     Grpc,
-    /// Probes and scrapers, at an address of their own.
+    /// Probes and scrapers, at the address for operations.
     Operations,
     /// Routers and operators.
     Cluster,
@@ -37,19 +37,19 @@ impl Purpose {
 /// Reason for which a server closes a connection before its peer does, apart from shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Closed {
-    /// The listener or the peer has as many connections as it may, and all are busy.
+    /// The listener or the peer has its maximum number of connections, and all of them are busy.
     Limit,
-    /// It was idle, and the server closed it to make room for another connection.
+    /// The connection was idle, and the server closed it to make room for another one.
     Evicted,
     /// The TLS handshake failed or took too long.
     Handshake,
     /// The head of a request took too long.
     Head,
-    /// It had no request for too long.
+    /// The connection had no request for too long.
     Idle,
-    /// It was as old as a connection may be.
+    /// The connection reached its maximum age.
     Age,
-    /// The peer sent too many frames that are no requests.
+    /// The peer sent too many frames that carry no request.
     Flood,
 }
 
@@ -126,7 +126,7 @@ impl ListenerMetrics {
     }
 }
 
-/// Counts one connection as open until it is dropped.
+/// Counts one connection as open until the value is dropped.
 #[derive(Debug)]
 pub(super) struct OpenCount(Gauge);
 

@@ -1,8 +1,8 @@
 //! The open connections of one listener, within limits in total and per peer.
 //!
-//! A limit is not a way to lock others out: at the limit, connections without a request make room, the longest idle
-//! ones first, and then those whose callers have not shown a credential for a while. Only if every connection is busy
-//! for known callers, a new one is refused.
+//! An attacker cannot lock others out by reaching a limit. At a limit, idle connections are closed first, the longest
+//! idle ones before others. Next are connections that have been busy for a while for callers without a credential. A
+//! new connection is refused only if all connections are busy for callers with a credential.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -12,25 +12,25 @@ use tutti_settings::ConnectionSettings;
 use super::{activity::Activity, stream::Peer};
 use crate::{descriptors, live::Live};
 
-/// At a limit, one connection in this many makes room at once, so that the table is searched seldom.
+/// At a limit, one in this many connections is closed at once, so that the table is searched seldom.
 const EVICTED_SHARE: usize = 64;
-/// Value of `strangers_time`. Probes are answered much sooner.
+/// Value of `strangers_time`. Probes are answered in much less time.
 const STRANGERS_TIME: Duration = Duration::from_secs(2);
 
 /// The table of open connections.
 #[derive(Debug)]
 pub(super) struct OpenConnections {
     limits: Live<ConnectionSettings>,
-    /// Connections that the process may have open, whatever the settings say.
+    /// Maximum number of connections that the process may have open, whatever the settings say.
     most: usize,
-    /// Time after which requests of unknown callers no longer keep their connection open when another needs its place.
+    /// Time after which requests of unknown callers no longer keep their connection open when room is needed.
     strangers_time: Duration,
     table: Mutex<Table>,
 }
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Number of connections so far, for keys.
+    /// Number of connections accepted so far. Makes the keys of `connections`.
     accepted: u64,
     connections: HashMap<u64, (Option<IpAddr>, Arc<Activity>)>,
     per_peer: HashMap<IpAddr, usize>,
@@ -50,7 +50,7 @@ impl Drop for Entry {
 }
 
 impl OpenConnections {
-    /// A table with these limits, or lower ones where the process may not open so many files.
+    /// A table with these limits, or lower ones if the process may not open as many files.
     pub fn new(limits: impl Into<Live<ConnectionSettings>>) -> Arc<Self> {
         Arc::new(Self {
             limits: limits.into(),
@@ -60,7 +60,7 @@ impl OpenConnections {
         })
     }
 
-    /// Enters a connection. `None` if a limit is reached and every connection under that limit is busy.
+    /// Enters a connection. `None` if a limit is reached and no connection under that limit can be closed.
     pub fn enter(self: &Arc<Self>, peer: Peer, activity: &Arc<Activity>) -> Option<Entry> {
         let peer = network(peer);
         let limits = self.limits.get();
@@ -87,7 +87,7 @@ impl OpenConnections {
         Some(Entry { key, open: self.clone() })
     }
 
-    /// Closes some connections without a request, because the process can open no more files.
+    /// Closes some connections that have a weak claim, because the process can open no more files.
     pub fn make_room(&self) {
         let mut table = self.table.lock();
         let open = table.connections.len();
@@ -96,7 +96,7 @@ impl OpenConnections {
 }
 
 impl Table {
-    /// Closes a share of `limit` among the connections with a weak claim whose peer qualifies, the weakest first.
+    /// Closes connections with a weak claim whose peer qualifies, the weakest first, at most a share of `limit`.
     /// Returns their number.
     fn make_room(
         &mut self,

@@ -1,8 +1,9 @@
-//! Bounds on gRPC messages that are still arriving: one room in bytes for all of a listener, and a time for each.
+//! Bounds on gRPC messages that are still arriving: a number of bytes for all messages of a listener, and a time for
+//! each message.
 //!
-//! A message's bytes take room as they arrive, not by their declared length, and leave it when the message is whole and
-//! handed on. A call whose message finds no room fails, rather than waits: messages that wait for each other's room
-//! with a part of their own already there would wait forever.
+//! A message's bytes take room as they arrive, not by the message's declared length. The room is free again when the
+//! message is complete and passed on. A call whose message finds no room fails and does not wait, because partial
+//! messages that wait for each other's room would wait forever.
 
 mod room;
 
@@ -34,7 +35,7 @@ pub(super) struct Receiving {
 }
 
 impl Receiving {
-    /// Bounds with a room for all messages, and `patience` for each.
+    /// Bounds with one room for all messages, and a time limit of `patience` per message.
     pub fn new(room: Room, patience: Duration) -> Self {
         Self { room, patience }
     }
@@ -45,13 +46,13 @@ pub(super) struct ReceivedBody<B> {
     body: B,
     receiving: Arc<Receiving>,
     sender: Sender,
-    /// Room that this body holds.
+    /// Room that this body's message takes.
     taken: Taken,
     framing: Framing,
-    /// Time for which the current message has been waited for. Time in which nobody reads the body does not count: a
-    /// busy receiver makes its sender wait.
+    /// Time spent waiting for the current message. Time in which nobody reads the body does not count, because a busy
+    /// receiver makes its sender wait.
     waited: Duration,
-    /// Start of the wait that lasts, and the end of patience.
+    /// Start of the current wait, and the timer that ends it.
     wait: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
@@ -71,7 +72,7 @@ impl<B> ReceivedBody<B> {
         Ok(())
     }
 
-    /// Waits for more of a message. Ready once the patience is over.
+    /// Waits for more of a message. Ready once `patience` has passed.
     fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.framing.is_whole() {
             return Poll::Pending;
@@ -104,7 +105,7 @@ where
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        // The next frame is asked for only after all whole messages have been decoded.
+        // The next frame is requested only after all complete messages have been decoded.
         if self.framing.is_whole() {
             self.release();
         }
@@ -147,7 +148,7 @@ struct Framing {
     prefix: [u8; PREFIX],
     /// Bytes of the current prefix that have been read.
     prefix_read: usize,
-    /// Bytes of the current message that have not been read, once its prefix has.
+    /// Bytes of the current message that have not been read. Valid once the prefix has been read.
     remaining: usize,
     /// Number of whole messages so far.
     messages: u64,

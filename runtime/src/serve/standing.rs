@@ -1,4 +1,4 @@
-//! Standing of a caller with a listener: unknown, until a service has checked the caller's credential.
+//! The standing of a caller at a listener. A caller is unknown until a service has checked its credential.
 
 use std::sync::{
     Arc,
@@ -9,8 +9,8 @@ use http::Extensions;
 
 use super::activity::Activity;
 
-/// Standing of the caller of one request. Every request carries it as an extension. What a listener shares among its
-/// callers is kept from strangers in part: they cannot hold all of it.
+/// The standing of one request's caller. Every request carries it as an extension. Unknown callers can take only a part
+/// of what a listener's callers share.
 #[derive(Clone, Debug)]
 pub struct Standing {
     is_known: Arc<AtomicBool>,
@@ -23,9 +23,9 @@ impl Standing {
         Self { is_known: Arc::default(), activity }
     }
 
-    /// Notes that the caller of the request with these extensions has shown a valid credential, or needs none.
+    /// Records that the caller of the request with these extensions has shown a valid credential, or needs none.
     pub fn vouch(extensions: &Extensions) {
-        // A service that is called without a listener, as in tests, has no callers with a standing.
+        // A request without a listener, as in tests, has no standing.
         let Some(standing) = extensions.get::<Self>() else { return };
         if !standing.is_known.swap(true, Relaxed) {
             standing.activity.caller_is_known();

@@ -1,4 +1,4 @@
-//! One accepted connection's bytes, with the time limit on a peer that does not read, and with or without TLS.
+//! The bytes of one accepted connection, with or without TLS. A time limit bounds a peer that does not read.
 
 use std::{
     fmt, io,
@@ -28,8 +28,8 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// The network that counts as one peer: an IPv4 address, or the /64 of an IPv6 address, since a host has a whole
-    /// one.
+    /// The network that counts as one peer: an IPv4 address, or the /64 network of an IPv6 address, because one host
+    /// often has a whole /64.
     pub fn network(address: IpAddr) -> IpAddr {
         match address.to_canonical() {
             IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -55,7 +55,7 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    /// The socket as one type.
+    /// The socket as a reader of either type.
     fn reader(&mut self) -> Pin<&mut (dyn AsyncRead + Unpin)> {
         match self {
             Self::Tcp(stream) => Pin::new(stream),
@@ -71,11 +71,11 @@ impl Socket {
     }
 }
 
-/// A socket whose writes fail once output has waited for `patience` without the peer taking a byte.
+/// A socket whose writes fail if the peer takes no byte for `patience`.
 pub(super) struct TimedSocket {
     socket: Socket,
     patience: Duration,
-    /// The end of the wait for the peer; `None` while no output waits.
+    /// Ends the wait for the peer; `None` while no output waits.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -84,7 +84,7 @@ impl TimedSocket {
         Self { socket, patience, stalled: None }
     }
 
-    /// Passes on the outcome of a write, and bounds the time for which writes are pending.
+    /// Returns the outcome of a write, and limits the time for which writes are pending.
     fn timed<T>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
             self.stalled = None;
@@ -130,7 +130,7 @@ impl AsyncWrite for TimedSocket {
         true
     }
 
-    // A socket has no buffer of its own, so neither a flush nor a shutdown waits for the peer.
+    // A socket has no buffer in this process, so neither a flush nor a shutdown waits for the peer.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.socket.writer().poll_flush(context)
     }
@@ -140,15 +140,15 @@ impl AsyncWrite for TimedSocket {
     }
 }
 
-/// A connection's bytes, decrypted.
+/// A connection's plain bytes.
 pub(super) enum Stream {
     Plain(TimedSocket),
-    /// The box keeps plain connections small.
+    /// Boxed, so that plain connections stay small.
     Tls(Box<TlsStream<TimedSocket>>),
 }
 
-/// A connection that reports its reads to [`Activity`], also that a peer floods it with frames: nothing more is read
-/// then. The bytes of a handshake do not count: they are no part of a request's head.
+/// A connection that reports its reads to [`Activity`]. It also reports a flood of frames, and then reads no more. The
+/// bytes of a TLS handshake do not count as a part of a request's head.
 pub(super) struct ActiveStream {
     stream: Stream,
     activity: Arc<Activity>,
@@ -176,7 +176,7 @@ impl AsyncRead for ActiveStream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.is_flooded {
-            // The connection's task ends the connection.
+            // No wake-up is needed, because the connection's task ends the connection.
             return Poll::Pending;
         }
         let before = buffer.filled().len();

@@ -20,7 +20,7 @@ pub struct BlockingTls {
     socket: TcpStream,
     /// The peer's address, for the log.
     peer: String,
-    /// True once a byte of the peer has been decrypted: it has then accepted this process's certificate.
+    /// True once a byte of the peer has been decrypted. The peer has then accepted this process's certificate.
     is_established: bool,
 }
 
@@ -47,7 +47,7 @@ impl BlockingTls {
         &self.socket
     }
 
-    /// Says why the handshake has failed, here and in the log. Waits and later errors pass as they are.
+    /// Logs and returns the reason if the handshake has failed. Returns waits and later errors unchanged.
     fn explain(&self, error: io::Error) -> io::Error {
         use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
         if self.is_established || matches!(error.kind(), Interrupted | TimedOut | WouldBlock) {
@@ -58,7 +58,7 @@ impl BlockingTls {
         io::Error::new(error.kind(), format!("no encrypted connection to {}: {reason}", self.peer))
     }
 
-    /// Ends the handshake, and sends what is encrypted already.
+    /// Completes the handshake, and sends all data that is already encrypted.
     fn settle(&mut self) -> io::Result<()> {
         while self.tls.is_handshaking() {
             if self.tls.complete_io(&mut self.socket)? == (0, 0) {
@@ -97,8 +97,8 @@ impl Read for BlockingTls {
                 self.is_established |= read > 0;
                 Ok(read)
             }
-            // A process that is killed does not close its connection by TLS. The length of each message is known, so a
-            // message that was cut short is noticed nevertheless.
+            // A killed process closes its connection without a TLS close. The length of each message is known, so a
+            // truncated message is still noticed.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && self.is_established => Ok(0),
             Err(error) => Err(self.explain(error)),
         }
@@ -107,7 +107,7 @@ impl Read for BlockingTls {
 
 impl Write for BlockingTls {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        // Data is taken only once nothing waits to be sent, so at most one buffer waits.
+        // Data is encrypted only after earlier data has been sent, so at most one buffer waits.
         self.settle().map_err(|error| self.explain(error))?;
         self.tls.writer().write(data)
     }

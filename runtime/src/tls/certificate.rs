@@ -48,9 +48,9 @@ impl File<'_> {
 
 /// A certificate chain with its private key.
 pub(super) struct Identity {
-    /// The chain and the key, as TLS uses them.
+    /// The chain and the key in the form that rustls uses.
     pub resolver: Arc<SingleCertAndKey>,
-    /// Unix time in seconds after which a certificate of the chain is not valid.
+    /// Unix time in seconds after which the first certificate of the chain expires.
     pub not_after: Option<i64>,
 }
 

@@ -1,4 +1,5 @@
-//! Connections inside the cluster: mutual TLS over TCP, or plaintext where nobody else can listen.
+//! Connections inside the cluster: mutual TLS over TCP, or plaintext that stays on this machine unless settings allow
+//! more.
 
 use std::{
     fmt,
@@ -50,7 +51,7 @@ impl ClusterTransport {
         Ok(Self { tls, is_plaintext_allowed: settings.insecure_plaintext })
     }
 
-    /// Reads the files again whenever they change, as long as the future is polled.
+    /// Reads the files again whenever they change. Works only while the future is polled.
     pub async fn follow(self, metrics: ReloadMetrics) {
         let Some(tls) = self.tls else { return };
         metrics.expires(Content::ClusterCertificates, tls.not_after);
@@ -72,7 +73,7 @@ impl ClusterTransport {
         self.check(field, address, address.ip().to_canonical().is_loopback())
     }
 
-    /// Refuses `HOST:PORT` of another machine without encryption.
+    /// Refuses an unencrypted connection to `authority` (`HOST:PORT`) on another machine.
     pub fn check_dial(&self, field: &str, authority: &str) -> Result<(), Error> {
         let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
         let ip = host.trim_matches(['[', ']']).parse::<IpAddr>();
@@ -100,9 +101,9 @@ impl ClusterTransport {
         })
     }
 
-    /// The way to the process at `url`: `unix:/path`, `http://host:port` or `https://host:port`. The last two mean the
-    /// same: this process's certificates alone decide whether a TCP connection is encrypted. `field` is the setting
-    /// that an error names.
+    /// The address and encryption for the process at `url`: `unix:/path`, `http://host:port` or `https://host:port`.
+    /// The last two mean the same, because this process's certificates alone decide whether a TCP connection is
+    /// encrypted. `field` is the setting that an error names.
     pub fn dial(&self, field: &str, url: &str, to: Role) -> Result<Dial, Error> {
         let Some((scheme, rest)) = url.split_once("://") else { return Dial::plain(field, url) };
         if scheme == "https" && !self.is_encrypted() {
@@ -117,8 +118,8 @@ impl ClusterTransport {
         }
     }
 
-    /// Wraps a connection that another rank of this worker's group has opened. `None` without encryption. The handshake
-    /// takes place when the stream is first read.
+    /// Wraps a connection that another rank of this worker's group has opened. `None` without encryption. The first
+    /// reads of the stream perform the handshake.
     pub fn accepted_rank(&self, socket: &TcpStream) -> Option<Result<BlockingTls, Error>> {
         let tls = self.tls.as_ref()?;
         Some(BlockingTls::accepted(socket, tls.ranks.config()))
@@ -138,7 +139,7 @@ struct Files {
     ca: PathBuf,
 }
 
-/// This process's certificate and the authorities of the others, in the form of each use.
+/// This process's certificate and the authorities that it trusts, in the form of each use.
 #[derive(Debug)]
 pub(super) struct MutualTls {
     files: Files,
@@ -148,11 +149,11 @@ pub(super) struct MutualTls {
     routers: ServerTls,
     ranks: ServerTls,
     clients: RwLock<Clients>,
-    /// Limits the log lines about peers that cannot be dialled.
+    /// Limits the log lines about failed handshakes with servers.
     pub refusals: Mutex<RefusalLog>,
 }
 
-/// The TLS settings that the files make.
+/// The TLS configurations made from the files.
 struct Configs {
     servers: Servers,
     clients: Clients,
@@ -189,7 +190,7 @@ impl MutualTls {
         })
     }
 
-    /// Reads the files again. Returns the end of the certificate's validity.
+    /// Reads the files again. Returns the Unix time in seconds at which the certificate expires.
     fn reload(&self) -> Result<Option<i64>, Error> {
         let Configs { servers, clients, not_after } = self.files.configs()?;
         self.workers.install(servers.workers);
@@ -223,7 +224,7 @@ impl Files {
                 .map_err(|e| unusable(&e))?;
             let mut config = builder.with_client_cert_verifier(verifier).with_cert_resolver(resolver.clone());
             config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
-            // A resumed session would skip the check of the certificate, which may have expired since.
+            // A resumed session would skip the check of the client's certificate, which may have expired meanwhile.
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
             Ok::<_, Error>(config)

@@ -1,4 +1,4 @@
-//! Dialling of a process of the cluster by gRPC.
+//! Connecting to a process of the cluster by gRPC.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -15,14 +15,14 @@ use crate::Error;
 /// Maximum time for the TLS handshake, until the server has accepted this process's certificate.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// A process to connect to, and the way to it.
+/// A process to connect to, with the connection's encryption.
 #[derive(Clone, Debug)]
 pub struct Dial {
     endpoint: Endpoint,
     tls: Option<Encrypted>,
 }
 
-/// The far end of an encrypted connection.
+/// The peer of an encrypted connection.
 #[derive(Clone, Debug)]
 struct Encrypted {
     authority: String,
@@ -41,7 +41,7 @@ impl Dial {
         tls: Arc<MutualTls>,
         role: Role,
     ) -> Result<Self, Error> {
-        // The channel sees HTTP alone: TLS belongs to its connector.
+        // The channel's URL is plain HTTP, because the channel's connector adds TLS.
         let endpoint = endpoint(field, &format!("http://{authority}"))?;
         Ok(Self { endpoint, tls: Some(Encrypted { authority: authority.into(), tls, role }) })
     }
@@ -101,8 +101,8 @@ impl Encrypted {
         let connector = TlsConnector::from(self.tls.client(self.role));
         let name = self.role.server_name().map_err(|e| e.to_string())?;
         let mut stream = connector.connect(name, socket).await.map_err(|e| reasons::of(&e))?;
-        // A server checks its client's certificate after this side's handshake has ended. It then speaks first, with
-        // its HTTP/2 settings, or says why it refuses the certificate.
+        // In TLS 1.3, a server checks its client's certificate after the client's handshake has ended. The server then
+        // sends its HTTP/2 settings, or an alert that refuses the certificate. The client waits for either.
         match stream.fill_buf().await {
             Ok([]) => Err("it closed the connection during the handshake".into()),
             Ok(_) => Ok(stream),

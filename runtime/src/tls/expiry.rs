@@ -14,7 +14,7 @@ pub(super) fn not_after(certificate: &[u8]) -> Option<i64> {
     if signed.first() == Some(&VERSION) {
         element(&mut signed)?;
     }
-    // Serial number, algorithm, issuer.
+    // Skips serial number, algorithm and issuer.
     for _ in 0..3 {
         element(&mut signed)?;
     }
@@ -24,7 +24,7 @@ pub(super) fn not_after(certificate: &[u8]) -> Option<i64> {
     time(tag, std::str::from_utf8(text).ok()?)
 }
 
-/// Takes one element: its tag and its content.
+/// Takes one DER element from `rest`. Returns its tag and its content.
 fn element<'a>(rest: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     let (&tag, after) = rest.split_first()?;
     let (&first, mut after) = after.split_first()?;
@@ -44,7 +44,7 @@ fn expect<'a>(rest: &mut &'a [u8], wanted: u8) -> Option<&'a [u8]> {
     element(rest).filter(|(tag, _)| *tag == wanted).map(|(_, content)| content)
 }
 
-/// Unix time of a time in UTC: `YYMMDDHHMMSSZ`, or with four digits of the year.
+/// Unix time in seconds of a time in UTC: `YYMMDDHHMMSSZ`, or `YYYYMMDDHHMMSSZ` for [`GENERALIZED_TIME`].
 fn time(tag: u8, text: &str) -> Option<i64> {
     let (year, rest) = match tag {
         UTC_TIME => {
@@ -62,8 +62,8 @@ fn time(tag: u8, text: &str) -> Option<i64> {
     Some(((days(year, month, day) * 24 + hour) * 60 + minute) * 60 + second)
 }
 
-/// Days from 1970-01-01 to a day of the Gregorian calendar. Years begin in March here, so that a leap day is a year's
-/// last.
+/// Days from 1970-01-01 to a day of the Gregorian calendar. The computation begins each year in March, so that a leap
+/// day is the year's last day.
 fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;

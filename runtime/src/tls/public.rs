@@ -18,12 +18,12 @@ use crate::{
     watched_files::{Content, ReloadMetrics, WatchedFiles},
 };
 
-/// Protocols over TLS on the HTTP port, the preferred one first (RFC 7301).
+/// ALPN protocols on the HTTP port, in the order of preference (RFC 7301).
 const HTTP: &[&[u8]] = &[b"h2", b"http/1.1"];
-/// The protocol over TLS of gRPC.
+/// The ALPN protocol of gRPC.
 pub(super) const GRPC: &[&[u8]] = &[b"h2"];
 
-/// The certificate of the public ports.
+/// The certificate of the ports for clients.
 #[derive(Debug)]
 pub struct PublicTls {
     cert: PathBuf,
@@ -63,7 +63,7 @@ impl PublicTls {
         self.grpc.clone()
     }
 
-    /// Reads the files again whenever they change, as long as the future is polled.
+    /// Reads the files again whenever they change. Works only while the future is polled.
     pub async fn follow(self, metrics: ReloadMetrics) {
         let watched = self.watched.clone();
         metrics.expires(Content::PublicCertificates, self.not_after);

@@ -1,10 +1,10 @@
-//! The reasons for which a handshake fails, in words. Each is about the peer: "it …" or "its …".
+//! The reasons for which a handshake fails, as text. Each text is about the peer: "it …" or "its …".
 
 use std::io;
 
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
 
-/// The reason in an error of a TLS stream.
+/// The reason for which a TLS stream failed.
 pub(super) fn of(error: &io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
     match (inner, error.kind()) {
@@ -27,7 +27,7 @@ fn of_tls(error: &Error) -> String {
 
 fn of_certificate(error: &CertificateError) -> String {
     match error {
-        // The signature is bad if an unknown authority has the name of a trusted one.
+        // A signature is bad if an untrusted authority has the name of a trusted one.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "its certificate is of an authority that is not trusted here".into()
         }

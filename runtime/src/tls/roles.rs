@@ -1,9 +1,9 @@
 //! The names in certificates of a cluster's processes.
 //!
-//! Addresses of workers come and go, so a certificate names the role of its process and not its host, as a DNS name in
-//! the subject alternative names: `conductor.tutti.internal`, `worker.tutti.internal` or `router.tutti.internal`. A
-//! certificate may have several. The certificate of a router therefore does not let its holder join as a worker.
-//! `internal` is reserved for such names (ICANN resolution 2024.07.29.06).
+//! A certificate names the role of its process and not its host, because addresses of workers change. The name is a DNS
+//! name in the subject alternative names: `conductor.tutti.internal`, `worker.tutti.internal` or
+//! `router.tutti.internal`. A certificate may have several of these names. A router's certificate therefore does not
+//! let its holder join as a worker. `internal` is reserved for private use (ICANN resolution 2024.07.29.06).
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use super::provider;
 /// A kind of process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// A conductor. The workers that it starts show its certificate.
+    /// A conductor. Workers that it starts use its certificate.
     Conductor,
     /// A worker.
     Worker,
@@ -58,7 +58,8 @@ impl Role {
         }
     }
 
-    /// Calls `verify` with the accepted names until one is right. The error is that of the role's own name.
+    /// Calls `verify` with each accepted name until one succeeds. If all fail, returns the error of the role's own
+    /// name.
     fn verify_any<T>(self, verify: impl Fn(&ServerName<'_>) -> Result<T, Error>) -> Result<T, Error> {
         let mut refused = Error::InvalidCertificate(CertificateError::NotValidForName);
         for role in self.accepted().iter().rev() {
@@ -71,7 +72,7 @@ impl Role {
     }
 }
 
-/// Verifies peers that must act in one role: their certificates' authorities, times and names.
+/// Verifies the certificate of a peer in one role: its authority, its validity period and its name.
 #[derive(Debug)]
 pub(super) struct RoleVerifier<V: ?Sized> {
     role: Role,
@@ -96,7 +97,7 @@ pub(super) fn clients(
     Ok(Arc::new(RoleVerifier { role, chain }))
 }
 
-/// Implements the methods on signatures, which are the same in both verifiers' traits and independent of the role.
+/// Implements the trait methods that verify signatures. They do not depend on the role.
 macro_rules! signatures_of_the_chain {
     () => {
         fn verify_tls12_signature(

@@ -1,4 +1,4 @@
-//! The server's side of TLS on a listener.
+//! The server side of TLS on a listener.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use super::reasons;
 #[derive(Clone, Debug)]
 pub struct ServerTls {
     current: Arc<RwLock<Arc<ServerConfig>>>,
-    /// True if peers are processes of the cluster: a refused one is then worth a warning.
+    /// True if peers are processes of the cluster. A refused peer is then logged as a warning.
     is_mutual: bool,
 }
 
@@ -29,7 +29,7 @@ impl ServerTls {
         Self { current: Arc::new(RwLock::new(Arc::new(config))), is_mutual }
     }
 
-    /// Replaces what connections from now on use.
+    /// Replaces the configuration of new connections.
     pub(super) fn install(&self, config: ServerConfig) {
         *self.current.write() = Arc::new(config);
     }
@@ -43,7 +43,7 @@ impl ServerTls {
         self.is_mutual
     }
 
-    /// Performs the handshake within `limit`. The error says why there is no connection.
+    /// Performs the handshake within `limit`. The error says why the handshake failed.
     pub(crate) async fn accept<S>(&self, stream: S, limit: Duration) -> Result<TlsStream<S>, String>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -56,12 +56,12 @@ impl ServerTls {
     }
 }
 
-/// Time over which refusals are counted.
+/// Time over which refusals are counted for the limit on log lines.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Lines per window. A peer that is refused again and again must not fill the log.
+/// Maximum number of log lines per window. A peer that is refused repeatedly must not fill the log.
 const LINES: u32 = 8;
 
-/// A limit on the lines about refused peers.
+/// A limit on the log lines about refused peers.
 #[derive(Debug, Default)]
 pub(crate) struct RefusalLog {
     began: Option<Instant>,
@@ -70,8 +70,8 @@ pub(crate) struct RefusalLog {
 }
 
 impl RefusalLog {
-    /// Counts a refusal. Returns the number of earlier refusals that got no line, or `None` if this one gets no line
-    /// either.
+    /// Counts a refusal. Returns the number of earlier refusals that were not logged, or `None` if this refusal must
+    /// not be logged either.
     pub fn count(&mut self) -> Option<u64> {
         if self.began.is_none_or(|began| began.elapsed() >= WINDOW) {
             (self.began, self.lines) = (Some(Instant::now()), 0);

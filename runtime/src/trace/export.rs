@@ -1,4 +1,4 @@
-//! The export of spans over OTLP/gRPC, in batches, by threads of its own.
+//! The export of spans over OTLP/gRPC in batches, on separate threads.
 
 use std::{env, time::Duration};
 
@@ -22,7 +22,7 @@ const OTEL_SDK_DISABLED: &str = "OTEL_SDK_DISABLED";
 const OTEL_SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
 const OTEL_TRACES_SAMPLER: &str = "OTEL_TRACES_SAMPLER";
 const OTEL_TRACES_SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
-/// The samplers of the specification that need no service of their own.
+/// The samplers of the specification that need no further service.
 const SAMPLERS: [&str; 6] = [
     "always_on",
     "always_off",
@@ -32,12 +32,12 @@ const SAMPLERS: [&str; 6] = [
     "parentbased_traceidratio",
 ];
 
-/// The requests of which a process records spans.
+/// The requests for which a process records spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampling {
-    /// The process takes requests from clients, and the sampler of `OTEL_TRACES_SAMPLER` chooses among them.
+    /// The process takes requests from clients. The sampler of `OTEL_TRACES_SAMPLER` chooses among them.
     OfClients,
-    /// The process begins a span only for a message with the context of a sampled span, and records all that it begins.
+    /// The process begins spans only for messages that carry the context of a sampled span, and records all of them.
     OfSampled,
 }
 
@@ -45,14 +45,14 @@ pub enum Sampling {
 #[derive(Debug)]
 pub(crate) struct SpanExport {
     provider: SdkTracerProvider,
-    /// The connection to the collector lives on a thread of its own, so that it takes no time of the process's tasks
-    /// and still works when these have ended.
+    /// The connection to the collector runs on a separate thread, so that it takes no time from the process's tasks and
+    /// works until after these have ended.
     runtime: Runtime,
 }
 
 impl SpanExport {
-    /// Starts the export, or returns `None` if no collector is set: neither by `endpoint`, the setting `otlp_endpoint`,
-    /// nor by variables of OpenTelemetry. The connection is made with the first batch of spans.
+    /// Starts the export. Returns `None` if no collector is configured, neither by `endpoint` (the setting
+    /// `otlp_endpoint`) nor by OpenTelemetry's variables. The first batch of spans opens the connection.
     pub fn start(
         endpoint: Option<&str>,
         process: &'static str,
@@ -116,14 +116,14 @@ impl SpanExport {
     }
 }
 
-/// Value of a variable that is set and not empty. The specification takes an empty variable for one that is not set.
+/// The value of a variable. As in the specification, an empty variable counts as unset.
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 fn check_protocol() -> Result<(), Error> {
     for name in [OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL] {
-        // The variable for traces overrides the general one.
+        // The variable for traces overrides the general variable.
         match variable(name) {
             None => {}
             Some(protocol) if protocol == "grpc" => return Ok(()),

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A number in a file, read again as servers read their certificates: a file that is no number changes nothing.
+/// A number in a file, which is read again as servers read their certificates. A file without a number changes nothing.
 struct Number {
     directory: TempDir,
     in_force: Arc<Mutex<u32>>,
@@ -27,7 +27,7 @@ impl Number {
         self.directory.path().join("number")
     }
 
-    /// Puts a new file in the place of the old one, as Kubernetes does.
+    /// Replaces the file by a new one, as Kubernetes does.
     fn replace(&self, text: &str) {
         let new = self.directory.path().join("new");
         fs::write(&new, text).unwrap();
@@ -72,7 +72,7 @@ fn files_are_read_again_once_per_change_and_a_bad_one_changes_nothing() {
     assert_eq!(number.checked(&mut files), (2, 3));
     number.replace("3");
     assert_eq!(number.checked(&mut files), (3, 4));
-    // The other file counts too, from the time when it exists.
+    // The second watched file counts too, once it exists.
     fs::write(number.directory.path().join("other"), "").unwrap();
     assert_eq!(number.checked(&mut files), (3, 5));
     assert_eq!(number.failing.failures.get(), 2);
@@ -82,7 +82,7 @@ fn files_are_read_again_once_per_change_and_a_bad_one_changes_nothing() {
 fn a_file_is_read_again_when_its_permissions_change() {
     let (mut number, mut files) = Number::new("1");
     let written = fs::metadata(number.file()).unwrap().modified().unwrap();
-    // The kernel's clock of files moves in steps, so that the first change may carry the time of the write.
+    // The kernel's clock for file times is coarse, so the first change may have the same time as the write.
     let deadline = Instant::now() + Duration::from_secs(60);
     while Stamp::of(&number.file()) == files.seen[1] {
         assert!(Instant::now() < deadline, "a change of permissions is not seen");

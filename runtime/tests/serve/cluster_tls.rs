@@ -88,7 +88,7 @@ async fn served(process: &Process, peers: Role, connections: ConnectionSettings)
     address
 }
 
-/// Dials a process that should act as `to`, and makes a call. Returns the reason if there is no connection.
+/// Dials a process that should act as `to`, and calls it. Returns the reason if no connection is made.
 async fn call(process: &Process, address: SocketAddr, to: Role) -> Result<(), String> {
     let dial = process.transport.dial("conductor", &format!("http://{address}"), to).unwrap();
     let channel = soon("a connection", dial.connect()).await.map_err(|e| with_causes(&e))?;
@@ -130,7 +130,7 @@ async fn each_side_refuses_a_wrong_certificate_and_says_why() {
         let error = call(&worker, address, Role::Worker).await.unwrap_err();
         assert!(error.contains(why) && error.contains(&address.to_string()), "{error}");
     }
-    // A worker may not call what is for routers, nor pose as a conductor.
+    // A worker may neither call the services for routers nor act as a conductor.
     let conductor = good(Role::Conductor);
     let address = served(&conductor, Role::Router, connections).await;
     assert!(call(&worker, address, Role::Conductor).await.is_err());
@@ -158,7 +158,7 @@ async fn a_peer_without_a_certificate_or_without_tls_is_refused() {
     assert!(error.to_string().contains("CertificateRequired"), "{error}");
     let plain = Process { transport: ClusterTransport::default(), _directory: tempfile::tempdir().unwrap() };
     assert!(call(&plain, address, Role::Worker).await.is_err());
-    // In the other direction, a client with a certificate reports that the server does not speak TLS.
+    // A client with a certificate reports that a plaintext server does not speak TLS.
     let address = served(&plain, Role::Worker, patient()).await;
     let error = call(&worker, address, Role::Worker).await.unwrap_err();
     assert!(error.contains("no encrypted connection to"), "{error}");

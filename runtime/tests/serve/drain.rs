@@ -1,4 +1,4 @@
-//! The drain of a process that serves clients: its order, and what clients see meanwhile.
+//! The drain of a process that serves clients: its order, and its effect on clients.
 
 use std::{
     net::SocketAddr,
@@ -21,7 +21,7 @@ use tutti_settings::{AddressSettings, DrainSettings, RouterProcessSettings, TlsS
 
 use crate::support::{RawClient, patient, soon};
 
-/// A request that runs until the test, or the process behind the servers, ends it.
+/// A request that runs until the test or [`Noted`] ends it.
 #[derive(Clone, Default)]
 struct Slow {
     runs: Arc<AtomicBool>,
@@ -39,7 +39,7 @@ impl Slow {
     }
 }
 
-/// Notes its calls, and ends the request that has not finished in time.
+/// A background that records its calls, and ends the request that has not finished in time.
 struct Noted {
     calls: Arc<Mutex<Vec<&'static str>>>,
     slow: Slow,

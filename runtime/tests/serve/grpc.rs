@@ -28,7 +28,7 @@ use tutti_settings::ConnectionSettings;
 
 use crate::support::{RawClient, patient, soon};
 
-/// A body of the pieces that are sent to it.
+/// A request body made of the pieces that a channel delivers.
 struct Pieces(mpsc::Receiver<Bytes>);
 
 impl http_body::Body for Pieces {
@@ -74,7 +74,7 @@ impl Server {
         text.lines().find_map(|line| line.strip_prefix(name)).map_or(0, |count| count.parse().unwrap())
     }
 
-    /// Begins a known caller's call of `Check` whose message is sent in pieces, and awaits the status.
+    /// Calls `Check` as a known caller, with a message that is sent in pieces. Returns the status code.
     async fn check(&self, pieces: mpsc::Receiver<Bytes>) -> Code {
         self.check_as(Some("known"), pieces).await
     }
@@ -103,7 +103,7 @@ impl Server {
     }
 }
 
-/// The first bytes of a message of `length` bytes.
+/// The prefix of a message of `length` bytes, and the message's first `bytes` bytes.
 fn beginning(length: u32, bytes: usize) -> Bytes {
     let mut message = vec![0];
     message.extend(length.to_be_bytes());
@@ -117,7 +117,7 @@ async fn a_message_that_does_not_arrive_ends_its_call() {
     let (send, pieces) = mpsc::channel(4);
     send.send(beginning(100, 10)).await.unwrap();
     assert_eq!(soon("the end of the call", server.check(pieces)).await, Code::DeadlineExceeded);
-    // A call without a message ends as well.
+    // A call that sends no message times out, too.
     let (_send, pieces) = mpsc::channel(4);
     assert_eq!(soon("the end of the call", server.check(pieces)).await, Code::DeadlineExceeded);
     let (send, pieces) = mpsc::channel(4);
@@ -129,8 +129,8 @@ async fn a_message_that_does_not_arrive_ends_its_call() {
 #[tokio::test]
 async fn all_messages_that_arrive_share_one_room() {
     let server = Server::start(ConnectionSettings { receive_room_bytes: 8000, ..patient() }).await;
-    // Callers of one address have half of the room. An unknown field of 2500 bytes: the message is valid once it is
-    // whole.
+    // The messages of one address may take half of the room. This message is one unknown field of 2500 bytes, so it is
+    // valid once it is complete.
     let message: Vec<u8> = [&beginning(2503, 0)[..], &[0x7a, 0xc4, 0x13], &[7; 2500]].concat();
     let (begin, end) = message.split_at(2400);
     let ((first, first_pieces), (second, second_pieces)) = (mpsc::channel(4), mpsc::channel(4));
@@ -139,7 +139,7 @@ async fn all_messages_that_arrive_share_one_room() {
     }
     let (mut first_call, mut second_call) =
         (Box::pin(server.check(first_pieces)), Box::pin(server.check(second_pieces)));
-    // The second one to arrive finds no room.
+    // The call whose bytes arrive second finds no room.
     let (code, accepted, rest) = tokio::select! {
         code = soon("a refusal", &mut first_call) => (code, second, second_call),
         code = &mut second_call => (code, first, first_call),
@@ -148,7 +148,7 @@ async fn all_messages_that_arrive_share_one_room() {
     accepted.send(Bytes::copy_from_slice(end)).await.unwrap();
     drop(accepted);
     assert_eq!(soon("an answer", rest).await, Code::Ok);
-    // Its room is free again.
+    // All room is free again, so the same message is accepted.
     let (send, pieces) = mpsc::channel(4);
     send.send(message.into()).await.unwrap();
     drop(send);
@@ -159,7 +159,7 @@ async fn all_messages_that_arrive_share_one_room() {
 async fn strangers_who_send_parts_of_messages_hold_up_nobody_with_a_credential() {
     let server = Server::start(ConnectionSettings { receive_room_bytes: 64_000, ..patient() }).await;
     let server = &server;
-    // Each stranger sends as much as it can and never ends its message. All but a few find no room.
+    // Each stranger sends 3000 bytes of a message and never sends the rest. Only one message finds room.
     let mut strangers = Vec::new();
     let mut calls: futures_util::stream::FuturesUnordered<_> = (0..40)
         .map(|_| {
@@ -175,7 +175,8 @@ async fn strangers_who_send_parts_of_messages_hold_up_nobody_with_a_credential()
         }
     };
     soon("the refusal of all strangers but one", refused).await;
-    // The last one holds what an address of strangers may hold. A message that takes most of the room arrives.
+    // The last stranger holds as much as one address of strangers may. A known caller's message still finds most of the
+    // room.
     let message: Vec<u8> = [&beginning(25_004, 0)[..], &[0x7a, 0xa8, 0xc3, 0x01], &[7; 25_000]].concat();
     let (send, pieces) = mpsc::channel(4);
     send.send(message.into()).await.unwrap();
@@ -200,14 +201,14 @@ async fn an_old_connection_ends_with_its_last_call_and_the_next_one_opens_anothe
     let channel = Endpoint::from_shared(format!("http://{}", server.0)).unwrap().connect_lazy();
     let mut client = tonic_health::pb::health_client::HealthClient::new(channel);
     let request = || tonic_health::pb::HealthCheckRequest { service: String::new() };
-    // A call that is in progress when the connection is old goes on.
+    // A call in progress continues when its connection reaches the maximum age.
     let mut watch = client.watch(request()).await.unwrap().into_inner();
     watch.message().await.unwrap().unwrap();
     let first = server.connections();
     let another = async {
         loop {
             if let Err(status) = client.check(request()).await {
-                // This client cancels a call that it has not sent when a connection ends.
+                // When a connection ends, this client cancels a call that it has not sent yet.
                 assert_eq!(status.code(), Code::Cancelled, "{status}");
             }
             if server.connections() > first {
@@ -223,7 +224,7 @@ async fn an_old_connection_ends_with_its_last_call_and_the_next_one_opens_anothe
 #[tokio::test]
 async fn a_flood_of_frames_that_are_no_requests_ends_its_connection() {
     let server = Server::start(patient()).await;
-    // PRIORITY, WINDOW_UPDATE and a type that HTTP/2 does not know.
+    // Frames of the types PRIORITY and WINDOW_UPDATE, and of a type that HTTP/2 does not define.
     for (kind, payload) in [(2_u8, &[0, 0, 0, 0, 7][..]), (8, &[0, 0, 0, 1]), (0xbe, &[])] {
         let mut attacker = RawClient::connect(server.0).await;
         attacker.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;

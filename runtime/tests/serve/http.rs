@@ -18,7 +18,7 @@ use tutti_settings::ConnectionSettings;
 
 use crate::support::{RawClient, http, patient, soon};
 
-/// `/` answers at once. `/busy` adds a permit to the first semaphore and answers when the second has one.
+/// `/` answers at once. `/busy` adds a permit to `arrived`, and answers once it gets a permit of `answer`.
 fn routes(arrived: Arc<Semaphore>, answer: Arc<Semaphore>) -> Router {
     let busy = || async move {
         arrived.add_permits(1);
@@ -45,7 +45,7 @@ async fn a_head_that_drips_ends_its_connection_and_a_whole_one_is_answered() {
     slow.send("GET / HTTP/1.1\r\n").await;
     let (mut reader, mut writer) = slow.0.into_split();
     let drip = async move {
-        // Each byte is progress for a timeout that starts again with every read. Such a timeout never ends this.
+        // A timeout that restarts with every read would never end this connection.
         while writer.write_all(b"x").await.is_ok() {
             sleep(Duration::from_millis(20)).await;
         }
@@ -56,9 +56,9 @@ async fn a_head_that_drips_ends_its_connection_and_a_whole_one_is_answered() {
     };
     let (answer, ()) = soon("the end of the slow connection", async { tokio::join!(closed, drip) }).await;
     assert!(matches!(answer, Ok(0) | Err(_)), "the slow head was answered");
-    // A connection that is kept alive may be idle for longer than a head may take.
+    // The header timeout does not limit the idle time of a kept-alive connection.
     assert_eq!(good.get("/").await, "HTTP/1.1 200 OK");
-    // The second head of a connection is timed as the first is.
+    // The header timeout also applies to the second head of a connection.
     good.send("GET / HT").await;
     good.closed().await;
     assert_eq!(served.closed_for("head_timeout"), 2);
@@ -82,7 +82,7 @@ async fn an_idle_connection_is_closed_and_one_with_a_long_request_is_not() {
     assert_eq!(soon("the answer", busy.status_line()).await, "HTTP/1.1 200 OK");
 }
 
-/// A body without an end, which reports that it is dropped.
+/// An endless body that reports when it is dropped.
 struct Endless(mpsc::Sender<()>);
 
 impl Drop for Endless {
@@ -231,7 +231,7 @@ async fn a_flood_of_headers_is_refused() {
     let (answer, sent) = soon("the refusal", async { tokio::join!(answer, flood) }).await;
     let answer = String::from_utf8_lossy(&answer);
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
-    // Bytes that the server has not read lie in the sockets' buffers.
+    // The bound includes bytes in the sockets' buffers that the server has not read.
     assert!(sent < 16 << 20, "the server took {sent} bytes of headers");
 }
 
@@ -249,7 +249,7 @@ async fn a_draining_process_answers_a_connection_once_more_and_ends_it() {
     soon("the end of the connection", client.0.read_to_string(&mut answer)).await.expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.to_lowercase().contains("\r\nconnection: close\r\n"), "{answer}");
-    // A new connection is served while the process drains, until it closes.
+    // A draining process still serves a new connection until its listener closes.
     let mut late = RawClient::connect(served.address).await;
     assert_eq!(late.get("/").await, "HTTP/1.1 200 OK");
 }
@@ -262,13 +262,13 @@ async fn a_request_that_follows_the_last_answer_of_a_closing_server_is_answered(
     client.send("GET /busy HTTP/1.1\r\nhost: x\r\n\r\n").await;
     soon("the request", arrived.acquire()).await.unwrap().forget();
     served.closing.begin();
-    // The listener is closed by the task that runs beside the connection's.
+    // Another task than the connection's closes the listener, so the test waits for this.
     soon("the end of the listener", async { while TcpStream::connect(served.address).await.is_ok() {} })
         .await;
     answer.add_permits(1);
     assert_eq!(soon("an answer", client.status_line()).await, "HTTP/1.1 200 OK");
     assert_eq!(client.get("/").await, "HTTP/1.1 200 OK");
-    // A client that sends nothing more does not keep the server.
+    // A client that sends no further request does not keep the server running.
     client.closed().await;
     soon("the end of the server", served.task).await.unwrap().unwrap();
 }

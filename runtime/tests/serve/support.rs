@@ -98,7 +98,7 @@ impl RawClient {
         }
     }
 
-    /// Completes once the server has closed the connection, also if it has sent something before.
+    /// Completes once the server has closed the connection, even if it has sent bytes before.
     pub async fn closed_whatever_it_says(&mut self) {
         self.bytes().await;
     }

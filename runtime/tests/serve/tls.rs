@@ -42,7 +42,7 @@ impl Files {
         Self { directory, settings }
     }
 
-    /// Writes a new certificate, signed by itself. Returns a client's settings that trust it alone.
+    /// Writes a new self-signed certificate. Returns a client's settings that trust only this certificate.
     fn renew(&self) -> ClientConfig {
         let key = KeyPair::generate().unwrap();
         let certificate =
@@ -59,7 +59,7 @@ impl Files {
             .with_no_client_auth()
     }
 
-    /// Replaces a file whole, as a Kubernetes secret is.
+    /// Replaces a file atomically, as Kubernetes updates a secret.
     fn write(&self, name: &str, text: &str) {
         let new = self.directory.path().join("new");
         std::fs::write(&new, text).unwrap();
@@ -72,7 +72,7 @@ async fn served(files: &Files, connections: ConnectionSettings) -> SocketAddr {
     counted(files, connections, &Metrics::default()).await
 }
 
-/// As [`served`], with the connections counted in `metrics`.
+/// Like [`served`], with the connections counted in `metrics`.
 async fn counted(files: &Files, connections: ConnectionSettings, metrics: &Metrics) -> SocketAddr {
     let tls = PublicTls::read(&files.settings).unwrap();
     let bind = || async { TcpListener::bind("127.0.0.1:0").await.unwrap() };
@@ -150,7 +150,7 @@ async fn handshakes_that_stall_end_and_hold_up_nobody() {
     let mut stalled = Vec::new();
     for _ in 0..32 {
         let mut client = RawClient::connect(address).await;
-        // The beginning of a record of a handshake, 512 bytes long, and of a ClientHello.
+        // The first bytes of a TLS handshake record of 512 bytes that contains a ClientHello.
         client.0.write_all(&[22, 3, 1, 2, 0, 1]).await.unwrap();
         stalled.push(client);
     }
@@ -159,7 +159,7 @@ async fn handshakes_that_stall_end_and_hold_up_nobody() {
     for mut client in stalled {
         client.closed().await;
     }
-    // Counted after the socket is closed.
+    // The server counts a connection only after it has closed the socket, so the test polls.
     let counted = r#"tutti_connections_closed_total{listener="http",reason="handshake"} 32"#;
     soon("the count", async {
         while !metrics.encode().contains(counted) {

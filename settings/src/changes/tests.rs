@@ -45,7 +45,7 @@ fn equal_settings_have_no_changes() {
     assert_eq!(changes, Changes::default());
 }
 
-/// `docs/operations.md` lists the settings that change live, once for both processes.
+/// `docs/operations.md` has one list of the settings that change live, for both processes.
 #[test]
 fn the_same_settings_change_live_in_router_and_conductor() {
     let live = |declared: Vec<crate::Setting>| -> Vec<String> {

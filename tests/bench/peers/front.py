@@ -33,7 +33,7 @@ class Request:
         try:
             self.out.write(f"data: {text}\n\n".encode())
         except OSError:
-            # The client has gone.
+            # The client has disconnected.
             pass
 
 

@@ -2,8 +2,8 @@
 
     python vllm_server.py PORT MODEL DTYPE THREADS BUDGET
 
-The engine runs in this process, not in an engine process of its own. On a machine without bf16 instructions DTYPE must
-be float32: oneDNN has no bf16 product there, and vLLM's fallback is several times slower.
+The engine runs in this process, not in a separate engine process. On a machine without bf16 instructions, DTYPE must be
+float32: oneDNN has no bf16 product there, and vLLM's fallback is several times slower.
 """
 
 import os

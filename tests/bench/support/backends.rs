@@ -2,7 +2,7 @@
 //! port. This process runs the bench's own executable.
 //!
 //! A backend has the timing of the simulated device: it runs steps of equal length while it has requests. A request
-//! that arrives during a step takes part from the next step on. All tokens are the same event.
+//! that arrives during a step takes part from the next step on. The event of every token is the same.
 
 use std::{
     net::{Ipv4Addr, TcpListener},

@@ -57,8 +57,8 @@ impl OverPeers {
     const BF16: Self =
         Self { prefill_512: 1.1, prefill_4096: 1.1, prefill_int8: 1.3, decode: [1.2, 1.4, 1.6] };
 
-    /// Minimum ratios for a model of this shape on this machine's CPU. Only at Qwen3's shape do the ratios depend on
-    /// the CPU. All other shapes take those of AVX2, because there peers gain nothing on better CPUs.
+    /// Minimum ratios for a model of this shape on this machine's CPU. Only Qwen3's ratios depend on the CPU. For other
+    /// shapes, the ratios of AVX2 apply to all CPUs, because peers gain nothing there on better CPUs.
     fn here(shape: Shape) -> Self {
         if shape != Shape::Qwen3 {
             return Self::AVX2;

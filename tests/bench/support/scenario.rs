@@ -146,7 +146,7 @@ impl Group {
         }
         let mut limits = Vec::new();
         for round in 0..settings.repeats {
-            // Measured now, because the servers are idle.
+            // The limits are measured while the servers are idle.
             limits.push(tokio::task::block_in_place(|| Limits::of(settings.threads)));
             for (index, measurement) in self.measurements.iter().enumerate() {
                 // Seeds differ, so that no prompt repeats within a process: a prefix cache would skip the prefill of a

@@ -66,7 +66,7 @@ def routed(conductors, *router_flags):
 
 
 class Stream:
-    """A stream that is read on a separate thread. Its end may be an error."""
+    """A stream that a separate thread reads. It may end with an error."""
 
     def __init__(self, server, tokens=LONG, prompt=(1, 2, 3)):
         self.seen, self.status = 0, None

@@ -104,8 +104,8 @@ def check_prefixes(flags, alone, directory):
 def check_preempted(flags, page_bytes, alone, directory):
     pool = (SMALL_POOL + 1) * page_bytes
     with Cluster([*flags, "--admission", "optimistic", "--kv-cache-memory", pool, "--threads", 1], directory) as cluster:
-        # The test needs a preemption. On a busy machine the choices may start so late that all of them fit, so there
-        # are several tries.
+        # The test needs a preemption. On a busy machine, the choices may start so late that all of them fit. The test
+        # therefore tries several times.
         for _ in range(10):
             check(alone, cluster.at_once(), "preempted")
             if cluster.server.metrics()["tutti_worker_preemptions"] > 0:

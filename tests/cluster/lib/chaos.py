@@ -47,14 +47,14 @@ class Shape:
 SHAPES = {
     "sim": Shape(4, ("--workers", 4, "--device", "sim"), clients=12, computes=False),
     "cpu": Shape(2, ("--workers", 2, *QWEN3), clients=5),
-    # The timeout is below the heartbeat's, so that the ranks of a group notice a stopped rank before its heartbeats are
-    # missed.
+    # The collective timeout is below the heartbeat timeout, so that the ranks of a group notice a stopped rank before
+    # its heartbeats are missed.
     "tp": Shape(4, ("--workers", 4, "--tp", 2, "--collective-timeout", 1, *QWEN3), clients=4),
     # Prefill and decode on different workers.
     "sim-disaggregated": Shape(3, ("--topology", TOPOLOGIES / "two-prefill.toml", "--device", "sim"), clients=8, computes=False),
     "cpu-disaggregated": Shape(2, ("--topology", TOPOLOGIES / "disaggregated.toml", *QWEN3), clients=4),
-    # Both sides have the same number of ranks. Otherwise, a replay would compute a token with another number of ranks,
-    # which rounds differently.
+    # Prefill and decode have the same number of ranks. Otherwise, a replay would compute a token with another number of
+    # ranks, which rounds differently.
     "tp-disaggregated": Shape(4, ("--topology", TOPOLOGIES / "tp2-disaggregated.toml", "--collective-timeout", 1, *QWEN3), clients=3),
     # A router, a conductor and workers on separate hosts (network namespaces): two workers prefill for one that
     # decodes.
@@ -89,7 +89,7 @@ async def disturb(clusters, disks, log, options):
 
 
 def check_nothing_is_left(name, cluster, log):
-    """Checks that no page and no request is left, and no process once the cluster has ended."""
+    """Checks that no page and no request is left, and that the cluster leaves no process when it ends."""
     try:
         cluster.wait_until_idle()
         log.clusters[name].replays = int(cluster.metrics().get("tutti_request_replays_total", 0))
@@ -139,7 +139,7 @@ def run(options, say=print):
 
 
 def unharmed(summary):
-    """True if no request was lost or wrong, and nothing was left behind."""
+    """True if no request was lost or wrong, and no process, page or request leaked."""
     return not (summary["lost"] or summary["wrong"] or summary["leaked"])
 
 
@@ -154,6 +154,6 @@ def options(arguments=None):
 
 
 if __name__ == "__main__":
-    # The clusters end and the disks are removed however the program ends.
+    # SIGTERM ends the program through `sys.exit`, so that the clusters end and the disks are removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(0 if unharmed(run(options())) else 1)

@@ -50,7 +50,7 @@ class Disk:
 
     def free(self):
         for path in self.directory.iterdir():
-            # Other files may be open for writing, so they are emptied and not removed.
+            # Processes may have other files open for writing, so these files are emptied and not removed.
             if path.is_symlink() or path.name == "filler":
                 path.unlink()
             else:
@@ -88,7 +88,7 @@ class Faults:
             case "kill":
                 self.signal(pid, signal.SIGKILL)
             case "kill two":
-                # The two may be ranks of one TP group, or of two groups.
+                # The two victims may be ranks of one TP group, or of two groups.
                 for victim in {pid, ranks[(index + 1) % len(ranks)][1]}:
                     self.signal(victim, signal.SIGKILL)
             case "stop":
@@ -106,7 +106,7 @@ class Faults:
                 await asyncio.sleep(2 + 2 * seconds)
                 self.signal(self.cluster.pid, signal.SIGCONT)
             case "full disk":
-                # Running workers then meet the full disk, and so does a worker that starts.
+                # Both the running workers and a restarted worker then write to the full disk.
                 self.disk.fill(self.workers)
                 await asyncio.sleep(1 + seconds)
                 self.signal(pid, signal.SIGKILL)

@@ -96,7 +96,7 @@ class Client:
                             await reader.read(512)
                         return None
                     case "stall and leave":
-                        # Nothing is read any more, so the socket buffers fill up soon.
+                        # The client reads nothing more, so the socket buffers soon fill up.
                         await asyncio.sleep(leave_after / 10)
                         return None
                     case "slow":

@@ -75,7 +75,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def tree(spans, root=""):
-    """Returns the spans below a parent as indented lines, ordered by their begin."""
+    """Returns the spans below a parent as indented lines, ordered by begin time."""
     lines = []
     for span in sorted((span for span in spans if span.parent == root), key=lambda span: span.begin):
         took = (span.end - span.begin) / 1e6

@@ -20,7 +20,7 @@ DASHBOARDS = REPO / "deploy/helm/tutti/files/dashboards"
 TOPOLOGY = REPO / "deploy/topology/disaggregated.toml"
 UNIT_TESTS = REPO / "tests/prometheus/rules.test.yaml"
 
-# Values for Grafana's variables: all processes, and a window of some scrapes.
+# Values for Grafana's variables: all processes, and a rate window of several scrapes.
 VARIABLES = {"$job": ".*", "$instance": ".*", "$__rate_interval": "15s"}
 
 # Metrics in panels that a simulated cluster does not have, with the reason.
@@ -31,7 +31,7 @@ ANSWER_S = 90
 
 
 def expressions():
-    """[(dashboard and panel, expression)]"""
+    """Yields (dashboard and panel, expression) for each expression of each panel."""
     for file in sorted(DASHBOARDS.glob("*.json")):
         for panel in json.loads(file.read_text())["panels"]:
             for target in panel.get("targets", ()):

@@ -1,4 +1,5 @@
-"""What a flood of one API key costs another key, and what many choices of one prompt cost, on the simulated device.
+"""Measures how a flood of one API key delays another key, and how much many choices of one prompt cost, on the
+simulated device.
 
 The simulated H200 takes the time of its cost model, so that figures compare shares and not processors.
 """
@@ -19,7 +20,7 @@ from harness import Server, machine, wait_for
 
 PATH = "/v1/completions"
 FLOOD, ONE = "flood-key", "one-key"
-# Tokens of a page of the prefix cache on the simulated device.
+# Tokens per page of the prefix cache on the simulated device.
 PAGE_TOKENS = 16
 # Token ids that every model's vocabulary has.
 TOKENS = range(10, 200)
@@ -34,14 +35,14 @@ def keyed(key):
 
 
 def key_file(directory, *limits):
-    """A file with both keys."""
+    """Writes a file of API keys for both callers, and returns its path."""
     file = pathlib.Path(directory) / "keys"
     file.write_text(line("flood", FLOOD, *limits) + line("one", ONE))
     return file
 
 
 async def answer(client, key, body):
-    """(seconds, prompt and output tokens) of one request."""
+    """Returns (seconds, number of prompt and output tokens) of one request."""
     start = time.monotonic()
     response = await client.post(PATH, json=body, headers=keyed(key))
     assert response.status_code == 200, f"{response.status_code}: {response.text}"
@@ -54,7 +55,7 @@ def client_of(server):
 
 
 async def flooding(client, bodies):
-    """(tokens per second, seconds) of requests that are all sent at once."""
+    """Sends all requests at once. Returns their prompt and output tokens per second."""
     start = time.monotonic()
     answers = await asyncio.gather(*(answer(client, FLOOD, body) for body in bodies))
     seconds = time.monotonic() - start
@@ -63,8 +64,8 @@ async def flooding(client, bodies):
 
 def one_at_a_time(url, options, count, ended, found):
     """Puts the seconds of each request of a caller into `found`. The caller sends the next request after each answer,
-    `count` of them or until `ended` is set. Runs in a process of its own: beside the flood's client it would measure
-    that client's event loop."""
+    `count` of them or until `ended` is set. Runs in a separate process. In the flood's process, it would also measure
+    the delays of the flood's event loop."""
     source, seconds = random.Random(options.seed + 1), []
     with httpx.Client(base_url=url, timeout=600) as client:
         while len(seconds) < count and not ended.is_set():
@@ -92,7 +93,8 @@ def summary(seconds):
 
 
 def shares(server, options):
-    """Latencies of one caller alone and beside a flood, and the throughput of the flood alone and beside it."""
+    """Returns the latencies of one caller without and with a flood, and the throughput of the flood without and with
+    this caller."""
     processes, source = multiprocessing.get_context("spawn"), random.Random(options.seed)
     ended, found = processes.Event(), processes.Queue()
 
@@ -125,17 +127,17 @@ def shares(server, options):
 
 
 def prefilled(server):
-    """Prompt tokens of the requests that workers have admitted so far."""
+    """Returns the number of prompt tokens of the requests that workers have admitted so far."""
     return server.metrics().get("tutti_worker_prefill_tokens", 0)
 
 
 def computed(server):
-    """Prefill tokens that the workers have computed so far."""
+    """Returns the number of prefill tokens that the workers have computed so far."""
     return prefilled(server) - server.metrics().get("tutti_worker_cached_tokens", 0)
 
 
 def choices(server, n, length, output, seed):
-    """What `n` choices of a new prompt cost."""
+    """Measures the cost of `n` choices of a new prompt."""
     body = {"prompt": prompt(random.Random(seed), length), "n": n, "max_tokens": output, "ignore_eos": True, "seed": seed,
             "return_token_ids": True, "temperature": 1}
     before, start, first = computed(server), time.monotonic(), None
@@ -152,7 +154,8 @@ def choices(server, n, length, output, seed):
 
 
 def expected_prefill(n, length):
-    """The prompt once, and the rest behind its last whole page for each further choice."""
+    """Returns the expected number of prefill tokens: the whole prompt once, and for each further choice the tokens
+    after the prompt's last whole page."""
     whole = (length - 1) // PAGE_TOKENS * PAGE_TOKENS
     return length + (n - 1) * (length - whole)
 

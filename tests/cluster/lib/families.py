@@ -1,8 +1,8 @@
 """The table of families: every golden model under every condition, on running clusters over HTTP.
 
 For each model and condition, the table has the greatest deviation of a logprob from Hugging Face transformers. Greedy
-tokens must be equal, and answers have the same bits as under the first condition. The exit code is 1 if anything fails.
-A full run writes the JSON and the table in docs/families.md.
+tokens must be equal, and answers must have the same bits as under the first condition. The exit code is 1 if anything
+fails. A full run writes the JSON and the table in docs/families.md.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def measure(name, seed, conditions):
     cells, failures, began = {}, {}, time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         run = Run(Model(name, seed), directory)
-        # The first condition comes first, because the bits of the others are compared with it.
+        # "whole" runs first, because the bits of all other conditions are compared with it.
         for condition in ["whole", *(condition for condition in CONDITIONS if condition in conditions and condition != "whole")]:
             try:
                 cell = CONDITIONS[condition](run)

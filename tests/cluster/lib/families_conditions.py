@@ -149,8 +149,8 @@ def merge(cells, proof):
 
 
 def ranks(run, *flags):
-    """Two ranks. Sums over ranks are rounded differently, so the bits are compared with the same ranks and one request
-    at a time."""
+    """Two ranks. Sums over ranks are rounded differently, so the bits are compared with a run on the same ranks that
+    gets one request at a time."""
     cluster = run.cluster("--workers", 2, "--tp", 2, *flags, "--max-step-tokens", 64, "--no-prefix-cache")
     with cluster as server:
         requests = run.all()
@@ -175,7 +175,8 @@ def expert_parallel(run):
 
 
 def resumed(steps, last):
-    """Returns the positions at which the `last` requests to arrive continued after a preemption."""
+    """Returns the positions at which preempted requests continued. Considers only the `last` requests that arrived
+    last."""
     ends, found = {}, {}
     for step in steps:
         for row in step["rows"]:
@@ -188,8 +189,8 @@ def resumed(steps, last):
 
 
 def preempted(run, *flags):
-    """More output than a small pool has pages for. The requests of the reference come last, so that they are the ones
-    that are preempted."""
+    """Requests whose output needs more pages than a small pool has. The requests of the reference come last, so that
+    these requests are preempted."""
     memory = (1 + 2 * RUNNING) * run.model.slot_bytes + (1 + SMALL_POOL) * run.model.page_bytes
     small = ("--admission", "optimistic", "--max-running-requests", RUNNING, "--kv-cache-memory", memory)
     cells = []
@@ -220,9 +221,9 @@ def preempted_to_nothing(run):
 
 
 def prefixes(run):
-    """Prompts that share a prefix with a cached prompt and leave it behind each of its blocks. First, the cached prompt
-    grows by one block per request. Then the whole prompt is cached. Between two prompts, another request uses the slot
-    and the pages that the first one has freed."""
+    """Prompts that share a prefix with a cached prompt and diverge from it after each of its blocks. In the first
+    round, the cached prompt grows by one block per request. In the second round, the whole prompt is cached. Between
+    two prompts, another request uses the slot and the pages that the earlier prompt has freed."""
     answers, hits, others = [], [], list(run.model.others().values())
     with run.cluster("--workers", 1) as server:
         for turn in range(2):
@@ -269,7 +270,7 @@ def replayed(run):
         requests = run.model.plain(LONG_OUTPUT)
         undisturbed, cells, replays = at_once(server, requests), [], 0
         for _ in range(ATTEMPTS):
-            # All requests begin together, so that none has ended when the others begin.
+            # All requests begin at the same time, so that none ends before another begins.
             victims, known = server.workers(), list(requests.values()) * (2 + len(cells))
             signal_all(victims, signal.SIGSTOP)
             streams = send(server, requests)
@@ -285,7 +286,7 @@ def replayed(run):
     raise AssertionError(f"{replays} replays in {ATTEMPTS} attempts")
 
 
-# The conditions by their names in the JSON. The bits of the others are compared with those of the first one.
+# The conditions by their names in the JSON. The bits of all conditions are compared with those of the first one.
 CONDITIONS = {
     "whole": whole,
     "mixed": beside_others,

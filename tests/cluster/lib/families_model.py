@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 from streams import Streams
 
 PAGE_TOKENS = 16
-# Output tokens of the requests of the reference. The reference has the first GENERATED of them; bits of all of them are
-# compared.
+# Number of output tokens per request of the reference. The reference has only the first GENERATED tokens, but the bits
+# of all tokens are compared.
 OUTPUT = 160
 # Number of other requests, and of their output tokens.
 OTHERS, OTHERS_OUTPUT = 12, 60
@@ -88,7 +88,7 @@ class Model:
         return {f"other {i}": GREEDY | dict(prompt=ids, max_tokens=OTHERS_OUTPUT) for i, ids in enumerate(prompts)}
 
     def prefixes(self):
-        """Returns {name: request}. Each prompt ends one token behind a block of the longest prompt."""
+        """Returns {name: request}. Each prompt ends one token after a block boundary of the longest prompt."""
         prompt = self.prompt(LENGTHS[-1])
         ends = range(PAGE_TOKENS, len(prompt), PAGE_TOKENS)
         return {f"prefix {end}": GREEDY | dict(prompt=prompt[: end + 1], max_tokens=4) for end in ends}
@@ -139,7 +139,7 @@ class Answer:
         return Answer(choice["token_ids"], [row[1] for row in rows], [row[2] for row in rows], choice["prompt"])
 
     def equals(self, other):
-        """True if all numbers that both answers have are the same."""
+        """True if the two answers agree in all numbers that both contain."""
         common = min(len(self.tokens), len(other.tokens))
         same = all(getattr(self, k)[:common] == getattr(other, k)[:common] for k in ("tokens", "logprobs", "likeliest"))
         return same and (self.prompt == other.prompt or not self.prompt or not other.prompt)

@@ -10,7 +10,7 @@ RESULTS = REPO / "tests/bench/results/families.json"
 PAGE = REPO / "docs/families.md"
 BEGIN, END = "<!-- table: tests/families -->", "<!-- end of table -->"
 BOTH_SEEDS = ("seed0", "seed1")
-# Golden models, and the model of which each is a small version.
+# {golden model: the published model of which it is a small version}
 MODELS = {
     "qwen3": "Qwen3",
     "qwen3_tied": "Qwen3, tied embeddings",

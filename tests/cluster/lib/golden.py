@@ -82,8 +82,8 @@ def mean_deviations(golden, got):
 
 
 def check_balance(cluster, layers):
-    """Checks that only the leader reports the balance of experts, for these layers. All ranks route the same tokens. A
-    token has 3 of 8 experts."""
+    """Checks that only the leader reports the balance of experts, and for exactly these layers, since all ranks route
+    the same tokens. Each token is routed to 3 of 8 experts."""
     balance = re.findall(r'tutti_worker_expert_imbalance{worker="(\d)",layer="(\d+)"} (\S+)', cluster.client.get("/metrics").text)
     assert sorted((int(worker), int(layer)) for worker, layer, _ in balance) == [(0, layer) for layer in layers]
     assert all(1 <= float(value) <= 8 / 3 for *_, value in balance), balance

@@ -1,5 +1,5 @@
-"""Real clusters for tests. Starts the built executables on free ports, communicates with them, and checks that they
-leave nothing."""
+"""Real clusters for tests. Starts the built executables on free ports, communicates with them, and checks that no
+process is left."""
 
 import itertools
 import json
@@ -55,7 +55,7 @@ def processes_marked(mark):
         try:
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 argv = (entry / "cmdline").read_bytes().split(b"\0")
-                # Without a command line, the process has exited and waits to be reaped.
+                # A process without a command line has exited and waits to be reaped.
                 if argv[0]:
                     found[int(entry.name)] = os.path.basename(argv[0].decode())
         except OSError:
@@ -201,7 +201,7 @@ class Server(Process):
 
     @property
     def scraped_at(self):
-        """Host and port at which operators read all metrics. Those that name callers are nowhere else."""
+        """Returns host and port at which operators read all metrics, including those whose labels name callers."""
         if "--operations" in self.args:
             return str(self.args[self.args.index("--operations") + 1])
         return self.url.removeprefix("http://")

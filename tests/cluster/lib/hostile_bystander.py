@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 
-# Tokens per prompt: enough that the prefill takes as long as that of an ordinary request.
+# Tokens per prompt. The prefill must take as long as that of an ordinary request.
 PROMPT = 1000
 PATIENCE_S = 30
 

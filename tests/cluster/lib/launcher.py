@@ -4,7 +4,7 @@ from harness import Server
 
 
 def launcher(log_dir):
-    """Returns a function that starts a server, and one that stops all of them and checks their ends."""
+    """Returns two functions: one starts a server, and the other stops all started servers and checks how they exit."""
     started = []
 
     def start(*args, name="conductor", env=None, ready=True):

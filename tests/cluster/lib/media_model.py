@@ -1,6 +1,7 @@
 """A checkpoint with an audio encoder: the shipped model's tokenizer and chat template, and random weights.
 
-Only executables that are built with `--features media-test-model` can load it. tests/run builds them so."""
+Only executables that are built with `--features media-test-model` can load it. tests/run builds them with this feature.
+"""
 
 import base64
 import json
@@ -9,7 +10,7 @@ import random
 from harness import REPO
 
 SHIPPED = REPO / "tests/tutti-tiny/checkpoint"
-# <|endoftext|>, which occurs in no chat.
+# The placeholder of audio is <|endoftext|>, which occurs in no chat.
 PLACEHOLDER, PLACEHOLDER_TEXT = 1021, "<|endoftext|>"
 BYTES_PER_TOKEN = 32
 

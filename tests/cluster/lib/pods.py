@@ -16,7 +16,7 @@ HTTP, GRPC, CLUSTER = 8000, 50051, 50052
 
 
 class Pod:
-    """One process that lives as kubelet runs a pod: start, readiness probes, SIGTERM, grace period, SIGKILL."""
+    """One process that is run as kubelet runs a pod: start, readiness probes, SIGTERM, grace period, SIGKILL."""
 
     def __init__(self, name, args, directory, host, grace):
         """`host` is a network namespace, or None for the machine's own."""
@@ -95,5 +95,5 @@ async def forward(reader, writer):
             await writer.drain()
         writer.write_eof()
     except OSError:
-        # If a connection breaks on one side, it is broken on the other side, too.
+        # If the connection on one side breaks, the connection on the other side is aborted.
         writer.transport.abort()

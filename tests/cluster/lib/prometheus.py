@@ -21,7 +21,7 @@ scrape_configs:
 
 
 def promtool(*args):
-    """Runs promtool. If it fails, fails with its output."""
+    """Runs promtool. Fails with promtool's output if promtool fails."""
     done = subprocess.run([PROGRAMS / "promtool", *map(str, args)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -35,7 +35,7 @@ def hasty(rules):
 
 
 class Prometheus:
-    """The process, its targets and its rules. These are the chart's rules with `for` set to 0."""
+    """A Prometheus process with its targets and rules. The rules are the chart's rules with `for` set to 0."""
 
     def __init__(self, directory):
         self.directory = pathlib.Path(directory)

@@ -1,12 +1,12 @@
 """Rolling upgrades of routers and conductors while clients stream. This file emulates what Kubernetes does.
 
-Routers are a Deployment behind a Service: a new pod becomes ready, its predecessor leaves the endpoints and gets
+Routers are a Deployment behind a Service: after a new pod has become ready, an old one leaves the endpoints and gets
 SIGTERM. Conductors are a StatefulSet: a pod gets SIGTERM and ends, and its successor becomes ready at the same address.
-Endpoints change some time after SIGTERM, but within the lame-duck time, because Kubernetes starts both at once. Clients
-stream one request after another over connections that they keep, and send no request twice. Each token is compared with
-the simulated device's, and any error, wrong token or broken connection is a failed request. There is one exception,
-with its own count: a kept connection may end before the first byte of an answer, because the request crossed the
-server's close. Clients send such a request again.
+Kubernetes sends SIGTERM and updates endpoints concurrently, so endpoints change some time after SIGTERM, but within the
+lame-duck time. Clients stream one request after another over kept connections, and send no request twice. Each token is
+compared with the simulated device's, and any error, wrong token or broken connection is a failed request. There is one
+exception, with its own count: a kept connection may end before the first byte of an answer, because the request crossed
+the server's close. Clients send such a request again.
 """
 
 import argparse
@@ -30,7 +30,7 @@ DRAIN = 60
 
 
 class Client:
-    """A client that sends one request for a stream after another over a kept connection."""
+    """A client that sends streamed requests, one after another, over a kept connection."""
 
     def __init__(self, number, port, model, tokens, ended):
         self.rng, self.port, self.model, self.tokens, self.ended = random.Random(number), port, model, tokens, ended
@@ -139,7 +139,7 @@ class Cluster:
         self.ports = [free_port() for _ in range(conductors)]
         for index in range(conductors):
             self.conductors.append(self.conductor(index))
-        # There is one host more than routers, because a new router starts before an old one ends.
+        # There is one more host than routers, because a new router starts before an old one ends.
         self.free = self.hosts[conductors:] if self.hosts else [None] * (routers + 1)
         for _ in range(routers):
             self.routers.append(self.router(self.free.pop(0)))

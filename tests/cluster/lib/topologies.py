@@ -19,8 +19,8 @@ def all_accepted(cluster, bodies):
 
 
 def served_by(start, golden, *arguments):
-    """Returns the answers of a cluster. Checks that nothing is left afterwards, and that disaggregated requests were
-    handed over."""
+    """Returns the answers of a cluster. Checks that no page and no request is left afterwards, and that each
+    disaggregated request was handed over."""
     cluster = start(*arguments)
     got = answers(cluster, golden)
     cluster.wait_until_idle()

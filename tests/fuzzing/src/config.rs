@@ -1,4 +1,4 @@
-//! Files and values of configuration, of a checkpoint, a cluster or an operator.
+//! Configuration files and values: of checkpoints, clusters and operators.
 
 use std::{
     fs, io,

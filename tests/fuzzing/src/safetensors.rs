@@ -15,7 +15,8 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Returns a file with this header. The last byte of `header` is no part of it, but the number of data bytes.
+/// Returns a file with a header and data. The last byte of `header` is the number of data bytes, and not a part of the
+/// header.
 fn with_length(header: &[u8]) -> Vec<u8> {
     let (bytes, header) = header.split_last().map_or((0, header), |(last, rest)| (*last, rest));
     let mut file = (header.len() as u64).to_le_bytes().to_vec();

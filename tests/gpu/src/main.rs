@@ -1,5 +1,5 @@
-//! Runs checks and benches of the CUDA device out of a bundle, on a machine that has a driver and the libraries of CUDA
-//! 13 and nothing else of use. `tests/gpu/bundle` makes the bundle, in which this program is called `run`.
+//! Runs checks and benches of the CUDA device from a bundle, on a machine that has only a driver and the libraries of
+//! CUDA 13. `tests/gpu/bundle` makes the bundle, in which this program is called `run`.
 //!
 //! ```text
 //! run ──┬── kernel-tests    each operation against the CPU device
@@ -8,8 +8,8 @@
 //!       └── forward         milliseconds of steps at the shapes of real models
 //! ```
 //!
-//! All of it has one time limit. The results so far are written after each part, so that a run that is cut off leaves
-//! them.
+//! One time limit applies to all parts together. The results so far are written after each part, so that an interrupted
+//! run leaves them.
 
 #![allow(clippy::print_stdout)] // The results are the output.
 

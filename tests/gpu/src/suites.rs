@@ -36,7 +36,8 @@ fn suite(report: &mut Report, part: &str, ended: &Ended) {
         report.check(part, name, passed, if passed { "" } else { &ended.text });
         checks += 1;
     }
-    // A suite that crashes between two tests has no failed test, so its end is a check, too.
+    // A suite that crashes between two tests has no failed test. The normal end of the suite is therefore a separate
+    // check.
     report.check(part, &format!("all of {checks} tests end"), ended.well && checks > 0, &ended.tail());
 }
 

@@ -11,7 +11,7 @@ fn poisson_gaps_are_exponential_and_independent() {
     let gaps = gaps(Process::Poisson, 1);
     let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
     let variance = gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
-    // The deviation of an exponential distribution equals its mean. 20,000 draws give both to about 1 %.
+    // The deviation of an exponential distribution equals its mean. 20,000 draws determine both to about 1 %.
     assert!((mean * 50.0 - 1.0).abs() < 0.03, "mean {mean}");
     assert!((variance.sqrt() / mean - 1.0).abs() < 0.05, "deviation {}", variance.sqrt());
     // In an exponential distribution, a share of 1/e of the gaps is longer than the mean.

@@ -47,7 +47,7 @@ fn percentiles_of_few_samples_are_samples() {
     assert_eq!((summary.p50, summary.p90, summary.p99), (0.1, 0.18, 0.198));
     assert_eq!((summary.min, summary.max, summary.mean, summary.count), (0.002, 0.2, 0.101, 100));
     let one = of([1_000_003]).summary();
-    // A percentile is not the middle of its bucket if that lies outside the range of the samples.
+    // A percentile is not the middle of its bucket if the middle lies outside the range of the samples.
     assert_eq!((one.p50, one.p999, one.max), (1000.003, 1000.003, 1000.003));
 }
 

@@ -42,7 +42,7 @@ pub struct Synthetic {
     pub next: u64,
 }
 
-/// Words that common vocabularies hold together with a leading space.
+/// Words that common vocabularies contain as one token with a leading space.
 const WORDS: [&str; 64] = [
     "the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are", "as", "with",
     "his", "they", "at", "be", "this", "have", "from", "or", "one", "had", "by", "word", "but", "not",

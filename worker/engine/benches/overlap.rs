@@ -1,11 +1,11 @@
-//! Gain from a second thread that works while the device runs: steps per second of the same engine on one thread and on
-//! two.
+//! Measures the gain from a second thread that works while the device runs, in steps per second of the same engine on
+//! one thread and on two.
 //!
 //! `cargo bench -p tutti-engine --bench overlap -- --out FILE`. Each shape alternates between one thread and two, so
 //! that other load of the machine affects both. Only steps in which every request decodes are timed. In both modes a
-//! second thread encodes each report, as the thread of the worker's stream does. With two threads, that thread also
-//! makes the report and prepares the next step. `--large` adds the shape of Qwen3-0.6B with dummy weights, which takes
-//! minutes.
+//! second thread encodes each report, as the thread of the worker's stream does. With two threads, the second thread
+//! also makes the report and prepares the next step. `--large` adds the shape of Qwen3-0.6B with dummy weights, which
+//! takes minutes.
 //!
 //! `--idle` instead measures the idle time of a simulated device between steps ([`idle`]).
 
@@ -113,14 +113,14 @@ fn median(runs: &[f64]) -> f64 {
     runs[runs.len() / 2]
 }
 
-/// An engine in either mode, as the bench drives it.
+/// The calls that the benchmark makes to an engine on one thread or on two.
 trait Working {
     fn launch(&mut self, graph: pb::LaunchGraph);
     fn cancel(&mut self, key: pb::GraphKey);
     fn report(&mut self) -> Result<pb::StepReport, Failure>;
 }
 
-/// An engine whose thread does everything but encode reports.
+/// An engine on one thread. The benchmark's thread only encodes the reports.
 struct OneThread {
     commands: SyncSender<Command>,
     reports: Receiver<pb::StepReport>,

@@ -1,5 +1,5 @@
-//! Enqueues the forward passes of a step: fills the host inputs from the requests' tokens, and records the row of each
-//! result.
+//! Enqueues the forward passes of a step: fills the host inputs from the requests' tokens, and assigns each result to
+//! its row.
 
 use std::ops::Range;
 
@@ -28,14 +28,14 @@ pub(crate) struct BatchLimits {
 #[derive(Debug)]
 pub(crate) struct Batch {
     limits: BatchLimits,
-    /// True for each walk whose rows must not be cut, by the walk's number.
+    /// Indexed by walk id: true if rows of the walk must not be cut.
     is_atomic: Vec<bool>,
     token_ids: Vec<u32>,
     positions: Vec<f32>,
     logit_rows: Vec<usize>,
 }
 
-/// Result of each row of a step, in the step's order.
+/// Results of a step's rows, in the order of the rows.
 pub(crate) type RowResults = Vec<Result<RowResult, DeviceError>>;
 
 /// Results of one row, which is one request's share of a step.
@@ -57,7 +57,7 @@ pub(crate) struct RowResult {
 pub(crate) struct StepRow<'a> {
     pub row: &'a Row,
     pub sequence: &'a Sequence,
-    /// The first position that no forward computes yet.
+    /// The first position that is not in an enqueued forward yet.
     pub next: usize,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Forward {
     pub padding: usize,
 }
 
-/// The results of one chunk: their row, and how many of each kind there are.
+/// The results to expect for one chunk of a forward.
 #[derive(Debug)]
 struct Answers {
     row_index: usize,
@@ -99,7 +99,7 @@ impl ForwardChunk<'_> {
         }
     }
 
-    /// True if the chunk begins with the token that its slot sampled last, which the host does not know yet.
+    /// True if the chunk's first token was sampled on the device and is not known to the host yet.
     fn continues(&self) -> bool {
         self.row.continues && self.positions.start == self.row.positions.start
     }
@@ -124,12 +124,12 @@ impl Batch {
         &self.limits
     }
 
-    /// Takes the next chunk of each row that has positions left and fits. Empty if no row has positions left. A step
-    /// takes more than one forward only if a row is longer than `row_tokens` or all rows together are longer than
-    /// `max_tokens`.
+    /// Takes the next chunk of each row that has positions left, as far as the chunks fit into one forward. Empty if no
+    /// row has positions left. A step takes more than one forward only if a row is longer than `row_tokens` or all rows
+    /// together are longer than `max_tokens`.
     ///
-    /// A row of an atomic walk is one chunk, whatever its length: it waits for a forward that has room for it, and runs
-    /// alone if none has. The model refuses the row if the model's buffers are too small.
+    /// A row of an atomic walk is one chunk, whatever its length. The row waits for a forward with enough room. If no
+    /// forward has enough room, the row runs alone. The model refuses the row if the model's buffers are too small.
     pub fn chunks<'a>(&self, rows: &mut [StepRow<'a>]) -> Vec<ForwardChunk<'a>> {
         let mut room = self.limits.max_tokens;
         let mut chunks = Vec::with_capacity(rows.len());
@@ -150,8 +150,8 @@ impl Batch {
         chunks
     }
 
-    /// Enqueues one forward over the chunks, and its samples and scores. Any error but [`DeviceError::Lost`] means that
-    /// nothing of the forward has run or will run.
+    /// Enqueues one forward over the chunks, and its samples and scores. After any error other than
+    /// [`DeviceError::Lost`], no part of the forward has run or will run.
     pub fn enqueue(
         &mut self,
         model: &mut dyn Model,
@@ -175,7 +175,8 @@ impl Batch {
         };
         let padding = inputs.padded_tokens() - self.token_ids.len();
         model.forward(&inputs, &embedded)?;
-        // The layers run already, so this forward must not be enqueued again.
+        // The layers are enqueued already, so this forward must not be enqueued again. An error here therefore counts
+        // as the loss of the device.
         model.enqueue_logits(&LogitRequests { sample: &sample, score: &score }).map_err(lost)?;
         let answers = |chunk: &ForwardChunk<'_>| Answers {
             row_index: chunk.row_index,
@@ -185,8 +186,8 @@ impl Batch {
         Ok(Forward { answers: chunks.iter().map(answers).collect(), padding })
     }
 
-    /// Fills the inputs with the chunks, end to end. Returns the samples and the scores to read from the logits, each
-    /// with its index in `logit_rows`.
+    /// Fills the inputs with the tokens of all chunks in order. Returns the samples and the scores to compute from the
+    /// logits, each with its index in `logit_rows`.
     #[expect(clippy::type_complexity, reason = "the two lists of LogitRequests")]
     fn fill<'a>(
         &mut self,
@@ -218,7 +219,7 @@ impl Batch {
         (sample, score)
     }
 
-    /// Returns the rows of a forward over the chunks. Block tables are the scheduler's own, cut to the pages that the
+    /// Returns the rows of a forward over the chunks. Each block table is the scheduler's, cut to the pages that the
     /// chunk reads or writes.
     fn row_inputs<'a>(&self, chunks: &[ForwardChunk<'a>]) -> Vec<RowInputs<'a>> {
         let mut first_token = 0;
@@ -241,7 +242,7 @@ impl Batch {
 }
 
 impl Forward {
-    /// Moves the results of this forward to its rows.
+    /// Moves the results of this forward from `got` to their rows.
     pub fn distribute(self, got: &mut LogitResults, rows: &mut RowResults) -> Result<(), DeviceError> {
         let samples = self.answers.iter().filter(|answers| answers.samples).count();
         let scores = self.answers.iter().map(|answers| answers.scored.len()).sum::<usize>();

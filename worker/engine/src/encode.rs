@@ -7,8 +7,8 @@ use tutti_models::Model;
 
 use crate::media::Encoding;
 
-/// Runs the calls whose embeddings lie within the range `rows`, and returns the embeddings. A range that cuts a call is
-/// refused.
+/// Runs the encoder calls whose embeddings lie within the range `rows`, and returns the embeddings. A range that cuts a
+/// call is refused.
 pub(crate) fn encode(
     model: &mut dyn Model,
     rows: &Range<usize>,

@@ -72,8 +72,7 @@ impl Engine {
         };
         let scheduler = Scheduler::new(config, model.declaration()).map_err(|error| match error {
             ConfigError::Invalid(refused) => refused.into(),
-            // Only an internal fault causes the other errors: the pool was sized above, and the declaration is the
-            // model's own.
+            // The other errors are bugs, because the pool was sized above and the declaration comes from the model.
             error => Error::internal(error.to_string()),
         })?;
         model
@@ -108,7 +107,8 @@ impl Engine {
     pub fn warm_up(&mut self) -> Result<(), Error> {
         let Runner { model, batch, .. } = &mut self.runner;
         warm_up::run(&mut **model, batch.limits())
-            // The warm-up's tokens are all equal and choose the same experts, so they would distort the loads.
+            // The warm-up's tokens are all equal and choose the same experts. The counts are reset, so that they do not
+            // distort the experts' loads.
             .and_then(|()| model.restart_expert_loads())
             .map_err(|e| Error::internal(format!("warm-up failed: {e}")))
     }
@@ -118,8 +118,8 @@ impl Engine {
         self.reporter.observer = Some(observer);
     }
 
-    /// Makes the engine add each forward pass that has returned to `forwards`, which another thread can watch. The
-    /// count also rises within a step whose long prefill runs as several forward passes.
+    /// Makes the engine count in `forwards` the forward passes that have returned. Another thread can watch the count.
+    /// It also rises within a step whose long prefill runs as several forward passes.
     pub fn count_forwards(&mut self, forwards: Arc<AtomicU64>) {
         self.runner.forwards = forwards;
     }
@@ -146,7 +146,7 @@ impl Engine {
     ///
     /// Requests that are divided between workers need two threads: see [`split`](Self::split).
     ///
-    /// An error ends the worker: the device is lost and none of its pages can be trusted.
+    /// After an error the worker must end, because the device is lost and none of its pages can be trusted.
     pub fn step(&mut self) -> Result<Option<pb::StepReport>, Error> {
         let mut completions = Vec::new();
         while self.runner.has_room() {

@@ -1,4 +1,4 @@
-//! Accepts launches and decides steps: everything in an engine apart from the device.
+//! The engine without its device: accepts launches, plans steps, and commits their results.
 
 use std::{
     collections::HashMap,
@@ -32,9 +32,9 @@ pub(crate) struct EngineCore {
     began: Instant,
     /// One entry per request that the engine holds.
     held: HashMap<GraphKey, Held>,
-    /// Slots of requests that have left the engine while the device's thread still holds their sequences.
+    /// Slots of exported requests whose sequences the device's thread has not removed yet.
     left: Vec<(SlotId, GraphKey)>,
-    /// True if a request may lose its pages before its end, and then compute its prompt again.
+    /// True if the scheduler may preempt a request, which then computes its prompt again.
     may_preempt: bool,
     /// Completions that `plan` has not returned yet.
     pending_completions: Vec<pb::Completion>,
@@ -49,7 +49,7 @@ pub(crate) struct EngineCore {
 
 /// The owner of a request's sequence.
 enum Held {
-    /// The request has had no row yet, or was preempted.
+    /// The engine core holds the sequence. The request has had no row yet, or was preempted.
     Waiting(Box<Sequence>),
     /// The request runs: the device's thread holds the sequence, in this slot of its [`Sequences`].
     Running(SlotId),
@@ -239,7 +239,7 @@ impl EngineCore {
             if sequences.get(row).is_some() {
                 continue;
             }
-            // At the first row since the request last waited, its sequence moves from `held` to `sequences`.
+            // The request was waiting until now, so its sequence moves from `held` to `sequences`.
             match self.held.insert(row.key, Held::Running(row.slot)) {
                 Some(Held::Waiting(sequence)) => sequences.insert(row.slot, row.key, *sequence),
                 _ => {

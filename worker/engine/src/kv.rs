@@ -7,10 +7,11 @@
 //! - Seven eighths of the share, less the bytes of weights and of the largest step, are for planes. The rest of the
 //!   share is left to the system, to the conductor and to cached files.
 //! - The planes take no more than the maximum number of running requests can use, each with the longest context, and no
-//!   more than is free now.
+//!   more than seven eighths of the memory that is free now.
 //!
-//! On a device with memory of its own, planes take what is free there once weights are loaded and the largest step has
-//! run ([`profile`](crate::profile())), less a sixteenth. The worker's share of the host's memory does not count.
+//! On a device with memory of its own, planes take at most fifteen sixteenths of the memory that is free there once
+//! weights are loaded and the largest step has run ([`profile`](crate::profile())). The worker's share of the host's
+//! memory does not count.
 //!
 //! The conductor measures free memory once, before it starts any worker. A worker's own measurement would not count the
 //! memory that other workers still need while they load.
@@ -26,8 +27,8 @@ pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 /// A worker takes at most this many eighths of its memory for weights, steps and planes together.
 const USED_EIGHTHS: u64 = 7;
 
-/// On a device with memory of its own, the free memory divided by this number is not for planes, because the driver
-/// allocates memory too, and because free memory may be fragmented.
+/// On a device with memory of its own, the free memory divided by this number is not used for planes, because the
+/// driver allocates memory too, and because free memory may be fragmented.
 const DEVICE_MARGIN_DIVISOR: u64 = 16;
 
 /// The free memory divided by this number, up to [`DEFAULT_KV_BYTES`], is for planes even if the worker's share leaves
@@ -35,12 +36,12 @@ const DEVICE_MARGIN_DIVISOR: u64 = 16;
 /// for each of them.
 const LEAST_DIVISOR: u64 = 8;
 
-/// The budget divided by this number is the maximum for slots of running requests, unless `max_running_requests` asks
-/// for more.
+/// Slots of running requests take at most the budget divided by this number, unless `max_running_requests` asks for
+/// more.
 const RUNNING_DIVISOR: u64 = 2;
 
-/// Snapshots of the prefix cache take a share of the budget that the slots of running requests leave: that rest divided
-/// by this number.
+/// Snapshots of the prefix cache take at most this part of the budget: the bytes that the slots of running requests
+/// leave, divided by this number.
 const SNAPSHOT_DIVISOR: u64 = 4;
 
 /// Tokens per page of a model without paged planes, whose pages take no memory.
@@ -97,8 +98,8 @@ impl KvSize {
     }
 }
 
-/// Returns the number of bytes that a worker may take for planes. `share` is the memory that its conductor allots to
-/// it, weights included.
+/// Returns the number of bytes that a worker may take for planes. `share` is the number of bytes that the conductor
+/// allots to the worker, weights included.
 ///
 /// The ranks of a TP group may get different numbers. They then agree on the minimum.
 pub fn kv_budget(model: &dyn Model, settings: &EngineSettings, share: Option<u64>) -> u64 {
@@ -151,8 +152,8 @@ impl Sizes {
         }
     }
 
-    /// Bytes of all pages and slots that requests can use. Up to one snapshot per page counts, but no more bytes of
-    /// snapshots than the pages' bytes divided by [`SNAPSHOT_DIVISOR`].
+    /// Bytes of all pages and slots that requests can use. One snapshot per page is included, but at most as many bytes
+    /// as the pages' bytes divided by [`SNAPSHOT_DIVISOR`].
     fn enough(&self) -> u64 {
         let pages = self.most_pages.saturating_mul(self.page_bytes as u64);
         let running = (self.running as u64).saturating_mul(self.slot_bytes as u64);
@@ -160,8 +161,8 @@ impl Sizes {
         pages.saturating_add(running).saturating_add(snapshots)
     }
 
-    /// Returns the number of slots, the null slot included, that fit into a budget divided by `divisor` and leave room
-    /// for two pages of the budget. At least 2, even if two do not fit.
+    /// Returns the largest number of slots, the null slot included, that fit into `budget / divisor` and leave the
+    /// bytes of two pages in the budget. At least 2, even if two slots do not fit.
     fn fitting(&self, budget: u64, divisor: u64) -> usize {
         let (page, slot) = (self.page_bytes as u64, self.slot_bytes as u64);
         let room = budget.saturating_sub(page.saturating_mul(2)).min(budget / divisor);

@@ -16,7 +16,7 @@
 //!
 //! [`Engine::split`] divides the engine in two. The thread of a [`DeviceLoop`] runs the device and plans between two
 //! steps. Meanwhile the thread of an [`EngineHandle`] takes launches and makes reports (`overlap`). Results are the
-//! same either way.
+//! same with one thread and with two.
 //!
 //! A row is one request's share of a step. One report carries the tokens of all rows of a step, and the completions of
 //! all graphs that ended with the step. The scheduler counts positions and pages, and decides what runs. The engine
@@ -28,8 +28,8 @@
 //! Errors:
 //!
 //! - An invalid launch fails its own request (`spec`).
-//! - If the device refuses a step, nothing of it has run. Its rows are enqueued one by one, and only rows at fault fail
-//!   their requests.
+//! - If the device refuses a step, no part of the step has run. Its rows are enqueued one by one, and only rows at
+//!   fault fail their requests.
 //! - A lost device ends the worker, by an error from [`Engine::step`] or [`DeviceLoop::run`].
 
 mod arrivals;

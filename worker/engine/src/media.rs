@@ -16,7 +16,7 @@ pub(crate) struct Encoding {
     pub walk: WalkId,
     /// Range of the items' embeddings. Embeddings are counted over all items of the request, end to end.
     pub rows: Range<usize>,
-    /// The items' data: one item, or all items of an input that is encoded together.
+    /// The items' data: one item, or all items of a kind that is encoded together.
     pub items: Vec<Vec<u8>>,
 }
 
@@ -37,8 +37,8 @@ impl Media {
         self.ranges.iter().map(Range::len).sum()
     }
 
-    /// Frees the embeddings if the planes hold all of them, once the first `computed` positions are computed. True if
-    /// this call freed them.
+    /// Frees the embeddings if the first `computed` positions include all media, because the planes then hold them.
+    /// True if this call freed them.
     pub fn consume(&mut self, computed: usize) -> bool {
         let is_consumed = self.ranges.last().is_some_and(|last| last.end <= computed);
         is_consumed && !std::mem::take(&mut self.embeddings).is_empty()
@@ -67,7 +67,7 @@ impl Media {
     }
 }
 
-/// Reads the media items of an encoder's graph.
+/// Converts the media items of an encoder's graph into encoder calls.
 pub(crate) fn encodings(
     mut items: Vec<pb::MediaItem>,
     walks: &[u32],
@@ -96,8 +96,8 @@ pub(crate) fn encodings(
 }
 
 /// Locates media in a prompt. The returned marks distinguish prompts that have the same tokens but different media. If
-/// items are encoded together, each embedding depends on all items, so all of them are marked at the position of the
-/// first.
+/// items are encoded together, each embedding depends on all items, so all items are marked at the position of the
+/// first item.
 pub(crate) fn locate(
     items: &[pb::MediaItem],
     prompt: &[u32],

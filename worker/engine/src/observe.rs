@@ -71,8 +71,8 @@ pub struct StepTimes {
     pub plan_ahead: Duration,
     /// Time spent planning between the previous step and this one.
     pub plan: Duration,
-    /// Time that the device took, from the filling of the inputs on. With several steps in flight, the time counts from
-    /// the collection of the step before, if that was later.
+    /// Time until the results were collected. It counts from the filling of the step's inputs, or from the collection
+    /// of the previous step if that was later.
     pub run: Duration,
     /// Time spent committing the results.
     pub commit: Duration,

@@ -9,7 +9,7 @@
 //!
 //! The device's thread takes its turn between two steps: it commits the step that has run and plans the next step
 //! itself, so that no step waits for another thread to wake up. A device that holds several steps in flight computes
-//! meanwhile: a turn then commits step n while step n+1 runs, and plans step n+2.
+//! during the turn. In this case, a turn commits step n and plans step n+2 while step n+1 runs.
 //!
 //! Both threads share the [`EngineCore`] under one lock. The lock is never held while a step runs, a launch is parsed,
 //! or a report is sent.
@@ -112,7 +112,7 @@ impl DeviceLoop {
     /// Runs the page copies and enqueues the step that the last turn planned. Then waits for the oldest step in flight,
     /// unless the device has room for another step. Returns false if there was nothing to do.
     ///
-    /// An error ends the worker: the device is lost and none of its pages can be trusted.
+    /// After an error the worker must end, because the device is lost and none of its pages can be trusted.
     pub fn run(&mut self) -> Result<bool, Error> {
         let mut copies = std::mem::take(&mut self.copies);
         let copied = !copies.is_empty();
@@ -149,9 +149,9 @@ impl DeviceLoop {
     }
 }
 
-/// Wakes the device's thread. A waker has no effect once the engine is dropped, and the default waker has no engine.
-/// The methods of a [`Connector`] must not call [`wake`](Self::wake): the engine calls these methods while it holds its
-/// lock, and `wake` takes the same lock.
+/// Wakes the device's thread. The default waker has no effect, and no waker has an effect once the engine is dropped.
+/// The methods of a [`Connector`] must not call [`wake`](Self::wake), because the engine calls these methods while it
+/// holds its lock, and `wake` takes the same lock.
 #[derive(Clone, Default)]
 pub struct Waker(Weak<Shared>);
 
@@ -231,7 +231,7 @@ impl EngineHandle {
         report
     }
 
-    /// Prepares the next step while a step runs, if the last reported step was long enough.
+    /// Prepares the next step while a step runs, if the last reported step took at least `MIN_STEP_TO_PLAN_AHEAD`.
     pub fn plan_ahead(&mut self) {
         if self.last_run < MIN_STEP_TO_PLAN_AHEAD {
             return;

@@ -4,21 +4,20 @@
 //! The engine pads when it fills a forward's inputs; the scheduler does not know of padding. A plan has the same rows
 //! with and without shapes, so shapes change no result and no order of requests. A scheduler that cut chunks down to a
 //! shape would waste fewer rows, but would need another step for the rest of a prompt, and each step reads all weights
-//! whatever its number of rows. An operator who wants no waste sets `max_step_tokens` to a shape: while prompts wait,
-//! steps are full. The engine checks at its start that the greatest shape is at least `max_step_tokens`, so every
-//! forward has a shape.
+//! whatever its number of rows. An operator who wants no padding sets `max_step_tokens` to a shape, because steps are
+//! full while prompts wait. The engine checks at its start that the greatest shape is at least `max_step_tokens`, so
+//! every forward has a shape.
 //!
-//! The shape travels as a [`StepShape`] in the step's inputs, whose lists have the numbers of valid tokens and logit
-//! rows as their lengths. In a TP group the leader's plan carries the shape, so that all ranks pad alike and their
-//! collectives have the same number of rows. At the start each shape runs once ([`warm_up`](crate::warm_up)), on all
-//! ranks.
+//! The step's inputs carry the shape as a [`StepShape`]. The lists in the inputs hold only valid tokens and logit rows.
+//! In a TP group the leader's plan carries the shape, so that all ranks pad alike and their collectives have the same
+//! number of rows. At the start each shape runs once ([`warm_up`](crate::warm_up)), on all ranks.
 //!
-//! Padding is not a row: it has no request, position, page or slot, so an operation has nothing to read or write for
+//! Padding is not a row. It has no request, position, page or slot, so an operation has nothing to read or write for
 //! it. Operations that work row by row (rotation and storing of keys and values, attention, convolutions and delta
 //! rule, recurrences) skip padding and leave its outputs undefined. On the CPU these are NaN, so that a sum that
 //! includes padding is noticed at once. Products, norms, gates and collectives compute padding like other rows of their
 //! tensors, and no row depends on another. A mixture of experts gets the number of valid rows: padding chooses no
-//! expert, is not counted, and makes no expert's weights be read. In the last layer, the rows that are kept for logits
+//! expert, is not counted, and causes no reads of expert weights. In the last layer, the rows that are kept for logits
 //! are padded to a shape of the same set, so that all operations of a forward have a declared number of rows. The LM
 //! head runs over tiles of wanted rows, which have no padding. Encoders run outside of forwards, on items of any
 //! length, and are not padded. A simulated device charges padding as prefill.

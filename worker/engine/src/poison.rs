@@ -5,7 +5,7 @@
 //! are not finite, and its request fails.
 //!
 //! Pages are poisoned before the first step that writes to them, and slots before a copy into them. Devices with
-//! several steps in flight are not poisoned, because a write of pages waits for all of these steps.
+//! several steps in flight are not poisoned, because a write to pages would wait for all of these steps.
 
 use std::ops::Range;
 
@@ -40,8 +40,8 @@ impl Poison {
         })
     }
 
-    /// Poisons the memory that a step is the first to write: the pages of its rows that hold no position before the
-    /// row's own, and the destinations of its slot copies, except those that another copy reads.
+    /// Poisons the memory that the step is the first to write to: each page of a row that holds no position before the
+    /// row's first, and each destination of a slot copy that no other copy reads.
     pub fn apply(&self, model: &mut dyn Model, step: &StepPlan) -> Result<(), DeviceError> {
         let rows = step.rows.iter();
         let pages: Vec<PageId> = rows
@@ -60,13 +60,13 @@ impl Poison {
     }
 }
 
-/// Returns the pages of a row that hold no position before the row's own.
+/// Returns the row's pages that hold no position before the row's first.
 fn unwritten<'a>(positions: &Range<usize>, pages: &'a [PageId], page_tokens: usize) -> &'a [PageId] {
     let end = positions.end.div_ceil(page_tokens).min(pages.len());
     pages.get(positions.start.div_ceil(page_tokens)..end).unwrap_or_default()
 }
 
-/// Returns the slots to which the copies write, except those that another copy reads.
+/// Returns the destinations of the copies, except slots that are also the source of a copy.
 fn destinations(copies: &[SlotCopy]) -> impl Iterator<Item = SlotId> {
     copies.iter().map(|copy| copy.to).filter(|to| copies.iter().all(|copy| copy.from != *to))
 }

@@ -14,13 +14,13 @@ use tutti_runtime::Error;
 
 use crate::EngineSettings;
 
-/// Pages and slots of the planes for the profile: the null page and the null slot, and one more of each.
+/// Number of pages, and of slots, during the profile: the null one and one more.
 const PLANES: usize = 2;
-/// Entries of each row's logit bias.
+/// Number of entries of each row's logit bias.
 const BIASES: u32 = 16;
 
 /// Runs the largest step, if the model's device has memory of its own. Runs it as many times as the device holds steps
-/// in flight. All ranks of a TP group call this function at the same time. Replaces the planes.
+/// in flight. All ranks of a TP group call this function at the same time. Replaces the model's planes.
 pub fn profile(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Result<(), Error> {
     if model.free_bytes().is_none() || !model.has_thinker() {
         return Ok(());
@@ -49,9 +49,9 @@ fn run(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Res
 }
 
 /// The largest step: the maximum number of rows and tokens, with block tables of the longest context. Every row is
-/// sampled with penalties over a whole context and lists of likeliest tokens, and every other token is scored. All rows
-/// lie in the null page. They begin at position 0, because longer contexts would only take time: the scratch memory of
-/// attention has a fixed size.
+/// sampled with penalties over a whole context and with the maximum number of logprobs, and every other token is
+/// scored. The pages of all rows are the null page. Every row begins at position 0, because longer contexts would only
+/// take time: the scratch memory of attention has a fixed size.
 struct Largest {
     ids: Vec<u32>,
     positions: Vec<f32>,

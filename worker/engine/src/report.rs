@@ -41,7 +41,7 @@ fn token_logprob(score: TokenScore) -> pb::TokenLogprob {
     pb::TokenLogprob { logprob: score.logprob, rank: score.rank, top }
 }
 
-/// Returns the completion of a graph, as this rank saw it end.
+/// Converts a graph's ending into the completion that this rank reports.
 pub(crate) fn completion(ending: Ending, rank: Rank) -> pb::Completion {
     let outcome = match ending.outcome {
         Outcome::Finished { reason, generated } => {

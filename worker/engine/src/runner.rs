@@ -29,16 +29,16 @@ use crate::{
     sequences::Sequences,
 };
 
-/// Number of consecutive rows with results that are not finite after which the device counts as lost. Each is of
-/// another request, because such a row ends its request.
+/// Number of consecutive rows with results that are not finite after which the device counts as lost. Each of these
+/// rows belongs to a different request, because such a row ends its request.
 const NOT_FINITE_LIMIT: usize = 8;
-/// Minimum interval between two readings of the experts' loads. A reading looks at every expert's count.
+/// Minimum interval between two readings of the experts' loads. A reading visits the counter of every expert.
 const EXPERT_LOADS_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Runner {
     pub model: Box<dyn Model>,
     pub batch: Batch,
-    /// Poisons memory before a request gets it; `None` does not.
+    /// Poisons memory before a request gets it; `None` if memory is not poisoned.
     poison: Option<Poison>,
     /// The sequences of running requests.
     pub sequences: Sequences,
@@ -79,7 +79,7 @@ pub(crate) struct CollectedStep {
     pub results: RowResults,
     /// Number of tokens of padding that the device computed.
     pub padding: usize,
-    /// Time since the step before was collected, or since this step was enqueued, if that was later.
+    /// Duration of the step: the time since the previous step was collected or, if later, since this step was enqueued.
     pub took: Duration,
     /// Loads of the model's experts; empty if they were not read after this step.
     pub expert_loads: Vec<ExpertLoad>,
@@ -143,8 +143,8 @@ impl Runner {
         enqueued
     }
 
-    /// Encodes the media of the rows that have any. Returns all rows, each with the first position that a forward is to
-    /// run.
+    /// Encodes the media of the rows that have any. Returns all rows, each with the first position that a forward must
+    /// compute.
     fn encode_rows<'a>(
         &mut self,
         job: &'a Job,
@@ -268,7 +268,7 @@ impl Runner {
         Ok(Some(CollectedStep { job, results, padding, took: self.collected - since, expert_loads }))
     }
 
-    /// Reads the loads of the experts if that is due.
+    /// Reads the loads of the experts if the interval has passed.
     fn expert_loads(&mut self) -> Result<Vec<ExpertLoad>, DeviceError> {
         let mut loads = Vec::new();
         if self.collected >= self.expert_loads_due {
@@ -280,7 +280,7 @@ impl Runner {
 }
 
 impl Runner {
-    /// Counts rows that are not finite. An error is the loss of the device.
+    /// Counts rows whose results are not finite. Returns the loss of the device once [`NOT_FINITE_LIMIT`] is reached.
     fn count_not_finite(&mut self, results: &RowResults) -> Result<(), DeviceError> {
         if results.iter().flatten().any(|row| row.sampled.is_some() || !row.encoded.is_empty()) {
             self.not_finite = 0;

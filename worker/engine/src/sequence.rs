@@ -1,4 +1,4 @@
-//! A request's tokens and sampling parameters, which are all that the engine holds of a request except its pages.
+//! The engine's data about one request: tokens, sampling parameters and media. The request's pages are not part of it.
 
 use std::{ops::Range, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::{
 /// State of one request, created by [`crate::spec`]. Each committed row that sampled a token adds one output token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sequence {
-    /// The prompt, which the scheduler shares.
+    /// The prompt, which is shared with the scheduler.
     pub prompt: Arc<[u32]>,
     /// Output so far, including the output of the request's earlier incarnations.
     pub output: Vec<u32>,
@@ -33,7 +33,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// Token at a position, which must be before the end of the output.
+    /// Token at `position`, which must be a position of the prompt or of the output so far.
     pub fn token(&self, position: usize) -> u32 {
         match position.checked_sub(self.prompt.len()) {
             None => self.prompt[position],

@@ -1,5 +1,5 @@
-//! The sequences of running requests, by slot. They belong to the device's thread, which thus fills and commits a step
-//! without a look-up by key and without a lock.
+//! The sequences of running requests, by slot. The device's thread owns them, so it needs neither a look-up by key nor
+//! a lock to find the sequence of a row.
 
 use tutti_proto::GraphKey;
 use tutti_scheduler::{Row, SlotId};
@@ -27,22 +27,22 @@ impl Sequences {
         self.0[index] = Some(Held { key, sequence, has_failed: false });
     }
 
-    /// Returns the sequence of the row's request; `None` if the slot does not hold it.
+    /// Returns the sequence of the row's request; `None` if the row's slot does not hold that sequence.
     pub fn get(&self, row: &Row) -> Option<&Sequence> {
         self.held(row).map(|held| &held.sequence)
     }
 
-    /// Returns the sequence of the row's request, for changes.
+    /// Returns the sequence of the row's request as a mutable reference.
     pub fn get_mut(&mut self, row: &Row) -> Option<&mut Sequence> {
         self.held_mut(row).map(|held| &mut held.sequence)
     }
 
-    /// True if a row of the request was refused.
+    /// True if a row of the same request was refused.
     pub fn has_failed(&self, row: &Row) -> bool {
         self.held(row).is_some_and(|held| held.has_failed)
     }
 
-    /// Records that a row of the request was refused.
+    /// Records that this row was refused.
     pub fn fail(&mut self, row: &Row) {
         if let Some(held) = self.held_mut(row) {
             held.has_failed = true;

@@ -22,7 +22,7 @@ use crate::{
     transfer::Elsewhere,
 };
 
-/// Bytes of the secret that allows another worker to fill a request's pages.
+/// Length in bytes of the secret that allows another worker to fill a request's pages.
 const SECRET_BYTES: usize = 16;
 
 /// Returns the key of a launch. Logs a missing key.
@@ -204,7 +204,7 @@ fn graph_walks(message: &pb::LaunchGraph) -> Result<GraphWalks, Error> {
     Ok(GraphWalks { role, prefill, decode })
 }
 
-/// Returns the limits of requests. The scheduler refuses what exceeds the worker's KV pool.
+/// Returns the limits of requests. The size of the KV pool is not among them, because the scheduler checks it.
 fn request_limits(limits: &Limits) -> RequestLimits<'_> {
     RequestLimits {
         vocab_size: limits.vocab_size as u32,

@@ -3,7 +3,7 @@
 //!
 //! - [`copies`]: the copies of one batch between device and host.
 //! - [`copy_hook`]: runs copies inside a step, between layers.
-//! - [`embeddings`]: decides the same for embeddings of media, which are not stored in pages.
+//! - [`embeddings`]: the transfer of media embeddings, which are not stored in pages.
 //! - [`outgoing`]: requests that leave.
 //! - [`incoming`]: requests that arrive, and the received runs.
 //!
@@ -15,8 +15,8 @@
 //! batch. A prefill does not wait for its copies: its pages stay valid until they are sent. It is held back only while
 //! the connector has no room, so that a slow receiver does not take steps from other requests.
 //!
-//! Between two groups with the same number of ranks, a transfer is one of shares: each rank copies its own bytes. An
-//! import then completes once every rank has written every unit.
+//! Between two groups with the same number of ranks, each rank transfers its own share of the bytes. An import then
+//! completes once every rank has written every unit.
 
 mod copies;
 mod copy_hook;
@@ -47,7 +47,7 @@ use self::{
 };
 use crate::{batch::RowResult, report};
 
-/// Maximum number of failures that wait for their requests.
+/// Maximum number of remembered failures of transfers whose requests have not arrived.
 const REMEMBERED_FAILURES: usize = 1024;
 
 /// The transfers between this engine and others.
@@ -63,7 +63,7 @@ pub(crate) struct Transfers {
     incoming: BTreeMap<GraphKey, Incoming>,
     /// Received runs to write to the device.
     unwritten: Unwritten,
-    /// Import requests whose pages are not all written yet.
+    /// Imports that wait until all their pages are written.
     pending_imports: VecDeque<Import>,
     /// Exported requests that the receiving worker has not accepted yet. Each has the ending to report once the worker
     /// has accepted it.
@@ -78,7 +78,7 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// Transfers of units in `layout`, and of embeddings.
+    /// Creates the transfers of pages and slots in `layout`, and of embeddings, through `connector`.
     pub fn new(connector: Box<dyn Connector>, layout: &PageLayout, units: Units) -> Self {
         Self {
             connector,
@@ -102,13 +102,13 @@ impl Transfers {
         self.unacknowledged.is_empty()
     }
 
-    /// True if a request is on its way to or from another worker, so that pages may have to be copied.
+    /// True if a request is being transferred to or from another worker, so that pages may have to be copied.
     pub fn is_active(&self) -> bool {
         !self.outgoing.is_empty() || !self.incoming.is_empty()
     }
 
     /// Keeps the failure of a transfer whose request has not arrived here. The sender may push before the request
-    /// arrives, so the transfer may also fail before.
+    /// arrives, so the transfer may fail before that, too.
     fn remember_failure(&mut self, key: GraphKey, why: TransferError) {
         if self.failed_early.len() == REMEMBERED_FAILURES {
             self.failed_early.pop_front();
@@ -135,7 +135,7 @@ impl Transfers {
         self.outgoing.insert(key, Outgoing::new(sent, extent));
     }
 
-    /// Registers a request whose media are encoded here, with the number of `tokens` of all its media.
+    /// Registers a request whose media are encoded here. `tokens` is the number of tokens of all its media.
     pub fn will_encode(&mut self, key: GraphKey, tokens: usize) {
         self.embeddings.will_send(key, tokens);
     }
@@ -152,7 +152,7 @@ impl Transfers {
         self.incoming.insert(key, Incoming::new(reserved, self.units.share.share.world_size));
     }
 
-    /// Frees the room of a request's embeddings, because the request's planes hold them now.
+    /// Frees the buffer for a request's embeddings, because the request's planes hold them now.
     pub fn media_consumed(&mut self, key: GraphKey) {
         self.embeddings.ended(key, &mut *self.connector);
     }
@@ -197,8 +197,8 @@ impl Transfers {
         }
     }
 
-    /// Takes the events of the connector. `events` receives the resulting completions, and the requests that
-    /// continue here.
+    /// Handles the events of the connector. `events` receives the resulting completions, and the requests that continue
+    /// here.
     pub fn receive(&mut self, scheduler: &mut Scheduler, rank: Rank, events: &mut TransferEvents) {
         while self.unwritten.bytes() < self.batch_bytes
             && let Some(event) = self.connector.next_event()
@@ -229,13 +229,14 @@ impl Transfers {
         self.units.whole.slot_bytes > 0
     }
 
-    /// Bytes per unit that one rank copies. At least 1, because it is a divisor: a model without pages would have 0.
+    /// Bytes per unit that one rank copies. At least 1, because callers divide by the result and a model without pages
+    /// has 0 bytes per page.
     fn unit_bytes(&self, extent: Extent, kind: UnitKind) -> usize {
         self.units.of(kind, extent).bytes_of(kind).max(1)
     }
 
-    /// Takes a run. Embeddings are stored at once, and other runs are queued to be written. Drops a run of the wrong
-    /// length, a run that no request waits for, and a run that would overwrite shared pages.
+    /// Handles a received run. Embeddings are stored at once, and other runs are queued to be written. Drops a run of
+    /// the wrong length, a run that no request waits for, and a run that would overwrite shared pages.
     fn arrived(&mut self, run: Run, source: Source) {
         let source = match (run.kind, source) {
             (UnitKind::Embeddings, Source::Here(data)) => return self.embeddings.fill(&run, &data),

@@ -1,6 +1,6 @@
 //! Runs one step before the first request, so that weights are in memory and every code path has run once. With fixed
-//! shapes it runs one step per shape, in which both the tokens and the logit rows have the shape. A device that
-//! compiles or records a shape at its first use has then done so.
+//! shapes, one step runs per shape, and both its tokens and its logit rows are padded to the shape. So a device that
+//! compiles or records a shape at its first use does this before the first request.
 
 use tutti_kernels::{
     DeviceError, PageId, RowInputs, SampleRow, SamplingParams, SlotId, StepInputs, StepShape,
@@ -37,7 +37,7 @@ pub(crate) fn run(model: &mut dyn Model, limits: &BatchLimits) -> Result<(), Dev
 /// Runs a prefill and samples from its last token.
 fn step(model: &mut dyn Model, limits: &BatchLimits, shape: Option<StepShape>) -> Result<(), DeviceError> {
     let context = model.limits().max_context_tokens;
-    // All tokens fit one page, so that no two of them share a slot of the null page.
+    // All tokens fit into one page, so that no two of them write to the same position of the null page.
     let fitting = limits.max_tokens.min(shape.map_or(MAX_TOKENS, |shape| shape.tokens));
     let tokens = MAX_TOKENS.min(fitting).min(context).min(limits.page_tokens);
     let token_ids = vec![0; tokens];

@@ -1,11 +1,11 @@
-//! Bench of steps of the Qwen3-0.6B shape. On the CPU it shows the time of each operation, compared with the machine's
-//! limits. On a GPU it shows the time of each kind of step.
+//! Benchmark of steps of a model with the shape of Qwen3-0.6B. On the CPU it shows the time of each operation, compared
+//! with the machine's limits. On a GPU it shows the time of each kind of step.
 //!
 //! `cargo bench -p tutti-models --bench forward` runs dummy bfloat16 weights in this process, without a cluster and
 //! without clients; `--int8` quantises them. Each round measures the machine's limits and then a few steps of every
-//! kind, so that other work on the machine affects all kinds alike. The table shows the round with the median time. Of
-//! each operation it shows the time, and the share of this time that the operation would take at the best limits of all
-//! rounds.
+//! kind, so that other work on the machine affects all kinds alike. The table shows the round with the median time. For
+//! each operation, it shows the time, and the fraction of this time that the operation would take at the best limits of
+//! all rounds.
 //!
 //! `--device cuda` runs on the first GPU, with as many steps in flight as the device holds. `tests/gpu` does this on
 //! machines without Rust.
@@ -41,11 +41,11 @@ use self::forward::{
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Tokens per step of a prefill, and tokens that a decode attends to.
+/// Tokens per step of a prefill, and tokens before the one that a decode computes.
 const CONTEXT: usize = 512;
 /// Number of requests of the largest batch.
 const BATCH: usize = 16;
-/// Tokens of the longest prompt, which only the first request has room for.
+/// Tokens of the longest prompt. Only the first request has pages for it.
 const LONG: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -93,7 +93,7 @@ struct Args {
     bench: bool,
 }
 
-/// A kind of step: its sizes, and the number of its repetitions.
+/// A kind of step: its sizes, and how often a round repeats it.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
@@ -101,9 +101,9 @@ struct Kind {
     batch: usize,
     /// Tokens per request and step.
     tokens: usize,
-    /// Position of the first token.
+    /// Position of each request's first token in the step.
     start: usize,
-    /// Number of consecutive steps over one prompt. Only the last step samples.
+    /// Number of consecutive steps that compute one prompt. Only the last step samples.
     chunks: usize,
     /// Number of repetitions per round.
     times: usize,
@@ -119,7 +119,7 @@ const KINDS: [Kind; 5] = [
 
 /// The result of one kind of step in one round.
 struct Round {
-    /// Seconds per step, or per prompt if it has several chunks.
+    /// Seconds per step, or per prompt if the kind has several chunks.
     time: f64,
     limits: Limits,
     operations: BTreeMap<String, Work>,

@@ -1,5 +1,5 @@
-//! The cost of a step's plan in a TP group: bytes of the messages to the followers, and time that the leader's host
-//! spends on them.
+//! Measures the cost of a step's plan in a TP group: the bytes of the messages to the followers, and the time of the
+//! leader's host for them.
 //!
 //! `cargo bench -p tutti-models --bench lockstep`. The requests share the pages of a prefix, decode one token per step,
 //! and gain a page every 16 steps. The model and the transport do nothing, so that only the plans cost time.
@@ -27,7 +27,7 @@ use tutti_proto::declaration::ModelDeclaration;
 
 const PAGE_TOKENS: usize = 16;
 const STEPS: usize = 200;
-/// The sizes to measure: the number of requests, and the number of tokens of the prefix that they share.
+/// The sizes to measure: the number of requests, and the tokens of the prefix that the requests share.
 const SIZES: [(usize, usize); 3] = [(16, 8192), (256, 8192), (1000, 8192)];
 /// Goal for a step of 1,000 rows that share a prefix of 8,192 tokens: the maximum bytes of its messages, and the
 /// maximum time of the leader's host.
@@ -51,7 +51,7 @@ fn main() {
 struct Measured {
     /// Bytes of the first step's messages, which carry whole block tables.
     first: usize,
-    /// Most bytes of a later step's messages.
+    /// Maximum bytes of a later step's messages.
     bytes: usize,
     leader: Duration,
     follower: Duration,
@@ -69,7 +69,7 @@ fn measure(rows: usize, prefix: usize) -> Measured {
     for step in 0..STEPS {
         let position = prefix + step;
         for (index, table) in tables.iter_mut().enumerate() {
-            // Requests of different lengths gain their pages in different steps.
+            // The requests gain their pages in different steps, as requests of different lengths do.
             if step == 0 || (position + index).is_multiple_of(PAGE_TOKENS) {
                 table.push(PageId(next_page));
                 next_page += 1;
@@ -219,10 +219,10 @@ impl Model for Idle {
     }
 }
 
-/// Rank 0's end of a transport that keeps every message.
+/// Rank 0's end of a transport that records every message.
 struct Recorder(Arc<Mutex<Vec<Vec<u8>>>>);
 
-/// Rank 1's end of a transport that repeats messages.
+/// Rank 1's end of a transport that replays recorded messages.
 struct Replay {
     messages: std::collections::VecDeque<Vec<u8>>,
     /// Time from each message to the next.
@@ -261,7 +261,7 @@ macro_rules! collective {
                 Err(unused())
             }
 
-            /// The other rank's bytes are equal to this rank's.
+            /// Returns this rank's bytes twice, because both ranks send the same bytes.
             fn all_gather(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), CollectiveError> {
                 *out = part.repeat(2);
                 Ok(())

@@ -12,12 +12,12 @@ use crate::{
     weights::{Loader, Progress, TensorSpec},
 };
 
-/// The checked config of a text model. The model's weights and the loop over its layers follow from it. An
+/// The checked config of a text model. It determines the model's weights and the loop over its layers. An
 /// implementation of the trait is one architecture, which several families may share.
 pub(crate) trait Architecture: Sized {
     /// The tensors of one layer.
     type LayerSpecs;
-    /// The layers on a device.
+    /// The layers with their weights and buffers on a device.
     type Layers<D: DecoderDevice>: Layers<D>;
 
     /// Operations that the layers need in addition to those of a dense text model.
@@ -25,29 +25,30 @@ pub(crate) trait Architecture: Sized {
         Needs::default()
     }
 
-    /// The experts; `None` if no layer has any.
+    /// The shape of the experts; `None` if no layer has experts.
     fn experts(&mut self) -> Option<&mut ExpertShape> {
         None
     }
 
-    /// Returns the name that an MLP with experts has in the checkpoint; `None` if no layer has one.
+    /// Returns the name in the checkpoint of an MLP with experts; `None` if no layer has experts.
     fn module_with_experts(&self) -> Option<String> {
         None
     }
 
-    /// Returns the shape of one rank's shard. Refuses a number of ranks among which it cannot be divided.
+    /// Returns the config of one rank's shard. Refuses a number of ranks among which the model cannot be divided.
     fn shard(&self, group_rank: GroupRank) -> Result<Self, String>;
 
-    /// Returns the decoder around the layers. The checkpoint is in `dir`.
+    /// Returns the shape of the decoder around the layers. The checkpoint is in `dir`.
     fn text(&self, dir: &Path, max_step_tokens: usize) -> Result<TextShape, LoadError>;
 
     /// Number of layers.
     fn layers(&self) -> usize;
 
-    /// Returns the tensors of a layer that a rank loads. `layout` is the layout of the experts, if there are any.
+    /// Returns the tensors of a layer that a rank loads. `layout` is the layout of the experts, if the layer has
+    /// experts.
     fn layer_specs(&self, layer: usize, layout: ExpertLayout, group_rank: GroupRank) -> Self::LayerSpecs;
 
-    /// All tensors of a layer, in the order of loading.
+    /// Returns all tensors of a layer, in the order of loading.
     fn tensors(specs: &Self::LayerSpecs) -> Vec<&TensorSpec>;
 
     /// Loads the layers, and allocates their buffers for `tokens` tokens per step. `self` is a rank's shard.
@@ -58,7 +59,7 @@ pub(crate) trait Architecture: Sized {
         loader: &mut Loader<'_, D>,
     ) -> Result<Self::Layers<D>, LoadError>;
 
-    /// Divides whole experts among the ranks, instead of the width of each expert. Refuses a model without experts.
+    /// Makes the ranks hold whole experts instead of a share of each expert's width. Refuses a model without experts.
     fn divide_whole_experts(&mut self) -> Result<(), String> {
         self.experts().ok_or(NO_EXPERTS)?.division = Division::Experts;
         Ok(())
@@ -72,7 +73,7 @@ pub(crate) struct Checkpoint<'a> {
     pub options: &'a LoadOptions,
 }
 
-/// Loads the checkpoint whose config is `config`. `architecture` is the architecture's name in errors.
+/// Loads the checkpoint whose config is `config`. Errors contain `architecture`, which is the name of the architecture.
 pub(crate) fn load<A: Architecture, D: DecoderDevice>(
     mut config: A,
     architecture: &'static str,
@@ -105,7 +106,7 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Returns an error if the device lacks a family of operations that the model of `file` needs.
+    /// Returns an error if the device lacks a family of operations that the model whose config is `file` needs.
     pub fn check<D: DecoderDevice>(
         self,
         file: &ConfigFile,
@@ -126,7 +127,7 @@ impl Needs {
         }
     }
 
-    /// Returns the names of the families of operations that are needed but not implemented.
+    /// Returns the names of the families of operations that `self` needs and `implemented` lacks.
     fn beyond(self, implemented: Self) -> Vec<&'static str> {
         let families = [
             ("Experts", self.experts, implemented.experts),

@@ -1,5 +1,5 @@
-//! Reading of `config.json` and `generation_config.json`. [`ranges`] gives the values that each key may have, [`keys`]
-//! reads keys, and [`text`] reads the keys that all text models have.
+//! Reading of `config.json` and `generation_config.json`. [`ranges`] declares each key and the values that it may have,
+//! [`keys`] reads keys, and [`text`] reads the keys that all text models have.
 
 pub(crate) mod keys;
 pub(crate) mod ranges;
@@ -22,12 +22,12 @@ use self::keys::Keys;
 use self::keys::Rule;
 use crate::LoadError;
 
-/// A checkpoint's `config.json`, or another file of keys.
+/// A checkpoint's `config.json` or `generation_config.json`.
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
     path: PathBuf,
     object: Map<String, Value>,
-    /// Rules of all keys that have been read, by their paths.
+    /// Rules of all keys that have been read, by the keys' paths.
     #[cfg(test)]
     read: RefCell<BTreeMap<String, Rule>>,
 }
@@ -64,12 +64,12 @@ impl ConfigFile {
         }
     }
 
-    /// The file's keys.
+    /// Returns the file's top-level keys.
     pub fn keys(&self) -> Keys<'_> {
         Keys::of(self, &self.object)
     }
 
-    /// Returns what the file says about the checkpoint's family.
+    /// Reads the keys that name the checkpoint's family.
     pub fn names(&self) -> Result<Names, LoadError> {
         let keys = self.keys();
         let architectures = keys.get(&ranges::ARCHITECTURES)?.unwrap_or_default();
@@ -89,7 +89,7 @@ impl ConfigFile {
 /// Constructors and views for tests.
 #[cfg(test)]
 impl ConfigFile {
-    /// Returns a config of these keys.
+    /// Returns a config with the keys of the object `value`.
     pub fn of_value(value: Value) -> Self {
         match value {
             Value::Object(object) => Self::of("config.json".into(), object),
@@ -97,12 +97,12 @@ impl ConfigFile {
         }
     }
 
-    /// Notes that a key is read.
+    /// Records that a key is read, and its rule.
     fn note(&self, path: String, rule: Rule) {
         self.read.borrow_mut().insert(path, rule);
     }
 
-    /// Returns the rules of all keys that have been read, by their paths.
+    /// Returns the rules of all keys that have been read, by the keys' paths.
     pub fn rules(&self) -> BTreeMap<String, Rule> {
         self.read.borrow().clone()
     }
@@ -158,7 +158,7 @@ pub(crate) fn parse_dtype(name: &str) -> Option<WeightType> {
     }
 }
 
-/// Reads a JSON file. An error names the key at fault, even if the fault is a number too large for a float.
+/// Reads a JSON file. An error names the key at fault, even if the value is a number too large for a float.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
     let file = File::open(path).map_err(|source| LoadError::Read { path: path.into(), source })?;
     let mut json = serde_json::Deserializer::from_reader(BufReader::new(file));

@@ -1,4 +1,4 @@
-//! A paged decoder: the parts of a text model that do not differ between families.
+//! A paged decoder: the parts of a text model that are equal in all families.
 //!
 //! [`Decoder`] is a [`Model`] around a family's [`Layers`]. It embeds the tokens (each rank of a TP group holds a share
 //! of the vocabulary), replaces the embeddings of media tokens, holds the planes, runs the step hook, computes logits
@@ -37,7 +37,8 @@ use crate::{
 /// The layers of a family, with their weights and buffers.
 pub(crate) trait Layers<D: DecoderDevice>: Send + 'static {
     /// Enqueues all layers over the tokens of a step, in place in [`LayerStep::hidden`]. At the end, `hidden` holds
-    /// only the step's logit rows ([`LayerStep::keep_logit_rows`]). If there are none, its contents do not matter.
+    /// only the step's logit rows ([`LayerStep::keep_logit_rows`]). In a step without logit rows, the contents of
+    /// `hidden` do not matter.
     fn run(&mut self, step: &mut LayerStep<'_, D>) -> Result<(), DeviceError>;
 }
 
@@ -46,23 +47,23 @@ pub(crate) trait Layers<D: DecoderDevice>: Send + 'static {
 pub(crate) struct TextShape {
     /// Family and size, for logs.
     pub summary: String,
-    /// Prefix of the names of embedding and final norm in the checkpoint.
+    /// Prefix of the embedding's and the final norm's names in the checkpoint.
     pub prefix: &'static str,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Value added to the mean square in the final norm.
+    /// Value that the final norm adds to the mean square.
     pub norm_eps: f32,
-    /// The values that the device holds of the final norm's weight.
+    /// Conversion of the final norm's stored weight on the device.
     pub norm_values: Values,
-    /// True if the embedding matrix serves as LM head.
+    /// True if the embedding matrix is also the LM head.
     pub tied: bool,
     /// Type of dummy weights.
     pub dtype: WeightType,
     /// Vocabulary, context and ends of sequence.
     pub limits: Limits,
-    /// The plane of keys and values.
+    /// The plane of keys and values; `None` if no layer has attention.
     pub kv: Option<KvPlane>,
-    /// The slot planes, in order.
+    /// The planes of state in slots, in the order of their declaration.
     pub slots: Vec<SlotPlane>,
     /// Indices of the layers with experts.
     pub expert_layers: Vec<usize>,
@@ -82,16 +83,16 @@ pub(crate) struct Decoder<D: Device, L> {
     quantize: Quantize,
     /// The residual stream of the largest step, of `T` tokens: `[T, hidden]`.
     hidden: D::Tensor,
-    /// This rank's part of a sublayer's output, which is summed over ranks, `[T, hidden]`. `None` in a group of one
-    /// rank.
+    /// This rank's part of a sublayer's output, `[T, hidden]`. The parts are summed over ranks. `None` in a group of
+    /// one rank.
     partial: Option<D::Tensor>,
     head: Head<D>,
     rank_planes: RankPlanes,
     /// `None` until the planes are allocated.
     planes: Option<D::Planes>,
     step_hook: Option<Box<dyn StepHook>>,
-    /// Number of logit rows of the step whose layers are enqueued but whose logits are not. `hidden` holds the hidden
-    /// states of these rows. `None` if there is no such step.
+    /// Number of logit rows of the step whose layers are enqueued but whose logits are not. `hidden` then holds the
+    /// hidden states of these rows. `None` if no step is in this state.
     logit_rows: Option<usize>,
     /// Steps in flight whose logits are enqueued, oldest first.
     in_flight: VecDeque<D::Done>,
@@ -158,7 +159,7 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         &mut self.device
     }
 
-    /// Refuses a step that this model cannot run. [`Device::begin_step`] checks rows and planes.
+    /// Refuses a step that this model cannot run. Does not check rows and planes, which [`Device::begin_step`] checks.
     fn check(&self, inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> Result<(), DeviceError> {
         let refuse = |why: String| Err(DeviceError::Misuse(why));
         let (tokens, limits) = (inputs.token_ids.len(), self.limits());
@@ -186,7 +187,7 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         }
     }
 
-    /// Ends the step whose logits are enqueued.
+    /// Ends the enqueueing of a step after its logits. The step is then in flight.
     fn end_step(&mut self) -> Result<(), DeviceError> {
         self.logit_rows = None;
         self.in_flight.push_back(self.device.end_step()?);

@@ -6,7 +6,7 @@ use tutti_kernels::DeviceError;
 use tutti_proto::declaration::DeclarationError;
 use tutti_runtime::{Error, ErrorKind};
 
-/// An error of loading a checkpoint. Every message names the file, and the key or tensor at fault.
+/// An error of loading a checkpoint. An error about a file contains the file's path, and the key or tensor at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A required file cannot be read.
@@ -64,13 +64,13 @@ pub enum LoadError {
         path: PathBuf,
         /// Name of the tensor.
         name: String,
-        /// The mismatch: the expected and the found value.
+        /// Description of the mismatch: the expected and the actual value.
         problem: String,
     },
     /// The device refused the model.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A family's declaration is inconsistent: an internal fault.
+    /// A family's declaration is inconsistent, which is an internal fault.
     #[error(transparent)]
     Declaration(#[from] DeclarationError),
 }

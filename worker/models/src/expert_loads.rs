@@ -1,4 +1,4 @@
-//! Loads of experts: the division of a model's tokens among the experts of each layer.
+//! Loads of experts: how the tokens of a model are distributed among the experts of each layer.
 
 use tutti_kernels::{DeviceError, Experts};
 
@@ -9,9 +9,9 @@ pub struct ExpertLoad {
     pub layer: usize,
     /// Number of experts.
     pub experts: usize,
-    /// Number of tokens of all experts. A token counts once for each expert that it chose.
+    /// Number of tokens of all experts. A token counts once per expert that it chose.
     pub tokens: u64,
-    /// Tokens of the expert with the most.
+    /// Number of tokens of the expert with the most tokens.
     pub most: u64,
 }
 
@@ -24,18 +24,19 @@ pub(crate) struct ExpertCounts {
 
 struct Layer {
     index: usize,
-    /// The device's counts at the last restart, one per expert. Empty if the layer had not run by then.
+    /// The device's counts at the last restart, one per expert. Empty if the layer had not run before.
     start: Vec<u64>,
 }
 
 impl ExpertCounts {
-    /// Creates counts of all tokens since the device was opened. `layers` are the indices of the layers with experts.
+    /// Creates counts that include all tokens since the device was opened. `layers` are the indices of the layers with
+    /// experts.
     pub fn new(layers: &[usize]) -> Self {
         let layers = layers.iter().map(|&index| Layer { index, start: Vec::new() }).collect();
         Self { layers, now: Vec::new() }
     }
 
-    /// Starts the counts anew: tokens before this call no longer count.
+    /// Sets all counts to 0.
     pub fn restart(&mut self, device: &mut impl Experts) -> Result<(), DeviceError> {
         self.layers.iter_mut().try_for_each(|layer| device.expert_tokens(layer.index, &mut layer.start))
     }

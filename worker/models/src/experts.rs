@@ -1,11 +1,11 @@
 //! The parts of a mixture of experts that families share: its tensors and their division among ranks, and the
 //! computation of a layer.
 //!
-//! A router, a linear map held in f32, gives each token a logit per expert. The token's MLP is the weighted sum of a
-//! few experts (Shazeer et al., arXiv:1701.06538; routing as in Qwen3-MoE, arXiv:2505.09388). The ranks of a group
-//! either divide the intermediate width of every expert, as they do in dense layers, or divide whole experts among
-//! themselves (Lepikhin et al., arXiv:2006.16668). In both cases every rank routes all tokens, and the ranks' sums are
-//! added up.
+//! A router is a linear map in f32 that computes one logit per expert for each token. The MLP's output for a token is
+//! the weighted sum of the outputs of a few experts (Shazeer et al., arXiv:1701.06538; routing as in Qwen3-MoE,
+//! arXiv:2505.09388). The ranks of a group either divide the intermediate width of every expert, as they do in dense
+//! layers, or divide whole experts among themselves (Lepikhin et al., arXiv:2006.16668). In both cases every rank
+//! routes all tokens, and the ranks' outputs are summed.
 
 use std::{fmt, ops::Range, path::Path};
 
@@ -24,22 +24,22 @@ use crate::{
     weights::{Cut, Loader, Precision, Role, SafetensorsDir, TensorSpec, share},
 };
 
-/// Refusal of `--ep` for a model without experts.
+/// Error for `--ep` with a model without experts.
 pub(crate) const NO_EXPERTS: &str = "num_experts: the model has none that --ep could divide";
 
-/// The sizes of experts in a config that may have no layer with experts.
+/// The sizes of experts in a config. The model may have no layer with experts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertSizes {
-    /// Number of experts, which may be 0.
+    /// Number of experts; 0 if the model has none.
     pub experts: usize,
-    /// Number of experts of a token.
+    /// Number of experts per token.
     pub top_k: usize,
     /// Intermediate width per expert.
     pub intermediate_size: usize,
 }
 
 impl ExpertSizes {
-    /// Reads the keys. `defaults` are the values of keys that the config lacks.
+    /// Reads the keys. `defaults` holds the values for keys that the config lacks.
     pub fn read(keys: &Keys<'_>, defaults: Self) -> Result<Self, LoadError> {
         Ok(Self {
             experts: keys.get_or(&ranges::NUM_EXPERTS, defaults.experts)?,
@@ -48,7 +48,7 @@ impl ExpertSizes {
         })
     }
 
-    /// Returns the experts of a model. The error names the key at fault.
+    /// Checks the sizes, and returns the shape of a model's experts. The error names the key at fault.
     pub fn check(self, text: &TextConfig, renormalise: bool) -> Result<ExpertShape, String> {
         let Self { experts, top_k, intermediate_size } = self;
         for (key, number) in [("num_experts", experts), ("moe_intermediate_size", intermediate_size)] {
@@ -77,7 +77,7 @@ pub(crate) struct ExpertShape {
     pub intermediate_size: usize,
     /// Number of experts.
     pub experts: usize,
-    /// The choice of a token's experts.
+    /// The rule that chooses a token's experts.
     pub routing: Routing,
     /// Division among ranks.
     pub division: Division,
@@ -104,13 +104,13 @@ pub(crate) enum Division {
 pub(crate) enum ExpertLayout {
     /// Three tensors per expert.
     Each,
-    /// Two tensors per layer: gate and up of all experts, and the down projections of all experts.
+    /// Two tensors per layer: one of gate and up of all experts, and one of the down projections of all experts.
     Stacked,
 }
 
 impl ExpertLayout {
-    /// Returns the layout of the checkpoint in `dir`. `module` is the name of one of its MLPs with experts. Dummy
-    /// weights have tensors per expert.
+    /// Returns the layout of the experts in the checkpoint in `dir`. `module` is the name of an MLP with experts there.
+    /// Dummy weights have three tensors per expert.
     pub fn of(dir: &Path, options: &LoadOptions, module: &str) -> Result<Self, LoadError> {
         let stacked = options.load_format == LoadFormat::Auto
             && SafetensorsDir::open(dir)?.has(&format!("{module}.experts.gate_up_proj"));
@@ -128,7 +128,7 @@ impl ExpertShape {
         }
     }
 
-    /// Returns the experts of which a rank holds weights.
+    /// Returns the indices of the experts whose weights a rank holds.
     fn held(&self, rank: GroupRank) -> Range<usize> {
         match self.division {
             Division::Width => 0..self.experts,
@@ -154,7 +154,7 @@ pub(crate) struct ExpertSpecs {
 enum Tensors {
     /// Gate, up and down of each expert that the rank holds.
     Each(Vec<[TensorSpec; 3]>),
-    /// Gate and up of all experts, and down of all experts.
+    /// Two stacks: gate and up of all experts, and down of all experts.
     Stacked(Box<[TensorSpec; 2]>),
 }
 
@@ -165,7 +165,7 @@ impl ExpertSpecs {
         let (rows, columns) = match (division, layout) {
             (Division::Width, _) => (Cut::Rows(width), Cut::Columns(width)),
             (Division::Experts, ExpertLayout::Stacked) => (Cut::Matrices, Cut::Matrices),
-            // Only the rank's own experts are declared, and they are not cut.
+            // Only the rank's own experts are declared, each with all of its rows and columns.
             (Division::Experts, ExpertLayout::Each) => (Cut::Replicated, Cut::Replicated),
         };
         let name = |tensor: &str| format!("{module}.{tensor}");
@@ -200,7 +200,7 @@ impl ExpertSpecs {
         }
     }
 
-    /// All tensors, in the order of loading.
+    /// Returns all tensors, in the order of loading.
     pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
         let experts = match &self.experts {
             Tensors::Each(each) => each.as_flattened(),
@@ -242,7 +242,7 @@ impl<D: Device> ExpertWeights<D> {
     }
 }
 
-/// Buffers of the layers with experts, for the largest step, of `T` tokens.
+/// Buffers of the layers with experts, for the largest step, which has `T` tokens.
 pub(crate) struct ExpertMixer<D: Device> {
     routing: Routing,
     /// Index of the first expert that this rank holds.
@@ -252,7 +252,7 @@ pub(crate) struct ExpertMixer<D: Device> {
     /// Logits of the router, `[T, experts]`.
     logits: D::Tensor,
     buffers: ExpertBuffers<D::Tensor>,
-    /// This rank's part of the experts' sums, `[T, hidden]`.
+    /// This rank's part of the experts' weighted sum, `[T, hidden]`.
     mixed: D::Tensor,
 }
 
@@ -274,8 +274,8 @@ impl<D: DecoderDevice> ExpertMixer<D> {
         })
     }
 
-    /// Adds the experts' output for the normalised residual stream to the residual stream. `layer` is the layer's index
-    /// among all layers.
+    /// Normalises the residual stream, runs the experts on it, and adds their output to the residual stream. `layer` is
+    /// the layer's index among all layers.
     pub fn run(
         &mut self,
         step: &mut LayerStep<'_, D>,

@@ -1,6 +1,7 @@
 //! The families that this build loads, and the code of each.
 //!
-//! [`FAMILIES`] is the only such table. docs/adding-a-model.md shows it to readers, and a test compares the two.
+//! [`FAMILIES`] is the only table of families in the code. docs/adding-a-model.md has a copy, and a test compares the
+//! two.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod sample;
@@ -21,13 +22,13 @@ pub(crate) struct Family {
     /// Published models of the family.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and for the test of the docs"))]
     pub models: &'static str,
-    /// The file in this folder that documents how the family differs from others.
+    /// The file in this folder that documents the family's differences from others.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and for the test of the docs"))]
     pub source: &'static str,
     pub variant: Variant,
 }
 
-/// The architecture of a family, and how the family differs from others of that architecture.
+/// The architecture of a family, with the family's differences from others of that architecture.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Variant {
     Llama(&'static llama::Variant),

@@ -1,4 +1,4 @@
-//! Entry points of the fuzzers, compiled by `tests/fuzz` alone. A check that fails is a finding.
+//! Entry points of the fuzzers. Only `tests/fuzz` compiles them. A failed check is a finding.
 
 use std::path::Path;
 
@@ -17,12 +17,12 @@ use crate::{
     llama, load_sim,
 };
 
-/// Sound configs of each family, as seeds.
+/// Returns sound configs of each family, as seeds of a fuzzer.
 pub fn configs() -> Vec<String> {
     FAMILIES.iter().flat_map(samples).map(|config| config.to_string()).collect()
 }
 
-/// Reads the `config.json` of a directory as each family does.
+/// Reads the `config.json` of a directory as the config of each family.
 pub fn config(dir: &Path) {
     let settings = SimSettings::default();
     let options =
@@ -50,7 +50,7 @@ fn shape(config: &llama::Config) {
             let Ok(shard) = config.shard(GroupRank { rank, world_size }) else { continue };
             assert!(shard.text.heads > 0 && shard.text.kv_heads > 0 && shard.intermediate_size > 0);
             assert_eq!(shard.text.heads * world_size, text.heads);
-            // Only dense layers have this width. Without any, it is not divided.
+            // Only dense layers have this width. In a model without dense layers, the width is not divided.
             if config.has_dense_mlps() {
                 assert_eq!(shard.intermediate_size * world_size, config.intermediate_size);
             }
@@ -62,8 +62,8 @@ fn shape(config: &llama::Config) {
     }
 }
 
-/// Cuts pages or slots for the ranks of a group, and joins them again. `planes` are (slot or paged, units per section,
-/// bytes per unit).
+/// Cuts pages or slots for the ranks of a group, and joins them again. An element of `planes` is (true for a slot
+/// plane, units per section, bytes per unit).
 pub fn page_layout(planes: &[(bool, u8, u8)], ranks: u8, bytes: &[u8]) {
     let plane = |(index, &(is_slot, units, unit_bytes)): (usize, &(bool, u8, u8))| PlaneLayout {
         name: format!("plane{index}"),
@@ -83,7 +83,7 @@ pub fn page_layout(planes: &[(bool, u8, u8)], ranks: u8, bytes: &[u8]) {
         let mut joined = Vec::new();
         layout.join(part, &shares, ranks, &mut joined);
         assert_eq!(joined, whole);
-        // Bytes of any length, because a peer may send any.
+        // A peer may send bytes of any length.
         layout.join(part, bytes, ranks, &mut joined);
         layout.cut(part, bytes, GroupRank { rank: 0, world_size: ranks }, &mut joined);
     }

@@ -1,10 +1,10 @@
 //! A test model of two kinds of layers: linear recurrences, whose state is in a slot, and paged attention. It tests all
 //! code that handles slots, and it is the example of docs/adding-a-model.md. The cargo feature `hybrid-test-model` adds
-//! the family to a build. Its weights are random (`--load-format dummy`).
+//! the family to a build. The model's weights are random (`--load-format dummy`).
 //!
-//! Layers alternate, a recurrence first. A recurrence maps the hidden state to `state_size` channels and back. Each
-//! channel decays at its own rate. Prefill and decode add in the same order, token by token, so neither chunks nor
-//! preemption change a bit.
+//! Layers alternate between recurrence and attention, and the first is a recurrence. A recurrence maps the hidden state
+//! to `state_size` channels and back. Each channel decays at its own rate. Prefill and decode add in the same order,
+//! token by token, so chunks and preemption change no bit.
 
 use std::path::Path;
 
@@ -29,11 +29,11 @@ use crate::{
 const EPS: f32 = 1e-6;
 const DEFAULTS: TextDefaults = TextDefaults { kv_heads: None, head_dim: None, max_position_embeddings: 1024 };
 
-/// The checked config. A rank's shard has its share of the heads.
+/// The checked config. In the config of a rank's shard, the numbers of heads are the rank's share.
 #[derive(Clone)]
 pub(crate) struct Config {
     text: TextConfig,
-    /// Channels of a recurrence, of which a rank holds a share.
+    /// Number of channels of a recurrence. Each rank holds a share of the channels.
     state_size: usize,
     rope: RopeFrequencies,
     group_rank: GroupRank,
@@ -48,7 +48,7 @@ pub(crate) struct Layer<D: Device> {
 
 pub(crate) struct Hybrid<D: Device> {
     layers: Vec<Layer<D>>,
-    /// Decay of each of this rank's channels.
+    /// Decay per channel of this rank.
     decay: D::Vector,
     rope: RopeFrequencies,
     attention: AttentionShape,
@@ -56,13 +56,13 @@ pub(crate) struct Hybrid<D: Device> {
     angles: D::Tensor,
     /// q, k and v, `[T, (heads + 2 * kv_heads) * head_dim]`.
     qkv: D::Tensor,
-    /// `[T, heads * head_dim]`.
+    /// Output of the attention, `[T, heads * head_dim]`.
     attended: D::Tensor,
     /// Input and output of a recurrence, `[T, channels]`.
     channels: [D::Tensor; 2],
 }
 
-/// The tensors of a layer: norm, maps inward, map outward.
+/// The tensors of a layer: the norm, the maps to channels or heads, and the map back.
 pub(crate) struct LayerSpecs {
     norm: TensorSpec,
     inward: Vec<TensorSpec>,

@@ -1,8 +1,8 @@
 //! Model families, each written once for all devices, against the [`Device`](tutti_kernels::Device) trait.
 //!
 //! [`load`] reads an unmodified Hugging Face directory and returns a [`Model`], which hides its family and its device.
-//! The table in `families.rs` says which file holds a family. That file names the paper and the reference
-//! implementation. [`load_sim`] returns a simulated model: it has no weights, and its steps only take time.
+//! The table in `families.rs` names the file of each family. That file names the paper and the reference
+//! implementation. [`load_sim`] returns a simulated model, which has no weights and whose steps only take time.
 
 mod architecture;
 mod config;

@@ -1,8 +1,8 @@
 //! The architecture of Llama: pre-norm decoder with RMS norms, grouped-query attention, RoPE and SwiGLU.
 //!
-//! Paper: Touvron et al., "LLaMA", arXiv:2302.13971. Several families share this architecture. They differ in biases,
-//! sliding windows, norms of heads, and defaults of their configs. [`variant`] names the paper and the reference of
-//! each family.
+//! Paper: Touvron et al., "LLaMA", arXiv:2302.13971. Several families share this architecture. The families differ in
+//! biases, sliding windows, norms of heads, experts, and defaults of config keys. [`variant`] names the paper and the
+//! reference of each family.
 
 mod config;
 mod moe;
@@ -49,7 +49,7 @@ pub(crate) struct Llama<D: Device> {
     attended: D::Tensor,
     /// Input of the down projection of a dense MLP, `[T, intermediate]`. `None` if all layers have experts.
     activated: Option<D::Tensor>,
-    /// `None` if all layers have a dense MLP.
+    /// Buffers of the layers with experts; `None` if all layers have a dense MLP.
     experts: Option<ExpertMixer<D>>,
 }
 

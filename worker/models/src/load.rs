@@ -24,8 +24,8 @@ pub struct LoadOptions {
     pub dir: PathBuf,
     /// Source of the weights.
     pub load_format: LoadFormat,
-    /// Quantisation of the thinker's matrices: embedding, projections and LM head. Norms, biases and encoders keep
-    /// their stored type.
+    /// Quantisation of the matrices of the thinker (the text model): embedding, projections and LM head. Norms, biases
+    /// and encoders keep their stored type.
     pub quantize: Quantize,
     /// Maximum number of tokens per step, padding included. It sets the size of the activation buffers.
     pub max_step_tokens: usize,
@@ -34,8 +34,8 @@ pub struct LoadOptions {
     /// True if the ranks of a group divide whole experts among themselves. False if they divide the width of each
     /// expert.
     pub expert_parallel: bool,
-    /// Names of the nodes to load; `None` loads all. Names that the model's declaration lacks are not checked here: the
-    /// conductor refuses them.
+    /// Names of the nodes to load; `None` loads all. Names that the model lacks are ignored here, because the conductor
+    /// refuses them.
     pub nodes: Option<Vec<String>>,
     /// Seed of dummy weights.
     pub seed: u64,

@@ -1,14 +1,14 @@
-//! A test model: a Qwen3 with a small, untrained audio encoder. It tests encoder nodes (declaration, placement,
-//! running, transfer) until a real family has an encoder. The test model's weights are random (`--load-format dummy`)
-//! or made by a test. The cargo feature `media-test-model` adds the family to a build.
+//! A test model: a Qwen3 with a small, untrained audio encoder. It tests the declaration, the placement, the running
+//! and the transfers of encoder nodes until a real family has an encoder. The test model's weights are random
+//! (`--load-format dummy`) or written by a test. The cargo feature `media-test-model` adds the family to a build.
 //!
 //! The thinker is a dense Qwen3 of [`llama`](crate::llama), unchanged. The encoder takes 16-bit samples in frames of
 //! `audio_bytes_per_token` bytes, one frame per token. It divides the samples by the loudest sample of all items of a
-//! call and by the number of these items. So a wrong division of an item, or of the items of a call, changes the
-//! result. A linear map and a norm then make an embedding of each frame.
+//! call and by the number of these items. So the result shows if an item was split, or if the items were divided among
+//! calls in a wrong way. A linear map and a norm then turn each frame into an embedding.
 //!
-//! `config.json` is that of a Qwen3 with two more keys, `audio_token_id` and `audio_bytes_per_token`. Two others are
-//! optional. With `audio_encoded_together`, one call encodes all items of a request. `audio_max_call_tokens` is the
+//! `config.json` is that of a Qwen3 with two more keys, `audio_token_id` and `audio_bytes_per_token`, and two optional
+//! keys. If `audio_encoded_together` is true, one call encodes all items of a request. `audio_max_call_tokens` is the
 //! maximum number of tokens per call.
 
 mod encoder;
@@ -27,7 +27,7 @@ use crate::{
     weights::Progress,
 };
 
-/// Reads and checks the config: the thinker's part, and the conversion of audio.
+/// Reads and checks the config: the text model's keys, and the keys of the audio encoder.
 pub(crate) fn parse(file: &ConfigFile) -> Result<(llama::Config, Audio), LoadError> {
     let (keys, config) = (file.keys(), llama::Config::parse(file, &QWEN3)?);
     let audio = Audio::read(&keys, config.text.hidden_size)?;
@@ -45,7 +45,8 @@ pub(crate) fn parse(file: &ConfigFile) -> Result<(llama::Config, Audio), LoadErr
     Ok((config, audio))
 }
 
-/// Loads those nodes of the model that the options name. `architecture` is the architecture's name in errors.
+/// Loads the nodes of the model that the options name. Errors contain `architecture`, which is the name of the
+/// architecture.
 pub(crate) fn load<D: DecoderDevice>(
     architecture: &'static str,
     checkpoint: Checkpoint<'_>,
@@ -63,7 +64,7 @@ pub(crate) fn load<D: DecoderDevice>(
         held.encoder.then(|| Encoder::load(audio, &config.text, options, &mut device)).transpose()?;
     match encoder {
         Some(encoder) if !held.thinker => {
-            // The declaration contains the thinker's plane, of which this worker allocates nothing.
+            // The declaration contains the thinker's plane. This worker allocates no memory for the plane.
             let text = &config.text;
             let bytes_per_token = 2 * text.layers * text.kv_heads * text.head_dim * text.dtype.bytes();
             let declaration = declare(&thinker::declaration(options.page_tokens, bytes_per_token)?)?;

@@ -2,8 +2,9 @@
 //!
 //! A step is enqueued, then collected. [`Model::forward`] enqueues the layers, [`Model::enqueue_logits`] enqueues the
 //! sampling and the scores, and [`Model::collect`] returns the results of the oldest step in flight. A step is in
-//! flight from its enqueueing to its collection. A device that computes while the host continues holds several steps in
-//! flight ([`Limits::steps_in_flight`]). A CPU computes a step while it is enqueued, and holds one.
+//! flight from its enqueueing to its collection. A device that computes while the host continues can have several steps
+//! in flight ([`Limits::steps_in_flight`]). A CPU computes a step during the enqueueing, so it has at most one step in
+//! flight.
 
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ use crate::{ExpertLoad, GroupShares, PageLayout, StepHook};
 pub struct Limits {
     /// Number of token ids in the vocabulary. Every token id is below this number.
     pub vocab_size: usize,
-    /// Maximum number of tokens of a request, prompt and output together.
+    /// Maximum number of tokens of a request, including prompt and output.
     pub max_context_tokens: usize,
     /// The token ids that end a sequence, ascending. Empty if the checkpoint names none.
     pub eos_token_ids: Vec<u32>,
@@ -33,21 +34,21 @@ pub struct Limits {
 /// each list is sorted by that index.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogitRequests<'a> {
-    /// Logit rows to sample a token from.
+    /// Rows from which to sample a token.
     pub sample: &'a [(usize, SampleRow<'a>)],
-    /// Logit rows in which to look up the logprob of a known token.
+    /// Rows in which to look up the logprob of a known token.
     pub score: &'a [(usize, ScoreRow)],
 }
 
-/// The logit rows that [`LogitRequests`] name, in the form that the other ranks of a TP group need.
+/// The logit rows that [`LogitRequests`] name, as the other ranks of a TP group need them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WantedRows {
     /// Indices of all rows with a request, ascending.
     pub rows: Vec<usize>,
-    /// Indices of those rows that need only their likeliest token, ascending and without repetitions.
+    /// Indices of the rows that need only their likeliest token, ascending and without repetitions.
     pub likeliest: Vec<usize>,
-    /// Indices of other rows that need only their best tokens, with their nominations, ascending and without
-    /// repetitions. Always empty in a group of one rank.
+    /// Indices and nominations of rows that need only a few best tokens. Rows in `likeliest` are not included.
+    /// Ascending and without repetitions. Always empty in a group of one rank.
     pub nominated: Vec<(usize, Nomination)>,
 }
 
@@ -84,7 +85,7 @@ impl LogitRequests<'_> {
     }
 }
 
-/// Embeddings from an encoder. They replace the token embeddings of consecutive tokens of a step.
+/// Embeddings from an encoder, which replace the token embeddings of consecutive tokens of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmbeddedRows<'a> {
     /// Index of the first replaced token among the step's tokens.
@@ -97,19 +98,19 @@ pub struct EmbeddedRows<'a> {
 pub trait Model: Send {
     /// The model's nodes, walks and planes.
     fn declaration(&self) -> &ModelDeclaration;
-    /// The model's bounds.
+    /// Bounds such as the vocabulary size and the maximum context.
     fn limits(&self) -> &Limits;
-    /// Returns one line for logs: family, size, type of weights, device.
+    /// Describes the model in one line for logs: family, size, type of weights, device.
     fn describe(&self) -> String;
-    /// Returns a few words for operators: the device.
+    /// Describes the device in a few words, for operators.
     fn device_name(&self) -> String;
-    /// Bytes of weights that the model holds: as stored in the checkpoint, or as quantised.
+    /// Bytes of the model's weights, in their stored or quantised form.
     fn weight_bytes(&self) -> u64;
-    /// Bytes of buffers for the largest step, without weights and pages: activations of [`Limits::max_step_tokens`],
-    /// one tile of logits, and scratch memory. The result includes every buffer only after a step has run and sampled a
-    /// token.
+    /// Bytes of the buffers for the largest step: activations for [`Limits::max_step_tokens`] tokens, one tile of
+    /// logits, and scratch memory. Weights and pages are not included. The result includes every buffer only after a
+    /// step has run and sampled a token.
     fn step_bytes(&self) -> u64;
-    /// Bytes of the device's own memory that are free; `None` for a device that computes in the host's memory.
+    /// Free bytes of the device's own memory; `None` if the device computes in the host's memory.
     fn free_bytes(&self) -> Option<u64> {
         None
     }
@@ -120,7 +121,7 @@ pub trait Model: Send {
     /// plane, the null page and the null slot included. A second call replaces the planes.
     fn allocate_planes(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError>;
 
-    /// Layout of pages on the wire. The layout is equal for all ranks of a group and for groups of any size.
+    /// Layout of pages and slots on the wire. The layout is equal for all ranks of a group and for groups of any size.
     fn page_layout(&self) -> PageLayout;
     /// Waits for the device, then appends the contents of `pages` to `out`, in the order of [`Model::page_layout`]. The
     /// model of a single rank appends that rank's share. The model of a TP group's leader appends whole pages, with the
@@ -131,8 +132,8 @@ pub trait Model: Send {
     fn write_pages(&mut self, pages: &[PageId], data: &[u8]) -> Result<(), DeviceError>;
 
     /// Waits for the device, then appends a request's state to `out`: the bytes of `slot` in every slot plane, in the
-    /// order of [`Model::page_layout`]. As with pages, a rank appends its share, and the leader of a TP group appends
-    /// the whole state. Appends nothing in a model without slot planes.
+    /// order of [`Model::page_layout`]. A single rank appends its share, and the leader of a TP group appends the whole
+    /// state. Appends nothing in a model without slot planes.
     fn read_slot(&mut self, slot: SlotId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
         let _ = out;
         match self.declaration().has_slots() {
@@ -149,15 +150,15 @@ pub trait Model: Send {
         }
     }
 
-    /// The shares of the group's ranks. `None` unless this model is the leader of a TP group.
+    /// Access to the shares of all ranks; `None` unless this model is the leader of a TP group.
     fn group_shares(&mut self) -> Option<&mut dyn GroupShares> {
         None
     }
 
     /// Sets a hook that every step runs between its layers or, in a model without layers, at short intervals. The hook
-    /// does not run inside [`read_pages`](Self::read_pages) and [`write_pages`](Self::write_pages). A model
-    /// that cannot pause drops the hook. A TP group drops the hook, because all ranks of the group would have to pause
-    /// at the same layer.
+    /// does not run inside [`read_pages`](Self::read_pages) and [`write_pages`](Self::write_pages). A model that cannot
+    /// pause drops the hook. A TP group also drops the hook, because all ranks of the group would have to pause at the
+    /// same layer.
     fn set_step_hook(&mut self, hook: Box<dyn StepHook>) {
         drop(hook);
     }
@@ -166,8 +167,8 @@ pub trait Model: Send {
     /// of the tokens that stand for media. The result does not depend on how a request's tokens are divided among
     /// steps. The hidden states stay on the device for [`enqueue_logits`](Self::enqueue_logits).
     ///
-    /// Any error but [`DeviceError::Lost`] means that nothing of the step has run or will run, and that its results
-    /// must not be collected. The model refuses a step larger than [`Limits::max_step_tokens`], a step beyond
+    /// After any error but [`DeviceError::Lost`], no part of the step has run or will run, and its results must not be
+    /// collected. The model refuses a step larger than [`Limits::max_step_tokens`], a step beyond
     /// [`Limits::steps_in_flight`], a step before the planes are allocated, and inputs that it cannot run.
     fn forward(
         &mut self,
@@ -182,24 +183,24 @@ pub trait Model: Send {
     }
 
     /// Runs the encoder of `walk` over the data of media items, and appends the embeddings of the items' tokens to
-    /// `out`, item by item: `[tokens, width]`. `items` are one item, or all items of a request if the declaration says
-    /// that they are [encoded together](tutti_proto::declaration::MediaInput::encoded_together). Waits for the device.
-    /// In a TP group only the leader encodes.
+    /// `out`, item by item: `[tokens, width]`. `items` holds one item. If the declaration says [encoded
+    /// together](tutti_proto::declaration::MediaInput::encoded_together), it holds all items of a request. Waits for
+    /// the device. In a TP group only the leader encodes.
     fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
         let _ = (items, out);
         Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }
 
-    /// Enqueues the logits that `wanted` needs, from the hidden states of the step that was enqueued last, and their
-    /// sampling and scores. Called exactly once per step, even if nothing is wanted. The LM head runs over one tile of
-    /// logit rows at a time, so that scratch memory does not grow with the prompt. The model may skip rows without a
-    /// request.
+    /// Enqueues the logits that `wanted` needs, with their sampling and scores. They come from the hidden states of the
+    /// last enqueued step. The caller makes exactly one call per step, even if `wanted` is empty. The LM head runs over
+    /// one tile of logit rows at a time, so that scratch memory does not grow with the prompt. The model may skip rows
+    /// without a request.
     ///
     /// An error ends the worker: the planes have advanced, and the step cannot run again.
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError>;
 
-    /// Waits for the oldest step in flight, at most until `until`, and appends its results to `out`. Returns false if
-    /// the step is not done by then. With `None`, waits as long as necessary.
+    /// Waits until the oldest step in flight has ended, and appends its results to `out`. Returns false if the step has
+    /// not ended at the time `until`. `None` means no such limit.
     ///
     /// An error ends the worker.
     fn collect(&mut self, until: Option<Instant>, out: &mut LogitResults) -> Result<bool, DeviceError>;
@@ -211,20 +212,20 @@ pub trait Model: Send {
     }
 
     /// Sets `out` to the loads of the experts since [`restart_expert_loads`](Self::restart_expert_loads), one entry per
-    /// layer with experts. Empty in a model without experts. In a TP group every rank routes all tokens, so the
-    /// leader's loads are those of the group.
+    /// layer with experts. Leaves `out` empty in a model without experts. In a TP group, every rank routes all tokens,
+    /// so the leader's loads are the group's loads.
     fn expert_loads(&mut self, out: &mut Vec<ExpertLoad>) -> Result<(), DeviceError> {
         out.clear();
         Ok(())
     }
 
-    /// Counts the loads of experts from now on.
+    /// Resets the loads of experts to 0.
     fn restart_expert_loads(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Takes the place of [`enqueue_logits`](Self::enqueue_logits) on the other ranks of a TP group: enqueues this
-    /// rank's share of the logits. `wanted` holds the logit rows that the leader's requests name. The step must be
-    /// collected as on the leader, but its results are empty.
+    /// Replaces [`enqueue_logits`](Self::enqueue_logits) on the other ranks of a TP group: enqueues this rank's share
+    /// of the logits. `wanted` holds the logit rows that the leader's requests name. The caller must collect the step
+    /// as on the leader, but the results are empty.
     fn follow_logits(&mut self, wanted: &WantedRows) -> Result<(), DeviceError>;
 }

@@ -1,10 +1,10 @@
 //! Qwen3.5 for text: a pre-norm decoder with two kinds of layers. Most layers have a gated delta net, whose state is in
-//! slots. The others have grouped-query attention, whose output is multiplied by a sigmoid gate. Norms store their
-//! weight's difference from 1, and rotation covers a part of each head. In Qwen3.5-MoE each MLP is a mixture of experts
-//! plus a shared expert, which a sigmoid gate scales.
+//! slots. The other layers have grouped-query attention, whose output is multiplied by a sigmoid gate. Checkpoints
+//! store a norm's weight as its difference from 1. Rotation covers a part of each head. In Qwen3.5-MoE each MLP is a
+//! mixture of experts plus a shared expert, which a sigmoid gate scales.
 //!
 //! Paper of the delta net: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464. Reference: transformers
-//! `models/qwen3_5/modeling_qwen3_5.py`. Of a checkpoint with a vision encoder, only the text model is loaded.
+//! `models/qwen3_5/modeling_qwen3_5.py`. From a checkpoint with a vision encoder, only the text model is loaded.
 
 mod config;
 mod weights;
@@ -30,7 +30,7 @@ use crate::{
     weights::{Loader, TensorSpec, Values},
 };
 
-/// Differences between the families of this architecture: the kind of its MLPs.
+/// A family of this architecture. The families differ in the kind of their MLPs.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Variant {
     /// Name in logs and errors.
@@ -44,11 +44,11 @@ pub(crate) const DENSE: Variant = Variant { name: "Qwen3.5", experts: false };
 /// Qwen3.5-MoE. Reference: transformers `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
 pub(crate) const MOE: Variant = Variant { name: "Qwen3.5-MoE", experts: true };
 
-/// Index of the first of the three slot planes.
+/// Index of the first of the delta nets' three slot planes.
 const PLANE: usize = 0;
 
-/// The layers of a Qwen3.5, with buffers for the largest step, which has `T` tokens. In the shapes below, numbers of
-/// heads and `intermediate` are those of this rank's shard.
+/// The layers of a Qwen3.5, with buffers for the largest step, which has `T` tokens. In the shapes below, the numbers
+/// of heads and `intermediate` are the sizes of this rank's shard.
 pub(crate) struct Qwen35<D: Device> {
     layers: Vec<Layer<D>>,
     eps: f32,
@@ -56,7 +56,7 @@ pub(crate) struct Qwen35<D: Device> {
     delta: DeltaNet<D>,
     /// Input of the down projection, `[T, intermediate]`.
     activated: D::Tensor,
-    /// `None` in a dense model.
+    /// Buffers of the layers with experts; `None` in a dense model.
     mixture: Option<Mixture<D>>,
 }
 
@@ -71,11 +71,11 @@ struct Mixture<D: Device> {
 struct FullAttention<D: Device> {
     rope: RopeFrequencies,
     shape: AttentionShape,
-    /// `[T, rotated elements of a head]`.
+    /// Angles of the rotation, `[T, rotated elements of a head]`.
     angles: D::Tensor,
     /// q, k and v, `[T, (heads + 2 * kv_heads) * head_dim]`.
     qkv: D::Tensor,
-    /// `[T, heads * head_dim]`.
+    /// Gates of the attention's output, `[T, heads * head_dim]`.
     gate: D::Tensor,
     /// Output of the attention, `[T, heads * head_dim]`.
     attended: D::Tensor,
@@ -84,9 +84,9 @@ struct FullAttention<D: Device> {
 /// Shape and buffers of the layers with a delta net.
 struct DeltaNet<D: Device> {
     shape: DeltaShape,
-    /// `[T, shape.projected()]`.
+    /// Output of the input projection, `[T, shape.projected()]`.
     projected: D::Tensor,
-    /// `[T, shape.inputs()]`.
+    /// Input of the delta rule, `[T, shape.inputs()]`.
     inputs: D::Tensor,
     /// Output of the delta rule, `[T, value_heads * value_dim]`.
     remembered: D::Tensor,
@@ -193,8 +193,8 @@ impl Architecture for Config {
     }
 }
 
-/// The position of a layer. `of_kind` is its index among the layers of its kind, which is also its index in the plane
-/// of that kind. `last` is true for the last layer of the model.
+/// The position of a layer. `of_kind` is its index among the layers of the same kind, and in the planes of that kind.
+/// `last` is true for the last layer of the model.
 #[derive(Clone, Copy)]
 struct Position {
     of_kind: usize,
@@ -227,7 +227,8 @@ impl<D: DecoderDevice> Layers<D> for Qwen35<D> {
             let x = GateUp { x: &*step.hidden, norm: Some(norm()), weight: &layer.gate_up };
             step.device.gate_up(x, activated)?;
             if let (Some(Mixture { gate, mixer }), Some(weights)) = (mixture.as_mut(), &layer.mixture) {
-                // The gate scales each row. It may be applied before the down projection, because that is linear.
+                // The gate scales each row. It can be applied before the down projection, because that projection is
+                // linear.
                 let x = Linear { x: &*step.hidden, norm: Some(norm()), weight: &weights.gate, bias: None };
                 step.device.linear(x, gate)?;
                 step.device.sigmoid_gate(gate, activated)?;
@@ -278,7 +279,7 @@ impl<D: DecoderDevice> FullAttention<D> {
 }
 
 impl<D: DecoderDevice> DeltaNet<D> {
-    /// Adds the delta net of a layer to the residual stream. In a step without logit rows, the last layer only changes
+    /// Adds the delta net of a layer to the residual stream. In a step without logit rows, the last layer only updates
     /// its state.
     fn run(
         &mut self,

@@ -1,5 +1,5 @@
-//! Rotary position embedding: tables of frequencies (plain, YaRN or Llama 3), from either set of keys that a config may
-//! have.
+//! Rotary position embedding: tables of frequencies (plain, YaRN or Llama 3), from the older or the newer keys of a
+//! config.
 //!
 //! A model may have several tables, one per type of its layers. A table may rotate only the first elements of a head,
 //! and it may take its positions from three axes (M-RoPE: time, height and width; Wang et al., arXiv:2409.12191, §2.1).
@@ -18,26 +18,26 @@ use tutti_kernels::RopeFrequencies;
 use self::parameters::RopeKeys;
 use crate::{LoadError, config::keys::Keys};
 
-/// `rope_theta` of a config without that key: the default of transformers.
+/// Default of `rope_theta` in transformers.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// The tables that a model's layers rotate by.
+/// The rotary tables of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RopeTables {
     /// The different tables, in the order in which layers first use them.
     pub tables: Vec<Rope>,
-    /// Index into `tables` of each layer.
+    /// For each layer, the index of its table in `tables`.
     pub of_layer: Vec<usize>,
 }
 
-/// The map from positions to angles.
+/// A rotary table: the map from positions to angles.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rope {
     theta: f64,
     /// Share of a head's elements that are rotated, from the first on; 1 rotates the whole head.
     rotated: f64,
     scaling: Scaling,
-    /// The division among three axes; `None` if all frequencies use the first axis.
+    /// The division of the frequencies among three axes; `None` if all frequencies use the first axis.
     sections: Option<Sections>,
 }
 
@@ -46,12 +46,12 @@ pub(crate) struct Rope {
 struct Sections {
     /// Number of frequencies of each axis.
     lengths: [usize; 3],
-    /// False if the frequencies of each axis are consecutive. True if the axes take turns. Once height or width has no
-    /// frequencies left, its turns go to time.
+    /// False if the frequencies of each axis are consecutive. True if the axes take turns. When height or width has all
+    /// its frequencies, its turns go to time.
     interleaved: bool,
 }
 
-/// The rule that extends the context beyond the one used in training.
+/// The rule that extends the context beyond the context of training.
 #[derive(Clone, Debug, PartialEq)]
 enum Scaling {
     None,
@@ -69,8 +69,9 @@ struct Llama3 {
 }
 
 impl Llama3 {
-    /// Scales the frequency `plain` by the number of turns that it makes over the original context. Frequencies of few
-    /// turns are divided by `factor`, those of many turns stay as trained, and those in between are blended.
+    /// Scales the frequency `plain`, depending on its number of turns over the original context. A frequency of few
+    /// turns is divided by `factor`, and a frequency of many turns stays as trained. In between, the two values are
+    /// blended.
     fn scaled(&self, plain: f64) -> f64 {
         let turns = self.original_context * plain / (2.0 * PI);
         let Self { factor, low_freq_factor: low, high_freq_factor: high, .. } = *self;
@@ -91,8 +92,9 @@ struct Yarn {
 }
 
 impl RopeTables {
-    /// Reads the table of each layer by its type. `max_context` is the config's `max_position_embeddings`. `rotated` is
-    /// the share of a head's elements to rotate if no key gives it. The error names the key at fault.
+    /// Reads the table of each layer, which depends on the layer's type. `max_context` is the config's
+    /// `max_position_embeddings`. `rotated` is the share of a head's elements to rotate if no key gives it. The error
+    /// names the key at fault.
     pub fn read(
         keys: &Keys<'_>,
         layer_types: &[&str],
@@ -126,8 +128,8 @@ impl RopeTables {
         self.tables.iter().map(|rope| rope.frequencies(head_dim)).collect()
     }
 
-    /// Returns the maximum number of positions of a request: `max_position_embeddings`, or the context that YaRN
-    /// extends to if that is longer.
+    /// Returns the maximum number of positions of a request. It is the larger of `max_position_embeddings` and the
+    /// context that YaRN extends to.
     pub fn max_context(&self, max_position_embeddings: usize) -> usize {
         self.tables.iter().filter_map(Rope::extended_context).fold(max_position_embeddings, usize::max)
     }
@@ -141,7 +143,7 @@ impl Rope {
         }
     }
 
-    /// Number of elements of a head that are rotated, from the first on: an even number.
+    /// Returns how many of a head's first elements are rotated, which is an even number.
     pub fn rotated(&self, head_dim: usize) -> usize {
         (head_dim as f64 * self.rotated) as usize / 2 * 2
     }
@@ -189,7 +191,7 @@ impl Rope {
             }
             Scaling::Yarn(yarn) => yarn,
         };
-        // Returns the index, not rounded, of the frequency that makes `turns` turns over the original context.
+        // Returns the fractional index of the frequency that makes `turns` turns over the original context.
         let index_of = |turns: f64| {
             rotated as f64 * (yarn.original_context / (turns * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
         };
@@ -201,8 +203,8 @@ impl Rope {
         if low == high {
             high += 0.001;
         }
-        // Fast frequencies, with an index up to `low`, stay as trained. Slow ones, from `high` on, are interpolated.
-        // Frequencies in between are blended.
+        // Frequencies with an index up to `low` are fast and stay as trained. Frequencies from the index `high` on are
+        // slow and are divided by `factor`. In between, the two values are blended.
         let inverse = |i: usize| {
             let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
             (plain(i) / yarn.factor * ramp + plain(i) * (1.0 - ramp)) as f32

@@ -1,19 +1,19 @@
-//! The simulated device (`--device sim`): a model without weights whose steps only take time. It serves tests of
-//! scheduling, of faults and of the control plane. Its costs and faults come from [`SimSettings`]
-//! (settings/src/sim.rs), which the conductor reads, too.
+//! The simulated device (`--device sim`): a model without weights whose steps only take time. Tests of scheduling, of
+//! faults and of the control plane use it. Its costs and faults come from [`SimSettings`] (settings/src/sim.rs), which
+//! the conductor reads, too.
 //!
 //! The pages hold 8 bytes per token: a digest of that token and all tokens before it, computed from the digest at the
-//! previous position. A sampled token is a function of the digest at the position that it is sampled from. The token is
-//! thus right only if every position of the request was computed, in order, in pages that no other request wrote to. A
-//! request has the same tokens alone or batched, in one chunk or many, on any worker. [`digest`] is short, so that a
-//! test in another language can compute the expected tokens.
+//! previous position. A sampled token is a function of the digest at the last position before it. The token is thus
+//! right only if every position of the request was computed, in order, in pages that no other request wrote to. A
+//! request gets the same tokens alone or in a batch, in one chunk or many, and on any worker. [`digest`] is short, so
+//! that tests in other languages can compute the expected tokens.
 //!
-//! With the setting `state`, a slot of each request holds the running digest, too, as a recurrent model keeps its
-//! state. A wrong restore, a copy at the wrong time or a step that ran twice then gives wrong tokens, because slot and
-//! pages disagree ([`planes`]).
+//! With the setting `state`, each request's slot also holds the digest so far, as the state of a recurrent model. A
+//! wrong restore, a copy at the wrong time or a step that ran twice then gives wrong tokens, because slot and pages
+//! disagree ([`planes`]).
 //!
-//! A step's results are computed when the step is enqueued, but its time passes on a timeline ([`clock`]). The host
-//! goes on while the simulated device is busy, and learns the results when the step has ended.
+//! A step's results are computed when the step is enqueued, but the step takes time on a timeline ([`clock`]). The host
+//! continues while the simulated device is busy, and gets the results when the step has ended.
 
 mod audio;
 mod clock;
@@ -43,17 +43,17 @@ use crate::{
     thinker::{self, Audio, HeldNodes, KV_PLANE},
 };
 
-/// Interval between two runs of the step hook in a step, while the hook may have work.
+/// Interval between two runs of the step hook in a step, if the hook may have work.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Name of the plane of running digests.
+/// Name of the plane of digests in slots.
 const STATE_PLANE: &str = "state";
 
 /// A simulated thinker, and an encoder if the checkpoint's config has one.
 struct Sim {
     declaration: ModelDeclaration,
     held: HeldNodes,
-    /// `None` if the model takes only text.
+    /// The encoder; `None` if the model takes only text.
     audio: Option<Audio>,
     limits: Limits,
     settings: SimSettings,
@@ -62,11 +62,11 @@ struct Sim {
     /// `None` until the planes are allocated.
     planes: Option<SimPlanes>,
     step_hook: Option<Box<dyn StepHook>>,
-    /// Digest and slot of each logit row of the step enqueued last.
+    /// Digest and slot of each logit row of the last enqueued step.
     hidden: Vec<(u64, SlotId)>,
     /// Steps in flight, the oldest first.
     in_flight: VecDeque<SimStep>,
-    /// Memory of collected results, for later steps.
+    /// Lists of collected results, whose memory later steps reuse.
     spare: Vec<LogitResults>,
     /// Number of steps so far. The warm-up is step 0.
     steps: u64,
@@ -92,7 +92,7 @@ pub struct SimOptions<'a> {
     pub page_tokens: usize,
     /// Names of the nodes to load; `None` loads all.
     pub nodes: Option<&'a [String]>,
-    /// Rank of the worker. It makes the jitter of workers differ.
+    /// Rank of the worker. Workers of different ranks have different jitter.
     pub rank: u32,
     /// Costs and faults.
     pub settings: &'a SimSettings,
@@ -145,7 +145,7 @@ pub(crate) fn load_file(
     Ok((Box::new(sim), meter))
 }
 
-/// Adds the plane of running digests to a declaration.
+/// Adds the plane of digests in slots to a declaration.
 fn with_state(text: &ModelDeclaration) -> Result<ModelDeclaration, DeclarationError> {
     let kind = PlaneKind::Slot { bytes: DIGEST_BYTES as u64 };
     let mut planes = text.planes().to_vec();
@@ -303,7 +303,7 @@ impl Model for Sim {
     }
 
     fn follow_logits(&mut self, _: &WantedRows) -> Result<(), DeviceError> {
-        // Each rank simulates the whole model, but only the leader samples.
+        // Each rank simulates the whole model, but only the leader samples, so this step has no results.
         self.enqueue_logits(&LogitRequests::default())
     }
 }
@@ -313,8 +313,8 @@ impl Sim {
         self.planes.as_mut().ok_or_else(no_planes)
     }
 
-    /// Counts a step and returns its number. Refuses the step if the settings say so: each step of certain numbers, or
-    /// a step that holds a certain token. `fails_on` is that token if the step holds it, else `None`.
+    /// Counts a step and returns its number. Refuses every `fail_every`-th step. Also refuses a step if `fails_on` is
+    /// the token on which the settings make steps fail; `None` means that the step does not hold that token.
     fn begin(&mut self, fails_on: Option<u32>) -> Result<u64, DeviceError> {
         let step = self.steps;
         self.steps += 1;
@@ -358,8 +358,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Waits for a step's end, at most until `until`, and runs the step hook meanwhile. False if the step has not
-    /// ended. Returns an error if the settings say that the device is lost in this step.
+    /// Waits for a step's end, at most until `until`, and runs the step hook meanwhile. Returns false if the step has
+    /// not ended. Hangs, or returns an error, if the settings say that the device hangs or is lost after this step.
     fn wait(&mut self, step: u64, end: Instant, until: Option<Instant>) -> Result<bool, DeviceError> {
         let Self { planes, step_hook, settings, .. } = self;
         let may_have_work = step_hook.as_ref().is_some_and(|hook| hook.may_have_work());
@@ -377,8 +377,8 @@ impl Sim {
         Ok(ended)
     }
 
-    /// Samples from a uniform distribution over the tokens that are not forbidden. Temperature 0 ignores the seed. All
-    /// other sampling parameters have no effect.
+    /// Samples from a uniform distribution over the tokens that are not forbidden. At temperature 0, the seed has no
+    /// effect. All other sampling parameters never have an effect.
     fn sample(&self, hidden: u64, row: &SampleRow<'_>) -> Sampled {
         let seed = if row.params.temperature > 0.0 { row.params.seed } else { 0 };
         let vocab_size = self.limits.vocab_size as u32;
@@ -393,7 +393,7 @@ impl Sim {
         Sampled { token, score: row.logprobs.map(|top| self.score(top)) }
     }
 
-    /// Returns the score of any token: all tokens are equally likely. The lowest ids are reported as the top tokens.
+    /// Returns the score, which is equal for all tokens. The top tokens are the tokens with the lowest ids.
     fn score(&self, top: u32) -> TokenScore {
         let logprob = -(self.limits.vocab_size as f32).ln();
         let top = (0..top.min(self.limits.vocab_size as u32)).map(|id| (id, logprob)).collect();

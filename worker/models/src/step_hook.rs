@@ -1,12 +1,11 @@
-//! A hook that runs inside a step, between two layers. It copies pages and slots that no row of the step reads or
-//! writes.
+//! A hook that a step runs between two layers. The hook copies pages and slots that no row of the step reads or writes.
 
 use tutti_kernels::{DeviceError, PageId, SlotId};
 use tutti_transfer::UnitIds;
 
 use crate::{GroupShares, Model};
 
-/// Access to a model's pages while its step is paused.
+/// Access to a model's pages and slots while its step is paused.
 pub trait PausedPages {
     /// Appends the contents of `pages` to `out`: see [`Model::read_pages`](crate::Model::read_pages).
     fn read_pages(&mut self, pages: &[PageId], out: &mut Vec<u8>) -> Result<(), DeviceError>;
@@ -36,7 +35,7 @@ pub trait PausedPages {
             UnitIds::Slot(slot) => self.write_slot(*slot, data),
         }
     }
-    /// The shares of the group's ranks: see [`Model::group_shares`](crate::Model::group_shares).
+    /// Access to the shares of all ranks: see [`Model::group_shares`](crate::Model::group_shares).
     fn group_shares(&mut self) -> Option<&mut dyn GroupShares> {
         None
     }
@@ -67,13 +66,13 @@ impl PausedPages for IdleModel<'_> {
     }
 }
 
-/// Work that runs in the pauses of a model's steps. It runs on the step's own thread and the step waits for it, so
-/// copies never overlap with computation.
+/// Work that runs in the pauses of a model's steps. It runs on the step's thread, so copies never overlap with
+/// computation.
 pub trait StepHook: Send {
-    /// True if work may arrive while the next step runs. If false, a model may run the step without pauses, which cost
+    /// True if work may arrive while the next step runs. If false, a model may run the step without pauses, to save
     /// time.
     fn may_have_work(&self) -> bool;
-    /// Runs the pending work; returns at once if there is none. An error fails the step.
+    /// Runs the pending work. Returns at once if no work is pending. An error fails the step.
     fn run(&mut self, pages: &mut dyn PausedPages) -> Result<(), DeviceError>;
 }
 

@@ -1,4 +1,4 @@
-//! Declarations of models whose thinker is a text model, real or simulated.
+//! Declarations of models whose thinker (the node that prefills and decodes) is a text model, real or simulated.
 
 use tutti_proto::{
     cluster::v1::MediaKind,
@@ -22,7 +22,7 @@ pub(crate) const AUDIO_ENCODER: &str = "audio_encoder";
 /// The conversion of audio to tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Audio {
-    /// Token id that stands in a prompt for each token of an audio item.
+    /// Token id in a prompt that stands for one token of an audio item.
     pub placeholder: u32,
     pub bytes_per_token: usize,
     /// Elements per embedding.
@@ -34,8 +34,8 @@ pub(crate) struct Audio {
 }
 
 impl Audio {
-    /// Reads the conversion that a config declares. Embeddings have `width` elements. `None` if the model takes no
-    /// audio.
+    /// Reads the conversion that a config declares. Embeddings have `width` elements. Returns `None` if the model takes
+    /// no audio.
     pub fn read(keys: &Keys<'_>, width: usize) -> Result<Option<Self>, LoadError> {
         let (placeholder, bytes) = (keys.get(&ranges::AUDIO_TOKEN_ID)?, &ranges::AUDIO_BYTES_PER_TOKEN);
         let bytes_per_token = keys.get(bytes)?;
@@ -55,16 +55,16 @@ pub(crate) struct HeldNodes {
 }
 
 impl HeldNodes {
-    /// Returns the nodes that `nodes` names; `None` stands for all. Names that the model lacks are ignored here: the
-    /// conductor refuses them.
+    /// Returns the nodes that `nodes` names; `None` means all nodes. Names that the model lacks are ignored here,
+    /// because the conductor refuses them.
     pub fn of(nodes: Option<&[String]>) -> Self {
         let held = |name| nodes.is_none_or(|nodes| nodes.iter().any(|node| node == name));
         Self { thinker: held(THINKER), encoder: held(AUDIO_ENCODER) }
     }
 }
 
-/// Declares a text model: one node, a prefill walk and a decode walk that one mixed walk batches, and one plane of
-/// paged keys and values.
+/// Declares a text model with one node and one plane of paged keys and values. A mixed walk batches its prefill walk
+/// and its decode walk.
 pub(crate) fn declaration(
     page_tokens: usize,
     bytes_per_token: usize,
@@ -90,7 +90,7 @@ pub(crate) fn with_planes(planes: Vec<Plane>) -> Result<ModelDeclaration, Declar
 }
 
 /// Adds an encoder to a text model's declaration. The encoder takes items one by one, or all items of a request in one
-/// call. Its steps contain no other work. The thinker prefills the embeddings as it prefills text, in chunks of any
+/// call. The encoder's steps contain no other work. The thinker prefills the embeddings like text, in chunks of any
 /// size.
 pub(crate) fn with_audio(
     text: &ModelDeclaration,

@@ -24,9 +24,9 @@ use tutti_kernels::{WeightType, collective::GroupRank};
 pub(crate) struct TensorSpec {
     /// Name in the checkpoint.
     pub name: String,
-    /// Shape in the checkpoint.
+    /// Shape in the checkpoint, outermost dimension first.
     pub shape: Vec<usize>,
-    /// The tensor as matrices.
+    /// Number and sizes of the matrices in the tensor.
     pub dims: Dims,
     /// Role in the model.
     pub role: Role,
@@ -34,12 +34,12 @@ pub(crate) struct TensorSpec {
     pub cut: Cut,
     /// Precision on the device.
     pub precision: Precision,
-    /// Values of a vector on the device.
+    /// Conversion of a vector's stored elements to values on the device.
     pub values: Values,
 }
 
-/// A tensor as a number of matrices of one size. A vector is one matrix with a single column: each of its elements
-/// belongs to one output.
+/// A tensor as matrices of the same size. A vector is one matrix with one column, because each element belongs to one
+/// output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dims {
     /// Number of matrices: 1, or the number of experts in a stack.
@@ -48,7 +48,7 @@ pub(crate) struct Dims {
     pub rows: usize,
     /// Columns (inputs) per matrix.
     pub columns: usize,
-    /// Number of parts of equal height that each matrix is fused from by rows, such as 2 for gate and up. A cut by rows
+    /// Number of parts of equal height, one below another, in each matrix, such as 2 for gate and up. A cut by rows
     /// takes a rank's share of every part.
     pub parts: usize,
     /// True if the checkpoint stores each matrix as `[columns, rows]`.
@@ -75,17 +75,17 @@ pub(crate) enum Role {
 pub(crate) enum Precision {
     /// The tensor's stored type or, for a matrix, the quantisation of the load options.
     Configured,
-    /// The stored type, even if the load options quantise. For a matrix whose quantisation would cost too much
+    /// The stored type, even if the load options quantise. Used for a matrix whose quantisation would cost too much
     /// accuracy.
     Stored,
-    /// This type, whatever the stored type is: for instance a router that is computed in f32.
+    /// This type, independent of the stored type. An example is a router that is computed in f32.
     Type(WeightType),
 }
 
-/// The value that the device holds for an element `x` of a vector.
+/// The value on the device for a stored element `x` of a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Values {
-    /// `x`.
+    /// `x`, unchanged.
     AsStored,
     /// `1 + x`: a norm's weight that is stored as its difference from 1.
     PlusOne,
@@ -137,13 +137,13 @@ impl TensorSpec {
         Self { cut, ..self }
     }
 
-    /// Sets the values of a vector on the device.
+    /// Sets the conversion of a vector's elements on the device.
     pub fn with_values(self, values: Values) -> Self {
         Self { values, ..self }
     }
 
-    /// Returns a replicated tensor of any shape as one matrix. The first dimension is the matrix's rows (outputs), and
-    /// all others together are its columns. Used for the kernels of convolutions and patch embeddings.
+    /// Returns a replicated tensor of any shape as one matrix. The first dimension gives the rows (outputs), and the
+    /// product of the others gives the columns. Used for the weights of convolutions and patch embeddings.
     pub fn flattened(name: impl Into<String>, role: Role, shape: &[usize]) -> Self {
         let rows = shape.first().copied().unwrap_or(1);
         let columns = shape.iter().skip(1).fold(1, |product: usize, &n| product.saturating_mul(n));
@@ -164,13 +164,13 @@ impl TensorSpec {
         Self::new(name, role, &shape, shape)
     }
 
-    /// States that each matrix consists of this number of parts of equal height, one below another.
+    /// Sets the number of parts of equal height, one below another, in each matrix.
     pub fn in_parts(mut self, parts: usize) -> Self {
         self.dims.parts = parts;
         self
     }
 
-    /// States that the checkpoint stores each matrix transposed: `[inputs, outputs]`.
+    /// Marks the tensor as stored transposed: each matrix is `[inputs, outputs]`.
     pub fn transposed(mut self) -> Self {
         self.dims.transposed = true;
         if let [.., rows, columns] = &mut self.shape[..] {
@@ -186,8 +186,8 @@ impl TensorSpec {
 }
 
 impl Dims {
-    /// Number of elements of one matrix. Saturates instead of overflowing, because an absurd config may ask for more
-    /// than fits.
+    /// Number of elements of one matrix. The product saturates, because an absurd config may ask for more elements than
+    /// a `usize` can count.
     pub fn matrix_elements(self) -> usize {
         self.rows.saturating_mul(self.columns)
     }

@@ -1,5 +1,5 @@
-//! Sampling in a TP group from the ranks' best tokens gives the same tokens as sampling from whole rows. The ranks send
-//! few bytes, whatever the size of the vocabulary.
+//! Tests that sampling in a TP group from the ranks' best tokens gives the same tokens as sampling from whole rows, and
+//! that the ranks send few bytes for any size of the vocabulary.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -25,11 +25,10 @@ use tutti_models::{
 };
 
 const VOCABULARY: usize = 960;
-/// Logit rows of a step: more than two blocks that are computed alike.
+/// Number of logit rows of a step. They are more than two blocks of rows (see `decoder/logits.rs`).
 const ROWS: usize = 70;
 
-/// A checkpoint in whose LM head each row occurs about sixteen times, so that tokens of different ranks have equal
-/// logits.
+/// Returns a checkpoint whose LM head has each row about 16 times, so that tokens of different ranks have equal logits.
 fn with_ties() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut tensors = tensors();
@@ -44,7 +43,7 @@ fn with_ties() -> tempfile::TempDir {
     dir
 }
 
-/// A pseudo-random number generator of xorshift kind.
+/// A pseudo-random number generator (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -64,7 +63,7 @@ impl Random {
     }
 }
 
-/// The sampling of one row: parameters, history and forbidden tokens.
+/// The sampling of one row: parameters, prompt and output so far, and forbidden tokens.
 struct Request {
     params: SamplingParams,
     prompt: Vec<u32>,
@@ -78,7 +77,7 @@ impl Request {
         SampleRow { params, prompt, output, forbidden, position: position as u64, logprobs: None }
     }
 
-    /// Returns a plain greedy request in one case of ten, else a request with random parameters.
+    /// Returns a plain greedy request with a probability of 1/10, else a request with random parameters.
     fn random(random: &mut Random) -> Self {
         let mut request =
             Self { params: SamplingParams::GREEDY, prompt: vec![], output: vec![], forbidden: vec![] };
@@ -110,7 +109,7 @@ impl Request {
     }
 }
 
-/// Runs a step of one prompt with logits of all its tokens, and answers the requests.
+/// Runs a step of one prompt with logit rows for all its tokens. Returns the results of the requests.
 fn answers(
     model: &mut dyn Model,
     tokens: &[u32],
@@ -159,8 +158,8 @@ fn candidates_and_whole_rows_give_the_same_tokens() {
                     .map(|(row, request)| (row, SampleRow { logprobs: Some(0), ..request.row(row) }))
                     .collect();
                 let expected = answers(model, &tokens, &whole, &[]);
-                // In some rounds all rows are alike. In others, some rows also have logprobs or scores, or have no
-                // request.
+                // In some rounds, each row has one request. In others, some rows also have logprobs or scores, or have
+                // no request.
                 let mixture = random.below(3) * 4;
                 let asks = |random: &mut Random| random.below(40) < mixture;
                 let (mut sample, mut score) = (vec![], vec![]);
@@ -191,8 +190,8 @@ fn candidates_and_whole_rows_give_the_same_tokens() {
     }
 }
 
-/// All tiles of a step share one buffer of logits. The step has three tiles: drawn tokens, likeliest tokens, drawn
-/// tokens.
+/// All tiles of a step share one buffer of logits. The step has three tiles: the first and the third draw tokens, and
+/// the second takes the likeliest tokens.
 #[test]
 fn logits_of_tiles_are_each_sampled_before_the_next_tile_takes_their_place() {
     const THREE_TILES: usize = 96;
@@ -220,7 +219,7 @@ fn logits_of_tiles_are_each_sampled_before_the_next_tile_takes_their_place() {
     }
 }
 
-/// Returns the bytes that each rank sends for a step of rows with these parameters, less those of a step without
+/// Returns the bytes that rank 0 sends for a step of rows with these parameters, minus the bytes for a step without
 /// requests.
 fn bytes_sent(dir: &Path, params: &SamplingParams) -> usize {
     let traffic = Arc::new(Traffic::default());
@@ -243,7 +242,8 @@ fn what_is_gathered_of_a_row_does_not_grow_with_the_vocabulary() {
     let greedy = SamplingParams::GREEDY;
     let draw = SamplingParams { temperature: 1.0, top_k: 20, ..greedy.clone() };
     let penalised = SamplingParams { repetition_penalty: 1.1, presence_penalty: 0.5, ..greedy.clone() };
-    // A candidate is a logit and a token id. Two more numbers per row are its largest logits.
+    // A candidate is a logit and a token id. Each row also has two numbers for its largest logits. A number has 4
+    // bytes.
     let candidates = |count: usize| 4 * ROWS * (2 + 2 * count);
     for (params, expected) in [
         (&greedy, 4 * ROWS * 2),
@@ -257,7 +257,7 @@ fn what_is_gathered_of_a_row_does_not_grow_with_the_vocabulary() {
             assert_eq!(bytes_sent(dir.path(), params), expected, "{vocabulary}: {params:?}");
         }
     }
-    // Control: a draw from all tokens gathers all logits, and the count shows this.
+    // Control: a draw from all tokens gathers all logits, and the count includes them.
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(&json!({ "vocab_size": 960 })));
     let all = SamplingParams { top_k: 0, ..draw };

@@ -1,4 +1,4 @@
-//! Tests of the loads of experts: the layers that have them, and the tokens that each counts.
+//! Tests of the loads of experts: which layers have loads, and how many tokens each load counts.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -24,8 +24,8 @@ const WIDTH: usize = 8;
 const PROMPT: usize = 21;
 const OUTPUT: usize = 5;
 
-/// A checkpoint of three layers, of which the second is dense. In the first layer all tokens choose the same experts,
-/// because the router's logits are all 0. In the third layer the choice depends on the token.
+/// Returns a checkpoint of three layers. The second layer is dense. In the first layer, all tokens choose the same
+/// experts, because the router's logits are all 0. In the third layer, the choice depends on the token.
 fn checkpoint() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let keys = json!({
@@ -92,7 +92,7 @@ fn each_layer_with_experts_counts_its_tokens_since_the_start() {
         assert_eq!(first, ExpertLoad { layer: 0, experts: EXPERTS, tokens: sum, most: tokens });
         assert_eq!((last.layer, last.experts, last.tokens), (2, EXPERTS, sum));
         assert!(last.most < tokens && last.most * EXPERTS as u64 >= sum, "{last:?}");
-        // A read does not reset the counts.
+        // Reading the loads does not reset them.
         generate(model, &[&prompt[..3]], usize::MAX, 1);
         assert_eq!(loads(model)[0].tokens, sum + 3 * TOP_K as u64);
         got

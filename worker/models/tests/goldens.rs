@@ -1,6 +1,6 @@
-//! The golden tests in process: models must give the numbers of Hugging Face transformers. `GOLDEN_MODELS` names a
-//! directory that tests/goldens made. Without it these tests say that they are skipped. tests/cluster runs the same
-//! comparison over HTTP.
+//! The golden tests in one process: models must give the numbers of Hugging Face transformers. `GOLDEN_MODELS` names a
+//! directory that tests/goldens made. Without this variable, the tests are skipped with a message. tests/cluster runs
+//! the same comparison over HTTP.
 //!
 //! With `GOLDEN_DEVICE=cuda`, which tests/gpu sets, the models run on the first GPU.
 
@@ -39,9 +39,9 @@ fn load(dir: &Path, isa: Option<Isa>) -> Box<dyn Model> {
 }
 
 /// Compares a model with its goldens, on each instruction path of this machine. With f32 weights every prompt logprob
-/// is within [`bound`], and all greedy tokens are equal. With bf16 weights the mean deviation is bounded by `own`, the
-/// deviation of Hugging Face's own bfloat16 from its f32: by half of it on a CPU, and by twice of it on a GPU, whose
-/// products take activations in bfloat16.
+/// is within [`bound`], and all greedy tokens are equal. `own` is the mean deviation of Hugging Face's bfloat16 results
+/// from its f32 results. With bf16 weights, the mean deviation is at most half of `own` on a CPU. It is at most twice
+/// `own` on a GPU, whose products take activations in bfloat16.
 fn agrees(model: &str, own: f64) {
     agrees_within(model, own, own / 2.0);
 }
@@ -159,13 +159,13 @@ fn qwen3_5_text_tied() {
 }
 
 /// The experts of this checkpoint are stacked, as in published checkpoints. If a token chooses other experts in bf16,
-/// it deviates by a whole expert's output. So the bound is the deviation of Hugging Face's own bfloat16.
+/// its result deviates by the output of a whole expert. So the bound is the deviation of Hugging Face's bfloat16.
 #[test]
 fn qwen3_5_moe() {
     agrees_within("qwen3_5_moe", 0.1110, 0.1110);
 }
 
-/// The experts of this checkpoint have tensors of their own.
+/// In this checkpoint, each expert has separate tensors.
 #[test]
 fn qwen3_5_moe_text() {
     agrees_within("qwen3_5_moe_text", 0.1115, 0.1115);

@@ -1,5 +1,5 @@
-//! Tests of the models whose layers keep state in slots. Neither chunks, batch-mates, padding, preemption, a restored
-//! prefix nor a hand-over change a bit, alone and in a TP group.
+//! Tests of the models whose layers keep state in slots, alone and in a TP group. These change no bit of the results:
+//! chunks, other requests in the batch, padding, preemption, a restored prefix, and a hand-over to another worker.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -16,7 +16,7 @@ use tutti_models::{LoadFormat::Dummy, Model, PlaneStorage};
 const PROMPT: usize = 40;
 const OUTPUT: usize = 8;
 
-/// The test model of recurrences and attention.
+/// Returns a checkpoint of the test model of recurrences and attention.
 fn recurrence() -> TempDir {
     checkpoint(&json!({
         "architectures": ["TuttiHybridTestForCausalLM"], "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 5,
@@ -25,12 +25,13 @@ fn recurrence() -> TempDir {
     }))
 }
 
-/// A Qwen3.5 whose last layer is a delta net. It has two key heads, so each is held by two of four ranks.
+/// Returns a Qwen3.5 whose last layer is a delta net. It has two key heads, so in a group of four, two ranks hold each
+/// key head.
 fn delta_net() -> TempDir {
     checkpoint(&qwen3_5("Qwen3_5ForCausalLM"))
 }
 
-/// A model of the same shape, with a shared expert and routed experts in each layer.
+/// Returns a model of the shape of [`delta_net`], with a shared expert and routed experts in each layer.
 fn experts() -> TempDir {
     checkpoint(&qwen3_5("Qwen3_5MoeForCausalLM"))
 }
@@ -76,7 +77,7 @@ fn ids(tokens: usize) -> Vec<u32> {
     prompt(tokens).iter().map(|token| token % 96).collect()
 }
 
-/// Runs a request until it has all its output, in chunks.
+/// Runs a request in chunks of `chunk` tokens until its output is complete.
 fn go_on(model: &mut dyn Model, request: &mut Request, chunk: usize) {
     while request.tokens.len() < PROMPT + OUTPUT {
         step(model, std::slice::from_mut(request), chunk);
@@ -89,7 +90,7 @@ fn outcome(request: &Request) -> Bits {
     bits(&[(request.tokens[PROMPT..].to_vec(), scores)]).remove(0)
 }
 
-/// Returns a request with the usual prompt, and its outcome when it runs undisturbed.
+/// Returns a request with a prompt of `PROMPT` tokens, and its outcome when it runs alone.
 fn alone(model: &mut dyn Model) -> (Request, Bits) {
     let fresh = requests(&[&ids(PROMPT)]).remove(0);
     let mut request = fresh.clone();
@@ -111,7 +112,8 @@ fn neither_chunks_nor_mates_change_a_bit(dir: &TempDir) {
     }
 }
 
-/// Each step computes a random number of tokens per request, with rows of padding in the null slot and the null page.
+/// Each step computes a random number of tokens per request, and has rows of padding in the null slot and the null
+/// page.
 fn random_slices_and_padding_change_no_bit(dir: &TempDir) {
     let mut model = loaded(dir.path(), Dummy);
     let (_, whole) = alone(&mut *model);
@@ -125,7 +127,7 @@ fn random_slices_and_padding_change_no_bit(dir: &TempDir) {
         let mut all = requests(&[&mates[0], &ids(PROMPT), &mates[1]]);
         let padding = |tokens: usize| Request {
             tokens: ids(tokens),
-            // `computed` is not 0, so that no state is zeroed. A row of padding may have any position.
+            // A row of padding may have any position. Position 0 would zero a state, so `computed` is 1.
             computed: 1,
             pages: vec![PageId::NULL; 8],
             slot: SlotId::NULL,
@@ -141,8 +143,8 @@ fn random_slices_and_padding_change_no_bit(dir: &TempDir) {
     }
 }
 
-/// Asserts that the outcome changes if any one plane of the state is lost. So a hand-over sends no plane in vain, and a
-/// test notices a hand-over that loses one.
+/// Asserts that the loss of any single plane of the state changes the outcome. So a hand-over needs to send every
+/// plane, and tests notice a hand-over that loses one.
 fn every_plane_of_the_state_is_needed(dir: &TempDir) {
     let mut model = loaded(dir.path(), Dummy);
     let (fresh, whole) = alone(&mut *model);
@@ -183,8 +185,8 @@ fn ranks_agree_and_chunks_change_no_bit_in_a_group(dir: &TempDir) {
     }
 }
 
-/// A preempted request, or a request whose worker was lost, is computed again with its output as a part of its prompt.
-/// It gets another slot and other pages, and both still hold the data of an earlier request.
+/// A preempted request, or a request of a lost worker, is computed again with its output appended to its prompt. It
+/// gets another slot and other pages, which still hold the data of an earlier request.
 fn preemption_and_replay_change_no_bit(dir: &TempDir) {
     for ranks in [1, 2] {
         of_ranks(ranks, dir.path(), Dummy, |model| {
@@ -199,7 +201,7 @@ fn preemption_and_replay_change_no_bit(dir: &TempDir) {
                 request.slot = SlotId(9);
                 request.pages.iter_mut().for_each(|page| page.0 -= 100);
                 go_on(model, &mut request, 11);
-                // The prompt is scored again, and so is the output before the preemption.
+                // The prompt and the output before the preemption are scored again.
                 assert!(request.scores.len() >= scores.len());
                 assert!(outcome(&request) == whole, "{ranks} ranks, stopped at {stop}");
             }
@@ -207,8 +209,8 @@ fn preemption_and_replay_change_no_bit(dir: &TempDir) {
     }
 }
 
-/// A snapshot is saved at the beginning of the step after its last token, while another request runs. It is then
-/// restored for a request that shares the pages before it.
+/// A snapshot of the state after the shared tokens is saved at the beginning of the request's next step. Then the
+/// snapshot is restored for a request that shares the pages of these tokens.
 fn a_prefix_with_a_snapshot_changes_no_bit(dir: &TempDir) {
     for (ranks, shared) in [(1, 16), (1, 32), (2, 16), (2, 32)] {
         of_ranks(ranks, dir.path(), Dummy, |model| {
@@ -221,7 +223,7 @@ fn a_prefix_with_a_snapshot_changes_no_bit(dir: &TempDir) {
             go_on(model, &mut first, 1);
             assert!(outcome(&first) == whole, "{ranks} ranks, {shared} tokens: a save changes its request");
 
-            // Poison stands for the state of an earlier request in the slot.
+            // The poison represents the state of an earlier request in the slot.
             let poison = vec![0xff; model.page_layout().slot_bytes()];
             model.write_slot(SlotId(5), &poison).unwrap();
             let mut second = fresh.clone();
@@ -236,7 +238,7 @@ fn a_prefix_with_a_snapshot_changes_no_bit(dir: &TempDir) {
             assert_eq!(tokens, whole.0, "{ranks} ranks, {shared} tokens");
             assert!(scores == whole.1[shared..], "{ranks} ranks, {shared} tokens");
 
-            // Control: a wrong state gives other results.
+            // Control: a zero state in place of the snapshot gives other results.
             let mut wrong = fresh.clone();
             wrong.slot = SlotId(5);
             wrong.computed = shared;

@@ -1,4 +1,4 @@
-//! Batch invariance of a whole model: neither chunks nor batch-mates change a bit.
+//! Batch invariance of a whole model: chunks and other requests in the batch change no bit.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -60,7 +60,7 @@ fn llama3_scaling_in_bf16() {
     }));
 }
 
-/// Mistral, whose every layer has a window.
+/// Mistral, in which every layer has a sliding window.
 #[test]
 fn windows_on_all_layers() {
     unchanged_by_chunks_and_mates(json!({
@@ -68,8 +68,8 @@ fn windows_on_all_layers() {
     }));
 }
 
-/// Routed experts beside a shared expert. The shared expert's gate and the router are held in f32, whatever the type of
-/// the other weights is.
+/// Routed experts and a shared expert. The shared expert's gate and the router are in f32, also if the other weights
+/// are not.
 #[test]
 fn shared_experts_in_f32_bf16_and_int8() {
     for (dtype, quantize) in
@@ -85,7 +85,7 @@ fn shared_experts_in_f32_bf16_and_int8() {
     }
 }
 
-/// Experts, some of which have no rows in a small step but many in a large one.
+/// Routed experts. Some of them have no rows in a small step but many rows in a large step.
 #[test]
 fn experts_in_f32_bf16_and_int8() {
     for (dtype, quantize) in

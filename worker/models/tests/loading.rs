@@ -1,4 +1,4 @@
-//! Loading of sound and of damaged checkpoints.
+//! Tests of loading sound and damaged checkpoints.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -27,7 +27,7 @@ fn checkpoint() -> TempDir {
     dir
 }
 
-/// Asserts that loading fails with a fault of the checkpoint, whose message contains all of `words`.
+/// Asserts that loading fails with an error about the checkpoint. The error's message must contain all of `words`.
 fn refuses(dir: &Path, words: &[&str]) {
     let error = try_load(dir, Auto).err().expect("loads, though it must not");
     let error = Error::from(error);
@@ -80,7 +80,8 @@ fn tied_weights_need_no_lm_head_and_others_do() {
     assert_eq!(model.weight_bytes(), 4 * elements as u64);
 }
 
-/// Embedding models are published as the base model: with a tied embedding, and without the prefix `model.`.
+/// Embedding models are published as base models, whose names lack the prefix `model.`. The config ties embedding and
+/// LM head.
 #[test]
 fn a_base_model_gives_what_the_model_with_a_head_gives() {
     let whole = checkpoint();
@@ -99,7 +100,7 @@ fn a_base_model_gives_what_the_model_with_a_head_gives() {
     refuses(base.path(), &["model.layers.1.mlp.up_proj.weight"]);
 }
 
-/// A Qwen3.5 of one delta net and one attention, either as a text model or beside a vision encoder.
+/// Returns a Qwen3.5 with one layer of each kind, either as a text model or together with a vision encoder.
 fn hybrid_checkpoint(vision: bool, change: impl FnOnce(&mut BTreeMap<String, Tensor>)) -> TempDir {
     let text = json!({
         "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
@@ -171,8 +172,7 @@ fn a_vision_model_gives_what_its_text_model_gives() {
     assert_eq!(run(true), run(false));
 }
 
-/// If transformers saves only the text model of a vision model, the tensors keep the names that they have in the vision
-/// model.
+/// If transformers saves only the text model of a vision model, the tensors keep the names of the vision model.
 #[test]
 fn a_text_model_may_keep_the_names_of_the_vision_model() {
     let plain = hybrid_checkpoint(false, |_| ());
@@ -243,7 +243,7 @@ fn tensors_of_a_shared_expert_are_checked_by_name_and_shape() {
         let name = format!("model.language_model.layers.1.mlp.{name}");
         let missing = checkpoint(&|tensors| drop(tensors.remove(&name)));
         refuses(missing.path(), &[&name, shape]);
-        // Each tensor matters to the result.
+        // Each tensor affects the result.
         let zero = checkpoint(&|tensors| tensors.get_mut(&name).unwrap().2.fill(0));
         assert!(run(zero) != sound, "{name}");
     }
@@ -257,7 +257,7 @@ fn a_missing_tensor_is_named() {
     write_tensors(&dir.path().join("model.safetensors"), &tensors);
     let path = dir.path().to_str().unwrap();
     refuses(dir.path(), &["model.layers.1.mlp.up_proj.weight", "[80, 48]", path]);
-    // If the config asks for biases, they are required, too.
+    // If the config asks for biases, the checkpoint must contain them.
     write_config(dir.path(), &config(&json!({"attention_bias": true})));
     refuses(dir.path(), &["model.layers.0.self_attn.q_proj.bias"]);
 }
@@ -315,7 +315,7 @@ fn an_unknown_architecture_is_named_beside_what_is_supported() {
     write_config(dir.path(), &config(&json!({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"})));
     let supported = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"];
     refuses(dir.path(), &[&["config.json", "GemmaForCausalLM", "\"gemma\""][..], &supported].concat());
-    // Without `architectures`, `model_type` decides.
+    // Without `architectures`, `model_type` names the family.
     write_config(dir.path(), &config(&json!({"architectures": null})));
     loaded(dir.path(), Auto);
     write_config(dir.path(), &config(&json!({"quantization_config": {"quant_method": "fp8"}})));
@@ -341,12 +341,12 @@ fn dummy_weights_need_the_config_alone() {
         let elements = 97 * 48 + 48 + 2 * (2 * 48 + 2 * 16 + 2 * 64 * 48 + 2 * 32 * 48 + 3 * 80 * 48);
         let bytes = if dtype == "float32" { 4 } else { 2 };
         let unscreened = try_load_on(unscreened_device(), dir.path(), Dummy).unwrap();
-        // On paths whose products round to bf16, the embedding, which serves as LM head, has corrections: 16 bytes of
-        // marks per token of the vocabulary, and two bytes for each weight that is rounded.
+        // The embedding is also the LM head. On paths whose products round to bf16, the LM head has corrections: 16
+        // bytes of marks per token of the vocabulary, and two bytes per rounded weight.
         let corrections = unscreened.weight_bytes() - bytes * elements;
         let few = 97 * 16..97 * 16 + 97 * 48 / 2;
         assert!(corrections == 0 || dtype == "bfloat16" && few.contains(&corrections), "{corrections}");
-        // The screen takes a byte per weight and little more.
+        // The screen (a compact copy of the LM head) takes little more than a byte per weight.
         let screen = model.weight_bytes() - unscreened.weight_bytes();
         assert!((97 * 48..97 * 48 * 2).contains(&screen), "{screen}");
         assert_eq!(model.limits().eos_token_ids, [2, 7]);
@@ -360,7 +360,7 @@ const EXPERTS: usize = 4;
 /// Intermediate width per expert.
 const WIDTH: usize = 20;
 
-/// Returns the tensors of a model whose last layer has experts, with a tensor per expert or stacked.
+/// Returns the tensors of a model whose last layer has experts, stacked or with separate tensors per expert.
 fn with_experts(stacked: bool) -> BTreeMap<String, Tensor> {
     let mut tensors = tensors();
     let of_layer = |tensor: &str| format!("model.layers.1.mlp.{tensor}");
@@ -392,7 +392,7 @@ fn with_experts(stacked: bool) -> BTreeMap<String, Tensor> {
     tensors
 }
 
-/// Returns a checkpoint of these tensors, whose last layer has experts.
+/// Returns a checkpoint of these tensors. The last layer has experts.
 fn moe_checkpoint(tensors: &BTreeMap<String, Tensor>) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let keys = json!({
@@ -411,7 +411,7 @@ fn stacked_experts_give_what_single_ones_give_on_any_division() {
     let run = |model: &mut dyn Model| generate(model, &[prompt], 8, 4);
     let [single, stacked] = dirs.each_ref().map(|dir| run(&mut *loaded(dir.path(), Auto)));
     assert_eq!(single, stacked);
-    // In a group of one rank, whole experts are all experts.
+    // A group of one rank holds all experts in both divisions.
     let whole =
         dirs.each_ref().map(|dir| of_ranks_with_whole_experts(1, dir.path(), Auto, Quantize::None, run));
     assert!(whole.iter().all(|runs| *runs == single));
@@ -432,7 +432,7 @@ fn damaged_experts_are_named() {
         tensors.remove(name).unwrap();
         refuses(moe_checkpoint(&tensors).path(), &[name, shape, "none of its 1"]);
     }
-    // Without the stack of gate and up, the loader looks for a tensor per expert.
+    // Without the stack of gate and up, the loader looks for separate tensors per expert.
     let mut tensors = with_experts(true);
     tensors.remove("model.layers.1.mlp.experts.gate_up_proj").unwrap();
     refuses(moe_checkpoint(&tensors).path(), &["model.layers.1.mlp.experts.0.gate_proj.weight"]);

@@ -1,9 +1,9 @@
-//! Prompts past every length at which a table could end: windows, the contexts that scaled rotations were trained on,
-//! 4,096 positions, and thousands of tokens in pages.
+//! Tests of prompts longer than any table that an implementation might have: longer than windows, than the original
+//! contexts of scaled rotations, and than 4,096 positions.
 //!
-//! Rotation makes attention depend on distances alone, and delta nets depend on no position. So a prompt that begins at
-//! another position has the same logits, except for rounding. If a table of angles ended, all positions behind its end
-//! would be alike. If a list of keys ended, the tokens behind its end would be lost.
+//! With rotation, attention depends only on distances, and delta nets depend on no position. So a prompt that begins at
+//! another position has the same logits, except for rounding. With a table of angles that is too short, all positions
+//! past its end would be equal. With a list of keys that is too short, the tokens past its end would be lost.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -20,9 +20,9 @@ use tutti_models::{LoadFormat::Dummy, LogitRequests, LogitResults, Model};
 
 /// Number of tokens of a prompt.
 const TOKENS: usize = 4_200;
-/// A position beyond the end of a table that would be too short. A prompt that begins here must have the same logits.
+/// A position past the end of a table that is too short. A prompt that begins here must have the same logits as at 0.
 const FAR: usize = 20_000;
-/// Number of last tokens whose distributions are compared.
+/// Number of tokens, at the end of the prompt, whose distributions are compared.
 const COMPARED: usize = 4;
 /// Tokens per step.
 const CHUNK: usize = 1_024;
@@ -97,14 +97,14 @@ fn a_long_prompt_has_the_same_logits_wherever_it_begins() {
         let far = last_logprobs(&mut *model, &tokens, |token| FAR + token);
         let difference = greatest_difference(&near, &far);
         assert!(difference <= TOLERANCE, "{family}: {difference} from position {FAR} on");
-        // Control: the comparison would notice a table that ends, which would make all positions behind its end alike.
+        // Control: the comparison notices if all positions are equal, as they would be past the end of a table.
         let alike = last_logprobs(&mut *model, &tokens, |_| FAR);
         let difference = greatest_difference(&near, &alike);
         assert!(difference > 2.0 * TOLERANCE, "{family}: only {difference} at one position");
     }
 }
 
-/// With windows in all layers, the last token depends only on as many tokens as all windows reach back in total.
+/// If all layers have windows, the last token depends only on the tokens within the sum of all windows.
 #[test]
 fn windows_forget_what_is_far_behind_in_a_long_prompt() {
     let (_, config) = families().into_iter().find(|(family, _)| *family == "mistral").unwrap();

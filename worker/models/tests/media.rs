@@ -1,4 +1,4 @@
-//! Tests of the test model with an audio encoder. The embeddings and the results do not depend on the worker that
+//! Tests of the test model with an audio encoder. The embeddings and the results depend neither on the worker that
 //! encodes nor on the prompt's chunks.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]

@@ -1,4 +1,4 @@
-//! Peak memory of loading. The file has one test, since the peak is that of the whole process.
+//! Tests the peak memory of loading. The file has one test, because the peak is measured for the whole process.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -15,8 +15,8 @@ use serde_json::{Map, json};
 use tutti_kernels::collective::GroupRank;
 use tutti_models::{LoadFormat, LoadOptions, Quantize, load};
 
-/// Number of layers. It is large, so that memory that does not grow with the model counts little: scratch of threads,
-/// and the mapped pages of the largest tensor.
+/// Number of layers. It is large, so that memory that does not grow with the model is a small share. Such memory is
+/// scratch of threads, and the mapped pages of the largest tensor.
 const LAYERS: usize = 48;
 
 /// Returns the peak resident size of the process in bytes, mapped files included.
@@ -26,7 +26,7 @@ fn peak() -> u64 {
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// Writes a checkpoint of zeros: a header, then a hole as long as the weights.
+/// Writes a checkpoint of zeros: a header, followed by a hole in the file with the length of the weights.
 fn write_hole(file: &Path) {
     let mut header = Map::new();
     let mut end = 0;
@@ -75,9 +75,9 @@ fn loading_takes_little_more_than_the_weights() {
         })),
     );
     write_hole(&dir.path().join("model.safetensors"));
-    // All models share one baseline. Each is dropped before the next loads, and the smaller ones come first. So a model
-    // that takes too much memory raises the peak. One rank of two must take less than the whole model, and int8 less
-    // than f32.
+    // All models share one baseline. Each model is dropped before the next is loaded, and smaller models come first, so
+    // a model that takes too much memory raises the peak. One rank of two must take less than the whole model, and int8
+    // less than f32.
     let before = peak();
     for (quantize, group_rank, least) in [
         (Quantize::Int8, GroupRank { rank: 1, world_size: 2 }, 70_000_000),

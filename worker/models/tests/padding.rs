@@ -1,8 +1,8 @@
-//! Fixed shapes: padding changes no bit of logits, sampled tokens, pages and slots, and writes to no page or slot that
-//! belongs to no request.
+//! Tests of fixed shapes: padding changes no bit of logits, sampled tokens, pages and slots, and does not write to free
+//! pages and slots.
 //!
-//! All pages and slots start with a canary pattern of NaN, even those that belong to no request. The same script of
-//! steps runs with and without shapes, and the whole memory is compared after each step.
+//! All pages and slots start with a canary pattern of NaN. The same script of steps runs with and without shapes, and
+//! the whole memory is compared after each step.
 //!
 //! If `GOLDEN_MODELS` is set (see tests/goldens), the comparison also runs on the checkpoints of tests/goldens.
 
@@ -37,10 +37,10 @@ use tutti_settings::ChunkShapes;
 /// Maximum number of tokens of a step in these scripts.
 const BUDGET: usize = 96;
 const OUTPUT: usize = 4;
-/// Byte of the canary pattern: floats of any type made of it are NaN.
+/// Byte of the canary pattern. Floats of any type that consist of this byte are NaN.
 const CANARY: u8 = 0xff;
 
-/// Linear congruential random numbers.
+/// A linear congruential generator of random numbers.
 struct Random(u32);
 
 impl Random {
@@ -50,7 +50,7 @@ impl Random {
     }
 }
 
-/// Returns the smallest shapes that hold a step's tokens and logit rows, as the engine chooses them.
+/// Returns the smallest shapes with room for a step's tokens and logit rows. The engine chooses shapes in the same way.
 fn shape_of(shapes: &ChunkShapes, tokens: usize, logit_rows: usize) -> StepShape {
     let kept = if logit_rows == 0 { 0 } else { shapes.fit(logit_rows).unwrap() };
     StepShape { tokens: shapes.fit(tokens).unwrap(), logit_rows: kept }
@@ -64,13 +64,14 @@ struct Request {
     pages: Vec<PageId>,
 }
 
-/// Results of a step: the bits of its scores, its sampled tokens, and the model's memory after it.
+/// Results of a step: the bits of the scores, the sampled tokens, and the contents of all pages and slots after the
+/// step.
 #[derive(PartialEq)]
 struct After {
     scores: Vec<Vec<(u32, u32)>>,
     sampled: Vec<u32>,
     pages: Vec<u8>,
-    /// The states of slots 1 and up: the null slot has no state to read.
+    /// The states of all slots but the null slot, which cannot be read.
     slots: Vec<Vec<u8>>,
 }
 
@@ -98,10 +99,9 @@ fn memory(model: &mut dyn Model) -> (Vec<u8>, Vec<Vec<u8>>) {
     (pages, (1..SLOTS as u32).map(slot).collect())
 }
 
-/// Runs prompts to their ends, in steps of random rows of random lengths: single tokens, parts of prompts, and live
-/// requests that have no row. A step has logit rows for all its tokens, for the last token of each row that ends a
-/// prompt, or for none if no row ends a prompt. The script depends on `seed` alone. Asserts that pages and slots that
-/// belong to no request keep their canaries.
+/// Runs prompts until their outputs are complete. In each step, a request has no row, or a row of one or several
+/// tokens, at random. A step has logit rows for all its tokens, or only for rows that reach the end of their request's
+/// tokens. The script depends only on `seed`. Asserts that free pages and slots keep their canaries.
 fn run(model: &mut dyn Model, prompts: &[&[u32]], seed: u32, shapes: Option<&ChunkShapes>) -> Vec<After> {
     let (mut random, vocab) = (Random(seed), model.limits().vocab_size as u32);
     let has_slots = model.declaration().has_slots();
@@ -165,7 +165,7 @@ fn run(model: &mut dyn Model, prompts: &[&[u32]], seed: u32, shapes: Option<&Chu
         let drawn = SamplingParams { temperature: 0.7, seed: 3, ..SamplingParams::GREEDY };
         let likeliest = SamplingParams::GREEDY;
         let sample = |&(index, row, position): &(usize, usize, usize)| {
-            // Every other request takes its likeliest token, for which the LM head has a path of its own.
+            // Every second request takes its likeliest token, for which the LM head has a separate code path.
             let params = if index % 2 == 0 { &drawn } else { &likeliest };
             let (prompt, position) = (&requests[index].tokens[..], position as u64);
             (row, SampleRow { params, prompt, output: &[], forbidden: &[], position, logprobs: None })
@@ -197,7 +197,7 @@ fn run(model: &mut dyn Model, prompts: &[&[u32]], seed: u32, shapes: Option<&Chu
     steps
 }
 
-/// Random shapes with room for the budget: few or many, small or large.
+/// Returns a random list of shapes. The largest shape has room for `BUDGET` tokens.
 fn random_shapes(random: &mut Random) -> ChunkShapes {
     let mut shapes: Vec<usize> = (0..random.below(5)).map(|_| 1 + random.below(BUDGET)).collect();
     shapes.push(BUDGET + [0, 1, 37][random.below(3)]);
@@ -233,14 +233,14 @@ fn checkpoint(config: &serde_json::Value) -> TempDir {
     dir
 }
 
-/// A Qwen3 whose vocabulary two ranks can divide.
+/// Returns a Qwen3 whose vocabulary two ranks can divide.
 fn dense(changes: &serde_json::Value) -> TempDir {
     let mut config = config(changes);
     config["vocab_size"] = json!(98);
     checkpoint(&config)
 }
 
-/// A dense layer and a layer of experts. In a large step all experts have rows.
+/// Returns a model with a dense layer and a layer of experts. In a large step, all experts have rows.
 fn experts() -> TempDir {
     dense(&json!({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
@@ -248,7 +248,7 @@ fn experts() -> TempDir {
     }))
 }
 
-/// A Qwen3.5 whose last layer is a delta net.
+/// Returns a Qwen3.5 whose last layer is a delta net.
 fn delta_net() -> TempDir {
     checkpoint(&json!({
         "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 98, "hidden_size": 48, "intermediate_size": 80,
@@ -259,7 +259,7 @@ fn delta_net() -> TempDir {
     }))
 }
 
-/// The test model of recurrences and attention.
+/// Returns a checkpoint of the test model of recurrences and attention.
 fn recurrence() -> TempDir {
     checkpoint(&json!({
         "architectures": ["TuttiHybridTestForCausalLM"], "vocab_size": 98, "hidden_size": 48, "num_hidden_layers": 5,
@@ -315,7 +315,7 @@ fn of_groups() {
     of_ranks(2, delta_net().path(), Dummy, test("delta net"));
 }
 
-/// Makes this comparison on the checkpoints of tests/goldens, with their own prompts.
+/// Compares padded and plain runs of the checkpoints of tests/goldens, with their own prompts.
 #[test]
 fn of_goldens() {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
@@ -347,7 +347,8 @@ impl Observer for Rows {
     }
 }
 
-/// Asserts that a device could be compiled for the declared shapes alone.
+/// Asserts that each operation of the layers has a declared shape. A device could thus be compiled for these shapes
+/// only.
 #[test]
 fn every_operation_of_the_layers_has_a_declared_number_of_rows() {
     let shapes = ChunkShapes::new(vec![8, 24, 64]).unwrap();

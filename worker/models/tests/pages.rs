@@ -1,4 +1,4 @@
-//! Transfer of pages from one group of ranks to another group, which continues the request.
+//! Tests of the transfer of pages from one group of ranks to another group, which continues the request.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -12,7 +12,7 @@ use tutti_models::{LoadFormat::Dummy, Model, PlaneStorage};
 const PROMPT: usize = 40;
 const OUTPUT: usize = 8;
 
-/// Returns a checkpoint with two key heads, so that each is held by two of four ranks.
+/// Returns a checkpoint with two key heads. In a group of four, two ranks hold each key head.
 fn checkpoint(dtype: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(&json!({"vocab_size": 96, "torch_dtype": dtype})));
@@ -52,7 +52,7 @@ fn a_group_of_any_size_goes_on_where_another_stopped() {
             for to in [1, 2, 4] {
                 of_ranks(to, dir.path(), Dummy, |model| {
                     let mut request = request.clone();
-                    // The second group uses other pages than the first.
+                    // The second group uses different page ids.
                     request.pages.iter_mut().for_each(|page| page.0 -= 100);
                     let own = &request.pages[..PROMPT.div_ceil(16)];
                     model.write_pages(own, &pages).unwrap();
@@ -70,8 +70,8 @@ fn a_group_of_any_size_goes_on_where_another_stopped() {
     }
 }
 
-/// Asserts that pages give another result if they lack one unit of a section, which is a KV head of one layer. So a
-/// hand-over sends no unit in vain, and a test notices a hand-over that loses one.
+/// Asserts that the loss of any single unit of the pages, which is a KV head of one layer, changes the result. So a
+/// hand-over needs to send every unit, and tests notice a hand-over that loses one.
 #[test]
 fn every_unit_of_the_pages_is_needed() {
     const COMPUTED: usize = 24;

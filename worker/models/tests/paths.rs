@@ -1,4 +1,5 @@
-//! Comparison of instruction paths on a whole model: equal bits where paths round alike, a bound elsewhere.
+//! Compares instruction paths on a whole model. Paths that round in the same way give equal bits, and others differ by
+//! at most a bound.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -17,7 +18,7 @@ use tutti_models::{LoadFormat::Dummy, Quantize};
 
 const OUTPUT: usize = 4;
 
-/// The output and the prompt's scores, for each prompt.
+/// For each prompt, the output tokens and the scores of the prompt.
 type Runs = Vec<(Vec<u32>, Vec<TokenScore>)>;
 
 /// Returns the greatest difference between two logprobs of the same token.
@@ -28,9 +29,9 @@ fn greatest_difference(a: &Runs, b: &Runs) -> f32 {
     logprobs(a).iter().zip(&logprobs(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Runs a model on all instruction paths that the machine has. The logprobs of paths in `close` stay within a bound of
-/// those of AVX2. All other paths have the bits of AVX2. A bound is a multiple of the measured difference. It is larger
-/// where an activation may round to another value of int8.
+/// Runs a model on all instruction paths that the machine has. For a path in `close`, logprobs differ from those of
+/// AVX2 by at most the path's bound. All other paths have the bits of AVX2. A bound is a multiple of the measured
+/// difference. It is larger if an activation may round to another int8 value.
 fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &[(Isa, f32)]) {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(changes));
@@ -42,7 +43,7 @@ fn compare(what: &str, changes: &serde_json::Value, quantize: Quantize, close: &
         model.allocate_planes(PAGES, 1).unwrap();
         generate(&mut *model, &prompts, 32, OUTPUT)
     };
-    // Writes directly, since the test harness hides printed output unless the test fails.
+    // Writes to stderr directly, because the test harness hides printed output unless the test fails.
     let say = |line: String| std::io::stderr().write_all(line.as_bytes()).unwrap();
     if !Isa::Avx2.available() {
         return say(format!("{what}: SKIPPED: this machine has no {}\n", Isa::Avx2));
@@ -71,9 +72,9 @@ fn f32_weights() {
     compare("f32", &json!({}), Quantize::None, &[(Isa::Portable, 1e-5)]);
 }
 
-/// Paths with dot products of bfloat16 round activations to eight bits of mantissa. Other paths use block floating
-/// point of thirteen bits. If AVX2 rounded activations to bfloat16, it would differ from itself as much. The portable
-/// path multiplies as AVX2 does and differs from it only in other operations.
+/// Paths with dot products of bfloat16 round activations to 8 bits of mantissa, and other paths use block floating
+/// point of 13 bits. Rounding activations to bfloat16 on AVX2 would cause the same difference. The portable path
+/// multiplies like AVX2 and differs only in other operations.
 #[test]
 fn bf16_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "tie_word_embeddings": true});
@@ -81,14 +82,14 @@ fn bf16_weights() {
 }
 
 /// On paths with dot products of bfloat16, attention over pages of bfloat16 rounds queries and softmax weights to
-/// bfloat16. Some activations then round to another value of int8. On the portable path none does.
+/// bfloat16. Some activations then round to another int8 value. On the portable path, no activation does.
 #[test]
 fn int8_weights() {
     let changes = json!({"torch_dtype": "bfloat16", "hidden_size": 200, "intermediate_size": 300});
     compare("int8", &changes, Quantize::Int8, &[(Isa::Portable, 5e-3), (Isa::Avx512Bf16, 0.06)]);
 }
 
-/// Products in int8 have the same bits on all paths, and pages of f32 keep attention in f32.
+/// Products in int8 have the same bits on all paths. With pages of f32, attention computes in f32.
 #[test]
 fn int8_weights_with_pages_of_f32() {
     let changes = json!({"hidden_size": 200, "intermediate_size": 300});

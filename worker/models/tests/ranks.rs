@@ -1,5 +1,5 @@
-//! Tests of a model divided among the ranks of a TP group. Tokens are equal for any number of ranks. Bits are equal in
-//! every run with the same number of ranks.
+//! Tests of a model divided among the ranks of a TP group. Tokens are equal for any number of ranks. With the same
+//! number of ranks, every run gives the same bits.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -21,7 +21,7 @@ use tutti_models::{
     LoadOptions, LogitRequests, LogitResults, Model, Quantize,
 };
 
-/// The output and the scores of several prompts.
+/// The output tokens and the scores of several prompts.
 type Runs = Vec<(Vec<u32>, Vec<TokenScore>)>;
 
 /// Compares a model on 1, 2 and 4 ranks with its goldens.
@@ -35,7 +35,7 @@ fn agrees_with_experts(model: &str) {
 }
 
 /// Compares a model with its goldens on groups of several sizes. An entry of `groups` is a number of ranks, and true if
-/// each rank holds whole experts. Neither a second run, nor chunks, nor batch-mates change a bit.
+/// each rank holds whole experts. A second run, chunks and other requests in the batch change no bit.
 fn agrees_on(model: &str, groups: &[(usize, bool)]) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");
@@ -142,7 +142,8 @@ fn qwen3_5_moe_text() {
     agrees_with_experts("qwen3_5_moe_text");
 }
 
-/// Returns a checkpoint that four ranks can divide. It has two key heads, so each is held by two of four ranks.
+/// Returns a checkpoint that four ranks can divide. It has two key heads, so in a group of four, two ranks hold each
+/// key head.
 fn divisible(changes: Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut keys = json!({ "vocab_size": 96 });
@@ -174,7 +175,7 @@ fn dummy_weights_are_the_same_model_for_any_number_of_ranks() {
 
 #[test]
 fn a_bias_of_a_sum_over_ranks_is_added_once() {
-    // Dummy biases are zero, so the test writes its own.
+    // Dummy biases are zero, so the test writes biases to a checkpoint.
     let keys = json!({"attention_bias": true, "vocab_size": 97, "num_attention_heads": 4});
     let dir = tempfile::tempdir().unwrap();
     let mut tensors = tensors();
@@ -212,7 +213,7 @@ fn a_rank_holds_its_share_and_nothing_more() {
     };
     let (whole, norms) = (bytes(0, 1), 4 * (2 * (2 * 48 + 2 * 16) + 48));
     assert_eq!(bytes(0, 2), (whole - norms) / 2 + norms);
-    // Each of four ranks holds one of two key heads, which is half of the keys and values.
+    // Each of four ranks holds one of two key heads, which is half of the key and value projections.
     let keys_and_values = 4 * 2 * 2 * 32 * 48;
     assert_eq!(bytes(3, 4), (whole - norms - keys_and_values) / 4 + keys_and_values / 2 + norms);
 }
@@ -236,7 +237,7 @@ fn a_number_of_ranks_that_leaves_remainders_is_refused_by_the_key_and_the_limit(
     }
 }
 
-/// Returns a function that enqueues a forward of one row with one token, in this page.
+/// Returns a function that enqueues a forward pass of one token, in the page with this id.
 fn forward(token: u32, page: u32) -> impl Fn(&mut dyn tutti_models::Model) -> Result<(), DeviceError> {
     move |model| {
         let inputs = StepInputs {
@@ -263,11 +264,11 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
     let dir = divisible(json!({}));
     of_ranks(2, dir.path(), LoadFormat::Dummy, |model| {
         let reference = generate(model, &[&[3, 4, 5]], usize::MAX, 4);
-        // The first operation refuses the first of these forwards. The first layer refuses the second.
+        // The first operation refuses the first of these forward passes. The first layer refuses the second.
         for bad in [forward(96, 1), forward(1, 100_000)] {
             assert!(matches!(bad(model), Err(DeviceError::Misuse(_))));
         }
-        // This step is refused before any operation.
+        // The model refuses this step before any operation.
         let long = vec![1; model.limits().max_step_tokens + 1];
         let inputs = StepInputs {
             token_ids: &long,
@@ -278,7 +279,7 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
             shape: None,
         };
         assert!(matches!(model.forward(&inputs, &[]), Err(DeviceError::Misuse(_))));
-        // One score fails in the first of three tiles of logits.
+        // One score fails. It is in the first of three tiles of logits.
         let tokens = [1; 80];
         let positions: Vec<f32> = (0..80).map(|position| position as f32).collect();
         let pages: Vec<PageId> = (1..6).map(PageId).collect();
@@ -306,7 +307,7 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
         model.read_logits(&LogitRequests { sample: &[], score: &score }, &mut out).unwrap();
         assert_eq!(out.scores.len(), 80);
         for (row, score) in out.scores.iter().enumerate() {
-            // Only the request at fault has no score.
+            // Only the refused request has no score.
             assert_eq!(matches!(score, Err(DeviceError::Misuse(_))), row == 5, "{row}: {score:?}");
             assert_eq!(score.is_ok(), row != 5);
         }
@@ -314,7 +315,7 @@ fn what_the_leader_refuses_leaves_the_ranks_in_lockstep() {
     });
 }
 
-/// Changes of a config that make a model of a dense layer and a layer of eight experts.
+/// Returns changes of a config that give a model with a dense layer and a layer of eight experts.
 fn experts() -> Value {
     json!({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
@@ -355,8 +356,8 @@ fn experts_that_the_ranks_cannot_divide_are_refused_by_the_key() {
         let error = load(changes, keys, 2, expert_parallel).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("config.json"), "{error}");
     }
-    // A key that the division does not cut by need not be divisible. A rank holds half of the experts' bytes either
-    // way.
+    // Only the size that the ranks divide must be divisible. In both divisions, a rank holds half of the experts'
+    // bytes.
     load(experts(), json!({"moe_intermediate_size": 25}), 2, true).unwrap();
     load(experts(), json!({"num_experts": 9}), 2, false).unwrap();
     let [width, whole] = [false, true].map(|whole| load(experts(), json!({}), 2, whole).unwrap());
@@ -370,6 +371,6 @@ fn quantised_experts_are_the_same_model_on_ranks_that_hold_them_whole() {
     let act = |model: &mut dyn Model| generate(model, &[&prompt], usize::MAX, 8);
     let one = of_ranks_as(1, dir.path(), Dummy, Quantize::Int8, act);
     let two = of_ranks_with_whole_experts(2, dir.path(), Dummy, Quantize::Int8, act);
-    // Each rank quantises its dense projections by itself, in narrower groups.
+    // Each rank quantises its own shard of the dense projections, in narrower groups.
     assert!(greatest_difference(&two, &one) < 0.1, "{}", greatest_difference(&two, &one));
 }

@@ -1,5 +1,6 @@
-//! Random slicings of each family: requests that are cut anywhere, in steps with others, have the bits of a request
-//! that ran alone and whole. Their pages and their state have the same bits, too, and no other memory changes.
+//! Tests random slicings of each family: a request that is divided among steps at random, together with other requests,
+//! gives the same bits as alone and in one step. Its pages and its state have the same bits, too, and no other memory
+//! changes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -15,12 +16,12 @@ use tutti_kernels::{PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, Slot
 use tutti_models::{LoadFormat::Dummy, LogitRequests, LogitResults, Model, Quantize};
 
 const OUTPUT: usize = 5;
-/// Byte of the canary pattern: floats of any type made of it are NaN.
+/// Byte of the canary pattern. Floats of any type that consist of this byte are NaN.
 const CANARY: u8 = 0xff;
-/// Lengths of the prompts that share steps: around a page, and beyond a window.
+/// Lengths in tokens of the prompts that share steps: some close to the size of a page, and some longer than a window.
 const PROMPTS: [usize; 6] = [1, 15, 16, 17, 40, 71];
 
-/// Linear congruential random numbers.
+/// A linear congruential generator of random numbers.
 struct Random(u32);
 
 impl Random {
@@ -30,7 +31,7 @@ impl Random {
     }
 }
 
-/// The rule by which steps are cut.
+/// The rule that chooses the number of tokens per request and step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Slices {
     /// All remaining tokens of each request.
@@ -58,7 +59,7 @@ struct Request {
     computed: usize,
     slot: SlotId,
     pages: Vec<PageId>,
-    /// The whole distribution after each token, as (token, bits of the logprob).
+    /// The whole distribution after each token, as (token id, bits of the logprob).
     scores: Vec<Vec<(u32, u32)>>,
 }
 
@@ -68,7 +69,7 @@ impl Request {
     }
 }
 
-/// The outcome of a request: its tokens, distributions, pages and state.
+/// The result of a request: its tokens, distributions, pages and state.
 #[derive(PartialEq)]
 struct Left {
     tokens: Vec<u32>,
@@ -77,7 +78,7 @@ struct Left {
     state: Vec<u8>,
 }
 
-/// The bytes of all pages, and of all slots but the null slot.
+/// The bytes of all pages, and of all slots except the null slot.
 struct Memory {
     page_bytes: usize,
     pages: Vec<u8>,
@@ -126,8 +127,8 @@ fn poison(model: &mut dyn Model) {
     }
 }
 
-/// Runs prompts to their ends in steps that `slices` cuts. Asserts after each step that the pages and the state of each
-/// request without a row in the step are unchanged.
+/// Runs prompts until their outputs are complete, in steps that follow `slices`. Asserts after each step that requests
+/// without a row in the step have unchanged pages and states.
 fn run(model: &mut dyn Model, prompts: &[Vec<u32>], slices: Slices, seed: u32) -> Vec<Left> {
     let mut random = Random(seed);
     poison(model);
@@ -180,7 +181,8 @@ fn run(model: &mut dyn Model, prompts: &[Vec<u32>], slices: Slices, seed: u32) -
     requests.iter().map(|request| before.of(request)).collect()
 }
 
-/// Runs one step of these requests and numbers of tokens, and records the distribution after every token.
+/// Runs one step. An element of `cut` is a request's index and its number of tokens. Records the distribution after
+/// every token.
 fn step(model: &mut dyn Model, requests: &mut [Request], cut: &[(usize, usize)]) {
     let vocab = model.limits().vocab_size as u32;
     let has_slots = model.declaration().has_slots();

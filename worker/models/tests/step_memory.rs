@@ -1,5 +1,5 @@
-//! Peak memory of the largest step, with every position scored. The file has one test, since the peak is that of the
-//! whole process.
+//! Tests the peak memory of the largest step, with every position scored. The file has one test, because the peak is
+//! measured for the whole process.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -17,14 +17,14 @@ const TOKENS: usize = 2048;
 const PAGE_TOKENS: usize = 16;
 const TOP: u32 = 20;
 
-/// Returns one value of `/proc/self/status` in bytes.
+/// Returns the value `name` in `/proc/self/status`, in bytes.
 fn memory(name: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.trim_start_matches(':').trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// Runs a step of `tokens` tokens. It scores every token but the first, and samples after the last.
+/// Runs a step of `tokens` tokens. Scores all tokens but the first, and samples a token after the last.
 fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
     let ids: Vec<u32> = (0..tokens as u32).collect();
     let positions: Vec<f32> = ids.iter().map(|&id| id as f32).collect();
@@ -48,7 +48,7 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
     };
     model.forward(&inputs, &[]).unwrap();
 
-    // Penalties, truncation and a random draw take the most scratch.
+    // Penalties, truncation and a random draw need the most scratch memory.
     let params = SamplingParams {
         temperature: 1.0,
         top_k: 100_000,
@@ -73,7 +73,7 @@ fn step(model: &mut dyn Model, tokens: usize) -> LogitResults {
     out
 }
 
-/// Configs of a dense model, a model with state in slots, and one with state and experts.
+/// Returns configs of a dense model, of a model with state in slots, and of a model with both state and experts.
 fn configs() -> [serde_json::Value; 3] {
     let dense = config(&json!({
         "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
@@ -120,7 +120,7 @@ fn stays_within_step_bytes(config: &serde_json::Value) {
     step(&mut *model, 1);
     let declared = model.step_bytes();
 
-    // From here on, the peak counts anew.
+    // Resets the peak of the process.
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = memory("VmRSS");
     let out = step(&mut *model, TOKENS);
@@ -129,7 +129,7 @@ fn stays_within_step_bytes(config: &serde_json::Value) {
     assert_eq!((out.sampled.len(), out.scores.len()), (1, TOKENS - 1));
     let kv = model.page_bytes() * (1 + TOKENS / PAGE_TOKENS);
     let answers = TOKENS * (2 * size_of_val(&out.scores[0]) + TOP as usize * size_of::<(u32, f32)>());
-    // The step also touches memory for the first time: stacks, code, the allocator.
+    // The step is also the first use of some memory of stacks, code and the allocator.
     let slack = 256 << 10;
     let bound = declared + (kv + answers + slack) as u64;
     assert!(

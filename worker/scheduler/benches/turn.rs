@@ -1,6 +1,6 @@
-//! The cost of a turn: plan and commit of a step with 256 requests that decode and 64 that prefill. The turns alternate
-//! between plans with and without prepared decodes; the preparation is measured, too. Another shape measures the plan
-//! while a prompt of 128k tokens waits for pages. Most of that prompt's content is cached.
+//! Measures the cost of a turn: plan and commit of a step with 256 requests that decode and 64 that prefill. Turns with
+//! prepared decodes alternate with turns without, and the preparation is measured, too. A second benchmark measures the
+//! plan while a prompt of 128k tokens waits for pages. Most of that prompt's content is cached.
 //!
 //! `cargo bench -p tutti-scheduler --bench turn`. Every turn is timed by itself, and requests that end are replaced
 //! between turns. The figures and a description of the machine go to standard output as JSON.
@@ -22,9 +22,9 @@ use tutti_settings::{EngineSettings, PrefillSharing};
 const DECODING: usize = 256;
 const PREFILLING: usize = 64;
 const TURNS: usize = 20_000;
-/// Tokens of the prompt that waits for pages.
+/// Number of tokens of the prompt that waits for pages.
 const WAITING: usize = 1 << 17;
-/// Requests that decode while that prompt waits.
+/// Number of requests that decode while the prompt of `WAITING` tokens waits for pages.
 const DECODING_MEANWHILE: usize = 16;
 
 /// The timed phases of a turn: the plan without prepared decodes, their preparation, the plan with them, and the
@@ -85,7 +85,7 @@ fn summary(mut times: Vec<Duration>) -> Value {
     json!({ "samples": times.len(), "p50": of(0.5), "p99": of(0.99), "max": of(1.0) })
 }
 
-/// The times of each phase.
+/// Measures the durations of each phase, in the order of [`PHASES`].
 fn measure(config: SchedulerConfig) -> [Vec<Duration>; 4] {
     let mut scheduler = scheduler(config);
     let mut next = 0;
@@ -95,7 +95,7 @@ fn measure(config: SchedulerConfig) -> [Vec<Duration>; 4] {
     }
     let mut times = PHASES.map(|_| Vec::with_capacity(TURNS));
     for number in 0..TURNS {
-        // Each long prompt asks for one token. New ones keep the number of prefills constant.
+        // Each long prompt ends after one token. New prompts keep the number of prefills constant.
         while scheduler.load().running + scheduler.load().waiting < DECODING + PREFILLING {
             add(&mut scheduler, &mut next, 8192, 1);
         }
@@ -129,7 +129,7 @@ fn turn(scheduler: &mut Scheduler, prepare: bool, times: &mut [Vec<Duration>; 4]
     drop(commits);
 }
 
-/// The times of plans while a long prompt waits for pages, or while none does.
+/// Measures the durations of plans. If `waiting` is true, a long prompt waits for pages meanwhile.
 fn plans(waiting: bool) -> Vec<Duration> {
     const PAGE_TOKENS: usize = 16;
     let settings = EngineSettings {
@@ -142,7 +142,7 @@ fn plans(waiting: bool) -> Vec<Duration> {
         max_waiting_requests: 1024,
         max_context: 4 * WAITING,
         page_tokens: PAGE_TOKENS,
-        // The prompts share most pages. The pool lacks the pages for the long output of the second one.
+        // The two long prompts share most pages. The pool lacks the pages for the long output of the second prompt.
         pages: 2 * WAITING / PAGE_TOKENS + DECODING_MEANWHILE * TURNS / PAGE_TOKENS,
         slots: 2 + DECODING_MEANWHILE,
         steps_in_flight: 1,

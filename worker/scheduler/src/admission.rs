@@ -1,28 +1,29 @@
 //! The resources that a request holds from admission to its end, as a vector with one component per resource. A request
 //! is admitted when all these resources are available.
 //!
-//! Every admission policy reserves the pages of the whole prefill at once, so that a pool never fills up with
-//! half-prefilled requests that block each other. Scratch memory for activations and logits is bounded by the step
-//! budget and is reserved at startup.
+//! Every admission policy reserves all pages of the prefill at once. Otherwise half-prefilled requests could fill the
+//! pool and block each other. Scratch memory for activations and logits is bounded by the step budget and is reserved
+//! at startup.
 
 use tutti_settings::Admission;
 
 use crate::{launch::Refusal, pages::PagePool};
 
-/// The amounts that a request needs of the resources that can run out.
+/// The amount of each limited resource that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Needs {
-    /// Entries in the running set. The set is at most as large as a step's token budget, so that every step has a token
-    /// for each decode.
+    /// Entries in the running set. The set has at most as many entries as a step's budget has tokens, so that every
+    /// step has a token for each decode.
     pub running: usize,
-    /// Pages, shared ones included.
+    /// Pages, including shared pages.
     pub pages: usize,
-    /// Slots. A request has one also if the model has no planes in slots: the slot is its index on the device.
+    /// Slots. Every request has a slot. If the model has no planes in slots, the slot is only the request's index on
+    /// the device.
     pub slots: usize,
 }
 
 impl Needs {
-    /// Returns what a request with at most `tokens` tokens needs over its whole life. Fails if even the empty pool
+    /// Returns the needs of a request with at most `tokens` tokens over its whole life. Fails if even the empty pool
     /// could not hold the request.
     pub fn of_whole_life(tokens: usize, pool: &PagePool) -> Result<Self, Refusal> {
         let (needed, total) = (pool.pages_for(tokens), pool.total());

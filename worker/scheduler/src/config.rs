@@ -1,14 +1,14 @@
-//! The scheduler's configuration.
+//! The scheduler's configuration: settings, and the limits of its worker.
 
 use tutti_settings::{EngineSettings, Invalid, Settings};
 
 /// The settings that a scheduler follows, and the limits of its worker. Both are fixed for the scheduler's life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
-    /// The budget and the policies of a step. `kv_cache_memory` is not used here: the field `pages` gives the size of
-    /// the pool.
+    /// The budget and the policies of a step. `kv_cache_memory` is not used here, because the field `pages` gives the
+    /// size of the pool.
     pub settings: EngineSettings,
-    /// Maximum number of requests that the scheduler holds besides the settings' `max_running_requests`.
+    /// Maximum number of requests that the scheduler holds in addition to the settings' `max_running_requests`.
     pub max_waiting_requests: usize,
     /// Maximum number of tokens of a request, prompt and output together.
     pub max_context: usize,
@@ -23,7 +23,7 @@ pub struct SchedulerConfig {
     pub steps_in_flight: usize,
 }
 
-/// A configuration under which nothing could run.
+/// The reason for which a configuration is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A setting is out of its range.

@@ -1,9 +1,10 @@
-//! Requests that wait for a prefill that another request is computing, so that an equal start is computed once.
+//! Requests that wait while another request computes a prefill with an equal start, so that the start is computed once.
 //!
-//! Choices of one prompt arrive together, before any of their pages is in the prefix cache. The first one that is
-//! admitted leads, and the others follow: they hold nothing until the leader has computed the blocks that they share,
-//! and then find these in the prefix cache. A follower delays no other request. A leader is always earlier in order
-//! than its followers and gets its part of every step, so a follower waits for as long as one prefill takes.
+//! The choices of one prompt arrive together, before any of their pages is in the prefix cache. The first choice that
+//! is admitted becomes the *leader*, and the other choices *follow* it. A follower holds no pages and no slot until the
+//! leader has computed the shared blocks. The follower then finds these blocks in the prefix cache. A follower delays
+//! no other request. A leader is always earlier in order than its followers and gets its part of every step, so a
+//! follower waits no longer than one prefill takes.
 
 use crate::{
     holding::PlanePool,
@@ -13,16 +14,17 @@ use crate::{
     ticket::Ticket,
 };
 
-/// The relation of a waiting request to the request that computes its start.
+/// A waiting request's relation to the running request that computes its first blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Following {
     /// No leader is known.
     #[default]
     Nobody,
-    /// The request waits until the leader has computed the positions before `until`, and then begins behind `blocks`.
+    /// The request waits until the leader has computed all positions before `until`. The request then begins behind its
+    /// first `blocks` blocks.
     Leader { leader: Ticket, until: usize, blocks: usize },
-    /// The request has waited for blocks that are not cached after all, as there was no room for them. It follows no
-    /// other leader, so that such requests do not run one after another.
+    /// The leader has computed the shared blocks, but the prefix cache had no room to keep them. The request follows no
+    /// other leader. Otherwise such requests would run one after another.
     InVain,
 }
 
@@ -35,8 +37,8 @@ impl Request {
             && self.content.as_ref().is_some_and(|content| content.may_reuse)
     }
 
-    /// Finds, among running requests that are earlier in order, the one that is about to compute most of this request's
-    /// blocks that are not cached yet.
+    /// Finds the running request to follow: among the requests earlier in order, the one that shares the most leading
+    /// blocks with this request. None if following gains no block that is not cached already.
     pub fn find_leader<'a>(
         &self,
         earlier: impl Iterator<Item = (&'a Ticket, &'a Running)>,
@@ -49,7 +51,7 @@ impl Request {
             earlier.filter(|(_, leader)| leader.first_block() == self.first_block && leader.leads());
         let shared =
             leaders.filter_map(|(&ticket, leader)| Some((self.blocks_from(leader, pool)?, ticket, leader)));
-        // The first of equal leaders is the farthest.
+        // If several leaders share the same number of blocks, the first in order has advanced furthest.
         let (blocks, leader, running) =
             shared.max_by_key(|&(blocks, ticket, _)| (blocks, std::cmp::Reverse(ticket)))?;
         let page_tokens = pool.pages().page_tokens();
@@ -62,8 +64,8 @@ impl Request {
     /// Number of leading blocks behind which this request can begin once the leader has computed them.
     fn blocks_from(&self, leader: &Running, pool: &PlanePool) -> Option<usize> {
         let page_tokens = pool.pages().page_tokens();
-        // This request computes its last prefill position itself, because its first token is sampled from it. So the
-        // block of that position cannot come from the leader.
+        // This request computes its last prefill position itself, because its first token is sampled from that
+        // position. So the block of that position cannot come from the leader.
         let most = ((self.prefill_end() - 1) / page_tokens).min(leader.prefill_end() / page_tokens);
         let (ours, theirs) = (self.content.as_ref()?, leader.content()?);
         let differs = |&index: &usize| ours.block(index, page_tokens) != theirs.block(index, page_tokens);
@@ -77,10 +79,11 @@ impl Request {
 }
 
 impl Running {
-    /// True if others may wait for this request's prefill: the request computes it here and without pause, and can
-    /// record it.
+    /// True if other requests may wait for this request's prefill. The prefill must be unfinished, be computed here
+    /// without a pause, and be recorded in the prefix cache.
     pub fn leads(&self) -> bool {
-        // A slot is saved at the rungs of a prefill only if the prefill may be cut there.
+        // The slot is saved only where the prefill is cut. So a request that leaves snapshots leads only if its prefill
+        // may be cut anywhere.
         let leaves =
             !self.leaves_snapshots() || self.prefill().iter().all(|segment| segment.cut == Cut::Anywhere);
         let advances = !self.held_back && !self.is_victim && !self.awaits_planes();

@@ -1,4 +1,4 @@
-//! The planes that a request holds in both currencies, pages and a slot, and the pool of both.
+//! The planes that a request holds (pages and a slot), and the pool of all pages and slots.
 
 use tutti_planes::{PageId, SlotId};
 
@@ -8,8 +8,8 @@ use crate::{
     slots::SlotPool,
 };
 
-/// The planes of one request: its pages and its slot. A holding is given back exactly once, by
-/// [`PlanePool::release`], and only when no step in flight reads or writes it.
+/// The planes of one request: its pages and its slot. A holding is given back exactly once, by [`PlanePool::release`],
+/// and only when no step in flight reads or writes its planes.
 #[derive(Debug)]
 #[must_use = "a dropped holding leaks its pages and its slot; give it to PlanePool::release"]
 pub(crate) struct Holding {
@@ -17,12 +17,13 @@ pub(crate) struct Holding {
     pub slot: SlotId,
 }
 
-/// The pages and slots of a worker. Snapshots belong to both: a slot that is attached to a page of the prefix cache.
+/// The pages and slots of a worker. A snapshot belongs to both: it is a slot that is attached to a page of the prefix
+/// cache.
 #[derive(Debug)]
 pub(crate) struct PlanePool {
     pages: PagePool,
     slots: SlotPool,
-    /// True if the model has planes in slots, so that a slot's content matters.
+    /// True if the model has planes in slots. Otherwise the content of a slot is never used.
     has_slots: bool,
 }
 
@@ -43,13 +44,13 @@ impl PlanePool {
         self.has_slots
     }
 
-    /// The index of pages by content, in which a look-up can be kept.
+    /// The index of pages by content. It also keeps the last look-up of a waiting request.
     pub fn content_mut(&mut self) -> &mut PrefixCache {
         self.pages.content_mut()
     }
 
-    /// Takes a slot and `pages` pages that begin with the `known` pages. A request that begins from `snapshot`
-    /// becomes a reader of it. None, without effect, if too little is available.
+    /// Takes a slot and `pages` pages, of which the first are the `known` pages. Adds a reader to `snapshot`, if there
+    /// is one. None, without effect, if too few pages or slots are available.
     pub fn take(
         &mut self,
         known: &[(PageId, Chain)],
@@ -89,14 +90,15 @@ impl PlanePool {
         self.slots.give_back(slot);
     }
 
-    /// Removes a reader of the snapshot, if there is one. The null slot has no readers.
+    /// Removes a reader of the snapshot. Has no effect for None and for the null slot, which has no readers.
     pub fn remove_reader(&mut self, snapshot: Option<SlotId>) {
         if let Some(slot) = snapshot.filter(|&slot| slot != SlotId::NULL) {
             self.slots.remove_reader(slot);
         }
     }
 
-    /// The slot with the state behind the last block of `chain`, or the null slot if there is none.
+    /// The snapshot of the last block of `chain`: the slot with the state behind that block. The null slot if the block
+    /// has no snapshot.
     pub fn snapshot(&self, chain: Chain) -> SlotId {
         self.pages.snapshot(chain)
     }
@@ -131,7 +133,7 @@ impl PlanePool {
         self.pages.record(&holding.table, index, before, tokens)
     }
 
-    /// Gives back what a request holds.
+    /// Gives back a request's pages and slot.
     pub fn release(&mut self, holding: Holding) {
         let Holding { table, slot } = holding;
         self.pages.release(table);

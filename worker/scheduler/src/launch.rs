@@ -1,4 +1,4 @@
-//! The launch of a worker graph, and the reasons for which it is refused.
+//! The launch of a worker graph, and the reasons for which a launch is refused.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -7,8 +7,8 @@ use tutti_proto::{GraphKey, declaration::WalkId};
 
 use crate::{shares::ShareId, stopping::Stopping, tokens::Tokens};
 
-/// A request's worker graph: prefill segments in order, then a decode loop. Segments are given by their lengths; the
-/// engine has the tokens.
+/// A request's worker graph: prefill segments in order, then a decode loop. A segment has a length but no tokens,
+/// because the engine holds the tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphLaunch {
     /// The graph's name, unique among all graphs that the scheduler holds.
@@ -16,26 +16,26 @@ pub struct GraphLaunch {
     /// The phases of the request that this worker runs.
     pub role: GraphRole,
     /// Segments of the prefill in order, at least one. The last segment includes the output of earlier incarnations
-    /// (tries) of the request. With [`GraphRole::Decode`], only the segments' lengths count, not their walks.
+    /// (tries) of the request. With [`GraphRole::Decode`], the segments' walks are ignored.
     pub prefill: Vec<Segment>,
-    /// The walk of the passes after the prefill. Required when more than one token may be sampled.
+    /// The walk of the passes after the prefill. Required if more than one token may be sampled.
     pub decode: Option<WalkId>,
     /// Number of the prefill's last tokens that are output of earlier incarnations.
     pub generated: u32,
     /// Rules by which the output ends.
     pub stopping: Stopping,
-    /// The prefill's content. Without it the request shares no page with others.
+    /// The prefill's content. Without content, the request shares no pages with other requests.
     pub content: Option<Content>,
-    /// Priority class: requests below 0 run before the ordinary class 0, requests above 0 after it; see
-    /// [`MAX_PRIORITY`].
+    /// Priority class, from `-MAX_PRIORITY` to [`MAX_PRIORITY`]; 0 is the default. A lower class has a [head
+    /// start](HEAD_START) over a higher one.
     pub priority: i32,
-    /// The share that the request counts against, among which memory and steps are divided fairly.
+    /// The share that the request counts against. Memory and steps are divided fairly among the shares.
     pub share: ShareId,
-    /// True if the request is not admitted before the embeddings of its media [are here](crate::Scheduler::media_here).
-    /// Until then the request delays no other request.
+    /// True if the request is admitted only after the embeddings of its media [have
+    /// arrived](crate::Scheduler::media_here). Until then the request delays no other request.
     pub awaits_media: bool,
-    /// Time at which the request is ended if it has not ended before. The time is on the clock that
-    /// [`Scheduler::plan`](crate::Scheduler::plan) is called with.
+    /// Time at which the scheduler ends the request if the request has not ended before. The time is on the same clock
+    /// as the argument `now` of [`Scheduler::plan`](crate::Scheduler::plan).
     pub deadline: Option<Duration>,
 }
 
@@ -59,10 +59,10 @@ pub enum GraphRole {
 
 /// Head start of each priority class over the next one, in steps. If two requests of neighbouring classes arrive
 /// together, the more urgent one is ordered as if it had arrived this many steps before the other one. Requests of the
-/// lowest class wait longer, but never for ever.
+/// lowest class wait longer, but not for ever.
 pub const HEAD_START: i64 = 256;
 
-/// The prefill's tokens and media. Requests whose content starts alike can share pages.
+/// The prefill's tokens and media. Requests whose contents start with equal blocks can share pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     /// One token for each position of the prefill.
@@ -104,17 +104,17 @@ impl Content {
     }
 }
 
-/// A segment of a prefill: `tokens` tokens under one walk. The walk's kind says where the segment may be cut.
+/// A segment of a prefill: `tokens` tokens under one walk. The walk's kind determines where the segment may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// A chunkable or an atomic walk.
+    /// The segment's walk, which must be chunkable or atomic.
     pub walk: WalkId,
     /// Number of tokens, at least 1.
     pub tokens: usize,
 }
 
 impl GraphLaunch {
-    /// Number of tokens to compute before the first token is sampled.
+    /// Number of tokens of the prefill, including output of earlier incarnations.
     pub fn prefill_tokens(&self) -> usize {
         self.prefill.iter().map(|segment| segment.tokens).sum()
     }
@@ -133,15 +133,15 @@ impl GraphLaunch {
 /// The reason for which a launch is refused on arrival, with the values that were compared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The prompt is empty, or a segment is.
+    /// The prompt is empty, or one of its segments is empty.
     #[error("the prompt is empty")]
     EmptyPrompt,
     /// The content and the prefill have different lengths.
     #[error("the content has {tokens} tokens, but the prefill {prefill}")]
     WrongContent {
-        /// Tokens of the content.
+        /// Number of tokens of the content.
         tokens: usize,
-        /// Tokens of the prefill.
+        /// Number of tokens of the prefill.
         prefill: usize,
     },
     /// The scheduler already holds a graph of this key.
@@ -152,13 +152,13 @@ pub enum Refusal {
     WrongWalk {
         /// The walk that the launch names.
         walk: WalkId,
-        /// The kind that the walk would have to be.
+        /// The kind of walk that is required.
         wanted: &'static str,
     },
     /// The request asks for more than one token, but names no walk that computes the tokens after the first.
     #[error("max_tokens is {max_tokens}, but the graph has no decode walk")]
     NoDecodeWalk {
-        /// Tokens asked for.
+        /// Maximum number of output tokens that the request asks for.
         max_tokens: u32,
     },
     /// Prompt plus output is longer than the model's context.
@@ -166,25 +166,25 @@ pub enum Refusal {
         "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, but the context holds {max_context}"
     )]
     ContextTooSmall {
-        /// Length of the prompt.
+        /// Number of tokens of the prompt.
         prompt_tokens: usize,
-        /// Tokens of output asked for.
+        /// Maximum number of output tokens that the request asks for.
         max_tokens: u32,
-        /// Tokens that the context holds.
+        /// Maximum number of tokens of the model's context.
         max_context: usize,
     },
-    /// The empty pool could not hold the request.
+    /// The request needs more pages than the pool has.
     #[error("the request needs {needed} KV pages, but the pool has {total}")]
     PoolTooSmall {
-        /// Pages for prompt plus output.
+        /// Number of pages for prompt plus output.
         needed: usize,
-        /// Pages of the pool.
+        /// Number of pages that requests can hold.
         total: usize,
     },
-    /// The scheduler holds as many requests as it may.
+    /// The scheduler already holds its maximum number of requests.
     #[error("{held} requests are held, the limit is {limit}")]
     QueueFull {
-        /// Requests running and waiting.
+        /// Number of requests held, running and waiting.
         held: usize,
         /// Maximum number of requests held, running and waiting.
         limit: usize,

@@ -1,10 +1,10 @@
 //! A lower bound on the time that a prefill takes. It proves in advance that a deadline cannot be met.
 //!
-//! A request is ended if the bound exceeds the time that it has left, so the bound must never be too long. An estimate,
-//! in contrast, may err either way. The bound rests on two properties of every device: a step with more work takes no
-//! less time, and two steps take no less time than one step with the tokens of both. The bound therefore comes from
-//! steps that did the least work for their number of tokens. Such a step computed prefills from position 0 on and no
-//! decodes, and needed logits only at each prefill's last position. The duration of such a step is a lower bound for
+//! A request is ended if the bound exceeds the time until the request's deadline. So the bound must never be too high,
+//! whereas an estimate may err either way. The bound rests on two properties of every device: a step with more work
+//! takes no less time, and two steps take no less time than one step with the tokens of both. The bound therefore comes
+//! from steps that did the least work for their number of tokens. Such a step computed prefills from position 0 on and
+//! no decodes, and needed logits only at each prefill's last position. The duration of such a step is a lower bound for
 //! every step of the same walk with at least as many tokens. Of the steps of one size, only the fastest counts. A step
 //! that did more work in less time lowers the bound of smaller steps. [`MARGIN`] allows for a device that becomes
 //! faster.
@@ -22,10 +22,10 @@ use crate::{
 const MARGIN: u32 = 2;
 
 /// Number of steps of one size that must have run before the bound uses that size. The first steps may be slow for
-/// reasons that do not last.
+/// transient reasons, such as cold caches.
 const MIN_STEPS: u32 = 3;
 
-/// The fastest steps so far, by walk and by the binary logarithm, rounded down, of their number of tokens.
+/// The fastest steps so far, by walk and by the base-2 logarithm (rounded down) of the step's number of tokens.
 #[derive(Debug, Default)]
 pub(crate) struct LeastTime(BTreeMap<(WalkId, u32), Fastest>);
 
@@ -56,7 +56,8 @@ impl LeastTime {
         }
     }
 
-    /// Records a step that computed `tokens` tokens of a prefill walk. `bare` is true if the step did nothing else.
+    /// Records a step that computed `tokens` tokens of a prefill walk. `bare` is true if the step did the least work
+    /// for these tokens; the module documentation says which steps do.
     fn record(&mut self, walk: WalkId, tokens: usize, bare: bool, took: Duration) {
         let Some(size) = tokens.checked_ilog2() else { return };
         if bare {
@@ -71,8 +72,8 @@ impl LeastTime {
         }
     }
 
-    /// Lower bound on the time to prefill `tokens` tokens of one request, if a step takes at most `most` of them. The
-    /// bound is zero until enough steps have been recorded.
+    /// Lower bound on the time to prefill `tokens` tokens of one request, if a step computes at most `most` of them.
+    /// The bound is zero until enough steps have been recorded.
     pub fn of(&self, walk: WalkId, tokens: usize, most: usize) -> Duration {
         let of_step = |tokens| self.of_step(walk, tokens);
         let steps = u32::try_from(tokens / most).unwrap_or(u32::MAX);

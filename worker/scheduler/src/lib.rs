@@ -1,7 +1,7 @@
 //! The micro-scheduler: decides what each step of a worker computes.
 //!
 //! The scheduler is pure: it does no I/O, reads no clock and knows no device. It counts positions, pages and slots, and
-//! compares tokens. Its decisions depend only on the calls made to it. One turn of a worker:
+//! compares tokens. Its decisions depend only on the calls made to it. This is one turn of a worker:
 //!
 //! ```text
 //! add(launch) ─▶ waiting ──plan()──▶ running ──commit()──▶ Ending
@@ -32,8 +32,9 @@
 //!   first-come prefill follow this order, and preemption takes requests from its end. A request's position in the
 //!   order never changes, so the first request stays first until it ends, and no request waits for ever.
 //! - **Shares are equal.** The order holds among requests of one [share](GraphLaunch::share). If several shares have
-//!   requests, the one that was given the fewest tokens is admitted next, and all shares have equal parts of a step's
-//!   prefill. So the requests of one share delay those of another by no more than its part.
+//!   requests, a request of the share that was given the fewest tokens is admitted next, and all shares have equal
+//!   parts of a step's prefill. So the requests of one share delay the requests of another share by no more than the
+//!   first share's part.
 //! - **Decodes first.** A step gives every decoding request its token, then prefills with the rest of
 //!   [`max_step_tokens`][budget], [shared][sharing] as configured. Only a prefill that must not be cut exceeds the
 //!   budget, and then it runs alone; see [`PATIENCE`]. With a [target] for the time between tokens, prefills that share
@@ -41,9 +42,9 @@
 //! - **A walk is identified by its kind** in the model's declaration, never by name. A step whose rows are all decodes
 //!   of one walk runs as that decode walk. Any other step runs as the mixed walk that batches its rows. Each row keeps
 //!   its own walk. Requests whose walks are batched by different mixed walks take turns.
-//! - **A row is terminal**, so that a token is sampled from it, if it is a decode or computes the last position of the
-//!   prefill. Once no more output is wanted, no row is terminal. The prefill includes output of earlier incarnations,
-//!   and all tokens that a preempted request had sampled.
+//! - **A token is sampled from each terminal row, and from no other row.** A row is terminal if it is a decode or
+//!   computes the last position of the prefill. Once no more output is wanted, no row is terminal. The prefill includes
+//!   output of earlier incarnations, and all tokens that a preempted request had sampled.
 //! - **Memory first.** A request runs only once it holds a slot and the pages of its whole prefill. By default
 //!   ([`Admission`][admission]) the request must also hold the pages of its longest possible output, so that a running
 //!   request never waits for a page. A request has a slot even if the model has no planes in slots: the slot is the
@@ -51,27 +52,28 @@
 //! - **A full, computed page can be shared** with requests whose tokens are equal up to the page's end. Each request
 //!   that reads a page holds it. A page that no request holds is kept until it is needed for other content; the page
 //!   idle for longest is taken first.
-//! - **An equal start is computed once.** A request whose next blocks a running request is about to compute waits for
-//!   them, holds nothing and delays no other request. It follows requests that are earlier in order only.
+//! - **An equal start is computed once.** If a running request is about to compute the next blocks of a waiting
+//!   request, the waiting request waits for these blocks. Meanwhile it holds nothing and delays no other request. It
+//!   waits only for requests that are earlier in order.
 //! - **A slot's state cannot be shared, only copied.** If the model has planes in slots, a prefix from the cache ends
-//!   with a *snapshot*: a slot with the state behind a block. The first row of an incarnation comes with a copy of
-//!   the snapshot, or of the initial state, to the request's slot. Prefills stop at the rungs of a ladder
-//!   (`snapshots`), where the next row comes with a save. The snapshot can be found once the step of the save is
-//!   committed, unless the request has ended before. Slots for snapshots are those that no request needs. Evicting a
-//!   page drops its snapshot; evicting a snapshot keeps its page. Without planes in slots, no slot is copied.
+//!   with a *snapshot*: a slot with the state behind a block. The first row of an incarnation comes with a copy of the
+//!   snapshot, or of the initial state, to the request's slot. Prefills stop at the rungs of a ladder (`snapshots`),
+//!   where the next row comes with a save. The snapshot can be found once the step of the save is committed, unless the
+//!   request has ended before. Snapshots use only slots that no request needs. Evicting a page drops its snapshot;
+//!   evicting a snapshot keeps its page. Without planes in slots, no slot is copied.
 //! - **A request may be in several steps in flight.** Each row is planned from the progress that the rows before it
 //!   will have made. A decode [continues](Row::continues) a row in flight if that row samples its first token. No row
 //!   is planned beyond `max_tokens`.
-//! - **A request ends at once**, even inside steps: at the commit that ends it, or at the next plan if it is cancelled,
-//!   late, or its transfer has failed. Its rows in flight are [void](RowCommit::is_void): their outcomes have no
-//!   effect.
+//! - **A request ends at once**, even with rows in flight: at the commit that ends it, or at the next plan if it is
+//!   cancelled, misses its deadline, or its transfer has failed. Its rows in flight are [void](RowCommit::is_void):
+//!   their outcomes have no effect.
 //! - **Planes in use are never given away.** The pages and the slot of an ended request, the slot of a save, and the
 //!   snapshot that a request begins from are kept until no uncommitted step uses them. Stream order alone would allow
-//!   more, but transfers read and write pages and slots outside of it. Slot copies rely on stream order: a save may
-//!   read what an earlier step in flight writes. A request with rows in flight is not preempted; it is left out of
-//!   steps until its rows are back.
-//! - **An aborted step leaves no trace.** Only the step planned last is aborted, with the copies at its head: a request
-//!   that was to begin there begins in a later step, and a save is planned again with the row.
+//!   earlier reuse, but transfers read and write pages and slots outside of stream order. Slot copies rely on stream
+//!   order: a save may read what an earlier step in flight writes. A request with rows in flight is not preempted; it
+//!   is left out of steps until its rows are back.
+//! - **An aborted step leaves no trace.** Only the step planned last can be aborted, together with its slot copies. A
+//!   request whose first row is aborted begins in a later step. A save that is aborted is planned again with its row.
 //! - **A request may be disaggregated** ([`GraphRole`]): one worker prefills it while another holds pages for it and
 //!   then decodes it. A request that waits for planes, or whose planes are being copied, is part of no step and is
 //!   never preempted. The other worker sends the slot's state, so that known pages need no snapshot. Like any other
@@ -82,10 +84,10 @@
 //!
 //! - `scheduler`: the turn above. Its submodules: `expiry` ends requests, `memory` admits and preempts them, and
 //!   `disaggregated` completes transfers.
-//! - `launch`: the requests that arrive; `validate`: the requests that are refused; `admission`: the resources that a
-//!   request must hold; `request`: the states of a request.
+//! - `launch`: the requests that arrive; `validate`: the checks on arrival; `admission`: the resources that a request
+//!   must hold; `request`: the states of a request.
 //! - `shares`: the share that is next; `waiting`: the requests that wait for pages.
-//! - `following`: the requests that wait for an equal start that another one computes.
+//! - `following`: the requests that wait while another request computes an equal start.
 //! - `packing`: the policy of a step; `pace` and `step_time`: the prefill that a step has time for; `least_time`: the
 //!   proof that a deadline cannot be met; `prepared`: rows made before their step is planned.
 //! - [`pages`]: the pool of pages and its block tables; `slots`: the pool of slots; `holding`: both together; `prefix`:

@@ -1,10 +1,9 @@
-//! The number of prefill tokens that a step has time for beside its decodes, if there is a target for the time between
-//! tokens.
+//! Limits the prefill tokens of a step that has decodes, so that the step meets the target for the time between tokens.
 //!
-//! [`StepTime`] estimates how long a step takes. Feedback makes up for its errors: steps that take longer than
-//! estimated, by jitter or because the device has changed, make the next steps smaller until the error is gone. Before
-//! the first measurement nothing is known, so prefill beside decodes begins with the smallest chunk and at most doubles
-//! from step to step. There is no clock here: the caller measures each step.
+//! [`StepTime`] estimates the duration of a step. Feedback corrects the estimate: after a step that took longer than
+//! estimated, the next steps get fewer prefill tokens until the estimate is right again. Before the first measurement
+//! there is no estimate. So prefill beside decodes begins with the smallest chunk and at most doubles from step to
+//! step. This module reads no clock; the caller measures each step.
 
 use std::time::Duration;
 
@@ -13,11 +12,12 @@ use crate::step_time::{StepTime, Work};
 /// Factor by which `Pace::overrun - 1` shrinks at each measured step. If the step's own overrun is larger than the
 /// shrunken value, the step's own overrun replaces it, up to [`MAX_OVERRUN`].
 const DECAY: f64 = 0.9;
-/// Upper limit of [`Pace::overrun`], since a stalled step says nothing about the next one. Also its initial value.
+/// Upper limit and initial value of [`Pace::overrun`]. The limit exists because one stalled step says nothing about the
+/// next one.
 const MAX_OVERRUN: f64 = 1.25;
 
-/// The target for the duration of steps with decodes, and the measurements that tell how much prefill meets this
-/// target.
+/// The target for the duration of steps with decodes, and the measurements that determine how many prefill tokens meet
+/// this target.
 #[derive(Debug)]
 pub(crate) struct Pace {
     target: Option<Duration>,
@@ -29,7 +29,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Makes a pace for steps with decodes that should take no longer than `target`. Without a target, prefill is not
+    /// Makes a pace with `target` as the maximum duration of a step with decodes. Without a target, prefill is not
     /// bounded.
     pub fn new(target: Option<Duration>) -> Self {
         Self { target, time: StepTime::default(), overrun: MAX_OVERRUN, most_prefill: 0 }
@@ -38,7 +38,7 @@ impl Pace {
     /// Records the duration of a step.
     pub fn observe(&mut self, work: &Work, took: Duration) {
         if work.decodes() > 0 && work.prefill() > 0 {
-            // Before the first observation the estimate is 0, so this quotient is infinite.
+            // Before the first observation the estimate is 0, so this quotient is infinite and the next line clamps it.
             let overrun = took.as_secs_f64() / self.time.of(work);
             self.overrun = overrun.min(MAX_OVERRUN).max(1.0 + (self.overrun - 1.0) * DECAY);
         }
@@ -74,7 +74,7 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// No bound.
+    /// An allowance without a bound.
     pub const ALL: Self =
         Self { seconds: f64::INFINITY, token: 0.0, attended: 0.0, most: usize::MAX, least: usize::MAX };
 

@@ -1,8 +1,8 @@
 //! The policy of a step: the requests that share it, and the number of tokens that each computes.
 //!
 //! Every decode gets its token first, and prefills share the rest of the budget. A prefill that may be cut gets a chunk
-//! that ends at a page boundary where possible, so that a small remainder of the budget does not cut a prompt into
-//! slivers. If the model has planes in slots, no chunk goes beyond the next position at which the slot is saved
+//! that ends at a page boundary where possible, so that a small remainder of the budget does not cut a prompt into tiny
+//! chunks. If the model has planes in slots, no chunk goes beyond the next position at which the slot is saved
 //! (`snapshots`). A prefill that must not be cut is packed when it fits. When it does not fit, it is passed over, but
 //! not for ever: once [`PATIENCE`] steps have run without it, it is overdue and comes before all prefills that are not
 //! overdue. Among several overdue prefills, the one passed over for longest comes first. If the first overdue prefill
@@ -77,7 +77,7 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// The estimates and orders that the policy follows.
+/// The inputs of the policy besides the candidates: the pace of steps, and the turns of the shares.
 pub(crate) type Guides<'a> = (&'a Pace, &'a Shares);
 
 /// The facts about past steps that the policy depends on.
@@ -93,7 +93,7 @@ pub(crate) struct PastSteps {
 struct Prefill {
     /// Index into the candidates, which are in the order of their tickets.
     candidate: usize,
-    /// The turn of the request's share in this step, and the share.
+    /// Sort key of the caller: the turn of the request's share (lowest first), then the share's number.
     caller: (u64, ShareId),
     walk: WalkId,
     cut: Cut,
@@ -101,7 +101,8 @@ struct Prefill {
     start: usize,
     /// Number of tokens of the current segment that are not computed yet.
     left: usize,
-    /// Maximum number of tokens in this step: those up to the next snapshot. At most `left`.
+    /// Number of tokens up to the next position at which the slot is saved, at most `left`. The prefill gets no more
+    /// tokens in this step.
     to_rung: usize,
     /// Number of steps that have passed the prefill over since it was last served.
     age: u32,
@@ -161,8 +162,8 @@ pub(crate) fn pack(
     })
 }
 
-/// The mixed walk whose turn it is: the next one after `last`, in cyclic order, of the mixed walks that have a
-/// candidate.
+/// The mixed walk whose turn it is: among the mixed walks that have a candidate, the next one after `last` in cyclic
+/// order of walk ids.
 fn next_in_turn(ready: impl Iterator<Item = WalkId>, last: Option<WalkId>) -> Option<WalkId> {
     ready.min_by_key(|&walk| (last.is_some_and(|last| walk <= last), walk))
 }
@@ -215,7 +216,7 @@ impl Prefill {
     }
 }
 
-/// The budget of a step that is left for prefills.
+/// The part of a step's budget that is left for prefills.
 #[derive(Debug)]
 struct PrefillBudget {
     /// Number of tokens left of the step's budget.
@@ -245,21 +246,22 @@ impl PrefillBudget {
         prefills.sort_by_key(|prefill| prefill.caller);
         let callers = prefills.chunk_by(|a, b| a.caller == b.caller).count();
         if callers > 1 {
-            // One that must not be cut may need more than a part, so that of each caller one may take more in time.
+            // A prefill that must not be cut may need more than its caller's part. So one overdue prefill of each
+            // caller is served first, without that limit.
             for prefills in prefills.chunk_by_mut(|a, b| a.caller == b.caller) {
                 let due = prefills.iter_mut().find(|prefill| prefill.is_whole() && prefill.is_overdue());
                 due.into_iter().for_each(|prefill| self.serve(prefill, usize::MAX));
             }
         }
         for (served, prefills) in prefills.chunk_by_mut(|a, b| a.caller == b.caller).enumerate() {
-            // A part ends no chunk off the grid that a whole step would end on it.
+            // The part is rounded up to the grid, so that the division among callers ends no chunk off the grid.
             let part = self.tokens.div_ceil(callers - served).next_multiple_of(self.grid).min(self.tokens);
             let rest = self.tokens - part;
             self.tokens = part;
             self.serve_caller(prefills, sharing);
             self.tokens += rest;
         }
-        // A caller may leave tokens, because it needs fewer or could not end a chunk. They go to the others.
+        // A caller may use less than its part. The tokens that are left go to the other callers.
         if callers > 1 {
             prefills.iter_mut().for_each(|prefill| self.serve(prefill, usize::MAX));
         }
@@ -284,7 +286,7 @@ impl PrefillBudget {
     }
 
     /// Maximum number of tokens that a prefill can still get in this step. For a prefill that must not be cut and is
-    /// overdue, `paced` is ignored: it has waited long enough.
+    /// overdue, `paced` is ignored, because the prefill has waited long enough.
     fn left_for(&self, prefill: &Prefill) -> usize {
         let unpaced = prefill.is_whole() && prefill.is_overdue();
         let from = prefill.start + prefill.tokens;
@@ -308,7 +310,8 @@ impl PrefillBudget {
 
     /// Number of tokens of the prefill's next chunk, at most `most`. `left` is the number of tokens up to the end of
     /// the prefill's segment or up to its next snapshot. A chunk ends there or on the grid. Only the chunk of the first
-    /// prefill that the step serves may end elsewhere, so that this prefill advances however small the budget is.
+    /// prefill that the step serves may end elsewhere, so that this prefill advances even if the budget is less than a
+    /// grid step.
     fn chunk(&self, prefill: &Prefill, left: usize, most: usize) -> usize {
         let most = left.min(self.cap.saturating_sub(prefill.tokens)).min(most);
         let from = prefill.start + prefill.tokens;
@@ -331,8 +334,8 @@ impl PrefillBudget {
     /// to the other prefills. If the budget has less than one chunk per prefill, the first prefills get one chunk each,
     /// and the remaining prefills come first in a later step.
     fn share_equally(&mut self, prefills: &mut [Prefill]) {
-        // Time is counted as if all prefills were at the farthest position, where a token takes longest. If this leaves
-        // time over, the caller gives it to the first prefills.
+        // Each token is counted with the time that it takes at the farthest position, where a token takes longest. If
+        // time is left over, `serve_caller` gives it to the first prefills.
         let farthest = prefills.iter().map(|prefill| prefill.start).max().unwrap_or(0);
         let mut left = self.tokens.min(self.paced.tokens(farthest));
         let served = prefills.len().min((left / self.grid).max(1));

@@ -20,7 +20,8 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    /// The list of pages, for a plan. The table outlives the step, so the plan's list counts no references of its own.
+    /// The list of pages, for a plan. The plan's list holds no references of its own, because the table outlives the
+    /// step.
     pub fn pages(&self) -> Arc<[PageId]> {
         Arc::clone(&self.pages)
     }
@@ -46,16 +47,17 @@ pub struct PagePool {
     page_tokens: usize,
     /// Number of references on each page, by the page's index.
     ref_count: Vec<u32>,
-    /// The free pages, used as a stack: the page freed last is the likeliest to be in a CPU cache.
+    /// The free pages, used as a stack. The page freed last is allocated first, because it is the likeliest to be in a
+    /// CPU cache.
     free: Vec<PageId>,
     /// Idle pages, by the time at which they became idle.
     idle: BTreeMap<u64, PageId>,
     /// For each page, by its index, the time at which it last became idle: its key in `idle`.
     idle_since: Vec<u64>,
-    /// Logical time: counts pages that became idle.
+    /// Logical time: the number of times that a page has become idle.
     clock: u64,
     content: PrefixCache,
-    /// Snapshots of pages that were evicted; their slots are to be freed.
+    /// Snapshots of evicted pages. Their slots are not freed yet.
     dropped_snapshots: Vec<SlotId>,
 }
 
@@ -90,7 +92,7 @@ impl PagePool {
             self.evict(page);
         }
         let first = self.free.len() - pages;
-        // From the top of the stack, so that a new pool allocates pages in order.
+        // Pages are taken from the top of the stack, so that a new pool allocates pages in ascending order.
         let taken: Arc<[PageId]> = self.free.drain(first..).rev().collect();
         for page in taken.iter() {
             self.ref_count[page.0 as usize] = 1;
@@ -138,7 +140,7 @@ impl PagePool {
         self.content.set_snapshot(page, snapshot);
     }
 
-    /// Takes the slot of a snapshot whose page was evicted, if there is one.
+    /// Takes the slot of a snapshot whose page was evicted. None if there is no such snapshot.
     pub(crate) fn next_dropped_snapshot(&mut self) -> Option<SlotId> {
         self.dropped_snapshots.pop()
     }

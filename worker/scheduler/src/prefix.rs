@@ -2,7 +2,7 @@
 //!
 //! A block is the content of a full page: its tokens, and the media that begin among them. A block is identified by its
 //! content and by the block before it, back to position 0, so that equal identities mean equal keys and values. A hash
-//! only finds a candidate: a block is used only if its tokens and the block before it are found equal, too.
+//! only finds a candidate block. The candidate is used only if its content and the block before it are equal, too.
 
 use std::{
     borrow::Cow,
@@ -16,7 +16,7 @@ use tutti_planes::{PageId, SlotId};
 /// 0 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chain {
-    /// No block.
+    /// The chain without blocks.
     Start,
     /// The chain that ends with a recorded block.
     Block {
@@ -30,7 +30,7 @@ pub(crate) enum Chain {
 }
 
 impl Chain {
-    /// A number of its own for each chain.
+    /// A number that identifies the chain.
     fn number(self) -> u64 {
         match self {
             Self::Start => 0,
@@ -55,7 +55,7 @@ struct Block {
     snapshot: SlotId,
 }
 
-/// An index of pages by content. Whether a page is held is recorded in the pool, not here.
+/// An index of pages by content. The pool, not the index, records which pages are held.
 #[derive(Debug, Default)]
 pub(crate) struct PrefixCache {
     pages: HashMap<u64, PageId>,
@@ -69,7 +69,7 @@ pub(crate) struct PrefixCache {
 /// prompt of the first waiting request again for as long as the request waits for pages.
 #[derive(Debug, Default)]
 struct KeptLookUp {
-    /// Number of the request.
+    /// Serial number of the waiting request.
     number: u64,
     /// The blocks that were found. All of them are still recorded.
     known: Vec<(PageId, Chain)>,
@@ -89,8 +89,9 @@ pub(crate) fn hash_of_first(tokens: &[u32]) -> u64 {
 
 impl PrefixCache {
     /// Looks up the first `blocks` blocks of a prompt, up to the first block that is not recorded. `block` gives the
-    /// content of a block by its index. Returns each block's page with the chain that ends with the block. The search
-    /// continues behind the blocks in `known`: none, or those of a [kept look-up](Self::take_kept).
+    /// content of a block by its index. Returns each block's page with the chain that ends with the block. `known` has
+    /// the blocks that a [kept look-up](Self::take_kept) has found already, or is empty. The search continues behind
+    /// these blocks.
     pub fn look_up<'a>(
         &self,
         mut known: Vec<(PageId, Chain)>,

@@ -26,7 +26,7 @@ impl PreparedDecodes {
     }
 
     /// Takes the prepared row of the request of `ticket`, if there is such a row and `holds` is true for the row. Calls
-    /// must come in the order of tickets: the rows of earlier tickets are dropped.
+    /// must come in the order of tickets, because a call drops the rows of all earlier tickets.
     pub fn take(&mut self, ticket: Ticket, holds: impl FnOnce(&Row) -> bool) -> Option<Row> {
         // The row is compared where it is and moved only if it matches: moving a row takes longer than comparing it.
         while let Some(row) = self.0.as_slice().first().filter(|row| row.ticket <= ticket) {

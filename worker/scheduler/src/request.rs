@@ -1,4 +1,4 @@
-//! A request on its way through the scheduler: waiting, then running, then ended.
+//! The states of a request in the scheduler: waiting, running, ended.
 //!
 //! Each state is a type and each transition consumes the state before, so a request is in one state at a time and ends
 //! once. A running request that is preempted waits again. Its prefill then covers all its tokens so far, prompt and
@@ -53,11 +53,11 @@ pub(crate) struct Request {
     pub share: ShareId,
     /// The phases that this worker runs. Becomes [`GraphRole::Whole`] once another worker's prefill has been imported.
     pub role: GraphRole,
-    /// True while the request waits for embeddings of its media. Only after their arrival does the request wait for
-    /// pages.
+    /// True while the request waits for embeddings of its media. The request waits for pages only after the embeddings
+    /// have arrived.
     pub awaits_media: bool,
-    /// True if the request is never preempted: another worker computes its prefill, and the prefill has media, which
-    /// this worker could not encode again.
+    /// True if the request is never preempted. This holds if another worker computes its prefill and the prefill has
+    /// media, because this worker could not encode the media again.
     pub is_pinned: bool,
     /// At least one segment, ascending by `end`, without gaps from position 0. Fixed while the request runs.
     pub prefill: Vec<PrefillSegment>,
@@ -75,7 +75,7 @@ pub(crate) struct Request {
     pub content: Option<Content>,
     /// Hash of the first block, by which requests with an equal start are found. None if the request shares no pages.
     pub first_block: Option<u64>,
-    /// The request's relation to one that computes its start.
+    /// The request's relation to a running request that computes the same first blocks.
     pub following: Following,
     /// True if logits of every prefill position are wanted. Computing them takes extra time.
     pub is_scored: bool,
@@ -116,7 +116,7 @@ impl Request {
     }
 
     /// Takes a slot and `pages` pages, as many of them as possible from the prefix cache. `number` identifies the
-    /// request. None if too little is available.
+    /// request. None if too few pages or slots are available.
     pub fn take_planes(&self, number: u64, pages: usize, pool: &mut PlanePool) -> Option<Admitted> {
         // A request starts from the null slot's state, with two exceptions: with [`GraphRole::Decode`], the prefill's
         // worker sends the state, and an encoder's graph has no state.
@@ -152,7 +152,7 @@ impl Request {
     }
 
     /// Finds the last known block that has a snapshot and behind which the prefill may resume. Returns the number of
-    /// blocks up to it, and the snapshot: 0 and None if there is no such block.
+    /// blocks up to and including that block, and its snapshot. Returns 0 and None if there is no such block.
     fn last_snapshot(&self, known: &[(PageId, Chain)], pool: &PlanePool) -> (usize, Option<SlotId>) {
         let page_tokens = pool.pages().page_tokens();
         let snapshot = |blocks: usize| {

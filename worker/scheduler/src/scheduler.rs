@@ -46,7 +46,7 @@ pub struct Scheduler {
     least_time: LeastTime,
     /// Accepted requests that hold no pages and wait for them.
     waiting: Waiting,
-    /// The order of shares.
+    /// The token counts of the shares, which decide the order of the shares.
     shares: Shares,
     /// Accepted requests that hold no pages and wait for embeddings of their media.
     parked: BTreeMap<Ticket, Request>,
@@ -77,7 +77,7 @@ pub struct Scheduler {
 /// Counters over the scheduler's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Number of preemptions: a request's pages were released before its end.
+    /// Number of preemptions. A preemption releases a request's pages before the request's end.
     pub preemptions: u64,
     /// Number of prefill tokens of admitted requests, counted again at each admission of a request.
     pub prefill_tokens: u64,
@@ -85,7 +85,7 @@ pub struct Tally {
     pub cached_tokens: u64,
     /// Number of planned rows that had been [prepared](Scheduler::plan_ahead) before their step was planned.
     pub rows_ahead: u64,
-    /// Number of rows that were computed after the end of their request.
+    /// Number of rows whose request had ended before the row was committed.
     pub void_rows: u64,
 }
 
@@ -104,7 +104,7 @@ pub struct Load {
     pub pages_total: usize,
     /// Slots held by requests, by ended requests with rows in flight, and by snapshots that are being saved or read.
     pub slots_used: usize,
-    /// Slots that hold a snapshot and nothing else needs: they can be taken.
+    /// Slots with snapshots that no request reads. These slots can be taken for other uses.
     pub slots_cached: usize,
     /// Slots that requests and snapshots can hold.
     pub slots_total: usize,
@@ -115,7 +115,7 @@ pub struct Load {
 }
 
 impl Scheduler {
-    /// A scheduler for a model of this declaration.
+    /// Makes a scheduler for a model of this declaration.
     pub fn new(config: SchedulerConfig, model: &ModelDeclaration) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self {
@@ -176,7 +176,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Lets a request wait for pages.
+    /// Adds a request to the requests that wait for pages.
     fn wait(&mut self, ticket: Ticket, request: Request) {
         let share = request.share;
         if self.waiting.insert(ticket, request) {
@@ -197,13 +197,13 @@ impl Scheduler {
         }
     }
 
-    /// Ends requests that are cancelled, late or certain to be late, admits those that fit, and packs the next step.
-    /// `now` is the time on a monotonic clock; it is only compared with deadlines.
+    /// Ends requests that are cancelled, past their deadline or certain to miss it, admits requests that fit, and packs
+    /// the next step. `now` is the time on a monotonic clock; it is only compared with deadlines.
     ///
-    /// A step may be planned while earlier ones run, up to [`steps_in_flight`](SchedulerConfig::steps_in_flight) of
-    /// them together; beyond that, no step is planned. A request may be in all of them. Its rows are planned on the
-    /// assumption that its rows in flight succeed and do not end it. If a row in flight fails or ends the request, the
-    /// request's later rows are [void](RowCommit::is_void).
+    /// A step may be planned while earlier steps run. At most [`steps_in_flight`](SchedulerConfig::steps_in_flight)
+    /// steps are in flight together; at this limit no step is planned. A request may have a row in each of them. Its
+    /// rows are planned on the assumption that its rows in flight succeed and do not end it. If a row in flight fails
+    /// or ends the request, the request's later rows are [void](RowCommit::is_void).
     pub fn plan(&mut self, now: Duration) -> Turn {
         let endings = self.expire(now);
         let preempted =
@@ -250,8 +250,8 @@ impl Scheduler {
         commits
     }
 
-    /// Takes back the step that was planned last and has not run: neither its rows nor its slot copies. No request
-    /// advances, so later plans compute the same positions.
+    /// Takes back the step that was planned last. Neither its rows nor its slot copies have run. No request advances,
+    /// so later plans compute the same positions.
     pub fn abort(&mut self, step: StepPlan) {
         assert_eq!(self.flying.pop_back(), Some(step.number), "only the step planned last is aborted");
         let mut copies = step.row_copies.into_iter().peekable();
@@ -267,7 +267,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes back a row of a request that has ended. The last one in flight frees the request's planes.
+    /// Takes back a row of a request that has ended. The request's last row in flight frees the request's planes.
     fn drop_row(&mut self, row: &Row, copies: Option<RowCopies>) {
         let Entry::Occupied(mut draining) = self.draining.entry(row.ticket) else {
             unreachable!("{} has neither a request nor planes", row.key);
@@ -277,7 +277,7 @@ impl Scheduler {
         }
     }
 
-    /// Learns from the duration of a step.
+    /// Updates the estimates with the duration of a step. A step that ran an encoder does not count for the pace.
     fn observe(&mut self, step: &StepPlan, took: Duration) {
         let Self { running, draining, .. } = self;
         let encodes = |row: &Row| match running.get(&row.ticket) {
@@ -295,7 +295,7 @@ impl Scheduler {
         }
     }
 
-    /// The current load.
+    /// Returns the worker's current load and its counters.
     pub fn load(&self) -> Load {
         Load {
             running: self.running.len(),

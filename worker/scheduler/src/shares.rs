@@ -1,21 +1,22 @@
 //! Fair shares among callers: the share whose requests run next.
 //!
 //! Each share counts the tokens that it was given: the prefill tokens of its admitted requests, and its output tokens.
-//! The share with the fewest is admitted next (deficit round robin with a quantum of one token, in the form of virtual
-//! token counters: Sheng et al., Fairness in Serving Large Language Models, 2024). A share that begins to wait is
-//! lifted to the level of the last admission, so that it neither pays for tokens that nobody else wanted nor saves up a
-//! claim. Within a share, and if there is only one, requests keep the one order of tickets.
+//! A request of the share with the fewest tokens is admitted next (deficit round robin with a quantum of one token, in
+//! the form of virtual token counters: Sheng et al., Fairness in Serving Large Language Models, 2024). When a share
+//! begins to wait, its count is raised to the level of the last admission. So a share gains no credit while it is idle.
+//! Tokens that a share was given while no other share waited do not count against it later. Within a share, requests
+//! keep the order of tickets.
 
 use std::collections::BTreeMap;
 
 /// The number of a share. All requests without an API key have number 0.
 pub type ShareId = u64;
 
-/// The shares that have requests, or were given more than the level.
+/// The shares that have requests, or whose count is above `level`.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
     by_id: BTreeMap<ShareId, Share>,
-    /// The largest count of a share at an admission.
+    /// The largest token count that any share had when one of its requests was admitted.
     level: u64,
     admissions: u64,
 }
@@ -52,18 +53,18 @@ impl Shares {
         self.by_id.retain(|_, state| state.held > 0 || state.given > level);
     }
 
-    /// Lifts a share that begins to wait.
+    /// Raises the count of a share that begins to wait to at least `level`.
     pub fn wait(&mut self, share: ShareId) {
         let level = self.level;
         self.by_id.entry(share).and_modify(|state| state.given = state.given.max(level));
     }
 
-    /// The order in which shares are admitted: the least first.
+    /// Sort key of the order in which shares are admitted, lowest first.
     pub fn turn(&self, share: ShareId) -> (u64, u64) {
         self.by_id.get(&share).map_or((0, 0), |state| (state.given, state.last_admission))
     }
 
-    /// Counts an admitted request whose prefill computes this many tokens.
+    /// Counts an admitted request. `prefill` is the number of prefill tokens that the request computes.
     pub fn admit(&mut self, share: ShareId, prefill: u64) {
         self.admissions += 1;
         if let Some(state) = self.by_id.get_mut(&share) {
@@ -80,14 +81,15 @@ impl Shares {
         }
     }
 
-    /// Notes that a step computes a prefill of the share.
+    /// Records that the step with number `step` computes a prefill of the share.
     pub fn prefill(&mut self, share: ShareId, step: u64) {
         if let Some(state) = self.by_id.get_mut(&share) {
             state.last_prefill = step + 1;
         }
     }
 
-    /// The order in which shares get their parts of a step: the one that was left out for longest first.
+    /// Sort key of the order in which shares get their parts of a step, lowest first. The share without a prefill for
+    /// longest comes first.
     pub fn prefill_turn(&self, share: ShareId) -> u64 {
         self.by_id.get(&share).map_or(0, |state| state.last_prefill)
     }

@@ -42,7 +42,7 @@ impl SlotPool {
         if let Some(null) = uses.first_mut() {
             *null = Use::Held;
         }
-        // From the top of the stack, so that a new pool gives out slots in order.
+        // Slots are taken from the end of the list, so that a new pool gives out slots in ascending order.
         let free = (1..slots).rev().map(|slot| SlotId(slot as u32)).collect();
         Self { uses, free, idle: BTreeMap::new(), clock: 0 }
     }
@@ -84,7 +84,7 @@ impl SlotPool {
         self.free.push(slot);
     }
 
-    /// Adds a reader to a snapshot: it keeps its state until the reader is [removed](Self::remove_reader).
+    /// Adds a reader to a snapshot. The snapshot is not evicted until the reader is [removed](Self::remove_reader).
     pub fn add_reader(&mut self, slot: SlotId) {
         let of_slot = &mut self.uses[slot.0 as usize];
         let Use::Snapshot { readers, since, .. } = of_slot else {
@@ -120,7 +120,7 @@ impl SlotPool {
         self.free.len() + self.idle.len()
     }
 
-    /// Number of slots that are held or read.
+    /// Number of slots that are held, or are snapshots with readers.
     pub fn used(&self) -> usize {
         self.total() - self.available()
     }

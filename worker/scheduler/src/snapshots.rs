@@ -1,12 +1,12 @@
 //! The positions at which a request's slot is saved as a snapshot.
 //!
 //! A snapshot costs a slot and a cut in the prefill, so snapshots are few. They lie on a ladder of rungs: the powers of
-//! two from [`FIRST`] on, in whole blocks. Any shared prefix that is as long as the first rung then has a rung within
-//! its last half. One more rung is the last whole block before the last token of the prefill, where an equal prompt
-//! resumes.
+//! two from [`FIRST`] on, in whole blocks. So any shared prefix that is at least as long as the first rung has a rung
+//! in its second half. One more rung is the last whole block before the last token of the prefill, where an equal
+//! prompt resumes.
 
-/// The first rung of a long prefill, in blocks. A shorter prefix saves less than its cut costs: each chunk reads all
-/// weights, however few tokens it has.
+/// The first rung of a long prefill, in blocks. A snapshot of a shorter prefix saves less time than the cut costs,
+/// because each chunk reads all weights, however few tokens it has.
 const FIRST: usize = 4;
 
 /// The rungs of one request.
@@ -23,7 +23,7 @@ impl Ladder {
         Self { page_tokens, last: prefill.saturating_sub(1) / page_tokens }
     }
 
-    /// The first rung behind position `from`, as a position.
+    /// The first rung behind position `from`, as a position in tokens.
     pub fn next(self, from: usize) -> usize {
         let blocks = from / self.page_tokens;
         let next = (blocks + 1).next_power_of_two().max(FIRST);
@@ -31,7 +31,7 @@ impl Ladder {
         next * self.page_tokens
     }
 
-    /// The last rung within this many blocks, in blocks; 0 if there is none.
+    /// The last rung that is at most `blocks`, in blocks. 0 if there is none.
     pub fn up_to(self, blocks: usize) -> usize {
         match blocks.checked_ilog2() {
             _ if blocks >= self.last => self.last,

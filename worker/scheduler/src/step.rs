@@ -1,4 +1,4 @@
-//! A step as planned, as run, and as committed.
+//! The types of a step: its plan, its results, and the effects of its commit.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -35,7 +35,7 @@ pub struct Reserved {
     pub known: usize,
     /// The request's slot, which the other worker fills too.
     pub slot: SlotId,
-    /// Tokens of the prefill.
+    /// Number of tokens of the prefill.
     pub tokens: usize,
 }
 
@@ -62,7 +62,7 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// Tokens that the step computes.
+    /// Number of tokens that the step computes.
     pub fn tokens(&self) -> usize {
         self.rows.iter().map(|row| row.positions.len()).sum()
     }
@@ -79,13 +79,14 @@ pub struct Row {
     pub epoch: Epoch,
     /// The positions that the row computes. The planes of all earlier positions are already computed.
     pub positions: Range<usize>,
-    /// Whether a token is sampled from the row, with the data for sampling. [`Row::is_terminal`] is the flag alone.
+    /// The kind of the row: terminal, with the data for sampling, or not terminal. [`Row::is_terminal`] is the flag
+    /// alone.
     pub terminality: Terminality,
     /// The request's pages, which cover `positions` and all earlier positions.
     pub block_table: Arc<[PageId]>,
     /// The request's slot.
     pub slot: SlotId,
-    /// True if the row's first token is the one that the request's row before it samples, in a step that is not
+    /// True if the request's previous row samples this row's first token, and the step of that previous row is not
     /// committed yet.
     pub continues: bool,
     pub(crate) ticket: Ticket,
@@ -105,8 +106,8 @@ pub(crate) struct RowCopies {
 
 impl Row {
     /// True if a token is sampled from the row's last position: the row is a decode, or the last chunk of a prefill
-    /// whose output is wanted. This is the only such flag: LM head, random numbers, emission and requeueing all follow
-    /// from it.
+    /// whose output is wanted. No other flag decides whether the LM head runs, a random number is drawn, a token is
+    /// emitted and the request is queued again.
     pub fn is_terminal(&self) -> bool {
         matches!(self.terminality, Terminality::Terminal { .. })
     }
@@ -149,7 +150,7 @@ pub struct RowCommit {
     pub cached_tokens: u32,
     /// True if the request had ended before this row was committed. The row then has no effect: its token is dropped.
     pub is_void: bool,
-    /// Set if this was the request's last row.
+    /// The request's ending, if this row ended the request.
     pub ending: Option<Ending>,
 }
 
@@ -195,12 +196,12 @@ pub enum Outcome {
     Finished {
         /// The reason for which the output ended.
         reason: Finish,
-        /// Tokens of output, over all incarnations.
+        /// Number of output tokens, over all incarnations.
         generated: u32,
     },
-    /// The prefill is complete and another worker continues with its planes.
+    /// The prefill or the encoding is complete, and another worker has the planes or the embeddings.
     HandedOver {
-        /// Tokens of output, over all incarnations.
+        /// Number of output tokens, over all incarnations.
         generated: u32,
     },
     /// The planes were not transferred.

@@ -3,9 +3,9 @@
 //! A device's time for a step is close to a sum of five terms: a fixed cost, a cost per decode row, per token that
 //! decodes attend to, per prefill token, and per token that prefill tokens attend to. These costs differ a thousandfold
 //! between devices and drift with other load on the machine, so they are fitted to the last few steps by Kaczmarz's
-//! method: each step in turn moves the costs, along the shortest path, towards values that explain the step's duration.
-//! Costs that the last few steps do not distinguish keep their earlier ratio. No cost is negative, since more work
-//! makes no step faster.
+//! method: each step in turn moves the costs along the shortest path towards the values that give the step's duration
+//! exactly. Costs that the last few steps do not distinguish keep their earlier ratio. No cost is negative, since more
+//! work makes no step faster.
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
@@ -56,7 +56,8 @@ const UNITS: Terms = [1.0, 16.0, 16.0 * 8192.0, 64.0, 64.0 * 8192.0];
 const WINDOW: usize = 16;
 /// Number of times that the fit goes over the last [`WINDOW`] steps after each new step.
 const PASSES: usize = 4;
-/// Share of an error that one move corrects. A smaller gain is steadier, a larger one adapts faster.
+/// Fraction of a step's error that one update of the costs corrects. A smaller gain is steadier, a larger one adapts
+/// faster.
 const GAIN: f64 = 0.3;
 /// Once the window is full, a step's duration is clamped to at most this factor above or below its estimate, since a
 /// stall says nothing about other steps.

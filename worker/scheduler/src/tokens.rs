@@ -1,8 +1,8 @@
-//! The tokens of a request: a prompt that its other holders share, and the tokens after it.
+//! The tokens of a request: the prompt, which other parts of the worker share, and the tokens after the prompt.
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-/// One token for each position of a request. The prompt is held once, however many parts of a worker need it.
+/// One token for each position of a request. The prompt is in memory once, however many parts of a worker use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokens {
     prompt: Arc<[u32]>,
@@ -30,7 +30,7 @@ impl Tokens {
         self.more.push(token);
     }
 
-    /// The tokens at these positions. They are copied only if they stand on both sides of the prompt's end.
+    /// The tokens at these positions. They are copied only if the range crosses the end of the prompt.
     pub(crate) fn at(&self, positions: Range<usize>) -> Cow<'_, [u32]> {
         let end = self.prompt.len();
         if positions.end <= end {

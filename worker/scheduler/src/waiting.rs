@@ -11,7 +11,7 @@ use crate::{request::Request, shares::ShareId, ticket::Ticket};
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     requests: BTreeMap<Ticket, Request>,
-    /// The tickets of each share that has any.
+    /// The tickets of each share that has waiting requests.
     by_share: BTreeMap<ShareId, BTreeSet<Ticket>>,
 }
 
@@ -20,7 +20,7 @@ impl Waiting {
         self.requests.len()
     }
 
-    /// Adds a request. True if its share had none before.
+    /// Adds a request. True if the request's share had no waiting request before.
     pub fn insert(&mut self, ticket: Ticket, request: Request) -> bool {
         let tickets = self.by_share.entry(request.share).or_default();
         let begins = tickets.is_empty();
@@ -48,7 +48,8 @@ impl Waiting {
         self.requests.get_mut(ticket)
     }
 
-    /// The first request of each share behind the one that was passed over, in the order of the shares' numbers.
+    /// The first waiting request of each share, in the order of the shares' numbers. Requests of a share up to the one
+    /// in `passed` are left out.
     pub fn firsts<'a>(
         &'a self,
         passed: &'a BTreeMap<ShareId, Ticket>,

@@ -1,5 +1,5 @@
-//! A request whose deadline cannot be met ends before the deadline. A request that could meet its deadline is not
-//! ended.
+//! Tests that a request ends early if its deadline cannot be met, and that no request ends early that could meet its
+//! deadline.
 
 mod common;
 
@@ -66,7 +66,7 @@ impl Device {
     }
 }
 
-/// A worker in virtual time.
+/// A simulated worker. Its clock advances by the simulated duration of each step.
 struct Worker {
     scheduler: Scheduler,
     device: Device,
@@ -157,8 +157,8 @@ fn a_prompt_that_is_too_long_for_its_time_ends_at_once_and_frees_what_it_holds()
 fn a_prefill_that_falls_behind_is_ended_before_its_time_is_up() {
     let mut worker = Worker::new(roomy(), Device::STEADY);
     worker.learn(64);
-    // Half of each step goes to request 1, so request 2 takes twice as long as alone. Halfway through its prompt it is
-    // certain to be late.
+    // Half of each step goes to request 1, so request 2 takes twice as long as alone. Halfway through its prompt,
+    // request 2 is certain to miss its deadline.
     worker.scheduler.add(text(1, 1280, 1)).unwrap();
     let late = worker.due(text(2, 1280, 1), us(160_000));
     let deadline = late.deadline.unwrap();
@@ -185,7 +185,8 @@ fn no_request_is_ended_before_any_step_has_run() {
 fn scored_prompts_give_no_bound_for_others() {
     let mut worker = Worker::new(roomy(), Device::STEADY);
     for request in 1..6 {
-        // These requests need the logits of each position, which take much longer than the position alone.
+        // These requests need the logits of every position. A step with such a request does more work than others, so
+        // the bound ignores it.
         let content = Content { tokens: vec![7; 64].into(), media: vec![], may_reuse: false };
         worker.scheduler.add(GraphLaunch { content: Some(content), ..text(request, 64, 1) }).unwrap();
         worker.drain();
@@ -216,14 +217,14 @@ struct Asked {
     after_turns: usize,
     prefill: Vec<(WalkId, usize)>,
     max_tokens: u32,
-    /// Time until the deadline, in percent of the time that the prefill takes alone.
+    /// Time until the deadline, in percent of the time that the prefill takes if it runs alone.
     time: u64,
     priority: i32,
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
     let prefill = vec((prop_oneof![4 => Just(TEXT), 1 => Just(AUDIO)], 1_usize..400), 1..3);
-    // Half of the requests arrive on an idle worker, because only those show the scheduler the minimum time.
+    // Half of the requests arrive on an idle worker, because only such requests show the scheduler the minimum time.
     let after = prop_oneof![Just(1000), 0_usize..4];
     (after, prefill, 1_u32..20, 1_u64..400, -2..3_i32).prop_map(
         |(after_turns, prefill, max_tokens, time, priority)| Asked {
@@ -240,7 +241,6 @@ fn device() -> impl Strategy<Value = Device> {
     let costs = (0_u64..5000, 1_u64..200, 1_u64..400, 0_u64..200);
     (costs, 0_u64..2000, prop_oneof![Just(0_u64), 0_u64..=100]).prop_map(
         |((fixed, prefill, audio, decode), attended, jitter)| {
-            // Audio tokens have a cost of their own.
             Device { fixed, prefill, audio, decode, attended, jitter }
         },
     )
@@ -266,8 +266,8 @@ fn policies() -> impl Strategy<Value = SchedulerConfig> {
     )
 }
 
-/// Plays the requests. Returns the number of requests that were ended early. Asserts that each of these could not have
-/// had its first token in time, even if it had run alone from then on.
+/// Runs the requests to their ends. Returns the number of requests that were ended early. Asserts that each of these
+/// requests would have missed its deadline even if it had run alone from then on.
 fn play(device: Device, requests: &[Asked], config: &SchedulerConfig) -> usize {
     let mut worker = Worker::new(config.clone(), device);
     let mut early = 0;

@@ -1,4 +1,4 @@
-//! Graphs that encode media, and requests that wait for their embeddings.
+//! Tests of graphs that encode media, and of requests that wait for the embeddings of their media.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Requests with equal prompts that arrive together: the prompt is computed once.
+//! Tests that requests with equal prompts that arrive together compute the prompt once.
 
 mod common;
 
@@ -76,7 +76,8 @@ fn choices_of_a_model_with_state_begin_from_the_last_snapshot_of_the_first() {
     let mut scheduler = hybrid(wide());
     (0..64).for_each(|request| scheduler.add(tokens(request, &prompt(830), 4)).unwrap());
     assert_eq!(prefilled(&mut scheduler, 830), 830 + 63 * 2);
-    // Without a slot for a snapshot nothing can be shared. Then the others wait once and run together.
+    // With one slot besides the null slot, no snapshot can be kept, so nothing is shared. Each request computes its
+    // whole prompt.
     let mut scheduler = hybrid(SchedulerConfig { slots: 2, ..wide() });
     (0..3).for_each(|request| scheduler.add(tokens(request, &prompt(30), 1)).unwrap());
     assert_eq!(prefilled(&mut scheduler, 30), 90);
@@ -143,7 +144,8 @@ fn an_urgent_request_waits_for_no_later_one() {
     scheduler.add(GraphLaunch { priority: -1, ..tokens(2, &prompt(40), 1) }).unwrap();
     assert_eq!(shares(&mut scheduler), [(2, 0..16)], "the urgent one is first and leads");
     scheduler.add(GraphLaunch { priority: -2, ..tokens(3, &prompt(40), 1) }).unwrap();
-    // Three begins behind the cached blocks at once. It is earlier than the leader and waits for none of its rows.
+    // Request 3 begins behind the cached blocks at once. It is earlier in order than the leader and waits for none of
+    // the leader's rows.
     assert_eq!(shares(&mut scheduler)[0], (3, 16..32));
 }
 
@@ -168,8 +170,8 @@ fn without_the_prefix_cache_each_choice_computes_its_prompt() {
 }
 
 proptest! {
-    /// Choices of several prompts, some of them with equal starts, under all policies: every request ends, and each
-    /// prompt is computed as if its choices had come one after another.
+    /// Plays choices of several prompts, some of them with equal starts, under all policies. Every request ends, and
+    /// the prefills compute as many tokens as if the requests had arrived one after another.
     #[test]
     fn equal_prompts_cost_what_they_would_one_after_another(
         prompts in proptest::collection::vec((1_usize..200, 0_usize..200, 1_u64..12), 1..6),

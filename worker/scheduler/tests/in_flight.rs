@@ -1,5 +1,5 @@
-//! Several steps in flight: requests with rows in two of them, which end or are preempted there, and steps that never
-//! run.
+//! Tests with several steps in flight: requests that end or are preempted while they have rows in two steps, and steps
+//! that never run.
 
 mod common;
 

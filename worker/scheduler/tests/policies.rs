@@ -1,4 +1,4 @@
-//! Decisions of the policies. The expected numbers are worked out by hand.
+//! Tests of the policies' decisions. The expected numbers are worked out by hand.
 
 mod common;
 

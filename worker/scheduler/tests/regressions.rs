@@ -294,9 +294,9 @@ fn a_request_cancelled_inside_a_step_ends_at_once_and_keeps_its_planes_until_the
 #[test]
 fn small_requests_do_not_overtake_one_that_waits_for_pages() {
     let mut scheduler = scheduler(SchedulerConfig { pages: 9, ..config() });
-    scheduler.add(text(1, 16, 4)).unwrap(); // 5 of 8 pages
-    scheduler.add(text(2, 16, 4)).unwrap(); // 5, must wait
-    scheduler.add(text(3, 2, 2)).unwrap(); // 1, would fit
+    scheduler.add(text(1, 16, 4)).unwrap(); // needs 5 of 8 pages
+    scheduler.add(text(2, 16, 4)).unwrap(); // needs 5 pages, must wait
+    scheduler.add(text(3, 2, 2)).unwrap(); // needs 1 page, which is free
     let first = step(&mut scheduler);
     assert_eq!(first.rows.iter().map(|row| row.key).collect::<Vec<_>>(), [key(1)]);
     scheduler.abort(first);

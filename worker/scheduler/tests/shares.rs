@@ -1,4 +1,4 @@
-//! Requests of several callers: each has its share.
+//! Tests of fair shares among several callers.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn a_flood_of_one_share_delays_another_by_its_part() {
     let mut scheduler = scheduler(SchedulerConfig { max_waiting_requests: 600, ..config() });
     (0..500).for_each(|request| scheduler.add(of(1, text(request, 8, 8))).unwrap());
     let _ = until(&mut scheduler, 20);
-    // Eight run at a time. One of another share is admitted as soon as one of them ends.
+    // Eight requests run at a time. A request of another share is admitted as soon as one of the eight ends.
     for request in [1000, 1001, 1002] {
         scheduler.add(of(2, text(request, 8, 8))).unwrap();
         let ahead = until(&mut scheduler, request).len() - 1;
@@ -59,7 +59,7 @@ fn within_a_share_the_order_stays() {
         let commits = commit(&mut scheduler, step);
         ended.extend(commits.iter().filter_map(|commit| Some(commit.ending.as_ref()?.key.request.0)));
     }
-    // The urgent one of each share is first.
+    // The more urgent request of each share ends first.
     assert_eq!(ended, [2, 3, 0, 1]);
 }
 
@@ -81,7 +81,8 @@ fn prefills_of_two_shares_have_equal_parts_of_a_step() {
 }
 
 proptest! {
-    /// While two shares wait, what they were given differs by no more than what their running requests may take.
+    /// While several shares wait, the numbers of tokens that they were given differ by no more than the running
+    /// requests can take.
     #[test]
     fn shares_that_wait_are_given_equal_tokens(
         requests in proptest::collection::vec((0_u64..3, 1_usize..60, 1_u32..20), 10..120),
@@ -113,7 +114,8 @@ proptest! {
             let backlogged = waiting.iter().filter(|(_, left)| **left > 0);
             let given: Vec<usize> = backlogged.map(|(share, _)| given.get(share).copied().unwrap_or(0)).collect();
             if let (Some(least), Some(most)) = (given.iter().min(), given.iter().max()) {
-                // A request admitted and not begun, and the outputs of those that run.
+                // A request has at most 60 prompt tokens and 20 output tokens. The bound counts each running request,
+                // and one request that is admitted but has not begun.
                 prop_assert!(most - least <= (60 + 20) * (running + 1), "{given:?}");
             }
             let _ = commit(&mut scheduler, step);

@@ -1,4 +1,4 @@
-//! Slots and snapshots. The expected copies are worked out by hand.
+//! Tests of slots and snapshots. The expected copies are worked out by hand.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn step(scheduler: &mut Scheduler) -> StepPlan {
     scheduler.plan(Duration::ZERO).step.expect("something can run")
 }
 
-/// The positions of a row, and the copies of its step, as pairs of the slots that they read and write.
+/// The positions of a row, and the copies of its step as pairs of source slot and destination slot.
 type Ran = (Range<usize>, Vec<(u32, u32)>);
 
 /// Runs the only request. Returns the positions and the copies of each of its rows.
@@ -83,7 +83,7 @@ fn without_the_prefix_cache_a_slot_is_set_to_zeros_and_never_saved() {
 #[test]
 fn a_request_needs_a_slot_and_takes_that_of_the_snapshot_unused_for_longest() {
     let mut scheduler = hybrid(SchedulerConfig { slots: 3, ..config() });
-    // There are two slots: the request's own, and one that all of its saves use in turn.
+    // Besides the null slot there are two slots: the request's own, and one for all saves of the request in turn.
     scheduler.add(tokens(1, &prompt(26), 1)).unwrap();
     let expected = [(0..16, vec![(0, 1)]), (16..24, vec![(1, 2)]), (24..26, vec![(1, 2)])];
     assert_eq!(run(&mut scheduler), expected);
@@ -133,7 +133,7 @@ fn a_snapshot_is_found_only_once_the_step_that_saves_it_is_committed() {
     let (ends_at_rung, saves) = (step(&mut scheduler), step(&mut scheduler));
     assert_eq!(saves.copies, [SlotCopy { from: SlotId(1), to: SlotId(2) }]);
     let _ = commit(&mut scheduler, ends_at_rung);
-    // More urgent requests follow no other one.
+    // These requests are more urgent, so they come first in order and follow no other request.
     let urgent = |request, priority| GraphLaunch { priority, ..tokens(request, &prompt(25), 1) };
     scheduler.add(urgent(2, -1)).unwrap();
     let zero = |step: &StepPlan| step.copies.iter().any(|copy| copy.from == SlotId::NULL);

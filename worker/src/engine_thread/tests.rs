@@ -88,7 +88,8 @@ const LONG: u32 = 1000;
 async fn a_full_outbox_stops_the_steps_but_not_the_cancels() {
     let mut bench = bench(None);
     bench.commands.send(launch(1, LONG)).await.unwrap();
-    // Two reports fill the outbox, which is not read. Many more commands than the inbox holds are taken all the same.
+    // Two reports fill the outbox, which the test does not read. The engine still takes many more commands than the
+    // inbox holds.
     for _ in 0..100 {
         bench.commands.send(Command::Cancel(key(9))).await.unwrap();
     }
@@ -100,8 +101,8 @@ async fn a_full_outbox_stops_the_steps_but_not_the_cancels() {
         steps += 1;
     }
     assert_eq!(ended, [key(1)]);
-    // The bound counts the steps whose reports are in the outbox, with the task or waiting for the task, and a few
-    // steps that ran while the cancel was taken.
+    // The bound counts the steps whose reports are in the outbox, with the task, or waiting for the task. It also
+    // allows a few steps that ran before the cancel was taken.
     assert!(steps <= PENDING_OUTPUTS + 16, "{steps} steps ran");
     assert_eq!(bench.ended.await.unwrap(), Ok(()));
 }
@@ -157,8 +158,8 @@ async fn a_lost_device_is_an_error_after_all_reports_before_it() {
     assert!(bench.ended.await.unwrap().is_err());
 }
 
-/// This thread stands for the stream's thread. It waits without running any task, so the test shows that no step,
-/// command or report needs it. Heartbeats come from this thread, so they continue while the engine's tasks are busy.
+/// This thread stands for the stream's thread, which sends the heartbeats. The thread waits and runs no task. The test
+/// shows that no step, command or report needs this thread, so heartbeats continue while the engine's tasks are busy.
 #[test]
 fn the_engine_needs_no_time_of_the_streams_thread() {
     let settings = WorkerSettings {

@@ -19,15 +19,15 @@ use crate::{Run, UnitKind};
 /// own tasks wake the engine when an event has occurred.
 ///
 /// [`StreamConnector`](crate::StreamConnector) moves bytes over streams and shared memory. Other connectors can
-/// implement this trait, such as one from device to device (CUDA IPC), or one that keeps pages in host memory or on a
-/// disk. A [`Run`] says which units move; only the connector knows their destination and the transport.
+/// implement this trait, such as a connector from device to device (CUDA IPC), or a connector that keeps pages in host
+/// memory or on a disk. A [`Run`] says which units move; only the connector knows their destination and the transport.
 pub trait Connector: Send {
-    /// Number of bytes that the connector accepts now, both at this rank and at every other rank of the group. If the
-    /// room was too small, the connector wakes the engine when more becomes free.
+    /// Number of bytes that the connector accepts now, both at this rank and at every other rank of the group. If there
+    /// was little room, the connector wakes the engine when bytes become free.
     fn room(&self) -> usize {
         usize::MAX
     }
-    /// Sends this rank's part of a run. The units' content is final.
+    /// Sends this rank's part of a run. The content of the units no longer changes.
     fn send(&mut self, run: Run, data: Vec<u8>);
     /// Announces that a request continues on another worker. All of its units have been passed to [`send`](Self::send).
     /// `since` is the time at which the last step of the prefill or encoding was committed. The part of the transfer
@@ -35,34 +35,34 @@ pub trait Connector: Send {
     fn export(&mut self, key: GraphKey, hand_over: HandOver, since: Instant) {
         let _ = (key, hand_over, since);
     }
-    /// Announces that room for `count` pages or embedding rows is reserved for another worker to fill. The first
-    /// `known` pages or rows are already valid here and must not be sent.
+    /// Announces that room for `count` pages or embedding rows is reserved for another worker to fill. This worker
+    /// already holds the first `known` pages or rows, which must not be sent.
     fn reserve(&mut self, key: GraphKey, kind: UnitKind, count: usize, known: usize) {
         let _ = (key, kind, count, known);
     }
-    /// Announces that the request has ended here. No more data of the request is sent or received. The request may be
-    /// unknown to the connector.
+    /// Announces that the request has ended on this worker. No more data of the request is sent or received. The
+    /// request may be unknown to the connector.
     fn end(&mut self, key: GraphKey) {
         let _ = key;
     }
-    /// Takes the next event, in order of occurrence; `None` if there is none now.
+    /// Takes the next event, in order of occurrence; `None` if no event is waiting.
     fn next_event(&mut self) -> Option<Event> {
         None
     }
-    /// Takes the leader's orders for the connectors of its group's other ranks, in order. After this call, the orders
-    /// take effect before any page is copied. If an order is made outside of this trait's methods, the connector wakes
-    /// the engine.
+    /// Takes the leader's orders for the connectors of its group's other ranks, in order. The orders take effect before
+    /// any page is copied after this call. If an order is made outside of this trait's methods, the connector wakes the
+    /// engine.
     fn orders(&mut self) -> Vec<RankOrder> {
         Vec::new()
     }
-    /// Takes an order of this rank's leader. An error ends the rank, and says why the leader can no longer learn the
-    /// outcome of the rank's shares.
+    /// Takes an order of this rank's leader. An error means that the leader can no longer learn the outcome of this
+    /// rank's shares. The error ends the rank.
     fn order(&mut self, order: RankOrder) -> Result<(), String> {
         let _ = order;
         Ok(())
     }
-    /// Takes the share of a run that has arrived at this follower and was reported to the leader. `None` if there is no
-    /// such share.
+    /// Takes this follower's share of a run. The share has arrived and was reported to the leader. `None` if there is
+    /// no such share.
     fn take(&mut self, run: &Run) -> Option<Vec<u8>> {
         let _ = run;
         None
@@ -80,7 +80,7 @@ pub struct HandOver {
     /// Token sampled at the end of the prefill. The pages do not hold this token's keys and values. `None` for
     /// embeddings.
     pub first: Option<OutputToken>,
-    /// Number of tokens whose keys and values, or embeddings, the other worker now has; `first` does not count.
+    /// Number of tokens whose keys and values, or embeddings, the other worker now has, not counting `first`.
     pub computed: usize,
     /// Number of pages or embedding rows that the `computed` tokens take.
     pub pages: usize,
@@ -89,7 +89,7 @@ pub struct HandOver {
 }
 
 impl HandOver {
-    /// Number of units of each kind, in the form of messages.
+    /// Number of units of each kind, in the order of the message field `counts`.
     pub(crate) fn counts(&self) -> Vec<u32> {
         let slots = (self.slots > 0).then_some(self.slots as u32);
         std::iter::once(self.pages as u32).chain(slots).collect()
@@ -108,7 +108,7 @@ impl HandOver {
         }
     }
 
-    /// Reads a message. `None` if it does not state counts of one or two kinds of units.
+    /// Reads a message. `None` unless the message has counts of one or two kinds of units.
     pub(crate) fn of_message(message: &pb::HandOver) -> Option<Self> {
         let (pages, slots) = match message.counts[..] {
             [pages] => (pages as usize, 0),
@@ -123,11 +123,11 @@ impl HandOver {
 
 /// A request that continues on this engine.
 pub struct Import {
-    /// The request's graph here.
+    /// The request's graph on this worker.
     pub key: GraphKey,
     /// The hand-over, as the sending worker states it.
     pub hand_over: HandOver,
-    /// Called with the outcome of the import, for the sender. A failed import changes nothing on this engine.
+    /// Reports the outcome of the import to the sender. A failed import changes nothing on this engine.
     pub answer: Box<dyn FnOnce(Result<(), Error>) + Send>,
 }
 
@@ -142,10 +142,10 @@ pub enum Source {
 
 /// An event of a transfer.
 pub enum Event {
-    /// A run has arrived for a request that has reserved room for it.
+    /// A run has arrived for a request that has reserved room for the run.
     Arrived(Run, Source),
-    /// A request continues here. All pages or embedding rows that come to this rank have arrived before this event. The
-    /// shares of other ranks may follow.
+    /// A request continues on this worker. All pages or embedding rows that come to this rank have arrived before this
+    /// event. The shares of other ranks may follow.
     Import(Import),
     /// The other worker has accepted an exported request.
     Accepted(GraphKey),

@@ -1,5 +1,5 @@
-//! Credentials of calls between workers. They are in the metadata of a call, and are checked before a message of the
-//! call is read.
+//! Credentials of calls between workers. A credential is in the metadata of a call, and is checked before a message of
+//! the call is read.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(crate) fn call<T>(message: T, secret: &[u8]) -> Request<T> {
 /// A push that shows the secret of the graph's reservation.
 pub(crate) fn push<T>(message: T, key: GraphKey, secret: &[u8]) -> Request<T> {
     let mut request = call(message, secret);
-    // Digits and dots are valid in metadata.
+    // The conversion succeeds, because a key has only digits and dots, which are valid in metadata.
     if let Ok(text) = MetadataValue::try_from(key.to_string()) {
         request.metadata_mut().insert(GRAPH, text);
     }
@@ -39,7 +39,8 @@ pub(crate) fn is_shown(headers: &HeaderMap, secret: &[u8]) -> bool {
     Token::of_bytes(secret).is_in(headers)
 }
 
-/// Lets pushes in that show the secret of their reservation. The service finds the graph's key in the extensions.
+/// Accepts only pushes that show the secret of their reservation. The service finds the graph's key in the request's
+/// extensions.
 pub(crate) fn check_push(reservations: Arc<Reservations>) -> impl Check {
     move |mut request: Request<()>| {
         let key = request.metadata().get(GRAPH).and_then(|text| GraphKey::parse(text.to_str().ok()?));
@@ -51,7 +52,7 @@ pub(crate) fn check_push(reservations: Arc<Reservations>) -> impl Check {
     }
 }
 
-/// Lets reports in that show the secret of the group.
+/// Accepts only reports that show the secret of the group.
 pub(crate) fn check_report(ranks: Arc<Ranks>) -> impl Check {
     move |request: Request<()>| {
         if !ranks.is_shown(request.metadata().as_ref()) {

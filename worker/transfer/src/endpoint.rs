@@ -29,10 +29,10 @@ use crate::{
     send::Sender,
 };
 
-/// Maximum number of events that wait for the engine. Further ones wait in their streams.
+/// Maximum number of events that wait for the engine. Further events wait in their streams.
 const QUEUED_EVENTS: usize = 16;
 
-/// A secret of the group, or the reason why there is none.
+/// Returns a new secret for the group, or the reason why none could be made.
 fn group_secret() -> Result<[u8; 16], String> {
     token::random_bytes().map_err(|error| error.to_string())
 }
@@ -50,7 +50,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Allows requests to be divided between this worker and others. Must be called inside a Tokio runtime. `network`
+    /// Creates the end of a leader, or of a worker without a group. Must be called inside a Tokio runtime. `network`
     /// connects to other workers, and `outbox` leads to the conductor. `wake` wakes the engine.
     pub fn leader(
         units: Units,
@@ -100,8 +100,8 @@ impl Endpoint {
     /// sends, if it has a destination.
     pub fn launched(self: &Arc<Self>, graph: &pb::LaunchGraph, to_send: (UnitKind, usize)) {
         let Some(key) = graph.key.map(GraphKey::from) else { return };
-        // At most one of `receive` and `receive_media` is set. Only a prefill uses embeddings, and a graph that waits
-        // for planes has no prefill.
+        // At most one of `receive` and `receive_media` is set: only a prefill uses embeddings, and only a graph without
+        // a prefill receives planes.
         if let Some(reservation) = graph.receive.as_ref().or(graph.receive_media.as_ref()) {
             self.reservations.expect(key, reservation);
         }
@@ -131,7 +131,7 @@ impl Endpoint {
         }
     }
 
-    /// The other ranks, if they have shares of this kind of units. Only the leader exchanges embeddings.
+    /// The other ranks, if they hold shares of this kind of units. Only the leader exchanges embeddings.
     fn ranks_for(&self, kind: UnitKind) -> Option<&Arc<Ranks>> {
         self.ranks().filter(|_| kind != UnitKind::Embeddings)
     }
@@ -154,7 +154,8 @@ impl Endpoint {
         self.push(key, to.clone(), self.units.share.clone(), count);
     }
 
-    /// Queues an order to the other ranks. After the first order, another one lets the ranks report here.
+    /// Queues an order to the other ranks. After the first order, queues another order that tells the ranks the port
+    /// for their reports.
     fn order(self: &Arc<Self>, ranks: &Arc<Ranks>, key: GraphKey, order: Order) {
         let Role::Leader(Leader { events, .. }) = &self.role else { return };
         if ranks.order(key, order) {
@@ -190,7 +191,8 @@ impl Endpoint {
         });
     }
 
-    /// Opens space to a request's sender, here and, if they have a share in it, at the other ranks.
+    /// Opens a request's space at this rank to the sender. If other ranks hold shares of the space, orders them to open
+    /// theirs.
     fn reserve(self: &Arc<Self>, key: GraphKey, space: Space) {
         let Some(reservation) = self.reservations.hold(key, space.clone()) else { return };
         if let Some(ranks) = self.ranks().filter(|_| space.share.is_some()) {
@@ -226,7 +228,8 @@ impl Endpoint {
                         Err(why) => return lost(why).await,
                     },
                 };
-                // The ranks may have taken long to answer, and no sender could come in the meantime.
+                // The lease starts again, because the ranks may have taken long to answer, and no sender could have
+                // come in the meantime.
                 self.reservations.renew(key);
                 leader.announce(key, &space, room, ranks).await;
             }
@@ -261,7 +264,7 @@ impl Endpoint {
         self.listener.port(&self.runtime, self.largest_unit, services).await
     }
 
-    /// Forgets a request that has ended here.
+    /// Forgets a request that has ended on this worker.
     fn end(&self, key: GraphKey) {
         self.sender.close(key);
         self.reservations.end(key);

@@ -26,15 +26,15 @@ use crate::{
 
 /// The secret of the reservation.
 pub const SECRET: [u8; 4] = *b"open";
-/// Pages of the reservation.
+/// Number of pages of the reservation.
 const PAGES: usize = 5;
 /// Number of pages that are valid before the push.
 const KNOWN: usize = 1;
-/// Bytes in a segment.
+/// Size of a segment in bytes.
 const SEGMENT_BYTES: u64 = 64;
 
 /// Sends the body of a call as a push to a worker that has reserved pages, rows of embeddings, or a rank's share of
-/// pages. Asserts that no unit reaches the engine that was not reserved.
+/// pages. Asserts that only reserved units reach the engine.
 pub fn push<B>(kind: u8, body: B)
 where
     B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
@@ -70,7 +70,7 @@ where
     let known = if layout.kind == UnitKind::Pages { KNOWN } else { 0 };
     let segment = if kind & 8 == 0 { None } else { Segment::offer(&SECRET, SEGMENT_BYTES).map(Arc::new) };
     let network = IpAddr::from(Ipv4Addr::LOCALHOST).into();
-    // The queue that this kind of push does not use is closed.
+    // Each kind of push uses one of two queues. The other queue is closed.
     let (connector, mut heard) = if layout.is_share() {
         let hosts = Hosts { own: network, leader: Ipv4Addr::LOCALHOST.into() };
         let (load, pages) = (watch::Sender::default(), page_layout(kind & 4 != 0));

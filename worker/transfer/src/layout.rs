@@ -83,7 +83,7 @@ impl PageLayout {
         self.planes.iter().filter(|plane| plane.is_in(kind)).map(PlaneLayout::unit_bytes).sum()
     }
 
-    /// Bytes that a rank holds of one page or one slot.
+    /// Bytes of a rank's share of one page or one slot.
     pub fn share_bytes(&self, kind: UnitKind, group_rank: GroupRank) -> usize {
         self.sections(kind).map(|section| section.extent_of(group_rank).len()).sum()
     }
@@ -125,9 +125,9 @@ impl PageLayout {
         }
     }
 
-    /// Joins the ranks' shares of the same pages or slots into whole ones, and appends these to `out`. `shares` holds
-    /// the shares end to end, in order of rank. Does nothing if the length of `shares` is not that of a number of whole
-    /// pages or slots.
+    /// Joins the ranks' shares of the same pages or slots into whole pages or slots, and appends them to `out`.
+    /// `shares` holds the shares end to end, in order of rank. Does nothing if the length of `shares` is not a multiple
+    /// of all shares of one page or slot.
     pub fn join(&self, kind: UnitKind, shares: &[u8], ranks: usize, out: &mut Vec<u8>) {
         let rank_of = |rank| GroupRank { rank, world_size: ranks };
         let share_bytes: Vec<usize> = (0..ranks).map(|rank| self.share_bytes(kind, rank_of(rank))).collect();

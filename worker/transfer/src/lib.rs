@@ -12,14 +12,14 @@
 //! - `connector`: the engine decides which units are copied and when, and moves them through a [`Connector`].
 //! - `endpoint`: this process's end of all transfers, in the role of a leader or of a follower. Its tasks do not run on
 //!   the thread of the steps.
-//! - `send`: one task per request that continues elsewhere. Staged bytes are bounded. A request whose pages are
-//!   computed faster than they are sent waits; other requests do not.
+//! - `send`: one task per request that continues on another worker. Staged bytes are bounded. If pages of a request are
+//!   computed faster than they are sent, this request waits, and other requests do not.
 //! - `receive`: reserved space, and the pushes that fill it.
 //! - `segment`: on one host, pages go through shared memory and the stream carries their offsets. Between hosts, the
 //!   stream carries the pages. The sender chooses: if it can open the receiver's segment, it uses the segment.
-//! - `ranks`: between two TP groups with the same number of ranks, a transfer is one of shares. Each rank pushes its
-//!   own share and receives its own. The leader decides what is sent and written, and learns the outcomes from the
-//!   ranks' reports. Between groups of different sizes, the leaders alone push whole pages.
+//! - `ranks`: between two TP groups with the same number of ranks, each rank pushes its own share to the rank of the
+//!   same number. The leader decides what is sent and written, and learns the outcomes from the ranks' reports. Between
+//!   groups of different sizes, the leader of one group pushes whole pages to the leader of the other.
 //!
 //! Both sides have the same time limit, the lease. A receiver frees its space if its sender is silent for the whole
 //! lease. A sender gives up if its receiver takes nothing for the whole lease.

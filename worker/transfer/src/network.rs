@@ -1,4 +1,5 @@
-//! A worker's place in the network: the address at which others dial it, and the rule for connections between workers.
+//! A worker's network: the address at which other workers dial it, and the encryption and the limits of connections
+//! between workers.
 
 mod links;
 
@@ -13,15 +14,16 @@ use tutti_runtime::{
 };
 use tutti_settings::ConnectionSettings;
 
-/// The setting that an address error names. The worker's address is the one at which the conductor sees it.
+/// Name of the setting in errors about a worker's address. The worker's address is the one from which it dials the
+/// conductor.
 const FIELD: &str = "conductor";
 
 /// The network, as one worker sees it.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// Address at which other workers dial this one.
+    /// Address at which other workers dial this worker.
     pub host: IpAddr,
-    /// The rule for connections.
+    /// The rules for the encryption of connections between workers.
     pub transport: ClusterTransport,
     /// Limits on connections from other workers.
     pub connections: ConnectionSettings,
@@ -54,9 +56,8 @@ impl From<IpAddr> for Network {
     }
 }
 
-/// Binds a free port at `host`. This is the address at which the conductor sees this process, and which the conductor
-/// tells the other workers. If this machine has no such address, because its address is translated on the way, binds
-/// all addresses.
+/// Binds a free port at `host`. The conductor sees this process at the address `host`, and passes this address to the
+/// other workers. If this machine does not have the address, as behind address translation (NAT), binds all addresses.
 fn bind(host: IpAddr) -> io::Result<TcpListener> {
     match TcpListener::bind((host, 0)) {
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {

@@ -26,9 +26,9 @@ use crate::{UnitLayout, credential, send::STAGED_BYTES};
 
 /// The other ranks of a leader's group.
 pub(crate) struct Ranks {
-    /// The leader's own share.
+    /// Layout of the leader's own share.
     pub layout: UnitLayout,
-    /// Secret by which the ranks authenticate their reports. `None` if it could not be made.
+    /// Secret by which the ranks authenticate their reports. `None` if no secret could be made.
     secret: Option<[u8; 16]>,
     state: Mutex<State>,
     /// Signalled when a rank has made room, or a request has ended.
@@ -39,7 +39,7 @@ pub(crate) struct Ranks {
 struct State {
     /// Orders that the engine has not taken yet.
     orders: Vec<pb::RankOrder>,
-    /// Requests that the ranks know.
+    /// Requests that an order to the ranks has named.
     known: HashSet<GraphKey>,
     /// The room that each rank from rank 1 on holds for a request, until the leader announces its own room.
     rooms: HashMap<GraphKey, Vec<Option<pb::RankRoom>>>,
@@ -47,7 +47,7 @@ struct State {
     staged: u64,
     /// Total of the bytes that each rank from rank 1 on has sent or dropped.
     released: Vec<u64>,
-    /// True if the engine has asked for room and there was little.
+    /// True if the engine has asked for room and has found little.
     is_short: bool,
     /// True once an order was queued.
     is_used: bool,
@@ -56,7 +56,7 @@ struct State {
 }
 
 impl Ranks {
-    /// Creates the view. `secret` may be the reason why no secret could be made; then no shares are exchanged.
+    /// Creates the view. If `secret` is an error, no shares are exchanged, and the error is the reason.
     pub fn new(layout: UnitLayout, secret: Result<[u8; 16], String>) -> Self {
         let lost = secret.as_ref().err().cloned();
         let state = State { released: vec![0; layout.share.world_size - 1], lost, ..State::default() };
@@ -84,7 +84,7 @@ impl Ranks {
         self.lock().orders.push(pb::RankOrder { order: Some(order) });
     }
 
-    /// Queues an order through which the ranks come to know a request. True for the first such order.
+    /// Queues an order that makes a request known to the ranks. Returns true if no order was queued before.
     pub fn order(&self, key: GraphKey, order: Order) -> bool {
         let mut state = self.lock();
         state.known.insert(key);
@@ -114,7 +114,7 @@ impl Ranks {
         }
     }
 
-    /// Records that a request continues on another worker. The ranks' pushes of it end without an order.
+    /// Records that a request continues on another worker. The ranks' pushes of this request end without an order.
     pub fn handed_over(&self, key: GraphKey) {
         self.lock().known.remove(&key);
     }
@@ -131,8 +131,9 @@ impl Ranks {
         self.changed.notify_waiters();
     }
 
-    /// Waits until all ranks hold room for a request, and returns their rooms. Returns none if the request ends, or if
-    /// the reports of a rank end: the sender then sends whole units to the leader. An error names a rank that is late.
+    /// Waits until all ranks hold room for a request, and returns their rooms. Returns an empty list if the request
+    /// ends or a rank's reports end. The sender then sends whole units to the leader. An error names a rank that has
+    /// not answered within `patience`.
     pub async fn rooms(&self, key: GraphKey, patience: Duration) -> Result<Vec<pb::RankRoom>, String> {
         let complete = async {
             loop {

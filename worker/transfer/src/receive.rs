@@ -96,7 +96,8 @@ impl PlaneTransfer for Receiver {
 }
 
 impl Receiver {
-    /// The service behind the check of its callers' credentials. `message_bytes` is the length of the longest message.
+    /// Returns the service, with a check of its callers' credentials in front. `message_bytes` is the length of the
+    /// longest message.
     pub fn into_service(
         self,
         message_bytes: usize,
@@ -208,8 +209,8 @@ impl Receiver {
         let (answer, mut answered) = oneshot::channel();
         let (reservations, imported) = (Arc::clone(&self.reservations), message.clone());
         let answer = Box::new(move |outcome: Result<(), Error>| {
-            // Recorded before the engine runs the request, so that the hand-over is remembered even if the request ends
-            // soon.
+            // The hand-over is recorded before the engine runs the request, so that it is remembered even if the
+            // request ends soon.
             if outcome.is_ok() {
                 reservations.accept(key, imported);
             }
@@ -242,15 +243,15 @@ impl Receiver {
             Some(Err(error)) if error.kind() == ErrorKind::InvalidArgument => {
                 Err(Status::failed_precondition(error.message()))
             }
-            // The engine answers with an error only if it does not wait for the request.
+            // The engine answers with an error only if it does not wait for this request.
             Some(Err(_)) => Err(Status::not_found(self.reservations.why_gone(key))),
             None => Err(Status::unavailable("the worker is ending")),
         }
     }
 }
 
-/// Answers a sender that repeats a hand-over. The request already continues here, so nothing else changes. Fails if the
-/// repeated hand-over differs from the accepted one.
+/// Answers a sender that repeats a hand-over. The request already continues on this worker, so no state changes. Fails
+/// if the repeated hand-over differs from the accepted one.
 async fn acknowledge_again(
     key: GraphKey,
     imported: &pb::HandOver,

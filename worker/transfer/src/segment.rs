@@ -1,8 +1,8 @@
 //! Shared memory on one host that holds the pages or embeddings of one request.
 //!
 //! The receiver creates the segment. The sender opens the path that the receiver has announced, and writes to the
-//! segment. The segment has no name in any file system. It disappears when both processes have closed it or have died.
-//! Its size is sealed and it is never mapped, so neither process can cause a fault in the other.
+//! segment. The segment has no name in any file system, and disappears when both processes have closed it or have died.
+//! The segment's size is sealed and the segment is never mapped, so neither process can cause a fault in the other.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,8 +13,8 @@ use std::{
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// Bytes before the first unit. They hold the transfer's secret. The sender checks it, because the same path may be a
-/// different file on the sender's side, for example in another container.
+/// Bytes before the first unit. They hold the transfer's secret. The sender checks the secret, because the same path
+/// may be a different file on the sender's side, for example in another container.
 const HEADER_BYTES: u64 = 4096;
 
 /// A segment, as either side holds it.
@@ -34,7 +34,7 @@ impl Segment {
         Ok(Self { file, bytes })
     }
 
-    /// Creates a segment, or logs why there is none.
+    /// Creates a segment. On failure, logs the reason and returns `None`.
     pub fn offer(secret: &[u8], bytes: u64) -> Option<Self> {
         Self::create(secret, bytes)
             .inspect_err(|error| tracing::warn!(%error, "no shared memory; planes come as bytes"))

@@ -12,8 +12,8 @@ use crate::{FRAME_BYTES, PageLayout};
 pub enum UnitKind {
     /// Pages of a request's planes in the layout of [`PageLayout`].
     Pages,
-    /// The state of a request in all slot planes, in the same layout. It is one unit. In models with slot planes, it
-    /// follows the pages.
+    /// The state of a request in all slot planes, in the layout of [`PageLayout`]. This state is one unit, which is
+    /// sent after the pages. A model without slot planes has no slot.
     Slot,
     /// Embeddings of a request's media: one row per media token, in little-endian f32.
     Embeddings,
@@ -31,11 +31,11 @@ impl UnitKind {
 pub enum Extent {
     /// The whole unit, with the shares of all ranks.
     Whole,
-    /// The share of one rank. Each rank copies, sends and receives its own.
+    /// The share of one rank. Each rank copies, sends and receives its own share.
     Share,
 }
 
-/// Descriptor of consecutive units of a request. It holds neither their bytes nor their place on a device.
+/// Descriptor of consecutive units of a request. It holds neither the units' bytes nor their ids on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The request's graph.
@@ -51,7 +51,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Returns the message that describes a run and the place of its units.
+    /// Returns the message that describes a run and the ids of its units.
     pub fn message(&self, ids: &UnitIds) -> pb::ShareRun {
         let (pages, slot) = match ids {
             UnitIds::Pages(pages) => (pages.iter().map(|page| page.0).collect(), None),
@@ -74,7 +74,7 @@ impl Run {
     }
 }
 
-/// The place of a run's units on the device, the same on all ranks.
+/// Ids of a run's units on the device. They are the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnitIds {
     /// Pages.
@@ -149,7 +149,7 @@ impl Units {
         }
     }
 
-    /// Layout of the units of a kind, whole or shared.
+    /// Layout of the units of this kind: whole units, or this rank's shares.
     pub fn of(&self, kind: UnitKind, extent: Extent) -> &UnitLayout {
         match (kind, extent) {
             (UnitKind::Embeddings, _) => &self.embeddings,
@@ -217,7 +217,7 @@ impl UnitLayout {
         self.is_share() && self.share.world_size == ranks
     }
 
-    /// True if these are shares of units.
+    /// True if this layout describes shares of units.
     pub fn is_share(&self) -> bool {
         !self.share.is_alone()
     }
@@ -240,14 +240,14 @@ impl UnitLayout {
         (FRAME_BYTES / self.bytes_of(kind).max(1)).max(1)
     }
 
-    /// Number of units of each kind, in the form of messages, for `count` pages or rows.
+    /// Number of units of each kind for `count` pages or rows, in the order of the message field `counts`.
     pub fn counts(&self, count: usize) -> Vec<u32> {
         let mut counts = vec![count as u32];
         counts.extend((self.slot_bytes > 0).then_some(1));
         counts
     }
 
-    /// The kind of units that an index in `counts` stands for. `None` if this transfer has no such units.
+    /// The kind of units at an index of the message field `counts`. `None` if this transfer has no such units.
     pub fn kind_of(&self, index: u32) -> Option<UnitKind> {
         match index {
             0 => Some(self.kind),
@@ -256,12 +256,12 @@ impl UnitLayout {
         }
     }
 
-    /// Bytes of all units.
+    /// Bytes of `count` pages or rows, and of the slot.
     pub fn bytes(&self, count: usize) -> u64 {
         count as u64 * self.unit_bytes as u64 + self.slot_bytes as u64
     }
 
-    /// Offset of a unit in a segment that holds `count` pages or rows. The slot follows them.
+    /// Offset of a unit in a segment that holds `count` pages or rows. The slot follows the pages.
     pub fn offset_of(&self, kind: UnitKind, first: usize, count: usize) -> u64 {
         let first = if kind == UnitKind::Slot { count } else { first };
         first as u64 * self.unit_bytes as u64

@@ -121,7 +121,7 @@ fn a_rank_that_comes_back_has_a_new_name() {
     assert_ne!(ready(&mut workers, 0), first);
 }
 
-/// Workers of three groups: ranks 0 and 1 prefill, 2 decodes, and the others run whole requests.
+/// Workers of three groups: ranks 0 and 1 prefill, rank 2 decodes, and all other ranks run whole requests.
 fn disaggregated(whole: u32) -> Workers {
     let group = |name: &str, replicas| {
         let name = name.to_owned();
@@ -204,7 +204,7 @@ fn a_worker_is_full_with_as_many_requests_as_it_says() {
     let mut workers = whole(1);
     let (small, large) = (ready(&mut workers, 0), ready(&mut workers, 1));
     workers.get_mut(small).unwrap().running_limit = Some(2);
-    // The limit of the settings holds even if a worker reports a higher one.
+    // The limit of the settings holds even if a worker reports a higher limit.
     workers.get_mut(large).unwrap().running_limit = Some(1000);
     workers.book(large, key(1), Booking { requests: 3, queued_blocks: 9, ..BOOKING }, Activity::Active);
     for (request, expected) in (2..).zip([Rank(0), Rank(0), Rank(1)]) {
@@ -266,7 +266,7 @@ proptest! {
         prop_assert_eq!(placement.cached, held[rank].1 as u64);
     }
 
-    /// Requests with unrelated prompts spread evenly: no worker gets two more than another.
+    /// Requests with unrelated prompts spread evenly: the numbers of requests of two workers differ by at most 1.
     #[test]
     fn requests_alike_spread_evenly(ranks in 1u32..6, requests in 1u64..40, blocks in 1u64..9) {
         let mut workers = whole(1);

@@ -85,7 +85,7 @@ fn requests_and_their_transitions_are_bounded() {
         recent.accepted(RequestId(id), 1);
     }
     assert_eq!(recent.requests.len(), REQUESTS);
-    // The requests that are no longer kept may still be running.
+    // Requests that are no longer recorded may still be running.
     recent.generated(RequestId(5), 1);
     recent.ended(RequestId(0), EndingKind::Cancelled);
     assert!(recent.find(RequestId(5)).is_none());

@@ -131,8 +131,8 @@ impl Request {
         Effects { begun, ..Effects::default() }
     }
 
-    /// Starts the request over, because no worker is ready that could fill the reserved room. The room is given up, and
-    /// the try does not count as lost.
+    /// Starts the request over, because no ready worker can fill the reserved room. The room is given up, and the try
+    /// does not count as lost.
     pub fn give_room_back(&mut self) -> Effects {
         match &self.phase {
             Phase::Live { stage: Stage::Reserving { .. }, .. }

@@ -100,8 +100,8 @@ fn is_ahead(row: &pb::RowReport, next: u32) -> bool {
     row.tokens.first().is_some_and(|token| token.index > next)
 }
 
-/// Returns the logprobs of `piece` from prompt token `next` on. Earlier ones were already sent: a replay computes the
-/// prompt's logprobs again.
+/// Returns the logprobs of `piece` from prompt token `next` on. Earlier logprobs were already sent: a replay computes
+/// all logprobs of the prompt again.
 fn unscored(piece: Option<pb::PromptLogprobs>, next: u32) -> Result<Option<pb::PromptLogprobs>, String> {
     let Some(mut piece) = piece else { return Ok(None) };
     let Some(seen) = next.checked_sub(piece.first) else {

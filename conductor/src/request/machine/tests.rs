@@ -1,4 +1,5 @@
-//! The state machine of a colocated request: order, identity, agreement of ranks, and one ending, whatever arrives.
+//! The state machine of a colocated request. Whatever messages arrive, tokens stay in order, ranks must agree, and the
+//! request ends once.
 
 use std::time::Duration;
 
@@ -83,7 +84,7 @@ fn key(graph: u32, incarnation: u32) -> Option<pb::GraphKey> {
     Some(pb::GraphKey { request: 7, incarnation, graph })
 }
 
-/// A worker with the first try's first graph, as effects name them.
+/// The key of the first try's first graph, paired with a worker as in `Effects`.
 fn at(worker: WorkerId) -> (WorkerId, GraphKey) {
     (worker, GraphKey::from(key(0, 0).unwrap()))
 }
@@ -163,7 +164,7 @@ fn a_gap_fails_the_request_and_frees_the_worker() {
     assert!(request.is_over());
 }
 
-/// Found by `tests/fuzz cluster`.
+/// The fuzzer `tests/fuzz cluster` found this failure.
 #[test]
 fn a_worker_that_sends_more_tokens_than_were_asked_for_fails_the_request() {
     let (mut request, mut receiver) = running(alone());
@@ -334,8 +335,8 @@ fn mischief() -> impl Strategy<Value = Mischief> {
 }
 
 proptest! {
-    /// Duplicates, old messages, messages of other tries, and the follower's completion at any time: the client sees
-    /// each token once, in order, and the right ending.
+    /// Repeated messages, old messages, messages of other tries, and the follower's completion arrive at any time. The
+    /// client sees each token once, in order, and the right ending.
     #[test]
     fn mischief_changes_nothing(
         tokens in 1u32..12,
@@ -382,7 +383,7 @@ proptest! {
         prop_assert_eq!(ending.unwrap().unwrap().generated, tokens);
     }
 
-    /// Arbitrary events: one ending, no panic, and the request is over once all workers are gone.
+    /// Whatever events arrive, there is one ending and no panic, and the request is over once all workers are gone.
     #[test]
     fn there_is_one_ending_whatever_happens(events in proptest::collection::vec((0u8..6, 0u32..4, 0u32..2), 0..40)) {
         let (mut request, mut receiver) = running(pair());

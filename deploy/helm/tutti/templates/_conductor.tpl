@@ -1,6 +1,6 @@
 {{/* The conductor's pods: in a StatefulSet, or in a LeaderWorkerSet with workers that join by hand. */}}
 
-{{/* Flag of the model and, for the hub, variables. */}}
+{{/* The flag that names the model and, for a model of the hub, environment variables. */}}
 {{- define "tutti.modelFlags" -}}
 {{- $uri := .Values.model.uri -}}
 {{- if hasPrefix "hf://" $uri }}
@@ -79,7 +79,7 @@ initContainers:
 {{- end }}
 {{- end -}}
 
-{{/* The topology file, or nothing where workers and tp say it. */}}
+{{/* The topology file; empty if the values `workers` and `tp` describe the topology. */}}
 {{- define "tutti.topology" -}}
 {{- $c := .Values.conductor -}}
 {{- $spans := include "tutti.spans" . -}}
@@ -140,7 +140,7 @@ initContainers:
 {{- include "tutti.clusterTlsFlags" . }}
 {{- end -}}
 
-{{/* Resources of a container. Takes (dict root gpus), with the GPUs of this container. */}}
+{{/* Resources of a container. Takes (dict root gpus), where gpus is the container's number of GPUs. */}}
 {{- define "tutti.resources" -}}
 {{- $c := .root.Values.conductor -}}
 {{- $requests := deepCopy (default dict $c.resources.requests) -}}
@@ -162,7 +162,7 @@ initContainers:
 {{- include "tutti.modelMounts" . }}
 {{- end -}}
 
-{{/* A worker that joins by hand: the container of this index in its pod. Takes (dict root index gpus). */}}
+{{/* The container of a worker that joins by hand; index is its index in the pod. Takes (dict root index gpus). */}}
 {{- define "tutti.joiningWorker" -}}
 {{- $root := .root -}}
 - name: worker-{{ .index }}
@@ -191,7 +191,7 @@ initContainers:
     {{- include "tutti.workingMounts" $root | nindent 4 }}
 {{- end -}}
 
-{{/* A pod. Takes (dict root leads joins): if it has the conductor, and the number of workers that join. */}}
+{{/* A pod. Takes (dict root leads joins). leads: it has the conductor. joins: number of workers that join by hand. */}}
 {{- define "tutti.conductorPod" -}}
 {{- $root := .root -}}
 {{- $c := $root.Values.conductor -}}

@@ -14,7 +14,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels by which an object's pods are found. Takes (list root component). */}}
+{{/* Labels that select a component's pods. Takes (list root component). */}}
 {{- define "tutti.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "tutti.name" $root }}
@@ -93,17 +93,17 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* True where parts of the release reach each other over the network. */}}
+{{/* True if parts of the release are connected over the network. */}}
 {{- define "tutti.networked" -}}
 {{- if or .Values.router.enabled (include "tutti.spans" .) -}}true{{- end -}}
 {{- end -}}
 
-{{/* True where these connections are encrypted. */}}
+{{/* True if the connections between parts of the release are encrypted. */}}
 {{- define "tutti.clusterTls" -}}
 {{- if and (include "tutti.networked" .) (ne .Values.tls.cluster.mode "none") -}}true{{- end -}}
 {{- end -}}
 
-{{/* True where a replica spans several pods. */}}
+{{/* True if a replica spans several pods. */}}
 {{- define "tutti.spans" -}}
 {{- if gt (int .Values.conductor.podsPerReplica) 1 -}}true{{- end -}}
 {{- end -}}

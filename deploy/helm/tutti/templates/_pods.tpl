@@ -16,7 +16,7 @@ runAsNonRoot: true
 capabilities: { drop: [ALL] }
 {{- end -}}
 
-{{/* The end of a pod: how long it takes in all. Takes a drain. */}}
+{{/* The termination grace period of a pod, in seconds. Takes the values below `drain`. */}}
 {{- define "tutti.grace" -}}
 {{- add (int .timeoutSeconds) (int .lameDuckSeconds) (int .preStopSeconds) (int .slackSeconds) -}}
 {{- end -}}
@@ -66,7 +66,7 @@ readinessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* Mounts. Takes (dict root part front), where front says if clients reach the process. */}}
+{{/* Mounts. Takes (dict root part front), where front is true if clients reach the process. */}}
 {{- define "tutti.mounts" -}}
 - { name: config, mountPath: /etc/tutti/config, readOnly: true }
 {{- if include "tutti.networked" .root }}

@@ -4,7 +4,7 @@ fn layout(kind: i32, rows: u64, columns: u64) -> Layout {
     Layout { kind, order: 0, rows, columns, leading: rows as i64, batch: 1, stride: 0 }
 }
 
-/// D (3 by 4) = A (5 by 3, transposed) B (5 by 4), bf16.
+/// Returns the problem of D (3 by 4) = A (5 by 3, transposed) B (5 by 4) in bf16, after `change`.
 fn problem(change: impl FnOnce(&mut Description, &mut [Layout; 4])) -> Result<Problem, Status> {
     let mut description = Description::new(68, 0);
     description.operations[0] = 1;

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Returns small integers: f32 holds their products and sums exactly.
+/// Returns small integers. f32 represents their products and sums exactly.
 fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7 + seed * 3) % 11) as f32 - 5.0).collect()
 }

@@ -1,4 +1,4 @@
-//! Contexts: the primary context of each device, and the current one.
+//! Contexts: the primary context of each device, and the current context of a thread.
 
 use std::ffi::c_void;
 

@@ -36,7 +36,7 @@ calls! {
         let length = usize::try_from(length).ok().filter(|&length| length > 0 && !name.is_null());
         let length = length.ok_or(Error::INVALID_VALUE)?;
         let taken = NAME.len().min(length - 1);
-        // SAFETY: the caller's buffer has `length` bytes, more than `taken`.
+        // SAFETY: the caller's buffer has `length` bytes, and `taken` is less than `length`.
         unsafe {
             name.cast::<u8>().copy_from_nonoverlapping(NAME.as_ptr(), taken);
             name.add(taken).write(0);
@@ -68,18 +68,18 @@ calls! {
         if id.is_null() || usize::try_from(length).is_ok_and(|length| length < text.len()) || length < 0 {
             return Err(Error::INVALID_VALUE);
         }
-        // SAFETY: the caller's buffer has `length` bytes, no fewer than the text.
+        // SAFETY: the caller's buffer has `length` bytes, and the text has at most as many.
         unsafe { id.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len()) };
         Ok(())
     }
-    /// NVRTC asks for a table wherever it finds a driver. It goes on without one.
+    /// NVRTC calls this function of any driver that it finds. It works without the table.
     fn cuGetExportTable(table: Out<*const c_void>, _id: *const c_void) {
         table.set(std::ptr::null())?;
         Err(Error::NOT_FOUND)
     }
 }
 
-/// UUID of a device: fixed bytes, and then its index among all devices of the machine.
+/// UUID of a device: 14 fixed bytes, followed by the device's index among all devices of the machine.
 fn identity(device: i32) -> Outcome<[u8; 16]> {
     let index = state::settings()?.devices[state::device(device)?];
     let mut uuid = *b"tutti-emulated\0\0";
@@ -87,46 +87,47 @@ fn identity(device: i32) -> Outcome<[u8; 16]> {
     Ok(uuid)
 }
 
-/// Value of a `CUdevice_attribute`; 0 for a feature that the device does not have.
+/// Returns the value of a `CUdevice_attribute`. A feature that the device lacks has the value 0.
 fn read_attribute(settings: &Settings, ordinal: usize, attribute: i32) -> Outcome<i32> {
     Ok(match attribute {
-        // Threads per block: in all, and in each direction.
+        // Maximum threads per block: in total, and in each direction.
         1..=3 => 1024,
         4 => 64,
-        // Blocks in each direction.
+        // Maximum blocks in each direction.
         5 => i32::MAX,
         6 | 7 => 65_535,
-        // Shared memory per block, constant memory, warp size, pitch, registers per block.
+        // Shared memory per block in bytes, constant memory in bytes, warp size, maximum pitch in bytes, registers per
+        // block.
         8 => SHARED_BYTES as i32,
         9 => 65_536,
         10 => 32,
         11 => i32::MAX,
         12 => occupancy::REGISTERS as i32,
-        // Clock in kHz, alignment of textures.
+        // Clock in kHz, alignment of textures in bytes.
         13 => 1_000_000,
         14 => 512,
-        // Copies that overlap with kernels, number of multiprocessors.
+        // Support of copies that overlap with kernels, number of multiprocessors.
         15 => 1,
         16 => occupancy::MULTIPROCESSORS as i32,
-        // Concurrent kernels, PCI bus, memory clock in kHz, bus width in bits, second-level cache in bytes.
+        // Support of concurrent kernels, PCI bus, memory clock in kHz, bus width in bits, second-level cache in bytes.
         31 => 1,
         33 => settings.devices[ordinal] as i32,
         36 => 1_000_000,
         37 => 512,
         38 => 50 << 20,
-        // Threads per multiprocessor, copy engines, unified addresses.
+        // Maximum threads per multiprocessor, number of copy engines, support of unified addresses.
         39 => occupancy::THREADS as i32,
         40 => 2,
         41 => 1,
         75 => settings.capability.0 as i32,
         76 => settings.capability.1 as i32,
-        // Shared memory and registers per multiprocessor.
+        // Shared memory in bytes, and registers, per multiprocessor.
         81 => occupancy::SHARED_BYTES as i32,
         82 => occupancy::REGISTERS as i32,
         97 => SHARED_BYTES_ON_REQUEST as i32,
         106 => occupancy::BLOCKS as i32,
         111 => occupancy::RESERVED_SHARED_BYTES as i32,
-        // Memory pools, for allocations in a stream's order.
+        // Memory pools, which stream-ordered allocations use.
         115 => 1,
         0..=200 => 0,
         _ => return Err(Error::INVALID_VALUE),

@@ -23,7 +23,7 @@ struct HostRange {
     bytes: usize,
 }
 
-// SAFETY: the range outlives the work: pinned memory is freed after all work, and a call with other memory waits for
+// SAFETY: the range outlives the work. Pinned memory is freed after all work, and a call with pageable memory waits for
 // its work.
 unsafe impl Send for HostRange {}
 
@@ -40,7 +40,7 @@ impl HostRange {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the program passed a range of so many bytes, and does not touch the range before the copy has run.
+        // SAFETY: the program passed a range of `bytes` bytes, and does not touch the range before the copy has run.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
@@ -50,7 +50,7 @@ impl HostRange {
     }
 }
 
-/// Tells if a call waits for its work before it returns.
+/// States whether a call waits for its work before it returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Waits {
     Yes,
@@ -130,7 +130,7 @@ fn within(on: (Arc<Context>, u64), target: u64, source: u64, bytes: usize, waits
     })
 }
 
-/// Fills `count` elements with `pattern`, the bytes of one element.
+/// Fills `count` elements at `target` with `pattern`, which holds the bytes of one element.
 fn fill(on: (Arc<Context>, u64), target: u64, pattern: &[u8], count: usize, waits: Waits) -> Outcome {
     let (context, line) = on;
     context.queue.check()?;
@@ -167,7 +167,7 @@ calls! {
         }
         address.set(state::current()?.allocate(bytes as u64)?)
     }
-    /// The allocation happens at the call, not in stream order: the address is valid at once, also in other streams.
+    /// Allocates at once, not in stream order. So the address is also valid in other streams at once.
     fn cuMemAllocAsync(address: Out<u64>, bytes: usize, of: *mut c_void) {
         let (context, _) = stream(of)?;
         address.set(if bytes == 0 { 0 } else { context.allocate(bytes as u64)? })
@@ -216,8 +216,8 @@ calls! {
     }
     fn cuMemFreeHost(block: *mut c_void) {
         for context in state::contexts() {
-            // The wait may return an error. The memory can be freed all the same, because a context with an error runs
-            // no more work.
+            // If the wait returns an error, the memory can still be freed, because a context with an error runs no more
+            // work.
             let _ = context.queue.wait_for_all();
         }
         host_memory::free(block)

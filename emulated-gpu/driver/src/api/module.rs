@@ -15,8 +15,8 @@ use crate::state;
 const ELF: &[u8] = b"\x7fELF";
 /// First bytes of a fat binary.
 const FAT_BINARY: &[u8] = &[0x50, 0xed, 0x55, 0xba];
-/// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE` and `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: the launch attributes that are more
-/// than hints, and that this driver does not support.
+/// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE` and `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: launch attributes that this driver
+/// refuses. All other attributes are ignored.
 const COOPERATIVE: u32 = 2;
 const CLUSTER: u32 = 4;
 
@@ -44,8 +44,8 @@ calls! {
         if image.is_null() {
             return Err(Error::INVALID_VALUE);
         }
-        // SAFETY: an image is PTX text that ends with a zero byte, or begins with four magic bytes. The comparison of a
-        // shorter text ends at its zero byte.
+        // SAFETY: an image either is PTX text that ends with a zero byte, or begins with four magic bytes. The
+        // comparison of a text shorter than four bytes ends at the zero byte.
         let ptx = unsafe {
             if begins(image, ELF) || begins(image, FAT_BINARY) {
                 return Err(Error::NO_BINARY_FOR_GPU);
@@ -86,7 +86,7 @@ calls! {
         Ok(())
     }
     fn cuFuncGetName(name: Out<*const c_char>, function: *mut c_void) {
-        // The pointer stays valid as long as the function, which its module owns.
+        // The pointer is valid until the module is unloaded, because the module owns the function.
         name.set(FUNCTIONS.get(function)?.name.as_ptr())
     }
     fn cuFuncGetModule(handle: Out<*mut c_void>, function: *mut c_void) {
@@ -113,7 +113,8 @@ calls! {
         let function = FUNCTIONS.get(function)?;
         match attribute {
             8 => function.set_dynamic_shared_limit(value),
-            // Share of the first-level cache that becomes shared memory. The value is a hint and has no effect.
+            // Preferred share of the first-level cache for shared memory, in percent; -1 means the default. It has no
+            // effect.
             9 if (-1..=100).contains(&value) => Ok(()),
             _ => Err(Error::INVALID_VALUE),
         }
@@ -145,7 +146,7 @@ calls! {
         // SAFETY: the caller passes null or a configuration.
         let config = unsafe { config.as_ref() }.ok_or(Error::INVALID_VALUE)?;
         for index in 0..config.attribute_count as usize {
-            // SAFETY: the configuration has as many attributes as it says.
+            // SAFETY: the configuration has `attribute_count` attributes.
             let attribute = unsafe { &*config.attributes.add(index) };
             let one = attribute.value[0] as u32 == 0 || attribute.id == CLUSTER && attribute.value[0] == 0x1_0000_0001;
             if [COOPERATIVE, CLUSTER].contains(&attribute.id) && !one {
@@ -175,7 +176,7 @@ fn launch_grid(
     let function = FUNCTIONS.get(function)?;
     let (context, line) = context::stream(stream)?;
     context.queue.check()?;
-    // SAFETY: the lists are those of the driver's interface.
+    // SAFETY: the program passes `arguments` and `extra` as `cuLaunchKernel` requires.
     let parameters = unsafe { launch::parameters(function.kernel()?, arguments, extra) }?;
     launch::submit(&context, line, function, grid, parameters)
 }

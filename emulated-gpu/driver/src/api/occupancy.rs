@@ -36,11 +36,11 @@ calls! {
             _ => Function::max_threads(kernel),
         };
         let resident = |threads: u32| {
-            // SAFETY: the caller's function takes a number of threads.
+            // SAFETY: the program passed a function with this signature.
             let shared = shared_of.map_or(shared, |shared_of| unsafe { shared_of(threads as i32) });
             occupancy::blocks(kernel, threads, u32::try_from(shared).unwrap_or(u32::MAX)) * threads
         };
-        // The largest block size among those that keep the most threads resident.
+        // Of the block sizes that keep the most threads resident, takes the largest.
         let best = (1..=most / 32).map(|warps| 32 * warps).max_by_key(|&threads| (resident(threads), threads));
         let best = best.unwrap_or(most);
         grid.set((resident(best) / best * MULTIPROCESSORS) as i32)?;

@@ -1,5 +1,5 @@
 //! Calls that the emulated driver refuses: graphs, managed memory and cooperative launches. They return
-//! `CUDA_ERROR_NOT_SUPPORTED`, which tells a program more than a missing symbol.
+//! `CUDA_ERROR_NOT_SUPPORTED`, which is a clearer error than a missing symbol.
 
 use std::ffi::c_void;
 

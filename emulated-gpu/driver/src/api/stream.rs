@@ -10,7 +10,7 @@ use crate::event::EVENTS;
 /// A host function of a stream (`CUhostFn`).
 type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
 
-/// The argument of a host function. The program promises that it is valid on another thread.
+/// The argument of a host function. The program promises that the pointer is valid on another thread.
 struct Argument(*mut c_void);
 
 // SAFETY: `cuLaunchHostFunc` documents that the function runs on a thread of the driver.
@@ -64,7 +64,7 @@ calls! {
         let function = function.ok_or(Error::INVALID_VALUE)?;
         let argument = Argument(argument);
         context.submit(line, move |_| -> Outcome {
-            // SAFETY: the program passed the function with its argument.
+            // SAFETY: the program passed the function together with this argument.
             unsafe { function(argument.get()) };
             Ok(())
         })

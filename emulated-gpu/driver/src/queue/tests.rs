@@ -2,7 +2,7 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// Starts a queue. With a seed it has a short patience.
+/// Starts a queue. With a seed, the queue holds work back for at most 5 ms.
 fn start(seed: Option<u64>) -> Arc<Queue> {
     Queue::start(seed.map(|seed| Order { seed, patience: Duration::from_millis(5) }))
 }
@@ -33,8 +33,8 @@ fn order(seed: Option<u64>) -> Vec<u32> {
     receiver.try_iter().collect()
 }
 
-/// Keeps the queue's thread busy until the returned sender is dropped. A test can so submit several entries before the
-/// first one runs.
+/// Keeps the queue's thread busy until the returned sender is dropped. A test can thus submit several entries before
+/// the first one runs.
 fn hold(queue: &Queue) -> mpsc::Sender<()> {
     let (gate, closed) = mpsc::channel::<()>();
     let work = move || {

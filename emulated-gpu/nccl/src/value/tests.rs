@@ -26,7 +26,8 @@ fn reductions_combine_in_the_order_of_ranks() {
 
 #[test]
 fn sums_of_bf16_round_after_each_rank() {
-    // bf16 cannot represent 257, so that each addition of 1 to 256 is lost. The sum of both, 258, could be represented.
+    // bf16 cannot represent 257, so adding 1 to 256 gives 256, twice. A sum that is rounded only at the end would be
+    // 258.
     let ranks = [256.0, 1.0, 1.0].map(|x| bytes_of(&[bf16::from_f32(x)]));
     assert_eq!(reduce(Kind::Bf16, Reduction::Sum, &ranks), bytes_of(&[bf16::from_f32(256.0)]));
 }

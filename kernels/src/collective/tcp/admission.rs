@@ -20,8 +20,8 @@ use super::{CollectiveError, Operation, RankLinks, RankStream, Terms, broken};
 const HELLO: Duration = Duration::from_secs(2);
 /// Bytes of a greeting: the secret and the rank.
 const GREETING: usize = 20;
-/// Maximum number of connections that may authenticate at once. At the limit the oldest one is closed: a rank sends its
-/// greeting at once, so the oldest is most likely a stranger's.
+/// Maximum number of connections that may authenticate at once. At the limit, the oldest such connection is closed: a
+/// rank sends its greeting at once, so the oldest connection is probably not a rank's.
 const MAX_STRANGERS: usize = 64;
 /// Pause after an accept that the system refuses, for example for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 struct Stranger {
     stream: Box<dyn RankStream>,
     greeting: [u8; GREETING],
-    /// Bytes of the greeting so far.
+    /// Number of bytes of the greeting that have been read.
     read: usize,
     since: Instant,
 }

@@ -22,7 +22,7 @@ impl RankStream for TcpStream {
 pub trait RankLinks: Send + Sync {
     /// Wraps a socket that rank 0 has accepted.
     fn accepted(&self, socket: TcpStream) -> io::Result<Box<dyn RankStream>>;
-    /// Wraps a socket that another rank has connected to rank 0.
+    /// Wraps a socket with which a rank other than 0 has connected to rank 0.
     fn dialed(&self, socket: TcpStream) -> io::Result<Box<dyn RankStream>>;
 }
 

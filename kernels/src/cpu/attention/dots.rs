@@ -17,7 +17,7 @@ use crate::cpu::memory::format::STEP;
 use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// Attention over pages of bfloat16 in dot products.
+/// Attention over bfloat16 pages, computed with bfloat16 dot products.
 #[derive(Clone, Copy)]
 pub(super) struct Dots;
 
@@ -200,8 +200,8 @@ impl<const R: usize, const P: usize> Scores<'_, R, P> {
     }
 }
 
-/// The pairs of keys that at least one query of a tile sees (`any`), and the pairs of which all queries see both keys
-/// (`shared`).
+/// Two ranges of pairs of keys in a block. In each pair of `any`, at least one query of the tile sees a key. In each
+/// pair of `shared`, all queries see both keys.
 #[derive(Clone, Copy)]
 struct Pairs {
     any: (usize, usize),
@@ -217,8 +217,8 @@ impl Pairs {
     }
 }
 
-/// Returns a mask with sixteen one bits for each key of a pair that the query sees. The low half stands for the even
-/// key.
+/// Returns a 32-bit mask for a pair of keys. The low half is all ones if the query sees the even key, and the high half
+/// if it sees the odd key.
 #[inline(always)]
 fn mask(visible: Visible, pair: usize) -> u32 {
     let sees = |key: usize| visible.first <= key && key < visible.end;

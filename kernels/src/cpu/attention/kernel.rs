@@ -17,8 +17,8 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     const BLOCK: usize;
 
     /// Maximum number of kv heads per piece (a task of the [`Plan`](super::plan::Plan)) if the piece has few queries.
-    /// The number is 1 if the kernel is bound by arithmetic and not by memory. The second-level cache must hold two
-    /// blocks of as many heads: the current one and the one that is prefetched.
+    /// The number is 1 if the kernel is bound by arithmetic. The second-level cache must hold two blocks of each of
+    /// these heads: the current block and the next one, which is prefetched.
     const MOST_HEADS: usize;
 
     /// Runs `op` with all instructions that the kernel needs.
@@ -38,22 +38,23 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     );
 
     /// Turns a query's scores into weights, `2^(score - largest)`, and returns the sum of the weights, lane by lane.
-    /// `scores` is as long as a block. In a panel of which the query sees only some keys, the scores of the remaining
-    /// keys are -infinity. `any` holds the keys that at least one query of the tile sees.
+    /// `scores` is as long as a block. In a panel that the query sees only in part, the scores of the hidden keys are
+    /// -infinity. `any` holds the keys that at least one query of the tile sees.
     fn weights<S: Simd>(s: S, scores: &mut [f32], visible: Visible, any: Visible, largest: f32) -> S::F;
 
     /// Adds the weighted values of a block to the sums of a tile's queries.
     fn add_values<S: Simd>(s: S, values: Values<'_, Self::Raw>);
 }
 
-/// Addresses of the panels of a block that the tile sees, for one kv head, and addresses of memory that later blocks
-/// need.
+/// Addresses of a block's panels for one kv head, and addresses to prefetch for later blocks. Only the panels that the
+/// tile sees are read.
 pub(super) struct Block<T> {
     pub(super) keys: [*const T; MOST_PANELS],
     pub(super) values: [*const T; MOST_PANELS],
-    /// Per panel, memory as long as a panel of keys, which is prefetched while the panel's scores are computed.
+    /// Per panel, the address to prefetch while the panel's scores are computed. A prefetch is as long as a panel of
+    /// keys.
     pub(super) next_keys: [*const T; MOST_PANELS],
-    /// Per panel, memory of the same length, which is prefetched while the panel's values are added.
+    /// Per panel, the address to prefetch while the panel's values are added. A prefetch is as long as a panel of keys.
     pub(super) next_values: [*const T; MOST_PANELS],
 }
 

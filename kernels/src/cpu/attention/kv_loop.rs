@@ -75,8 +75,8 @@ impl<K: Kernel> Op for KvLoop<'_, K> {
         let floats = Partial::floats(count, head_dim);
         let partial = |range: usize| {
             let first = split_tile.partials + (range - ranges.start) * floats;
-            // SAFETY: each range has its own slice. Only the range's task accesses it until the range is counted as
-            // done. Then only the task that counts the last range accesses it.
+            // SAFETY: each range has its own slice. Only the range's task accesses the slice until the range is counted
+            // as done. After that, only the task that counts the last range accesses it.
             Partial::new(unsafe { self.partials.slice_mut(first, floats) }, count, head_dim)
         };
         let own = std::mem::replace(&mut self.state.range, partial(split.range));
@@ -121,8 +121,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         let width = (self.shape.heads + 2 * self.shape.kv_heads) * head_dim;
         let scale = self.shape.scale * LOG2_E;
         let rows = self.row.first_token + self.piece.tile.first;
-        // The tokens of a tile are far from each other in memory, and another thread may have written them, so they are
-        // prefetched.
+        // The tokens of a tile are far apart in memory and may be in another core's cache, so they are prefetched.
         for token in 0..self.piece.tile.tokens {
             let from = (rows + token) * width + self.piece.kv_head * group * head_dim;
             for line in (0..self.piece.kv_heads * group * head_dim).step_by(LANES) {
@@ -159,8 +158,8 @@ impl<K: Kernel> KvLoop<'_, K> {
         }
     }
 
-    /// Adds the block at `start` to the results of all queries that see at least one of its keys. `panels` are the
-    /// block's panels, and those of the block that is prefetched.
+    /// Adds the block at `start` to the results of all queries that see at least one of its keys. `panels` holds the
+    /// block's panels and the panels of the block to prefetch.
     #[inline(always)]
     fn block<S: Simd>(&mut self, s: S, tiling: Tiling, start: usize, panels: (Panels, Panels)) {
         let (head_dim, own) = (self.shape.head_dim, self.head_queries());
@@ -175,7 +174,8 @@ impl<K: Kernel> KvLoop<'_, K> {
                 let q = &self.state.q[first * head_dim..(first + count) * head_dim];
                 let scores = &mut self.state.scores[first * K::BLOCK..(first + count) * K::BLOCK];
                 for_tile!(S, count, K::scores::<S, R, P>(s, q, &block, panels, scores));
-                // Only the first tile prefetches. For later tiles, the addresses to prefetch are those of this block.
+                // Only the first tile prefetches. Later tiles get the addresses of the current block, which is already
+                // in the cache.
                 block.next_keys = block.keys;
             }
             for index in 0..tiling.tiles {
@@ -255,8 +255,8 @@ impl<K: Kernel> KvLoop<'_, K> {
         Panels::new(&self.layout, self.table, self.piece.kv_head, start, seen)
     }
 
-    /// The panels of the block that follows in this piece or, after its last block, of the first block of the piece
-    /// that the thread will usually run next. `start` is the first key after the current block.
+    /// Returns the panels of the piece's next block. After the piece's last block, returns those of the first block of
+    /// the piece that the thread will usually run next. `start` is the first key after the current block.
     #[inline(always)]
     fn next_panels(&self, start: usize) -> Option<Panels> {
         let last = self.position(self.piece.tile.tokens - 1);
@@ -269,7 +269,7 @@ impl<K: Kernel> KvLoop<'_, K> {
         Some(Panels::new(&self.layout, next.table, next.kv_head, next.keys.start, seen))
     }
 
-    /// The keys of the block at `start` that are among `keys`.
+    /// Returns the part of the position range `keys` that lies in the block at `start`, counted from `start`.
     #[inline(always)]
     fn sight_of(&self, keys: Range<usize>, start: usize) -> Visible {
         let first = keys.start.saturating_sub(start).min(K::BLOCK);

@@ -9,11 +9,11 @@ use crate::cpu::simd::LANES;
 /// Distances in a page, in elements.
 #[derive(Clone, Copy)]
 pub(super) struct Strides {
-    /// From a panel of keys to the panels of the same tokens' values.
+    /// Distance from a panel of keys to the panels that hold the same tokens' values.
     values: usize,
-    /// From a head's panel to the same panel of the next head.
+    /// Distance from a head's panel to the same panel of the next head.
     head: usize,
-    /// Length of a panel of keys, and of the panels of as many values.
+    /// Length of a panel of keys. The panels that hold the same tokens' values have the same total length.
     panel: usize,
 }
 
@@ -26,9 +26,10 @@ impl Strides {
 /// The panels of a block that a tile sees.
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
-    /// Index in the pool of each panel of keys, for the first kv head. Panels outside `seen` have no index.
+    /// Index in the pool of each panel of keys, for the first kv head. The entries of panels outside `seen` are not
+    /// used.
     keys: [usize; MOST_PANELS],
-    /// The first panel that the tile sees, and the end of these panels.
+    /// The panels that the tile sees: `seen.0 .. seen.1`.
     seen: (usize, usize),
 }
 
@@ -50,8 +51,8 @@ impl Panels {
         Self { keys, seen }
     }
 
-    /// Returns the addresses of the panels for one head, and the addresses to prefetch meanwhile. The head is counted
-    /// from the piece's first head.
+    /// Returns the addresses of one head's panels, and the addresses to prefetch while the head is computed. `head` is
+    /// counted from the piece's first head.
     #[inline(always)]
     pub(super) fn of_head<T>(
         &self,
@@ -87,8 +88,8 @@ impl Panels {
     }
 }
 
-/// The memory of the next block that is not yet prefetched. A piece of several heads prefetches it in the order of
-/// memory: page by page, and within a page head by head, keys before values.
+/// The part of the next block that is not yet prefetched. A piece of several heads prefetches in the order of memory:
+/// page by page, head by head within a page, and keys before values.
 pub(super) struct Prefetch {
     panels: Panels,
     /// Number of heads of the piece.
@@ -99,7 +100,7 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// All of a block.
+    /// Returns the state in which nothing of the block is prefetched yet.
     #[inline(always)]
     pub(super) fn new(panels: Panels, heads: usize) -> Self {
         Self { panels, heads, panel: panels.seen.0, head: 0, values: false }

@@ -19,7 +19,7 @@ impl<'a> Partial<'a> {
         queries * (head_dim + 2) + LANES
     }
 
-    /// Divides a slice of [`floats`](Self::floats) floats.
+    /// Makes a partial result of a slice of [`floats`](Self::floats) floats.
     pub(super) fn new(floats: &'a mut [f32], queries: usize, head_dim: usize) -> Self {
         let (sums, rest) = floats.split_at_mut(queries * head_dim);
         let (largest, total) = rest.split_at_mut(queries + LANES);

@@ -60,8 +60,8 @@ pub(super) struct SplitTile {
     pub(super) left: AtomicUsize,
 }
 
-/// The pieces of one call, the longest first, because a thread that started a long piece late would keep the other
-/// threads waiting. Idle threads take pieces from the end of other threads' shares, where pieces are short.
+/// The pieces of one call, the longest first, because a long piece that starts late delays the end of the call. Idle
+/// threads take pieces from the end of other threads' shares, where pieces are short.
 #[derive(Default)]
 pub(super) struct Plan {
     tiles: Vec<Tile>,
@@ -114,7 +114,8 @@ impl Plan {
             let mut kv_head = 0;
             while kv_head < shape.kv_heads {
                 let rest = shape.kv_heads - kv_head;
-                // Ranges are pieces of their own, so they allow more heads per piece.
+                // Each range is a piece of its own. A split tile therefore keeps the threads busy with more heads per
+                // piece.
                 let busy = |ranges: usize| (shape.kv_heads * ranges / each).max(1);
                 let kv_heads = most_heads.min(rest).min(busy(ranges.len()));
                 let floats = ranges.len() * Partial::floats(kv_heads * tile.tokens * group, shape.head_dim);

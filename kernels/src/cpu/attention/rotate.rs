@@ -104,8 +104,8 @@ impl<W: Format> Op for Tokens<'_, W> {
                 let pair = position.is_multiple_of(2) && token + 1 < self.tokens.len();
                 let rows = &self.qkv[token * width..(token + 1 + usize::from(pair)) * width];
                 token += 1 + usize::from(pair);
-                // Nothing is stored in the null page: it is never read, and several padding rows would write to it at
-                // once.
+                // Nothing is stored in the null page: no request reads it, and several padding rows would write to it
+                // at once.
                 if self.table[position / self.layout.page_tokens] == PageId::NULL {
                     continue;
                 }
@@ -231,8 +231,8 @@ fn narrow<W: Format>(from: &[f32]) -> [W::Raw; NARROW] {
     narrow
 }
 
-/// Normalises heads if there is a norm, and rotates the two halves of each head's first elements against each other.
-/// There are as many such elements as angles.
+/// Normalises heads if there is a norm. Then rotates the first `angles.len()` elements of each head: element `i` of
+/// their first half is paired with element `i` of their second half.
 #[inline(always)]
 fn rotate<S: Simd>(s: S, heads: &mut [f32], head_dim: usize, norm: Option<(&[f32], f32)>, angles: &[f32]) {
     let half = angles.len() / 2;

@@ -1,4 +1,4 @@
-//! Which keys a query sees.
+//! The keys that a query sees.
 
 /// The visibility rule: the range of keys that a query sees.
 #[derive(Clone, Copy)]
@@ -6,7 +6,8 @@ pub(super) struct Sight {
     pub(super) window: Option<usize>,
 }
 
-/// The keys `first .. end` of a block that a query sees, counted from the block's start. No key if `end <= first`.
+/// The keys `first .. end` of a block that a query sees, counted from the block's start. If `end <= first`, the query
+/// sees no key of the block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Visible {
     pub(super) first: usize,

@@ -23,7 +23,7 @@ impl<'a> State<'a> {
         queries * (head_dim + block + 1) + LANES + 2 * Partial::floats(queries, head_dim)
     }
 
-    /// Divides a slice of at least [`floats`](Self::floats) floats.
+    /// Makes a state of a slice of at least [`floats`](Self::floats) floats.
     pub(super) fn new(floats: &'a mut [f32], queries: usize, head_dim: usize, block: usize) -> Self {
         let (q, rest) = floats.split_at_mut(queries * head_dim);
         let (scores, rest) = rest.split_at_mut(queries * block);

@@ -6,7 +6,8 @@ use crate::cpu::simd::{from_bf16, to_bf16};
 use crate::cpu::testing::{Random, no_planes};
 use crate::{KvShape, PageId, RowInputs, SlotId, StepInputs, WeightType};
 
-/// Attention in double precision over a pool of bfloat16, of rows of (start, tokens) that share a table of pages.
+/// Computes attention in double precision over a bfloat16 pool. `rows` holds (start, tokens) of each row. All rows
+/// share one table of pages.
 fn in_double_precision(
     qkv: &[f32],
     shape: AttentionShape,
@@ -46,9 +47,8 @@ fn in_double_precision(
     out
 }
 
-/// Checks everything around the dot-product instruction without the instruction: every path multiplies pairs, by other
-/// means if necessary, and gives a result close to attention in double precision. A unit test, because only these
-/// compile the other means.
+/// Compares attention by bfloat16 dot products with double precision on every instruction path. Paths without the
+/// dot-product instruction emulate it. Only unit tests compile the emulation.
 #[test]
 fn dots_come_near_double_precision_and_have_the_same_bits_with_and_without_the_instruction() {
     const PAGES: u32 = 60;
@@ -68,7 +68,7 @@ fn dots_come_near_double_precision_and_have_the_same_bits_with_and_without_the_i
         }
         let Stored::Bf16(data) = &kv.data else { unreachable!() };
         let table: Vec<PageId> = (1..=PAGES).rev().map(PageId).collect();
-        // A chunk, two decodes (one over two ranges), and a few tokens.
+        // A prefill chunk, two decodes (the second over two ranges), and a row of three tokens.
         let rows = [(130, 61), (5, 1), (900, 1), (600, 3)];
         let (mut inputs, mut tokens) = (Vec::new(), 0);
         for (start, count) in rows {

@@ -1,9 +1,9 @@
 //! The gated delta rule over rows of few tokens, as decodes are: inputs and memories in one pass.
 //!
-//! Decodes wait for memory: each token reads and writes a whole memory per head. A task computes the inputs of a head
-//! just before the head's memory. While a memory is updated, the next memory and the operands of its inputs are
-//! prefetched. Computed in a separate operation, the inputs would take a third as long as the memories. A thread has
-//! the same heads in each layer, so their inputs stay in its cache.
+//! Decodes are bound by memory bandwidth: each token reads and writes one whole state matrix (a *memory*) per head. A
+//! task computes the inputs of a head just before the head's memory. Meanwhile, the next memory and the operands of its
+//! inputs are prefetched. A separate operation for the inputs would take a third of the memories' time. A thread
+//! computes the same heads in each layer, so the heads' inputs stay in the thread's cache.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub(super) fn fits(pool: &ThreadPool, rows: &[Row], shape: &DeltaShape) -> bool 
         && rows.iter().all(|row| row.tokens < COPIED_TOKENS)
 }
 
-/// Computes inputs and memories of all rows. A task is a key head, with its value heads, of some rows.
+/// Computes inputs and memories of all rows. A task computes one key head and its value heads for some of the rows.
 pub(super) fn decode(
     path: Path,
     pool: &mut ThreadPool,
@@ -46,7 +46,7 @@ pub(super) fn decode(
     })
 }
 
-/// One task: the rows `own` of a key head.
+/// One task: a key head and its value heads, for the rows `own`.
 struct KeyHead<'a> {
     rows: &'a [Row],
     own: Range<usize>,
@@ -63,7 +63,7 @@ impl Op for KeyHead<'_> {
         let DeltaShape { key_heads, value_heads, value_dim, .. } = memories.shape;
         let ratio = value_heads / key_heads;
         let values = |key_head: usize| key_head * ratio..(key_head + 1) * ratio;
-        // The row and the key head that the thread probably computes after a row.
+        // Returns the row and the key head that the thread probably computes after row `row`.
         let next = |row: usize| match rows.get(row + 1) {
             Some(row) => Some((row, key_head)),
             None => rows.first().filter(|_| key_head + 1 < key_heads).map(|row| (row, key_head + 1)),

@@ -15,8 +15,8 @@ use crate::{DeltaShape, DeviceError, SlotId};
 const TASK_ELEMENTS: usize = 4 << 10;
 /// Number of tasks per thread, if there are enough elements. Several tasks per thread balance the load.
 const TASKS: usize = 4;
-/// Maximum number of tokens per task. All channels of a token are adjacent, so that few tokens with many channels are
-/// read as a few streams, which the hardware prefetches. Many tokens with few channels would wait for each cache line.
+/// Maximum number of tokens per task. A token's channels are adjacent in memory. A task of few tokens and many channels
+/// therefore reads a few long streams, which the hardware prefetches.
 const BLOCK_TOKENS: usize = 16;
 /// Maximum number of inputs that an output of a convolution depends on.
 pub(in crate::cpu) const MAX_TAPS: usize = BLOCK_TOKENS;
@@ -39,17 +39,17 @@ pub(in crate::cpu) struct Inputs<'a> {
     pub(in crate::cpu) taps: &'a [f32],
     pub(in crate::cpu) rate: &'a [f32],
     pub(in crate::cpu) bias: &'a [f32],
-    /// Last inputs of the convolutions of q and k.
+    /// The last inputs of the convolutions of q and k, per slot.
     pub(in crate::cpu) keys: SlotStates<'a>,
-    /// Last inputs of the convolutions of v.
+    /// The last inputs of the convolutions of v, per slot.
     pub(in crate::cpu) values: SlotStates<'a>,
     /// `[tokens, shape.inputs()]`.
     pub(in crate::cpu) out: &'a Shared<'a, f32>,
 }
 
-/// Computes the inputs of the delta rule for all rows. A task is a block of the step's tokens, or some heads of the
-/// block; a block may hold tokens of several rows. The task with a row's first token reads and writes the row's state.
-/// It also computes the other tokens whose convolutions reach back into the state.
+/// Computes the inputs of the delta rule for all rows. A task computes all heads, or some of them, for a block of the
+/// step's tokens. A block may hold tokens of several rows. The task with a row's first token reads and writes the row's
+/// state. It also computes the other tokens whose convolutions reach back into the state.
 pub(super) fn inputs(
     path: Path,
     pool: &mut ThreadPool,
@@ -78,7 +78,7 @@ pub(super) fn inputs(
 /// One task: the inputs of some units (key heads and value heads) for the tokens of a block.
 struct Block<'a> {
     rows: &'a [Row],
-    /// Tokens of the step.
+    /// The block's tokens, as indices in the step.
     tokens: Range<usize>,
     units: Range<usize>,
     inputs: &'a Inputs<'a>,
@@ -93,7 +93,7 @@ pub(super) struct RowTokens<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// The parts of rows in this block.
+    /// Returns the tokens of each row that this block's task computes.
     fn parts(&self) -> impl Iterator<Item = RowTokens<'a>> {
         let (Range { start, end }, kept) = (self.tokens.clone(), self.inputs.shape.taps - 1);
         let first = self.rows.partition_point(|row| row.first_token + row.tokens <= start);
@@ -117,7 +117,7 @@ struct Strip {
     /// First channel.
     column: usize,
     width: usize,
-    /// Factor after the head's norm; `None` without a norm.
+    /// Factor by which the normalised head is multiplied; `None` if the head is not normalised.
     normed: Option<f32>,
 }
 
@@ -137,7 +137,7 @@ impl<'a> Op for Block<'a> {
 }
 
 impl Inputs<'_> {
-    /// Computes the inputs of one unit. Units are first the key heads, then the value heads.
+    /// Computes the inputs of one unit. Unit indices count the key heads first, then the value heads.
     #[inline(always)]
     pub(super) fn unit<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
         let [first, second] = self.strips(unit);
@@ -182,7 +182,7 @@ impl Inputs<'_> {
         }
     }
 
-    /// Elements of one unit's state: its states, the first element, and their number.
+    /// Returns where a unit's state is: the slot states, the index of the first element, and the number of elements.
     #[inline(always)]
     fn state(&self, unit: usize) -> (&SlotStates<'_>, usize, usize) {
         let DeltaShape { key_heads, key_dim, value_dim, taps, .. } = self.shape;
@@ -192,8 +192,9 @@ impl Inputs<'_> {
         }
     }
 
-    /// Prefetches the memory that a unit reads, and the outputs of its first tokens. Other threads have written the
-    /// inputs and read the outputs; states and taps come from memory. Outputs of later tokens are written as streams.
+    /// Prefetches the memory that a unit reads, and the outputs of its first tokens. The inputs and outputs may be in
+    /// other cores' caches, and states and taps are in main memory. Outputs of later tokens need no prefetch, because
+    /// they are written as streams.
     #[inline(always)]
     pub(super) fn prefetch<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
         let (shape, row) = (self.shape, part.row);
@@ -221,7 +222,7 @@ impl Inputs<'_> {
         }
     }
 
-    /// The output of a token in these columns.
+    /// Returns a token's outputs in columns `column .. column + width`.
     #[allow(clippy::mut_from_ref)] // Each element belongs to one task.
     #[inline(always)]
     fn out(&self, row: &Row, token: usize, column: usize, width: usize) -> &mut [f32] {
@@ -230,15 +231,15 @@ impl Inputs<'_> {
         unsafe { self.out.slice_mut(start, width) }
     }
 
-    /// Writes zeros for a row without state. Its decays and betas are not read.
+    /// Writes zeros for a row without state. Nothing reads the row's decays and betas.
     #[inline(always)]
     fn clear(&self, RowTokens { row, tokens }: &RowTokens<'_>, strip: Strip) {
         tokens.clone().for_each(|token| self.out(row, token, strip.column, strip.width).fill(0.0));
     }
 
     /// Convolves the channels of a strip over a part of a row. `state` holds the inputs before the row, `[taps - 1,
-    /// width]`, and receives its last inputs; it is empty if the part does not have the state. `TAPS` is the number of
-    /// taps, or 0 if it is not known when this is compiled: known loops are unrolled.
+    /// width]`, and receives the row's last inputs. It is empty if another task has the row's state. `TAPS` is the
+    /// number of taps, which lets the compiler unroll loops; 0 stands for any number.
     #[inline(always)]
     fn strip<S: Simd, const TAPS: usize>(&self, s: S, part: &RowTokens<'_>, strip: Strip, state: &mut [f32]) {
         let Strip { column, width, normed } = strip;
@@ -253,8 +254,9 @@ impl Inputs<'_> {
             for (tap, weight) in weights[..=kept].iter_mut().enumerate() {
                 *weight = s.load_some(&self.taps[tap * channels + column..][at..end], 0.0);
             }
-            // All inputs are loaded before the first output is stored: the processor takes a load for one that depends
-            // on an earlier store if the low bits of their addresses are equal, which they are at these strides.
+            // All inputs are loaded before the first output is stored. At these strides, the addresses of loads and
+            // stores have equal low bits, and the processor would wrongly assume that a load depends on an earlier
+            // store.
             for (index, x) in window[..kept + tokens.len()].iter_mut().enumerate() {
                 let index = tokens.start + index;
                 *x = match index.checked_sub(kept) {

@@ -1,8 +1,8 @@
 //! The memories of the delta rule, `S ← decay·S + k ⊗ δ` with `δ = (v - decay·Sᵀk)·beta`, and their outputs `Sᵀq`.
 //!
-//! Each column of a memory is computed alone: its sums run over the rows of the memory in order, for any number of
-//! tokens and of columns per task. While a token's update passes over a memory, it also sums the next token's `Sᵀk`, so
-//! that a token costs one pass.
+//! Each column of a memory is computed independently. Its sums run over the memory's rows in order, for any number of
+//! tokens and of columns per task. The update for one token also computes `Sᵀk` for the next token, so that each token
+//! costs one pass over the memory.
 
 use std::ops::Range;
 
@@ -14,22 +14,21 @@ use crate::cpu::step::Row;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeltaShape, DeviceError, SlotId};
 
-/// Number of vectors of columns that are computed side by side: their sums hide the latency of additions.
+/// Number of vectors of columns that are computed at once. Their independent sums hide the latency of additions.
 const NARROW: usize = 2;
-/// Columns of [`NARROW`] vectors.
+/// Number of columns in [`NARROW`] vectors.
 const COLUMNS: usize = NARROW * LANES;
-/// Number of vectors for rows of few tokens: all columns of a head of 128. A memory is then read and written as one
-/// stream instead of four, which takes about a tenth less time.
+/// Number of vectors of columns that are computed at once for rows of few tokens: all columns of a head of 128
+/// elements. A memory is then read and written as one stream instead of four, which takes about a tenth less time.
 const WIDE: usize = 8;
 /// Number of registers per vector of columns: its output, its `δ` and the next token's sum.
 const REGISTERS: usize = 3;
-/// Maximum number of rows of a memory. The columns of a task are copied to the stack, where they fit the first-level
-/// cache.
+/// Maximum number of rows of a memory. A task copies its columns to the stack, and with at most this many rows the copy
+/// fits the first-level cache.
 pub(in crate::cpu) const MAX_KEY_DIM: usize = 256;
-/// Distance of prefetches, in tokens. A head's inputs are too far from those of the next token for hardware
-/// prefetchers.
+/// Prefetch distance, in tokens. A head's inputs for successive tokens are too far apart for hardware prefetchers.
 const AHEAD: usize = 2;
-/// Number of tokens from which it pays to copy the columns to the stack.
+/// Minimum number of tokens per row for which copying the columns to the stack saves time.
 pub(super) const COPIED_TOKENS: usize = 4;
 
 /// The operands of [`delta_rule`].
@@ -42,8 +41,8 @@ pub(in crate::cpu) struct Memories<'a> {
     pub(in crate::cpu) out: Shared<'a, f32>,
 }
 
-/// Applies the delta rule to the tokens of all rows. A task is a value head of a row or, if those are too few for the
-/// threads, some columns of it.
+/// Applies the delta rule to the tokens of all rows. A task is one value head of one row. If there are too few value
+/// heads for the threads, a task is some of a head's columns.
 pub(super) fn delta_rule(
     path: Path,
     pool: &mut ThreadPool,
@@ -55,7 +54,7 @@ pub(super) fn delta_rule(
     let blocks = shape.value_dim.div_ceil(COLUMNS);
     let parts = if heads < 4 * pool.threads() { blocks } else { 1 };
     let blocks_per_part = blocks.div_ceil(parts.max(1)) * COLUMNS;
-    // The address of a task's first column.
+    // Returns the address of a task's first column.
     let begin = |task: usize| {
         let (head, part) = (task / parts, task % parts);
         let row = rows.get(head / shape.value_heads)?;
@@ -65,7 +64,7 @@ pub(super) fn delta_rule(
         let (head, part) = (task / parts, task % parts);
         let (row, head) = (&rows[head / shape.value_heads], head % shape.value_heads);
         let columns = part * blocks_per_part..shape.value_dim.min((part + 1) * blocks_per_part);
-        // A thread usually runs consecutive tasks.
+        // A thread usually runs consecutive tasks, so `task + 1` is probably its next one.
         path.run(Head { memories, row, head, columns, next: begin(task + 1) });
     })
 }
@@ -78,7 +77,7 @@ impl Memories<'_> {
     }
 }
 
-/// Some columns of the memory of a row's value head, over the tokens of the row.
+/// One task: some columns of the memory of a row's value head, for all tokens of the row.
 pub(super) struct Head<'a> {
     pub(super) memories: &'a Memories<'a>,
     pub(super) row: &'a Row,
@@ -158,7 +157,7 @@ impl<const V: usize> Columns<'_, V> {
         }
     }
 
-    /// The output of a token in the task's columns.
+    /// Returns a token's outputs in the task's columns.
     #[allow(clippy::mut_from_ref)] // Each element belongs to one task.
     #[inline(always)]
     fn out(&self, token: usize) -> &mut [f32] {
@@ -169,16 +168,16 @@ impl<const V: usize> Columns<'_, V> {
         unsafe { out.slice_mut(start, self.width) }
     }
 
-    /// Inputs `first .. first + len` of a token, of the task's own heads.
+    /// Returns inputs `first .. first + len` of a token. They must belong to the task's own heads.
     #[inline(always)]
     fn input(&self, token: usize, first: usize, len: usize) -> &[f32] {
         let Memories { shape, inputs, .. } = self.memories;
-        // SAFETY: the inputs of a row's head are written before the head's memory is computed, and by no other task at
-        // the same time.
+        // SAFETY: the inputs of a row's head are written before the head's memory is computed. No other task writes
+        // them at the same time.
         unsafe { inputs.slice((self.row.first_token + token) * shape.inputs() + first, len) }
     }
 
-    /// Prefetches the inputs of a token that the task reads. The token may be out of range.
+    /// Prefetches the inputs that the task reads for one token. The token may be out of range.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, s: S, token: usize) {
         let Memories { shape, inputs, .. } = self.memories;
@@ -232,8 +231,8 @@ impl<const V: usize> Columns<'_, V> {
                 decay,
                 delta,
                 stride,
-                // Memories are too large for the caches, and the lines of narrow blocks form no stream that the
-                // hardware would prefetch.
+                // Memories exceed the caches, and hardware prefetchers do not detect the access pattern of narrow
+                // blocks.
                 ahead: self.next.unwrap_or(state.cast_const()),
                 ahead_stride: value_dim,
             };
@@ -261,16 +260,16 @@ struct Update<'a, F, const V: usize> {
     decay: F,
     delta: [F; V],
     stride: usize,
-    /// Memory that the row's first token prefetches: as many rows and columns as its own, `ahead_stride` elements
-    /// apart.
+    /// Columns that are prefetched during the row's first token, as many as are updated. Their rows are `ahead_stride`
+    /// elements apart.
     ahead: *const f32,
     ahead_stride: usize,
 }
 
 impl<F: Copy, const V: usize> Update<'_, F, V> {
     /// Updates the columns, and returns the token's output. With `NEXT`, `sums` receives the products of the new memory
-    /// with the next token's key. With `AHEAD`, the memory `ahead` is prefetched. Both are constants: with a branch in
-    /// the loop, the compiler would load each element and then broadcast it, by two instructions.
+    /// with the next token's key. With `AHEAD`, the memory `ahead` is prefetched. `NEXT` and `AHEAD` are constants,
+    /// because a branch in the loop makes the compiler load and broadcast each element with two instructions.
     ///
     /// # Safety
     ///

@@ -67,7 +67,7 @@ impl DeltaRule for CpuDevice {
 }
 
 impl CpuDevice {
-    /// Returns the number of tokens of the step, padding included; an error unless `x` has one row for each.
+    /// Returns the number of tokens of the step, padding included; an error unless `x` has one row per token.
     fn check_rows(&self, x: &Tensor) -> Result<usize, DeviceError> {
         match (x.live(), self.step.token_rows()) {
             (rows, tokens) if rows == tokens => Ok(tokens),
@@ -76,7 +76,7 @@ impl CpuDevice {
     }
 }
 
-/// Refuses heads that do not fit each other, or that are too large for the kernels.
+/// Returns an error if the numbers and sizes of heads are inconsistent, or too large for the kernels.
 fn check(shape: &DeltaShape) -> Result<(), DeviceError> {
     shape.check()?;
     let DeltaShape { key_dim, taps, .. } = *shape;

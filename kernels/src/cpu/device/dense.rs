@@ -90,7 +90,7 @@ impl Dense for CpuDevice {
     }
 }
 
-/// The rows of `x` as the input of a product with `inputs` inputs; an error unless they are as wide.
+/// Returns the rows of `x` as the input of a product; an error unless each row has `inputs` elements.
 pub(super) fn input<'a>(
     x: &'a Tensor,
     norm: Option<&Norm<'a, Vector>>,
@@ -119,8 +119,8 @@ impl CpuDevice {
         )
     }
 
-    /// Computes the product of each group: its rows of `x`, which are normalised first if there is a norm, and its
-    /// matrix.
+    /// Computes, for each group, the product of the group's rows of `x` and the group's matrix. If there is a norm, the
+    /// rows are normalised first.
     pub(super) fn grouped_product(
         &mut self,
         x: &Tensor,

@@ -1,5 +1,5 @@
-//! Mixtures of experts: each expert that has rows computes its MLP over them, with the kernels of dense layers, and
-//! many experts in one operation.
+//! Mixtures of experts. Each expert computes its MLP over the rows that chose it, with the kernels of dense layers. One
+//! operation computes many experts.
 
 use super::CpuDevice;
 use crate::cpu::experts::{gather, scatter_add};

@@ -1,4 +1,4 @@
-//! Linear recurrences over slots, one row after the other.
+//! Linear recurrences over slots, computed row by row.
 
 use super::CpuDevice;
 use crate::cpu::memory::{Planes, Tensor, Vector};

@@ -1,5 +1,5 @@
-//! The arg max, sampling and scores. They run when they are enqueued. Their results are kept until the step is
-//! collected.
+//! The arg max, sampling and scoring. These operations run when they are enqueued, and their results are kept until the
+//! step is collected.
 
 use super::CpuDevice;
 use super::dense::input;
@@ -55,7 +55,7 @@ impl Sampler for CpuDevice {
         let (live, width, path) = (logits.live(), logits.width(), self.path);
         check::nominated_rows(rows, live)?;
         let peaks = peaks.written(live, 2)?;
-        // Rows without a nomination get peaks of zero, so that the entries of all rows can be compared.
+        // The peaks of rows without a nomination are zero, so that every entry is defined.
         peaks.fill(0.0);
         let (logits, peaks) = (Shared::new(logits.values_mut()), Shared::new(peaks));
         self.pool.run(rows.len(), |task, _| {
@@ -134,7 +134,8 @@ impl Sampler for CpuDevice {
 }
 
 impl CpuDevice {
-    /// Finds each thread's best token of each row of a product, and returns the number of rows.
+    /// Computes a product. Finds, for each row and each thread, the best of the tokens that the thread computes.
+    /// Returns the number of rows.
     fn find_largest(&mut self, argmax: Argmax<'_, Tensor, Weights, Vector>) -> Result<usize, DeviceError> {
         let Argmax { x, norm, weight, logits } = argmax;
         let (rows, capacity) = (x.live(), logits.capacity());
@@ -188,8 +189,8 @@ impl CpuDevice {
         })
     }
 
-    /// Calls `f` for each entry of `rows`, in parallel. Appends the results to `out` in order. If a row loses the
-    /// device, appends nothing.
+    /// Calls `f` for each entry of `rows`, in parallel. Appends the results to `out` in order. If the device is lost
+    /// during a call, appends nothing.
     fn each_row<R, T>(
         &mut self,
         rows: &[(usize, R)],

@@ -39,7 +39,7 @@ impl PackActivations<'_> {
         (pool, tasks): (&mut ThreadPool, &mut GroupTasks),
         to: &Shared<'_, f32>,
     ) -> Result<(), DeviceError> {
-        // The tiles of a group, and the number of inputs that a task packs of one of them.
+        // Returns the tiles of a group, and the number of inputs that a task packs. A task packs inputs of one tile.
         let divided = |group: Group| {
             let tiling = self.limits.divide(group.rows);
             (tiling, (TASK_ELEMENTS / tiling.tile(0).1.max(1)).next_multiple_of(BFP_BLOCK))
@@ -99,7 +99,7 @@ impl<L: PackRows> PackInputs<'_, '_, L> {
         let powers = if const { matches!(L::LAYOUT, Layout::BlockFloat) } {
             let start = first_row * padded + (padded / 2 + first / BFP_BLOCK) * R;
             // SAFETY: tasks write disjoint ranges of powers. The second half of the tile's memory has room for one
-            // power per two inputs, more than the one per BFP block that is written.
+            // power per two inputs, and only one power per BFP block is written.
             unsafe { self.to.slice_mut(start, (end - first).div_ceil(BFP_BLOCK) * R) }
         } else {
             &mut []

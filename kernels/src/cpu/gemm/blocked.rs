@@ -121,7 +121,8 @@ impl<K: MicroKernel> Blocked<'_, K> {
         } else if band.tiles.1 < self.tiles.1 {
             (panels.0, 0)
         } else {
-            // The thread's next task usually starts with this block.
+            // The next block is the first one after this task's panels, because the thread usually runs the next task,
+            // too.
             (panels.1, 0)
         };
         let mut weights = [data.elements.as_ptr(); N];
@@ -207,7 +208,7 @@ struct Tile<'a, K: MicroKernel, const R: usize, const _P: usize, const N: usize>
     weights: [*const K::Raw; N],
     ask: Ask<N>,
     /// Sums from the tile's first row and the block's first panel on, `[row][16]`. The next panel's sums are `stride`
-    /// floats further. The first block does not read them: it begins with zeros.
+    /// floats further. The first block of inputs starts with zeros and does not read these sums.
     sums: &'a mut [f32],
     stride: usize,
 }

@@ -1,8 +1,8 @@
-//! The arg max of rows over a few panels of each: the exact phase of a screened LM head (see
+//! The arg max of each row over a few candidate panels: the exact phase of a screened LM head (see
 //! [`crate::cpu::sampling::screen`]).
 //!
-//! Each row is a tile of its own. The order of additions is the same in every tile, so a logit has the bits that the
-//! product of all panels gives it.
+//! Each row is a tile of its own. The order of additions is the same in every tile, so a logit has the same bits as in
+//! the product of all panels.
 
 use super::epilogue::Epilogue;
 use super::micro_kernel::{BlockFloat, Data, Dots, MicroKernel, Widened};
@@ -128,7 +128,7 @@ impl<K: MicroKernel> Op for Task<'_, K> {
                 };
                 prefetch(s, from.wrapping_add(line * STEP), STEP);
             };
-            // SAFETY: `row` is a tile of the packed activations, which hold `2 * steps` inputs of it, and no task
+            // SAFETY: `row` is a tile of the packed activations. They hold `2 * steps` inputs of the row, and no task
             // writes to them now. [`Data::steps`] has checked that the panel holds `steps` steps.
             let [[sum]] = unsafe {
                 let x = work.inputs::<K, 1>(row, 0);

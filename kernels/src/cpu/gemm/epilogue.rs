@@ -22,7 +22,7 @@ pub(in crate::cpu) enum Epilogue<'a> {
     PanelMaxima(&'a Shared<'a, f32>),
 }
 
-/// The sums of the gate panel of the rows of a tile.
+/// The sums of one gate panel for the rows of a tile.
 pub(super) type Gates = [[f32; LANES]; LANES];
 
 impl Work<'_> {
@@ -38,7 +38,7 @@ impl Work<'_> {
     }
 
     /// Applies the epilogue to the sums of a tile: `R` rows from `first` on, and `P` panels from `panel` on. If the
-    /// matrix is paired, `gates` keeps the sums of a gate panel until the tile of the up panel after it is finished.
+    /// matrix is paired, `gates` keeps the sums of a gate panel until the following up panel is finished.
     ///
     /// This function, unlike [`Self::finish`], unrolls the loop over rows, so that the sums stay in registers until
     /// they are stored: a tile of sixteen rows is finished every few thousand cycles.

@@ -1,7 +1,8 @@
-//! Several matrices in one operation, each with rows of its own, as a mixture of experts has them.
+//! Products with several matrices in one operation, such as the experts of a mixture. Each matrix multiplies rows of
+//! its own.
 //!
-//! Products of few rows take tens of microseconds. As one operation they are packed and multiplied together, and
-//! threads wait for each other once and not once per matrix.
+//! Products of few rows take tens of microseconds. In one operation, threads wait for each other once instead of once
+//! per matrix.
 
 use crate::DeviceError;
 use crate::cpu::threads::pool::ThreadPool;
@@ -16,7 +17,7 @@ pub(in crate::cpu) struct Group {
 }
 
 impl Group {
-    /// The rows `0..rows`, and the only matrix.
+    /// Returns the group of rows `0..rows` and matrix 0.
     pub(in crate::cpu) fn whole(rows: usize) -> Self {
         Self { matrix: 0, rows: (0, rows) }
     }
@@ -25,7 +26,7 @@ impl Group {
 /// The tasks of all groups, one group after the other. The memory is reused by every product.
 #[derive(Default)]
 pub(in crate::cpu) struct GroupTasks {
-    /// Number of tasks of each group and the groups before it.
+    /// Per group, the number of tasks of this group and all groups before it.
     ends: Vec<usize>,
 }
 

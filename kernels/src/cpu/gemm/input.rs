@@ -1,6 +1,6 @@
 //! The input rows of a product, with an optional RMS norm that is applied as the rows are read.
 //!
-//! A norm that is applied then costs little, because packing reads the row anyway. The normalised row is never stored.
+//! Applying the norm while packing reads the rows costs little. The normalised row is never stored.
 
 use crate::cpu::rowwise::rms_factor;
 use crate::cpu::simd::{LANES, Simd};

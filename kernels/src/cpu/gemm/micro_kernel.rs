@@ -35,8 +35,8 @@ impl Layout {
         }
     }
 
-    /// Rounds activations in the same way as packing in this layout, except that denormals are kept. The activations
-    /// are one BFP block.
+    /// Rounds activations as packing in this layout rounds them, except that denormals are kept. The activations are
+    /// one BFP block.
     #[inline(always)]
     pub(in crate::cpu) fn round<S: Simd>(
         self,
@@ -134,7 +134,7 @@ pub(super) struct Data<'a, K: MicroKernel> {
 }
 
 impl<K: MicroKernel> Data<'_, K> {
-    /// Address of step `first` of a panel. Panics unless the matrix has `count` steps from there on.
+    /// Address of step `first` of a panel. Panics if fewer than `count` steps follow from this address on.
     #[inline(always)]
     pub(super) fn steps(&self, panel: usize, first: usize, count: usize) -> *const K::Raw {
         let line = panel * K::lines(self.steps) + K::lines(first);
@@ -149,7 +149,7 @@ impl<K: MicroKernel> Data<'_, K> {
     }
 }
 
-/// Arithmetic in f32, with weights of format `W`, f32 or f16, widened as they are loaded.
+/// Arithmetic in f32. The weights, of format f32 or f16, are converted to f32 as they are loaded.
 #[derive(Clone, Copy)]
 pub(super) struct Widened<W: Format>(PhantomData<W>);
 

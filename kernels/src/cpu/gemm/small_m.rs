@@ -8,7 +8,7 @@ use crate::cpu::gemm::tile::{for_tile, prefetch};
 use crate::cpu::memory::format::STEP;
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// Prefetch distance in lines, summed over the panels that are read at once.
+/// Prefetch distance in lines, divided among the panels that are read at once.
 const AHEAD: usize = 96;
 
 /// One task: the product of all rows, which are one tile, and panels `panels.0..panels.1`.
@@ -28,7 +28,7 @@ impl<K: MicroKernel> Op for SmallM<'_, K> {
     }
 }
 
-/// The product of `R` rows, computed `P` panels at a time. The second field is the first row.
+/// The product of `R` rows, computed `P` panels at a time. The second field is the index of the first row.
 struct OfRows<'a, K: MicroKernel, const R: usize, const P: usize>(SmallM<'a, K>, usize);
 
 impl<K: MicroKernel, const R: usize, const P: usize> Op for OfRows<'_, K, R, P> {
@@ -62,8 +62,8 @@ impl<K: MicroKernel> SmallM<'_, K> {
         for (p, at) in panels.iter_mut().enumerate() {
             *at = self.data.steps(panel + p, 0, steps);
         }
-        // Prefetches later lines of these panels or, at their end, of the next `P` panels. The hardware prefetcher
-        // would have to detect the streams of those panels anew.
+        // Prefetches later lines of these panels. Near the panels' ends, it prefetches the next `P` panels, because the
+        // hardware prefetcher has not detected their streams yet.
         let ask = |p: usize, line: usize| {
             let ahead = line + AHEAD / P;
             let ahead = if ahead < lines { ahead } else { ahead + (P - 1) * lines };

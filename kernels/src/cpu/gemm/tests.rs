@@ -6,7 +6,8 @@ use crate::cpu::simd::{LANES, Op, Simd, from_bf16, to_bf16};
 use crate::cpu::testing::Random;
 use crate::{HostMatrix, WeightType};
 
-/// One output: a chain of multiply-adds over pairs of inputs, of each pair the odd one first.
+/// One output, computed as a chain of multiply-adds. In each pair of inputs, the odd input is added before the even
+/// one.
 struct Chain<'a>(&'a [f32], &'a [f32]);
 impl Op for Chain<'_> {
     type Output = f32;
@@ -24,8 +25,8 @@ impl Op for Chain<'_> {
     }
 }
 
-/// Checks everything around the dot-product instruction without the instruction: pairs that are multiplied by other
-/// means give the same bits as chains of multiply-adds. A unit test, because only these compile the other means.
+/// Checks that products of bfloat16 pairs have the bits of chains of multiply-adds on every instruction path. Paths
+/// without the dot-product instruction emulate it. Only unit tests compile the emulation.
 #[test]
 fn packed_pairs_give_the_bits_of_chains_of_multiply_adds() {
     let mut random = Random::new(11);

@@ -41,7 +41,7 @@ pub(in crate::cpu) struct TileLimits {
 }
 
 impl TileLimits {
-    /// Divides the rows `rows.0..rows.1` into one tile, if they fit one, or several.
+    /// Divides the rows `rows.0..rows.1` into one tile if they fit one tile, and otherwise into several.
     pub(in crate::cpu) fn divide(self, rows: (usize, usize)) -> Tiling {
         let count = rows.1 - rows.0;
         if (1..=self.single).contains(&count) {
@@ -101,7 +101,7 @@ impl Tiling {
 /// that the tile is multiplied by at once). `P` is the largest of 1, 2 and 4 for which the sums of `R` rows and `P`
 /// panels fit the registers. There are then enough independent chains to hide the latency of a multiply-add, and each
 /// load of an activation feeds several chains. Seven rows have two panels: with four panels, sums and weights would
-/// take all registers. `single` before the arguments is for a tile that may be the only one (see [`TileLimits`]).
+/// take all registers. The keyword `single` allows all row counts of a product's only tile (see [`TileLimits`]).
 macro_rules! for_tile {
     ($simd:ident, $rows:expr, $body:expr) => {
         for_tile!(@ $simd, $simd::TILE_ROWS, $rows, $body, 1, 2, 3, 4, 6, 8, 12, 14)
@@ -133,7 +133,7 @@ macro_rules! for_tile {
 }
 pub(in crate::cpu) use for_tile;
 
-/// Returns a path's limits.
+/// Returns the tile limits of the instruction path that runs this operation.
 pub(in crate::cpu) struct FindTileLimits;
 
 impl Op for FindTileLimits {

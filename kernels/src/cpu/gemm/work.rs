@@ -25,7 +25,7 @@ impl Work<'_> {
     ///
     /// # Safety
     ///
-    /// The tiling has such a tile.
+    /// The tiling has a tile of `R` rows that starts at `row`.
     #[inline(always)]
     pub(super) unsafe fn inputs<K: MicroKernel, const R: usize>(&self, row: usize, step: usize) -> Inputs {
         let steps = self.matrix.shape.steps();

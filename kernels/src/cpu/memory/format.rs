@@ -209,7 +209,8 @@ impl Stored {
         })
     }
 
-    /// As [`Buffer::make_resident`](crate::cpu::memory::Buffer::make_resident).
+    /// Takes all memory from the operating system at once: see
+    /// [`Buffer::make_resident`](crate::cpu::memory::Buffer::make_resident).
     pub(in crate::cpu) fn make_resident(
         &mut self,
         pool: &mut crate::cpu::threads::ThreadPool,

@@ -115,7 +115,7 @@ fn check_head_dim(head_dim: usize) -> Result<(), DeviceError> {
     Err(DeviceError::Unsupported(format!("heads of {head_dim} elements: a multiple of {LANES} is needed")))
 }
 
-/// Computes where the pool's elements hold the keys and values of one layer.
+/// Computes the indices, among the pool's elements, of one layer's keys and values.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Layout {
     pub(in crate::cpu) page_tokens: usize,

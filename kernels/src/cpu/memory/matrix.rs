@@ -34,7 +34,7 @@ pub(in crate::cpu) enum Elements {
 }
 
 impl Elements {
-    /// True if both have the same form.
+    /// True if the elements of both matrices have the same form.
     pub(in crate::cpu) fn is_like(&self, other: &Self) -> bool {
         let form = |elements: &Self| match elements {
             Self::Stored(stored) => Some(discriminant(stored)),

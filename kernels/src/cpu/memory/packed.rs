@@ -55,7 +55,7 @@ struct State {
 }
 
 enum Mode {
-    /// `at` is the offset of the next entry's description.
+    /// `at` is the offset in bytes of the next entry's description.
     Mapping {
         file: File,
         at: u64,
@@ -107,7 +107,8 @@ impl PackedWeights {
     }
 
     /// Returns the corrections of the table of embeddings `source`, in the same way as [`Self::matrix`] returns the
-    /// table. They are two entries, the marks and the values, because the length of the second follows from the first.
+    /// table. The corrections are two entries, first the marks and then the values, because the number of values
+    /// follows from the marks.
     pub(in crate::cpu) fn corrections(
         &self,
         path: isa::Path,
@@ -146,8 +147,9 @@ impl PackedWeights {
         })
     }
 
-    /// Returns the next entry. `kinds` holds the descriptions that the entry can have, each with the number of its
-    /// bytes. `map` maps an entry of a kind, `pack` makes the entry anew, and `packed` returns its kind and bytes.
+    /// Returns the next entry. `kinds` holds the possible descriptions of the entry, each with the entry's size in
+    /// bytes. `map` maps an entry of one of these kinds, `pack` makes a new entry, and `packed` returns the new entry's
+    /// kind and bytes.
     fn entry<T>(
         &self,
         kinds: &[(Page, Option<usize>)],
@@ -269,8 +271,8 @@ fn begin(path: &Path) -> Result<(File, PathBuf), String> {
     Ok((file, partial))
 }
 
-/// Opens a regular file of this user or of root. Other users may be able to write to the directory. A link of theirs
-/// could redirect the write to another file, and their weights could be used in place of the checkpoint's.
+/// Opens a regular file that this user or root owns. Links and other users' files are errors: a user who can write to
+/// the directory could otherwise redirect the write, or replace the checkpoint's weights.
 fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = options.custom_flags(flags).open(path)?;

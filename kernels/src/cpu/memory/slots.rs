@@ -18,7 +18,7 @@ const SLOT_PLANE: &str = "a slot plane";
 struct Plane {
     /// Bytes of a slot's state.
     bytes: usize,
-    /// Distance in bytes between the beginnings of two slots.
+    /// Distance in bytes between the starts of successive slots.
     stride: usize,
     data: Buffer<u8>,
 }
@@ -57,7 +57,7 @@ impl Plane {
 /// part of a state.
 pub(in crate::cpu) struct SlotStates<'a> {
     data: Shared<'a, f32>,
-    /// Distance in elements between the beginnings of two slots.
+    /// Distance in elements between the starts of successive slots.
     stride: usize,
     start: usize,
     len: usize,
@@ -171,8 +171,8 @@ impl Slots {
         state.ok_or_else(|| DeviceError::Misuse(what()))
     }
 
-    /// Returns the f32 states of one layer in several planes, for all slots. An element of `of` is a plane, the layer,
-    /// and the size of a layer's state in bytes. The planes differ.
+    /// Returns the f32 states of one layer in several planes, for all slots. Each element of `of` is (plane, layer,
+    /// bytes of a layer's state). No plane may occur twice.
     pub(in crate::cpu) fn states<const N: usize>(
         &mut self,
         of: [(usize, usize, usize); N],

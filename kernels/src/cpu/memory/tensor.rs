@@ -86,8 +86,8 @@ impl Tensor {
         &mut self.data[..self.live * self.width]
     }
 
-    /// Keeps only the live rows whose indices are in `rows`, and moves them to the front. `rows` must ascend. Then
-    /// `padded` rows are live, of which those behind the kept ones are undefined.
+    /// Keeps only the live rows whose indices are in `rows`, and moves them to the front. `rows` must ascend.
+    /// Afterwards `padded` rows are live. Rows after the kept ones are undefined.
     pub(in crate::cpu) fn keep(&mut self, rows: &[usize], padded: usize) -> Result<(), DeviceError> {
         let (width, live) = (self.width, self.live);
         let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);

@@ -9,17 +9,17 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{DeviceError, Quantize};
 
-/// Form in which the elements of a weight matrix are held.
+/// The storage of a weight matrix's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cpu) enum Packing {
-    /// In this form.
+    /// Not quantised to int8.
     Plain(Form),
-    /// In eight bits.
+    /// Quantised to int8.
     Int8,
 }
 
 impl Packing {
-    /// Returns the packing of a matrix that has the given form unless `quantize` quantises it.
+    /// Returns the packing of a matrix: int8 if `quantize` demands it, otherwise `form`.
     pub(in crate::cpu) fn new(quantize: Quantize, form: Form) -> Self {
         match quantize {
             Quantize::None => Self::Plain(form),
@@ -71,7 +71,7 @@ impl Weights {
         })
     }
 
-    /// The packed bytes, without those of a screen and of corrections.
+    /// The packed bytes, without a screen and corrections.
     pub(in crate::cpu) fn packed(&self) -> &[u8] {
         match self {
             Self::Stored(matrix) => matrix.data.bytes(),

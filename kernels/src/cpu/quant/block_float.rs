@@ -16,7 +16,7 @@
 //! lose low bits: the error of such a weight is at most 2^-12 of the largest weight. The integer of a block's largest
 //! activation has thirteen bits, so an activation's error is at most 2^-13 of the largest activation. By comparison,
 //! rounding to bfloat16 can change the largest activation by up to 2^-8 of its value. Products in block floating point
-//! are therefore closer to those of f32 than products with activations in bfloat16.
+//! are therefore closer to f32 products than products with bfloat16 activations are.
 //!
 //! Each operation is either exact or has one defined rounding, so the bits are the same on every instruction path and
 //! in any batch. A rank's share of the inputs consists of whole BFP blocks if the share's length is a multiple of
@@ -76,7 +76,7 @@ impl BlockFloatPanels {
         lines(shape.steps()).checked_mul(STEP)?.checked_mul(shape.panels())
     }
 
-    /// The panels in `data`, which is [`Self::len`] elements long.
+    /// Wraps packed panels. `data` has [`Self::len`] elements.
     pub(in crate::cpu) fn new(data: Buffer<u16>) -> Self {
         Self(data)
     }

@@ -43,10 +43,10 @@ impl Best {
         Ok(Sampled { token: self.token, score: None })
     }
 
-    /// Returns the logit and the token id, where token ids begin at `first`.
+    /// Returns the logit and the token id, which is `first` plus the token's index.
     pub(in crate::cpu) fn candidate(self, first: usize) -> [f32; 2] {
         let logit = if self.nan { f32::NAN } else { self.logit };
-        // Without a logit above negative infinity there is no token. The candidate's logit then makes the row fail.
+        // If no logit is above negative infinity, there is no token, and the candidate's logit makes the row fail.
         let token = if self.token == u32::MAX { 0 } else { first as u32 + self.token };
         [logit, token as f32]
     }

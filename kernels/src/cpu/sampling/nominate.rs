@@ -1,11 +1,11 @@
 //! Candidates of a row of logits that is divided among the ranks of a TP group, and sampling from them.
 //!
 //! Each rank [adjusts](adjust) its logits and learns the largest logit of the whole row, so that the weights by which
-//! [truncation](super::truncate) orders tokens are the same everywhere. A rank then [nominates](nominate) its best
-//! tokens, with their logits. Truncation keeps only tokens of which fewer than `top_k` precede them, and each of these
-//! is nominated by its rank. [`sample`] repeats the whole row's computation on the candidates: every sum adds the same
-//! numbers in the same order, because tokens that truncation excludes have the weight 0. The token is therefore the one
-//! that [`sample`](super::sample::sample) returns for the whole row.
+//! [truncation](super::truncate) orders tokens are the same on all ranks. A rank then [nominates](nominate) its best
+//! tokens, with their logits. Truncation keeps at most `top_k` tokens, and each of them is among its own rank's
+//! nominated tokens. [`sample`] repeats the whole row's computation on the candidates: every sum adds the same numbers
+//! in the same order, because tokens that truncation excludes have the weight 0. The token is therefore the one that
+//! [`sample`](super::sample::sample) returns for the whole row.
 
 use crate::cpu::sampling::logits::{CHUNK, Exponentials, Largest, Top, check_largest};
 use crate::cpu::sampling::sample::{Scratch, count_penalised, invert, repetition_penalised, truncate};
@@ -13,10 +13,10 @@ use crate::cpu::simd::isa::Path;
 use crate::device::sampler_preconditions as check;
 use crate::{Adjustments, DeviceError, Nomination, SampleRow, Sampled};
 
-/// Entry of a list of candidates that stands for no candidate: an impossible token.
+/// An entry without a candidate in a list of candidates. Its token id is invalid.
 const NO_CANDIDATE: [f32; 2] = [f32::NEG_INFINITY, -1.0];
 
-/// The largest logits of a row: without and with adjustments. NaN if any logit is NaN.
+/// The largest logit of a row before adjustments, and the largest after them. NaN if any logit is NaN.
 pub(in crate::cpu) type Peaks = [f32; 2];
 
 /// Applies bias, forbidden tokens and penalties to the logits of the tokens from `first` on. Returns their peaks.
@@ -119,7 +119,8 @@ fn draw(
     weights.resize(logits.len(), 0.0);
     path.run(Exponentials { logits: &logits, largest, temperature: row.params.temperature, weights });
     truncate(row, weights, memory);
-    // The chunks of the whole row that have a weight above 0, with each weight at its index.
+    // Rebuilds those chunks of the whole row that have a weight above 0. Each weight is at its token's index in the
+    // chunk.
     chunks.clear();
     let mut indices: Vec<usize> = Vec::new();
     for (&(token, _), &weight) in by_token.iter().zip(weights.iter()).filter(|(_, weight)| **weight > 0.0) {

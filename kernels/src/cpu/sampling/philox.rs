@@ -20,7 +20,7 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// Returns the uniform random number in [0, 1) of a seed and a position.
+/// Returns a uniform random number in [0, 1), which depends only on the seed and the position.
 pub(in crate::cpu) fn uniform(seed: u64, position: u64) -> f64 {
     let words = philox([position as u32, (position >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
     let bits = u64::from(words[0]) | u64::from(words[1]) << 32;

@@ -1,9 +1,9 @@
 //! Sampling: from a row of logits to a token.
 //!
-//! The order is vLLM's: logit bias, forbidden tokens, repetition, frequency and presence penalties. If the temperature
-//! is 0, the likeliest token is taken next. Otherwise temperature, min-p, top-k, top-p and one draw follow. The draw
-//! uses the random number of (seed, position). The draw inverts the distribution function over ascending token ids. The
-//! sums of this function have a fixed order, so the same row always gives the same token.
+//! The order is vLLM's: logit bias, forbidden tokens, repetition, frequency and presence penalties. Then, at
+//! temperature 0, the likeliest token is taken. At other temperatures, division by the temperature, min-p, top-k, top-p
+//! and one draw follow. The draw uses the random number of (seed, position). The draw inverts the distribution function
+//! over ascending token ids. The sums of this function have a fixed order, so the same row always gives the same token.
 
 use crate::cpu::sampling::logits::{CHUNK, ChunkSum, Exponentials, largest, score};
 use crate::cpu::sampling::philox::uniform;
@@ -16,7 +16,7 @@ use crate::{DeviceError, SampleRow, Sampled};
 #[derive(Default)]
 pub(in crate::cpu) struct Scratch {
     /// Logits with bias and penalties, `[vocabulary]`. When a row is sampled from candidates, this buffer holds weights
-    /// instead: each chunk of the vocabulary that has a weight above 0.
+    /// instead: those chunks of the vocabulary that have a weight above 0.
     pub(super) logits: Vec<f32>,
     /// Unnormalised probabilities, `[vocabulary]`.
     pub(super) weights: Vec<f32>,
@@ -28,7 +28,7 @@ pub(in crate::cpu) struct Scratch {
 }
 
 impl Scratch {
-    /// Maximum size in bytes for a vocabulary.
+    /// Maximum size in bytes for a vocabulary of `vocabulary` tokens.
     pub(in crate::cpu) fn bytes(vocabulary: usize) -> usize {
         vocabulary * (2 * size_of::<f32>() + size_of::<u32>()) + truncate::Scratch::bytes(vocabulary)
     }

@@ -1,5 +1,6 @@
-//! The arg max of an LM head with a *screen*: an int8 copy of the head that is multiplied first. It shows which panels
-//! can hold a row's largest logit, and only their logits are computed. The result is that of all logits, to the bit.
+//! The arg max of an LM head with a *screen*: an int8 copy of the head that is multiplied first. The screen shows which
+//! panels can hold a row's largest logit, and the exact product computes only these panels. The result has the same
+//! bits as the arg max of all logits.
 //!
 //! # The bound
 //!
@@ -52,19 +53,19 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
 
-/// Rows whose logits and partial sums could be larger are not screened.
+/// Bound of a row's logits and partial sums. Rows that could exceed it are not screened.
 const MOST: f32 = 1e37;
 /// The part of a bound that covers underflow: far more than 2^-118 per block of inputs.
 const TINY: f32 = 1e-30;
 
-/// Use of screens by a device since it was created.
+/// Counts of a device's uses of screens, since the device was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScreenCounts {
-    /// Number of arg max operations that were found with a screen.
+    /// Number of arg max operations that a screen has shortened.
     pub screened: u64,
     /// Number of pairs of a panel and a row that these operations multiplied exactly.
     pub pairs: u64,
-    /// Number of arg max operations for which a screen was multiplied without success.
+    /// Number of arg max operations that multiplied a screen but had to compute all logits anyway.
     pub failed: u64,
 }
 
@@ -83,7 +84,7 @@ pub(in crate::cpu) struct Operands<'a> {
     pub(in crate::cpu) logits: &'a mut [f32],
 }
 
-/// Scratch memory of screened arg max operations, and their history.
+/// Scratch memory of screened arg max operations, the backoff after failures, and counts.
 #[derive(Default)]
 pub(in crate::cpu) struct Scratch {
     /// The factors of each row's bounds.
@@ -121,9 +122,9 @@ impl Scratch {
         self.counts
     }
 
-    /// Updates the arg max of all rows with all logits that can be a row's largest. Returns false if the screen was of
-    /// no use: then the arg max is unchanged, and the caller has to compute all logits. There must be room for the
-    /// rows.
+    /// Updates the arg max of all rows with all logits that can be a row's largest. Returns false if the screen cannot
+    /// be used. The arg max is then unchanged, and the caller must compute all logits. [`Self::fit`] must have made
+    /// room for the rows.
     pub(in crate::cpu) fn find_largest(&mut self, operands: Operands<'_>) -> Result<bool, DeviceError> {
         let Operands { path, pool, int8, products, x, rows, matrix, screen, partial, logits } = operands;
         if rows == 0 || !self.backoff.admits() {
@@ -183,8 +184,8 @@ fn grow<T: Clone + Default>(list: &mut Vec<T>, len: usize) {
     }
 }
 
-/// Maximum number of candidates for which the screen pays: one per row, and a quarter of the panels for up to sixteen
-/// rows. A product of more rows takes longer in proportion.
+/// Maximum number of candidates for which the screen saves time: one per row, and a quarter of the panels for up to
+/// sixteen rows. A product of more rows takes longer in proportion.
 fn most_candidates(rows: usize, panels: usize) -> usize {
     rows + panels * rows.max(16) / 64
 }
@@ -207,12 +208,13 @@ fn collect(marks: &[u16], blocks: usize, most: usize, candidates: &mut Vec<Candi
     candidates.sort_unstable();
 }
 
-/// The factors of a row's bounds.
+/// The coefficients of a row's error bounds. The bound of a panel is `weights * W + errors * E + TINY`, with the norms
+/// `W` and `E` of the module's documentation.
 #[derive(Clone, Copy, Debug, Default)]
 struct RowBound {
-    /// The factor of a panel's norm of weights.
+    /// The coefficient of `W`.
     weights: f32,
-    /// The factor of a panel's norm of the weights' errors.
+    /// The coefficient of `E`.
     errors: f32,
     /// True if all logits are finite.
     sound: bool,

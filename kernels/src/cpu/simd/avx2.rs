@@ -181,7 +181,7 @@ impl Simd for Avx2 {
     }
 
     type I = [__m256i; 2];
-    /// Bytes are widened to sixteen bits, because the instruction that multiplies bytes saturates.
+    /// Two inputs: bytes are widened to sixteen bits, because the instruction that multiplies bytes saturates.
     const DOT_INPUTS: usize = 2;
 
     #[inline(always)]

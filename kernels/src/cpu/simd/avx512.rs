@@ -1,5 +1,5 @@
-//! The AVX-512 paths, which keep each value in one 512-bit register. [`Avx512`] has no dot-product instructions,
-//! [`Avx512Vnni`] has those of integers, and [`Avx512Bf16`] has those of bfloat16.
+//! The AVX-512 paths, which keep each value in one 512-bit register. [`Avx512`] has no dot-product instructions.
+//! [`Avx512Vnni`] has dot products of integers, and [`Avx512Bf16`] has dot products of bfloat16.
 
 use std::arch::{asm, x86_64::*};
 
@@ -413,8 +413,8 @@ simd! { Avx512Vnni:
 
 simd! { Avx512Bf16:
     const TILE_ROWS: usize = 12;
-    // A single tile of sixteen rows is faster than two of eight, each of which would read all weights and keep its sums
-    // in memory between blocks. Loops without these dot products need more registers, and become slower.
+    // A single tile of sixteen rows is faster than two tiles of eight, because each tile reads all weights. Loops
+    // without bfloat16 dot products need more registers, and become slower with so many rows.
     const SINGLE_TILE_ROWS: usize = 16;
     const TILE_SUMS: usize = 24;
     #[inline(always)]

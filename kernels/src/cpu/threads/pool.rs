@@ -22,15 +22,15 @@ use crate::cpu::threads::cores;
 /// Duration for which an idle thread polls for work without yielding its core.
 const SPIN: Duration = Duration::from_micros(50);
 /// Total duration for which an idle thread polls before it parks. After [`SPIN`] it yields between polls. The duration
-/// covers the pause between two steps: on a virtual machine the host takes an idle core away, and waking a parked
-/// thread then takes a millisecond.
+/// covers the pause between two steps. A host takes idle cores away from a virtual machine, and waking a parked thread
+/// then takes a millisecond.
 const STAY: Duration = Duration::from_millis(2);
 /// Flag in [`Common::gate`] that is set while threads may not enter an operation.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
 /// The functions of one operation.
 trait Operation: Sync {
-    /// Called by each thread that runs tasks, before its first one.
+    /// Each thread that runs tasks calls this function once, before its first task.
     fn prepare(&self, thread: usize);
     /// Runs one task.
     fn run(&self, index: usize, thread: usize);
@@ -183,7 +183,7 @@ impl ThreadPool {
         self.run_prepared(tasks, |_| (), task)
     }
 
-    /// Does the same as [`Self::run`], but each thread that runs tasks calls `prepare(thread)` before its first one.
+    /// Does the same as [`Self::run`], but each thread that runs tasks calls `prepare(thread)` before its first task.
     pub(in crate::cpu) fn run_prepared(
         &mut self,
         tasks: usize,

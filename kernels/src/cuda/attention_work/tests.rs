@@ -1,6 +1,6 @@
 use super::{ALL_SPLITS, AttentionWork, Item, NARROW, WIDE, WorkShape};
 
-/// Rows as (tokens, first position).
+/// Builds the work lists of `rows`, each (tokens, first position).
 fn work(shape: WorkShape, rows: &[(u32, u32)]) -> AttentionWork {
     let (mut words, mut tokens) = (Vec::new(), 0);
     for &(count, start) in rows {
@@ -33,7 +33,7 @@ fn each_query_and_split_is_in_one_item() {
                 let last = (start + query / group as u32) / 256;
                 match work.merges.iter().find(of) {
                     None => assert_eq!(splits, [ALL_SPLITS], "row {row}, query {query}"),
-                    // The tile's last query may see more splits than this one.
+                    // The tile's last query may see more splits than this query.
                     Some(_) => assert!(
                         splits.len() as u32 > last && splits.iter().zip(0..).all(|(a, b)| *a == b),
                         "row {row}, query {query}: {splits:?}"

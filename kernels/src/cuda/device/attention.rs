@@ -162,7 +162,7 @@ struct Tiles {
 }
 
 impl Tiles {
-    /// Returns `None` for heads that the plain kernel computes.
+    /// Returns the kernels for a type and a head size; `None` if only the plain kernel supports them.
     fn of(dtype: WeightType, head_dim: usize) -> Option<Self> {
         let (narrow, wide, merge) = match (dtype, head_dim) {
             (WeightType::Bf16, 32) => (kernel::narrow_bf16_32, kernel::wide_bf16_32, kernel::merge_splits_32),
@@ -250,7 +250,7 @@ impl CudaDevice {
         self.kernels.launch(tiles.merge, grid(&work.merges, THREADS), merge(before))
     }
 
-    /// Returns the addresses of the inverse frequencies and of their axes; the latter is null without axes.
+    /// Returns the addresses of the inverse frequencies and of their axes. Without axes, the second address is null.
     fn rope_on_device(
         &mut self,
         rope: &RopeFrequencies,

@@ -60,7 +60,7 @@ impl Collectives for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Gathers columns at rank 0: those of the given rows of `part`, or of all live rows.
+    /// Gathers the ranks' columns at rank 0, for the given rows of `part` or for all live rows.
     fn gather(
         &mut self,
         part: &Tensor,

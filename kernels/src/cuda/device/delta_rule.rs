@@ -37,7 +37,7 @@ impl DeltaRule for CudaDevice {
         let (key_states, key_stride) = planes.states(plane, layer * key_bytes, key_bytes)?;
         let (value_states, value_stride) = planes.states(plane + 1, layer * value_bytes, value_bytes)?;
         let (states, stride) = planes.states(plane + 2, layer * memory_bytes, memory_bytes)?;
-        // Padding rows of `inputs` are not cleared: only the delta rule reads these inputs, row by row.
+        // Padding rows of `inputs` are not cleared, because only the delta rule reads `inputs`, and it skips padding.
         inputs.written(all, shape.inputs())?;
         out.written(all, shape.values())?;
         out.clear_from(tokens)?;
@@ -114,8 +114,8 @@ impl DeltaRule for CudaDevice {
     }
 }
 
-/// Returns the kernel of `sources/delta_rule.cu` for these heads. Returns an error if the heads do not fit each other,
-/// or are too large for the kernels.
+/// Returns the kernel of `sources/delta_rule.cu` for these heads. Returns an error if the numbers and sizes of heads
+/// are inconsistent, or too large for the kernels.
 fn rule(shape: &DeltaShape) -> Result<Kernel<arguments::DeltaRule>, DeviceError> {
     shape.check()?;
     let key_dim = shape.key_dim;

@@ -155,7 +155,8 @@ impl CudaDevice {
         self.kernels.launch(kernel, Grid::of(x.live, THREADS), operands)
     }
 
-    /// Enqueues a product of `x`, which is normalised first if there is a norm, and converted to the matrix's type.
+    /// Enqueues a product of `x`. The rows are first normalised if there is a norm, and then converted to the matrix's
+    /// type.
     pub(super) fn product(
         &mut self,
         x: &Tensor,

@@ -23,8 +23,8 @@ const THREADS: u32 = 256;
 /// Rows per block of `route_rows`: one per warp.
 const ROUTED_ROWS: usize = 8;
 /// Maximum size in bytes of the outputs of a chunk's pairs. Each chunk reads the weights of its experts again, so a
-/// chunk should have many rows per expert. With outputs of 2,048 f32 and 8 of 128 experts per row, it has 128 rows per
-/// expert.
+/// chunk should have many rows per expert. For example, with 8 of 128 experts per row and outputs of 2,048 f32, a chunk
+/// has 128 rows per expert.
 pub(super) const OUTPUT_BYTES: usize = 128 << 20;
 /// Bytes of an index or of a weight of a pair.
 const WORD: usize = 4;

@@ -1,4 +1,4 @@
-//! The arg max, sampling and scores. Their results stay on the device until the end of the step.
+//! The arg max, sampling and scoring. The results stay on the device until the end of the step.
 
 mod candidates;
 mod tasks;
@@ -152,7 +152,7 @@ impl CudaDevice {
         }
     }
 
-    /// Enqueues the sampling of rows from their complete logits. The results are part of `block`.
+    /// Enqueues the sampling of rows from their complete logits. The results go to `block`.
     fn sample_whole(
         &mut self,
         logits: &Tensor,

@@ -69,7 +69,7 @@ fn kernels_that_take_other_arguments_than_those_declared_are_refused() {
         let (_gpu, module) = loaded();
         let by_text = parameters::of_ptx(PTX).unwrap();
         let by_driver = HashMap::new();
-        // A cubin has no text, as here, and the driver answers.
+        // In the second case there is no PTX text, as for a cubin, and the driver answers.
         for of_source in [&by_text, &by_driver] {
             let load = |arguments| {
                 let kernel = declared(arguments);

@@ -6,7 +6,7 @@ fn the_folders_that_were_searched_are_named() {
     assert!(folders(Some("/opt/a:/opt/b".into())).contains("(/opt/a:/opt/b)"));
 }
 
-/// The message on a machine without CUDA; a machine that has it proves the other branch.
+/// On a machine without CUDA, checks the error's text. On a machine with CUDA, checks that the call succeeds.
 #[test]
 fn a_machine_without_cuda_learns_what_is_missing() {
     match gpus() {

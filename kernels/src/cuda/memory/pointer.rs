@@ -7,8 +7,8 @@ use cudarc::driver::sys::CUdeviceptr;
 /// The address of elements of type `T` in a [`DeviceBuffer`](super::DeviceBuffer), or null. `u8` stands for elements
 /// whose type is only known at run time, such as the weights of a checkpoint.
 ///
-/// A pointer that is not null comes from a buffer. The pointer does not keep the buffer alive, and does not know where
-/// it ends. So an operation checks the shapes of its operands before it takes their addresses.
+/// A pointer that is not null comes from a buffer. The pointer neither keeps the buffer alive nor knows the buffer's
+/// length. So an operation checks the shapes of its operands before it takes their addresses.
 #[repr(transparent)]
 pub(in crate::cuda) struct DevicePointer<T> {
     address: CUdeviceptr,
@@ -44,7 +44,7 @@ impl<T> DevicePointer<T> {
     }
 }
 
-// Derived implementations would require that `T` has them, too.
+// Derived implementations would require the same traits of `T`.
 impl<T> Clone for DevicePointer<T> {
     fn clone(&self) -> Self {
         *self

@@ -33,11 +33,11 @@ const LOOK: Duration = Duration::from_millis(1);
 pub(in crate::cuda) enum Reduction {
     /// Sum of f32.
     Sum,
-    /// Largest of u32.
+    /// Maximum of u32 keys.
     LargestKey,
 }
 
-/// One rank's end of a group. An error aborts it, and every later call returns the same error.
+/// One rank's endpoint of a group. An error aborts the endpoint, and every later call returns the same error.
 pub(in crate::cuda) struct Communicator {
     nccl: &'static Nccl,
     /// Null once the communicator is aborted, because the abort frees it.

@@ -14,7 +14,7 @@ use crate::cuda::context::{Event, Gpu};
 /// A long step therefore does not count as a hang as long as its collectives complete.
 pub(super) struct InFlight {
     gpu: Arc<Gpu>,
-    /// An event behind each collective.
+    /// The collectives in order, each with an event that was recorded after it.
     ahead: VecDeque<(Event, Operation)>,
     /// Events to reuse.
     free: Vec<Event>,
@@ -26,7 +26,7 @@ impl InFlight {
         Self { gpu: gpu.clone(), ahead: VecDeque::new(), free: Vec::new(), since: Instant::now() }
     }
 
-    /// Records an event behind a collective that has just been enqueued.
+    /// Records an event after a collective that has just been enqueued.
     pub(super) fn mark(&mut self, operation: Operation) -> Result<(), DeviceError> {
         let event = match self.free.pop() {
             Some(event) => event.record_again()?,
@@ -39,7 +39,8 @@ impl InFlight {
         Ok(())
     }
 
-    /// Forgets the collectives that the stream has passed. Returns the next one, and the clock's time.
+    /// Forgets the collectives that the stream has passed. Returns the next collective, and the time since the clock's
+    /// last start.
     pub(super) fn next(&mut self) -> Result<Option<(Operation, Duration)>, DeviceError> {
         while let Some((event, operation)) = self.ahead.front() {
             let reached =

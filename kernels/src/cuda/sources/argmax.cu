@@ -1,7 +1,7 @@
 // The likeliest token of each row of logits: one block per row. Among equal logits, the lowest token id wins.
 
-// Writes a result per row. Also stores each row's token as the last token of its slot, unless this is the null slot. A
-// null `slots` means that no row has a slot.
+// Writes a result per row. Also stores each row's token as the last token of its slot, unless that slot is the null
+// slot. A null `slots` means that no row has a slot.
 KERNEL(THREADS) argmax(const float* logits, u32 width, const u32* slots, u32* last_tokens, Result* results) {
   BEGIN(argmax);
   Best best = best_of(logits + (size_t)blockIdx.x * width, width);

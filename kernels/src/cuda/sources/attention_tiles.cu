@@ -242,7 +242,7 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
 }
 
 // Folds the partial results of a tile's queries, split by split. An item holds the tile and the index of its first
-// split's results. Those of the next split follow. A thread computes four elements of a query.
+// split's results. The results of the later splits follow. A thread computes four elements of a query.
 template <int D>
 DEVICE void merge(const Args& args) {
   const Item item = args.items[blockIdx.x];

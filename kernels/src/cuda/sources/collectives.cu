@@ -1,4 +1,4 @@
-// Kernels around the collectives of a TP group. They pack rows before a gather, lay its parts side by side after it,
+// Kernels around the collectives of a TP group. They pack rows before a gather, lay the gathered parts side by side,
 // and convert floats to keys.
 constexpr int THREADS = 256;
 

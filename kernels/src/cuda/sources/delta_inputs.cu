@@ -8,7 +8,8 @@
 constexpr int THREADS = 128;
 constexpr u32 WARPS = THREADS / 32;
 constexpr u32 TILE = 16;
-// Elements of a head per lane. Heads of q and k, whose norm needs all of them at once, have at most 256 elements.
+// Elements of a head per lane. The norm of q and k needs all elements of a head at once, so such a head has at most 256
+// elements.
 constexpr u32 LANE_ELEMENTS = 8;
 constexpr float NORM_EPS = 1e-6f;
 // Argument above which softplus is the identity, as in torch.
@@ -16,7 +17,7 @@ constexpr float SOFTPLUS_THRESHOLD = 20.f;
 
 // `projected` has [q | k | v | z | b | a] per token, `out` receives [q | k | v | decay | beta]. `weights` are
 // [taps][channels], the oldest input first. A state is the last taps - 1 inputs of each key head, [q | k], or of each
-// value head. The pointers to states are those of the layer in the null slot. Slots are `stride` bytes apart.
+// value head. The pointers to states point to the layer's state in the null slot. Slots are `stride` bytes apart.
 KERNEL(THREADS, 6) delta_inputs(const float* projected, const Row* rows, const u32* row_of, u32 row_count, u32 tokens,
                              const float* weights, const float* rate, const float* bias, u8* key_states, u64 key_stride,
                              u8* value_states, u64 value_stride, u32 key_heads, u32 value_heads, u32 key_dim, u32 value_dim,
@@ -89,8 +90,8 @@ KERNEL(THREADS, 6) delta_inputs(const float* projected, const Row* rows, const u
     float* state = state_of(row);
     const float* inputs = inputs_of(row);
     for (u32 c = lane; c < width; c += 32)
-      // If a row is shorter than the state, the state moves. Each input comes from a later index, which is not
-      // overwritten yet.
+      // If a row is shorter than the state, the newest old inputs move to the front. Each moves from a later index,
+      // which is not overwritten yet.
       for (u32 i = 0; i < kept; i++) {
         const u32 at = count + i;
         state[i * width + c] = at < kept ? state[at * width + c] : inputs[(size_t)(at - kept) * projected_width + c];

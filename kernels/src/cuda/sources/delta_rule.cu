@@ -2,12 +2,12 @@
 // with delta = (v - decay * Sᵀk) * beta, and the token's output is Sᵀq.
 //
 // A block computes COLUMNS columns of a head's memory for all tokens of a row. Each column is kept in the registers of
-// PARTS lanes, and is read from the slot once and written there once. A lane holds quads of rows that are PARTS quads
-// apart. It keeps four sums over its quads. The order in which these sums and those of other lanes are added depends
-// only on the size of a head.
+// PARTS lanes, and is read from the slot once and written to the slot once. A lane holds quads of rows that are PARTS
+// quads apart. It keeps four sums over its quads. The sums of all lanes of a column are then added in an order that
+// depends only on the size of a head.
 //
 // The inputs of TILE tokens are copied by cp.async while the inputs of the previous tile are used. A copy has four
-// bytes, because a token's inputs need no larger alignment.
+// bytes, because a token's inputs are only aligned to four bytes.
 constexpr int THREADS = 128;
 constexpr u32 PARTS = 4;
 constexpr u32 WARP_COLUMNS = 32 / PARTS;
@@ -39,8 +39,8 @@ DEVICE float column_sum(const float (&sums)[4]) {
 }
 
 // Loads this lane's elements of a column, or stores them. Rows from `rows` on are loaded as zeros and not stored. Each
-// address is computed from the one before, and none is kept between load and store, because there are too few
-// registers.
+// address is computed from the previous address, and no address is kept between load and store, because there are too
+// few registers.
 template <bool STORE, u32 ELEMENTS>
 DEVICE void move(float (&memory)[ELEMENTS], float* at, u32 part, u32 rows, u32 value_dim) {
 #pragma unroll

@@ -1,6 +1,7 @@
-// The work of the experts' products. A launch has a row of blocks per tile of columns, and in it a block per tile of an
-// expert's pairs (route.cu). Only the GPU knows the number of tiles, so as many blocks are launched as there can be
-// tiles, and blocks without a tile end at once. An expert without rows has no tile, and its weights are not read.
+// The work of the experts' products. A launch has one row of blocks per tile of columns. Each row has one block per
+// tile of an expert's pairs (route.cu). Only the GPU knows the number of such tiles, so the launch has a block for each
+// possible tile, and blocks without a tile end at once. An expert without rows has no tile, and its weights are not
+// read.
 
 struct Args {
   const void* x;        // input, rows of `inputs` elements; pair p reads row p / divisor

@@ -1,10 +1,10 @@
 // Products of experts on tensor cores: for 16-bit weights whose rows begin at multiples of 16 bytes.
 //
-// A narrow tile has 16 pairs and 64 columns, and its four warps divide the columns. Steps in which an expert has few
-// rows are bound by reading weights, so they keep many copies in flight. A wide tile has 64 pairs and 128 columns, of
-// which a warp computes 32 x 64. Both kinds add the inputs in ascending order, DEPTH per step and 16 per instruction.
-// So the bits of a row depend neither on the size of its tile nor on its neighbours. Pairs, columns and inputs past the
-// end count as zeros.
+// A narrow tile has 16 pairs and 64 columns, and its four warps divide the columns. Narrow tiles are for experts with
+// few rows. Reading weights limits their speed, so they keep many copies in flight. A wide tile has 64 pairs and 128
+// columns, of which a warp computes 32 x 64. Both kinds add the inputs in ascending order, DEPTH per step and 16 per
+// instruction. So the bits of a row depend neither on the size of its tile nor on its neighbours. Pairs, columns and
+// inputs past the end count as zeros.
 constexpr u32 THREADS = 128, DEPTH = 32, CHUNK = 8, CHUNKS = DEPTH / CHUNK;
 
 // Number of warps along pairs and along columns, tiles of 16 pairs and of 8 columns per warp, and steps in shared
@@ -20,16 +20,16 @@ struct Shape {
 typedef Shape<1, 4, 1, 2, 6> Narrow;
 typedef Shape<2, 2, 2, 8, 3> Wide;
 
-// The lines of a step: first those of the pairs, then those of the columns. They are padded, so that the eight rows of
-// a matrix lie in different banks.
+// The lines of a step: first one line per pair, then one line per column. The lines are padded, so that the eight rows
+// of a matrix lie in different banks.
 template <class S>
 struct Shared {
   u16 tiles[S::STAGES][S::LINES][DEPTH + 8];
   u32 pairs[S::ROWS];
 };
 
-// Returns the first column of a warp's tile of 8. A warp has the same indices in both halves, so that a lane holds a
-// gate and its up.
+// Returns the first column of a warp's tile of 8. A warp has the same column indices in the gate half and in the up
+// half, so that a lane holds a gate and its up value.
 template <class S>
 DEVICE u32 first_column(u32 warp, u32 tile) {
   return tile / S::HALF_TILES * S::HALF + (warp * S::HALF_TILES + tile % S::HALF_TILES) * 8;

@@ -58,7 +58,7 @@ DEVICE Best block_best(Best mine) {
   return best;
 }
 
-// Returns the best of the logits behind (logit, token), in the order of descending logits and ascending ids.
+// Returns the best logit after (logit, token), in the order of descending logits and ascending ids.
 DEVICE Best best_after(const float* logits, u32 count, float logit, u32 token) {
   Best mine = {-INF, NO_ID, 0};
   for (u32 i = threadIdx.x; i < count; i += THREADS) {

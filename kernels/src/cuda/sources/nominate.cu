@@ -1,7 +1,8 @@
 // One rank's share of sampling a row whose token depends only on its best tokens (kernels/src/sampling/nomination.rs).
 // One block per row computes this rank's share of the vocabulary, whose token ids begin at `first`.
 
-// One row. A list is given by the index of its first word in `words` and its length. It contains a token at most once.
+// One row to nominate. A list is given by the index of its first word in `words` and its length. A list contains a
+// token at most once.
 struct Nomination {
   u32 row, count;
   float temperature, repetition, presence, frequency;
@@ -14,7 +15,7 @@ struct Nomination {
 
 DEVICE float peak_of(Best best) { return best.nan ? __int_as_float(0x7fffffff) : best.logit; }
 
-// Applies bias, forbidden tokens and penalties in place. peaks[row] = the largest logit before and after that.
+// Applies bias, forbidden tokens and penalties in place. peaks[row] = the largest logit before and after these changes.
 KERNEL(THREADS) adjust_shard(float* all_logits, u32 width, u32 first, const Nomination* tasks, const u32* words, float* peaks) {
   BEGIN(adjust_shard);
   const Nomination& task = tasks[blockIdx.x];
@@ -89,7 +90,7 @@ KERNEL(THREADS) nominate(const float* all_logits, u32 width, u32 first, const No
   const float* logits = all_logits + (size_t)task.row * width;
   const float highest = peaks[2 * task.row + 1], temperature = task.temperature;
   // If a token is drawn at random, tokens are ordered by weight, as truncation orders them. Weights are not negative,
-  // so the order of their bits is that of their values.
+  // so their bits have the same order as their values.
   auto key = [&](u32 i) -> u32 {
     if (!(temperature > 0.f)) return key_of(logits[i]);
     return __float_as_uint(exp_(__fdiv_rn(__fsub_rn(logits[i], highest), temperature)));

@@ -21,7 +21,8 @@ DEVICE u64 largest_of_warp(u64 x) {
 }
 
 // Chooses the experts of each row and computes their weights: one warp per row. A weight is the softmax over all logits
-// of the row. A logit that is NaN or positive infinity makes the sum of the softmax NaN, and so all weights of the row.
+// of the row. A logit that is NaN or positive infinity makes the sum of the softmax NaN, and then all weights of the
+// row are NaN.
 KERNEL(THREADS) route_rows(const float* logits, u32 rows, u32 experts, u32 top_k, u32 renormalise, u32* chosen, float* weights) {
   BEGIN(route_rows);
   const u32 lane = threadIdx.x % 32, row = blockIdx.x * WARPS + threadIdx.x / 32;
@@ -70,8 +71,8 @@ KERNEL(THREADS) group_rows(const u32* chosen, u32 pairs, u32 first, u32 held, u3
   BEGIN(group_rows);
   __shared__ u32 of_warp[WARPS];
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, expert = blockIdx.x;
-  // Each warp handles consecutive pairs. It first counts those of the expert, and then stores them behind those of the
-  // warps before it.
+  // Each warp handles consecutive pairs. The warp first counts the expert's pairs, and then stores them after the pairs
+  // of the earlier warps.
   const u32 share = (pairs + THREADS - 1) / THREADS * 32, begin = warp * share, end = min(begin + share, pairs);
   u32 count = 0;
   for (u32 at = begin + lane; at - lane < end; at += 32) count += at < end && chosen[at] == expert;

@@ -34,7 +34,8 @@ DEVICE u64 philox(u64 seed, u64 position) {
   return c0 | (u64)c1 << 32;
 }
 
-// Returns the first index at which the sum of all values up to it exceeds `target`, or `count` if there is none.
+// Returns the first index at which the running sum, with this index's value, exceeds `target`; `count` if there is
+// none.
 template <class Value>
 DEVICE u32 locate(u32 count, u64 target, Value value) {
   __shared__ u64 sums[WARPS];
@@ -217,8 +218,8 @@ KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, co
 
 // Samples from a row's best tokens: `width` pairs of a logit and a token id, where a negative id stands for no token.
 // `peaks` holds the largest logit of the whole row before and after its adjustments. The token is the one that `sample`
-// finds in the whole row, because tokens that truncation cuts off are in no sum. `logits`, `weights` and `ids` are
-// scratch memory with one row per block.
+// finds in the whole row, because no sum includes the tokens that truncation cuts off. `logits`, `weights` and `ids`
+// are scratch memory with one row per block.
 KERNEL(THREADS) sample_candidates(const float* all_candidates, u32 width, const float* peaks, const Task* tasks, float* logits,
                                   float* weights, u32* ids, u32* last_tokens, Result* results) {
   BEGIN(sample_candidates);

@@ -2,7 +2,7 @@ use crate::cpu::{CpuDevice, Isa};
 use crate::{Device, DeviceError, Observer, Operation, Recorder};
 
 family! {
-    /// A family of which the CPU has one of two operations.
+    /// A family with two operations, of which the CPU device implements one.
     pub trait Halves {
         /// Does nothing.
         fn first(&mut self, x: &Self::Tensor, count: &mut usize) => |recorder| recorder.by_row(x);

@@ -24,7 +24,8 @@ pub(crate) fn nominated_rows(rows: &[(usize, &Nomination)], live: usize) -> Resu
     refuse(format!("nominations for rows {rows:?} of {live}, which must ascend"))
 }
 
-/// Checks that rows of `width` numbers have room for a pair per nominated token, in a share of `tokens` tokens.
+/// Checks that rows of `width` numbers have room for all nominated tokens, two numbers each. A shard of the vocabulary
+/// with `tokens` tokens nominates at most all of them.
 pub(crate) fn nominated_tokens(
     rows: &[(usize, &Nomination)],
     tokens: usize,
@@ -61,7 +62,8 @@ pub(crate) fn scored_token(token: u32, logits: usize) -> Result<(), DeviceError>
     if (token as usize) < logits { Ok(()) } else { refuse(format!("token {token} of {logits} logits")) }
 }
 
-/// Checks that bias, forbidden tokens and penalties only refer to tokens of the vocabulary, if they have an effect.
+/// Checks, for a row whose logits are adjusted, that bias, forbidden tokens and penalties refer only to tokens of the
+/// vocabulary.
 pub(crate) fn adjusted_tokens(row: &SampleRow<'_>, vocabulary: usize) -> Result<(), DeviceError> {
     if !row.adjusts() {
         return Ok(());
@@ -79,7 +81,7 @@ pub(crate) fn no_token_left() -> DeviceError {
     DeviceError::Misuse("bias, forbidden tokens and penalties leave no token to sample".to_owned())
 }
 
-/// The error of a row of which a logit is NaN.
+/// The error of a row with a NaN logit.
 pub(crate) fn logit_is_nan() -> DeviceError {
     DeviceError::NotFinite("a logit is not a number".to_owned())
 }

@@ -44,7 +44,7 @@ fn counts_are_those_of_the_collected_steps() {
 }
 
 /// Scratch memory has its final size after one step, whatever experts the rows of later steps choose. So a profile of
-/// the largest step includes all of it.
+/// the largest step includes all scratch memory.
 #[test]
 fn memory_of_experts_is_final_after_one_step() {
     let Some(mut gpu) = cuda("memory of experts") else { return };

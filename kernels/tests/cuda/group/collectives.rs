@@ -20,7 +20,7 @@ struct All;
 struct Outcome {
     /// Sums. The order of their additions depends on the transport.
     sums: Vec<f32>,
-    /// Numbers that result from no arithmetic.
+    /// Numbers that are only copied or compared. They are exact.
     exact: Vec<f32>,
 }
 
@@ -44,7 +44,8 @@ impl RankCase for All {
             let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0];
             let at = |index: usize| index * 7919 % (rows * width);
             for (index, special) in special.into_iter().enumerate() {
-                // The ranks have the special value at different indices. Rank 0 has none at the first index.
+                // The ranks have the special value at different indices. Rank 0 has no special value at the first
+                // index.
                 largest[at(index + rank)] = special;
             }
             let mut x = tensor(device, width, &largest);

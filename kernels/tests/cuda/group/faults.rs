@@ -99,7 +99,7 @@ fn a_rank_that_dies_ends_the_waits_of_the_others() {
             // Nothing is dropped, as in a process that is killed.
             return std::mem::forget((x, gpu));
         }
-        // The loss is reported by NCCL at the call or later, or by the deadline.
+        // NCCL reports the loss at the call or later, or the deadline passes.
         let lost = gpu.all_reduce(&mut x).and_then(|()| collect(&mut gpu, None));
         assert_lost(lost, "rank 0 of 2");
     });

@@ -150,7 +150,7 @@ impl RankCase for Sampling {
                     peaks: &peaks,
                     nominated: &nominated,
                 };
-                // Results are in the order of the requests, which may differ from that of the rows.
+                // Results are in the order of the requests. Here, this is not the order of the rows.
                 let reversed: Vec<_> = rows.iter().rev().copied().collect();
                 device.sample_gathered(gathered, &reversed).unwrap();
             }

@@ -1,4 +1,4 @@
-//! The agreement on one model: the fleet serves one model, and conductors with another one get no requests.
+//! The agreement on one model: the fleet serves one model, and conductors that serve another model get no requests.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::served::ServedModel;
 
 impl Fleet {
     /// Returns the identity of the conductor's model, and its difference from the fleet's model, as text. If the models
-    /// differ and no other conductor serves the fleet's model, the fleet switches to this conductor's model, and no
-    /// difference is left.
+    /// differ and no other conductor serves the fleet's model, the fleet switches to this conductor's model, and the
+    /// difference is `None`.
     pub(super) async fn compare(
         &self,
         member: &Arc<Member>,

@@ -7,7 +7,7 @@ use tokio::{net::lookup_host, time::sleep};
 use super::super::{Fleet, address};
 
 impl Fleet {
-    /// Looks up the DNS name periodically. A failed lookup changes nothing.
+    /// Looks up the DNS name periodically. A failed lookup leaves the fleet unchanged.
     pub(super) async fn look_up(self: Arc<Self>, name: String) {
         loop {
             let found = lookup_host(&name).await.map(|found| found.map(address::url).collect());

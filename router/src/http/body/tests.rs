@@ -53,7 +53,7 @@ fn drip(interval: Duration) -> Request {
 
 #[tokio::test]
 async fn a_body_that_drips_is_refused_though_it_never_stops() {
-    // Fifty bytes per second arrive, but the least rate is a hundred.
+    // Fifty bytes per second arrive, but the minimum rate is a hundred.
     let refused = reader(PIECE_BYTES, Duration::from_secs(600)).read(drip(Duration::from_millis(20))).await;
     let error = refused.err().unwrap();
     assert!(
@@ -65,7 +65,7 @@ async fn a_body_that_drips_is_refused_though_it_never_stops() {
 #[tokio::test]
 async fn a_body_at_the_least_rate_ends_with_the_whole_time() {
     let reader = reader(1 << 20, Duration::from_millis(300));
-    // Each piece of the body earns far more time than it takes to arrive.
+    // Each piece extends the deadline by far more time than the piece takes to arrive.
     let pieces = futures_util::stream::unfold((), |()| async {
         tokio::time::sleep(Duration::from_millis(10)).await;
         Some((Ok::<_, std::io::Error>(Bytes::from_static(&[b' '; 1000])), ()))

@@ -52,7 +52,7 @@ fn pages_of_other_origins_are_refused() {
         &[("host", "evil.example:8000"), ("origin", "http://evil.example:8000"), JSON],
         &[("host", "evil.example:8000"), ("sec-fetch-site", "same-origin")],
         &[("host", "localhost.evil.example"), ("origin", "http://localhost.evil.example"), JSON],
-        // A page of this server must send JSON, too.
+        // A page of this server must send JSON as well.
         &[
             ("host", "127.0.0.1:8000"),
             ("origin", "http://127.0.0.1:8000"),

@@ -26,11 +26,11 @@ fn an_incomplete_character_is_flushed_as_a_replacement() {
     assert_eq!(streamed(&tokenizer, &ids[..3], SpecialTokens::Exclude).1, "\u{fffd}");
 }
 
-/// Found by `tests/fuzz stop`.
+/// Regression test for a finding of `tests/fuzz stop`.
 #[test]
 fn tokens_without_text_do_not_push_out_the_start_of_the_text() {
     let tokenizer = test_support::metaspace_tokenizer();
-    // A space that begins the text has no text itself. The vocabulary has no token 999, and token 7 is empty.
+    // Token 3, a space, has no text at the start of an output. The vocabulary has no token 999, and token 7 is empty.
     for none in [999, 7] {
         let ids = [&[3][..], &[none; 20], &[0]].concat();
         assert_eq!(streamed(&tokenizer, &ids, SpecialTokens::Exclude).1, " a");

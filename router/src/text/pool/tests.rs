@@ -69,10 +69,10 @@ async fn a_flood_of_texts_of_one_key_delays_another_by_one_turn() {
     }
     let mut one = Box::pin(note("one"));
     assert!(futures_util::poll!(one.as_mut()).is_pending());
-    // A caller that leaves gives its turn away.
+    // A caller that cancels passes its turn on.
     drop(waiting.remove(0));
     release.send(()).unwrap();
-    // A text that has its turn is run by its own future, so all of them are polled.
+    // Each future runs its own text when it has its turn, so all futures are polled.
     let (first, one, flood) = tokio::join!(first, one, join_all(waiting));
     assert!(first.is_ok() && one.is_ok() && flood.iter().all(Result::is_ok));
     let order = order.lock();

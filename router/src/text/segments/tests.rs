@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A tokenizer whose merges cross every place at which a cut could be made wrongly.
+/// A tokenizer with merges across every place at which a cut would be wrong.
 fn tokenizer(pre_tokenizer: &Value) -> Tokenizer {
     let mut json: Value = serde_json::from_slice(&crate::test_support::tokenizer_json()).unwrap();
     let merges =

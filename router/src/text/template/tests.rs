@@ -10,7 +10,7 @@ fn user(content: &str) -> Vec<Message> {
     vec![Message { role: "user".into(), content: content.into(), name: None, media_at: vec![] }]
 }
 
-/// More than any text of these tests has.
+/// Maximum size of a rendered text in bytes. Only the test of this limit reaches it.
 const MAX: usize = 1 << 16;
 
 fn prompt() -> RenderOptions {

@@ -6,7 +6,7 @@ fn the_byte_alphabet_covers_every_byte_once() {
     let mut seen: Vec<u8> = (0u32..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
     seen.sort_unstable();
     assert_eq!(seen, (0..=255).collect::<Vec<u8>>());
-    // Space and newline.
+    // `Ġ` stands for a space, and `Ċ` for a newline.
     assert_eq!((byte_of('Ġ'), byte_of('Ċ')), (Some(b' '), Some(b'\n')));
 }
 
@@ -23,7 +23,7 @@ fn text_survives_a_round_trip_and_token_bytes_add_up_to_it() {
 #[test]
 fn a_text_too_long_for_the_limit_is_detected_without_encoding_it() {
     let tokenizer = tokenizer();
-    // The longest token is `<|begin|>`.
+    // The longest token is `<|begin|>`, with 9 bytes.
     assert!(!tokenizer.surely_exceeds(4 * 9 * 10, 10));
     assert!(tokenizer.surely_exceeds(4 * 9 * 10 + 4, 10));
 }
@@ -78,7 +78,7 @@ fn a_run_of_a_million_spaces_is_refused_by_name() {
         let error = tokenizer().encode(&text, SpecialTokens::Exclude).unwrap_err();
         assert!(error.field() == Some("prompt") && error.message().contains("without a break"), "{error}");
     }
-    // A run at the limit is encoded as the library's rules say: the regular expression engine does not give up.
+    // A run at the limit is encoded correctly: the regular expression engine does not give up.
     let text = format!("{}x", " ".repeat(MAX_RUN_BYTES - 1));
     let ids = tokenizer().encode(&text, SpecialTokens::Exclude).unwrap();
     assert_eq!((ids.len(), ids[ids.len() - 1]), (MAX_RUN_BYTES, u32::from(b'x')));

@@ -91,7 +91,7 @@ impl Fake {
         Self { url: format!("http://{address}"), behaviour, address, runtime: Some(runtime) }
     }
 
-    /// Kills the fake: its sockets close, and it forgets its requests.
+    /// Kills the fake: its sockets close, and its running requests end.
     pub fn kill(&mut self) {
         let runtime = self.runtime.take().unwrap();
         let dying = std::thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5)));
@@ -143,7 +143,7 @@ fn serve(address: SocketAddr, behaviour: Arc<Behaviour>) -> (Runtime, SocketAddr
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (address_sender, address_receiver) = std::sync::mpsc::sync_channel(1);
     runtime.spawn(async move {
-        // If binding fails, tries again: after a kill, the old sockets may take a moment to close.
+        // Tries again if binding fails, because the old sockets may take a moment to close after a kill.
         let listener = loop {
             match TcpListener::bind(address).await {
                 Ok(listener) => break listener,

@@ -27,7 +27,7 @@ fn stand_ins() -> Vec<char> {
 
 /// A byte-level BPE tokenizer.
 ///
-/// Token `b` up to 255 is the byte `b`. 256 is `he`, 257 `ll`, 258 `hell`, 259 `hello`. The special tokens are 260
+/// The token ids 0 to 255 are single bytes. 256 is `he`, 257 `ll`, 258 `hell`, 259 `hello`. The special tokens are 260
 /// (`<|begin|>`), 261 (`<|end|>`) and 262 (`<|role|>`). 263 (`<think>`) is an added token that is not special.
 pub fn byte_level() -> Vec<u8> {
     let mut vocab: serde_json::Map<String, Value> =

@@ -8,7 +8,7 @@ fn the_hash_of_settings_leaves_out_own_addresses_alone() {
     let one = hash(json!({ "http": "10.0.0.1:80", "grpc": "10.0.0.1:90", "drain_timeout": 30 }));
     assert_eq!(one, hash(json!({ "http": "10.0.0.2:80", "grpc": "10.0.0.2:90", "drain_timeout": 30 })));
     assert_ne!(one, hash(json!({ "http": "10.0.0.1:80", "grpc": "10.0.0.1:90", "drain_timeout": 31 })));
-    // A field of a table is no address of the process, whatever its name.
+    // Only a top-level field can be an address of the process itself.
     assert_ne!(hash(json!({ "fleet": { "http": 1 } })), hash(json!({ "fleet": { "http": 2 } })));
 }
 

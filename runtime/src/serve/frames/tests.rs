@@ -21,7 +21,7 @@ fn frames_are_counted_however_their_bytes_are_cut() {
     let stream = stream.concat();
     for cut in 1..40 {
         let mut budget = begun();
-        // No time passes, as far as the budget can tell.
+        // The stream is read within one time stamp, so the budget does not grow.
         stream.chunks(cut).for_each(|piece| assert!(budget.read(piece)));
         let used = BURST - budget.left;
         assert!(
@@ -51,7 +51,7 @@ fn a_flood_uses_up_the_budget_and_requests_do_not() {
 #[test]
 fn a_reader_pays_for_its_updates_and_a_ping_does_not_pay_for_itself() {
     let mut budget = begun();
-    // Two updates per event, as some clients send.
+    // Some clients send two WINDOW_UPDATE frames per event.
     for _ in 0..1_000_000 {
         budget.written(100);
         assert!(budget.read(&frame(8, 0, 4).repeat(2)));

@@ -1,7 +1,7 @@
 //! Room in bytes for the messages that arrive at one listener.
 //!
-//! Strangers have a part of their own, so that they hold up nobody who shows a credential. Within each part no address
-//! can hold all.
+//! Strangers, which are callers without a credential, have a separate part of the room, so that they delay no known
+//! caller. No single address can take all of a part.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -12,12 +12,12 @@ use crate::{
     serve::{open::network, standing::Standing, stream::Peer},
 };
 
-/// Strangers have one in this many bytes of a listener's room.
+/// A listener's strangers have one in this many bytes of its room.
 const STRANGERS_SHARE: usize = 4;
-/// The messages of one address have at most one in this many bytes of the room of those with a credential.
+/// The messages of known callers at one address have at most one in this many bytes of the whole room.
 const KNOWN_PEERS: usize = 2;
-/// The messages of strangers at one address have at most one in this many bytes of the strangers' room. Their calls,
-/// such as probes, have short messages.
+/// The messages of strangers at one address have at most one in this many bytes of the strangers' room. Strangers'
+/// calls, such as probes, have short messages.
 const STRANGE_PEERS: usize = 4;
 
 /// Room of one listener.
@@ -27,7 +27,7 @@ pub(in crate::serve) struct Room {
     strangers: Share,
 }
 
-/// The room of known callers, or that of strangers.
+/// The room of known callers, or the room of strangers.
 #[derive(Debug)]
 struct Share {
     whose: &'static str,
@@ -45,7 +45,7 @@ struct Held {
 /// The sender of a message.
 #[derive(Debug)]
 pub(in crate::serve) struct Sender {
-    /// `None` over a Unix socket: such a sender is of this user and has no bound of its own.
+    /// `None` over a Unix socket: such a sender belongs to this user and has no bound per address.
     network: Option<IpAddr>,
     standing: Standing,
 }
@@ -56,7 +56,7 @@ impl Sender {
     }
 }
 
-/// Bytes that one message holds, given back when the value is dropped.
+/// Bytes of room that one message has taken. Must be returned with [`Room::give_back`].
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     known: usize,
@@ -91,14 +91,14 @@ impl Room {
         Ok(())
     }
 
-    /// Takes back all room of a message.
+    /// Returns all room of a message.
     pub(super) fn give_back(&self, sender: &Sender, taken: &mut Taken) {
         let Taken { known, strange } = std::mem::take(taken);
         self.known.give_back(sender.network, known);
         self.strangers.give_back(sender.network, strange);
     }
 
-    /// Bytes of all messages.
+    /// Bytes that all messages have taken.
     #[cfg(test)]
     pub(super) fn held(&self) -> usize {
         self.known.held.lock().bytes + self.strangers.held.lock().bytes

@@ -49,7 +49,7 @@ async fn bytes_take_room_as_they_arrive_and_leave_it_with_the_message() {
         let frame = std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await;
         frame.map(|frame| frame.map(drop))
     }
-    // If two messages each take most of the room, one fails, although neither is whole.
+    // Two partial messages each need most of the room, so the second one fails.
     let mut partial = body(message(1000)[..60].to_vec());
     frame(&mut partial).await.unwrap().unwrap();
     let error = frame(&mut body(message(1000)[..60].to_vec())).await.unwrap().unwrap_err();
@@ -57,7 +57,7 @@ async fn bytes_take_room_as_they_arrive_and_leave_it_with_the_message() {
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
     assert_eq!(receiving.room.held(), 60);
     drop(partial);
-    // A whole message leaves its room when the next frame is asked for.
+    // A complete message leaves the room when the next frame is requested.
     let mut whole = body(message(60));
     frame(&mut whole).await.unwrap().unwrap();
     assert_eq!(receiving.room.held(), 65);

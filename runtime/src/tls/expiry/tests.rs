@@ -10,7 +10,7 @@ fn certificate(year: i32, month: u8, day: u8) -> Vec<u8> {
 
 #[test]
 fn the_end_of_a_certificate_is_read_in_both_forms_of_time() {
-    // `date -u -d 2031-03-01 +%s`, and after 2049 a time has four digits of the year.
+    // Expected values are from `date -u -d 2031-03-01 +%s`. Certificates give times after 2049 with a four-digit year.
     for (end, seconds) in [
         ((2031, 3, 1), 1_930_089_600),
         ((2032, 2, 29), 1_961_625_600),

@@ -16,7 +16,7 @@ fn arrivals_are_poisson() {
     let gaps: Vec<f64> = plan.windows(2).map(|w| (w[1].at - w[0].at).as_secs_f64()).collect();
     let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
     let variance = gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
-    // The deviation of an exponential distribution equals its mean. 20,000 draws give both to about 1 %.
+    // The deviation of an exponential distribution equals its mean. 20,000 draws determine both to about 1 %.
     assert!((mean * 50.0 - 1.0).abs() < 0.03, "mean {mean}");
     assert!((variance.sqrt() / mean - 1.0).abs() < 0.05, "deviation {}", variance.sqrt());
 }

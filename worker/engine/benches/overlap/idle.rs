@@ -12,10 +12,10 @@ use super::{Failure, PAGE_TOKENS, PROMPT, TwoThreads, Working, launch, median, r
 
 /// Number of runs per variant; odd, so that there is a median.
 const RUNS: usize = 5;
-/// Budget of a step, large enough for one token of each row.
+/// Token budget of a step, large enough for one token of each row.
 const MAX_STEP_TOKENS: usize = 1024;
 
-/// Idle time of one device.
+/// Results for one simulated device.
 #[derive(Serialize)]
 pub struct IdleFigures {
     step_us: u32,
@@ -24,13 +24,13 @@ pub struct IdleFigures {
     /// Idle time between steps, in percent of the device's time, of each run.
     idle_percent: Vec<f64>,
     median_idle_percent: f64,
-    /// Mean time per step that the device's thread spent on planning and on committing in the last run, in
-    /// microseconds.
+    /// Mean time in microseconds per step that the device's thread spent on planning (`plan_us`) and on committing
+    /// (`commit_us`) in the last run.
     plan_us: f64,
     commit_us: f64,
 }
 
-/// Measures every variant.
+/// Measures every combination of step duration, number of rows and steps in flight.
 pub fn measure() -> Result<Vec<IdleFigures>, Failure> {
     let mut figures = Vec::new();
     for step_us in [1000, 5000] {
@@ -97,7 +97,7 @@ impl Device {
         Ok(Self { engine: TwoThreads::start(engine)?, meter, steps, figures })
     }
 
-    /// Decodes with all rows for `steps` steps, after a warm-up of a tenth as many.
+    /// Decodes with all rows for `steps` steps, after a warm-up of `steps / 10` steps.
     fn run(&mut self, run: u64) -> Result<(), Failure> {
         let Self { engine, meter, steps, figures } = self;
         let key = |row: usize| pb::GraphKey { request: run * 10_000 + row as u64, incarnation: 0, graph: 0 };

@@ -13,7 +13,8 @@ fn divide(sizes: &Sizes, budget: u64) -> KvSize {
 #[test]
 fn a_small_model_takes_only_what_it_can_use() {
     assert_eq!(sizes(1 << 20, 0).enough(), 13 << 20);
-    // 5 slots of running requests, and snapshots in a quarter of the pages' bytes.
+    // The maximum is the bytes of all pages, of 5 slots of running requests, and of snapshots in a quarter of the
+    // pages' bytes.
     assert_eq!(sizes(1 << 20, 1 << 20).enough(), (13 << 20) + (5 << 20) + (13 << 18));
 }
 
@@ -21,7 +22,7 @@ fn a_small_model_takes_only_what_it_can_use() {
 fn a_large_model_takes_what_its_share_of_the_machine_leaves() {
     // Two workers divide 64 GiB. This worker's weights and largest step take 8 GiB.
     assert_eq!(default_bytes(Some(32 * GIB), 8 * GIB, Some(56 * GIB)), 20 * GIB);
-    // A worker without a share, on a machine with 16 GiB free.
+    // This worker has no share of its own, and 16 GiB of the machine are free.
     assert_eq!(default_bytes(None, 8 * GIB, Some(16 * GIB)), 14 * GIB);
     // Other processes have taken memory since the conductor measured.
     assert_eq!(default_bytes(Some(32 * GIB), 8 * GIB, Some(8 * GIB)), 7 * GIB);
@@ -56,7 +57,7 @@ fn a_model_without_slot_planes_has_pages_alone() {
 
 #[test]
 fn pages_and_slots_come_out_of_one_budget() {
-    // 5 slots of 10 bytes for running requests, 25 snapshots in a quarter of the other 1,000 bytes.
+    // Running requests take 5 slots of 10 bytes. Snapshots take a quarter of the other 1,000 bytes, which is 25 slots.
     let size = divide(&Sizes { most_pages: 1000, ..sizes(5, 10) }, 1050);
     assert_eq!((size.pages, size.slots), (150, 30));
     assert_eq!(size.bytes(), 1050);
@@ -111,7 +112,7 @@ fn as_many_requests_run_as_have_slots_unless_their_number_is_set() {
     assert_eq!(run(30), Ok((1, 30)));
     let refused = run(29).unwrap_err();
     assert_eq!(refused.field(), Some("kv_cache_memory"), "{refused}");
-    // A set number is kept, even if its slots take more than half of the budget.
+    // If `max_running_requests` is set, the value is kept even if its slots take more than half of the budget.
     let set =
         EngineSettings { max_running_requests: Some(80), no_prefix_cache: true, ..EngineSettings::default() };
     let size = Sizes { running: 1 + 80, ..sizes }.divide(1000, &set).unwrap();

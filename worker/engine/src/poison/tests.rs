@@ -31,7 +31,8 @@ fn a_slot_that_a_copy_reads_keeps_its_state() {
 #[test]
 fn poison_is_not_a_number_in_any_format() {
     assert!(f32::from_ne_bytes([BYTE; 4]).is_nan());
-    // A float is NaN if all bits of its exponent are ones and its mantissa is not zero. Checked for bfloat16 and f16.
+    // A float is NaN if all bits of its exponent are ones and its mantissa is not zero. The first line checks this for
+    // bfloat16, the second for f16.
     let bits = u16::from_ne_bytes([BYTE; 2]);
     assert!(bits & 0x7f80 == 0x7f80 && bits & 0x007f != 0);
     assert!(bits & 0x7c00 == 0x7c00 && bits & 0x03ff != 0);

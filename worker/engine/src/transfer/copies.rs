@@ -1,4 +1,4 @@
-//! The copies of one batch: the pages and slots that are read and written now.
+//! One batch of copies: the pages and slots to read, and those to write.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -10,14 +10,14 @@ use tutti_transfer::{Extent, HandOver, Run, Source, UnitIds, UnitKind};
 
 use super::{TransferEvents, Transfers, outgoing::Outgoing};
 
-/// Limit on the bytes that one batch copies in each direction inside a step. A batch between two steps may copy at
-/// least as many.
+/// Limit on the bytes that one batch copies in each direction inside a step. The limit of a batch between two steps is
+/// at least as large.
 pub(super) const BATCH_BYTES: usize = 8 << 20;
 
-/// Bytes that a batch between two steps may copy, per second of the step before: about a tenth of one thread's memory
-/// bandwidth. The limit grows with the duration of the step, so that copies delay decodes by the same share after any
-/// step. With a fixed limit, a long prefill in a group of ranks would take one step per batch to send, because a group
-/// copies only between steps.
+/// Bytes that a batch between two steps may copy, per second since the previous such batch: about a tenth of one
+/// thread's memory bandwidth. The limit grows with the duration of the step, so that copies delay decodes by the same
+/// share after any step. With a fixed limit, a long prefill in a group of ranks would take one step per batch to send,
+/// because a group copies only between steps.
 const COPY_BYTES_PER_SECOND: f64 = 400e6;
 
 /// Copies of pages and slots that the device's thread runs between two steps or in a pause of a step.

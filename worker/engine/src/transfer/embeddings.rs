@@ -25,9 +25,9 @@ pub(super) struct EmbeddingTransfers {
     row_bytes: usize,
     /// Requests that are encoded here.
     outgoing: BTreeMap<GraphKey, Outgoing>,
-    /// Requests that are prefilled here and have room for their embeddings.
+    /// Requests that are prefilled here and have a buffer for their embeddings.
     incoming: BTreeMap<GraphKey, Incoming>,
-    /// Requests that wait for room, in order of arrival, with their numbers of embedding rows.
+    /// Requests that wait for a buffer, in order of arrival, with their numbers of embedding rows.
     queue: VecDeque<(GraphKey, usize)>,
     /// Bytes that `incoming` holds.
     held: usize,
@@ -47,7 +47,7 @@ struct Outgoing {
 
 struct Incoming {
     bytes: usize,
-    /// Room for the rows, and a record of the rows that have arrived. `None` once the embeddings have been taken.
+    /// Buffer for the rows, and a record of the rows that have arrived. `None` once the embeddings have been taken.
     rows: Option<(Vec<u8>, Filled)>,
 }
 
@@ -107,8 +107,9 @@ impl EmbeddingTransfers {
         outgoing.since = Instant::now();
     }
 
-    /// Sends as many embedding rows as the connector has room for. Calls `hold_back` for each request that now has
-    /// unsent rows, and for each that no longer has. Returns the requests whose rows have all been sent.
+    /// Sends as many embedding rows as the connector has room for. Calls `hold_back` for each request that has become
+    /// blocked by unsent rows, and for each request that no longer is. Returns the requests whose rows have all been
+    /// sent.
     pub fn send(
         &mut self,
         connector: &mut dyn Connector,
@@ -147,12 +148,13 @@ impl EmbeddingTransfers {
         }
     }
 
-    /// True if a request waits for embeddings here, or has received them.
+    /// True if a request has, or has used, a buffer for its embeddings here.
     pub fn has(&self, key: GraphKey) -> bool {
         self.incoming.contains_key(&key)
     }
 
-    /// True if a request's embeddings are made here, awaited here, or have been received here.
+    /// True if a request's embeddings are encoded here or sent to this engine. This includes a request that waits for a
+    /// buffer.
     pub fn is_known(&self, key: GraphKey) -> bool {
         self.outgoing.contains_key(&key)
             || self.has(key)

@@ -27,7 +27,7 @@ impl Incoming {
         Self { pages: pages.into(), slot, first_own: known, ranks: vec![filled; ranks] }
     }
 
-    /// True if all of these pages belong to the request and none of them is shared.
+    /// True if the `count` pages from index `first` on belong to the request and none of them is shared.
     pub fn may_write(&self, first: usize, count: usize) -> bool {
         first >= self.first_own && first.saturating_add(count) <= self.pages.len()
     }
@@ -81,7 +81,7 @@ impl Unwritten {
         }
     }
 
-    /// True if a run of this request waits.
+    /// True if a run of this request waits to be written.
     pub fn has(&self, key: GraphKey) -> bool {
         self.runs.iter().any(|(run, ..)| run.key == key)
     }

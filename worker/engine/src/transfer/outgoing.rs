@@ -25,7 +25,8 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Creates the entry of a request that has not run in any step. The receiver has its first `sent` pages.
+    /// Creates the entry of a request that has not run in any step. The receiver already has the request's first `sent`
+    /// pages.
     pub fn new(sent: usize, extent: Extent) -> Self {
         let (table, slot) = (Arc::from([]), SlotId::NULL);
         Self { extent, table, computed: 0, sent, first: None, slot, slot_sent: false, held_back: false }

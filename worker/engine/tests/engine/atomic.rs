@@ -1,4 +1,4 @@
-//! Prompts that must be computed in one step: they run in one forward, or are refused at launch.
+//! Tests of prompts that must be computed in one step. They run in one forward, or are refused at launch.
 
 use tutti_engine::{Engine, EngineSettings};
 use tutti_proto::{
@@ -16,8 +16,8 @@ fn output(results: &[(u32, Vec<(u32, u32)>)]) -> Vec<u32> {
     results.iter().map(|(token, _)| *token).collect()
 }
 
-/// Returns an engine whose prompts must not be cut, and a function that returns the lengths of the rows that it has
-/// run.
+/// Returns an engine whose prompts must not be cut, and a function that returns the lengths of the rows of more than
+/// one token that the engine has run.
 fn engine(settings: &EngineSettings, in_flight: InFlight) -> (Engine, impl Fn() -> Vec<usize>) {
     let (model, probe) = model_prefilled_by(WalkKind::Atomic { batched_by: WalkId(MIXED) }, in_flight);
     assert_eq!(model.limits().max_step_tokens, 64);
@@ -38,8 +38,8 @@ fn every_setting() -> impl Iterator<Item = (EngineSettings, InFlight)> {
 fn a_prompt_over_the_budget_of_a_step_runs_in_one_forward() {
     for (settings, in_flight) in every_setting() {
         let (mut engine, long_rows) = engine(&settings, in_flight);
-        // Decodes and short prompts run in the same steps as the long prompts, which are all longer than a step's
-        // budget of 16.
+        // Three of the prompts are longer than a step's budget of 16 tokens. They run between steps of decodes and
+        // short prompts.
         let launches: Vec<_> = [3, 40, 16, 17, 58, 9]
             .into_iter()
             .zip(1..)

@@ -87,7 +87,7 @@ pub fn engine_with_queue(
     (Engine::new(model, Rank(0), settings, max_waiting_requests).expect("sound settings"), probe)
 }
 
-/// A request for `max_tokens` tokens after a prompt that no other request has.
+/// A request for `max_tokens` tokens. No other request has the same prompt.
 pub fn launch(request: u64, prompt: usize, max_tokens: u32) -> pb::LaunchGraph {
     pb::LaunchGraph {
         key: Some(pb::GraphKey { request, incarnation: 0, graph: 0 }),

@@ -1,4 +1,4 @@
-//! A request that one engine prefills and another decodes gives the same tokens as on one engine.
+//! Tests of requests that one engine prefills and another decodes. Their tokens are the same as on one engine.
 
 mod failures;
 mod known_pages;
@@ -26,7 +26,7 @@ use crate::common::{
 
 const PAGE_BYTES: usize = PAGE_TOKENS * 4;
 
-/// A run and its bytes.
+/// A run of pages, of embeddings, or of one slot, with its bytes.
 type Sent = (Run, Vec<u8>);
 
 /// Traffic between an engine and its connector.
@@ -91,7 +91,7 @@ impl Side {
         Self { probe, ..Self::of(engine) }
     }
 
-    /// Returns the side of an engine whose model has no probe.
+    /// Makes a side from an engine whose model has no probe.
     fn of(engine: Engine) -> Self {
         let (device, mut engine) = engine.split();
         let connector = TestConnector::default();
@@ -140,7 +140,7 @@ fn prefill(whole: &pb::LaunchGraph) -> pb::LaunchGraph {
     prefill_behind(whole, 0)
 }
 
-/// Returns the prefill graph of a request whose first `known` pages the other side has.
+/// Returns the prefill graph of a request. The decoding side already has the request's first `known` pages.
 fn prefill_behind(whole: &pb::LaunchGraph, known: usize) -> pb::LaunchGraph {
     let send_to =
         pb::PlaneDestination { secret: vec![0; 16], known_pages: known as u32, ..Default::default() };
@@ -171,7 +171,7 @@ fn there((run, data): Sent) -> Sent {
     (Run { key: key(run.key.request.0, 1), ..run }, data)
 }
 
-/// Carries all queued runs and exports from the prefilling side to the decoding side. Returns the exported requests.
+/// Moves all queued runs and exports from the prefilling side to the decoding side. Returns the exported requests.
 fn carry(from: &Side, to: &Side, answers: &Answers) -> Vec<u64> {
     let mut connector = from.connector.lock();
     for run in connector.sent.drain(..) {
@@ -185,7 +185,7 @@ fn carry(from: &Side, to: &Side, answers: &Answers) -> Vec<u64> {
     exported.iter().map(|(key, _)| key.request.0).collect()
 }
 
-/// Prefills a request, and returns its pages and its hand-over.
+/// Prefills a request, and returns its runs and its hand-over.
 fn prefilled(side: &mut Side, whole: &pb::LaunchGraph) -> (Vec<Sent>, HandOver) {
     side.engine.launch(prefill(whole));
     side.idle();
@@ -207,8 +207,8 @@ fn divided_requests_give_the_tokens_of_a_request_alone() {
             Side::in_flight(&decoding, in_flight),
             Answers::default(),
         );
-        // The lengths lie around multiples of pages and chunks. Some prompts share a prefix, so that some pages are
-        // cached and some are sent.
+        // The prompts' lengths lie around multiples of pages and chunks. Some prompts share a prefix, so that some
+        // pages are cached and some are sent.
         let launches: Vec<_> = (0..40)
             .map(|request| {
                 let mut launch = launch(request, 1 + request as usize % 37, 2 + request as u32 % 20);
@@ -239,7 +239,8 @@ fn divided_requests_give_the_tokens_of_a_request_alone() {
             }
             let (a, b) = (from.step(), to.step());
             for request in carry(&from, &to, &answers) {
-                // The receiver accepts only later, so that completions come in any order.
+                // The acceptance is delivered before the receiver handles the import, so that completions come in any
+                // order.
                 from.give(Event::Accepted(key(request, 0)));
             }
             if !a && !b && to.outcomes.len() == launches.len() {
@@ -353,7 +354,7 @@ fn a_request_whose_pages_cannot_leave_waits_alone() {
     side.engine.launch(short.clone());
     side.idle();
     assert_eq!(side.ids(2), expected(&short).output);
-    // The connector has room for one page at a time.
+    // From now on, the connector has room for one page per step.
     while !side.outcomes.contains_key(&1) {
         side.connector.lock().room = PAGE_BYTES;
         side.step();
@@ -377,7 +378,7 @@ fn every_ending_frees_all_pages_once() {
         assert!(side.connector.lock().ended.contains(&key(request, u32::from(request > 10))));
         assert!(side.engine.is_idle());
     };
-    // Requests that wait for planes on the decoding side: one is cancelled, one is failed by the sender.
+    // Two requests wait for planes on the decoding side. One is cancelled, and the transfer of the other fails.
     let mut to = Side::new(&settings());
     for request in [11, 12] {
         to.engine.launch(decode(&launch(request, 30, 5)));
@@ -389,8 +390,8 @@ fn every_ending_frees_all_pages_once() {
     to.idle();
     check(&mut to, 11);
     check(&mut to, 12);
-    // A request on the prefilling side fails before its prefill is done. Another fails later, when its pages are
-    // already free.
+    // On the prefilling side, request 1 fails before its pages are sent. Requests 2 to 4 are exported, so their pages
+    // are free: one is cancelled, one fails, and one is accepted.
     let mut from = Side::new(&settings());
     from.connector.lock().room = 0;
     from.engine.launch(prefill(&launch(1, 30, 5)));

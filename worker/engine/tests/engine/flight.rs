@@ -1,4 +1,5 @@
-//! Several steps in flight: requests that end, are cancelled or fail while they have rows in all of these steps.
+//! Tests with several steps in flight: requests that end, are cancelled or fail while they have rows in all of these
+//! steps.
 
 use std::{
     collections::BTreeMap,
@@ -113,7 +114,7 @@ fn an_end_at_a_stop_token_leaves_one_void_row_per_further_step_and_an_end_by_len
 
 #[test]
 fn a_cancel_inside_two_steps_ends_at_once_and_frees_pages_when_the_last_row_is_done() {
-    // The pool has pages for one request alone, so that the next one gets the pages and the slot of the cancelled one.
+    // The pool has pages for one request alone, so that the second request gets the pages and the slot of the first.
     let tight = EngineSettings { kv_cache_memory: Some(ByteSize(13 * PAGE_BYTES as u64)), ..settings() };
     for in_flight in several() {
         for after in 1..8 {
@@ -129,8 +130,8 @@ fn a_cancel_inside_two_steps_ends_at_once_and_frees_pages_when_the_last_row_is_d
             assert_eq!(tokens, expected(&first).output[..tokens.len()]);
             bench.run_to_end();
             bench.check(&second);
-            // Void are the rows of the steps that were in flight at the cancel, except the step that was collected with
-            // it.
+            // At the cancel, `steps - 1` steps are in flight, because `step` has just collected one. The cancelled
+            // request's row in each of them is void.
             assert_eq!(bench.records.void_rows(), in_flight.steps as u32 - 1);
         }
     }

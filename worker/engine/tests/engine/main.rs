@@ -1,5 +1,5 @@
-//! Tests of the engine against a model that shows every misplaced token, and against small models of
-//! real layers.
+//! Tests of the engine with a test model whose output reveals every misplaced token, and with small models of real
+//! layers.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

@@ -1,5 +1,5 @@
-//! Batch invariance through engine, scheduler and a real model: a request's results are bit-identical for any step
-//! budget, any chunks, any batch-mates, and any earlier use of its pages.
+//! Tests of batch invariance with engine, scheduler and a real model. A request's results are bit-identical for any
+//! step budget, any chunks, any other requests in the batch, and any earlier use of its pages.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ const CONFIG: &str = r#"{
 
 const MAX_STEP_TOKENS: usize = 64;
 
-/// The greatest fixed shape that the model has room for.
+/// The largest fixed shape, in tokens, that the model has buffers for.
 const MOST_PADDED: usize = 96;
 
 fn engine(max_step_tokens: usize, max_prefill_chunk_size: Option<usize>) -> Engine {
@@ -51,7 +51,7 @@ fn engine_of(config: &str, settings: EngineSettings) -> Engine {
     let page_bytes = model.page_bytes() as u64;
     let settings = EngineSettings {
         max_running_requests: Some(4),
-        // Fewer pages than the requests need in total, so that several requests use each page.
+        // The pool has fewer pages than the requests need in total, so that several requests use each page.
         kv_cache_memory: Some(ByteSize(24 * page_bytes)),
         ..settings
     };
@@ -154,7 +154,7 @@ fn fixed_shapes_change_no_bit_and_their_padding_is_counted() {
     }
 }
 
-/// A step's padding is the difference between the tokens of its forwards and those of their shapes.
+/// A step's padding is the difference between the tokens of its forwards and the tokens of the forwards' shapes.
 #[test]
 fn each_step_reports_its_padding() {
     let chunk_shapes = Some("8,32,96".parse().expect("sound shapes"));

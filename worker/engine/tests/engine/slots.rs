@@ -1,5 +1,5 @@
-//! Models with state in slots in the whole engine: neither chunks, batch-mates, preemption, a restored prefix, a
-//! replay, nor the end or failure of another request changes a bit.
+//! Tests of the engine on models with state in slots. Results are bit-identical for any chunking and any other requests
+//! in the batch. Preemption, a restored prefix, a replay, and the end or failure of another request do not change them.
 
 use tutti_engine::EngineSettings;
 use tutti_proto::cluster::v1::{self as pb, completion::Outcome};
@@ -71,7 +71,7 @@ fn preemption_changes_no_bit_and_goes_on_from_a_snapshot() {
             assert!(!no_prefix_cache || ran.load.cached_tokens == 0);
             cached += ran.load.cached_tokens;
         }
-        // With few snapshots, those of a preempted request may be replaced before it runs again.
+        // If few snapshots fit, the snapshots of a preempted request may be replaced before the request runs again.
         assert!(cached > 0 || model == Stateful::FEW_SNAPSHOTS, "{model:?}");
     }
 }
@@ -216,8 +216,8 @@ fn a_refused_row_leaves_no_snapshot() {
     }
 }
 
-/// If memory lacks room for the state of 128 requests, only as many run as half of the memory holds slots for. If their
-/// number is set, the engine refuses the setting by name, with the limit.
+/// If `max_running_requests` is not set, the number of slots that fit into half of the memory limits the running
+/// requests. If it is set too high, the engine refuses the setting by name and states the limit.
 #[test]
 fn slots_that_do_not_fit_limit_the_requests_unless_their_number_is_set() {
     for ranks in [1, 2] {

@@ -1,4 +1,4 @@
-//! The engine on one thread against a model whose answers reveal every misplaced token.
+//! Tests of the engine on one thread, with a model whose answers reveal every misplaced token.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ impl RequestResults {
     }
 }
 
-/// Runs steps until nothing is left, and sorts the results by request.
+/// Runs steps until no request is left. Returns the results by request.
 fn run_to_end(engine: &mut Engine) -> BTreeMap<u64, RequestResults> {
     let mut results = BTreeMap::<u64, RequestResults>::new();
     while let Some(report) = engine.step().expect("the device is there") {

@@ -1,4 +1,4 @@
-//! The engine on two threads gives the same results as on one.
+//! Tests that the engine gives the same results on two threads as on one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use tutti_settings::{Admission, ByteSize};
 
 use crate::common::{self, InFlight, engine, engine_in_flight, expected, launch, settings};
 
-/// An engine whose device has a thread of its own. The channel between the two has room for one step's output.
+/// An engine whose device has a thread of its own. The channel from that thread has room for the output of one step.
 struct Running {
     engine: EngineHandle,
     outputs: Receiver<StepOutput>,
@@ -56,7 +56,7 @@ fn requests_that_come_and_go_during_steps_give_the_tokens_of_a_request_alone() {
     for (admission, in_flight) in
         admissions.into_iter().flat_map(|admission| InFlight::ALL.map(|in_flight| (admission, in_flight)))
     {
-        // With optimistic admission, the pool has fewer pages than the requests grow to.
+        // With optimistic admission, the running requests outgrow the pool.
         let settings = EngineSettings { admission, kv_cache_memory: Some(ByteSize(41 * 64)), ..settings() };
         let mut running = start(engine_in_flight(&settings, in_flight).0);
         let launches: Vec<_> = (0..60)

@@ -1,4 +1,4 @@
-//! The bench on a GPU: milliseconds of each kind of step, printed and as JSON.
+//! The benchmark on a GPU. Prints the milliseconds of each kind of step, and writes them as JSON.
 
 use std::{
     path::PathBuf,
@@ -15,9 +15,9 @@ use tutti_models::{LoadFormat, LoadOptions, load};
 use super::steps::{PAGE, Steps};
 use crate::Failure;
 
-/// Tokens that a decode attends to.
+/// Tokens before the one that a decode computes.
 const CONTEXT: usize = 512;
-/// Tokens of the longest prefill, which is one step.
+/// Tokens of the longest prefill, which runs in one step.
 const LONG: usize = 2048;
 /// Requests of the largest batch.
 const BATCH: usize = 64;
@@ -28,7 +28,7 @@ const DECODES: usize = 50;
 /// The options of the bench.
 pub struct Bench {
     pub shape: PathBuf,
-    /// Kinds of steps; empty for all.
+    /// Kinds of steps to run; empty means all.
     pub only: Vec<String>,
     pub json: Option<PathBuf>,
     pub rounds: usize,
@@ -110,10 +110,10 @@ pub fn run(bench: &Bench) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Time per step of one round, with as many steps in flight as the device holds.
+/// Runs one round, with as many steps in flight as the device holds. Returns the time per step.
 fn round(steps: &mut Steps, kind: &Kind) -> Result<Duration, tutti_kernels::DeviceError> {
     let Kind { batch, tokens, start, times, .. } = *kind;
-    // The first step of a kind may allocate.
+    // The first step of a kind may allocate memory, so it is not timed.
     steps.run(batch, tokens, start, true)?;
     let (began, in_flight) = (Instant::now(), steps.in_flight());
     for step in 0..times {

@@ -1,4 +1,4 @@
-//! Limits of the machine: multiply-adds and reads from memory per second, for a number of threads.
+//! Measures the limits of the machine: multiply-adds and bytes read from memory per second, with a number of threads.
 
 use std::time::Duration;
 
@@ -6,21 +6,21 @@ use rustix::time::{ClockId, clock_gettime};
 use tutti_kernels::cpu::Isa;
 use tutti_measure::limits::{Effort, Probe as Machine};
 
-/// Limits of all threads together, per second.
+/// Limits per second, of all threads together.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
     /// Floating-point operations of attention per second; a fused multiply-add counts as two. The operands are pairs of
-    /// bfloat16 if the path has such instructions, else f32.
+    /// bfloat16 if the instruction path multiplies these, else f32.
     pub flops: f64,
-    /// Operations of products per second. The operands are bytes if weights are quantised, else pairs of bfloat16 if
-    /// the path has such instructions, else 16-bit integers.
+    /// Operations of products with weights per second. The operands are bytes if weights are quantised. Otherwise they
+    /// are pairs of bfloat16 if the instruction path multiplies these, else 16-bit integers.
     pub products: f64,
     /// Bytes read from memory per second.
     pub bytes: f64,
 }
 
 impl Limits {
-    /// Returns the larger of each limit, since other work on the machine can only lower a measured limit.
+    /// Returns the larger value of each limit, since other work on the machine can only lower a measured limit.
     pub fn best(self, other: Self) -> Self {
         Self {
             flops: self.flops.max(other.flops),
@@ -30,7 +30,7 @@ impl Limits {
     }
 }
 
-/// A clock to measure by.
+/// The clock that the benchmark reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// Wall-clock time.
@@ -40,7 +40,7 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// Returns the time since some fixed moment.
+    /// Returns the time since a fixed start.
     pub fn now(self) -> Duration {
         let id = match self {
             Self::Wall => ClockId::Monotonic,
@@ -77,7 +77,7 @@ impl Probe {
     }
 }
 
-/// Returns the path and the instruction of attention over pages of bfloat16.
+/// Returns the path and the instruction that attention over pages of bfloat16 uses.
 fn attention(isa: Isa) -> (&'static str, &'static str) {
     match isa {
         Isa::Avx512Bf16 => ("avx512-bf16", "vdpbf16ps"),
@@ -87,7 +87,7 @@ fn attention(isa: Isa) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns the path and the instruction of products with weights of bfloat16.
+/// Returns the path and the instruction that products with bfloat16 weights use.
 fn pairs(isa: Isa) -> (&'static str, &'static str) {
     match isa {
         Isa::Avx512Bf16 => ("avx512-bf16", "vdpbf16ps"),
@@ -98,11 +98,11 @@ fn pairs(isa: Isa) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns the path and the instruction of products with int8 weights.
+/// Returns the path and the instruction that products with int8 weights use.
 fn bytes(isa: Isa) -> (&'static str, &'static str) {
     match isa {
         Isa::Avx512Bf16 | Isa::Avx512Vnni => ("avx512-vnni", "vpdpbusd"),
-        // Other paths widen bytes to sixteen bits.
+        // Other paths widen bytes to 16 bits and multiply those.
         _ => pairs(isa),
     }
 }

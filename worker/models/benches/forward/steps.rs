@@ -14,8 +14,8 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Allocates pages of `batch` requests, prefills `context` tokens of the first, and copies its pages to all others.
-    /// The first request has room for `long` tokens.
+    /// Allocates pages for `batch` requests. Prefills `context` tokens of the first request, and copies its pages to
+    /// all others. The first request has pages for `long` tokens.
     pub fn new(
         mut model: Box<dyn Model>,
         batch: usize,
@@ -30,7 +30,7 @@ impl Steps {
         };
         let block_tables: Vec<_> =
             (0..batch).map(|request| pages(if request == 0 { long + 1 } else { context + 1 })).collect();
-        // A slot per request, for models with state.
+        // One slot per request, for models with state.
         model.allocate_planes(next as usize, 1 + batch)?;
         let params = SamplingParams { seed: 1, ..SamplingParams::GREEDY };
         let mut steps = Self { model, block_tables, params };
@@ -44,17 +44,18 @@ impl Steps {
         Ok(steps)
     }
 
-    /// The model and its device, in words.
+    /// Describes the model and its device.
     pub fn describe(&self) -> String {
         self.model.describe()
     }
 
-    /// Number of steps that the device holds in flight.
+    /// Returns the maximum number of steps in flight on the device.
     pub fn in_flight(&self) -> usize {
         self.model.limits().steps_in_flight
     }
 
-    /// Runs a step of `batch` requests with `tokens` tokens each, from position `start` on, and waits for its end.
+    /// Runs a step of `batch` requests with `tokens` tokens each, from position `start` on, and waits until the step
+    /// has ended.
     pub fn run(
         &mut self,
         batch: usize,
@@ -66,7 +67,7 @@ impl Steps {
         self.collect()
     }
 
-    /// Enqueues a step like that of [`run`](Self::run), without waiting for its end.
+    /// Enqueues the same step as [`run`](Self::run), but does not wait until it has ended.
     pub fn enqueue(
         &mut self,
         batch: usize,

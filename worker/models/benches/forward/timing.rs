@@ -10,17 +10,16 @@ use tutti_kernels::{DeviceError, Observer, Operation};
 
 use super::limits::{Clock, Limits};
 
-/// Sums over the operations of one name since the table was last emptied.
+/// Sums over all operations with one name, since the table was last emptied.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
     pub calls: usize,
     pub time: Duration,
-    /// Floating-point operations, without those of products with weights, which `products` counts. A multiply-add
-    /// counts as two.
+    /// Floating-point operations, without products with weights. A multiply-add counts as two.
     pub flops: f64,
     /// Operations of products with weights, of any type.
     pub products: f64,
-    /// Bytes of weights, keys and values, which come from memory.
+    /// Bytes of weights, keys and values that are read from memory.
     pub bytes: f64,
 }
 

@@ -1,5 +1,5 @@
-//! Reading of a JSON file's keys. A key is declared once, with the values that it may have ([`ranges`](super::ranges)).
-//! It can be read only through its declaration, so that no family uses an unchecked value.
+//! Reading of a JSON file's keys. Each key has one declaration, with the values that it may have
+//! ([`ranges`](super::ranges)). Code can read a key only through its declaration, so no family uses an unchecked value.
 
 use std::{fmt, marker::PhantomData};
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::{ConfigFile, TokenIds};
 use crate::LoadError;
 
-/// Characters of a value that an error shows.
+/// Maximum number of characters of a value that an error shows.
 const SHOWN: usize = 80;
 
 /// The declaration of a key whose value is read as a `T`.
@@ -21,7 +21,7 @@ pub(crate) struct Key<T> {
 /// The values that a key may have. Any key may also be missing or null.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rule {
-    /// An integer in this range. It may be written with a fraction of zero, such as `2.0`.
+    /// An integer in this range. `2.0` counts as an integer, too.
     Integer { least: u64, most: u64 },
     /// A number in this range.
     Number { least: Bound, most: f64 },
@@ -37,18 +37,18 @@ pub(crate) enum Rule {
     Texts { most_entries: usize },
     /// A token id, or a list of them.
     TokenIds { most_entries: usize },
-    /// An object, which has keys of its own.
+    /// An object with further keys.
     Object,
-    /// Any value. The code that reads the key refuses values with an error of its own.
+    /// Any value. The code that reads the key checks the value.
     Any,
 }
 
 /// The lower end of a range of numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Bound {
-    /// This number or more.
+    /// This number or a larger one.
     AtLeast(f64),
-    /// More than this number.
+    /// A number larger than this one.
     Above(f64),
 }
 
@@ -66,24 +66,24 @@ impl<T> Key<T> {
 }
 
 impl Key<usize> {
-    /// An integer from 1 on.
+    /// Declares a key whose value is an integer from 1 to `most`.
     pub const fn size(name: &'static str, most: usize) -> Self {
         Self::new(name, Rule::Integer { least: 1, most: most as u64 })
     }
 
-    /// An integer from 0 on.
+    /// Declares a key whose value is an integer from 0 to `most`.
     pub const fn count(name: &'static str, most: usize) -> Self {
         Self::new(name, Rule::Integer { least: 0, most: most as u64 })
     }
 }
 
 impl Key<u32> {
-    /// A token id.
+    /// Declares a key whose value is a token id.
     pub const fn token(name: &'static str) -> Self {
         Self::limit(name, u32::MAX)
     }
 
-    /// An integer from 0 on.
+    /// Declares a key whose value is an integer from 0 to `most`.
     pub const fn limit(name: &'static str, most: u32) -> Self {
         Self::new(name, Rule::Integer { least: 0, most: most as u64 })
     }
@@ -135,7 +135,7 @@ impl Key<Value> {
     }
 }
 
-/// Returns a value as an integer, even if it is written with a fraction of zero, such as `2.0`.
+/// Converts a value to an integer. `2.0` counts as an integer, too.
 fn integer(value: &Value) -> Option<u64> {
     let whole = |number: &f64| number.fract() == 0.0 && (0.0..=9e15).contains(number);
     value.as_u64().or_else(|| value.as_f64().filter(whole).map(|number| number as u64))
@@ -211,7 +211,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A type that keys are read as.
+/// A type to which the value of a key is converted.
 pub(crate) trait FromJson: Sized {
     /// Converts a value that the key's rule accepts.
     fn from_json(value: &Value) -> Option<Self>;
@@ -272,14 +272,14 @@ impl FromJson for TokenIds {
 #[derive(Clone, Debug)]
 pub(crate) struct Keys<'a> {
     file: &'a ConfigFile,
-    /// Prefix of the keys' names in errors: the object's own key and a dot. Empty for the keys of the file itself.
+    /// Prefix of the keys' names in errors: the path of the object and a dot. Empty for top-level keys.
     prefix: String,
-    /// `None` if the object is missing. All of its keys are then missing, too.
+    /// The object; `None` if it is missing. All keys then count as missing, too.
     object: Option<&'a Map<String, Value>>,
 }
 
 impl<'a> Keys<'a> {
-    /// Returns the top-level keys of a file. `object` is the whole value of the file.
+    /// Returns the top-level keys of a file. `object` is the file's top-level object.
     pub(super) fn of(file: &'a ConfigFile, object: &'a Map<String, Value>) -> Self {
         Self { file, prefix: String::new(), object: Some(object) }
     }
@@ -300,28 +300,29 @@ impl<'a> Keys<'a> {
         Ok(self.get(key)?.unwrap_or(default))
     }
 
-    /// Returns the value of a key that may not be missing.
+    /// Returns the value of a required key.
     pub fn need<T: FromJson>(&self, key: &Key<T>) -> Result<T, LoadError> {
         self.get(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// True if the file has the key, with null or another value.
+    /// True if the object has the key, even if its value is null.
     pub fn has<T>(&self, key: &Key<T>) -> bool {
         self.value(key.name).is_some()
     }
 
-    /// Returns the keys of the object `name`. If this object is missing or null, all of its keys are missing.
+    /// Returns the keys of the object `name`. If this object is missing or null, all keys of the result count as
+    /// missing.
     pub fn section(&self, name: &str) -> Result<Self, LoadError> {
         let object = self.checked(name, Rule::Object)?.and_then(Value::as_object);
         Ok(Self { file: self.file, prefix: format!("{}{name}.", self.prefix), object })
     }
 
-    /// The path of the object in its file.
+    /// Returns the path of the object in its file.
     pub fn name(&self) -> &str {
         self.prefix.trim_end_matches('.')
     }
 
-    /// True if the object has a value of this name that is not null.
+    /// True if the object has a key of this name whose value is not null.
     pub fn holds(&self, name: &str) -> bool {
         self.value(name).is_some_and(|value| !value.is_null())
     }
@@ -336,7 +337,7 @@ impl<'a> Keys<'a> {
         self.object.is_none_or(Map::is_empty)
     }
 
-    /// Names of the keys whose values are objects.
+    /// Returns the names of the keys whose values are objects.
     pub fn objects(&self) -> Vec<&'a str> {
         let of_object = |(name, value): (&'a String, &Value)| value.is_object().then_some(name.as_str());
         self.object.into_iter().flatten().filter_map(of_object).collect()
@@ -347,7 +348,7 @@ impl<'a> Keys<'a> {
         self.invalid(key, "is missing")
     }
 
-    /// Returns an error about the file. `problem` must name the keys at fault.
+    /// Returns an error about the file. The caller names the keys at fault in `problem`.
     pub fn in_file(&self, problem: String) -> LoadError {
         self.file.invalid(problem)
     }
@@ -365,7 +366,7 @@ impl<'a> Keys<'a> {
         self.file.invalid(format!("{}{}: {problem}", self.prefix, key.name))
     }
 
-    /// Returns a value that the rule accepts; `None` if the key is missing or null.
+    /// Returns the value of a key; `None` if the key is missing or null. Refuses a value that breaks the rule.
     fn checked(&self, name: &str, rule: Rule) -> Result<Option<&'a Value>, LoadError> {
         #[cfg(test)]
         self.file.note(format!("{}{name}", self.prefix), rule);

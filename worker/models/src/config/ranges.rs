@@ -1,6 +1,6 @@
-//! The keys that families read, each with the values that it may have. Each limit is several times the value in the
-//! largest published model. Limits bound the memory that a config makes a worker allocate before the worker looks for
-//! any tensor.
+//! Declarations of the keys that families read, each with its permitted values. Each limit is several times the value
+//! in the largest published model. A worker allocates memory by these values before it looks for any tensor, so the
+//! limits bound that memory.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ use super::{
 
 /// Maximum number of layers.
 pub(crate) const MAX_LAYERS: usize = 4096;
-/// Maximum width of the residual stream, of an MLP, and of all heads of an attention.
+/// Maximum width of the residual stream, of an MLP, and of all heads of an attention layer together.
 pub(crate) const MAX_WIDTH: usize = 1 << 20;
 /// Maximum number of heads.
 const MAX_HEADS: usize = 1 << 16;
@@ -24,33 +24,34 @@ const MAX_HEAD_DIM: usize = 1 << 16;
 const MAX_VOCABULARY: usize = 1 << 24;
 /// Maximum number of experts of a layer.
 const MAX_EXPERTS: usize = 1 << 14;
-/// Maximum number of experts of all layers together. Each expert has its own tensors.
+/// Maximum number of experts of all layers together. It limits the number of tensors.
 pub(crate) const MAX_EXPERTS_OF_ALL_LAYERS: usize = 1 << 17;
-/// Maximum number of positions. Kernels take positions as f32, which holds every integer up to this one.
+/// Maximum number of positions. Kernels take positions as f32, which represents every integer up to this number
+/// exactly.
 pub(crate) const MAX_CONTEXT: usize = 1 << 24;
 /// Maximum number of elements of a tensor.
 pub(crate) const MAX_TENSOR: usize = 1 << 36;
-/// Maximum number of elements that keys and values of a token have, over all layers.
+/// Maximum number of elements of a token's keys and values, over all layers.
 pub(crate) const MAX_KV_OF_A_TOKEN: usize = 1 << 26;
 /// Maximum number of elements of a request's state, over all layers.
 pub(crate) const MAX_STATE: usize = 1 << 32;
 /// Maximum number of taps of a convolution.
 const MAX_TAPS: usize = 256;
-/// Maximum number of names of architectures, and of ids that end a sequence.
+/// Maximum number of names in `architectures`, and of ids in `eos_token_id`.
 const MAX_NAMES: usize = 1024;
 /// Maximum base of rotary frequencies.
 const MAX_THETA: f64 = 1e11;
-/// Maximum factor of a rotary rule.
+/// Maximum `factor` by which a rule extends the context.
 const MAX_FACTOR: f64 = 1e6;
 
-// The family.
+// Keys that name the family.
 pub(crate) const ARCHITECTURES: Key<Vec<String>> = Key::texts("architectures", MAX_NAMES);
 pub(crate) const MODEL_TYPE: Key<String> = Key::text("model_type");
 pub(crate) const QUANTIZATION_CONFIG: Key<Value> = Key::any("quantization_config");
 /// Name of the object that holds the text model's keys in a config that also has a vision encoder.
 pub(crate) const TEXT_CONFIG: &str = "text_config";
 
-// A text model.
+// Keys of a text model.
 pub(crate) const VOCAB_SIZE: Key<usize> = Key::size("vocab_size", MAX_VOCABULARY);
 pub(crate) const HIDDEN_SIZE: Key<usize> = Key::size("hidden_size", MAX_WIDTH);
 pub(crate) const INTERMEDIATE_SIZE: Key<usize> = Key::size("intermediate_size", MAX_WIDTH);
@@ -69,12 +70,12 @@ pub(crate) const EOS_TOKEN_ID: Key<TokenIds> = Key::token_ids("eos_token_id", MA
 pub(crate) const DTYPE: Key<String> = Key::text("dtype");
 pub(crate) const TORCH_DTYPE: Key<String> = Key::text("torch_dtype");
 
-// Sliding windows. The code that reads a window refuses 0.
+// Keys of sliding windows. The code that reads a window refuses 0.
 pub(crate) const USE_SLIDING_WINDOW: Key<bool> = Key::flag("use_sliding_window");
 pub(crate) const SLIDING_WINDOW: Key<usize> = Key::count("sliding_window", MAX_CONTEXT);
 pub(crate) const MAX_WINDOW_LAYERS: Key<usize> = Key::count("max_window_layers", MAX_LAYERS);
 
-// Experts. In some families 0 experts mean a dense model, whose sizes of experts are ignored.
+// Keys of experts. In some families, 0 experts mean a dense model, and the sizes of experts are then ignored.
 pub(crate) const NUM_EXPERTS: Key<usize> = Key::count("num_experts", MAX_EXPERTS);
 pub(crate) const NUM_EXPERTS_PER_TOK: Key<usize> = Key::count("num_experts_per_tok", MAX_EXPERTS);
 pub(crate) const MOE_INTERMEDIATE_SIZE: Key<usize> = Key::count("moe_intermediate_size", MAX_WIDTH);
@@ -85,7 +86,7 @@ pub(crate) const DECODER_SPARSE_STEP: Key<usize> = Key::size("decoder_sparse_ste
 pub(crate) const MLP_ONLY_LAYERS: Key<Vec<usize>> =
     Key::integers("mlp_only_layers", Entries::AtMost(MAX_LAYERS), MAX_LAYERS);
 
-// Delta nets.
+// Keys of delta nets.
 pub(crate) const FULL_ATTENTION_INTERVAL: Key<usize> = Key::size("full_attention_interval", MAX_LAYERS);
 pub(crate) const LINEAR_CONV_KERNEL_DIM: Key<usize> = Key::size("linear_conv_kernel_dim", MAX_TAPS);
 pub(crate) const LINEAR_KEY_HEAD_DIM: Key<usize> = Key::size("linear_key_head_dim", MAX_HEAD_DIM);
@@ -93,15 +94,15 @@ pub(crate) const LINEAR_VALUE_HEAD_DIM: Key<usize> = Key::size("linear_value_hea
 pub(crate) const LINEAR_NUM_KEY_HEADS: Key<usize> = Key::size("linear_num_key_heads", MAX_HEADS);
 pub(crate) const LINEAR_NUM_VALUE_HEADS: Key<usize> = Key::size("linear_num_value_heads", MAX_HEADS);
 
-// Rotation.
+// Keys of rotary position embedding.
 pub(crate) const ROPE_SCALING: &str = "rope_scaling";
 pub(crate) const ROPE_PARAMETERS: &str = "rope_parameters";
 pub(crate) const ROPE_THETA: Key<f64> = Key::number("rope_theta", Above(1.0), MAX_THETA);
 pub(crate) const PARTIAL_ROTARY_FACTOR: Key<f64> = Key::number("partial_rotary_factor", Above(0.0), 1.0);
-/// `mrope` is the name that the first vision models gave to plain frequencies with three axes of positions.
+/// Values of `rope_type`. `mrope` is the first vision models' name for plain frequencies with three axes of positions.
 const ROPE_TYPES: &[&str] = &["default", "mrope", "yarn", "llama3"];
 pub(crate) const ROPE_TYPE: Key<String> = Key::choice("rope_type", ROPE_TYPES);
-/// The older spelling of `rope_type`; some files have both.
+/// The older spelling of `rope_type`. Some files have both keys.
 pub(crate) const OLDER_ROPE_TYPE: Key<String> = Key::choice("type", ROPE_TYPES);
 pub(crate) const FACTOR: Key<f64> = Key::number("factor", Above(0.0), MAX_FACTOR);
 pub(crate) const ORIGINAL_MAX_POSITION_EMBEDDINGS: Key<usize> =
@@ -118,7 +119,7 @@ pub(crate) const MROPE_SECTION: Key<Vec<usize>> =
     Key::integers("mrope_section", Entries::Exactly(3), MAX_HEAD_DIM);
 pub(crate) const MROPE_INTERLEAVED: Key<bool> = Key::flag("mrope_interleaved");
 
-// The test models and the simulated model.
+// Keys of the test models and of the simulated model.
 pub(crate) const AUDIO_TOKEN_ID: Key<u32> = Key::token("audio_token_id");
 pub(crate) const AUDIO_BYTES_PER_TOKEN: Key<usize> = Key::count("audio_bytes_per_token", MAX_WIDTH);
 pub(crate) const AUDIO_ENCODED_TOGETHER: Key<bool> = Key::flag("audio_encoded_together");
@@ -126,7 +127,7 @@ pub(crate) const AUDIO_MAX_CALL_TOKENS: Key<u32> = Key::limit("audio_max_call_to
 #[cfg(feature = "hybrid-test-model")]
 pub(crate) const STATE_SIZE: Key<usize> = Key::size("state_size", MAX_WIDTH);
 
-/// Returns the product of the values of keys. Refuses a product above `most`, by the names of the keys.
+/// Returns the product of the values of keys. Refuses a product above `most` with an error that names the keys.
 pub(crate) fn product<const N: usize>(factors: [(&str, usize); N], most: usize) -> Result<usize, String> {
     let product = factors.iter().fold(1u128, |product, &(_, factor)| product.saturating_mul(factor as u128));
     match usize::try_from(product) {

@@ -1,4 +1,4 @@
-//! The keys that all text models have, checked, and what follows from these keys for every family.
+//! The checked keys that all text models have, and the shapes and limits that follow from them in every family.
 
 use std::path::Path;
 
@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{LoadError, decoder::KvPlane, model::Limits, weights::share};
 
-/// The part of a config that all text models have. A rank's shard has its share of the heads and of the vocabulary.
+/// The part of a config that all text models have. In the config of a rank's shard, heads and vocabulary are the rank's
+/// share.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TextConfig {
     pub vocab_size: usize,
@@ -25,7 +26,7 @@ pub(crate) struct TextConfig {
     /// Maximum number of positions of a request.
     pub max_context: usize,
     pub rms_norm_eps: f32,
-    /// True if the embedding matrix serves as LM head.
+    /// True if the embedding matrix is also the LM head.
     pub tied: bool,
     pub eos_token_id: Option<TokenIds>,
     /// Type in which the weights were saved. Only dummy weights use it, because a checkpoint file states the type of
@@ -36,16 +37,16 @@ pub(crate) struct TextConfig {
 /// Defaults of keys that a config may lack, taken from the family's config class in transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TextDefaults {
-    /// `num_key_value_heads`; `None` if it is `num_attention_heads`.
+    /// `num_key_value_heads`; `None` means the value of `num_attention_heads`.
     pub kv_heads: Option<usize>,
-    /// `head_dim`; `None` if it is `hidden_size / num_attention_heads`.
+    /// `head_dim`; `None` means `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
     pub max_position_embeddings: usize,
 }
 
 impl TextConfig {
-    /// Reads and checks the keys of a text model. `top` are the top-level keys of its file. A config with a vision
-    /// encoder may have a key both there and among `keys`; the value in `top` then wins.
+    /// Reads and checks the keys of a text model. `top` are the top-level keys of the file. A config with a vision
+    /// encoder may have the same key in `top` and in `keys`. The value in `top` then wins.
     pub fn read(keys: &Keys<'_>, top: &Keys<'_>, defaults: TextDefaults) -> Result<Self, LoadError> {
         let heads = keys.need(&ranges::NUM_ATTENTION_HEADS)?;
         let hidden_size = keys.need(&ranges::HIDDEN_SIZE)?;
@@ -76,7 +77,7 @@ impl TextConfig {
             tied: top.get(tied)?.or(keys.get(tied)?).unwrap_or(false),
             eos_token_id: top.get(eos)?.or(keys.get(eos)?),
             dtype: match names.into_iter().flatten().next() {
-                // torch's default type.
+                // The default type of torch.
                 None => WeightType::F32,
                 Some(name) => parse_dtype(&name).ok_or_else(|| {
                     let supported = "supported: float32, float16, bfloat16";
@@ -108,7 +109,7 @@ impl TextConfig {
     }
 
     /// Returns the shape of one rank's shard: its share of the heads and the vocabulary. Refuses a number of ranks
-    /// among which these cannot be divided equally.
+    /// among which heads and vocabulary cannot be divided equally.
     pub fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
         let Self { heads, kv_heads, vocab_size, .. } = *self;
         divides("num_attention_heads", heads, group_rank)?;
@@ -146,7 +147,7 @@ impl TextConfig {
     }
 }
 
-/// Refuses ranks among which the number under `key` cannot be divided equally.
+/// Refuses a number of ranks that does not divide `number`, the value of `key`.
 pub(crate) fn divides(key: &str, number: usize, group_rank: GroupRank) -> Result<(), String> {
     let tp = group_rank.world_size;
     match number.is_multiple_of(tp) {
@@ -155,8 +156,8 @@ pub(crate) fn divides(key: &str, number: usize, group_rank: GroupRank) -> Result
     }
 }
 
-/// Refuses a number of ranks unless it divides the number under `key`, or is a multiple of it. In a multiple, several
-/// ranks hold the same unit.
+/// Refuses a number of ranks unless it divides `number`, the value of `key`, or is a multiple of it. With a multiple,
+/// several ranks hold the same unit.
 pub(crate) fn divides_or_repeats(key: &str, number: usize, group_rank: GroupRank) -> Result<(), String> {
     let tp = group_rank.world_size;
     match number.is_multiple_of(tp) || tp.is_multiple_of(number) {
@@ -165,7 +166,7 @@ pub(crate) fn divides_or_repeats(key: &str, number: usize, group_rank: GroupRank
     }
 }
 
-/// Refuses `layer_types` unless it names as many layers as the model has.
+/// Refuses `layer_types` unless it has one entry per layer.
 pub(crate) fn types_of_layers(types: &[String], layers: usize) -> Result<(), String> {
     match types.len() {
         found if found == layers => Ok(()),

@@ -1,6 +1,6 @@
 //! The two ends of a decoder: the embedding before the layers, and the final norm and the LM head after them.
 //!
-//! The division among ranks is Megatron's (arXiv:1909.08053): embedding and LM head are cut by the vocabulary.
+//! The ranks of a group divide the vocabulary of the embedding and of the LM head, as in Megatron (arXiv:1909.08053).
 
 use tutti_kernels::{Device, Norm};
 
@@ -10,10 +10,10 @@ use crate::{
     weights::{Cut, Loader, Role, TensorSpec},
 };
 
-/// The tensors of both ends.
+/// The tensors of the embedding, the final norm and the LM head.
 pub(super) struct EndSpecs {
     pub embedding: TensorSpec,
-    /// `None` if the embedding serves as LM head.
+    /// `None` if the embedding is also the LM head.
     lm_head: Option<TensorSpec>,
     final_norm: TensorSpec,
 }
@@ -32,7 +32,7 @@ impl EndSpecs {
         }
     }
 
-    /// All tensors, in the order of loading.
+    /// Returns all tensors, in the order of loading.
     pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
         [Some(&self.embedding), self.lm_head.as_ref(), Some(&self.final_norm)].into_iter().flatten()
     }
@@ -51,7 +51,8 @@ impl EndSpecs {
     }
 }
 
-/// The weights of both ends. In a TP group, `vocabulary` is this rank's share.
+/// The weights of the embedding, the final norm and the LM head. In the shapes below, `vocabulary` is the size of this
+/// rank's share.
 pub(super) struct Ends<D: Device> {
     /// `[vocabulary, hidden]`.
     pub embedding: D::Matrix,
@@ -61,7 +62,7 @@ pub(super) struct Ends<D: Device> {
 }
 
 impl<D: Device> Ends<D> {
-    /// The LM head, `[vocabulary, hidden]`: the embedding matrix if the two are tied.
+    /// Returns the LM head, `[vocabulary, hidden]`. It is the embedding matrix if the two are tied.
     pub fn lm_head(&self) -> &D::Matrix {
         self.lm_head.as_ref().unwrap_or(&self.embedding)
     }

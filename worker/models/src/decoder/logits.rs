@@ -2,17 +2,16 @@
 //! with the prompt.
 //!
 //! In a TP group each rank computes the logits of its share of the vocabulary. For rows that need only their likeliest
-//! token, every rank finds its best token, and the leader compares one candidate per rank. The largest logit wins, and
-//! among equal logits the lowest token id, as over a whole row.
+//! token, every rank finds its best token, and the leader compares one candidate per rank. The largest logit wins.
+//! Among equal logits the lowest token id wins, as in a group of one rank.
 //!
-//! Other rows may have a [`Nomination`](tutti_kernels::Nomination), because their token depends only on the best
-//! tokens: rows with a `top_k` of at most 256, or without temperature. Each rank applies bias, forbidden tokens and
-//! penalties to its own logits of these rows. The ranks compare their largest logits, and each rank sends as many of
-//! its best tokens as are asked for. The leader samples from these. The result is the token of the whole row
-//! ([`candidates`]).
+//! A row with a `top_k` of at most 256 or without temperature may have a [`Nomination`](tutti_kernels::Nomination),
+//! because its token depends only on the best tokens. Each rank applies bias, forbidden tokens and penalties to its own
+//! logits of these rows. The ranks compare their largest logits, and each rank sends the requested number of its best
+//! tokens. The leader samples from these tokens, with the same result as from the whole row ([`candidates`]).
 //!
-//! All other rows are gathered whole at the leader, and so are rows with logprobs. A log-sum-exp adds chunks of the
-//! vocabulary in a fixed order, but the ranks' shares end inside chunks, so sums per rank would give other bits.
+//! The leader gathers whole rows of logits for all other rows, and for rows with logprobs. A log-sum-exp adds chunks of
+//! the vocabulary in a fixed order. The ranks' shares end inside chunks, so sums per rank would give other bits.
 
 mod candidates;
 
@@ -30,15 +29,14 @@ use crate::{
     weights::share,
 };
 
-/// Maximum bytes of one tile's logits, unless [`BLOCK`] rows take more. If the logits of all rows of a step fit, the
-/// rows are one tile.
+/// Maximum bytes of one tile's logits, unless [`BLOCK`] rows take more. A step whose logits all fit has one tile.
 const TILE_BYTES: usize = 40 << 20;
-/// Number of rows per block. If one row of a block needs more than its likeliest token, each rank keeps the logits of
-/// all rows of the block. Smaller blocks would read the LM head more often.
+/// Number of rows per block. If one row of a block needs more than its likeliest token, each rank stores the logits of
+/// all rows of the block. With smaller blocks, a step would read the LM head more often.
 const BLOCK: usize = 32;
-/// The largest vocabulary whose token ids are exact as f32. Candidates are gathered as f32.
+/// The largest vocabulary whose token ids are exact as f32. The ranks send candidates as f32.
 const MAX_CANDIDATES: usize = 1 << 24;
-/// The buffers of one tile. `vocabulary` is this rank's share.
+/// The buffers of one tile. In the shapes below, `vocabulary` is the size of this rank's share.
 pub(super) struct Head<D: Device> {
     group_rank: GroupRank,
     /// Token id of the first row of this rank's share of the LM head.
@@ -49,7 +47,7 @@ pub(super) struct Head<D: Device> {
     hidden: D::Tensor,
     /// Logits, `[rows, vocabulary]`.
     logits: D::Tensor,
-    /// `None` in a group of one rank, or if token ids are not exact as f32.
+    /// `None` in a group of one rank, or if the vocabulary is larger than [`MAX_CANDIDATES`].
     candidates: Option<Candidates<D>>,
     /// Logits of all ranks side by side, `[rows, ranks * vocabulary]`. `None` except on the leader of a TP group.
     gathered: Option<D::Tensor>,
@@ -60,7 +58,7 @@ pub(super) struct Head<D: Device> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tile {
     rows: Range<usize>,
-    /// True if each of the rows needs exactly its likeliest token and nothing else.
+    /// True if each row needs its likeliest token and nothing else.
     likeliest: bool,
 }
 
@@ -90,8 +88,8 @@ impl<D: DecoderDevice> Head<D> {
         })
     }
 
-    /// Enqueues the logits that `wanted` needs and answers the requests. `states` holds the step's `logit_rows` hidden
-    /// states.
+    /// Enqueues the logits that `wanted` needs, and the sampling and the scores. `states` holds the hidden states of
+    /// the step's `logit_rows` logit rows.
     pub fn lead(
         &mut self,
         device: &mut D,
@@ -134,8 +132,8 @@ impl<D: DecoderDevice> Head<D> {
         Ok(())
     }
 
-    /// Divides the wanted rows into tiles. The list is taken out of `self.tiles`; the caller puts it back, so that its
-    /// memory is used again.
+    /// Divides the wanted rows into tiles. Takes the list out of `self.tiles`. The caller puts the list back, so that
+    /// its memory is reused.
     fn tiles_of(&mut self, wanted: &WantedRows, logit_rows: usize) -> Result<Vec<Tile>, DeviceError> {
         if let Some(row) = wanted.rows.last().filter(|&&row| row >= logit_rows) {
             return Err(DeviceError::Misuse(format!("logit row {row} of a step that has {logit_rows}")));
@@ -147,8 +145,8 @@ impl<D: DecoderDevice> Head<D> {
         Ok(tiles)
     }
 
-    /// Computes the final norm and the LM head of a tile. In a tile of likeliest tokens, the result is sampled tokens.
-    /// In any other tile, the result is logits, of which the leader gets what it needs of each row.
+    /// Computes the final norm and the LM head of a tile. In a tile of likeliest tokens, also samples all rows. In any
+    /// other tile, sends the leader the candidates or the whole logits of each row.
     fn compute<'a>(
         &mut self,
         device: &mut D,
@@ -193,7 +191,7 @@ impl<D: DecoderDevice> Head<D> {
         Ok(by)
     }
 
-    /// Samples and scores rows of a tile. Row indices count from the tile's first row.
+    /// Enqueues sampling and scoring of rows of a tile. Row indices count from the tile's first row.
     fn answer(
         &self,
         device: &mut D,
@@ -219,7 +217,7 @@ impl<D: DecoderDevice> Head<D> {
 }
 
 /// Divides the wanted rows into tiles of at most `capacity` rows, in order, so that each wanted row is in exactly one
-/// tile. Consecutive blocks that are computed alike share a tile as long as they fit.
+/// tile. Consecutive blocks of the same kind share a tile as long as they fit.
 fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Vec<Tile>) {
     let WantedRows { rows, likeliest, .. } = wanted;
     let (mut rows, mut likeliest) = (&rows[..], &likeliest[..]);
@@ -236,7 +234,7 @@ fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Ve
                 if last.likeliest == tile.likeliest
                     && end - last.rows.start <= capacity
                     // A tile may compute logits of rows without a request. A tile of likeliest tokens must not contain
-                    // such rows, because it samples all of its rows.
+                    // such rows, because all its rows are sampled.
                     && (!tile.likeliest || last.rows.end == first) =>
             {
                 last.rows.end = end;

@@ -21,12 +21,12 @@ pub(crate) struct KvPlane {
     pub head_dim: usize,
 }
 
-/// A plane of fixed-size state per request.
+/// A plane with state of a fixed size per request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotPlane {
     /// Name in the declaration.
     pub name: &'static str,
-    /// Number of layers with state. A slot holds their states end to end.
+    /// Number of layers with state. A slot holds the states of all these layers end to end.
     pub layers: usize,
     /// Units per layer, which the ranks of a group divide among themselves.
     pub units: usize,
@@ -61,23 +61,23 @@ impl RankPlanes {
         })
     }
 
-    /// Bytes that this rank holds of a slot of each plane.
+    /// Returns, for each plane, the bytes of a slot that this rank holds.
     fn slot_bytes(&self) -> impl Iterator<Item = usize> {
         let rank = self.group_rank;
         self.slots.iter().map(move |plane| plane.layers * share(plane.units, rank).len() * plane.unit_bytes)
     }
 
-    /// Bytes per page on this rank.
+    /// Returns the bytes per page on this rank.
     pub fn page_bytes(&self) -> usize {
         self.kv_shape(0).map_or(0, |kv| kv.page_bytes())
     }
 
-    /// Shapes of planes of `pages` pages and `slots` slots on this rank.
+    /// Returns the shapes of this rank's planes with `pages` pages and `slots` slots.
     pub fn shape(&self, pages: usize, slots: usize) -> PlanesShape {
         PlanesShape { kv: self.kv_shape(pages), slot_bytes: self.slot_bytes().collect(), slots }
     }
 
-    /// The declaration of a text model with this rank's planes.
+    /// Returns the declaration of a text model with this rank's planes.
     pub fn declaration(&self) -> Result<ModelDeclaration, DeclarationError> {
         let page_tokens = self.page_tokens;
         let kv = self.kv_shape(0).map(|kv| {
@@ -92,7 +92,8 @@ impl RankPlanes {
         thinker::with_planes(kv.into_iter().chain(slots).collect())
     }
 
-    /// Layout on the wire, the same for groups of any size. `kv_format` names the device's layout of keys and values.
+    /// Returns the layout of pages and slots on the wire, which is equal for groups of any size. `kv_format` names the
+    /// device's layout of keys and values.
     pub fn layout(&self, kv_format: &str) -> PageLayout {
         let Self { page_tokens, dtype, .. } = *self;
         let kv = self.kv.map(|KvPlane { layers, heads, head_dim }| {

@@ -1,4 +1,4 @@
-//! One step, as the layers of a family see it.
+//! The interface of a step for the layers of a family.
 
 use tutti_kernels::{Device, DeviceError, Linear, PageId, SlotId};
 
@@ -12,8 +12,8 @@ pub(crate) type LinearOn<'a, D> =
 pub(crate) struct LayerStep<'a, D: Device> {
     pub device: &'a mut D,
     pub planes: &'a mut D::Planes,
-    /// The residual stream: one row per token or, after [`keep_logit_rows`](Self::keep_logit_rows), per logit row. Rows
-    /// of padding follow in a step with a [shape](tutti_kernels::StepShape).
+    /// The residual stream: one row per token or, after [`keep_logit_rows`](Self::keep_logit_rows), per logit row. In a
+    /// step with a [shape](tutti_kernels::StepShape), rows of padding follow these rows.
     pub hidden: &'a mut D::Tensor,
     pub(super) partial: &'a mut Option<D::Tensor>,
     pub(super) step_hook: &'a mut Option<Box<dyn StepHook>>,
@@ -25,7 +25,7 @@ pub(crate) struct LayerStep<'a, D: Device> {
 
 impl<D: DecoderDevice> LayerStep<'_, D> {
     /// Adds a sublayer's output to the residual stream. Each rank holds a share of the columns of the input and of the
-    /// weight. If the group has several ranks, the product is first summed over the ranks.
+    /// weight. If the group has several ranks, sums the product over the ranks first.
     pub fn add(&mut self, output: LinearOn<'_, D>) -> Result<(), DeviceError> {
         let Some(partial) = self.partial else {
             return self.device.linear_add(output, self.hidden);
@@ -34,13 +34,13 @@ impl<D: DecoderDevice> LayerStep<'_, D> {
         self.device.all_reduce_add(partial, self.hidden)
     }
 
-    /// Adds a sublayer's output, which the family has computed, to the residual stream. If the group has several ranks,
-    /// `output` is this rank's part of a sum. Afterwards it holds the sum over the ranks.
+    /// Adds a computed output of a sublayer to the residual stream. If the group has several ranks, `output` is this
+    /// rank's part of the output, and is replaced by the sum over the ranks.
     pub fn add_sum(&mut self, output: &mut D::Tensor) -> Result<(), DeviceError> {
         self.device.all_reduce_add(output, self.hidden)
     }
 
-    /// True if the step has logit rows. If it has none, the last layer need only write its planes.
+    /// True if the step has logit rows. In a step without logit rows, the last layer only needs to write its planes.
     pub fn has_logit_rows(&self) -> bool {
         self.logit_rows > 0
     }
@@ -50,16 +50,16 @@ impl<D: DecoderDevice> LayerStep<'_, D> {
         self.valid_rows
     }
 
-    /// Keeps only the logit rows of the residual stream and of `others`. In the last layer, a token's result no longer
-    /// depends on other tokens after the sublayer that mixes tokens, so only the tokens of logit rows are computed
-    /// further.
+    /// Keeps only the logit rows of the residual stream and of `others`. The last layer calls this after the sublayer
+    /// that mixes tokens. From there on, a row's result does not depend on other rows, so rows without logits are
+    /// dropped.
     pub fn keep_logit_rows(&mut self, others: &mut [&mut D::Tensor]) -> Result<(), DeviceError> {
         self.valid_rows = self.logit_rows;
         others.iter_mut().try_for_each(|x| self.device.keep_logit_rows(x))?;
         self.device.keep_logit_rows(self.hidden)
     }
 
-    /// Runs the step hook. Called between layers.
+    /// Runs the step hook. Families call this method between layers.
     pub fn pause(&mut self) -> Result<(), DeviceError> {
         match self.step_hook {
             Some(hook) => hook.run(&mut Paused { device: self.device, planes: self.planes }),

@@ -1,4 +1,4 @@
-//! Small configs of each family, and the part of loading that depends on the config alone, for tests and fuzzers.
+//! Small configs of each family, and the part of loading that needs only the config. Tests and fuzzers use both.
 
 use std::path::Path;
 
@@ -15,12 +15,12 @@ use crate::{
     llama, qwen3_5,
 };
 
-/// Maximum number of experts whose tensors are declared one by one here.
+/// Maximum number of experts for which [`examine`] declares tensors per expert.
 const FEW_EXPERTS: usize = 256;
 
-/// Returns sound configs of a family. One is plain. Others have the keys of rotation in each place where these may be.
-/// If the family has a vision encoder, one config is that of the text model beside it. The configs contain keys of all
-/// families, because a family ignores keys of others.
+/// Returns sound configs of a family. One config is plain. Others have keys of rotation, in each place where they may
+/// be. If checkpoints of the family may have a vision encoder, one config has the text model's keys under
+/// `text_config`. All configs contain keys of all families, because a family ignores the keys of others.
 pub(crate) fn samples(family: &Family) -> Vec<Value> {
     let plain = json!({
         "architectures": [family.architecture], "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96,
@@ -52,7 +52,7 @@ pub(crate) fn samples(family: &Family) -> Vec<Value> {
 }
 
 /// Reads `file` as the config of a family, and declares the tensors of the first and the last layer for some ranks.
-/// `dir` may hold a `generation_config.json`. A check that fails panics.
+/// `dir` may hold a `generation_config.json`. Panics if a check fails.
 pub(crate) fn examine(family: &Family, file: &ConfigFile, dir: &Path) -> Result<TextShape, LoadError> {
     match family.variant {
         Variant::Llama(variant) => declare(llama::Config::parse(file, variant)?, dir),

@@ -35,12 +35,12 @@ impl Reader {
         }
     }
 
-    /// Runs the part of loading that depends on the config alone. Returns the file that was read.
+    /// Runs the part of loading that needs only the config. Returns the config file.
     fn read(&self, dir: &Path) -> Result<ConfigFile, LoadError> {
         let file = ConfigFile::read(dir)?;
         match self {
             Self::Family(family) => {
-                // The change may make the config name no family, or another one.
+                // The change may make the config name another family, or none.
                 Family::of(&file)?;
                 examine(family, &file, dir)?;
             }
@@ -67,7 +67,7 @@ impl Reader {
         }
     }
 
-    /// Reads a config in which the keys at these paths have other values, in JSON.
+    /// Reads `sample` with the values of the keys at these paths replaced. The new values are JSON texts.
     fn read_changed(
         &self,
         dir: &Path,
@@ -98,7 +98,7 @@ impl Reader {
     }
 }
 
-/// Values that a key may not have, in JSON.
+/// Returns values that a key with this rule refuses, as JSON texts.
 fn refused(rule: Rule) -> Vec<&'static str> {
     const HUGE: [&str; 3] = ["1000000000000", "9223372036854775808", "1e400"];
     let mut values = HUGE.to_vec();
@@ -122,7 +122,7 @@ fn refused(rule: Rule) -> Vec<&'static str> {
     }
 }
 
-/// The keys are recorded while the readers read, so a new key is tested from the start.
+/// The readers record every key that they read, so this test covers new keys, too.
 #[test]
 fn no_key_of_any_family_takes_a_value_of_absurd_size_sign_or_type() {
     let dir = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ fn no_key_of_any_family_takes_a_value_of_absurd_size_sign_or_type() {
                         reader.name()
                     );
                 }
-                // transformers writes null for a key that is absent.
+                // transformers writes null for an absent key.
                 if let Err(error) = reader.read_changed(dir.path(), &sample, &[(path.as_str(), "null")]) {
                     let (error, name) = (error.to_string(), path.rsplit('.').next().unwrap());
                     let named = error.contains(name) || error.contains(": is missing");
@@ -150,8 +150,8 @@ fn no_key_of_any_family_takes_a_value_of_absurd_size_sign_or_type() {
     }
 }
 
-/// Each pair of sizes at their limits is either accepted, or refused with the name of one of the two. An overflow of
-/// their product would panic in this build.
+/// Every pair of sizes at their limits is accepted, or refused with an error that names one of the two keys. An
+/// overflow of a product would panic in this build.
 #[test]
 fn sizes_at_their_limits_make_no_product_that_overflows() {
     let dir = tempfile::tempdir().unwrap();
@@ -234,14 +234,14 @@ fn a_family_is_found_by_its_architecture_or_without_one_by_its_type() {
     }
 }
 
-/// Returns the rows of tables in a page of docs/ that name an architecture.
+/// Returns the rows of tables that name an architecture, in a page of docs/.
 fn rows(page: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page);
     let text = fs::read_to_string(path).unwrap();
     text.lines().filter(|line| line.starts_with('|') && line.contains("For")).map(str::to_owned).collect()
 }
 
-/// The names of architectures in rows.
+/// Returns the names of architectures in rows of tables.
 fn architectures(rows: &[String]) -> BTreeSet<&str> {
     let names = rows.iter().flat_map(|row| row.split('`'));
     names.filter(|name| name.ends_with("ForCausalLM") || name.ends_with("ForConditionalGeneration")).collect()
@@ -279,7 +279,7 @@ fn ends_of_sequences_in_the_generation_config_are_checked_as_those_in_the_config
     }
 }
 
-/// Limits are far above the shapes of the largest models of each architecture.
+/// The limits permit the shapes of the largest models of each architecture.
 #[test]
 fn the_largest_published_shapes_are_within_the_limits() {
     let dir = tempfile::tempdir().unwrap();
@@ -291,7 +291,7 @@ fn the_largest_published_shapes_are_within_the_limits() {
         json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 16_384, "intermediate_size": 53_248,
                "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128_256,
                "max_position_embeddings": 131_072, "rope_theta": 5e5, "rope_scaling": scaling}),
-        // LLaMA 65B, without grouped heads, and a Llama 3 with a context of 4 million tokens.
+        // LLaMA 65B, which has no grouped heads, with the context of a Llama 3 of 4 million tokens.
         json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 22_016,
                "num_hidden_layers": 80, "num_attention_heads": 64, "vocab_size": 32_000,
                "max_position_embeddings": 4_194_304, "rope_theta": 4.6e10}),

@@ -18,9 +18,9 @@ use crate::{
     weights::share,
 };
 
-/// `sliding_window` of a config without that key.
+/// Default of `sliding_window`.
 const DEFAULT_WINDOW: usize = 4096;
-/// `max_window_layers` of a config without that key.
+/// Default of `max_window_layers`.
 const DEFAULT_FIRST_WINDOW: usize = 28;
 
 /// The checked shape of a model.
@@ -37,7 +37,7 @@ pub(crate) struct Config {
     /// Sliding window of each layer: the number of keys that a query sees, including the key of its own position.
     /// `None` means all keys.
     pub windows: Vec<Option<usize>>,
-    /// `None` if all layers have a dense MLP.
+    /// The layers with experts; `None` if all layers have a dense MLP.
     pub moe: Option<Moe>,
     /// Frequencies of each rotary table.
     pub rope: Vec<RopeFrequencies>,
@@ -57,8 +57,8 @@ impl Config {
         };
         let layer_types: Vec<_> = windows.iter().map(layer_type).collect();
         let rope = RopeTables::read(&keys, &layer_types, text.max_context, 1.0)?;
-        // In these families transformers rotates whole heads, whatever the key says. So a config that asks for less is
-        // refused.
+        // In these families, transformers rotates whole heads and ignores `partial_rotary_factor`. So a config that
+        // rotates only a part of each head is refused.
         let head_dim = text.head_dim;
         if let Some(rope) = rope.tables.iter().find(|rope| rope.rotated(head_dim) != head_dim) {
             let (rotated, name) = (rope.rotated(head_dim), variant.name);
@@ -90,7 +90,7 @@ impl Config {
     }
 
     /// Returns the shape of one rank's shard: its share of the heads, the intermediate width and the vocabulary.
-    /// Refuses a number of ranks among which these cannot be divided equally.
+    /// Refuses a number of ranks that does not divide these sizes.
     pub fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
         if let Some(moe) = &self.moe {
             moe.shape.check(group_rank)?;
@@ -113,12 +113,12 @@ impl Config {
     }
 }
 
-/// Returns the window of each layer.
+/// Returns the sliding window of each layer; `None` for a layer without one.
 fn windows(keys: &Keys<'_>, rule: Windows, layers: usize) -> Result<Vec<Option<usize>>, LoadError> {
     if rule == Windows::Never {
         return Ok(vec![None; layers]);
     }
-    // A missing key means the default; null means no window.
+    // A missing key means the default. A null means no window.
     let given = keys.get(&ranges::SLIDING_WINDOW)?;
     let given = if keys.has(&ranges::SLIDING_WINDOW) { given } else { Some(DEFAULT_WINDOW) };
     let is_used = rule == Windows::All || keys.get_or(&ranges::USE_SLIDING_WINDOW, false)?;

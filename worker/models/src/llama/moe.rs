@@ -1,4 +1,4 @@
-//! The keys of a config of experts, checked.
+//! The checked keys of a config that describe experts.
 
 use crate::{
     LoadError,
@@ -9,16 +9,16 @@ use crate::{
 /// Defaults of `num_experts`, `num_experts_per_tok` and `moe_intermediate_size`, from transformers' `Qwen3MoeConfig`.
 const DEFAULTS: ExpertSizes = ExpertSizes { experts: 128, top_k: 8, intermediate_size: 768 };
 
-/// The layers with experts.
+/// The shape of the experts, and the layers that have experts.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Moe {
     pub shape: ExpertShape,
-    /// True for each layer with experts; the others have a dense MLP.
+    /// Per layer: true if it has experts, false if it has a dense MLP.
     pub sparse: Vec<bool>,
 }
 
 impl Moe {
-    /// Reads and checks the keys; `None` if all layers of the model are dense.
+    /// Reads and checks the keys. Returns `None` if all layers have a dense MLP.
     pub fn read(keys: &Keys<'_>, text: &TextConfig) -> Result<Option<Self>, LoadError> {
         let sizes = ExpertSizes::read(keys, DEFAULTS)?;
         let renormalise = keys.get_or(&ranges::NORM_TOPK_PROB, false)?;

@@ -2,27 +2,27 @@
 
 use crate::config::text::TextDefaults;
 
-/// Differences between families.
+/// A family's differences from other families of this architecture.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Variant {
     /// Name in logs and errors.
     pub name: &'static str,
     /// True if each head of q and k has an RMS norm.
     pub head_norms: bool,
-    /// Presence of biases in the attention.
+    /// Presence of biases in the attention's projections.
     pub biases: Biases,
-    /// Layers with a sliding window.
+    /// The layers that have a sliding window.
     pub windows: Windows,
     /// True if layers may have experts in place of an MLP.
     pub experts: bool,
-    /// Values of keys that a config lacks.
+    /// Defaults of keys that a config lacks.
     pub defaults: TextDefaults,
 }
 
-/// The biases of the attention's projections.
+/// The rule by which the attention's projections have biases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Biases {
-    /// No biases, whatever the config says.
+    /// No biases. The config has no effect.
     Never,
     /// q, k and v always have biases, and o never has one.
     Qkv,
@@ -35,11 +35,12 @@ pub(crate) enum Biases {
 pub(crate) enum Windows {
     /// No layer has a window.
     Never,
-    /// All layers have `sliding_window`, unless it is null.
+    /// All layers have the window `sliding_window`. If that key is null, no layer has a window.
     All,
-    /// All layers have `sliding_window` if `use_sliding_window` is true.
+    /// All layers have the window `sliding_window` if `use_sliding_window` is true.
     AllIfUsed,
-    /// The layers that `layer_types` names, or those from `max_window_layers` on, if `use_sliding_window` is true.
+    /// If `use_sliding_window` is true, the layers in `layer_types` have a window or, without that key, the layers from
+    /// `max_window_layers` on.
     ByLayer,
 }
 

@@ -1,8 +1,8 @@
 //! The tensors of the layers of a checkpoint: their names, their division among ranks, and their fusion on a
 //! device.
 //!
-//! The division among ranks is Megatron's (arXiv:1909.08053). q, k, v, gate and up are cut by outputs; o and
-//! down are cut by inputs. Each layer thus needs two sums over ranks. Norms are replicated.
+//! The division among ranks is Megatron's (arXiv:1909.08053). The ranks divide the outputs of q, k, v, gate and up, and
+//! the inputs of o and down. Each layer thus needs two sums over ranks. Norms are replicated.
 
 use tutti_kernels::{Device, HeadNorms, collective::GroupRank};
 
@@ -44,7 +44,8 @@ pub(super) fn mlp_name(layer: usize) -> String {
 }
 
 impl LayerSpecs {
-    /// Declares the tensors of a layer that a rank loads. `layout` is the layout of the experts, if there are any.
+    /// Declares the tensors of a layer that a rank loads. `layout` is the layout of the experts, if the layer has
+    /// experts.
     pub fn new(config: &Config, layer: usize, layout: ExpertLayout, rank: GroupRank) -> Self {
         let TextConfig { hidden_size: hidden, heads, kv_heads, head_dim, .. } = config.text;
         let (intermediate, columns) = (config.intermediate_size, Cut::Columns(heads));
@@ -94,7 +95,7 @@ impl LayerSpecs {
         }
     }
 
-    /// All tensors, in the order of loading.
+    /// Returns all tensors, in the order of loading.
     pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
         let mlp: Box<dyn Iterator<Item = &TensorSpec>> = match &self.mlp {
             MlpSpecs::Dense(dense) => Box::new(dense.gate_up.iter().chain([&dense.down])),
@@ -111,7 +112,7 @@ impl LayerSpecs {
     }
 }
 
-/// One layer's weights on a device. Shapes in comments are those of a group of one rank.
+/// One layer's weights on a device. The shapes below are for a group of one rank.
 pub(super) struct Layer<D: Device> {
     pub input_norm: D::Vector,
     /// q, k and v fused: `[(heads + 2 * kv_heads) * head_dim, hidden]`.
@@ -119,9 +120,9 @@ pub(super) struct Layer<D: Device> {
     pub qkv_bias: Option<D::Vector>,
     /// Norms of the heads of q and of k.
     head_norms: Option<[D::Vector; 2]>,
-    /// `[hidden, heads * head_dim]`.
+    /// Output projection of the attention, `[hidden, heads * head_dim]`.
     pub o: D::Matrix,
-    /// Only rank 0 holds this bias, so that the sum over ranks adds it once.
+    /// Bias of o. Only rank 0 holds it, so that the sum over ranks adds it once.
     pub o_bias: Option<D::Vector>,
     pub post_norm: D::Vector,
     pub mlp: Mlp<D>,
@@ -132,7 +133,7 @@ pub(super) enum Mlp<D: Device> {
     Dense {
         /// gate and up fused: `[2 * intermediate, hidden]`.
         gate_up: D::Matrix,
-        /// `[hidden, intermediate]`.
+        /// Down projection, `[hidden, intermediate]`.
         down: D::Matrix,
     },
     Experts(ExpertWeights<D>),
@@ -166,7 +167,7 @@ impl<D: Device> Layer<D> {
         })
     }
 
-    /// The norms that apply to each head of q and of k, if there are any.
+    /// Returns the norms that apply to each head of q and of k, if the family has them.
     pub fn head_norms(&self, eps: f32) -> Option<HeadNorms<'_, D::Vector>> {
         self.head_norms.as_ref().map(|[q, k]| HeadNorms { q, k, eps })
     }

@@ -12,9 +12,9 @@ use super::{logits, plan, tables::Tables};
 use crate::{IdleModel, LogitResults, Model, PausedPages};
 
 /// Runs the leader's plans on this rank's shard of the model until the leader leaves the group. `connector` exchanges
-/// this rank's shares with other groups. After each forward pass, calls `ran` with the number of forward passes so far.
+/// this rank's shares with other groups. Calls `ran` after each forward pass, with the number of forward passes so far.
 ///
-/// After an error this rank is out of step with the other ranks, so its process must end.
+/// After an error, this rank is no longer in lockstep with the other ranks, so its process must end.
 pub fn follow(
     model: &mut dyn Model,
     plans: &mut dyn Collective,
@@ -35,7 +35,7 @@ pub fn follow(
     let mut message = Vec::new();
     while follower.hear(&mut message)? {
         match follower.run(&message) {
-            // The leader refuses the same plan, so this rank can continue and is still in step with the group.
+            // The leader refuses the same plan, so this rank is still in lockstep and continues.
             Err(DeviceError::Misuse(why)) => tracing::debug!(number = follower.number, why, "plan refused"),
             outcome => outcome?,
         }
@@ -49,9 +49,9 @@ struct Follower<'a, R> {
     plans: &'a mut dyn Collective,
     connector: &'a mut dyn Connector,
     ran: R,
-    /// Number of the plan that runs.
+    /// Number of the current plan. Plans are numbered from 0.
     number: u64,
-    /// Number of forward passes so far, of which `in_flight` are not collected.
+    /// Number of forward passes so far. The last `in_flight` of them are not collected yet.
     forwards: u64,
     in_flight: usize,
     /// The block tables of the slots, after all plans so far.
@@ -61,7 +61,7 @@ struct Follower<'a, R> {
 }
 
 impl<R: FnMut(u64)> Follower<'_, R> {
-    /// Waits for the next plan. False if the leader has left the group.
+    /// Waits for the next plan. Returns false if the leader has left the group.
     fn hear(&mut self, message: &mut Vec<u8>) -> Result<bool, DeviceError> {
         match self.plans.broadcast(message, Patience::Forever) {
             Err(CollectiveError::Left { rank: 0, .. }) => Ok(false),
@@ -125,8 +125,8 @@ impl<R: FnMut(u64)> Follower<'_, R> {
 
     fn read(&mut self, pb::ReadPlanes { pages, slot }: pb::ReadPlanes) -> Result<(), DeviceError> {
         let mut own = Vec::new();
-        // If reading fails here, it also fails on the leader, and the leader then skips the gather. This rank must
-        // therefore skip the gather, too.
+        // If this read fails, the read on the leader fails, too, and the leader skips the gather. So this rank also
+        // skips the gather.
         match slot {
             Some(slot) => self.model.read_slot(SlotId(slot), &mut own)?,
             None => self.model.read_pages(&page_ids(&pages), &mut own)?,
@@ -149,7 +149,7 @@ impl<R: FnMut(u64)> Follower<'_, R> {
     }
 
     /// Reads this rank's share of a run and hands it to the connector. If the connector cannot send the share, only the
-    /// share's request fails; the plan has succeeded.
+    /// transfer of that request fails. The plan has still succeeded.
     fn send_share(&mut self, run: pb::ShareRun) -> Result<(), DeviceError> {
         let (run, ids) = Run::of_message(run);
         let mut own = Vec::new();
@@ -165,8 +165,8 @@ impl<R: FnMut(u64)> Follower<'_, R> {
         runs.try_for_each(|(run, ids)| self.write_share(&run, &ids))
     }
 
-    /// Writes this rank's share of a run that has arrived. Every failure is a [`DeviceError::Lost`]: the leader counts
-    /// on the write, and the other ranks do not see the failure.
+    /// Writes this rank's share of a run that has arrived. Every failure is a [`DeviceError::Lost`], because the leader
+    /// relies on the write, and the other ranks do not see the failure.
     fn write_share(&mut self, run: &Run, ids: &UnitIds) -> Result<(), DeviceError> {
         let Run { key, first, .. } = run;
         let lost =

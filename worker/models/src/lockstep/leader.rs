@@ -1,4 +1,4 @@
-//! The leader: rank 0, which decides what the group runs.
+//! The leader: rank 0, which decides which operations the group runs.
 
 mod shares;
 
@@ -20,21 +20,21 @@ use crate::{
     EmbeddedRows, ExpertLoad, GroupShares, Limits, LogitRequests, LogitResults, Model, PageLayout, WantedRows,
 };
 
-/// A whole TP group as one model. It runs the leader's own shard directly, and the other ranks through plans.
+/// A whole TP group as one model. It runs its own shard directly, and sends plans to the other ranks.
 ///
 /// Dropping the leader ends the other ranks.
 pub struct Leader {
     model: Box<dyn Model>,
     plans: Box<dyn Collective>,
     layout: PageLayout,
-    /// The limits of the leader's shard, but with one step in flight. A plan holds the token ids of its rows, so a step
-    /// cannot continue from a token that is not collected yet.
+    /// The limits of the leader's shard, but with one step in flight. A plan holds the token ids of its rows, so the
+    /// leader must collect a step's tokens before it sends the next step.
     limits: Limits,
-    /// The block tables that the other ranks have.
+    /// Copy of the block tables of the other ranks.
     tables: Tables,
     next: u64,
     message: Vec<u8>,
-    /// The last forward's plan, whose memory is used again.
+    /// The plan of the last forward pass. Its memory is reused for the next.
     forward: pb::ForwardPlan,
 }
 
@@ -60,7 +60,7 @@ impl Leader {
     }
 
     /// Sends the plan `plan`, reads this rank's share with `read`, and appends the shares of all ranks to `out`. If
-    /// `read` fails here, it fails in the same way on the other ranks, and no rank gathers.
+    /// `read` fails, it also fails on the other ranks, and no rank takes part in a gather.
     fn gather(
         &mut self,
         plan: pb::ReadPlanes,
@@ -123,7 +123,7 @@ impl Model for Leader {
         self.model.weight_bytes()
     }
 
-    /// Bytes on this rank alone: the other ranks report theirs.
+    /// Bytes on this rank only. The other ranks report their own bytes.
     fn step_bytes(&self) -> u64 {
         self.model.step_bytes()
     }

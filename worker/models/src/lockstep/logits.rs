@@ -5,7 +5,7 @@ use tutti_proto::cluster::v1 as pb;
 
 use crate::WantedRows;
 
-/// Encodes the rows that the leader's requests name.
+/// Encodes the rows that the leader's requests need.
 pub(super) fn encode(wanted: WantedRows) -> pb::LogitsPlan {
     let WantedRows { rows, likeliest, nominated } = wanted;
     let indices = |rows: Vec<usize>| rows.into_iter().map(|row| row as u32).collect();
@@ -21,7 +21,7 @@ pub(super) fn encode(wanted: WantedRows) -> pb::LogitsPlan {
     }
 }
 
-/// Decodes rows that [`encode`] has encoded, or returns the reason for which the message is not usable.
+/// Decodes rows that [`encode`] has encoded. Returns the reason if the message is not valid.
 pub(super) fn decode(plan: pb::LogitsPlan) -> Result<WantedRows, String> {
     let indices = |rows: Vec<u32>| rows.into_iter().map(|row| row as usize).collect();
     let nominated_row = |message: pb::NominatedRow| {

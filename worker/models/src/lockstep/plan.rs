@@ -6,10 +6,10 @@ use tutti_proto::cluster::v1 as pb;
 use super::tables::Tables;
 use crate::EmbeddedRows;
 
-/// Encodes the inputs of a forward pass in `plan`, whose memory is used again. `tables` are the block tables that the
-/// other ranks have. They are brought up to date as the plan does on those ranks.
+/// Encodes the inputs of a forward pass in `plan`, whose memory is reused. `tables` is the leader's copy of the other
+/// ranks' block tables, and is updated in the same way as the plan updates the tables themselves.
 ///
-/// Returns the reason if the inputs cannot be encoded. `tables` are then unchanged, and nothing may be sent.
+/// If the inputs cannot be encoded, returns the reason. All tables are then unchanged, and the plan must not be sent.
 pub(super) fn encode(
     inputs: &StepInputs<'_>,
     embeddings: &[EmbeddedRows<'_>],
@@ -104,9 +104,9 @@ fn clear(plan: &mut pb::ForwardPlan) {
     *shape = None;
 }
 
-/// Decodes a plan, brings `tables` up to date, and calls `run` with the inputs that the leader has encoded.
+/// Decodes a plan, updates `tables`, and calls `run` with the inputs that the leader has encoded.
 ///
-/// An error says what is wrong with the message. `tables` may then differ from the leader's.
+/// An error says what is wrong with the message. After an error, `tables` may differ from the leader's tables.
 pub(super) fn decode<T>(
     plan: &pb::ForwardPlan,
     tables: &mut Tables,
@@ -161,7 +161,7 @@ pub(super) fn decode<T>(
     Ok(run(&StepInputs { token_ids, positions, rows, copies, logit_rows, shape }, &embeddings))
 }
 
-/// Checks the rows' lists and applies them to the tables. Returns each row's share of `pages`.
+/// Checks the lists with one entry per row, and applies them to the tables. Returns each row's part of `pages`.
 fn apply<'a>(
     plan: &pb::ForwardPlan,
     pages: &'a [PageId],

@@ -1,18 +1,18 @@
-//! The block tables of all slots, as the leader has sent them. The leader and the other ranks keep the same tables, so
-//! a plan holds only the pages that a table has gained.
+//! The block tables of all slots, as the leader has sent them. All ranks keep equal tables, so a plan holds only the
+//! pages that a table has gained.
 
 use tutti_kernels::{PageId, SlotId};
 
-/// Maximum number of slots. It bounds the memory that a message can claim.
+/// Maximum number of slots. It bounds the memory that a message can make this rank allocate.
 const MAX_SLOTS: usize = 1 << 20;
 
 /// One block table per slot.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
-    /// Number of pages per plane. No table is longer.
+    /// Number of pages per plane. It is also the maximum length of a table.
     pages: usize,
     slots: usize,
-    /// Tables by slot, up to the highest slot that a row has had.
+    /// Tables by slot, up to the highest slot that any row has used.
     by_slot: Vec<Table>,
     step: u64,
 }
@@ -20,12 +20,12 @@ pub(super) struct Tables {
 #[derive(Clone, Debug, Default)]
 struct Table {
     pages: Vec<PageId>,
-    /// The last step in which a row had this slot.
+    /// The last step in which a row used this slot.
     step: u64,
 }
 
 impl Tables {
-    /// Creates empty tables for planes of this size, or says what is wrong with the size.
+    /// Creates empty tables for planes of this size. Returns the reason if the size is not valid.
     pub fn new(pages: usize, slots: usize) -> Result<Self, String> {
         if slots > MAX_SLOTS {
             return Err(format!("{slots} slots, but a group has at most {MAX_SLOTS}"));
@@ -33,7 +33,7 @@ impl Tables {
         Ok(Self { pages, slots, by_slot: Vec::new(), step: 0 })
     }
 
-    /// Checks that a list of pages is not longer than a plane.
+    /// Checks that a list of `count` pages has at most as many pages as a plane.
     pub fn check_pages(&self, count: usize) -> Result<(), String> {
         if count > self.pages {
             return Err(format!("{count} pages, but a plane has {}", self.pages));
@@ -41,12 +41,12 @@ impl Tables {
         Ok(())
     }
 
-    /// Begins the check of a step's rows.
+    /// Starts the check of a step's rows. Call before [`check_row`](Self::check_row).
     pub fn begin_step(&mut self) {
         self.step += 1;
     }
 
-    /// Checks that a row may have this slot and a table of this length, and that no earlier row of the same step has
+    /// Checks that a row may use this slot and a table of this length, and that no earlier row of the same step uses
     /// the slot. Changes no table.
     pub fn check_row(&mut self, slot: SlotId, length: usize) -> Result<(), String> {
         self.check_pages(length)?;
@@ -74,10 +74,10 @@ impl Tables {
     }
 
     /// Replaces the table of a slot that [`check_row`](Self::check_row) has accepted. Returns the number of leading
-    /// pages that stay the same. That is 0 for the null slot.
+    /// pages that stay the same, which is 0 for the null slot.
     pub fn replace(&mut self, slot: SlotId, table: &[PageId]) -> usize {
         let Some(known) = self.table_mut(slot) else { return 0 };
-        // A table mostly gains pages at its end. So one comparison of all known pages usually suffices.
+        // A table usually only gains pages at its end, so one comparison of all known pages usually suffices.
         let kept = match table.get(..known.len()).is_some_and(|table| are_equal(known, table)) {
             true => known.len(),
             false => known.iter().zip(table).take_while(|(known, page)| known == page).count(),
@@ -87,7 +87,7 @@ impl Tables {
         kept
     }
 
-    /// Applies the change that [`replace`](Self::replace) has made at the leader.
+    /// Applies the change that [`replace`](Self::replace) has made on the leader.
     pub fn append(&mut self, slot: SlotId, kept: usize, pages: &[PageId]) -> Result<(), String> {
         let Some(known) = self.table_mut(slot) else {
             return if kept == 0 { Ok(()) } else { Err("a row without a slot keeps pages".to_owned()) };
@@ -100,7 +100,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The slot's table. Empty for the null slot.
+    /// Returns the table of a slot, which is empty for the null slot.
     pub fn of(&self, slot: SlotId) -> &[PageId] {
         match self.by_slot.get(slot.0 as usize) {
             Some(table) if slot != SlotId::NULL => &table.pages,

@@ -9,7 +9,7 @@ use crate::{
     weights::{Dummy, Loader, Role, SafetensorsDir, Source, TensorSpec},
 };
 
-/// Number of frames that run at once. Frames are independent of each other.
+/// Number of frames per call of the device's operations.
 const TILE: usize = 64;
 
 /// The encoder's weights and buffers on a device.
@@ -23,9 +23,9 @@ pub(super) struct Encoder<D: Device> {
     weight_bytes: u64,
     /// Frames to encode, `[TILE, samples per frame]`.
     samples: D::Tensor,
-    /// `[TILE, width]`.
+    /// Output of the linear map, `[TILE, width]`.
     mapped: D::Tensor,
-    /// `[TILE, width]`.
+    /// Output of the norm, `[TILE, width]`.
     normed: D::Tensor,
 }
 
@@ -48,7 +48,7 @@ impl<D: Device> Encoder<D> {
         // The encoder is far smaller than the thinker, so its progress is not reported.
         let mut progress = |_| ();
         let specs = [&linear, &bias, &norm].into_iter();
-        // Encoders keep their stored type, even if the thinker is quantised.
+        // Encoders keep their stored type, even if the options quantise the thinker.
         let mut loader = Loader::new(source, Quantize::None, specs, device, &mut progress)?;
         let (frames_in, bias, norm) =
             (loader.matrix(&[&linear])?, loader.vector(&[&bias])?, loader.vector(&[&norm])?);
@@ -70,7 +70,8 @@ impl<D: Device> Encoder<D> {
         self.weight_bytes
     }
 
-    /// Appends one embedding per frame of each item to `out`. An item's last frame is filled up with zeros.
+    /// Appends one embedding per frame of each item to `out`. If an item's last frame is incomplete, it is filled with
+    /// zeros.
     pub fn run(&mut self, device: &mut D, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError>
     where
         D: Dense,

@@ -1,5 +1,5 @@
-//! The checked keys of a Qwen3.5 `config.json`. The text model's keys are at the top. In a config with a vision encoder
-//! they are under `text_config`.
+//! The checked keys of a Qwen3.5 `config.json`. The text model's keys are top-level keys or, in a config with a vision
+//! encoder, keys of `text_config`.
 
 use tutti_kernels::{DeltaShape, RopeFrequencies, collective::GroupRank};
 
@@ -18,14 +18,14 @@ use crate::{
     weights::share,
 };
 
-/// Share of a head's elements that are rotated in a config without `partial_rotary_factor`.
+/// Default of `partial_rotary_factor`, the share of a head's elements that are rotated.
 const ROTATED: f64 = 0.25;
-/// Defaults of keys that a config may lack, here and below, taken from transformers' `Qwen3_5TextConfig` and
+/// Defaults of keys that a config may lack. All defaults in this file come from transformers' `Qwen3_5TextConfig` and
 /// `Qwen3_5MoeTextConfig`.
 const DEFAULTS: TextDefaults =
     TextDefaults { kv_heads: Some(4), head_dim: Some(256), max_position_embeddings: 32_768 };
 const DEFAULT_EXPERTS: ExpertSizes = ExpertSizes { experts: 256, top_k: 8, intermediate_size: 512 };
-/// Minimum number of taps of a convolution. A convolution of one tap would have no state.
+/// Minimum number of taps of a convolution. With one tap, a convolution would have no state.
 const MIN_TAPS: usize = 2;
 
 /// The kind of a layer: the sublayer by which it mixes tokens.
@@ -49,7 +49,7 @@ pub(crate) struct Config {
     /// The routed experts; `None` in a dense model.
     pub experts: Option<ExpertShape>,
     pub layers: Vec<LayerKind>,
-    /// Heads of the delta nets.
+    /// Numbers and sizes of the delta nets' heads.
     pub delta: DeltaShape,
     /// Rotation of the layers with attention.
     pub rope: RopeFrequencies,
@@ -73,7 +73,7 @@ impl Config {
         let (experts, intermediate_size) = match variant.experts {
             true => {
                 let sizes = ExpertSizes::read(&keys, DEFAULT_EXPERTS)?;
-                // transformers gives the weights of a token's experts the sum 1 in every model.
+                // transformers always normalises the weights of a token's experts to the sum 1.
                 let shape = sizes.check(&text, true).map_err(|problem| file.invalid(problem))?;
                 (Some(shape), keys.get_or(&ranges::SHARED_EXPERT_INTERMEDIATE_SIZE, 512)?)
             }
@@ -114,7 +114,7 @@ impl Config {
         product([("intermediate_size", self.intermediate_size), hidden], ranges::MAX_TENSOR).map(|_| ())
     }
 
-    /// Returns the shape of one rank's shard. Refuses a number of ranks among which it cannot be divided.
+    /// Returns the shape of one rank's shard. Refuses a number of ranks among which the model cannot be divided.
     pub fn shard(&self, group_rank: GroupRank) -> Result<Self, String> {
         let delta = self.delta;
         let intermediate = match &self.experts {

@@ -2,7 +2,7 @@
 //! device.
 //!
 //! The division among ranks is Megatron's (arXiv:1909.08053), by heads: a rank holds whole heads of the attention and
-//! of the delta net, with the channels of their convolutions and their state.
+//! of the delta net. The channels of the convolutions and the state are divided in the same way.
 
 use tutti_kernels::{Device, HeadNorms, WeightType, collective::GroupRank};
 
@@ -42,7 +42,7 @@ enum MixerSpecs {
         o: TensorSpec,
     },
     Delta {
-        /// Four tensors: q, k and v in one, then z, b and a.
+        /// Four tensors: one of q, k and v, and one each of z, b and a.
         inward: Vec<TensorSpec>,
         taps: TensorSpec,
         rate: TensorSpec,
@@ -53,7 +53,8 @@ enum MixerSpecs {
 }
 
 impl LayerSpecs {
-    /// Declares the tensors of a layer that a rank loads. `layout` is the layout of the experts, if there are any.
+    /// Declares the tensors of a layer that a rank loads. `layout` is the layout of the experts, if the model has
+    /// experts.
     pub fn new(config: &Config, layer: usize, layout: ExpertLayout, rank: GroupRank) -> Self {
         let (hidden, intermediate) = (config.text.hidden_size, config.intermediate_size);
         let names = Names { prefix: config.prefix, layer };
@@ -62,7 +63,8 @@ impl LayerSpecs {
             names.matrix(&format!("{mlp}.{module}"), outputs, inputs, cut)
         };
         let mixture = |shape| {
-            // The gate is a single row, so quantising it would save nothing. It is held in f32, as the router is.
+            // The gate is a single row, so its quantisation would save no memory. The device holds it in f32, like the
+            // router.
             let gate = names.matrix("mlp.shared_expert_gate", 1, hidden, Cut::Replicated);
             let gate = gate.held_as(Precision::Type(WeightType::F32));
             (gate, ExpertSpecs::new(&mlp_name(config.prefix, layer), shape, layout, rank))
@@ -83,7 +85,7 @@ impl LayerSpecs {
         }
     }
 
-    /// All tensors, in the order of loading.
+    /// Returns all tensors, in the order of loading.
     pub fn all(&self) -> impl Iterator<Item = &TensorSpec> {
         let Self { input_norm, mixer, post_norm, gate_up, down, mixture } = self;
         let mixture = mixture.iter().flat_map(|(gate, experts)| [gate].into_iter().chain(experts.all()));
@@ -113,7 +115,7 @@ impl Names {
         TensorSpec::matrix(name, Role::Projection, outputs, inputs).cut(cut)
     }
 
-    /// A norm whose weight is stored as its difference from 1.
+    /// Returns the tensor of a norm whose weight is stored as its difference from 1.
     fn norm(self, module: &str, width: usize) -> TensorSpec {
         let name = self.tensor(&format!("{module}.weight"));
         TensorSpec::vector(name, Role::Norm, width).with_values(Values::PlusOne)
@@ -123,7 +125,7 @@ impl Names {
 impl MixerSpecs {
     fn full(config: &Config, names: Names) -> Self {
         let TextConfig { hidden_size: hidden, heads, kv_heads, head_dim: dim, .. } = config.text;
-        // In the stored matrix, the rows of each head are its queries first, then its gates.
+        // In the stored matrix, the first half of each head's rows is the head's query, and the second half its gate.
         let half = |part| {
             let cut = Cut::PartOfRows { units: heads, parts: 2, part };
             names.matrix("self_attn.q_proj", 2 * heads * dim, hidden, cut)
@@ -177,14 +179,14 @@ impl MixerSpecs {
     }
 }
 
-/// One layer's weights on a device. Shapes in comments are those of a group of one rank.
+/// One layer's weights on a device. The shapes below are for a group of one rank.
 pub(super) struct Layer<D: Device> {
     pub input_norm: D::Vector,
     pub mixer: Mixer<D>,
     pub post_norm: D::Vector,
     /// gate and up fused: `[2 * intermediate, hidden]`.
     pub gate_up: D::Matrix,
-    /// `[hidden, intermediate]`.
+    /// Down projection, `[hidden, intermediate]`.
     pub down: D::Matrix,
     /// `None` in a dense model.
     pub mixture: Option<MixtureWeights<D>>,
@@ -207,11 +209,11 @@ pub(super) enum Mixer<D: Device> {
 pub(super) struct AttentionWeights<D: Device> {
     /// q, k and v fused: `[(heads + 2 * kv_heads) * head_dim, hidden]`.
     pub qkv: D::Matrix,
-    /// `[heads * head_dim, hidden]`.
+    /// Gate of the attention's output, `[heads * head_dim, hidden]`.
     pub gate: D::Matrix,
     q_norm: D::Vector,
     k_norm: D::Vector,
-    /// `[hidden, heads * head_dim]`.
+    /// Output projection, `[hidden, heads * head_dim]`.
     pub o: D::Matrix,
 }
 
@@ -227,7 +229,7 @@ pub(super) struct DeltaWeights<D: Device> {
     pub bias: D::Vector,
     /// Norm of a head's output, `[value_dim]`.
     pub norm: D::Vector,
-    /// `[hidden, value_heads * value_dim]`.
+    /// Output projection, `[hidden, value_heads * value_dim]`.
     pub out: D::Matrix,
 }
 
@@ -269,7 +271,7 @@ impl<D: Device> Layer<D> {
 }
 
 impl<D: Device> AttentionWeights<D> {
-    /// The norms that apply to each head of q and of k.
+    /// Returns the norms that apply to each head of q and of k.
     pub fn head_norms(&self, eps: f32) -> HeadNorms<'_, D::Vector> {
         HeadNorms { q: &self.q_norm, k: &self.k_norm, eps }
     }

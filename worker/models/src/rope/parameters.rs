@@ -1,4 +1,4 @@
-//! Reads the keys of a config that describe rotation, old or new.
+//! Reads the keys of a config that describe rotation, in the older or the newer form.
 
 use super::{DEFAULT_THETA, Llama3, Rope, Scaling, Sections, Yarn};
 use crate::{
@@ -14,7 +14,8 @@ use crate::{
 pub(super) struct RopeKeys<'a> {
     theta: Option<f64>,
     rotated: Option<f64>,
-    /// The parameters, or one set of parameters per type of layer. Empty if the config has none of these keys.
+    /// The object with the parameters, or with one set of parameters per type of layer. Empty if the config has neither
+    /// `rope_scaling` nor `rope_parameters`.
     sets: Keys<'a>,
 }
 
@@ -71,7 +72,7 @@ impl<'a> RopeKeys<'a> {
             _ if self.sets.holds(layer_type) => self.sets.section(layer_type),
             sets if sets.is_empty() => Ok(self.sets.clone()),
             sets => {
-                // Refuse a parameter that is wrongly an object, which looks like a set, with the error about that
+                // A parameter that is wrongly an object looks like a set. `read` then returns the error about that
                 // parameter.
                 Parameters::read(self.sets.clone())?;
                 let name = self.sets.name();
@@ -105,7 +106,7 @@ impl<'a> Parameters<'a> {
         })
     }
 
-    /// Returns the axes of the frequencies, if there are several.
+    /// Returns the division of the frequencies among the axes, if the config has one.
     fn sections(&self) -> Option<Sections> {
         let lengths = self.mrope_section.as_deref()?.try_into().ok()?;
         Some(Sections { lengths, interleaved: self.mrope_interleaved.unwrap_or(false) })
@@ -133,7 +134,7 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Fills in YaRN's defaults.
+    /// Returns the parameters of YaRN, with defaults filled in.
     fn yarn(&self, max_context: usize) -> Result<Yarn, LoadError> {
         let original_context = self.original_context.unwrap_or(max_context) as f64;
         let factor = self.factor.unwrap_or(max_context as f64 / original_context);
@@ -147,7 +148,7 @@ impl<'a> Parameters<'a> {
         }
         // YaRN's attention temperature t (§3.4): sqrt(1/t) = 0.1 ln(s) + 1, where s is `factor`. transformers also
         // multiplies the logarithm by `mscale`. The result multiplies both q and k, so it is folded into the cosines
-        // and sines that rotate them.
+        // and sines of the rotation.
         let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
         let attention_factor =
             self.attention_factor.unwrap_or_else(|| match (self.mscale, self.mscale_all_dim) {

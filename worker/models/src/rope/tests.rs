@@ -238,8 +238,8 @@ fn yarn_over_a_part_of_a_head_agrees_with_the_reference() {
     );
 }
 
-/// Compares with the axes that transformers' Qwen2-VL (in sections) and Qwen3.5 (interleaved) use. They were found from
-/// the cosines of the positions 5, 100 and 9.
+/// Compares with the axes of Qwen2-VL (in sections) and Qwen3.5 (interleaved) in transformers. The expected axes were
+/// derived from its cosines for the positions 5, 100 and 9.
 #[test]
 fn sections_divide_the_frequencies_among_the_axes() {
     let axes = |keys: Value| rope(keys).axes(16);

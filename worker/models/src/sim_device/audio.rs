@@ -1,6 +1,6 @@
 //! Simulated audio: an encoder without weights. The embedding of each token is a digest of the encoded items and the
-//! token's index, split into four numbers that an f32 holds exactly. The simulated thinker mixes this digest into the
-//! digest of its sequence.
+//! token's index, split into four 16-bit numbers. The simulated thinker mixes this digest into the digest of its
+//! sequence.
 
 use super::digest;
 use crate::{
@@ -22,7 +22,7 @@ pub fn read(keys: &Keys<'_>) -> Result<Option<Audio>, LoadError> {
     }
 }
 
-/// Appends the embeddings of the tokens of a call's items to `out`. Each embedding depends on all items.
+/// Appends the embeddings of the tokens of a call's items to `out`. Each embedding depends on all items of the call.
 pub fn encode(items: &[&[u8]], audio: Audio, out: &mut Vec<f32>) {
     let bytes = items.iter().copied().flatten();
     let call = bytes.fold(digest::EMPTY, |digest, byte| digest::extend(digest, u32::from(*byte)));

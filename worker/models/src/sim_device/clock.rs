@@ -1,5 +1,5 @@
-//! The time that simulated steps take. On this timeline, a step begins when it is enqueued or when the step before it
-//! ends, whichever is later.
+//! The timeline of simulated steps. A step begins when it is enqueued or when the step before it ends, whichever is
+//! later.
 
 use std::{
     sync::{
@@ -38,17 +38,17 @@ impl SimMeter {
 pub struct SimClock {
     costs: SimCosts,
     jitter_percent: u32,
-    /// Time between a step's end and the moment at which the host can notice it.
+    /// Time between a step's end and the moment at which the host can notice the end.
     late: Duration,
-    /// State of the random numbers of the jitter.
+    /// State of the random numbers for the jitter.
     random: u64,
-    /// End of the step that was enqueued last.
+    /// End of the last enqueued step.
     last_end: Option<Instant>,
     meter: Arc<SimMeter>,
 }
 
 impl SimClock {
-    /// Returns the clock of one worker; `rank` makes the jitter of workers differ.
+    /// Returns the clock of one worker. Workers of different ranks have different jitter.
     pub fn new(settings: &SimSettings, rank: u32) -> Self {
         Self {
             costs: settings.costs(),
@@ -60,7 +60,7 @@ impl SimClock {
         }
     }
 
-    /// The meter of the time that this device has spent.
+    /// Returns the meter of this device's time.
     pub fn meter(&self) -> &Arc<SimMeter> {
         &self.meter
     }
@@ -78,8 +78,8 @@ impl SimClock {
         begin + took + self.late
     }
 
-    /// Returns the duration of a step with these rows, jitter included. A token of padding costs as much as a prefill
-    /// token, without attention.
+    /// Returns the duration of a step with these rows, jitter included. A padding token costs as much as a prefill
+    /// token without attention.
     pub fn step_time(&mut self, rows: &[RowInputs<'_>], padding: usize) -> Duration {
         let padding = padding as u64 * u64::from(self.costs.prefill_ns_per_token);
         let rows = rows.iter().map(|row| self.row_ns(row)).sum::<u64>();
@@ -88,13 +88,13 @@ impl SimClock {
             return Duration::from_nanos(exact);
         }
         self.random = digest::extend(self.random, 0);
-        // A random share of the maximum jitter, in units of 1/100,000 of the exact time.
+        // A random share of the maximum jitter, in 1/100,000 of the exact time.
         let share = self.random % 1001 * u64::from(self.jitter_percent);
         Duration::from_nanos(exact + (u128::from(exact) * u128::from(share) / 100_000) as u64)
     }
 
     /// Returns the nanoseconds that a request's row adds to a step. A row of one token costs as much as a decode, even
-    /// if the token is the end of a prompt.
+    /// if its token belongs to a prompt.
     fn row_ns(&self, row: &RowInputs<'_>) -> u64 {
         let (tokens, start) = (row.tokens as u64, row.start as u64);
         let attended = tokens * start + tokens * (tokens + 1) / 2;
@@ -106,8 +106,8 @@ impl SimClock {
     }
 }
 
-/// Waits until `end`, at most until `until`, and calls `pause` at intervals of `until_pause`. False if `end` is not
-/// reached.
+/// Waits until `end`, but at most until `until`. Calls `pause` at intervals of `until_pause`. Returns false if it stops
+/// before `end`.
 pub fn wait<E>(
     end: Instant,
     until: Option<Instant>,
@@ -115,7 +115,7 @@ pub fn wait<E>(
     mut pause: impl FnMut() -> Result<(), E>,
 ) -> Result<bool, E> {
     let wake = until.map_or(end, |until| until.min(end));
-    // A sleep may end late, by the kernel's timer slack, but never early, so the loop needs no margin.
+    // A sleep may end late because of the kernel's timer slack, but never early, so the loop needs no margin.
     while let Some(left) = wake.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
         thread::sleep(left.min(until_pause));
         pause()?;

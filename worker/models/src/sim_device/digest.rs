@@ -1,4 +1,4 @@
-//! The function that gives a request's next token. `tests/cluster/lib/simulated.py` implements it in Python.
+//! The functions that compute a request's next token. `tests/cluster/lib/simulated.py` implements them in Python.
 
 /// The digest of an empty sequence.
 pub const EMPTY: u64 = 0;

@@ -1,4 +1,5 @@
-//! The simulated planes: one digest per token in pages and, with the setting `state`, the running digest in a slot.
+//! The simulated planes: one digest per token in pages and, with the setting `state`, the digest of all tokens so far
+//! in a slot.
 
 use tutti_kernels::{DeviceError, PageId, RowInputs, SlotCopy, SlotId, StepInputs};
 
@@ -8,7 +9,7 @@ use crate::PausedPages;
 /// Bytes per token in pages, and bytes per slot: one digest.
 pub const DIGEST_BYTES: usize = size_of::<u64>();
 
-/// The simulated device's memory. It can be read and written at any time, because a step is computed when it is
+/// The simulated device's memory. The host can read and write it at any time, because a step is computed when it is
 /// enqueued.
 #[derive(Default)]
 pub struct SimPlanes {
@@ -17,7 +18,7 @@ pub struct SimPlanes {
     pages: Vec<u64>,
     /// The digest of all tokens so far, by slot. `None` if the model keeps no state in slots.
     states: Option<Vec<u64>>,
-    /// The token that the last row of each slot sampled; `None` if that row sampled none.
+    /// The token that was sampled from the last row of each slot; `None` if no token was.
     sampled: Vec<Option<u32>>,
 }
 
@@ -60,7 +61,7 @@ impl SimPlanes {
         Ok(())
     }
 
-    /// Runs slot copies in order.
+    /// Performs slot copies in order.
     pub fn copy(&mut self, copies: &[SlotCopy]) {
         let Some(states) = &mut self.states else { return };
         for SlotCopy { from, to } in copies {
@@ -82,13 +83,13 @@ impl SimPlanes {
         })
     }
 
-    /// Returns the token that the row's slot sampled last, if the row continues from it.
+    /// Returns the last token that was sampled in the row's slot, if the row continues from that token.
     pub fn continued(&self, row: &RowInputs<'_>) -> Option<u32> {
         if row.continues { self.sampled[row.slot.0 as usize] } else { None }
     }
 
-    /// Returns the digest of all tokens before the row. If pages and slot disagree on this digest, the result is
-    /// neither of the two, so that all later digests are wrong, too.
+    /// Returns the digest of all tokens before the row. If the digests in pages and slot differ, returns a third value,
+    /// so that all later digests are wrong.
     pub fn begin(&mut self, row: &RowInputs<'_>) -> Result<u64, DeviceError> {
         if let Some(sampled) = self.sampled.get_mut(row.slot.0 as usize) {
             *sampled = None;
@@ -102,7 +103,7 @@ impl SimPlanes {
         Ok(if state == before { before } else { digest::mix(before ^ state.rotate_left(32) ^ 1) })
     }
 
-    /// Writes the digest of all tokens up to `position`.
+    /// Writes the digest of all tokens up to `position`, inclusive, to the pages.
     pub fn write(&mut self, row: &RowInputs<'_>, position: usize, digest: u64) -> Result<(), DeviceError> {
         let index = self.index(row, position)?;
         self.pages[index] = digest;
@@ -116,7 +117,7 @@ impl SimPlanes {
         }
     }
 
-    /// Records the token that a slot has sampled.
+    /// Records the token that was sampled from the last row of a slot.
     pub fn sample(&mut self, slot: SlotId, token: u32) {
         if let Some(sampled) = self.sampled.get_mut(slot.0 as usize) {
             *sampled = Some(token);

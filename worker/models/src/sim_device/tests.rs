@@ -1,5 +1,4 @@
-//! Tests of the simulated device: wrong bookkeeping shows in the tokens, and steps take the time that the settings
-//! give.
+//! Tests of the simulated device: wrong bookkeeping gives wrong tokens, and steps take the time in the settings.
 
 use std::time::Duration;
 
@@ -50,7 +49,7 @@ fn forward(model: &mut dyn Model, tokens: &[u32], start: usize) -> Result<(), De
     model.forward(&inputs, &[])
 }
 
-/// Runs a step from which nothing is sampled.
+/// Runs a step without sampling a token.
 fn compute(model: &mut dyn Model, tokens: &[u32], start: usize) {
     forward(model, tokens, start).unwrap();
     read(model, &LogitRequests::default());
@@ -150,7 +149,7 @@ fn steps_take_the_time_that_the_settings_say() {
         continues: false,
         block_table: &PAGES,
     };
-    // A token attends to itself, too. Three new tokens after two computed ones attend to 3, 4 and 5 tokens.
+    // A token attends to itself, too. Three new tokens after two computed tokens attend to 3, 4 and 5 tokens.
     let exact = 100_000 + (500 + 7 * 3) + (3 * 1000 + 12 * 10);
     let rows = [row(1, 6), row(3, 2)];
     assert_eq!(SimClock::new(&settings, 0).step_time(&rows, 0), Duration::from_nanos(exact));
@@ -234,7 +233,7 @@ fn audio_means_the_same_however_it_is_cut_and_all_of_it_counts() {
     assert_ne!(token_after(&[1, 2, 3, 4, 6], &[5]), whole);
 }
 
-/// A row of a request that has a slot.
+/// A step with one row of a request that has a slot.
 struct Step<'a> {
     tokens: &'a [u32],
     start: usize,
@@ -290,7 +289,7 @@ fn collect(model: &mut dyn Model) -> u32 {
     out.sampled.remove(0).unwrap().token
 }
 
-/// Returns the greedy tokens after a prompt. Each is computed in a step over all tokens before it.
+/// Returns the greedy tokens after a prompt. Computes each token in a step over all tokens before it.
 fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
     let (mut model, mut tokens) = (sim(&settings()), prompt.to_vec());
     for _ in 0..count {
@@ -317,7 +316,7 @@ fn a_row_that_continues_takes_the_token_that_its_slot_sampled() {
         );
         let tokens: Vec<u32> = (0..3).map(|_| collect(&mut *model)).collect();
         assert_eq!(tokens, expected);
-        // A slot that has sampled nothing has no token to continue from.
+        // A slot without a sampled token has no token to continue from.
         let nothing = Step { slot: 1, ..refused };
         assert!(matches!(nothing.forward(&mut *model), Err(DeviceError::Misuse(_))));
         refused.enqueue(&mut *model);
@@ -346,16 +345,16 @@ fn state_in_a_slot_shows_a_wrong_restore_and_a_step_that_ran_twice() {
         copies,
     };
     assert_eq!(token_after(&[row(0, 4, &[]), row(4, 11, &[])]), expected);
-    // The state is saved to slot 3 after the first page, and restored from there to slot 2.
+    // The state is saved to slot 3 after the first page, and restored from slot 3 to slot 2.
     let restored = Step { slot: 2, ..row(4, 11, &[(3, 2)]) };
     assert_eq!(token_after(&[row(0, 4, &[]), row(4, 9, &[(1, 3)]), restored]), expected);
-    // Wrong are a save one step too late, no restore, and no zero state for a new request.
+    // These are errors: a save one step too late, a missing restore, and a new request without a zero state.
     let late = Step { slot: 2, ..row(4, 11, &[(3, 2)]) };
     assert_ne!(token_after(&[row(0, 4, &[]), row(4, 9, &[]), row(9, 10, &[(1, 3)]), late]), expected);
     assert_ne!(token_after(&[row(0, 4, &[]), Step { slot: 2, ..row(4, 11, &[]) }]), expected);
     assert_ne!(token_after(&[row(0, 4, &[]), row(0, 11, &[])]), expected);
     assert_eq!(token_after(&[row(0, 4, &[]), row(0, 11, &[(0, 1)])]), expected);
-    // A row may run twice on pages without harm, but not on state.
+    // A row that runs twice does no harm to pages, but makes the state wrong.
     assert_ne!(token_after(&[row(0, 4, &[]), row(4, 6, &[]), row(4, 6, &[]), row(6, 11, &[])]), expected);
 }
 

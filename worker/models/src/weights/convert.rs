@@ -1,11 +1,11 @@
-//! Conversion of weights in host memory: transposition, and other types of elements.
+//! Conversion of weights in host memory: transposition, and conversion to another element type.
 
 use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 use tutti_kernels::{Device, DeviceError, HostMatrix, WeightType};
 
-/// Number of elements per task, large enough to be worth another thread.
+/// Number of elements per task. A task takes far longer than handing it to another thread.
 const TASK_ELEMENTS: usize = 1 << 18;
 
 /// Copies `from` to consecutive rows of elements of type `to`, on the device's threads. With `transposed`, the columns
@@ -37,22 +37,22 @@ pub(super) fn copy<D: Device>(
     Ok(bytes)
 }
 
-/// Calls `write` for pieces of `bytes` on the device's threads, with the index of the piece's first byte. Pieces have
-/// `piece` bytes; the last may be shorter.
+/// Divides `bytes` into pieces of `piece` bytes, of which the last may be shorter. Calls `write` for each piece on the
+/// device's threads, with the index of the piece's first byte.
 pub(super) fn fill<D: Device>(
     device: &mut D,
     bytes: &mut [u8],
     piece: usize,
     write: &(dyn Fn(usize, &mut [u8]) + Sync),
 ) -> Result<(), DeviceError> {
-    // Each task locks its own piece only, so no task waits.
+    // Each task locks only its own piece, so no task waits.
     let pieces: Vec<_> = bytes.chunks_mut(piece.max(1)).map(Mutex::new).collect();
     device.host_tasks(pieces.len(), &|task| {
         write(task * piece.max(1), &mut pieces[task].lock().unwrap_or_else(PoisonError::into_inner));
     })
 }
 
-/// Appends little-endian elements as f32.
+/// Converts little-endian elements to f32 and appends them to `out`.
 pub(super) fn widen(bytes: &[u8], dtype: WeightType, out: &mut Vec<f32>) {
     out.extend(bytes.chunks_exact(dtype.bytes()).map(|element| load(element, dtype)));
 }

@@ -5,11 +5,11 @@ use tutti_kernels::{Device, DeviceError, WeightType};
 
 use super::{Precision, Role, TensorSpec, Values, Window, convert};
 
-/// Number of elements that one thread draws at a time.
+/// Number of elements per task of a thread.
 const TASK_ELEMENTS: usize = 1 << 16;
 
-/// A source of seeded random weights. Element `i` of a tensor is a function of (seed, name, `i`), so a shard does not
-/// depend on the rank that draws it, nor on the order of drawing.
+/// A source of seeded random weights. Element `i` of a tensor is a function of (seed, name, `i`), so an element is the
+/// same on every rank and in any order of drawing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dummy {
     /// Seed of all tensors.
@@ -27,7 +27,8 @@ impl Dummy {
         }
     }
 
-    /// Returns the elements of a window of a tensor, row by row, little endian, drawn on the device's threads.
+    /// Draws the elements of a window of a tensor on the device's threads. Returns them as little-endian bytes, row by
+    /// row.
     pub fn bytes<D: Device>(
         &self,
         device: &mut D,
@@ -44,8 +45,8 @@ impl Dummy {
         Ok(bytes)
     }
 
-    /// Fills `bytes` with rows of a window, beginning with its row `first`. Norms are ones on the device, and biases
-    /// are zeros. All other tensors are uniformly random, with the variance that keeps activations near unit size.
+    /// Fills `bytes` with rows of a window, from the window's row `first` on. Norms are ones on the device, and biases
+    /// are zeros. All other tensors are uniformly random, with a variance that keeps activations near unit size.
     fn fill_rows(&self, spec: &TensorSpec, window: &Window, first: usize, bytes: &mut [u8]) {
         let dtype = self.dtype(spec);
         let deviation = match spec.role {
@@ -56,10 +57,10 @@ impl Dummy {
             Role::Projection => (spec.dims.columns.max(1) as f32).sqrt().recip(),
         };
         let stream = spec.name.bytes().fold(self.seed, |state, byte| mix(state ^ u64::from(byte)));
-        // Sixteen random bits per element, uniform in -√3σ..√3σ, where σ is `deviation`: the variance is σ².
+        // An element is uniform in -√3σ..√3σ, from 16 random bits, where σ is `deviation`. So the variance is σ².
         let step = 3f32.sqrt() * deviation / 32_768.0;
         let width = window.columns.len();
-        // If a window has all columns, its rows follow each other without gaps, so they are drawn as one run.
+        // If a window has all columns, its rows are contiguous in the tensor, so they are drawn as one run.
         let run = if width == spec.dims.columns { bytes.len() } else { width * dtype.bytes() };
         for (index, run) in bytes.chunks_mut(run.max(1)).enumerate() {
             let row = window.rows.start + first + index;
@@ -70,7 +71,8 @@ impl Dummy {
                 WeightType::F16 => {
                     fill(run, stream, at, |r| f16::from_f32(f32::from(r) * step).to_le_bytes())
                 }
-                // Truncated, not rounded: truncation is far faster, and random numbers lose nothing by it.
+                // Truncates to bf16 instead of rounding, which is far faster. For random numbers, the difference does
+                // not matter.
                 WeightType::Bf16 => {
                     fill(run, stream, at, |r| (((f32::from(r) * step).to_bits() >> 16) as u16).to_le_bytes());
                 }
@@ -88,8 +90,8 @@ fn constant(dtype: WeightType, value: f32, bytes: &mut [u8]) {
     }
 }
 
-/// Fills `bytes` with elements of `N` bytes, the first of which is the tensor's element `first`. Each random `u64`
-/// gives four elements.
+/// Fills `bytes` with elements of `N` bytes, from the tensor's element `first` on. Each random `u64` gives four
+/// elements.
 fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: impl Fn(i16) -> [u8; N]) {
     let draw = |block: usize, lane: usize, elements: &mut [u8]| {
         let word = mix(stream.wrapping_add(block as u64));
@@ -97,8 +99,8 @@ fn fill<const N: usize>(bytes: &mut [u8], stream: u64, first: usize, element: im
             out.copy_from_slice(&element((word >> (16 * lane)) as i16));
         }
     };
-    // Element `first` may not be the first of the four elements of a `u64`. `begun` elements then come from the rest of
-    // that `u64`. Otherwise `begun` is 0.
+    // If element `first` is not the first of the four elements of a `u64`, `begun` elements come from the rest of that
+    // `u64`. Otherwise `begun` is 0.
     let begun = (first.next_multiple_of(4) - first).min(bytes.len() / N);
     let (head, whole) = bytes.split_at_mut(begun * N);
     draw(first / 4, first % 4, head);

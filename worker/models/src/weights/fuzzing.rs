@@ -1,4 +1,4 @@
-//! Headers and indices of safetensors files, for fuzzers.
+//! Entry points of the fuzzers of headers and indices of safetensors files.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use tutti_kernels::collective::GroupRank;
 
 use super::{Role, SafetensorsDir, TensorSpec, header::Header, safetensors::indexed_paths};
 
-/// Parses the header of a file. Checks that our parser accepts all that the safetensors crate accepts and reads the
-/// same from it, and that every tensor lies within the file.
+/// Parses the header of a file. Checks that [`Header`] accepts every header that the safetensors crate accepts, with
+/// the same contents. Also checks that every tensor lies within the file.
 pub fn safetensors_header(file: &[u8]) {
     let parsed = Header::parse(file);
     match (&parsed, SafeTensors::deserialize(file)) {

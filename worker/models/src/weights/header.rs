@@ -1,4 +1,4 @@
-//! The header of a safetensors file, read so that every error names its tensor.
+//! The header of a safetensors file. An error of a tensor's entry names the tensor.
 //!
 //! Format: 8 bytes of little-endian header length, the header as a JSON object of name → (dtype, shape, data_offsets),
 //! then the data. See the safetensors crate's README.
@@ -12,10 +12,10 @@ use serde::{
 };
 use serde_json::Value;
 
-/// The key of the file's free-text metadata, which is not a tensor.
+/// The key of the file's metadata, which is not a tensor.
 const METADATA: &str = "__metadata__";
 
-/// Maximum bytes of a header. The entry of a tensor takes about 100.
+/// Maximum bytes of a header. The entry of a tensor takes about 100 bytes.
 const MAX_HEADER_BYTES: u64 = 32 << 20;
 
 /// A parsed header. Every tensor lies within the file.
@@ -27,7 +27,7 @@ pub(super) struct Header {
     pub tensors: HashMap<String, TensorInfo>,
 }
 
-/// A fault of a header. `tensor` is `None` if the fault is not about a single tensor.
+/// An error in a header. `tensor` is `None` if the error is not about a single tensor.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HeaderError {
     pub tensor: Option<String>,
@@ -69,8 +69,8 @@ impl Header {
         let data_bytes = rest.len() - json.len();
         let mut tensors = HashMap::with_capacity(entries.len());
         let mut end_of_data = 0;
-        // The header mostly follows the order of the data, so the error about a truncated file usually names the first
-        // tensor that is cut off.
+        // The header usually has the order of the data, so the error about a truncated file usually names the first
+        // truncated tensor.
         for (name, entry) in entries {
             if name == METADATA {
                 continue;
@@ -113,7 +113,7 @@ fn check_extent(info: &TensorInfo, data_bytes: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// The entries of a JSON object in order. A name that occurs twice is an error; a map would silently keep the last
+/// The entries of a JSON object in order. A name that occurs twice is an error. A map would silently keep only the last
 /// entry.
 struct Entries(Vec<(String, Value)>);
 

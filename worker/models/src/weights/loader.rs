@@ -40,7 +40,7 @@ impl Source {
     }
 }
 
-/// A window of a tensor in host memory: in the mapped file, or converted.
+/// A window of a tensor in host memory. It is a part of the mapped file, or a converted copy.
 struct HostWindow<'a> {
     bytes: Cow<'a, [u8]>,
     dtype: WeightType,
@@ -50,14 +50,14 @@ struct HostWindow<'a> {
 }
 
 impl<'a> HostWindow<'a> {
-    /// Wraps converted elements that are consecutive rows of a window.
+    /// Wraps converted elements, which are all rows of a window, end to end.
     fn owned(bytes: Vec<u8>, dtype: WeightType, window: &Window) -> Self {
         let (rows, columns) = (window.rows.len(), window.columns.len());
         Self { bytes: bytes.into(), dtype, rows, columns, stride: columns }
     }
 
     /// Reads a window from `source`. Transposed matrices and tensors of another type are converted. All others are not
-    /// copied: the device reads them in place.
+    /// copied, because the device reads them in place.
     fn read<D: Device>(
         source: &'a Source,
         device: &mut D,
@@ -98,13 +98,13 @@ pub(crate) struct Loader<'a, D: Device> {
     state: LoadProgress,
     /// Bytes of the tensors loaded so far, as the device holds them.
     held: u64,
-    /// `None` if nothing is read from files.
+    /// The read-ahead; `None` if no tensor is read from a file.
     ahead: Option<ReadAhead>,
 }
 
 impl<'a, D: Device> Loader<'a, D> {
-    /// Checks the presence, shape and type of every tensor of `specs` before it reads any, so that a bad checkpoint
-    /// fails at once. Tensors are read ahead in the order of `specs`, so this order should be near the order of
+    /// Checks the presence, shape and type of every tensor of `specs` before any tensor is read, so that a bad
+    /// checkpoint fails at once. Read-ahead follows the order of `specs`, which should be close to the order of
     /// loading.
     pub fn new<'s>(
         source: Source,
@@ -129,22 +129,22 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(Self { source, quantize, device, progress, state, held: 0, ahead })
     }
 
-    /// This rank and the size of its group.
+    /// Returns this rank and the size of its group.
     pub fn group_rank(&self) -> GroupRank {
         self.device.group_rank()
     }
 
-    /// The device, to allocate buffers.
+    /// Returns the device, on which callers allocate buffers.
     pub fn device(&mut self) -> &mut D {
         self.device
     }
 
-    /// The stored type of a tensor.
+    /// Returns the stored type of a tensor.
     pub fn dtype(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
         self.source.check(spec)
     }
 
-    /// Loads several matrices as one, with their rows end to end.
+    /// Loads several matrices as one matrix, one below another.
     pub fn matrix(&mut self, specs: &[&TensorSpec]) -> Result<D::Matrix, LoadError> {
         self.load_matrix(&self.windows(specs), |device, fused, quantize| device.matrix(fused, quantize))
     }
@@ -155,7 +155,7 @@ impl<'a, D: Device> Loader<'a, D> {
         self.load_matrix(&self.windows(&[spec]), take)
     }
 
-    /// Loads a table of embeddings that serves as LM head.
+    /// Loads a table of embeddings that is also the LM head.
     pub fn tied(&mut self, spec: &TensorSpec) -> Result<D::Matrix, LoadError> {
         let take = |device: &mut D, fused: &[HostMatrix<'_>], quantize| device.tied_matrix(fused, quantize);
         self.load_matrix(&self.windows(&[spec]), take)
@@ -172,7 +172,7 @@ impl<'a, D: Device> Loader<'a, D> {
         self.load_matrix(&self.windows(&specs), gate_up)
     }
 
-    /// Loads each matrix of a stack that this rank holds. The parts of a matrix are loaded end to end.
+    /// Loads the matrices of a stack that this rank holds, one by one. The parts of a matrix are fused end to end.
     pub fn matrices(&mut self, spec: &TensorSpec) -> Result<Vec<D::Matrix>, LoadError> {
         let range = spec.shard_range(self.group_rank());
         let load = |matrix| {
@@ -182,7 +182,7 @@ impl<'a, D: Device> Loader<'a, D> {
         range.matrices.clone().map(load).collect()
     }
 
-    /// Loads each matrix of a stack that this rank holds. The two parts of a matrix are gate and up.
+    /// Loads the matrices of a stack that this rank holds, one by one. The two parts of a matrix are gate and up.
     pub fn gate_ups(&mut self, spec: &TensorSpec) -> Result<Vec<D::Matrix>, LoadError> {
         let range = spec.shard_range(self.group_rank());
         let load = |matrix| {
@@ -221,7 +221,7 @@ impl<'a, D: Device> Loader<'a, D> {
         let views: Vec<_> = held.iter().map(HostWindow::view).collect();
         let matrix = take(device, &views, quantize)?;
         self.held += match quantize {
-            // The padding of the device's layout is not counted.
+            // The count does not include padding in the device's layout.
             Quantize::None => {
                 let of = |view: &HostMatrix<'_>| (view.rows * view.columns * view.dtype.bytes()) as u64;
                 let beside = self.device.screen_bytes(&matrix) + self.device.corrections_bytes(&matrix);
@@ -234,7 +234,7 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(matrix)
     }
 
-    /// Loads this rank's rows of a matrix, widened to f32, as one vector in column order.
+    /// Loads this rank's rows of a matrix as one f32 vector in column order.
     pub fn columns(&mut self, spec: &TensorSpec) -> Result<D::Vector, LoadError> {
         let (rows, width) = (self.widened(&[spec])?, spec.dims.columns);
         let count = rows.len().checked_div(width).unwrap_or(0);
@@ -245,7 +245,7 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(self.device.vector(&values)?)
     }
 
-    /// Loads several vectors as one, end to end, widened to f32.
+    /// Loads several vectors as one f32 vector, end to end.
     pub fn vector(&mut self, specs: &[&TensorSpec]) -> Result<D::Vector, LoadError> {
         let values = self.widened(specs)?;
         Ok(self.device.vector(&values)?)
@@ -272,7 +272,7 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(values)
     }
 
-    /// Logs the tensors that the model does not use, and returns the number of bytes of the loaded tensors on the
+    /// Logs the checkpoint's tensors that the model does not use. Returns the bytes of the loaded tensors on the
     /// device.
     pub fn finish(self) -> u64 {
         if let Source::Files(files) = &self.source {
@@ -289,7 +289,7 @@ impl<'a, D: Device> Loader<'a, D> {
         self.held
     }
 
-    /// Releases these windows and reports them as loaded, in bytes of their stored type.
+    /// Releases these windows and adds their bytes, in the stored type, to the progress.
     fn advance(&mut self, windows: &[(&TensorSpec, Window)]) -> Result<(), LoadError> {
         for (spec, window) in windows {
             if let Source::Files(files) = &mut self.source {

@@ -1,8 +1,8 @@
-//! Read-ahead: asks the system to read the tensors that are loaded next, while the device packs the current one.
+//! Read-ahead: asks the system to read the next tensors from the files while the device packs the current tensor.
 //!
-//! A page fault reads little more than one page. The device's threads fault at different places of a tensor, so the
-//! system does not detect a sequential read. Requests stay a bounded number of bytes ahead of the loader, so that they
-//! do not evict pages that are still to be used.
+//! Without read-ahead, a page fault reads little more than one page. The system does not detect a sequential read,
+//! because the device's threads fault at different places of a tensor. Requests stay a bounded number of bytes ahead of
+//! the loader, so that they do not evict pages that the loader has not used yet.
 
 use std::{
     collections::VecDeque,
@@ -18,8 +18,8 @@ use memmap2::{Advice, Mmap};
 
 /// Bytes that are requested ahead of the loader.
 const AHEAD: u64 = 256 << 20;
-/// Bytes per request. Per request, Linux reads at most the device's read-ahead size and ignores the rest. This is the
-/// default of that size.
+/// Bytes per request: the default read-ahead size of a disk. Linux reads at most that size per request and ignores the
+/// rest.
 const REQUEST: usize = 128 << 10;
 
 /// A range of a mapped file that will be read.
@@ -29,13 +29,13 @@ pub(crate) struct Extent {
     pub bytes: Range<usize>,
 }
 
-/// The extents that are still to be requested, and the thread that requests them. The loader does not make the requests
-/// itself, because a request can wait for the disk.
+/// The extents that are not requested yet, and the thread that requests them. The loader's thread makes no requests,
+/// because a request can wait for the disk.
 pub(super) struct ReadAhead {
     waiting: VecDeque<Extent>,
     /// Bytes requested so far.
     requested: u64,
-    /// `None` if the thread could not be started. Nothing is then read ahead.
+    /// Channel to the thread; `None` if the thread could not be started. Nothing is then read ahead.
     requests: Option<Sender<Extent>>,
 }
 
@@ -47,7 +47,7 @@ impl ReadAhead {
         let spawned = thread::Builder::new().name("read-ahead".into()).spawn(move || {
             for Extent { map, bytes } in extents_to_read {
                 for start in bytes.clone().step_by(REQUEST) {
-                    // Without the advice, loading only takes longer.
+                    // If the advice fails, loading only takes longer.
                     let _ = map.advise_range(Advice::WillNeed, start, REQUEST.min(bytes.end - start));
                 }
             }
@@ -64,12 +64,12 @@ impl ReadAhead {
         ahead
     }
 
-    /// Requests more. `loaded` is the number of bytes of all extents that have been loaded so far.
+    /// Requests further extents. `loaded` is the number of bytes that the loader has loaded so far.
     pub fn advance(&mut self, loaded: u64) {
         let Some(requests) = &self.requests else { return };
         while self.requested < loaded + AHEAD {
             let Some(mut extent) = self.waiting.pop_front() else { return };
-            // A tensor larger than the window, such as an embedding, is requested piece by piece.
+            // An extent with more bytes than the limit leaves is requested piece by piece. An embedding is an example.
             let room = usize::try_from(loaded + AHEAD - self.requested).unwrap_or(usize::MAX);
             if extent.bytes.len() > room {
                 let rest =

@@ -22,7 +22,7 @@ const INDEX: &str = "model.safetensors.index.json";
 pub(crate) struct SafetensorsDir {
     dir: PathBuf,
     files: Vec<WeightFile>,
-    /// Index into `files` of the file that holds a tensor, by tensor name.
+    /// For each tensor name, the index in `files` of the file that holds the tensor.
     file_of: HashMap<String, usize>,
     unused: BTreeSet<String>,
 }
@@ -35,7 +35,7 @@ struct WeightFile {
 }
 
 impl SafetensorsDir {
-    /// Maps the files and reads their headers, but no tensor.
+    /// Maps the files and reads their headers, but reads no tensor.
     pub fn open(dir: &Path) -> Result<Self, LoadError> {
         let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
         let mut files = Vec::new();
@@ -68,9 +68,9 @@ impl SafetensorsDir {
         self.name_in_files(name).is_some()
     }
 
-    /// Returns the name under which the files hold a tensor. The names of a base model without LM head, as embedding
-    /// models are published, lack the prefix `model.`. A text model that was cut out of a vision model keeps the prefix
-    /// `model.language_model.`, as transformers saves Qwen3.5.
+    /// Returns the name under which the files hold a tensor. In a base model without LM head, such as an embedding
+    /// model, names lack the prefix `model.`. If transformers saves only the text model of a vision model, such as
+    /// Qwen3.5, names keep the prefix `model.language_model.`.
     fn name_in_files(&self, name: &str) -> Option<&str> {
         let held = |name: &str| self.file_of.get_key_value(name).map(|(held, _)| held.as_str());
         held(name).or_else(|| {
@@ -79,7 +79,7 @@ impl SafetensorsDir {
         })
     }
 
-    /// Returns the file that holds a tensor, and the tensor's name there.
+    /// Returns the file that holds a tensor, and the tensor's name in that file.
     fn find(&self, spec: &TensorSpec) -> Result<(&WeightFile, &str), LoadError> {
         let name = self.name_in_files(&spec.name).ok_or_else(|| {
             let (files, shape) = (self.files.len(), &spec.shape);
@@ -107,7 +107,7 @@ impl SafetensorsDir {
         }
     }
 
-    /// Returns the error for a tensor that cannot be fused with another because their types differ.
+    /// Returns the error that a tensor cannot be fused with another because their types differ.
     pub fn differs(&self, spec: &TensorSpec, with: &TensorSpec) -> Result<LoadError, LoadError> {
         let (file, name) = self.find(spec)?;
         let (other, other_name) = self.find(with)?;
@@ -124,7 +124,7 @@ impl SafetensorsDir {
         Ok(window.view(&file.map[file.extent(name)], dtype))
     }
 
-    /// Returns the bytes of a window in its file, from its first element to its last.
+    /// Returns the range of the file's bytes from a window's first element to its last.
     pub fn extent(&self, spec: &TensorSpec, window: &Window) -> Result<Extent, LoadError> {
         let size = self.check(spec)?.bytes();
         let (file, name) = self.find(spec)?;
@@ -151,7 +151,7 @@ impl SafetensorsDir {
         Ok(())
     }
 
-    /// Returns the names of the tensors that were never released, in order of name.
+    /// Returns the names of the tensors that were never released, sorted.
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         self.unused.iter().map(String::as_str)
     }
@@ -161,9 +161,9 @@ impl WeightFile {
     fn open(path: PathBuf) -> Result<Self, LoadError> {
         let read = |source| LoadError::Read { path: path.clone(), source };
         let file = File::open(&path).map_err(read)?;
-        // SAFETY: the file is mapped for reading only. If another process truncates it meanwhile, this process gets a
-        // SIGBUS; if another process rewrites it, the weights change. Every loader that maps files accepts this, to
-        // avoid a copy.
+        // SAFETY: the file is mapped for reading only. If another process truncates the file, this process gets a
+        // SIGBUS. If another process rewrites the file, the weights change. Every loader that maps files accepts this,
+        // to avoid a copy.
         let map = unsafe { Mmap::map(&file) }.map_err(read)?;
         match Header::parse(&map) {
             Ok(header) => Ok(Self { path, map: Arc::new(map), header }),
@@ -182,7 +182,7 @@ impl WeightFile {
     }
 }
 
-/// Returns the paths of the files that an index names, each once, in order of name.
+/// Returns the paths of the files that an index names, without repetitions, sorted by name.
 pub(super) fn indexed_paths(dir: &Path, index: &Path) -> Result<BTreeSet<PathBuf>, LoadError> {
     #[derive(Deserialize)]
     struct Index {
@@ -192,7 +192,7 @@ pub(super) fn indexed_paths(dir: &Path, index: &Path) -> Result<BTreeSet<PathBuf
     let map = read_json::<Index>(index)?.weight_map;
     let mut paths = BTreeSet::new();
     for (name, file) in map {
-        // An index is untrusted: it must not name files outside of its directory.
+        // An index is untrusted, so a name that leads out of the directory is refused.
         let mut components = Path::new(&file).components();
         if !matches!((components.next(), components.next()), (Some(Component::Normal(_)), None)) {
             let problem =

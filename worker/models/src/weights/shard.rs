@@ -15,21 +15,21 @@ pub(crate) enum Cut {
     /// Every rank holds the whole tensor.
     Replicated,
     /// The ranks divide the outputs of each part of each matrix. The outputs form this number of equal units, such as
-    /// heads or single outputs, and no unit is split. In a stack of experts, every rank thus holds a share of every
-    /// expert.
+    /// heads, and no unit is split. In a stack of experts, every rank thus holds a share of every expert.
     Rows(usize),
-    /// The ranks divide the inputs of each matrix, which form this number of equal units. The ranks' products are
-    /// summed.
+    /// The ranks divide the inputs of each matrix. The inputs form this number of equal units. The products of all
+    /// ranks are summed.
     Columns(usize),
-    /// The ranks divide the matrices of a stack: each holds whole experts.
+    /// The ranks divide the matrices of a stack. Each rank thus holds whole experts.
     Matrices,
     /// The outputs of each matrix are three sections of different heights, one below another. The ranks divide the
-    /// units of each.
+    /// units of each section.
     Sections([Section; 3]),
     /// The outputs of each matrix form `units` equal units, each of `parts` equal parts. The tensor of this spec is the
     /// part with the index `part` of every unit; other specs declare the other parts. The ranks divide the units.
     PartOfRows { units: usize, parts: usize, part: usize },
-    /// Only rank 0 holds the tensor. Used for a bias that is added to a sum over ranks, so that the bias is added once.
+    /// Only rank 0 holds the tensor. Used for a bias of a product that is summed over ranks, so that the sum contains
+    /// the bias once.
     Leader,
 }
 
@@ -42,8 +42,8 @@ pub(crate) struct Section {
     pub units: usize,
 }
 
-/// The part of a tensor that a rank holds: a range of its matrices, and the same rows and columns of each of these
-/// matrices.
+/// The part of a tensor that a rank holds: a range of the matrices, and the same rows and columns of each matrix in the
+/// range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShardRange {
     /// Range of matrices.
@@ -52,20 +52,20 @@ pub(crate) struct ShardRange {
     pub rows: Vec<Range<usize>>,
     /// Range of columns.
     pub columns: Range<usize>,
-    /// The whole tensor.
+    /// Dimensions of the whole tensor.
     pub dims: Dims,
 }
 
 /// A window of one matrix of a tensor: consecutive rows and consecutive columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
-    /// Index of the matrix.
+    /// Index of the matrix in the tensor.
     pub matrix: usize,
-    /// Range of rows of the whole matrix.
+    /// Range of rows in the whole matrix.
     pub rows: Range<usize>,
     /// Range of columns.
     pub columns: Range<usize>,
-    /// The whole tensor.
+    /// Dimensions of the whole tensor.
     pub dims: Dims,
 }
 
@@ -104,13 +104,14 @@ impl Cut {
 }
 
 impl ShardRange {
-    /// Number of elements. Saturates instead of overflowing, because an absurd config may ask for more than fits.
+    /// Number of elements. The product saturates, because an absurd config may ask for more elements than a `usize` can
+    /// count.
     pub fn elements(&self) -> usize {
         let rows = self.rows.iter().fold(0, |sum: usize, rows| sum.saturating_add(rows.len()));
         [rows, self.columns.len()].iter().fold(self.matrices.len(), |product, &n| product.saturating_mul(n))
     }
 
-    /// Returns the windows of the matrix with this index that the rank holds, one per range of rows.
+    /// Returns the windows that the rank holds of the matrix with this index, one per range of rows.
     pub fn windows(&self, matrix: usize) -> impl Iterator<Item = Window> {
         let Self { rows, columns, dims, .. } = self.clone();
         rows.into_iter().map(move |rows| Window { matrix, rows, columns: columns.clone(), dims })
@@ -136,8 +137,8 @@ impl Window {
         HostMatrix { bytes, dtype, ..self.stored() }
     }
 
-    /// Range of the tensor's stored elements from the window's first element to its last. Elements of other columns may
-    /// lie between them.
+    /// Returns the range of the tensor's stored elements from the window's first element to its last. The range may
+    /// contain elements of other columns.
     pub fn extent(&self) -> Range<usize> {
         let Self { matrix, rows, columns, dims } = self;
         let (row, column) =
@@ -148,7 +149,7 @@ impl Window {
         if elements == 0 { 0..0 } else { first..first + elements }
     }
 
-    /// The window's shape in the stored layout, without its bytes.
+    /// Returns the window's shape in the stored layout, with no bytes.
     fn stored(&self) -> HostMatrix<'static> {
         let Self { rows, columns, dims, .. } = self;
         let (rows, columns, stride) = match dims.transposed {

@@ -13,7 +13,7 @@ const EXPERTS: usize = 4;
 const INTERMEDIATE: usize = 6;
 const HIDDEN: usize = 8;
 
-/// A rank whose group has no other member. Loading needs no collective.
+/// A rank of a group whose other ranks do not exist. Loading needs no collective.
 struct Lone(GroupRank);
 
 impl Collective for Lone {
@@ -48,7 +48,7 @@ fn device(rank: usize, world_size: usize) -> CpuDevice {
     if world_size == 1 { device } else { device.with_group(Box::new(Lone(GroupRank { rank, world_size }))) }
 }
 
-/// The value of an element of an expert's gate (0), up (1) or down (2).
+/// Returns the value of an element of an expert's gate (`which` is 0), up (1) or down (2).
 fn value(expert: usize, which: usize, row: usize, column: usize) -> f32 {
     ((expert * 997 + which * 613 + row * 31 + column * 7) % 257) as f32 / 64.0 - 2.0
 }
@@ -71,7 +71,7 @@ fn files(dir: &Path) -> Source {
     Source::Files(SafetensorsDir::open(dir).unwrap())
 }
 
-/// Returns the columns of a matrix, as its products with the unit vectors.
+/// Returns the columns of a matrix, computed as products with the unit vectors.
 fn columns(device: &mut CpuDevice, matrix: &Weights, rows: usize, columns: usize) -> Vec<Vec<f32>> {
     let unit: Vec<f32> =
         (0..columns * columns).map(|i| f32::from(u8::from(i / columns == i % columns))).collect();
@@ -96,15 +96,15 @@ fn gated(device: &mut CpuDevice, matrix: &Weights, width: usize) -> Vec<f32> {
     values
 }
 
-/// Rows of one matrix as bytes.
+/// Returns rows of one matrix as bytes.
 fn matrix(rows: impl Iterator<Item = usize>, element: impl Fn(usize, usize) -> f32) -> Vec<u8> {
     rows.flat_map(|row| (0..HIDDEN).map(move |column| (row, column)))
         .flat_map(|(row, column)| element(row, column).to_le_bytes())
         .collect()
 }
 
-/// Stacked experts, stored plainly or transposed, with whole experts per rank or a share of each. Every rank holds the
-/// same numbers as from a checkpoint with separate tensors per expert.
+/// Tests stacked experts, stored plainly or transposed, with whole experts per rank or a share of each expert. Every
+/// rank must hold the same numbers as with separate tensors per expert.
 #[test]
 fn stacked_experts_are_loaded_like_single_matrices() {
     let dir = tempfile::tempdir().unwrap();
@@ -187,12 +187,12 @@ fn a_convolution_is_a_matrix_of_its_outputs() {
     assert_eq!(columns(&mut device, &matrix, 2, 3), [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]);
 }
 
-/// A checkpoint of bf16 matrices with a router and norms in f32. Each tensor keeps its stored type, or takes the type
-/// that its precision names. The load options quantise only tensors whose precision permits it.
+/// Loads a checkpoint of bf16 matrices with a router and norms in f32. Each tensor keeps its stored type, or gets the
+/// type in its `precision`. The load options quantise only tensors whose `precision` permits it.
 #[test]
 fn types_and_quantisation_are_decided_tensor_by_tensor() {
     let dir = tempfile::tempdir().unwrap();
-    // 1 + 2^-8 lies halfway between two bf16 numbers and is rounded to the even one; 1 + 3 * 2^-8 is rounded up.
+    // 1 + 2^-8 lies halfway between two bf16 numbers and is rounded down to the even one. 1 + 3 * 2^-8 is rounded up.
     let odd = vec![1.0, 1.0 + 2f32.powi(-8), 1.0 + 3.0 * 2f32.powi(-8), -1.0 / 3.0];
     write(
         dir.path(),
@@ -230,7 +230,7 @@ fn types_and_quantisation_are_decided_tensor_by_tensor() {
     assert_eq!(grew(&loader), 4 * 4);
     let gate = loader.matrix(&[&gate]).unwrap();
     assert_eq!(grew(&loader), 4 * 2);
-    // The router's weight 257 is no bf16 number, so the router is still f32.
+    // Int8 would change these values, so the router is not quantised.
     let found = columns(&mut device, &router, 4, 64);
     assert_eq!(found[1], [1.0, 65.0, 129.0, 193.0]);
     let rounded = columns(&mut device, &gate, 2, 2);

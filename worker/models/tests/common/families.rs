@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use super::{config, write_config};
 
-/// Returns the configs of all families. Each has the keys that distinguish its family from the others.
+/// Returns the configs of all families. Each config has the keys that distinguish its family from the others.
 pub fn families() -> Vec<(&'static str, Value)> {
     let delta_nets = |changes: Value| {
         let mut all = json!({
@@ -69,7 +69,7 @@ fn merge(config: &mut Value, changes: Value) {
     config.extend(changes);
 }
 
-/// Writes the config of a family, with further changes.
+/// Writes the config of a family with changes, and returns the checkpoint's directory.
 pub fn checkpoint(family: &Value, changes: Value) -> TempDir {
     let mut all = family.clone();
     merge(&mut all, changes);

@@ -1,11 +1,11 @@
-//! Reader of the results of Hugging Face transformers that tests/goldens recorded.
+//! Reads the results of Hugging Face transformers that tests/goldens has recorded.
 
 use safetensors::SafeTensors;
 
 pub const LENGTHS: [usize; 5] = [1, 7, 37, 125, 300];
 
-/// Maximum deviation of a logprob from the reference with f32 weights. The bound of delta nets is larger: the reference
-/// prefills them in chunks and decodes them recurrently, and its own results differ by up to 1.2e-4.
+/// Maximum deviation of a logprob from the reference with f32 weights. The bound of delta nets is larger, because the
+/// reference prefills in chunks and decodes recurrently, and these two results differ by up to 1.2e-4.
 pub fn bound(model: &str) -> f64 {
     if model.starts_with("qwen3_5") { 1e-3 } else { 2e-4 }
 }
@@ -13,7 +13,7 @@ pub fn bound(model: &str) -> f64 {
 pub struct Case {
     pub prompt: Vec<u32>,
     pub greedy: Vec<u32>,
-    /// `[prompt, vocab]`.
+    /// Logits of all prompt tokens, `[prompt, vocab]`.
     logits: Vec<f32>,
 }
 

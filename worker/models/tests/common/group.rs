@@ -1,4 +1,4 @@
-//! A TP group whose ranks are threads of the test. They meet in shared memory, as processes do.
+//! A TP group whose ranks are threads of the test. The ranks communicate through shared memory, as processes do.
 
 use std::{
     path::Path,
@@ -18,7 +18,7 @@ use tutti_models::{
 
 use super::{PAGES, SLOTS, device, options, try_load_with};
 
-/// Deadline of a collective, far above the time that a working group needs.
+/// Timeout of a collective. It is far above the time that a working group needs.
 const WAIT: Duration = Duration::from_secs(120);
 
 /// Loads the model in `dir` on a group of `size` ranks and calls `act` with the leader.
@@ -54,14 +54,14 @@ pub fn of_ranks_with_whole_experts<T>(
     of_ranks_over(size, &options, &|_, group| group, act)
 }
 
-/// Counts of bytes that rank 0 has sent in collectives.
+/// Counts of the bytes that rank 0 has sent in collectives.
 #[derive(Default)]
 pub struct Traffic {
     /// Bytes that rank 0 has sent in gathers, to the root or to all ranks.
     pub gathered: AtomicUsize,
 }
 
-/// Runs [`of_ranks`] and counts what rank 0 sends.
+/// Runs [`of_ranks`] and counts the bytes that rank 0 sends.
 pub fn of_ranks_counted<T>(
     size: usize,
     dir: &Path,
@@ -78,7 +78,7 @@ pub fn of_ranks_counted<T>(
     of_ranks_over(size, &options(dir, load_format, Quantize::None), &count, act)
 }
 
-/// A collective that counts bytes.
+/// A collective that counts the bytes that it sends.
 struct Counted {
     group: Box<dyn Collective>,
     traffic: Arc<Traffic>,
@@ -151,7 +151,7 @@ fn of_ranks_over<T>(
     })
 }
 
-/// A rank of a group whose other ranks do not exist. It can load, which needs no collective; every collective fails.
+/// A rank of a group whose other ranks do not exist. Every collective fails, but loading a model needs none.
 pub struct Lone(pub GroupRank);
 
 impl Collective for Lone {

@@ -27,7 +27,8 @@ pub fn device() -> CpuDevice {
     CpuDevice::new(1, Isa::detect()).unwrap()
 }
 
-/// A device that makes no screen of the LM head, so that weights take as many bytes as in the checkpoint.
+/// Returns a device that makes no screen (a compact copy) of the LM head, so that weights take as many bytes as in the
+/// checkpoint.
 pub fn unscreened_device() -> CpuDevice {
     device().with_screened_head(false)
 }
@@ -53,7 +54,7 @@ pub fn try_load_as(
     try_load_with(device, &options(dir, load_format, quantize))
 }
 
-/// The options of [`try_load_as`].
+/// Returns the options of [`try_load_as`].
 pub fn options(dir: &Path, load_format: LoadFormat, quantize: Quantize) -> LoadOptions {
     LoadOptions {
         dir: dir.into(),
@@ -95,11 +96,12 @@ pub struct Request {
     pub computed: usize,
     pub pages: Vec<PageId>,
     pub slot: SlotId,
-    /// Scores of each prompt token but the first, with the whole vocabulary as `top`.
+    /// Scores of all prompt tokens after the first, with the whole vocabulary as top tokens.
     pub scores: Vec<TokenScore>,
 }
 
-/// Returns requests with pages of their own. Page ids descend, so that no block table is in ascending order.
+/// Returns one request per prompt, each with its own pages. Page ids descend, so that no block table is in ascending
+/// order.
 pub fn requests(prompts: &[&[u32]]) -> Vec<Request> {
     let mut free: Vec<PageId> = (1..PAGES as u32).map(PageId).collect();
     let request = |(slot, prompt): (u32, &&[u32])| Request {
@@ -116,8 +118,8 @@ fn greedy() -> SamplingParams {
     SamplingParams::GREEDY
 }
 
-/// Runs one step over all requests, with at most `chunk` tokens of each. It scores every prompt token. If it computes a
-/// request's last token, it appends a greedy token to the request.
+/// Runs one step over all requests, with at most `chunk` tokens of each. Scores every prompt token. If the step
+/// computes a request's last token, appends a greedy token to the request.
 pub fn step(model: &mut dyn Model, requests: &mut [Request], chunk: usize) {
     step_with(model, requests, chunk, &[]);
 }
@@ -141,7 +143,7 @@ pub fn step_with(model: &mut dyn Model, requests: &mut [Request], chunk: usize, 
         positions.extend(range.clone().map(|p| p as f32));
         ids.extend_from_slice(&request.tokens[range]);
     }
-    // A request's state begins as zeros.
+    // A request's state starts as zeros, which a copy of the null slot sets.
     let begin = |request: &&Request| model.declaration().has_slots() && request.computed == 0;
     let begun = requests.iter().filter(begin);
     let zeros = begun.map(|request| SlotCopy { from: SlotId::NULL, to: request.slot });
@@ -233,7 +235,8 @@ pub fn config(changes: &serde_json::Value) -> serde_json::Value {
 /// A tensor of a checkpoint: type, shape, bytes.
 pub type Tensor = (Dtype, Vec<usize>, Vec<u8>);
 
-/// Returns the f32 tensors that [`config`] asks for. Values are a function of name and index.
+/// Returns the f32 tensors that [`config`] requires. A value is a function of the tensor's name and the element's
+/// index.
 pub fn tensors() -> BTreeMap<String, Tensor> {
     let mut tensors = BTreeMap::new();
     let mut add = |name: String, shape: &[usize]| {
@@ -274,15 +277,15 @@ pub fn write_tensors<'a>(file: &Path, tensors: impl IntoIterator<Item = (&'a Str
     fs::write(file, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
-/// Returns a prompt of ids below 97.
+/// Returns a prompt of `tokens` token ids below 97.
 pub fn prompt(tokens: usize) -> Vec<u32> {
     (0..tokens as u32).map(|i| (i * i * 31 + i * 7 + 3) % 97).collect()
 }
 
-/// The output of a prompt, and the whole distribution at each prompt token as (token, bits of the logprob).
+/// The output tokens of a prompt, and the whole distribution at each prompt token as (token id, bits of the logprob).
 pub type Bits = (Vec<u32>, Vec<Vec<(u32, u32)>>);
 
-/// Converts logprobs to bits, because `==` on floats holds 0 and -0 equal.
+/// Converts logprobs to bits, because `==` on floats treats 0 and -0 as equal.
 pub fn bits(runs: &[(Vec<u32>, Vec<TokenScore>)]) -> Vec<Bits> {
     let row = |score: &TokenScore| score.top.iter().map(|(token, p)| (*token, p.to_bits())).collect();
     runs.iter().map(|(tokens, scores)| (tokens.clone(), scores.iter().map(row).collect())).collect()

@@ -42,7 +42,7 @@ impl Deviation {
     }
 }
 
-/// Returns the logprob of every token of these prompts but the first of each.
+/// Returns the logprobs of all tokens of these prompts, except the first token of each prompt.
 fn logprobs(model: &mut dyn Model, prompts: &[Vec<u32>]) -> Vec<f32> {
     let score = |prompt: &Vec<u32>| generate(model, &[prompt], usize::MAX, 1).remove(0).1;
     prompts.iter().flat_map(score).map(|score: TokenScore| score.logprob).collect()
@@ -55,7 +55,8 @@ fn report(what: &str, against: &str, count: usize, deviation: &Deviation) {
     );
 }
 
-/// Runs the shipped model on conversations that it has memorised. Unlike the golden models, it is trained.
+/// Runs the shipped model on conversations that it has memorised. The shipped model is trained, and the golden models
+/// are not.
 #[test]
 fn the_shipped_model_strays_little() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/tutti-tiny/checkpoint");
@@ -64,12 +65,12 @@ fn the_shipped_model_strays_little() {
     let int8 = logprobs(&mut *loaded_as(&dir, Auto, Quantize::Int8), &prompts);
     let deviation = Deviation::between(&int8, &stored);
     report("tutti-tiny", "its bf16", int8.len(), &deviation);
-    // The bounds are the measured values plus a quarter, because some instruction paths round differently.
+    // The bounds are 1.25 times the measured values, because some instruction paths round differently.
     assert!(deviation.mean < 0.02 && deviation.p99 < 0.15, "strays too far");
     assert!(deviation.greatest > 0.0, "nothing was quantised");
 }
 
-/// Compares a golden model in int8 with its stored weights, and with the reference of Hugging Face.
+/// Compares a golden model in int8 with the same model in its stored type, and with the reference of Hugging Face.
 fn golden(set: &str, model: &str) {
     let Some(root) = std::env::var_os("GOLDEN_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: GOLDEN_MODELS is not set");
@@ -87,7 +88,7 @@ fn golden(set: &str, model: &str) {
     for (against, other) in [("the stored weights", stored), ("the f32 reference", reference)] {
         let deviation = Deviation::between(&int8, &other);
         report(&format!("{set}/{model}"), against, int8.len(), &deviation);
-        // The bounds are the maximum measured values plus a quarter. Random weights amplify noise; transformers in bf16
+        // The bounds are 1.25 times the maximum measured values. Random weights amplify noise, and transformers in bf16
         // deviates, too.
         assert!(deviation.mean < 0.083 && deviation.p99 < 0.29, "strays too far from {against}");
     }
@@ -108,7 +109,7 @@ fn dummy(changes: &Value) -> tempfile::TempDir {
     dir
 }
 
-/// Chunks and batch-mates change no bit with int8 weights.
+/// With int8 weights, chunks and other requests in the batch change no bit.
 #[test]
 fn neither_chunks_nor_mates_change_a_bit() {
     const OUTPUT: usize = 8;
@@ -132,14 +133,14 @@ fn neither_chunks_nor_mates_change_a_bit() {
     }
 }
 
-/// Compares TP groups with one rank. If each rank's heads and intermediate width are whole quantisation groups, ranks
-/// hold the same int8 numbers as one rank does, and only sums over ranks round differently. Otherwise the quantisation
-/// groups hold other inputs and have other scales.
+/// Compares TP groups with one rank. If each rank's heads and intermediate width are whole quantisation groups, all
+/// int8 numbers are those of one rank, and only sums over ranks round differently. Otherwise the quantisation groups
+/// contain other weights and have other scales.
 ///
-/// A sum that differs in its last bit may round an activation to another value: of int8 or, in attention and in the
-/// pages, of bfloat16. One such difference moves a token's logprob far more than the bound, and later tokens read the
-/// difference from the pages. Most prompts have no such difference, and a few have several. The order of sums decides
-/// which, so the bound holds for the median prompt.
+/// If a sum differs in its last bit, an activation may round to another value in int8 or, in attention and in the
+/// pages, in bfloat16. One such difference changes a token's logprob by far more than the bound, and later tokens read
+/// it from the pages. Most prompts have no such difference, and a few have several. So the bound holds for the median
+/// prompt.
 #[test]
 fn ranks_agree() {
     const PROMPTS: u32 = 9;
@@ -169,7 +170,8 @@ fn ranks_agree() {
     }
 }
 
-/// `weight_bytes` is near one byte per weight. Admission, metrics and the default size of the KV pool use this number.
+/// Tests that `weight_bytes` is little more than one byte per weight. Admission, metrics and the default size of the KV
+/// pool use this number.
 #[test]
 fn weights_take_little_more_than_a_byte_each() {
     let dir = dummy(&json!({

@@ -6,8 +6,8 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// The bound after bare steps with these numbers of tokens and durations in milliseconds. Each step is repeated until
-/// it counts.
+/// Returns the bounds after bare steps with these numbers of tokens and durations in milliseconds. Each step is
+/// repeated `MIN_STEPS` times, so that the bound uses its size.
 fn after(steps: &[(usize, u64)]) -> LeastTime {
     let mut least = LeastTime::default();
     for &(tokens, took) in steps {

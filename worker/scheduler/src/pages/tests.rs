@@ -11,7 +11,7 @@ fn page_of(pool: &mut PagePool, tokens: &[u32]) -> BlockTable {
     table
 }
 
-/// The known pages of a prompt of one block.
+/// Looks up the page of a prompt of one block.
 fn find(pool: &PagePool, tokens: [u32; 2]) -> Vec<(PageId, Chain)> {
     pool.content().look_up(Vec::new(), 1, |_| Cow::Owned(tokens.to_vec()))
 }

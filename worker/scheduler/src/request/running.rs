@@ -1,8 +1,9 @@
-//! A running request: it holds its pages and a slot, and has a place in the running set.
+//! A running request, which holds its pages, a slot and an entry of the running set.
 //!
 //! The field `computed` alone records how far the request is. The current segment, the phase (prefill or decode), and
-//! whether a row reaches the end of the prefill all follow from it. `planned` is the same record for the time after all
-//! rows of the request that are in flight. Rows are planned from there, so that a request may be in several steps.
+//! whether a row reaches the end of the prefill all follow from it. `planned` is what this record will be once all the
+//! request's rows in flight are committed. New rows are planned from `planned`, so that a request may be in several
+//! steps.
 
 mod disaggregated;
 mod rows;
@@ -37,13 +38,14 @@ pub(crate) struct Running {
     holding: Holding,
     /// One more than the last position of the prefill.
     prefill_end: usize,
-    /// The request's progress once all its rows in flight are committed. Without rows in flight, it is the progress.
+    /// The request's progress once all its rows in flight are committed. Without rows in flight, it equals the
+    /// committed progress.
     planned: Progress,
-    /// Number of the request's rows in steps that are neither committed nor aborted yet. Until there are none, the
+    /// Number of the request's rows in steps that are neither committed nor aborted yet. While it is above 0, the
     /// request keeps its pages and its slot.
     in_flight: u32,
-    /// The slot to copy to the request's slot at the head of the step of its first row: a snapshot, of which the
-    /// request is a reader, or the null slot. None if nothing is to be copied, or once a row has the copy.
+    /// The slot to copy to the request's slot before its first row: a snapshot that the request reads, or the null
+    /// slot. None if no copy is needed, or if a planned row already has the copy.
     initial: Option<SlotId>,
     /// Number of steps that have passed the request over since it last took part in one.
     pub passed_over: u32,
@@ -65,7 +67,6 @@ pub(crate) struct Draining {
     pub is_scored: bool,
 }
 
-/// The progress of a request.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     computed: usize,
@@ -119,7 +120,7 @@ impl Request {
 }
 
 impl Running {
-    /// True if a step in flight computes the request.
+    /// True if a step in flight has a row of the request.
     pub fn is_in_flight(&self) -> bool {
         self.in_flight > 0
     }
@@ -129,7 +130,7 @@ impl Running {
         self.request.is_pinned || self.is_disaggregated()
     }
 
-    /// The work of the request's next row. None if the rows in flight are its last.
+    /// The work of the request's next row. None if the rows in flight are the request's last rows.
     #[inline]
     pub fn phase(&self) -> Option<Phase> {
         let Progress { computed, generated, .. } = self.planned;
@@ -208,7 +209,7 @@ impl Running {
         self.request.least_time(self.planned.computed, chunk, known)
     }
 
-    /// Number of positions that are computed once all rows in flight are.
+    /// Number of positions that are computed once all the request's rows in flight are committed.
     #[inline]
     pub fn planned(&self) -> usize {
         self.planned.computed
@@ -264,7 +265,7 @@ impl Running {
         request
     }
 
-    /// Advances the request by its row of a step that has run; a row takes effect nowhere else. `save` is the slot that
+    /// Advances the request by its row of a step that has run. A row takes effect only here. `save` is the slot that
     /// the step saved the request's slot to. Returns the token that the row added to the output, if any. If the request
     /// has reached its end, also returns the outcome to pass to [`end`](Self::end).
     pub fn commit(

@@ -13,8 +13,8 @@ use crate::{
 
 impl Scheduler {
     /// Continues a request whose [reserved](crate::Reserved) pages another worker has filled with the planes of
-    /// `computed` tokens. That worker has also sampled the token `first`. On an error nothing has changed; the error
-    /// says why the request cannot continue.
+    /// `computed` tokens. That worker has also sampled the token `first`. On an error the request is unchanged; the
+    /// error says why the request cannot continue.
     pub fn complete_import(
         &mut self,
         key: GraphKey,

@@ -14,8 +14,8 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Ends requests that are cancelled, late or certain to be late, or whose transfer failed. A request with rows in
-    /// flight ends too: those rows are void, and its planes are held until the last of them is back.
+    /// Ends requests that are cancelled, past their deadline or certain to miss it, or whose transfer failed. A request
+    /// with rows in flight ends too: those rows are void, and its planes are held until the last of these rows is back.
     pub(super) fn expire(&mut self, now: Duration) -> Vec<Ending> {
         let mut endings = Vec::new();
         for key in std::mem::take(&mut self.cancelled) {
@@ -41,8 +41,8 @@ impl Scheduler {
         endings
     }
 
-    /// Lower bound on the time until a request's next token if the request ran alone from now on. Cached prefixes are
-    /// counted only if the bound would otherwise exceed `left`.
+    /// Lower bound on the time until a request's next token, even if the request ran alone from now on. Cached prefixes
+    /// are counted only if the bound would otherwise exceed `left`.
     fn least_time_needed(&mut self, key: GraphKey, left: Duration) -> Duration {
         let Some(ticket) = self.tickets.get(&key) else { return Duration::ZERO };
         let (known, chunk) = (&self.least_time, self.config.max_chunk());
@@ -60,8 +60,8 @@ impl Scheduler {
         if needed <= left || !request.update_known_tokens(self.planes.pages()) {
             return needed;
         }
-        // Rows in flight and imports may record a prefix that the request can share, but none longer than what their
-        // own request has.
+        // Rows in flight and imports may still record a prefix that this request can share. `recorded` is the largest
+        // number of tokens that such a prefix can have.
         let recorded = self.running.values().map(Running::tokens_to_record).max().unwrap_or(0);
         request.least_time(request.known_tokens.max(recorded), chunk, known)
     }
@@ -76,7 +76,7 @@ impl Scheduler {
         Some(request.end(outcome))
     }
 
-    /// Ends a running request. Its planes are freed, or drain if it has rows in flight.
+    /// Ends a running request. Its planes are freed, at the latest when its last row in flight is back.
     pub(super) fn end_running(&mut self, ticket: Ticket, key: GraphKey, outcome: Outcome) -> Option<Ending> {
         let request = self.running.remove(&ticket)?;
         self.forget(key, request.share(), request.deadline());

@@ -12,8 +12,8 @@ impl Scheduler {
     /// in that order is preempted. The first request is never preempted, so it ends, and then the next request is the
     /// first.
     ///
-    /// A request with rows in flight is not preempted yet, but it is left out of this plan's step. Unless pages become
-    /// available otherwise, a later plan preempts it: once its rows are committed, the plan finds it idle.
+    /// A request with rows in flight is not preempted yet, but it is left out of this plan's step. A later plan
+    /// preempts it once its rows are committed, unless pages have become available by then.
     pub(super) fn grow(&mut self) -> Vec<GraphKey> {
         let page_tokens = self.config.page_tokens;
         let mut short = Vec::new();
@@ -104,8 +104,8 @@ impl Scheduler {
             if !reached && leader.is_some_and(Running::leads) {
                 return true;
             }
-            // A leader that has ended or pauses may have a successor. So may one that has computed what is shared with
-            // it, if another one computes more.
+            // The leader has ended, pauses, or has computed the shared blocks. Another running request may be about to
+            // compute further blocks of this request.
             let in_vain = reached && request.blocks_to_skip(&self.planes) < blocks;
             request.following = if in_vain { Following::InVain } else { Following::Nobody };
         }

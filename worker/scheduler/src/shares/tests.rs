@@ -28,7 +28,7 @@ fn a_share_that_begins_to_wait_pays_nothing_and_has_saved_nothing() {
         shares.admit(1, 10);
         (0..10).for_each(|_| shares.output(1));
     }
-    // The other one comes late: it is next, and then they take turns.
+    // Share 2 arrives late. It is next, and then the two shares take turns.
     (0..4).for_each(|_| shares.arrive(2));
     assert_eq!(next(&shares, &[1, 2]), 2);
     shares.admit(2, 30);

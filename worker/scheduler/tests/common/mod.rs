@@ -17,7 +17,7 @@ pub const TEXT: WalkId = WalkId(0);
 pub const AUDIO: WalkId = WalkId(1);
 pub const DECODE: WalkId = WalkId(2);
 pub const MIXED: WalkId = WalkId(3);
-/// The walks of a second partition. Its rows never share a step with those of the first partition.
+/// The walks of a second partition. Rows of the second partition never share a step with rows of the first.
 pub const SPEECH: WalkId = WalkId(4);
 pub const SPEECH_DECODE: WalkId = WalkId(5);
 pub const SPEECH_MIXED: WalkId = WalkId(6);

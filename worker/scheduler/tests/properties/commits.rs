@@ -108,7 +108,7 @@ impl Simulation<'_> {
         assert!(load.slots_used <= load.running + self.draining.len() + self.held_snapshots() + saved);
     }
 
-    /// Upper bound of the number of snapshots from which steps in flight restore: one per request.
+    /// Upper bound on the number of snapshots from which steps in flight restore: one per request.
     fn held_snapshots(&self) -> usize {
         self.live.len() + self.draining.len()
     }

@@ -13,8 +13,8 @@ impl Simulation<'_> {
         self.script.model.has_slots() && !self.script.config.settings.no_prefix_cache
     }
 
-    /// Checks the copies of a step before its rows count as planned. Returns the digest of each state that the step
-    /// saves.
+    /// Checks the copies of a step before the oracle counts its rows as planned. Returns the digest of each state that
+    /// the step saves.
     pub fn check_copies(&mut self, step: &StepPlan) -> Vec<u64> {
         let begins = |key: &GraphKey| !self.live[key].initialised;
         let begin = if self.script.model.has_slots() {

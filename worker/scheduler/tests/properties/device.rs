@@ -58,7 +58,7 @@ impl Device {
 }
 
 impl Simulation<'_> {
-    /// Lets the device run some of the steps that wait for it.
+    /// Lets the device run some of the enqueued steps.
     pub fn maybe_run(&mut self) {
         while self.roll() < 40 {
             let Some(next) = self.flying.iter().position(|flight| !flight.has_run && !flight.refused) else {
@@ -101,8 +101,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Aborts the step that was planned last. The device has not run it, but may have left garbage in pages of its
-    /// positions.
+    /// Aborts the step that was planned last. The device has not run it, but may have left garbage in the pages of the
+    /// step's positions.
     pub fn abort_last(&mut self) {
         let Some(flight) = self.flying.pop_back() else { return };
         assert!(!flight.has_run);

@@ -1,4 +1,4 @@
-//! The other workers of disaggregated requests. They bring planes, take planes, or fail to do so.
+//! Simulates the other workers of disaggregated requests. They send planes, receive planes, or fail.
 
 use std::collections::BTreeMap;
 
@@ -20,19 +20,18 @@ pub enum Away {
     Parked {
         until: usize,
     },
-    /// Another worker fills the slot and all pages of `room` but the first `known`, until the turn `until`.
+    /// Until the turn `until`, another worker fills the slot and all pages of `room` except the first `known`.
     Filled {
         room: Vec<PageId>,
         slot: SlotId,
         known: usize,
         until: usize,
     },
-    /// The request's planes are sent too slowly, so it is held back until the turn `until`.
+    /// The request is held back until the turn `until`, because its planes are sent more slowly than it computes them.
     HeldBack {
         until: usize,
     },
-    /// The request's prefill is done, and another worker copies the slot and the pages of `room` until the turn
-    /// `until`.
+    /// The request's prefill is done. Until the turn `until`, another worker copies the slot and the pages of `room`.
     Copied {
         room: Vec<PageId>,
         slot: SlotId,
@@ -45,7 +44,7 @@ impl Live<'_> {
         self.away != Away::No
     }
 
-    /// True if another worker fills or reads the request's pages now or will do so later, so that it cannot be
+    /// True if another worker fills or reads the request's pages now or will do so later. Such a request cannot be
     /// preempted.
     pub fn gives_up_no_page(&self) -> bool {
         self.is_away() && !self.is_parked() || self.arrival.role == GraphRole::Prefill
@@ -71,7 +70,7 @@ impl Simulation<'_> {
         self.live.values().any(Live::is_away)
     }
 
-    /// Updates the oracle for a reservation of the turn that planned `step`.
+    /// Checks a reservation of the turn that planned `step`, and records it in the oracle.
     pub fn reserved(&mut self, reserved: Reserved, step: Option<&StepPlan>) {
         self.log.push(format!("{reserved:?}"));
         let Reserved { key, pages: room, known, slot, tokens } = reserved;
@@ -98,7 +97,8 @@ impl Simulation<'_> {
         (live.cached, live.slot) = (Some(0), Some(slot));
     }
 
-    /// Follows the commit of a row whose request continues, if another worker uses the request's planes.
+    /// Updates a request that is prefilled for another worker, after the commit of a row. Sometimes holds the request
+    /// back.
     pub fn computed_for_others(&mut self, row: &Row, sampled: bool) {
         let (turn, held_back) = (self.turn, self.roll() < 20);
         let live = self.live.get_mut(&row.key).expect("it continues");
@@ -202,7 +202,8 @@ impl Simulation<'_> {
         assert!(self.scheduler.complete_export(key).is_none(), "twice");
     }
 
-    /// Makes calls about requests that do not wait for these calls. Such calls change nothing.
+    /// Sometimes completes an import or an export of a request that waits for none. Such a call must fail and change
+    /// nothing.
     fn make_a_mistake(&mut self) {
         let roll = self.roll() as usize;
         if roll >= 40 || self.live.is_empty() {
@@ -221,7 +222,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Asserts that a page that another worker fills or reads belongs to no other request.
+    /// Asserts that no other request holds a page that another worker fills, or writes to a page that another worker
+    /// reads.
     pub fn check_rooms(&self, owner: &BTreeMap<PageId, (GraphKey, bool)>) {
         for (key, live) in &self.live {
             let (room, known) = match &live.away {

@@ -1,4 +1,4 @@
-//! The oracle's knowledge of a request, from its arrival until its last row has come back.
+//! The oracle's knowledge of a request, from its arrival until its last row is committed or aborted.
 
 use tutti_proto::declaration::WalkId;
 use tutti_scheduler::{Finish, Outcome, RowOutcome, SlotId};
@@ -10,7 +10,7 @@ use crate::{
     script::Arrival,
 };
 
-/// The progress of a request.
+/// Counts of a request's positions, output tokens and forward passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     pub computed: usize,
@@ -40,7 +40,7 @@ pub struct Live<'a> {
     pub initialised: bool,
     /// True once the device has run a row of the request that fails. Later rows of the request read and write garbage.
     pub poisoned: bool,
-    /// Number of cached tokens of the request before its first step.
+    /// Number of prompt tokens that came from the prefix cache at the request's first row.
     pub cached: Option<usize>,
     pub preempted: bool,
     pub cancelled: bool,
@@ -53,8 +53,8 @@ pub struct Live<'a> {
     pub passed_over: usize,
     /// The request's position in the order of all policies: its arrival, with the head start of its class.
     pub order: (i64, usize),
-    /// Number of steps that were planned without the request while it was first in `order` among the requests with
-    /// planes.
+    /// Number of consecutive steps that were planned without the request, although it was to decode and was first in
+    /// `order` among the requests with a slot.
     pub led_in_vain: usize,
 }
 
@@ -109,8 +109,8 @@ impl<'a> Live<'a> {
         });
         let last = self.arrival.prefill.last().map_or(AUDIO, |segment| segment.0);
         match found {
-            // A preemption lengthens the last segment. If that must not be cut, the preemption adds a text segment
-            // after it.
+            // A preemption lengthens the last segment. If the last segment must not be cut, the preemption adds a text
+            // segment after it instead.
             Some((walk, end)) if end == self.arrival.prefill_tokens() && last != AUDIO => {
                 Some((walk, self.target))
             }
@@ -124,7 +124,7 @@ impl<'a> Live<'a> {
         self.arrival.deadline.is_some_and(|turn| turn <= deadline)
     }
 
-    /// True if the request's next row, if it has one, is a decode.
+    /// True if the request's next row can only be a decode.
     pub fn decodes(&self) -> bool {
         self.segment().is_none()
     }
@@ -135,7 +135,8 @@ impl<'a> Live<'a> {
         self.decodes() && (prefill_only || self.planned.generated >= self.arrival.max_tokens)
     }
 
-    /// The outcome with which the request ends after the commit of a row with the outcome `outcome`.
+    /// The outcome with which the request ends after the commit of a row with this outcome. `None` if the request goes
+    /// on.
     pub fn ending(&self, outcome: &RowOutcome) -> Option<Outcome> {
         let generated = self.committed.generated;
         let finished = |reason| Some(Outcome::Finished { reason, generated });

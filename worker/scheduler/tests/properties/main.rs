@@ -1,7 +1,7 @@
 //! Random traffic over random planes, with steps in flight, cancels, deadlines and failures. An oracle with its own
 //! counts and its own device checks every plan and commit.
 //!
-//! `PROPTEST_CASES` is the number of scripts; `tests/long-properties` plays enough for four million steps.
+//! `PROPTEST_CASES` is the number of scripts; `tests/long-properties` runs enough scripts for four million steps.
 
 mod commits;
 #[path = "../common/mod.rs"]
@@ -40,7 +40,7 @@ use tutti_settings::{Admission, Chunking, PrefillSharing};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ahead {
     Never,
-    /// In some turns, at some of the points where a call is allowed.
+    /// `plan_ahead` is called in some turns, at some of the points where a call is allowed.
     Sometimes,
 }
 
@@ -49,7 +49,7 @@ struct Simulation<'a> {
     ahead: Ahead,
     scheduler: Scheduler,
     live: BTreeMap<GraphKey, Live<'a>>,
-    /// Requests that have ended while steps in flight had rows of them, until the last of these steps has come back.
+    /// Ended requests that still have rows in flight.
     draining: BTreeMap<GraphKey, Live<'a>>,
     ended: BTreeMap<GraphKey, Outcome>,
     /// The steps in flight, the oldest first.
@@ -108,8 +108,8 @@ impl<'a> Simulation<'a> {
     fn run(mut self) -> (Vec<String>, Seen) {
         let script = self.script;
         let last = script.requests.iter().map(|r| r.turn.max(r.cancel.unwrap_or(0))).max().unwrap_or(0);
-        // Each turn that is not aborted advances a request by at least one position. A preempted request computes its
-        // positions again, at most once for each request before it.
+        // Each turn whose step is not aborted advances a request by at least one position. A preempted request computes
+        // its positions again, at most once for each request before it.
         let work: usize = script.requests.iter().map(Arrival::max_total).sum();
         let again =
             if script.config.settings.admission == Admission::Optimistic { script.requests.len() } else { 1 };
@@ -196,7 +196,7 @@ impl<'a> Simulation<'a> {
             match ending.outcome {
                 Outcome::Cancelled => assert!(live.cancelled),
                 Outcome::DeadlineExceeded => assert!(live.is_due(self.turn)),
-                // A turn takes a millisecond, whatever the duration of its step.
+                // A turn advances the clock by one millisecond, whatever the duration of its step.
                 Outcome::DeadlineUnreachable { needed, left } => {
                     let deadline = live.arrival.deadline.expect("only a deadline can be unreachable");
                     assert_eq!(left, Duration::from_millis((deadline - self.turn) as u64));
@@ -208,7 +208,7 @@ impl<'a> Simulation<'a> {
             self.seen.ended_inside += usize::from(live.in_flight > 0);
             self.end(ending);
         }
-        // A request ends at once, even while steps have rows of it. Only its rows in flight are waited for.
+        // A request ends at once, even with rows in flight. Only its planes are kept until these rows are back.
         let over = |live: &Live<'_>| live.cancelled || live.failing || live.is_due(self.turn);
         let late = self.live.iter().find(|(_, live)| over(live));
         assert!(late.is_none(), "{:?} outlived its cancel or deadline", late.map(|(key, _)| key));
@@ -256,8 +256,8 @@ impl<'a> Simulation<'a> {
         let most = config.steps_in_flight;
         let is_free = |live: &Live<'_>| live.in_flight < most && !live.is_away() && !live.is_planned_out();
         let could_decode = partition.filter(|live| live.decodes() && is_free(live)).count();
-        // A decode may be left out while it waits for a page. Only a preemption could free one, and requests cannot be
-        // preempted while they are in a step or while another worker uses their pages.
+        // A decode may be left out while it waits for a page. Only a preemption could free a page, and requests cannot
+        // be preempted while they are in a step or while another worker uses their pages.
         let optimistic = config.settings.admission == Admission::Optimistic;
         let pinned = optimistic && self.live.values().any(Live::gives_up_no_page);
         let waits = optimistic && !self.flying.is_empty() || pinned;
@@ -271,8 +271,8 @@ impl<'a> Simulation<'a> {
         // The bound counts the request's own `PATIENCE` and, for each other request, a step of its own and `PATIENCE`
         // steps in between. The factor is 2 because the two partitions take turns.
         let most = 2 * (PATIENCE as usize + 1) * config.settings.running_limit();
-        // The request that is first in order gets its page as soon as the last one in order has left its steps, however
-        // long the outputs are.
+        // The first request in order waits for a page only until the last one in order has no row in flight and is
+        // preempted. So the bound does not depend on the lengths of the outputs.
         let most_led = 2 * (config.steps_in_flight + PATIENCE as usize);
         let first = self.live.iter().filter(|(_, live)| live.slot.is_some());
         let first = first.min_by_key(|(_, live)| live.order).map(|(key, _)| *key);

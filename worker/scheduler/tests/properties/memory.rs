@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tutti_scheduler::PageId;
 
-/// A stand-in for the state of a model: for each position, a hash of all tokens up to the position.
+/// A stand-in for the state of a model: for each position, a hash of all tokens up to and including the position.
 pub type History = Vec<u64>;
 
 /// Appends a token to a history.
@@ -14,7 +14,7 @@ pub fn remember(history: &mut History, token: u32) {
     history.push(mixed ^ (mixed >> 29));
 }
 
-/// The content of an entry whose computation has failed or has not ended.
+/// The content of an entry that was never written, or whose row failed or did not finish.
 const GARBAGE: u64 = 0xBAD;
 
 /// The paged planes of a device. All planes have the same pages. A page has one entry of a plane per `ratio` positions.
@@ -29,7 +29,8 @@ struct Plane {
 }
 
 impl Plane {
-    /// The index of the entry that `position` completes. `None` if it completes no entry.
+    /// An entry covers `ratio` positions. Returns the index of the entry whose last position is `position`, or `None`
+    /// if there is no such entry.
     fn entry(&self, page_tokens: usize, table: &[PageId], position: usize) -> Option<usize> {
         let completes = (position + 1).is_multiple_of(self.ratio);
         let page = completes.then(|| table[position / page_tokens].0 as usize)?;
@@ -57,7 +58,8 @@ impl Pages {
         self.planes.iter().find_map(differs)
     }
 
-    /// Writes the entries that these positions complete. Writes their values if `sound` is true, else garbage.
+    /// Writes the entries whose last position is among these positions. Writes their values if `sound` is true, else
+    /// garbage.
     pub fn write(&mut self, table: &[PageId], positions: Range<usize>, history: &[u64], sound: bool) {
         for plane in &mut self.planes {
             for position in positions.clone() {

@@ -5,10 +5,10 @@ use tutti_proto::declaration::{ModelDeclaration, Plane, PlaneKind};
 
 use crate::common;
 
-/// The planes of a model. All models have the walks of the fixtures.
+/// The planes of a model. The walks of all models are those of `common::model`.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// The ratio of each paged plane. Each divides the tokens per page.
+    /// The ratio of each paged plane. Each ratio divides the number of tokens per page.
     pub ratios: Vec<u32>,
     /// Bytes of each slot plane.
     pub slots: Vec<u64>,
@@ -31,7 +31,8 @@ impl Model {
     }
 }
 
-/// A model with at least one of these paged planes, and with up to three slot planes.
+/// Generates a model with one paged plane for each ratio of a non-empty subset of `ratios`, and with up to three slot
+/// planes.
 pub fn model(ratios: &'static [u32]) -> impl Strategy<Value = Model> {
     let slots =
         prop_oneof![1 => Just(vec![]), 2 => vec(prop_oneof![Just(4_u64), Just(96), 1..5000_u64], 1..4)];

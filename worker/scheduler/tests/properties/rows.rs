@@ -68,8 +68,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// The position at which the chunk that begins at `start` must end if it gets that far, because a snapshot is taken
-    /// there.
+    /// The next position behind `start` at which the slot is saved. No chunk that begins at `start` may end behind it.
+    /// `usize::MAX` if the request leaves no snapshots.
     fn next_rung(&self, live: &Live<'_>, start: usize) -> usize {
         let page_tokens = self.script.config.page_tokens;
         if !self.keeps_snapshots() || !live.arrival.shares {
@@ -84,7 +84,7 @@ impl Simulation<'_> {
         if of_prefill > start { next.min(of_prefill) } else { next }
     }
 
-    /// True if the request's planned progress is at a position of a snapshot.
+    /// True if the request's next row begins at a position at which the slot is saved.
     pub fn is_at_rung(&self, live: &Live<'_>) -> bool {
         let (page_tokens, computed) = (self.script.config.page_tokens, live.planned.computed);
         let blocks = computed / page_tokens;
@@ -92,7 +92,7 @@ impl Simulation<'_> {
         whole && live.arrival.shares && (is_rung(blocks) || blocks == (live.target - 1) / page_tokens)
     }
 
-    /// Checks the first row after an admission, which may begin after whole cached blocks.
+    /// Checks the start of a row. The first row after an admission may begin behind whole cached blocks.
     pub fn check_start(&mut self, row: &Row) {
         let config = &self.script.config;
         let live = self.live.get_mut(&row.key).unwrap_or_else(|| panic!("{} is not there", row.key));
@@ -127,7 +127,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Checks that chunks end at multiples of a page. Only the first prefill of a step may be cut elsewhere.
+    /// Checks that chunks end at page boundaries. Only the chunk of a step's first prefill may end elsewhere.
     pub fn check_grid(&self, prefills: &[Row], rows: usize) {
         let config = &self.script.config;
         for (index, row) in prefills.iter().enumerate() {
@@ -146,7 +146,7 @@ impl Simulation<'_> {
     }
 }
 
-/// True if a number of blocks is a power of two, from 4 on.
+/// True if `blocks` is a power of two and at least 4.
 fn is_rung(blocks: usize) -> bool {
     blocks >= 4 && blocks.is_power_of_two()
 }

@@ -17,14 +17,14 @@ use crate::{
 pub struct Script {
     pub model: Model,
     pub config: SchedulerConfig,
-    /// Number of steps that are planned ahead of the oldest running one. At most the number of steps that may be in
-    /// flight, so that some turns begin with all of them in flight.
+    /// Maximum number of steps that stay in flight at the end of a turn. It is at most `steps_in_flight`. If the two
+    /// are equal, some turns begin with the maximum number of steps in flight.
     pub depth: usize,
     pub requests: Vec<Arrival>,
     pub fate_seed: u64,
-    /// Percentage of steps that the engine aborts.
+    /// Percentage of steps that the device refuses.
     pub aborts: u64,
-    /// Percentage of rows that the engine fails.
+    /// Percentage of rows that fail.
     pub failures: u64,
 }
 
@@ -41,7 +41,7 @@ pub struct Arrival {
     pub max_tokens: u32,
     pub min_tokens: u32,
     pub stops: bool,
-    /// Each prompt of a family starts with the family's first `alike` tokens.
+    /// Number that selects the common start of prompts. A prompt begins with the first `alike` tokens of its family.
     pub family: u32,
     pub alike: usize,
     pub shares: bool,
@@ -51,7 +51,7 @@ pub struct Arrival {
     pub away: usize,
     /// True if the transfer fails.
     pub fails: bool,
-    /// Number of turns until the media are here. `None` without media.
+    /// Number of turns until the embeddings of the media arrive. `None` without media.
     pub media: Option<usize>,
 }
 

@@ -69,7 +69,7 @@ impl Slots {
         self.sampled[slot.0 as usize] = None;
     }
 
-    /// True if the slot holds this state, or if the model has no slot planes.
+    /// True if the slot holds this state. Always true for a model without slot planes.
     pub fn holds(&self, slot: SlotId, state: State) -> bool {
         !self.has_planes || self.states[slot.0 as usize] == state
     }

@@ -7,9 +7,9 @@ use crate::live::Live;
 /// The digests of states that requests may find in the prefix cache.
 #[derive(Default)]
 pub struct Traces {
-    /// States at those page boundaries that committed rows have reached.
+    /// States at the page boundaries that committed rows have reached.
     pub recorded: HashSet<u64>,
-    /// States with a snapshot. Both the row that ends there and the step that copies the slot are committed.
+    /// States with a snapshot. The row that reaches the state and the step that copies the slot are both committed.
     pub saved: HashSet<u64>,
     /// States at the ends of committed rows.
     ends: HashSet<u64>,

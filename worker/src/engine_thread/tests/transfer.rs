@@ -32,7 +32,7 @@ use crate::engine_thread::{self, Command, EngineChannels};
 const WAIT: Duration = Duration::from_secs(120);
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SECRET: [u8; 16] = *b"opens the pages!";
-/// Five pages of sixteen tokens.
+/// Number of tokens of the prompt. The prompt takes five pages of 16 tokens.
 const PROMPT: usize = 70;
 const PAGES: usize = 5;
 

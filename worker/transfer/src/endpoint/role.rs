@@ -46,7 +46,7 @@ pub(crate) struct Leader {
     pub outbox: mpsc::WeakSender<pb::WorkerMessage>,
 }
 
-/// The path of events to the engine.
+/// The queue of events to the engine, and the function that wakes the engine.
 #[derive(Clone)]
 pub(crate) struct Events {
     queue: mpsc::Sender<Event>,
@@ -69,7 +69,7 @@ pub(crate) struct Follower {
 /// The hosts of a rank and of its group's leader.
 #[derive(Clone, Debug)]
 pub struct Hosts {
-    /// Host at which other workers reach this rank, and its connections to them.
+    /// The network of this rank, with the host at which other workers reach it.
     pub own: Network,
     /// Host at which this rank reaches its leader.
     pub leader: IpAddr,
@@ -121,7 +121,7 @@ impl Role {
                 leader.ranks.iter().for_each(|ranks| ranks.handed_over(key));
                 leader.events.send(Event::Accepted(key)).await;
             }
-            // The end of the leader's own push stands for those of all ranks.
+            // A follower's success is not reported: the leader's own push reports the success of all ranks.
             (Self::Follower(_), Ok(())) => {}
         }
     }
@@ -157,7 +157,7 @@ impl Role {
 }
 
 impl Leader {
-    /// Tells the conductor how much room a request has, here and at the other ranks.
+    /// Tells the conductor how much room a request has at this rank and at the other ranks.
     pub async fn announce(&self, key: GraphKey, space: &Space, room: pb::RankRoom, ranks: Vec<pb::RankRoom>) {
         let pb::RankRoom { port, shared_memory } = room;
         let (layout_hash, known_pages) = (space.layout.id, space.known as u32);
@@ -190,7 +190,7 @@ impl Follower {
         let _ = self.reports.send(pb::RankReport { report: Some(report) }).await;
     }
 
-    /// Starts reports to the leader. They include the bytes that leave `staging`.
+    /// Starts reports to the leader. The reports include the total of bytes that have left `staging`.
     pub fn start_reports(self: &Arc<Self>, to: pb::ReportTo, staging: Arc<StagingBudget>, runtime: &Handle) {
         let Some(inbox) = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let leader = SocketAddr::new(self.hosts.leader, u16::try_from(to.port).unwrap_or_default());

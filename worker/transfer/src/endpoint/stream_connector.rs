@@ -33,7 +33,7 @@ impl Connector for StreamConnector {
         if let Some(ranks) = self.endpoint.ranks().filter(|_| run.extent == Extent::Share) {
             ranks.staged(data.len());
         }
-        // No result: if the push fails, an event says so.
+        // The method returns no result: if the push fails, an event reports the failure.
         self.endpoint.sender.put(run, data);
     }
 

@@ -1,7 +1,7 @@
 use super::*;
 
-/// Returns the layout of a model with two paged planes, the second of which has an entry per 4 tokens, and two slot
-/// planes.
+/// Returns the layout of a model with two paged planes and two slot planes. The second paged plane has one entry per 4
+/// tokens.
 fn layout(units: usize) -> PageLayout {
     let section = |units, unit_bytes| Section { units, unit_bytes };
     let pages = |ratio| PlaneStorage::Pages { ratio };

@@ -59,7 +59,7 @@ impl RankReports for Reports {
 }
 
 impl Reports {
-    /// The service behind the check of its callers' credentials.
+    /// Returns the service, with a check of its callers' credentials in front.
     pub fn into_service(self) -> InterceptedService<RankReportsServer<Self>, impl Check> {
         let check = credential::check_report(Arc::clone(&self.ranks));
         InterceptedService::new(RankReportsServer::new(self), check)
@@ -106,8 +106,8 @@ impl Reports {
         } else if !self.reservations.fail(key, error.to_string()) {
             return;
         }
-        // The ranks keep a request that this group receives until the engine orders them to forget it, because the
-        // engine may already have ordered a write of its shares.
+        // A request that this group receives is not forgotten yet, because the engine may already have ordered a write
+        // of its shares. The ranks keep the request until the engine orders them to forget it.
         tracing::info!(%key, %error, "a share did not get across");
         self.events.send(Event::Failed(key, error)).await;
     }

@@ -17,7 +17,7 @@ use tutti_proto::{
 
 use crate::{Filled, Run, UnitLayout, send::STAGED_BYTES};
 
-/// The shares of a rank.
+/// The shares that have arrived at a rank.
 pub(crate) struct ShareStore {
     rank: usize,
     requests: Mutex<HashMap<GraphKey, Arrived>>,
@@ -104,7 +104,8 @@ impl ShareStore {
 }
 
 impl Arrived {
-    /// Names the first missing unit, if the sender says that it has sent `counts` units.
+    /// Returns an error that names the first missing unit, or `None` if all units have arrived. `counts` is the
+    /// sender's count of its units.
     fn missing(&self, layout: &UnitLayout, counts: &[u32]) -> Option<String> {
         let pages = self.filled.count();
         let wanted = layout.counts(pages);

@@ -43,7 +43,7 @@ struct Reservation {
     lease: Duration,
     /// Time at which the sender was last heard from.
     heard: Instant,
-    /// `None` until the request holds the space for its units.
+    /// Space for the request's units; `None` until the request holds it.
     space: Option<Space>,
 }
 
@@ -57,9 +57,9 @@ pub(crate) struct Space {
     pub share: Option<UnitLayout>,
     /// Number of pages or rows in the space.
     pub count: usize,
-    /// Number of leading pages that are already valid here. A sender must not fill them.
+    /// Number of leading pages that this worker already holds. A sender must not fill them.
     pub known: usize,
-    /// `None` if no segment could be created. The messages then carry the bytes.
+    /// The segment of shared memory. `None` if no segment could be created, and then the messages carry the bytes.
     pub segment: Option<Arc<Segment>>,
 }
 
@@ -67,13 +67,13 @@ pub(crate) struct Space {
 pub(crate) enum Found {
     /// Space that waits to be filled.
     Waiting(Space),
-    /// The accepted hand-over. The request already continues here.
+    /// The accepted hand-over. The request already continues on this worker.
     Imported(pb::HandOver),
 }
 
 impl Space {
-    /// Narrows the space to the units that a sender announces: whole units, or one rank's share. False if this worker
-    /// does not take the announced units.
+    /// Narrows the space to the units that a sender announces: whole units, or one rank's share. Returns false if this
+    /// worker does not take the announced units.
     pub fn choose(&mut self, announced: GroupRank) -> bool {
         if let Some(share) = self.share.take_if(|share| share.share == announced) {
             self.layout = share;
@@ -116,7 +116,7 @@ impl Reservations {
         }
     }
 
-    /// Checks that a sender shows the secret of a graph that is known here.
+    /// Checks that a sender shows the secret of a graph that this worker knows.
     pub fn check(&self, key: GraphKey, headers: &HeaderMap) -> Result<(), Status> {
         let state = self.lock();
         let imported = state.imported.get(&key).map(|(secret, _)| secret);
@@ -196,8 +196,8 @@ impl Reservations {
         }
     }
 
-    /// Returns the lease's length, and the time at which it ends if the sender stays silent until then. `None` if no
-    /// open reservation has this key.
+    /// Returns the time at which the lease ends if the sender stays silent, and the lease's length. `None` if no open
+    /// reservation has this key.
     pub fn lease_until(&self, key: GraphKey) -> Option<(Instant, Duration)> {
         let state = self.lock();
         let Reservation { lease, heard, .. } = state.waiting.get(&key).filter(|open| open.space.is_some())?;

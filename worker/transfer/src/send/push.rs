@@ -1,5 +1,5 @@
-//! A push: the task of one request that is prefilled or encoded here for another worker. It lasts from the request's
-//! launch to the receiver's answer.
+//! A push: the task of one request that this worker prefills or encodes for another worker. A push lasts from the
+//! request's launch to the receiver's answer.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -47,8 +47,8 @@ struct Progress {
 }
 
 impl Push {
-    /// Runs until the receiver accepts the request or the push fails. Returns `None` if the request ends on this worker
-    /// before that.
+    /// Runs until the receiver accepts the request or the push fails. Returns `None` if the request has ended on this
+    /// worker first.
     pub async fn run(self) -> Option<Result<(), TransferError>> {
         let mut progress = Progress::default();
         let mut outcome = self.attempt(&mut progress).await;

@@ -13,9 +13,10 @@ use tokio::sync::Notify;
 
 use crate::{HandOver, Run};
 
-/// Maximum bytes that all requests together may stage. A unit that is larger may be staged alone.
+/// Maximum bytes that all requests together may stage. A single larger unit may be staged alone.
 pub(crate) const STAGED_BYTES: usize = 64 << 20;
-/// If the engine finds fewer free bytes than this, it may have to wait for room, and is woken when bytes become free.
+/// Number of free bytes that is enough for the engine. If the engine finds fewer, the next bytes that become free wake
+/// it.
 const ENOUGH_BYTES: usize = 16 << 20;
 
 /// The budget of staged bytes, which all requests share.

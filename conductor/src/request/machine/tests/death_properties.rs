@@ -1,5 +1,5 @@
-//! A request under random deaths: the client sees each token once and in order, and no worker stays booked, whichever
-//! worker dies at any time and whatever it still sends.
+//! A request whose workers die at random times. Some dead workers still send messages. The client sees each token once
+//! and in order, and no worker stays booked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +34,7 @@ enum Said {
     Completion(WorkerId, pb::Completion),
 }
 
-/// A group of ranks, its dead predecessors (some still send), and all messages so far.
+/// The request, its current group of ranks, the dead ranks, and all messages so far. Some dead ranks still send.
 struct World {
     request: Request,
     total: u32,
@@ -190,7 +190,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Deaths at any point, messages of dead workers, and repeated messages at any time.
+    /// Workers die at any point, dead workers still send, and messages are repeated at any time.
     #[test]
     fn deaths_and_echoes_change_nothing(
         total in 1u32..8,

@@ -1,6 +1,6 @@
-//! A request whose encoding, prefill and decode are disaggregated, under deaths, failed hand-overs, repeated messages,
-//! and messages of different workers in any order: the client sees each token once and in order, and no worker stays
-//! booked.
+//! A request whose encoding, prefill and decode are disaggregated. Workers die, hand-overs fail, messages are repeated,
+//! and messages of different workers arrive in any order. The client sees each token once and in order, and no worker
+//! stays booked.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -33,7 +33,7 @@ struct FakeGraph {
 #[derive(Clone, Debug)]
 enum Said {
     Reserved(pb::GraphKey),
-    /// One report: a row, and the completion if the graph ends with it.
+    /// A row, with the graph's completion if the graph ends with this row.
     Row(pb::RowReport, Option<pb::Completion>),
     Completion(pb::Completion),
 }
@@ -42,7 +42,7 @@ struct World {
     request: Request,
     total: u32,
     chunk: u32,
-    /// `prefills`: a worker that prefills is ready. `encodes`: a worker that encodes is ready.
+    /// `prefills` and `encodes` are true if a worker that prefills or encodes is ready.
     prefills: bool,
     encodes: bool,
     alive: Vec<FakeGraph>,
@@ -228,7 +228,8 @@ impl World {
         self.alive[index] = graph;
     }
 
-    /// Transfers a graph. The receiver acknowledges if it is present, and continues.
+    /// Transfers a graph's planes or embeddings. The receiver, if it is present, acknowledges the transfer and
+    /// continues.
     fn export(&mut self, graph: &FakeGraph) {
         let of_media = graph.role == GraphRole::Encode;
         let goes_on = |role| match role {

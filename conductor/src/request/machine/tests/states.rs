@@ -1,7 +1,7 @@
 //! The tables of a request's states in docs/, produced by driving the machine through each transition.
 //!
-//! Every row of a table is an event with the stages in which it may occur. Next stage and consequence are what the
-//! machine does, and must be the same for all these stages. The page has the tables between two markers.
+//! Every row of a table has an event, and the stages in which the event may occur. The machine determines the next
+//! stage and the consequence, which must be the same for all these stages. Two markers on the page enclose each table.
 
 use std::{fs, path::Path};
 
@@ -20,7 +20,7 @@ const DECODE: [WorkerId; 2] = [WorkerId(5), WorkerId(6)];
 const ENCODER: WorkerId = WorkerId(7);
 const STRANGER: WorkerId = WorkerId(9);
 
-/// A request in some stage. A worker still holds a graph of its first try, which was lost.
+/// A request in some stage. A worker still holds a graph of the request's first try, which was lost.
 struct Case {
     request: Request,
     /// The client's receiver, kept open.
@@ -212,7 +212,7 @@ fn members(workers: [WorkerId; 2]) -> Members {
     Members::from([(Rank(0), workers[0]), (Rank(1), workers[1])])
 }
 
-/// The graph that was launched first, of the graphs that still run: its workers and its key.
+/// The workers and the key of the graph that prefills; those of the decode if no graph prefills yet.
 fn first_graph(case: &Case) -> ([WorkerId; 2], Option<pb::GraphKey>) {
     if case.graph.is_some() { (GRAPH, case.graph) } else { (DECODE, case.decode) }
 }

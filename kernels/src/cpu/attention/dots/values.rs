@@ -1,4 +1,4 @@
-//! The weighted sum of a block's values in dot products of pairs of keys.
+//! The weighted sum of a block's values, computed with dot products over pairs of keys.
 
 use super::super::kernel::{Kernel, Values, prefetch};
 use super::{Dots, mask};
@@ -9,8 +9,8 @@ use crate::cpu::simd::{LANES, Op, Simd};
 /// Number of pairs of keys per panel.
 const PANEL_PAIRS: usize = LANES / 2;
 
-/// Adds the values of pairs `pairs.0 .. pairs.1`, which all queries see, to the sums of `R` queries, `P` times sixteen
-/// elements at a time.
+/// Adds the weighted values of pairs `pairs.0 .. pairs.1`, which all queries see, to the sums of `R` queries, `P` times
+/// sixteen elements at a time.
 pub(super) struct AddShared<'t, 'v, const R: usize, const P: usize> {
     pub(super) values: &'t mut Values<'v, u16>,
     pub(super) pairs: (usize, usize),
@@ -24,7 +24,7 @@ impl<const R: usize, const P: usize> Op for AddShared<'_, '_, R, P> {
     fn run<S: Simd>(mut self, s: S) {
         let head_dim = self.values.head_dim;
         let mut column = 0;
-        // One or two queries need eight chains of sixteen elements to hide the latency.
+        // One or two queries need eight independent sums of sixteen elements to hide the latency of a dot product.
         while const { R <= 2 } && column + 8 * LANES <= head_dim {
             self.columns::<S, 8>(s, column);
             column += 8 * LANES;
@@ -88,7 +88,7 @@ impl<const R: usize, const P: usize> AddShared<'_, '_, R, P> {
     }
 }
 
-/// Adds the values of pairs `pairs.0 .. pairs.1`, which not all queries see, to the sums of each query that sees them.
+/// Adds the weighted values of pairs `pairs.0 .. pairs.1`, which only some queries see, to the sums of those queries.
 pub(super) struct AddOwn<'t, 'v> {
     pub(super) values: &'t mut Values<'v, u16>,
     pub(super) pairs: (usize, usize),

@@ -31,7 +31,7 @@ fn plan(rows: &[(usize, usize)], shape: AttentionShape, threads: usize) -> Plan 
     };
     step.begin(&inputs, &no_planes()).unwrap();
     let mut plan = Plan::default();
-    // Twice: a plan must not depend on the one before.
+    // The plan is made twice, because it must not depend on the previous plan.
     plan.make(&step, &shape, threads, usize::MAX);
     plan.make(&step, &shape, threads, usize::MAX);
     plan
@@ -43,7 +43,7 @@ fn shape(kv_heads: usize, window: Option<usize>) -> AttentionShape {
 
 #[test]
 fn a_long_decode_is_cut_where_threads_would_wait_for_it() {
-    // Counted by head, since a piece may have several heads.
+    // Counts each head of a split piece, since a piece may have several heads.
     let splits = |plan: &Plan| {
         let split = plan.pieces.iter().filter(|piece| piece.split.is_some());
         split.map(|piece| piece.kv_heads).sum::<usize>()

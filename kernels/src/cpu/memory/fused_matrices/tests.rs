@@ -20,7 +20,7 @@ fn matrices_that_do_not_match_are_refused() {
         assert!(refused(matrices, true));
     }
     assert!(!refused(&[good; 2], true));
-    // Two rows of one column, which begin two elements apart, end with their last element.
+    // Two rows of one column with a stride of two elements take three elements: no padding follows the last row.
     let window = |bytes, stride| HostMatrix { stride, ..matrix(bytes, WeightType::F16, 2, 1) };
     assert!(!refused(&[window(&[0; 6], 2)], false));
     for bad in [window(&[0; 8], 2), window(&[0; 4], 2), window(&[0; 2], 0), window(&[0; 6], usize::MAX)] {

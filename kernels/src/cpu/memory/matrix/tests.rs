@@ -27,12 +27,13 @@ fn fused_matrices_are_stacked_in_panels() {
 
 #[test]
 fn whole_blocks_and_remainders_are_packed_alike() {
-    // Two whole panels and five outputs. One, two or three blocks of inputs, by element size, and nine more inputs.
+    // Two whole panels and five outputs. One or three whole blocks of inputs, depending on the element type, and a
+    // remainder.
     let (outputs, inputs) = (37, 57);
     let mut pool = ThreadPool::new(2).unwrap();
     for dtype in [WeightType::F32, WeightType::F16, WeightType::Bf16] {
         let size = dtype.bytes();
-        // Bytes that could be confused with each other differ.
+        // Nearby bytes differ, so that a wrong index changes the result.
         let bytes: Vec<u8> =
             (0..outputs * inputs * size).map(|i| (i % 251) as u8 ^ (i / 251) as u8).collect();
         let source = HostMatrix::new(&bytes, dtype, outputs, inputs);
@@ -59,7 +60,7 @@ fn whole_blocks_and_remainders_are_packed_alike() {
 
 #[test]
 fn a_window_of_a_wider_matrix_is_packed_as_its_copy() {
-    // Columns 7 to 50 of 60, from row 2 of 37.
+    // The window has columns `7..50` of 60 and rows `2..37` of 37.
     let (width, rows, columns) = (60, 35, 43);
     let mut pool = ThreadPool::new(2).unwrap();
     for dtype in [WeightType::F32, WeightType::Bf16] {

@@ -26,10 +26,10 @@ fn copies_move_all_planes_and_touch_no_other_slot() {
     assert_eq!([state(&slots, 1), state(&slots, 2), state(&slots, 3)], [[1; 103], [2; 103], [1; 103]]);
     slots.copy(&[copy(0, 1)], &mut pool).unwrap();
     assert_eq!([state(&slots, 1), state(&slots, 2), state(&slots, 3)], [[0; 103], [2; 103], [1; 103]]);
-    // The planes are apart: the bytes keep their order.
+    // The bytes of a slot keep their order across the two planes.
     let bytes: Vec<u8> = (0..103).collect();
     slots.write(SlotId(2), &bytes).unwrap();
-    // In order, down and up. A copy of a slot to itself changes nothing.
+    // The copies run in order, to lower and to higher slots. A copy of a slot to itself changes nothing.
     slots.copy(&[copy(2, 1), copy(1, 1), copy(1, 3), copy(0, 2)], &mut pool).unwrap();
     assert_eq!([state(&slots, 1), state(&slots, 2), state(&slots, 3)], [bytes.clone(), vec![0; 103], bytes]);
 }

@@ -32,7 +32,7 @@ impl<S: Simd> BfpBlock<S> {
 }
 
 /// Rounds [`BFP_BLOCK`] activations to the numbers that their BFP block stands for. If an activation is not finite, the
-/// result is not finite, and otherwise unspecified.
+/// result is not finite either, and its value is unspecified.
 #[inline(always)]
 pub(in crate::cpu) fn round_activations<S: Simd>(
     s: S,

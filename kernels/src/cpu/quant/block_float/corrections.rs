@@ -2,10 +2,9 @@
 //! the LM head.
 //!
 //! A look-up returns the checkpoint's weights on every instruction path. The panels of such a table are in block
-//! floating point for its products, so the small weights of a BFP block lack bits there. A second copy of the table in
-//! bfloat16 would take two bytes per weight. [`Corrections`] hold only the weights that differ from those in the
-//! panels: a bit per weight, which marks those that were rounded, and two bytes for each of them. Of normally
-//! distributed weights, 6 % are rounded.
+//! floating point for its products, so the small weights of a BFP block lack low bits in the panels. A second copy of
+//! the table in bfloat16 would take two bytes per weight. [`Corrections`] take one bit per weight, which marks rounded
+//! weights, and two bytes per rounded weight. About 6 % of normally distributed weights are rounded.
 
 use std::fs::File;
 
@@ -20,7 +19,7 @@ use crate::cpu::threads::pool::ThreadPool;
 /// The name of the memory in errors.
 const WHAT: &str = "the corrections of a table of embeddings";
 
-/// The weights of a table that differ from those of its panels in block floating point.
+/// The exact values of a table's weights that differ from the weights in the table's block floating point panels.
 pub(in crate::cpu) struct Corrections {
     marks: Marks,
     /// The marked weights in bfloat16, row by row.
@@ -29,8 +28,8 @@ pub(in crate::cpu) struct Corrections {
 
 /// The positions of the weights that were rounded.
 ///
-/// A row of the table has a word with the index of its first value, and then a word per BFP block, with a bit per
-/// weight.
+/// Each row of the table has one word with the index of the row's first value in `Corrections::values`. One word per
+/// BFP block follows, with one bit per weight.
 pub(in crate::cpu) struct Marks {
     words: Buffer<u64>,
     /// Number of words per row.
@@ -59,7 +58,7 @@ impl Corrections {
         self.marks.bytes().len() + self.values.bytes().len()
     }
 
-    /// Replaces the weights of a row that were rounded. `out` holds the row as the panels have it.
+    /// Replaces the rounded weights in `out`, a row that was read from the panels, with their exact values.
     pub(in crate::cpu) fn apply(&self, output: usize, out: &mut [f32]) {
         let (first, masks) = self.marks.row(output);
         // A damaged file of packed weights can have any index.
@@ -179,7 +178,7 @@ fn positions(mut mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Marks the weights of one row, in bfloat16, that block floating point rounds.
+/// Marks the weights of one bfloat16 row that block floating point rounds.
 struct MarkRow<'a> {
     row: &'a [[u8; 2]],
     masks: &'a mut [u64],
@@ -196,8 +195,8 @@ impl Op for MarkRow<'_> {
             }
             let mut held = exact;
             round_weights(&mut held);
-            // A block that begins behind the end of the row has no weights to mark. Its zeros may differ, too, because
-            // NaN and infinities change all numbers of their BFP block.
+            // Only weights of the row are marked. The zeros that pad the row's last block may differ, too, because NaN
+            // and infinities change all numbers of their BFP block.
             for (index, (exact, held)) in exact.iter().zip(&held).enumerate().take(block.len()) {
                 // The bits are compared, because zeros have signs. A NaN never stays the same.
                 let differs = exact.to_bits() != held.to_bits() || exact.is_nan();

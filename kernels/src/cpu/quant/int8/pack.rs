@@ -68,8 +68,8 @@ impl<W: Format> Op for Panel<'_, W> {
     }
 }
 
-/// Quantises `inputs` inputs from `first` on of a panel's rows into a group of the panel, `to`. `quantised` has the
-/// quantised numbers of each row afterwards, and zeros for a missing row.
+/// Quantises inputs `first .. first + inputs` of a panel's rows into one group of the panel, `to`. `quantised` receives
+/// the quantised numbers of each row, and zeros for a missing row.
 #[inline(always)]
 pub(super) fn pack_group<S: Simd, W: Format>(
     s: S,

@@ -35,7 +35,7 @@ const fn block_inputs<S: Simd>() -> usize {
 /// Maximum number of panels that a tile is multiplied by at once. The index of a task's first panel is a multiple of
 /// this number, so that both panels of a pair (gate and up) belong to one task.
 const MOST_PANELS: usize = 4;
-/// Maximum number of tiles that share the fetching of weights.
+/// Maximum number of tiles that share the prefetching of weights.
 const FEW_TILES: usize = 4;
 /// Minimum number of activations per packing task, below which waking another thread costs more than it saves.
 const PACKED_AT_ONCE: usize = 8 << 10;
@@ -112,7 +112,7 @@ impl<'a, F: Fn(Group, usize) -> Work<'a> + Sync> GroupProducts<'_, F> {
     /// Multiplies packed activations by the weights.
     fn multiply(&self, pool: &mut ThreadPool, tasks: &mut GroupTasks) -> Result<(), DeviceError> {
         let (panels, threads, groups) = (self.shape.panels(), pool.threads(), self.groups.len());
-        // The number of panels and the number of tiles of a task, and the number of ranges of tiles.
+        // Returns the number of panels per task, the number of tiles per task, and the number of ranges of tiles.
         let division = |tiling: Tiling| {
             // Several tasks per thread balance the load. With a single tile, most time is spent on fetching weights, so
             // tasks can be smaller.
@@ -165,8 +165,8 @@ impl Op for Block<'_> {
         // With a single tile, all inputs are one block, so that weights are read in memory order.
         let count = tiles.1.saturating_sub(tiles.0);
         let at_once = if count > 1 { const { block_inputs::<S>() } } else { usize::MAX };
-        // Multiplying a few tiles takes about as long as fetching the weights. The tiles then share the fetching of the
-        // next panels.
+        // With a few tiles, multiplying takes about as long as fetching the weights, so the tiles share the prefetching
+        // of the next panels.
         let shared = count > 1 && count <= FEW_TILES && inputs <= at_once;
         let cached = if shared { MOST_PANELS } else { cached };
         while first < end {
@@ -222,8 +222,8 @@ struct RowTile<'a, const R: usize, const P: usize> {
     ahead: Option<Ahead>,
 }
 
-/// Tells which panels a tile prefetches: for one in `shares` of the panels that multiply it, the panel that is `panels`
-/// further.
+/// A tile's share of the prefetches. While the tile is multiplied by panel `p`, it prefetches panel `p + panels` if `p
+/// % shares == share`.
 #[derive(Clone, Copy)]
 struct Ahead {
     panels: usize,
@@ -232,7 +232,8 @@ struct Ahead {
 }
 
 impl Ahead {
-    /// Returns the distance from `panel` to the panel that the tile prefetches meanwhile; 0 if it prefetches none.
+    /// Returns the distance in panels from `panel` to the panel that the tile prefetches while it is multiplied by
+    /// `panel`. 0 stands for no prefetch.
     #[inline(always)]
     fn further(self, panel: usize) -> usize {
         if panel % self.shares == self.share { self.panels } else { 0 }

@@ -35,7 +35,7 @@ pub(super) fn quantise<S: Simd>(s: S, x: &[f32], out: &mut [i8; GROUP]) -> f32 {
 
 /// A group of activations after rounding.
 pub(super) struct Rounded<S: Simd> {
-    /// The scale that [`quantise`] would return.
+    /// The scale, equal to the result of [`quantise`].
     pub(super) scale: f32,
     /// The quantised numbers, which are integers.
     pub(super) numbers: [S::F; GROUP / LANES],
@@ -43,7 +43,7 @@ pub(super) struct Rounded<S: Simd> {
 
 /// A quantised group of activations.
 pub(super) struct Quantised<S: Simd> {
-    /// The scale that [`quantise`] would return.
+    /// The scale, equal to the result of [`quantise`].
     pub(super) scale: f32,
     /// Sum of the quantised numbers.
     pub(super) sum: i32,
@@ -52,7 +52,7 @@ pub(super) struct Quantised<S: Simd> {
     pub(super) words: [S::I; GROUP / (2 * LANES)],
 }
 
-/// Rounds a group that is in registers. The result is the same as that of [`quantise`].
+/// Rounds a group that is in registers. [`quantise`] gives the same result.
 #[inline(always)]
 pub(super) fn round_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Rounded<S> {
     let zero = s.splat(0.0);
@@ -73,7 +73,7 @@ pub(super) fn round_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Rounded<S>
     Rounded { scale: largest / MOST + poison, numbers }
 }
 
-/// Quantises a group that is in registers. The result is the same as that of [`quantise`].
+/// Quantises a group that is in registers. [`quantise`] gives the same result.
 #[inline(always)]
 pub(super) fn quantise_lanes<S: Simd>(s: S, x: [S::F; GROUP / LANES]) -> Quantised<S> {
     let Rounded { scale, numbers } = round_lanes(s, x);

@@ -1,5 +1,5 @@
-//! The screen of an LM head: the head in eight bits, and norms that bound the difference of its logits from those of
-//! the head itself (see [`crate::cpu::sampling::screen`]).
+//! The screen of an LM head: a copy of the head in eight bits, and norms that bound the difference between the logits
+//! of the copy and of the head (see [`crate::cpu::sampling::screen`]).
 
 use std::fs::File;
 use std::marker::PhantomData;
@@ -41,8 +41,8 @@ impl Screen {
         Int8Matrix::len(shape)?.checked_add(2 * shape.panels() * size_of::<f32>())
     }
 
-    /// Packs the screen of a head that is packed in the given form. Returns `None` if the head has weights that are not
-    /// finite, or whose squares are not.
+    /// Packs the screen of a head that is packed in the given form. Returns `None` if a weight of the head or its
+    /// square is not finite.
     pub(in crate::cpu) fn pack(
         path: Path,
         pool: &mut ThreadPool,
@@ -80,7 +80,7 @@ impl Screen {
         Ok(Self::of(shape, data))
     }
 
-    /// Maps a packed screen from `file`. It is [`Self::len`] bytes long and starts at offset `from`.
+    /// Maps a packed screen: the [`Self::len`] bytes of `file` from offset `from` on.
     pub(in crate::cpu) fn mapped(file: &File, from: u64, shape: Shape) -> Result<Option<Self>, DeviceError> {
         Ok(Self::of(shape, Buffer::mapped(file, from, Self::len(shape), WHAT)?))
     }
@@ -103,7 +103,7 @@ impl Screen {
         &self.head
     }
 
-    /// The packed bytes: [`Self::len`] of them.
+    /// The [`Self::len`] packed bytes.
     pub(in crate::cpu) fn packed(&self) -> &[u8] {
         self.head.packed()
     }
@@ -171,16 +171,16 @@ impl<W: Format> Op for Panel<'_, W> {
 
 /// Returns an upper bound of the norm of `inputs` numbers, given their sum of squares. The factor covers the roundings
 /// of the sum. The added term covers squares that underflow, and denormal numbers that a dot-product instruction
-/// flushes. The result is not finite if a number is not.
+/// flushes. If a number is not finite, the result is not finite.
 #[inline(always)]
 fn norm(squares: f32, inputs: usize) -> f32 {
     const FACTOR: f32 = 1.0 + 1.0 / 1024.0;
-    // 2^-74, the root of the smallest f32 that is not zero, rounded up.
+    // 2^-74, the square root of the smallest positive f32, rounded up.
     const PER_INPUT: f32 = f32::from_bits((127 - 74) << 23);
     squares.sqrt() * FACTOR + inputs as f32 * PER_INPUT
 }
 
-/// Upper bounds of the norms of one row of activations. They are not finite if an activation is not.
+/// Upper bounds of the norms of one row of activations. If an activation is not finite, the bounds are not finite.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cpu) struct RowNorms {
     /// Norm of the activations as the exact product multiplies them.

@@ -26,16 +26,16 @@ pub struct RowBounds {
 pub struct PanelBound {
     /// The largest difference of a logit from its sum in the screen.
     pub bound: f32,
-    /// The norm of the activations times that of an output's weights, as the exact product multiplies them.
+    /// The norm of the activations times the norm of an output's weights, both as the exact product multiplies them.
     pub size: f32,
 }
 
-/// The screen of an LM head as weights of its own; `None` if the head has none.
+/// Returns the screen of an LM head as a weight matrix; `None` if the head has no screen.
 pub fn screen(head: &Weights) -> Option<&Weights> {
     Some(parts(head)?.1.head())
 }
 
-/// The bounds of row `row` of `x`; `None` if the head has no screen.
+/// Returns the bounds of row `row` of `x`; `None` if the head has no screen.
 pub fn bounds(isa: Isa, head: &Weights, x: &Tensor, row: usize) -> Result<Option<RowBounds>, DeviceError> {
     let path = Path::new(isa)?;
     let Some((matrix, screen)) = parts(head) else { return Ok(None) };

@@ -31,12 +31,12 @@ fn selection_agrees_with_sorting() {
         let len = 1 + random.below(600);
         let spread = [0.0, 0.3, 2.0, 20.0][round % 4];
         let mut weights: Vec<f32> = random.normals(len, spread).iter().map(|x| (-x.abs()).exp()).collect();
-        // Weights with ties within and across buckets, and some zeros, which are no candidates.
+        // Rounding makes ties. Some weights are zeros, which are no candidates.
         weights.iter_mut().for_each(|x| *x = (*x * 64.0).ceil() / 64.0);
         weights.iter_mut().step_by(7).for_each(|x| *x = 0.0);
         weights[len / 2] = 1.0;
         let top_k = [0, 1, 2, 5, 40, 10_000][random.below(6)];
-        // These values of top_p put no cut exactly on a candidate, where rounding would decide.
+        // With these values of top_p, no cut falls exactly on a candidate, so rounding does not decide.
         let top_p = [1.0, 0.901_7, 0.503_1, 0.000_1][random.below(4)];
         let kept: Vec<usize> = match cut(&weights, top_k, top_p, &mut scratch) {
             Some(cut) => {

@@ -35,7 +35,7 @@ fn a_thread_prepares_once_before_its_first_task() {
             .unwrap();
             let ran: Vec<usize> = ran.into_iter().map(AtomicUsize::into_inner).collect();
             assert_eq!(ran.iter().sum::<usize>(), tasks);
-            // A thread that ran no task had nothing to prepare for.
+            // A thread prepares once if it runs a task, and otherwise not at all.
             for (ran, prepared) in ran.into_iter().zip(prepared) {
                 assert_eq!(prepared.into_inner(), usize::from(ran > 0));
             }

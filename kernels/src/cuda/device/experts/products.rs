@@ -11,7 +11,8 @@ use crate::{DeviceError, WeightType};
 
 /// Threads per block.
 const THREADS: u32 = 128;
-/// Number of 16-bit elements that the kernels for tensor cores copy at once. Both widths must be multiples of it.
+/// Number of 16-bit elements that the kernels for tensor cores copy at once. The width of a row and the number of gates
+/// must be multiples of this number.
 const ALIGNMENT: usize = 8;
 
 /// Consecutive experts whose matrices have the same type and shape.
@@ -24,7 +25,8 @@ pub(super) struct Kind {
     pub(super) intermediate: usize,
 }
 
-/// Divides experts into kinds. Returns an error for matrices that do not fit each other or inputs of `width`.
+/// Divides experts into kinds. Returns an error if the two matrices of an expert do not fit each other, or do not fit
+/// inputs of `width` elements.
 pub(super) fn kinds(gate_up: &[Matrix], down: &[Matrix], width: usize) -> Result<Vec<Kind>, DeviceError> {
     let mut kinds: Vec<Kind> = Vec::new();
     for (expert, (gate_up, down)) in gate_up.iter().zip(down).enumerate() {
@@ -137,9 +139,9 @@ impl ExpertProduct {
         let Self { x, matrices, out, .. } = *self;
         let Pairs { counts, lists, experts, capacity, most } = pairs;
         let (rows, columns) = self.form.tile();
-        // Half of the columns of a gated tile belong to up.
+        // Half of the columns of a gated tile belong to the up matrix.
         let columns = if self.is_gated { columns / 2 } else { columns };
-        // The last tile of each expert may be partly full.
+        // Each expert may have one tile that is only partly full.
         let tiles = most.min(most / rows + experts);
         let grid =
             Grid { blocks: (tiles, self.outputs.div_ceil(columns)), threads: THREADS, shared_bytes: 0 };

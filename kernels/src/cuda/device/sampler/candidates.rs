@@ -25,7 +25,7 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         check::nominated_rows(rows, logits.live)?;
         peaks.written_like(logits, 2)?;
-        // Rows without a nomination get peaks of zero, so that the entries of all rows can be compared.
+        // The peaks of rows without a nomination are zero, so that every entry is defined.
         peaks.data.fill_zeros(0, peaks.elements() * size_of::<f32>())?;
         let tasks = self.inputs.upload(&words(rows, logits.width, Lists::OfAdjustments))?;
         let (width, first) = (logits.width as u32, first as u32);
@@ -123,7 +123,8 @@ impl CudaDevice {
     }
 }
 
-/// Returns the tasks of one launch, followed by their lists. A list is referred to by its index from the first word.
+/// Returns the tasks of one launch, followed by their lists. A task refers to a list by the index of the list's first
+/// word.
 fn words(rows: &[(usize, &Nomination)], tokens: usize, lists: Lists) -> Vec<u32> {
     let mut words = vec![0; rows.len() * NominationTask::WORDS];
     for (task, (row, nomination)) in rows.iter().enumerate() {

@@ -16,11 +16,11 @@ pub(super) struct Request<'a> {
     result: u32,
     /// Index of the first of the request's likeliest tokens.
     first_top: u32,
-    /// Number of likeliest tokens; `None` if no score is wanted.
+    /// Number of likeliest tokens to return; `None` if no score is requested.
     tops: Option<usize>,
 }
 
-/// Numbers the requests of a call, and returns the lengths of their lists of likeliest tokens.
+/// Returns the requests of a call, with the index of each result, and the length of each list of likeliest tokens.
 pub(super) fn requests<'a>(
     rows: &[(usize, SampleRow<'a>)],
     vocabulary: usize,
@@ -99,8 +99,8 @@ impl Request<'_> {
     }
 }
 
-/// Returns the tasks of one launch, followed by their lists of tokens. A list is referred to by its index from the
-/// first word.
+/// Returns the tasks of one launch, followed by their lists of tokens. A task refers to a list by the index of the
+/// list's first word.
 pub(super) fn words(requests: &[Request<'_>], lists: Lists) -> Vec<u32> {
     let mut words = vec![0; requests.len() * Task::WORDS];
     for (index, request) in requests.iter().enumerate() {

@@ -40,7 +40,7 @@ fn nominations_ascend_and_have_room() {
     refused(nominated_rows(&[(3, &few)], 3), "nominations for rows [3] of 3, which must ascend");
     nominated_tokens(&[(0, &few)], 1000, 4).unwrap();
     nominated_tokens(&[(0, &many)], 1000, 512).unwrap();
-    // A share of the vocabulary has no more tokens to nominate.
+    // A shard of two tokens nominates at most two.
     nominated_tokens(&[(0, &too_many)], 2, 4).unwrap();
     refused(nominated_tokens(&[(0, &few)], 1000, 3), "2 nominated tokens in rows of 3 numbers");
     refused(nominated_tokens(&[(0, &few)], 1000, 2), "2 nominated tokens in rows of 2 numbers");
@@ -60,7 +60,7 @@ fn tokens_of_a_row_that_is_adjusted_are_those_of_the_vocabulary() {
         position: 0,
         logprobs: None,
     };
-    // Nothing reads the prompt of a row without adjustments.
+    // The prompt of a row without adjustments is not checked, because nothing reads it.
     adjusted_tokens(&row(&plain, &[9], &[]), 5).unwrap();
     adjusted_tokens(&row(&penalised, &[4], &[4]), 5).unwrap();
     for (params, prompt, forbidden) in

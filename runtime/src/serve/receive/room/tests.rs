@@ -13,7 +13,7 @@ fn sender(last: u8, is_known: bool) -> Sender {
     Sender::new(Peer::Ip(IpAddr::from([10, 0, 0, last])), standing)
 }
 
-/// Takes bytes one after another until there is no room. Returns their number.
+/// Takes one byte at a time until there is no room. Returns the number of bytes and the error's message.
 fn fill(room: &Room, sender: &Sender) -> (usize, String) {
     let mut taken = Taken::default();
     loop {
@@ -32,7 +32,7 @@ fn strangers_have_a_part_and_no_address_has_all_of_it() {
     }
     let (bytes, message) = fill(&room, &sender(5, false));
     assert_eq!((bytes, message.contains("without a credential")), (0, true), "{message}");
-    // The strangers hold all that they can. Known callers of the same address have their whole part.
+    // Strangers have taken all of their part. Known callers of the same address can still take their whole share.
     let (bytes, message) = fill(&room, &sender(1, true));
     assert_eq!((bytes, message.contains("from one address")), (800, true), "{message}");
     assert_eq!(fill(&room, &sender(6, true)).0, 400);

@@ -19,10 +19,11 @@ use tutti_proto::declaration::ModelDeclaration;
 
 use super::{PAGE_BYTES, PAGE_TOKENS, VOCAB};
 
-/// Content of unwritten places of a page.
+/// Content of unwritten positions of a page.
 const NOTHING: u32 = u32::MAX;
 
-/// Number of steps in flight, and the time at which they are computed.
+/// Maximum number of steps in flight, and the time at which steps are computed: when they are enqueued or, if `is_late`
+/// is true, when the host waits for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFlight {
     pub steps: usize,
@@ -52,15 +53,15 @@ pub struct Probe {
     /// Largest number of forwards that were in flight together.
     pub most_in_flight: usize,
     pub fail_next: Option<DeviceError>,
-    /// Token whose computation fails.
+    /// Token id. A forward that contains this token is refused.
     pub poison: Option<u32>,
     /// A sampling that fails: the seed of its request, and the position of its token.
     pub fail_sampling: Option<(u64, u64)>,
-    /// Error of the next `enqueue_logits`.
+    /// Error that the next `enqueue_logits` returns.
     pub fail_logits: Option<DeviceError>,
-    /// Error of the next `collect`.
+    /// Error that the next `collect` returns.
     pub fail_collect: Option<DeviceError>,
-    /// Rows that began with a token that the host did not know.
+    /// Number of rows whose first token the host did not know.
     pub continued: usize,
     /// Called in the pause of each step, before the step hook.
     pub during: Option<Box<dyn FnMut() + Send>>,
@@ -86,7 +87,7 @@ struct Forward {
     rows: Vec<Row>,
     logit_rows: Vec<usize>,
     sample: Vec<(usize, Sample)>,
-    /// Logit row, token, and number of alternatives.
+    /// Index of the logit row, token id and number of alternatives of each score.
     score: Vec<(usize, u32, u32)>,
     is_asked: bool,
     /// `None` until the forward is computed.
@@ -190,7 +191,8 @@ impl Hashing {
             if row.continues {
                 forward.token_ids[row.first_token] = self.sampled[row.slot.0 as usize];
             }
-            // A sampled token can be continued from once: the next row of the slot samples another token, or none.
+            // A sampled token is the input of at most one row, because the slot's next row samples another token or
+            // none.
             self.sampled[row.slot.0 as usize] = NOTHING;
             for index in 0..row.tokens {
                 let token = forward.token_ids[row.first_token + index];

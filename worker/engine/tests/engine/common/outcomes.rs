@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use tutti_engine::Engine;
 use tutti_proto::cluster::v1::{self as pb, completion::Outcome};
 
-/// All results of a request: prompt logprobs, then tokens. Logprobs are compared as bits, because `==` on floats holds
-/// 0 and -0 equal.
+/// All results of a request: prompt logprobs, then tokens. Logprobs are compared as bits, because `==` on floats treats
+/// 0 and -0 as equal.
 pub type RequestResults = Vec<(u32, Vec<(u32, u32)>)>;
 
 /// Results of a run, by request.
@@ -38,7 +38,7 @@ pub fn token_bits(token: &pb::SampledToken) -> (u32, Vec<(u32, u32)>) {
     (token.token_id, token.logprob.as_ref().map(bits).unwrap_or_default())
 }
 
-/// Runs requests until each has ended. Asserts that they then hold neither pages nor slots.
+/// Runs requests until each has ended. Asserts that no page and no slot is in use afterwards.
 pub fn run(engine: &mut Engine, launches: &[pb::LaunchGraph]) -> Outcomes {
     let mut outcomes = Outcomes::default();
     for launch in launches {

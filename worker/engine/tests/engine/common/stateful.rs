@@ -32,7 +32,7 @@ pub enum Stateful {
     Sim { steps_in_flight: usize, late_us: u32 },
     /// The test model of recurrences and attention, on the CPU, divided among the ranks of a TP group.
     Hybrid { state_size: usize, ranks: usize },
-    /// A Qwen3.5, whose state is in three slot planes, on the CPU.
+    /// A small Qwen3.5 on the CPU. Its state is in three slot planes.
     Qwen35,
 }
 
@@ -56,7 +56,7 @@ impl Stateful {
     pub fn page_tokens(self) -> usize {
         match self {
             Self::Sim { .. } => 4,
-            // On a CPU, the tokens of a page are whole panels of the kernels.
+            // On a CPU, the tokens of a page must fill whole panels of the kernels.
             Self::Hybrid { .. } | Self::Qwen35 => 16,
         }
     }
@@ -85,7 +85,7 @@ impl Stateful {
         }
     }
 
-    /// An engine with about `pages` pages. A third of their memory is added for snapshots.
+    /// An engine with about `pages` pages. A third of the pages' memory is added for snapshots.
     pub fn engine(self, settings: &EngineSettings, pages: usize) -> Engine {
         self.engine_with(settings, pages, |_| {})
     }
@@ -108,7 +108,7 @@ impl Stateful {
         Engine::new(self.model(&self.sim_settings()), Rank(0), &settings, 64)
     }
 
-    /// Returns the model. `sim_settings` apply if it is the simulated one.
+    /// Returns the model. `sim_settings` apply only to the simulated model.
     pub fn model(self, sim_settings: &SimSettings) -> Box<dyn Model> {
         match self {
             Self::Sim { .. } => sim(sim_settings),

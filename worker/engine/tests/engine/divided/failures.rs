@@ -1,4 +1,4 @@
-//! Failures of transfers that come before the request arrives, or after the request has continued.
+//! Tests of transfers that fail before their request arrives, or after the request has continued.
 
 use tutti_engine::TransferError;
 use tutti_proto::cluster::v1::completion::Outcome;
@@ -31,7 +31,7 @@ fn a_failure_before_its_request_ends_that_request_alone() {
     assert_eq!(from.load.kv_pages_used, 0);
     assert!(from.engine.is_idle());
 
-    // A failure fails one request only: the next attempt of the same request has another key.
+    // A failure fails one attempt only, because the next attempt of the same request has another key.
     let mut again = prefill(&failed);
     again.key = again.key.map(|key| tutti_proto::cluster::v1::GraphKey { incarnation: 1, ..key });
     from.outcomes.clear();

@@ -1,4 +1,4 @@
-//! Transfers of requests whose first pages are in the decoding side's prefix cache.
+//! Tests of transfers of requests whose first pages are in the decoding side's prefix cache.
 
 use tutti_transfer::{Event, Extent, Run, UnitKind};
 
@@ -8,7 +8,7 @@ use crate::common::{expected, launch, settings};
 #[test]
 fn only_known_pages_are_neither_sent_nor_written() {
     let (mut from, mut to, answers) = (Side::new(&settings()), Side::new(&settings()), Answers::default());
-    // 18 tokens take five pages. The last one is always sent.
+    // 18 tokens take five pages. The last page is always sent.
     let before = launch(1, 18, 9);
     to.engine.launch(before.clone());
     to.idle();
@@ -59,7 +59,7 @@ fn only_known_pages_are_neither_sent_nor_written() {
     let answer = answers.lock().unwrap().pop().unwrap();
     assert!(answer.unwrap_err().message().contains("page 0 of 5 is missing"));
     assert!(other.ids(6).is_empty());
-    // Requests that read the cached pages still find their content.
+    // A request that reads the cached pages still finds their original content.
     let longer = {
         let mut whole = launch(5, 21, 4);
         whole.spec.as_mut().unwrap().prompt[..18].clone_from_slice(&before.spec.as_ref().unwrap().prompt);

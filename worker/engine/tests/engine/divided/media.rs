@@ -1,5 +1,5 @@
-//! Items of a request that are encoded together: in one call, even beyond the step budget. A request beyond the
-//! encoder's own limit is refused.
+//! Tests of items that are encoded together. They run in one encoder call, even beyond the step budget. A call beyond
+//! the encoder's own limit is refused.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use crate::common::{DECODE, PREFILL, RequestResults, launch, settings, token_bit
 
 const PLACEHOLDER: u32 = 499;
 const BYTES_PER_TOKEN: usize = 8;
-/// The walk of the encoder.
+/// Id of the encoder's walk.
 const ENCODE: u32 = 3;
 
 fn model(encoded_together: bool, max_call_tokens: Option<u32>) -> Box<dyn Model> {
@@ -63,7 +63,7 @@ fn request(request: u64, items: &[Vec<u8>]) -> pb::LaunchGraph {
     let mut whole = with_logprobs(launch(request, 1, 5));
     whole.key.as_mut().unwrap().graph = 1;
     let spec = whole.spec.as_mut().unwrap();
-    // All requests have one seed, so that equal requests have equal results.
+    // All requests have the same seed, so that equal requests have equal results.
     spec.sampling.as_mut().unwrap().seed = 7;
     spec.prompt.clear();
     for data in items {
@@ -103,7 +103,8 @@ struct Ran {
     cached_tokens: u64,
 }
 
-/// Runs the requests. In each turn, launches the next request if `launches_next` returns true.
+/// Runs all requests on the encoding and the prefilling side. Launches the next request in each turn in which
+/// `launches_next` returns true.
 fn run(
     (mut from, mut to): (Side, Side),
     launches: &[pb::LaunchGraph],
@@ -143,7 +144,7 @@ fn run(
     Ran { results: results.collect(), embeddings, cached_tokens: to.load.cached_tokens }
 }
 
-/// A pseudo-random number generator of xorshift kind.
+/// A xorshift pseudo-random number generator.
 struct Random(u64);
 
 impl Random {

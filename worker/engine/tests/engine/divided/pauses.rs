@@ -1,4 +1,4 @@
-//! Copies and answers inside a step.
+//! Tests of page copies and answers to imports in the pause of a step.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -19,8 +19,7 @@ fn arrivals_during_a_step_are_taken_before_it_ends() {
     let mut events: VecDeque<Event> = runs.into_iter().map(arrived).collect();
     events.push_back(import(2, exported, &answers));
     to.probe.lock().unwrap().during = Some(Box::new(move || {
-        // One event arrives per step. At the next pause it must have been taken. The last event is the import, which
-        // must have been answered.
+        // One event arrives per step. The engine must have taken it by the next pause. The last event is the import.
         assert!(connector.lock().events.is_empty());
         connector.lock().events.extend(events.pop_front());
         waker.wake();
@@ -29,7 +28,7 @@ fn arrivals_during_a_step_are_taken_before_it_ends() {
     while answered.lock().unwrap().is_empty() {
         assert!(to.step() && steps < 20, "not answered after {steps} steps");
         steps += 1;
-        // The request is imported inside the step, so no step has had a row of it yet.
+        // Request 2 is imported inside the step, so no step has computed a row of it yet.
         assert!(to.ids(2).is_empty());
     }
     assert_eq!(*answers.lock().unwrap(), [Ok(())]);
@@ -47,7 +46,7 @@ fn pages_that_could_not_leave_between_steps_leave_inside_the_next() {
     side.step();
     side.engine.launch(prefill(&whole));
     side.connector.lock().room = 0;
-    // The pages of this chunk cannot leave, so the request is held back while the other one decodes.
+    // The connector has no room for the pages of this chunk, so request 2 is held back while request 1 decodes.
     side.step();
     side.step();
     assert_eq!(side.connector.lock().sent.len(), 0);

@@ -1,4 +1,4 @@
-//! Hand-over of requests with state in slots.
+//! Tests of divided requests with state in slots.
 
 use tutti_engine::EngineSettings;
 use tutti_proto::cluster::v1 as pb;
@@ -113,7 +113,7 @@ fn a_slot_that_is_missing_or_of_another_size_is_refused() {
         to.give(import(1, exported, &answers));
         to.step();
         to.step();
-        // A slot that arrives late changes nothing.
+        // A slot that arrives after the import changes nothing.
         to.give(arrived((*slot, vec![9; state.len()])));
         to.idle();
         assert_eq!(*answers.lock().unwrap(), [Ok(())]);

@@ -1,4 +1,4 @@
-//! Candidates of rows in a TP group: their buffers, and the rows that have candidates.
+//! Candidate tokens in a TP group: their buffers, and the rows that have candidates.
 
 use std::ops::Range;
 
@@ -6,32 +6,32 @@ use tutti_kernels::{Device, DeviceError, MAX_NOMINATED, Nomination};
 
 use crate::{DecoderDevice, model::WantedRows};
 
-/// Numbers of candidates per row for which there are buffers. A tile takes the smallest number that holds all its
-/// nominations, so that no more candidates are sent than necessary.
+/// Numbers of candidates per row and rank for which there are buffers. A tile uses the smallest number that is enough
+/// for all its nominations, so that the ranks send few bytes.
 const CANDIDATES: [usize; 3] = [1, 32, MAX_NOMINATED as usize];
 
-/// The nomination of a row that needs only its likeliest token, but whose tile has rows of another kind.
+/// The nomination of a row that needs only its likeliest token, in a tile that also has other rows.
 static LIKELIEST: Nomination = Nomination::LIKELIEST;
 
-/// Buffers for candidates.
+/// Buffers for the candidates of a tile.
 pub(super) struct Candidates<D: Device> {
-    /// The largest logits of each row, `[rows, 2]`.
+    /// Maximum logits of each row before and after bias and penalties, `[rows, 2]`.
     pub peaks: D::Tensor,
     /// One exchange per entry of [`CANDIDATES`], ascending by the number of candidates per row.
     pub exchanges: [Exchange<D>; CANDIDATES.len()],
 }
 
-/// Buffers for rows of up to `count` candidates per rank.
+/// Buffers for rows with up to `count` candidates per rank. A candidate takes two numbers.
 pub(super) struct Exchange<D: Device> {
     count: usize,
-    /// `[rows, 2 * count]`.
+    /// This rank's candidates, `[rows, 2 * count]`.
     pub own: D::Tensor,
     /// The ranks' candidates side by side, `[rows, ranks * 2 * count]`. `None` except on the leader.
     pub all: Option<D::Tensor>,
 }
 
 impl<D: DecoderDevice> Candidates<D> {
-    /// Allocates buffers for `rows` rows of a rank's share of `vocabulary` tokens.
+    /// Allocates buffers for `rows` rows. `vocabulary` is the number of tokens in this rank's share.
     pub fn allocate(rows: usize, vocabulary: usize, device: &mut D) -> Result<Self, DeviceError> {
         let group_rank = device.group_rank();
         let exchange = |count: usize, device: &mut D| {
@@ -48,24 +48,24 @@ impl<D: DecoderDevice> Candidates<D> {
         Ok(Self { peaks: device.tensor(rows, 2)?, exchanges })
     }
 
-    /// Returns the index of the exchange for rows that nominate `count` tokens.
+    /// Returns the index of the smallest exchange for `count` candidates per row.
     pub fn exchange_for(&self, count: usize) -> usize {
         let last = self.exchanges.len() - 1;
         self.exchanges.iter().position(|exchange| exchange.count >= count).unwrap_or(last)
     }
 }
 
-/// Rows of a tile, divided into rows of which candidates are gathered and rows that are gathered whole. Indices count
-/// from the tile's first row.
+/// The rows of a tile that the leader gathers: only candidates of the `nominated` rows, and all logits of the `whole`
+/// rows. Row indices count from the tile's first row.
 #[derive(Default)]
 pub(super) struct GatheredBy<'a> {
     pub nominated: Vec<(usize, &'a Nomination)>,
     pub whole: Vec<usize>,
-    /// Index of the exchange that has the candidates of `nominated`.
+    /// Index in [`Candidates::exchanges`] of the buffers for the `nominated` rows.
     pub exchange: usize,
 }
 
-/// Divides the wanted rows of a tile into rows of which candidates are gathered and rows that are gathered whole.
+/// Divides the wanted rows of a tile into rows whose candidates the leader gathers and rows that it gathers whole.
 pub(super) fn gathered_by<'a>(
     wanted: &'a WantedRows,
     tile: &Range<usize>,

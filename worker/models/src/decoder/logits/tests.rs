@@ -36,12 +36,12 @@ fn a_row_that_needs_its_logits_affects_its_block_only() {
 
 #[test]
 fn rows_without_a_request_are_never_sampled() {
-    // Row 5 has no request. A tile of likeliest tokens over rows 0 to 9 would sample it, too.
+    // Row 5 has no request. A tile of likeliest tokens over rows 0 to 9 would also sample row 5.
     let rows: Vec<usize> = (0..10).filter(|row| *row != 5).collect();
     assert_eq!(tiles(rows.clone(), &rows, 110), [(0..10, false)]);
     let rows: Vec<usize> = (0..32).chain(50..60).collect();
     assert_eq!(tiles(rows.clone(), &rows, 110), [(0..32, true), (50..60, true)]);
-    // Rows far apart are not computed together.
+    // Rows far apart are not in the same tile.
     assert_eq!(tiles([3, 900], &[], 110), [(3..4, false), (900..901, false)]);
 }
 

@@ -4,12 +4,13 @@ use tutti_kernels::WeightType;
 use super::*;
 use crate::families::{self, FAMILIES};
 
-/// Parses a config of three layers with some keys replaced. A null sets a key to null and does not remove it.
+/// Parses a Qwen3 config of three layers with some keys replaced. A null in `changes` sets the key to null and does not
+/// remove it.
 fn parse(changes: &Value) -> Result<Config, LoadError> {
     parse_as("qwen3", changes)
 }
 
-/// Parses the config of [`parse`] as one of a family.
+/// Parses the config of [`parse`] as a config of the family `model_type`.
 fn parse_as(model_type: &str, changes: &Value) -> Result<Config, LoadError> {
     let family = FAMILIES.iter().find(|family| family.model_type == model_type).unwrap();
     let families::Variant::Llama(variant) = family.variant else { panic!("{model_type} is no Llama") };
@@ -54,7 +55,7 @@ fn a_value_of_the_wrong_type_is_reported_by_its_key() {
     }
 }
 
-/// The values of both keys are sizes of tables that are allocated before any tensor is looked for.
+/// Loading allocates tables of these sizes before it looks for any tensor.
 #[test]
 fn a_config_of_absurd_size_is_refused_before_memory_is_taken_for_it() {
     for (key, limit) in [("num_hidden_layers", "4096"), ("head_dim", "65536")] {
@@ -127,7 +128,7 @@ fn families_differ_in_biases_norms_and_windows() {
     assert_eq!(found("qwen3", all), (true, true, true, None, Some(16)));
 
     assert_eq!(found("llama", json!({})), (false, false, false, None, None));
-    // A Mistral config without the key has the default window of transformers. With null it has no window.
+    // A Mistral config without `sliding_window` has the default window of transformers. With null, it has no window.
     assert_eq!(found("mistral", json!({})), (false, false, false, Some(4096), Some(4096)));
     assert_eq!(found("mistral", json!({"sliding_window": null})), (false, false, false, None, None));
     assert_eq!(found("qwen2", json!({})), (true, false, false, None, None));
@@ -171,7 +172,7 @@ fn experts_are_in_the_layers_that_the_keys_name() {
     ] {
         assert_eq!(sparse(dense).unwrap(), None);
     }
-    // The class default does not renormalise.
+    // By default, the weights of experts are not renormalised.
     assert!(!sparse(json!({})).unwrap().unwrap().shape.routing.renormalise);
     assert!(sparse(json!({"norm_topk_prob": true})).unwrap().unwrap().shape.routing.renormalise);
     for (changes, key) in [
@@ -184,7 +185,7 @@ fn experts_are_in_the_layers_that_the_keys_name() {
         assert!(error.contains(key) && error.contains("config.json"), "{error}");
     }
     assert_eq!(parse_as("qwen3", &json!({"num_experts": 4})).unwrap().moe, None);
-    // In Qwen3-MoE a window applies to all layers, unlike in dense Qwen3.
+    // In Qwen3-MoE, unlike in dense Qwen3, a window applies to all layers.
     let windows = json!({"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 1});
     assert_eq!(parse_as("qwen3_moe", &windows).unwrap().windows, [Some(16); 3]);
 }

@@ -1,4 +1,4 @@
-//! Plans by which each rank reads or writes its own share of a request. The leader handles no other rank's bytes.
+//! Plans that make each rank read or write its own share of a request. No bytes of other ranks pass through the leader.
 
 use tutti_kernels::{DeviceError, collective::GroupRank};
 use tutti_proto::cluster::v1::{self as pb, group_plan::Action};

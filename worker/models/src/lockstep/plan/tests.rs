@@ -19,7 +19,7 @@ fn inputs<'a>(positions: &'a [f32], rows: &'a [RowInputs<'a>]) -> StepInputs<'a>
     }
 }
 
-/// The tables of both ends of a group whose planes have 8 pages and 4 slots.
+/// The tables of the leader and of a follower of a group whose planes have 8 pages and 4 slots.
 struct Ends {
     leader: Tables,
     follower: Tables,
@@ -32,7 +32,7 @@ impl Ends {
         Self { leader: tables(), follower: tables(), plan: pb::ForwardPlan::default() }
     }
 
-    /// Sends a forward and returns the number of pages in its message.
+    /// Encodes and decodes a forward pass. Returns the number of pages in the message.
     fn send(&mut self, inputs: &StepInputs<'_>, embeddings: &[EmbeddedRows<'_>]) -> usize {
         encode(inputs, embeddings, &mut self.leader, &mut self.plan).unwrap();
         decode(&self.plan, &mut self.follower, |arrived, embedded| {
@@ -62,7 +62,8 @@ fn a_forward_survives_the_journey() {
     let embeddings = [EmbeddedRows { first_token: 1, values: &[0.5, -2.0] }];
     let mut ends = Ends::new();
     assert_eq!(ends.send(&inputs, &embeddings), 3);
-    // The follower knows the pages of the second row. It does not know the page of the row without a slot.
+    // The follower already knows the pages of the second row. The message holds only the page of the row without a
+    // slot.
     assert_eq!(ends.send(&inputs, &embeddings), 1);
     assert_eq!(ends.plan.positions.len(), 9);
 }
@@ -85,7 +86,7 @@ fn only_the_pages_that_a_table_gains_are_sent() {
         (pages([1, 2, 6]), 1),
         (pages([7]), 1),
         (pages([7, 2, 6, 4]), 3),
-        // A shorter table, then a longer one.
+        // The table becomes shorter, and then longer.
         (pages([7, 2]), 0),
         (pages([7, 2, 6]), 1),
     ] {

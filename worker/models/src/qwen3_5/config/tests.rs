@@ -45,8 +45,8 @@ fn both_spellings_and_a_vision_model_mean_the_same() {
         published
     );
 
-    // Some keys of a vision model may be both at the top and in `text_config`: the top wins. Other keys are read in one
-    // place alone.
+    // Some keys of a vision model may be both at the top and in `text_config`. The value at the top then wins. All
+    // other keys are read in one place only.
     let mut text = json!({
         "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "linear_num_key_heads": 2,
@@ -143,7 +143,7 @@ fn experts_are_those_of_the_architecture() {
         division: Division::Width,
     };
     assert_eq!((config.experts, config.intermediate_size), (Some(shape), 512));
-    // A dense model has no experts, whatever its config says of them.
+    // A dense model has no experts, even if its config has keys of experts.
     assert_eq!(parse_as(&DENSE, &json!({"num_experts": 8})).unwrap().experts, None);
     for (changes, words) in [
         (json!({"num_experts": 4}), "num_experts_per_tok: 8 of num_experts, 4"),

@@ -46,7 +46,7 @@ fn name_and_seed_decide() {
 
 #[test]
 fn a_shard_is_what_the_whole_has_there() {
-    // Rows have nine elements, so shards begin between the four elements of a random `u64`.
+    // A row has nine elements, so some shards begin in the middle of the four elements of a random `u64`.
     let dummy = Dummy { seed: 5, dtype: WeightType::F32 };
     let matrix = TensorSpec::matrix("w", Role::Projection, 6, 9);
     let stack = TensorSpec::stack("s", Role::Projection, [3, 6, 9]).in_parts(2);
@@ -76,8 +76,8 @@ fn a_shard_is_what_the_whole_has_there() {
 const VALUES: [f32; 6] =
     [0.894_653_26, -0.370_330_78, 0.240_844_71, 0.745_117_1, 0.090_057_366, -0.177_490_22];
 
-/// Compares with values of a second implementation of the generator. If the values changed, all dummy models would
-/// change.
+/// Compares with values of a second implementation of the generator. A change of these values would change all dummy
+/// models.
 #[test]
 fn the_values_of_a_seed_stay() {
     let spec = TensorSpec::matrix("w", Role::Projection, 2, 3);

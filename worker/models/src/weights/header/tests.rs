@@ -61,7 +61,7 @@ fn a_shape_whose_size_overflows_is_refused() {
 
 #[test]
 fn a_header_that_is_too_long_is_not_parsed() {
-    // The file really has a header of this length, most of which is blanks. JSON permits blanks before the object.
+    // The header really has this length. Most of it is blanks, which JSON permits before the object.
     let mut long = (MAX_HEADER_BYTES + 1).to_le_bytes().to_vec();
     long.resize(8 + MAX_HEADER_BYTES as usize + 1 - 2, b' ');
     long.extend(b"{}");

@@ -12,7 +12,7 @@ fn shares_cover_everything_once_or_are_shared_alike() {
     assert_eq!(shares(1, 1), [0..1; 1]);
 }
 
-/// Returns the elements of a rank's windows, read from a tensor of 16-bit elements that hold their own index.
+/// Returns the elements of a rank's windows. In the tensor, each 16-bit element holds its own index.
 fn elements(dims: Dims, cut: Cut, group_rank: GroupRank) -> Vec<u16> {
     let count = dims.matrices * dims.matrix_elements();
     let bytes: Vec<u8> = (0..count as u16).flat_map(u16::to_le_bytes).collect();
@@ -40,7 +40,7 @@ fn a_matrix_is_cut_by_rows_or_columns() {
         (Cut::Replicated, 1, (0..24).collect()),
         (Cut::Leader, 1, vec![]),
     ] {
-        // A cut into three units takes three ranks, any other cut two.
+        // A cut into three units is divided among three ranks, any other cut among two.
         let group_rank = group_rank(rank, if cut == Cut::Columns(3) { 3 } else { 2 });
         assert_eq!(elements(MATRIX, cut, group_rank), expected, "{cut:?}");
     }
@@ -59,7 +59,7 @@ fn sections_and_parts_of_heads_are_cut_by_their_units() {
     let shared = Section { rows: 2, units: 1 };
     let qkv = Cut::Sections([shared, shared, Section { rows: 4, units: 4 }]);
     assert_eq!(elements(matrix, qkv, group_rank(2, 4)), [0, 1, 2, 3, 6]);
-    // Two heads, each of two rows of queries and two of gates.
+    // Two heads. Each head has two rows of queries and two rows of gates.
     let half = |part| Cut::PartOfRows { units: 2, parts: 2, part };
     assert_eq!(elements(matrix, half(0), group_rank(0, 1)), [0, 1, 4, 5]);
     assert_eq!(elements(matrix, half(1), group_rank(0, 1)), [2, 3, 6, 7]);
@@ -72,9 +72,9 @@ fn experts_are_divided_whole_or_each_by_its_intermediate_width() {
     let gate_up = Dims { matrices: 2, rows: 4, columns: 3, parts: 2, transposed: false };
     let of = |cut, rank| elements(gate_up, cut, group_rank(rank, 2));
     assert_eq!(of(Cut::Matrices, 1), (12..24).collect::<Vec<u16>>());
-    // The second row of gate and the second row of up, of both experts.
+    // Of both experts: the second row of gate and the second row of up.
     assert_eq!(of(Cut::Rows(2), 1), [3, 4, 5, 9, 10, 11, 15, 16, 17, 21, 22, 23]);
-    // Down, of three outputs and two inputs: the second input of both experts.
+    // Down has three outputs and two inputs. Rank 1 holds the second input of both experts.
     let down = Dims { matrices: 2, rows: 3, columns: 2, parts: 1, transposed: false };
     assert_eq!(elements(down, Cut::Columns(2), group_rank(1, 2)), [1, 3, 5, 7, 9, 11]);
     // Four ranks and two experts: neighbouring ranks hold the same expert.
@@ -83,7 +83,7 @@ fn experts_are_divided_whole_or_each_by_its_intermediate_width() {
 
 #[test]
 fn a_transposed_matrix_is_cut_by_its_outputs_where_they_are_stored() {
-    // Stored as two inputs of four outputs.
+    // Stored as two rows (inputs) of four columns (outputs).
     let dims = Dims { matrices: 2, rows: 4, columns: 2, parts: 1, transposed: true };
     let of = |cut, rank| elements(dims, cut, group_rank(rank, 2));
     assert_eq!(of(Cut::Rows(4), 1), [2, 3, 6, 7, 10, 11, 14, 15]);

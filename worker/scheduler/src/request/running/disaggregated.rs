@@ -20,8 +20,8 @@ impl Running {
     }
 
     /// Completes the import: another worker has computed the planes of `computed` tokens and sampled the token `first`.
-    /// From then on the request runs like any other. On an error nothing has changed; the error says why the request
-    /// cannot continue.
+    /// From then on the request runs like any other. On an error the request is unchanged; the error says why the
+    /// request cannot continue.
     pub fn complete_import(
         &mut self,
         first: OutputToken,

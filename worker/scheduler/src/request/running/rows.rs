@@ -37,9 +37,9 @@ impl Running {
         }
     }
 
-    /// The request's next row, if that is a decode. The row is made on the assumption that the rows in flight succeed
-    /// and do not end the request. None if the next row is not a decode, if the request lacks a page for the row, or if
-    /// no more output is wanted.
+    /// The request's next row, if that row is a decode. The row is made on the assumption that the rows in flight
+    /// succeed and do not end the request. None if the next row is not a decode, if the request lacks a page for the
+    /// row, or if no more output is wanted.
     pub fn next_decode(&self, ticket: Ticket, page_tokens: usize) -> Option<Row> {
         let Progress { computed, generated, .. } = self.planned;
         let prefilled = computed >= self.prefill_end;
@@ -58,8 +58,8 @@ impl Running {
         row.positions.start == computed && row.epoch == epoch && self.holding.table.is(&row.block_table)
     }
 
-    /// Decides the copies of the request's slot at the head of the step that gets the request's next row. None if there
-    /// are none.
+    /// Decides the copies of the request's slot at the head of the step that gets the request's next row. `row` is the
+    /// index of that row in the step. None if the step does not copy the request's slot.
     pub fn slot_copies(&mut self, row: usize, pool: &mut PlanePool) -> Option<RowCopies> {
         let initial = self.initial.take();
         // The device runs the save after the row that ends at the rung, even if that row is in flight. The request's
@@ -95,7 +95,7 @@ impl Running {
         self.in_flight -= 1;
     }
 
-    /// True if the block before the next row is recorded, with a snapshot.
+    /// True if the block before the next row is recorded and has a snapshot.
     fn has_snapshot(&self, pool: &PlanePool) -> bool {
         let recorded = self.recorded * pool.pages().page_tokens() == self.planned.computed;
         recorded && self.chain.is_some_and(|chain| pool.snapshot(chain) != SlotId::NULL)

@@ -30,7 +30,7 @@ fn hosts() -> Hosts {
     Hosts { own: LOCALHOST.into(), leader: LOCALHOST }
 }
 
-/// The follower of a group, as the test inspects and disturbs it.
+/// The follower of a group. The test inspects the follower, and can make it lose a share.
 #[derive(Default)]
 struct Follower {
     /// Number of shares that the follower was told to send.
@@ -167,7 +167,7 @@ fn is_finished(outcomes: &[Outcome; 2]) -> bool {
     matches!(outcomes, [Outcome::HandedOver(_), Outcome::Finished(pb::Finished { generated: 12, .. })])
 }
 
-/// Returns the message of a transfer that has failed and may be tried again.
+/// Returns the error message of a hand-over that has failed.
 fn failure(outcome: &Outcome) -> &str {
     let Outcome::HandoverFailed(fault) = outcome else { panic!("{outcome:?}") };
     &fault.message
@@ -177,8 +177,8 @@ fn failure(outcome: &Outcome) -> &str {
 async fn each_rank_sends_its_own_share_and_the_tokens_are_those_of_one_group() {
     let (mut from, mut to, mut whole) = (Group::real(), Group::real(), Group::real());
     let (mut shares, share) = (0, from.page_bytes / 2);
-    // Requests 1 and 1001 have the same prompt. When 1001 comes, the decoding ranks already have all of the prompt's
-    // pages but the last.
+    // Requests 1 and 1001 have the same prompt. When request 1001 arrives, the decoding ranks already have all pages of
+    // the prompt except the last page.
     for (count, (request, over, pages)) in
         (1..).zip([(1, Over::SharedMemory, PAGES), (2, Over::Tcp, PAGES), (1001, Over::SharedMemory, 1)])
     {
@@ -319,16 +319,16 @@ async fn a_rank_takes_only_its_own_share_and_only_by_the_secret() {
         "the leader has another share"
     );
     assert_eq!(refused(room.port, |manifest| manifest.layout_hash ^= 1).await, Code::FailedPrecondition);
-    // Reports of a stranger with a wrong secret, and of a rank that does not exist.
+    // A report with a wrong secret is refused.
     let mut client = RankReportsClient::connect(format!("http://127.0.0.1:{}", reserved.port)).await.unwrap();
     let hello = pb::RankReport { report: Some(pb::rank_report::Report::Hello(pb::RankHello { rank: 1 })) };
     assert_eq!(client.report(iter([hello])).await.unwrap_err().code(), Code::Unauthenticated);
-    // The metadata alone decides: a stranger that sends nothing is not waited for.
+    // The metadata alone decides, so the call of a stranger ends even if the stranger sends nothing.
     let silent = client.report(tokio_stream::pending::<pb::RankReport>());
     let silent = timeout(WAIT, silent).await.expect("the call is held");
     assert_eq!(silent.unwrap_err().code(), Code::Unauthenticated);
 
-    // The request is unharmed. A page that comes twice is written twice.
+    // The refused calls have not changed the request. A page that is sent twice is written twice.
     assert_eq!(
         push(room.port, (reserved.key, SECRET), manifest(&reserved), vec![page(0), page(0)])
             .await
@@ -341,8 +341,8 @@ async fn a_rank_takes_only_its_own_share_and_only_by_the_secret() {
     assert!(matches!(to.worker.ends().await.1, Outcome::Finished(_)));
     to.worker.load(|load| load.kv_pages_used == 0).await;
 
-    // A share that comes after a cancel finds no reservation. The cancel is an order to the ranks. The answer to the
-    // next order shows that they have received it.
+    // A share that arrives after a cancel finds no reservation. The cancel reaches the ranks as an order. The ranks'
+    // answer to the next order shows that they have received the cancel.
     let reserved = to.worker.reserve(2, 60_000).await;
     to.worker.commands.send(Command::Cancel(key(2, 1))).await.unwrap();
     assert!(matches!(to.worker.ends().await.1, Outcome::Cancelled(_)));

@@ -1,4 +1,4 @@
-//! Tests of the receiving side against senders that are wrong, broken, late or duplicated.
+//! Tests of the receiving side with senders that are wrong, broken, late or duplicated.
 
 use std::{fs::OpenOptions, os::unix::fs::FileExt};
 
@@ -48,7 +48,7 @@ impl Sender {
         timeout(WAIT, call).await.expect("no answer").map(tonic::Response::into_inner)
     }
 
-    /// Answer to a sender that sends nothing after its metadata.
+    /// Error code that a sender receives if it sends nothing after its metadata.
     async fn says_nothing(&mut self) -> Code {
         let call = self.client.push(shown(pending::<pb::PlanePiece>(), &self.graph, &self.secret));
         timeout(WAIT, call).await.expect("the call is held").unwrap_err().code()
@@ -109,7 +109,7 @@ async fn a_sender_without_a_manifest_is_waited_for_as_the_settings_say() {
     let mut worker = Worker::reached_by(network, model(&shipped(), 16, None), None);
     let mut sender = Sender::of(&worker.reserve(1, 60_000).await).await;
     let call = sender.client.push(shown(pending::<pb::PlanePiece>(), &sender.graph, &sender.secret));
-    // Less than the time by default.
+    // This limit is shorter than the default `receive_timeout_ms`, so the test notices if the setting is ignored.
     let answer = timeout(Duration::from_secs(15), call).await.expect("the call is held");
     assert_eq!(answer.unwrap_err().code(), Code::DeadlineExceeded);
 }
@@ -118,7 +118,7 @@ async fn a_sender_without_a_manifest_is_waited_for_as_the_settings_say() {
 async fn only_the_reserved_push_is_accepted() {
     let mut to = Worker::start();
     let mut sender = Sender::of(&to.reserve(1, 60_000).await).await;
-    // The metadata alone decides: none of these sends a message.
+    // The metadata alone decides: no sender of this loop sends a message.
     for secret in [vec![0; 16], SECRET[..15].to_vec(), vec![]] {
         sender.secret = secret;
         assert_eq!(sender.says_nothing().await, Code::Unauthenticated);
@@ -203,7 +203,7 @@ async fn a_broken_stream_is_continued_by_another() {
         let stream = shown(stream, &other.graph, &other.secret);
         other.client.push(stream).await
     });
-    // The page has been taken from the stream, or is about to be. Then the socket is closed.
+    // The receiver has taken the page from the stream, or is about to take it, when the call is aborted.
     let _ = timeout(WAIT, pieces.reserve_many(4)).await.unwrap();
     call.abort();
     sender.push(vec![pages(2, 3), Piece::Renewal(pb::LeaseRenewal {}), hand_over_piece()]).await.unwrap();
@@ -237,7 +237,7 @@ async fn space_is_freed_when_its_sender_is_silent() {
     assert!(tokens.is_empty() && matches!(outcome, Outcome::HandoverFailed(_)), "{outcome:?}");
     to.load(|load| load.kv_pages_used == 0).await;
     assert_eq!(code(sender.push(vec![pages(0, PAGES), hand_over_piece()]).await), Code::NotFound);
-    // By now the path may be that of another file.
+    // The path may already name another file.
     let opened = OpenOptions::new().read(true).write(true).open(&reserved.shared_memory);
     let mut found = [0; SECRET.len()];
     let read = opened.and_then(|file| file.read_exact_at(&mut found, 0));

@@ -1,4 +1,4 @@
-//! Pushes to receivers that are slow, gone, or refuse.
+//! Pushes to receivers that are slow, do not exist, or refuse.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -21,7 +21,7 @@ use crate::{Extent, Run, message_bytes, send::staging::StagingBudget};
 const WAIT: Duration = Duration::from_secs(120);
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SECRET: [u8; 16] = *b"opens the pages!";
-/// Five pages of sixteen tokens.
+/// Number of tokens of the prompt. The prompt takes five pages of 16 tokens.
 const PROMPT: usize = 70;
 const PAGES: usize = 5;
 const PAGE_BYTES: usize = 1 << 20;
@@ -30,7 +30,7 @@ fn key(request: u64, graph: u32) -> GraphKey {
     pb::GraphKey { request, incarnation: 0, graph }.into()
 }
 
-/// Behaviour of a receiver in one call. After the end of a list, its last behaviour repeats.
+/// Behaviour of a receiver in one call. A test gives a list of behaviours, of which the last repeats.
 #[derive(Clone, Copy)]
 enum Act {
     /// Reads nothing.

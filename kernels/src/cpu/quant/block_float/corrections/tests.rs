@@ -31,7 +31,7 @@ fn panels_with_their_corrections_have_the_bits_of_the_checkpoint() {
         for threads in [1, 2] {
             let mut pool = ThreadPool::new(threads).unwrap();
             for (rows, inputs) in [(1, 1), (16, 64), (37, 300), (33, 1024)] {
-                // All bit patterns are as likely as any other, NaN and infinities too.
+                // All bit patterns are equally likely, including NaN and infinities.
                 let any: Vec<u16> = (0..rows * inputs).map(|_| random.below(1 << 16) as u16).collect();
                 assert!(looked_up(path, &mut pool, rows, &any).0 == any, "{isa} {rows}x{inputs}");
                 let normal: Vec<u16> = random
@@ -50,13 +50,13 @@ fn zeros_of_both_signs_denormals_and_numbers_that_are_not_finite_keep_their_bits
     let path = Path::new(testable("special weights")[0]).unwrap();
     let mut pool = ThreadPool::new(1).unwrap();
     let special = [0x0000, 0x8000, 0x0001, 0x8001, 0x7f80, 0xff80, 0x7fc0, 0xffff, 0x7f81, 0x3f80, 0x7f7f];
-    // Alone, in blocks without other numbers, and together in one block.
+    // Each special number fills a block of its own. Then all of them share one block.
     let alone: Vec<u16> = special.iter().flat_map(|&w| [w; 64]).collect();
     assert_eq!(looked_up(path, &mut pool, 1, &alone).0, alone);
     assert_eq!(looked_up(path, &mut pool, 1, &special).0, special);
 }
 
-/// A second copy in bfloat16 would take two bytes per weight.
+/// For comparison, a second copy in bfloat16 takes two bytes per weight.
 #[test]
 fn corrections_of_normal_weights_take_a_quarter_of_a_byte_each() {
     let path = Path::new(testable("size of corrections")[0]).unwrap();

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use crate::cpu::quant::int8::format::{GROUP, PAD, SCALES, group_bytes};
 use crate::cpu::simd::{LANES, Simd};
 
-/// Maximum number of rows of a tile that prefetches only its own weights, because it waits for them.
+/// A tile of at most this many rows prefetches only its own weights, because it waits for them.
 const FEW_ROWS: usize = 4;
 
 /// Adds the product of a tile's rows and the panels to `sums`, group by group. `sums[r][p]` holds sixteen lanes, the
@@ -14,8 +14,8 @@ const FEW_ROWS: usize = 4;
 /// # Safety
 ///
 /// `x` is readable for the words of `R` rows of `inputs` activations, and each of `panels` for the groups that hold
-/// these inputs. `panel_bytes` is the size in bytes of a panel. `further` holds for each panel the distance in bytes to
-/// the panel that is prefetched meanwhile; 0 means the rest of the same panel.
+/// these inputs. `panel_bytes` is the size in bytes of a panel. `further` holds, for each panel, the distance in bytes
+/// to the panel to prefetch; 0 means the rest of the same panel.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // The compiler does not unroll iterators over several arrays at once.
 pub(super) unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
@@ -49,8 +49,8 @@ pub(super) unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
                 let shared = const { R > FEW_ROWS } && further[p] > 0;
                 fetched[p] = panels[p].wrapping_add(if shared { further[p] + at } else { next });
             }
-            // Tiles of few rows read weights at the speed of memory, and so do the tiles that share the fetching, which
-            // have at most eight rows. Larger tiles find the group in the second-level cache.
+            // Tiles of at most eight rows wait for weights from main memory. Larger tiles find the group in the
+            // second-level cache.
             let ask =
                 |line: *const u8| if const { R <= 8 } { s.prefetch_far(line) } else { s.prefetch(line) };
             for line in fetched {

@@ -4,18 +4,18 @@ use crate::cpu::memory::matrix::{Elements, Matrix};
 use crate::cpu::simd::isa::testable;
 use crate::cpu::testing::Random;
 
-/// Norm in f64.
+/// Returns the Euclidean norm.
 fn norm_of(x: impl Iterator<Item = f64>) -> f64 {
     x.map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// Asserts that `got` is at least `want`, and hardly more.
+/// Asserts that `got` is at least `want`, and at most about one per cent larger.
 #[track_caller]
 fn assert_just_above(what: &str, got: f32, want: f64) {
     assert!(f64::from(got) >= want && f64::from(got) <= want * 1.01 + 1e-18, "{what}: {got} for {want}");
 }
 
-/// The weights of a panel as bfloat16: with small and denormal ones, which block floating point rounds.
+/// Returns random bfloat16 weights. Some are small or denormal, so that block floating point rounds them.
 fn weights(random: &mut Random, count: usize) -> Vec<f32> {
     let mut weights = random.normals(count, 0.5);
     for (index, w) in weights.iter_mut().enumerate() {
@@ -101,7 +101,7 @@ fn norms_of_a_row_are_those_that_the_products_multiply() {
                 let x = &values[row * inputs..][..inputs];
                 for (layout, unit) in [(Layout::Plain, 0.0), (Layout::Pairs, 0.0), (Layout::BlockFloat, 13.0)]
                 {
-                    // In block floating point, the largest of sixty-four has thirteen bits.
+                    // In block floating point, the largest of 64 activations has thirteen bits.
                     let held: Vec<f64> = x
                         .chunks(BFP_BLOCK)
                         .flat_map(|block| {
