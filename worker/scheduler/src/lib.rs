@@ -29,8 +29,8 @@
 //! - **Every accepted request ends exactly once**, after a number of steps bounded by the work ahead of it. A request
 //!   that could never run is refused on arrival by a [`Refusal`] that says what the request would have needed.
 //! - **One order for everything**: arrival, with a head start for each priority class ([`HEAD_START`]). Admission and
-//!   first-come prefill follow this order, and preemption for pages takes requests from its end. A request's position in the
-//!   order never changes, so the first request stays first until it ends, and no request waits for ever.
+//!   first-come prefill follow this order, and preemption for pages takes requests from its end. A request's position
+//!   in the order never changes, so the first request stays first until it ends, and no request waits for ever.
 //! - **Shares are equal.** The order holds among requests of one [share](GraphLaunch::share). If several shares have
 //!   requests, the one that was given the fewest tokens is admitted next, and all shares have equal parts of a step's
 //!   prefill. If a share has no running request and its first one does not fit, the share with the most running
