@@ -29,12 +29,13 @@
 //! - **Every accepted request ends exactly once**, after a number of steps bounded by the work ahead of it. A request
 //!   that could never run is refused on arrival by a [`Refusal`] that says what the request would have needed.
 //! - **One order for everything**: arrival, with a head start for each priority class ([`HEAD_START`]). Admission and
-//!   first-come prefill follow this order, and preemption takes requests from its end. A request's position in the
-//!   order never changes, so the first request stays first until it ends, and no request waits for ever.
+//!   first-come prefill follow this order, and preemption for pages takes requests from its end. A request's position
+//!   in the order never changes, so the first request stays first until it ends, and no request waits for ever.
 //! - **Shares are equal.** The order holds among requests of one [share](GraphLaunch::share). If several shares have
 //!   requests, a request of the share that was given the fewest tokens is admitted next, and all shares have equal
-//!   parts of a step's prefill. So the requests of one share delay the requests of another share by no more than the
-//!   first share's part.
+//!   parts of a step's prefill. If a share has no running request and its first one does not fit, the share with the
+//!   most running requests yields one place. So the requests of one share delay the requests of another share by no
+//!   more than the first share's part.
 //! - **Decodes first.** A step gives every decoding request its token, then prefills with the rest of
 //!   [`max_step_tokens`][budget], [shared][sharing] as configured. Only a prefill that must not be cut exceeds the
 //!   budget, and then it runs alone; see [`PATIENCE`]. With a [target] for the time between tokens, prefills that share
@@ -82,8 +83,8 @@
 //!
 //! # Modules
 //!
-//! - `scheduler`: the turn above. Its submodules: `expiry` ends requests, `memory` admits and preempts them, and
-//!   `disaggregated` completes transfers.
+//! - `scheduler`: the turn above. Its submodules: `expiry` ends requests, `memory` admits and preempts them,
+//!   `yielding` preempts one for a share without a place, and `disaggregated` completes transfers.
 //! - `launch`: the requests that arrive; `validate`: the checks on arrival; `admission`: the resources that a request
 //!   must hold; `request`: the states of a request.
 //! - `shares`: the share that is next; `waiting`: the requests that wait for pages.

@@ -3,6 +3,7 @@
 mod disaggregated;
 mod expiry;
 mod memory;
+mod yielding;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque, btree_map::Entry},
@@ -69,6 +70,8 @@ pub struct Scheduler {
     next_ticket: u64,
     next_step: StepNumber,
     past: PastSteps,
+    /// The running request that is left out of steps until it can yield its place to another share.
+    yielding: Option<Ticket>,
     /// Rows prepared for the next plan.
     prepared: PreparedDecodes,
     tally: Tally,
@@ -77,7 +80,8 @@ pub struct Scheduler {
 /// Counters over the scheduler's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Number of preemptions. A preemption releases a request's pages before the request's end.
+    /// Number of preemptions. A preemption releases a request's pages before the request's end, because another request
+    /// needs a page or another share needs a place.
     pub preemptions: u64,
     /// Number of prefill tokens of admitted requests, counted again at each admission of a request.
     pub prefill_tokens: u64,
@@ -142,6 +146,7 @@ impl Scheduler {
             next_ticket: 0,
             next_step: StepNumber(0),
             past: PastSteps { mixed: None, since_alone: u32::MAX },
+            yielding: None,
             prepared: PreparedDecodes::default(),
             tally: Tally::default(),
         })
@@ -206,8 +211,9 @@ impl Scheduler {
     /// or ends the request, the request's later rows are [void](RowCommit::is_void).
     pub fn plan(&mut self, now: Duration) -> Turn {
         let endings = self.expire(now);
-        let preempted =
+        let mut preempted =
             if self.config.settings.admission == Admission::Optimistic { self.grow() } else { vec![] };
+        preempted.extend(self.yield_place());
         let reserved = self.admit();
         let may_fly = self.flying.len() < self.config.steps_in_flight;
         Turn { endings, preempted, reserved, step: if may_fly { self.pack() } else { None } }

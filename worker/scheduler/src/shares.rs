@@ -74,6 +74,18 @@ impl Shares {
         }
     }
 
+    /// Takes back the prefill tokens that a preempted request has not computed. Its next admission counts them again.
+    pub fn take_back(&mut self, share: ShareId, tokens: u64) {
+        if let Some(state) = self.by_id.get_mut(&share) {
+            state.given = state.given.saturating_sub(tokens);
+        }
+    }
+
+    /// True if requests of more than one share are held.
+    pub fn are_several(&self) -> bool {
+        self.by_id.values().filter(|state| state.held > 0).nth(1).is_some()
+    }
+
     /// Counts a token of output.
     pub fn output(&mut self, share: ShareId) {
         if let Some(state) = self.by_id.get_mut(&share) {

@@ -66,6 +66,7 @@ pub(crate) fn validate(
         awaits_media: launch.awaits_media,
         is_pinned: launch.role == GraphRole::Decode
             && launch.content.as_ref().is_some_and(|content| !content.media.is_empty()),
+        has_yielded: false,
         prefill,
         recompute: (recompute, walks.cut(recompute)?),
         prompt_tokens,

@@ -2,12 +2,15 @@
 
 mod common;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use common::{commit, config, scheduler, set, text};
 use proptest::prelude::*;
 use tutti_scheduler::{GraphLaunch, Scheduler, SchedulerConfig, ShareId, StepPlan};
-use tutti_settings::PrefillSharing;
+use tutti_settings::{Admission, PrefillSharing};
 
 fn step(scheduler: &mut Scheduler) -> StepPlan {
     scheduler.plan(Duration::ZERO).step.expect("something can run")
@@ -42,6 +45,41 @@ fn a_flood_of_one_share_delays_another_by_its_part() {
     while !scheduler.is_empty() {
         let step = step(&mut scheduler);
         let _ = commit(&mut scheduler, step);
+    }
+}
+
+#[test]
+fn the_first_request_of_a_share_does_not_wait_for_an_end() {
+    for admission in [Admission::WholeLife, Admission::Optimistic] {
+        let config = SchedulerConfig { max_waiting_requests: 600, steps_in_flight: 2, ..config() };
+        let mut scheduler = scheduler(set(config, |settings| settings.admission = admission));
+        (0..500).for_each(|request| scheduler.add(of(1, text(request, 8, 100))).unwrap());
+        let mut flying = VecDeque::from([step(&mut scheduler), step(&mut scheduler)]);
+        let mut left_out = 0;
+        for request in 1000..1004 {
+            scheduler.add(of(2, text(request, 8, 1))).unwrap();
+            let mut steps = 0;
+            let mut ended = false;
+            while !ended {
+                let step = flying.pop_front().expect("a step is in flight");
+                let commits = commit(&mut scheduler, step);
+                ended = commits
+                    .iter()
+                    .any(|commit| commit.row.key.request.0 == request && commit.ending.is_some());
+                let turn = scheduler.plan(Duration::ZERO);
+                left_out += turn.preempted.len();
+                flying.extend(turn.step);
+                steps += 1;
+            }
+            assert!(steps <= 8, "{request} took {steps} steps, and a request of the flood takes 100");
+        }
+        assert!((1..=4).contains(&left_out), "{left_out} requests began again");
+        while let Some(step) = flying.pop_front() {
+            let _ = commit(&mut scheduler, step);
+            flying.extend(scheduler.plan(Duration::ZERO).step);
+        }
+        assert!(scheduler.is_empty());
+        assert_eq!(scheduler.load().pages_used, 0);
     }
 }
 

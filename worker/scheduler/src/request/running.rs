@@ -130,6 +130,12 @@ impl Running {
         self.request.is_pinned || self.is_disaggregated()
     }
 
+    /// True if the request may yield its place to another share: it has not done so before and keeps no planes that
+    /// another worker uses.
+    pub fn may_yield(&self) -> bool {
+        !self.request.has_yielded && !self.is_pinned()
+    }
+
     /// The work of the request's next row. None if the rows in flight are the request's last rows.
     #[inline]
     pub fn phase(&self) -> Option<Phase> {

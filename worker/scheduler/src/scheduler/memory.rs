@@ -91,12 +91,12 @@ impl Scheduler {
 
     /// The waiting request whose turn it is: the first one of the share that was given least. Requests of a share up to
     /// the one in `passed` are left out.
-    fn next_in_turn(&self, passed: &BTreeMap<ShareId, Ticket>) -> Option<(ShareId, Ticket)> {
+    pub(super) fn next_in_turn(&self, passed: &BTreeMap<ShareId, Ticket>) -> Option<(ShareId, Ticket)> {
         self.waiting.firsts(passed).min_by_key(|&(share, ticket)| (self.shares.turn(share), ticket))
     }
 
     /// True if a waiting request follows a running one: the other one is about to compute blocks that both share.
-    fn follows(&mut self, ticket: Ticket) -> bool {
+    pub(super) fn follows(&mut self, ticket: Ticket) -> bool {
         let Some(request) = self.waiting.get_mut(&ticket) else { return false };
         if let Following::Leader { leader, until, blocks } = request.following {
             let leader = self.running.get(&leader);

@@ -18,7 +18,7 @@ mod slots;
 mod traces;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     time::Duration,
 };
 
@@ -213,7 +213,8 @@ impl<'a> Simulation<'a> {
         let late = self.live.iter().find(|(_, live)| over(live));
         assert!(late.is_none(), "{:?} outlived its cancel or deadline", late.map(|(key, _)| key));
         for key in preempted {
-            assert_eq!(self.script.config.settings.admission, Admission::Optimistic);
+            let optimistic = self.script.config.settings.admission == Admission::Optimistic;
+            assert!(optimistic || self.yields(key), "{key} lost its pages to nobody");
             let live = self.live.get_mut(&key).unwrap_or_else(|| panic!("{key} is not there"));
             assert_eq!(live.in_flight, 0, "{key} lost its pages inside a step");
             live.preempt();
@@ -231,6 +232,19 @@ impl<'a> Simulation<'a> {
         self.enqueue(step);
         self.maybe_plan_ahead();
         true
+    }
+
+    /// True if a request may be preempted for another share: for the first time, and while another share waits and has
+    /// no request with planes.
+    fn yields(&self, key: GraphKey) -> bool {
+        let own = &self.live[&key];
+        let has_planes =
+            |share: u64| self.live.values().any(|live| live.arrival.share == share && live.slot.is_some());
+        !own.preempted
+            && self
+                .live
+                .values()
+                .any(|live| live.arrival.share != own.arrival.share && !has_planes(live.arrival.share))
     }
 
     fn check_plan(&mut self, step: &StepPlan) {
@@ -260,7 +274,9 @@ impl<'a> Simulation<'a> {
         // be preempted while they are in a step or while another worker uses their pages.
         let optimistic = config.settings.admission == Admission::Optimistic;
         let pinned = optimistic && self.live.values().any(Live::gives_up_no_page);
-        let waits = optimistic && !self.flying.is_empty() || pinned;
+        // A decode is also left out while it is about to yield its place to another share.
+        let shares: HashSet<u64> = self.live.values().map(|live| live.arrival.share).collect();
+        let waits = (optimistic || shares.len() > 1) && !self.flying.is_empty() || pinned;
         let all_decode = if waits { decodes <= could_decode } else { decodes == could_decode };
         assert!(all_decode || alone, "{could_decode} could decode, {decodes} do");
         self.check_grid(&step.rows[decodes..], step.rows.len());

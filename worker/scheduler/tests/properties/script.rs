@@ -217,8 +217,10 @@ fn crowded() -> impl Strategy<Value = Setting> {
     let pool = prop_oneof![(1_usize..6, 12_usize..60), (24_usize..40, 5_usize..14)];
     (policies(), model(&[1]), pool, 4_usize..40).prop_map(
         |(policies, model, (page_tokens, pages), max_step_tokens)| {
-            let admission = Admission::Optimistic;
-            let settings = EngineSettings { admission, max_step_tokens, ..policies.settings };
+            // Only with the cache can a preempted request begin again after a cached prefix.
+            let (admission, no_prefix_cache) = (Admission::Optimistic, false);
+            let settings =
+                EngineSettings { admission, max_step_tokens, no_prefix_cache, ..policies.settings };
             (SchedulerConfig { settings, max_context: 300, page_tokens, pages, ..policies }, model, 8)
         },
     )
