@@ -33,9 +33,9 @@
 //!   in the order never changes, so the first request stays first until it ends, and no request waits for ever.
 //! - **Shares are equal.** The order holds among requests of one [share](GraphLaunch::share). If several shares have
 //!   requests, a request of the share that was given the fewest tokens is admitted next, and all shares have equal
-//!   parts of a step's prefill. If a share has no running request and its first one does not fit, the share with the
-//!   most running requests yields one place. So the requests of one share delay the requests of another share by no
-//!   more than the first share's part.
+//!   parts of a step's prefill. If a share has no running request and its first one does not fit, a request of the
+//!   share with the most running requests yields. So the requests of one share delay the requests of another share by
+//!   no more than the first share's part.
 //! - **Decodes first.** A step gives every decoding request its token, then prefills with the rest of
 //!   [`max_step_tokens`][budget], [shared][sharing] as configured. Only a prefill that must not be cut exceeds the
 //!   budget, and then it runs alone; see [`PATIENCE`]. With a [target] for the time between tokens, prefills that share
@@ -84,7 +84,7 @@
 //! # Modules
 //!
 //! - `scheduler`: the turn above. Its submodules: `expiry` ends requests, `memory` admits and preempts them,
-//!   `yielding` preempts one for a share without a place, and `disaggregated` completes transfers.
+//!   `yielding` preempts one for a share without a running request, and `disaggregated` completes transfers.
 //! - `launch`: the requests that arrive; `validate`: the checks on arrival; `admission`: the resources that a request
 //!   must hold; `request`: the states of a request.
 //! - `shares`: the share that is next; `waiting`: the requests that wait for pages.

@@ -59,7 +59,7 @@ pub(crate) struct Request {
     /// True if the request is never preempted. This holds if another worker computes its prefill and the prefill has
     /// media, because this worker could not encode the media again.
     pub is_pinned: bool,
-    /// True once the request has yielded its place to another share. It does so at most once.
+    /// True once the request has yielded to another share. A request yields at most once.
     pub has_yielded: bool,
     /// At least one segment, ascending by `end`, without gaps from position 0. Fixed while the request runs.
     pub prefill: Vec<PrefillSegment>,

@@ -70,7 +70,7 @@ pub struct Scheduler {
     next_ticket: u64,
     next_step: StepNumber,
     past: PastSteps,
-    /// The running request that is left out of steps until it can yield its place to another share.
+    /// The running request that is left out of steps until it can yield to another share.
     yielding: Option<Ticket>,
     /// Rows prepared for the next plan.
     prepared: PreparedDecodes,
@@ -81,7 +81,7 @@ pub struct Scheduler {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Number of preemptions. A preemption releases a request's pages before the request's end, because another request
-    /// needs a page or another share needs a place.
+    /// needs a page or another share has no running request.
     pub preemptions: u64,
     /// Number of prefill tokens of admitted requests, counted again at each admission of a request.
     pub prefill_tokens: u64,
@@ -213,7 +213,7 @@ impl Scheduler {
         let endings = self.expire(now);
         let mut preempted =
             if self.config.settings.admission == Admission::Optimistic { self.grow() } else { vec![] };
-        preempted.extend(self.yield_place());
+        preempted.extend(self.yield_to_share());
         let reserved = self.admit();
         let may_fly = self.flying.len() < self.config.steps_in_flight;
         Turn { endings, preempted, reserved, step: if may_fly { self.pack() } else { None } }

@@ -240,8 +240,13 @@ fn asked() -> impl Strategy<Value = Asked> {
 fn device() -> impl Strategy<Value = Device> {
     let costs = (0_u64..5000, 1_u64..200, 1_u64..400, 0_u64..200);
     (costs, 0_u64..2000, prop_oneof![Just(0_u64), 0_u64..=100]).prop_map(
-        |((fixed, prefill, audio, decode), attended, jitter)| {
-            Device { fixed, prefill, audio, decode, attended, jitter }
+        |((fixed, prefill, audio, decode), attended, jitter)| Device {
+            fixed,
+            prefill,
+            audio,
+            decode,
+            attended,
+            jitter,
         },
     )
 }

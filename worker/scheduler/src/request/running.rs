@@ -130,8 +130,7 @@ impl Running {
         self.request.is_pinned || self.is_disaggregated()
     }
 
-    /// True if the request may yield its place to another share: it has not done so before and keeps no planes that
-    /// another worker uses.
+    /// True if the request may yield to another share: it has not yielded before, and no other worker uses its planes.
     pub fn may_yield(&self) -> bool {
         !self.request.has_yielded && !self.is_pinned()
     }

@@ -1,7 +1,7 @@
-//! A place for a share that has none: a request of the largest share yields its place and its planes.
+//! Yielding: a running request of the largest share makes room for a share without a running request.
 //!
-//! Without this, the first request of a share would wait until one of a flood's requests ends. In the first moments of
-//! a flood, all of these have just begun.
+//! Otherwise the first request of a share would wait until a request of a flood ends. When a flood has just arrived,
+//! all of its running requests have just begun.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use crate::{shares::ShareId, ticket::Ticket};
 impl Scheduler {
     /// Preempts one request if the share whose turn it is has no running request and cannot be admitted. Returns the
     /// preempted request. A victim with rows in flight is left out of this plan's step, and a later plan preempts it.
-    pub(super) fn yield_place(&mut self) -> Option<GraphKey> {
+    pub(super) fn yield_to_share(&mut self) -> Option<GraphKey> {
         if let Some(request) = self.yielding.take().and_then(|ticket| self.running.get_mut(&ticket)) {
             request.is_victim = false;
         }
-        let ticket = self.share_without_place()?;
-        if self.follows(ticket) || self.has_place_for(ticket) {
+        let ticket = self.share_without_running()?;
+        if self.follows(ticket) || self.fits(ticket) {
             return None;
         }
         let victim = self.least_computed_of_largest_share()?;
@@ -39,8 +39,8 @@ impl Scheduler {
         Some(key)
     }
 
-    /// The waiting request whose turn it is, if its share has no running request.
-    fn share_without_place(&self) -> Option<Ticket> {
+    /// The waiting request whose turn it is, if the request's share has no running request.
+    fn share_without_running(&self) -> Option<Ticket> {
         if !self.shares.are_several() {
             return None;
         }
@@ -49,7 +49,7 @@ impl Scheduler {
     }
 
     /// True if the request can be admitted. Pages that the prefix cache would save are not counted.
-    fn has_place_for(&self, ticket: Ticket) -> bool {
+    fn fits(&self, ticket: Ticket) -> bool {
         let Some(request) = self.waiting.get(&ticket) else { return true };
         let needs = request.needs(self.config.settings.admission, self.planes.pages());
         needs.running <= self.config.max_running() - self.running.len()
