@@ -1,4 +1,4 @@
-//! Execution of programs.
+//! Runs programs (lowered kernels) on the host's processor.
 
 mod address;
 mod block;

@@ -1,4 +1,4 @@
-//! Launches of kernels.
+//! Launches a kernel over a grid of thread blocks.
 
 use crate::exec::global_shadow::{LAST_LAUNCH, Orders};
 use crate::exec::{Run, run_blocks};

@@ -13,8 +13,7 @@ const GAP: u64 = 1 << 20;
 /// The alignment that the driver promises, in bytes. No address has a larger alignment, so that a kernel that relies on
 /// more fails.
 const ALIGNMENT: u64 = 256;
-/// Number of freed ranges that are remembered. They distinguish a use after free from an address that was never
-/// allocated.
+/// Number of freed ranges that the memory remembers, to tell a use after free from an address that was never allocated.
 const FREED_RANGES: usize = 1 << 16;
 /// Bytes that a fill writes per copy, unless the pattern is longer.
 const FILL_BYTES: usize = 16 << 10;
@@ -79,11 +78,11 @@ pub(crate) struct RaceShadow {
 // SAFETY: the pointers own their blocks, which are freed at the drop. Accesses go through raw pointers and may race,
 // like the accesses of a GPU's threads.
 unsafe impl Send for Allocation {}
-// SAFETY: as for `Send` of `Allocation`.
+// SAFETY: several threads access the blocks only through raw pointers, like the threads of a GPU.
 unsafe impl Sync for Allocation {}
-// SAFETY: as for `Send` of `Allocation`.
+// SAFETY: the pointers own their blocks, which are freed at the drop.
 unsafe impl Send for RaceShadow {}
-// SAFETY: as for `Send` of `Allocation`.
+// SAFETY: several threads access the blocks only through raw pointers, like the threads of a GPU.
 unsafe impl Sync for RaceShadow {}
 
 fn layout(bytes: u64) -> Option<Layout> {
@@ -290,7 +289,7 @@ impl DeviceMemory {
     /// If the bytes do not lie in one allocation.
     pub fn copy_out(&self, address: u64, target: &mut [u8]) -> Result<(), BadAddress> {
         let (allocation, offset) = self.range(address, target.len() as u64)?;
-        // SAFETY: as in `copy_in`.
+        // SAFETY: the range was checked, and the host's slice is not device memory.
         unsafe {
             allocation.host.add(offset as usize).copy_to_nonoverlapping(target.as_mut_ptr(), target.len())
         };
@@ -363,7 +362,7 @@ impl DeviceMemory {
     /// If the bytes do not lie in one allocation.
     pub fn host_pointer(&self, address: u64, bytes: u64) -> Result<*mut u8, BadAddress> {
         let (allocation, offset) = self.range(address, bytes)?;
-        // SAFETY: the range was checked.
+        // SAFETY: the range was checked to lie in the allocation, so `offset` is inside the host block.
         Ok(unsafe { allocation.host.add(offset as usize) })
     }
 

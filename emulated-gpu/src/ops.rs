@@ -31,7 +31,8 @@ pub(crate) use votes::{active_mask, match_all, match_any, reduce, shuffle, vote}
 use crate::lower::Mnemonic;
 use crate::ptx::{Kind, Type};
 
-/// Returns the operation of an arithmetic instruction. Removes the modifiers that it supports from the mnemonic.
+/// Returns the operation of an arithmetic instruction. Removes from the mnemonic the modifiers that the operation
+/// supports.
 pub(crate) fn arithmetic(mnemonic: &mut Mnemonic<'_>, ty: Type) -> Option<Compute> {
     match ty.kind {
         Kind::Bits | Kind::Unsigned | Kind::Signed if mnemonic.name == "selp" => selection::select(ty.bits),

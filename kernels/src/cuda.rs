@@ -2,8 +2,8 @@
 //!
 //! Building this crate, or starting a program that uses it, does not require CUDA. The libraries are opened at run
 //! time, and [`gpus`] returns an error that names what is missing. Activations are f32; weights, keys and values have
-//! the checkpoint's type. Products run in cuBLASLt, all other operations in the kernels of `cuda/sources`. See
-//! `docs/cuda.md`.
+//! the checkpoint's type. Matrix products with weights run in cuBLASLt, all other operations in the kernels of
+//! `cuda/sources`. See `docs/cuda.md`.
 
 mod arguments;
 mod attention_work;

@@ -172,9 +172,9 @@ pub trait Device: Send + Sized + 'static {
     /// all ranks lose their device.
     fn group_rank(&self) -> GroupRank;
 
-    /// Loads a matrix for products, whose rows are the rows of `matrices`, one matrix after the other (fused q, k and
-    /// v). All matrices have the same number of columns and the same type. Apart from the device's copy, no memory of
-    /// the matrix's size is allocated.
+    /// Loads a weight matrix for matrix products. Its rows are the rows of `matrices`, one matrix after the other
+    /// (fused q, k and v). All matrices have the same number of columns and the same type. Apart from the device's
+    /// copy, no memory of the matrix's size is allocated.
     fn matrix(
         &mut self,
         matrices: &[HostMatrix<'_>],
@@ -190,8 +190,8 @@ pub trait Device: Send + Sized + 'static {
         self.matrix(matrices, quantize)
     }
     /// Loads a table in the same way as [`matrix`](Self::matrix) loads a matrix. It can only be used for
-    /// [`Dense::embed`]. Unless `quantize` rounds the elements, the device keeps their exact bits, even if its products
-    /// use another form.
+    /// [`Dense::embed`]. Unless `quantize` rounds the elements, the device keeps their exact bits, even if matrix
+    /// products use another form.
     fn table_matrix(
         &mut self,
         matrices: &[HostMatrix<'_>],
@@ -199,8 +199,8 @@ pub trait Device: Send + Sized + 'static {
     ) -> Result<Self::Matrix, DeviceError> {
         self.matrix(matrices, quantize)
     }
-    /// Loads a table that is also the LM head. [`Dense::embed`] returns the same as for a [table](Self::table_matrix),
-    /// and products the same as for a [head](Self::head_matrix).
+    /// Loads a table that is also the LM head. [`Dense::embed`] gives the same result as with a
+    /// [table](Self::table_matrix), and matrix products give the same result as with a [head](Self::head_matrix).
     fn tied_matrix(
         &mut self,
         matrices: &[HostMatrix<'_>],
@@ -233,8 +233,8 @@ pub trait Device: Send + Sized + 'static {
         let _ = matrix;
         0
     }
-    /// Size in bytes of the data that the device keeps with a [tied](Self::tied_matrix) table because its products use
-    /// rounded elements. It is included in [`matrix_bytes`](Self::matrix_bytes).
+    /// Size in bytes of the data that the device keeps with a [tied](Self::tied_matrix) table because matrix products
+    /// use rounded elements. It is included in [`matrix_bytes`](Self::matrix_bytes).
     fn corrections_bytes(&self, matrix: &Self::Matrix) -> u64 {
         let _ = matrix;
         0
@@ -299,11 +299,11 @@ pub trait Device: Send + Sized + 'static {
     /// Begins a step: copies its inputs into the device's fixed buffers and enqueues its slot copies. Later operations
     /// belong to this step. A step that was begun and not ended is dropped, with its results.
     ///
-    /// Before anything is enqueued, checks everything that can be checked with the inputs and `planes`. It is an error
-    /// if lengths differ, if rows have gaps, if pages or slots are out of range, if two rows write to one page or have
-    /// the same slot, if there are copies without a slot plane, or if a row continues a step in flight on a device that
-    /// runs one step at a time. The caller checks token ids and the capacity of its tensors beforehand, because a step
-    /// must not fail after its copies.
+    /// Before anything is enqueued, checks everything that can be checked with the inputs and `planes`. Errors are:
+    /// different lengths, gaps between rows, pages or slots out of range, two rows that write to one page or have the
+    /// same slot, copies without a slot plane, and a row that continues a step in flight on a device that runs one step
+    /// at a time. The caller checks token ids and the capacity of its tensors beforehand, because a step must not fail
+    /// after its copies.
     fn begin_step(&mut self, inputs: &StepInputs<'_>, planes: &mut Self::Planes) -> Result<(), DeviceError>;
     /// Enqueues the operations that `body` enqueues. A device that records graphs may replay an earlier recording with
     /// the same name instead of calling `body`.

@@ -83,13 +83,13 @@ impl<D: Device, O: Observer> Recorder<D, O> {
         Operation { rows: self.device.tensor_shape(x)[0], ..Operation::default() }
     }
 
-    /// Number of bytes of a matrix that a product reads.
+    /// Number of bytes of a weight matrix that a matrix product reads.
     fn elements_bytes(&self, matrix: &D::Matrix) -> u64 {
         let device = &self.device;
         device.matrix_bytes(matrix) - device.screen_bytes(matrix) - device.corrections_bytes(matrix)
     }
 
-    /// Returns the record of a product.
+    /// Returns the record of a matrix product.
     pub(crate) fn product(&self, x: &D::Tensor, weight: &D::Matrix) -> Operation {
         let [rows, _] = self.device.tensor_shape(x);
         let [outputs, inputs] = self.device.matrix_shape(weight);
@@ -125,8 +125,8 @@ impl<D: Device, O: Observer> Recorder<D, O> {
     }
 
     /// Returns the record of a delta rule over the step's tokens. Counts seven operations per token and element of a
-    /// memory `S`: one for the decay, and two each for `Sᵀk`, the update and `Sᵀq`. Every row reads and writes its
-    /// memories once.
+    /// state matrix `S`: one for the decay, and two each for `Sᵀk`, the update and `Sᵀq`. Every row reads and writes
+    /// its state matrices once.
     pub(crate) fn delta_rule(&self, shape: &DeltaShape) -> Operation {
         let memory_bytes = (shape.value_heads * shape.memory_bytes()) as f64;
         let by_token = self.by_token();

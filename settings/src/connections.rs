@@ -17,8 +17,9 @@ settings! {
             handshake_timeout_ms: u32 = 10_000, unit "MS", at least 1;
             /// Time after which a connection without a request is closed.
             idle_timeout_ms: u32 = 120_000, unit "MS", at least 1, changes live;
-            /// Time after which a client's connection takes no new requests and ends with its last one, up to a tenth
-            /// later. The client then opens another one, which a load balancer may give to another process.
+            /// Age at which a client's connection takes no new requests, plus up to a tenth. It ends when its last
+            /// request ends. The client then opens another connection, which a load balancer may give to another
+            /// process.
             max_age_s: u32 = 3_600, unit "SECONDS", at least 1, changes live;
             /// Time in which a peer must take at least one byte of the output that waits for it.
             write_timeout_ms: u32 = 30_000, unit "MS", at least 1;
@@ -29,8 +30,8 @@ settings! {
             /// Time in which a gRPC message must arrive whole: from its first byte, or from the start of the call for
             /// the call's first message.
             receive_timeout_ms: u32 = 30_000, unit "MS", at least 1;
-            /// Bytes of incomplete gRPC messages of one listener. A message that finds no room fails its call. One
-            /// address holds at most half of it, and callers without a credential a quarter.
+            /// Bytes of incomplete gRPC messages that one listener holds. A message beyond them fails its call. One
+            /// address holds at most half of the bytes, and all callers without a credential together a quarter.
             receive_room_bytes: usize = 256 << 20, unit "BYTES", at least 1;
         }
     }

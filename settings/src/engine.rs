@@ -29,8 +29,8 @@ settings! {
                 default "128, or as many as half of the planes' memory holds slots for", at least 1, at most 1 << 16;
         }
         "Device and memory" => {
-            /// Pages and slots of each worker, such as 512MiB or 2GB; a CPU worker takes them from the system at its
-            /// start
+            /// Memory for the KV pages and state slots of each worker, such as 512MiB or 2GB; a CPU worker allocates it
+            /// at its start
             kv_cache_memory: Option<ByteSize> = None, unit "SIZE",
                 default "as needed, at most what weights leave of its share of 7/8 of free memory";
             /// Do not keep KV pages for prompts that begin alike
@@ -78,7 +78,7 @@ choices! {
         Scheduler = "scheduler",
         /// The engine: a prefill is one row of one step, run as forwards of `max_prefill_chunk_size` back to back.
         Engine = "engine",
-        /// None: a prefill is one row of one step. One that is larger than the budget runs alone.
+        /// No component: a prefill is one row of one step. A prefill that is larger than the budget runs alone.
         Off = "off",
     }
 }
@@ -91,7 +91,7 @@ choices! {
         ShortestFirst = "shortest-first",
         /// Equal shares. What a short prefill leaves of its share goes to the others (max-min fairness).
         Fair = "fair",
-        /// The earliest request takes what it can, then the next one.
+        /// The earliest request takes as many tokens as it needs, then the next request does.
         FirstCome = "first-come",
     }
 }

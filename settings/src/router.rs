@@ -23,14 +23,14 @@ settings! {
             api_key_file_gone: KeyFileGone = KeyFileGone::Deny;
             /// Running requests of a key that has left api_key_file
             revoked_requests: RevokedRequests = RevokedRequests::Finish, changes live;
-            /// Requests with a wrong key that one address may send in a minute. Further ones are refused before the key
-            /// is looked at, unless a request with a right one has come from there in the last ten minutes.
+            /// Requests with a wrong key that one address may send in a minute. Further requests are refused before
+            /// their key is looked at, unless the address has sent a right key in the last ten minutes.
             max_wrong_keys_per_minute: u32 = 60, unit "N", at least 1, changes live;
             /// Origins (scheme, host and port) whose web pages may send requests although there are no API keys.
             allowed_origins: Vec<String> = Vec::new(), unit "ORIGIN";
             /// Choices of one priority class (urgent, normal, low) that wait for their first tokens.
             max_queued_choices: Option<u32> = None, unit "N", default "those that may be in progress", at least 1, changes live;
-            /// Tokens in the prompts of these choices. They are estimated before a prompt is tokenised.
+            /// Tokens in the prompts of the choices that wait, estimated before a prompt is tokenised.
             max_queued_tokens: usize = 8 << 20, unit "TOKENS", at least 1, changes live;
             /// Time that a body may take to arrive.
             upload_timeout_s: u32 = 120, unit "SECONDS", at least 1, changes live;
@@ -38,7 +38,8 @@ settings! {
             upload_bytes_per_second: u32 = 4096, unit "BYTES", at least 1, changes live;
             /// Time for which the reader of an answer may take nothing. After it, the request ends.
             reader_timeout_ms: u32 = 30_000, unit "MS", at least 1;
-            /// Least rate at which a reader must take an answer, besides that time.
+            /// Least rate at which a reader must take an answer, in bytes per second. The request of a slower reader
+            /// ends.
             reader_bytes_per_second: u32 = 256, unit "BYTES", at least 1;
             /// Bytes of large answers (over 64 KiB) that are written or wait for their readers.
             max_unread_bytes: usize = 256 << 20, unit "BYTES", at least 1;
@@ -52,7 +53,7 @@ settings! {
             max_concurrent_choices: u32 = 1024, unit "N", at least 1;
             /// Threads that tokenise texts and render chat templates.
             tokenizer_threads: usize = default_tokenizer_threads(), unit "N", default "half of the cores, 1 to 8", at least 1;
-            /// Texts that may wait for such a thread.
+            /// Texts that may wait for a thread that tokenises.
             tokenizer_queue: usize = 512, unit "N", at least 1;
         }
     }
@@ -71,9 +72,9 @@ choices! {
 choices! {
     /// Treatment of the running requests of an API key that is no longer accepted.
     pub enum RevokedRequests {
-        /// They run to their ends.
+        /// The requests run to their ends.
         Finish = "finish",
-        /// They end with an error.
+        /// The requests end with an error.
         End = "end",
     }
 }

@@ -50,7 +50,7 @@ choices! {
         /// measured: reading 16.4 GB of weights and 147 KB of keys and values per token at 80 % of 4.8 TB/s, 16.4 GFLOP
         /// per token at 60 %, and attention at 50 % of 989 TFLOP/s.
         H200 = "h200",
-        /// Steps that take no time: what is left is the cost of everything around the device.
+        /// Steps that take no time. A measurement then shows the costs of everything but the device.
         Instant = "instant",
     }
 }

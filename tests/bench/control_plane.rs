@@ -30,7 +30,8 @@ use support::{
 
 /// Numbers of concurrent streams. Each is about a quarter more than the one before.
 const LEVELS: [usize; 11] = [96, 128, 160, 200, 256, 320, 400, 512, 640, 800, 1000];
-/// Runs per level. A level counts as held if one run stays within the bound, because other processes may disturb a run.
+/// Runs per level. A level counts as passed if one run stays within the latency bound, because other processes may
+/// disturb a run.
 const TRIES: usize = 2;
 
 #[derive(Parser)]

@@ -68,7 +68,8 @@ struct Run {
 #[derive(Debug, Serialize)]
 struct Transfer {
     bytes: f64,
-    /// Milliseconds from the first page of a request to the answer to its last page, summed over requests.
+    /// Milliseconds from sending a request's first KV page to the receiver's acknowledgement of its last page, summed
+    /// over requests.
     pushing_ms: f64,
     /// Part of `pushing_ms` after the end of the prefill.
     exposed_ms: f64,

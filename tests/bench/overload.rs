@@ -43,14 +43,15 @@ const UNDISTURBED: f64 = 0.5;
 /// Number of streams that measure the capacity. It is twice the number of requests that the workers run, so that no
 /// worker waits for a client.
 const CAPACITY_STREAMS: usize = 64;
-/// Maximum number of choices without a token per priority class. The cluster serves as many in about a second.
+/// Maximum number of choices per priority class that wait for their first token. The cluster serves this many in about
+/// a second.
 const MAX_QUEUED_CHOICES: usize = 96;
 const PROMPT_TOKENS: (u32, u32) = (32, 256);
 const OUTPUT_TOKENS: u32 = 32;
 /// Part of each phase in which the system settles. Its requests do not count.
 const SETTLING: Duration = Duration::from_secs(2);
-/// A request counts as disturbed if its first token takes more than this many times the 99th percentile before the
-/// overload.
+/// A request counts as disturbed if its time to the first token exceeds this many times the 99th percentile of this
+/// time before the overload.
 const DISTURBED: f64 = 2.0;
 
 /// Goals for the figures.
@@ -94,7 +95,7 @@ struct Overload {
     ttft_ms: Summary,
     /// Milliseconds between the planned and the actual time of sending.
     lag_ms: Summary,
-    /// Maximum number of choices without a token, read every 20 ms.
+    /// Largest number of choices that waited for their first token, sampled every 20 ms.
     most_queued_choices: u64,
     max_queued_choices: usize,
 }

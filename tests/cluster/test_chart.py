@@ -286,7 +286,7 @@ def test_the_chart_has_the_version_of_the_workspace():
 
 
 def test_each_value_of_the_schema_has_a_default():
-    """Each value then has a line in values.yaml, with a comment that explains the value."""
+    """A value with a default has a line in values.yaml, with a comment that explains the value."""
     values = yaml.safe_load((helm.CHART / "values.yaml").read_text())
     schema = json.loads((helm.CHART / "values.schema.json").read_text())
 

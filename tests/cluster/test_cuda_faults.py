@@ -11,7 +11,8 @@ pytestmark = pytest.mark.skipif("EMULATED_GPUS" not in os.environ, reason="only 
 
 BODY = {"temperature": 0, "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
 BODIES = [BODY | {"prompt": [i + 1] * (1 + 9 * (i % 4))} for i in range(24)]
-# The log names the kernel in which a GPU hangs after half of this time. The worker is ended after the whole time.
+# If a GPU hangs for half of this time, the worker logs the name of the kernel. After the whole time, the conductor ends
+# the worker.
 HANG_TIMEOUT_S = 6
 
 
@@ -19,7 +20,8 @@ def begun(kernel):
     return f"the kernel that began last is {kernel}"
 
 
-# (fault, words of the log). A product stores no kernel name, so the log names the kernel before it.
+# (fault, words of the log). A matrix product of cuBLASLt stores no kernel name, so the log names the kernel before the
+# product.
 FAULTS = (
     ("fail kernel=rotate_and_store_f32", f"CUDA_ERROR_LAUNCH_FAILED, \"unspecified launch failure\"); {begun('rotate_and_store_f32')}"),
     ("fail kernel=argmax", f"CUDA_ERROR_LAUNCH_FAILED, \"unspecified launch failure\"); {begun('argmax')}"),
@@ -88,8 +90,7 @@ def test_serving_allocates_nothing_and_a_start_without_memory_is_tried_again(sta
 
 
 def test_serving_a_mixture_of_experts_allocates_nothing(start, tmp_path):
-    """The largest step runs before the first request, so its memory is enough whatever experts a request's tokens
-    choose. """
+    """The largest step runs before the first request. It allocates enough memory for any choice of experts."""
     full = tmp_path / "full"
     model = ["--model", GOLDENS / "bf16/qwen3_moe", "--skip-tokenizer-init"]
     env = {"EMULATED_GPUS": "1", "EMULATED_GPU_FAULTS": f"out-of-memory when={full}"}

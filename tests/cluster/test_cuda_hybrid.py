@@ -39,7 +39,7 @@ def test_f32_weights_match_the_reference_however_prompts_are_cut(start, figure, 
         cold = {key: got[300][key] for key in ("token_ids", "logprobs")}
         ask = dict(prompt=golden["t300.input_ids"].tolist(), max_tokens=GENERATED, temperature=0, logprobs=1)
         warm = cluster.complete(**ask, return_token_ids=True)
-        # An engine that divides a step's prompts into forwards saves no snapshot.
+        # An engine that divides a step's prompts into several forward passes saves no snapshot.
         assert (warm["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) == (cuts != ENGINE), cuts
         assert {key: warm["choices"][0][key] for key in cold} == cold, cuts
         cluster.wait_until_idle()

@@ -1,4 +1,5 @@
-"""Eight GPUs with one worker each. Runs under emulated-gpu/run."""
+"""Tests eight workers on eight GPUs. Each worker uses its own GPU, runs steps, and gives the shipped model's answers.
+Runs under emulated-gpu/run."""
 
 import json
 import os

@@ -61,8 +61,8 @@ def test_experts_divided_among_gpus_match_the_reference(start, figure, model, la
     assert worst <= BOUND
 
 
-# Rows for which the ranks send their best tokens, rows that are gathered whole, and rows that need only the likeliest
-# token.
+# Requests of three kinds. The ranks send only their likeliest token, the logits of their best tokens, or all of their
+# logits.
 ASKED = (
     {"temperature": 0},
     {"temperature": 0, "frequency_penalty": 0.9},

@@ -87,7 +87,8 @@ def test_a_shared_prefix_stays_with_one_and_the_rest_is_spread(start):
     assert sorted(map(served, conductors)) == [0, 8]
     for kind in range(20):
         router.complete(prompt=[100 + kind] * 512, max_tokens=2)
-    # At its last poll, one conductor may just have finished a request, so the counts may differ by one.
+    # The router's last poll of a conductor may still count a request that has since ended. So the requests need not
+    # alternate between the conductors.
     assert all(6 <= count <= 22 for count in map(served, conductors)), [*map(served, conductors)]
     seen = router.metrics()
     assert seen["tutti_router_conductor_up"] == 2 and seen["tutti_router_conductor_picks_total"] == 28

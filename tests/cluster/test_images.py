@@ -20,7 +20,7 @@ USER = "65532"
 
 @pytest.fixture(scope="module")
 def bubblewrap():
-    """The command of a sandbox (bubblewrap), from Debian's package, with the libraries from the package."""
+    """Returns the command that starts bubblewrap, a sandbox, from Debian's packages and with their libraries."""
     root = IMAGES / "bubblewrap"
     subprocess.run([REPO / "tests/tools/fetch-debian", root, "bookworm", "bubblewrap"], check=True)
     libraries = root / "lib/x86_64-linux-gnu"

@@ -14,7 +14,7 @@ const MAX: u32 = 10_000_000;
 pub enum Lengths {
     /// Each length from the first to the second is equally likely.
     Uniform(u32, u32),
-    /// A normal distribution, cut at 1 and at `max`.
+    /// A normal distribution, clamped to the range from 1 to `max`.
     Normal {
         /// The mean, in tokens.
         mean: f64,
@@ -23,7 +23,7 @@ pub enum Lengths {
         /// The largest length.
         max: u32,
     },
-    /// A log-normal distribution, cut at 1 and at `max`: most lengths are short, and some are long.
+    /// A log-normal distribution, clamped to the range from 1 to `max`: most lengths are short, and some are long.
     LogNormal {
         /// The median, in tokens.
         median: f64,

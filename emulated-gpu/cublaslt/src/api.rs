@@ -35,7 +35,7 @@ unsafe fn create<T>(handle: *mut *mut T, object: T) -> i32 {
     if handle.is_null() {
         return Status::INVALID_VALUE.0;
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `handle` is not null, so the caller promises that it is valid for a write.
     unsafe { handle.write(Box::into_raw(Box::new(object))) };
     0
 }
@@ -49,7 +49,7 @@ unsafe fn destroy<T>(object: *mut T) -> i32 {
     if object.is_null() {
         return Status::INVALID_VALUE.0;
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that [`create`] boxed this object and that it was not destroyed before.
     drop(unsafe { Box::from_raw(object) });
     0
 }
@@ -66,12 +66,12 @@ unsafe fn set<T>(
     bytes: usize,
     set: fn(&mut T, u32, &[u8]) -> Result<(), Status>,
 ) -> i32 {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that `object` is null or was not destroyed.
     let Some(object) = (unsafe { object.as_mut() }) else { return Status::INVALID_VALUE.0 };
     if value.is_null() {
         return Status::INVALID_VALUE.0;
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `value` is not null, so the caller promises that it has `bytes` bytes.
     code(set(object, attribute, unsafe { std::slice::from_raw_parts(value.cast(), bytes) }))
 }
 
@@ -193,9 +193,9 @@ pub unsafe extern "C" fn cublasLtMatmulPreferenceSetAttribute(
 ///
 /// The pointers are null or point to objects that the program has not destroyed.
 unsafe fn problem(description: *const Description, layouts: [*const Layout; 4]) -> Result<Problem, Status> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that the description is null or was not destroyed.
     let description = unsafe { description.as_ref() }.ok_or(Status::INVALID_VALUE)?;
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that each layout is null or was not destroyed.
     let [a, b, c, d] = layouts.map(|layout| unsafe { layout.as_ref() }.ok_or(Status::INVALID_VALUE));
     Problem::new(description, [a?, b?, c?, d?])
 }
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
     }))
 }
 
-/// Enqueues a product in a stream. Returns an error at once if an operand's address is in no allocation.
+/// Enqueues a matrix product in a stream. Returns an error at once if an operand's address is in no allocation.
 fn submit(call: Call, stream: Stream) -> Result<(), Status> {
     let driver = Driver::open().ok_or(Status::NOT_INITIALIZED)?;
     let of = driver.describe(stream).map_err(|_| Status::INVALID_VALUE)?;

@@ -1,5 +1,5 @@
-//! Descriptors: the objects in which a program describes a product. They accept any values, which `problem` checks
-//! later.
+//! Descriptors: the objects in which a program describes a matrix product. The descriptors accept any values, which
+//! `problem` checks later.
 
 use crate::status::Status;
 

@@ -1,4 +1,4 @@
-//! A product, the checks of its descriptors, and its algorithm.
+//! A matrix product D = alpha op(A) op(B) + beta C: the checks of its descriptors, and its algorithm.
 
 use crate::objects::{Description, Layout, Preference};
 use crate::status::Status;
@@ -87,7 +87,7 @@ impl Matrix {
     }
 }
 
-/// A valid product.
+/// A matrix product whose descriptors are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// op(A): m rows, k columns.
@@ -116,7 +116,7 @@ const EPILOGUE_DEFAULT: i32 = 1;
 const EPILOGUE_BIAS: i32 = 4;
 
 impl Problem {
-    /// Checks descriptors, and returns the product that they describe.
+    /// Checks descriptors, and returns the matrix product that they describe.
     ///
     /// # Errors
     ///
@@ -181,13 +181,13 @@ const WIDEST_LOAD: u32 = 16;
 /// Workspace of an algorithm, in bytes. An algorithm has no workspace if the preference allows less.
 const WORKSPACE_BYTES: u64 = 4096;
 
-/// `cublasLtMatmulAlgo_t`: words that are opaque to the program. They identify the product for which the algorithm was
-/// requested.
+/// `cublasLtMatmulAlgo_t`: words that are opaque to the program. They identify the matrix product for which the
+/// algorithm was requested.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Algorithm {
     magic: u64,
-    /// The result of [`form`] for the product.
+    /// The result of [`form`] for the matrix product.
     form: u64,
     /// Workspace that the algorithm needs, in bytes.
     pub workspace_bytes: u64,
@@ -206,7 +206,7 @@ fn form(problem: &Problem) -> u64 {
 }
 
 impl Algorithm {
-    /// Returns the algorithm for a product.
+    /// Returns the algorithm for a matrix product.
     pub fn new(problem: &Problem, preference: &Preference) -> Self {
         Algorithm {
             magic: MAGIC,
@@ -217,7 +217,8 @@ impl Algorithm {
         }
     }
 
-    /// Checks that the algorithm fits a product, the addresses of A, B, C and D, and a workspace (address, bytes).
+    /// Checks that the algorithm fits a matrix product, the addresses of A, B, C and D, and a workspace (address,
+    /// bytes).
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Computes a product on device memory.
+//! Computes a matrix product whose operands are in device memory.
 
 use std::ffi::CStr;
 
@@ -8,7 +8,7 @@ use tutti_emulated_exports::{Driver, DriverError, StreamContext};
 
 use crate::problem::{Kind, Matrix, Problem};
 
-/// A product with its factors and the addresses of its operands.
+/// A matrix product with its factors and the addresses of its operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     /// The product.
@@ -23,7 +23,7 @@ pub struct Call {
     pub workspace: (u64, u64),
 }
 
-/// Byte that fills the workspace before a product, so that a program that keeps data in the workspace fails.
+/// Byte that fills the workspace before a matrix product, so that a program that keeps data in the workspace fails.
 const SCRIBBLE: u8 = 0xff;
 
 /// Converts the elements in `bytes` to f32.
@@ -60,7 +60,7 @@ pub fn tf32(value: f32) -> f32 {
     if value.is_finite() { f32::from_bits((value.to_bits() + 0x1000) & !0x1fff) } else { value }
 }
 
-/// Access to the operands of a product in device memory.
+/// Access to the operands of a matrix product in device memory.
 #[derive(Clone, Copy)]
 struct Operands {
     driver: Driver,
@@ -178,7 +178,7 @@ pub fn multiply(a: &[f32], b: &[f32], k: usize) -> Vec<f32> {
     sums
 }
 
-/// Computes a product. The driver's queue calls this function when the product is next in its stream.
+/// Computes a matrix product. The driver's queue calls this function when the product is next in its stream.
 ///
 /// # Errors
 ///

@@ -66,7 +66,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// `OUT_OF_MEMORY`, also by a rule of `EMULATED_GPU_FAULTS`, and the sticky error.
+    /// `OUT_OF_MEMORY` if too little memory is free or a rule of `EMULATED_GPU_FAULTS` applies, and the sticky error.
     pub fn allocate(&self, bytes: u64) -> Outcome<u64> {
         self.queue.check()?;
         if self.settings.faults.next(&[FaultKind::OutOfMemory], self.device, "").is_some() {

@@ -1,4 +1,4 @@
-//! Events.
+//! Events: a program records a point of a stream in an event, and can wait for this point.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

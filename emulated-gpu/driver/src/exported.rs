@@ -46,7 +46,7 @@ impl ForeignWork {
 
 impl Drop for ForeignWork {
     fn drop(&mut self) {
-        // SAFETY: the work has not run.
+        // SAFETY: the work has not run, so the owner's function has not consumed its state yet.
         unsafe { (self.work)(self.state, false) };
     }
 }

@@ -20,7 +20,7 @@ pub fn unused() -> usize {
 pub struct Handles<T>(LazyLock<Mutex<HashMap<usize, Arc<T>>>>);
 
 impl<T> Handles<T> {
-    /// An empty table.
+    /// Creates an empty table.
     pub const fn new() -> Self {
         Handles(LazyLock::new(Mutex::default))
     }

@@ -20,7 +20,7 @@ const MAX_THREADS: [u32; 3] = [1024, 1024, 64];
 /// Faults on demand that can apply to a launch.
 pub const LAUNCH_FAULTS: &[FaultKind] =
     &[FaultKind::Refuse, FaultKind::Break, FaultKind::Fail, FaultKind::Hang];
-/// Name of a cuBLASLt product in `EMULATED_GPU_FAULTS`.
+/// Name of a cuBLASLt matrix product in `EMULATED_GPU_FAULTS`.
 pub const PRODUCT: &str = "cublasLtMatmul";
 
 /// Keys of the list `extra` (`CU_LAUNCH_PARAM_…`).
@@ -143,7 +143,7 @@ pub unsafe fn parameters(
 ) -> Outcome<Vec<u8>> {
     let mut block = vec![0; kernel.parameter_bytes() as usize];
     if !extra.is_null() {
-        // SAFETY: as the caller promises.
+        // SAFETY: `extra` is not null, so the caller promises that it is a list that ends with `END`.
         return unsafe { from_buffer(block, extra) };
     }
     if arguments.is_null() && !kernel.parameters.is_empty() {

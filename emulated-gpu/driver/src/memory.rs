@@ -78,7 +78,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if it does not. A host pointer is an example.
+    /// `INVALID_VALUE` if the range does not lie in one allocation, as for a host pointer.
     pub fn check(&self, address: u64, bytes: u64) -> Outcome {
         match self.device.allocation(address) {
             Some((base, size)) if bytes <= base + size - address => Ok(()),

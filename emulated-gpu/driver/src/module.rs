@@ -70,7 +70,7 @@ impl Function {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` for more than the device has.
+    /// `INVALID_VALUE` for more shared memory than a block of the device can have.
     pub fn set_dynamic_shared_limit(&self, bytes: i32) -> Outcome {
         let bytes = u32::try_from(bytes).map_err(|_| Error::INVALID_VALUE)?;
         if bytes.saturating_add(self.kernel()?.static_shared_bytes) > SHARED_BYTES_ON_REQUEST {

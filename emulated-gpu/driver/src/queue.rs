@@ -1,10 +1,10 @@
 //! Streams and events: queues of work that a thread runs in an order that CUDA allows.
 //!
-//! Each stream is a line of entries. The first entry of a line is *ready* when no entry of the line runs, the event
-//! that the entry waits for is past, and the legacy default stream does not order the entry after work of another line.
-//! Without a seed, the ready entry that was submitted first runs next. With a seed, a random ready entry runs next, and
-//! no entry is ready before the host waits for something or [`Order::patience`] is over. So work finishes as late as
-//! CUDA allows.
+//! Each stream is a line of entries. The first entry of a line is *ready* under three conditions: no entry of the line
+//! runs, the event that the entry waits for is past, and the legacy default stream does not order the entry after work
+//! of another line. Without a seed, the ready entry that was submitted first runs next. With a seed, a random ready
+//! entry runs next, and no entry is ready before the host waits for something or [`Order::patience`] is over. So work
+//! finishes as late as CUDA allows.
 //!
 //! One entry runs at a time, since a launch uses all processors. Only work that waits for other processes runs in
 //! parallel, on separate threads.
@@ -24,7 +24,7 @@ pub const LEGACY: u64 = 0;
 /// Random order of a queue's work.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
-    /// Seed of the draws.
+    /// Seed of the random choices between ready entries.
     pub seed: u64,
     /// Maximum time for which work is held back while no host thread waits. Without this limit, a program that polls
     /// would make no progress.

@@ -1,8 +1,8 @@
 //! Functions of the emulated `libcuda.so.1` for `libcublasLt` and `libnccl`: work in a stream, and access to device
 //! memory.
 //!
-//! The driver exports one symbol for these libraries, [`SYMBOL`]: a table of C functions. They open `libcuda.so.1` by
-//! name, as NVIDIA's libraries do, and so find the driver that the program uses.
+//! The driver exports one symbol for these libraries, [`SYMBOL`]: a table of C functions. The libraries open
+//! `libcuda.so.1` by name, as NVIDIA's libraries do, and so find the driver that the program uses.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -191,7 +191,8 @@ impl Driver {
         if start.is_null() {
             return Err(ILLEGAL_ADDRESS);
         }
-        // SAFETY: as for `readable`.
+        // SAFETY: the driver returned the start of a range of `bytes` bytes. The range is not freed before the work
+        // ends.
         Ok(unsafe { std::slice::from_raw_parts_mut(start, bytes as usize) })
     }
 

@@ -73,7 +73,7 @@ unsafe fn put<T>(target: *mut T, value: T) -> Outcome {
     if target.is_null() {
         return Err(Error::INVALID_ARGUMENT);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: `target` is not null, so the caller promises that it is valid for a write.
     unsafe { target.write(value) };
     Ok(())
 }
@@ -117,7 +117,7 @@ unsafe fn begin_join(
     let number = |value| usize::try_from(value).map_err(|_| Error::INVALID_ARGUMENT);
     let communicator = Communicator::join(driver, of, id, number(rank)?, number(size)?, mode)?;
     let made = NEXT.fetch_add(16, Ordering::Relaxed);
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that `handle` is null or valid for a write.
     unsafe { put(handle, std::ptr::without_provenance_mut(made)) }?;
     communicators().insert(made, communicator.clone());
     Ok(communicator)

@@ -56,7 +56,7 @@ pub struct Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
-/// Socket to another rank. The lock keeps the frames of several threads apart.
+/// Socket to another rank. Only the thread that holds the lock writes, so frames of several threads do not mix.
 struct Link {
     stream: UnixStream,
     writing: Mutex<()>,

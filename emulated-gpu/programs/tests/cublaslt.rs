@@ -1,4 +1,4 @@
-//! Tests `libcublasLt` through the unmodified cudarc. Compares products in all forms with plain sums, and checks
+//! Tests `libcublasLt` through the unmodified cudarc. Compares matrix products in all forms with plain sums, and checks
 //! refused calls.
 #![allow(clippy::unwrap_used)]
 
@@ -22,9 +22,9 @@ use tutti_emulated_programs::Gpus;
 #[repr(transparent)]
 struct Half<T>(T);
 
-// SAFETY: sixteen bits without padding.
+// SAFETY: `Half<f16>` is one 16-bit number without padding.
 unsafe impl DeviceRepr for Half<f16> {}
-// SAFETY: sixteen bits without padding.
+// SAFETY: `Half<bf16>` is one 16-bit number without padding.
 unsafe impl DeviceRepr for Half<bf16> {}
 
 /// Returns small integers. Every element type represents their products and sums exactly.
@@ -56,7 +56,8 @@ element!(f32, CUDA_R_32F, |x| x, |x| x);
 element!(Half<f16>, CUDA_R_16F, |x| Half(f16::from_f32(x)), |x: Self| x.0.to_f32());
 element!(Half<bf16>, CUDA_R_16BF, |x| Half(bf16::from_f32(x)), |x: Self| x.0.to_f32());
 
-/// A product D = alpha op(A) op(B) + beta C, all matrices in column order unless `row_order`.
+/// A matrix product D = alpha op(A) op(B) + beta C. All matrices are in column order or, if `row_order` is true, in row
+/// order.
 #[derive(Clone, Copy, Debug)]
 struct Product {
     m: usize,
@@ -124,7 +125,7 @@ fn set<T>(
     attribute: Attribute,
     value: &T,
 ) -> Result<(), lt::CublasError> {
-    // SAFETY: the description is not destroyed, and the value has its size.
+    // SAFETY: callers pass a description that they have not destroyed. `value` has `size_of::<T>()` bytes.
     unsafe {
         lt::set_matmul_desc_attribute(
             description,
@@ -140,7 +141,7 @@ fn layout(kind: Type, stored: Stored, batch: usize) -> lt_sys::cublasLtMatrixLay
         lt::create_matrix_layout(kind, stored.rows as u64, stored.columns as u64, stored.leading as i64)
             .unwrap();
     let set = |attribute, value: *const c_void, bytes| {
-        // SAFETY: the layout is not destroyed, and the value has its size.
+        // SAFETY: `made` is not destroyed before `layout` returns. Each call passes the size of its value in bytes.
         unsafe { lt::set_matrix_layout_attribute(made, attribute, value, bytes) }.unwrap();
     };
     use lt_sys::cublasLtMatrixLayoutAttribute_t as Attribute;
@@ -151,8 +152,8 @@ fn layout(kind: Type, stored: Stored, batch: usize) -> lt_sys::cublasLtMatrixLay
     made
 }
 
-/// Computes a product on the device and with plain loops on the host. Compares every element of D, and the gaps between
-/// the lines of D.
+/// Computes a matrix product on the device and with plain loops on the host. Compares every element of D, and the gaps
+/// between the lines of D.
 fn check<T: Element, R: Element>(device: &Device, product: Product) {
     let Product { m, n, k, batch, .. } = product;
     let a = Stored::new(&product, m, k, product.transpose[0]);
@@ -182,7 +183,8 @@ fn check<T: Element, R: Element>(device: &Device, product: Product) {
     let (a_layout, b_layout) = (layout(T::TYPE, a, batch), layout(T::TYPE, b, batch));
     let d_layout = layout(R::TYPE, d, batch);
     let preference = lt::create_matmul_pref().unwrap();
-    // SAFETY: the objects are not destroyed, and the operands have the sizes in their layouts.
+    // SAFETY: the handle and the descriptors are destroyed only at the end of `check`. Each operand has the size that
+    // its layout states.
     unsafe {
         let found = lt::get_matmul_algo_heuristic(
             handle,
@@ -234,7 +236,7 @@ fn check<T: Element, R: Element>(device: &Device, product: Product) {
         }
     }
     assert_eq!(got, expected, "{product:?}");
-    // SAFETY: each object is destroyed once.
+    // SAFETY: each object is destroyed once and is not used afterwards.
     unsafe {
         for layout in [a_layout, b_layout, d_layout] {
             lt::destroy_matrix_layout(layout).unwrap();
@@ -270,8 +272,8 @@ fn a_product_runs_in_its_streams_order() {
     let gpus = Gpus::new(1).with("EMULATED_GPU_SEED", 7);
     gpus.run("a_product_runs_in_its_streams_order", |_| {
         let device = Device::open();
-        // With a seed, the copies of the operands and the product run as late as allowed. `check` waits only for the
-        // result.
+        // With a seed, the copies of the operands and the matrix product run as late as allowed. `check` waits only for
+        // the result.
         for _ in 0..4 {
             check::<Half<bf16>, f32>(&device, Product { transpose: [true, false], beta: 1.0, ..PLAIN });
         }
@@ -292,7 +294,7 @@ fn what_the_library_cannot_do_is_not_supported() {
         let preference = lt::create_matmul_pref().unwrap();
         let ask = |kind: Type| {
             let layout = layout(kind, stored, 1);
-            // SAFETY: the objects are not destroyed.
+            // SAFETY: the handle and the descriptors exist: this test destroys none of them.
             unsafe {
                 lt::get_matmul_algo_heuristic(handle, description, layout, layout, layout, layout, preference)
             }

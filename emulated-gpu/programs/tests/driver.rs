@@ -71,7 +71,7 @@ fn handles_that_are_gone_are_refused() {
     Gpus::new(1).run("handles_that_are_gone_are_refused", |_| {
         let device = Device::open();
         device.context.bind_to_thread().unwrap();
-        // SAFETY: the driver refuses stale handles.
+        // SAFETY: the driver looks handles up in a table and refuses stale ones.
         unsafe {
             let stream = result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
             result::stream::destroy(stream).unwrap();
@@ -90,15 +90,15 @@ fn memory_is_bounded_and_comes_back() {
         let device = Device::open();
         let free = || result::mem_get_info().unwrap().0;
         let at_start = free();
-        // SAFETY: nothing reads the memory.
+        // SAFETY: the test never reads the uninitialised memory.
         let first = unsafe { device.stream.alloc::<u8>(700_000) }.unwrap();
         assert_eq!(free(), at_start - 700_000);
-        // SAFETY: nothing reads the memory.
+        // SAFETY: the test never reads the uninitialised memory.
         let more = unsafe { device.stream.alloc::<u8>(700_000) };
         assert_eq!(error(more), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         // The free is enqueued in the stream, and the next allocation waits for the free.
         drop(first);
-        // SAFETY: nothing reads the memory.
+        // SAFETY: the test never reads the uninitialised memory.
         unsafe { device.stream.alloc::<u8>(700_000) }.unwrap();
     });
 }

@@ -20,9 +20,9 @@ use tutti_emulated_programs::{Ended, Gpus, Process};
 #[repr(transparent)]
 struct Half(bf16);
 
-// SAFETY: sixteen bits without padding.
+// SAFETY: a `Half` is one 16-bit number without padding.
 unsafe impl DeviceRepr for Half {}
-// SAFETY: sixteen zeros are the number zero.
+// SAFETY: 16 zero bits are the bf16 number zero.
 unsafe impl ValidAsZeroBits for Half {}
 
 impl NcclType for Half {
@@ -102,7 +102,7 @@ impl Raw {
     }
 
     fn is_idle(&self) -> bool {
-        // SAFETY: the stream is not destroyed.
+        // SAFETY: `self.stream` keeps the stream alive.
         match unsafe { driver::cuStreamQuery(self.stream.cu_stream()) } {
             driver::CUresult::CUDA_SUCCESS => true,
             driver::CUresult::CUDA_ERROR_NOT_READY => false,
@@ -259,13 +259,13 @@ fn joining_without_waiting_ends_when_the_last_rank_comes_or_with_an_abort() {
             // SAFETY: all zeros are a valid value of this type. The next statement sets the first fields.
             let mut config: sys::ncclConfig_t = unsafe { std::mem::zeroed() };
             (config.size, config.magic, config.blocking) = (size_of::<sys::ncclConfig_t>(), 0xcafe_beef, 0);
-            // SAFETY: result and configuration are valid. NCCL takes a field of 0 as a value and refuses 0 thread
-            // blocks.
+            // SAFETY: `handle` is valid for a write, and `config` is initialised. NCCL does not treat 0 as unset, and
+            // refuses 0 thread blocks.
             let refused =
                 unsafe { sys::ncclCommInitRankConfig(&mut handle, 2, id, rank as i32, &mut config) };
             assert_eq!(refused, Code::ncclInvalidArgument);
             (config.cgaClusterSize, config.minCTAs, config.maxCTAs) = (i32::MIN, i32::MIN, i32::MIN);
-            // SAFETY: results and configuration are valid.
+            // SAFETY: `handle` is valid for a write, and `config` is initialised.
             let begun = unsafe { sys::ncclCommInitRankConfig(&mut handle, 2, id, rank as i32, &mut config) };
             assert_eq!(begun, Code::ncclInProgress);
             Raw { handle, stream }
@@ -330,7 +330,7 @@ fn wrong_arguments_are_refused() {
         let address = std::ptr::without_provenance_mut(buffer.device_ptr(&comm.stream).0 as usize);
         let host = host.as_ptr().cast::<std::ffi::c_void>();
         let stream = comm.stream.cu_stream().cast();
-        // SAFETY: the library refuses wrong buffers.
+        // SAFETY: the library refuses each wrong argument before it accesses a buffer.
         unsafe {
             let from_host = sys::ncclAllReduce(host, address, 8, kind, sum, comm.handle, stream);
             let too_long = sys::ncclAllReduce(address, address, 9, kind, sum, comm.handle, stream);

@@ -290,7 +290,7 @@ impl<'a> Worker<'a> {
                 ran = true;
                 self.enter(index);
                 std::mem::swap(&mut self.warp.state, &mut self.states[index]);
-                // SAFETY: as the caller promises.
+                // SAFETY: the caller promises that the arena is as large as program and grid require.
                 let stop = unsafe { self.warp.run_slice(slice) };
                 std::mem::swap(&mut self.warp.state, &mut self.states[index]);
                 match stop {

@@ -113,7 +113,7 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
             source: sources.0[lane],
         };
         if !late {
-            // SAFETY: source and target were checked.
+            // SAFETY: the addresses of source and target were converted without a fault.
             unsafe { arrive(warp, &copy) };
         }
         warp.state.copies.pending.push(copy);
@@ -125,7 +125,8 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
 /// The addresses of the copy's source and target were converted without a fault.
 unsafe fn arrive(warp: &mut Warp<'_>, copy: &Copy) {
     let taken = usize::from(copy.taken);
-    // SAFETY: as the caller promises. Shared memory and device memory do not overlap.
+    // SAFETY: the caller promises that source and target are valid addresses. Shared memory and device memory do not
+    // overlap.
     unsafe {
         let target = warp.shared.add(copy.target as usize);
         target.copy_from_nonoverlapping(copy.source as *const u8, taken);
@@ -158,7 +159,7 @@ pub(crate) unsafe fn wait(warp: &mut Warp<'_>, instruction: &Instruction, mask: 
             return true;
         }
         if !warp.run.early_copies {
-            // SAFETY: the copy was checked when it began.
+            // SAFETY: `start` converted the addresses of source and target without a fault.
             unsafe { arrive(warp, copy) };
         }
         if warp.run.shadows {

@@ -41,16 +41,16 @@ impl State {
         }
     }
 
-    /// Removes and returns the group that runs next: of the groups that do not wait, the group with the lowest program
-    /// counter.
+    /// Removes and returns the group that runs next: the group with the lowest program counter among the groups that do
+    /// not wait.
     fn take(&mut self) -> Option<Path> {
         let ready = self.paths.iter().enumerate().filter(|(_, p)| !p.waits);
         let index = ready.min_by_key(|(_, p)| p.pc)?.0;
         Some(self.paths.swap_remove(index))
     }
 
-    /// Removes and returns, of the groups that do not wait, the group with the highest program counter. It runs first
-    /// in a turn with [`State::furthest_first`].
+    /// Removes and returns the group with the highest program counter among the groups that do not wait. This group
+    /// runs first in a turn with [`State::furthest_first`].
     fn take_furthest(&mut self) -> Option<Path> {
         let ready = self.paths.iter().enumerate().filter(|(_, p)| !p.waits);
         let index = ready.max_by_key(|(_, p)| p.pc)?.0;
@@ -165,7 +165,7 @@ impl Warp<'_> {
                         now.pc += 1;
                         continue;
                     }
-                    // SAFETY: the members are a row of masks.
+                    // SAFETY: the lowering chose a row of masks, or `NONE`, for the members.
                     let Some(ready) = (unsafe { self.ready_lanes(instruction, mask) }) else {
                         break Stop::Fault;
                     };
@@ -225,7 +225,7 @@ impl Warp<'_> {
         if instruction.members == NONE {
             return Some(if mask == self.state.alive { mask } else { 0 });
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the members are a row of 32-bit masks or `NONE`, and they are not `NONE`.
         let members = unsafe { self.get::<u32>(instruction.members) };
         let (mut ready, mut strangers) = (0, 0);
         super::rows::each_lane(mask, |lane| {

@@ -43,7 +43,8 @@ impl Warp<'_> {
     /// As for [`Warp::row`].
     #[inline(always)]
     pub unsafe fn get<T: Copy>(&self, offset: u32) -> Row<T> {
-        // SAFETY: as the caller promises. A row has 32 lanes and starts at a multiple of 64 bytes.
+        // SAFETY: the caller promises that a row of this type starts at the offset. A row has 32 lanes and starts at a
+        // multiple of 64 bytes.
         unsafe { *self.row::<Row<T>>(offset) }
     }
 
@@ -57,7 +58,7 @@ impl Warp<'_> {
         if offset == NONE {
             return;
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the offset is not `NONE`, so the caller promises that a row of this type starts there.
         unsafe {
             if mask == u32::MAX {
                 *self.row::<Row<T>>(offset) = *values;
@@ -79,7 +80,7 @@ impl Warp<'_> {
     /// A predicate's row starts at the offset.
     #[inline(always)]
     pub unsafe fn predicate(&self, offset: u32) -> u32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the row of a predicate, one `u32`, starts at the offset.
         unsafe { *self.row::<u32>(offset) }
     }
 
@@ -91,7 +92,7 @@ impl Warp<'_> {
     #[inline(always)]
     pub unsafe fn put_predicate(&mut self, offset: u32, mask: u32, values: u32) {
         if offset != NONE {
-            // SAFETY: as the caller promises.
+            // SAFETY: the offset is not `NONE`, so the caller promises that the row of a predicate starts there.
             unsafe {
                 let target = self.row::<u32>(offset);
                 *target = *target & !mask | values & mask;

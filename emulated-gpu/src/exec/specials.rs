@@ -20,7 +20,7 @@ impl Warp<'_> {
                 std::array::from_fn(|lane| u64::from(self.special(special, lane as u32)))
             }
         };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the row at `offset` has the width `width`.
         unsafe {
             match width {
                 Width::Predicate => {

@@ -26,12 +26,12 @@ pub(crate) unsafe fn call_outside(warp: &mut Warp<'_>, _: &Instruction, mask: u3
 pub(crate) fn clock(width: Width) -> Operation {
     unsafe fn short(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
         let now = Row([warp.steps as u32; 32]);
-        // SAFETY: the target has 32 bits.
+        // SAFETY: the lowering chose a target of 32 bits.
         unsafe { warp.put(instruction.into[0], mask, &now) };
     }
     unsafe fn long(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
         let now = Row([warp.steps; 32]);
-        // SAFETY: the target has 64 bits.
+        // SAFETY: the lowering chose a target of 64 bits.
         unsafe { warp.put(instruction.into[0], mask, &now) };
     }
     if width == Width::W64 { long } else { short }

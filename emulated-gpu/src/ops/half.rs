@@ -1,4 +1,4 @@
-//! bf16 and f16.
+//! The 16-bit float formats bf16 and f16: conversion from and to f32.
 
 use super::rounding::Rounding;
 
@@ -49,7 +49,7 @@ impl Half for Binary16 {
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
         let (sign, magnitude) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff));
-        // Below 2^-14, the bits of an f16 count multiples of 2^-24. From there on, the exponent biases of f32 and f16
+        // Below 2^-14, the bits of an f16 count multiples of 2^-24. From 2^-14 on, the exponent biases of f32 and f16
         // differ by 112.
         let small = (magnitude as f32 * (1.0 / 16_777_216.0)).to_bits();
         let normal = (magnitude << 13) + (112 << 23);

@@ -107,7 +107,7 @@ unsafe fn multiply_halves<H: Half, const STEPS: usize>(warp: &mut Warp<'_>, inst
     let (b, c) = rest.split_at(STEPS);
     let mut right = [[[0f32; 8]; 8]; STEPS];
     let mut sums = [[[0f32; 8]; 8]; 2];
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that the instruction lists these registers, all of 32 bits.
     unsafe {
         for step in 0..STEPS {
             let tile = &*warp.row::<[[u16; 8]; 8]>(b[step]);
@@ -137,7 +137,7 @@ unsafe fn multiply_halves<H: Half, const STEPS: usize>(warp: &mut Warp<'_>, inst
             }
         }
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that the instruction lists four targets of 32 bits.
     unsafe { put_sums(warp, instruction, &sums) };
 }
 
@@ -152,7 +152,7 @@ unsafe fn put_sums(warp: &mut Warp<'_>, instruction: &Instruction, sums: &[[[f32
     for (half, sums) in sums.iter().enumerate() {
         for odd in 0..2 {
             let row = instruction.list_into(program)[2 * half + odd];
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller promises that the target is a row of 32 lanes of 32 bits.
             let target = unsafe { &mut *warp.row::<[[f32; 4]; 8]>(row) };
             for g in 0..8 {
                 for t in 0..4 {

@@ -87,7 +87,7 @@ pub(crate) fn generic_address() -> Operation {
     unsafe fn run(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
         let mut result = Row::<u64>::zero();
         let target = result.0.as_mut_ptr();
-        // SAFETY: source and target have 64 bits.
+        // SAFETY: the lowering chose a source and a target of 64 bits.
         unsafe {
             let source = warp.row::<u64>(instruction.from[0]);
             for lane in 0..warp.lanes() {

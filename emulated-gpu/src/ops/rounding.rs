@@ -1,8 +1,9 @@
 //! Rounding as PTX defines it.
 //!
 //! An operation in a directed mode is computed in f64 and rounded to *odd*: if the f64 is not exact, its last bit is 1.
-//! Rounding such an f64 to f32 gives the same result as rounding the exact value, in any mode, because f64 has more
-//! than two bits beyond f32's (Boldo and Melquiond, "When double rounding is odd", 2005).
+//! In any mode, rounding such an f64 to f32 gives the same result as rounding the exact value. The reason is that f64
+//! has more than two bits of mantissa in addition to those of f32 (Boldo and Melquiond, "When double rounding is odd",
+//! 2005).
 
 /// Rounding mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

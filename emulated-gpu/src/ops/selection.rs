@@ -27,7 +27,7 @@ pub(crate) mod combine {
 #[inline(always)]
 unsafe fn finish(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32, result: u32) {
     let detail = instruction.detail;
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that the targets and `from[2]` are predicates.
     unsafe {
         let mut third = if detail & 3 == combine::ALONE { 0 } else { warp.predicate(instruction.from[2]) };
         if detail & combine::NEGATED != 0 {

@@ -14,8 +14,8 @@ pub(super) fn exp2(x: f32) -> f32 {
         1.540_353e-4,
         1.525_273_4e-5,
     ];
-    // 1.5 * 2^23. A sum of a small number and this constant is rounded to an integer, because it has no bits for
-    // fractions.
+    // 1.5 * 2^23. A sum of a small number and this constant is rounded to an integer, because an f32 of this magnitude
+    // has no bits for fractions.
     const SHIFTER: f32 = 12_582_912.0;
     let limited = if x > -160.0 { x } else { -160.0 };
     let limited = if limited < 130.0 { limited } else { 130.0 };

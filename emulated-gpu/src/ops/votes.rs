@@ -4,9 +4,9 @@ use crate::exec::{Row, Warp, each_lane};
 use crate::fault::FaultKind;
 use crate::program::{Instruction, NONE, Operation};
 
-/// Returns the lane that `lane` reads in a shuffle, and true if that source lies in the segment of `lane`. `bounds` is
-/// operand `c` of the instruction. Bits 0-4 of `bounds` are the clamp. Bits 8-12 mask the bits of a lane's index that
-/// are equal within a segment.
+/// Returns the lane that `lane` reads in a shuffle, and true if this source lane is in the segment of `lane`. `bounds`
+/// is operand `c` of the instruction. Bits 0-4 of `bounds` are the clamp. Bits 8-12 mask the bits of a lane's index
+/// that are equal within a segment.
 const fn source<const MODE: u32>(lane: u32, b: u32, bounds: u32) -> (u32, bool) {
     let (clamp, shared) = (bounds & 31, bounds >> 8 & 31);
     let last = lane & shared | clamp & !shared;
@@ -36,7 +36,7 @@ const BITS: [u32; 32] = {
 
 /// `shfl.sync`. `MODE` is 0 for idx, 1 for up, 2 for down and 3 for bfly. `from` holds value, operand and bounds.
 unsafe fn shuffle_lanes<const MODE: u32>(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
-    // SAFETY: the lowering chose the rows.
+    // SAFETY: the lowering chose three sources and a target of 32 bits, and a predicate or no row as the second target.
     unsafe {
         let [value, operand, bounds] = [0, 1, 2].map(|i| warp.get::<u32>(instruction.from[i]));
         // A lane reads its own value if its source lies outside of its segment. The loop also computes lanes that take
@@ -108,7 +108,7 @@ pub(crate) unsafe fn vote(warp: &mut Warp<'_>, instruction: &Instruction, mask: 
 /// The source is as wide as `T`, and the members are a row of masks.
 unsafe fn equals<T: Copy + PartialEq>(warp: &Warp<'_>, instruction: &Instruction, mask: u32) -> Row<u32> {
     let mut result = Row::<u32>::zero();
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller promises that the source is as wide as `T` and that the members are a row of masks.
     let (value, members) =
         unsafe { (warp.get::<T>(instruction.from[0]), warp.get::<u32>(instruction.members)) };
     each_lane(mask, |lane| {
@@ -189,6 +189,6 @@ pub(crate) unsafe fn reduce(warp: &mut Warp<'_>, instruction: &Instruction, mask
 /// `activemask`.
 pub(crate) unsafe fn active_mask(warp: &mut Warp<'_>, instruction: &Instruction, mask: u32) {
     debug_assert_ne!(instruction.into[0], NONE);
-    // SAFETY: the target has 32 bits.
+    // SAFETY: the lowering chose a target of 32 bits.
     unsafe { warp.put(instruction.into[0], mask, &Row([mask; 32])) };
 }

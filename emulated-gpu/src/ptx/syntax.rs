@@ -8,20 +8,20 @@ use super::Type;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operand<'a> {
     Name(&'a str),
-    /// `!%p1`
+    /// An operand such as `!%p1`.
     Not(&'a str),
     /// Bits of a number. A negative number is its two's complement in 64 bits.
     Number(u64),
-    /// `[%rd1+16]`
+    /// An operand such as `[%rd1+16]`.
     Address {
         base: &'a str,
         offset: i64,
     },
-    /// `{%r1, %r2}`
+    /// An operand such as `{%r1, %r2}`.
     List(Vec<Operand<'a>>),
-    /// `(%r1, %r2)`
+    /// An operand such as `(%r1, %r2)`.
     Group(Vec<Operand<'a>>),
-    /// `%r1|%p1`
+    /// An operand such as `%r1|%p1`.
     Pair(&'a str, &'a str),
     /// An address with several parts. Only unsupported instructions have such operands.
     Other,

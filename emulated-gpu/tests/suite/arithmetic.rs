@@ -1,4 +1,4 @@
-//! Arithmetic of f32 and f64: rounding modes, saturation, NaN, subnormals.
+//! Tests arithmetic of f32 and f64: rounding modes, saturation, NaN, subnormals.
 
 use super::snippet::{check, f, results};
 
@@ -250,7 +250,7 @@ fn comparisons_of_nan_hold_only_with_u() {
     check("setp.lt.f32", 1, &[32, 32], &[&[f(1.0), f(2.0), 1], &[f(2.0), f(1.0), 0]]);
 }
 
-/// Asserts that the results of an approximation have at most a relative error of `error`.
+/// Asserts that the results of an approximation have a relative error of at most `error`.
 fn approximates(instruction: &str, inputs: &[f32], exact: impl Fn(f64) -> f64, error: f64) {
     for chunk in inputs.chunks(32) {
         let cases: Vec<[u64; 1]> = chunk.iter().map(|&x| [f(x)]).collect();

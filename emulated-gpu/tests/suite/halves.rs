@@ -1,4 +1,4 @@
-//! Arithmetic of bf16 and f16, alone and in pairs.
+//! Tests arithmetic of bf16 and f16, alone and in pairs.
 
 use super::snippet::check;
 
@@ -15,7 +15,7 @@ fn sums_round_once() {
             &[0x7f80_7fc0, 0xff80_3f80, 0x7fff_7fff],
         ],
     );
-    // f16: 2048 + 1 is a tie, too.
+    // f16: 2048 + 1 lies half way between 2048 and 2050.
     check(
         "add.f16x2",
         32,
@@ -29,7 +29,8 @@ fn sums_round_once() {
     check("fma.rn.bf16x2", 32, &[32, 32, 32], &[&[0x3f81_4000, 0x3f81_4040, 0xbf82_3f80, 0x3880_40e0]]);
     check("fma.rn.f16x2", 32, &[32, 32, 32], &[&[0x3c01_3c00, 0x3c01_4000, 0xbc02_3c00, 0x0010_4200]]);
     check("fma.rn.relu.bf16x2", 32, &[32, 32, 32], &[&[0xbf80_4000, 0x3f80_4000, 0x0000_0000, 0x0000_4080]]);
-    // 1.5 (1 + 2^-10) is a tie. The exact value is 2^-24 below it, but rounding to f32 first would give the tie.
+    // 1.5 (1 + 2^-10) is a tie between two f16. The exact result of the second case is 2^-24 below this tie. A result
+    // rounded to f32 first would be the tie.
     check(
         "fma.rn.f16",
         16,

@@ -189,7 +189,7 @@ fn comparisons_and_choices() {
     check_body(&third("or"), 1, &[32, 32, 1], &[&[2, 1, 1, 1], &[2, 1, 0, 0]]);
     check_body(&third("xor"), 1, &[32, 32, 1], &[&[1, 2, 1, 0], &[2, 1, 1, 1]]);
     check_body("setp.lt.and.u32 %o, %a, %b, !%c;\n", 1, &[32, 32, 1], &[&[1, 2, 0, 1], &[1, 2, 1, 0]]);
-    // The second target is the complement of the comparison, also combined with the third predicate.
+    // The second target gets the complement of the comparison's result, combined with the third predicate.
     check_body(
         "setp.lt.and.u32 %p1|%o, %a, %b, %c;\n",
         1,

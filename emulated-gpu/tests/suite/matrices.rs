@@ -15,7 +15,7 @@ fn multiply(shape: &str, a: &[Vec<u32>], b: &[Vec<u32>], c: &[Vec<u32>]) -> Vec<
         body += &format!("ld.global.u32 %r{i}, [%x2+{}];\n", i * 128);
     }
     let (na, nb) = (a.len(), b.len());
-    // The targets are the first four source registers, because a target may also be a source.
+    // The targets are also the first four source registers, because PTX permits this.
     body += &format!(
         "mma.sync.aligned.{shape} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};\n",
         d = names(0, 4),

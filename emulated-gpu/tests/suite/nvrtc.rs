@@ -201,8 +201,8 @@ fn branches_arrays_calls_and_divisions() {
         let out = gpu.memory.allocate(4 * 300).unwrap();
         gpu.run("mixture", [3, 1, 1], 100, &[&out.to_le_bytes(), &divisor.to_le_bytes()], checks).unwrap();
         for (t, found) in words(&gpu.download(out, 1200)).into_iter().enumerate() {
-            // A lane with `t % 3 == 1` votes with all lanes that are active then, which may be any. If none of them has
-            // an odd value, the lane stores 1.
+            // A lane with `t % 3 == 1` votes with all lanes that are active at its vote. PTX does not define which
+            // lanes these are. If none of these lanes has an odd value, the lane stores 1.
             let expected = expected(t as u32);
             assert!(found == expected || t % 3 == 1 && found == 1, "{name}: {t}: {found}, not {expected}");
         }

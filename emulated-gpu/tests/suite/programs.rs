@@ -251,7 +251,8 @@ fn parameters_are_read_at_computed_offsets() {
 
 #[test]
 fn lanes_that_wait_for_each_other_in_loops_make_progress() {
-    // Lanes in the first loop wait for lanes in the second loop. Those lanes wait for code after the first loop.
+    // The upper lanes loop at `WAIT` until the lower lanes have stored `second`. The lower lanes loop at `SPIN` until
+    // the upper lanes have stored `first`.
     let body = "setp.lt.u32 %p0, %t, 16; @%p0 bra LOW;\n\
         WAIT: ld.volatile.global.u32 %r3, [second]; setp.eq.u32 %p1, %r3, 0; @%p1 bra WAIT;\n\
         st.volatile.global.u32 [first], 1; bra DONE;\n\

@@ -1,8 +1,8 @@
 //! Memory that the ranks of a group share. Each rank has flags, which publish its progress, and slots for its data.
 //!
 //! All unsafe access to shared memory is in this module. The access is sound because of the order in which
-//! [`super::SharedMemory`] uses the slots: one rank writes a range of a slot while no other rank accesses it, and other
-//! ranks read the range only after the writer has published the range through the writer's flags (release and acquire).
+//! [`super::SharedMemory`] uses the slots. A rank writes a range of a slot only while no other rank accesses the range.
+//! Other ranks read the range only after the writer has published it through the writer's flags (release and acquire).
 
 use std::{
     fs::File,
@@ -115,7 +115,7 @@ impl Mapping {
     ///
     /// # Safety
     ///
-    /// As for [`Mapping::read`].
+    /// The rank has published the range, and does not write to it while the slice exists.
     pub unsafe fn read_floats(&self, rank: usize, slot: usize, first: usize, len: usize) -> &[f32] {
         let from = self.slot(rank, slot, 4 * first, 4 * len);
         // SAFETY: the range is in bounds, and by the contract nobody writes to it while the slice exists. The address

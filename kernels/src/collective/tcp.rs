@@ -118,7 +118,7 @@ impl Tcp {
             reason.truncate(MAX_REASON);
             for peer in &mut self.peers {
                 // Failures to send are ignored: a rank that does not get the reason sees its stream end when rank 0
-                // closes it. The timeout keeps a peer that does not read from blocking rank 0.
+                // closes it. The timeout limits how long a peer that does not read can block rank 0.
                 let _ = peer.stream.socket().set_write_timeout(Some(Duration::from_millis(100)));
                 let _ = peer.stream.write_all(&header(GIVEN_UP, reason.len()));
                 let _ = peer.stream.write_all(&reason).and_then(|()| peer.stream.flush());

@@ -112,7 +112,7 @@ fn attend<K: Kernel>(
     pool.run(plan.pieces.len(), |task, thread| {
         let piece = plan.pieces[task];
         let row = &step.rows[piece.tile.row];
-        // SAFETY: each thread has its own range of `floats`, and runs one task at a time.
+        // SAFETY: each thread accesses only its own range of `floats`, and runs one task at a time.
         let floats = unsafe { floats.slice_mut(thread * state_floats, state_floats) };
         let queries = piece.kv_heads * piece.tile.tokens * (shape.heads / shape.kv_heads);
         let state = State::new(floats, queries, shape.head_dim, K::BLOCK);

@@ -1,4 +1,5 @@
-//! The gated delta rule on the CPU: the convolutions and gates before it, the memories, and the gated norm after it.
+//! The gated delta rule on the CPU: the convolutions and gates before it, the update of the state matrices
+//! (*memories*), and the gated norm after it.
 //!
 //! Prefill and decode run the recurrent form, token by token. The chunked form needs about as much arithmetic, and its
 //! results depend on where chunks begin.
@@ -15,7 +16,7 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::step::Row;
 use crate::cpu::threads::pool::ThreadPool;
 
-/// Computes the inputs of the delta rule, which `memories` reads, and applies the rule to the tokens of all rows.
+/// Computes the inputs of the delta rule, then applies the rule to the tokens of all rows. `memories` reads the inputs.
 pub(super) fn delta_rule(
     path: Path,
     pool: &mut ThreadPool,

@@ -38,10 +38,10 @@ pub struct CpuDevice {
     path: Path,
     pool: ThreadPool,
     step: Step,
-    /// Scratch memory of products, sized for the largest tensor so far. The system commits the pages of this memory
-    /// when they are first written.
+    /// Scratch memory of matrix products, sized for the largest tensor so far. The system commits the pages of this
+    /// memory when they are first written.
     products: gemm::Scratch,
-    /// Scratch memory for products in int8.
+    /// Scratch memory of matrix products in int8.
     int8: int8::Scratch,
     attention: super::attention::Scratch,
     best: Vec<argmax::Best>,
@@ -61,7 +61,7 @@ pub struct CpuDevice {
     packed: Option<PackedWeights>,
     /// True if the memory of planes is made resident when the planes are created.
     resident_planes: bool,
-    /// True if LM heads get screens.
+    /// True if each LM head gets a screen: an int8 copy that excludes most panels from the arg max.
     screened_head: bool,
     /// Total size in bytes of all tensors that have been made.
     tensor_bytes: u64,
@@ -133,13 +133,13 @@ impl CpuDevice {
         Self { resident_planes, ..self }
     }
 
-    /// Sets whether each LM head gets a screen. By default, it does.
+    /// Sets whether each LM head gets a screen, an int8 copy that speeds up the arg max. By default, it does.
     #[must_use]
     pub fn with_screened_head(self, screened_head: bool) -> Self {
         Self { screened_head, ..self }
     }
 
-    /// Returns how often screens of LM heads were used.
+    /// Returns how often the screens (int8 copies) of LM heads were used.
     pub fn screen_counts(&self) -> ScreenCounts {
         self.screening.counts()
     }
@@ -164,7 +164,7 @@ impl CpuDevice {
         }
     }
 
-    /// Packs the screen of an LM head.
+    /// Packs the screen (int8 copy) of an LM head.
     fn pack_screen(&mut self, matrices: &[HostMatrix<'_>]) -> Result<Option<Screen>, DeviceError> {
         let (path, pool, source) = (self.path, &mut self.pool, FusedMatrices::new(matrices, false)?);
         let mut pack = || Screen::pack(path, pool, source, Form::of(source.dtype, path));

@@ -83,7 +83,7 @@ impl Routes {
         let share = (TASK_ELEMENTS / experts).max(1);
         pool.run(rows.div_ceil(share), |task, _| {
             for row in task * share..rows.min((task + 1) * share) {
-                // SAFETY: each row belongs to one task.
+                // SAFETY: each row belongs to one task, so no other task accesses the row's choices.
                 let choices = unsafe { choices.slice_mut(row * top_k, top_k) };
                 choose(&logits[row * experts..][..experts], routing.renormalise, choices);
             }
@@ -195,7 +195,8 @@ pub(super) fn scatter_add(
     pool.run(width.div_ceil(share), |task, _| {
         let (first, end) = (task * share, width.min((task + 1) * share));
         for (index, &Routed { row, weight }) in rows.iter().enumerate() {
-            // SAFETY: each column belongs to one task, which holds one such slice at a time.
+            // SAFETY: each column belongs to one task, so no other task accesses these elements. The task holds one
+            // such slice at a time.
             let out = unsafe { out.slice_mut(row as usize * width + first, end - first) };
             out.iter_mut().zip(&outputs[index * width + first..]).for_each(|(out, y)| *out += weight * y);
         }

@@ -1,7 +1,7 @@
 //! `y = x · Wᵀ` with weights that are packed into panels (see [`crate::cpu::memory::format`]).
 //!
-//! A product first packs its activations ([`activations`]) into tiles of a few rows. A tile is transposed, so that the
-//! elements of its rows for the same input are adjacent. The elements are converted to the type that the
+//! A matrix product first packs its activations ([`activations`]) into tiles of a few rows. A tile is transposed, so
+//! that the elements of its rows for the same input are adjacent. The elements are converted to the type that the
 //! [micro-kernel](micro_kernel) multiplies. If there is only one tile and it is small, each thread packs a copy of it
 //! for itself ([`has_copies`]).
 //!
@@ -42,7 +42,7 @@ use crate::cpu::memory::{Shared, Weights};
 use crate::cpu::simd::isa::Path;
 use crate::cpu::threads::pool::ThreadPool;
 
-/// The operands of one product.
+/// The operands of one matrix product.
 pub(super) struct Product<'a> {
     pub(super) x: Input<'a>,
     /// The rows of each matrix, ascending. All matrices that have rows are of one [kind](Weights::is_like).
@@ -53,14 +53,14 @@ pub(super) struct Product<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-/// Minimum number of tasks per thread of a product of several tiles, if there are enough panels. Several tasks per
-/// thread balance the load.
+/// Minimum number of tasks per thread of a matrix product of several tiles, if there are enough panels. Several tasks
+/// per thread balance the load.
 const BLOCKED_TASKS: usize = 8;
-/// Minimum number of tasks per thread of a product of one tile, if there are enough panels. Short tasks let all threads
-/// end at nearly the same time, although the threads' shares of the memory bandwidth differ.
+/// Minimum number of tasks per thread of a matrix product of one tile, if there are enough panels. Short tasks let all
+/// threads end at nearly the same time, although the threads' shares of the memory bandwidth differ.
 const SMALL_M_TASKS: usize = 32;
 
-/// Computes a product. `scratch` must have room for the product's rows and inputs.
+/// Computes a matrix product. `scratch` must have room for the product's rows and inputs.
 pub(super) fn linear(
     path: Path,
     pool: &mut ThreadPool,
@@ -82,14 +82,14 @@ pub(super) fn linear(
 }
 
 impl<'a> Product<'a> {
-    /// The matrix of a group.
+    /// Returns the matrix that multiplies the rows of a group.
     fn matrix(&self, group: Group) -> &'a Matrix {
         let Weights::Stored(matrix) = &self.matrices[group.matrix] else { unreachable!("a matrix in int8") };
         matrix
     }
 }
 
-/// Computes a product with one micro-kernel.
+/// Computes a matrix product with one micro-kernel.
 fn multiply<K: MicroKernel>(
     path: Path,
     pool: &mut ThreadPool,
@@ -120,15 +120,15 @@ fn multiply<K: MicroKernel>(
         if tiling.tiles == 1 {
             K::run(path, SmallM::<K> { work, data, panels });
         } else {
-            // SAFETY: each thread has its own range, and runs one task at a time. Products of several tiles keep no
-            // copies of the activations in this range.
+            // SAFETY: each thread accesses only its own range, and runs one task at a time. Matrix products of several
+            // tiles keep no copies of the activations in this range.
             let sums = unsafe { floats.slice_mut(thread * THREAD_FLOATS, SUMS) };
             K::run(path, Blocked::<K> { work, data, panels, tiles, sums });
         }
     };
     if let Some(group) = has_copies::<K>(groups, limits, shape.steps()) {
         let (tiling, division) = division(group);
-        // SAFETY: each thread has its own range, and runs one closure at a time.
+        // SAFETY: each thread accesses only its own range, and runs one closure at a time.
         let copy = |thread: usize| unsafe { floats.slice_mut(thread * THREAD_FLOATS, THREAD_FLOATS) };
         let prepare = |thread: usize| pack.only_tile::<K>(path, tiling, copy(thread));
         return pool.run_prepared(division.tasks(), prepare, |task, thread| {
@@ -150,7 +150,7 @@ fn has_copies<K: MicroKernel>(groups: &[Group], limits: TileLimits, steps: usize
     (fits && limits.divide(group.rows).tiles == 1).then_some(group)
 }
 
-/// The division of one group's product into tasks. A task is a range of panels and a range of tiles.
+/// The division of one group's matrix product into tasks. A task is a range of panels and a range of tiles.
 struct Division {
     panels: usize,
     /// Number of panels per task.
@@ -163,7 +163,8 @@ struct Division {
 }
 
 impl Division {
-    /// Divides the product of `tiling`'s rows into tasks. `groups` is the number of groups in the operation.
+    /// Divides the matrix product of the rows of `tiling` into tasks. `groups` is the number of groups in the
+    /// operation.
     fn new<K: MicroKernel>(path: Path, tiling: Tiling, shape: Shape, threads: usize, groups: usize) -> Self {
         let (panels, tiles) = (shape.panels(), tiling.tiles);
         let share = |tasks: usize| panels.div_ceil((tasks * threads).div_ceil(groups)).max(1);

@@ -35,11 +35,11 @@ pub(super) trait Op {
 pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type F: Copy;
-    /// Maximum number of rows per tile in a product of several tiles. The sums of such a tile with one panel, and their
-    /// operands, fit the registers.
+    /// Maximum number of rows per tile in a matrix product of several tiles. The sums of such a tile with one panel,
+    /// and their operands, fit the registers.
     const TILE_ROWS: usize;
-    /// Maximum number of rows of a tile that is a product's only one. At least [`Self::TILE_ROWS`], and at most
-    /// [`LANES`], the rows that packing transposes at once.
+    /// Maximum number of rows of a tile that is the only one of a matrix product. At least [`Self::TILE_ROWS`], and at
+    /// most [`LANES`], the rows that packing transposes at once.
     const SINGLE_TILE_ROWS: usize = Self::TILE_ROWS;
     /// Maximum number of sums that a tile of several panels keeps in registers.
     const TILE_SUMS: usize;
@@ -101,7 +101,7 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     unsafe fn dot_bf16_masked(self, sum: Self::F, weights: *const u16, pair: u32, mask: u32) -> Self::F {
         let mut kept = [self.splat(0.0); 2];
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, thirty-two u16 are readable at `weights`.
         unsafe {
             if mask & 0xffff != 0 {
                 kept[0] = self.load_bf16_even(weights);
@@ -198,7 +198,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn store_transposed<const R: usize>(self, rows: &[Self::I; R], to: *mut u32) {
         for (r, row) in rows.iter().enumerate() {
             let mut words = [0; LANES];
-            // SAFETY: `words` has room for sixteen words. The rest is the caller's contract.
+            // SAFETY: `words` has room for sixteen words. By the caller's contract, `16 * R` words are writable at
+            // `to`.
             unsafe {
                 self.store_i(words.as_mut_ptr(), *row);
                 for (lane, word) in words.into_iter().enumerate() {
@@ -216,8 +217,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
 
     /// Prefetches a cache line. The address may be invalid.
     fn prefetch(self, line: *const u8);
-    /// Prefetches a cache line that is not needed soon. The AVX-512 paths prefetch into the second-level cache: more
-    /// lines can be on their way there than to the first-level cache. The address may be invalid.
+    /// Prefetches a cache line that is not needed soon. The AVX-512 paths prefetch into the second-level cache, because
+    /// more prefetches can be in flight to it than to the first-level cache. The address may be invalid.
     #[inline(always)]
     fn prefetch_far(self, line: *const u8) {
         self.prefetch(line);

@@ -132,7 +132,7 @@ arguments! {
         out: Floats,
     }
 
-    /// `axes` may be null.
+    /// `axes` is null if all frequencies use the first axis.
     struct RopeAngles {
         positions: Floats,
         tokens: u32,
@@ -143,7 +143,7 @@ arguments! {
         out: Floats,
     }
 
-    /// The norms may be null.
+    /// `q_norm` and `k_norm` are null in a model without head norms.
     struct RotateAndStore {
         qkv: Floats,
         angles: Floats,
@@ -316,7 +316,7 @@ arguments! {
         x: Floats,
     }
 
-    /// `slots` may be null.
+    /// `slots` is null if no row has a slot.
     struct Argmax {
         logits: Floats,
         width: u32,
@@ -332,7 +332,7 @@ arguments! {
         out: Floats,
     }
 
-    /// `slots` may be null.
+    /// `slots` is null if no row has a slot.
     struct BestCandidates {
         candidates: Floats,
         count: u32,
@@ -402,7 +402,7 @@ arguments! {
         out: Floats,
     }
 
-    /// `rows` may be null.
+    /// `rows` is null if each row keeps its index.
     struct LaySideBySide {
         parts: Floats,
         rows: Words,

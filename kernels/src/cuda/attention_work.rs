@@ -1,5 +1,5 @@
 //! Work lists of attention on tensor cores. They determine which queries form a tile, and which tiles have their splits
-//! computed in parallel. `sources/attention_tiles.cu` describes tiles and splits.
+//! (ranges of keys) computed in parallel. `sources/attention_tiles.cu` describes tiles and splits.
 //!
 //! The lists affect the time of a step, but no bit of its results.
 
@@ -14,9 +14,9 @@ const NARROW: u32 = 16;
 const WIDE: u32 = 64;
 /// Marks an item that computes all splits of its tile: `ALL_SPLITS` in `sources/attention_tiles.cu`.
 const ALL_SPLITS: u32 = u32::MAX;
-/// Number of blocks of narrow tiles that fill a large GPU: four for each of about 130 multiprocessors.
+/// Number of thread blocks of narrow tiles that fill a large GPU: four for each of about 130 multiprocessors.
 const NARROW_BLOCKS: usize = 512;
-/// Number of blocks of wide tiles that fill a large GPU: two per multiprocessor.
+/// Number of thread blocks of wide tiles that fill a large GPU: two per multiprocessor.
 const WIDE_BLOCKS: usize = 256;
 
 /// A tile of consecutive queries of one row.
@@ -25,16 +25,16 @@ struct Tile {
     row: u32,
     first: u32,
     queries: u32,
-    /// Number of splits up to the last query's position.
+    /// Number of splits (ranges of keys) up to the last query's position.
     splits: u32,
 }
 
-/// The numbers, apart from the rows, that determine the lists.
+/// The sizes that determine the work lists, together with the step's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WorkShape {
     /// Query heads per kv head.
     pub(super) group: usize,
-    /// Number of kv heads. Each item runs as one block per kv head.
+    /// Number of kv heads. Each item runs as one thread block per kv head.
     pub(super) kv_heads: usize,
     /// Maximum number of partial results per kv head: one per query and split of each divided tile.
     pub(super) parts: usize,
@@ -46,11 +46,11 @@ pub(super) struct AttentionWork {
     pub(super) shape: WorkShape,
     pub(super) narrow: Vec<Item>,
     pub(super) wide: Vec<Item>,
-    /// Tiles of which each split is a separate item. Their partial results are merged afterwards.
+    /// Tiles whose splits are separate items. The partial results of these splits are merged afterwards.
     pub(super) merges: Vec<Item>,
     /// Number of partial results per kv head.
     pub(super) parts: usize,
-    /// Address of the lists on the device: narrow, wide, merges.
+    /// Address of the three lists on the device, one after another: narrow, wide, merges.
     pub(super) at: DevicePointer<Item>,
 }
 
@@ -77,8 +77,8 @@ impl AttentionWork {
         for tile in tiles(rows, tokens, group) {
             *(if tile.queries <= NARROW { &mut narrow } else { &mut wide }) += tile.splits as usize;
         }
-        // The average number of splits per block. A tile with more splits is divided, because it would run longer than
-        // the others.
+        // The average number of splits (ranges of keys) per thread block. A tile with more splits is divided, because
+        // it would run longer than other tiles.
         let share = |splits: usize, blocks: usize| (splits * self.shape.kv_heads).div_ceil(blocks).max(1);
         let (narrow, wide) = (share(narrow, NARROW_BLOCKS), share(wide, WIDE_BLOCKS));
         for tile in tiles(rows, tokens, group) {
@@ -99,7 +99,7 @@ impl AttentionWork {
         }
     }
 
-    /// Appends the lists' words.
+    /// Appends the words of the three lists to `words`.
     pub(super) fn write(&self, words: &mut Vec<u32>) {
         for item in self.narrow.iter().chain(&self.wide).chain(&self.merges) {
             words.extend_from_slice(item.words());

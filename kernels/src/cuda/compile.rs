@@ -32,7 +32,7 @@ pub fn compile(source: &Source, architecture: &str) -> Result<(String, String), 
     let program = result::create_program(&text, Some(&name)).map_err(|error| failed("NVRTC", error))?;
     let mut options = vec![format!("--gpu-architecture={architecture}")];
     options.extend(OPTIONS.iter().map(|&option| option.to_owned()));
-    // SAFETY: the program is destroyed only at the end of this block.
+    // SAFETY: the program is valid until it is destroyed at the end of this block.
     unsafe {
         let compiled = result::compile_program(program, &options);
         let log = result::get_program_log(program).map(text_of).unwrap_or_default();
@@ -90,7 +90,7 @@ impl KernelCache {
         driver: i32,
     ) -> Result<String, DeviceError> {
         let file = self.dir.as_ref().map(|dir| dir.join(file_name(source, architecture, Some(driver))));
-        // Code for exactly this architecture (`a`) is preferred to code that also runs on later ones.
+        // Code for exactly this architecture (`a`) is preferred to code that also runs on later architectures.
         let ahead = [format!("{architecture}a"), architecture.to_owned()]
             .map(|name| self.compiled.as_ref().map(|dir| dir.join(file_name(source, &name, None))));
         let known = ahead.iter().chain([&file]).flatten().find_map(|file| fs::read_to_string(file).ok());

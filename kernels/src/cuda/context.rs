@@ -119,7 +119,7 @@ pub(super) struct Event {
     event: sys::CUevent,
 }
 
-// SAFETY: as for `Gpu`.
+// SAFETY: any thread may use an event after it has bound the event's context, as every method here does.
 unsafe impl Send for Event {}
 
 impl Event {
@@ -133,7 +133,7 @@ impl Event {
         Ok(event)
     }
 
-    /// Records the event again, after all work that is enqueued on the stream now. No one may still wait for the
+    /// Records the event again, after all work that is enqueued on the stream now. No thread may still wait for the
     /// earlier recording.
     pub(super) fn record_again(self) -> Result<Self, DeviceError> {
         // SAFETY: event and stream are alive.

@@ -41,9 +41,9 @@ const POLL: Duration = Duration::from_micros(20);
 /// Scratch memory of operations, which grows to the largest need.
 #[derive(Default)]
 struct Scratch {
-    /// Normalised or converted input of a product.
+    /// Normalised or converted input of a matrix product.
     input: Option<DeviceBuffer>,
-    /// Gate and up, side by side.
+    /// Outputs of the gate and up projections, side by side.
     gate_up: Option<DeviceBuffer>,
     /// Buffers for the rows that are sampled at once: logits with bias and penalties, probabilities, and counts of
     /// tokens.
@@ -104,7 +104,7 @@ pub struct CudaDevice {
 pub struct Done {
     event: Event,
     blocks: Vec<Block>,
-    /// Tokens per expert up to this step, if the step has experts.
+    /// Number of tokens that chose each expert, up to this step; `None` if the step has no experts.
     expert_counts: Option<CountsOfStep>,
 }
 
@@ -156,8 +156,8 @@ impl CudaDevice {
         loop {
             let reached = done.event.is_reached().map_err(failed)?;
             match &mut self.group {
-                // The group is checked even if the step has ended, because a step also ends if a collective is aborted,
-                // and its results are then invalid.
+                // The group is checked even if the step has ended, because a step also ends if a collective is aborted.
+                // The step's results are then invalid.
                 Some(group) if reached => group.look().map(drop)?,
                 Some(group) => group.check()?,
                 None => {}
@@ -353,7 +353,8 @@ impl Device for CudaDevice {
     fn begin_step(&mut self, inputs: &StepInputs<'_>, planes: &mut Planes) -> Result<(), DeviceError> {
         self.gpu.bind()?;
         for block in self.results.take() {
-            // The block belongs to a step that was begun and not ended. The stream may still write to the block.
+            // The block of results belongs to a step that was begun and not ended. The stream may still write to this
+            // block.
             block.discard(&mut self.inputs);
         }
         let kept = self.kept_slots();

@@ -1,4 +1,4 @@
-//! Products with weight matrices, by cuBLASLt.
+//! Matrix products with weights, by cuBLASLt.
 //!
 //! cuBLASLt chooses an algorithm once per matrix shape, for a fixed number of rows. This algorithm then computes
 //! products of any number of rows, so that the order of each row's sums does not depend on the batch. For the same
@@ -23,14 +23,14 @@ const ASKED_ROWS: usize = 64;
 /// `CUBLAS_OP_T`. cudarc's bindings of cuBLASLt lack its type, `cublasOperation_t`.
 const TRANSPOSED: i32 = 1;
 
-/// Tells if the sums of a product replace the output, or are added to it.
+/// Tells if a matrix product replaces the output or is added to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accumulate {
     Set,
     Add,
 }
 
-/// One product, `out[rows, outputs] = x[rows, inputs] · Wᵀ`. `x` has the matrix's type, `out` is f32.
+/// One matrix product, `out[rows, outputs] = x[rows, inputs] · Wᵀ`. `x` has the matrix's type, `out` is f32.
 pub(super) struct Product<'a> {
     pub(super) x: DevicePointer<u8>,
     pub(super) rows: usize,
@@ -42,7 +42,7 @@ pub(super) struct Product<'a> {
 /// The number of outputs, the number of inputs and the type of a weight matrix.
 type Key = (usize, usize, WeightType);
 
-/// The descriptions and the algorithm of all products with matrices of one shape.
+/// The cuBLASLt descriptions and the algorithm of all matrix products with weights of one shape.
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,
     weight: Layout,
@@ -67,7 +67,7 @@ impl Gemm {
         Ok(Self { gpu: gpu.clone(), handle, plans: HashMap::new() })
     }
 
-    /// Makes the plan for products with `matrix`, unless there is already one for its shape.
+    /// Makes the plan for products with `matrix`, unless there is already one for the matrix's shape.
     pub(super) fn prepare(&mut self, matrix: &Matrix) -> Result<(), DeviceError> {
         let key = (matrix.outputs, matrix.inputs, matrix.dtype);
         if !self.plans.contains_key(&key) {
@@ -81,7 +81,7 @@ impl Gemm {
         Ok(())
     }
 
-    /// Enqueues a product.
+    /// Enqueues a matrix product.
     pub(super) fn product(&mut self, product: &Product<'_>) -> Result<(), DeviceError> {
         let Product { x, rows, matrix, accumulate, out } = *product;
         if rows == 0 || matrix.outputs == 0 {
@@ -129,7 +129,7 @@ impl Drop for Gemm {
     fn drop(&mut self) {
         let _ = self.gpu.bind();
         let _ = self.gpu.synchronize();
-        // SAFETY: no product is under way. Errors are ignored, because there is nothing left to do.
+        // SAFETY: no matrix product is being enqueued. Errors are ignored, because there is nothing left to do.
         unsafe {
             for plan in self.plans.values() {
                 let _ = result::destroy_matmul_desc(plan.description);
@@ -195,7 +195,7 @@ impl Plan {
     }
 }
 
-/// A layout of columns without gaps.
+/// A cuBLASLt layout of a matrix that is stored column by column, without gaps.
 struct Layout(sys::cublasLtMatrixLayout_t);
 
 impl Layout {

@@ -16,10 +16,10 @@ use super::progress;
 use super::sources::{DeclaredKernel, Kernel, SOURCES, Source};
 use crate::DeviceError;
 
-/// Largest number of blocks of a grid in each direction, on all GPUs.
+/// Largest number of thread blocks of a grid in each direction, on all GPUs.
 const MOST_BLOCKS: (usize, usize) = (i32::MAX as usize, 65_535);
 
-/// Blocks, threads per block, and bytes of dynamic shared memory per block.
+/// Thread blocks, threads per block, and bytes of dynamic shared memory per block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grid {
     pub(super) blocks: (usize, usize),
@@ -28,7 +28,7 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// Returns a grid of `blocks` blocks of `threads` threads.
+    /// Returns a grid of `blocks` thread blocks of `threads` threads.
     pub(super) fn of(blocks: usize, threads: u32) -> Self {
         Self { blocks: (blocks, 1), threads, shared_bytes: 0 }
     }
@@ -42,9 +42,9 @@ impl Grid {
 /// A loaded kernel whose parameters match its declaration.
 struct Loaded {
     function: sys::CUfunction,
-    /// Largest number of threads of a block.
+    /// Largest number of threads per thread block.
     most_threads: u32,
-    /// Largest size in bytes of the dynamic shared memory of a block.
+    /// Largest size in bytes of the dynamic shared memory of a thread block.
     most_shared_bytes: usize,
 }
 
@@ -108,7 +108,7 @@ impl Kernels {
         }
     }
 
-    /// Enqueues a kernel. A grid without blocks enqueues nothing.
+    /// Enqueues a kernel. A grid without thread blocks enqueues nothing.
     ///
     /// The number and the widths of the arguments were checked when the kernel was loaded. The grid is checked here.
     /// Nothing here checks that the kernel stays within the device buffers to which the pointers refer. The calling

@@ -173,7 +173,7 @@ pub(super) struct PinnedBuffer {
     bytes: usize,
 }
 
-// SAFETY: this value owns the memory.
+// SAFETY: this value is the only owner of the pinned memory.
 unsafe impl Send for PinnedBuffer {}
 
 impl PinnedBuffer {
@@ -199,7 +199,8 @@ impl PinnedBuffer {
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `bytes`.
+        // SAFETY: the memory has `bytes` bytes, which are initialised, and `&mut self` makes this slice the only view.
+        // Callers wait until the GPU no longer uses the bytes that they change.
         unsafe { std::slice::from_raw_parts_mut(self.at.cast(), self.bytes) }
     }
 }

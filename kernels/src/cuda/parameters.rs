@@ -59,7 +59,7 @@ pub(super) unsafe fn of_function(function: sys::CUfunction) -> Option<Result<Wid
     unsafe { sys::culib().get::<unsafe extern "C" fn()>(b"cuFuncGetParamInfo\0") }.ok()?;
     let widths = (0..).map(|index| {
         let (mut offset, mut bytes) = (0, 0);
-        // SAFETY: the function is loaded by the caller's promise, and both results are valid for writes.
+        // SAFETY: by the caller's contract, the function belongs to a loaded module. Both results are valid for writes.
         let answer = unsafe { sys::cuFuncGetParamInfo(function, index, &mut offset, &mut bytes) };
         match answer {
             sys::CUresult::CUDA_ERROR_INVALID_VALUE => None,

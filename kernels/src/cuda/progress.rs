@@ -41,7 +41,8 @@ impl Progress {
 
     /// Returns the name of the kernel that began last; `None` before the first kernel.
     pub(super) fn kernel(&self) -> Option<&'static str> {
-        // SAFETY: the word lives until `free`. The GPU may write it meanwhile, as a whole.
+        // SAFETY: the word lives until `free`. The GPU writes the word with a single store, so this read sees a whole
+        // value.
         let hash = unsafe { self.word.read_volatile() };
         sources::names().find(|name| hash_of(name) == hash)
     }
@@ -52,7 +53,8 @@ impl Progress {
     ///
     /// A context is bound, no kernel runs any more, and the word is not used afterwards.
     pub(super) unsafe fn free(&mut self) {
-        // SAFETY: as the caller promises. An error is ignored, because there is nothing left to do.
+        // SAFETY: by the caller's contract, a context is bound, and nothing uses the word any more. An error is
+        // ignored, because there is nothing left to do.
         unsafe {
             let _ = result::free_host(self.word.cast());
         }

@@ -76,7 +76,7 @@ records! {
         slot: u32,
     }
 
-    /// One block's work per kv head: `Item` in `sources/attention_tiles.cu`.
+    /// The work of one thread block per kv head: `Item` in `sources/attention_tiles.cu`.
     struct Item {
         row: u32,
         /// Index of the tile's first query in its row.
@@ -154,7 +154,7 @@ records! {
         logit: f32,
         /// Largest logit of the row.
         largest: f32,
-        /// Sum of `exp(logit - largest)`.
+        /// Sum of `exp(logit - largest)`, in units of 2^-44.
         sum: u64,
         rank: u32,
         /// Number of likeliest tokens that belong to the row.

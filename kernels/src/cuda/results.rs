@@ -22,7 +22,7 @@ pub(super) struct Block {
     kind: Kind,
 }
 
-/// The list of [`StepResults`] that receives a block's results.
+/// The list of [`StepResults`] that receives the results of a [`Block`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Sampled,
@@ -118,7 +118,7 @@ impl RowResult {
 /// Results of the steps in flight, and their memory.
 pub(super) struct Results {
     pub(super) staging: Staging,
-    /// Blocks of the step that is being enqueued.
+    /// Blocks of results of the step that is being enqueued.
     blocks: Vec<Block>,
 }
 
@@ -134,7 +134,7 @@ impl Results {
         Ok(())
     }
 
-    /// Takes the step's results.
+    /// Takes the results of the step that is being enqueued.
     pub(super) fn take(&mut self) -> Vec<Block> {
         std::mem::take(&mut self.blocks)
     }

@@ -44,7 +44,8 @@ pub(super) struct Kernel<A> {
 }
 
 impl<A> Kernel<A> {
-    /// The kernel at `index`. Only the declarations below call this, because they know that its arguments are `A`.
+    /// The kernel at `index`. Only the macro `kernels` below calls this function, and it passes the kernel's own
+    /// arguments as `A`.
     pub(super) const fn declared(index: usize, name: &'static str) -> Self {
         Self { index, name, arguments: PhantomData }
     }

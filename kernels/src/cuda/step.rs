@@ -127,7 +127,8 @@ impl Step {
         work.ok_or_else(|| DeviceError::Misuse("attention without work lists".to_owned()))
     }
 
-    /// Returns the owner of a logit row. For other rows, returns an owner without slot and continuation.
+    /// Returns the owner of a logit row. For an index beyond the logit rows, returns an owner with the null slot that
+    /// does not continue.
     pub(super) fn owner(&self, logit_row: usize) -> Owner {
         self.owners.get(logit_row).copied().unwrap_or_default()
     }

@@ -72,7 +72,7 @@ impl Tensor {
         }
     }
 
-    /// Does the same as [`written`](Self::written), with as many rows as `x`, and the same logit rows.
+    /// Makes as many rows live as `x` has. The rows are the same logit rows as those of `x`.
     pub(super) fn written_like(&mut self, x: &Self, width: usize) -> Result<(), DeviceError> {
         self.written(x.live, width)?;
         self.first_logit_row = x.first_logit_row;

@@ -9,7 +9,7 @@ family! {
         /// Replaces each rank's `x` with the elementwise sum of all ranks' `x`.
         fn all_reduce(&mut self, x: &mut Self::Tensor) => |recorder| recorder.by_row(x);
         /// Does an [`all_reduce`](Self::all_reduce) of `x`, and then `out += x`. This is the residual addition after a
-        /// product whose inputs are divided among the ranks.
+        /// matrix product whose inputs are divided among the ranks.
         fn all_reduce_add(&mut self, x: &mut Self::Tensor, out: &mut Self::Tensor) => |recorder| recorder.by_row(x);
         /// Replaces each rank's `x` with the elementwise maximum of all ranks' `x`. An element is NaN if it is NaN at
         /// any rank.

@@ -1,4 +1,4 @@
-//! The gated delta rule: layers whose memory is a matrix per head, in the slots of requests.
+//! The gated delta rule: layers whose state is a matrix per head, in the slots of requests.
 //!
 //! Paper: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464, §3. Reference: transformers
 //! `models/qwen3_5/modeling_qwen3_5.py`.
@@ -9,14 +9,15 @@ use crate::{Device, DeviceError};
 
 /// The heads of one layer with a gated delta rule.
 ///
-/// A token's fused projections are `[q | k | v | z | b | a]`: q and k are `key_heads * key_dim` wide, v and the output
-/// gate z are `value_heads * value_dim` wide, and b and a have one element per value head. Value head `h` reads key
-/// head `h / (value_heads / key_heads)`.
+/// A token's fused projections are `[q | k | v | z | b | a]`. q and k are `key_heads * key_dim` wide. v and the output
+/// gate z are `value_heads * value_dim` wide. b and a have one element per value head. Value head `h` reads key head
+/// `h / (value_heads / key_heads)`.
 ///
-/// A request's state is in three slot planes, from the operand `plane` on: the last `taps - 1` inputs of the
-/// convolutions of q and k (per key head `[q | k]`, each `[taps - 1, key_dim]`), the last `taps - 1` inputs of the
-/// convolution of v (per value head `[taps - 1, value_dim]`), and the memory of each value head, `[key_dim,
-/// value_dim]`. All are f32, layer by layer. A request without tokens has a state of zeros.
+/// A request's state is in three slot planes, from the operand `plane` on. The first holds the last `taps - 1` inputs
+/// of the convolutions of q and k: per key head `[q | k]`, each `[taps - 1, key_dim]`. The second holds the last
+/// `taps - 1` inputs of the convolution of v: per value head `[taps - 1, value_dim]`. The third holds the state matrix
+/// (*memory*) of each value head, `[key_dim, value_dim]`. All are f32, layer by layer. A request without tokens has a
+/// state of zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaShape {
     /// Number of heads of q and k.
@@ -63,17 +64,17 @@ impl DeltaShape {
         self.channels() + 2 * self.value_heads
     }
 
-    /// Bytes per key head and layer of the first slot plane.
+    /// Bytes per key head and layer of the first slot plane, which holds inputs of the convolutions of q and k.
     pub fn key_conv_bytes(&self) -> usize {
         2 * (self.taps.max(1) - 1) * self.key_dim * size_of::<f32>()
     }
 
-    /// Bytes per value head and layer of the second slot plane.
+    /// Bytes per value head and layer of the second slot plane, which holds inputs of the convolution of v.
     pub fn value_conv_bytes(&self) -> usize {
         (self.taps.max(1) - 1) * self.value_dim * size_of::<f32>()
     }
 
-    /// Bytes per value head and layer of the third slot plane.
+    /// Bytes per value head and layer of the third slot plane, which holds the state matrices.
     pub fn memory_bytes(&self) -> usize {
         self.key_dim * self.value_dim * size_of::<f32>()
     }
@@ -93,7 +94,7 @@ pub struct GatedDelta<'a, T, V, P> {
     pub bias: &'a V,
     /// Receives the inputs of the delta rule, `[q | k | v | decay | beta]` per token: `[tokens, shape.inputs()]`.
     pub inputs: &'a mut T,
-    /// Planes whose slots hold the last inputs of the convolutions and the memories.
+    /// Planes whose slots hold the last inputs of the convolutions and the state matrices.
     pub planes: &'a mut P,
     /// Index of the first of the three slot planes.
     pub plane: usize,
@@ -116,15 +117,15 @@ family! {
     /// decode, so neither chunks nor the other rows of a step change a bit. Rows with the null slot have results of
     /// zero, and change no state.
     pub trait DeltaRule {
-        /// Computes the inputs of the delta rule, and applies the rule to the memories.
+        /// Computes the inputs of the delta rule, and applies the rule to the state matrices.
         ///
-        /// For the inputs, q, k and v go through a causal convolution per channel and SiLU; each head of q and k is
+        /// For the inputs, q, k and v go through a causal convolution per channel and SiLU. Each head of q and k is
         /// then divided by `sqrt(Σx² + 1e-6)`, and q is multiplied by `1 / sqrt(key_dim)`. `decay = exp(rate *
         /// softplus(a + bias))` and `beta = sigmoid(b)`, each one per value head. The slots receive the last inputs of
         /// the convolutions.
         ///
-        /// Then, for each token in order and each value head with memory `S`: `S = decay * S`, `S += k ⊗ (v - Sᵀk) *
-        /// beta`, `out = Sᵀq`. `out` is `[tokens, value_heads * value_dim]`.
+        /// Then, for each token in order and each value head with state matrix `S`: `S = decay * S`,
+        /// `S += k ⊗ (v - Sᵀk) * beta`, `out = Sᵀq`. `out` is `[tokens, value_heads * value_dim]`.
         fn delta_rule(
             &mut self,
             operands: GatedDelta<'_, Self::Tensor, Self::Vector, Self::Planes>,

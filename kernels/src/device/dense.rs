@@ -1,4 +1,4 @@
-//! Operations of dense layers: embedding, norms and products with weights.
+//! Operations of dense layers: embedding, norms and matrix products with weights.
 
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ pub struct VocabularyShard {
     pub vocabulary: usize,
 }
 
-/// The operands of a product, `norm(x) · Wᵀ + bias`.
+/// The operands of a matrix product, `norm(x) · Wᵀ + bias`.
 pub struct Linear<'a, T, M, V> {
     /// Input, `[rows, inputs]`.
     pub x: &'a T,

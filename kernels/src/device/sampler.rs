@@ -31,7 +31,8 @@ pub struct GatheredRows<'a, T> {
 }
 
 family! {
-    /// Operations whose results are [collected](Device::collect), each list in the order of enqueueing.
+    /// Operations whose results are [collected](Device::collect). Each list of results is in the order in which the
+    /// operations were enqueued.
     ///
     /// A request that cannot be answered, such as a row whose bias forbids every token, has an error of its own among
     /// the results. A row with logits that are NaN or infinite has the error [`DeviceError::NotFinite`].

@@ -2,8 +2,8 @@
 
 use crate::{DeviceError, PageId, SlotId, StepInputs};
 
-/// Checks that the rows cover the step's tokens without gaps, that the logit rows ascend, and that both fit the step's
-/// shape.
+/// Checks that the rows cover the step's tokens without gaps, that the logit rows ascend, and that tokens and logit
+/// rows fit the step's shape.
 pub(crate) fn rows(inputs: &StepInputs<'_>) -> Result<(), DeviceError> {
     let tokens = inputs.token_ids.len();
     if let Some(positions) = inputs.positions.iter().find(|positions| positions.len() != tokens) {

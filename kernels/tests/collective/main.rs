@@ -1,4 +1,5 @@
-//! Groups whose ranks are threads of one process. They use the same shared memory and sockets as processes do.
+//! Tests the collectives of groups whose ranks are threads of one process. They use the same shared memory and sockets
+//! as processes do.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

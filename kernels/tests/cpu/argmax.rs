@@ -1,4 +1,4 @@
-//! `argmax`, which returns no logits, gives the same token as greedy sampling from the logits.
+//! Tests that `argmax`, which returns no logits, gives the same token as greedy sampling from the logits.
 
 use tutti_kernels::{
     Argmax, Dense, Device, DeviceError, HostMatrix, Linear, Norm, Quantize, SampleRow, Sampler,
@@ -96,7 +96,7 @@ fn candidates_of_shards_give_the_token_of_the_whole() {
             let results = results(&mut device).sampled;
             assert_eq!(results[..9], results[9..], "{name}");
             let refused = |row: &&Result<_, _>| matches!(row, Err(DeviceError::NotFinite(_)));
-            // With an infinite weight, the rows in which its product is positive are refused.
+            // With an infinite weight, rows with a positive infinite logit are refused.
             let wanted = garbage.map_or(0..=0, |garbage| if garbage.is_nan() { 9..=9 } else { 1..=8 });
             let count = results[..9].iter().filter(refused).count();
             assert!(wanted.contains(&count), "{name}, {garbage:?}: {results:?}");

@@ -1,4 +1,5 @@
-//! Rotation, the paged planes and attention over them.
+//! Tests rotation, the storing of keys and values in pages, and attention against double precision. Also tests that
+//! chunks, batch-mates and threads change no bit.
 
 use tutti_kernels::cpu::{CpuDevice, Isa, Planes};
 use tutti_kernels::{
@@ -140,7 +141,7 @@ impl World<'_> {
         }
     }
 
-    /// Runs the rest of one request in chunks of `chunk` tokens, and returns the bits of its results.
+    /// Runs the remaining tokens of one request in chunks of `chunk` tokens, and returns the bits of its results.
     fn finish(&mut self, index: usize, chunk: usize) -> Vec<u32> {
         let length = self.requests[index].qkv.len() / self.case.width();
         while self.requests[index].done < length {
@@ -230,7 +231,8 @@ fn attention_is_that_of_double_precision() {
     }
 }
 
-/// Contexts of several ranges, with windows that begin in an earlier range or within a tile of queries.
+/// Tests contexts of several ranges of 512 keys, with windows that begin in an earlier range or within a tile of
+/// queries.
 #[test]
 fn long_contexts_are_those_of_double_precision() {
     const LENGTH: usize = 1100;

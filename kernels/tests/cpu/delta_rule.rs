@@ -1,4 +1,4 @@
-//! The gated delta rule, against plain arithmetic in double precision and against itself: alone, batched and chunked.
+//! Tests the gated delta rule against double precision. Also tests that chunks, other rows and threads change no bit.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ const LAYERS: usize = 2;
 const LAYER: usize = 1;
 const EPS: f32 = 1e-6;
 
-/// Shapes whose heads fill vectors and blocks of columns, or leave remainders of both.
+/// Shapes whose heads fill whole vectors and whole blocks of columns, and shapes that leave remainders.
 const SHAPES: [DeltaShape; 6] = [
     DeltaShape { key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 24, taps: 4 },
     DeltaShape { key_heads: 1, value_heads: 3, key_dim: 19, value_dim: 37, taps: 3 },

@@ -1,4 +1,4 @@
-//! Mixtures of experts, compared with products of one expert at a time.
+//! Tests mixtures of experts against matrix products of one expert at a time.
 
 use tutti_kernels::cpu::{CpuDevice, Isa, Tensor, Weights};
 use tutti_kernels::{

@@ -1,4 +1,4 @@
-//! Gate and up with their activation in one product.
+//! Tests the gated product of gate and up against two matrix products and the activation.
 
 use tutti_kernels::cpu::{CpuDevice, Tensor, Vector};
 use tutti_kernels::{

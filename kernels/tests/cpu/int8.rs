@@ -1,4 +1,4 @@
-//! Products of weights and activations in eight bits, and embeddings in eight bits.
+//! Tests matrix products and embeddings in int8 against plain arithmetic.
 
 use tutti_kernels::cpu::{CpuDevice, Tensor, Weights};
 use tutti_kernels::{Dense, Device, Embed, HostMatrix, Linear, Quantize, WeightType};
@@ -185,7 +185,7 @@ fn what_is_not_finite_does_not_come_out_as_a_number() {
     }
 }
 
-/// Half the bytes of bfloat16, plus a thirty-second for the scales.
+/// A matrix in int8 takes one byte per weight, plus a thirty-second of a byte for the scales.
 #[test]
 fn it_takes_little_more_than_a_byte_an_element() {
     for (name, mut device) in devices("int8 size") {

@@ -1,4 +1,4 @@
-//! Matrix products.
+//! Tests matrix products against double precision. Also tests that other rows and threads change no bit.
 
 use tutti_kernels::cpu::CpuDevice;
 use tutti_kernels::{Dense, Device, HostMatrix, Linear, Norm, Quantize, WeightType};
@@ -8,7 +8,8 @@ use crate::support::{Random, assert_near, bits, bytes, devices, in_bfp_blocks, m
 const TYPES: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::Bf16];
 
 /// The exact operands of a product after rounding: weights as they are stored, and activations as they are packed. For
-/// bfloat16, both are in bfloat16 if the path has bfloat16 dot products, and otherwise in block floating point.
+/// bfloat16, weights and activations are in bfloat16 if the path has bfloat16 dot products, and otherwise in block
+/// floating point.
 fn operands(path: &str, dtype: WeightType, weights: &[f32], x: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let kept: Vec<f32> = weights.iter().map(|&w| stored(dtype, w)).collect();
     let widened = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect();
@@ -180,7 +181,8 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch() {
     }
 }
 
-/// Sixteen rows of 4,200 inputs are too large for a thread's own copy of the activations. A row's bits do not change.
+/// Sixteen rows of 4,200 inputs are too large for a thread's own copy of the activations. All threads then pack the
+/// activations together. A row's bits do not change.
 #[test]
 fn a_row_has_the_same_bits_in_a_tile_that_all_threads_pack() {
     let (rows, inputs, outputs) = (16, 4200, 40);

@@ -1,4 +1,4 @@
-//! Calls that violate the contract of `Device` are refused, and the device remains usable.
+//! Tests that calls which violate the contract of `Device` are refused, and that the device remains usable.
 
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::{
@@ -36,7 +36,7 @@ fn operands_that_do_not_fit_are_refused() {
     assert_eq!(out.values(), [4.0; 24]);
 }
 
-/// Paths without dot products of bfloat16 hold a matrix for products and a table of embeddings in two forms.
+/// Paths without dot products of bfloat16 hold a matrix for products and a table of embeddings in different forms.
 #[test]
 fn rounded_weights_are_not_looked_up_and_tables_are_not_multiplied() {
     for (name, mut device) in devices("tables and matrices") {

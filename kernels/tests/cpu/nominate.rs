@@ -1,5 +1,5 @@
-//! Sampling from the tokens that each rank of a TP group nominates gives the same tokens and the same errors as
-//! sampling from all logits.
+//! Tests that sampling from the tokens that each rank of a TP group nominates gives the same tokens and the same errors
+//! as sampling from all logits.
 
 use tutti_kernels::cpu::CpuDevice;
 use tutti_kernels::{
@@ -71,9 +71,9 @@ fn logits(random: &mut Random, vocabulary: usize) -> Vec<f32> {
         0 => random.normals(vocabulary, 3.0),
         1 => random.normals(vocabulary, 1.0).iter().map(|x| (x * 3.0).round()).collect(),
         2 => vec![1.5; vocabulary],
-        // Neighbours in f32, whose weights are equal at most temperatures.
+        // Adjacent f32 numbers, whose weights are equal at nearly all temperatures.
         3 => (0..vocabulary).map(|_| f32::from_bits(2f32.to_bits() + random.below(9) as u32)).collect(),
-        // Weights that underflow.
+        // Logits whose weights underflow.
         4 => random.normals(vocabulary, 200.0),
         _ => random.normals(vocabulary, 0.01).iter().map(|x| (x * 1000.0).round() / 1000.0).collect(),
     };

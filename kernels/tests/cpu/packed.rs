@@ -1,4 +1,4 @@
-//! Weights that are mapped from a cache file equal the packed weights.
+//! Tests that weights which are mapped from a cache file equal the packed weights.
 
 use std::{fs, os::unix::fs::FileExt, path::Path};
 
@@ -29,7 +29,7 @@ impl Matrix {
     }
 }
 
-/// Returns products of a device with its cache file in `dir`, and the outcome of loading the file.
+/// Returns the bits of a device's matrix products, and the outcome of loading the cache file in `dir`.
 fn products(
     dir: Option<&Path>,
     matrices: &[Matrix],

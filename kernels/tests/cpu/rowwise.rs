@@ -1,4 +1,4 @@
-//! Operations on single tokens.
+//! Tests operations on single rows: embedding, norms, rotary angles, and copies of rows.
 
 use tutti_kernels::cpu::{CpuDevice, Weights};
 use tutti_kernels::{

@@ -1,4 +1,4 @@
-//! Sampling and scoring through the device.
+//! Tests sampling and scoring through the device.
 
 use tutti_kernels::cpu::{CpuDevice, Isa};
 use tutti_kernels::{

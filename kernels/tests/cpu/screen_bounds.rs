@@ -1,4 +1,4 @@
-//! The bounds with which a screen of an LM head rules out panels.
+//! Tests the error bounds with which the screen (int8 copy) of an LM head excludes panels.
 
 use tutti_kernels::cpu::{CpuDevice, inspect};
 use tutti_kernels::{Dense, Device, HostMatrix, Linear, Quantize, WeightType};

@@ -1,5 +1,5 @@
-//! An LM head has the same arg max with and without a screen (an int8 copy that excludes most panels): token, ties and
-//! errors.
+//! Tests that an LM head with a screen (an int8 copy that excludes most panels) has the same arg max as without: token,
+//! ties and errors.
 
 use tutti_kernels::cpu::{CpuDevice, Isa, ScreenCounts, Vector, Weights};
 use tutti_kernels::{

@@ -1,4 +1,4 @@
-//! Rotation, pages and attention.
+//! Tests rotation, the storing of keys and values in pages, and attention against the CPU device.
 
 use tutti_kernels::{
     Attention, AttentionShape, Device, HeadNorms, KvShape, PageId, PagedAttention, PlanesShape,
@@ -122,9 +122,9 @@ fn attention_of_ragged_batches_is_that_of_the_cpu() {
         Chunks::new(2, 2, 128),
         Chunks { rotated: 8, norms: false, ..Chunks::new(3, 3, 64) },
         Chunks { page_tokens: 32, ..Chunks::new(8, 2, 64) },
-        // The head size of released Qwen3.5 models, which is the largest one.
+        // The head size of released Qwen3.5 models, which is the largest supported size.
         Chunks { rotated: 64, lengths: vec![37, 5], ..Chunks::new(4, 1, 256) },
-        // Chunks on both sides of the end of a split.
+        // Chunks on both sides of the end of a split of 512 keys.
         Chunks { lengths: vec![530, 3], chunks: vec![509, 1], ..Chunks::new(2, 1, 16) },
         windows(1),
         windows(7),

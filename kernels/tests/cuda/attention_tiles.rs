@@ -1,4 +1,5 @@
-//! Attention on tensor cores: keys and values of 16 bits, heads of 32, 64 and 128 elements.
+//! Tests attention on tensor cores against the CPU device: keys and values of 16 bits, heads of 32, 64 and 128
+//! elements.
 
 use tutti_kernels::{
     Attention, AttentionShape, Device, KvShape, PageId, PagedAttention, PlanesShape, WeightType,
@@ -29,7 +30,7 @@ fn tiles_of_ragged_batches_are_those_of_the_cpu() {
         Chunks { lengths: vec![15, 16, 17, 63, 64, 65, 80], chunks: vec![80], ..Chunks::new(1, 1, 32) },
         Chunks { page_tokens: 48, rotated: 16, norms: false, ..Chunks::new(4, 2, 32) },
         Chunks { page_tokens: 64, ..Chunks::new(2, 1, 64) },
-        // Positions just before, at and behind the ends of splits.
+        // Positions just before, at and after the ends of splits of 256 keys.
         Chunks { lengths: vec![255, 256, 257, 513], chunks: vec![250, 3, 1, 300], ..Chunks::new(2, 1, 32) },
         Chunks { lengths: vec![258], chunks: vec![200, 56, 1], ..Chunks::new(4, 1, 64) },
         Chunks { lengths: vec![258], chunks: vec![200, 56, 1], ..Chunks::new(2, 1, 128) },
@@ -68,7 +69,7 @@ fn chunks_and_neighbours_change_no_bit_of_tiles() {
     ];
     for case in cases {
         let whole = case.results(&mut gpu);
-        // Single tokens, in narrow tiles, are only tested across the first end of a split.
+        // Chunks of single tokens, which have narrow tiles, cross only the first end of a split.
         for chunks in [vec![1, 16, 100], vec![33], vec![250, 1, 1, 1, 1, 1, 1, 1, 1]] {
             for (length, want) in case.lengths.iter().zip(&whole) {
                 let alone = Chunks { lengths: vec![*length], chunks: chunks.clone(), ..case.clone() };
@@ -79,16 +80,17 @@ fn chunks_and_neighbours_change_no_bit_of_tiles() {
     }
 }
 
-/// The splits of a single request are computed in parallel. Among many requests, they are computed one after another.
+/// The splits (ranges of keys) of a single request are computed in parallel. Among many requests, they are computed one
+/// after another.
 #[test]
 fn splits_in_parallel_and_in_turn_give_the_same_bits() {
     let Some(mut gpu) = cuda("splits") else { return };
-    // In both cases there are more blocks than fill a GPU: blocks of wide tiles in the first case, and of narrow tiles
-    // in the second.
+    // In both cases there are more thread blocks than fill a GPU: those of wide tiles in the first case, and of narrow
+    // tiles in the second.
     for (kv_heads, lengths, chunks) in [(16, vec![320; 4], vec![320]), (64, vec![260; 6], vec![255, 1])] {
         let mut many =
             Chunks { dtype: WeightType::F16, lengths, chunks, ..Chunks::new(kv_heads, kv_heads, 32) };
-        // With a window, the first key lies inside of a split.
+        // With a window, the first key lies inside a split of 256 keys.
         for window in [None, Some(40)] {
             many.shape.window = window;
             let alone = Chunks { lengths: many.lengths[..1].to_vec(), ..many.clone() };
@@ -110,7 +112,8 @@ fn padding_rows_of_tiles_are_zeros() {
         KvShape { layers: 1, kv_heads: 1, head_dim, page_tokens: 16, pages: 20, dtype: WeightType::Bf16 };
     let mut planes = gpu.planes(&PlanesShape { kv: Some(kv), ..PlanesShape::default() }).unwrap();
     gpu.write_pages(&mut planes, &[PageId(0)], &vec![0xff; kv.page_bytes()]).unwrap();
-    // A decode, a padding decode, a padding chunk, a chunk, and a padding row whose position is in the second split.
+    // A decode, a padding decode, a padding chunk, a chunk, and a padding row whose position is in the second split of
+    // 256 keys.
     let null = |tokens, start: usize| Share { tokens, start, pages: vec![PageId(0); 18], ..Share::default() };
     let live = |tokens| Share { tokens, pages: vec![PageId(1); 1], ..Share::default() };
     let (first, second) = (live(1), Share { pages: vec![PageId(2), PageId(3)], ..live(20) });

@@ -4,7 +4,8 @@ use tutti_kernels::cuda::{self, SOURCES};
 
 use crate::support::skipped;
 
-/// One architecture of each generation since Ampere. Hopper is listed in both forms, because their code differs.
+/// One architecture of each generation since Ampere. Hopper is listed as `compute_90` and `compute_90a`, because their
+/// code differs.
 const ARCHITECTURES: [&str; 7] =
     ["compute_80", "compute_86", "compute_89", "compute_90", "compute_90a", "compute_100a", "compute_120a"];
 

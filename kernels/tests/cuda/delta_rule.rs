@@ -1,5 +1,5 @@
-//! The gated delta rule over slots. Tests that the results equal the CPU's up to a tolerance, and that chunks and
-//! neighbours change no bit.
+//! Tests that the gated delta rule gives the CPU's results up to a tolerance, and that chunks and neighbours change no
+//! bit.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ const SMALL: [DeltaShape; 4] = [
     DeltaShape { key_heads: 2, value_heads: 2, key_dim: 33, value_dim: 64, taps: 1 },
     DeltaShape { key_heads: 1, value_heads: 2, key_dim: 8, value_dim: 8, taps: 16 },
 ];
-/// The heads of released models, and the largest ones.
+/// The heads of released models, and heads of the largest supported size.
 const LARGE: [DeltaShape; 2] = [
     DeltaShape { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 128, taps: 4 },
     DeltaShape { key_heads: 1, value_heads: 1, key_dim: 256, value_dim: 40, taps: 2 },

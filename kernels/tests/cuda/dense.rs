@@ -1,4 +1,4 @@
-//! Norms, products, embedding, rows and recurrences.
+//! Tests norms, matrix products, sigmoid gates, embedding, copies of rows and recurrences against the CPU device.
 
 use tutti_kernels::{
     DecayedSum, DeviceError, Embed, GateUp, HostMatrix, Linear, Norm, PlanesShape, Quantize, SlotCopy,
@@ -31,7 +31,7 @@ fn norms_are_those_of_the_cpu() {
     }
 }
 
-/// A product and its variants.
+/// A matrix product and its variants.
 #[derive(Clone, Copy, Debug)]
 struct Products {
     dtype: WeightType,

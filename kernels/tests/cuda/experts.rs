@@ -1,4 +1,4 @@
-//! Mixtures of experts: routing and the products of each expert's rows.
+//! Tests mixtures of experts against the CPU device: routing, and the matrix products of each expert's rows.
 
 mod counts;
 
@@ -186,7 +186,7 @@ fn mixtures_on_plain_cores_are_those_of_the_cpu() {
         Mixture { held: (5, 8), valid_rows: 17, ..Mixture::new(30, [20, 12], 8, 3) },
         Mixture { held: (8, 8), ..Mixture::new(4, [20, 12], 8, 3) },
         Mixture { valid_rows: 0, ..Mixture::new(4, [20, 12], 8, 3) },
-        // More experts than a warp has threads, and more pairs than a block has threads.
+        // More experts than a warp has threads, and more pairs of row and expert than a thread block has threads.
         Mixture { held: (30, 70), ..Mixture::new(70, [8, 4], 75, 9) },
     ];
     for (dtype, tolerance) in TYPES {

@@ -1,4 +1,4 @@
-//! Two steps in flight: a row continues with the token that the GPU sampled last for its slot.
+//! Tests two steps in flight: a row continues with the token that the GPU sampled last for its slot.
 
 use tutti_kernels::{
     Argmax, Dense, Device, DeviceError, Embed, HostMatrix, KvShape, PageId, PlanesShape, Quantize, SampleRow,
@@ -53,7 +53,7 @@ fn a_row_that_continues_begins_with_the_token_that_its_slot_sampled_last() {
     assert!(gpu.collect(&mut first, None, &mut results).unwrap());
     let tokens: Vec<usize> =
         results.sampled.iter().map(|sampled| sampled.as_ref().unwrap().token as usize).collect();
-    // The product of a row of the table with itself is larger than with any other row.
+    // The dot product of a row of the table with itself is larger than with any other row.
     let norm = |token: usize| table[token * WIDTH..][..WIDTH].iter().map(|x| x * x).sum::<f32>();
     let dot = |a: usize, b: usize| {
         table[a * WIDTH..][..WIDTH].iter().zip(&table[b * WIDTH..]).map(|(x, y)| x * y).sum::<f32>()

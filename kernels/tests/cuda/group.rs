@@ -1,4 +1,4 @@
-//! Groups of GPUs with a process per rank, as in a cluster. Their collectives, and their sampling from the ranks' best
+//! Tests groups of GPUs with a process per rank, as in a cluster. Collectives, and sampling from the ranks' best
 //! tokens, are compared with groups of CPUs.
 
 mod collectives;

@@ -1,4 +1,4 @@
-//! Sampling and scores. Tests that tokens and logprobs are those of the CPU device.
+//! Tests that sampled tokens, scores and logprobs are those of the CPU device.
 
 use tutti_kernels::cpu::Isa;
 use tutti_kernels::{

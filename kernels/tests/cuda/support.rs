@@ -20,7 +20,7 @@ use tutti_kernels::{
 pub use numbers::{Random, assert_near, bits, bytes, matrix};
 pub use steps::{Share, begin};
 
-/// A device with the families that both devices have.
+/// A device with all families of operations that the CPU device and the CUDA device have in common.
 pub trait Families:
     Dense + Experts + PagedAttention + DeltaRule + Recurrence + Collectives + Sampler
 {

@@ -1,4 +1,4 @@
-//! Numbers and their comparison.
+//! Random numbers, conversions and comparisons for tests.
 
 use tutti_kernels::{Device, HostMatrix, Quantize, WeightType};
 

@@ -1,4 +1,4 @@
-//! Steps for tests.
+//! Rows and steps for tests.
 
 use tutti_kernels::{Device, DeviceError, PageId, RowInputs, SlotCopy, SlotId, StepInputs};
 

@@ -35,7 +35,8 @@ pub(super) struct Receiving {
 }
 
 impl Receiving {
-    /// Bounds with one room for all messages, and a time limit of `patience` per message.
+    /// Bounds on the messages of one listener: all messages share the bytes of `room`, and each must arrive within
+    /// `patience`.
     pub fn new(room: Room, patience: Duration) -> Self {
         Self { room, patience }
     }

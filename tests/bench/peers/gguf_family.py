@@ -17,7 +17,7 @@ from conversion.base import TextModel
 # and splits words as Qwen2's does.
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
 
-# For some families, the converter expects layers that predict further tokens. This checkpoint has no such layers.
+# For some families, the converter expects layers for multi-token prediction (MTP). This checkpoint has no such layers.
 TextModel.no_mtp = True
 
 sys.argv = ["convert_hf_to_gguf.py", "--outtype", weights, "--outfile", file, checkpoint]

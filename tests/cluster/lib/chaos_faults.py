@@ -12,7 +12,7 @@ import time
 RECOVERY_S = 90
 # The kinds of faults, and the number of each per round.
 KINDS = {"kill": 6, "stop": 2, "pause": 3, "kill two": 2, "pause conductor": 1, "full disk": 2}
-# Faults after which no worker starts again.
+# Faults that cause no restart of a worker.
 UNHARMFUL = {"pause", "pause conductor", "renew certificates", "strangers"}
 DISK_BYTES = 1 << 20
 

@@ -94,8 +94,8 @@ def mixed(steps):
 
 
 def whole(run):
-    """Whole prompts, one request after another. The bits of other conditions are compared with these answers. Here,
-    they are compared with a second run of the same requests."""
+    """Whole prompts, one request after another. The bits of all other conditions are compared with these answers. This
+    condition compares the answers with a second run of the same requests."""
     requests = run.all() | run.model.prefixes()
     cluster = run.cluster("--workers", 1, *WHOLE)
     with cluster as server:

@@ -1,4 +1,5 @@
-"""The topologies of deploy/topology, and the hand-overs of a cluster with several roles."""
+"""Paths of the topologies in deploy/topology, and helpers that count the requests that a prefill worker hands over to a
+decode worker."""
 
 from golden import LENGTHS, answers
 from harness import REPO, wait_for

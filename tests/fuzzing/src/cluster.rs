@@ -123,7 +123,7 @@ fn completion(kind: u8, epoch: u8, generated: u8) -> pb::Completion {
     pb::Completion { epoch: epoch.into(), outcome: Some(outcome), ..Default::default() }
 }
 
-/// Checks a declaration: if it is accepted, it survives encoding and decoding, and the sums of its sizes do not
+/// Checks a model's declaration: if it is accepted, it survives encoding and decoding, and the sums of its sizes do not
 /// overflow.
 fn declaration(data: &[u8]) {
     let Ok(message) = pb::ModelDeclaration::decode(data) else { return };

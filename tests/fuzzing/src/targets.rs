@@ -74,7 +74,8 @@ fn template(data: &[u8]) {
     tutti_router::fuzzing::chat_template(source, variables, &messages, flags);
 }
 
-/// Input: a byte of options, stop strings, the sizes of events, and one byte per token.
+/// Input: a byte of options, the stop strings, the number of tokens in each event of the stream, and one byte per
+/// token.
 fn stop(data: &[u8]) {
     let mut input = Input(data);
     let flags = input.byte();

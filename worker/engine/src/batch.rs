@@ -219,8 +219,8 @@ impl Batch {
         (sample, score)
     }
 
-    /// Returns the rows of a forward over the chunks. Each block table is the scheduler's, cut to the pages that the
-    /// chunk reads or writes.
+    /// Returns the rows of a forward over the chunks. Each row has the scheduler's block table, cut to the pages that
+    /// the chunk reads or writes.
     fn row_inputs<'a>(&self, chunks: &[ForwardChunk<'a>]) -> Vec<RowInputs<'a>> {
         let mut first_token = 0;
         let inputs = |chunk: &ForwardChunk<'a>| {

@@ -302,7 +302,7 @@ impl EngineCore {
         }
     }
 
-    /// Commits a collected step, and appends sampled tokens to their sequences.
+    /// Commits a collected step, and appends each sampled token to the sequence of its request.
     pub fn commit(
         &mut self,
         collected: CollectedStep,

@@ -9,9 +9,9 @@
 //! - The planes take no more than the maximum number of running requests can use, each with the longest context, and no
 //!   more than seven eighths of the memory that is free now.
 //!
-//! On a device with memory of its own, planes take at most fifteen sixteenths of the memory that is free there once
-//! weights are loaded and the largest step has run ([`profile`](crate::profile())). The worker's share of the host's
-//! memory does not count.
+//! On a device with memory of its own, planes take at most fifteen sixteenths of its free memory. This memory is
+//! measured after the weights are loaded and the largest step has run ([`profile`](crate::profile())). The worker's
+//! share of the host's memory does not count.
 //!
 //! The conductor measures free memory once, before it starts any worker. A worker's own measurement would not count the
 //! memory that other workers still need while they load.
@@ -27,8 +27,8 @@ pub const DEFAULT_KV_BYTES: u64 = 2 << 30;
 /// A worker takes at most this many eighths of its memory for weights, steps and planes together.
 const USED_EIGHTHS: u64 = 7;
 
-/// On a device with memory of its own, the free memory divided by this number is not used for planes, because the
-/// driver allocates memory too, and because free memory may be fragmented.
+/// On a device with memory of its own, the free memory divided by this number is not used for planes. The driver
+/// allocates memory, too, and free memory may be fragmented.
 const DEVICE_MARGIN_DIVISOR: u64 = 16;
 
 /// The free memory divided by this number, up to [`DEFAULT_KV_BYTES`], is for planes even if the worker's share leaves
@@ -52,7 +52,7 @@ const PAGE_TOKENS: u32 = 16;
 pub struct KvSize {
     /// Pages per plane, the null page included.
     pub pages: usize,
-    /// Slots per plane: the null slot, one per running request, and those for snapshots.
+    /// Slots per plane: the null slot, one per running request, and the slots for snapshots.
     pub slots: usize,
     /// Maximum number of running requests.
     pub running: usize,
@@ -211,7 +211,7 @@ impl Sizes {
             slot => (rest / SNAPSHOT_DIVISOR / slot).min(most_pages),
         };
         let for_pages = rest - snapshots * slot;
-        // Page ids are 32 bits wide. If pages take no bytes, there are as many as requests can use.
+        // Page ids are 32 bits wide. If pages take no bytes, there are as many pages as requests can use.
         let pages = for_pages.checked_div(page).unwrap_or(most_pages).clamp(2, u64::from(u32::MAX));
         let slots = running.saturating_add(snapshots.min(pages) as usize);
         Ok(KvSize { pages: pages as usize, slots, running: running - 1, page_tokens, page_bytes, slot_bytes })

@@ -3,7 +3,7 @@
 //!
 //! The engine pads when it fills a forward's inputs; the scheduler does not know of padding. A plan has the same rows
 //! with and without shapes, so shapes change no result and no order of requests. A scheduler that cut chunks down to a
-//! shape would waste fewer rows, but would need another step for the rest of a prompt, and each step reads all weights
+//! shape would waste fewer rows, but would need another step for the rest of a prompt. Each step reads all weights,
 //! whatever its number of rows. An operator who wants no padding sets `max_step_tokens` to a shape, because steps are
 //! full while prompts wait. The engine checks at its start that the greatest shape is at least `max_step_tokens`, so
 //! every forward has a shape.

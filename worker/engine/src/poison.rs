@@ -40,8 +40,8 @@ impl Poison {
         })
     }
 
-    /// Poisons the memory that the step is the first to write to: each page of a row that holds no position before the
-    /// row's first, and each destination of a slot copy that no other copy reads.
+    /// Poisons the memory that the step is the first to write: each page that begins at or after its row's first
+    /// position, and each slot that a copy writes and no copy reads.
     pub fn apply(&self, model: &mut dyn Model, step: &StepPlan) -> Result<(), DeviceError> {
         let rows = step.rows.iter();
         let pages: Vec<PageId> = rows
@@ -60,7 +60,7 @@ impl Poison {
     }
 }
 
-/// Returns the row's pages that hold no position before the row's first.
+/// Returns the pages that the row writes and that begin at or after the row's first position.
 fn unwritten<'a>(positions: &Range<usize>, pages: &'a [PageId], page_tokens: usize) -> &'a [PageId] {
     let end = positions.end.div_ceil(page_tokens).min(pages.len());
     pages.get(positions.start.div_ceil(page_tokens)..end).unwrap_or_default()

@@ -1,8 +1,8 @@
 //! Runs the largest step that requests can ask for, before the pool of pages is sized.
 //!
 //! A device with memory of its own allocates scratch and staging memory as steps need it. Once the largest step has run
-//! there, all memory that is still free can be used for pages, and later steps allocate no scratch memory. If pages
-//! took too much, a step could fail for want of memory, which would end the worker.
+//! on such a device, all memory that is still free can be used for pages, and later steps allocate no scratch memory.
+//! If pages took too much, a step could fail for want of memory, which would end the worker.
 
 use tutti_kernels::{
     DeviceError, PageId, RowInputs, SampleRow, SamplingParams, ScoreRow, SlotId, StepInputs, StepShape,
@@ -49,7 +49,7 @@ fn run(model: &mut dyn Model, settings: &EngineSettings, rank: GroupRank) -> Res
 }
 
 /// The largest step: the maximum number of rows and tokens, with block tables of the longest context. Every row is
-/// sampled with penalties over a whole context and with the maximum number of logprobs, and every other token is
+/// sampled with penalties over a whole context and with the maximum number of logprobs, and all other tokens are
 /// scored. The pages of all rows are the null page. Every row begins at position 0, because longer contexts would only
 /// take time: the scratch memory of attention has a fixed size.
 struct Largest {

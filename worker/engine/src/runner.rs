@@ -157,7 +157,7 @@ impl Runner {
             let sequence = sequence.ok_or_else(|| DeviceError::Lost(format!("{} has no tokens", row.key)))?;
             let mut next = row.positions.start;
             if sequences.has_failed(row) {
-                // The failed row ends the request, so this later row is void.
+                // An earlier row failed and ends the request, so this later row is void.
                 *result = Err(DeviceError::Misuse("an earlier row of the request failed".into()));
                 next = row.positions.end;
             } else if !sequence.encodings.is_empty() {
@@ -182,7 +182,7 @@ impl Runner {
         if let Some(poison) = &self.poison {
             poison.apply(&mut *self.model, &job.step)?;
         }
-        // The copies go with the step's first forward.
+        // The slot copies are part of the step's first forward.
         let mut copies = job.step.copies.clone();
         loop {
             let chunks = self.batch.chunks(&mut rows);

@@ -62,8 +62,8 @@ pub(crate) fn parse(
     }
     let prompt: Arc<[u32]> = request.prompt.into();
     let tokens = Tokens::new(Arc::clone(&prompt), message.generated.clone());
-    // Prompt logprobs are sent once. If a replayed request has output, it sent all of them before its first token, so
-    // it sends none again. In a divided request, the prefilling worker sends them.
+    // Prompt logprobs are sent once. A replayed request with output sent its prompt logprobs before its first token. In
+    // a divided request, the prefilling worker sends the prompt logprobs.
     let prompt_logprobs =
         request.prompt_logprobs.filter(|_| message.generated.is_empty() && role != GraphRole::Decode);
     let launch = GraphLaunch {

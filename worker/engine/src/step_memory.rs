@@ -16,8 +16,8 @@ const BLOCK_OVERHEAD: usize = 32;
 /// Bytes of step inputs per prompt token, in the engine and on the device: id, position, logit row, requested results,
 /// and a share of block tables and attention tiles.
 const INPUT_BYTES_PER_TOKEN: usize = 128;
-/// Number of copies of a step's scores in memory before the reports reach the outbox: one of the step that runs, one of
-/// a step that waits, and two of the step that is being reported, as scores and as messages.
+/// Number of copies of a step's scores in memory before the reports reach the outbox. The step that runs and a step
+/// that waits have one copy each. The step that is being reported has two: as scores and as messages.
 const STEPS_AT_ONCE: usize = 4;
 /// Maximum ratio of capacity to content of a buffer that grows by doubling.
 const GROWTH: usize = 2;

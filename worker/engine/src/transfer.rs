@@ -69,7 +69,7 @@ pub(crate) struct Transfers {
     /// has accepted it.
     unacknowledged: BTreeMap<GraphKey, Ending>,
     embeddings: EmbeddingTransfers,
-    /// Failures of transfers that came before their requests, the oldest first.
+    /// Failures of transfers that failed before their requests arrived here, the oldest first.
     failed_early: VecDeque<(GraphKey, TransferError)>,
     /// Limit on the bytes that the next batch copies in each direction.
     batch_bytes: usize,
@@ -107,8 +107,8 @@ impl Transfers {
         !self.outgoing.is_empty() || !self.incoming.is_empty()
     }
 
-    /// Keeps the failure of a transfer whose request has not arrived here. The sender may push before the request
-    /// arrives, so the transfer may fail before that, too.
+    /// Keeps the failure of a transfer whose request has not arrived here. The sender may send before the request
+    /// arrives here, so the transfer may also fail before the request arrives.
     fn remember_failure(&mut self, key: GraphKey, why: TransferError) {
         if self.failed_early.len() == REMEMBERED_FAILURES {
             self.failed_early.pop_front();
@@ -116,7 +116,7 @@ impl Transfers {
         self.failed_early.push_back((key, why));
     }
 
-    /// Takes the failure of a transfer that came before its request.
+    /// Takes the failure of a transfer that failed before its request arrived here.
     pub fn take_early_failure(&mut self, key: GraphKey) -> Option<TransferError> {
         let at = self.failed_early.iter().position(|(failed, _)| *failed == key)?;
         self.failed_early.remove(at).map(|(_, why)| why)
@@ -216,8 +216,8 @@ impl Transfers {
                         events.completions.push(report::completion(ending, rank));
                     }
                     None if self.is_under_way(key) => scheduler.fail_transfer(key, why),
-                    // Either the failure came before its request, or a rank reported it late, after the request has
-                    // continued here.
+                    // Either the transfer failed before its request arrived, or a rank reported it late, after the
+                    // request has continued here.
                     None => self.remember_failure(key, why),
                 },
             }

@@ -41,7 +41,7 @@ use self::forward::{
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Tokens per step of a prefill, and tokens before the one that a decode computes.
+/// Tokens per prefill step, and number of context tokens before the token that a decode step computes.
 const CONTEXT: usize = 512;
 /// Number of requests of the largest batch.
 const BATCH: usize = 16;

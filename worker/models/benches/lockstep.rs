@@ -1,5 +1,5 @@
-//! Measures the cost of a step's plan in a TP group: the bytes of the messages to the followers, and the time of the
-//! leader's host for them.
+//! Measures the cost of a step's plan in a TP group: the bytes of the messages to the followers, and the host time that
+//! the leader spends on these messages.
 //!
 //! `cargo bench -p tutti-models --bench lockstep`. The requests share the pages of a prefix, decode one token per step,
 //! and gain a page every 16 steps. The model and the transport do nothing, so that only the plans cost time.
@@ -29,8 +29,8 @@ const PAGE_TOKENS: usize = 16;
 const STEPS: usize = 200;
 /// The sizes to measure: the number of requests, and the tokens of the prefix that the requests share.
 const SIZES: [(usize, usize); 3] = [(16, 8192), (256, 8192), (1000, 8192)];
-/// Goal for a step of 1,000 rows that share a prefix of 8,192 tokens: the maximum bytes of its messages, and the
-/// maximum time of the leader's host.
+/// Goal for a step of 1,000 rows that share a prefix of 8,192 tokens: maximum bytes of the step's messages, and maximum
+/// host time of the leader.
 const GOAL: (usize, Duration) = (50_000, Duration::from_micros(300));
 
 fn main() {

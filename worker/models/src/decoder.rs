@@ -1,9 +1,9 @@
 //! A paged decoder: the parts of a text model that are equal in all families.
 //!
-//! [`Decoder`] is a [`Model`] around a family's [`Layers`]. It embeds the tokens (each rank of a TP group holds a share
-//! of the vocabulary), replaces the embeddings of media tokens, holds the planes, runs the step hook, computes logits
-//! and samples them ([`logits`]), and refuses steps that cannot run. A family supplies a [`TextShape`], its weights,
-//! and the loop over its layers.
+//! [`Decoder`] is a [`Model`] around a family's [`Layers`]. It embeds the tokens, replaces the embeddings of media
+//! tokens, holds the planes and runs the step hook. It also computes and samples the logits ([`logits`]), and refuses
+//! steps that cannot run. In a TP group, each rank holds a share of the vocabulary. A family supplies a [`TextShape`],
+//! its weights, and the loop over its layers.
 
 mod ends;
 mod logits;

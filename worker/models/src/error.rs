@@ -12,7 +12,7 @@ pub enum LoadError {
     /// A required file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
@@ -20,7 +20,7 @@ pub enum LoadError {
     /// A JSON file is malformed, or a key in it is missing or unsupported.
     #[error("{}: {problem}", path.display())]
     Config {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Description: the key, its value and the supported values, or the syntax error.
         problem: String,
@@ -28,7 +28,7 @@ pub enum LoadError {
     /// The checkpoint is of a family that is not implemented.
     #[error("{}: unsupported architecture: architectures {architectures:?}, model_type {model_type:?}; supported: {supported}", path.display())]
     Architecture {
-        /// The config file.
+        /// Path of the config file.
         path: PathBuf,
         /// Value of the config's `architectures`.
         architectures: Vec<String>,
@@ -40,7 +40,7 @@ pub enum LoadError {
     /// The device lacks operations that the architecture's layers need.
     #[error("{}: {architecture} needs {operations}, which the device lacks: {device}", path.display())]
     Operations {
-        /// The config file.
+        /// Path of the config file.
         path: PathBuf,
         /// Name of the architecture.
         architecture: &'static str,

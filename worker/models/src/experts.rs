@@ -109,8 +109,8 @@ pub(crate) enum ExpertLayout {
 }
 
 impl ExpertLayout {
-    /// Returns the layout of the experts in the checkpoint in `dir`. `module` is the name of an MLP with experts there.
-    /// Dummy weights have three tensors per expert.
+    /// Returns the layout of the experts in the checkpoint in `dir`. `module` is the name of an MLP with experts in
+    /// this checkpoint. Dummy weights have three tensors per expert.
     pub fn of(dir: &Path, options: &LoadOptions, module: &str) -> Result<Self, LoadError> {
         let stacked = options.load_format == LoadFormat::Auto
             && SafetensorsDir::open(dir)?.has(&format!("{module}.experts.gate_up_proj"));

@@ -12,7 +12,7 @@ use crate::{
     llama, qwen3_5,
 };
 
-/// One family.
+/// A model family that this build loads.
 #[derive(Debug)]
 pub(crate) struct Family {
     /// Name in a config's `architectures`.
@@ -39,7 +39,7 @@ pub(crate) enum Variant {
     HybridTest,
 }
 
-/// All families.
+/// All families of this build.
 pub(crate) const FAMILIES: &[Family] = &[
     Family {
         architecture: "LlamaForCausalLM",

@@ -184,17 +184,17 @@ pub trait Model: Send {
 
     /// Runs the encoder of `walk` over the data of media items, and appends the embeddings of the items' tokens to
     /// `out`, item by item: `[tokens, width]`. `items` holds one item. If the declaration says [encoded
-    /// together](tutti_proto::declaration::MediaInput::encoded_together), it holds all items of a request. Waits for
-    /// the device. In a TP group only the leader encodes.
+    /// together](tutti_proto::declaration::MediaInput::encoded_together), `items` holds all items of a request. Waits
+    /// for the device. In a TP group only the leader encodes.
     fn encode(&mut self, walk: WalkId, items: &[&[u8]], out: &mut Vec<f32>) -> Result<(), DeviceError> {
         let _ = (items, out);
         Err(DeviceError::Misuse(format!("walk {walk} passes no encoder of this worker")))
     }
 
-    /// Enqueues the logits that `wanted` needs, with their sampling and scores. They come from the hidden states of the
-    /// last enqueued step. The caller makes exactly one call per step, even if `wanted` is empty. The LM head runs over
-    /// one tile of logit rows at a time, so that scratch memory does not grow with the prompt. The model may skip rows
-    /// without a request.
+    /// Enqueues the logits that `wanted` needs, with their sampling and scores. The logits are computed from the hidden
+    /// states of the last enqueued step. The caller makes exactly one call per step, even if `wanted` is empty. The LM
+    /// head runs over one tile of logit rows at a time, so that scratch memory does not grow with the prompt. The model
+    /// may skip rows without a request.
     ///
     /// An error ends the worker: the planes have advanced, and the step cannot run again.
     fn enqueue_logits(&mut self, wanted: &LogitRequests<'_>) -> Result<(), DeviceError>;

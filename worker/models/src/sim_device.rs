@@ -313,8 +313,9 @@ impl Sim {
         self.planes.as_mut().ok_or_else(no_planes)
     }
 
-    /// Counts a step and returns its number. Refuses every `fail_every`-th step. Also refuses a step if `fails_on` is
-    /// the token on which the settings make steps fail; `None` means that the step does not hold that token.
+    /// Counts a step and returns its number. Refuses every `fail_every`-th step, and every step with a `fails_on`
+    /// token. `fails_on` is the setting `fail_on_token` if the step holds that token, else `None`. The warm-up, step 0,
+    /// never fails.
     fn begin(&mut self, fails_on: Option<u32>) -> Result<u64, DeviceError> {
         let step = self.steps;
         self.steps += 1;

@@ -143,7 +143,7 @@ impl TensorSpec {
     }
 
     /// Returns a replicated tensor of any shape as one matrix. The first dimension gives the rows (outputs), and the
-    /// product of the others gives the columns. Used for the weights of convolutions and patch embeddings.
+    /// product of the other dimensions gives the columns. Used for the weights of convolutions and patch embeddings.
     pub fn flattened(name: impl Into<String>, role: Role, shape: &[usize]) -> Self {
         let rows = shape.first().copied().unwrap_or(1);
         let columns = shape.iter().skip(1).fold(1, |product: usize, &n| product.saturating_mul(n));

@@ -25,7 +25,7 @@ use tutti_models::{
 };
 
 const VOCABULARY: usize = 960;
-/// Number of logit rows of a step. They are more than two blocks of rows (see `decoder/logits.rs`).
+/// Number of logit rows of a step: more than two blocks of rows (see `decoder/logits.rs`).
 const ROWS: usize = 70;
 
 /// Returns a checkpoint whose LM head has each row about 16 times, so that tokens of different ranks have equal logits.

@@ -25,8 +25,8 @@ fn recurrence() -> TempDir {
     }))
 }
 
-/// Returns a Qwen3.5 whose last layer is a delta net. It has two key heads, so in a group of four, two ranks hold each
-/// key head.
+/// Returns a Qwen3.5 whose last layer is a delta net. It has two key heads, so in a group of four ranks, each key head
+/// is on two ranks.
 fn delta_net() -> TempDir {
     checkpoint(&qwen3_5("Qwen3_5ForCausalLM"))
 }

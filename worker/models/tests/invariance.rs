@@ -68,8 +68,8 @@ fn windows_on_all_layers() {
     }));
 }
 
-/// Routed experts and a shared expert. The shared expert's gate and the router are in f32, also if the other weights
-/// are not.
+/// Routed experts and a shared expert. The shared expert's gate and the router are in f32, even if the other weights
+/// have another type.
 #[test]
 fn shared_experts_in_f32_bf16_and_int8() {
     for (dtype, quantize) in

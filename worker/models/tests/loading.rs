@@ -80,8 +80,8 @@ fn tied_weights_need_no_lm_head_and_others_do() {
     assert_eq!(model.weight_bytes(), 4 * elements as u64);
 }
 
-/// Embedding models are published as base models, whose names lack the prefix `model.`. The config ties embedding and
-/// LM head.
+/// Embedding models are published as base models, whose tensor names lack the prefix `model.`. The config ties
+/// embedding and LM head.
 #[test]
 fn a_base_model_gives_what_the_model_with_a_head_gives() {
     let whole = checkpoint();
@@ -153,7 +153,7 @@ fn hybrid_checkpoint(vision: bool, change: impl FnOnce(&mut BTreeMap<String, Ten
         add(format!("layers.1.self_attn.{name}.weight"), shape);
     }
     if vision {
-        // Tensors that the text model does not use.
+        // The text model does not use these tensors.
         add("mtp.layers.0.mlp.up_proj.weight".into(), &[3, 5]);
     }
     change(&mut tensors);
@@ -341,8 +341,8 @@ fn dummy_weights_need_the_config_alone() {
         let elements = 97 * 48 + 48 + 2 * (2 * 48 + 2 * 16 + 2 * 64 * 48 + 2 * 32 * 48 + 3 * 80 * 48);
         let bytes = if dtype == "float32" { 4 } else { 2 };
         let unscreened = try_load_on(unscreened_device(), dir.path(), Dummy).unwrap();
-        // The embedding is also the LM head. On paths whose products round to bf16, the LM head has corrections: 16
-        // bytes of marks per token of the vocabulary, and two bytes per rounded weight.
+        // The embedding is also the LM head. On paths whose matrix products round to bf16, the LM head has corrections:
+        // 16 bytes of marks per token of the vocabulary, and two bytes per rounded weight.
         let corrections = unscreened.weight_bytes() - bytes * elements;
         let few = 97 * 16..97 * 16 + 97 * 48 / 2;
         assert!(corrections == 0 || dtype == "bfloat16" && few.contains(&corrections), "{corrections}");

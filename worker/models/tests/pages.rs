@@ -12,7 +12,7 @@ use tutti_models::{LoadFormat::Dummy, Model, PlaneStorage};
 const PROMPT: usize = 40;
 const OUTPUT: usize = 8;
 
-/// Returns a checkpoint with two key heads. In a group of four, two ranks hold each key head.
+/// Returns a checkpoint with two key heads. In a group of four ranks, each key head is on two ranks.
 fn checkpoint(dtype: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     write_config(dir.path(), &config(&json!({"vocab_size": 96, "torch_dtype": dtype})));

@@ -89,7 +89,7 @@ fn int8_weights() {
     compare("int8", &changes, Quantize::Int8, &[(Isa::Portable, 5e-3), (Isa::Avx512Bf16, 0.06)]);
 }
 
-/// Products in int8 have the same bits on all paths. With pages of f32, attention computes in f32.
+/// Matrix products in int8 have the same bits on all paths. With pages of f32, attention computes in f32.
 #[test]
 fn int8_weights_with_pages_of_f32() {
     let changes = json!({"hidden_size": 200, "intermediate_size": 300});

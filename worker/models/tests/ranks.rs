@@ -142,8 +142,8 @@ fn qwen3_5_moe_text() {
     agrees_with_experts("qwen3_5_moe_text");
 }
 
-/// Returns a checkpoint that four ranks can divide. It has two key heads, so in a group of four, two ranks hold each
-/// key head.
+/// Returns a checkpoint that four ranks can divide. It has two key heads, so in a group of four ranks, each key head is
+/// on two ranks.
 fn divisible(changes: Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut keys = json!({ "vocab_size": 96 });
@@ -356,8 +356,8 @@ fn experts_that_the_ranks_cannot_divide_are_refused_by_the_key() {
         let error = load(changes, keys, 2, expert_parallel).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("config.json"), "{error}");
     }
-    // Only the size that the ranks divide must be divisible. In both divisions, a rank holds half of the experts'
-    // bytes.
+    // The number of ranks must divide only the size that is split among the ranks: the width or the number of experts.
+    // In both divisions, a rank holds half of the experts' bytes.
     load(experts(), json!({"moe_intermediate_size": 25}), 2, true).unwrap();
     load(experts(), json!({"num_experts": 9}), 2, false).unwrap();
     let [width, whole] = [false, true].map(|whole| load(experts(), json!({}), 2, whole).unwrap());
@@ -371,6 +371,7 @@ fn quantised_experts_are_the_same_model_on_ranks_that_hold_them_whole() {
     let act = |model: &mut dyn Model| generate(model, &[&prompt], usize::MAX, 8);
     let one = of_ranks_as(1, dir.path(), Dummy, Quantize::Int8, act);
     let two = of_ranks_with_whole_experts(2, dir.path(), Dummy, Quantize::Int8, act);
-    // Each rank quantises its own shard of the dense projections, in narrower groups.
+    // Each rank quantises its own shard of the dense projections. The quantisation groups of a shard hold fewer
+    // weights.
     assert!(greatest_difference(&two, &one) < 0.1, "{}", greatest_difference(&two, &one));
 }

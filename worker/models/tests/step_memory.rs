@@ -129,7 +129,7 @@ fn stays_within_step_bytes(config: &serde_json::Value) {
     assert_eq!((out.sampled.len(), out.scores.len()), (1, TOKENS - 1));
     let kv = model.page_bytes() * (1 + TOKENS / PAGE_TOKENS);
     let answers = TOKENS * (2 * size_of_val(&out.scores[0]) + TOP as usize * size_of::<(u32, f32)>());
-    // The step is also the first use of some memory of stacks, code and the allocator.
+    // The step is also the first to touch some pages of stacks, code and the allocator.
     let slack = 256 << 10;
     let bound = declared + (kv + answers + slack) as u64;
     assert!(

@@ -5,7 +5,7 @@
 //! the form of virtual token counters: Sheng et al., Fairness in Serving Large Language Models, 2024). When a share
 //! begins to wait, its count is raised to the level of the last admission. So a share gains no credit while it is idle.
 //! Tokens that a share was given while no other share waited do not count against it later. Within a share, requests
-//! keep the order of tickets.
+//! keep the order of their arrival and priority.
 
 use std::collections::BTreeMap;
 

@@ -84,7 +84,7 @@ pub struct HandOver {
     pub computed: usize,
     /// Number of pages or embedding rows that the `computed` tokens take.
     pub pages: usize,
-    /// Number of slots: 1 with pages of a model that has slot planes, else 0.
+    /// Number of slots. It is 1 if pages are handed over and the model has planes in slots, and 0 otherwise.
     pub slots: usize,
 }
 

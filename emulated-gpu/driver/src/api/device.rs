@@ -1,4 +1,4 @@
-//! Initialisation and devices.
+//! C functions for initialisation and devices (`cuInit`, `cuDevice…`).
 
 use std::ffi::{c_char, c_void};
 
@@ -72,7 +72,7 @@ calls! {
         unsafe { id.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len()) };
         Ok(())
     }
-    /// NVRTC calls this function of any driver that it finds. It works without the table.
+    /// NVRTC calls this function of any driver that it finds. NVRTC also works without the table.
     fn cuGetExportTable(table: Out<*const c_void>, _id: *const c_void) {
         table.set(std::ptr::null())?;
         Err(Error::NOT_FOUND)

@@ -1,4 +1,4 @@
-//! Names of errors.
+//! C functions that return the names and descriptions of errors.
 
 use std::ffi::c_char;
 

@@ -1,4 +1,4 @@
-//! Events.
+//! C functions for events (`cuEvent…`).
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -45,7 +45,7 @@ impl HostRange {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`.
+        // SAFETY: the program passed a range of `bytes` bytes, and does not touch the range before the copy has run.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 }

@@ -1,4 +1,4 @@
-//! Modules, functions and launches.
+//! C functions for modules, functions and launches (`cuModule…`, `cuFunc…`, `cuLaunchKernel`).
 
 use std::ffi::{CStr, c_char, c_void};
 

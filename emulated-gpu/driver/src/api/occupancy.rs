@@ -1,4 +1,4 @@
-//! Occupancy.
+//! C functions for the occupancy of multiprocessors (`cuOccupancy…`).
 
 use std::ffi::c_void;
 
@@ -40,7 +40,7 @@ calls! {
             let shared = shared_of.map_or(shared, |shared_of| unsafe { shared_of(threads as i32) });
             occupancy::blocks(kernel, threads, u32::try_from(shared).unwrap_or(u32::MAX)) * threads
         };
-        // Of the block sizes that keep the most threads resident, takes the largest.
+        // Takes the largest of the block sizes that keep the most threads resident.
         let best = (1..=most / 32).map(|warps| 32 * warps).max_by_key(|&threads| (resident(threads), threads));
         let best = best.unwrap_or(most);
         grid.set((resident(best) / best * MULTIPROCESSORS) as i32)?;

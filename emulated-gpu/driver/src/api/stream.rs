@@ -1,4 +1,4 @@
-//! Streams.
+//! C functions for streams (`cuStream…`) and for host functions in a stream (`cuLaunchHostFunc`).
 
 use std::ffi::c_void;
 

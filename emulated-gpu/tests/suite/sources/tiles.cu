@@ -1,4 +1,4 @@
-// Products of matrices on tensor cores: cp.async in two stages, ldmatrix, mma.sync.
+// Matrix products on tensor cores: cp.async in two stages, ldmatrix, mma.sync.
 typedef unsigned int u32;
 typedef unsigned short u16;
 

@@ -19,7 +19,7 @@ impl<'a> Partial<'a> {
         queries * (head_dim + 2) + LANES
     }
 
-    /// Makes a partial result of a slice of [`floats`](Self::floats) floats.
+    /// Divides a slice of [`floats`](Self::floats) floats into the arrays of a partial result.
     pub(super) fn new(floats: &'a mut [f32], queries: usize, head_dim: usize) -> Self {
         let (sums, rest) = floats.split_at_mut(queries * head_dim);
         let (largest, total) = rest.split_at_mut(queries + LANES);
@@ -33,9 +33,9 @@ impl<'a> Partial<'a> {
         self.total.fill(0.0);
     }
 
-    /// Merges the result of later keys into this one. If a query has seen no key on one side, its result is the other
-    /// side's, bit by bit. Without this rule, -infinity would be subtracted from itself where both sides are empty, and
-    /// a query's bits would depend on its batch-mates.
+    /// Merges the result of later keys into this one. If a query has seen no key in one of the two results, the merged
+    /// result is the query's other result, bit by bit. Without this rule, -infinity would be subtracted from itself if
+    /// a query has seen no key at all, and a query's bits would depend on its batch-mates.
     #[inline(always)]
     pub(super) fn merge<S: Simd>(&mut self, s: S, later: &Partial<'_>) {
         let head_dim = self.sums.len() / self.total.len().max(1);

@@ -114,7 +114,7 @@ impl Plan {
             let mut kv_head = 0;
             while kv_head < shape.kv_heads {
                 let rest = shape.kv_heads - kv_head;
-                // Each range is a piece of its own. A split tile therefore keeps the threads busy with more heads per
+                // Each range is a piece of its own, so a split tile keeps the threads busy even with more heads per
                 // piece.
                 let busy = |ranges: usize| (shape.kv_heads * ranges / each).max(1);
                 let kv_heads = most_heads.min(rest).min(busy(ranges.len()));

@@ -13,8 +13,8 @@ use crate::cpu::step::{Row, Step};
 use crate::cpu::threads::pool::ThreadPool;
 use crate::{AttentionShape, DeviceError, PageId};
 
-/// Minimum and maximum number of tokens per task. Waking a thread does not pay for a single token. Sixteen tokens fill
-/// a panel, and the panel's cache lines stay in the cache while one task fills it.
+/// Minimum and maximum number of tokens per task. Waking a thread for a single token costs more than it saves. Sixteen
+/// tokens fill a panel, and the panel's cache lines stay in the cache while one task fills it.
 const SHARE: (usize, usize) = (2, LANES);
 
 /// Number of elements of a head that are converted to the pages' format at a time.
@@ -95,7 +95,7 @@ impl<W: Format> Op for Tokens<'_, W> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let width = (heads + 2 * kv_heads) * head_dim;
         let start = self.row.start + (self.tokens.start - self.row.first_token);
-        // The loop over heads is the outer one, since the tokens of one head's panel write to the same cache lines.
+        // The loop over heads is the outer one, since the tokens of one head write to the same cache lines of a panel.
         for head in 0..kv_heads {
             let mut token = 0;
             while token < self.tokens.len() {
@@ -196,11 +196,11 @@ unsafe fn store_value<W: Format>(panels: *mut W::Raw, slot: usize, value: &[f32]
     }
 }
 
-/// Stores two values as rows `slot`, which is even, and `slot + 1`.
+/// Stores two values as rows `slot` and `slot + 1`. `slot` is even.
 ///
 /// # Safety
 ///
-/// As for [`store_value`], for both slots.
+/// Both rows of the panels are writable, for all elements of the values.
 #[inline(always)]
 unsafe fn store_values<W: Format>(panels: *mut W::Raw, slot: usize, even: &[f32], odd: &[f32]) {
     for (at, (even, odd)) in even.chunks(NARROW).zip(odd.chunks(NARROW)).enumerate() {
@@ -231,8 +231,8 @@ fn narrow<W: Format>(from: &[f32]) -> [W::Raw; NARROW] {
     narrow
 }
 
-/// Normalises heads if there is a norm. Then rotates the first `angles.len()` elements of each head: element `i` of
-/// their first half is paired with element `i` of their second half.
+/// Normalises heads if there is a norm. Then rotates the first `angles.len()` elements of each head: element `i`
+/// together with element `i + angles.len() / 2`.
 #[inline(always)]
 fn rotate<S: Simd>(s: S, heads: &mut [f32], head_dim: usize, norm: Option<(&[f32], f32)>, angles: &[f32]) {
     let half = angles.len() / 2;

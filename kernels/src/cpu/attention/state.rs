@@ -18,12 +18,12 @@ pub(super) struct State<'a> {
 }
 
 impl<'a> State<'a> {
-    /// Number of floats of a state.
+    /// Number of floats of a task's working memory.
     pub(super) fn floats(queries: usize, head_dim: usize, block: usize) -> usize {
         queries * (head_dim + block + 1) + LANES + 2 * Partial::floats(queries, head_dim)
     }
 
-    /// Makes a state of a slice of at least [`floats`](Self::floats) floats.
+    /// Divides a slice of at least [`floats`](Self::floats) floats into the arrays of a state.
     pub(super) fn new(floats: &'a mut [f32], queries: usize, head_dim: usize, block: usize) -> Self {
         let (q, rest) = floats.split_at_mut(queries * head_dim);
         let (scores, rest) = rest.split_at_mut(queries * block);

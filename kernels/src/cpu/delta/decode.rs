@@ -1,9 +1,10 @@
-//! The gated delta rule over rows of few tokens, as decodes are: inputs and memories in one pass.
+//! The gated delta rule over rows of few tokens, such as decodes. One pass computes the inputs and updates the state
+//! matrices (*memories*).
 //!
-//! Decodes are bound by memory bandwidth: each token reads and writes one whole state matrix (a *memory*) per head. A
-//! task computes the inputs of a head just before the head's memory. Meanwhile, the next memory and the operands of its
-//! inputs are prefetched. A separate operation for the inputs would take a third of the memories' time. A thread
-//! computes the same heads in each layer, so the heads' inputs stay in the thread's cache.
+//! Decodes are bound by memory bandwidth: each token reads and writes one whole state matrix per head. A task computes
+//! the inputs of a head just before it updates the head's memory. Meanwhile, it prefetches the next head's memory and
+//! the operands of that head's inputs. A separate operation for the inputs would take a third of the time that the
+//! memories take. A thread computes the same heads in each layer, so the heads' inputs stay in the thread's cache.
 
 use std::ops::Range;
 
@@ -27,7 +28,8 @@ pub(super) fn fits(pool: &ThreadPool, rows: &[Row], shape: &DeltaShape) -> bool 
         && rows.iter().all(|row| row.tokens < COPIED_TOKENS)
 }
 
-/// Computes inputs and memories of all rows. A task computes one key head and its value heads for some of the rows.
+/// Computes the inputs and updates the state matrices of all rows. A task computes one key head and its value heads for
+/// some of the rows.
 pub(super) fn decode(
     path: Path,
     pool: &mut ThreadPool,

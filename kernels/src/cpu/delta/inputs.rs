@@ -22,8 +22,8 @@ const BLOCK_TOKENS: usize = 16;
 pub(in crate::cpu) const MAX_TAPS: usize = BLOCK_TOKENS;
 /// Number of taps in all supported models. The convolution is compiled separately for this number.
 const USUAL_TAPS: usize = 4;
-/// Number of tokens of a unit that are prefetched into the first-level cache, which has no room for all tokens of a
-/// block.
+/// Number of tokens that are prefetched per unit (a key head or a value head). The first-level cache has no room for
+/// all tokens of a block.
 const PREFETCHED_TOKENS: usize = 4;
 /// Epsilon of the norms of q and k, which is added to a head's sum of squares.
 const EPS: f32 = 1e-6;
@@ -114,7 +114,7 @@ impl<'a> Block<'a> {
 /// Consecutive channels of one head.
 #[derive(Clone, Copy)]
 struct Strip {
-    /// First channel.
+    /// Index of the first channel.
     column: usize,
     width: usize,
     /// Factor by which the normalised head is multiplied; `None` if the head is not normalised.
@@ -137,7 +137,8 @@ impl<'a> Op for Block<'a> {
 }
 
 impl Inputs<'_> {
-    /// Computes the inputs of one unit. Unit indices count the key heads first, then the value heads.
+    /// Computes the inputs of one unit: a key head or a value head. Unit indices count the key heads first, then the
+    /// value heads.
     #[inline(always)]
     pub(super) fn unit<S: Simd>(&self, s: S, part: &RowTokens<'_>, unit: usize) {
         let [first, second] = self.strips(unit);
@@ -146,7 +147,8 @@ impl Inputs<'_> {
             return;
         }
         let (states, begin, len) = self.state(unit);
-        // SAFETY: this unit of this slot belongs to the task with the row's first token.
+        // SAFETY: only the task with the row's first token accesses the state of this head in the row's slot. No other
+        // row has the same slot.
         let state = (part.tokens.start == 0).then(|| unsafe { states.part(part.row.slot, begin, len) });
         let mut state = state.unwrap_or_default();
         for strip in [first, second].into_iter().flatten() {
@@ -182,7 +184,8 @@ impl Inputs<'_> {
         }
     }
 
-    /// Returns where a unit's state is: the slot states, the index of the first element, and the number of elements.
+    /// Returns where the state of a unit (a key head or a value head) is: the slot states, the index of the first
+    /// element, and the number of elements.
     #[inline(always)]
     fn state(&self, unit: usize) -> (&SlotStates<'_>, usize, usize) {
         let DeltaShape { key_heads, key_dim, value_dim, taps, .. } = self.shape;
@@ -227,7 +230,7 @@ impl Inputs<'_> {
     #[inline(always)]
     fn out(&self, row: &Row, token: usize, column: usize, width: usize) -> &mut [f32] {
         let start = (row.first_token + token) * self.shape.inputs() + column;
-        // SAFETY: this column of this token belongs to this task, which holds one slice at a time.
+        // SAFETY: only this task accesses these columns of this token, and it holds one slice at a time.
         unsafe { self.out.slice_mut(start, width) }
     }
 
@@ -269,7 +272,7 @@ impl Inputs<'_> {
                 let sum = products.fold(s.splat(0.0), |sum, (&weight, &x)| s.fma(weight, x, sum));
                 s.store_some(self.out(row, token, column + at, end - at), silu(s, sum));
             }
-            // A part that ends before its row does not hold the row's last inputs.
+            // If the part ends before the row does, it does not hold the row's last inputs.
             let held = (tokens.end == row.tokens).then(|| &window[tokens.len()..]);
             for (index, state) in state.chunks_exact_mut(width).enumerate() {
                 let x = match held {

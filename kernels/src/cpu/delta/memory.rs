@@ -1,4 +1,5 @@
-//! The memories of the delta rule, `S ← decay·S + k ⊗ δ` with `δ = (v - decay·Sᵀk)·beta`, and their outputs `Sᵀq`.
+//! The state matrices (*memories*) `S` of the delta rule: the update `S ← decay·S + k ⊗ δ` with
+//! `δ = (v - decay·Sᵀk)·beta`, and the output `Sᵀq`.
 //!
 //! Each column of a memory is computed independently. Its sums run over the memory's rows in order, for any number of
 //! tokens and of columns per task. The update for one token also computes `Sᵀk` for the next token, so that each token
@@ -19,12 +20,13 @@ const NARROW: usize = 2;
 /// Number of columns in [`NARROW`] vectors.
 const COLUMNS: usize = NARROW * LANES;
 /// Number of vectors of columns that are computed at once for rows of few tokens: all columns of a head of 128
-/// elements. A memory is then read and written as one stream instead of four, which takes about a tenth less time.
+/// elements. A state matrix is then read and written as one stream instead of four, which takes about a tenth less
+/// time.
 const WIDE: usize = 8;
 /// Number of registers per vector of columns: its output, its `δ` and the next token's sum.
 const REGISTERS: usize = 3;
-/// Maximum number of rows of a memory. A task copies its columns to the stack, and with at most this many rows the copy
-/// fits the first-level cache.
+/// Maximum number of rows of a state matrix. A task copies its columns to the stack, and with at most this many rows
+/// the copy fits the first-level cache.
 pub(in crate::cpu) const MAX_KEY_DIM: usize = 256;
 /// Prefetch distance, in tokens. A head's inputs for successive tokens are too far apart for hardware prefetchers.
 const AHEAD: usize = 2;
@@ -70,20 +72,20 @@ pub(super) fn delta_rule(
 }
 
 impl Memories<'_> {
-    /// Address of the memory of a row's value head.
+    /// Address of the state matrix of a row's value head.
     pub(super) fn begin(&self, row: &Row, head: usize) -> *const f32 {
         let elements = self.shape.key_dim * self.shape.value_dim;
         self.states.pointer(row.slot, head * elements, elements).cast_const()
     }
 }
 
-/// One task: some columns of the memory of a row's value head, for all tokens of the row.
+/// One task: some columns of the state matrix of a row's value head, for all tokens of the row.
 pub(super) struct Head<'a> {
     pub(super) memories: &'a Memories<'a>,
     pub(super) row: &'a Row,
     pub(super) head: usize,
     pub(super) columns: Range<usize>,
-    /// The first column of the memory that the thread probably computes next.
+    /// The first column of the state matrix that the thread probably updates next.
     pub(super) next: Option<*const f32>,
 }
 
@@ -114,15 +116,15 @@ impl Head<'_> {
     }
 }
 
-/// Up to `V` vectors of columns of one memory, over the tokens of one row.
+/// Up to `V` vectors of columns of one state matrix, over the tokens of one row.
 struct Columns<'a, const V: usize> {
     memories: &'a Memories<'a>,
     row: &'a Row,
     head: usize,
-    /// First column.
+    /// Index of the first column.
     first: usize,
     width: usize,
-    /// First column of the block that the thread probably computes next.
+    /// First column of the block of columns that the thread probably updates next.
     next: Option<*const f32>,
 }
 
@@ -138,11 +140,11 @@ impl<const V: usize> Columns<'_, V> {
         let memory = self.head * key_dim * value_dim;
         if self.width == V * LANES && row.tokens < COPIED_TOKENS {
             let state = states.pointer(row.slot, memory, key_dim * value_dim).wrapping_add(self.first);
-            // SAFETY: `key_dim` rows of `V` vectors lie in the memory, `value_dim` elements apart. They belong to this
-            // task alone.
+            // SAFETY: the state matrix holds `key_dim` rows of `V` vectors, `value_dim` elements apart. No other task
+            // accesses these columns.
             return unsafe { self.tokens(s, state, value_dim) };
         }
-        // SAFETY: these elements belong to this task alone, which holds one slice at a time.
+        // SAFETY: no other task accesses these columns of the state matrix, and this task holds one slice at a time.
         let row_of =
             |i: usize| unsafe { states.part(row.slot, memory + i * value_dim + self.first, self.width) };
         assert!(V == NARROW, "a copy of {V} vectors");
@@ -164,7 +166,7 @@ impl<const V: usize> Columns<'_, V> {
         let Memories { shape, out, .. } = self.memories;
         let start =
             (self.row.first_token + token) * shape.values() + self.head * shape.value_dim + self.first;
-        // SAFETY: these columns of this row belong to this task, which holds one slice at a time.
+        // SAFETY: no other task accesses these columns of this row, and this task holds one slice at a time.
         unsafe { out.slice_mut(start, self.width) }
     }
 
@@ -172,8 +174,8 @@ impl<const V: usize> Columns<'_, V> {
     #[inline(always)]
     fn input(&self, token: usize, first: usize, len: usize) -> &[f32] {
         let Memories { shape, inputs, .. } = self.memories;
-        // SAFETY: the inputs of a row's head are written before the head's memory is computed. No other task writes
-        // them at the same time.
+        // SAFETY: the inputs of a row's head are written before the head's state matrix is updated. No other task
+        // writes them at the same time.
         unsafe { inputs.slice((self.row.first_token + token) * shape.inputs() + first, len) }
     }
 
@@ -210,7 +212,7 @@ impl<const V: usize> Columns<'_, V> {
         for (i, &k) in key(0).iter().enumerate() {
             let (row, k) = (state.wrapping_add(i * stride), s.splat(k));
             for (at, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: as the caller promises.
+                // SAFETY: by the caller's contract, `V` vectors are readable in each row of `state`.
                 *sum = s.fma(unsafe { s.load(row.add(at * LANES)) }, k, *sum);
             }
         }
@@ -231,13 +233,13 @@ impl<const V: usize> Columns<'_, V> {
                 decay,
                 delta,
                 stride,
-                // Memories exceed the caches, and hardware prefetchers do not detect the access pattern of narrow
-                // blocks.
+                // State matrices are larger than the caches, and hardware prefetchers do not detect the access pattern
+                // of narrow blocks.
                 ahead: self.next.unwrap_or(state.cast_const()),
                 ahead_stride: value_dim,
             };
             let following = if token + 1 < self.row.tokens { Some(key(token + 1)) } else { None };
-            // SAFETY: as the caller promises.
+            // SAFETY: by the caller's contract, `key_dim` rows of `V` vectors are writable at `state`.
             let out = unsafe {
                 match (following, token) {
                     (Some(next), 0) => update.run::<S, true, true>(s, state, next, &mut sums),
@@ -253,7 +255,7 @@ impl<const V: usize> Columns<'_, V> {
     }
 }
 
-/// One token's update of `V` vectors of columns of a memory.
+/// One token's update of `V` vectors of columns of a state matrix.
 struct Update<'a, F, const V: usize> {
     k: &'a [f32],
     q: &'a [f32],
@@ -267,13 +269,14 @@ struct Update<'a, F, const V: usize> {
 }
 
 impl<F: Copy, const V: usize> Update<'_, F, V> {
-    /// Updates the columns, and returns the token's output. With `NEXT`, `sums` receives the products of the new memory
-    /// with the next token's key. With `AHEAD`, the memory `ahead` is prefetched. `NEXT` and `AHEAD` are constants,
-    /// because a branch in the loop makes the compiler load and broadcast each element with two instructions.
+    /// Updates the columns, and returns the token's output. With `NEXT`, `sums` receives the product of the updated
+    /// columns and the next token's key. With `AHEAD`, the columns at `ahead` are prefetched. `NEXT` and `AHEAD` are
+    /// constants, because a branch in the loop makes the compiler load and broadcast each element with two
+    /// instructions.
     ///
     /// # Safety
     ///
-    /// As for [`Columns::tokens`].
+    /// `self.k.len()` rows of `V` vectors are writable at `state`, `self.stride` elements apart.
     #[inline(always)]
     unsafe fn run<S: Simd<F = F>, const NEXT: bool, const AHEAD: bool>(
         &self,
@@ -291,10 +294,10 @@ impl<F: Copy, const V: usize> Update<'_, F, V> {
             }
             for vector in 0..V {
                 let at = row.wrapping_add(vector * LANES);
-                // SAFETY: as the caller promises.
+                // SAFETY: by the caller's contract, `V` vectors are writable in each row of `state`.
                 let old = unsafe { s.load(at) };
                 let new = s.fma(s.splat(k), self.delta[vector], s.mul(self.decay, old));
-                // SAFETY: as the caller promises.
+                // SAFETY: by the caller's contract, `V` vectors are writable in each row of `state`.
                 unsafe { s.store(at, new) };
                 out[vector] = s.fma(new, s.splat(q), out[vector]);
                 if NEXT {

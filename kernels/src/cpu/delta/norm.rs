@@ -5,11 +5,11 @@ use crate::cpu::simd::{LANES, Op, Simd};
 
 /// Computes `x = norm(x) * silu(gate)`, head by head.
 pub(in crate::cpu) struct GatedNorm<'a> {
-    /// Heads of one token.
+    /// The elements of one token, head by head.
     pub(in crate::cpu) x: &'a mut [f32],
     /// One gate per element of `x`.
     pub(in crate::cpu) gate: &'a [f32],
-    /// Weights of one head.
+    /// Weights of the norm: one per element of a head.
     pub(in crate::cpu) weight: &'a [f32],
     pub(in crate::cpu) eps: f32,
 }

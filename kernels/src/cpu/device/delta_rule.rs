@@ -1,4 +1,4 @@
-//! The gated delta rule over slots.
+//! The gated delta rule, whose states are in slots.
 
 use super::CpuDevice;
 use crate::cpu::delta::inputs::{Inputs, MAX_TAPS};

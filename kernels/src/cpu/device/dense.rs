@@ -1,4 +1,4 @@
-//! Embedding, norms and products with weights: dispatch to the kernels of the weights' form.
+//! Embedding, norms and matrix products: dispatch to the kernels for the form of the weights.
 
 use std::ops::Range;
 
@@ -90,7 +90,7 @@ impl Dense for CpuDevice {
     }
 }
 
-/// Returns the rows of `x` as the input of a product; an error unless each row has `inputs` elements.
+/// Returns the rows of `x` as the input of a matrix product; an error unless each row has `inputs` elements.
 pub(super) fn input<'a>(
     x: &'a Tensor,
     norm: Option<&Norm<'a, Vector>>,
@@ -101,7 +101,7 @@ pub(super) fn input<'a>(
 }
 
 impl CpuDevice {
-    /// Computes a product of `x`, which is normalised first if there is a norm.
+    /// Computes a matrix product of `x`, which is normalised first if there is a norm.
     pub(super) fn product(
         &mut self,
         x: &Tensor,

@@ -55,12 +55,12 @@ impl Sampler for CpuDevice {
         let (live, width, path) = (logits.live(), logits.width(), self.path);
         check::nominated_rows(rows, live)?;
         let peaks = peaks.written(live, 2)?;
-        // The peaks of rows without a nomination are zero, so that every entry is defined.
+        // The peaks (largest logits) of rows without a nomination are zero, so that every entry is defined.
         peaks.fill(0.0);
         let (logits, peaks) = (Shared::new(logits.values_mut()), Shared::new(peaks));
         self.pool.run(rows.len(), |task, _| {
             let (row, nomination) = rows[task];
-            // SAFETY: the row indices ascend, so each task has a row of its own.
+            // SAFETY: the row indices ascend, so no two tasks access the same row.
             let (logits, peaks) =
                 unsafe { (logits.slice_mut(row * width, width), peaks.slice_mut(2 * row, 2)) };
             peaks.copy_from_slice(&nominate::adjust(path, logits, nomination, first));
@@ -83,8 +83,8 @@ impl Sampler for CpuDevice {
         let (out, scratch) = (Shared::new(out.written(live, width)?), Shared::new(&mut self.sampling));
         self.pool.run(rows.len(), |task, thread| {
             let (row, nomination) = rows[task];
-            // SAFETY: the row indices ascend, so each task has a row of its own. Each thread has its own scratch and
-            // runs one task at a time.
+            // SAFETY: the row indices ascend, so no two tasks access the same row. Each thread accesses only its own
+            // scratch and runs one task at a time.
             let (out, scratch) =
                 unsafe { (out.slice_mut(row * width, width), &mut scratch.slice_mut(thread, 1)[0]) };
             let (logits, place) = (&values[row * tokens..][..tokens], (first, peaks[row]));
@@ -134,8 +134,8 @@ impl Sampler for CpuDevice {
 }
 
 impl CpuDevice {
-    /// Computes a product. Finds, for each row and each thread, the best of the tokens that the thread computes.
-    /// Returns the number of rows.
+    /// Multiplies `x` by the LM head. Finds, for each row and each thread, the token with the largest logit among those
+    /// that the thread computes. Returns the number of rows.
     fn find_largest(&mut self, argmax: Argmax<'_, Tensor, Weights, Vector>) -> Result<usize, DeviceError> {
         let Argmax { x, norm, weight, logits } = argmax;
         let (rows, capacity) = (x.live(), logits.capacity());
@@ -205,7 +205,8 @@ impl CpuDevice {
         let mut results: Vec<Option<Result<T, DeviceError>>> = rows.iter().map(|_| None).collect();
         let (results_, scratch) = (Shared::new(&mut results), Shared::new(&mut self.sampling));
         self.pool.run(rows.len(), |task, thread| {
-            // SAFETY: each thread has its own scratch and runs one task at a time. Each task has its own result.
+            // SAFETY: each thread accesses only its own scratch and runs one task at a time. Each task accesses only
+            // its own result.
             let (result, scratch) =
                 unsafe { (&mut results_.slice_mut(task, 1)[0], &mut scratch.slice_mut(thread, 1)[0]) };
             *result = Some(f(path, &rows[task], scratch));

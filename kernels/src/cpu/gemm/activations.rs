@@ -1,4 +1,4 @@
-//! Packing of activations before a product, into tiles of rows and the type that the micro-kernel multiplies.
+//! Packing of activations before a matrix product, into tiles of rows and the type that the micro-kernel multiplies.
 
 use std::marker::PhantomData;
 

@@ -30,7 +30,7 @@ const fn two_panels<S: Simd>() -> bool {
 /// Maximum number of panels per task. For each of these panels, a thread keeps the sums of a band.
 pub(super) const TASK_PANELS: usize = 8;
 
-/// Number of floats per thread for the sums of a band.
+/// Number of floats per thread for the sums of a band (a range of tiles).
 pub(super) const SUMS: usize = TASK_PANELS * MOST_BAND_ROWS * LANES;
 
 /// Computes the number of bands into which the tiles of a tiling are divided.
@@ -45,7 +45,7 @@ impl Op for Bands {
     }
 }
 
-/// One task: the product of a range of tiles and a range of panels.
+/// One task: the matrix product of a range of tiles and a range of panels.
 pub(super) struct Blocked<'a, K: MicroKernel> {
     pub(super) work: Work<'a>,
     pub(super) data: Data<'a, K>,
@@ -193,8 +193,8 @@ impl<const N: usize> Ask<N> {
     }
 }
 
-/// The product of a tile of `R` rows and a block of `N` panels. `_P` is the number of panels that [`for_tile`] assigns
-/// to `R`.
+/// The matrix product of a tile of `R` rows and a block of `N` panels. `_P` is the number of panels that [`for_tile`]
+/// assigns to `R`.
 struct Tile<'a, K: MicroKernel, const R: usize, const _P: usize, const N: usize> {
     work: Work<'a>,
     row: usize,

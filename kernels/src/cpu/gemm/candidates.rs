@@ -101,7 +101,7 @@ impl Exact<'_> {
     }
 }
 
-/// One task: the logits of some candidates.
+/// One task: the logits of some candidates (pairs of panel and row).
 struct Task<'a, K: MicroKernel> {
     work: Work<'a>,
     data: Data<'a, K>,

@@ -1,4 +1,4 @@
-//! The operation that is applied to a product's sums as they are stored.
+//! The operation that is applied to a matrix product's sums as they are stored.
 
 use super::work::Work;
 use crate::cpu::memory::Shared;
@@ -6,7 +6,7 @@ use crate::cpu::rowwise::SiluMul;
 use crate::cpu::sampling::argmax::{PartialArgmax, UpdateArgmax};
 use crate::cpu::simd::{LANES, Op, Simd};
 
-/// The operation that is applied to a product's sums when the sums are stored.
+/// The operation that is applied to a matrix product's sums when the sums are stored.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) enum Epilogue<'a> {
     /// `out = x · Wᵀ (+ bias)`.
@@ -17,8 +17,8 @@ pub(in crate::cpu) enum Epilogue<'a> {
     Gated,
     /// The arg max of each row of `x · Wᵀ`. `out` is scratch memory; its contents are undefined afterwards.
     Largest(PartialArgmax<'a>),
-    /// The largest sum of each row and panel, `[rows, panels]`, for a product in int8 whose matrix is not paired. `out`
-    /// is scratch memory; its contents are undefined afterwards.
+    /// The largest sum of each row and panel, `[rows, panels]`, for a matrix product in int8 whose weights are not
+    /// paired. `out` is scratch memory; its contents are undefined afterwards.
     PanelMaxima(&'a Shared<'a, f32>),
 }
 
@@ -109,7 +109,7 @@ impl Work<'_> {
         };
         let (outputs, column) = (self.matrix.shape.outputs, panel * LANES);
         let width = LANES.min(outputs - column);
-        // SAFETY: each (row, panel) belongs to one task.
+        // SAFETY: each (row, panel) belongs to one task, so no other task accesses these results.
         let out = unsafe { self.out.slice_mut(row * outputs + column, width) };
         let mut sum = sum;
         if let Some(bias) = bias {
@@ -151,7 +151,8 @@ impl Work<'_> {
     #[inline(always)]
     fn gated(&self, row: usize, pair: usize) -> &mut [f32] {
         let (gates, column) = (self.matrix.shape.outputs / 2, pair * LANES);
-        // SAFETY: each (row, pair of panels) belongs to one task, which holds one such slice at a time.
+        // SAFETY: each (row, pair of panels) belongs to one task, so no other task accesses these results. The task
+        // holds one such slice at a time.
         unsafe { self.out.slice_mut(row * gates + column, LANES.min(gates - column)) }
     }
 }

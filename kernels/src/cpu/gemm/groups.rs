@@ -1,5 +1,5 @@
-//! Products with several matrices in one operation, such as the experts of a mixture. Each matrix multiplies rows of
-//! its own.
+//! Matrix products with several weight matrices in one operation, such as the experts of a mixture. Each matrix
+//! multiplies rows of its own.
 //!
 //! Products of few rows take tens of microseconds. In one operation, threads wait for each other once instead of once
 //! per matrix.
@@ -7,7 +7,7 @@
 use crate::DeviceError;
 use crate::cpu::threads::pool::ThreadPool;
 
-/// Rows of a product, and the matrix that multiplies them.
+/// Rows of a matrix product, and the weight matrix that multiplies them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cpu) struct Group {
     /// Index of the matrix.
@@ -23,7 +23,7 @@ impl Group {
     }
 }
 
-/// The tasks of all groups, one group after the other. The memory is reused by every product.
+/// The tasks of all groups, one group after the other. The memory is reused by every matrix product.
 #[derive(Default)]
 pub(in crate::cpu) struct GroupTasks {
     /// Per group, the number of tasks of this group and all groups before it.

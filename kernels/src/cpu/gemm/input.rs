@@ -1,11 +1,11 @@
-//! The input rows of a product, with an optional RMS norm that is applied as the rows are read.
+//! The input rows of a matrix product, with an optional RMS norm that is applied as the rows are read.
 //!
 //! Applying the norm while packing reads the rows costs little. The normalised row is never stored.
 
 use crate::cpu::rowwise::rms_factor;
 use crate::cpu::simd::{LANES, Simd};
 
-/// The input of a product.
+/// The input of a matrix product.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Input<'a> {
     /// `[rows, inputs]`.

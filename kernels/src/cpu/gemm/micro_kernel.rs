@@ -1,4 +1,4 @@
-//! Micro-kernels: the innermost loops of products, one per kind of weights. Each reads activations in its own
+//! Micro-kernels: the innermost loops of matrix products, one per kind of weights. Each reads activations in its own
 //! [`Layout`].
 
 use std::marker::PhantomData;
@@ -73,7 +73,7 @@ impl Layout {
     }
 }
 
-/// A micro-kernel: the innermost loop of a product for one kind of weights.
+/// A micro-kernel: the innermost loop of a matrix product for one kind of weights.
 pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
     /// The type of a panel's elements in memory.
     type Raw: Element;
@@ -100,9 +100,9 @@ pub(super) trait MicroKernel: Copy + Send + Sync + 'static {
     /// Runs `op`, compiled with all instructions of `path` that the micro-kernel uses.
     fn run<O: Op>(path: Path, op: O) -> O::Output;
 
-    /// Returns `sums` plus the products of a tile's rows and the panels over `2 * steps` inputs. `sums[r][p]` holds
-    /// sixteen lanes, the sums of row `r` and the sixteen outputs of panel `p`. Calls `ask(p, line)` for each line of
-    /// each panel, to prefetch later lines.
+    /// Returns `sums` plus the matrix product of a tile's rows and the panels over `2 * steps` inputs. `sums[r][p]`
+    /// holds sixteen lanes, the sums of row `r` and the sixteen outputs of panel `p`. Calls `ask(p, line)` for each
+    /// line of each panel, to prefetch later lines.
     ///
     /// # Safety
     ///
@@ -176,7 +176,7 @@ impl<W: Format> MicroKernel for Widened<W> {
         ask: impl Fn(usize, usize),
     ) -> [[S::F; P]; R] {
         let x = Rows { start: x.values, row_stride: 1, input_stride: R };
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, the tile and the panels are readable for `steps` steps.
         unsafe { product_on::<S, W, R, P>(s, sums, x, panels, steps, ask) }
     }
 }
@@ -211,7 +211,7 @@ impl MicroKernel for Dots {
         steps: usize,
         ask: impl Fn(usize, usize),
     ) -> [[S::F; P]; R] {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, the tile and the panels are readable for `steps` steps.
         unsafe { dot_product_on::<S, R, P>(s, sums, x.values.cast(), panels, steps, ask) }
     }
 }
@@ -247,7 +247,7 @@ impl MicroKernel for BlockFloat {
         ask: impl Fn(usize, usize),
     ) -> [[S::F; P]; R] {
         let x = block_float::Inputs { pairs: x.values.cast(), powers: x.powers };
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, the tile and the panels are readable for `steps` steps.
         unsafe { block_float::product_on::<S, R, P>(s, sums, x, panels, steps, ask) }
     }
 }

@@ -1,16 +1,16 @@
-//! Scratch memory of products.
+//! Scratch memory of matrix products.
 
 use super::blocked::SUMS;
 use crate::DeviceError;
 use crate::cpu::gemm::groups::GroupTasks;
 use crate::cpu::memory::Buffer;
 
-/// Scratch memory of products.
+/// Scratch memory of matrix products in f32, bfloat16 and block floating point.
 pub(in crate::cpu) struct Scratch {
     /// Packed activations.
     pub(super) activations: Buffer<f32>,
-    /// [`THREAD_FLOATS`] per thread, for the sums of products of several tiles, or for a copy of the packed activations
-    /// that a thread makes for itself.
+    /// [`THREAD_FLOATS`] per thread, for the sums of matrix products of several tiles, or for a copy of the packed
+    /// activations that a thread makes for itself.
     pub(super) threads: Buffer<f32>,
     pub(super) tasks: GroupTasks,
 }
@@ -26,7 +26,7 @@ impl Scratch {
         Ok(Self { activations: Buffer::zeroed(0, ACTIVATIONS)?, threads, tasks: GroupTasks::default() })
     }
 
-    /// Makes room for products of up to `rows` rows and `inputs` inputs.
+    /// Makes room for matrix products of up to `rows` rows and `inputs` inputs.
     pub(in crate::cpu) fn fit(&mut self, rows: usize, inputs: usize) -> Result<(), DeviceError> {
         let padded = rows * inputs.next_multiple_of(2);
         if self.activations.len() < padded {

@@ -1,5 +1,5 @@
-//! Products of a single tile of rows. Their speed is bound by the memory's bandwidth. They read the weights in a few
-//! streams, one per panel that is multiplied at once.
+//! Matrix products of a single tile of rows. Their speed is bound by the memory's bandwidth. They read the weights in a
+//! few streams, one per panel that is multiplied at once.
 
 use super::epilogue::Gates;
 use super::micro_kernel::{Data, MicroKernel};
@@ -11,7 +11,7 @@ use crate::cpu::simd::{LANES, Op, Simd};
 /// Prefetch distance in lines, divided among the panels that are read at once.
 const AHEAD: usize = 96;
 
-/// One task: the product of all rows, which are one tile, and panels `panels.0..panels.1`.
+/// One task: the matrix product of all rows, which are one tile, and panels `panels.0..panels.1`.
 #[derive(Clone, Copy)]
 pub(super) struct SmallM<'a, K: MicroKernel> {
     pub(super) work: Work<'a>,
@@ -28,7 +28,7 @@ impl<K: MicroKernel> Op for SmallM<'_, K> {
     }
 }
 
-/// The product of `R` rows, computed `P` panels at a time. The second field is the index of the first row.
+/// The matrix product of `R` rows, computed `P` panels at a time. The second field is the index of the first row.
 struct OfRows<'a, K: MicroKernel, const R: usize, const P: usize>(SmallM<'a, K>, usize);
 
 impl<K: MicroKernel, const R: usize, const P: usize> Op for OfRows<'_, K, R, P> {

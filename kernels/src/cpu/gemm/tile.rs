@@ -1,4 +1,5 @@
-//! The innermost loop of every product: a tile of `R` rows by `P` panels, held in registers.
+//! The innermost loops of matrix products in f32 and with bfloat16 dot products: a tile of `R` rows by `P` panels, held
+//! in registers.
 //!
 //! An output element is one chain of fused multiply-adds over the inputs in order. `R`, `P` and the assignment of
 //! elements to tiles only determine which elements are computed together, so they do not change any bit of the result.
@@ -14,15 +15,15 @@ pub(in crate::cpu) struct Rows {
     pub(in crate::cpu) input_stride: usize,
 }
 
-/// Numbers of rows that a tile may have if a product has several tiles. The list is short because the loop is compiled
-/// for each number with every format and instruction path.
+/// Numbers of rows that a tile may have if a matrix product has several tiles. The list is short because the loop is
+/// compiled for each number with every format and instruction path.
 const HEIGHTS: [usize; 8] = [14, 12, 8, 6, 4, 3, 2, 1];
 
 /// A division of rows into tiles. All tiles have the largest size except for the last few, whose sizes are chosen so
 /// that a tile of a single row is avoided.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Tiling {
-    /// The first row.
+    /// Index of the first row.
     start: usize,
     rows: usize,
     largest: usize,
@@ -31,7 +32,7 @@ pub(in crate::cpu) struct Tiling {
     pub(in crate::cpu) tiles: usize,
 }
 
-/// The largest numbers of rows that a product's tiles may have.
+/// The largest numbers of rows that the tiles of a matrix product may have.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct TileLimits {
     /// Number of rows of the largest of several tiles: one of [`HEIGHTS`].
@@ -101,7 +102,8 @@ impl Tiling {
 /// that the tile is multiplied by at once). `P` is the largest of 1, 2 and 4 for which the sums of `R` rows and `P`
 /// panels fit the registers. There are then enough independent chains to hide the latency of a multiply-add, and each
 /// load of an activation feeds several chains. Seven rows have two panels: with four panels, sums and weights would
-/// take all registers. The keyword `single` allows all row counts of a product's only tile (see [`TileLimits`]).
+/// take all registers. The keyword `single` allows all row counts of a tile that is the only one of a matrix product
+/// (see [`TileLimits`]).
 macro_rules! for_tile {
     ($simd:ident, $rows:expr, $body:expr) => {
         for_tile!(@ $simd, $simd::TILE_ROWS, $rows, $body, 1, 2, 3, 4, 6, 8, 12, 14)
@@ -144,7 +146,7 @@ impl Op for FindTileLimits {
     }
 }
 
-/// Returns `sums` plus the product of a tile's rows and the panels: lane `lane` of each `sums[r][p]` grows by
+/// Returns `sums` plus the matrix product of a tile's rows and the panels: lane `lane` of each `sums[r][p]` grows by
 /// `Σ x[r][i] * panel[p][i][lane]` over `2 * steps` inputs `i`. Calls `ask(p, step)` for each step of each panel, to
 /// prefetch later steps.
 ///
@@ -163,7 +165,8 @@ pub(in crate::cpu) unsafe fn product_on<S: Simd, W: Format, const R: usize, cons
     let mut even = x.start;
     for step in 0..steps {
         (0..P).for_each(|p| ask(p, step));
-        // SAFETY: the caller's contract; `even` points to input `2 * step` of row 0.
+        // SAFETY: by the caller's contract, the rows and panels are readable for `steps` steps. `even` points to input
+        // `2 * step` of row 0.
         unsafe {
             let odd = even.add(x.input_stride);
             if W::ODD_FIRST {
@@ -205,11 +208,11 @@ unsafe fn row<S: Simd, W: Format, const ODD: bool, const R: usize, const P: usiz
     if const { R > P } {
         let mut weights = [s.splat(0.0); P];
         for (weights, panel) in weights.iter_mut().zip(panels) {
-            // SAFETY: the caller's contract.
+            // SAFETY: by the caller's contract, every panel is readable at `step`.
             *weights = unsafe { W::load_step::<S, ODD>(s, panel.add(step * STEP)) };
         }
         for (r, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller's contract.
+            // SAFETY: by the caller's contract, the input's element is readable in all `R` rows.
             let x = s.splat(unsafe { *x.add(r * row_stride) });
             for (sum, weights) in sums.iter_mut().zip(weights) {
                 *sum = s.fma(x, weights, *sum);
@@ -218,10 +221,10 @@ unsafe fn row<S: Simd, W: Format, const ODD: bool, const R: usize, const P: usiz
         return;
     }
     for p in 0..P {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, every panel is readable at `step`.
         let weights = unsafe { W::load_step::<S, ODD>(s, panels[p].add(step * STEP)) };
         for (r, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller's contract.
+            // SAFETY: by the caller's contract, the input's element is readable in all `R` rows.
             let x = s.splat(unsafe { *x.add(r * row_stride) });
             sums[p] = s.fma(x, weights, sums[p]);
         }
@@ -247,10 +250,10 @@ pub(in crate::cpu) unsafe fn dot_product_on<S: Simd, const R: usize, const P: us
         (0..P).for_each(|p| ask(p, step));
         // The loop over panels is the inner one, so that each pair is loaded once and used for all panels.
         for (r, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller's contract.
+            // SAFETY: by the caller's contract, `x` is readable for `R * steps` pairs.
             let pair = unsafe { *x.add(step * R + r) };
             for (sum, panel) in sums.iter_mut().zip(panels) {
-                // SAFETY: the caller's contract.
+                // SAFETY: by the caller's contract, every panel is readable for `steps` steps.
                 *sum = unsafe { s.dot_bf16(*sum, panel.add(step * STEP), pair) };
             }
         }

@@ -1,4 +1,4 @@
-//! Shared state of the tasks of one group's product.
+//! Shared state of the tasks of one group's matrix product.
 
 use super::epilogue::Epilogue;
 use super::micro_kernel::{Inputs, MicroKernel};
@@ -7,7 +7,7 @@ use crate::cpu::memory::Shared;
 use crate::cpu::memory::matrix::Matrix;
 use crate::cpu::quant::block_float::BFP_BLOCK_STEPS;
 
-/// State that all tasks of one group's product share.
+/// State that all tasks of one group's matrix product share.
 #[derive(Clone, Copy)]
 pub(super) struct Work<'a> {
     pub(super) tiling: Tiling,
@@ -29,7 +29,7 @@ impl Work<'_> {
     #[inline(always)]
     pub(super) unsafe fn inputs<K: MicroKernel, const R: usize>(&self, row: usize, step: usize) -> Inputs {
         let steps = self.matrix.shape.steps();
-        // SAFETY: the addresses are within the packed activations, by the contract.
+        // SAFETY: the addresses are within the packed activations, by the caller's contract.
         unsafe {
             let tile = self.activations.as_ptr().add(row * 2 * steps).cast_const();
             let powers = tile.add((steps + step / BFP_BLOCK_STEPS) * R);

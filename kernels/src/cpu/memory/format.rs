@@ -64,12 +64,12 @@ impl Format for F32 {
     }
     #[inline(always)]
     unsafe fn load_step<S: Simd, const ODD: bool>(s: S, step: *const f32) -> S::F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, `STEP` elements are readable at `step`.
         unsafe { s.load(step.add(if ODD { LANES } else { 0 })) }
     }
     #[inline(always)]
     unsafe fn load_row<S: Simd>(s: S, from: *const f32) -> S::F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, sixteen elements are readable at `from`.
         unsafe { s.load(from) }
     }
     #[inline(always)]
@@ -105,12 +105,12 @@ impl Format for F16 {
     }
     #[inline(always)]
     unsafe fn load_step<S: Simd, const ODD: bool>(s: S, step: *const u16) -> S::F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, `STEP` elements are readable at `step`.
         unsafe { s.load_f16(step.add(if ODD { LANES } else { 0 })) }
     }
     #[inline(always)]
     unsafe fn load_row<S: Simd>(s: S, from: *const u16) -> S::F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, sixteen elements are readable at `from`.
         unsafe { s.load_f16(from) }
     }
     #[inline(always)]
@@ -145,12 +145,12 @@ impl Format for Bf16 {
     }
     #[inline(always)]
     unsafe fn load_step<S: Simd, const ODD: bool>(s: S, step: *const u16) -> S::F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, `STEP` elements are readable at `step`.
         unsafe { if ODD { s.load_bf16_odd(step) } else { s.load_bf16_even(step) } }
     }
     #[inline(always)]
     unsafe fn load_row<S: Simd>(s: S, from: *const u16) -> S::F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, sixteen elements are readable at `from`.
         unsafe { s.load_bf16(from) }
     }
     #[inline(always)]

@@ -66,7 +66,7 @@ impl<'a> FusedMatrices<'a> {
         let bytes = to.len() / panels.max(1);
         let to = Shared::new(to);
         pool.run(panels, |panel, _| {
-            // SAFETY: each task has its own panel.
+            // SAFETY: each task accesses only its own panel.
             fill(&self.rows(panel), unsafe { to.slice_mut(panel * bytes, bytes) });
         })
     }

@@ -2,9 +2,9 @@
 //!
 //! A page of a layer holds, for each head, `page_tokens` keys and then `page_tokens` values, both in panels (see
 //! [`super::format`]). The lanes of a panel of keys are sixteen tokens and its inputs are the elements of the head, so
-//! that the scores of sixteen keys are one product. The lanes of a panel of values are sixteen elements of the head and
-//! its inputs are sixteen tokens, so that a weighted sum is one product too. The panels that hold the values of the
-//! same sixteen tokens are adjacent.
+//! that the scores of sixteen keys are one matrix product. The lanes of a panel of values are sixteen elements of the
+//! head and its inputs are sixteen tokens, so that a weighted sum is one matrix product, too. The panels that hold the
+//! values of the same sixteen tokens are adjacent.
 
 use std::ops::Range;
 

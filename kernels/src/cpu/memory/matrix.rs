@@ -18,7 +18,7 @@ use crate::{DeviceError, WeightType};
 pub struct Matrix {
     pub(in crate::cpu) shape: Shape,
     pub(in crate::cpu) data: Elements,
-    /// The screen of an LM head, if it has one.
+    /// The screen (int8 copy) of an LM head, if the head has one.
     pub(in crate::cpu) screen: Option<Box<Screen>>,
     /// The exact values of the weights that block floating point rounds, for an LM head that is also the table of
     /// embeddings.
@@ -101,12 +101,12 @@ impl Matrix {
         Ok(Self { shape, data, screen: None, corrections: None })
     }
 
-    /// Size in bytes of the screen.
+    /// Size in bytes of the screen; 0 if there is none.
     pub(in crate::cpu) fn screen_bytes(&self) -> usize {
         self.screen.as_ref().map_or(0, |screen| screen.bytes())
     }
 
-    /// Size in bytes of the corrections.
+    /// Size in bytes of the corrections; 0 if there are none.
     pub(in crate::cpu) fn corrections_bytes(&self) -> usize {
         self.corrections.as_ref().map_or(0, |corrections| corrections.bytes())
     }
@@ -122,8 +122,8 @@ pub(in crate::cpu) enum Form {
 }
 
 impl Form {
-    /// Returns the form of weights of type `dtype` for products on an instruction path. A table that is only used for
-    /// look-ups has the form [`Form::Stored`] on every path.
+    /// Returns the form of weights of type `dtype` for matrix products on an instruction path. A table that is only
+    /// used for look-ups has the form [`Form::Stored`] on every path.
     pub(in crate::cpu) fn of(dtype: WeightType, path: Path) -> Self {
         match dtype {
             WeightType::Bf16 if !path.dots_bf16() => Self::BlockFloat,

@@ -54,7 +54,8 @@ impl<T: Sync> Shared<'_, T> {
     #[inline(always)]
     pub(in crate::cpu) unsafe fn slice(&self, first: usize, len: usize) -> &[T] {
         assert!(first <= self.len && len <= self.len - first, "range of a shared slice out of bounds");
-        // SAFETY: the range is in bounds by the assertion, and nobody writes to it by the contract.
+        // SAFETY: the range is in bounds by the assertion. By the caller's contract, no slice that allows writes
+        // overlaps the range.
         unsafe { std::slice::from_raw_parts(self.start.add(first), len) }
     }
 }

@@ -43,7 +43,7 @@ impl Plane {
         pool.run(bytes.div_ceil(COPIED_AT_ONCE), |task, _| {
             let first = task * COPIED_AT_ONCE;
             let len = COPIED_AT_ONCE.min(bytes - first);
-            // SAFETY: each task has a range of its own.
+            // SAFETY: each task accesses only its own range.
             let target = unsafe { target.slice_mut(first, len) };
             match copy.from {
                 SlotId::NULL => target.fill(0),
@@ -71,7 +71,7 @@ impl SlotStates<'_> {
     /// No two slices that exist at the same time overlap.
     #[allow(clippy::mut_from_ref)] // The safety contract excludes slices that overlap.
     pub(in crate::cpu) unsafe fn part(&self, slot: SlotId, first: usize, len: usize) -> &mut [f32] {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, no other slice overlaps this one.
         unsafe { self.data.slice_mut(self.index(slot, first, len), len) }
     }
 

@@ -3,8 +3,8 @@
 //!
 //! Such machines multiply pairs of 16-bit integers and add the products (`vpmaddwd`, `vpdpwssd`) faster than they
 //! multiply f32. A row of weights is cut into *BFP blocks* of [`BFP_BLOCK`] inputs: integers that share an exponent.
-//! Activations are converted to the same form before each product. The products within a BFP block are summed exactly
-//! in integers, and the sum is scaled once:
+//! Activations are converted to the same form before each matrix product. The products within a BFP block are summed
+//! exactly in integers, and the sum is scaled once:
 //!
 //! ```text
 //! y[o] = Σ over blocks b, in order: 2^(w_exponent[o,b] + x_exponent[b]) · Σ over inputs i of b: w[o,i] · x[i]
@@ -41,7 +41,7 @@ use crate::cpu::memory::format::STEP;
 use crate::cpu::memory::fused_matrices::Shape;
 use crate::cpu::simd::LANES;
 
-/// Number of inputs that share an exponent. With more inputs, the sum of a block's products could overflow an i32.
+/// Number of inputs that share an exponent. With more inputs, the sum of `w * x` over a block could overflow an i32.
 pub(in crate::cpu) const BFP_BLOCK: usize = 64;
 /// Number of steps per BFP block.
 pub(in crate::cpu) const BFP_BLOCK_STEPS: usize = BFP_BLOCK / 2;
@@ -91,7 +91,8 @@ impl BlockFloatPanels {
         self.0.bytes()
     }
 
-    /// Writes the weights of one output to `out`, as products multiply them. `out` has one element per input.
+    /// Converts the weights of one output from block floating point to f32. `out` receives one weight per input, in the
+    /// order of the inputs.
     pub(in crate::cpu) fn read_row(&self, output: usize, out: &mut [f32]) {
         let (len, lane) = (lines(out.len().div_ceil(2)) * STEP, output % LANES);
         let panel = &self.0[output / LANES * len..][..len];

@@ -2,8 +2,8 @@
 //!
 //! The weights of an output are cut into *groups* of [`GROUP`](format::GROUP) inputs. Each group has its own scale: the
 //! largest magnitude in the group divided by 127. The weights of the group are rounded to multiples of the scale.
-//! Activations are quantised in the same way before each product, with a scale per group and row. The products within a
-//! group are summed exactly in integers, and the sum is scaled once:
+//! Activations are quantised in the same way before each matrix product, with a scale per group and row. The products
+//! within a group are summed exactly in integers, and the sum is scaled once:
 //!
 //! ```text
 //! y[o] = Σ over groups g, in order: Σ over inputs i of g (w[o,i] · x[i]) · (w_scale[o,g] · x_scale[g])

@@ -33,8 +33,8 @@
 //!
 //! Let `m` be the largest sum of a panel of the screen. The outputs that pad the last panel do not count. The panel's
 //! largest logit is at least `m - b` and at most `m + b`. So the row's largest logit is at least the largest `m - b` of
-//! all panels, and a panel whose `m + b` is smaller holds neither the largest logit nor one that is equal. All other
-//! panels are candidates.
+//! all panels. A panel whose `m + b` is smaller holds neither the largest logit nor one that is equal. All other panels
+//! are candidates.
 //!
 //! A row whose logits could be infinite or NaN has no such bound. Then all logits of the operation are computed. The
 //! same happens if there are too many candidates, and [`Backoff`] then skips screens for a while.
@@ -53,9 +53,10 @@ use crate::cpu::simd::isa::Path;
 use crate::cpu::simd::{LANES, Op, Simd};
 use crate::cpu::threads::pool::ThreadPool;
 
-/// Bound of a row's logits and partial sums. Rows that could exceed it are not screened.
+/// Limit of a row's logits and partial sums. Rows that could exceed this limit are not screened.
 const MOST: f32 = 1e37;
-/// The part of a bound that covers underflow: far more than 2^-118 per block of inputs.
+/// The part of a bound that covers underflow. It is far more than the largest error by underflow, 2^-118 per block of
+/// inputs.
 const TINY: f32 = 1e-30;
 
 /// Counts of a device's uses of screens, since the device was created.
@@ -87,7 +88,7 @@ pub(in crate::cpu) struct Operands<'a> {
 /// Scratch memory of screened arg max operations, the backoff after failures, and counts.
 #[derive(Default)]
 pub(in crate::cpu) struct Scratch {
-    /// The factors of each row's bounds.
+    /// The coefficients of each row's error bounds.
     bounds: Vec<RowBound>,
     /// The screen's largest sum of each row and panel, `[rows, panels]`.
     maxima: Vec<f32>,
@@ -99,7 +100,7 @@ pub(in crate::cpu) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes room for operations of up to `rows` rows.
+    /// Makes room for arg max operations of up to `rows` rows and `panels` panels.
     pub(in crate::cpu) fn fit(&mut self, rows: usize, panels: usize) {
         let Self { bounds, maxima, marks, candidates, .. } = self;
         grow(bounds, rows);
@@ -135,7 +136,7 @@ impl Scratch {
         let bounds = Shared::new(&mut self.bounds[..rows]);
         pool.run(rows, |row, _| {
             let norms = RowNorms::of(path, x, row, shape.inputs, layout);
-            // SAFETY: each task has its own row.
+            // SAFETY: each task accesses only the bound of its own row.
             unsafe { bounds.slice_mut(row, 1)[0] = RowBound::new(norms, shape.inputs, screen.most) };
         })?;
         let bounds = &self.bounds[..rows];
@@ -155,7 +156,7 @@ impl Scratch {
         let maxima = &self.maxima[..rows * panels];
         let marks = Shared::new(&mut self.marks[..rows * blocks]);
         pool.run(rows, |row, _| {
-            // SAFETY: each task has its own row.
+            // SAFETY: each task accesses only the marks of its own row.
             let marks = unsafe { marks.slice_mut(row * blocks, blocks) };
             let maxima = &maxima[row * panels..][..panels];
             path.run(Mark { maxima, screen, bound: bounds[row], marks });
@@ -185,7 +186,7 @@ fn grow<T: Clone + Default>(list: &mut Vec<T>, len: usize) {
 }
 
 /// Maximum number of candidates for which the screen saves time: one per row, and a quarter of the panels for up to
-/// sixteen rows. A product of more rows takes longer in proportion.
+/// sixteen rows. For more rows, the exact product takes proportionally longer, so more candidates pay off.
 fn most_candidates(rows: usize, panels: usize) -> usize {
     rows + panels * rows.max(16) / 64
 }
@@ -212,9 +213,9 @@ fn collect(marks: &[u16], blocks: usize, most: usize, candidates: &mut Vec<Candi
 /// `W` and `E` of the module's documentation.
 #[derive(Clone, Copy, Debug, Default)]
 struct RowBound {
-    /// The coefficient of `W`.
+    /// The coefficient of `W`, the largest norm of an output's weights in the panel.
     weights: f32,
-    /// The coefficient of `E`.
+    /// The coefficient of `E`, the largest norm of the errors of an output's weights in the panel.
     errors: f32,
     /// True if all logits are finite.
     sound: bool,

@@ -26,8 +26,8 @@ type F = [__m256; 2];
 /// only on a machine that has the instructions.
 macro_rules! avx2 {
     ($($body:tt)*) => {{
-        // SAFETY: a value of type `Avx2` exists only on a machine that has the instructions; memory access is the
-        // caller's contract.
+        // SAFETY: a value of type `Avx2` exists only on a machine that has the instructions. By the caller's contract,
+        // all accessed memory is valid.
         unsafe { $($body)* }
     }};
 }
@@ -55,8 +55,8 @@ fn distinct_address(mut from: *const u16) -> *const u16 {
     from
 }
 
-/// [`Simd::dot_i16`] in assembly. The compiler would sum the products of several steps before it adds them to the sums,
-/// or load the pairs of several rows together. There are too few registers for either.
+/// [`Simd::dot_i16`] in assembly. With intrinsics, the compiler would sum the products of several steps before it adds
+/// them to the sums, or load the pairs of several rows together. There are too few registers for either.
 ///
 /// # Safety
 ///
@@ -68,7 +68,7 @@ unsafe fn add_products(
     weights: [__m256i; 2],
     pair: *const u32,
 ) -> [__m256i; 2] {
-    // SAFETY: the caller's contract.
+    // SAFETY: by the caller's contract, the machine has AVX2, and `pair` is readable.
     unsafe {
         asm!(
             "vpbroadcastd {x}, dword ptr [{pair}]",
@@ -175,7 +175,7 @@ impl Simd for Avx2 {
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
         let (even, odd) =
             (self.splat(f32::from_bits(pair << 16)), self.splat(f32::from_bits(pair & 0xffff_0000)));
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, thirty-two u16 are readable at `weights`.
         let (w_even, w_odd) = unsafe { (self.load_bf16_even(weights), self.load_bf16_odd(weights)) };
         self.fma(w_even, even, self.fma(w_odd, odd, sum))
     }

@@ -57,8 +57,8 @@ impl Avx512Bf16 {
 /// has the instructions.
 macro_rules! avx512 {
     ($($body:tt)*) => {{
-        // SAFETY: a proof value in scope or the function's safety contract guarantees the instructions; memory access
-        // is the caller's contract.
+        // SAFETY: a proof value in scope or the function's safety contract guarantees the instructions. By the caller's
+        // contract, all accessed memory is valid.
         unsafe { $($body)* }
     }};
 }
@@ -75,7 +75,7 @@ macro_rules! fold {
     };
 }
 
-/// The even and the odd half of a pair, widened.
+/// Returns the even and the odd bfloat16 of a pair as f32.
 #[inline(always)]
 fn halves(pair: u32) -> (f32, f32) {
     (f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000))
@@ -89,7 +89,7 @@ fn halves(pair: u32) -> (f32, f32) {
 #[inline(always)]
 unsafe fn dot_widened<S: Simd>(s: S, sum: S::F, weights: *const u16, pair: u32) -> S::F {
     let (even, odd) = halves(pair);
-    // SAFETY: the caller's contract.
+    // SAFETY: by the caller's contract, thirty-two u16 are readable at `weights`.
     let (w_even, w_odd) = unsafe { (s.load_bf16_even(weights), s.load_bf16_odd(weights)) };
     s.fma(w_even, s.splat(even), s.fma(w_odd, s.splat(odd), sum))
 }
@@ -103,7 +103,7 @@ unsafe fn dot_widened<S: Simd>(s: S, sum: S::F, weights: *const u16, pair: u32) 
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 unsafe fn add_products(mut sum: __m512i, weights: __m512i, pair: __m512i) -> __m512i {
-    // SAFETY: the caller's contract.
+    // SAFETY: by the caller's contract, the machine has AVX512_VNNI.
     unsafe {
         asm!(
             "vpdpwssd {sum}, {weights}, {pair}",
@@ -167,7 +167,7 @@ unsafe fn store_transposed<const R: usize>(rows: &[__m512i; R], to: *mut u32) {
             b[12 + j] = _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]);
         }
         for (lane, words) in b.into_iter().enumerate() {
-            // A whole register is stored if later stores overwrite its surplus.
+            // A whole register is stored where later stores overwrite the words after the first `R`.
             if (lane * R + LANES) <= LANES * R {
                 _mm512_storeu_si512(to.add(lane * R).cast(), words);
             } else {
@@ -233,7 +233,8 @@ macro_rules! simd {
             }
             #[inline(always)]
             unsafe fn store_transposed<const R: usize>(self, rows: &[__m512i; R], to: *mut u32) {
-                // SAFETY: `self` proves that the machine has the instructions. The rest is the caller's contract.
+                // SAFETY: `self` proves that the machine has AVX-512 F. By the caller's contract, `16 * R` words are
+                // writable at `to`.
                 unsafe { store_transposed(rows, to) }
             }
             #[inline(always)]
@@ -371,13 +372,14 @@ simd! { Avx512:
     const TILE_SUMS: usize = 24;
     #[inline(always)]
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, thirty-two u16 are readable at `weights`.
         unsafe { dot_widened(self, sum, weights, pair) }
     }
     const DOT_INPUTS: usize = 2;
     #[inline(always)]
     unsafe fn dot_u8(self, sum: __m512i, weights: *const u8, x: u32) -> __m512i {
-        // SAFETY: `self` proves that the machine has the instructions. The rest is the caller's contract.
+        // SAFETY: `self` proves that the machine has AVX-512 F and BW. By the caller's contract, 32 bytes are readable
+        // at `weights`.
         unsafe { dot_words(sum, weights, x) }
     }
     #[inline(always)]
@@ -393,7 +395,7 @@ simd! { Avx512Vnni:
     const TILE_SUMS: usize = 28;
     #[inline(always)]
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, thirty-two u16 are readable at `weights`.
         unsafe { dot_widened(self, sum, weights, pair) }
     }
     const DOT_INPUTS: usize = 4;
@@ -405,7 +407,7 @@ simd! { Avx512Vnni:
     }
     #[inline(always)]
     unsafe fn dot_i16(self, sum: __m512i, weights: __m512i, pair: *const u32) -> __m512i {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, `pair` is readable.
         let pair = unsafe { *pair };
         avx512! { add_products(sum, weights, _mm512_set1_epi32(pair.cast_signed())) }
     }
@@ -441,7 +443,8 @@ simd! { Avx512Bf16:
     const DOT_INPUTS: usize = 2;
     #[inline(always)]
     unsafe fn dot_u8(self, sum: __m512i, weights: *const u8, x: u32) -> __m512i {
-        // SAFETY: `self` proves that the machine has the instructions. The rest is the caller's contract.
+        // SAFETY: `self` proves that the machine has AVX-512 F and BW. By the caller's contract, 32 bytes are readable
+        // at `weights`.
         unsafe { dot_words(sum, weights, x) }
     }
     #[inline(always)]

@@ -12,7 +12,7 @@ pub(in crate::cpu) fn to_bf16(x: f32) -> u16 {
     (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16
 }
 
-/// Returns the f32 of the same value.
+/// Converts bfloat16 to f32, exactly.
 #[inline(always)]
 pub(in crate::cpu) fn from_bf16(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)

@@ -48,38 +48,38 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> F {
-        // SAFETY: the caller's contract; an array of f32 has the alignment of f32.
+        // SAFETY: by the caller's contract, sixteen f32 are readable at `from`.
         unsafe { from.cast::<F>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, x: F) {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, sixteen f32 are writable at `to`.
         unsafe { to.cast::<F>().write_unaligned(x) }
     }
     #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, sixteen u16 are readable at `from`.
         each(|i| half::f16::from_bits(unsafe { *from.add(i) }).to_f32())
     }
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const u16) -> F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, sixteen u16 are readable at `from`.
         each(|i| from_bf16(unsafe { *from.add(i) }))
     }
     #[inline(always)]
     unsafe fn load_bf16_even(self, from: *const u16) -> F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, thirty-two u16 are readable at `from`.
         each(|i| from_bf16(unsafe { *from.add(2 * i) }))
     }
     #[inline(always)]
     unsafe fn load_bf16_odd(self, from: *const u16) -> F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, thirty-two u16 are readable at `from`.
         each(|i| from_bf16(unsafe { *from.add(2 * i + 1) }))
     }
     #[inline(always)]
     unsafe fn dot_bf16(self, sum: F, weights: *const u16, pair: u32) -> F {
         let (even, odd) = (from_bf16(pair as u16), from_bf16((pair >> 16) as u16));
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, thirty-two u16 are readable at `weights`.
         let (w_even, w_odd) = unsafe { (self.load_bf16_even(weights), self.load_bf16_odd(weights)) };
         self.fma(w_even, self.splat(even), self.fma(w_odd, self.splat(odd), sum))
     }
@@ -105,7 +105,7 @@ impl Simd for Portable {
     unsafe fn dot_u8(self, sum: [i32; LANES], weights: *const u8, x: u32) -> [i32; LANES] {
         let x = x.to_le_bytes().map(|x| i32::from(x.cast_signed()));
         std::array::from_fn(|lane| {
-            // SAFETY: the caller's contract.
+            // SAFETY: by the caller's contract, `4 * LANES` bytes are readable at `weights`.
             let weight = |i: usize| i32::from(unsafe { *weights.add(4 * lane + i) });
             sum[lane] + weight(0) * x[0] + weight(1) * x[1] + weight(2) * x[2] + weight(3) * x[3]
         })
@@ -113,13 +113,13 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load_i(self, from: *const u16) -> [i32; LANES] {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, thirty-two u16 are readable at `from`.
         unsafe { from.cast::<[i32; LANES]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn dot_i16(self, sum: [i32; LANES], weights: [i32; LANES], pair: *const u32) -> [i32; LANES] {
         let halves = |x: i32| (i32::from(x as i16), x >> 16);
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, `pair` is readable.
         let (even, odd) = halves(unsafe { *pair }.cast_signed());
         std::array::from_fn(|lane| {
             let (w_even, w_odd) = halves(weights[lane]);
@@ -139,12 +139,12 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn store_i(self, to: *mut u32, x: [i32; LANES]) {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, sixteen words are writable at `to`.
         unsafe { to.cast::<[i32; LANES]>().write_unaligned(x) }
     }
     #[inline(always)]
     unsafe fn powers(self, exponents: *const u8) -> F {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, sixteen bytes are readable at `exponents`.
         each(|i| f32::from_bits(u32::from(unsafe { *exponents.add(i) }) << 23))
     }
 

@@ -33,7 +33,7 @@ fn each_query_and_split_is_in_one_item() {
                 let last = (start + query / group as u32) / 256;
                 match work.merges.iter().find(of) {
                     None => assert_eq!(splits, [ALL_SPLITS], "row {row}, query {query}"),
-                    // The tile's last query may see more splits than this query.
+                    // The tile's last query may see more splits (ranges of keys) than this query.
                     Some(_) => assert!(
                         splits.len() as u32 > last && splits.iter().zip(0..).all(|(a, b)| *a == b),
                         "row {row}, query {query}: {splits:?}"
@@ -68,14 +68,14 @@ fn partial_results_share_no_index_and_stay_within_their_room() {
 fn splits_run_in_parallel_where_whole_tiles_would_not_fill_the_gpu() {
     let shape = WorkShape { group: 2, kv_heads: 8, parts: 1 << 20 };
     assert_eq!(work(shape, &[(1, 4000)]).narrow.len(), 16);
-    // 64 rows and 8 kv heads are 512 blocks.
+    // 64 rows and 8 kv heads are 512 blocks, which fill the GPU.
     let many = work(shape, &[(1, 4000); 64]);
     assert_eq!((many.narrow.len(), many.merges.len()), (64, 0));
-    // One long row among them is divided.
+    // One long row among 64 short ones is divided.
     let mut rows = vec![(1, 500); 64];
     rows.push((1, 100_000));
     let mixed = work(shape, &rows);
     assert_eq!((mixed.merges.len(), mixed.merges[0].row), (1, 64));
-    // A long prompt's own tiles fill the GPU.
+    // The tiles of a long prompt fill the GPU, so no tile is divided.
     assert!(work(shape, &[(2048, 0)]).merges.is_empty());
 }

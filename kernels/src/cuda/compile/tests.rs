@@ -14,7 +14,7 @@ fn a_file_is_named_by_all_that_decides_its_contents() {
     ] {
         assert_ne!(name, other);
     }
-    // The vector of RFC 9923 for "a".
+    // The test vector of RFC 9923 for "a".
     assert_eq!(fnv(b"a"), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
 }
 

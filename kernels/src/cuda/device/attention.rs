@@ -16,12 +16,12 @@ use crate::{
 
 /// Threads per block of all kernels here: four warps.
 const THREADS: u32 = 128;
-/// Warps per block.
+/// Warps per thread block.
 const WARPS: usize = 4;
 /// Threads per warp.
 const WARP: u32 = 32;
-/// Size in bytes of the scratch memory for partial results of attention. A tile that finds no room in it computes its
-/// splits one after another.
+/// Size in bytes of the scratch memory for partial results of attention. If a tile's partial results do not fit, its
+/// splits (ranges of keys) are computed one after another.
 const PART_BYTES: usize = 32 << 20;
 /// Number of bytes that a thread reads at once: the alignment of all operands.
 const ALIGNMENT: usize = 16;

@@ -1,4 +1,4 @@
-//! The gated delta rule over slots.
+//! The gated delta rule, whose states are in slots.
 
 use super::CudaDevice;
 use crate::cuda::arguments::{self, DeltaInputs};
@@ -11,9 +11,9 @@ use crate::{DeltaRule, DeltaShape, DeviceError, GatedDelta, GatedNorm};
 /// Threads per block of all kernels here: four warps.
 const THREADS: u32 = 128;
 const WARPS: usize = 4;
-/// Tokens per block of `sources/delta_inputs.cu`.
+/// Tokens that a thread block of `sources/delta_inputs.cu` computes.
 const TILE_TOKENS: usize = 16;
-/// Columns of a memory per block of `sources/delta_rule.cu`.
+/// Columns of a state matrix that a thread block of `sources/delta_rule.cu` updates.
 const COLUMNS: usize = 32;
 
 impl DeltaRule for CudaDevice {
@@ -37,7 +37,8 @@ impl DeltaRule for CudaDevice {
         let (key_states, key_stride) = planes.states(plane, layer * key_bytes, key_bytes)?;
         let (value_states, value_stride) = planes.states(plane + 1, layer * value_bytes, value_bytes)?;
         let (states, stride) = planes.states(plane + 2, layer * memory_bytes, memory_bytes)?;
-        // Padding rows of `inputs` are not cleared, because only the delta rule reads `inputs`, and it skips padding.
+        // Padding rows of `inputs` are not cleared, because only the delta rule reads `inputs`, and the delta rule
+        // skips padding.
         inputs.written(all, shape.inputs())?;
         out.written(all, shape.values())?;
         out.clear_from(tokens)?;

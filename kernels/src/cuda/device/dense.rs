@@ -1,4 +1,4 @@
-//! Embedding, norms and products with weights.
+//! Embedding, norms and matrix products with weights.
 
 use std::ops::Range;
 
@@ -155,8 +155,8 @@ impl CudaDevice {
         self.kernels.launch(kernel, Grid::of(x.live, THREADS), operands)
     }
 
-    /// Enqueues a product of `x`. The rows are first normalised if there is a norm, and then converted to the matrix's
-    /// type.
+    /// Enqueues a matrix product of `x`. The rows are first normalised if there is a norm, and then converted to the
+    /// matrix's type.
     pub(super) fn product(
         &mut self,
         x: &Tensor,

@@ -18,21 +18,21 @@ use crate::cuda::tensor::{Matrix, Tensor};
 use crate::device::MixSizes;
 use crate::{DeviceError, Experts, MixExperts, Routing, WeightType};
 
-/// Threads per block of the kernels that route, list and sum.
+/// Threads per block of the kernels that route rows, list pairs and sum outputs.
 const THREADS: u32 = 256;
-/// Rows per block of `route_rows`: one per warp.
+/// Rows per thread block of `route_rows`: one per warp.
 const ROUTED_ROWS: usize = 8;
 /// Maximum size in bytes of the outputs of a chunk's pairs. Each chunk reads the weights of its experts again, so a
 /// chunk should have many rows per expert. For example, with 8 of 128 experts per row and outputs of 2,048 f32, a chunk
 /// has 128 rows per expert.
 pub(super) const OUTPUT_BYTES: usize = 128 << 20;
-/// Bytes of an index or of a weight of a pair.
+/// Bytes per index or weight of a pair.
 const WORD: usize = 4;
 
 /// The experts of a layer, and the addresses that all chunks of its rows use.
 struct Layer {
     routing: Routing,
-    /// Number of all experts.
+    /// Number of experts of the layer, on all ranks.
     experts: usize,
     /// Index of the first expert that this rank holds, and the number of those experts.
     first: usize,
@@ -155,7 +155,8 @@ impl CudaDevice {
         self.kernels.launch(kernel::group_rows, Grid::of(layer.experts, THREADS), operands)
     }
 
-    /// Enqueues both products of the experts of one kind. `x` is the address of the chunk's rows.
+    /// Enqueues the gated product and the down projection of the experts of one kind. `x` is the address of the chunk's
+    /// rows.
     fn expert_products(
         &mut self,
         layer: &Layer,

@@ -1,4 +1,4 @@
-//! Linear recurrences over slots.
+//! Linear recurrences whose states are in slots.
 
 use super::CudaDevice;
 use crate::cuda::arguments;

@@ -16,7 +16,7 @@ use crate::cuda::tensor::{Matrix, Tensor, Vector};
 use crate::device::sampler_preconditions as check;
 use crate::{Argmax, DeviceError, GatheredRows, Nomination, SampleRow, Sampler, ScoreRow};
 
-/// Threads per block. A block computes one row of logits.
+/// Threads per block. A thread block computes one row of logits.
 const THREADS: u32 = 256;
 /// Maximum size in bytes of each of the three scratch arrays of sampling. At least one row is sampled per launch, even
 /// if it needs more. Rows that do not fit are sampled by further launches.
@@ -133,7 +133,7 @@ impl Sampler for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Enqueues the product of an arg max, and returns its logits.
+    /// Enqueues the matrix product that computes the logits of an arg max. Returns the logits.
     fn logits_of<'a>(
         &mut self,
         argmax: Argmax<'a, Tensor, Matrix, Vector>,

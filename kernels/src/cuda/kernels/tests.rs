@@ -1,4 +1,5 @@
-//! Kernels on the emulated GPU, each test in a process of its own. The PTX is written here and needs no compiler.
+//! Tests the loading and the launch of kernels on the emulated GPU, each test in a process of its own. The PTX is
+//! written here and needs no compiler.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -15,7 +16,7 @@ use crate::cuda::context::Gpu;
 use crate::cuda::parameters;
 use crate::cuda::sources::{DeclaredKernel, Kernel};
 
-/// A kernel that takes a pointer, a word, a float and two words more, and stores the last word at the pointer.
+/// A kernel that takes a pointer, a word, a float and two more words, and stores the last word at the pointer.
 const PTX: &str = "\
 .version 9.0
 .target sm_90
@@ -69,7 +70,7 @@ fn kernels_that_take_other_arguments_than_those_declared_are_refused() {
         let (_gpu, module) = loaded();
         let by_text = parameters::of_ptx(PTX).unwrap();
         let by_driver = HashMap::new();
-        // In the second case there is no PTX text, as for a cubin, and the driver answers.
+        // In the second case there is no PTX text, as with a cubin, so the parameters come from the driver.
         for of_source in [&by_text, &by_driver] {
             let load = |arguments| {
                 let kernel = declared(arguments);
@@ -108,7 +109,7 @@ struct Fill {
     value: u32,
 }
 
-// SAFETY: the list is made of the fields.
+// SAFETY: the list holds the offset and the width of each field, in the order of the fields.
 unsafe impl Arguments for Fill {
     const LIST: &'static [Argument] = &[
         Argument { offset: 0, ..OUT },

@@ -1,7 +1,7 @@
 //! `libnccl.so.2`, opened at run time.
 //!
-//! Types and constants come from cudarc. Its functions are not used, because they do not look for the file name that
-//! NVIDIA's packages install, and panic at an absent symbol.
+//! Types and constants come from cudarc. cudarc's functions are not used: they do not look for the file name that
+//! NVIDIA's packages install, and they panic if a symbol is absent.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;

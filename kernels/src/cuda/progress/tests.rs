@@ -8,7 +8,7 @@ fn each_kernel_has_a_hash_of_its_own() {
     let names: Vec<_> = names().collect();
     let hashes: HashSet<_> = names.iter().map(|name| hash_of(name)).collect();
     assert!(hashes.len() == names.len() && !hashes.contains(&0), "{names:?}");
-    // The vector of RFC 9923 for "foobar".
+    // The test vector of RFC 9923 for "foobar".
     assert_eq!(hash_of("foobar"), 0xbf9c_f968);
 }
 

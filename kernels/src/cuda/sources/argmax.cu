@@ -1,4 +1,4 @@
-// The likeliest token of each row of logits: one block per row. Among equal logits, the lowest token id wins.
+// The likeliest token of each row of logits: one thread block per row. Among equal logits, the lowest token id wins.
 
 // Writes a result per row. Also stores each row's token as the last token of its slot, unless that slot is the null
 // slot. A null `slots` means that no row has a slot.

@@ -35,7 +35,7 @@ DEVICE void reset(State& state) {
   for (int i = 0; i < LANE_ELEMENTS; i++) state.values[i] = 0.f;
 }
 
-// Folds the partial result of a split into the result of the earlier splits.
+// Folds the partial result of a split (a range of SPLIT keys) into the result of the earlier splits.
 DEVICE void fold(State& total, const State& part) {
   float top = fmaxf(total.top, part.top), base = top == -INF ? 0.f : top;
   float keep = exp_(__fsub_rn(total.top, base)), take = exp_(__fsub_rn(part.top, base));

@@ -6,9 +6,9 @@
 // queries; scores, online softmax and weighted sum of values stay in its registers.
 //
 // A query's bits do not depend on other queries. Keys are read in tiles of TILE at absolute positions. The online
-// softmax restarts at absolute multiples of SPLIT keys, and the results of the splits are folded in order: by the item
-// that computes all of them, or by `merge_splits` if each split is a separate item. Both fold with the same
-// instructions. A tile that is masked for a query does not change the query's state.
+// softmax restarts at absolute multiples of SPLIT keys. The results of these splits (ranges of SPLIT keys) are folded
+// in order: by the item that computes all of them, or by `merge_splits` if each split is a separate item. The item and
+// `merge_splits` fold with the same instructions. A tile that is masked for a query does not change the query's state.
 //
 // Keys that no query of a tile sees are replaced by zeros and not read, because an unwritten entry may hold NaN. The
 // lists of items are made by kernels/src/cuda/attention_work.rs.
@@ -52,8 +52,8 @@ DEVICE Query query_at(const Args& args, const Row& row, const Item& item, u32 in
   return {row.start + token, row.first_token + token, blockIdx.y * group + query % group};
 }
 
-// Factors that fold the partial result of a split into the result of the earlier splits: values = part * take + values
-// * keep.
+// Factors that fold the partial result of a split (a range of SPLIT keys) into the result of the earlier splits: values
+// = part * take + values * keep.
 struct Fold {
   float top, sum, keep, take;
 };
@@ -110,7 +110,8 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
   fetch(begin, 0, locate(begin));
   u32 located = begin + 1 < end ? locate(begin + 1) : 0;
 
-  // This lane's two queries as fragments of A, scaled so that the softmax uses powers of two.
+  // This lane's two queries as fragments of the operand A of mma.m16n8k16, scaled so that the softmax uses powers of
+  // two.
   const bool has_queries = warp * WARP_QUERIES < item.queries;
   u32 position[2], q[D / 16][4];
 #pragma unroll
@@ -128,7 +129,8 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
   const u32 warp_low = query_at(args, row, item, warp * WARP_QUERIES).position;
   const u32 warp_high = query_at(args, row, item, warp * WARP_QUERIES + WARP_QUERIES - 1).position;
 
-  // Results of the earlier splits, and of this split. Until the split ends, its sums cover only this lane's share.
+  // Results of the earlier splits (`total...`), and of the current split. Until the current split ends, `sum` covers
+  // only this lane's keys.
   float total_top[2] = {-INF, -INF}, total_sum[2] = {0.f, 0.f}, total[D / 8][4] = {};
   float top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f}, values[D / 8][4] = {};
 
@@ -241,8 +243,9 @@ DEVICE void attend(const Args& args, const u16* kv, Shared<D>& shared) {
   }
 }
 
-// Folds the partial results of a tile's queries, split by split. An item holds the tile and the index of its first
-// split's results. The results of the later splits follow. A thread computes four elements of a query.
+// Folds the partial results of a tile's queries, one split (range of SPLIT keys) after another. An item holds the tile
+// and the index of its first split's results. The results of the later splits follow. A thread computes four elements
+// of a query.
 template <int D>
 DEVICE void merge(const Args& args) {
   const Item item = args.items[blockIdx.x];

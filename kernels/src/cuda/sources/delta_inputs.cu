@@ -1,10 +1,10 @@
 // Inputs of the gated delta rule: causal convolutions with SiLU over the tokens of each row, norms of q and k, decays,
 // betas.
 //
-// A block computes one head of q, k or v for TILE tokens of the step, which may belong to several rows. A warp computes
-// one token at a time. The convolutions of a row's first tokens reach back into the state of its slot. The block with
-// the row's first token computes all of these tokens, and replaces the state after a barrier. No other block reads or
-// writes the state.
+// A thread block computes one head of q, k or v for TILE tokens of the step, which may belong to several rows. A warp
+// computes one token at a time. The convolutions of a row's first tokens reach back into the state of its slot. The
+// block with the row's first token computes all of these tokens, and replaces the state after a barrier. No other block
+// reads or writes the state.
 constexpr int THREADS = 128;
 constexpr u32 WARPS = THREADS / 32;
 constexpr u32 TILE = 16;
@@ -90,8 +90,8 @@ KERNEL(THREADS, 6) delta_inputs(const float* projected, const Row* rows, const u
     float* state = state_of(row);
     const float* inputs = inputs_of(row);
     for (u32 c = lane; c < width; c += 32)
-      // If a row is shorter than the state, the newest old inputs move to the front. Each moves from a later index,
-      // which is not overwritten yet.
+      // If a row is shorter than the state, the newest inputs of the old state move to the front. Each input moves from
+      // a later index, which has not been overwritten yet.
       for (u32 i = 0; i < kept; i++) {
         const u32 at = count + i;
         state[i * width + c] = at < kept ? state[at * width + c] : inputs[(size_t)(at - kept) * projected_width + c];

@@ -1,10 +1,10 @@
-// The gated delta rule: for each token of a row in order, the memory S of a value head becomes decay * S + k ⊗ delta
-// with delta = (v - decay * Sᵀk) * beta, and the token's output is Sᵀq.
+// The gated delta rule. For each token of a row in order, the state matrix S (*memory*) of a value head becomes decay *
+// S + k ⊗ delta, with delta = (v - decay * Sᵀk) * beta. The token's output is Sᵀq.
 //
-// A block computes COLUMNS columns of a head's memory for all tokens of a row. Each column is kept in the registers of
-// PARTS lanes, and is read from the slot once and written to the slot once. A lane holds quads of rows that are PARTS
-// quads apart. It keeps four sums over its quads. The sums of all lanes of a column are then added in an order that
-// depends only on the size of a head.
+// A thread block computes COLUMNS columns of a head's memory for all tokens of a row. Each column is kept in the
+// registers of PARTS lanes. It is read from the slot once and written to the slot once. A lane holds quads of rows that
+// are PARTS quads apart. It keeps four sums over its quads. The sums of all lanes of a column are then added in an
+// order that depends only on the size of a head.
 //
 // The inputs of TILE tokens are copied by cp.async while the inputs of the previous tile are used. A copy has four
 // bytes, because a token's inputs are only aligned to four bytes.
@@ -38,9 +38,9 @@ DEVICE float column_sum(const float (&sums)[4]) {
   return sum;
 }
 
-// Loads this lane's elements of a column, or stores them. Rows from `rows` on are loaded as zeros and not stored. Each
-// address is computed from the previous address, and no address is kept between load and store, because there are too
-// few registers.
+// Loads this lane's elements of a column of the state matrix, or stores them. Rows from `rows` on are loaded as zeros
+// and not stored. Each address is computed from the previous address, and no address is kept between load and store,
+// because there are too few registers.
 template <bool STORE, u32 ELEMENTS>
 DEVICE void move(float (&memory)[ELEMENTS], float* at, u32 part, u32 rows, u32 value_dim) {
 #pragma unroll

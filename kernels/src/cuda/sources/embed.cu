@@ -1,5 +1,5 @@
-// out[t] = table[ids[t] - first], or zeros for an id whose row this shard of the table does not hold. One block per
-// token.
+// out[t] = table[ids[t] - first], or zeros for an id whose row this shard of the table does not hold. One thread block
+// per token.
 //
 // The highest bit of an id marks a row that continues a step in flight. The other bits are then a slot, and the id is
 // the token that was sampled last for this slot.

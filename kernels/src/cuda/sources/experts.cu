@@ -1,8 +1,8 @@
-// Products of experts in f32, without tensor cores: for weights in f32, and for 16-bit weights whose widths are not
-// multiples of 8.
+// Matrix products of experts in f32, without tensor cores: for weights in f32, and for 16-bit weights whose widths are
+// not multiples of 8.
 //
-// A block computes a tile of 32 pairs and 64 columns of one expert, and a thread computes 4 x 4 sums of the tile. Each
-// sum adds its products in the order of the inputs, so its bits depend only on its row.
+// A thread block computes a tile of 32 pairs (of row and expert) and 64 columns of one expert, and a thread computes
+// 4x4 sums of the tile. Each sum adds its products in the order of the inputs, so its bits depend only on its row.
 constexpr u32 THREADS = 128, ROWS = 32, COLUMNS = 64, HALF = COLUMNS / 2, DEPTH = 16;
 
 // The pairs' inputs and the columns' weights, with all elements for one input side by side. The padding avoids bank

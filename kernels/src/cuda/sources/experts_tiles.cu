@@ -1,14 +1,14 @@
-// Products of experts on tensor cores: for 16-bit weights whose rows begin at multiples of 16 bytes.
+// Matrix products of experts on tensor cores: for 16-bit weights whose rows begin at multiples of 16 bytes.
 //
-// A narrow tile has 16 pairs and 64 columns, and its four warps divide the columns. Narrow tiles are for experts with
-// few rows. Reading weights limits their speed, so they keep many copies in flight. A wide tile has 64 pairs and 128
-// columns, of which a warp computes 32 x 64. Both kinds add the inputs in ascending order, DEPTH per step and 16 per
-// instruction. So the bits of a row depend neither on the size of its tile nor on its neighbours. Pairs, columns and
-// inputs past the end count as zeros.
+// A narrow tile has 16 pairs (of row and expert) and 64 columns, and its four warps divide the columns. Narrow tiles
+// are for experts with few rows. Reading weights limits their speed, so they keep many copies in flight. A wide tile
+// has 64 pairs and 128 columns, of which a warp computes 32 x 64. Both kinds add the inputs in ascending order, DEPTH
+// per step and 16 per instruction. So the bits of a row depend neither on the size of its tile nor on its neighbours.
+// Pairs, columns and inputs past the end count as zeros.
 constexpr u32 THREADS = 128, DEPTH = 32, CHUNK = 8, CHUNKS = DEPTH / CHUNK;
 
-// Number of warps along pairs and along columns, tiles of 16 pairs and of 8 columns per warp, and steps in shared
-// memory.
+// ROW_WARPS and COLUMN_WARPS: warps of a thread block along pairs and along columns. ROW_TILES and COLUMN_TILES: a
+// warp's tiles of 16 pairs and of 8 columns. STAGES: steps in shared memory.
 template <u32 ROW_WARPS_, u32 COLUMN_WARPS_, u32 ROW_TILES_, u32 COLUMN_TILES_, u32 STAGES_>
 struct Shape {
   static constexpr u32 COLUMN_WARPS = COLUMN_WARPS_, ROW_TILES = ROW_TILES_, COLUMN_TILES = COLUMN_TILES_, STAGES = STAGES_;

@@ -1,5 +1,5 @@
 // One rank's share of sampling a row whose token depends only on its best tokens (kernels/src/sampling/nomination.rs).
-// One block per row computes this rank's share of the vocabulary, whose token ids begin at `first`.
+// One thread block per row computes this rank's share of the vocabulary, whose token ids begin at `first`.
 
 // One row to nominate. A list is given by the index of its first word in `words` and its length. A list contains a
 // token at most once.

@@ -1,4 +1,5 @@
-// out = x / sqrt(mean(x²) + eps) * weight for each row, in the type that the next product reads. One block per row.
+// out = x / sqrt(mean(x²) + eps) * weight for each row, in the type that the next matrix product reads. One thread
+// block per row.
 constexpr int THREADS = 256;
 
 template <class Out>

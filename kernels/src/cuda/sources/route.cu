@@ -1,4 +1,4 @@
-// Routing of rows to experts, before and after the experts' products.
+// Routing of rows to experts, before and after the experts' matrix products.
 //
 // A pair is a row and one of its experts: pair = row * top_k + slot. The slots of a row hold its experts in ascending
 // order, and `sum_experts` adds them in this order. All lists are in the order of pairs. So nothing here depends on the
@@ -64,9 +64,9 @@ KERNEL(THREADS) route_rows(const float* logits, u32 rows, u32 experts, u32 top_k
   }
 }
 
-// Lists the pairs of each expert in ascending order, and counts them: one block per expert. `totals` counts the pairs
-// of all launches. This rank holds `held` experts from `first` on, and each of these has a list of `capacity` entries.
-// Pairs of other experts are only counted.
+// Lists the pairs of each expert in ascending order, and counts them: one thread block per expert. `totals` counts the
+// pairs of all launches. This rank holds `held` experts from `first` on, and each of these has a list of `capacity`
+// entries. Pairs of other experts are only counted.
 KERNEL(THREADS) group_rows(const u32* chosen, u32 pairs, u32 first, u32 held, u32 capacity, u32* counts, u32* lists, u64* totals) {
   BEGIN(group_rows);
   __shared__ u32 of_warp[WARPS];

@@ -4,7 +4,7 @@ constexpr int THREADS = 256;
 
 DEVICE size_t element() { return (size_t)blockIdx.x * THREADS + threadIdx.x; }
 
-// out = x, in the type that the next product reads.
+// out = x, in the type that the next matrix product reads.
 KERNEL(THREADS) cast_bf16(const float* x, u64 count, u16* out) {
   BEGIN(cast_bf16);
   size_t i = element();

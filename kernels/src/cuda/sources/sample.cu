@@ -1,9 +1,9 @@
-// Sampling and scores: one block per request, over the request's row of logits.
+// Sampling and scores: one thread block per request, over the request's row of logits.
 //
-// The order of operations is that of the CPU device (kernels/src/cpu/sampling/sample.rs): bias, forbidden tokens,
-// repetition, frequency and presence penalties; then the likeliest token, or temperature, min-p, top-k, top-p and one
-// draw by inversion over ascending token ids. The random number is Philox4x32-10 of (seed, position); see Salmon et
-// al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+// The order of operations is that of the CPU device (kernels/src/cpu/sampling/sample.rs). Bias, forbidden tokens,
+// repetition, frequency and presence penalties come first. Then the likeliest token is taken, or temperature, min-p,
+// top-k, top-p and one draw by inversion over ascending token ids follow. The random number is Philox4x32-10 of (seed,
+// position); see Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 
 // One request. A list is given by the index of its first word in `words` and its length.
 struct Task {
@@ -121,7 +121,7 @@ DEVICE bool keeps(Cut cut, float weight, u32 id) {
   return key > cut.key || (key == cut.key && id <= cut.id);
 }
 
-// Applies bias, forbidden tokens and penalties to the block's copy of the logits.
+// Applies bias, forbidden tokens and penalties to the thread block's copy of the logits.
 DEVICE void adjust(const Task& task, const u32* words, u32 last_token, float* logits, u32* counts) {
   constexpr u32 SEEN = 1u << 31;  // The token's repetition penalty has been applied.
   for (u32 i = threadIdx.x; i < task.bias_count; i += THREADS) {
@@ -180,7 +180,7 @@ DEVICE u32 draw(const Task& task, const float* logits, float highest, float* wei
   return locate(count, target, [&](u32 i) -> u64 { return keeps(cut, weights[i], i) ? fixed(weights[i]) : 0; });
 }
 
-// `adjusted`, `weights` and `counts` are scratch memory with one row per block. The contents of `counts` may be
+// `adjusted`, `weights` and `counts` are scratch memory with one row per thread block. The contents of `counts` may be
 // undefined.
 KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, const u32* words, float* adjusted, float* weights,
                        u32* counts, u32* last_tokens, Result* results, Top* tops) {
@@ -219,7 +219,7 @@ KERNEL(THREADS) sample(const float* all_logits, u32 width, const Task* tasks, co
 // Samples from a row's best tokens: `width` pairs of a logit and a token id, where a negative id stands for no token.
 // `peaks` holds the largest logit of the whole row before and after its adjustments. The token is the one that `sample`
 // finds in the whole row, because no sum includes the tokens that truncation cuts off. `logits`, `weights` and `ids`
-// are scratch memory with one row per block.
+// are scratch memory with one row per thread block.
 KERNEL(THREADS) sample_candidates(const float* all_candidates, u32 width, const float* peaks, const Task* tasks, float* logits,
                                   float* weights, u32* ids, u32* last_tokens, Result* results) {
   BEGIN(sample_candidates);

@@ -6,7 +6,8 @@
 use crate::sampling::MAX_NOMINATED;
 use crate::{DeviceError, Nomination, SampleRow};
 
-/// Checks the width of the pairs for [`best_candidates`](super::Sampler::best_candidates).
+/// Checks that rows of `width` numbers consist of pairs, at least one: the input of
+/// [`best_candidates`](super::Sampler::best_candidates).
 pub(crate) fn candidates(width: usize) -> Result<(), DeviceError> {
     match width {
         0 => refuse("candidates of 0 numbers".to_owned()),

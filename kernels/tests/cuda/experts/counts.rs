@@ -1,4 +1,4 @@
-//! Counts of experts' tokens, scratch memory, and operands that are refused.
+//! Tests the counts of tokens per expert, the size of scratch memory, and that unfit operands are refused.
 
 use tutti_kernels::cuda::CudaDevice;
 use tutti_kernels::{

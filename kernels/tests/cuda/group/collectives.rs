@@ -1,4 +1,4 @@
-//! Reductions and gathers over ragged shapes.
+//! Tests reductions and gathers over ragged shapes in a group.
 
 use tutti_kernels::{Collectives, Device, DeviceError};
 

@@ -1,5 +1,5 @@
-//! Ranks that stay away, leave, or never join. Tests that every wait ends with an error, and that the device can be
-//! dropped.
+//! Tests that every wait for a rank that stays away, leaves or never joins ends with an error, and that the device can
+//! then be dropped.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Sampling in a group, from the ranks' best tokens. Tests that the tokens are the same as from the whole rows.
+//! Tests that sampling in a group, from the ranks' best tokens, gives the same tokens as sampling from the whole rows.
 
 use tutti_kernels::{
     DeviceError, GatheredRows, LogitBias, Nomination, SampleRow, Sampled, SamplingParams, StepResults,
@@ -9,7 +9,7 @@ use super::{Rank, RankCase, ranks};
 use crate::support::{Families, Random, results, tensor, values};
 
 static GREEDY: SamplingParams = SamplingParams::GREEDY;
-/// Rows of logits.
+/// Number of rows of logits.
 const ROWS: usize = 5;
 
 /// Returns parameters of all kinds that allow nominations, and of some that do not, for a vocabulary of `width`.

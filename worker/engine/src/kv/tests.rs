@@ -13,8 +13,8 @@ fn divide(sizes: &Sizes, budget: u64) -> KvSize {
 #[test]
 fn a_small_model_takes_only_what_it_can_use() {
     assert_eq!(sizes(1 << 20, 0).enough(), 13 << 20);
-    // The maximum is the bytes of all pages, of 5 slots of running requests, and of snapshots in a quarter of the
-    // pages' bytes.
+    // 13 pages, the null slot and 4 slots of running requests take 1 MiB each. Snapshots take at most a quarter of the
+    // bytes of all pages.
     assert_eq!(sizes(1 << 20, 1 << 20).enough(), (13 << 20) + (5 << 20) + (13 << 18));
 }
 
@@ -57,14 +57,15 @@ fn a_model_without_slot_planes_has_pages_alone() {
 
 #[test]
 fn pages_and_slots_come_out_of_one_budget() {
-    // Running requests take 5 slots of 10 bytes. Snapshots take a quarter of the other 1,000 bytes, which is 25 slots.
+    // The null slot and 4 running requests take 5 slots of 10 bytes. Snapshots take a quarter of the other 1,000 bytes,
+    // which is 25 slots.
     let size = divide(&Sizes { most_pages: 1000, ..sizes(5, 10) }, 1050);
     assert_eq!((size.pages, size.slots), (150, 30));
     assert_eq!(size.bytes(), 1050);
     let without_cache = EngineSettings { no_prefix_cache: true, ..EngineSettings::default() };
     let size = sizes(5, 10).divide(1050, &without_cache).unwrap();
     assert_eq!((size.pages, size.slots), (200, 5));
-    // Pages that take no memory do not limit requests. There are as many as requests can use.
+    // Pages that take no memory do not limit requests. There are as many pages as requests can use.
     let size = divide(&sizes(0, 10), 1050);
     assert_eq!((size.pages, size.slots), (13, 5 + 13));
 }

@@ -27,7 +27,8 @@ pub(crate) struct PageCopies {
     orders: Vec<pb::RankOrder>,
     reads: Vec<UnitCopy>,
     writes: Vec<UnitCopy>,
-    /// Runs whose shares have arrived at other ranks, which will write them. Each comes with its rank.
+    /// Runs whose shares have arrived at another rank, which will write them. An element is (rank, run, ids of the
+    /// pages or of the slot to write).
     rank_writes: Vec<(usize, Run, UnitIds)>,
     /// Bytes of `rank_writes` on each rank.
     rank_bytes: BTreeMap<usize, usize>,

@@ -16,8 +16,8 @@ fn output(results: &[(u32, Vec<(u32, u32)>)]) -> Vec<u32> {
     results.iter().map(|(token, _)| *token).collect()
 }
 
-/// Returns an engine whose prompts must not be cut, and a function that returns the lengths of the rows of more than
-/// one token that the engine has run.
+/// Returns an engine whose prompts must not be cut, and a function that returns the token counts of the rows that the
+/// engine has run, except rows of one token.
 fn engine(settings: &EngineSettings, in_flight: InFlight) -> (Engine, impl Fn() -> Vec<usize>) {
     let (model, probe) = model_prefilled_by(WalkKind::Atomic { batched_by: WalkId(MIXED) }, in_flight);
     assert_eq!(model.limits().max_step_tokens, 64);

@@ -391,7 +391,7 @@ fn every_ending_frees_all_pages_once() {
     check(&mut to, 11);
     check(&mut to, 12);
     // On the prefilling side, request 1 fails before its pages are sent. Requests 2 to 4 are exported, so their pages
-    // are free: one is cancelled, one fails, and one is accepted.
+    // are free. Then request 2 is cancelled, the transfer of request 3 fails, and request 4 is accepted.
     let mut from = Side::new(&settings());
     from.connector.lock().room = 0;
     from.engine.launch(prefill(&launch(1, 30, 5)));

@@ -1,5 +1,6 @@
 //! Tests of the engine on models with state in slots. Results are bit-identical for any chunking and any other requests
-//! in the batch. Preemption, a restored prefix, a replay, and the end or failure of another request do not change them.
+//! in the batch. Preemption, a restored prefix, a replay, and the end or failure of another request do not change the
+//! results.
 
 use tutti_engine::EngineSettings;
 use tutti_proto::cluster::v1::{self as pb, completion::Outcome};
@@ -82,8 +83,8 @@ fn a_prefix_hit_ends_at_a_snapshot_and_changes_no_bit() {
         let page = model.page_tokens();
         let prompt = 9 * page + page / 2;
         let first = model.launches(&[prompt], 9).remove(0);
-        // Each case is the number of shared tokens, and the number of tokens up to the last snapshot among them. Blocks
-        // 4, 8 and the last whole block have snapshots.
+        // Each case is the number of shared tokens, and the number of tokens up to the last snapshot among them. There
+        // are snapshots after 4 pages, after 8 pages and after the last whole page.
         let cases = [
             (prompt, 9 * page),
             (9 * page + 1, 9 * page),
@@ -195,8 +196,8 @@ fn refused_steps_lose_no_slot_copy() {
     }
 }
 
-/// The snapshot of a block is saved at the beginning of the next row's step. If the device refuses that row, the block
-/// has no snapshot.
+/// The snapshot of a page is saved at the beginning of the step with the request's next row. If the device refuses that
+/// row, the page has no snapshot.
 #[test]
 fn a_refused_row_leaves_no_snapshot() {
     const POISON: u32 = 499;

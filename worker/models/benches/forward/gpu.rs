@@ -15,7 +15,7 @@ use tutti_models::{LoadFormat, LoadOptions, load};
 use super::steps::{PAGE, Steps};
 use crate::Failure;
 
-/// Tokens before the one that a decode computes.
+/// Number of context tokens before the token that a decode step computes.
 const CONTEXT: usize = 512;
 /// Tokens of the longest prefill, which runs in one step.
 const LONG: usize = 2048;

@@ -12,8 +12,8 @@ pub struct Limits {
     /// Floating-point operations of attention per second; a fused multiply-add counts as two. The operands are pairs of
     /// bfloat16 if the instruction path multiplies these, else f32.
     pub flops: f64,
-    /// Operations of products with weights per second. The operands are bytes if weights are quantised. Otherwise they
-    /// are pairs of bfloat16 if the instruction path multiplies these, else 16-bit integers.
+    /// Operations of matrix products with weights, per second. The operands are bytes if weights are quantised.
+    /// Otherwise they are pairs of bfloat16 if the instruction path multiplies these, else 16-bit integers.
     pub products: f64,
     /// Bytes read from memory per second.
     pub bytes: f64,
@@ -87,7 +87,7 @@ fn attention(isa: Isa) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns the path and the instruction that products with bfloat16 weights use.
+/// Returns the path and the instruction that matrix products with bfloat16 weights use.
 fn pairs(isa: Isa) -> (&'static str, &'static str) {
     match isa {
         Isa::Avx512Bf16 => ("avx512-bf16", "vdpbf16ps"),
@@ -98,7 +98,7 @@ fn pairs(isa: Isa) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns the path and the instruction that products with int8 weights use.
+/// Returns the path and the instruction that matrix products with int8 weights use.
 fn bytes(isa: Isa) -> (&'static str, &'static str) {
     match isa {
         Isa::Avx512Bf16 | Isa::Avx512Vnni => ("avx512-vnni", "vpdpbusd"),

@@ -15,9 +15,9 @@ use super::limits::{Clock, Limits};
 pub struct Work {
     pub calls: usize,
     pub time: Duration,
-    /// Floating-point operations, without products with weights. A multiply-add counts as two.
+    /// Floating-point operations, without matrix products with weights. A multiply-add counts as two.
     pub flops: f64,
-    /// Operations of products with weights, of any type.
+    /// Operations of matrix products with weights, of any type.
     pub products: f64,
     /// Bytes of weights, keys and values that are read from memory.
     pub bytes: f64,

@@ -4,7 +4,7 @@ use tutti_kernels::{Device, DeviceError, Linear, PageId, SlotId};
 
 use crate::{DecoderDevice, PausedPages, StepHook};
 
-/// The operands of a product on device `D`.
+/// The operands of a linear layer on device `D`.
 pub(crate) type LinearOn<'a, D> =
     Linear<'a, <D as Device>::Tensor, <D as Device>::Matrix, <D as Device>::Vector>;
 
@@ -25,7 +25,7 @@ pub(crate) struct LayerStep<'a, D: Device> {
 
 impl<D: DecoderDevice> LayerStep<'_, D> {
     /// Adds a sublayer's output to the residual stream. Each rank holds a share of the columns of the input and of the
-    /// weight. If the group has several ranks, sums the product over the ranks first.
+    /// weight. If the group has several ranks, first sums the matrix product over the ranks.
     pub fn add(&mut self, output: LinearOn<'_, D>) -> Result<(), DeviceError> {
         let Some(partial) = self.partial else {
             return self.device.linear_add(output, self.hidden);

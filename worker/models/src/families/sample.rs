@@ -18,9 +18,9 @@ use crate::{
 /// Maximum number of experts for which [`examine`] declares tensors per expert.
 const FEW_EXPERTS: usize = 256;
 
-/// Returns sound configs of a family. One config is plain. Others have keys of rotation, in each place where they may
-/// be. If checkpoints of the family may have a vision encoder, one config has the text model's keys under
-/// `text_config`. All configs contain keys of all families, because a family ignores the keys of others.
+/// Returns sound configs of a family. One config is plain. Other configs have RoPE keys, in `rope_scaling` or in
+/// `rope_parameters`. If checkpoints of the family may have a vision encoder, one config has the text model's keys
+/// under `text_config`. All configs contain keys of all families, because a family ignores the keys of others.
 pub(crate) fn samples(family: &Family) -> Vec<Value> {
     let plain = json!({
         "architectures": [family.architecture], "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96,

@@ -40,7 +40,7 @@ impl Reader {
         let file = ConfigFile::read(dir)?;
         match self {
             Self::Family(family) => {
-                // The change may make the config name another family, or none.
+                // A changed value may make the config name another family, or no family at all.
                 Family::of(&file)?;
                 examine(family, &file, dir)?;
             }
@@ -234,14 +234,14 @@ fn a_family_is_found_by_its_architecture_or_without_one_by_its_type() {
     }
 }
 
-/// Returns the rows of tables that name an architecture, in a page of docs/.
+/// Returns the table rows of a page in docs/ that name an architecture.
 fn rows(page: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page);
     let text = fs::read_to_string(path).unwrap();
     text.lines().filter(|line| line.starts_with('|') && line.contains("For")).map(str::to_owned).collect()
 }
 
-/// Returns the names of architectures in rows of tables.
+/// Returns the names of the architectures in these table rows.
 fn architectures(rows: &[String]) -> BTreeSet<&str> {
     let names = rows.iter().flat_map(|row| row.split('`'));
     names.filter(|name| name.ends_with("ForCausalLM") || name.ends_with("ForConditionalGeneration")).collect()
@@ -291,7 +291,8 @@ fn the_largest_published_shapes_are_within_the_limits() {
         json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 16_384, "intermediate_size": 53_248,
                "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128_256,
                "max_position_embeddings": 131_072, "rope_theta": 5e5, "rope_scaling": scaling}),
-        // LLaMA 65B, which has no grouped heads, with the context of a Llama 3 of 4 million tokens.
+        // LLaMA 65B, which has no grouped-query attention, with the context of the Llama 3 variant for 4 million
+        // tokens.
         json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 22_016,
                "num_hidden_layers": 80, "num_attention_heads": 64, "vocab_size": 32_000,
                "max_position_embeddings": 4_194_304, "rope_theta": 4.6e10}),

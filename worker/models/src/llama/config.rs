@@ -32,7 +32,7 @@ pub(crate) struct Config {
     pub intermediate_size: usize,
     /// True if q, k and v have biases.
     pub qkv_bias: bool,
-    /// True if o has a bias.
+    /// True if the output projection o has a bias.
     pub o_bias: bool,
     /// Sliding window of each layer: the number of keys that a query sees, including the key of its own position.
     /// `None` means all keys.

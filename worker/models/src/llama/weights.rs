@@ -122,7 +122,7 @@ pub(super) struct Layer<D: Device> {
     head_norms: Option<[D::Vector; 2]>,
     /// Output projection of the attention, `[hidden, heads * head_dim]`.
     pub o: D::Matrix,
-    /// Bias of o. Only rank 0 holds it, so that the sum over ranks adds it once.
+    /// Bias of the output projection o. Only rank 0 holds it, so that the sum over ranks adds it once.
     pub o_bias: Option<D::Vector>,
     pub post_norm: D::Vector,
     pub mlp: Mlp<D>,

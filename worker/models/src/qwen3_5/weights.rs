@@ -225,7 +225,7 @@ pub(super) struct DeltaWeights<D: Device> {
     pub taps: D::Vector,
     /// Rate of decay of each value head.
     pub rate: D::Vector,
-    /// Bias of a, one per value head.
+    /// Bias of the projection a, one number per value head.
     pub bias: D::Vector,
     /// Norm of a head's output, `[value_dim]`.
     pub norm: D::Vector,

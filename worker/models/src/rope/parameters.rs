@@ -19,7 +19,7 @@ pub(super) struct RopeKeys<'a> {
     sets: Keys<'a>,
 }
 
-/// One set of parameters.
+/// One set of RoPE parameters.
 struct Parameters<'a> {
     keys: Keys<'a>,
     theta: Option<f64>,

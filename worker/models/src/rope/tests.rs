@@ -239,7 +239,7 @@ fn yarn_over_a_part_of_a_head_agrees_with_the_reference() {
 }
 
 /// Compares with the axes of Qwen2-VL (in sections) and Qwen3.5 (interleaved) in transformers. The expected axes were
-/// derived from its cosines for the positions 5, 100 and 9.
+/// derived from the cosines that transformers computes for the positions 5, 100 and 9 on the three axes.
 #[test]
 fn sections_divide_the_frequencies_among_the_axes() {
     let axes = |keys: Value| rope(keys).axes(16);

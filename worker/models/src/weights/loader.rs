@@ -56,8 +56,8 @@ impl<'a> HostWindow<'a> {
         Self { bytes: bytes.into(), dtype, rows, columns, stride: columns }
     }
 
-    /// Reads a window from `source`. Transposed matrices and tensors of another type are converted. All others are not
-    /// copied, because the device reads them in place.
+    /// Reads a window from `source`. Transposed matrices and tensors of another type are converted. All other windows
+    /// are not copied, because the device reads them in place.
     fn read<D: Device>(
         source: &'a Source,
         device: &mut D,

@@ -17,8 +17,8 @@ pub(crate) enum Cut {
     /// The ranks divide the outputs of each part of each matrix. The outputs form this number of equal units, such as
     /// heads, and no unit is split. In a stack of experts, every rank thus holds a share of every expert.
     Rows(usize),
-    /// The ranks divide the inputs of each matrix. The inputs form this number of equal units. The products of all
-    /// ranks are summed.
+    /// The ranks divide the inputs of each matrix. The inputs form this number of equal units. The matrix products of
+    /// all ranks are summed.
     Columns(usize),
     /// The ranks divide the matrices of a stack. Each rank thus holds whole experts.
     Matrices,
@@ -28,8 +28,8 @@ pub(crate) enum Cut {
     /// The outputs of each matrix form `units` equal units, each of `parts` equal parts. The tensor of this spec is the
     /// part with the index `part` of every unit; other specs declare the other parts. The ranks divide the units.
     PartOfRows { units: usize, parts: usize, part: usize },
-    /// Only rank 0 holds the tensor. Used for a bias of a product that is summed over ranks, so that the sum contains
-    /// the bias once.
+    /// Only rank 0 holds the tensor. Used for a bias of a matrix product that is summed over ranks, so that the sum
+    /// contains the bias once.
     Leader,
 }
 

@@ -27,7 +27,7 @@ use tutti_models::{
 /// Deviation between two sets of logprobs.
 struct Deviation {
     mean: f32,
-    /// The 99th percentile.
+    /// 99th percentile of the deviations.
     p99: f32,
     greatest: f32,
 }
@@ -138,9 +138,9 @@ fn neither_chunks_nor_mates_change_a_bit() {
 /// contain other weights and have other scales.
 ///
 /// If a sum differs in its last bit, an activation may round to another value in int8 or, in attention and in the
-/// pages, in bfloat16. One such difference changes a token's logprob by far more than the bound, and later tokens read
-/// it from the pages. Most prompts have no such difference, and a few have several. So the bound holds for the median
-/// prompt.
+/// pages, in bfloat16. One such difference changes a token's logprob by far more than the bound. Later tokens read the
+/// changed keys and values from the pages. Most prompts have no such difference, and a few have several. So the bound
+/// holds for the median prompt.
 #[test]
 fn ranks_agree() {
     const PROMPTS: u32 = 9;

@@ -54,7 +54,7 @@ pub(crate) struct Running {
     pub held_back: bool,
     /// True if the last plan chose the request for preemption, but found rows of it in flight. Each plan decides anew.
     pub is_victim: bool,
-    /// True if the slot is saved at the rungs of the request's ladder.
+    /// True if the slot is saved as a snapshot at the positions of the request's [`Ladder`].
     leaves_snapshots: bool,
 }
 
@@ -185,7 +185,7 @@ impl Running {
         self.chain.is_some()
     }
 
-    /// True if the slot is saved at the rungs of the request's ladder.
+    /// True if the slot is saved as a snapshot at the positions of the request's [`Ladder`].
     pub fn leaves_snapshots(&self) -> bool {
         self.leaves_snapshots
     }

@@ -127,7 +127,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Checks that chunks end at page boundaries. Only the chunk of a step's first prefill may end elsewhere.
+    /// Checks that each chunk ends at a page boundary or at the end of its prefill segment. Only the chunk of a step's
+    /// first prefill may end elsewhere, and any chunk if the limits are smaller than a page.
     pub fn check_grid(&self, prefills: &[Row], rows: usize) {
         let config = &self.script.config;
         for (index, row) in prefills.iter().enumerate() {

@@ -74,8 +74,8 @@ async fn rooms_are_complete_once_all_ranks_have_answered() {
     ranks.held(key(2), 1, room(1));
     let late = ranks.rooms(key(2), Duration::from_millis(1)).await.unwrap_err();
     assert!(late.contains("rank 2 has made no room"), "{late}");
-    // If the request ends, or if a rank no longer reports, the list of rooms is empty. The worker then takes only whole
-    // pages.
+    // If the request ends, or if a rank no longer reports, the list of the ranks' reserved rooms is empty. The other
+    // group's ranks then push no shares, and this group's leader receives whole pages.
     reserve(&ranks, 3);
     reserve(&ranks, 4);
     ranks.forget(key(3));

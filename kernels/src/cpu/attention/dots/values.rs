@@ -9,8 +9,8 @@ use crate::cpu::simd::{LANES, Op, Simd};
 /// Number of pairs of keys per panel.
 const PANEL_PAIRS: usize = LANES / 2;
 
-/// Adds the weighted values of pairs `pairs.0 .. pairs.1`, which all queries see, to the sums of `R` queries, `P` times
-/// sixteen elements at a time.
+/// Adds the weighted values of the key pairs `pairs.0 .. pairs.1` to the sums of `R` queries, `P` times sixteen
+/// elements at a time. All of these queries see both keys of each pair.
 pub(super) struct AddShared<'t, 'v, const R: usize, const P: usize> {
     pub(super) values: &'t mut Values<'v, u16>,
     pub(super) pairs: (usize, usize),
@@ -88,7 +88,8 @@ impl<const R: usize, const P: usize> AddShared<'_, '_, R, P> {
     }
 }
 
-/// Adds the weighted values of pairs `pairs.0 .. pairs.1`, which only some queries see, to the sums of those queries.
+/// Adds the weighted values of the key pairs `pairs.0 .. pairs.1` to the queries' sums. Each query adds only the keys
+/// that it sees.
 pub(super) struct AddOwn<'t, 'v> {
     pub(super) values: &'t mut Values<'v, u16>,
     pub(super) pairs: (usize, usize),

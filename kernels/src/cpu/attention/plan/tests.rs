@@ -54,7 +54,7 @@ fn a_long_decode_is_cut_where_threads_would_wait_for_it() {
     assert_eq!(splits(&plan(&[(4095, 1)], shape(2, Some(300)), 4)), 0, "a window within a range");
     assert_eq!(splits(&plan(&[(4095, 1)], shape(2, Some(600)), 4)), 2 * 2, "a window over two ranges");
     assert_eq!(splits(&plan(&[(4095, 1); 64], shape(2, None), 4)), 0, "many decodes");
-    // One long decode among short ones, and the last tokens of a prefill.
+    // A long decode among short ones is split, and so are the last tokens of a prefill.
     assert_eq!(splits(&plan(&[(40, 1), (9000, 1), (40, 1)], shape(2, None), 2)), 2 * 18);
     assert_eq!(splits(&plan(&[(2000, 9)], shape(1, None), 2)), 4);
 }

@@ -98,7 +98,8 @@ impl Marks {
         let shared = Shared::new(&mut words);
         pool.run(shape.panels(), |panel, _| {
             for (lane, row) in source.rows(panel).into_iter().flatten().enumerate() {
-                // SAFETY: each row belongs to one panel, and each panel to one task.
+                // SAFETY: each row belongs to one panel, and each panel to one task, so no other task accesses the
+                // row's words.
                 let words = unsafe { shared.slice_mut((panel * LANES + lane) * stride, stride) };
                 path.run(MarkRow { row: row.as_chunks::<2>().0, masks: &mut words[1..] });
             }

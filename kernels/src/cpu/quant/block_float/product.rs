@@ -6,7 +6,7 @@ use super::{BFP_BLOCK_STEPS, SUPERBLOCK_STEPS};
 use crate::cpu::memory::format::STEP;
 use crate::cpu::simd::{LANES, Simd};
 
-/// Addresses of a tile's activations, from the first superblock of the product on.
+/// Addresses of a tile's activations, from the first superblock of the matrix product on.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Inputs {
     /// Pairs of integers. The pair of row `r` in step `i` is at `i * R + r`.
@@ -15,7 +15,7 @@ pub(in crate::cpu) struct Inputs {
     pub(in crate::cpu) powers: *const f32,
 }
 
-/// Returns `sums` plus the product of a tile's rows and the panels: lane `lane` of each `sums[r][p]` grows by
+/// Returns `sums` plus the matrix product of a tile's rows and the panels: lane `lane` of each `sums[r][p]` grows by
 /// `Σ x[r][i] * panel[p][i][lane]` over `2 * steps` inputs `i`. The first input begins a superblock. Calls
 /// `ask(p, line)` for each line of each panel, to prefetch later lines.
 ///
@@ -43,15 +43,15 @@ pub(in crate::cpu) unsafe fn product_on<S: Simd, const R: usize, const P: usize>
         line += 1;
         for block in 0..SUPERBLOCK_STEPS / BFP_BLOCK_STEPS {
             let count = left.min(BFP_BLOCK_STEPS);
-            // SAFETY: the caller's contract.
+            // SAFETY: by the caller's contract, the pairs and the lines of this BFP block are readable.
             let dots = unsafe { block_dots::<S, R, P>(s, pairs, panels, line, count, &ask) };
             let mut of_panels = [s.splat(0.0); P];
             for (of_panel, panel) in of_panels.iter_mut().zip(panels) {
-                // SAFETY: the line of exponents is readable by the caller's contract.
+                // SAFETY: by the caller's contract, the superblock's line of exponents is readable.
                 *of_panel = unsafe { s.powers(panel.add(exponents * STEP).cast::<u8>().add(block * LANES)) };
             }
             for (r, dots) in dots.iter().enumerate() {
-                // SAFETY: the powers of a BFP block are readable by the caller's contract.
+                // SAFETY: by the caller's contract, the powers of a BFP block are readable.
                 let power = s.splat(unsafe { *powers.add(r) });
                 for (p, (&of_panel, &dots)) in of_panels.iter().zip(dots).enumerate() {
                     // SAFETY: `r * P + p` is the index of one of the `R * P` sums.
@@ -96,19 +96,19 @@ unsafe fn block_dots<S: Simd, const R: usize, const P: usize>(
     let mut step = 0;
     while step + UNROLLED <= count {
         for later in step..step + UNROLLED {
-            // SAFETY: the caller's contract.
+            // SAFETY: by the caller's contract, the pairs and the lines of all `count` steps are readable.
             unsafe { add_step(s, &mut dots, pairs.add(later * R), panels, first + later, ask) };
         }
         step += UNROLLED;
     }
     for last in step..count {
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, the pairs and the lines of all `count` steps are readable.
         unsafe { add_step(s, &mut dots, pairs.add(last * R), panels, first + last, ask) };
     }
     dots
 }
 
-/// Adds the products of one step to `dots`.
+/// Adds the dot products of one step (two inputs) to `dots`.
 ///
 /// # Safety
 ///
@@ -126,13 +126,13 @@ unsafe fn add_step<S: Simd, const R: usize, const P: usize>(
     let mut weights = [s.splat_i(0); P];
     for p in 0..P {
         ask(p, line);
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, every panel is readable at `line`.
         weights[p] = unsafe { s.load_i(panels[p].add(line * STEP)) };
     }
     // The loop over panels is the inner one, so that each pair is loaded once and used for all panels.
     for r in 0..R {
         for p in 0..P {
-            // SAFETY: the caller's contract.
+            // SAFETY: by the caller's contract, `R` pairs are readable.
             dots[r][p] = unsafe { s.dot_i16(dots[r][p], weights[p], pairs.add(r)) };
         }
     }

@@ -1,4 +1,4 @@
-//! Packing of activations before a product: quantisation, and layout in tiles of rows.
+//! Packing of activations before a matrix product: quantisation, and layout in tiles of rows.
 
 use super::format::{GROUP, OFFSET, PAD};
 use super::quantise::{Quantised, quantise_lanes};

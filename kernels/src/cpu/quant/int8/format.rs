@@ -27,8 +27,8 @@ impl Int8Matrix {
         self.data.len()
     }
 
-    /// Writes the weights of one output to `out`, dequantised. `out` has one element per input. `path` is the
-    /// instruction path that the matrix was packed for.
+    /// Dequantises the weights of one output. `out` receives one weight per input, in the order of the inputs. `path`
+    /// is the instruction path that the matrix was packed for.
     pub(in crate::cpu) fn read_row(&self, path: Path, output: usize, out: &mut [f32]) {
         let dot_inputs = path.run_int8(DotInputs);
         let bytes = panel_bytes(self.shape.inputs);

@@ -40,13 +40,13 @@ const FEW_TILES: usize = 4;
 /// Minimum number of activations per packing task, below which waking another thread costs more than it saves.
 const PACKED_AT_ONCE: usize = 8 << 10;
 
-/// The matrix of a group.
+/// Returns the matrix that multiplies the rows of a group.
 fn matrix(matrices: &[Weights], group: Group) -> &Int8Matrix {
     let Weights::Int8(matrix) = &matrices[group.matrix] else { unreachable!("a matrix that is not in int8") };
     matrix
 }
 
-/// Computes a product. `scratch` must have room for it.
+/// Computes a matrix product in int8. `scratch` must have room for the product's rows and inputs.
 pub(in crate::cpu) fn linear(
     path: Path,
     pool: &mut ThreadPool,
@@ -82,7 +82,8 @@ pub(in crate::cpu) fn linear(
     product.multiply(pool, tasks)
 }
 
-/// The products of all groups, as tasks for threads. `work` describes a group's product for a thread.
+/// The matrix products of all groups, as tasks for threads. `work(group, thread)` returns the state that the tasks of a
+/// group's product share on one thread.
 struct GroupProducts<'a, F> {
     path: Path,
     groups: &'a [Group],
@@ -144,7 +145,7 @@ impl<'a, F: Fn(Group, usize) -> Work<'a> + Sync> GroupProducts<'_, F> {
     }
 }
 
-/// One task: the product of tiles `tiles.0..tiles.1` and panels `panels.0..panels.1`.
+/// One task: the matrix product of tiles `tiles.0..tiles.1` and panels `panels.0..panels.1`.
 #[derive(Clone, Copy)]
 struct Block<'a> {
     work: Work<'a>,
@@ -199,7 +200,7 @@ impl Block<'_> {
         for row in work.tiling.end(tiles.0)..work.tiling.end(tiles.1) {
             for panel in (first..last).step_by(2) {
                 let column = panel / 2 * LANES;
-                // SAFETY: these rows and panels belong to this task, and the two panels differ.
+                // SAFETY: no other task accesses these rows of these panels, and the two panels differ.
                 unsafe {
                     let (gate, up) = (work.sums(row, panel), work.sums(row, panel + 1));
                     let out = work.out.slice_mut(row * gates + column, LANES.min(gates - column));
@@ -210,7 +211,7 @@ impl Block<'_> {
     }
 }
 
-/// The product of a tile (`R` rows from `row` on) and panels `first .. last`, computed `P` panels at a time. The
+/// The matrix product of a tile (`R` rows from `row` on) and panels `first .. last`, computed `P` panels at a time. The
 /// product covers inputs `from .. to`, which are whole groups.
 struct RowTile<'a, const R: usize, const P: usize> {
     work: Work<'a>,
@@ -270,7 +271,7 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
         for (r, sums) in sums.iter_mut().enumerate() {
             for (p, sum) in sums.iter_mut().enumerate() {
                 if from > 0 || matches!(work.epilogue, Epilogue::Add(_)) {
-                    // SAFETY: these rows and panels belong to this task.
+                    // SAFETY: no other task accesses these rows of these panels.
                     *sum = s.load_some(unsafe { work.sums(row + r, panel + p) }, 0.0);
                 }
             }
@@ -294,7 +295,8 @@ impl<const R: usize, const P: usize> RowTile<'_, R, P> {
                     work.store_maximum(s, maxima, row + r, panel + p, sum);
                     continue;
                 }
-                // SAFETY: these rows and panels belong to this task, and it holds no other slice of them now.
+                // SAFETY: no other task accesses these rows of these panels, and this task holds no other slice of them
+                // now.
                 let out = unsafe { work.sums(row + r, panel + p) };
                 let sum = match bias {
                     Some(bias) => s.add(sum, s.load_some(&bias[(panel + p) * LANES..][..out.len()], 0.0)),

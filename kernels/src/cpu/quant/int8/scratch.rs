@@ -1,4 +1,4 @@
-//! Scratch memory of products in eight bits.
+//! Scratch memory of matrix products in int8.
 
 use super::activations::row_words;
 use super::format::Int8Matrix;
@@ -7,14 +7,14 @@ use crate::cpu::gemm::groups::GroupTasks;
 use crate::cpu::memory::Buffer;
 use crate::cpu::simd::LANES;
 
-/// Scratch memory of products. The system commits pages only when they are first written.
+/// Scratch memory of matrix products in int8. The system commits pages only when they are first written.
 pub(in crate::cpu) struct Scratch {
     pub(super) activations: Buffer<u32>,
     /// Sums of gate and up, which are kept between blocks of inputs, `[rows, panels * 16]`.
     pub(super) sums: Buffer<f32>,
     /// Largest number of rows and largest width that [`Self::sums`] has room for.
     most: (usize, usize),
-    /// True once a product has been computed.
+    /// True once a matrix product in int8 has been computed.
     pub(super) used: bool,
     pub(super) tasks: GroupTasks,
 }
@@ -31,7 +31,7 @@ impl Scratch {
         })
     }
 
-    /// Makes room for products of up to `rows` rows and `inputs` inputs.
+    /// Makes room for matrix products of up to `rows` rows and `inputs` inputs.
     pub(in crate::cpu) fn fit(&mut self, rows: usize, inputs: usize) -> Result<(), DeviceError> {
         let words = rows * row_words(inputs, 2);
         if self.activations.len() < words {
@@ -40,7 +40,7 @@ impl Scratch {
         self.fit_sums(rows, 0)
     }
 
-    /// Makes room for the products of a paired matrix.
+    /// Makes room for the matrix products of a paired matrix (gate and up).
     pub(in crate::cpu) fn fit_pair(&mut self, matrix: &Int8Matrix) -> Result<(), DeviceError> {
         self.fit_sums(0, matrix.shape.panels() * LANES)
     }
@@ -54,7 +54,7 @@ impl Scratch {
         Ok(())
     }
 
-    /// Size in bytes; 0 before the first product.
+    /// Size in bytes; 0 before the first matrix product in int8.
     pub(in crate::cpu) fn bytes(&self) -> usize {
         if self.used { size_of_val(&self.activations[..]) + size_of_val(&self.sums[..]) } else { 0 }
     }

@@ -22,11 +22,12 @@ use crate::{DeviceError, WeightType};
 /// The name of a screen's memory in errors.
 const WHAT: &str = "the screen of an LM head";
 
-/// The screen of an LM head.
+/// The screen of an LM head: a copy in eight bits, and the norms for the error bounds of its logits.
 pub(in crate::cpu) struct Screen {
     /// The head in eight bits. The buffer holds the two norms of each panel after the panels.
     head: Weights,
-    /// For each panel, an upper bound of the norms of its outputs' weights, as the exact product multiplies them.
+    /// For each panel, an upper bound of the norms of its outputs' weights, in the form that the exact product reads
+    /// (block floating point, for example).
     pub(in crate::cpu) weights: Box<[f32]>,
     /// For each panel, an upper bound of the norms of the differences between its outputs' weights and the same weights
     /// in eight bits.
@@ -58,7 +59,7 @@ impl Screen {
         let (packed, weights, errors) = (Shared::new(packed), Shared::new(weights), Shared::new(errors));
         pool.run(panels, |panel, _| {
             let rows = &source.rows(panel);
-            // SAFETY: each task has its own panel, and its own two norms.
+            // SAFETY: each task accesses only its own panel and the panel's two norms.
             let (to, [weight, error]) = unsafe {
                 let norms = [weights.slice_mut(panel, 1), errors.slice_mut(panel, 1)];
                 (packed.slice_mut(panel * panel_bytes, panel_bytes), norms.map(|norm| &mut norm[0]))
@@ -128,7 +129,7 @@ impl<W: Format> Op for Panel<'_, W> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> [f32; 2] {
         let mut quantised = [[0; GROUP]; LANES];
-        // Sums of squares of each output.
+        // Sums of squares of each output's weights, and of their quantisation errors.
         let (mut weights, mut errors) = ([s.splat(0.0); LANES], [s.splat(0.0); LANES]);
         for (group, to) in self.to.chunks_mut(group_bytes(GROUP)).enumerate() {
             let first = group * GROUP;
@@ -183,7 +184,7 @@ fn norm(squares: f32, inputs: usize) -> f32 {
 /// Upper bounds of the norms of one row of activations. If an activation is not finite, the bounds are not finite.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cpu) struct RowNorms {
-    /// Norm of the activations as the exact product multiplies them.
+    /// Norm of the activations as they are packed for the exact product: rounded to bfloat16, for example.
     pub(in crate::cpu) exact: f32,
     /// Norm of the activations in eight bits.
     pub(in crate::cpu) quantised: f32,
@@ -198,7 +199,7 @@ impl RowNorms {
     }
 }
 
-/// Computes [`RowNorms`].
+/// Computes the [`RowNorms`] of one row.
 struct Row<'a> {
     x: Input<'a>,
     row: usize,

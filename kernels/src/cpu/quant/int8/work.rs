@@ -1,4 +1,4 @@
-//! Shared state of the tasks of one group's product.
+//! Shared state of the tasks of one group's matrix product.
 
 use super::format::Int8Matrix;
 use crate::cpu::gemm::Epilogue;
@@ -7,7 +7,7 @@ use crate::cpu::gemm::tile::Tiling;
 use crate::cpu::memory::Shared;
 use crate::cpu::simd::{LANES, Simd};
 
-/// State that all tasks of one group's product share.
+/// State that all tasks of one group's matrix product share.
 ///
 /// Packed activations are stored by tile, and within a tile by group. A group holds the scales of the rows, then the
 /// initial values of the rows' integer sums (see [`OFFSET`](super::format::OFFSET)), and then the steps. Each step
@@ -39,7 +39,7 @@ impl Work<'_> {
     #[inline(always)]
     pub(super) unsafe fn sums(&self, row: usize, panel: usize) -> &mut [f32] {
         let column = panel * LANES;
-        // SAFETY: the caller's contract.
+        // SAFETY: by the caller's contract, no other slice of this row and panel exists.
         unsafe { self.sums.slice_mut(row * self.width + column, LANES.min(self.width - column)) }
     }
 
@@ -62,7 +62,7 @@ impl Work<'_> {
         } else {
             sum
         };
-        // SAFETY: each (row, panel) belongs to one task.
+        // SAFETY: each (row, panel) belongs to one task, so no other task accesses this maximum.
         unsafe { maxima.slice_mut(row * shape.panels() + panel, 1)[0] = s.largest(sum) };
     }
 }

@@ -26,7 +26,8 @@ pub struct RowBounds {
 pub struct PanelBound {
     /// The largest difference of a logit from its sum in the screen.
     pub bound: f32,
-    /// The norm of the activations times the norm of an output's weights, both as the exact product multiplies them.
+    /// The norm of the activations times the norm of an output's weights, both in the form that the exact product
+    /// reads.
     pub size: f32,
 }
 

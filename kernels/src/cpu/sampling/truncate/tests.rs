@@ -1,7 +1,7 @@
 use super::*;
 use crate::cpu::testing::Random;
 
-/// Reference: the kept candidates, by sorting all candidates.
+/// Returns the ids of the kept candidates. This reference sorts all candidates.
 fn kept_by_sorting(weights: &[f32], top_k: usize, top_p: f32) -> Vec<usize> {
     let mut order: Vec<usize> = (0..weights.len()).filter(|&id| weights[id] > 0.0).collect();
     order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));

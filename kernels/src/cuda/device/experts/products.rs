@@ -1,4 +1,4 @@
-//! The products of experts: the choice of the kernel, and its launch.
+//! The matrix products of experts: the choice of the kernel, and its launch.
 
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ pub(super) fn kinds(gate_up: &[Matrix], down: &[Matrix], width: usize) -> Result
     Ok(kinds)
 }
 
-/// The forms of the kernels for a layer's products.
+/// The variants of the kernels for the matrix products of a layer's experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// Kernels without tensor cores.
@@ -63,8 +63,8 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Returns the form for experts of a kind, if `experts` experts have `pairs` pairs in total. Narrow and wide tiles
-    /// give the same bits.
+    /// Returns the form for experts of a kind, if `experts` experts have `pairs` pairs of row and expert in total.
+    /// Narrow and wide tiles give the same bits.
     pub(super) fn of(kind: &Kind, width: usize, pairs: usize, experts: usize) -> Self {
         let is_aligned = width.is_multiple_of(ALIGNMENT) && kind.intermediate.is_multiple_of(ALIGNMENT);
         let (fits_narrow, _) = Self::Narrow.tile();
@@ -76,7 +76,8 @@ impl Form {
         }
     }
 
-    /// Pairs and columns per tile, as in `sources/experts.cu` and `sources/experts_tiles.cu`.
+    /// Pairs of row and expert, and output columns, per tile: as in `sources/experts.cu` and
+    /// `sources/experts_tiles.cu`.
     fn tile(self) -> (usize, usize) {
         match self {
             Self::Plain => (32, 64),
@@ -100,14 +101,14 @@ impl Form {
     }
 }
 
-/// The pairs of some experts, which `group_rows` has listed.
+/// The pairs of row and expert that the kernel `group_rows` has listed for some experts.
 #[derive(Clone, Copy)]
 pub(super) struct Pairs {
     /// Address of each expert's number of pairs.
     pub(super) counts: DevicePointer<u32>,
     /// Address of the lists.
     pub(super) lists: DevicePointer<u32>,
-    /// Number of experts in this product.
+    /// Number of experts of this launch.
     pub(super) experts: usize,
     /// Number of entries per list.
     pub(super) capacity: usize,
@@ -115,7 +116,7 @@ pub(super) struct Pairs {
     pub(super) most: usize,
 }
 
-/// One product for each of some experts, over the expert's pairs.
+/// The matrix products of some experts, each over the pairs of that expert.
 pub(super) struct ExpertProduct {
     pub(super) form: Form,
     pub(super) kernel: Kernel<MultiplyExperts>,

@@ -25,7 +25,7 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         check::nominated_rows(rows, logits.live)?;
         peaks.written_like(logits, 2)?;
-        // The peaks of rows without a nomination are zero, so that every entry is defined.
+        // The peaks (largest logits) of rows without a nomination are zero, so that every entry is defined.
         peaks.data.fill_zeros(0, peaks.elements() * size_of::<f32>())?;
         let tasks = self.inputs.upload(&words(rows, logits.width, Lists::OfAdjustments))?;
         let (width, first) = (logits.width as u32, first as u32);
@@ -83,7 +83,7 @@ impl CudaDevice {
             // A nomination cannot count the token that the step in flight samples.
             return Err(DeviceError::Misuse(format!("row {} is nominated and continues", request.index)));
         }
-        // All results go to one block, in the order of `rows`.
+        // All results go to one [`Block`], in the order of `rows`.
         let block = Block::new(&mut self.results.staging, tops, Kind::Sampled)?;
         self.sample_whole(logits, &whole, &block)?;
         self.sample_candidates(candidates, peaks, &drawn, &block)?;

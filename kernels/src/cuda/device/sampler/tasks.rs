@@ -53,7 +53,7 @@ impl Request<'_> {
         params.repetition_penalty != 1.0 || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0
     }
 
-    /// Appends the lists to `words`, and returns the task.
+    /// Appends the request's lists of tokens to `words`, and returns the request's task.
     fn task(&self, words: &mut Vec<u32>, lists: Lists) -> Task {
         let (row, params) = (&self.row, self.row.params);
         let mut list = |tokens: &[u32], wanted: bool| {

@@ -1,5 +1,5 @@
-//! Tests of items that are encoded together. They run in one encoder call, even beyond the step budget. A call beyond
-//! the encoder's own limit is refused.
+//! Tests of media items that are encoded together. The items run in one encoder call, even beyond the step budget. A
+//! call beyond the encoder's own limit is refused.
 
 use std::{
     collections::BTreeMap,

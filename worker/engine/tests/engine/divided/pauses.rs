@@ -1,4 +1,4 @@
-//! Tests of page copies and answers to imports in the pause of a step.
+//! Tests that the engine copies pages of divided requests and answers imports during a pause inside a step.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -19,7 +19,8 @@ fn arrivals_during_a_step_are_taken_before_it_ends() {
     let mut events: VecDeque<Event> = runs.into_iter().map(arrived).collect();
     events.push_back(import(2, exported, &answers));
     to.probe.lock().unwrap().during = Some(Box::new(move || {
-        // One event arrives per step. The engine must have taken it by the next pause. The last event is the import.
+        // One event arrives per step. The engine must have taken the event by the next pause. The last event is the
+        // import of request 2.
         assert!(connector.lock().events.is_empty());
         connector.lock().events.extend(events.pop_front());
         waker.wake();

@@ -72,7 +72,7 @@ fn experts_are_divided_whole_or_each_by_its_intermediate_width() {
     let gate_up = Dims { matrices: 2, rows: 4, columns: 3, parts: 2, transposed: false };
     let of = |cut, rank| elements(gate_up, cut, group_rank(rank, 2));
     assert_eq!(of(Cut::Matrices, 1), (12..24).collect::<Vec<u16>>());
-    // Of both experts: the second row of gate and the second row of up.
+    // Rank 1 holds the second row of gate and the second row of up, of both experts.
     assert_eq!(of(Cut::Rows(2), 1), [3, 4, 5, 9, 10, 11, 15, 16, 17, 21, 22, 23]);
     // Down has three outputs and two inputs. Rank 1 holds the second input of both experts.
     let down = Dims { matrices: 2, rows: 3, columns: 2, parts: 1, transposed: false };

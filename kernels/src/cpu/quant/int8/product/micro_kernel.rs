@@ -1,21 +1,22 @@
-//! The micro-kernel of products in eight bits: the loop over groups, steps, rows and panels.
+//! The micro-kernel of matrix products in int8: the loop over groups, steps, rows and panels.
 
 use std::hint::black_box;
 
 use crate::cpu::quant::int8::format::{GROUP, PAD, SCALES, group_bytes};
 use crate::cpu::simd::{LANES, Simd};
 
-/// A tile of at most this many rows prefetches only its own weights, because it waits for them.
+/// A tile of at most this many rows ignores `further` in [`add_product`]. It prefetches only the weights that it
+/// multiplies next, because it waits for them.
 const FEW_ROWS: usize = 4;
 
-/// Adds the product of a tile's rows and the panels to `sums`, group by group. `sums[r][p]` holds sixteen lanes, the
-/// sums of row `r` and the sixteen outputs of panel `p`.
+/// Adds the matrix product of a tile's rows and the panels to `sums`, group by group. `sums[r][p]` holds sixteen lanes,
+/// the sums of row `r` and the sixteen outputs of panel `p`.
 ///
 /// # Safety
 ///
 /// `x` is readable for the words of `R` rows of `inputs` activations, and each of `panels` for the groups that hold
 /// these inputs. `panel_bytes` is the size in bytes of a panel. `further` holds, for each panel, the distance in bytes
-/// to the panel to prefetch; 0 means the rest of the same panel.
+/// to the panel to prefetch. If the distance is 0, the weights that this tile multiplies next are prefetched instead.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // The compiler does not unroll iterators over several arrays at once.
 pub(super) unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
@@ -35,7 +36,7 @@ pub(super) unsafe fn add_product<S: Simd, const R: usize, const P: usize>(
     let mut left = inputs;
     while left > 0 {
         let inputs = left.min(GROUP).next_multiple_of(PAD);
-        // SAFETY: the caller's contract: this group's words and weights are readable.
+        // SAFETY: by the caller's contract, this group's words and weights are readable.
         unsafe {
             let (scales, begins, steps) = (x, x.add(R), x.add(2 * R));
             let mut dots = [[s.splat_i(0); P]; R];
