@@ -3,16 +3,8 @@
 //! By default each listener is a Unix socket in a directory that only this user can enter. If the operator chooses
 //! another address (TCP or a path), other users may reach the listener, so callers must show a token.
 
-use std::{
-    io,
-    os::unix::{fs::FileTypeExt, net::UnixStream as StdUnixStream},
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use rustix::{
-    fs::{Mode, fchmod},
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen as listen_on, socket_with},
-};
 use tokio::net::{TcpListener, UnixListener};
 use tutti_runtime::{
     Error, listen, serve,
@@ -138,31 +130,14 @@ impl ClusterListener {
 
 /// Binds a socket that only this user can connect to.
 fn bind_unix(field: &str, path: &Path) -> Result<UnixListener, Error> {
-    let bound = || {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // The socket file gets its mode from the socket, so the mode is set before the bind. Other users can therefore
-        // never connect, whatever the umask is.
-        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-        bind(&socket, &SocketAddrUnix::new(path)?)?;
-        listen_on(&socket, listen::BACKLOG as i32)?;
-        UnixListener::from_std(socket.into())
-    };
-    bound().map_err(|e: io::Error| {
-        Error::invalid(field, format!("cannot listen on unix:{}: {e}", path.display()))
-    })
+    listen::unix(path)
+        .map_err(|e| Error::invalid(field, format!("cannot listen on unix:{}: {e}", path.display())))
 }
 
-/// Removes a socket that a killed conductor has left at `path`. Keeps the socket of a live conductor and any file that
-/// is not a socket; binding then fails.
+/// Removes the socket of a killed conductor.
 fn clear_stale(field: &str, path: &Path) -> Result<(), Error> {
-    // A symbolic link is not followed, because its target may belong to another program.
-    let is_socket = path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket());
-    match StdUnixStream::connect(path) {
-        Err(e) if is_socket && e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)
-            .map_err(|e| Error::invalid(field, format!("cannot replace unix:{}: {e}", path.display()))),
-        _ => Ok(()),
-    }
+    listen::clear_stale(path)
+        .map_err(|e| Error::invalid(field, format!("cannot replace unix:{}: {e}", path.display())))
 }
 
 #[cfg(test)]

@@ -3,9 +3,15 @@
 use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::unix::{fs::FileTypeExt, net::UnixStream},
+    path::Path,
 };
 
-use tokio::net::{TcpListener, TcpSocket};
+use rustix::{
+    fs::{Mode, fchmod},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with},
+};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
 
 use crate::Error;
 
@@ -26,6 +32,29 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
+}
+
+/// Binds a Unix socket that only this user can connect to.
+pub fn unix(path: &Path) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The socket file gets its mode from the socket, so the mode is set before the bind. Other users can therefore
+    // never connect, whatever the umask is.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG as i32)?;
+    UnixListener::from_std(socket.into())
+}
+
+/// Removes a socket that a killed process has left at `path`. Keeps the socket of a live process and any file that is
+/// not a socket; binding then fails.
+pub fn clear_stale(path: &Path) -> io::Result<()> {
+    // A symbolic link is not followed, because its target may belong to another program.
+    let is_socket = path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket());
+    match UnixStream::connect(path) {
+        Err(e) if is_socket && e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        _ => Ok(()),
+    }
 }
 
 /// The address at which this machine reaches a listener. A listener on all interfaces is reached at the loopback

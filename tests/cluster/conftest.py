@@ -11,10 +11,21 @@ pytest.register_assert_rewrite(*(file.stem for file in pathlib.Path(__file__).wi
 from harness import GOLDENS, REPO, Process  # noqa: E402
 from launcher import launcher  # noqa: E402
 from not_finite import poison  # noqa: E402
+from sampling_of_parameters import sampled  # noqa: E402
 
 sys.path.insert(0, str(REPO / "target/stubs"))
 
 FIGURES = pytest.StashKey[list]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--sample-parameters", metavar="SEED", help="run each test with a third of its parameters")
+
+
+def pytest_collection_modifyitems(config, items):
+    if seed := config.getoption("--sample-parameters"):
+        items[:], left_out = sampled(items, seed)
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_configure(config):

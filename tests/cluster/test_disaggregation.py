@@ -4,6 +4,7 @@ no request is left.
 
 import concurrent.futures
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -27,6 +28,15 @@ def loads(cluster, name):
     """Returns {rank: value} of a worker's gauge."""
     text = cluster.client.get("/metrics").text
     return {int(rank): float(value) for rank, value in re.findall(rf'^tutti_{name}\{{worker="(\d+)"\}} (\S+)', text, re.M)}
+
+
+def listening_on_tcp(pid):
+    """Inodes of the TCP sockets on which a process listens."""
+    links = [os.readlink(link) for link in pathlib.Path(f"/proc/{pid}/fd").iterdir() if link.exists() or link.is_symlink()]
+    own = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
+    lines = [line.split() for file in ("tcp", "tcp6") for line in pathlib.Path(f"/proc/{pid}/net/{file}").open()][1:]
+    listening = {fields[9] for fields in lines if fields[3] == "0A"}
+    return own & listening
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -61,6 +71,9 @@ def test_each_of_two_ranks_carries_half_of_a_hand_over(start, figure):
     # Each rank sends 19 pages of keys and values: 3 layers, 32 floats per head, one of the two heads.
     half = 19 * 16 * 2 * 3 * 32 * 4
     wait_for("both ranks' counts", lambda: carried() == [half, half])
+    ranks = cluster.workers_by_rank()
+    assert not any(listening_on_tcp(pid) for pid in ranks.values())
+    assert len(re.findall("listens for planes.*socket", cluster.log())) >= 2
     figure(f"hand-over from two ranks to two: {half} bytes by each rank, of {2 * half}")
 
 

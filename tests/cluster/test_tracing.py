@@ -193,6 +193,28 @@ def test_an_unreachable_collector_costs_no_request(start):
     cluster.wait_until_idle()
     assert cluster.metrics()["tutti_router_generations_total"] == 50
     assert 'tutti_router_generations_total{outcome="finished"} 50' in cluster.client.get("/metrics").text
+    # The router in the conductor's process and each worker say so once, however many batches are lost.
+    lost = "spans do not reach the collector and are lost"
+    wait_for("the warnings of three processes", lambda: cluster.log().count(lost) == 3)
+    collector = Collector(int(endpoint.rpartition(":")[2]))
+    try:
+        cluster.complete(prompt="hello", max_tokens=3, ignore_eos=True)
+        wait_for("spans", lambda: collector.received)
+        wait_for("the end of the failure", lambda: "spans reach the collector again" in cluster.log())
+        assert cluster.log().count(lost) == 3
+    finally:
+        collector.stop()
+
+
+@pytest.mark.parametrize("endpoint", ("127.0.0.1:4317", "", "ftp://127.0.0.1:4317"))
+@pytest.mark.parametrize("name", ("conductor", "router"))
+def test_an_address_that_is_no_collector_is_refused_before_anything_binds(spawn, name, endpoint):
+    port = free_port()
+    more = ("--device", "sim") if name == "conductor" else ("--conductor", "http://127.0.0.1:1")
+    process = spawn(name, "--otlp-endpoint", endpoint, "--http", f"127.0.0.1:{port}", *more)
+    assert process.wait() == 64
+    assert f"{json.dumps(endpoint)} " in process.log() and "http://HOST:PORT" in process.log()
+    assert "listens" not in process.log()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 //! conductor.
 
 use std::{
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -137,7 +138,10 @@ async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
         Error::internal(format!("the conductor sees this worker at {:?}, which is no address", welcome.host))
     })?;
     let connections = settings.connections.clone();
-    let network = Network { host, transport: joining.transport.clone(), connections };
+    // Over a Unix socket, this worker and all others are on the conductor's machine.
+    let socket = joining.conductor.strip_prefix("unix:").map(Path::new);
+    let sockets = socket.and_then(Path::parent).map(Path::to_path_buf);
+    let network = Network { host, sockets, transport: joining.transport.clone(), connections };
     tracing::debug!(conductor = joining.conductor, rank = joining.rank.0, "joined");
     Ok(Joined { rank: joining.rank, inbound, outbox, settings, network })
 }

@@ -100,11 +100,11 @@ impl Cluster {
         let followers = workers.group_of(rank).into_iter().skip(1);
         let hosts = followers.filter_map(|(rank, _)| workers.by_rank(rank).map(|(_, worker)| worker.host));
         let ranks = reserved.ranks.into_iter().zip(hosts).map(|(room, host)| pb::RankDestination {
-            address: address(host, room.port),
+            address: address(host, room.port, &room.socket),
             shared_memory: room.shared_memory,
         });
         let room = ReservedRoom {
-            address: address(host, reserved.port),
+            address: address(host, reserved.port, &reserved.socket),
             layout_hash: reserved.layout_hash,
             shared_memory: reserved.shared_memory,
             known_pages: reserved.known_pages,
@@ -130,7 +130,14 @@ impl Cluster {
     }
 }
 
-/// Address at which other workers reach a worker. An invalid port becomes 0, to which a sender fails to connect.
-fn address(host: IpAddr, port: u32) -> String {
+/// Address at which other workers reach a worker. Only a worker of this machine may name a socket. An invalid port
+/// becomes 0, to which a sender fails to connect.
+fn address(host: IpAddr, port: u32, socket: &str) -> String {
+    if host.is_loopback() && !socket.is_empty() {
+        return format!("unix:{socket}");
+    }
     SocketAddr::new(host, u16::try_from(port).unwrap_or_default()).to_string()
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,14 +30,37 @@ async fn both() -> (Bench, FakeWorker, FakeWorker) {
 }
 
 async fn reserved(worker: &FakeWorker, key: Option<pb::GraphKey>) {
+    reserved_at(worker, key, (4321, "")).await;
+}
+
+/// The worker has room, and listens at this port or socket.
+async fn reserved_at(worker: &FakeWorker, key: Option<pb::GraphKey>, (port, socket): (u32, &str)) {
     let shared_memory = "/dev/shm/room".into();
-    let ranks = vec![pb::RankRoom { port: 4322, shared_memory: "/dev/shm/share".into() }];
-    let room = pb::Reserved { key, port: 4321, layout_hash: 5, shared_memory, known_pages: 3, ranks };
+    let ranks =
+        vec![pb::RankRoom { port: 4322, shared_memory: "/dev/shm/share".into(), socket: String::new() }];
+    let room = pb::Reserved {
+        key,
+        port,
+        layout_hash: 5,
+        shared_memory,
+        known_pages: 3,
+        ranks,
+        socket: socket.into(),
+    };
     worker.say(ToConductor::Reserved(room)).await;
 }
 
 fn handed_over(generated: u32) -> Option<Outcome> {
     Some(Outcome::HandedOver(pb::HandedOver { generated }))
+}
+
+#[tokio::test]
+async fn the_prefill_is_told_the_socket_of_a_worker_on_its_machine() {
+    let (bench, mut prefill, mut decode) = both().await;
+    let _submission = bench.submit(3).unwrap();
+    let launch = decode.launched().await;
+    reserved_at(&decode, launch.key, (0, "/run/planes-1")).await;
+    assert_eq!(prefill.launched().await.send_to.unwrap().address, "unix:/run/planes-1");
 }
 
 #[tokio::test]

@@ -1959,7 +1959,8 @@ pub struct PlaneReservation {
 pub struct Reserved {
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<GraphKey>,
-    /// Port of the worker's PlaneTransfer service. The host is the address from which the worker joined the conductor.
+    /// Port of the worker's PlaneTransfer service. The host is the address from which the worker joined the conductor. 0 if
+    /// the service has a socket.
     #[prost(uint32, tag = "2")]
     pub port: u32,
     #[prost(uint64, tag = "3")]
@@ -1974,6 +1975,9 @@ pub struct Reserved {
     /// Rooms for the shares of the group's other ranks, from rank 1 on. Empty if the worker is alone, and for embeddings.
     #[prost(message, repeated, tag = "6")]
     pub ranks: ::prost::alloc::vec::Vec<RankRoom>,
+    /// Path of the service's Unix socket, if the worker joined over one: then all workers are on its machine. Empty for none.
+    #[prost(string, tag = "7")]
+    pub socket: ::prost::alloc::string::String,
 }
 /// Room for one rank's share of a request's planes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1983,6 +1987,8 @@ pub struct RankRoom {
     pub port: u32,
     #[prost(string, tag = "2")]
     pub shared_memory: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub socket: ::prost::alloc::string::String,
 }
 /// The receiver of planes or embeddings, with the fields of its PlaneReservation and Reserved.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1990,7 +1996,7 @@ pub struct PlaneDestination {
     /// The graph that receives.
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<GraphKey>,
-    /// Address as ip:port.
+    /// Address as ip:port, or unix:PATH.
     #[prost(string, tag = "2")]
     pub address: ::prost::alloc::string::String,
     #[prost(bytes = "vec", tag = "3")]
@@ -2012,7 +2018,7 @@ pub struct PlaneDestination {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RankDestination {
-    /// Address as ip:port.
+    /// Address as ip:port, or unix:PATH.
     #[prost(string, tag = "1")]
     pub address: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -3477,12 +3483,15 @@ pub mod rank_order {
 /// The leader takes RankReports. Sent once, before any other order takes effect.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportTo {
-    /// Port of the leader's transfer services, on the machine where the group has met.
+    /// Port of the leader's transfer services, on the machine where the group has met. 0 if the services have a socket.
     #[prost(uint32, tag = "1")]
     pub port: u32,
     /// 16 bytes that the reporting rank must present.
     #[prost(bytes = "vec", tag = "2")]
     pub secret: ::prost::alloc::vec::Vec<u8>,
+    /// Path of the services' Unix socket. Empty for none.
+    #[prost(string, tag = "3")]
+    pub socket: ::prost::alloc::string::String,
 }
 /// Holds room for a request's share, which the rank of the same number of another group sends. Answered with `held`.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

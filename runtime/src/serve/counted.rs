@@ -15,7 +15,7 @@ use tower::Service;
 
 use super::{
     activity::{Activity, InFlight},
-    receive::{ReceivedBody, Receiving, Sender},
+    receive::{Caller, ReceivedBody, Receiving},
     stream::Peer,
 };
 
@@ -50,8 +50,8 @@ where
         request.extensions_mut().insert(in_flight.standing.clone());
         let request = request.map(|body| match &self.receiving {
             Some(receiving) => {
-                let sender = Sender::new(self.peer, in_flight.standing.clone());
-                Body::new(ReceivedBody::new(body, receiving.clone(), sender))
+                let caller = Caller::new(self.peer, in_flight.standing.clone());
+                Body::new(ReceivedBody::new(body, receiving.clone(), caller))
             }
             None => Body::new(body),
         });

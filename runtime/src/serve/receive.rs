@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use tonic::Status;
 
 use self::room::Taken;
-pub(super) use self::room::{Room, Sender};
+pub(super) use self::room::{Caller, Room};
 use crate::{Error, ErrorKind};
 
 /// Bytes before each message: a flag, and the length (PROTOCOL-HTTP2.md of gRPC, "Length-Prefixed-Message").
@@ -46,7 +46,7 @@ impl Receiving {
 pub(super) struct ReceivedBody<B> {
     body: B,
     receiving: Arc<Receiving>,
-    sender: Sender,
+    caller: Caller,
     /// Room that this body's message takes.
     taken: Taken,
     framing: Framing,
@@ -58,13 +58,13 @@ pub(super) struct ReceivedBody<B> {
 }
 
 impl<B> ReceivedBody<B> {
-    pub fn new(body: B, receiving: Arc<Receiving>, sender: Sender) -> Self {
+    pub fn new(body: B, receiving: Arc<Receiving>, caller: Caller) -> Self {
         let (framing, taken) = Default::default();
-        Self { body, receiving, sender, taken, framing, waited: Duration::ZERO, wait: None }
+        Self { body, receiving, caller, taken, framing, waited: Duration::ZERO, wait: None }
     }
 
     fn on_data(&mut self, data: &[u8]) -> Result<(), Error> {
-        self.receiving.room.take(&self.sender, &mut self.taken, data.len())?;
+        self.receiving.room.take(&self.caller, &mut self.taken, data.len())?;
         let before = self.framing.messages;
         self.framing.read(data);
         if self.framing.messages > before {
@@ -84,7 +84,7 @@ impl<B> ReceivedBody<B> {
     }
 
     fn release(&mut self) {
-        self.receiving.room.give_back(&self.sender, &mut self.taken);
+        self.receiving.room.give_back(&self.caller, &mut self.taken);
     }
 }
 

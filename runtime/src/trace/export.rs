@@ -1,7 +1,10 @@
 //! The export of spans over OTLP/gRPC in batches, on separate threads.
 
+mod reported;
+
 use std::{env, time::Duration};
 
+use http::Uri;
 use opentelemetry::KeyValue;
 use opentelemetry_otlp::{
     OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_PROTOCOL, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
@@ -13,6 +16,7 @@ use opentelemetry_sdk::{
 };
 use tokio::runtime::{self, Runtime};
 
+use self::reported::Reported;
 use crate::{Error, VERSION};
 
 /// Variable of the OpenTelemetry specification that names the exporter of spans.
@@ -58,13 +62,7 @@ impl SpanExport {
         process: &'static str,
         sampling: Sampling,
     ) -> Result<Option<Self>, Error> {
-        let named = |name| variable(name).is_some();
-        if endpoint.is_none()
-            && !named(OTEL_EXPORTER_OTLP_ENDPOINT)
-            && !named(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
-        {
-            return Ok(None);
-        }
+        let Some(collector) = Collector::configured(endpoint)? else { return Ok(None) };
         if variable(OTEL_SDK_DISABLED).is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
@@ -83,13 +81,11 @@ impl SpanExport {
         let runtime = builder.worker_threads(1).thread_name("spans").enable_all().build().map_err(broken)?;
         let exporter = {
             let _inside = runtime.enter();
-            let builder = opentelemetry_otlp::SpanExporter::builder().with_tonic();
-            let builder = match endpoint {
-                Some(endpoint) => builder.with_endpoint(endpoint),
-                None => builder,
-            };
-            builder.build().map_err(|e| Error::invalid("otlp_endpoint", e.to_string()))?
+            let builder =
+                opentelemetry_otlp::SpanExporter::builder().with_tonic().with_endpoint(&collector.url);
+            builder.build().map_err(|e| Error::invalid(collector.field, e.to_string()))?
         };
+        let exporter = Reported::new(exporter, collector.url);
         let mut resource = Resource::builder()
             .with_attribute(KeyValue::new("service.version", VERSION))
             .with_attribute(KeyValue::new("process.pid", i64::from(std::process::id())));
@@ -113,6 +109,50 @@ impl SpanExport {
         // The process is ending, so an error here cannot be reported.
         let _ = self.provider.shutdown_with_timeout(limit);
         self.runtime.shutdown_background();
+    }
+}
+
+/// The collector that is configured.
+struct Collector {
+    /// Setting or variable with the URL.
+    field: &'static str,
+    url: String,
+}
+
+impl Collector {
+    /// Reads the setting, or else the variables. The variable for traces overrides the general one.
+    ///
+    /// # Errors
+    /// The value is not the URL of a collector.
+    fn configured(setting: Option<&str>) -> Result<Option<Self>, Error> {
+        let of_variable = |field| variable(field).map(|url| Self { field, url });
+        let collector = match setting {
+            Some(url) => Some(Self { field: "otlp_endpoint", url: url.to_owned() }),
+            None => of_variable(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
+                .or_else(|| of_variable(OTEL_EXPORTER_OTLP_ENDPOINT)),
+        };
+        collector.iter().try_for_each(Self::check)?;
+        Ok(collector)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let refused = |why| {
+            let message = format!(
+                "{:?} {why}: give http://HOST:PORT of a collector that takes OTLP over gRPC",
+                self.url
+            );
+            Err(Error::invalid(self.field, message))
+        };
+        match self.url.parse::<Uri>() {
+            Ok(url) if url.host().is_none_or(str::is_empty) => refused("has no host"),
+            Ok(url) => match url.scheme_str() {
+                Some("http") => Ok(()),
+                Some("https") => refused("asks for TLS, and spans are sent without"),
+                Some(_) => refused("has another scheme"),
+                None => refused("has no scheme"),
+            },
+            Err(_) => refused("is no URL"),
+        }
     }
 }
 
@@ -155,3 +195,6 @@ fn check_sampler() -> Result<(), Error> {
     let message = format!("is {ratio:?}, but {sampler} needs a number from 0 to 1");
     Err(Error::invalid(OTEL_TRACES_SAMPLER_ARG, message))
 }
+
+#[cfg(test)]
+mod tests;

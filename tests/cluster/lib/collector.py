@@ -38,11 +38,11 @@ def attributes(pairs):
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     """Keeps all spans that it receives."""
 
-    def __init__(self):
+    def __init__(self, port=0):
         self.lock, self.received, self.calls = threading.Lock(), [], 0
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self.server)
-        self.endpoint = f"http://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.endpoint = f"http://127.0.0.1:{self.server.add_insecure_port(f'127.0.0.1:{port}')}"
         self.server.start()
 
     def Export(self, request, context):

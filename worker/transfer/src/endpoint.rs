@@ -23,6 +23,7 @@ pub(crate) use self::role::{Events, Follower, Leader, Role};
 pub use self::{role::Hosts, stream_connector::StreamConnector};
 use crate::{
     Extent, Network, PageLayout, UnitKind, UnitLayout, Units,
+    network::ServiceAddress,
     ranks::{Ranks, Reports},
     receive::{Listener, Receiver, Reservations, Space},
     segment::Segment,
@@ -161,8 +162,8 @@ impl Endpoint {
         if ranks.order(key, order) {
             let (endpoint, ranks, events) = (Arc::clone(self), Arc::clone(ranks), events.clone());
             self.runtime.spawn(async move {
-                match endpoint.port().await {
-                    Ok(port) => ranks.order_reports(port),
+                match endpoint.address().await {
+                    Ok(address) => ranks.order_reports(address),
                     Err(error) => {
                         tracing::error!(%error, "cannot listen for the reports of the group's ranks")
                     }
@@ -207,8 +208,8 @@ impl Endpoint {
     /// Announces reserved space. Then waits until the reservation ends or its lease expires.
     async fn offer(self: Arc<Self>, key: GraphKey, space: Space, reservation: pb::PlaneReservation) {
         let lost = |why| self.role.failed(key, TransferError::Lost(why));
-        let port = match self.port().await {
-            Ok(port) => port.into(),
+        let (port, socket) = match self.address().await {
+            Ok(address) => address.into_fields(),
             Err(error) => return lost(format!("cannot listen for planes: {error}")).await,
         };
         let segment = Segment::offer(&reservation.secret, space.layout.bytes(space.count));
@@ -217,7 +218,7 @@ impl Endpoint {
             self.reservations.set_segment(key, segment);
             path
         });
-        let room = pb::RankRoom { port, shared_memory };
+        let room = pb::RankRoom { port, shared_memory, socket };
         match &self.role {
             Role::Leader(leader) => {
                 let lease = Duration::from_millis(reservation.lease_ms.into());
@@ -246,8 +247,8 @@ impl Endpoint {
         }
     }
 
-    /// Opens the port for senders on first use, and keeps it open until the process ends. Returns the port.
-    async fn port(&self) -> io::Result<u16> {
+    /// Opens the listener for senders on first use, and keeps it open until the process ends. Returns its address.
+    async fn address(&self) -> io::Result<ServiceAddress> {
         let services = || {
             let (reservations, role) = (Arc::clone(&self.reservations), self.role.clone());
             let reports = match &self.role {
@@ -261,7 +262,7 @@ impl Endpoint {
             };
             (Receiver { reservations, role }, reports)
         };
-        self.listener.port(&self.runtime, self.largest_unit, services).await
+        self.listener.address(&self.runtime, self.largest_unit, services).await
     }
 
     /// Forgets a request that has ended on this worker.

@@ -22,7 +22,7 @@ pub(crate) use self::{
     reports::{Reports, report_to},
     store::ShareStore,
 };
-use crate::{UnitLayout, credential, send::STAGED_BYTES};
+use crate::{UnitLayout, credential, network::ServiceAddress, send::STAGED_BYTES};
 
 /// The other ranks of a leader's group.
 pub(crate) struct Ranks {
@@ -77,10 +77,11 @@ impl Ranks {
         self.secret.is_some_and(|secret| credential::is_shown(headers, &secret))
     }
 
-    /// Queues the order that lets the ranks report to the leader's `port`.
-    pub fn order_reports(&self, port: u16) {
+    /// Queues the order that lets the ranks report to the leader at this address.
+    pub fn order_reports(&self, address: ServiceAddress) {
+        let (port, socket) = address.into_fields();
         let secret = self.secret.unwrap_or_default().to_vec();
-        let order = Order::ReportTo(pb::ReportTo { port: port.into(), secret });
+        let order = Order::ReportTo(pb::ReportTo { port, secret, socket });
         self.lock().orders.push(pb::RankOrder { order: Some(order) });
     }
 

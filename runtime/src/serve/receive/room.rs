@@ -42,15 +42,15 @@ struct Held {
     by_peer: HashMap<IpAddr, usize>,
 }
 
-/// The sender of a message.
+/// The caller that sends a message.
 #[derive(Debug)]
-pub(in crate::serve) struct Sender {
-    /// `None` over a Unix socket: such a sender belongs to this user and has no bound per address.
+pub(in crate::serve) struct Caller {
+    /// `None` over a Unix socket: such a caller belongs to this user and has no bound per address.
     network: Option<IpAddr>,
     standing: Standing,
 }
 
-impl Sender {
+impl Caller {
     pub fn new(peer: Peer, standing: Standing) -> Self {
         Self { network: network(peer), standing }
     }
@@ -80,22 +80,22 @@ impl Room {
     }
 
     /// Takes room for more bytes of a message.
-    pub(super) fn take(&self, sender: &Sender, taken: &mut Taken, bytes: usize) -> Result<(), Error> {
-        if sender.standing.is_known() {
-            self.known.take(sender.network, bytes)?;
+    pub(super) fn take(&self, caller: &Caller, taken: &mut Taken, bytes: usize) -> Result<(), Error> {
+        if caller.standing.is_known() {
+            self.known.take(caller.network, bytes)?;
             taken.known += bytes;
         } else {
-            self.strangers.take(sender.network, bytes)?;
+            self.strangers.take(caller.network, bytes)?;
             taken.strange += bytes;
         }
         Ok(())
     }
 
     /// Returns all room of a message.
-    pub(super) fn give_back(&self, sender: &Sender, taken: &mut Taken) {
+    pub(super) fn give_back(&self, caller: &Caller, taken: &mut Taken) {
         let Taken { known, strange } = std::mem::take(taken);
-        self.known.give_back(sender.network, known);
-        self.strangers.give_back(sender.network, strange);
+        self.known.give_back(caller.network, known);
+        self.strangers.give_back(caller.network, strange);
     }
 
     /// Bytes that all messages have taken.

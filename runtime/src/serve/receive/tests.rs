@@ -40,8 +40,8 @@ async fn bytes_take_room_as_they_arrive_and_leave_it_with_the_message() {
         let mut extensions = http::Extensions::new();
         extensions.insert(standing.clone());
         Standing::vouch(&extensions);
-        let sender = Sender::new(Peer::Ip(Ipv4Addr::LOCALHOST.into()), standing);
-        ReceivedBody::new(axum::body::Body::from(bytes), receiving.clone(), sender)
+        let caller = Caller::new(Peer::Ip(Ipv4Addr::LOCALHOST.into()), standing);
+        ReceivedBody::new(axum::body::Body::from(bytes), receiving.clone(), caller)
     };
     async fn frame(
         body: &mut (impl http_body::Body<Error = BoxError> + Unpin),

@@ -1,7 +1,7 @@
 //! Roles of an endpoint. A leader serves an engine; a follower serves a rank that runs its leader's plans.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
@@ -19,6 +19,7 @@ use tutti_scheduler::TransferError;
 
 use crate::{
     Event, Network, Run, Source,
+    network::ServiceAddress,
     ranks::{Ranks, ShareStore, report_to},
     receive::Space,
     send::StagingBudget,
@@ -159,10 +160,10 @@ impl Role {
 impl Leader {
     /// Tells the conductor how much room a request has at this rank and at the other ranks.
     pub async fn announce(&self, key: GraphKey, space: &Space, room: pb::RankRoom, ranks: Vec<pb::RankRoom>) {
-        let pb::RankRoom { port, shared_memory } = room;
+        let pb::RankRoom { port, shared_memory, socket } = room;
         let (layout_hash, known_pages) = (space.layout.id, space.known as u32);
-        let reserved =
-            pb::Reserved { key: Some(key.into()), port, layout_hash, shared_memory, known_pages, ranks };
+        let key = Some(key.into());
+        let reserved = pb::Reserved { key, port, layout_hash, shared_memory, known_pages, ranks, socket };
         let message = pb::WorkerMessage { message: Some(ToConductor::Reserved(reserved)) };
         if let Some(outbox) = self.outbox.upgrade() {
             // Ignored: sending fails only if the process is ending.
@@ -193,12 +194,12 @@ impl Follower {
     /// Starts reports to the leader. The reports include the total of bytes that have left `staging`.
     pub fn start_reports(self: &Arc<Self>, to: pb::ReportTo, staging: Arc<StagingBudget>, runtime: &Handle) {
         let Some(inbox) = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        let leader = SocketAddr::new(self.hosts.leader, u16::try_from(to.port).unwrap_or_default());
+        let leader = ServiceAddress::dialled(self.hosts.leader, to.port, &to.socket);
         let hello = (pb::RankHello { rank: self.group_rank.rank as u32 }, to.secret);
         let follower = Arc::clone(self);
         runtime.spawn(async move {
-            let why = report_to(&follower.hosts.own, leader, hello, inbox).await;
-            tracing::error!(%leader, why, "no longer reports to the group's leader");
+            let why = report_to(&follower.hosts.own, &leader, hello, inbox).await;
+            tracing::error!(leader, why, "no longer reports to the group's leader");
             // Ignored: this is the only place that sets the reason.
             let _ = follower.cut_off.set(why);
         });

@@ -1,6 +1,6 @@
 //! Reports of a group's other ranks to their leader, about transfers of shares.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, once, wrappers::ReceiverStream};
@@ -117,11 +117,11 @@ impl Reports {
 /// stream ends.
 pub(crate) async fn report_to(
     network: &Network,
-    leader: SocketAddr,
+    leader: &str,
     hello: (pb::RankHello, Vec<u8>),
     reports: mpsc::Receiver<pb::RankReport>,
 ) -> String {
-    let dial = match network.dial(&leader.to_string()) {
+    let dial = match network.dial(leader) {
         Ok(dial) => dial,
         Err(error) => return error.to_string(),
     };

@@ -21,7 +21,7 @@ fn reserve(ranks: &Ranks, request: u64) -> bool {
 }
 
 fn room(port: u32) -> pb::RankRoom {
-    pb::RankRoom { port, shared_memory: String::new() }
+    pb::RankRoom { port, ..Default::default() }
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! The port on which this process takes pushes, and on which a group's leader takes its ranks' reports.
+//! The address at which this process takes pushes, and at which a group's leader takes its ranks' reports.
 
 use std::io;
 
-use tokio::{net::TcpListener, runtime::Handle, sync::OnceCell};
+use tokio::{runtime::Handle, sync::OnceCell};
 use tonic::service::Routes;
 use tutti_runtime::{
     serve::{self, ConnectionLimits},
@@ -10,36 +10,33 @@ use tutti_runtime::{
 };
 
 use super::Receiver;
-use crate::{Network, WINDOW_BYTES, message_bytes, ranks::Reports};
+use crate::{Network, WINDOW_BYTES, message_bytes, network::ServiceAddress, ranks::Reports};
 
 /// Maximum number of concurrent pushes on one sender's connection. Further pushes wait on the sender's side.
 const MAX_STREAMS: u32 = 1024;
 
-/// A port that is opened on first use.
+/// A port or socket that is opened on first use.
 pub(crate) struct Listener {
     network: Network,
-    port: OnceCell<u16>,
+    address: OnceCell<ServiceAddress>,
 }
 
 impl Listener {
-    /// A port at the address that other workers dial.
+    /// A listener where other workers dial.
     pub fn at(network: Network) -> Self {
-        Self { network, port: OnceCell::new() }
+        Self { network, address: OnceCell::new() }
     }
 
-    /// Listens for senders from the first call on until the process ends. Returns the port. `largest_unit` is the
+    /// Listens for senders from the first call on until the process ends. Returns the address. `largest_unit` is the
     /// number of bytes of the largest unit that is received.
-    pub async fn port(
+    pub async fn address(
         &self,
         runtime: &Handle,
         largest_unit: usize,
         services: impl FnOnce() -> (Receiver, Option<Reports>),
-    ) -> io::Result<u16> {
-        let port = self.port.get_or_try_init(|| async {
-            let listener = self.network.bind()?;
-            listener.set_nonblocking(true)?;
-            let listener = TcpListener::from_std(listener)?;
-            let port = listener.local_addr()?.port();
+    ) -> io::Result<ServiceAddress> {
+        let address = self.address.get_or_try_init(|| async {
+            let (listener, address) = self.network.listen()?;
             let (receiver, reports) = services();
             let mut routes = Routes::new(receiver.into_service(message_bytes(largest_unit)));
             if let Some(reports) = reports {
@@ -49,7 +46,6 @@ impl Listener {
             let connections = ConnectionLimits::from(self.network.connections.clone())
                 .with_streams(MAX_STREAMS)
                 .trusting_callers();
-            let listener = self.network.secured(listener);
             runtime.spawn(async move {
                 if let Err(error) =
                     serve::grpc(listener, routes, windows, connections, Shutdown::default()).await
@@ -57,9 +53,12 @@ impl Listener {
                     tracing::error!(%error, "no longer listens for planes");
                 }
             });
-            tracing::info!(port, "listens for planes");
-            Ok(port)
+            match &address {
+                ServiceAddress::Port(port) => tracing::info!(port, "listens for planes"),
+                ServiceAddress::Socket(socket) => tracing::info!(socket, "listens for planes"),
+            }
+            Ok(address)
         });
-        port.await.copied()
+        address.await.cloned()
     }
 }

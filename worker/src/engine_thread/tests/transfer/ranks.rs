@@ -382,7 +382,7 @@ async fn a_rank_that_cannot_report_takes_no_more_orders() {
     // Nothing listens at this port once the listener is dropped.
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let order = |order| pb::RankOrder { order: Some(order) };
-    let to = pb::ReportTo { port: gone.into(), secret: SECRET.into() };
+    let to = pb::ReportTo { port: gone.into(), secret: SECRET.into(), socket: String::new() };
     connector.order(order(Order::ReportTo(to))).unwrap();
     let why = timeout(WAIT, async {
         loop {

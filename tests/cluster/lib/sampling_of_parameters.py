@@ -1,0 +1,14 @@
+"""A sample of each test's parameters, for a short run."""
+
+import random
+
+
+def sampled(items, seed):
+    """(kept, left out) tests: of each function, one in three of its tests, at least one. `seed` chooses them."""
+    functions = {}
+    for item in items:
+        functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = set()
+    for name, tests in functions.items():
+        kept.update(random.Random(f"{seed} {name}").sample(tests, -(-len(tests) // 3)))
+    return [item for item in items if item in kept], [item for item in items if item not in kept]
