@@ -9,8 +9,8 @@ from golden import BOUND, MODELS, answers, bound, check_balance, greatest_deviat
 from harness import GOLDENS
 from safetensors.numpy import load_file
 
-# Families that consist of MODELS' layers in other variants. One budget suffices here, because worker/models/tests
-# covers all budgets.
+# Families whose layers are variants of the layers of MODELS. They run with one token budget per step, because
+# worker/models/tests covers all budgets.
 VARIANTS = ("llama3", "smollm", "qwen2", "mistral", "qwen3_embedding", "qwen3_moe", "qwen3_moe_nonorm")
 VARIANTS += ("qwen3_5", "qwen3_5_text_tied", "qwen3_5_moe", "qwen3_5_moe_text")
 BUDGETS = (8, 64, 2048)

@@ -107,7 +107,7 @@ def test_a_long_echo_takes_bounded_memory_and_delays_no_decode(start, checkpoint
     marks, rounded = corrections()
     assert said["weights"] - 2 * weights() - screen() - marks in rounded
     assert taken[worker] <= said["step"] + pages
-    # The maximum is meaningful, because all logits at once would take many times as much.
+    # A worker that held all logits at once would exceed the limit above: they take over 50 times as many bytes.
     all_logits = PROMPT * VOCABULARY * 4
     assert (said["step"] + pages) * 50 < all_logits
     # Conductor and router hold the answer, which takes some hundred bytes per token and alternative.

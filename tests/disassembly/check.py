@@ -129,7 +129,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop without the loops inside it. Instructions are in the order of their addresses."""
+    """A loop of a function. Its instructions are in the order of their addresses, without those of nested loops."""
 
     function: Function
     instructions: list[Instruction]

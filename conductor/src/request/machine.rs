@@ -16,8 +16,8 @@
 //! A replay starts from the prompt and all tokens that have arrived so far. Those tokens are not sent to the client
 //! again: the new incarnation's first token is the next one. Random numbers, penalties and counts depend on positions
 //! and on the whole output, so the client's stream continues unchanged. Lost workers and failed hand-overs are counted
-//! separately: the death of a worker often shows first as a failed hand-over to that worker. The next try may be placed
-//! on the same worker again, and is then lost with the worker.
+//! separately, because one death can cause one of each: it often shows first as a failed hand-over to the worker, and
+//! the replay may be placed on the same worker and be lost with it.
 
 mod blocks;
 mod completions;

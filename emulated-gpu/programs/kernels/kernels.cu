@@ -1,4 +1,4 @@
-// Kernels for the tests of the emulated driver. NVRTC has compiled them to `kernels.ptx` (see tests/nvrtc.rs).
+// Kernels of the tests of the emulated driver. `kernels.ptx` is compiled from them by NVRTC (see tests/nvrtc.rs).
 
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -66,7 +66,7 @@ pub(crate) unsafe fn start(warp: &mut Warp<'_>, instruction: &Instruction, mask:
     };
     let (mut full, mut sources) = (0, Row::<u64>::zero());
     each_lane(mask, |lane| full |= u32::from(sizes.0[lane] >= bytes) << lane);
-    // SAFETY: the row holds addresses.
+    // SAFETY: the register row that `source` names holds an address for each lane.
     if full != 0 && unsafe { warp.resolve(source, full, bytes, Access::Read, &mut sources) }.is_none() {
         return;
     }

@@ -9,7 +9,7 @@ use tutti_runtime::{serve::Standing, token::Token};
 
 use crate::{ranks::Ranks, receive::Reservations};
 
-/// Metadata of a push: the key of the graph that receives.
+/// Name of the metadata entry of a push that identifies the receiving graph.
 const GRAPH: &str = "tutti-graph";
 
 /// A check of a call's metadata.

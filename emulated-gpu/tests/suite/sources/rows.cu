@@ -1,4 +1,4 @@
-// Kernels of the emulator's tests: reductions, divergence, local arrays, calls. The kernels include no header.
+// Kernels of the emulator's tests: reductions, divergence, local arrays, calls. No header is needed.
 typedef unsigned int u32;
 typedef unsigned short u16;
 
@@ -12,7 +12,7 @@ __device__ u16 to_bf16(float x) {
   return bits;
 }
 
-// RMS norm of one row of bf16 per block: multiplies the row by the reciprocal root of its mean square.
+// Multiplies a row of bf16 per block by the reciprocal root of its mean square.
 extern "C" __global__ void normalise(const u16* input, const u16* weights, u16* output, int n, float epsilon) {
   __shared__ float parts[32];
   const u16* row = input + size_t(blockIdx.x) * n;
@@ -64,8 +64,7 @@ extern "C" __global__ void mixture(u32* output, unsigned long long divisor) {
   output[t] = value;
 }
 
-// Counts a histogram in shared memory, then adds each bin to the result with one atomic operation. The last block sums
-// the bins.
+// Counts a histogram in shared memory, then adds each bin with one atomic operation; the last block sums.
 __device__ u32 finished = 0;
 extern "C" __global__ void histogram(const u32* input, int n, u32* bins, u32* total) {
   __shared__ u32 own[64];
@@ -87,7 +86,7 @@ extern "C" __global__ void histogram(const u32* input, int n, u32* bins, u32* to
   }
 }
 
-// sin and cos with the complete range reduction, exp, log and power.
+// sin and cos with all of their range reduction, exp, log and power.
 extern "C" __global__ void functions(const float* input, float* output) {
   u32 t = blockIdx.x * blockDim.x + threadIdx.x;
   float x = input[t];

@@ -1,4 +1,4 @@
-// Matrix products on tensor cores: cp.async in two stages, ldmatrix, mma.sync.
+// Products of matrices on tensor cores: cp.async in two stages, ldmatrix, mma.sync.
 typedef unsigned int u32;
 typedef unsigned short u16;
 
@@ -17,8 +17,7 @@ template <int N> __device__ void load(u32 (&r)[4], const u16* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)));
 }
 
-// C[m][n] = sum over k of A[m][k] B[n][k], bf16 to f32. A block computes a tile of 64 x 64 elements of C. Each of its
-// four warps computes 16 rows of the tile.
+// C[m][n] = sum over k of A[m][k] B[n][k], bf16 to f32. A block computes 64 x 64 of C, each of its four warps 16 rows.
 extern "C" __global__ void __launch_bounds__(128) multiply(const u16* a, const u16* b, float* c, int m, int n, int k) {
   __shared__ __align__(128) u16 left[2][TILE][PITCH], right[2][TILE][PITCH];
   int top = blockIdx.y * TILE, side = blockIdx.x * TILE, warp = threadIdx.x / 32, lane = threadIdx.x % 32;

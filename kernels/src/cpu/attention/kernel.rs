@@ -38,8 +38,9 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     );
 
     /// Turns a query's scores into weights, `2^(score - largest)`, and returns the sum of the weights, lane by lane.
-    /// `scores` is as long as a block. In a panel that the query sees only in part, the scores of the hidden keys are
-    /// -infinity. `any` holds the keys that at least one query of the tile sees.
+    /// `scores` has one score per key of a block of panels. `visible` is the range of keys that this query sees, and
+    /// `any` the range that at least one query of the tile sees. In a panel that this query sees only in part, the
+    /// caller has set the scores of the hidden keys to -infinity.
     fn weights<S: Simd>(s: S, scores: &mut [f32], visible: Visible, any: Visible, largest: f32) -> S::F;
 
     /// Adds the weighted values of a block to the sums of a tile's queries.

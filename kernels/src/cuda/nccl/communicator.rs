@@ -20,8 +20,8 @@ const CONFIG_MAGIC: u32 = 0xcafe_beef;
 const CONFIG_VERSION: u32 = 23_000;
 /// Value of a configuration field that leaves the choice to NCCL (`NCCL_CONFIG_UNDEF_INT`).
 const UNDEFINED: c_int = c_int::MIN;
-/// Time for which the host polls a call in the background without sleeping. Once the ranks are connected, NCCL's own
-/// thread takes some microseconds to launch a collective.
+/// Time for which the host polls a nonblocking call of NCCL before it sleeps between polls. Most calls end within this
+/// time: once the ranks are connected, NCCL's own thread takes some microseconds to launch a collective.
 const SPIN: Duration = Duration::from_micros(200);
 /// Interval of polls after [`SPIN`].
 const POLL: Duration = Duration::from_micros(100);

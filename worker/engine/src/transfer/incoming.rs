@@ -32,7 +32,8 @@ impl Incoming {
         first >= self.first_own && first.saturating_add(count) <= self.pages.len()
     }
 
-    /// Records that units are written. `rank` is the rank that has written its share; `None` stands for all ranks.
+    /// Records that the units of `run` are written: by `rank` its own part of each unit, or by all ranks if it is
+    /// `None`.
     pub fn written(&mut self, rank: Option<usize>, run: &Run) {
         match rank {
             Some(rank) => self.ranks.get_mut(rank).into_iter().for_each(|filled| filled.fill(run)),

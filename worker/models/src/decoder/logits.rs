@@ -217,7 +217,8 @@ impl<D: DecoderDevice> Head<D> {
 }
 
 /// Divides the wanted rows into tiles of at most `capacity` rows, in order, so that each wanted row is in exactly one
-/// tile. Consecutive blocks of the same kind share a tile as long as they fit.
+/// tile. The wanted rows of `BLOCK` consecutive rows form a block. Consecutive blocks share a tile if they fit, and
+/// if all or none of them only need their rows' likeliest tokens.
 fn divide(wanted: &WantedRows, capacity: usize, candidates: bool, tiles: &mut Vec<Tile>) {
     let WantedRows { rows, likeliest, .. } = wanted;
     let (mut rows, mut likeliest) = (&rows[..], &likeliest[..]);

@@ -19,7 +19,7 @@ use crate::cpu::threads::pool::ThreadPool;
 /// The name of the memory in errors.
 const WHAT: &str = "the corrections of a table of embeddings";
 
-/// The exact values of a table's weights that differ from the weights in the table's block floating point panels.
+/// Exact values of those weights of an embedding table that its block floating point panels only approximate.
 pub(in crate::cpu) struct Corrections {
     marks: Marks,
     /// The marked weights in bfloat16, row by row.
