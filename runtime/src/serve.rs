@@ -16,6 +16,7 @@ mod open;
 mod receive;
 mod standing;
 mod stream;
+mod unread;
 
 use std::sync::Arc;
 
@@ -27,7 +28,9 @@ use tonic::service::Routes;
 
 use self::{
     accept::Server,
+    counted::Bodies,
     receive::{Receiving, Room},
+    unread::Drains,
 };
 pub use self::{
     limits::ConnectionLimits,
@@ -85,7 +88,9 @@ pub async fn http(
 ) -> Result<(), Error> {
     let connections = connections.into();
     let builder = builder(&connections, Windows::default());
-    Server::new(routes, builder, None, &connections).run(listener.into(), closing).await;
+    Server::new(routes, builder, Bodies::Http(Drains::new()), &connections)
+        .run(listener.into(), closing)
+        .await;
     Ok(())
 }
 
@@ -103,7 +108,7 @@ pub async fn grpc(
     let room = Room::new(settings.receive_room_bytes, connections.are_callers_trusted());
     let receiving = Arc::new(Receiving::new(room, settings.receive_timeout()));
     let routes = routes.prepare().into_axum_router();
-    Server::new(routes, builder, Some(receiving), &connections).run(listener.into(), closing).await;
+    Server::new(routes, builder, Bodies::Grpc(receiving), &connections).run(listener.into(), closing).await;
     Ok(())
 }
 

@@ -9,7 +9,9 @@ import json
 import os
 import platform
 import re
+import ssl
 import subprocess
+import time
 
 import helm
 import kubernetes_validate
@@ -303,7 +305,7 @@ def test_each_value_of_the_schema_has_a_default():
 def test_an_upgrade_keeps_the_secrets_that_the_chart_has_made():
     """An upgrade must keep the secrets, so that old and new routers and conductors accept each other."""
     before = release("default").all("Secret")
-    assert len(before) == 3
+    assert len(before) == 4
     after = helm.install(existing=before).manifest()
     secrets = {s["metadata"]["name"]: s["data"] for s in after if s["kind"] == "Secret"}
     assert secrets == {s["metadata"]["name"]: s["data"] for s in before}
@@ -313,6 +315,118 @@ def test_an_upgrade_keeps_the_secrets_that_the_chart_has_made():
     # The chart refuses to issue one missing certificate, because another authority would sign it.
     with pytest.raises(helm.Refused, match="tutti-router-cluster-tls"):
         helm.install(existing=[s for s in before if s["metadata"]["name"] != "tutti-router-cluster-tls"])
+
+
+def data(objects):
+    return {found["metadata"]["name"]: found["data"] for found in objects if found["kind"] == "Secret"}
+
+
+def certificates(text):
+    """Returns the certificates of a file of a secret, in PEM form."""
+    return re.findall(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", base64.b64decode(text).decode(), re.S)
+
+
+def aged(secrets, days):
+    """Returns secrets as they would be if the chart had made them so many days ago."""
+    made = lambda secret: int(base64.b64decode(secret["data"]["made"])) - days * 86400
+    old = [s | {"data": s["data"] | {"made": base64.b64encode(str(made(s)).encode()).decode()}} for s in secrets if "made" in s["data"]]
+    return [s for s in secrets if "made" not in s["data"]] + old
+
+
+def verified(directory, certificate, authorities):
+    (directory / "ca.pem").write_text("".join(authorities))
+    (directory / "cert.pem").write_text(certificate)
+    found = subprocess.run(["openssl", "verify", "-CAfile", "ca.pem", "cert.pem"], cwd=directory, capture_output=True)
+    return found.returncode == 0
+
+
+def valid_days(directory, certificate):
+    (directory / "cert.pem").write_text(certificate)
+    text = subprocess.check_output(["openssl", "x509", "-in", "cert.pem", "-noout", "-enddate"], cwd=directory, text=True)
+    return (ssl.cert_time_to_seconds(text.strip().removeprefix("notAfter=")) - time.time()) / 86400
+
+
+def test_an_upgrade_renews_certificates_and_no_pod_ever_meets_one_that_it_does_not_trust(tmp_path):
+    secrets = release("default").all("Secret")
+    parts = ("tutti-router-cluster-tls", "tutti-conductor-cluster-tls")
+    for days in (29, 31, 31):
+        before = data(secrets)
+        after = data(helm.install(existing=aged(secrets, days)).manifest())
+        secrets = [s | {"data": after[s["metadata"]["name"]]} for s in secrets]
+        # Pods read their files at different times: each trusts the certificates of the others, old and new.
+        for one, other in itertools.product(parts, parts):
+            for reader, shown in itertools.product((before, after), (before, after)):
+                (certificate,) = certificates(shown[other]["tls.crt"])
+                assert verified(tmp_path, certificate, certificates(reader[one]["ca.crt"])), (one, other, days)
+        for part in parts:
+            assert (before[part]["tls.crt"] == after[part]["tls.crt"]) == (days < 30)
+            assert (before[part]["ca.crt"] == after[part]["ca.crt"]) == (days < 30)
+            for certificate in (*certificates(after[part]["tls.crt"]), *certificates(after[part]["ca.crt"])):
+                assert 0 < valid_days(tmp_path, certificate) <= 366
+        # An authority that signs nothing any more is not trusted for ever.
+        assert len(certificates(after[parts[0]]["ca.crt"])) <= 3
+    # Certificates that nobody has renewed in time are replaced, all at once.
+    after = data(helm.install(existing=aged(secrets, 400)).manifest())
+    assert len(certificates(after[parts[0]]["ca.crt"])) == 2
+    (certificate,) = certificates(after[parts[0]]["tls.crt"])
+    assert verified(tmp_path, certificate, certificates(after[parts[1]]["ca.crt"]))
+
+
+def test_an_upgrade_of_a_release_without_next_certificates_keeps_those_in_use(tmp_path):
+    """An older chart made certificates for ten years, and no next ones."""
+    old = [s for s in release("default").all("Secret") if not s["metadata"]["name"].endswith("-next")]
+    found = [s for s in helm.install(existing=old).manifest() if s["kind"] == "Secret"]
+    # The release owns them.
+    secrets = [s | {"metadata": old[0]["metadata"] | {"name": s["metadata"]["name"]}} for s in found]
+    before, after, part = data(old), data(secrets), "tutti-router-cluster-tls"
+    assert before[part]["tls.crt"] == after[part]["tls.crt"]
+    renewed = data(helm.install(existing=aged(secrets, 31)).manifest())
+    assert renewed[part]["tls.crt"] == after["tutti-cluster-tls-next"]["router.crt"]
+    (certificate,) = certificates(renewed[part]["tls.crt"])
+    assert verified(tmp_path, certificate, certificates(after[part]["ca.crt"]))
+
+
+def test_one_value_turns_keys_on(start, tmp_path):
+    rendered = helm.install({"router": {"enabled": False}, "apiKeys": {"enabled": True}})
+    (conductor,) = (c for _, pod in pods(rendered) for c in pod["containers"] if c["command"] == ["conductor"])
+    assert "--api-key-file=/etc/tutti/keys/keys" in conductor["args"]
+    key = base64.b64decode(rendered.one("Secret", "api-key")["data"]["key"]).decode()
+    file = rendered.one("Secret", "api-keys")["stringData"]["keys"]
+    assert len(key) == 40 and hashlib.sha256(key.encode()).hexdigest() in file and key not in file
+    assert "tutti-api-key" in rendered.notes
+    # No pod of the cluster gets the key itself, and an upgrade keeps it.
+    mounted = [v["secret"]["secretName"] for name, pod in pods(rendered) if "first-token" not in name for v in pod["volumes"] if "secret" in v]
+    assert "tutti-api-keys" in mounted and "tutti-api-key" not in mounted
+    kept = helm.install({"router": {"enabled": False}, "apiKeys": {"enabled": True}}, existing=[rendered.one("Secret", "api-key")])
+    assert file in [s["stringData"]["keys"] for s in kept.manifest() if s["metadata"]["name"] == "tutti-api-keys"]
+    keys = tmp_path / "keys"
+    keys.write_text(file)
+    cluster = start("--workers", 1, "--api-key-file", keys)
+    assert run_helm_test(rendered, cluster.url, TUTTI_KEY=key).returncode == 0
+    assert run_helm_test(rendered, cluster.url).returncode != 0
+
+
+def egress(rendered, part):
+    """Returns (ports, components of pods) of each rule of a part. No ports and no components: all."""
+    policy = rendered.one("NetworkPolicy", f"-{part}")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    component = lambda peer: peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+    ports = lambda rule: tuple(sorted({port["port"] for port in rule.get("ports", [])}))
+    return {(ports(rule), tuple(component(peer) for peer in rule.get("to", []))) for rule in policy["egress"]}
+
+
+def test_pods_reach_no_more_than_they_need():
+    dns = ((53,), ())
+    assert egress(release("default"), "router") == {dns, ((50052,), ("conductor",))}
+    assert egress(release("default"), "conductor") == {dns}
+    hub = helm.install({"model": {"uri": "hf://a/b", "hf": {"endpoint": "http://mirror.example:8081"}},
+                        "conductor": {"settings": {"otlp_endpoint": "http://collector:4318"}},
+                        "networkPolicy": {"egress": [{"ports": [{"port": 3128}]}]}})
+    assert egress(hub, "conductor") == {dns, ((4318,), ()), ((8081,), ()), ((3128,), ())}
+    assert egress(hub, "router") == {dns, ((50052,), ("conductor",)), ((3128,), ())}
+    workers = ((), ("conductor", "worker"))
+    nodes = release("multi-node")
+    assert {workers, dns} <= egress(nodes, "conductor") and {workers, dns} <= egress(nodes, "worker")
 
 
 @pytest.mark.parametrize("kind, values", [("HorizontalPodAutoscaler", "hpa"), ("ScaledObject", "keda")])

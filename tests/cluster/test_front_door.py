@@ -2,6 +2,7 @@
 is open to the network."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import httpx
@@ -45,11 +46,24 @@ def test_keys_are_needed_limited_and_read_again(start, tmp_path):
     os.replace(replacement, file)
     wait_for("the new key", lambda: post("three").status_code == 200)
     assert post("one").status_code == 401
+    requests_that_are_refused_before_their_body_is_read_do_not_break_a_pool(cluster)
     # Names of keys are for operators alone.
     text = httpx.get(f"http://{operations}/metrics").text
     assert 'tutti_router_key_requests_total{key="alice"} 3' in text, text
     public = cluster.client.get("/metrics").text
     assert "alice" not in public and "tutti_router_key_" not in public and "tutti_router_api_keys 1" in public
+
+
+def requests_that_are_refused_before_their_body_is_read_do_not_break_a_pool(cluster):
+    # A pool sends a request over a connection that its last answer left open. If the server has closed it, the request
+    # fails with "server disconnected".
+    with httpx.Client(base_url=cluster.url, timeout=60) as pool, ThreadPoolExecutor(4) as threads:
+        def refused(index):
+            body = b" " * (10, 10_000, 100_000, 1_000_000)[index % 4]
+            key = {"authorization": "Bearer wrong"} if index % 8 < 4 else {}
+            return pool.post(PATH, content=body, headers=key | {"content-type": "application/json"}).status_code
+
+        assert set(threads.map(refused, range(200))) <= {401, 429}
 
 
 def test_a_revoked_key_is_refused_whatever_becomes_of_the_file(start, tmp_path):

@@ -21,12 +21,11 @@ use tutti_settings::ConnectionSettings;
 
 use super::{
     activity::{Activity, Overdue},
-    counted::CountedService,
+    counted::{Bodies, CountedService},
     limits::ConnectionLimits,
     listener::Listener,
     metrics::{Closed, ListenerMetrics, OpenCount},
     open::{Entry, OpenConnections},
-    receive::Receiving,
     stream::{ActiveStream, Peer, Socket, Stream, TimedSocket},
 };
 use crate::{
@@ -55,7 +54,7 @@ const CHECKED_WITHIN: Duration = Duration::from_secs(1);
 pub(super) struct Server {
     routes: axum::Router,
     builder: Arc<Builder<TokioExecutor>>,
-    receiving: Option<Arc<Receiving>>,
+    bodies: Bodies,
     limits: Live<ConnectionSettings>,
     do_age: bool,
     open: Arc<OpenConnections>,
@@ -66,12 +65,12 @@ impl Server {
     pub fn new(
         routes: axum::Router,
         builder: Builder<TokioExecutor>,
-        receiving: Option<Arc<Receiving>>,
+        bodies: Bodies,
         connections: &ConnectionLimits,
     ) -> Self {
         let (limits, do_age) = (connections.live(), connections.do_age());
         let open = OpenConnections::new(limits.clone());
-        Self { routes, builder: Arc::new(builder), receiving, limits, do_age, open, refusals: Arc::default() }
+        Self { routes, builder: Arc::new(builder), bodies, limits, do_age, open, refusals: Arc::default() }
     }
 
     /// Accepts and serves connections until `closing` begins, and then waits for the open ones to end.
@@ -100,7 +99,7 @@ impl Server {
                         routes: self.routes.clone(),
                         peer,
                         activity: activity.clone(),
-                        receiving: self.receiving.clone(),
+                        bodies: self.bodies.clone(),
                     };
                     let handshake = self.handshake(socket, peer, listener.tls().cloned());
                     let connection = self.connection(service, entry, listener.metrics());

@@ -17,6 +17,7 @@ use super::{
     activity::{Activity, InFlight},
     receive::{Caller, ReceivedBody, Receiving},
     stream::Peer,
+    unread::{Drains, Unread},
 };
 
 /// The routes of a listener, for one connection.
@@ -25,8 +26,16 @@ pub(super) struct CountedService {
     pub routes: axum::Router,
     pub peer: Peer,
     pub activity: Arc<Activity>,
-    /// Bounds on arriving messages; `None` on a listener for HTTP.
-    pub receiving: Option<Arc<Receiving>>,
+    pub bodies: Bodies,
+}
+
+/// What bounds the bodies that arrive at a listener.
+#[derive(Clone)]
+pub(super) enum Bodies {
+    /// Bounds on messages.
+    Grpc(Arc<Receiving>),
+    /// Bounds on what is read beside an answer. What is read before it is bounded by the handlers.
+    Http(Drains),
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<CountedBody>, Infallible>> + Send>>;
@@ -48,18 +57,25 @@ where
         let in_flight = self.activity.begin(request.version());
         request.extensions_mut().insert(self.peer);
         request.extensions_mut().insert(in_flight.standing.clone());
-        let request = request.map(|body| match &self.receiving {
-            Some(receiving) => {
+        let (version, activity) = (request.version(), self.activity.clone());
+        let (request, unread) = match &self.bodies {
+            Bodies::Grpc(receiving) => {
                 let caller = Caller::new(self.peer, in_flight.standing.clone());
-                Body::new(ReceivedBody::new(body, receiving.clone(), caller))
+                let receive = |body| Body::new(ReceivedBody::new(body, receiving.clone(), caller));
+                (request.map(receive), None)
             }
-            None => Body::new(body),
-        });
-        let is_http1 = request.version() <= Version::HTTP_11;
-        let (answer, activity) = (self.routes.call(request), self.activity.clone());
+            Bodies::Http(drains) => {
+                let (request, unread) = Unread::lend(request.map(Body::new));
+                (request, unread.map(|unread| (unread, drains.clone())))
+            }
+        };
+        let answer = self.routes.call(request);
         Box::pin(async move {
             let mut response = answer.await?;
-            if is_http1 && activity.is_retired() {
+            if let Some((unread, drains)) = unread {
+                unread.settle(&mut response, &drains, &in_flight.standing).await;
+            }
+            if version <= Version::HTTP_11 && activity.is_retired() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             Ok(response.map(|body| CountedBody { body, _in_flight: in_flight }))

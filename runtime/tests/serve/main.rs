@@ -8,3 +8,4 @@ mod grpc;
 mod http;
 mod support;
 mod tls;
+mod unread;

@@ -80,14 +80,19 @@ impl RawClient {
         soon("an answer", self.status_line()).await
     }
 
-    /// Reads an answer without a body.
+    /// Reads an answer without a body, and returns its status line.
     pub async fn status_line(&mut self) -> String {
+        self.head().await.lines().next().unwrap().to_owned()
+    }
+
+    /// Reads the head of an answer.
+    pub async fn head(&mut self) -> String {
         let mut answer = Vec::new();
         while !answer.ends_with(b"\r\n\r\n") {
             let byte = self.0.read_u8().await.expect("the connection was closed");
             answer.push(byte);
         }
-        String::from_utf8(answer).unwrap().lines().next().unwrap().to_owned()
+        String::from_utf8(answer).unwrap()
     }
 
     /// Completes once the server has closed the connection. Panics if it answers.

@@ -8,6 +8,7 @@ import threading
 import grpc
 import httpx
 from api_keys import line
+from certificates import ROLES, Authority
 from harness import REPO, Server, wait_for
 
 SIM = ("--device", "sim")
@@ -192,6 +193,22 @@ def a_client_guesses_keys(conductor):
             refused = conductor.client.post("/v1/completions", json={}, headers={"authorization": "Bearer guess"})
             assert refused.status_code in (401, 429)
     yield "TuttiUnauthenticated"
+
+
+def certified(directory):
+    authority = Authority(directory)
+    issue = lambda days: authority.issue("some", *ROLES.values(), days=days)
+    cert, key = issue(90)
+    for servers in conductor("--cluster-tls-cert", cert, "--cluster-tls-key", key, "--cluster-tls-ca", authority.ca)(directory):
+        servers[0].certify = issue
+        yield servers
+
+
+@fault(certified, "TuttiCertificateEnds")
+def a_certificate_is_about_to_end(conductor):
+    # The process reads the files again.
+    conductor.certify(2)
+    yield "TuttiCertificateEnds"
 
 
 @fault(conductor("--topology", TOPOLOGY, "--transfer-timeout", 1, "--heartbeat-timeout", 60), "TuttiTransfersFailing")

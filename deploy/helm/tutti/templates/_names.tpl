@@ -73,8 +73,16 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- define "tutti.apiKeySecret" -}}
 {{- if .Values.apiKeys.existingSecret -}}
 {{- .Values.apiKeys.existingSecret -}}
-{{- else if .Values.apiKeys.entries -}}
+{{- else if or .Values.apiKeys.entries .Values.apiKeys.enabled -}}
 {{- printf "%s-api-keys" (include "tutti.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The secret with the key that the chart makes, if it makes one. */}}
+{{- define "tutti.madeKeySecret" -}}
+{{- $keys := .Values.apiKeys -}}
+{{- if and $keys.enabled (not $keys.entries) (not $keys.existingSecret) -}}
+{{- printf "%s-api-key" (include "tutti.fullname" .) -}}
 {{- end -}}
 {{- end -}}
 
