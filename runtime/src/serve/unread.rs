@@ -3,7 +3,8 @@
 //! Over HTTP/1 the next request follows the body on the same connection. A small rest of a body is read and dropped, so
 //! that the connection can be used again. Otherwise the answer says `connection: close`: a client that keeps
 //! connections open would send its next request to one that ends. The rest is then read while the answer is sent,
-//! within bounds, because a client that sends its whole body before it reads would get a connection reset and no answer.
+//! within bounds, because a client that sends its whole body before it reads would get a connection reset and no
+//! answer.
 
 use std::{
     future::poll_fn,

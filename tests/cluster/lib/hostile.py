@@ -1,9 +1,10 @@
-"""Attacks a real cluster while a well-behaved client uses it.
+"""Attacks real clusters while a well-behaved client uses them.
 
-The cluster has a simulated device, so that an answer takes as long as on a GPU and costs this machine little. For each
-attack the table has the good client's p99 time to first token, the growth of the conductor's memory, and how the
-attacker was refused. The exit code is 1 if the good client failed or waited more than twice as long as undisturbed, if
-memory grew beyond the attack's bound, or if an attack succeeded.
+The devices are simulated, so that an answer takes as long as on a GPU and costs this machine little. One cluster is
+open to clients; the other has API keys and two workers, of which one hands its requests over to the other. For each
+attack the table has the good client's p99 time to first token, the growth of the memory of the process that is
+attacked, and how the attacker was refused. The exit code is 1 if the good client failed or waited more than twice as
+long as undisturbed, if memory grew beyond the attack's bound, or if an attack succeeded.
 """
 
 import argparse
@@ -11,11 +12,13 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 
-from harness import Server
+from api_keys import line
+from harness import REPO, Server, wait_for
 from hostile_attacks import ATTACKS
 
 HERE = pathlib.Path(__file__).parent
@@ -31,6 +34,37 @@ PATIENCE = {
 DEVICE = {"TUTTI_SIM__PROFILE": "instant", "TUTTI_SIM__FIXED_US": "5000", "TUTTI_SIM__PREFILL_NS_PER_TOKEN": "40000"}
 # Allowance for noise: on an idle machine, times of a few milliseconds vary by a factor of two.
 SLACK_MS = 20
+
+
+# The good client's API key, at the cluster that asks for one.
+KEY = "the-good-client-s-key"
+
+
+class Attacked(Server):
+    """A cluster of one of the kinds that attacks name."""
+
+    def __init__(self, kind, directory):
+        flags = ["--workers", 1]
+        if kind == "guarded":
+            keys = pathlib.Path(directory) / "keys"
+            keys.write_text(line("good", KEY))
+            # Workers that join over TCP exchange planes over TCP, too.
+            tcp = ("--worker-listen", "127.0.0.1:0")
+            flags = ["--topology", REPO / "deploy/topology/disaggregated.toml", "--api-key-file", keys, *tcp]
+        super().__init__("conductor", ("--device", "sim", *flags), directory, PATIENCE | DEVICE)
+        self.client.headers["authorization"] = f"Bearer {KEY}"
+        self.wait_until_ready()
+        self.planes_port = 0
+        if kind == "guarded":
+            # The receiver of planes listens once it has a first request.
+            self.complete(prompt=[1, 2, 3], max_tokens=2, ignore_eos=True)
+            listens = lambda: re.search(r"listens for planes.*port=(\d+)|port=(\d+).*listens for planes", self.log())
+            wait_for("the port of planes", listens)
+            self.planes_port = int(next(filter(None, listens().groups())))
+
+    def victim(self, name):
+        """The pid of the process that is attacked. The worker is the one that receives planes."""
+        return self.pid if name == "conductor" else self.workers_by_rank()[1]
 
 
 @dataclasses.dataclass
@@ -60,7 +94,8 @@ def child(script, *arguments, nice=0):
 
 
 def bystander(cluster, seconds):
-    return child("hostile_bystander.py", "--http", cluster.http_port, "--model", cluster.model, "--seconds", seconds)
+    asked = ("--http", cluster.http_port, "--model", cluster.model, "--key", KEY, "--seconds", seconds)
+    return child("hostile_bystander.py", *asked)
 
 
 def p99(values):
@@ -85,15 +120,17 @@ def status(pid, field):
 def attacked(cluster, name, chosen):
     """Runs one attack, and the good client at the same time."""
     attack = ATTACKS[name]
-    before = status(cluster.pid, "VmRSS:")
-    pathlib.Path(f"/proc/{cluster.pid}/clear_refs").write_text("5")  # the peak begins anew
+    victim = cluster.victim(attack.process)
+    before = status(victim, "VmRSS:")
+    pathlib.Path(f"/proc/{victim}/clear_refs").write_text("5")  # the peak begins anew
     addresses = ("--http", cluster.http_port, "--grpc", cluster.grpc_port, "--model", cluster.model)
+    addresses += ("--cluster", cluster.cluster.rpartition(":")[2], "--planes", cluster.planes_port)
     attacker = child("hostile_attacks.py", name, *addresses, "--seconds", chosen.seconds, "--size", chosen.size, nice=19)
     good = bystander(cluster, chosen.seconds)
     said = json.loads(good.communicate()[0])
     refused = json.loads(attacker.communicate()[0])
     assert attacker.returncode == 0, f"the attacker {name} failed"
-    grown = status(cluster.pid, "VmHWM:") - before
+    grown = status(victim, "VmHWM:") - before
     problems = [f"outcome {what}: {count} times" for what, count in refused.items() if what not in attack.allowed]
     if grown > attack.mib:
         problems.append(f"{grown:.0f} MiB more memory, over {attack.mib}")
@@ -104,33 +141,40 @@ def attacked(cluster, name, chosen):
 
 
 def run(chosen, say=print):
-    """Runs the chosen attacks. Returns the undisturbed p99 in milliseconds, and the results."""
-    with tempfile.TemporaryDirectory() as logs:
-        cluster = Server("conductor", ("--workers", 1, "--device", "sim"), logs, PATIENCE | DEVICE)
-        try:
-            cluster.wait_until_ready()
-            quiet = undisturbed(cluster, max(chosen.seconds, 4))
-            say(f"undisturbed: p99 {quiet:.0f} ms")
-            results = []
-            for name in chosen.only or ATTACKS:
-                result, bound = attacked(cluster, name, chosen), 2 * quiet + SLACK_MS
-                if result.p99_ms > bound and not result.problems:
-                    # Other load on the machine may delay the good client, too. The attack is therefore repeated, with
-                    # measurements of the undisturbed client right before and after it.
-                    say(f"{name:28} p99 {result.p99_ms:4.0f} ms, once more")
-                    before = undisturbed(cluster, chosen.seconds)
-                    result = attacked(cluster, name, chosen)
-                    bound = 2 * max(quiet, before, undisturbed(cluster, chosen.seconds)) + SLACK_MS
-                if result.p99_ms > bound:
-                    result.problems.append(f"p99 {result.p99_ms:.0f} ms, more than {bound:.0f}")
-                results.append(result)
-                said = ", ".join(f"{what}: {count}" for what, count in result.refused.items())
-                say(f"{name:28} p99 {result.p99_ms:4.0f} ms, memory {result.grown_mib:+5.0f} MiB, {said}{' BAD: ' if result.problems else ''}{'; '.join(result.problems)}")
-            cluster.stop()
-        except BaseException:
-            cluster.destroy()
-            raise
+    """Runs the chosen attacks. Returns the undisturbed p99 of each cluster in milliseconds, and the results."""
+    names = chosen.only or list(ATTACKS)
+    quiet, results = {}, []
+    for kind in dict.fromkeys(ATTACKS[name].cluster for name in names):
+        with tempfile.TemporaryDirectory() as logs:
+            cluster = Attacked(kind, logs)
+            try:
+                quiet[kind] = undisturbed(cluster, max(chosen.seconds, 4))
+                say(f"undisturbed, {kind} cluster: p99 {quiet[kind]:.0f} ms")
+                of_kind = [name for name in names if ATTACKS[name].cluster == kind]
+                results += [judged(cluster, name, chosen, quiet[kind], say) for name in of_kind]
+                cluster.stop()
+            except BaseException:
+                cluster.destroy()
+                raise
     return quiet, results
+
+
+def judged(cluster, name, chosen, quiet, say):
+    """Runs one attack, and compares the good client's times with those of the undisturbed client."""
+    result, bound = attacked(cluster, name, chosen), 2 * quiet + SLACK_MS
+    if result.p99_ms > bound and not result.problems:
+        # Other load on the machine looks like an attack that delays the good client. So the attack is repeated, with
+        # measurements of the undisturbed client right before and after it.
+        say(f"{name:34} p99 {result.p99_ms:4.0f} ms, once more")
+        before = undisturbed(cluster, chosen.seconds)
+        result = attacked(cluster, name, chosen)
+        bound = 2 * max(quiet, before, undisturbed(cluster, chosen.seconds)) + SLACK_MS
+    if result.p99_ms > bound:
+        result.problems.append(f"p99 {result.p99_ms:.0f} ms, more than {bound:.0f}")
+    said = ", ".join(f"{what}: {count}" for what, count in result.refused.items())
+    bad = f" BAD: {'; '.join(result.problems)}" if result.problems else ""
+    say(f"{name:34} p99 {result.p99_ms:4.0f} ms, memory {result.grown_mib:+5.0f} MiB, {said}{bad}")
+    return result
 
 
 def main():

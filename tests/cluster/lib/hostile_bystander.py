@@ -16,11 +16,12 @@ PROMPT = 1000
 PATIENCE_S = 30
 
 
-def ask(port, body):
+def ask(port, body, key):
     """Returns the seconds from connecting to the first event. Fails unless the answer is complete."""
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as peer:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head += f"authorization: Bearer {key}\r\n\r\n"
         peer.sendall(head.encode() + body)
         answer, first = b"", None
         while piece := peer.recv(1 << 16):
@@ -36,6 +37,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--http", type=int, required=True)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--key", default="none")
     parser.add_argument("--seconds", type=float, required=True)
     options = parser.parse_args()
     seconds, failures = [], []
@@ -45,7 +47,7 @@ def main():
         prompt = [random.randrange(1, 250) for _ in range(PROMPT)]
         body = json.dumps({"model": options.model, "prompt": prompt, "max_tokens": 2, "stream": True, "ignore_eos": True})
         try:
-            seconds.append(ask(options.http, body.encode()))
+            seconds.append(ask(options.http, body.encode(), options.key))
         except OSError as problem:
             failures.append(repr(problem))
     json.dump({"seconds": seconds, "failures": failures}, sys.stdout)

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use axum::body::Body;
 use tutti_runtime::ErrorKind;
 
