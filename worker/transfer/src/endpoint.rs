@@ -256,7 +256,8 @@ impl Endpoint {
                 }),
                 _ => None,
             };
-            (Receiver { reservations, role }, reports)
+            let counts = Arc::clone(&self.sender.counts);
+            (Receiver { reservations, role, counts }, reports)
         };
         self.listener.port(&self.runtime, self.largest_unit, services).await
     }
