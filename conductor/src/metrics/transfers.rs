@@ -11,6 +11,8 @@ use tutti_runtime::{
     },
 };
 
+use super::PerWorker;
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TransportLabel {
     worker: u32,
@@ -40,6 +42,9 @@ declare_metrics! {
         seconds: Family<TimeLabel, Gauge<f64, AtomicU64>>, "worker_transfer_seconds",
             "Seconds of transfers: pushing (from the first page to the receipt), and exposed (the part of it after the \
              prefill's end)";
+        corrupt: PerWorker, "worker_transfer_corrupt",
+            "Runs of planes and embeddings, and messages about them, that the worker received with a wrong checksum \
+             since its process began";
     }
 }
 
@@ -62,6 +67,7 @@ impl Labelled {
 
 impl TransferMetrics {
     pub fn take(&self, worker: Rank, counts: &pb::TransferCounts) {
+        self.corrupt.get_or_create(&worker.into()).set(counts.corrupt as i64);
         let (worker, Labelled { bytes, requests, us }) = (worker.0, Labelled::of(counts));
         for (transport, bytes) in bytes {
             self.bytes.get_or_create(&TransportLabel { worker, transport }).set(bytes as i64);
@@ -75,6 +81,7 @@ impl TransferMetrics {
     }
 
     pub fn gone(&self, worker: Rank) {
+        self.corrupt.remove(&worker.into());
         let (worker, Labelled { bytes, requests, us }) = (worker.0, Labelled::of(&Default::default()));
         for (transport, _) in bytes {
             self.bytes.remove(&TransportLabel { worker, transport });

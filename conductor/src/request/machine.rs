@@ -293,7 +293,7 @@ impl Request {
         now: Instant,
     ) -> Option<pb::LaunchGraph> {
         let Phase::Live { stage: Stage::Reserving { decode }, .. } = &self.phase else { return None };
-        let send_to = self.destination(decode.key, room);
+        let send_to = self.destination(decode.key, room, &members);
         let mut message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(GraphRole::Prefill, now) };
         self.await_embeddings(&mut message);
         let prefill = self.begin(GraphRole::Prefill, members);
@@ -306,7 +306,8 @@ impl Request {
         Some(message)
     }
 
-    fn destination(&self, to: GraphKey, room: ReservedRoom) -> pb::PlaneDestination {
+    /// The destination of what `members`, the leader first, send to a graph.
+    fn destination(&self, to: GraphKey, room: ReservedRoom, members: &Members) -> pb::PlaneDestination {
         let pb::PlaneReservation { secret, lease_ms } = self.reservation.clone();
         pb::PlaneDestination {
             key: Some(to.into()),
@@ -317,6 +318,7 @@ impl Request {
             shared_memory: room.shared_memory,
             known_pages: room.known_pages,
             ranks: room.ranks,
+            sender: members.keys().next().map_or(0, |leader| leader.0),
         }
     }
 

@@ -739,6 +739,9 @@ pub struct TransferCounts {
     /// The share of `pushing_us` after the end of the prefill, which the prefill does not hide, in microseconds.
     #[prost(uint64, tag = "6")]
     pub exposed_us: u64,
+    /// Runs and other messages of transfers that this worker received with a wrong checksum.
+    #[prost(uint64, tag = "7")]
+    pub corrupt: u64,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -2015,6 +2018,9 @@ pub struct PlaneDestination {
     /// number, and any other sends whole pages to `address`.
     #[prost(message, repeated, tag = "8")]
     pub ranks: ::prost::alloc::vec::Vec<RankDestination>,
+    /// Number of the worker that sends, or of its group's leader, for the receiver's messages.
+    #[prost(uint32, tag = "9")]
+    pub sender: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RankDestination {
@@ -2523,6 +2529,12 @@ pub struct TransferManifest {
     /// The rank whose share this push carries, below `ranks`.
     #[prost(uint32, tag = "7")]
     pub rank: u32,
+    /// PlaneDestination.sender.
+    #[prost(uint32, tag = "8")]
+    pub sender: u32,
+    /// XXH3-64 of this message's encoding without this field.
+    #[prost(fixed64, tag = "9")]
+    pub checksum: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferPlane {
@@ -2545,6 +2557,9 @@ pub struct PlaneData {
     pub first: u32,
     #[prost(uint32, tag = "3")]
     pub count: u32,
+    /// XXH3-64 of the units' bytes, with the seed `kind << 63 ^ first << 32 ^ count`.
+    #[prost(fixed64, tag = "6")]
+    pub checksum: u64,
     #[prost(oneof = "plane_data::Place", tags = "4, 5")]
     pub place: ::core::option::Option<plane_data::Place>,
 }
@@ -2554,7 +2569,8 @@ pub mod plane_data {
     pub enum Place {
         #[prost(bytes, tag = "4")]
         Inline(::prost::alloc::vec::Vec<u8>),
-        /// The range of the receiver's segment that was written before this message was sent.
+        /// The range of the receiver's segment that was written before this message was sent. At most as many units as a
+        /// message may hold inline.
         #[prost(message, tag = "5")]
         Shared(super::SharedRange),
     }
@@ -2583,6 +2599,9 @@ pub struct HandOver {
     /// before.
     #[prost(uint32, repeated, tag = "3")]
     pub counts: ::prost::alloc::vec::Vec<u32>,
+    /// XXH3-64 of this message's encoding without this field.
+    #[prost(fixed64, tag = "4")]
+    pub checksum: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferReceipt {
@@ -2753,7 +2772,8 @@ pub mod plane_transfer_client {
         /// data again. A repeated hand-over gets the same receipt and changes nothing.
         ///
         /// Errors: UNAUTHENTICATED for a wrong secret; FAILED_PRECONDITION for a different layout, incarnation or count, or
-        /// for missing pages; NOT_FOUND if no such graph waits here, or no longer; ABORTED if its lease has expired.
+        /// for missing pages; NOT_FOUND if no such graph waits here, or no longer; ABORTED if its lease has expired;
+        /// DATA_LOSS if a checksum is wrong.
         pub async fn push(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::PlanePiece>,
@@ -2801,7 +2821,8 @@ pub mod plane_transfer_server {
         /// data again. A repeated hand-over gets the same receipt and changes nothing.
         ///
         /// Errors: UNAUTHENTICATED for a wrong secret; FAILED_PRECONDITION for a different layout, incarnation or count, or
-        /// for missing pages; NOT_FOUND if no such graph waits here, or no longer; ABORTED if its lease has expired.
+        /// for missing pages; NOT_FOUND if no such graph waits here, or no longer; ABORTED if its lease has expired;
+        /// DATA_LOSS if a checksum is wrong.
         async fn push(
             &self,
             request: tonic::Request<tonic::Streaming<super::PlanePiece>>,

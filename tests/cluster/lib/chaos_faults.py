@@ -9,11 +9,13 @@ import subprocess
 import tempfile
 import time
 
+from planes import flip, identity_of, segments, written
+
 RECOVERY_S = 90
 # The kinds of faults, and the number of each per round.
-KINDS = {"kill": 6, "stop": 2, "pause": 3, "kill two": 2, "pause conductor": 1, "full disk": 2}
+KINDS = {"kill": 6, "stop": 2, "pause": 3, "flip bits": 2, "kill two": 2, "pause conductor": 1, "full disk": 2}
 # Faults that cause no restart of a worker.
-UNHARMFUL = {"pause", "pause conductor", "renew certificates", "strangers"}
+UNHARMFUL = {"pause", "flip bits", "pause conductor", "renew certificates", "strangers"}
 DISK_BYTES = 1 << 20
 
 
@@ -101,6 +103,8 @@ class Faults:
                 self.signal(pid, signal.SIGSTOP)
                 await asyncio.sleep(seconds)
                 self.signal(pid, signal.SIGCONT)
+            case "flip bits":
+                await asyncio.to_thread(self.flip_bits, time.monotonic() + 0.5 + seconds)
             case "pause conductor":
                 self.signal(self.cluster.pid, signal.SIGSTOP)
                 await asyncio.sleep(2 + 2 * seconds)
@@ -125,6 +129,18 @@ class Faults:
             lost = await self.seen("tutti_trace_steps_lost")
             self.log.clusters[self.name].trace_steps_lost += int(lost)
             self.disk.free()
+
+    def flip_bits(self, until):
+        """Flips bits of the first planes that each hand-over in shared memory writes. Does nothing to other
+        clusters."""
+        flipped, pids = set(), self.cluster.workers_by_rank().values()
+        while time.monotonic() < until:
+            for pid in pids:
+                for segment in segments(pid):
+                    if (identity := identity_of(segment)) not in flipped and written(segment, 0, 64):
+                        flipped.add(identity)
+                        flip(segment, 33)
+            time.sleep(0.001)
 
     def signal(self, pid, number):
         """Sends a signal, but only to a process of this cluster, since the pid may have been reused."""

@@ -115,9 +115,11 @@ fn transfer(kind: u8) -> Vec<u8> {
         planes: planes.into_iter().take(1 + usize::from(has_slot)).collect(),
         ranks: if share { 2 } else { 0 },
         rank: u32::from(share),
+        ..Default::default()
     };
     let data = |kind, first, count, bytes| {
-        Piece::Data(pb::PlaneData { kind, first, count, place: Some(Place::Inline(vec![3; bytes])) })
+        let place = Some(Place::Inline(vec![3; bytes]));
+        Piece::Data(pb::PlaneData { kind, first, count, place, checksum: 0 })
     };
     let mut pieces = vec![Piece::Manifest(manifest), data(0, first, count, (count * unit) as usize)];
     pieces.push(Piece::Renewal(pb::LeaseRenewal {}));
@@ -126,7 +128,7 @@ fn transfer(kind: u8) -> Vec<u8> {
     }
     let token = pb::SampledToken { token_id: 5, index: 0, logprob: None };
     let token = (kind % 3 != 1).then_some(token);
-    pieces.push(Piece::HandOver(pb::HandOver { first: token, computed_tokens: 70, counts }));
+    pieces.push(Piece::HandOver(pb::HandOver { first: token, computed_tokens: 70, counts, checksum: 0 }));
     let pieces = pieces.into_iter().map(|p| pb::PlanePiece { piece: Some(p) });
     pieces.flat_map(|p| piece(&p.encode_to_vec())).collect()
 }

@@ -105,6 +105,7 @@ impl HandOver {
             first: self.first.map(sampled),
             computed_tokens: self.computed as u32,
             counts: self.counts(),
+            checksum: 0,
         }
     }
 

@@ -260,7 +260,8 @@ impl Endpoint {
                 }),
                 _ => None,
             };
-            (Receiver { reservations, role }, reports)
+            let counts = Arc::clone(&self.sender.counts);
+            (Receiver { reservations, role, counts }, reports)
         };
         self.listener.address(&self.runtime, self.largest_unit, services).await
     }

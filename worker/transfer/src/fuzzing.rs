@@ -90,7 +90,7 @@ where
     let (is_share, units) = (layout.is_share(), layout.clone());
     reservations.expect(key, &pb::PlaneReservation { secret: SECRET.to_vec(), lease_ms: 1000 });
     reservations.hold(key, Space { layout, share: None, count: PAGES, known, segment });
-    let receiver = Receiver { reservations, role };
+    let receiver = Receiver { reservations, role, counts: Arc::default() };
     let mut server = receiver.into_service(1 << 16);
     let request = http::Request::builder()
         .method("POST")

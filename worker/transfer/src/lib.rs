@@ -12,6 +12,8 @@
 //! - `connector`: the engine decides which units are copied and when, and moves them through a [`Connector`].
 //! - `endpoint`: this process's end of all transfers, in the role of a leader or of a follower. Its tasks do not run on
 //!   the thread of the steps.
+//! - `checksum`: the receiver of a run or hand-over that has changed on the way fails the transfer, so that the request
+//!   starts over.
 //! - `send`: one task per request that continues on another worker. Staged bytes are bounded. If pages of a request are
 //!   computed faster than they are sent, this request waits, and other requests do not.
 //! - `receive`: reserved space, and the pushes that fill it.
@@ -24,6 +26,7 @@
 //! Both sides have the same time limit, the lease. A receiver frees its space if its sender is silent for the whole
 //! lease. A sender gives up if its receiver takes nothing for the whole lease.
 
+pub mod checksum;
 mod connector;
 mod credential;
 mod endpoint;

@@ -23,6 +23,7 @@ use tutti_proto::{
     },
 };
 use tutti_runtime::{Error, ErrorKind};
+use tutti_scheduler::TransferError;
 
 use self::reservations::Found;
 pub(crate) use self::{
@@ -31,14 +32,17 @@ pub(crate) use self::{
 };
 use crate::{
     Event, Extent, HandOver, Import, Run, UnitKind,
+    checksum::{self, Checked},
     credential::{self, Check},
     endpoint::{Follower, Leader, Role},
+    send::TransferCounts,
 };
 
 /// The gRPC service that pushes call.
 pub(crate) struct Receiver {
     pub reservations: Arc<Reservations>,
     pub role: Role,
+    pub counts: Arc<TransferCounts>,
 }
 
 #[tonic::async_trait]
@@ -53,6 +57,9 @@ impl PlaneTransfer for Receiver {
         let Some(Piece::Manifest(manifest)) = next(&mut pieces).await? else {
             return Err(Status::invalid_argument("the first message is not a manifest"));
         };
+        if !manifest.is_sound() {
+            return Err(self.corrupt(key, format!("the manifest of {key} is corrupt")).await);
+        }
         let mut space = match self.reservations.find(key)? {
             Found::Imported(imported) => return acknowledge_again(key, &imported, &mut pieces).await,
             Found::Waiting(space) => space,
@@ -80,14 +87,29 @@ impl PlaneTransfer for Receiver {
             let message = format!("{counts:?} {name}{slots} are announced, but {reserved} are reserved");
             return Err(Status::failed_precondition(message));
         }
+        let sender = sender_of(&manifest);
         while let Some(piece) = next(&mut pieces).await? {
             if !self.reservations.renew(key) {
                 return Err(Status::aborted(self.reservations.why_gone(key)));
             }
             match piece {
-                Piece::Data(data) => self.take(key, &space, data).await?,
+                Piece::Data(data) => {
+                    let units = space.layout.describe(&data);
+                    let Some((run, data)) = self.read(key, &space, data).await? else {
+                        let why =
+                            format!("{units} of {key} from {sender} are corrupt: the checksum is wrong");
+                        return Err(self.corrupt(key, why).await);
+                    };
+                    self.role.arrived(run, data).await?;
+                }
                 Piece::Renewal(_) => {}
-                Piece::HandOver(hand_over) => return self.import(key, &space, hand_over).await,
+                Piece::HandOver(hand_over) if hand_over.is_sound() => {
+                    return self.import(key, &space, hand_over).await;
+                }
+                Piece::HandOver(_) => {
+                    let why = format!("the hand-over of {key} from {sender} is corrupt");
+                    return Err(self.corrupt(key, why).await);
+                }
                 Piece::Manifest(_) => return Err(Status::invalid_argument("a second manifest")),
             }
         }
@@ -107,10 +129,38 @@ impl Receiver {
         InterceptedService::new(service, check)
     }
 
-    /// Takes a run of units. A run in shared memory is delivered in pieces of bounded size.
-    async fn take(&self, key: GraphKey, space: &Space, data: pb::PlaneData) -> Result<(), Status> {
-        let pb::PlaneData { kind: index, first, count, place } = data;
-        let (first, count, layout) = (first as usize, count as usize, &space.layout);
+    /// Fails a transfer because something has changed on the way, and returns the answer for its sender. The request
+    /// starts over.
+    async fn corrupt(&self, key: GraphKey, why: String) -> Status {
+        self.counts.record_corrupt();
+        self.role.counted(self.counts.message());
+        tracing::warn!(%key, why, "a transfer has arrived corrupt");
+        // The sender may ask again, and gets the same reason. If the reservation has ended, nothing waits for the
+        // units.
+        if self.reservations.fail(key, why.clone()) {
+            self.role.failed(key, TransferError::Lost(why.clone())).await;
+        }
+        Status::data_loss(why)
+    }
+
+    /// Reads a run of units. Returns none if it is not the one that the sender sent.
+    async fn read(
+        &self,
+        key: GraphKey,
+        space: &Space,
+        data: pb::PlaneData,
+    ) -> Result<Option<(Run, Vec<u8>)>, Status> {
+        let pb::PlaneData { kind: index, first: at, count: units, place, checksum } = data;
+        // Fuzzers reach what is behind the check.
+        let is_sound =
+            |bytes: &[u8]| cfg!(fuzzing) || checksum::of_units(index, at, units, bytes) == checksum;
+        // Checked first, because a range that has changed on the way is not the sender's mistake.
+        if let Some(Place::Inline(bytes)) = &place
+            && !is_sound(bytes)
+        {
+            return Ok(None);
+        }
+        let (first, count, layout) = (at as usize, units as usize, &space.layout);
         let Some(kind) = layout.kind_of(index) else {
             return Err(Status::failed_precondition(format!(
                 "units of kind {index} are not in this transfer"
@@ -132,30 +182,36 @@ impl Receiver {
         let wrong_length = |length: u64| {
             Status::failed_precondition(format!("{length} bytes for {count} {name}, which take {wanted}"))
         };
-        match place {
-            Some(Place::Inline(data)) if data.len() == wanted => self.role.arrived(run, data).await,
-            Some(Place::Inline(data)) => Err(wrong_length(data.len() as u64)),
-            Some(Place::Shared(range)) if range.length != wanted as u64 => Err(wrong_length(range.length)),
+        let data = match place {
+            Some(Place::Inline(data)) if data.len() == wanted => data,
+            Some(Place::Inline(data)) => return Err(wrong_length(data.len() as u64)),
+            Some(Place::Shared(range)) if range.length != wanted as u64 => {
+                return Err(wrong_length(range.length));
+            }
+            // The bytes are read at once, so that exactly those are checked that are used.
+            Some(Place::Shared(_)) if count > layout.at_once(kind) => {
+                let most = layout.at_once(kind);
+                let message = format!("{count} {name} in one message, which holds {most} at most");
+                return Err(Status::failed_precondition(message));
+            }
             Some(Place::Shared(pb::SharedRange { offset, length })) => {
                 let segment = space.segment.as_ref().filter(|segment| segment.holds(offset, length));
                 let segment = segment.ok_or_else(|| {
                     Status::failed_precondition(format!("{length} bytes at {offset} are not in the segment"))
                 })?;
-                let at_once = layout.at_once(kind);
-                for done in (0..count).step_by(at_once) {
-                    let segment = Arc::clone(segment);
-                    let piece = Run { first: first + done, count: at_once.min(count - done), ..run };
-                    let (offset, length) = (offset + (done * unit_bytes) as u64, piece.count * unit_bytes);
-                    let read = tokio::task::spawn_blocking(move || segment.read(offset, length)).await;
-                    let data = read
-                        .map_err(|_| Status::unavailable("the worker is ending"))?
-                        .map_err(|e| Status::unavailable(format!("cannot read the segment: {e}")))?;
-                    self.role.arrived(piece, data).await?;
+                let segment = Arc::clone(segment);
+                let read = tokio::task::spawn_blocking(move || segment.read(offset, wanted)).await;
+                let data = read
+                    .map_err(|_| Status::unavailable("the worker is ending"))?
+                    .map_err(|e| Status::unavailable(format!("cannot read the segment: {e}")))?;
+                if !is_sound(&data) {
+                    return Ok(None);
                 }
-                Ok(())
+                data
             }
-            None => Err(Status::invalid_argument("pages without bytes")),
-        }
+            None => return Err(Status::invalid_argument("pages without bytes")),
+        };
+        Ok(Some((run, data)))
     }
 
     async fn import(
@@ -269,6 +325,12 @@ async fn acknowledge_again(
         }
     }
     Err(Status::cancelled("the stream has ended before the hand-over"))
+}
+
+/// The sender of a push, for messages.
+fn sender_of(manifest: &pb::TransferManifest) -> String {
+    let pb::TransferManifest { sender, ranks, rank, .. } = manifest;
+    if *ranks > 1 { format!("rank {rank} of worker {sender}") } else { format!("worker {sender}") }
 }
 
 fn receipt(key: GraphKey, hand_over: &pb::HandOver) -> Response<pb::TransferReceipt> {

@@ -14,8 +14,11 @@ use std::{
 use tutti_proto::{GraphKey, cluster::v1 as pb};
 use tutti_scheduler::TransferError;
 
-pub(crate) use self::staging::{STAGED_BYTES, StagingBudget};
-use self::{connections::Connections, counts::TransferCounts, push::Push, staging::Queue};
+use self::{connections::Connections, push::Push, staging::Queue};
+pub(crate) use self::{
+    counts::TransferCounts,
+    staging::{STAGED_BYTES, StagingBudget},
+};
 use crate::{HandOver, Network, Run, UnitLayout};
 
 /// All pushes of this process.

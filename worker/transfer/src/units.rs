@@ -275,6 +275,14 @@ impl UnitLayout {
         }
     }
 
+    /// Describes the units of a message, which need not be in this transfer, for error messages.
+    pub fn describe(&self, data: &pb::PlaneData) -> String {
+        if data.kind > 0 {
+            return "the units of the slot".to_owned();
+        }
+        format!("{} {:?}", self.name(), data.first..data.first.saturating_add(data.count))
+    }
+
     /// Returns the first difference between these planes and a sender's, with the name of the plane.
     pub fn difference(&self, theirs: &[pb::TransferPlane]) -> Option<String> {
         let find = |planes: &[pb::TransferPlane], name: &str| {

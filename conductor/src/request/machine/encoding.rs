@@ -105,7 +105,7 @@ impl Request {
         now: Instant,
     ) -> Option<pb::LaunchGraph> {
         let Phase::Live { stage, encoding: Encoding::Due, .. } = &self.phase else { return None };
-        let send_to = self.destination(stage.prefilling()?.key, room);
+        let send_to = self.destination(stage.prefilling()?.key, room, &members);
         let message = pb::LaunchGraph { send_to: Some(send_to), ..self.message(GraphRole::Encode, now) };
         let run = self.begin(GraphRole::Encode, members);
         if let Phase::Live { encoding, .. } = &mut self.phase {

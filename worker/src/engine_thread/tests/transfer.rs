@@ -179,6 +179,7 @@ fn prefill(request: u64, reserved: &pb::Reserved) -> pb::LaunchGraph {
                 shared_memory: room.shared_memory.clone(),
             })
             .collect(),
+        sender: 7,
     };
     pb::LaunchGraph { walks: vec![0], send_to: Some(send_to), ..whole(request) }
 }

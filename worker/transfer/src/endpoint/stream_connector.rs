@@ -88,7 +88,7 @@ impl Connector for StreamConnector {
                 self.endpoint.push(key, to, share, count as usize);
             }
             Some(Order::End(pb::EndShare { key, computed_tokens, counts })) => {
-                let message = pb::HandOver { first: None, computed_tokens, counts };
+                let message = pb::HandOver { computed_tokens, counts, ..Default::default() };
                 let hand_over = HandOver::of_message(&message).unwrap_or_default();
                 self.export(key.unwrap_or_default().into(), hand_over, Instant::now());
             }

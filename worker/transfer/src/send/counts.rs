@@ -25,7 +25,7 @@ impl Transport {
     }
 }
 
-/// Counts of the sending side.
+/// Counts of this process's transfers: of the sending side, and of corrupt messages at the receiving side.
 #[derive(Debug, Default)]
 pub(crate) struct TransferCounts {
     shared_memory_bytes: AtomicU64,
@@ -34,6 +34,7 @@ pub(crate) struct TransferCounts {
     failed: AtomicU64,
     pushing_us: AtomicU64,
     exposed_us: AtomicU64,
+    corrupt: AtomicU64,
 }
 
 impl TransferCounts {
@@ -57,6 +58,11 @@ impl TransferCounts {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a run or another message that has arrived with a wrong checksum.
+    pub fn record_corrupt(&self) {
+        self.corrupt.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub fn message(&self) -> pb::TransferCounts {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         pb::TransferCounts {
@@ -66,6 +72,7 @@ impl TransferCounts {
             failed: count(&self.failed),
             pushing_us: count(&self.pushing_us),
             exposed_us: count(&self.exposed_us),
+            corrupt: count(&self.corrupt),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A push: the task of one request that this worker prefills or encodes for another worker. A push lasts from the
 //! request's launch to the receiver's answer.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{io, ops::Range, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::mpsc,
@@ -20,7 +20,12 @@ use super::{
     counts::{TransferCounts, Transport},
     staging::{Queue, Queued, Staged},
 };
-use crate::{HandOver, UnitKind, UnitLayout, credential, segment::Segment};
+use crate::{
+    HandOver, Run, UnitLayout,
+    checksum::{self, seal},
+    credential,
+    segment::Segment,
+};
 
 /// Maximum number of messages that wait between a push's task and its stream.
 const IN_FLIGHT: usize = 2;
@@ -108,7 +113,7 @@ impl Push {
         let mut client = self.client()?;
         for piece in [self.manifest(), Piece::HandOver(hand_over.message())] {
             // The result is ignored: sending cannot fail, because the channel has room for both pieces.
-            let _ = pieces.try_send(pb::PlanePiece { piece: Some(piece) });
+            let _ = pieces.try_send(pb::PlanePiece { piece: Some(seal(piece)) });
         }
         drop(pieces);
         let outcome = self.await_receipt(pin!(client.push(self.request(outbound))), &hand_over).await;
@@ -164,10 +169,10 @@ impl Push {
         }
     }
 
-    /// Puts a piece into the stream. Fails if the stream has no room during the whole lease, because the receiver takes
-    /// nothing.
+    /// Puts a piece into the stream, with its checksum. Fails if the stream has no room during the whole lease, because
+    /// the receiver takes nothing.
     async fn put(&self, pieces: &mpsc::Sender<pb::PlanePiece>, piece: Piece) -> Result<(), TransferError> {
-        match timeout(self.lease(), pieces.send(pb::PlanePiece { piece: Some(piece) })).await {
+        match timeout(self.lease(), pieces.send(pb::PlanePiece { piece: Some(seal(piece)) })).await {
             Ok(Ok(())) => Ok(()),
             // The stream is closed. Waits forever: `attempt` ends this call with the error of the gRPC call, which says
             // why the stream is closed.
@@ -189,7 +194,16 @@ impl Push {
         let planes = self.layout.planes.to_vec();
         let GroupRank { rank, world_size } = self.layout.share;
         let (rank, ranks) = (rank as u32, world_size as u32);
-        Piece::Manifest(pb::TransferManifest { layout_hash, counts, planes, ranks, rank })
+        let sender = self.destination.sender;
+        Piece::Manifest(pb::TransferManifest {
+            layout_hash,
+            counts,
+            planes,
+            ranks,
+            rank,
+            sender,
+            checksum: 0,
+        })
     }
 
     /// Opens the receiver's segment if the receiver is on this host.
@@ -223,14 +237,28 @@ impl Push {
             tokio::time::sleep(self.lease()).await;
             return Err(TransferError::Lost("the receiver's segment has no room for these pages".to_owned()));
         }
-        let segment = Arc::clone(segment);
-        let written = tokio::task::spawn_blocking(move || segment.write(offset, &staged.data)).await;
+        let (segment, chunks) = (Arc::clone(segment), self.chunks_of(run, length));
+        let write = move || {
+            let mut offset = offset;
+            let write = |chunk: Chunk| -> io::Result<pb::PlaneData> {
+                // Each chunk is in the processor's cache when it is copied.
+                let data = &staged.data[chunk.bytes.clone()];
+                let mut message =
+                    chunk.message(Place::Shared(pb::SharedRange { offset, length: data.len() as u64 }));
+                message.checksum = checksum::of_units(message.kind, message.first, message.count, data);
+                segment.write(offset, data)?;
+                offset += data.len() as u64;
+                Ok(message)
+            };
+            chunks.into_iter().map(write).collect::<Result<Vec<_>, _>>()
+        };
         let lost =
             |why: String| TransferError::Lost(format!("cannot write to the receiver's segment: {why}"));
-        written.map_err(|e| lost(e.to_string()))?.map_err(|e| lost(e.to_string()))?;
-        let place = Place::Shared(pb::SharedRange { offset, length: length as u64 });
-        let count = length / self.layout.bytes_of(run.kind).max(1);
-        self.put(pieces, data_piece(run.kind, run.first, count, place)).await
+        let written = tokio::task::spawn_blocking(write).await;
+        for message in written.map_err(|e| lost(e.to_string()))?.map_err(|e| lost(e.to_string()))? {
+            self.put(pieces, Piece::Data(message)).await?;
+        }
+        Ok(())
     }
 
     async fn send_inline(
@@ -238,19 +266,38 @@ impl Push {
         pieces: &mpsc::Sender<pb::PlanePiece>,
         Staged { run, data, .. }: &Staged,
     ) -> Result<(), TransferError> {
-        let (bytes, at_once) = (self.layout.bytes_of(run.kind).max(1), self.layout.at_once(run.kind));
-        for (index, data) in data.chunks(at_once * bytes).enumerate() {
-            let (first, count) = (run.first + index * at_once, data.len() / bytes);
-            let place = Place::Inline(data.to_vec());
-            self.put(pieces, data_piece(run.kind, first, count, place)).await?;
+        for chunk in self.chunks_of(*run, data.len()) {
+            let place = Place::Inline(data[chunk.bytes.clone()].to_vec());
+            self.put(pieces, Piece::Data(chunk.message(place))).await?;
         }
         Ok(())
     }
+
+    /// Divides a run of `length` bytes into chunks of one message each.
+    fn chunks_of(&self, run: Run, length: usize) -> Vec<Chunk> {
+        let (unit_bytes, at_once) = (self.layout.bytes_of(run.kind).max(1), self.layout.at_once(run.kind));
+        let chunk = |start: usize| {
+            let bytes = start..length.min(start + at_once * unit_bytes);
+            let (first, count) = (run.first + start / unit_bytes, bytes.len() / unit_bytes);
+            Chunk { run: Run { first, count, ..run }, bytes }
+        };
+        (0..length).step_by(at_once * unit_bytes).map(chunk).collect()
+    }
 }
 
-fn data_piece(kind: UnitKind, first: usize, count: usize, place: Place) -> Piece {
-    let (kind, place) = (kind.index(), Some(place));
-    Piece::Data(pb::PlaneData { kind, first: first as u32, count: count as u32, place })
+/// Units of one message.
+struct Chunk {
+    run: Run,
+    /// Range of the units in the bytes of the staged run.
+    bytes: Range<usize>,
+}
+
+impl Chunk {
+    fn message(&self, place: Place) -> pb::PlaneData {
+        let Run { kind, first, count, .. } = self.run;
+        let (first, count, place) = (first as u32, count as u32, Some(place));
+        pb::PlaneData { kind: kind.index(), first, count, place, checksum: 0 }
+    }
 }
 
 /// Converts a receiver's status into an error: `Refused` if the receiver rejects the data, else `Lost`.

@@ -77,6 +77,7 @@ fn the_decode_is_launched_first_and_the_prefill_is_told_where_it_is() {
         shared_memory: "/dev/shm/room".into(),
         known_pages: 3,
         ranks: vec![follower()],
+        sender: 0,
     };
     assert_eq!(prefill.send_to, Some(to));
     assert_eq!(request.launch_prefill(at(PREFILL), room(), Instant::now()), None);

@@ -22,7 +22,7 @@ use tutti_proto::cluster::v1::{
     rank_reports_client::RankReportsClient,
 };
 use tutti_runtime::token::Token;
-use tutti_transfer::{Connector, Endpoint, Hosts, Run, StreamConnector};
+use tutti_transfer::{Connector, Endpoint, Hosts, Run, StreamConnector, checksum::seal};
 
 use super::*;
 
@@ -273,7 +273,7 @@ async fn push(
 ) -> Result<pb::TransferReceipt, Status> {
     let mut client = PlaneTransferClient::connect(format!("http://127.0.0.1:{port}")).await.unwrap();
     let pieces = [vec![Piece::Manifest(manifest)], pieces].concat();
-    let pieces = pieces.into_iter().map(|piece| pb::PlanePiece { piece: Some(piece) });
+    let pieces = pieces.into_iter().map(|piece| pb::PlanePiece { piece: Some(seal(piece)) });
     let mut request = tonic::Request::new(iter(pieces.collect::<Vec<_>>()));
     Token::of_bytes(&secret).add_to(request.metadata_mut().as_mut());
     let graph = GraphKey::from(key.unwrap()).to_string();
@@ -290,12 +290,14 @@ fn manifest(reserved: &pb::Reserved) -> pb::TransferManifest {
         planes: vec![plane("kv", 16 * 8), plane("state", 8)],
         ranks: 2,
         rank: 1,
+        sender: 7,
+        ..Default::default()
     }
 }
 
 fn page(index: u32) -> Piece {
     let place = Some(Place::Inline(vec![7; 16 * 8]));
-    Piece::Data(pb::PlaneData { kind: 0, first: index, count: 1, place })
+    Piece::Data(pb::PlaneData { first: index, count: 1, place, ..Default::default() })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

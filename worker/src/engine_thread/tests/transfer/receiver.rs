@@ -8,6 +8,7 @@ use tutti_proto::cluster::v1::{
     plane_data::Place, plane_piece::Piece, plane_transfer_client::PlaneTransferClient,
 };
 use tutti_runtime::token::Token;
+use tutti_transfer::checksum::seal;
 
 use super::*;
 
@@ -32,6 +33,7 @@ impl Sender {
                 layout_hash: reserved.layout_hash,
                 counts: vec![PAGES as u32],
                 planes: vec![plane("kv", PAGE_BYTES)],
+                sender: 7,
                 ..Default::default()
             },
         }
@@ -43,6 +45,11 @@ impl Sender {
     }
 
     async fn send(&mut self, pieces: Vec<Piece>) -> Result<pb::TransferReceipt, Status> {
+        self.send_unsealed(pieces.into_iter().map(seal).collect()).await
+    }
+
+    /// Sends pieces with the checksums that they have.
+    async fn send_unsealed(&mut self, pieces: Vec<Piece>) -> Result<pb::TransferReceipt, Status> {
         let pieces = pieces.into_iter().map(|piece| pb::PlanePiece { piece: Some(piece) });
         let call = self.client.push(shown(iter(pieces.collect::<Vec<_>>()), &self.graph, &self.secret));
         timeout(WAIT, call).await.expect("no answer").map(tonic::Response::into_inner)
@@ -83,7 +90,8 @@ fn pages(first: usize, count: usize) -> Piece {
 }
 
 fn run(first: usize, count: usize, place: Place) -> Piece {
-    Piece::Data(pb::PlaneData { kind: 0, first: first as u32, count: count as u32, place: Some(place) })
+    let (first, count, place) = (first as u32, count as u32, Some(place));
+    Piece::Data(pb::PlaneData { first, count, place, ..Default::default() })
 }
 
 fn hand_over_message(first: u32) -> pb::HandOver {
@@ -91,6 +99,7 @@ fn hand_over_message(first: u32) -> pb::HandOver {
         first: Some(pb::SampledToken { token_id: first, index: 0, logprob: None }),
         computed_tokens: PROMPT as u32,
         counts: vec![PAGES as u32],
+        checksum: 0,
     }
 }
 
@@ -166,7 +175,7 @@ async fn missing_misplaced_or_wrongly_sized_pages_are_an_error() {
         run(0, PAGES, shared(PAGE_BYTES as u64, (PAGES * PAGE_BYTES) as u64)),
         run(0, 1, shared(u64::MAX, PAGE_BYTES as u64)),
         run(0, 1, shared(0, 7)),
-        Piece::Data(pb::PlaneData { kind: 1, first: 0, count: 1, place: None }),
+        Piece::Data(pb::PlaneData { kind: 1, count: 1, ..Default::default() }),
         Piece::HandOver(pb::HandOver { computed_tokens: 69, ..hand_over_message(5) }),
         Piece::HandOver(pb::HandOver { counts: vec![4], ..hand_over_message(5) }),
         hand_over_piece(),
@@ -196,7 +205,7 @@ async fn a_broken_stream_is_continued_by_another() {
     let mut other = Sender::of(&reserved).await;
     let manifest = Piece::Manifest(other.manifest.clone());
     for piece in [manifest, pages(2, 1)] {
-        pieces.send(pb::PlanePiece { piece: Some(piece) }).await.unwrap();
+        pieces.send(pb::PlanePiece { piece: Some(seal(piece)) }).await.unwrap();
     }
     let stream = tokio_stream::wrappers::ReceiverStream::new(outbound);
     let call = tokio::spawn(async move {
@@ -267,4 +276,75 @@ async fn a_request_without_pages_offers_none_until_some_are_free() {
     }
     seen.sort_unstable();
     assert_eq!(seen, [2, 4]);
+}
+
+/// Flips one bit of a piece after its checksum was made.
+fn flipped(piece: Piece) -> Piece {
+    match seal(piece) {
+        Piece::Data(mut data) => {
+            let Some(Place::Inline(bytes)) = &mut data.place else { panic!("not in the message") };
+            bytes[77] ^= 16;
+            Piece::Data(data)
+        }
+        Piece::Manifest(manifest) => Piece::Manifest(pb::TransferManifest { ranks: 1, ..manifest }),
+        Piece::HandOver(mut hand_over) => {
+            hand_over.first.as_mut().unwrap().token_id ^= 1;
+            Piece::HandOver(hand_over)
+        }
+        renewal => renewal,
+    }
+}
+
+#[tokio::test]
+async fn a_changed_bit_fails_the_import_by_run_and_sender() {
+    let mut to = Worker::start();
+    for (request, broken, named) in [
+        (1, 1, "pages 0..3 of 1.0.1 from worker 7 are corrupt"),
+        (2, 2, "pages 3..5 of 2.0.1 from worker 7 are corrupt"),
+        (3, 3, "the hand-over of 3.0.1 from worker 7 is corrupt"),
+    ] {
+        let reserved = to.reserve(request, 60_000).await;
+        let mut sender = Sender::of(&reserved).await;
+        let manifest = Piece::Manifest(sender.manifest.clone());
+        let mut pieces = vec![manifest, pages(0, 3), pages(3, 2), hand_over_piece()];
+        pieces = pieces.into_iter().map(seal).collect();
+        pieces[broken] = flipped(pieces[broken].clone());
+        let refused = sender.send_unsealed(pieces).await.unwrap_err();
+        assert_eq!(refused.code(), Code::DataLoss, "{refused}");
+        assert!(refused.message().contains(named), "{refused}");
+        let (tokens, outcome) = to.ends().await;
+        let Outcome::HandoverFailed(fault) = outcome else { panic!("{outcome:?}") };
+        assert!(tokens.is_empty() && fault.message.contains(named), "{fault:?}");
+        // A sender that repeats the hand-over learns the reason, and its planes are not taken.
+        let again = sender.push(vec![pages(0, PAGES), hand_over_piece()]).await.unwrap_err();
+        assert_eq!((again.code(), again.message()), (Code::NotFound, refused.message()));
+    }
+    // A corrupt manifest says nothing that can be relied on.
+    let reserved = to.reserve(4, 60_000).await;
+    let mut sender = Sender::of(&reserved).await;
+    let manifest = flipped(Piece::Manifest(sender.manifest.clone()));
+    let refused = sender.send_unsealed(vec![manifest, hand_over_piece()]).await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::DataLoss, "the manifest of 4.0.1 is corrupt"));
+    assert!(matches!(to.ends().await.1, Outcome::HandoverFailed(_)));
+    let load = to.load(|load| load.transfers.is_some_and(|counts| counts.corrupt == 4)).await;
+    assert_eq!((load.kv_pages_used, load.transfers.unwrap().failed), (0, 0));
+}
+
+#[tokio::test]
+async fn units_that_change_in_shared_memory_fail_the_import() {
+    let mut to = Worker::start();
+    let reserved = to.reserve(1, 60_000).await;
+    let mut sender = Sender::of(&reserved).await;
+    let segment = OpenOptions::new().write(true).open(&reserved.shared_memory).unwrap();
+    let bytes = vec![1; PAGES * PAGE_BYTES];
+    let Piece::Data(data) = seal(run(0, PAGES, Place::Inline(bytes.clone()))) else { unreachable!() };
+    // The segment's units begin behind a header of one page of the machine.
+    segment.write_all_at(&bytes, 4096).unwrap();
+    segment.write_all_at(&[3], 4096 + 200).unwrap();
+    let place = Some(Place::Shared(pb::SharedRange { offset: 0, length: bytes.len() as u64 }));
+    let shared = Piece::Data(pb::PlaneData { place, ..data });
+    let manifest = seal(Piece::Manifest(sender.manifest.clone()));
+    let refused = sender.send_unsealed(vec![manifest, shared, seal(hand_over_piece())]).await.unwrap_err();
+    assert_eq!(refused.message(), "pages 0..5 of 1.0.1 from worker 7 are corrupt: the checksum is wrong");
+    assert!(matches!(to.ends().await.1, Outcome::HandoverFailed(_)));
 }

@@ -35,7 +35,7 @@ fn slot() -> Run {
 }
 
 fn end(counts: &[u32]) -> pb::HandOver {
-    pb::HandOver { first: None, computed_tokens: 40, counts: counts.to_vec() }
+    pb::HandOver { computed_tokens: 40, counts: counts.to_vec(), ..Default::default() }
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use tutti_proto::{
 use tutti_scheduler::OutputToken;
 
 use super::*;
-use crate::{Extent, Run, message_bytes, send::staging::StagingBudget};
+use crate::{Extent, UnitKind, message_bytes, send::staging::StagingBudget};
 
 /// Time limit that no correct operation reaches.
 const WAIT: Duration = Duration::from_secs(120);
@@ -109,6 +109,7 @@ async fn bench(acts: &[Act], lease_ms: u32) -> Bench {
             shared_memory: String::new(),
             known_pages: 0,
             ranks: vec![],
+            sender: 3,
         },
         layout: UnitLayout {
             kind: UnitKind::Pages,
@@ -167,7 +168,10 @@ async fn all_pages_come_in_order_between_manifest_and_hand_over() {
     assert_eq!((manifest.layout_hash, &manifest.counts), (7, &vec![PAGES as u32]));
     assert_eq!(hand_over.computed_tokens, PROMPT as u32);
     let firsts = pages.iter().map(|piece| match piece {
-        Piece::Data(data) => (data.first, data.count),
+        Piece::Data(data) => {
+            assert_eq!(seal(piece.clone()), *piece, "its checksum is not that of its bytes");
+            (data.first, data.count)
+        }
         other => panic!("{other:?}"),
     });
     assert_eq!(firsts.collect::<Vec<_>>(), [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)]);
