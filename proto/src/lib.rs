@@ -1,12 +1,14 @@
 //! The contracts between Tutti's processes, and between Tutti and its clients: generated messages, typed ids and the
 //! declaration of a model. The only other crate of the workspace that this crate depends on is that of parameters.
 
+mod cache_salt;
 pub mod declaration;
 mod ids;
 mod labels;
 pub mod probes;
 mod request;
 
+pub use cache_salt::CacheSalt;
 pub use ids::{Epoch, GraphId, GraphKey, Incarnation, Rank, RequestId, StepNumber, WorkerId};
 pub use request::{CheckedRequest, RequestLimits, RequestParts, TokenLimit};
 
