@@ -1,12 +1,14 @@
 //! The contracts between Tutti's processes, and between Tutti and its clients: generated messages, typed ids and the
 //! declaration of a model. This crate depends on no other crate of the workspace except `tutti-parameters`.
 
+mod cache_salt;
 pub mod declaration;
 mod ids;
 mod labels;
 pub mod probes;
 mod request;
 
+pub use cache_salt::CacheSalt;
 pub use ids::{Epoch, GraphId, GraphKey, Incarnation, Rank, RequestId, StepNumber, WorkerId};
 pub use request::{CheckedRequest, RequestLimits, RequestParts, TokenLimit};
 

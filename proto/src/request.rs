@@ -10,7 +10,10 @@ use tutti_parameters::{
     LOGPROBS, MIN_TOKENS, PRIORITY, PROMPT_LOGPROBS, Refused, STOP_TOKEN_IDS, SamplingParams, check_token_ids,
 };
 
-use crate::cluster::v1::{MediaItem, ModelDescription, RequestSpec, Stopping};
+use crate::{
+    CacheSalt,
+    cluster::v1::{MediaItem, ModelDescription, RequestSpec, Stopping},
+};
 
 /// Facts about the served model that requests are checked against.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +78,8 @@ pub struct RequestParts {
     pub priority: i32,
     /// Media items, in the order of the prompt.
     pub media: Vec<MediaItem>,
+    /// See [`RequestSpec::cache_salt`].
+    pub cache_salt: CacheSalt,
 }
 
 impl RequestParts {
@@ -107,9 +112,19 @@ impl RequestParts {
 
 impl From<RequestParts> for RequestSpec {
     fn from(parts: RequestParts) -> Self {
-        let RequestParts { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media } = parts;
+        let RequestParts {
+            prompt,
+            sampling,
+            stopping,
+            logprobs,
+            prompt_logprobs,
+            priority,
+            media,
+            cache_salt,
+        } = parts;
         let (sampling, stopping) = (Some(sampling), Some(stopping));
-        Self { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media }
+        let cache_salt = cache_salt.to_message();
+        Self { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media, cache_salt }
     }
 }
 
@@ -122,10 +137,21 @@ impl RequestSpec {
     /// Media have a separate check,
     /// [`ModelDeclaration::encoder_calls`](crate::declaration::ModelDeclaration::encoder_calls).
     pub fn check(self, generated: &[u32], limits: &RequestLimits<'_>) -> Result<CheckedRequest, Refused> {
-        let Self { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media } = self;
+        let Self { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media, cache_salt } =
+            self;
         let sampling = sampling.ok_or_else(|| Refused::new("sampling", "is missing"))?;
         let stopping = stopping.ok_or_else(|| Refused::new("stopping", "is missing"))?;
-        let parts = RequestParts { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media };
+        let cache_salt = CacheSalt::from_message(&cache_salt)?;
+        let parts = RequestParts {
+            prompt,
+            sampling,
+            stopping,
+            logprobs,
+            prompt_logprobs,
+            priority,
+            media,
+            cache_salt,
+        };
         parts.check_tokens(generated, limits)?;
         parts.check_parameters(limits)?;
         Ok(CheckedRequest(parts))

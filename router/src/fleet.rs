@@ -24,6 +24,7 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
+use tutti_proto::CacheSalt;
 use tutti_runtime::{
     command_line::processes::ROUTER,
     metrics::Metrics,
@@ -190,13 +191,13 @@ impl Fleet {
     }
 
     /// Cuts a prompt into blocks. Conductors are compared by the number of these blocks that they have cached.
-    pub fn cut(&self, model: &ServedModel, prompt: Arc<[u32]>) -> PromptBlocks {
+    pub fn cut(&self, model: &ServedModel, prompt: Arc<[u32]>, salt: CacheSalt) -> PromptBlocks {
         let block_tokens = block_tokens(&model.description);
         // With a single conductor there is nothing to compare, and hashing a long prompt takes time. So the prompt
         // stays uncut.
         let pieces = match self.roster.read().members().len() {
             0 | 1 => PromptPieces::uncut(prompt.len(), block_tokens),
-            _ => PromptPieces::new(&prompt, block_tokens),
+            _ => PromptPieces::new(&prompt, salt, block_tokens),
         };
         PromptBlocks { tokens: prompt, pieces }
     }

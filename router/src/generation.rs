@@ -4,6 +4,7 @@
 mod admission;
 mod attempts;
 mod choice;
+mod conversation;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod generator;
@@ -18,6 +19,7 @@ pub mod validate;
 
 pub use admission::Admission;
 pub use choice::{Delta, Finish, OutputToken, Reason};
+pub use conversation::{Conversation, Placeholders};
 pub use generator::Generator;
 pub use prompts::{EncodedPrompt, Length, to_tokens};
 pub use request::{GenerationRequest, Media, Output, Prompt, Stopping};

@@ -8,6 +8,7 @@ mod bucket;
 mod entry;
 mod file;
 pub mod revocation;
+mod salt;
 mod share;
 mod table;
 mod wrong_keys;
@@ -46,7 +47,7 @@ use self::{
     table::KeyTable,
     wrong_keys::WrongKeys,
 };
-pub use self::{entry::Entry, share::Share};
+pub use self::{entry::Entry, salt::ClientSalt, share::Share};
 
 /// Time after which a request over the limit of concurrent choices may be sent again. The time is fixed, because the
 /// end of the running requests is unknown.

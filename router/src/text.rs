@@ -2,7 +2,9 @@
 
 pub mod detokenizer;
 pub mod pool;
+pub mod quoting;
 mod segments;
+pub mod special;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;

@@ -5,8 +5,9 @@
 //! crate that both depend on.
 //!
 //! A prefix is a chain of pieces, each of one or more whole blocks of tokens. The entry of a piece is found by the hash
-//! of all tokens up to the piece's end. A found entry counts only if its tokens equal the piece's and its parent is the
-//! entry of the previous piece, so a hash collision can cost a hit but never gives a wrong one.
+//! of its salt and of all tokens up to the piece's end. A found entry counts only if its tokens equal the piece's and
+//! its parent is the entry of the previous piece, so a hash collision can cost a hit but never gives a wrong one. The
+//! parent of a prompt's first piece is the prompt's salt.
 //!
 //! Using a prefix touches its entries from the last piece to the first, so that a parent is always more recent than its
 //! children. The least recent entry, which is evicted first, therefore has no children.
@@ -20,7 +21,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tutti_proto::cluster::v1::{self as pb, plane};
+use tutti_proto::{
+    CacheSalt,
+    cluster::v1::{self as pb, plane},
+};
 
 pub use self::pieces::PromptPieces;
 use self::recency::Recency;
@@ -54,12 +58,20 @@ pub struct IndexSize {
 #[derive(Debug)]
 struct Entry {
     hash: u64,
-    /// The slot of the previous piece's entry. None for a prompt's first piece.
-    parent: Option<u32>,
+    parent: Parent,
     tokens: Box<[u32]>,
     /// Holders to which the prefix was sent, each with the time of the last sending.
     holders: Vec<(Holder, Instant)>,
     used: Instant,
+}
+
+/// Whatever comes before a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parent {
+    /// Nothing: the piece is the first of a prompt with this salt.
+    Start(CacheSalt),
+    /// The slot of the previous piece's entry.
+    Piece(u32),
 }
 
 /// The index; see the module's documentation.
@@ -100,13 +112,13 @@ impl PrefixIndex {
         // Only a holder of all pieces so far can hold the next one. `before` is the number of blocks in the pieces so
         // far.
         let mut found: Vec<(Holder, usize)> = Vec::new();
-        let (mut parent, mut before) = (None, 0);
+        let (mut parent, mut before) = (Parent::Start(pieces.salt), 0);
         for piece in pieces.of(prompt) {
             let Some(slot) = self.find(piece.hash, parent, piece.tokens) else { break };
             let Some(entry) = &self.slots[slot as usize] else { break };
             let mut any = false;
             for (holder, _) in entry.holders.iter().filter(|(_, at)| self.is_fresh(*at, now)) {
-                if parent.is_none() {
+                if before == 0 {
                     found.push((*holder, piece.blocks));
                     any = true;
                 } else if let Some((_, blocks)) = found.iter_mut().find(|f| **f == (*holder, before)) {
@@ -117,7 +129,7 @@ impl PrefixIndex {
             if !any {
                 break;
             }
-            parent = Some(slot);
+            parent = Parent::Piece(slot);
             before += piece.blocks;
         }
         found
@@ -134,7 +146,7 @@ impl PrefixIndex {
                 break;
             };
             room = left;
-            let parent = path.last().copied();
+            let parent = path.last().map_or(Parent::Start(pieces.salt), |&slot| Parent::Piece(slot));
             let slot = match self.find(piece.hash, parent, piece.tokens) {
                 Some(slot) => slot,
                 // If the entry of another prefix has the same hash, that entry stays and the rest of this prompt is not
@@ -160,13 +172,13 @@ impl PrefixIndex {
         now.saturating_duration_since(at) <= self.max_age
     }
 
-    fn find(&self, hash: u64, parent: Option<u32>, tokens: &[u32]) -> Option<u32> {
+    fn find(&self, hash: u64, parent: Parent, tokens: &[u32]) -> Option<u32> {
         let slot = *self.by_hash.get(&hash)?;
         let entry = self.slots[slot as usize].as_ref()?;
         (entry.parent == parent && *entry.tokens == *tokens).then_some(slot)
     }
 
-    fn add(&mut self, hash: u64, parent: Option<u32>, tokens: &[u32], now: Instant) -> u32 {
+    fn add(&mut self, hash: u64, parent: Parent, tokens: &[u32], now: Instant) -> u32 {
         let entry = Entry { hash, parent, tokens: tokens.into(), holders: Vec::new(), used: now };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);

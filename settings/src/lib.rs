@@ -58,7 +58,8 @@ pub use live::LiveGroups;
 pub use model::{LoadFormat, ModelSettings, Quantize, WeightSettings};
 pub use output::{LogFormat, TelemetrySettings, TraceSettings};
 pub use router::{
-    ConductorsSettings, FleetSettings, KeyFileGone, RevokedRequests, RouterProcessSettings, RouterSettings,
+    ChatSpecialTokens, ConductorsSettings, FleetSettings, KeyFileGone, RevokedRequests,
+    RouterProcessSettings, RouterSettings,
 };
 pub use sim::{SimCosts, SimProfile, SimSettings};
 pub use tls::{ClusterTlsFiles, ClusterTlsSettings, TlsSettings};

@@ -43,6 +43,8 @@ settings! {
             reader_bytes_per_second: u32 = 256, unit "BYTES", at least 1;
             /// Bytes of large answers (over 64 KiB) that are written or wait for their readers.
             max_unread_bytes: usize = 256 << 20, unit "BYTES", at least 1;
+            /// Special tokens in the text of a chat's messages and template variables
+            chat_special_tokens: ChatSpecialTokens = ChatSpecialTokens::Text, changes live;
             /// Logprobs of prompts in one answer: tokens of the prompt times `n`, times one more than the alternatives.
             max_prompt_logprobs: usize = 1 << 20, unit "N", at least 1, changes live;
             /// Logprobs of output tokens in one answer: `max_tokens` of all choices, times one more than the
@@ -66,6 +68,16 @@ choices! {
         Deny = "deny",
         /// The keys stay as they were.
         Keep = "keep",
+    }
+}
+
+choices! {
+    /// Special tokens in the text of a chat's messages and template variables.
+    pub enum ChatSpecialTokens {
+        /// They are text. Only the chat template writes control tokens.
+        Text = "text",
+        /// They are control tokens, as in a completion's prompt.
+        Tokens = "tokens",
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use tutti_proto::{WorkerId, cluster::v1 as pb};
+use tutti_proto::{RequestParts, WorkerId, cluster::v1 as pb};
 use tutti_runtime::prefix_index::{
     Holder, IndexSize, PrefixIndex, PromptPieces, block_tokens, bytes_of_block,
 };
@@ -76,9 +76,9 @@ impl Prefixes {
     }
 }
 
-/// Cuts a prompt into pieces for the index. A long prompt takes long to cut, so callers must hold no lock.
-pub fn cut(prompt: &[u32], model: &pb::ModelDescription) -> PromptPieces {
-    PromptPieces::new(prompt, block_tokens(model))
+/// Cuts a request's prompt into pieces for the index. A long prompt takes long to cut, so callers must hold no lock.
+pub fn cut(spec: &RequestParts, model: &pb::ModelDescription) -> PromptPieces {
+    PromptPieces::new(&spec.prompt, spec.cache_salt, block_tokens(model))
 }
 
 /// Returns the size of a prompt without its pieces. Such a prompt is not indexed, because its placement cannot depend

@@ -65,7 +65,7 @@ impl Cluster {
         // tokens, so prompts with media are not compared.
         let comparable = model.has_choice && !self.limits.engine.no_prefix_cache && encoders.is_empty();
         let pieces = if comparable {
-            prefixes::cut(&spec.prompt, &model.description)
+            prefixes::cut(&spec, &model.description)
         } else {
             prefixes::uncut(&spec.prompt, &model.description)
         };

@@ -17,8 +17,9 @@ pub use page::{page, update};
 pub use range::{Bounded, Count, Integers, Numbers, Refused, check_token_ids};
 pub use sampling::{BIAS, BIASES, NUMBERS, SamplingNumber, TOP_K};
 pub use table::{
-    Absent, DEFAULT_MAX_TOKENS, Kind, LOGPROBS, MAX_LOGPROBS, MAX_PRIORITY, MIN_TOKENS, N, PRIORITY,
-    PROMPT_LOGPROBS, Parameter, STOP_BYTES, STOP_TOKEN_IDS, STOPS, Scope, Standing, TOP_LOGPROBS, all, at,
+    Absent, CACHE_SALT, DEFAULT_MAX_TOKENS, Kind, LOGPROBS, MAX_LOGPROBS, MAX_PRIORITY, MIN_TOKENS, N,
+    PRIORITY, PROMPT_LOGPROBS, Parameter, STOP_BYTES, STOP_TOKEN_IDS, STOPS, Scope, Standing, TOP_LOGPROBS,
+    all, at,
 };
 
 pub use asked::Sampling as AskedSampling;

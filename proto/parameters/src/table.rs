@@ -36,6 +36,9 @@ pub const STOPS: Bounded<Count> = Bounded { name: "stop", range: Count { most: 1
 pub const STOP_BYTES: Bounded<Count> =
     Bounded { name: STOPS.name, range: Count { most: 1024, items: "bytes in a string" } };
 
+/// Name of the salt of cached prefixes.
+pub const CACHE_SALT: &str = "cache_salt";
+
 /// An object that has parameters: the body of an HTTP route, or an object in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
@@ -278,6 +281,10 @@ static REST: &[Parameter] = &[
         "as in vLLM, a lower number runs earlier; each class has a head start of 256 steps over the next one, so high \
          numbers wait longer, but never starve",
     ),
+    parameter(CACHE_SALT, BOTH, Kind::Text).grpc(&["cache_salt"]).note(
+        "as in vLLM, a text that is not empty; only requests with the same API key and the same salt [share cached \
+         prefixes](security.md#cached-prefixes)",
+    ),
     parameter("timeout_ms", BOTH, Kind::Integer(Integers::UNSIGNED))
         .grpc(&["timeout_ms"])
         .absent(Absent::Means("no limit"))
@@ -331,7 +338,10 @@ static REST: &[Parameter] = &[
         .note("all choices are returned, none is picked"),
     refused("suffix", &[Completions], "the model continues prompts and does not fill gaps", &["\"\""]),
     // Parameters of chat alone.
-    parameter("messages", &[Chat], Kind::Objects).grpc(&["chat"]).absent(Absent::Refused),
+    parameter("messages", &[Chat], Kind::Objects)
+        .grpc(&["chat"])
+        .absent(Absent::Refused)
+        .note("special tokens in them are [text](security.md#text-and-control-tokens)"),
     parameter("role", &[Message], Kind::Text).absent(Absent::Refused),
     parameter("content", &[Message], Kind::Content).absent(Absent::Refused).note(
         "parts are `text`, which become lines, and `input_audio` where the [model takes it](topologies.md#encoders)",
@@ -356,7 +366,10 @@ static REST: &[Parameter] = &[
     flag("logprobs", &[Chat], false),
     integer(&TOP_LOGPROBS, &[Chat]).absent(Absent::Number(0.0)).note("only with `logprobs`"),
     parameter("chat_template_kwargs", &[Chat], Kind::Object)
-        .note("further variables of the checkpoint's template, up to 64 KiB"),
+        .note(
+            "further variables of the checkpoint's template, up to 64 KiB; none may have the name of a special token, \
+             such as `bos_token`",
+        ),
     flag("add_generation_prompt", &[Chat], true)
         .absent(Absent::Means("true, unless `continue_final_message` is set")),
     flag("continue_final_message", &[Chat], false).note("continue the last message instead of answering it"),

@@ -20,6 +20,10 @@ pub struct RequestSpec {
     /// Media items, in the order of the prompt.
     #[prost(message, repeated, tag = "7")]
     pub media: ::prost::alloc::vec::Vec<MediaItem>,
+    /// Salt of cached prefixes: 16 bytes, which routers compute from the API key and the client's cache_salt. Only requests
+    /// with equal salts share cached prefixes. Empty for a request without either.
+    #[prost(bytes = "vec", tag = "8")]
+    pub cache_salt: ::prost::alloc::vec::Vec<u8>,
 }
 /// A span of a trace that was sampled, under which the receiver records its own spans. Absent from the messages of
 /// requests whose trace was not sampled, for which no process records anything.

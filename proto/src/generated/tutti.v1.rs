@@ -24,6 +24,10 @@ pub struct GenerateRequest {
     /// for each item; in a text prompt or chat message it has the placeholder's text.
     #[prost(message, repeated, tag = "11")]
     pub media: ::prost::alloc::vec::Vec<Media>,
+    /// Only requests with the same API key and the same salt share cached prefixes. If present, it must not be empty.
+    /// Absent: all requests of the key without a salt share.
+    #[prost(string, optional, tag = "12")]
+    pub cache_salt: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(oneof = "generate_request::Prompt", tags = "2, 3, 4")]
     pub prompt: ::core::option::Option<generate_request::Prompt>,
 }

@@ -15,6 +15,7 @@ fn good() -> RequestSpec {
         prompt_logprobs: Some(0),
         priority: -8,
         media: vec![],
+        cache_salt: vec![3; 16],
     }
 }
 
@@ -41,6 +42,11 @@ fn a_checked_request_is_the_message_with_nothing_left_out() {
     let checked = good().check(&[], &LIMITS).unwrap();
     assert_eq!((checked.stopping.max_tokens, checked.priority), (16, -8));
     assert_eq!(RequestSpec::from(checked.into_parts()), good());
+}
+
+#[test]
+fn a_salt_of_another_length_is_refused() {
+    names(&refusal(|spec| spec.cache_salt.truncate(15)), "cache_salt", &["15", "16"]);
 }
 
 #[test]

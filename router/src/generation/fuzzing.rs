@@ -2,6 +2,7 @@
 
 use tutti_proto::cluster::v1 as pb;
 use tutti_runtime::Error;
+use tutti_settings::ChatSpecialTokens;
 
 use super::{
     generator,
@@ -30,7 +31,7 @@ pub fn specs(
     let echo =
         request.output.echo.then_some(Echo { keep_special_tokens: request.output.keep_special_tokens });
     let (prompts, media) = (std::mem::take(&mut request.prompts), std::mem::take(&mut request.media));
-    let prompts = prompts::encode(prompts, media, model, echo)?;
+    let prompts = prompts::encode(prompts, media, model, echo, ChatSpecialTokens::Text)?;
     let lengths = prompts.iter().map(|prompt| prompt.ids.len());
     validate::prompt_logprobs(lengths, &request.output, n, max_prompt_logprobs)?;
     let mut specs = Vec::new();

@@ -13,7 +13,7 @@ use tutti_runtime::{
     live::Live,
     trace::{ClientSpan, SpanKind, TraceContext},
 };
-use tutti_settings::RouterSettings;
+use tutti_settings::{ChatSpecialTokens, RouterSettings};
 
 use super::{
     admission::{Admission, QueueCost},
@@ -112,6 +112,11 @@ impl Generator {
         }
     }
 
+    /// What special tokens in the text of conversations are.
+    pub fn chat_special_tokens(&self) -> ChatSpecialTokens {
+        self.settings.get().chat_special_tokens
+    }
+
     /// Runs a CPU-bound closure on text in a lane of the bounded pool.
     pub async fn on_text<T, F>(&self, work: TextWork, closure: F) -> Result<T, Error>
     where
@@ -150,7 +155,8 @@ impl Generator {
         // The limits are read once, so that all checks of this request's logprobs use the same limits.
         let limits = self.settings.get();
         let model = self.model_named(request.model.as_deref())?;
-        let common = validate::check(&request, &model)?;
+        let mut common = validate::check(&request, &model)?;
+        common.cache_salt = entry.cache_salt(request.cache_salt);
         let n = request.n.unwrap_or(1);
         // Prompts given as token ids are checked here, before any work. Texts are checked once they are tokenised.
         let known =
@@ -171,7 +177,8 @@ impl Generator {
         let prompts = {
             let (model, lane) = (model.clone(), lane(&prompts, echo));
             let bytes = prompts.iter().map(Prompt::text_bytes).sum();
-            let encode = move || prompts::encode(prompts, media, &model, echo);
+            let special_tokens = limits.chat_special_tokens;
+            let encode = move || prompts::encode(prompts, media, &model, echo, special_tokens);
             // Dropped at the end of this block, also if the client disconnects. The drop ends the span.
             let _span =
                 trace.as_ref().map(|trace| trace.child("tokenize", SpanKind::Internal, SystemTime::now()));
@@ -223,7 +230,7 @@ impl Generator {
         let mut specs = Vec::with_capacity(prompts.len() * n as usize);
         for prompt in prompts {
             let of_prompt = of_prompt(&request.stopping, common, prompt, model)?;
-            let blocks = Arc::new(self.fleet.cut(model, prompt.ids.clone()));
+            let blocks = Arc::new(self.fleet.cut(model, prompt.ids.clone(), common.cache_salt));
             for choice in 0..n {
                 specs.push((blocks.clone(), of_choice(&of_prompt, choice)));
             }

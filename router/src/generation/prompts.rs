@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use tutti_proto::{TokenLimit, cluster::v1::MediaItem, parameters::check_token_ids};
 use tutti_runtime::Error;
+use tutti_settings::ChatSpecialTokens;
 
 use super::{
-    media,
+    conversation, media,
     request::{Media, Prompt},
 };
 use crate::{
     served::ServedModel,
     text::{
         detokenizer::Detokenizer,
-        template::Message,
+        quoting::QuotedText,
         tokenizer::{SpecialTokens, Tokenizer, max_text_bytes},
     },
 };
@@ -46,6 +47,7 @@ pub fn encode(
     mut media: Vec<Media>,
     model: &ServedModel,
     echo: Option<Echo>,
+    special_tokens: ChatSpecialTokens,
 ) -> Result<Vec<EncodedPrompt>, Error> {
     let count = prompts.len();
     if count > 1 && !media.is_empty() {
@@ -55,7 +57,7 @@ pub fn encode(
     numbered
         .map(|(i, prompt)| {
             let media = std::mem::take(&mut media);
-            encode_one(prompt, media, model, echo)
+            encode_one(prompt, media, model, echo, special_tokens)
                 .map_err(|error| if count == 1 { error } else { locate(error, i) })
         })
         .collect()
@@ -76,8 +78,9 @@ fn encode_one(
     media: Vec<Media>,
     model: &ServedModel,
     echo: Option<Echo>,
+    special_tokens: ChatSpecialTokens,
 ) -> Result<EncodedPrompt, Error> {
-    let (ids, given) = to_tokens(prompt, model, Length::OfPrompt)?;
+    let (ids, given) = to_tokens(prompt, model, Length::OfPrompt, special_tokens)?;
     let (ids, media) = media::expand(ids, media, model)?;
     if ids.is_empty() {
         return Err(Error::invalid("prompt", "is empty: it has no tokens"));
@@ -104,12 +107,14 @@ pub enum Length {
     Any,
 }
 
-/// Encodes a prompt. Returns the prompt's token ids, and its text unless the prompt was given as token ids. CPU-bound:
+/// Encodes a prompt. `chat_special_tokens` says what special tokens in the text of a conversation are. Returns the
+/// prompt's token ids, and its text unless the prompt was given as token ids. CPU-bound:
 /// run it in the text pool.
 pub fn to_tokens(
     prompt: Prompt,
     model: &ServedModel,
     length: Length,
+    chat_special_tokens: ChatSpecialTokens,
 ) -> Result<(Vec<u32>, Option<String>), Error> {
     let TokenLimit { tokens: limit, what } = model.description.request_limits().tokens;
     let (bytes, max_bytes) = (prompt.text_bytes(), max_text_bytes(limit));
@@ -119,50 +124,31 @@ pub fn to_tokens(
             format!("has {bytes} bytes of text, but may have at most {max_bytes} for {limit} tokens, {what}");
         return Err(Error::invalid(field, message));
     }
-    let (text, add_special_tokens, tokenizer) = match prompt {
+    let (text, add_special_tokens, tokenizer): (QuotedText, _, _) = match prompt {
         Prompt::Tokens(ids) => {
             check_token_ids("prompt", ids.iter().copied(), model.description.vocab_size)?;
             return Ok((ids, None));
         }
         Prompt::Text { text, add_special_tokens } => {
-            (text, add_special_tokens, model.tokenizer("prompt", "text")?)
+            (text.into(), add_special_tokens, model.tokenizer("prompt", "text")?)
         }
-        Prompt::Chat { messages, options, add_special_tokens } => {
+        Prompt::Chat { conversation, add_special_tokens } => {
             let tokenizer = model.tokenizer("messages", "chat")?;
-            let Some(template) = &model.text.template else {
-                return Err(Error::invalid(
-                    "messages",
-                    "cannot be used: the checkpoint has no chat template",
-                ));
-            };
-            let messages = messages.into_iter().map(|message| with_placeholders(message, model));
-            let messages = messages.collect::<Result<Vec<_>, Error>>()?;
-            (template.render(&messages, &options, max_bytes)?, add_special_tokens, tokenizer)
+            let text = conversation::render(conversation, model, chat_special_tokens, max_bytes)?;
+            (text, add_special_tokens, tokenizer)
         }
     };
     let most = if length == Length::OfPrompt { limit } else { u32::MAX };
-    if tokenizer.surely_exceeds(text.len(), most) {
-        let bytes = text.len();
+    let bytes = text.unquoted_bytes();
+    if tokenizer.surely_exceeds(bytes, most) {
         let message = format!("has {bytes} bytes, more than {limit} tokens can stand for, which is {what}");
         return Err(Error::invalid("prompt", message));
     }
     let special_tokens = SpecialTokens::included(add_special_tokens);
     match tokenizer.encode_up_to(&text, special_tokens, most as usize)? {
-        Some(ids) => Ok((ids, Some(text))),
+        Some(ids) => Ok((ids, Some(text.into_unquoted()))),
         None => Err(Error::invalid("prompt", format!("has more than {limit} tokens, {what}"))),
     }
-}
-
-/// Inserts the model's placeholders into a message, at the offsets of its media.
-fn with_placeholders(mut message: Message, model: &ServedModel) -> Result<Message, Error> {
-    for (kind, at) in message.media_at.drain(..).rev() {
-        let Some(placeholder) = model.placeholder_text(kind) else {
-            let kind = kind.as_str_name().to_lowercase();
-            return Err(Error::invalid("messages", format!("hold {kind}, which the model does not take")));
-        };
-        message.content.insert_str(at, &placeholder);
-    }
-    Ok(message)
 }
 
 /// Decodes a prompt. Returns the text, and the number of characters of the text before each token.

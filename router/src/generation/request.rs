@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use tutti_proto::{cluster::v1::MediaKind, v1::Sampling};
 
-use crate::text::{
-    pool::Lane,
-    template::{Message, RenderOptions},
-};
+use super::conversation::Conversation;
+use crate::{keys::ClientSalt, text::pool::Lane};
 
 /// One request. Fields that are `None` take the checkpoint's default, or OpenAI's default if the checkpoint has none.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,6 +28,8 @@ pub struct GenerationRequest {
     pub priority: i32,
     /// Time that the client waits; `None` means no limit.
     pub timeout: Option<Duration>,
+    /// The client's salt of cached prefixes; `None` if it gives none.
+    pub cache_salt: Option<ClientSalt>,
 }
 
 /// Approximate bytes per token of an ordinary text.
@@ -49,10 +49,8 @@ pub enum Prompt {
     Tokens(Vec<u32>),
     /// A conversation that the checkpoint's chat template renders.
     Chat {
-        /// The turns so far.
-        messages: Vec<Message>,
-        /// Options of rendering.
-        options: RenderOptions,
+        /// The conversation.
+        conversation: Conversation,
         /// True if the tokenizer adds its special tokens to the rendered text.
         add_special_tokens: bool,
     },
@@ -65,7 +63,7 @@ impl Prompt {
         match self {
             Self::Text { text, .. } => text.len(),
             Self::Tokens(_) => 0,
-            Self::Chat { messages, .. } => messages.iter().map(|message| message.content.len()).sum(),
+            Self::Chat { conversation, .. } => conversation.text_bytes(),
         }
     }
 

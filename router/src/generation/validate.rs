@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tutti_proto::{
-    RequestParts, TokenLimit,
+    CacheSalt, RequestParts, TokenLimit,
     cluster::v1 as pb,
     parameters::{N, STOP_BYTES, STOPS, SamplingParams},
 };
@@ -15,7 +15,7 @@ use crate::served::ServedModel;
 
 /// Validates everything that does not depend on the tokenised prompt, so that a bad request costs no tokenising.
 /// Returns the parts of the request that all choices share. The prompt of these parts is empty, and their `max_tokens`
-/// is `u32::MAX` if the request sets none.
+/// is `u32::MAX` if the request sets none. Their salt is the default, because the API key is not known here.
 pub fn check(request: &GenerationRequest, model: &ServedModel) -> Result<RequestParts, Error> {
     if request.prompts.is_empty() {
         return Err(Error::invalid("prompt", "is empty"));
@@ -41,6 +41,7 @@ pub fn check(request: &GenerationRequest, model: &ServedModel) -> Result<Request
         prompt_logprobs: request.output.prompt_logprobs_needed(),
         priority: request.priority,
         media: Vec::new(),
+        cache_salt: CacheSalt::default(),
     };
     common.check_parameters(&model.description.request_limits())?;
     Ok(common)

@@ -11,7 +11,8 @@ use tutti_proto::{
 use tutti_runtime::Error;
 
 use crate::{
-    generation::{GenerationRequest, Media, Output, Prompt, Stopping},
+    generation::{Conversation, GenerationRequest, Media, Output, Placeholders, Prompt, Stopping},
+    keys::ClientSalt,
     text::template::{Message, RenderOptions},
 };
 
@@ -28,7 +29,7 @@ pub fn read(
     request: pb::GenerateRequest,
     metadata: &MetadataMap,
 ) -> Result<(GenerationRequest, PromptKind), Error> {
-    let (prompt, kind) = prompt(request.prompt)?;
+    let (prompt, kind) = prompt(request.prompt, !request.media.is_empty())?;
     let asked = request.timeout_ms.map(|ms| Duration::from_millis(ms.into()));
     let timeout = [asked, deadline(metadata)].into_iter().flatten().min();
     let stopping = request.stopping.unwrap_or_default();
@@ -56,11 +57,15 @@ pub fn read(
         },
         priority: request.priority,
         timeout,
+        cache_salt: request.cache_salt.as_deref().map(ClientSalt::new).transpose()?,
     };
     Ok((generation, kind))
 }
 
-fn prompt(prompt: Option<pb::generate_request::Prompt>) -> Result<(Prompt, PromptKind), Error> {
+fn prompt(
+    prompt: Option<pb::generate_request::Prompt>,
+    has_media: bool,
+) -> Result<(Prompt, PromptKind), Error> {
     use pb::generate_request::Prompt as Given;
     Ok(match prompt {
         None => return Err(Error::invalid("prompt", "is required: one of text, token_ids or chat")),
@@ -79,7 +84,9 @@ fn prompt(prompt: Option<pb::generate_request::Prompt>) -> Result<(Prompt, Promp
             };
             let messages = chat.messages.into_iter().map(message).collect();
             let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-            (Prompt::Chat { messages, options, add_special_tokens: false }, PromptKind::Chat)
+            let placeholders = if has_media { Placeholders::Written } else { Placeholders::Inserted };
+            let conversation = Conversation { messages, options, placeholders };
+            (Prompt::Chat { conversation, add_special_tokens: false }, PromptKind::Chat)
         }
     })
 }

@@ -71,7 +71,7 @@ fn respell(error: Error, max_tokens_name: &'static str) -> Error {
 pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
     let mut fields = Fields::of_body(body, Scope::Chat)?;
     let shared = parameters::take(&mut fields)?;
-    let conversation = messages::take(&mut fields)?;
+    let (prompt, media) = messages::take(&mut fields)?;
     let (max_tokens, max_tokens_name) = max_tokens(&mut fields)?;
     let output = Output {
         logprobs: logprobs(&mut fields)?,
@@ -79,7 +79,6 @@ pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
         ..Output::default()
     };
     fields.finish()?;
-    let (prompt, media) = conversation.split();
     let request = GenerationRequest {
         model: shared.model,
         prompts: vec![prompt],
@@ -90,6 +89,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Chat, Error> {
         output,
         priority: shared.priority,
         timeout: shared.timeout,
+        cache_salt: shared.cache_salt,
     };
     Ok(Chat { request, return_token_ids: shared.return_token_ids, stream: shared.stream, max_tokens_name })
 }

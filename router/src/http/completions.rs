@@ -90,6 +90,7 @@ pub(super) fn parse(body: &[u8], max_prompts: usize) -> Result<Completion, Error
         output,
         priority: shared.priority,
         timeout: shared.timeout,
+        cache_salt: shared.cache_salt,
     };
     Ok(Completion { request, return_token_ids: shared.return_token_ids, stream: shared.stream })
 }

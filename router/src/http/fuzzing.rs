@@ -1,6 +1,7 @@
 //! Parses the request bodies of each route, for fuzzers.
 
 use tutti_runtime::Error;
+use tutti_settings::ChatSpecialTokens;
 
 use super::{chat, completions, tokenize};
 use crate::{
@@ -34,7 +35,7 @@ impl Route {
             Self::Chat => Ok(Some(chat::parse(body)?.request)),
             Self::Tokenize => {
                 let request = tokenize::parse_tokenize(body)?;
-                let (ids, text) = to_tokens(request.prompt, model, Length::Any)?;
+                let (ids, text) = to_tokens(request.prompt, model, Length::Any, ChatSpecialTokens::Text)?;
                 if let (Some(text), Some(tokenizer)) = (text, &model.text.tokenizer) {
                     assert!(ids.len() <= text.len() + 8, "{} tokens of {} bytes", ids.len(), text.len());
                     assert_eq!(tokenizer.spellings(&ids).len(), ids.len());

@@ -7,7 +7,7 @@ use tutti_runtime::Error;
 
 use super::fields::{self, Fields};
 use crate::{
-    generation::{Media, Prompt},
+    generation::{Conversation, Media, Placeholders, Prompt},
     text::template::{Message, RenderOptions},
 };
 
@@ -17,28 +17,9 @@ const MAX_MESSAGES: usize = 16_384;
 /// JSON.
 const MAX_VARIABLE_BYTES: usize = 64 << 10;
 
-/// A parsed conversation.
-pub struct Conversation {
-    /// The turns so far; at least one.
-    pub messages: Vec<Message>,
-    /// Media items of all messages, in order.
-    pub media: Vec<Media>,
-    /// Options of rendering.
-    pub options: RenderOptions,
-    /// True if the tokenizer adds its special tokens. Usually false, since templates write the special tokens.
-    pub add_special_tokens: bool,
-}
-
-impl Conversation {
-    /// Splits the conversation into a prompt and its media.
-    pub fn split(self) -> (Prompt, Vec<Media>) {
-        let Self { messages, media, options, add_special_tokens } = self;
-        (Prompt::Chat { messages, options, add_special_tokens }, media)
-    }
-}
-
-/// Takes the members of a request that make up a conversation.
-pub fn take(fields: &mut Fields<'_>) -> Result<Conversation, Error> {
+/// Takes the members of a request that make up a conversation of at least one message. Returns it as a prompt, and the
+/// media items of all messages in order.
+pub fn take(fields: &mut Fields<'_>) -> Result<(Prompt, Vec<Media>), Error> {
     let given: Option<Vec<&RawValue>> = fields.take_list("messages", MAX_MESSAGES)?;
     let given = given.ok_or_else(|| Error::invalid(fields.name("messages"), "is required"))?;
     if given.is_empty() {
@@ -62,8 +43,10 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Conversation, Error> {
         continue_final_message,
         variables: variables(fields)?,
     };
+    // Usually false, since templates write the special tokens.
     let add_special_tokens = fields.take_or_default("add_special_tokens")?;
-    Ok(Conversation { messages, media, options, add_special_tokens })
+    let conversation = Conversation { messages, options, placeholders: Placeholders::Inserted };
+    Ok((Prompt::Chat { conversation, add_special_tokens }, media))
 }
 
 /// Takes `chat_template_kwargs`, the variables of the template.

@@ -7,13 +7,13 @@ use serde::{
     de::{self, MapAccess, Visitor},
 };
 use tutti_proto::{
-    parameters::{BIASES, MIN_TOKENS, N, NUMBERS, PRIORITY, STOP_TOKEN_IDS, STOPS, Scope, TOP_K},
+    parameters::{BIASES, CACHE_SALT, MIN_TOKENS, N, NUMBERS, PRIORITY, STOP_TOKEN_IDS, STOPS, Scope, TOP_K},
     v1::Sampling,
 };
 use tutti_runtime::Error;
 
 use super::fields::{self, Fields};
-use crate::generation::Stopping;
+use crate::{generation::Stopping, keys::ClientSalt};
 
 /// Parameters shared by the routes of completions and chat.
 pub struct Shared {
@@ -29,6 +29,8 @@ pub struct Shared {
     pub priority: i32,
     /// Time that the client waits.
     pub timeout: Option<Duration>,
+    /// The client's salt of cached prefixes.
+    pub cache_salt: Option<ClientSalt>,
     /// True if special tokens are shown in the text.
     pub keep_special_tokens: bool,
     /// True if choices report their token ids.
@@ -57,6 +59,7 @@ pub fn take(fields: &mut Fields<'_>) -> Result<Shared, Error> {
         stopping: stopping(fields)?,
         priority: fields.take_or_default(PRIORITY.name)?,
         timeout: fields.take::<u32>("timeout_ms")?.map(|ms| Duration::from_millis(ms.into())),
+        cache_salt: fields.take::<String>(CACHE_SALT)?.as_deref().map(ClientSalt::new).transpose()?,
         keep_special_tokens: !fields.take("skip_special_tokens")?.unwrap_or(true),
         return_token_ids: fields.take_or_default("return_token_ids")?,
         stream: stream(fields)?,

@@ -47,13 +47,12 @@ pub(super) fn parse_tokenize(body: &[u8]) -> Result<TokenizeRequest, Error> {
             Prompt::Text { text, add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(true) }
         }
         None => {
-            let conversation = messages::take(&mut fields).map_err(|error| match error.field() {
+            let (prompt, media) = messages::take(&mut fields).map_err(|error| match error.field() {
                 Some("messages") if error.message() == "is required" => {
                     Error::invalid("prompt", "is required, unless messages is given")
                 }
                 _ => error,
             })?;
-            let (prompt, media) = conversation.split();
             if let Some(item) = media.first() {
                 return Err(Error::invalid(&item.path, "is not text, and only text can be tokenised"));
             }
@@ -72,8 +71,9 @@ pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<T
     // A token has at least one byte, so a text has at most as many tokens as bytes.
     entry.reserve(1, prompt.text_bytes() as u64)?;
     let work = TextWork { lane: prompt.lane(), share: entry.share(), bytes: prompt.text_bytes() };
+    let special_tokens = api.generator.chat_special_tokens();
     let encode = move || {
-        let (tokens, _) = to_tokens(prompt, &model, Length::Any)?;
+        let (tokens, _) = to_tokens(prompt, &model, Length::Any, special_tokens)?;
         let tokenizer = model.text.tokenizer.as_ref().filter(|_| return_token_strs);
         let token_strs = tokenizer.map(|tokenizer| tokenizer.spellings(&tokens));
         let max_model_len = model.description.max_context_tokens;

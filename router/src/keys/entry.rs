@@ -11,9 +11,10 @@ use std::{
 
 use axum::http::Extensions;
 use parking_lot::Mutex;
+use tutti_proto::CacheSalt;
 use tutti_runtime::Error;
 
-use super::{ApiKey, RETRY_AFTER, Share, UsageState};
+use super::{ApiKey, ClientSalt, RETRY_AFTER, Share, UsageState, salt};
 
 /// Maximum time that a caller is told to wait for tokens. Running requests may give back tokens before the bucket
 /// refills.
@@ -101,6 +102,13 @@ impl Entry {
     /// The caller's share, by which waiting work is divided fairly.
     pub fn share(&self) -> Share {
         self.0.as_ref().map_or(Share::WITHOUT_KEY, |running| running.key.usage.share)
+    }
+
+    /// The salt of the caller's cached prefixes: one of its own for each key, and in it for each salt that the client
+    /// gives.
+    pub fn cache_salt(&self, client: Option<ClientSalt>) -> CacheSalt {
+        let key = self.0.as_ref().map(|running| running.key.usage.name.as_str());
+        salt::of_caller(key, client)
     }
 
     /// Refuses a priority that the key may not use.

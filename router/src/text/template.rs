@@ -19,9 +19,25 @@ const NAME: &str = "chat_template";
 /// Maximum number of instructions of one rendering. A template runs some tens of instructions per message.
 const MAX_INSTRUCTIONS: u64 = if cfg!(fuzzing) { 50_000 } else { 5_000_000 };
 
+/// Names under which the library sets special tokens, whether the checkpoint has them or not.
+const SPECIAL_TOKEN_NAMES: [&str; 8] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+    "additional_special_tokens",
+];
+/// Roles that templates know although they need not name them, such as a template that writes `<|{{ role }}|>`.
+const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "observation"];
+
 /// A compiled chat template, and the special tokens that the template may name.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// The template's text.
+    source: String,
     special_tokens: BTreeMap<String, String>,
 }
 
@@ -112,9 +128,38 @@ impl ChatTemplate {
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", to_json);
         environment
-            .add_template_owned(NAME, source)
+            .add_template_owned(NAME, source.clone())
             .map_err(|e| Error::invalid(NAME, format!("the chat template does not compile: {e}")))?;
-        Ok(Self { environment, special_tokens })
+        Ok(Self { environment, source, special_tokens })
+    }
+
+    /// The texts that the template may write by itself.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        [self.source.as_str()].into_iter().chain(self.special_tokens.values().map(String::as_str))
+    }
+
+    /// True if the role is a word of the template's own: an ordinary role, or a text that the template names. Such a
+    /// role may be a part of a control token that the template writes.
+    pub fn knows_role(&self, role: &str) -> bool {
+        let is_word =
+            !role.is_empty() && role.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+        let names = |quote: char| self.source.contains(&format!("{quote}{role}{quote}"));
+        ROLES.contains(&role) || (is_word && (names('\'') || names('"')))
+    }
+
+    /// Refuses variables with the name of a special token: the checkpoint's tokens hold for the template.
+    pub fn check_variables(&self, options: &RenderOptions) -> Result<(), Error> {
+        let is_special = |name: &String| {
+            SPECIAL_TOKEN_NAMES.contains(&name.as_str()) || self.special_tokens.contains_key(name)
+        };
+        match options.variables.keys().find(|name| is_special(name)) {
+            Some(name) => {
+                let message =
+                    "is the name of a special token of the checkpoint, which a request cannot replace";
+                Err(Error::invalid(format!("chat_template_kwargs.{name}"), message))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Renders a conversation into the text of a prompt of at most `max_bytes` bytes. A failure of the template, or of

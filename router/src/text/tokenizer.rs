@@ -1,12 +1,18 @@
 //! The checkpoint's tokenizer (`tokenizer.json`): encode, decode, and the bytes of single tokens.
 
+mod quoted;
+
 use std::{borrow::Cow, collections::HashSet};
 
 use rayon::prelude::*;
 use tokenizers::{DecoderWrapper, Encoding, Tokenizer as Inner};
 use tutti_runtime::Error;
 
-use super::segments;
+use super::{
+    quoting::{QuotedText, is_private},
+    segments,
+    special::SpecialTexts,
+};
 
 /// The treatment of special tokens by an encoding or a decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +34,11 @@ impl SpecialTokens {
 pub struct Tokenizer {
     inner: Inner,
     special: HashSet<u32>,
+    special_texts: SpecialTexts,
+    /// Private characters in added tokens.
+    private_chars: HashSet<char>,
+    /// True if some special tokens are found in normalised text.
+    finds_in_normalised: bool,
     added: HashSet<u32>,
     /// True if the decoder is byte-level: text is then the concatenation of the tokens' bytes.
     byte_level: bool,
@@ -70,9 +81,17 @@ impl Tokenizer {
         inner.with_truncation(None).map_err(invalid)?;
         inner.with_padding(None);
         let added = inner.get_added_tokens_decoder();
+        let special = || added.values().filter(|token| token.special);
         let longest = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(0);
         Ok(Self {
             longest,
+            special_texts: SpecialTexts::new(special().map(|token| token.content.clone()).collect())?,
+            private_chars: added
+                .values()
+                .flat_map(|token| token.content.chars())
+                .filter(is_private)
+                .collect(),
+            finds_in_normalised: inner.get_normalizer().is_some() && special().any(|token| token.normalized),
             special: added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect(),
             added: added.keys().copied().collect(),
             cuttable: segments::allowed(&inner),
@@ -84,29 +103,38 @@ impl Tokenizer {
     /// Encodes a text into token ids.
     #[cfg(test)]
     pub fn encode(&self, text: &str, special_tokens: SpecialTokens) -> Result<Vec<u32>, Error> {
-        self.encode_up_to(text, special_tokens, usize::MAX).map(Option::unwrap_or_default)
+        let text = text.to_owned().into();
+        self.encode_up_to(&text, special_tokens, usize::MAX).map(Option::unwrap_or_default)
     }
 
-    /// Encodes a text into token ids. Returns `None` as soon as a long text is known to have more than `most` tokens. A
-    /// short text is always encoded whole. If the tokenizer allows cuts, the segments of a long text are divided among
-    /// the threads of the current pool.
+    /// Encodes a text into token ids. Special tokens become tokens, except for quoted ones. Returns `None` as soon as a
+    /// long text is known to have more than `most` tokens. A short text is always encoded whole. If the tokenizer allows
+    /// cuts, the segments of a long text are divided among the threads of the current pool.
     pub fn encode_up_to(
         &self,
-        text: &str,
+        text: &QuotedText,
         special_tokens: SpecialTokens,
         most: usize,
     ) -> Result<Option<Vec<u32>>, Error> {
+        let (text, quotes) = (text.text.as_str(), &text.quotes);
         check_runs(text)?;
         let include = special_tokens == SpecialTokens::Include;
         let segments = if self.cuttable { segments::cut(text, SEGMENT_BYTES) } else { vec![text] };
         let failed = |e| Error::invalid("prompt", format!("cannot be tokenised: {e}"));
+        let encode = |segment: &str| match quotes.is_empty() {
+            true => self.inner.encode_fast(segment, false),
+            false => self.encode_quoted(segment, quotes),
+        };
         if let [whole] = segments[..] {
-            let encoding = self.inner.encode_fast(whole, include).map_err(failed)?;
-            return Ok(Some(encoding.get_ids().to_vec()));
+            let encoding = match quotes.is_empty() {
+                true => self.inner.encode_fast(whole, include),
+                false => encode(whole).and_then(|encoding| self.inner.post_process(encoding, None, include)),
+            };
+            return Ok(Some(encoding.map_err(failed)?.get_ids().to_vec()));
         }
         let (mut parts, mut tokens) = (Vec::with_capacity(segments.len()), 0);
         for wave in segments.chunks(2 * rayon::current_num_threads()) {
-            let encoded = wave.par_iter().map(|segment| self.inner.encode_fast(*segment, false));
+            let encoded = wave.par_iter().map(|segment| encode(*segment));
             let encoded = encoded.collect::<Result<Vec<Encoding>, _>>().map_err(failed)?;
             tokens += encoded.iter().map(|part| part.get_ids().len()).sum::<usize>();
             if tokens > most {

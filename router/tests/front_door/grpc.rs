@@ -77,6 +77,25 @@ async fn chat_is_rendered_by_the_template_and_a_stop_is_reported() {
 }
 
 #[tokio::test]
+async fn a_salt_is_passed_on_and_an_empty_one_is_refused() {
+    let setup = ready().await;
+    let mut salts = Vec::new();
+    for salt in [None, Some("a"), Some("b")] {
+        let prompt = Some(Prompt::TokenIds(TokenIds { ids: vec![97] }));
+        let request = GenerateRequest { prompt, cache_salt: salt.map(Into::into), ..Default::default() };
+        generate(&setup, request).await.unwrap();
+        salts.push(setup.conductor.last().spec.unwrap().cache_salt);
+    }
+    assert_eq!((salts[0].len(), salts[1].len(), salts[2].len()), (0, 16, 16));
+    assert_ne!(salts[1], salts[2]);
+    let prompt = Some(Prompt::TokenIds(TokenIds { ids: vec![97] }));
+    let request = GenerateRequest { prompt, cache_salt: Some(String::new()), ..Default::default() };
+    let refused = generate(&setup, request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("cache_salt"), "{refused}");
+}
+
+#[tokio::test]
 async fn an_echo_repeats_the_prompt_with_its_logprobs() {
     let setup = ready().await;
     setup.conductor.play(|_| {

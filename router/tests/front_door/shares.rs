@@ -40,6 +40,30 @@ async fn send(setup: &Setup, key: Option<&'static str>, body: &Value) -> Respons
 }
 
 #[tokio::test]
+async fn each_key_has_prefixes_of_its_own_and_so_has_each_salt_in_it() {
+    let (setup, _directory) = with_keys("").await;
+    let salt_of = async |key, body: Value| {
+        assert_eq!(send(&setup, Some(key), &body).await.status(), StatusCode::OK);
+        let salts = setup.conductor.submitted.lock().unwrap().split_off(0);
+        let mut salts: Vec<_> =
+            salts.into_iter().map(|submitted| submitted.spec.unwrap().cache_salt).collect();
+        salts.dedup();
+        assert_eq!((salts.len(), salts[0].len()), (1, 16), "choices share");
+        salts.remove(0)
+    };
+    let plain = json!({ "prompt": "a", "n": 3 });
+    let salted = json!({ "prompt": "a", "n": 3, "cache_salt": "bob" });
+    let mut salts = Vec::new();
+    for key in ["one", "two"] {
+        salts.extend([salt_of(key, plain.clone()).await, salt_of(key, salted.clone()).await]);
+        assert_eq!(salts.last(), Some(&salt_of(key, salted.clone()).await));
+    }
+    salts.sort_unstable();
+    salts.dedup();
+    assert_eq!(salts.len(), 4);
+}
+
+#[tokio::test]
 async fn an_oversized_request_runs_beside_others() {
     let settings = RouterSettings { max_concurrent_choices: 16, ..Default::default() };
     let setup = ready_with(settings, true).await;

@@ -4,6 +4,8 @@
 //! rest is small relative to the prompt. The boundaries of a piece depend on its index alone, so prompts with a common
 //! prefix have common first pieces.
 
+use tutti_proto::CacheSalt;
+
 /// Number of consecutive pieces of one size. The pieces after them are twice as large.
 const PIECES_OF_A_SIZE: usize = 32;
 
@@ -14,14 +16,16 @@ pub struct PromptPieces {
     tokens: usize,
     block_tokens: usize,
     pieces_of_a_size: usize,
-    /// For each piece, the hash of all tokens up to its end.
+    /// Prompts with unequal salts have no piece in common.
+    pub(super) salt: CacheSalt,
+    /// For each piece, the hash of the salt and of all tokens up to the piece's end.
     hashes: Vec<u64>,
 }
 
 /// A piece: consecutive blocks of a prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
-    /// Hash of all tokens up to the piece's end.
+    /// Hash of the salt and of all tokens up to the piece's end.
     pub hash: u64,
     /// Number of blocks.
     pub blocks: usize,
@@ -31,13 +35,21 @@ pub(super) struct Piece<'a> {
 impl PromptPieces {
     /// Cuts a prompt into pieces of blocks of `block_tokens` tokens, where 0 counts as 1. Tokens at the end that do not
     /// fill a piece belong to no piece.
-    pub fn new(prompt: &[u32], block_tokens: usize) -> Self {
-        Self::growing(prompt, block_tokens, PIECES_OF_A_SIZE)
+    pub fn new(prompt: &[u32], salt: CacheSalt, block_tokens: usize) -> Self {
+        Self { salt, ..Self::uncut(prompt.len(), block_tokens) }.with_hashes(prompt)
     }
 
+    /// As [`PromptPieces::new`] without a salt, with another number of pieces of one size.
+    #[cfg(test)]
     pub(super) fn growing(prompt: &[u32], block_tokens: usize, pieces_of_a_size: usize) -> Self {
-        let mut cut = Self { pieces_of_a_size, ..Self::uncut(prompt.len(), block_tokens) };
-        let (mut hash, mut left) = (0, prompt);
+        Self { pieces_of_a_size, ..Self::uncut(prompt.len(), block_tokens) }.with_hashes(prompt)
+    }
+
+    fn with_hashes(self, prompt: &[u32]) -> Self {
+        let mut cut = self;
+        // A step of the hash is a bijection of the hash so far. So prompts of the same tokens with unequal salts have
+        // unequal hashes.
+        let (mut hash, mut left) = (cut.salt.hash_seed(), prompt);
         while let Some((piece, rest)) =
             left.split_at_checked(cut.blocks_of(cut.hashes.len()) * cut.block_tokens)
         {
@@ -51,7 +63,8 @@ impl PromptPieces {
     /// The size of a prompt, without pieces. For callers that do not look up the prompt in an index.
     pub fn uncut(tokens: usize, block_tokens: usize) -> Self {
         let block_tokens = block_tokens.max(1);
-        Self { tokens, block_tokens, pieces_of_a_size: PIECES_OF_A_SIZE, hashes: Vec::new() }
+        let (pieces_of_a_size, salt) = (PIECES_OF_A_SIZE, CacheSalt::default());
+        Self { tokens, block_tokens, pieces_of_a_size, salt, hashes: Vec::new() }
     }
 
     /// Tokens per block.

@@ -74,7 +74,12 @@ pub(crate) fn parse(
         generated: message.generated.len() as u32,
         stopping: stopping(&request.stopping, limits),
         // Prompt logprobs need the hidden states of every position, but the prefix cache holds only keys and values.
-        content: Some(Content { tokens, media: marks, may_reuse: prompt_logprobs.is_none() }),
+        content: Some(Content {
+            tokens,
+            media: marks,
+            salt: request.cache_salt,
+            may_reuse: prompt_logprobs.is_none(),
+        }),
         priority: request.priority,
         share: message.share,
         awaits_media,

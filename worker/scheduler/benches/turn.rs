@@ -16,6 +16,7 @@ use std::{
 use common::{scheduler, words};
 use serde_json::{Map, Value, json};
 use tutti_measure::machine::Machine;
+use tutti_proto::CacheSalt;
 use tutti_scheduler::{Content, GraphLaunch, Scheduler, SchedulerConfig};
 use tutti_settings::{EngineSettings, PrefillSharing};
 
@@ -167,7 +168,8 @@ fn plans(waiting: bool) -> Vec<Duration> {
 fn add(scheduler: &mut Scheduler, next: &mut u64, prompt: usize, max_tokens: u32) {
     *next += 1;
     let tokens: Vec<u32> = (0..prompt as u32).map(|index| index ^ (*next as u32) << 12).collect();
-    let content = Some(Content { tokens: tokens.into(), media: vec![], may_reuse: true });
+    let content =
+        Some(Content { tokens: tokens.into(), media: vec![], salt: CacheSalt::default(), may_reuse: true });
     let launch = GraphLaunch { content, ..common::text(*next, prompt, max_tokens) };
     if let Err(refusal) = scheduler.add(launch) {
         panic!("{refusal}");

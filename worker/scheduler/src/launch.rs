@@ -3,7 +3,7 @@
 use std::{borrow::Cow, time::Duration};
 
 pub use tutti_proto::MAX_PRIORITY;
-use tutti_proto::{GraphKey, declaration::WalkId};
+use tutti_proto::{CacheSalt, GraphKey, declaration::WalkId};
 
 use crate::{shares::ShareId, stopping::Stopping, tokens::Tokens};
 
@@ -69,6 +69,8 @@ pub struct Content {
     pub tokens: Tokens,
     /// Media among the tokens, in the order of the prompt.
     pub media: Vec<MediaMark>,
+    /// Salt of the prefix. Requests with unequal salts share no page.
+    pub salt: CacheSalt,
     /// True if the request may use pages that other requests computed. False if the request must compute every position
     /// itself, for example to return the prompt's logprobs.
     pub may_reuse: bool,
@@ -85,14 +87,17 @@ pub struct MediaMark {
 
 impl Content {
     /// The content of block `index`: the tokens of the block, then the position and digest of each media item that
-    /// begins inside the block. The content of a block with media has more than `page_tokens` elements, so it never
-    /// equals the content of a block without media.
+    /// begins inside the block, then the salt if the block is the first. A block's identity includes the blocks before
+    /// it, so the first block's salt holds for all. The content of a block with media or a salt has more than
+    /// `page_tokens` elements: 5 for each item and 4 for a salt. So it equals only content with as many items and as
+    /// many salts.
     pub(crate) fn block(&self, index: usize, page_tokens: usize) -> Cow<'_, [u32]> {
         let positions = index * page_tokens..(index + 1) * page_tokens;
         let tokens = self.tokens.at(positions.clone());
         let from = self.media.partition_point(|mark| mark.first < positions.start);
         let to = self.media.partition_point(|mark| mark.first < positions.end);
-        if from == to {
+        let salt = if index == 0 { self.salt } else { CacheSalt::default() };
+        if from == to && salt == CacheSalt::default() {
             return tokens;
         }
         let mut block = tokens.into_owned();
@@ -100,6 +105,7 @@ impl Content {
             block.push(mark.first as u32);
             block.extend(mark.digest.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)));
         }
+        block.extend(salt.words());
         Cow::Owned(block)
     }
 }

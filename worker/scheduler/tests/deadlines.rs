@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{AUDIO, DECODE, TEXT, config, key, scheduler, segments, set, text, tokens, words};
 use proptest::{collection::vec, prelude::*};
-use tutti_proto::declaration::WalkId;
+use tutti_proto::{CacheSalt, declaration::WalkId};
 use tutti_scheduler::{Content, Ending, GraphLaunch, Outcome, Row, Scheduler, SchedulerConfig, StepPlan};
 use tutti_settings::{Chunking, PrefillSharing};
 
@@ -187,7 +187,12 @@ fn scored_prompts_give_no_bound_for_others() {
     for request in 1..6 {
         // These requests need the logits of every position. A step with such a request does more work than others, so
         // the bound ignores it.
-        let content = Content { tokens: vec![7; 64].into(), media: vec![], may_reuse: false };
+        let content = Content {
+            tokens: vec![7; 64].into(),
+            media: vec![],
+            salt: CacheSalt::default(),
+            may_reuse: false,
+        };
         worker.scheduler.add(GraphLaunch { content: Some(content), ..text(request, 64, 1) }).unwrap();
         worker.drain();
     }

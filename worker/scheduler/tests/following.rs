@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use common::{commit, config, key, scheduler, set, text, tokens};
 use proptest::prelude::*;
-use tutti_proto::declaration::{ModelDeclaration, Plane, PlaneKind};
-use tutti_scheduler::{Content, GraphLaunch, RowOutcome, Scheduler, SchedulerConfig, StepPlan};
+use tutti_proto::{
+    CacheSalt,
+    declaration::{ModelDeclaration, Plane, PlaneKind},
+};
+use tutti_scheduler::{GraphLaunch, RowOutcome, Scheduler, SchedulerConfig, StepPlan};
 use tutti_settings::{Admission, PrefillSharing};
 
 fn prompt(tokens: usize) -> Vec<u32> {
@@ -153,13 +156,38 @@ fn an_urgent_request_waits_for_no_later_one() {
 fn a_scored_prompt_is_computed_whole_and_can_be_followed() {
     let mut scheduler = scheduler(wide());
     let scored = |request| {
-        let content = Content { tokens: prompt(600).into(), media: vec![], may_reuse: false };
-        GraphLaunch { content: Some(content), ..tokens(request, &prompt(600), 1) }
+        let mut launch = tokens(request, &prompt(600), 1);
+        launch.content.iter_mut().for_each(|content| content.may_reuse = false);
+        launch
     };
     scheduler.add(scored(1)).unwrap();
     scheduler.add(scored(2)).unwrap();
     scheduler.add(tokens(3, &prompt(600), 1)).unwrap();
     assert_eq!(prefilled(&mut scheduler, 600), 600 + 600 + 4);
+}
+
+#[test]
+fn requests_with_unequal_salts_neither_wait_for_one_another_nor_find_one_another_s_blocks() {
+    for mut scheduler in [scheduler(wide()), hybrid(wide())] {
+        let salts = [CacheSalt::default(), CacheSalt::new([1; 16]), CacheSalt::new([2; 16])];
+        let salted = |request| {
+            let mut launch = tokens(request, &prompt(80), 1);
+            launch.content.iter_mut().for_each(|content| content.salt = salts[request as usize % 3]);
+            launch
+        };
+        // The first three arrive together, and the others find what these have computed.
+        (0..3).for_each(|request| scheduler.add(salted(request)).unwrap());
+        assert_eq!(shares(&mut scheduler).len(), 3, "nobody waits");
+        let rest = prefilled(&mut scheduler, 80);
+        assert_eq!(
+            (scheduler.load().tally.prefill_tokens, scheduler.load().tally.cached_tokens),
+            (240, 0),
+            "{rest}"
+        );
+        (3..6).for_each(|request| scheduler.add(salted(request)).unwrap());
+        prefilled(&mut scheduler, 80);
+        assert!(scheduler.load().tally.cached_tokens >= 3 * 64, "each salt has blocks of its own");
+    }
 }
 
 #[test]

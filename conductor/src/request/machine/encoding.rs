@@ -67,10 +67,17 @@ pub(super) fn spec_for(role: GraphRole, spec: &RequestParts) -> pb::RequestSpec 
         pb::MediaItem { kind, first, tokens, digest: item.digest.clone(), ..Default::default() }
     };
     let media = spec.media.iter().map(without_data).collect();
-    let RequestParts { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media: _ } = spec;
-    let (prompt, sampling, stopping) = (prompt.clone(), Some(sampling.clone()), Some(stopping.clone()));
-    let (logprobs, prompt_logprobs, priority) = (*logprobs, *prompt_logprobs, *priority);
-    pb::RequestSpec { prompt, sampling, stopping, logprobs, prompt_logprobs, priority, media }
+    // The media's data may be large, so the parts are copied one by one.
+    pb::RequestSpec {
+        prompt: spec.prompt.clone(),
+        sampling: Some(spec.sampling.clone()),
+        stopping: Some(spec.stopping.clone()),
+        logprobs: spec.logprobs,
+        prompt_logprobs: spec.prompt_logprobs,
+        priority: spec.priority,
+        media,
+        cache_salt: spec.cache_salt.to_message(),
+    }
 }
 
 impl Request {

@@ -25,7 +25,8 @@ const MAX_TOKENS: u32 = 1000;
 fn spec() -> pb::RequestSpec {
     let stopping = Some(pb::Stopping { max_tokens: MAX_TOKENS, ..Default::default() });
     let sampling = Some(pb::SamplingParams::GREEDY);
-    pb::RequestSpec { prompt: vec![1, 2, 3], sampling, stopping, ..Default::default() }
+    let cache_salt = vec![9; 16];
+    pb::RequestSpec { prompt: vec![1, 2, 3], sampling, stopping, cache_salt, ..Default::default() }
 }
 
 fn checked(spec: pb::RequestSpec) -> CheckedRequest {

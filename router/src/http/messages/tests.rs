@@ -1,10 +1,11 @@
 use super::*;
 
-fn conversation(body: &str) -> Result<Conversation, Error> {
+fn conversation(body: &str) -> Result<(Conversation, Vec<Media>), Error> {
     let mut fields = Fields::of_body(body.as_bytes(), Scope::Chat)?;
-    let conversation = take(&mut fields)?;
+    let (prompt, media) = take(&mut fields)?;
     fields.finish()?;
-    Ok(conversation)
+    let Prompt::Chat { conversation, .. } = prompt else { panic!("messages are a chat") };
+    Ok((conversation, media))
 }
 
 fn refused(body: &str) -> String {
@@ -15,7 +16,7 @@ fn refused(body: &str) -> String {
 fn text_parts_become_lines() {
     let body = r#"{"messages": [{"role": "user", "content": [
         {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}"#;
-    let conversation = conversation(body).unwrap();
+    let (conversation, _) = conversation(body).unwrap();
     assert_eq!(conversation.messages[0].content, "a\nb");
     assert!(conversation.options.add_generation_prompt);
 }
@@ -25,19 +26,19 @@ fn audio_keeps_its_position_between_text_parts() {
     let body = r#"{"messages": [{"role": "user", "content": [
         {"type": "text", "text": "é"}, {"type": "input_audio", "input_audio": {"data": "AQI=", "format": "wav"}},
         {"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}"#;
-    let conversation = conversation(body).unwrap();
+    let (conversation, media) = conversation(body).unwrap();
     assert_eq!(conversation.messages[0].content, "éb\nc");
     assert_eq!(conversation.messages[0].media_at, [(MediaKind::Audio, 2)]);
     let path = "messages[0].content[1].input_audio".to_owned();
     let expected = Media { path, kind: MediaKind::Audio, format: "wav".into(), data: vec![1, 2] };
-    assert_eq!(conversation.media, [expected]);
+    assert_eq!(media, [expected]);
 }
 
 #[test]
 fn an_assistant_message_from_the_openai_client_is_accepted() {
     let body = r#"{"messages": [{"role": "assistant", "content": "hi", "refusal": null, "annotations": null,
         "audio": null, "function_call": null, "tool_calls": null}]}"#;
-    assert_eq!(conversation(body).unwrap().messages[0].content, "hi");
+    assert_eq!(conversation(body).unwrap().0.messages[0].content, "hi");
 }
 
 #[test]

@@ -6,7 +6,7 @@ fn pieces_grow_and_leave_little_over() {
         [(0, 0), (15, 0), (16, 1), (512, 32), (512 + 31, 32), (512 + 32, 33), (55_000, 214)]
     {
         let prompt: Vec<u32> = (0..tokens).collect();
-        let cut = PromptPieces::new(&prompt, 16);
+        let cut = PromptPieces::new(&prompt, CacheSalt::default(), 16);
         assert_eq!((cut.hashes.len(), cut.of(&prompt).count()), (pieces, pieces), "{tokens} tokens");
         let over = cut.needed() - cut.indexable();
         assert!(over <= 1 + cut.needed() / 32, "{over} blocks of {}", cut.needed());
@@ -18,10 +18,13 @@ fn pieces_grow_and_leave_little_over() {
 #[test]
 fn prompts_that_begin_alike_have_the_same_pieces() {
     let long: Vec<u32> = (0..5000).collect();
-    let (whole, begun) = (PromptPieces::new(&long, 16), PromptPieces::new(&long[..3000], 16));
+    let (whole, begun) = (
+        PromptPieces::new(&long, CacheSalt::default(), 16),
+        PromptPieces::new(&long[..3000], CacheSalt::default(), 16),
+    );
     assert_eq!(begun.hashes, whole.hashes[..begun.hashes.len()]);
     let mut other = long;
     other[0] += 1;
-    let other = PromptPieces::new(&other, 16);
+    let other = PromptPieces::new(&other, CacheSalt::default(), 16);
     assert!(other.hashes.iter().zip(&whole.hashes).all(|(a, b)| a != b));
 }

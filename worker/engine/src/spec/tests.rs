@@ -1,3 +1,5 @@
+use tutti_proto::CacheSalt;
+
 use super::*;
 
 fn limits() -> Limits {
@@ -31,6 +33,7 @@ fn message() -> pb::LaunchGraph {
             prompt_logprobs: None,
             priority: -3,
             media: vec![],
+            cache_salt: vec![5; 16],
         }),
         generated: vec![],
         timeout_ms: Some(40),
@@ -56,6 +59,7 @@ fn a_valid_message_passes() {
     assert_eq!((launch.prefill_tokens(), launch.priority), (3, -3));
     assert_eq!(launch.deadline, Some(Duration::from_millis(1040)));
     assert_eq!(*sequence.prompt, [1, 2, 3]);
+    assert_eq!(launch.content.unwrap().salt, CacheSalt::new([5; 16]));
 }
 
 #[test]
@@ -63,6 +67,7 @@ fn each_bad_value_names_its_field() {
     fn sampling(spec: &mut pb::RequestSpec) -> &mut pb::SamplingParams {
         spec.sampling.as_mut().unwrap()
     }
+    assert_eq!(fault(|spec| spec.cache_salt.truncate(1)), "cache_salt");
     assert_eq!(fault(|spec| spec.prompt.clear()), "prompt");
     assert_eq!(fault(|spec| spec.prompt.push(8)), "prompt");
     assert_eq!(fault(|spec| spec.sampling = None), "sampling");

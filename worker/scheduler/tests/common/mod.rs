@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tutti_proto::{
-    GraphId, GraphKey, Incarnation, RequestId,
+    CacheSalt, GraphId, GraphKey, Incarnation, RequestId,
     declaration::{ModelDeclaration, NodeId, Walk, WalkId, WalkKind},
 };
 use tutti_scheduler::{
@@ -95,7 +95,12 @@ pub fn segments(request: u64, prefill: &[(WalkId, usize)], max_tokens: u32) -> G
 
 /// Returns a launch of a text prompt with its tokens, so that its pages can be shared.
 pub fn tokens(request: u64, prompt: &[u32], max_tokens: u32) -> GraphLaunch {
-    let content = Content { tokens: prompt.to_vec().into(), media: vec![], may_reuse: true };
+    let content = Content {
+        tokens: prompt.to_vec().into(),
+        media: vec![],
+        salt: CacheSalt::default(),
+        may_reuse: true,
+    };
     GraphLaunch { content: Some(content), ..text(request, prompt.len(), max_tokens) }
 }
 

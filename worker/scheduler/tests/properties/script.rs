@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*};
-use tutti_proto::declaration::WalkId;
+use tutti_proto::{CacheSalt, declaration::WalkId};
 use tutti_scheduler::{Content, GraphLaunch, GraphRole, SchedulerConfig, Segment, ShareId, Stopping};
 use tutti_settings::{Admission, Chunking, EngineSettings, PrefillSharing};
 
@@ -58,8 +58,12 @@ pub struct Arrival {
 impl Arrival {
     pub fn launch(&self, request: u64) -> GraphLaunch {
         let ends: (&[u32], &[u32]) = if self.stops { (&[EOS], &[STOP]) } else { (&[], &[]) };
-        let content =
-            Content { tokens: self.tokens(request).into(), media: vec![], may_reuse: self.may_reuse };
+        let content = Content {
+            tokens: self.tokens(request).into(),
+            media: vec![],
+            salt: CacheSalt::default(),
+            may_reuse: self.may_reuse,
+        };
         GraphLaunch {
             key: key(request),
             role: self.role,

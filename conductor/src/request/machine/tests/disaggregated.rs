@@ -54,6 +54,16 @@ pub(super) fn handover_failed(key: Option<pb::GraphKey>) -> pb::Completion {
     said(key, pb::completion::Outcome::HandoverFailed(fault.into()))
 }
 
+#[test]
+fn every_graph_of_a_request_has_the_salt_of_its_prefix() {
+    let (mut request, _receiver) = accepted(0);
+    let decode = request.launch(GraphRole::Decode, at(DECODE), Instant::now()).unwrap();
+    let prefill = request.launch_prefill(at(PREFILL), room(), Instant::now()).unwrap();
+    for launch in [decode, prefill] {
+        assert_eq!(launch.spec.unwrap().cache_salt, [9; 16]);
+    }
+}
+
 fn named(worker: WorkerId, key: Option<pb::GraphKey>) -> (WorkerId, GraphKey) {
     (worker, key.unwrap().into())
 }

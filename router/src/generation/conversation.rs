@@ -1,0 +1,210 @@
+//! Renders a conversation. The model's placeholders take the places of media, and special tokens in the clients' text
+//! are quoted, so that they stay text.
+
+use serde_json::Value;
+use tutti_runtime::Error;
+use tutti_settings::ChatSpecialTokens;
+
+use crate::{
+    served::ServedModel,
+    text::{
+        quoting::{QuotedText, Quoter, Quotes},
+        special::Parts,
+        template::{ChatTemplate, Message, RenderOptions},
+        tokenizer::Tokenizer,
+    },
+};
+
+/// A conversation to render.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// The turns so far.
+    pub messages: Vec<Message>,
+    /// Options of rendering.
+    pub options: RenderOptions,
+    /// The way in which the messages show where media are.
+    pub placeholders: Placeholders,
+}
+
+impl Conversation {
+    /// Size of the messages in bytes.
+    pub fn text_bytes(&self) -> usize {
+        self.messages.iter().map(|message| message.content.len()).sum()
+    }
+}
+
+/// How the messages show where media are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placeholders {
+    /// By offsets, [`Message::media_at`]. The text of a placeholder in a message is text.
+    #[default]
+    Inserted,
+    /// By the placeholders' texts, which the client has written into the messages.
+    Written,
+}
+
+/// Bytes of a stand-in per byte of the text that it stands for, at most.
+const QUOTED_BYTES: usize = 4;
+
+/// Renders a conversation into a text of at most `max_bytes` bytes.
+pub fn render(
+    conversation: Conversation,
+    model: &ServedModel,
+    special_tokens: ChatSpecialTokens,
+    max_bytes: usize,
+) -> Result<QuotedText, Error> {
+    let tokenizer = model.tokenizer("messages", "chat")?;
+    let Some(template) = &model.text.template else {
+        return Err(Error::invalid("messages", "cannot be used: the checkpoint has no chat template"));
+    };
+    template.check_variables(&conversation.options)?;
+    let Conversation { mut messages, mut options, placeholders } = conversation;
+    let quotes = match special_tokens {
+        ChatSpecialTokens::Text => {
+            let written = if placeholders == Placeholders::Written { written(model) } else { Vec::new() };
+            let quoting = Quoting { tokenizer, template, written };
+            quoting.quote(&mut messages, &mut options)?
+        }
+        ChatSpecialTokens::Tokens => Quotes::default(),
+    };
+    let messages = messages.into_iter().map(|message| with_placeholders(message, model));
+    let messages = messages.collect::<Result<Vec<_>, Error>>()?;
+    if quotes.is_empty() {
+        return Ok(template.render(&messages, &options, max_bytes)?.into());
+    }
+    let text = template.render(&messages, &options, max_bytes.saturating_mul(QUOTED_BYTES))?;
+    let text = QuotedText { text, quotes };
+    let bytes = text.unquoted_bytes();
+    if bytes > max_bytes {
+        let message = format!("the chat template's text has {bytes} bytes, over the limit of {max_bytes}");
+        return Err(Error::invalid("messages", message));
+    }
+    Ok(text)
+}
+
+/// The texts of the model's placeholders.
+fn written(model: &ServedModel) -> Vec<String> {
+    let inputs = model.media_inputs();
+    inputs
+        .iter()
+        .filter_map(|input| model.placeholder_text(input.kind))
+        .filter(|text| !text.is_empty())
+        .collect()
+}
+
+/// Quotes the texts of a client.
+struct Quoting<'a> {
+    tokenizer: &'a Tokenizer,
+    template: &'a ChatTemplate,
+    /// Texts in messages that are meant as tokens.
+    written: Vec<String>,
+}
+
+impl Quoting<'_> {
+    fn quote(&self, messages: &mut [Message], options: &mut RenderOptions) -> Result<Quotes, Error> {
+        let of_messages = messages.iter().flat_map(|message| {
+            [message.role.as_str(), message.content.as_str()].into_iter().chain(message.name.as_deref())
+        });
+        let of_variables =
+            options.variables.iter().flat_map(|(name, value)| texts(value, vec![name.as_str()]));
+        let texts = of_messages.chain(of_variables).chain(self.template.texts());
+        let mut quoter = Quoter::new(self.tokenizer, texts);
+        let last = messages.len().saturating_sub(1);
+        for (index, message) in messages.iter_mut().enumerate() {
+            // An assistant's message that is continued is a prefill, in which a client means its special tokens.
+            let is_prefill = options.continue_final_message && index == last && message.role == "assistant";
+            if !self.template.knows_role(&message.role) {
+                quoter.quote(&mut message.role, Parts::All)?;
+            }
+            if let Some(name) = &mut message.name {
+                quoter.quote(name, Parts::All)?;
+            }
+            if !is_prefill {
+                self.quote_content(message, &mut quoter)?;
+            }
+        }
+        for value in options.variables.values_mut() {
+            quote_value(value, &mut quoter)?;
+        }
+        Ok(quoter.finish())
+    }
+
+    /// Quotes a message's content, piece by piece between its media.
+    fn quote_content(&self, message: &mut Message, quoter: &mut Quoter<'_>) -> Result<(), Error> {
+        let mut quoted = String::with_capacity(message.content.len());
+        let mut from = 0;
+        for (_, at) in &mut message.media_at {
+            self.quote_piece(&message.content[from..*at], quoter, &mut quoted)?;
+            from = std::mem::replace(at, quoted.len());
+        }
+        self.quote_piece(&message.content[from..], quoter, &mut quoted)?;
+        message.content = quoted;
+        Ok(())
+    }
+
+    /// Quotes a text without media, except for written placeholders.
+    fn quote_piece(&self, text: &str, quoter: &mut Quoter<'_>, quoted: &mut String) -> Result<(), Error> {
+        let mut rest = text;
+        loop {
+            let next = self.written.iter().filter_map(|text| Some((rest.find(text.as_str())?, text))).min();
+            let (before, placeholder) = next.map_or((rest, ""), |(at, text)| (&rest[..at], text.as_str()));
+            let mut before = before.to_owned();
+            rest = &rest[before.len() + placeholder.len()..];
+            quoter.quote(&mut before, Parts::All)?;
+            quoted.push_str(&before);
+            quoted.push_str(placeholder);
+            if next.is_none() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Quotes all texts of a template's variable. Words alone are not quoted, because templates compare variables with
+/// words, such as an effort that is `high`.
+fn quote_value(value: &mut Value, quoter: &mut Quoter<'_>) -> Result<(), Error> {
+    match value {
+        Value::String(text) => quoter.quote(text, Parts::WithoutWords),
+        Value::Array(values) => values.iter_mut().try_for_each(|value| quote_value(value, quoter)),
+        Value::Object(members) => {
+            for (mut name, mut value) in std::mem::take(members) {
+                quoter.quote(&mut name, Parts::WithoutWords)?;
+                quote_value(&mut value, quoter)?;
+                members.insert(name, value);
+            }
+            Ok(())
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => Ok(()),
+    }
+}
+
+/// All texts in a value, behind those in `found`.
+fn texts<'a>(value: &'a Value, mut found: Vec<&'a str>) -> Vec<&'a str> {
+    match value {
+        Value::String(text) => found.push(text),
+        Value::Array(values) => return values.iter().fold(found, |found, value| texts(value, found)),
+        Value::Object(members) => {
+            return members.iter().fold(found, |mut found, (name, value)| {
+                found.push(name);
+                texts(value, found)
+            });
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+    found
+}
+
+/// Inserts the model's placeholders into a message, at the offsets of its media.
+fn with_placeholders(mut message: Message, model: &ServedModel) -> Result<Message, Error> {
+    for (kind, at) in message.media_at.drain(..).rev() {
+        let Some(placeholder) = model.placeholder_text(kind) else {
+            let kind = kind.as_str_name().to_lowercase();
+            return Err(Error::invalid("messages", format!("hold {kind}, which the model does not take")));
+        };
+        message.content.insert_str(at, &placeholder);
+    }
+    Ok(message)
+}
+
+#[cfg(test)]
+mod tests;
