@@ -1,9 +1,9 @@
 //! The salt of cached prefixes, by which no caller finds what another one has computed.
 //!
-//! A caller with an API key has the salt of its key's name, so that it is the same in all routers and stays when the key
-//! is replaced. A client may give a salt of its own, which is combined with the key's: equal salts of two keys are not
-//! equal, and no client can choose a salt that leads to another key's prefixes. Without a key, only the client's own
-//! salt counts.
+//! A caller with an API key has the salt of its key's name, so that it is the same in all routers and stays when the
+//! key is replaced. A client may give a salt of its own, which is combined with the key's: equal salts of two keys are
+//! not equal, and no client can choose a salt that leads to another key's prefixes. Without a key, only the client's
+//! own salt counts.
 
 use ring::digest::{Context, SHA256, digest};
 use tutti_proto::{CacheSalt, parameters::CACHE_SALT};

@@ -108,8 +108,8 @@ impl Tokenizer {
     }
 
     /// Encodes a text into token ids. Special tokens become tokens, except for quoted ones. Returns `None` as soon as a
-    /// long text is known to have more than `most` tokens. A short text is always encoded whole. If the tokenizer allows
-    /// cuts, the segments of a long text are divided among the threads of the current pool.
+    /// long text is known to have more than `most` tokens. A short text is always encoded whole. If the tokenizer
+    /// allows cuts, the segments of a long text are divided among the threads of the current pool.
     pub fn encode_up_to(
         &self,
         text: &QuotedText,

@@ -164,8 +164,8 @@ fn clients_special_tokens_are_text_and_the_template_s_are_control_tokens() {
                 control(&tokenizer, &encode(&tokenizer, &honest)),
                 "{hostile}"
             );
-            // The library lets the pieces of a Unigram model make control tokens of text. A normaliser that works on the
-            // whole text gives other ids than for its parts.
+            // The library lets the pieces of a Unigram model make control tokens of text. A normaliser that works on
+            // the whole text gives other ids than for its parts.
             let has_parts =
                 json["added_tokens"].as_array().unwrap().iter().all(|token| token["normalized"] == false);
             if json["model"]["type"] != "Unigram" && has_parts {
