@@ -40,7 +40,9 @@ settings! {
             reader_timeout_ms: u32 = 30_000, unit "MS", at least 1;
             /// Least rate at which a reader must take an answer, besides that time.
             reader_bytes_per_second: u32 = 256, unit "BYTES", at least 1;
-            /// Bytes of large answers (over 64 KiB) that are written or wait for their readers.
+            /// Bytes of tokens and logprobs that are not written yet, such as those of answers that are not streamed;
+            /// beyond it, the request with most of them ends. Also bytes of large answers (over 64 KiB) that are
+            /// written or wait for their readers; beyond it, others wait.
             max_unread_bytes: usize = 256 << 20, unit "BYTES", at least 1;
             /// Logprobs of prompts in one answer: tokens of the prompt times `n`, times one more than the alternatives.
             max_prompt_logprobs: usize = 1 << 20, unit "N", at least 1, changes live;
