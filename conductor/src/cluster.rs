@@ -35,7 +35,12 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tutti_proto::{Rank, cluster::v1 as pb};
-use tutti_runtime::{Error, health::Health, metrics::Metrics};
+use tutti_runtime::{
+    Error,
+    health::Health,
+    metrics::Metrics,
+    output_room::{OutputRoom, OutputRoomMetrics},
+};
 use tutti_settings::{EngineSettings, FaultSettings, MAX_RANKS, ModelSettings};
 
 use self::{membership::Membership, prefixes::Prefixes, recent::Recent, requests::Requests};
@@ -100,6 +105,8 @@ pub struct Cluster {
     state: Mutex<State>,
     limits: Arc<Limits>,
     metrics: ConductorMetrics,
+    /// The room for output that waits for clients.
+    unread: OutputRoom,
     health: Health,
     /// Number of requests that have not ended or whose data a worker may still hold.
     in_flight: watch::Sender<usize>,
@@ -134,6 +141,10 @@ impl Cluster {
                 recent: Recent::default(),
             }),
             metrics: ConductorMetrics::new(metrics),
+            unread: OutputRoom::new(
+                limits.faults.max_unread_bytes,
+                metrics.register(OutputRoomMetrics::register),
+            ),
             limits,
             health,
             in_flight: watch::Sender::new(0),

@@ -24,7 +24,13 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
-use tutti_runtime::{Error, command_line::processes::ROUTER, declare_metrics, metrics::Metrics};
+use tutti_runtime::{
+    Error,
+    command_line::processes::ROUTER,
+    declare_metrics,
+    metrics::Metrics,
+    output_room::{OutputRoom, OutputRoomMetrics},
+};
 use tutti_settings::RouterSettings;
 
 /// Unit of the memory limit of large answers, in bytes.
@@ -46,6 +52,8 @@ struct Shared {
     /// One permit per `PIECE_BYTES` of large answers that are being written or wait for their readers.
     room: Arc<Semaphore>,
     pieces: u32,
+    /// Room for output that is not written yet.
+    output: OutputRoom,
     watched: Mutex<Watched>,
     metrics: ReaderMetrics,
 }
@@ -73,6 +81,10 @@ impl Readers {
             bytes_per_second: settings.reader_bytes_per_second.max(1),
             room: Arc::new(Semaphore::new(pieces as usize)),
             pieces,
+            output: OutputRoom::new(
+                settings.max_unread_bytes,
+                metrics.register_of(ROUTER.name, OutputRoomMetrics::register),
+            ),
             watched: Mutex::default(),
             metrics: metrics.register_of(ROUTER.name, ReaderMetrics::register),
         };
@@ -112,6 +124,11 @@ impl Readers {
         if !std::mem::replace(&mut watched.inspecting, true) {
             tokio::spawn(inspect(Arc::downgrade(&self.shared)));
         }
+    }
+
+    /// The room for the output of all requests that is not written yet.
+    pub fn output_room(&self) -> &OutputRoom {
+        &self.shared.output
     }
 
     /// Reserves memory for a large answer of about this many bytes, and waits for the memory if necessary.

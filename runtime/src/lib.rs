@@ -16,6 +16,7 @@ mod log_queue;
 pub mod memory;
 pub mod metrics;
 pub mod operations;
+pub mod output_room;
 pub mod prefix_index;
 pub mod process;
 pub mod progress;

@@ -10,6 +10,8 @@ settings! {
         "Scheduling" => {
             /// Requests that may wait beyond the running ones; further ones get HTTP status 503
             max_queued_requests: u32 = 1024, unit "N", at most 1 << 20;
+            /// Bytes of tokens and logprobs that wait for clients; beyond it, the request with most of them ends
+            max_unread_bytes: usize = 256 << 20, unit "BYTES", at least 1;
         }
         "Faults" => {
             /// Replays of a request after its worker died or its hand-over failed

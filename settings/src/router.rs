@@ -41,7 +41,9 @@ settings! {
             /// Least rate at which a reader must take an answer, in bytes per second. The request of a slower reader
             /// ends.
             reader_bytes_per_second: u32 = 256, unit "BYTES", at least 1;
-            /// Bytes of large answers (over 64 KiB) that are written or wait for their readers.
+            /// Bytes of tokens and logprobs that are not written yet, such as those of answers that are not streamed;
+            /// beyond it, the request with most of them ends. Also bytes of large answers (over 64 KiB) that are
+            /// written or wait for their readers; beyond it, others wait.
             max_unread_bytes: usize = 256 << 20, unit "BYTES", at least 1;
             /// Special tokens in the text of a chat's messages and template variables
             chat_special_tokens: ChatSpecialTokens = ChatSpecialTokens::Text, changes live;

@@ -71,7 +71,7 @@ impl Cluster {
         };
         let reservation = self.new_reservation(&encoders)?;
         let prompt_tokens = spec.prompt.len();
-        let (output, receiver) = mailbox::channel();
+        let (output, receiver) = mailbox::channel(&self.unread);
         let mut state = self.state.lock();
         state.membership.check_admission(&encoders, state.requests.len())?;
         let id = state.requests.mint_id();

@@ -63,6 +63,7 @@ fn cluster_with_health(shape: Shape) -> (Arc<Cluster>, Health) {
             transfer_timeout: 30,
             heartbeat_timeout: 3,
             hang_timeout: 60,
+            ..FaultSettings::default()
         },
     };
     let health = Health::default();

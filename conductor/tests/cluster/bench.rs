@@ -49,6 +49,7 @@ pub fn limits(spawned_workers: u32) -> Limits {
             transfer_timeout: 30,
             heartbeat_timeout: 3,
             hang_timeout: 10,
+            ..FaultSettings::default()
         },
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use tutti_proto::cluster::v1::{FinishReason, Finished, RequestEvent, SampledToken, TokenLogprob};
-use tutti_runtime::Error;
+use tutti_runtime::{Error, output_room::output_bytes};
 
 use super::prompt_logprobs::PromptLogprobs;
 use crate::text::{
@@ -40,6 +40,11 @@ pub struct Delta {
 }
 
 impl Delta {
+    /// Memory of the new tokens, in bytes.
+    pub fn token_bytes(&self) -> usize {
+        self.tokens.iter().map(|token| output_bytes(token.logprob.as_ref())).sum()
+    }
+
     /// Logprobs of all prompt tokens except the first; empty if this delta has none.
     pub fn prompt_logprobs(&self) -> &[TokenLogprob] {
         self.prompt_logprobs.as_deref().unwrap_or_default()

@@ -204,18 +204,20 @@ impl Generator {
         // conductor refuses the request.
         let deadline = request.timeout.and_then(|timeout| arrived.checked_add(timeout));
         let share = entry.share();
+        let unread = self.readers.output_room().enter(|_| ());
         let started = specs.into_iter().zip(settings).map(|((prompt, spec), settings)| {
             let wanted = Wanted { model: model.clone(), prompt, spec, deadline, trace: trace.clone(), share };
             let (first, shared) = (settings.index % n == 0, shared[(settings.index / n) as usize].clone());
+            let unread = unread.clone();
             async move {
                 let attempts = Attempts::start(self.fleet.clone(), wanted).await?;
-                Ok::<_, Error>(ChoiceStream::new(Choice::new(settings), attempts, first, shared))
+                Ok::<_, Error>(ChoiceStream::new(Choice::new(settings), attempts, first, shared, unread))
             }
         });
         let choices = try_join_all(started).await?;
         let info =
             Arc::new(GenerationInfo { model, prompts, n, output: request.output, share: entry.share() });
-        Ok(Accepted { info, choices, permits, queued })
+        Ok(Accepted { info, choices, permits, queued, unread })
     }
 
     /// Returns, for each choice in order, the prompt's blocks and the request without its prompt.

@@ -4,7 +4,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use futures_util::{
@@ -12,7 +12,10 @@ use futures_util::{
     stream::{BoxStream, FusedStream, SelectAll},
 };
 use tutti_proto::cluster::v1::{RequestEvent, TokenLogprob};
-use tutti_runtime::Error;
+use tutti_runtime::{
+    Error,
+    output_room::{HeldOutput, logprob_bytes, token_bytes},
+};
 
 use super::{
     admission::Queued,
@@ -55,6 +58,8 @@ pub struct GenerationInfo {
     pub share: Share,
 }
 
+/// Time after which a client whose answer found no room may try again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Approximate bytes of an answer per logprob entry: a token's string, its logprob, and the names of the JSON members.
 const ENTRY_BYTES: usize = 64;
 /// Approximate bytes of an answer per token id.
@@ -103,6 +108,11 @@ pub struct Generation {
     /// The request's place in its queue, until the request has an output token.
     queued: Option<Queued>,
     spent: Spent,
+    unread: HeldOutput,
+    /// Bytes of the delta that was returned last.
+    returned_bytes: usize,
+    /// True if the deltas are kept until the last one.
+    keeps_deltas: bool,
     _permits: Permit,
 }
 
@@ -128,11 +138,13 @@ pub(super) struct Accepted {
     pub permits: Permit,
     /// The request's place in its queue.
     pub queued: Queued,
+    /// The request's part of the room for output.
+    pub unread: HeldOutput,
 }
 
 impl Generation {
     pub(super) fn new(accepted: Accepted, entry: Entry, meter: RequestMeter) -> Self {
-        let Accepted { info, choices, permits, queued } = accepted;
+        let Accepted { info, choices, permits, queued, unread } = accepted;
         let prompt_tokens = info.prompts.iter().map(|p| p.ids.len() as u32).sum();
         meter.accepted(prompt_tokens);
         entry.charge(prompt_tokens.into());
@@ -144,8 +156,23 @@ impl Generation {
             meter,
             queued: Some(queued),
             spent: Spent { entry, tokens: 0 },
+            unread,
+            returned_bytes: 0,
+            keeps_deltas: false,
             _permits: permits,
         }
+    }
+
+    /// Announces that the deltas are kept until the last one, as for an answer that is not streamed.
+    pub fn keep_deltas(&mut self) {
+        self.keeps_deltas = true;
+    }
+
+    /// The error of a request that ends because the room for output is full and this request has most of it.
+    fn unread_error(&self) -> Option<Error> {
+        let error = self.unread.error()?;
+        // A request whose deltas are kept has no reader yet that could be slow.
+        Some(if self.keeps_deltas { Error::overloaded(error.message(), RETRY_AFTER) } else { error })
     }
 
     /// The next delta of any choice. `None` once all choices have finished, or after an error, which ends the request.
@@ -153,7 +180,11 @@ impl Generation {
         if self.choices.is_terminated() {
             return None;
         }
-        let delta = match self.choices.next().await? {
+        if !self.keeps_deltas {
+            self.unread.remove(std::mem::take(&mut self.returned_bytes));
+        }
+        let delta = self.choices.next().await?;
+        let delta = match self.unread_error().map_or(delta, Err) {
             Ok(delta) => delta,
             Err(error) => {
                 self.choices.clear();
@@ -163,6 +194,11 @@ impl Generation {
         };
         self.meter.delta(delta.choice, delta.tokens.len(), Instant::now());
         self.spent.tokens += delta.tokens.len() as u64;
+        self.returned_bytes = delta.token_bytes();
+        if self.info.n == 1 {
+            // The logprobs of a prompt with several choices stay until the request's end.
+            self.returned_bytes += logprob_bytes(delta.prompt_logprobs());
+        }
         if !delta.tokens.is_empty()
             && let Some(queued) = self.queued.take()
         {
@@ -194,6 +230,7 @@ pub struct ChoiceStream {
     choice: Choice,
     events: Option<BoxStream<'static, Result<RequestEvent, Error>>>,
     prompt: PromptScores,
+    unread: HeldOutput,
 }
 
 /// The role of a choice in reporting the logprobs of its prompt.
@@ -231,19 +268,24 @@ impl ChoiceStream {
         attempts: Attempts,
         first: bool,
         shared: Option<SharedLogprobs>,
+        unread: HeldOutput,
     ) -> Self {
         let prompt = match shared {
             None => PromptScores::None,
             Some(shared) if first => PromptScores::Receives(shared),
             Some(shared) => PromptScores::Awaits(shared),
         };
-        Self { choice, events: Some(attempts.into_stream().boxed()), prompt }
+        Self { choice, events: Some(attempts.into_stream().boxed()), prompt, unread }
     }
 
     /// Turns an event, or the end of the events, into a delta or an error; `None` if the client gets nothing.
     fn on_event(&mut self, event: Option<Result<RequestEvent, Error>>) -> Option<Result<Delta, Error>> {
         match event {
-            Some(Ok(event)) => self.choice.take(event).transpose(),
+            Some(Ok(event)) => {
+                let scored = event.prompt_logprobs.iter().map(|piece| logprob_bytes(&piece.tokens));
+                self.unread.add(token_bytes(&event.tokens) + scored.sum::<usize>());
+                self.choice.take(event).transpose()
+            }
             Some(Err(error)) => Some(Err(error)),
             None => Some(Err(Error::internal("the events of an unfinished request have ended"))),
         }

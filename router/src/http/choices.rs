@@ -39,6 +39,7 @@ pub async fn collect(generation: &mut Generation) -> Result<Vec<Delta>, Error> {
     let mut whole: Vec<Delta> = (0..generation.info.choice_count() as u32)
         .map(|choice| Delta { choice, first: true, ..Delta::default() })
         .collect();
+    generation.keep_deltas();
     while let Some(delta) = generation.next().await {
         let delta = delta?;
         let choice = &mut whole[delta.choice as usize];

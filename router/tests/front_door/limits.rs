@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tonic::{Code, service::interceptor::InterceptedService, transport::Channel};
 use tower::ServiceExt;
 use tutti_proto::{
-    cluster::v1::{FinishReason, RequestSpec},
+    cluster::v1::{FinishReason, RequestEvent, RequestSpec},
     v1::{GenerateRequest, GetModelRequest, generate_request::Prompt, inference_client::InferenceClient},
 };
 use tutti_router::RouterSettings;
@@ -310,6 +310,51 @@ async fn a_large_answer_is_whole_and_a_bound_holds_for_all_of_them() {
     );
     drop(held);
     assert_eq!(setup.post(PATH, &body).await.status, StatusCode::OK);
+}
+
+/// Output tokens with 20 alternatives each.
+fn with_alternatives(count: usize) -> Step {
+    let top: Vec<(u32, f32)> = (0..20).map(|id| (id, -1.0)).collect();
+    let sampled = |index| {
+        let mut sampled = support::token(index, 97);
+        sampled.logprob = Some(logprob(-0.5, 1, &top));
+        sampled
+    };
+    Step::Event(RequestEvent { tokens: (0..count).map(sampled).collect(), ..Default::default() })
+}
+
+#[tokio::test]
+async fn answers_that_are_not_streamed_share_a_room_and_the_largest_ends() {
+    // An answer of 60 tokens has 12,000 bytes, and one of 10 has 2,000.
+    let narrow = RouterSettings { max_unread_bytes: 13_000, ..Default::default() };
+    let setup = ready_with(narrow, true).await;
+    let metric = |name: &str| {
+        let text = setup.metrics.encode();
+        let value =
+            text.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned());
+        value.unwrap_or_else(|| panic!("no {name} in {text}")).parse::<u64>().unwrap()
+    };
+    let (held, ended) = ("tutti_router_unread_output_bytes", "tutti_router_unread_output_ended_total");
+    let body = |tokens: usize| json!({ "prompt": "a", "max_tokens": tokens, "logprobs": 20 });
+    setup.conductor.play(|spec| match spec.stopping.as_ref().unwrap().max_tokens {
+        10 => vec![with_alternatives(10), Step::Hang],
+        more => vec![with_alternatives(more as usize), end(FinishReason::Length, more as usize)],
+    });
+    let waiting = body(10);
+    let mut small = Box::pin(setup.post(PATH, &waiting));
+    while metric(held) == 0 {
+        assert!(futures_util::poll!(small.as_mut()).is_pending());
+        tokio::task::yield_now().await;
+    }
+    // Alone, this answer has room. With the other one it has none, and it is the larger one.
+    let refused = setup.post(PATH, &body(60)).await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE, "{}", refused.text);
+    assert!(refused.headers.contains_key("retry-after") && refused.text.contains("max_unread_bytes"));
+    assert_eq!(metric(ended), 1);
+    assert!(futures_util::poll!(small.as_mut()).is_pending());
+    drop(small);
+    assert_eq!(setup.post(PATH, &body(60)).await.status, StatusCode::OK);
+    assert_eq!((metric(held), metric(ended)), (0, 1));
 }
 
 #[tokio::test]

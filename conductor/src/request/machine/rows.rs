@@ -4,6 +4,7 @@
 use tutti_proto::{GraphKey, WorkerId, cluster::v1 as pb};
 
 use super::{Effects, Phase, Request, RowOutcome, Stage};
+use crate::mailbox::Ending;
 
 impl Request {
     /// Handles a row: delivers its new tokens in order, each once.
@@ -83,12 +84,14 @@ impl Request {
         }
         self.generated.extend(fresh.iter().map(|token| token.token_id));
         let taken = fresh.len();
+        let mut effects = Effects::default();
         if let Phase::Live { output, .. } = &self.phase
             && (taken > 0 || prompt_logprobs.is_some())
+            && let Err(error) = output.push(fresh, prompt_logprobs)
         {
-            output.push(fresh, prompt_logprobs);
+            effects = self.end_early(Ending::Failed(error));
         }
-        RowOutcome { taken, dropped: arrived - taken, effects: Effects::default() }
+        RowOutcome { taken, dropped: arrived - taken, effects }
     }
 
     fn break_row(&mut self, why: &str) -> RowOutcome {

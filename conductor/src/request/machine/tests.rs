@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use proptest::prelude::*;
 use tokio_stream::StreamExt;
 use tutti_proto::{Rank, declaration::WalkId};
-use tutti_runtime::ErrorKind;
+use tutti_runtime::{ErrorKind, output_room::OutputRoom};
 
 mod death_properties;
 mod disaggregated;
@@ -45,7 +45,7 @@ fn accepted() -> (Request, mailbox::Receiver) {
 }
 
 fn due(deadline: Option<Deadline>) -> (Request, mailbox::Receiver) {
-    let (sender, receiver) = mailbox::channel();
+    let (sender, receiver) = mailbox::channel(&OutputRoom::default());
     let walks = TextWalks { prefill: WalkId(4), decode: WalkId(5) };
     let new = NewRequest {
         id: RequestId(7),

@@ -3,7 +3,7 @@
 use futures_util::FutureExt;
 use tokio_stream::StreamExt;
 use tutti_proto::{Rank, declaration::WalkId};
-use tutti_runtime::ErrorKind;
+use tutti_runtime::{ErrorKind, output_room::OutputRoom};
 
 use super::{super::*, checked, spec};
 
@@ -16,7 +16,7 @@ pub(super) fn accepted(max_replays: u32) -> (Request, mailbox::Receiver) {
 }
 
 pub(super) fn accepted_for(max_replays: u32, max_tokens: u32) -> (Request, mailbox::Receiver) {
-    let (sender, receiver) = mailbox::channel();
+    let (sender, receiver) = mailbox::channel(&OutputRoom::default());
     let spec = pb::RequestSpec {
         prompt: vec![0; PROMPT as usize],
         stopping: Some(pb::Stopping { max_tokens, ..Default::default() }),
