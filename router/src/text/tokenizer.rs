@@ -134,7 +134,7 @@ impl Tokenizer {
         }
         let (mut parts, mut tokens) = (Vec::with_capacity(segments.len()), 0);
         for wave in segments.chunks(2 * rayon::current_num_threads()) {
-            let encoded = wave.par_iter().map(|segment| encode(*segment));
+            let encoded = wave.par_iter().map(|segment| encode(segment));
             let encoded = encoded.collect::<Result<Vec<Encoding>, _>>().map_err(failed)?;
             tokens += encoded.iter().map(|part| part.get_ids().len()).sum::<usize>();
             if tokens > most {

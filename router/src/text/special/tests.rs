@@ -1,6 +1,6 @@
 use super::*;
 
-fn found<'a>(text: &'a str, parts: Parts) -> Vec<&'a str> {
+fn found(text: &str, parts: Parts) -> Vec<&str> {
     let texts = ["<|im_start|>", "<|user|>", "</s>", "<s>", ""].map(str::to_owned);
     let special = SpecialTexts::new(texts.to_vec()).unwrap();
     let mut found: Vec<&str> = special.find(text, parts).into_iter().map(|range| &text[range]).collect();

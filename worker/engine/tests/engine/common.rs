@@ -108,6 +108,7 @@ pub fn launch(request: u64, prompt: usize, max_tokens: u32) -> pb::LaunchGraph {
             prompt_logprobs: None,
             priority: 0,
             media: vec![],
+            cache_salt: vec![],
         }),
         ..Default::default()
     }
