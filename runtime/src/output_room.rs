@@ -28,7 +28,7 @@ struct Room {
     limit: usize,
     /// Bytes of all parts, except those whose requests have been ended.
     held: AtomicUsize,
-    parts: Mutex<HashMap<u64, Weak<Part>>>,
+    parts: Mutex<HashMap<u64, Weak<RequestOutput>>>,
     next: AtomicU64,
     metrics: OutputRoomMetrics,
 }
@@ -46,10 +46,10 @@ declare_metrics! {
 /// The part of one request. Dropping it gives its room back.
 #[derive(Clone)]
 pub struct HeldOutput {
-    part: Arc<Part>,
+    part: Arc<RequestOutput>,
 }
 
-struct Part {
+struct RequestOutput {
     room: Arc<Room>,
     key: u64,
     bytes: AtomicUsize,
@@ -78,7 +78,7 @@ impl OutputRoom {
         let room = self.0.clone();
         let key = room.next.fetch_add(1, Relaxed);
         let (bytes, is_ended) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let part = Arc::new(Part { room: room.clone(), key, bytes, is_ended, end: Box::new(end) });
+        let part = Arc::new(RequestOutput { room: room.clone(), key, bytes, is_ended, end: Box::new(end) });
         room.parts.lock().insert(key, Arc::downgrade(&part));
         HeldOutput { part }
     }
@@ -88,7 +88,7 @@ impl HeldOutput {
     /// Adds output of this many bytes. If the room is full then, the requests with the largest parts end, which may be
     /// this one.
     pub fn add(&self, bytes: usize) {
-        let Part { room, .. } = &*self.part;
+        let RequestOutput { room, .. } = &*self.part;
         if self.is_ended() {
             return;
         }
@@ -124,13 +124,13 @@ impl fmt::Debug for HeldOutput {
     }
 }
 
-impl fmt::Debug for Part {
+impl fmt::Debug for RequestOutput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Part").field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("RequestOutput").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
-impl Part {
+impl RequestOutput {
     /// Takes bytes off the part: those that `amount` returns for what it holds.
     fn give_back(&self, amount: impl Fn(usize) -> usize) {
         let mut taken = 0;
@@ -143,7 +143,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for RequestOutput {
     fn drop(&mut self) {
         self.give_back(|held| held);
         self.room.parts.lock().remove(&self.key);
@@ -154,7 +154,8 @@ impl Room {
     /// Ends the requests with the largest parts until the rest is within the limit.
     fn end_largest(&self) {
         // A part that is dropped takes the lock, so the parts are kept until after it.
-        let mut parts: Vec<Arc<Part>> = self.parts.lock().values().filter_map(Weak::upgrade).collect();
+        let mut parts: Vec<Arc<RequestOutput>> =
+            self.parts.lock().values().filter_map(Weak::upgrade).collect();
         parts.sort_unstable_by_key(|part| part.bytes.load(Relaxed));
         while self.held.load(Relaxed) > self.limit {
             let Some(largest) = parts.pop() else { return };

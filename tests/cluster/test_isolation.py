@@ -44,6 +44,7 @@ def test_choices_share_whatever_their_salt_is(start, tmp_path):
     for key, more in ((FLOOD, {}), (ONE, {"cache_salt": "x"})):
         before = cluster.metrics()["tutti_worker_prefill_tokens"], cluster.metrics()["tutti_worker_cached_tokens"]
         ask(cluster, key, n=n, **more)
+        cluster.wait_until_idle()
         after = cluster.metrics()["tutti_worker_prefill_tokens"], cluster.metrics()["tutti_worker_cached_tokens"]
         computed = (after[0] - before[0]) - (after[1] - before[1])
         assert computed == expected_prefill(n, length)

@@ -9,7 +9,7 @@ use crate::{
     served::ServedModel,
     text::{
         quoting::{QuotedText, Quoter, Quotes},
-        special::Parts,
+        special::Fragments,
         template::{ChatTemplate, Message, RenderOptions},
         tokenizer::Tokenizer,
     },
@@ -114,10 +114,10 @@ impl Quoting<'_> {
             // An assistant's message that is continued is a prefill, in which a client means its special tokens.
             let is_prefill = options.continue_final_message && index == last && message.role == "assistant";
             if !self.template.knows_role(&message.role) {
-                quoter.quote(&mut message.role, Parts::All)?;
+                quoter.quote(&mut message.role, Fragments::All)?;
             }
             if let Some(name) = &mut message.name {
-                quoter.quote(name, Parts::All)?;
+                quoter.quote(name, Fragments::All)?;
             }
             if !is_prefill {
                 self.quote_content(message, &mut quoter)?;
@@ -150,7 +150,7 @@ impl Quoting<'_> {
             let (before, placeholder) = next.map_or((rest, ""), |(at, text)| (&rest[..at], text.as_str()));
             let mut before = before.to_owned();
             rest = &rest[before.len() + placeholder.len()..];
-            quoter.quote(&mut before, Parts::All)?;
+            quoter.quote(&mut before, Fragments::All)?;
             quoted.push_str(&before);
             quoted.push_str(placeholder);
             if next.is_none() {
@@ -164,11 +164,11 @@ impl Quoting<'_> {
 /// words, such as an effort that is `high`.
 fn quote_value(value: &mut Value, quoter: &mut Quoter<'_>) -> Result<(), Error> {
     match value {
-        Value::String(text) => quoter.quote(text, Parts::WithoutWords),
+        Value::String(text) => quoter.quote(text, Fragments::WithoutWords),
         Value::Array(values) => values.iter_mut().try_for_each(|value| quote_value(value, quoter)),
         Value::Object(members) => {
             for (mut name, mut value) in std::mem::take(members) {
-                quoter.quote(&mut name, Parts::WithoutWords)?;
+                quoter.quote(&mut name, Fragments::WithoutWords)?;
                 quote_value(&mut value, quoter)?;
                 members.insert(name, value);
             }

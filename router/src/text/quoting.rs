@@ -10,7 +10,7 @@ use std::{collections::HashSet, ops::Range};
 
 use tutti_runtime::Error;
 
-use super::{special::Parts, tokenizer::Tokenizer};
+use super::{special::Fragments, tokenizer::Tokenizer};
 
 /// The private characters of Unicode's last plane.
 const PRIVATE: Range<char> = '\u{100000}'..'\u{10fffe}';
@@ -94,7 +94,7 @@ impl<'a> Quoter<'a> {
     }
 
     /// Quotes the special tokens in a text, and the parts of special tokens that the text around could complete.
-    pub fn quote(&mut self, text: &mut String, parts: Parts) -> Result<(), Error> {
+    pub fn quote(&mut self, text: &mut String, parts: Fragments) -> Result<(), Error> {
         let mut at: Vec<usize> = self.tokenizer.find_special(text, parts);
         if at.is_empty() {
             return Ok(());

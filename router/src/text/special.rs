@@ -17,9 +17,9 @@ pub struct SpecialTexts {
     longest: usize,
 }
 
-/// Parts of special tokens that are found besides whole ones.
+/// Fragments of special tokens that are found besides whole ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parts {
+pub enum Fragments {
     /// Every part that the text around could complete: the start of a token at the text's end, the end of a token at
     /// the text's start, and a text that is inside a token, such as `user` in `<|user|>`.
     All,
@@ -45,9 +45,9 @@ impl SpecialTexts {
     }
 
     /// Finds the ranges of a text that are special tokens, or parts of some. Ranges may overlap.
-    pub fn find(&self, text: &str, parts: Parts) -> Vec<Range<usize>> {
+    pub fn find(&self, text: &str, parts: Fragments) -> Vec<Range<usize>> {
         let mut found: Vec<_> = self.whole.find_overlapping_iter(text).map(|found| found.range()).collect();
-        let is_part = |part: &str| parts == Parts::All || part.chars().any(|c| !c.is_alphanumeric());
+        let is_part = |part: &str| parts == Fragments::All || part.chars().any(|c| !c.is_alphanumeric());
         if !text.is_empty() && text.len() < self.longest && self.is_inside(text) && is_part(text) {
             found.push(0..text.len());
         }

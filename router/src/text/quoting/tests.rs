@@ -7,7 +7,7 @@ fn a_stand_in_occurs_nowhere_else() {
     let taken = ["\u{100000}", "x\u{100001}"];
     let mut quoter = Quoter::new(&tokenizer, taken.into_iter());
     let mut text = "so <|end|> \u{100000}".to_owned();
-    quoter.quote(&mut text, Parts::All).unwrap();
+    quoter.quote(&mut text, Fragments::All).unwrap();
     assert_eq!(text, "so \u{100002}|end|> \u{100000}");
     let quotes = quoter.finish();
     assert!(!quotes.is_empty());
@@ -20,7 +20,7 @@ fn texts_without_special_tokens_are_not_changed() {
     let mut quoter = Quoter::new(&tokenizer, std::iter::empty());
     for text in ["hello", "<think>", "<|end |>", "a < b | c > d", ""] {
         let mut quoted = text.to_owned();
-        quoter.quote(&mut quoted, Parts::All).unwrap();
+        quoter.quote(&mut quoted, Fragments::All).unwrap();
         assert_eq!(quoted, text);
     }
     assert!(quoter.finish().is_empty());
@@ -31,7 +31,7 @@ fn a_request_that_leaves_no_private_character_is_refused() {
     let all: String = PRIVATE.collect();
     let tokenizer = tokenizer();
     let mut quoter = Quoter::new(&tokenizer, [all.as_str()].into_iter());
-    let error = quoter.quote(&mut "<|end|>".into(), Parts::All).unwrap_err();
+    let error = quoter.quote(&mut "<|end|>".into(), Fragments::All).unwrap_err();
     assert_eq!(error.field(), Some("messages"));
 }
 

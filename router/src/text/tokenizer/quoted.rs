@@ -15,7 +15,7 @@ use tokenizers::{
 use super::Tokenizer;
 use crate::text::{
     quoting::{Quotes, quoted_char},
-    special::Parts,
+    special::Fragments,
 };
 
 /// The tokenizer's normalizer, behind the removal of quotes.
@@ -43,7 +43,7 @@ impl Tokenizer {
 
     /// Finds the special tokens in a text, and parts of them that the text around could complete. Returns the offset of
     /// one character of each, without which it is no special token.
-    pub fn find_special(&self, text: &str, parts: Parts) -> Vec<usize> {
+    pub fn find_special(&self, text: &str, parts: Fragments) -> Vec<usize> {
         let mut found = self.special_texts.find(text, parts);
         if self.finds_in_normalised {
             let added = self.inner.get_added_vocabulary();

@@ -111,7 +111,7 @@ fn encode(tokenizer: &Tokenizer, pieces: &[Piece<'_>]) -> Vec<u32> {
             Piece::Control(piece) | Piece::Template(piece) => text.push_str(piece),
             Piece::Client(piece) => {
                 let mut piece = piece.to_owned();
-                quoter.quote(&mut piece, Parts::All).unwrap();
+                quoter.quote(&mut piece, Fragments::All).unwrap();
                 text.push_str(&piece);
             }
         }
@@ -226,7 +226,7 @@ proptest! {
         let text = parts.concat();
         let tokenizer = read(&byte_level());
         let mut quotes = Quoter::new(&tokenizer, std::iter::empty());
-        quotes.quote(&mut "<|end|>".into(), Parts::All).unwrap();
+        quotes.quote(&mut "<|end|>".into(), Fragments::All).unwrap();
         let quotes = quotes.finish();
         for (json, _) in all() {
             let tokenizer = read(&json);
