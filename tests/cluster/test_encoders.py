@@ -144,6 +144,7 @@ class TestGrpc:
 
 def test_wrong_media_are_refused_by_name(start, model, tiny):
     cluster = start("--workers", 1, *SIM, *model)
+    tokens = start("--workers", 1, *SIM, *model, env={"TUTTI_ROUTER__CHAT_SPECIAL_TOKENS": "tokens"})
     good = audio(sound(1, 3))
     broken = {"type": "input_audio", "input_audio": {"data": "no base64!", "format": "wav"}}
     mp3 = {"type": "input_audio", "input_audio": good["input_audio"] | {"format": "mp3"}}
@@ -155,14 +156,17 @@ def test_wrong_media_are_refused_by_name(start, model, tiny):
         (cluster, [empty], f"{path}.input_audio.data", "is empty"),
         (cluster, [{"type": "input_audio"}], f"{path}.input_audio", "is required"),
         (cluster, [{"type": "video", "video": 1}], f"{path}.type", "must be one of text, input_audio"),
-        (cluster, [text(PLACEHOLDER_TEXT)], "messages", "has 1 placeholders for media"),
-        (cluster, [text(PLACEHOLDER_TEXT), good], "messages", "has 2 placeholders for media"),
+        (tokens, [text(PLACEHOLDER_TEXT)], "messages", "has 1 placeholders for media"),
+        (tokens, [text(PLACEHOLDER_TEXT), good], "messages", "has 2 placeholders for media"),
         (cluster, [audio(sound(1, 5000))], "messages", "more than 4096"),
         (tiny, [good], "messages", "audio, which the model does not take"),
     ):
         response = server.post("/v1/chat/completions", ask(*parts))
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, param) and words in error["message"], (parts, error)
+    # By default a placeholder in a client's text is text, beside media or not.
+    for parts in ([text(PLACEHOLDER_TEXT)], [text(PLACEHOLDER_TEXT), good]):
+        assert cluster.post("/v1/chat/completions", ask(*parts)).status_code == 200, parts
     response = cluster.post("/tokenize", {"messages": ask(good)["messages"]})
     assert response.status_code == 400 and "only text can be tokenised" in response.text
     cluster.wait_until_idle()
