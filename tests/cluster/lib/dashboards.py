@@ -13,6 +13,7 @@ import time
 import httpx
 from alert_faults import FAULTS
 from api_keys import line
+from certificates import ROLES, Authority
 from harness import REPO, Server, free_port, wait_for
 from prometheus import RULES, Prometheus, promtool
 
@@ -72,13 +73,15 @@ def check_expressions(prometheus, directory):
     kinds serve."""
     keys = directory / "keys"
     keys.write_text(line("alice", "one") + line("bob", "two") + line("carol", "three", "requests-per-minute=1"))
-    servers = []
+    authority, servers = Authority(directory), []
+    cert, key = authority.issue("some", *ROLES.values(), days=90)
+    tls = ["--cluster-tls-cert", cert, "--cluster-tls-key", key, "--cluster-tls-ca", authority.ca]
     try:
         for flags in (("--workers", 2, "--chunk-shapes", "64,512"), ("--topology", TOPOLOGY)):
-            servers.append(Server("conductor", ["--device", "sim", "--no-router", *flags], directory).wait_until_ready())
+            servers.append(Server("conductor", ["--device", "sim", "--no-router", *tls, *flags], directory).wait_until_ready())
         operations = f"127.0.0.1:{free_port()}"
         reach = [flag for server in servers for flag in ("--conductor", f"http://{server.cluster}")]
-        servers.append(Server("router", [*reach, "--api-key-file", keys, "--operations", operations], directory).wait_until_ready())
+        servers.append(Server("router", [*reach, *tls, "--api-key-file", keys, "--operations", operations], directory).wait_until_ready())
         load = Load(servers[-1])
         try:
             prometheus.watch(*servers)
@@ -99,7 +102,8 @@ def check_expressions(prometheus, directory):
             known = {name for series in prometheus.query('{__name__=~"tutti_.+"}') for name in [series[0]["__name__"]]}
             used = {name for rule in prometheus.rules() for name in re.findall(r"\btutti_\w+", rule["query"])}
             assert used <= known, f"alerts use metrics that no process has: {used - known}"
-            assert not prometheus.firing(*servers), "an undisturbed cluster raises alerts"
+            firing = prometheus.firing(*servers)
+            assert not firing, f"an undisturbed cluster raises alerts: {firing}"
             return count
         finally:
             load.stop()
