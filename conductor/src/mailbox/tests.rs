@@ -72,8 +72,8 @@ async fn the_reader_that_leaves_most_unread_loses_its_output_when_the_room_is_fu
         logprob: Some(pb::TokenLogprob { top: vec![pb::TopLogprob::default(); 20], ..Default::default() }),
         ..token(index)
     };
-    // The output of one stalled reader fits beside the good reader's token, so the last of them is never the largest that
-    // must end. The output of two does not fit.
+    // The output of one stalled reader fits beside the good reader's token, so the last of them is never the largest
+    // that must end. The output of two does not fit.
     let most = token_bytes(&[scored(0)]) * 12;
     let room = OutputRoom::new(most, OutputRoomMetrics::default());
     let (good, mut reader) = channel(&room);
