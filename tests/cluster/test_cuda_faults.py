@@ -9,7 +9,7 @@ from streams import Streams
 
 pytestmark = pytest.mark.skipif("EMULATED_GPUS" not in os.environ, reason="only an emulated GPU fails on demand")
 
-BODY = {"temperature": 0, "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+BODY = {"temperature": 0, "max_tokens": 100, "ignore_eos": True, "return_token_ids": True}
 BODIES = [BODY | {"prompt": [i + 1] * (1 + 9 * (i % 4))} for i in range(24)]
 # If a GPU hangs for half of this time, the worker logs the name of the kernel. After the whole time, the conductor ends
 # the worker.
