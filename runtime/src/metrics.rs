@@ -62,7 +62,7 @@ impl Metrics {
         }
     }
 
-    /// The same metrics without those whose labels name callers.
+    /// These metrics without those whose labels name callers.
     pub fn without_names(&self) -> Self {
         Self { named: None, ..self.clone() }
     }

@@ -32,7 +32,7 @@ def test_planes_that_change_in_shared_memory_are_sent_again(start, figure):
         with concurrent.futures.ThreadPoolExecutor() as threads:
             answer = threads.submit(ask, seed)
             [segment] = wait_for("a segment", lambda: segments(decodes), every=0.001)
-            # What is written from here on is read only after the fault.
+            # Planes that are written from here on are read only after the fault.
             os.kill(decodes, signal.SIGSTOP)
             try:
                 wait_for("the last page", lambda: written(segment, last, last + PAGE) or not segments(decodes))

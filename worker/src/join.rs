@@ -2,7 +2,6 @@
 //! conductor.
 
 use std::{
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -138,9 +137,7 @@ async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
         Error::internal(format!("the conductor sees this worker at {:?}, which is no address", welcome.host))
     })?;
     let connections = settings.connections.clone();
-    // Over a Unix socket, this worker and all others are on the conductor's machine.
-    let socket = joining.conductor.strip_prefix("unix:").map(Path::new);
-    let sockets = socket.and_then(Path::parent).map(Path::to_path_buf);
+    let sockets = Network::sockets_beside(&joining.conductor);
     let network = Network { host, sockets, transport: joining.transport.clone(), connections };
     tracing::debug!(conductor = joining.conductor, rank = joining.rank.0, "joined");
     Ok(Joined { rank: joining.rank, inbound, outbox, settings, network })

@@ -26,7 +26,7 @@ fn only_what_a_dead_conductor_left_is_removed() {
     let named = |name: &str| parent.path().join(name);
     let (dead, new, other) = (named("tutti-conductor-dead"), named("tutti-conductor-new"), named("other"));
     for directory in [&dead, &new, &other] {
-        // The same mode as `PrivateDirectory` uses, whatever the umask is.
+        // `PrivateDirectory` uses this mode whatever the umask is.
         fs::DirBuilder::new().mode(0o700).create(directory).unwrap();
     }
     for directory in [&dead, &other] {

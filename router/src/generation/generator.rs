@@ -112,7 +112,7 @@ impl Generator {
         }
     }
 
-    /// What special tokens in the text of conversations are.
+    /// Treatment of special tokens in the text of conversations.
     pub fn chat_special_tokens(&self) -> ChatSpecialTokens {
         self.settings.get().chat_special_tokens
     }

@@ -23,7 +23,7 @@ pub enum Fragments {
     /// Every part that the text around could complete: the start of a token at the text's end, the end of a token at
     /// the text's start, and a text that is inside a token, such as `user` in `<|user|>`.
     All,
-    /// The same without words: a part has a character that is no letter and no digit.
+    /// Every part as in `All` that has a character other than letters and digits, so that words alone are no parts.
     WithoutWords,
 }
 

@@ -31,7 +31,7 @@ fn the_largest_part_ends_when_the_room_is_full_and_no_other() {
     let text = metrics.encode();
     assert!(text.contains("tutti_unread_output_bytes 51\n"), "{text}");
     assert!(text.contains("tutti_unread_output_ended_total 1\n"), "{text}");
-    // What an ended request still adds or removes does not count.
+    // Output that an ended request still adds or removes does not count.
     parts[1].1.0.add(70);
     parts[1].1.0.remove(70);
     parts[0].1.0.add(49);

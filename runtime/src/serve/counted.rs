@@ -29,12 +29,12 @@ pub(super) struct CountedService {
     pub bodies: Bodies,
 }
 
-/// What bounds the bodies that arrive at a listener.
+/// Bounds on the bodies that arrive at a listener.
 #[derive(Clone)]
 pub(super) enum Bodies {
     /// Bounds on messages.
     Grpc(Arc<Receiving>),
-    /// Bounds on what is read beside an answer. What is read before it is bounded by the handlers.
+    /// Bounds on reading a body while its answer is sent. Reading before the answer is bounded by the handlers.
     Http(Drains),
 }
 

@@ -29,7 +29,7 @@ const SMALL_BYTES: usize = 64 << 10;
 const SMALL_TIME: Duration = Duration::from_secs(1);
 /// Maximum number of bytes that are read while an answer is sent.
 const MAX_DRAIN_BYTES: usize = 256 << 20;
-/// The same for a body of a stranger.
+/// Maximum number of bytes of a stranger's body that are read while an answer is sent.
 const MAX_STRANGER_DRAIN_BYTES: usize = 1 << 20;
 /// Maximum time for which a body is read while its answer is sent.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(30);

@@ -211,6 +211,7 @@ impl Scheduler {
     /// or ends the request, the request's later rows are [void](RowCommit::is_void).
     pub fn plan(&mut self, now: Duration) -> Turn {
         let endings = self.expire(now);
+        self.end_yielding();
         let mut preempted =
             if self.config.settings.admission == Admission::Optimistic { self.grow() } else { vec![] };
         preempted.extend(self.yield_to_share());

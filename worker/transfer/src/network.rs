@@ -66,6 +66,13 @@ impl ServiceAddress {
 }
 
 impl Network {
+    /// The directory of the workers' sockets if a worker dials its conductor at `unix:PATH`: all workers are then on the
+    /// conductor's machine. `None` for any other URL.
+    pub fn sockets_beside(conductor: &str) -> Option<PathBuf> {
+        let socket = std::path::absolute(conductor.strip_prefix("unix:")?).ok()?;
+        socket.parent().map(Path::to_path_buf)
+    }
+
     /// Opens the listener for the services of this worker: a Unix socket where all workers are on this machine, and a
     /// port elsewhere. Must be called inside a Tokio runtime.
     pub fn listen(&self) -> io::Result<(serve::Listener, ServiceAddress)> {
@@ -110,7 +117,8 @@ impl From<IpAddr> for Network {
 fn new_socket(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
     for entry in directory.read_dir()?.flatten() {
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(SOCKET)) {
-            listen::clear_stale(&entry.path())?;
+            // Ignored: another worker may have removed the file first, and a file that stays is in nobody's way.
+            let _ = listen::clear_stale(&entry.path());
         }
     }
     // The name is random, because workers in several containers may have the same process id.

@@ -85,7 +85,7 @@ impl Simd for Portable {
     }
 
     type I = [i32; LANES];
-    /// The same number as on the paths that multiply bytes, so that tests on any machine cover the layout of those
+    /// Equals the number of the paths that multiply bytes, so that tests on any machine cover the layout of those
     /// paths.
     const DOT_INPUTS: usize = 4;
 

@@ -11,12 +11,17 @@ use super::Scheduler;
 use crate::{shares::ShareId, ticket::Ticket};
 
 impl Scheduler {
-    /// Preempts one request if the share whose turn it is has no running request and cannot be admitted. Returns the
-    /// preempted request. A victim with rows in flight is left out of this plan's step, and a later plan preempts it.
-    pub(super) fn yield_to_share(&mut self) -> Option<GraphKey> {
+    /// Lets the last plan's victim take part in steps again. Must be called before [`Self::grow`], whose victim for a
+    /// page may be the same request and is left out of this plan's step.
+    pub(super) fn end_yielding(&mut self) {
         if let Some(request) = self.yielding.take().and_then(|ticket| self.running.get_mut(&ticket)) {
             request.is_victim = false;
         }
+    }
+
+    /// Preempts one request if the share whose turn it is has no running request and cannot be admitted. Returns the
+    /// preempted request. A victim with rows in flight is left out of this plan's step, and a later plan preempts it.
+    pub(super) fn yield_to_share(&mut self) -> Option<GraphKey> {
         let ticket = self.share_without_running()?;
         if self.follows(ticket) || self.fits(ticket) {
             return None;

@@ -66,6 +66,32 @@ async fn sockets_of_killed_workers_are_removed() {
 }
 
 #[tokio::test]
+async fn workers_that_start_at_once_remove_the_same_sockets() {
+    let (network, _directory) = local();
+    for _ in 0..20 {
+        let killed: Vec<_> = (0..20).map(|_| network.listen().unwrap()).collect();
+        drop(killed);
+        let starts: Vec<_> = (0..4)
+            .map(|_| {
+                let network = network.clone();
+                tokio::task::spawn_blocking(move || network.listen().unwrap().1)
+            })
+            .collect();
+        for start in starts {
+            start.await.unwrap();
+        }
+    }
+}
+
+#[test]
+fn sockets_are_beside_a_socket_of_the_conductor() {
+    let beside = |conductor| Network::sockets_beside(conductor);
+    assert_eq!(beside("unix:/run/tutti/workers.sock"), Some("/run/tutti".into()));
+    assert_eq!(beside("unix:workers.sock"), std::env::current_dir().ok());
+    assert_eq!(beside("http://127.0.0.1:7000"), None);
+}
+
+#[tokio::test]
 async fn workers_of_several_machines_listen_on_ports() {
     let network = Network::from(IpAddr::from(Ipv4Addr::LOCALHOST));
     let (_listener, address) = network.listen().unwrap();

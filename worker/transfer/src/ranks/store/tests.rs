@@ -44,7 +44,7 @@ async fn each_run_is_reported_once_and_taken_once() {
     let store = ShareStore::new(1, reports);
     assert!(store.put(pages(1, 2), vec![1; 16]).await.is_err(), "no request waits for it");
     store.expect(key(), 3, 1);
-    // The same pages arrive twice, because a sender may repeat pages.
+    // Pages arrive twice, because a sender may repeat pages.
     for byte in [1, 2] {
         store.put(pages(1, 2), vec![byte; 16]).await.unwrap();
         let report = heard.try_recv().unwrap().report;
