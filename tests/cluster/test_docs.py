@@ -10,7 +10,7 @@ import sys
 
 import hosts
 import pytest
-from docs_checks import INSTALL_PAGE, INSTALLED, Cargo
+from docs_checks import INSTALL_PAGE, INSTALLED, Cargo, inner
 from docs_commands import ROOT, blocks, commands, pages
 from harness import BINARIES
 
@@ -26,7 +26,7 @@ PLAYED = sorted({command.page for command in ALL if command.as_written})
 def line_of_program(command):
     """Returns the command line of one of our programs, without what a shell or cargo does around it. Returns None for
     another command."""
-    words = shlex.split(re.split(r" [|>&]", command.text)[0])
+    words = inner(shlex.split(re.split(r" [|>&]", command.text)[0]))
     if words[:2] == ["cargo", "run"] and (name := Cargo(words).values("--bin")):
         words = [*name, *Cargo(words).arguments]
     # Placeholders stand for any flags and for any number.

@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 
-from docs_commands import ROOT
+from docs_commands import PROGRAMS, ROOT
 
 SUBCOMMANDS = {"run", "build", "test", "bench", "clippy", "fmt", "doc", "install"}
 # Cargo's options that a page may use. True if an option takes a value.
@@ -112,36 +112,58 @@ def script_text(path, depth=2):
 
 
 def script_problems(program, arguments):
+    """Yields what is wrong with a script and its flags."""
     path = ROOT / program
     if not path.is_file() or not os.access(path, os.X_OK):
         yield f"{program} is not an executable file"
         return
     text = script_text(path)
-    if program in RUNS_A_COMMAND:
-        end = next((index for index, word in enumerate(arguments) if "/" in word), 0)
-        arguments = arguments[:end]
     yield from (f"{program} has no flag {flag}" for flag in arguments if flag.startswith("--") and flag.split("=")[0] not in text)
 
 
 def needs(program):
-    """Returns what a script needs that a fresh clone lacks, by the comment at its beginning."""
-    head = re.match(r"(?:#.*\n)+|#.*\n\"\"\".*?\"\"\"", (ROOT / program).read_text(), re.S)
-    text = re.sub(r"\n# ?", " ", head.group()) if head else ""
-    return [what for what in NEEDS if re.search(rf"[Nn]eeds[^.]*{what}", text)]
+    """Returns what a script needs that a fresh clone lacks, by its text and by the comment at its beginning."""
+    text = (ROOT / program).read_text()
+    head = re.match(r"(?:#.*\n)+|#.*\n\"\"\".*?\"\"\"", text, re.S)
+    head = re.sub(r"\n# ?", " ", head.group()) if head else ""
+    found = [what for what in NEEDS if re.search(rf"[Nn]eeds[^.]*{what}", head)]
+    uses = [folder for folder in NEEDS if f"{folder}/" in text and NEEDS[folder] not in text and folder not in found]
+    return found + [folder for folder in uses if program != NEEDS[folder]]
+
+
+def inner(words):
+    """Returns the words of a command without a script that only runs it."""
+    if words[0] in RUNS_A_COMMAND:
+        return next((words[at:] for at in range(1, len(words)) if words[at] == "cargo" or "/" in words[at]), words)
+    return words
+
+
+def missing(command, program, page_text):
+    """Yields what a fresh clone lacks for a program, unless the page says how to get it."""
+    made = re.findall(r"^(?:tests/tools/venv|tests/goldens/generate|cargo build)\b", page_text, re.M)
+    if f"testing.md{NEEDS_SECTION}" not in page_text and command.page.name != "testing.md":
+        lacks = ["target/venv"] if program.startswith("target/venv/") else needs(program) if (ROOT / program).is_file() else []
+        if lacks := [what for what in lacks if NEEDS[what] not in made]:
+            yield f"{program} needs {' and '.join(lacks)}, so the page must make it, or link to testing.md{NEEDS_SECTION}"
+    if program in INSTALLED and command.page.name != INSTALL_PAGE and INSTALL_PAGE not in page_text:
+        yield f"{program} is on no PATH yet, so the page must link to {INSTALL_PAGE}"
 
 
 def problems(command, page_text):
     """Yields what would fail if somebody typed the command in a fresh clone. `page_text` is its page."""
     for part in re.split(r" && | \| ", command.text):
-        part = re.sub(r" > \S+$", "", part)
-        program, *arguments = words(part)
+        found = inner(words(re.sub(r" > \S+$", "", part)))
+        program, *arguments = found
         if program == "cargo":
-            yield from Cargo(words(part)).problems()
+            yield from Cargo(found).problems()
         elif re.match(r"(tests|deploy|emulated-gpu)/", program):
             yield from script_problems(program, arguments)
-            told = command.page.name == "testing.md" or f"testing.md{NEEDS_SECTION}" in page_text
-            if not told and command.block is not None and (ROOT / program).is_file() and (lacks := needs(program)):
-                yield f"{program} needs {' and '.join(lacks)}, so the page must link to testing.md{NEEDS_SECTION}"
-        elif program in INSTALLED and command.block is not None:
-            if command.page.name != INSTALL_PAGE and INSTALL_PAGE not in page_text:
-                yield f"{program} is on no PATH yet, so the page must link to {INSTALL_PAGE}"
+        if command.block is not None:
+            yield from missing(command, program, page_text)
+
+
+def indented(page):
+    """Yields commands outside of blocks, which would need no entry."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for line in re.finditer(rf"^ {{4}}{PROGRAMS} .*", text, re.M):
+        yield f"a command outside of a block: {line.group().strip()}"

@@ -52,6 +52,7 @@ COMMANDS = [
     (r"tests/gpu/bundle", "not run: builds in release mode; tests/run makes the bundle of debug builds"),
     (r"tests/gpu/bundle --debug", "tests/run"),
     (r"emulated-gpu/run .*", "not run: builds in release mode; emulated-gpu/programs runs on the same libraries"),
+    (r"tests/tools/nvrtc", "tests/run"),
     (r"conductor kernels( --arch .*)?|conductor --device cuda --compiled-kernels .*", "tests/cluster/test_cuda.py"),
     (r"tests/tools/venv( && tests/goldens/generate)?", "tests/run"),
     (r"tests/(emulated/run|long-properties|mutants|bench/peers/setup)", "not run: takes minutes to hours"),
@@ -78,7 +79,7 @@ COMMANDS = [
     (r"cargo fmt --all --check", "tests/run"),
     (r"cargo clippy --workspace --all-targets -- -D warnings", "tests/run"),
     (r"cargo bench .*", BENCH),
-    (r"python3 -m venv venv && .*|venv/bin/python train\.py.*", "not run: trains the shipped model, an hour or more"),
+    (r"python3 -m venv target/tutti-tiny|target/tutti-tiny/bin/.*", "not run: trains the shipped model, an hour or more"),
     (r"kind .*|docker .*|helm (install|test) .*", "not run: there is no container engine; tests/cluster/test_chart.py installs the chart by Helm's library"),
     (r"deploy/docker/build cpu( router)?", "tests/cluster/test_images.py: with a stand-in for Docker"),
     (r"UPDATE_CHART=1 cargo test -p tutti-settings", "tests/run: the test that compares the schema"),
@@ -91,7 +92,7 @@ COMMANDS = [
 ]
 
 
-PROGRAMS = r"([A-Z_]+=\S+ )?(cargo|conductor|router|worker|tutti-bench|curl|pip|python3?|pytest|just|tests/\S+|emulated-gpu/\S+|target/venv/\S+|venv/\S+)"
+PROGRAMS = r"([A-Z_]+=\S+ )?(cargo|conductor|router|worker|tutti-bench|curl|pip|python3?|pytest|just|(tests|emulated-gpu|deploy|target)/\S+)"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ network namespace, in which nothing else uses the addresses of the page. Prints 
 with 1 at the first that fails.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -68,6 +67,8 @@ def ask(address, path, body=None):
 
 
 class Session:
+    """The commands of one page, run in their order."""
+
     def __init__(self, page, clone, work):
         self.page, self.clone, self.work, self.servers = page, clone, work, {}
         self.state = work.parent / "state"
@@ -145,8 +146,7 @@ class Session:
 def main():
     page, clone, work = map(Path, sys.argv[1:])
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    with contextlib.suppress(BrokenPipeError):
-        Session(page, clone, work).play()
+    Session(page, clone, work).play()
 
 
 if __name__ == "__main__":
