@@ -3,9 +3,9 @@
     python docs_session.py PAGE CLONE WORK
 
 Each of them runs in the folder WORK, or in CLONE, a copy of the tree, if it names a file there. A command that serves
-runs until the page's end, or until another one needs its address. The next command starts once it is ready. Needs a
-network namespace, in which nothing else uses the addresses of the page. Prints each command and what it said, and exits
-with 1 at the first that fails.
+runs until the page's end, or until another one needs its address or reads its step trace. The next command starts once
+it is ready. Needs a network namespace, in which nothing else uses the addresses of the page. Prints each command and
+what it said, and exits with 1 at the first that fails.
 """
 
 import json
@@ -51,7 +51,13 @@ def served_at(command):
         return None
     if "--version" in words or "--help" in words or "--print-config" in words:
         return None
-    return words[words.index("--http") + 1] if "--http" in words else HTTP
+    return option(command, "--http", HTTP)
+
+
+def option(command, name, otherwise=None):
+    """Returns the value of a flag of a command."""
+    words = shlex.split(command)
+    return words[words.index(name) + 1] if name in words else otherwise
 
 
 def ask(address, path, body=None):
@@ -70,7 +76,9 @@ class Session:
     """The commands of one page, run in their order."""
 
     def __init__(self, page, clone, work):
-        self.page, self.clone, self.work, self.servers = page, clone, work, {}
+        self.page, self.clone, self.work = page, clone, work
+        # Commands and processes, by address.
+        self.servers = {}
         self.state = work.parent / "state"
         # Cargo makes this folder, which git does not see.
         (clone / "target").mkdir(exist_ok=True)
@@ -97,8 +105,12 @@ class Session:
     def run(self, command):
         if address := served_at(command):
             return self.serve(command, address)
+        self.stop([address for address, (server, _) in self.servers.items() if option(server, "--trace-steps", "\n") in command])
         keeping = f'{command}\nstatus=$?; export -p | grep -v " [A-Z]*PWD=" >"$STATE"; exit $status'
         self.finish(self.start(keeping, self.folder(command)), command, speaks=command.startswith(CLIENTS))
+        if command.startswith("conductor drain --all"):
+            drained = option(command, "--conductor", "").removeprefix("http://")
+            self.wait([address for address, (server, _) in self.servers.items() if option(server, "--cluster-grpc") == drained])
 
     def example(self, text):
         self.finish(self.start(f"python -c {shlex.quote(text)}", self.work), text, speaks=True)
@@ -113,7 +125,8 @@ class Session:
     def serve(self, command, address):
         self.stop([address])
         print(f"$ {command}", flush=True)
-        self.servers[address] = process = self.start(f"exec {command}", self.folder(command), output=None)
+        process = self.start(f"exec {command}", self.folder(command), output=None)
+        self.servers[address] = command, process
         deadline = time.monotonic() + START_S
         while ask(address, "/ready") != 200:
             if process.poll() is not None or time.monotonic() > deadline:
@@ -124,13 +137,18 @@ class Session:
             sys.exit(f"no answer: {command}")
 
     def stop(self, addresses):
-        """Stops servers with Ctrl-C, if they have not ended by a command. Each must end with 0."""
+        """Stops servers with Ctrl-C."""
         for address in addresses:
-            if process := self.servers.pop(address, None):
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)
-                if process.wait(STOP_S):
-                    sys.exit(f"the server at {address} ended with {process.returncode}")
+            if address in self.servers:
+                self.servers[address][1].send_signal(signal.SIGINT)
+                self.wait([address])
+
+    def wait(self, addresses):
+        """Waits for servers to end. Each must end with 0."""
+        for address in addresses:
+            _, process = self.servers.pop(address)
+            if process.wait(STOP_S):
+                sys.exit(f"the server at {address} ended with {process.returncode}")
 
     def play(self):
         listed = [command for command in commands(self.page) if command.as_written]
