@@ -28,7 +28,7 @@ bench name *flags:
 
 # The load generator against a running server
 load *flags:
-    cargo run --release --bin tutti-bench -- {{ flags }}
+    cargo run --release -p tutti-bench -- {{ flags }}
 
 # Faults on real clusters
 chaos *flags:

@@ -3,8 +3,10 @@
 Start a cluster with `cargo run --release --bin conductor -- --workers 2`, then run:
 
     pip install grpcio grpcio-tools
-    python -m grpc_tools.protoc -I proto/protos --python_out=. --grpc_python_out=. tutti/v1/inference.proto
-    PYTHONPATH=. python examples/generate.py "What is Tutti?"
+    mkdir -p target/stubs
+    python -m grpc_tools.protoc -I proto/protos --python_out=target/stubs --grpc_python_out=target/stubs \
+        tutti/v1/inference.proto
+    PYTHONPATH=target/stubs python examples/generate.py "What is Tutti?"
 """
 
 import argparse

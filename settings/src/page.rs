@@ -42,8 +42,10 @@ state. Without it, a worker takes what its requests can use, bounded by its shar
 - A worker whose weights leave less than that still takes 1/8 of what is free, at most 2GiB: weights that several workers
   map from `packed_weights` count for each of them, but are in memory once.
 
-Memory is taken when a page is first written, not at the start. In a model with slots, each of `max_running_requests` has
-one. If that setting is not given, a worker runs as many requests as half of the budget has slots for, at most 128. A quarter of what these leave of the budget holds snapshots of the prefix cache, and the rest is pages.
+The memory of a size that is given is taken at a CPU worker's start, so that no request waits while the system clears it.
+If less is free than that, and without a size, memory is taken when a page is first written. In a model with slots, each of
+`max_running_requests` has one. If that setting is not given, a worker runs as many requests as half of the budget has slots
+for, at most 128. A quarter of what these leave of the budget holds snapshots of the prefix cache, and the rest is pages.
 ";
 
 /// Returns the whole page.
