@@ -126,6 +126,9 @@ pub struct DeviceLimits {
     /// Maximum number of steps that are enqueued and not collected, at least 1. A device that runs operations while
     /// they are enqueued has 1.
     pub steps_in_flight: usize,
+    /// True if a device in a group of one rank samples from [nominated](Sampler::nominate) tokens faster than from
+    /// whole rows of logits.
+    pub nominates_alone: bool,
 }
 
 /// Name of a sequence of operations that a device may record once and replay. Steps with the same name enqueue the same

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use tutti_emulated_exports::{Driver, Stream, WorkKind};
 
 use crate::objects::{Description, Layout, Preference};
-use crate::problem::{Algorithm, Problem};
+use crate::problem::{Algorithm, Problem, Variant};
 use crate::product::{self, Call};
 use crate::status::{Status, name};
 
@@ -20,6 +20,13 @@ pub struct HeuristicResult {
     state: i32,
     waves: f32,
     reserved: [i32; 4],
+}
+
+impl HeuristicResult {
+    fn of(algorithm: Algorithm) -> Self {
+        let workspace_bytes = algorithm.workspace_bytes as usize;
+        Self { algorithm, workspace_bytes, state: 0, waves: 1.0, reserved: [0; 4] }
+    }
 }
 
 fn code(result: Result<(), Status>) -> i32 {
@@ -226,15 +233,23 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
             return status.0;
         }
     };
-    let algorithm = Algorithm::new(&problem, preference.unwrap_or(&Preference::new()));
-    let workspace_bytes = algorithm.workspace_bytes as usize;
-    let result = HeuristicResult { algorithm, workspace_bytes, state: 0, waves: 1.0, reserved: [0; 4] };
-    // SAFETY: the program passes pointers that are valid for writes. `results` has at least one element.
-    unsafe {
-        results.write(result);
-        found.write(1);
+    let preference = preference.copied().unwrap_or_else(Preference::new);
+    let algorithms = Variant::ALL.map(|variant| Algorithm::new(&problem, &preference, variant));
+    let supported = algorithms.iter().filter(|algorithm| algorithm.supports(&problem).is_ok());
+    let mut count = 0;
+    for algorithm in supported.take((wanted as usize).min(most_algorithms())) {
+        // SAFETY: the program passes a pointer to `wanted` results, which are valid for writes.
+        unsafe { results.add(count).write(HeuristicResult::of(*algorithm)) };
+        count += 1;
     }
+    // SAFETY: the program passes a pointer that is valid for a write.
+    unsafe { found.write(count as i32) };
     0
+}
+
+/// Number of algorithms that the library proposes for a product, at most.
+fn most_algorithms() -> usize {
+    std::env::var("EMULATED_CUBLASLT_ALGORITHMS").ok().and_then(|most| most.parse().ok()).unwrap_or(1)
 }
 
 #[unsafe(no_mangle)]
@@ -272,10 +287,11 @@ pub unsafe extern "C" fn cublasLtMatmul(
     };
     code(problem.and_then(|problem| {
         let preference = Preference { workspace_bytes: workspace.1, ..Preference::new() };
-        let algorithm = algorithm.unwrap_or_else(|| Algorithm::new(&problem, &preference));
+        let algorithm = algorithm.unwrap_or_else(|| Algorithm::new(&problem, &preference, Variant::Plain));
         algorithm.check(&problem, addresses, workspace)?;
+        let variant = algorithm.variant().ok_or(Status::INVALID_VALUE)?;
         let workspace = (workspace.0, algorithm.workspace_bytes);
-        submit(Call { problem, alpha, beta, addresses, workspace }, Stream(stream))
+        submit(Call { problem, variant, alpha, beta, addresses, workspace }, Stream(stream))
     }))
 }
 

@@ -13,6 +13,9 @@
 //! Unlike NVIDIA's library, this one refuses an algorithm that was requested for other types, transposes or orders. It
 //! also refuses an operand with less alignment than the algorithm was requested for (up to 16 bytes), and a workspace
 //! that is smaller than the algorithm needs. It overwrites the workspace before each product.
+//!
+//! With `EMULATED_CUBLASLT_ALGORITHMS=3`, the library proposes up to three algorithms per product. The second does not
+//! support all sizes, and the third gives other bits.
 
 mod api;
 mod objects;

@@ -193,8 +193,29 @@ pub struct Algorithm {
     pub workspace_bytes: u64,
     /// Alignment that the algorithm needs of A, B, C and D, in bytes.
     alignment: [u32; 4],
-    unused: [u64; 3],
+    /// The [`Variant`].
+    variant: u64,
+    unused: [u64; 2],
 }
+
+/// The variants of an algorithm, as NVIDIA's library has tiles of several sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// Supports all sizes.
+    Plain,
+    /// Adds in the order of [`Plain`](Self::Plain), but supports only products of at least [`WIDE`] columns.
+    Wide,
+    /// Adds in the reverse order, so that the bits differ.
+    Reverse,
+}
+
+impl Variant {
+    /// All variants, in the order in which the library proposes them.
+    pub const ALL: [Variant; 3] = [Variant::Plain, Variant::Wide, Variant::Reverse];
+}
+
+/// The least number of columns of D that [`Variant::Wide`] supports.
+pub const WIDE: usize = 32;
 
 /// Packs types, transposes and orders into one word. A transposed matrix in column order gives the same word as an
 /// untransposed one in row order, because their strides are equal.
@@ -207,14 +228,34 @@ fn form(problem: &Problem) -> u64 {
 
 impl Algorithm {
     /// Returns the algorithm for a matrix product.
-    pub fn new(problem: &Problem, preference: &Preference) -> Self {
+    pub fn new(problem: &Problem, preference: &Preference, variant: Variant) -> Self {
         Algorithm {
             magic: MAGIC,
             form: form(problem),
             workspace_bytes: if preference.workspace_bytes < WORKSPACE_BYTES { 0 } else { WORKSPACE_BYTES },
             alignment: preference.alignment.map(|alignment| alignment.min(WIDEST_LOAD)),
-            unused: [0; 3],
+            variant: variant as u64,
+            unused: [0; 2],
         }
+    }
+
+    /// The algorithm's variant; `None` for an algorithm of another library.
+    pub fn variant(&self) -> Option<Variant> {
+        Variant::ALL.into_iter().find(|variant| *variant as u64 == self.variant)
+    }
+
+    /// Returns an error if the algorithm does not support a matrix product.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` for an algorithm of another library, `NOT_SUPPORTED` for other types, transposes or orders, and
+    /// for too few columns.
+    pub fn supports(&self, problem: &Problem) -> Result<(), Status> {
+        let variant = self.variant().filter(|_| self.magic == MAGIC).ok_or(Status::INVALID_VALUE)?;
+        if self.form != form(problem) || variant == Variant::Wide && problem.d.columns < WIDE {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        Ok(())
     }
 
     /// Checks that the algorithm fits a matrix product, the addresses of A, B, C and D, and a workspace (address,
@@ -226,19 +267,15 @@ impl Algorithm {
     /// aligned to 16 bytes; `NOT_SUPPORTED` for other types, transposes or orders, and for operands with less alignment
     /// than the preference promised.
     pub fn check(&self, problem: &Problem, addresses: [u64; 4], workspace: (u64, u64)) -> Result<(), Status> {
+        self.supports(problem)?;
         let (address, bytes) = workspace;
         let needed = self.workspace_bytes;
-        if self.magic != MAGIC
-            || needed > 0 && (bytes < needed || address == 0 || !address.is_multiple_of(16))
-        {
+        if needed > 0 && (bytes < needed || address == 0 || !address.is_multiple_of(16)) {
             return Err(Status::INVALID_VALUE);
         }
         let aligned =
             addresses.iter().zip(self.alignment).all(|(a, alignment)| a.is_multiple_of(u64::from(alignment)));
-        if self.form != form(problem) || !aligned {
-            return Err(Status::NOT_SUPPORTED);
-        }
-        Ok(())
+        if aligned { Ok(()) } else { Err(Status::NOT_SUPPORTED) }
     }
 }
 

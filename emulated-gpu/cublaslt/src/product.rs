@@ -6,13 +6,15 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use tutti_emulated_exports::{Driver, DriverError, StreamContext};
 
-use crate::problem::{Kind, Matrix, Problem};
+use crate::problem::{Kind, Matrix, Problem, Variant};
 
 /// A matrix product with its factors and the addresses of its operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     /// The product.
     pub problem: Problem,
+    /// Order of the sums.
+    pub variant: Variant,
     /// Factor of op(A) op(B).
     pub alpha: f32,
     /// Factor of C. If it is 0, C is not read.
@@ -198,6 +200,9 @@ pub fn run(driver: Driver, of: StreamContext, call: &Call) -> Result<(), DriverE
         let mut b = operands.rows(&problem.b.transposed(), b, batch, c"cublasLtMatmul (B)")?;
         if problem.tf32 {
             a.iter_mut().chain(&mut b).for_each(|value| *value = tf32(*value));
+        }
+        if call.variant == Variant::Reverse {
+            a.chunks_exact_mut(k).chain(b.chunks_exact_mut(k)).for_each(<[f32]>::reverse);
         }
         let mut values = multiply(&a, &b, k);
         values.iter_mut().for_each(|value| *value *= call.alpha);

@@ -200,7 +200,7 @@ impl Device for CpuDevice {
     }
 
     fn limits(&self) -> DeviceLimits {
-        DeviceLimits { steps_in_flight: 1 }
+        DeviceLimits { steps_in_flight: 1, nominates_alone: false }
     }
 
     fn group_rank(&self) -> GroupRank {

@@ -103,8 +103,8 @@ arguments! {
     struct Gated {
         gate_up: Floats,
         width: u32,
-        count: u64,
         out: Floats,
+        narrow: Stored,
     }
 
     struct SigmoidGate {
@@ -388,6 +388,23 @@ arguments! {
         logits: Floats,
         width: u32,
         first: u32,
+        tasks: DevicePointer<NominationTask>,
+        peaks: Floats,
+        out_count: u32,
+        out: Floats,
+    }
+
+    struct MergePeaks {
+        of_slices: Floats,
+        slices: u32,
+        tasks: DevicePointer<NominationTask>,
+        rows: u32,
+        peaks: Floats,
+    }
+
+    struct MergeNominated {
+        of_slices: Floats,
+        slices: u32,
         tasks: DevicePointer<NominationTask>,
         peaks: Floats,
         out_count: u32,

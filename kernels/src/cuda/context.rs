@@ -1,6 +1,7 @@
 //! One GPU: its primary context, and the single stream that runs all of its work in order.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::result::{self, DriverError, event, stream};
 use cudarc::driver::sys;
@@ -9,6 +10,21 @@ use super::library;
 use super::progress::Progress;
 use super::watchdog::CurrentWait;
 use crate::DeviceError;
+
+/// Counts kernels, copies and other work that may change device memory.
+#[derive(Default)]
+pub(super) struct Writes(AtomicU64);
+
+impl Writes {
+    pub(super) fn count(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Number of writes that have been enqueued.
+    pub(super) fn so_far(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 /// A GPU with a context and a stream.
 pub(super) struct Gpu {
@@ -25,6 +41,7 @@ pub(super) struct Gpu {
     pub(super) progress: Progress,
     /// The current wait for this GPU, for the watchdog.
     pub(super) wait: CurrentWait,
+    pub(super) writes: Writes,
 }
 
 // SAFETY: any thread may use a context and its stream after it has bound the context, as every user of a `Gpu` does.
@@ -61,8 +78,19 @@ impl Gpu {
         unsafe { result::ctx::set_current(context) }.map_err(failed("binding the context"))?;
         let stream = stream::create(stream::StreamKind::NonBlocking).map_err(failed("making a stream"))?;
         let progress = Progress::new().map_err(failed("allocating pinned memory"))?;
-        let wait = CurrentWait::new();
-        Ok(Arc::new(Self { device, context, stream, ordinal, name, capability, driver, progress, wait }))
+        let (wait, writes) = (CurrentWait::new(), Writes::default());
+        Ok(Arc::new(Self {
+            device,
+            context,
+            stream,
+            ordinal,
+            name,
+            capability,
+            driver,
+            progress,
+            wait,
+            writes,
+        }))
     }
 
     /// Makes the context current in the calling thread. Every public operation of the device begins with this call.

@@ -50,6 +50,9 @@ struct Scratch {
     adjusted: Option<DeviceBuffer>,
     weights: Option<DeviceBuffer>,
     counts: Option<DeviceBuffer>,
+    /// The peaks and the nominated tokens of the slices of rows.
+    sliced_peaks: Option<DeviceBuffer>,
+    sliced_tokens: Option<DeviceBuffer>,
     /// Partial results of attention.
     parts: Option<DeviceBuffer>,
     /// The experts of each row and the rows of each expert, and the activations and outputs of all pairs of a row and
@@ -65,8 +68,9 @@ struct Scratch {
 impl Scratch {
     fn bytes(&self) -> u64 {
         let Self { input, gate_up, adjusted, weights, counts, parts, .. } = self;
-        let Self { routes, activated, expert_outputs, packed, gathered, .. } = self;
-        let dense = [input, gate_up, adjusted, weights, counts, parts];
+        let Self { sliced_peaks, sliced_tokens, routes, activated, expert_outputs, packed, gathered, .. } =
+            self;
+        let dense = [input, gate_up, adjusted, weights, counts, sliced_peaks, sliced_tokens, parts];
         let others = [routes, activated, expert_outputs, packed, gathered];
         dense.into_iter().chain(others).flatten().map(|buffer| buffer.bytes() as u64).sum()
     }
@@ -85,6 +89,7 @@ pub struct CudaDevice {
     inputs: Staging,
     results: Results,
     scratch: Scratch,
+    narrowed: Option<dense::Narrowed>,
     loader: WeightLoader,
     /// Rotary frequencies that have been copied to the device.
     ropes: Vec<attention::RopeOnDevice>,
@@ -120,6 +125,7 @@ impl CudaDevice {
             inputs: Staging::new(&gpu),
             results: Results::new(&gpu),
             scratch: Scratch::default(),
+            narrowed: None,
             loader: WeightLoader::new(&gpu),
             ropes: Vec::new(),
             expert_tables: ExpertTables::default(),
@@ -233,7 +239,7 @@ impl Device for CudaDevice {
     }
 
     fn limits(&self) -> DeviceLimits {
-        DeviceLimits { steps_in_flight: STEPS_IN_FLIGHT }
+        DeviceLimits { steps_in_flight: STEPS_IN_FLIGHT, nominates_alone: true }
     }
 
     fn free_bytes(&self) -> Option<u64> {

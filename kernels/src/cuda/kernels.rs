@@ -124,6 +124,7 @@ impl Kernels {
         if x == 0 || y == 0 {
             return Ok(());
         }
+        self.gpu.writes.count();
         let name = kernel.name;
         let Some(loaded) = self.loaded.get(kernel.index) else {
             return Err(DeviceError::Unsupported(format!("the kernel {name}, which is not loaded")));

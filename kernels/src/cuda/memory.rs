@@ -67,6 +67,7 @@ impl DeviceBuffer {
         if bytes == 0 {
             return Ok(());
         }
+        self.gpu.writes.count();
         // SAFETY: the range lies in this buffer, whose drop waits for the stream.
         unsafe { result::memset_d8_async(self.at + start as u64, 0, bytes, self.gpu.stream) }
             .map_err(|error| self.gpu.lost("filling device memory", error))
@@ -80,6 +81,7 @@ impl DeviceBuffer {
         if bytes == 0 {
             return Ok(());
         }
+        self.gpu.writes.count();
         // SAFETY: both ranges have `bytes` bytes.
         unsafe { result::memcpy_htod_async(self.at + start as u64, from, self.gpu.stream) }
             .map_err(|error| self.gpu.lost("copying to the GPU", error))
@@ -117,6 +119,7 @@ impl DeviceBuffer {
             return Ok(());
         }
         let (to, from) = (self.at + start as u64, other.at + other_start as u64);
+        self.gpu.writes.count();
         // SAFETY: both ranges lie in live buffers.
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.gpu.stream) }
             .map_err(|error| self.gpu.lost("copying on the GPU", error))

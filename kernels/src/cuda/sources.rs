@@ -100,7 +100,9 @@ kernels! {
         cast_bf16, cast_f16: Cast;
         add: Add;
         add_bias: AddBias;
-        gated: Gated;
+        gated_f32: Gated;
+        gated_bf16: Gated;
+        gated_f16: Gated;
         sigmoid_gate: SigmoidGate;
         keep_rows: KeepRows;
     }
@@ -158,7 +160,9 @@ kernels! {
     }
     "nominate.cu" ["prelude.cuh", "logits.cuh"] {
         adjust_shard: AdjustShard;
+        merge_peaks: MergePeaks;
         nominate: Nominate;
+        merge_nominated: MergeNominated;
     }
     "collectives.cu" ["prelude.cuh"] {
         pack_rows: PackRows;

@@ -70,8 +70,23 @@ impl Case for Products {
         let norm = norm.then_some(Norm { weight: &norms, eps: 1e-6 });
         device.gate_up(GateUp { x: &x, norm, weight: &pair }, &mut set).unwrap();
         all.extend(values(device, &set));
+        // The next product reads the result in the weights' type. It must not read a result that has changed since.
+        let down = matrix(device, dtype, inputs, &random.normals(inputs * outputs, 1.0));
+        let (mut out, largest_so_far) = (device.tensor(rows, inputs).unwrap(), largest(&all));
+        for changed in [None, Some(random.normals(rows * outputs, 1.0))] {
+            changed.iter().for_each(|changed| device.upload(changed, &mut set).unwrap());
+            device.linear(Linear { x: &set, norm: None, weight: &down, bias: None }, &mut out).unwrap();
+            // The comparison is relative to the largest of all values, so these are made as large.
+            let computed = values(device, &out);
+            let scale = largest_so_far / largest(&computed);
+            all.extend(computed.iter().map(|x| x * scale));
+        }
         all
     }
+}
+
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(1e-30, |largest, x| largest.max(x.abs()))
 }
 
 #[test]

@@ -14,5 +14,6 @@ mod experts;
 mod flight;
 mod group;
 mod launches;
+mod row_bits;
 mod sampling;
 mod support;

@@ -123,7 +123,7 @@ def script_problems(program, arguments):
 
 def needs(program):
     """Returns what a script needs that a fresh clone lacks, by its text and by the comment at its beginning."""
-    text = (ROOT / program).read_text()
+    text = (ROOT / program).read_text(errors="replace")
     head = re.match(r"(?:#.*\n)+|#.*\n\"\"\".*?\"\"\"", text, re.S)
     head = re.sub(r"\n# ?", " ", head.group()) if head else ""
     found = [what for what in NEEDS if re.search(rf"[Nn]eeds[^.]*{what}", head)]

@@ -85,7 +85,7 @@ struct Args {
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Kinds of steps: prefill-512, prefill-4096, decode-1, decode-4, decode-16, and on a GPU prefill-512,
-    /// prefill-2048, decode-1 and so on to decode-64 [default: all].
+    /// prefill-2048, decode-1 and so on to decode-64, sampled-1, sampled-32 [default: all].
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// The argument that `cargo bench` adds.

@@ -60,7 +60,7 @@ fn sizes_that_do_not_fit_are_invalid() {
 fn an_algorithm_serves_what_it_was_asked_for() {
     let asked = problem(|_, _| ()).unwrap();
     let mut preference = Preference::new();
-    let algorithm = Algorithm::new(&asked, &preference);
+    let algorithm = Algorithm::new(&asked, &preference, Variant::Plain);
     assert_eq!(algorithm.workspace_bytes, 0);
     assert_eq!(algorithm.check(&asked, [256; 4], (0, 0)), Ok(()));
     assert_eq!(
@@ -74,8 +74,22 @@ fn an_algorithm_serves_what_it_was_asked_for() {
     assert_eq!(algorithm.check(&other, [256; 4], (0, 0)), Err(Status::NOT_SUPPORTED), "types");
 
     preference.workspace_bytes = 1 << 20;
-    let algorithm = Algorithm::new(&asked, &preference);
+    let algorithm = Algorithm::new(&asked, &preference, Variant::Plain);
     assert!(algorithm.workspace_bytes > 0);
     assert_eq!(algorithm.check(&asked, [256; 4], (0, 0)), Err(Status::INVALID_VALUE), "workspace");
     assert_eq!(algorithm.check(&asked, [256; 4], (512, 1 << 20)), Ok(()));
+}
+
+#[test]
+fn a_wide_algorithm_refuses_few_columns() {
+    let few = problem(|_, _| ()).unwrap();
+    let columns = WIDE as u64;
+    let many =
+        problem(|_, l| (l[1].columns, l[2].columns, l[3].columns) = (columns, columns, columns)).unwrap();
+    let [plain, wide, reverse] =
+        Variant::ALL.map(|variant| Algorithm::new(&few, &Preference::new(), variant));
+    assert_eq!(wide.supports(&few), Err(Status::NOT_SUPPORTED));
+    assert_eq!(wide.supports(&many), Ok(()));
+    assert_eq!([plain.supports(&few), reverse.supports(&few)], [Ok(()), Ok(())]);
+    assert_eq!([plain, wide, reverse].map(|algorithm| algorithm.variant()), Variant::ALL.map(Some));
 }

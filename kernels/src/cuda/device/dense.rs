@@ -85,9 +85,22 @@ impl Dense for CudaDevice {
         let bytes = x.capacity * weight.outputs * size_of::<f32>();
         let both = grown(&mut self.scratch.gate_up, &self.gpu, bytes, "gate and up")?.at();
         self.product(x, norm, weight, Accumulate::Set, both)?;
-        let elements = out.elements();
-        let operands = Gated { gate_up: both, width: gates as u32, count: elements as u64, out: out.at() };
-        self.kernels.launch(kernel::gated, Grid::over(elements, THREADS), operands)
+        // The next product usually reads the result, in the weights' type.
+        let (kernel, narrow) = match weight.dtype {
+            WeightType::F32 => (kernel::gated_f32, DevicePointer::NULL),
+            WeightType::Bf16 => (kernel::gated_bf16, self.input_of(out, weight.dtype)?),
+            WeightType::F16 => (kernel::gated_f16, self.input_of(out, weight.dtype)?),
+        };
+        let blocks = (gates.div_ceil(4 * THREADS as usize), out.live);
+        let grid = Grid { blocks, threads: THREADS, shared_bytes: 0 };
+        self.kernels.launch(
+            kernel,
+            grid,
+            Gated { gate_up: both, width: gates as u32, out: out.at(), narrow },
+        )?;
+        let writes = self.gpu.writes.so_far();
+        self.narrowed = Some(Narrowed { x: out.at().address(), rows: out.live, dtype: weight.dtype, writes });
+        Ok(())
     }
 
     fn sigmoid_gate(&mut self, gate: &Tensor, x: &mut Tensor) -> Result<(), DeviceError> {
@@ -137,6 +150,17 @@ impl Dense for CudaDevice {
     }
 }
 
+/// The tensor whose rows the scratch memory for inputs of products holds, in the type of weights.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct Narrowed {
+    /// Address of the tensor's rows.
+    x: u64,
+    rows: usize,
+    dtype: WeightType,
+    /// The [writes](crate::cuda::context::Writes) so far. A later one may have changed the tensor or the memory.
+    writes: u64,
+}
+
 impl CudaDevice {
     /// Enqueues the RMS norm of the rows of `x`, and stores the result as `dtype` at `out`.
     fn norm(
@@ -153,6 +177,12 @@ impl CudaDevice {
         };
         let operands = RmsNorm { x: x.at(), weight, eps, width: x.width as u32, out };
         self.kernels.launch(kernel, Grid::of(x.live, THREADS), operands)
+    }
+
+    /// Returns scratch memory for `x` in the type of a product's weights.
+    fn input_of(&mut self, x: &Tensor, dtype: WeightType) -> Result<DevicePointer<u8>, DeviceError> {
+        let bytes = x.capacity * x.width * dtype.bytes();
+        Ok(grown(&mut self.scratch.input, &self.gpu, bytes, "the input of a product")?.at())
     }
 
     /// Enqueues a matrix product of `x`. The rows are first normalised if there is a norm, and then converted to the
@@ -172,10 +202,12 @@ impl CudaDevice {
         let input = match (norm, matrix.dtype) {
             (None, WeightType::F32) => x.at().cast(),
             (norm, dtype) => {
-                let bytes = x.capacity * x.width * dtype.bytes();
-                let input = grown(&mut self.scratch.input, &self.gpu, bytes, "the input of a product")?.at();
+                let input = self.input_of(x, dtype)?;
+                let writes = self.gpu.writes.so_far();
+                let narrowed = Narrowed { x: x.at().address(), rows: x.live, dtype, writes };
                 match (norm, dtype) {
                     (Some(norm), dtype) => self.norm(x, norm, dtype, input)?,
+                    (None, _) if self.narrowed == Some(narrowed) => {}
                     (None, dtype) => {
                         let kernel =
                             if dtype == WeightType::F16 { kernel::cast_f16 } else { kernel::cast_bf16 };

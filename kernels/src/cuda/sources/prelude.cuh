@@ -41,6 +41,7 @@ struct F32 {
   static DEVICE float narrow(float x) { return x; }
   // Four consecutive elements, aligned to their size.
   static DEVICE float4 load4(const float* at) { return *reinterpret_cast<const float4*>(at); }
+  static DEVICE void store4(float* at, float4 x) { *reinterpret_cast<float4*>(at) = x; }
 };
 
 struct Bf16 {
@@ -55,6 +56,10 @@ struct Bf16 {
     uint2 x = *reinterpret_cast<const uint2*>(at);
     return make_float4(__uint_as_float(x.x << 16), __uint_as_float(x.x & 0xffff0000u), __uint_as_float(x.y << 16),
                        __uint_as_float(x.y & 0xffff0000u));
+  }
+  static DEVICE void store4(u16* at, float4 x) {
+    const u32 low = narrow(x.x) | (u32)narrow(x.y) << 16, high = narrow(x.z) | (u32)narrow(x.w) << 16;
+    *reinterpret_cast<uint2*>(at) = make_uint2(low, high);
   }
 };
 
@@ -73,6 +78,10 @@ struct F16 {
   static DEVICE float4 load4(const u16* at) {
     uint2 x = *reinterpret_cast<const uint2*>(at);
     return make_float4(widen((u16)x.x), widen((u16)(x.x >> 16)), widen((u16)x.y), widen((u16)(x.y >> 16)));
+  }
+  static DEVICE void store4(u16* at, float4 x) {
+    const u32 low = narrow(x.x) | (u32)narrow(x.y) << 16, high = narrow(x.z) | (u32)narrow(x.w) << 16;
+    *reinterpret_cast<uint2*>(at) = make_uint2(low, high);
   }
 };
 

@@ -6,7 +6,7 @@ use tutti_kernels::{
 };
 
 use super::{Rank, RankCase, ranks};
-use crate::support::{Families, Random, results, tensor, values};
+use crate::support::{Families, Random, cpus, cuda, results, tensor, values};
 
 static GREEDY: SamplingParams = SamplingParams::GREEDY;
 /// Number of rows of logits.
@@ -16,7 +16,12 @@ const ROWS: usize = 5;
 fn kinds(width: usize) -> Vec<SamplingParams> {
     let warm = SamplingParams { temperature: 0.9, top_k: 9, ..GREEDY.clone() };
     let last = width as u32 - 1;
-    let bias = [(0, 2.5), (last / 2, 1.5), (last / 2 + 1, -9.0), (last, 3.0)].map(LogitBias::from).to_vec();
+    // Among many tokens, a bias decides only if it is large. The second token is the first one of a slice.
+    let bias = match width {
+        0..=4096 => vec![(0, 2.5), (last / 2, 1.5), (last / 2 + 1, -9.0), (last, 3.0)],
+        _ => vec![(0, 25.0), (last / 3 + 1, 20.0), (last / 2, 15.0), (last / 2 + 1, -90.0), (last, 30.0)],
+    };
+    let bias: Vec<LogitBias> = bias.into_iter().map(LogitBias::from).collect();
     let mut kinds = vec![
         GREEDY.clone(),
         SamplingParams { logit_bias: bias.clone(), ..GREEDY.clone() },
@@ -175,9 +180,9 @@ fn sampled(results: StepResults) -> Vec<Sampled> {
 
 fn compare(rank: &Rank, width: usize, position: u64) {
     let (case, size) = (Sampling::new(width, position), rank.group_rank.world_size);
-    let ((gpu, theirs), cpus) = rank.on_both(&case);
+    let ((gpu, theirs), of_cpus) = rank.on_both(&case);
     let gpu = sampled(gpu);
-    for ((isa, (cpu, wanted)), (_, mut device)) in cpus.into_iter().zip(crate::support::cpus()) {
+    for ((isa, (cpu, wanted)), (_, mut device)) in of_cpus.into_iter().zip(cpus()) {
         assert_eq!(theirs.len(), wanted.len());
         for (index, (got, want)) in theirs.iter().zip(&wanted).enumerate() {
             assert_eq!(got, want, "{width} logits on {isa}: element {index} of what the rank nominates");
@@ -195,6 +200,30 @@ fn compare(rank: &Rank, width: usize, position: u64) {
                 let what = format!("{size} ranks, {width} logits on {isa}, {:?}", case.kinds[request]);
                 assert_eq!((gpu[reversed].token, cpu[reversed].token), (whole.token, whole.token), "{what}");
                 assert_scores(&gpu[reversed].score, &whole.score);
+            }
+        }
+    }
+}
+
+/// A row of 9,001 logits is divided among three thread blocks.
+#[test]
+fn tokens_of_one_gpu_are_those_of_the_cpu() {
+    let Some(mut gpu) = cuda("nominations of one GPU") else { return };
+    for width in [2046, 9001] {
+        let case = Sampling::new(width, 5);
+        let (got, theirs) = case.run(&mut gpu);
+        let got = sampled(got);
+        for (isa, mut cpu) in cpus() {
+            let (_, wanted) = case.run(&mut cpu);
+            assert!(theirs == wanted, "{width} logits on {isa}: the GPU nominates other tokens");
+            let alone = sampled(case.alone(&mut cpu));
+            assert_eq!(got.len(), alone.len());
+            for (_, requests) in case.batches() {
+                for (&request, &reversed) in requests.iter().zip(requests.iter().rev()) {
+                    let what = format!("{width} logits on {isa}, {:?}", case.kinds[request]);
+                    assert_eq!(got[reversed].token, alone[request].token, "{what}");
+                    assert_scores(&got[reversed].score, &alone[request].score);
+                }
             }
         }
     }

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::json;
 use tutti_kernels::{
-    Device, Quantize,
+    Device, Quantize, SamplingParams,
     cuda::{self, CudaDevice, KernelCache},
 };
 use tutti_models::{LoadFormat, LoadOptions, load};
@@ -24,6 +24,18 @@ const BATCH: usize = 64;
 /// Steps per round of each kind of prefill and of each kind of decode.
 const PREFILLS: usize = 10;
 const DECODES: usize = 50;
+
+/// Name of the kinds of decodes that draw their tokens.
+const DRAWN: &str = "sampled";
+
+/// The parameters with which a kind samples: the likeliest token, or those that Qwen3 recommends.
+fn params(drawn: bool) -> SamplingParams {
+    let greedy = SamplingParams { seed: 1, ..SamplingParams::GREEDY };
+    match drawn {
+        false => greedy,
+        true => SamplingParams { temperature: 0.6, top_k: 20, top_p: 0.95, ..greedy },
+    }
+}
 
 /// The options of the bench.
 pub struct Bench {
@@ -42,6 +54,8 @@ struct Kind {
     tokens: usize,
     start: usize,
     times: usize,
+    /// Draws tokens with the defaults of Qwen3, instead of taking the likeliest ones.
+    drawn: bool,
 }
 
 fn kinds(bench: &Bench) -> Vec<Kind> {
@@ -52,16 +66,19 @@ fn kinds(bench: &Bench) -> Vec<Kind> {
         tokens,
         start: 0,
         times: times(PREFILLS),
+        drawn: false,
     };
-    let decode = |batch: usize| Kind {
-        name: format!("decode-{batch}"),
+    let decode = |name: &str, batch: usize| Kind {
+        name: format!("{name}-{batch}"),
         batch,
         tokens: 1,
         start: CONTEXT,
         times: times(DECODES),
+        drawn: name == DRAWN,
     };
     let mut kinds: Vec<Kind> = [CONTEXT, LONG].map(prefill).into_iter().collect();
-    kinds.extend([1, 2, 4, 8, 16, 32, BATCH].map(decode));
+    kinds.extend([1, 2, 4, 8, 16, 32, BATCH].map(|batch| decode("decode", batch)));
+    kinds.extend([1, 32].map(|batch| decode(DRAWN, batch)));
     kinds.retain(|kind| bench.only.is_empty() || bench.only.contains(&kind.name));
     kinds
 }
@@ -89,6 +106,7 @@ pub fn run(bench: &Bench) -> Result<(), Failure> {
     println!("opened, with its kernels, in {opened:.1?}; loaded and warm in {:.1?}", began.elapsed());
     let mut figures = Vec::new();
     for kind in kinds(bench) {
+        steps.sample_with(params(kind.drawn));
         let mut rounds = (0..bench.rounds.max(1))
             .map(|_| round(&mut steps, &kind))
             .collect::<Result<Vec<Duration>, _>>()?;

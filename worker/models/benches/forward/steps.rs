@@ -49,6 +49,11 @@ impl Steps {
         self.model.describe()
     }
 
+    /// Sets the sampling parameters of all requests.
+    pub fn sample_with(&mut self, params: SamplingParams) {
+        self.params = params;
+    }
+
     /// Returns the maximum number of steps in flight on the device.
     pub fn in_flight(&self) -> usize {
         self.model.limits().steps_in_flight

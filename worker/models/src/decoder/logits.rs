@@ -5,6 +5,8 @@
 //! token, every rank finds its best token, and the leader compares one candidate per rank. The largest logit wins.
 //! Among equal logits the lowest token id wins, as in a group of one rank.
 //!
+//! Some devices sample in this way in a group of one rank, too.
+//!
 //! A row with a `top_k` of at most 256 or without temperature may have a [`Nomination`](tutti_kernels::Nomination),
 //! because its token depends only on the best tokens. Each rank applies bias, forbidden tokens and penalties to its own
 //! logits of these rows. The ranks compare their largest logits, and each rank sends the requested number of its best
@@ -47,7 +49,8 @@ pub(super) struct Head<D: Device> {
     hidden: D::Tensor,
     /// Logits, `[rows, vocabulary]`.
     logits: D::Tensor,
-    /// `None` in a group of one rank, or if the vocabulary is larger than [`MAX_CANDIDATES`].
+    /// `None` if the vocabulary is larger than [`MAX_CANDIDATES`], and in a group of one rank unless its device
+    /// [nominates alone](tutti_kernels::DeviceLimits::nominates_alone).
     candidates: Option<Candidates<D>>,
     /// Logits of all ranks side by side, `[rows, ranks * vocabulary]`. `None` except on the leader of a TP group.
     gathered: Option<D::Tensor>,
@@ -74,7 +77,7 @@ impl<D: DecoderDevice> Head<D> {
         let (own, ranks) = (share(vocabulary, group_rank), group_rank.world_size);
         let fitting = TILE_BYTES / (vocabulary * size_of::<f32>()).max(1);
         let rows = fitting.max(BLOCK).min(max_step_tokens.max(1));
-        let candidates = ranks > 1 && vocabulary <= MAX_CANDIDATES;
+        let candidates = (ranks > 1 || device.limits().nominates_alone) && vocabulary <= MAX_CANDIDATES;
         let gathers = group_rank.is_leader() && ranks > 1;
         Ok(Self {
             group_rank,
@@ -98,7 +101,8 @@ impl<D: DecoderDevice> Head<D> {
         logit_rows: usize,
         wanted: &LogitRequests<'_>,
     ) -> Result<(), DeviceError> {
-        let rows = if self.group_rank.is_alone() { wanted.rows() } else { wanted.rows_of_group() };
+        let nominates = self.candidates.is_some() || !self.group_rank.is_alone();
+        let rows = if nominates { wanted.rows_of_group() } else { wanted.rows() };
         let tiles = self.tiles_of(&rows, logit_rows)?;
         let LogitRequests { mut sample, mut score } = *wanted;
         for tile in &tiles {
@@ -161,17 +165,19 @@ impl<D: DecoderDevice> Head<D> {
         if tile.likeliest {
             let argmax = Argmax { x, norm, weight, logits };
             match candidates {
-                None => device.argmax(argmax)?,
-                Some(Candidates { exchanges: [Exchange { own, all, .. }, ..], .. }) => {
+                Some(Candidates { exchanges: [Exchange { own, all, .. }, ..], .. })
+                    if !self.group_rank.is_alone() =>
+                {
                     device.partial_argmax(argmax, *first, own)?;
                     device.gather_columns(own, all.as_mut())?;
                     all.as_ref().map_or(Ok(()), |all| device.best_candidates(all))?;
                 }
+                _ => device.argmax(argmax)?,
             }
             return Ok(GatheredBy::default());
         }
         device.linear(Linear { x, norm, weight, bias: None }, logits)?;
-        if self.group_rank.is_alone() {
+        if self.group_rank.is_alone() && candidates.is_none() {
             return Ok(GatheredBy::default());
         }
         let mut by = gathered_by(wanted, &tile.rows, candidates.is_some());
@@ -183,9 +189,11 @@ impl<D: DecoderDevice> Head<D> {
             device.adjust(logits, &by.nominated, *first, peaks)?;
             device.all_reduce_max(peaks)?;
             device.nominate(logits, &by.nominated, *first, peaks, own)?;
-            device.gather_columns(own, all.as_mut())?;
+            if !self.group_rank.is_alone() {
+                device.gather_columns(own, all.as_mut())?;
+            }
         }
-        if !by.whole.is_empty() {
+        if !by.whole.is_empty() && !self.group_rank.is_alone() {
             device.gather_rows(logits, &by.whole, gathered.as_mut())?;
         }
         Ok(by)
@@ -201,7 +209,7 @@ impl<D: DecoderDevice> Head<D> {
     ) -> Result<(), DeviceError> {
         let logits = self.gathered.as_ref().unwrap_or(&self.logits);
         let all = self.candidates.as_ref().filter(|_| !by.nominated.is_empty());
-        let all = all.and_then(|all| Some((&all.peaks, all.exchanges[by.exchange].all.as_ref()?)));
+        let all = all.and_then(|all| Some((&all.peaks, all.exchanges[by.exchange].of_all_ranks()?)));
         if let Some((peaks, candidates)) = all {
             let nominated: Vec<usize> = by.nominated.iter().map(|(row, _)| *row).collect();
             let gathered = GatheredRows { logits, candidates, peaks, nominated: &nominated };

@@ -2,7 +2,7 @@
 
 use super::tasks::{self, Lists, Request};
 use super::{CudaDevice, SCRATCH_BYTES, THREADS};
-use crate::cuda::arguments::{self, AdjustShard};
+use crate::cuda::arguments::{self, AdjustShard, MergeNominated, MergePeaks};
 use crate::cuda::kernels::Grid;
 use crate::cuda::memory::grown;
 use crate::cuda::records::{NominationTask, Record};
@@ -12,8 +12,14 @@ use crate::cuda::tensor::Tensor;
 use crate::device::sampler_preconditions as check;
 use crate::{DeviceError, GatheredRows, MAX_NOMINATED, Nomination, SampleRow};
 
+/// Width of a slice of a row of logits, as far as [`MOST_SLICES`] suffice.
+const SLICE: usize = 4096;
+const MOST_SLICES: usize = 32;
+
 // A thread of `nominate` holds one nominated token.
 const _: () = assert!(MAX_NOMINATED <= THREADS);
+// Each slice of a divided row has at least as many tokens as a nomination, even the last one, which is the shortest.
+const _: () = assert!(SLICE / 2 - MOST_SLICES >= MAX_NOMINATED as usize);
 
 impl CudaDevice {
     pub(super) fn adjust_shard(
@@ -28,16 +34,27 @@ impl CudaDevice {
         // The peaks (largest logits) of rows without a nomination are zero, so that every entry is defined.
         peaks.data.fill_zeros(0, peaks.elements() * size_of::<f32>())?;
         let tasks = self.inputs.upload(&words(rows, logits.width, Lists::OfAdjustments))?;
-        let (width, first) = (logits.width as u32, first as u32);
+        let (width, first, slices) = (logits.width as u32, first as u32, slices_of(logits.width));
+        let bytes = logits.capacity * slices * 2 * size_of::<f32>();
+        let of_slices = match slices {
+            1 => peaks.at(),
+            _ => grown(&mut self.scratch.sliced_peaks, &self.gpu, bytes, "the peaks of slices")?.at(),
+        };
         let operands = AdjustShard {
             logits: logits.at(),
             width,
             first,
             tasks: tasks.cast(),
             words: tasks,
-            peaks: peaks.at(),
+            peaks: of_slices,
         };
-        self.kernels.launch(kernel::adjust_shard, Grid::of(rows.len(), THREADS), operands)
+        self.kernels.launch(kernel::adjust_shard, grid(rows.len(), slices), operands)?;
+        if slices == 1 {
+            return Ok(());
+        }
+        let (slices, count) = (slices as u32, rows.len() as u32);
+        let operands = MergePeaks { of_slices, slices, tasks: tasks.cast(), rows: count, peaks: peaks.at() };
+        self.kernels.launch(kernel::merge_peaks, Grid::over(rows.len(), 32), operands)
     }
 
     pub(super) fn nominate_shard(
@@ -55,16 +72,35 @@ impl CudaDevice {
         // Rows without a nomination are gathered, too, so their entries are cleared.
         out.data.fill_zeros(0, out.elements() * size_of::<f32>())?;
         let tasks = self.inputs.upload(&words(rows, logits.width, Lists::Empty))?;
+        let (slices, out_count) = (slices_of(logits.width), (out.width / 2) as u32);
+        // The scratch memory has room for the largest nominations, so that it does not grow later.
+        let bytes = logits.capacity * slices * 2 * MAX_NOMINATED as usize * size_of::<f32>();
+        let of_slices = match slices {
+            1 => out.at(),
+            _ => grown(&mut self.scratch.sliced_tokens, &self.gpu, bytes, "the best tokens of slices")?.at(),
+        };
         let operands = arguments::Nominate {
             logits: logits.at(),
             width: logits.width as u32,
             first: first as u32,
             tasks: tasks.cast(),
             peaks: peaks.at(),
-            out_count: (out.width / 2) as u32,
+            out_count,
+            out: of_slices,
+        };
+        self.kernels.launch(kernel::nominate, grid(rows.len(), slices), operands)?;
+        if slices == 1 {
+            return Ok(());
+        }
+        let operands = MergeNominated {
+            of_slices,
+            slices: slices as u32,
+            tasks: tasks.cast(),
+            peaks: peaks.at(),
+            out_count,
             out: out.at(),
         };
-        self.kernels.launch(kernel::nominate, Grid::of(rows.len(), THREADS), operands)
+        self.kernels.launch(kernel::merge_nominated, Grid::of(rows.len(), THREADS), operands)
     }
 
     pub(super) fn sample_rows(
@@ -121,6 +157,16 @@ impl CudaDevice {
         }
         Ok(())
     }
+}
+
+/// Returns the number of slices into which thread blocks divide a row of logits.
+fn slices_of(width: usize) -> usize {
+    width.div_ceil(SLICE).clamp(1, MOST_SLICES)
+}
+
+/// A grid of one thread block per slice of each row.
+fn grid(rows: usize, slices: usize) -> Grid {
+    Grid { blocks: (rows, slices), threads: THREADS, shared_bytes: 0 }
 }
 
 /// Returns the tasks of one launch, followed by their lists. A task refers to a list by the index of the list's first

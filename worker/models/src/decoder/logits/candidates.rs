@@ -24,10 +24,19 @@ pub(super) struct Candidates<D: Device> {
 /// Buffers for rows with up to `count` candidates per rank. A candidate takes two numbers.
 pub(super) struct Exchange<D: Device> {
     count: usize,
+    /// True in a group of one rank.
+    alone: bool,
     /// This rank's candidates, `[rows, 2 * count]`.
     pub own: D::Tensor,
-    /// The ranks' candidates side by side, `[rows, ranks * 2 * count]`. `None` except on the leader.
+    /// The ranks' candidates side by side, `[rows, ranks * 2 * count]`. `None` except on the leader of a TP group.
     pub all: Option<D::Tensor>,
+}
+
+impl<D: Device> Exchange<D> {
+    /// The candidates of all ranks; `None` on a follower. The own candidates are all candidates of a group of one rank.
+    pub fn of_all_ranks(&self) -> Option<&D::Tensor> {
+        self.all.as_ref().or(self.alone.then_some(&self.own))
+    }
 }
 
 impl<D: DecoderDevice> Candidates<D> {
@@ -39,8 +48,11 @@ impl<D: DecoderDevice> Candidates<D> {
             let all = 2 * count * group_rank.world_size;
             Ok::<_, DeviceError>(Exchange {
                 count,
+                alone: group_rank.is_alone(),
                 own: device.tensor(rows, 2 * count)?,
-                all: group_rank.is_leader().then(|| device.tensor(rows, all)).transpose()?,
+                all: (group_rank.is_leader() && !group_rank.is_alone())
+                    .then(|| device.tensor(rows, all))
+                    .transpose()?,
             })
         };
         let [one, some, most] = CANDIDATES;
