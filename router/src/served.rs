@@ -18,7 +18,10 @@ use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint};
 
 use crate::{
     fleet::Member,
-    text::{template::ChatTemplate, tokenizer::Tokenizer},
+    text::{
+        template::{ChatTemplate, files::TokenizerFiles},
+        tokenizer::Tokenizer,
+    },
 };
 
 /// The served model: its description and its parsed text files.
@@ -33,8 +36,9 @@ pub struct ServedModel {
 pub struct ServedText {
     /// `None` with `skip_tokenizer_init`.
     pub tokenizer: Option<Arc<Tokenizer>>,
-    /// `None` if the checkpoint has no template, or with `skip_tokenizer_init`.
-    pub template: Option<Arc<ChatTemplate>>,
+    /// `None` if the checkpoint has no template, or with `skip_tokenizer_init`. An error if the template cannot be
+    /// used, which refuses chats alone.
+    pub template: Option<Result<Arc<ChatTemplate>, Error>>,
     /// Sampling defaults from generation_config.json.
     pub defaults: Sampling,
 }
@@ -70,6 +74,8 @@ pub struct TextFiles {
     pub tokenizer: Option<Vec<u8>>,
     /// `tokenizer_config.json`.
     pub tokenizer_config: Option<Vec<u8>>,
+    /// `special_tokens_map.json`.
+    pub special_tokens_map: Option<Vec<u8>>,
     /// `chat_template.jinja`.
     pub chat_template: Option<Vec<u8>>,
     /// `generation_config.json`.
@@ -106,6 +112,7 @@ impl TextFiles {
         Ok(Self {
             tokenizer: checkpoint.read(Local::Tokenizer)?,
             tokenizer_config: checkpoint.read(Local::TokenizerConfig)?,
+            special_tokens_map: checkpoint.read(Local::SpecialTokensMap)?,
             chat_template: checkpoint.read(Local::ChatTemplate)?,
             generation_config: checkpoint.read(Local::GenerationConfig)?,
         })
@@ -127,6 +134,7 @@ impl TextFiles {
         if !skip_tokenizer_init {
             files.tokenizer = fetch(conductor, CheckpointFile::Tokenizer).await?;
             files.tokenizer_config = fetch(conductor, CheckpointFile::TokenizerConfig).await?;
+            files.special_tokens_map = fetch(conductor, CheckpointFile::SpecialTokensMap).await?;
             files.chat_template = fetch(conductor, CheckpointFile::ChatTemplate).await?;
         }
         Ok(files)
@@ -138,6 +146,12 @@ async fn fetch(conductor: &Member, file: CheckpointFile) -> Result<Option<Vec<u8
     match conductor.read_file(file).await {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        // A conductor of an earlier version does not know the file.
+        Err(error)
+            if error.kind() == ErrorKind::InvalidArgument && file == CheckpointFile::SpecialTokensMap =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
@@ -158,12 +172,28 @@ impl ServedText {
                 "the checkpoint has no tokenizer.json; with skip_tokenizer_init it is served by token ids";
             return Err(Error::invalid("tokenizer", message));
         };
-        let template = ChatTemplate::read(files.tokenizer_config.as_deref(), files.chat_template.as_deref())?;
+        let config =
+            TokenizerFiles::read(files.tokenizer_config.as_deref(), files.special_tokens_map.as_deref())?;
+        let template = ChatTemplate::of(&config, files.chat_template.as_deref());
+        if let Err(error) = &template {
+            tracing::warn!(%error, "chats are refused: the checkpoint's chat template cannot be used");
+        }
         Ok(Self {
-            tokenizer: Some(Arc::new(Tokenizer::from_bytes(json)?)),
-            template: template.map(Arc::new),
+            tokenizer: Some(Arc::new(Tokenizer::of(json, &config)?)),
+            template: template.transpose().map(|template| template.map(Arc::new)),
             defaults,
         })
+    }
+
+    /// The chat template, or an error about the request's messages.
+    pub fn template(&self) -> Result<&ChatTemplate, Error> {
+        match &self.template {
+            Some(Ok(template)) => Ok(template),
+            Some(Err(error)) => {
+                Err(Error::invalid("messages", format!("cannot be used: {}", error.message())))
+            }
+            None => Err(Error::invalid("messages", "cannot be used: the checkpoint has no chat template")),
+        }
     }
 }
 

@@ -755,6 +755,7 @@ pub enum CheckpointFile {
     TokenizerConfig = 2,
     ChatTemplate = 3,
     GenerationConfig = 4,
+    SpecialTokensMap = 5,
 }
 impl CheckpointFile {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -768,6 +769,7 @@ impl CheckpointFile {
             Self::TokenizerConfig => "TOKENIZER_CONFIG",
             Self::ChatTemplate => "CHAT_TEMPLATE",
             Self::GenerationConfig => "GENERATION_CONFIG",
+            Self::SpecialTokensMap => "SPECIAL_TOKENS_MAP",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -778,6 +780,7 @@ impl CheckpointFile {
             "TOKENIZER_CONFIG" => Some(Self::TokenizerConfig),
             "CHAT_TEMPLATE" => Some(Self::ChatTemplate),
             "GENERATION_CONFIG" => Some(Self::GenerationConfig),
+            "SPECIAL_TOKENS_MAP" => Some(Self::SpecialTokensMap),
             _ => None,
         }
     }

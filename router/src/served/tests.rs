@@ -1,5 +1,5 @@
 use super::*;
-use crate::test_support;
+use crate::{test_support, text::tokenizer::SpecialTokens};
 
 fn files(tokenizer: Option<Vec<u8>>, generation_config: &[u8]) -> TextFiles {
     TextFiles { tokenizer, generation_config: Some(generation_config.to_vec()), ..TextFiles::default() }
@@ -30,7 +30,45 @@ fn broken_files_are_named() {
         ..files(Some(good.clone()), b"{}")
     };
     assert_eq!(refused(&broken(Some(b"{"), None), false), "tokenizer_config");
-    assert_eq!(refused(&broken(None, Some(b"{% if %}")), false), "chat_template");
+    // Only chats need the template.
+    let text = ServedText::read(&broken(None, Some(b"{% if %}")), false).unwrap();
+    let error = text.template().err().unwrap();
+    assert_eq!(error.field(), Some("messages"));
+    assert!(error.message().contains("does not compile"), "{error}");
+}
+
+#[test]
+fn special_tokens_are_read_from_the_older_file_and_become_tokens() {
+    let of = |config: &str, map: &str| {
+        let files = TextFiles {
+            tokenizer_config: Some(config.into()),
+            special_tokens_map: Some(map.into()),
+            chat_template: Some(b"{{ eos_token }}{{ image_token }}{{ messages[0].content }}".to_vec()),
+            ..files(Some(test_support::tokenizer_json()), b"{}")
+        };
+        let text = ServedText::read(&files, false).unwrap();
+        let options = crate::text::template::RenderOptions::default();
+        let messages = [crate::text::template::Message::new("user", "x")];
+        let shown = text.template().unwrap().render(&messages, &options, 100).unwrap();
+        (shown, text.tokenizer.unwrap())
+    };
+    let map = r#"{"eos_token": {"content": "</new>", "special": true}}"#;
+    let (shown, tokenizer) =
+        of(r#"{"eos_token": "</s>", "extra_special_tokens": {"image_token": "<i>"}}"#, map);
+    assert_eq!(shown, "</new><i>x");
+    let ids = tokenizer.encode("</new>", SpecialTokens::Exclude).unwrap();
+    assert!(ids.len() == 1 && tokenizer.is_special(ids[0]), "{ids:?}");
+    // The newer member of the other file takes the older file's place, and may add and mark tokens.
+    let added = r#"{"eos_token": "</s>", "added_tokens_decoder": {
+        "301": {"content": "</b>", "special": false}, "300": {"content": "</s>", "special": true}}}"#;
+    let (shown, tokenizer) = of(added, map);
+    assert_eq!(shown, "</s>x");
+    let ids = tokenizer.encode("</s></b>", SpecialTokens::Exclude).unwrap();
+    assert_eq!(ids.len(), 2);
+    assert_eq!(
+        (tokenizer.is_special(ids[0]), tokenizer.is_special(ids[1]), ids[1] - ids[0]),
+        (true, false, 1)
+    );
 }
 
 #[test]

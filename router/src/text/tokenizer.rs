@@ -5,13 +5,14 @@ mod quoted;
 use std::{borrow::Cow, collections::HashSet};
 
 use rayon::prelude::*;
-use tokenizers::{DecoderWrapper, Encoding, Tokenizer as Inner};
+use tokenizers::{AddedToken, DecoderWrapper, Encoding, Tokenizer as Inner};
 use tutti_runtime::Error;
 
 use super::{
     quoting::{QuotedText, is_private},
     segments,
     special::SpecialTexts,
+    template::files::TokenizerFiles,
 };
 
 /// The treatment of special tokens by an encoding or a decoding.
@@ -73,10 +74,17 @@ pub fn max_text_bytes(tokens: u32) -> usize {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`.
+    /// Reads a `tokenizer.json` alone.
+    #[cfg(any(test, fuzzing))]
     pub fn from_bytes(json: &[u8]) -> Result<Self, Error> {
+        Self::of(json, &TokenizerFiles::default())
+    }
+
+    /// Reads a `tokenizer.json`, and adds the tokens that other files name and this one lacks.
+    pub fn of(json: &[u8], files: &TokenizerFiles) -> Result<Self, Error> {
         let invalid = |e: tokenizers::Error| Error::invalid("tokenizer", format!("tokenizer.json: {e}"));
         let mut inner = Inner::from_bytes(json).map_err(invalid)?;
+        add_tokens(&mut inner, files).map_err(invalid)?;
         // Turns off the file's truncation and padding, which are meant for training. A prompt is always encoded whole.
         inner.with_truncation(None).map_err(invalid)?;
         inner.with_padding(None);
@@ -207,6 +215,21 @@ impl Tokenizer {
             }
         }
     }
+}
+
+/// Adds the tokens of other files that the tokenizer lacks, in the order of Hugging Face's transformers.
+fn add_tokens(tokenizer: &mut Inner, files: &TokenizerFiles) -> tokenizers::Result<()> {
+    let known: Vec<AddedToken> = tokenizer.get_added_tokens_decoder().into_values().collect();
+    let mut missing: Vec<AddedToken> =
+        files.added.iter().filter(|token| !known.contains(token)).cloned().collect();
+    let is_in = |tokens: &[AddedToken], text: &str| tokens.iter().any(|token| token.content == text);
+    for text in files.special() {
+        if !is_in(&known, text) && !is_in(&missing, text) {
+            missing.push(AddedToken::from(text, true));
+        }
+    }
+    tokenizer.add_tokens(missing)?;
+    Ok(())
 }
 
 /// Refuses a text with a run over [`MAX_RUN_BYTES`].
