@@ -15,6 +15,8 @@ mod messages;
 mod models;
 mod origin;
 mod parameters;
+#[cfg(test)]
+mod reference;
 mod sse;
 mod tokenize;
 mod usage;

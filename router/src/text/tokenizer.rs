@@ -103,7 +103,7 @@ impl Tokenizer {
             special: added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect(),
             added: added.keys().copied().collect(),
             cuttable: segments::allowed(&inner),
-            byte_level: matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))),
+            byte_level: inner.get_decoder().is_some_and(is_byte_level),
             inner,
         })
     }
@@ -189,19 +189,29 @@ impl Tokenizer {
         self.byte_level
     }
 
-    /// The bytes of a single token. They may be an incomplete character. An unknown id has no bytes.
+    /// The bytes of a single token inside a text, where a word keeps the space before it. They may be an incomplete
+    /// character. An unknown id has no bytes.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
         if self.byte_level {
             return byte_level_bytes(&token);
         }
-        if self.added.contains(&id) {
-            return token.into_bytes();
-        }
-        if let Some(byte) = fallback_byte(&token) {
+        if !self.added.contains(&id)
+            && let Some(byte) = fallback_byte(&token)
+        {
             return vec![byte];
         }
-        self.inner.decode(&[id], false).unwrap_or(token).into_bytes()
+        // A decoder may treat the first token of a text differently, so the token follows itself.
+        let decode = |ids: &[u32]| self.inner.decode(ids, false).ok();
+        let (Some(first), Some(both)) = (decode(&[id]), decode(&[id, id])) else { return token.into_bytes() };
+        let second = both.strip_prefix(first.as_str()).filter(|second| !second.is_empty());
+        second.map_or_else(|| first.as_bytes().to_vec(), |second| second.as_bytes().to_vec())
+    }
+
+    /// The text that is encoded into this token, if the token is an added one; else the token's string.
+    pub fn added_text(&self, id: u32) -> String {
+        let added = self.inner.id_to_token(id).filter(|_| self.added.contains(&id));
+        added.unwrap_or_else(|| self.token_string(id))
     }
 
     /// A token's string in logprobs: its text, or `bytes:\x..` as in OpenAI's API if its bytes are not valid UTF-8.
@@ -246,6 +256,19 @@ fn check_runs(text: &str) -> Result<(), Error> {
             Err(Error::invalid("prompt", message))
         }
         _ => Ok(()),
+    }
+}
+
+/// True if a decoder concatenates the tokens' bytes.
+fn is_byte_level(decoder: &DecoderWrapper) -> bool {
+    match decoder {
+        DecoderWrapper::ByteLevel(_) => true,
+        // Written by some checkpoints for one decoder.
+        DecoderWrapper::Sequence(parts) => match parts.get_decoders() {
+            [only] => is_byte_level(only),
+            _ => false,
+        },
+        _ => false,
     }
 }
 

@@ -18,6 +18,11 @@ pub fn add(environment: &mut Environment<'_>) {
     environment.add_function("strftime_now", strftime_now);
     environment.add_filter("tojson", to_json);
     environment.add_filter("trim", trim);
+    environment.add_filter("length", length);
+    environment.add_filter("count", length);
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    environment
+        .add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
 }
 
 /// True for Python's white space, which has four characters more than Unicode's.
@@ -227,6 +232,14 @@ fn raise_exception(message: String) -> Result<Value, Error> {
 fn strftime_now(format: &str) -> Result<String, Error> {
     let now = jiff::Timestamp::now().to_zoned(TimeZone::UTC);
     jiff::fmt::strtime::format(format, &now).map_err(|e| failed(format!("strftime_now: {e}")))
+}
+
+/// Jinja's `length`, which is 0 for undefined.
+fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() {
+        return Ok(0);
+    }
+    value.len().ok_or_else(|| failed(format!("a value of type {} has no length", value.kind())))
 }
 
 /// Jinja's `trim`, with Python's white space.

@@ -28,6 +28,7 @@ fn methods_of_texts_are_those_of_python() {
         (r"'éab'.index('b') ~ 'abab'.rindex('a') ~ ['x', 'y'].index('y')", "221"),
         (r"'aB'.swapcase() ~ 'Straße'.casefold() ~ '\u001f'.isspace()", "AbstrasseTrue"),
         (r"'abc'.index('x')", "invalid operation"),
+        (r"none is iterable ~ (missing is iterable) ~ missing|length ~ (true is number)", "FalseTrue0True"),
     ];
     for (expression, expected) in cases {
         assert_eq!(evaluate(expression), expected, "{expression}");
