@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use tutti_proto::{
     cluster::v1::{CheckpointFile, MediaKind, ModelDescription},
     declaration::MediaInput,
-    parameters::{NUMBERS, SamplingParams, TOP_K},
+    parameters::{NUMBERS, TOP_K},
     v1::Sampling,
 };
 use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint};
@@ -43,23 +43,49 @@ pub struct ServedText {
     pub defaults: Sampling,
 }
 
-/// Reads the default sampling parameters from generation_config.json. Values out of range are refused once, when the
-/// file is read, instead of in every request.
-fn sampling_defaults(json: &[u8]) -> Result<Sampling, Error> {
+/// Reads the default sampling parameters from generation_config.json. Transformers load values out of range, so they do
+/// not keep the server from starting: a temperature that is too high becomes the highest one, and any other such value is
+/// left out. `warn` gets what is said about them, once when the file is read.
+fn sampling_defaults(json: &[u8], warn: &mut dyn FnMut(String)) -> Result<Sampling, Error> {
     let config: Map<String, Value> =
         serde_json::from_slice(json).map_err(|e| Error::internal(e.to_string()))?;
-    let mut defaults = Sampling { top_k: value(&config, TOP_K.name)?, ..Sampling::default() };
+    let mut defaults = Sampling { top_k: top_k(&config, warn)?, ..Sampling::default() };
+    // With `do_sample: false`, the default is greedy decoding, whatever the temperature.
+    let is_greedy = value(&config, "do_sample")? == Some(false);
     for number in NUMBERS.iter().filter(|number| number.in_checkpoint) {
-        if let Some(value) = value(&config, number.bounds.name)? {
-            (number.ask)(&mut defaults, value);
+        let Some(value) = value::<f32>(&config, number.bounds.name)? else { continue };
+        match number.bounds.check(value) {
+            Ok(value) => (number.ask)(&mut defaults, value),
+            Err(refused) if number.bounds.name == TEMPERATURE && value > number.bounds.range.high => {
+                let highest = number.bounds.range.high;
+                (number.ask)(&mut defaults, highest);
+                warn(format!("{refused}; the default is {highest}"));
+            }
+            Err(refused) => warn(format!("{refused}; the default is {}", number.default)),
         }
     }
-    // With `do_sample: false`, the default is greedy decoding, whatever the temperature.
-    if value(&config, "do_sample")? == Some(false) {
+    if is_greedy {
         defaults.temperature = Some(0.0);
     }
-    SamplingParams::complete(&Sampling::default(), &defaults, || 0).check(0)?;
     Ok(defaults)
+}
+
+const TEMPERATURE: &str = NUMBERS[0].bounds.name;
+
+/// Reads `top_k`. Numbers below 1 keep all tokens.
+fn top_k(config: &Map<String, Value>, warn: &mut dyn FnMut(String)) -> Result<Option<u32>, Error> {
+    let Some(given) = value::<f64>(config, TOP_K.name)? else { return Ok(None) };
+    match TOP_K.check(given as i64) {
+        Ok(top_k) if top_k as f64 == given => Ok(u32::try_from(top_k.max(0)).ok()),
+        Ok(_) => {
+            warn(format!("{}: is {given}, but must be an integer; the default is 0", TOP_K.name));
+            Ok(None)
+        }
+        Err(refused) => {
+            warn(format!("{refused}; the default is 0"));
+            Ok(None)
+        }
+    }
 }
 
 fn value<T: DeserializeOwned>(config: &Map<String, Value>, key: &str) -> Result<Option<T>, Error> {
@@ -160,8 +186,10 @@ impl ServedText {
     /// Parses the tokenizer, the chat template and the sampling defaults.
     pub fn read(files: &TextFiles, skip_tokenizer_init: bool) -> Result<Self, Error> {
         let defaults = match &files.generation_config {
-            Some(bytes) => sampling_defaults(bytes)
-                .map_err(|e| Error::invalid("generation_config", format!("generation_config.json: {e}")))?,
+            Some(bytes) => {
+                sampling_defaults(bytes, &mut |problem| tracing::warn!("generation_config.json: {problem}"))
+                    .map_err(|e| Error::invalid("generation_config", format!("generation_config.json: {e}")))?
+            }
             None => Sampling::default(),
         };
         if skip_tokenizer_init {
@@ -213,7 +241,7 @@ impl ServedModel {
     /// is no tokenizer.
     pub fn placeholder_text(&self, kind: MediaKind) -> Option<String> {
         let input = self.media_inputs().into_iter().find(|input| input.kind == kind)?;
-        Some(self.text.tokenizer.as_ref()?.token_string(input.placeholder))
+        Some(self.text.tokenizer.as_ref()?.added_text(input.placeholder))
     }
 
     /// A token's string, for logprobs; `token_id:N` without a tokenizer.

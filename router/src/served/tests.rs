@@ -1,4 +1,6 @@
 use super::*;
+use tutti_proto::parameters::SamplingParams;
+
 use crate::{test_support, text::tokenizer::SpecialTokens};
 
 fn files(tokenizer: Option<Vec<u8>>, generation_config: &[u8]) -> TextFiles {
@@ -23,7 +25,7 @@ fn broken_files_are_named() {
     let good = test_support::tokenizer_json();
     assert_eq!(refused(&files(Some(b"{}".to_vec()), b"{}"), false), "tokenizer");
     assert_eq!(refused(&files(Some(good.clone()), b"["), false), "generation_config");
-    assert_eq!(refused(&files(Some(good.clone()), br#"{"top_p": 7}"#), false), "generation_config");
+    assert_eq!(refused(&files(Some(good.clone()), br#"{"top_p": "7"}"#), false), "generation_config");
     let broken = |config: Option<&[u8]>, template: Option<&[u8]>| TextFiles {
         tokenizer_config: config.map(<[u8]>::to_vec),
         chat_template: template.map(<[u8]>::to_vec),
@@ -91,16 +93,42 @@ fn a_checkpoint_that_does_not_sample_is_greedy_unless_asked() {
 fn each_default_of_the_checkpoint_is_read_and_checked() {
     for number in &NUMBERS {
         let name = number.bounds.name;
-        let read =
-            |value: f32| ServedText::read(&files(None, format!(r#"{{"{name}": {value}}}"#).as_bytes()), true);
-        let defaults = read(number.bounds.range.high).unwrap().defaults;
+        let read = |value: f32| {
+            let mut warnings = Vec::new();
+            let json = format!(r#"{{"{name}": {value}}}"#);
+            let defaults = sampling_defaults(json.as_bytes(), &mut |warning| warnings.push(warning)).unwrap();
+            ((number.of)(&SamplingParams::complete(&Sampling::default(), &defaults, || 0)), warnings)
+        };
+        let high = number.bounds.range.high;
+        let wanted = if number.in_checkpoint { high } else { number.default };
+        assert_eq!(read(high), (wanted, vec![]), "{name}");
+        let (above, warnings) = read(high * 2.0);
+        assert_eq!(above, if name == "temperature" { high } else { number.default }, "{name}");
+        assert_eq!(warnings.len(), usize::from(number.in_checkpoint), "{name}");
+        assert!(warnings.iter().all(|warning| warning.contains(name)), "{warnings:?}");
+    }
+}
+
+/// Values that transformers 5.23 load.
+#[test]
+fn values_out_of_range_do_not_keep_the_server_from_starting() {
+    let cases = [
+        (r#"{"top_k": -1}"#, 0, 1.0, 0),
+        (r#"{"top_k": 50.0}"#, 50, 1.0, 0),
+        (r#"{"top_k": 1.5, "top_p": null}"#, 0, 1.0, 1),
+        (r#"{"do_sample": false, "top_p": 0, "temperature": 0}"#, 0, 0.0, 1),
+        (r#"{"temperature": 5}"#, 0, 2.0, 1),
+        (r#"{"temperature": -1, "repetition_penalty": 0}"#, 0, 1.0, 2),
+    ];
+    for (json, top_k, temperature, warned) in cases {
+        let mut warnings = Vec::new();
+        let defaults = sampling_defaults(json.as_bytes(), &mut |warning| warnings.push(warning)).unwrap();
         let params = SamplingParams::complete(&Sampling::default(), &defaults, || 0);
-        let wanted = if number.in_checkpoint { number.bounds.range.high } else { number.default };
-        assert_eq!((number.of)(&params), wanted, "{name}");
-        let above = read(number.bounds.range.high * 2.0).err();
-        assert_eq!(above.is_some(), number.in_checkpoint, "{name}");
-        if let Some(error) = above {
-            assert!(error.message().contains(name), "{error}");
-        }
+        assert_eq!(
+            (params.top_k, params.temperature, warnings.len()),
+            (top_k, temperature, warned),
+            "{json}"
+        );
+        assert!(params.check(0).is_ok(), "{json}");
     }
 }
