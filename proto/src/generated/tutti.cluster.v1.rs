@@ -275,6 +275,9 @@ pub struct ModelDescription {
     /// The most tokens, prompt and output together, of one request that fits in the smallest worker's KV pool.
     #[prost(uint32, tag = "7")]
     pub max_request_tokens: u32,
+    /// Further names of the model for clients.
+    #[prost(string, repeated, tag = "8")]
+    pub aliases: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ModelDeclaration {

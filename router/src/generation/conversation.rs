@@ -10,7 +10,7 @@ use crate::{
     text::{
         quoting::{QuotedText, Quoter, Quotes},
         special::Fragments,
-        template::{ChatTemplate, Content, Message, Part, RenderOptions},
+        template::{ChatTemplate, Content, ContentPart, Message, RenderOptions},
         tokenizer::Tokenizer,
     },
 };
@@ -36,7 +36,7 @@ impl Conversation {
 /// How the messages show where media are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placeholders {
-    /// By parts, [`Part::Media`]. The text of a placeholder in a message is text.
+    /// By parts, [`ContentPart::Media`]. The text of a placeholder in a message is text.
     #[default]
     Inserted,
     /// By the placeholders' texts, which the client has written into the messages.
@@ -198,9 +198,9 @@ fn texts<'a>(value: &'a Value, mut found: Vec<&'a str>) -> Vec<&'a str> {
 
 /// Inserts the model's placeholders into a message, in the places of its media.
 fn with_placeholders(mut message: Message, model: &ServedModel) -> Result<Message, Error> {
-    let Content::Parts(parts) = &mut message.content else { return Ok(message) };
+    let Content::List(parts) = &mut message.content else { return Ok(message) };
     for part in parts {
-        let Part::Media { kind, placeholder } = part else { continue };
+        let ContentPart::Media { kind, placeholder } = part else { continue };
         let Some(text) = model.placeholder_text(*kind) else {
             let kind = kind.as_str_name().to_lowercase();
             return Err(Error::invalid("messages", format!("hold {kind}, which the model does not take")));

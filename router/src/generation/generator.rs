@@ -102,10 +102,10 @@ impl Generator {
     /// The served model, or an error if a request names another model.
     pub fn model_named(&self, name: Option<&str>) -> Result<Arc<ServedModel>, Error> {
         let model = self.model()?;
-        let served = &model.description.served_name;
         match name {
-            Some(name) if name != served => {
-                let message = format!("{name:?} is not served here; the model is {served:?}");
+            Some(name) if !model.names().any(|served| served == name) => {
+                let served: Vec<String> = model.names().map(|served| format!("{served:?}")).collect();
+                let message = format!("{name:?} is not served here; the model is {}", served.join(" or "));
                 Err(Error::new(ErrorKind::NotFound, message).with_field("model"))
             }
             _ => Ok(model),

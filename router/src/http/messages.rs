@@ -8,7 +8,7 @@ use tutti_runtime::Error;
 use super::fields::{self, Fields};
 use crate::{
     generation::{Conversation, Media, Placeholders, Prompt},
-    text::template::{Content, Message, Part, RenderOptions},
+    text::template::{Content, ContentPart, Message, RenderOptions},
 };
 
 /// Maximum number of messages per conversation, and of content parts per message.
@@ -63,12 +63,14 @@ fn variables(fields: &mut Fields<'_>) -> Result<serde_json::Map<String, serde_js
 
 fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Message, Error> {
     let mut fields = Fields::of_object(path, value, Scope::Message)?;
-    let role = fields.require("role")?;
+    let role: String = fields.require("role")?;
     let name = fields.take("name")?;
     let content_name = fields.name("content");
     let content = match fields.take_raw("content") {
+        // OpenAI's answers with tools have no text, and clients send them back.
+        None if role == "assistant" => Content::Text(String::new()),
         None => return Err(Error::invalid(content_name, "is required")),
-        Some(value) if value.get().starts_with('[') => Content::Parts(parts(&content_name, value, media)?),
+        Some(value) if value.get().starts_with('[') => Content::List(parts(&content_name, value, media)?),
         Some(value) => Content::Text(fields::parse(&content_name, value)?),
     };
     fields.finish()?;
@@ -76,7 +78,7 @@ fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Messa
 }
 
 /// Parses content parts. Adds the media items to `media`, in order.
-fn parts(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Vec<Part>, Error> {
+fn parts(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Vec<ContentPart>, Error> {
     let given: Vec<&RawValue> = fields::list(path, value, MAX_MESSAGES)?;
     let mut parts = Vec::with_capacity(given.len());
     for (i, part) in given.into_iter().enumerate() {
@@ -84,11 +86,11 @@ fn parts(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Vec<Par
         let mut fields = Fields::of_value(&path, part)?;
         let kind: String = fields.require("type")?;
         match kind.as_str() {
-            "text" => parts.push(Part::Text(fields.require("text")?)),
+            "text" => parts.push(ContentPart::Text(fields.require("text")?)),
             "input_audio" => {
                 let value: &RawValue = fields.require("input_audio")?;
                 media.push(audio(&format!("{path}.input_audio"), value)?);
-                parts.push(Part::Media { kind: MediaKind::Audio, placeholder: String::new() });
+                parts.push(ContentPart::Media { kind: MediaKind::Audio, placeholder: String::new() });
             }
             _ => {
                 let message = format!("{kind:?} is not supported: it must be one of text, input_audio");

@@ -16,7 +16,7 @@ use std::{
 use minijinja::{Environment, Value, value::Serde};
 use tutti_runtime::Error;
 
-pub use self::message::{Content, Message, Part};
+pub use self::message::{Content, ContentPart, Message};
 use self::{
     continued::Marked,
     files::{SPECIAL_TOKEN_NAMES, TokenizerFiles},

@@ -127,8 +127,8 @@ pub(crate) enum TokenIds {
 }
 
 /// Returns the token ids that end a sequence, ascending. As in transformers' `generate`, the ids in
-/// `dir/generation_config.json` take precedence over `from_config`. As in vLLM and SGLang, the tokenizer's own end token
-/// is one of them, if the vocabulary has it.
+/// `dir/generation_config.json` take precedence over `from_config`. As in vLLM and SGLang, the tokenizer's own end
+/// token is one of them, if the vocabulary has it.
 pub(crate) fn eos_token_ids(
     dir: &Path,
     from_config: Option<TokenIds>,

@@ -121,9 +121,9 @@ fn only_an_assistant_s_message_that_is_continued_keeps_its_control_tokens() {
 #[test]
 fn placeholders_are_tokens_where_they_stand_for_media() {
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
-    let audio = || Part::Media { kind: MediaKind::Audio, placeholder: String::new() };
-    let parts = vec![audio(), Part::Text("<|begin|>x".into()), audio()];
-    let inserted = Message { content: Content::Parts(parts), ..message("user", "") };
+    let audio = || ContentPart::Media { kind: MediaKind::Audio, placeholder: String::new() };
+    let parts = vec![audio(), ContentPart::Text("<|begin|>x".into()), audio()];
+    let inserted = Message { content: Content::List(parts), ..message("user", "") };
     let (ids, text) = encode(chat(vec![inserted]), template, ChatSpecialTokens::Text);
     assert_eq!(text, "<|begin|><|begin|>x<|begin|>");
     assert_eq!(ids.iter().filter(|&&id| id == BEGIN).count(), 2, "the client's text is none");

@@ -20,12 +20,12 @@ pub enum Content {
     /// A text.
     Text(String),
     /// A list of parts.
-    Parts(Vec<Part>),
+    List(Vec<ContentPart>),
 }
 
 /// A part of a message's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ContentPart {
     /// A text.
     Text(String),
     /// A media item. `placeholder` is the text that stands for it; empty until the model's own is known.
@@ -40,7 +40,7 @@ pub enum Shape {
     /// A list of one text part, which has the lines of all.
     OnePart,
     /// A list of text parts.
-    Parts,
+    List,
 }
 
 impl Message {
@@ -55,8 +55,8 @@ impl Message {
         let content = match (shape, &self.content) {
             (Shape::Text, content) => Value::from(content.joined()),
             (Shape::OnePart, content) => Value::from(vec![part(&content.joined())]),
-            (Shape::Parts, Content::Text(text)) => Value::from(vec![part(text)]),
-            (Shape::Parts, Content::Parts(parts)) => {
+            (Shape::List, Content::Text(text)) => Value::from(vec![part(text)]),
+            (Shape::List, Content::List(parts)) => {
                 parts.iter().map(|one| part(one.shown())).collect::<Value>()
             }
         };
@@ -72,11 +72,11 @@ impl Content {
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         let (one, parts) = match self {
             Self::Text(text) => (Some(text.as_str()), &[][..]),
-            Self::Parts(parts) => (None, parts.as_slice()),
+            Self::List(parts) => (None, parts.as_slice()),
         };
         one.into_iter().chain(parts.iter().filter_map(|part| match part {
-            Part::Text(text) => Some(text.as_str()),
-            Part::Media { .. } => None,
+            ContentPart::Text(text) => Some(text.as_str()),
+            ContentPart::Media { .. } => None,
         }))
     }
 
@@ -84,11 +84,11 @@ impl Content {
     pub fn texts_mut(&mut self) -> impl Iterator<Item = &mut String> {
         let (one, parts) = match self {
             Self::Text(text) => (Some(text), &mut [][..]),
-            Self::Parts(parts) => (None, parts.as_mut_slice()),
+            Self::List(parts) => (None, parts.as_mut_slice()),
         };
         one.into_iter().chain(parts.iter_mut().filter_map(|part| match part {
-            Part::Text(text) => Some(text),
-            Part::Media { .. } => None,
+            ContentPart::Text(text) => Some(text),
+            ContentPart::Media { .. } => None,
         }))
     }
 
@@ -96,9 +96,9 @@ impl Content {
     pub fn last_text_mut(&mut self) -> Option<&mut String> {
         match self {
             Self::Text(text) => Some(text),
-            Self::Parts(parts) => match parts.last_mut()? {
-                Part::Text(text) => Some(text),
-                Part::Media { .. } => None,
+            Self::List(parts) => match parts.last_mut()? {
+                ContentPart::Text(text) => Some(text),
+                ContentPart::Media { .. } => None,
             },
         }
     }
@@ -107,11 +107,11 @@ impl Content {
     fn joined(&self) -> String {
         let parts = match self {
             Self::Text(text) => return text.clone(),
-            Self::Parts(parts) => parts,
+            Self::List(parts) => parts,
         };
         let (mut joined, mut after_text) = (String::new(), false);
         for part in parts {
-            let is_text = matches!(part, Part::Text(_));
+            let is_text = matches!(part, ContentPart::Text(_));
             joined.push_str(if is_text && after_text { "\n" } else { "" });
             joined.push_str(part.shown());
             after_text = is_text;
@@ -120,7 +120,7 @@ impl Content {
     }
 }
 
-impl Part {
+impl ContentPart {
     /// The text of the part, or the placeholder.
     fn shown(&self) -> &str {
         match self {

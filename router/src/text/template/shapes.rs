@@ -5,7 +5,7 @@
 
 use minijinja::Value;
 
-use super::message::{Content, Message, Part, Shape};
+use super::message::{Content, ContentPart, Message, Shape};
 
 /// Texts whose line break distinguishes a text from Python's or JSON's writing of it.
 const ONE: &str = "the first\nprobe";
@@ -36,12 +36,12 @@ impl Shapes {
     /// Finds the shapes for a role. `render` renders messages, and returns `None` if the template refuses them.
     pub fn find(role: &str, render: &dyn Fn(&[Value]) -> Option<String>) -> Self {
         let parts = |role: &str, texts: &[&str]| {
-            let parts = texts.iter().map(|text| Part::Text((*text).to_owned())).collect();
-            Message { content: Content::Parts(parts), ..Message::new(role, "") }
+            let parts = texts.iter().map(|text| ContentPart::Text((*text).to_owned())).collect();
+            Message { content: Content::List(parts), ..Message::new(role, "") }
         };
         let shown = |probe: Message, shape: Shape| {
             // The other messages have a shape of their own, because roles may be read in different ways.
-            let tries = [Shape::Text, Shape::Parts].map(|others| {
+            let tries = [Shape::Text, Shape::List].map(|others| {
                 let other = |role: &str| Message::new(role, "other").shaped(others);
                 let conversation = match role {
                     "system" => vec![probe.shaped(shape), other("user")],
@@ -51,7 +51,7 @@ impl Shapes {
                 match render(&conversation) {
                     None => Shown::Refused,
                     Some(text) if !text.contains(ONE) => Shown::Lost,
-                    Some(text) if shape == Shape::Parts && !text.contains(OTHER) => Shown::First,
+                    Some(text) if shape == Shape::List && !text.contains(OTHER) => Shown::First,
                     Some(_) => Shown::All,
                 }
             });
@@ -60,21 +60,21 @@ impl Shapes {
         };
         Self {
             text: shown(Message::new(role, ONE), Shape::Text),
-            parts: shown(parts(role, &[ONE, OTHER]), Shape::Parts),
+            parts: shown(parts(role, &[ONE, OTHER]), Shape::List),
         }
     }
 
     /// The shape for a message's content. `None` if the template would lose it.
     pub fn of(&self, content: &Content) -> Option<Shape> {
         let parts = match self.parts {
-            Shown::All => Some(Shape::Parts),
+            Shown::All => Some(Shape::List),
             Shown::First => Some(Shape::OnePart),
             Shown::Lost | Shown::Refused => None,
         };
         let text = (self.text == Shown::All).then_some(Shape::Text);
         let fits = match content {
             Content::Text(_) => text.or(parts),
-            Content::Parts(_) => parts.or(text),
+            Content::List(_) => parts.or(text),
         };
         // A template that refuses a role, such as `system`, says so itself.
         let is_refused = self.text == Shown::Refused;

@@ -138,8 +138,8 @@ fn a_prompt_ends_at_the_end_of_its_last_message() {
 }
 
 fn parts(texts: &[&str]) -> Vec<Message> {
-    let parts = texts.iter().map(|text| Part::Text((*text).into())).collect();
-    vec![Message { content: Content::Parts(parts), ..Message::new("user", "") }]
+    let parts = texts.iter().map(|text| ContentPart::Text((*text).into())).collect();
+    vec![Message { content: Content::List(parts), ..Message::new("user", "") }]
 }
 
 #[test]

@@ -172,8 +172,8 @@ impl SafetensorsDir {
         self.unused.iter().map(String::as_str)
     }
 
-    /// Says which tensors the model does not use; `None` if it uses all. In a group of several ranks, experts are used by
-    /// some rank.
+    /// Says which tensors the model does not use; `None` if it uses all. In a group of several ranks, experts are used
+    /// by some rank.
     pub fn describe_unused(&self, group_rank: GroupRank) -> Option<String> {
         let of_ranks = |name: &&str| group_rank.is_alone() || !name.contains(".experts.");
         let unused: Vec<&str> = self.unused.iter().map(String::as_str).filter(of_ranks).collect();
