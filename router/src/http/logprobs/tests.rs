@@ -15,11 +15,7 @@ fn model() -> ServedModel {
 
 fn sampled(id: u32) -> OutputToken {
     let top = IDS.iter().map(|&token_id| TopLogprob { token_id, logprob: -1.0 }).collect();
-    OutputToken {
-        id,
-        logprob: Some(TokenLogprob { logprob: -1.0, rank: 1, top, ..Default::default() }),
-        offset: 0,
-    }
+    OutputToken { id, logprob: Some(TokenLogprob { logprob: -1.0, rank: 1, top }), offset: 0 }
 }
 
 #[test]

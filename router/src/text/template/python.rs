@@ -139,10 +139,6 @@ fn method_of_text(text: &str, name: &str, args: &[Value]) -> Result<Option<Value
             let () = from_args(args)?;
             Value::from(!text.is_empty() && text.chars().all(is_space))
         }
-        "isdecimal" => {
-            let () = from_args(args)?;
-            Value::from(!text.is_empty() && text.chars().all(|c| c.is_numeric() && c.to_digit(10).is_some()))
-        }
         _ => return Ok(None),
     }))
 }
