@@ -32,12 +32,12 @@ fn the_tokenizer_s_own_end_token_is_an_end() {
         )
     };
     assert_eq!(ids(&[config]), [4]);
-    assert_eq!(ids(&[config, ("tokenizer.json", &tokenizer(9))]), [4, 9]);
-    assert_eq!(ids(&[config, ("tokenizer.json", &tokenizer(100))]), [4], "beyond the vocabulary");
+    assert_eq!(ids(&[config, ("tokenizer.json", tokenizer(9).as_str())]), [4, 9]);
+    assert_eq!(ids(&[config, ("tokenizer.json", tokenizer(100).as_str())]), [4], "beyond the vocabulary");
     assert_eq!(ids(&[config, ("tokenizer.json", "{")]), [4]);
     // As in transformers, the older file holds unless the newer one lists the tokens.
     let map = ("special_tokens_map.json", r#"{"eos_token": {"content": "</s>"}}"#);
-    assert_eq!(ids(&[config, map, ("tokenizer.json", &tokenizer(9))]), [4, 7]);
+    assert_eq!(ids(&[config, map, ("tokenizer.json", tokenizer(9).as_str())]), [4, 7]);
     let listed = r#"{"eos_token": {"content": "</e>"}, "added_tokens_decoder": {"3": {"content": "</e>"}}}"#;
     assert_eq!(ids(&[("tokenizer_config.json", listed), map]), [3, 4]);
 }
