@@ -89,7 +89,7 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
     let options = backend::options(&process, &layout, &checkpoint, workers, display)?;
     // Reading the tokenizer and loading the model both take time, so they run at the same time.
     let text = front::read_text(settings, &checkpoint);
-    let model = &options.served.name;
+    let model = options.served.names.join(", ");
     tracing::info!(%model, workers = layout.topology.spawned_workers(), "the workers load the model");
     let mut backend = Backend::start(options, &process.metrics, health.clone())?;
     let text = tokio::select! {

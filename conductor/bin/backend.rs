@@ -64,7 +64,10 @@ pub fn options(
             faults: settings.faults.clone(),
         },
         served: Served {
-            name: settings.model.served_model_name.clone().unwrap_or_else(|| checkpoint.name.clone()),
+            names: match settings.model.served_names() {
+                names if names.is_empty() => vec![checkpoint.name.clone()],
+                names => names.into_iter().map(str::to_owned).collect(),
+            },
             has_tokenizer: checkpoint.dir.join(checkpoint::CheckpointFile::Tokenizer.name()).is_file(),
         },
         listener,

@@ -93,8 +93,8 @@ impl Limits {
 /// The conductor's own knowledge of the model, before any worker has loaded it.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
-    /// The model's name, which clients use in requests.
-    pub name: String,
+    /// The model's names, which clients use in requests. The first is the one in answers.
+    pub names: Vec<String>,
     /// True if the checkpoint has a tokenizer.
     pub has_tokenizer: bool,
 }

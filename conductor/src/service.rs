@@ -123,6 +123,7 @@ impl Conductor for ConductorService {
             pb::CheckpointFile::Tokenizer => CheckpointFile::Tokenizer,
             pb::CheckpointFile::TokenizerConfig => CheckpointFile::TokenizerConfig,
             pb::CheckpointFile::ChatTemplate => CheckpointFile::ChatTemplate,
+            pb::CheckpointFile::SpecialTokensMap => CheckpointFile::SpecialTokensMap,
             pb::CheckpointFile::GenerationConfig => CheckpointFile::GenerationConfig,
             pb::CheckpointFile::Unspecified => {
                 return Err(Error::invalid("file", "is not a file that a checkpoint may have").into());

@@ -81,7 +81,7 @@ fn served() -> &'static ServedModel {
         let template = ChatTemplate::read(Some(config), Some(TEMPLATE.as_bytes())).expect("a template");
         let text = ServedText {
             tokenizer: Some(test_support::tokenizer()),
-            template: template.map(Arc::new),
+            template: template.map(|template| Ok(Arc::new(template))),
             defaults: Sampling::default(),
         };
         ServedModel { description: model(), text: Arc::new(text) }

@@ -6,6 +6,7 @@ mod chat;
 mod choices;
 mod cluster;
 mod completions;
+mod cors;
 mod error;
 mod fields;
 #[cfg(fuzzing)]
@@ -15,6 +16,8 @@ mod messages;
 mod models;
 mod origin;
 mod parameters;
+#[cfg(test)]
+mod reference;
 mod sse;
 mod tokenize;
 mod usage;
@@ -28,7 +31,7 @@ use axum::{
     Router,
     body::Body,
     extract::{MatchedPath, Request, State},
-    http::{Method, StatusCode, Uri},
+    http::{Method, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -106,6 +109,7 @@ pub fn routes(
     allowed_origins: Arc<[String]>,
 ) -> Router {
     let bodies = BodyReader::new(uploads);
+    let cors = middleware::from_fn_with_state(allowed_origins.clone(), cors::answer);
     let api = Api { generator, bodies, keys, allowed_origins, since: unix_seconds() };
     // Routes of the web page's data. They check the caller's key, but requests to them count against no limit of the
     // key.
@@ -128,6 +132,7 @@ pub fn routes(
         .fallback(no_route)
         .with_state(api)
         .merge(cluster)
+        .layer(cors)
         .merge(page::routes())
 }
 
@@ -144,6 +149,11 @@ async fn let_in(State(api): State<Api>, path: MatchedPath, mut request: Request,
     let response = match api.enter(&request) {
         Ok((caller, entry)) => {
             Standing::vouch(request.extensions());
+            if let Some(encoding) = encoding(&request) {
+                let message = format!("the body is encoded as {encoding:?}, but must be plain JSON");
+                let error = Error::new(ErrorKind::InvalidArgument, message);
+                return answered.with(error::respond(StatusCode::UNSUPPORTED_MEDIA_TYPE, &error));
+            }
             request.extensions_mut().insert(entry);
             match api.keys.revoked(&caller) {
                 None => next.run(request).await,
@@ -153,6 +163,13 @@ async fn let_in(State(api): State<Api>, path: MatchedPath, mut request: Request,
         Err(error) => ApiError(error).into_response(),
     };
     answered.with(response)
+}
+
+/// The encoding of a body that is not plain, such as `gzip`.
+fn encoding(request: &Request) -> Option<String> {
+    let given = request.headers().get_all(header::CONTENT_ENCODING).iter();
+    let given = given.map(|value| String::from_utf8_lossy(value.as_bytes()).trim().to_owned());
+    given.into_iter().find(|encoding| !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity"))
 }
 
 /// Answers a request. If its key is revoked before the answer, or during a streamed answer, the client gets an error.

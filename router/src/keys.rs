@@ -201,7 +201,7 @@ impl ApiKeys {
         });
         let Some(shown) = bearer.or(api_key) else {
             self.metrics.of_file.unknown.inc();
-            let message = "an API key is required: send it as the header `authorization: Bearer KEY`";
+            let message = "an API key is required: send it as the header `authorization: Bearer KEY` or `x-api-key: KEY`";
             return Err(Error::new(ErrorKind::Unauthenticated, message));
         };
         let (per_minute, now) = (self.settings.get().max_wrong_keys_per_minute, Instant::now());

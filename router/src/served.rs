@@ -11,14 +11,17 @@ use serde_json::{Map, Value};
 use tutti_proto::{
     cluster::v1::{CheckpointFile, MediaKind, ModelDescription},
     declaration::MediaInput,
-    parameters::{NUMBERS, SamplingParams, TOP_K},
+    parameters::{NUMBERS, TOP_K},
     v1::Sampling,
 };
 use tutti_runtime::{Error, ErrorKind, checkpoint::Checkpoint};
 
 use crate::{
     fleet::Member,
-    text::{template::ChatTemplate, tokenizer::Tokenizer},
+    text::{
+        template::{ChatTemplate, files::TokenizerFiles},
+        tokenizer::Tokenizer,
+    },
 };
 
 /// The served model: its description and its parsed text files.
@@ -33,29 +36,56 @@ pub struct ServedModel {
 pub struct ServedText {
     /// `None` with `skip_tokenizer_init`.
     pub tokenizer: Option<Arc<Tokenizer>>,
-    /// `None` if the checkpoint has no template, or with `skip_tokenizer_init`.
-    pub template: Option<Arc<ChatTemplate>>,
+    /// `None` if the checkpoint has no template, or with `skip_tokenizer_init`. An error if the template cannot be
+    /// used, which refuses chats alone.
+    pub template: Option<Result<Arc<ChatTemplate>, Error>>,
     /// Sampling defaults from generation_config.json.
     pub defaults: Sampling,
 }
 
-/// Reads the default sampling parameters from generation_config.json. Values out of range are refused once, when the
-/// file is read, instead of in every request.
-fn sampling_defaults(json: &[u8]) -> Result<Sampling, Error> {
+/// Reads the default sampling parameters from generation_config.json. Transformers load values out of range, so they do
+/// not keep the server from starting: a temperature that is too high becomes the highest one, and any other such value
+/// is left out. `warn` gets what is said about them, once when the file is read.
+fn sampling_defaults(json: &[u8], warn: &mut dyn FnMut(String)) -> Result<Sampling, Error> {
     let config: Map<String, Value> =
         serde_json::from_slice(json).map_err(|e| Error::internal(e.to_string()))?;
-    let mut defaults = Sampling { top_k: value(&config, TOP_K.name)?, ..Sampling::default() };
+    let mut defaults = Sampling { top_k: top_k(&config, warn)?, ..Sampling::default() };
+    // With `do_sample: false`, the default is greedy decoding, whatever the temperature.
+    let is_greedy = value(&config, "do_sample")? == Some(false);
     for number in NUMBERS.iter().filter(|number| number.in_checkpoint) {
-        if let Some(value) = value(&config, number.bounds.name)? {
-            (number.ask)(&mut defaults, value);
+        let Some(value) = value::<f32>(&config, number.bounds.name)? else { continue };
+        match number.bounds.check(value) {
+            Ok(value) => (number.ask)(&mut defaults, value),
+            Err(refused) if number.bounds.name == TEMPERATURE && value > number.bounds.range.high => {
+                let highest = number.bounds.range.high;
+                (number.ask)(&mut defaults, highest);
+                warn(format!("{refused}; the default is {highest}"));
+            }
+            Err(refused) => warn(format!("{refused}; the default is {}", number.default)),
         }
     }
-    // With `do_sample: false`, the default is greedy decoding, whatever the temperature.
-    if value(&config, "do_sample")? == Some(false) {
+    if is_greedy {
         defaults.temperature = Some(0.0);
     }
-    SamplingParams::complete(&Sampling::default(), &defaults, || 0).check(0)?;
     Ok(defaults)
+}
+
+const TEMPERATURE: &str = NUMBERS[0].bounds.name;
+
+/// Reads `top_k`. Numbers below 1 keep all tokens.
+fn top_k(config: &Map<String, Value>, warn: &mut dyn FnMut(String)) -> Result<Option<u32>, Error> {
+    let Some(given) = value::<f64>(config, TOP_K.name)? else { return Ok(None) };
+    match TOP_K.check(given as i64) {
+        Ok(top_k) if top_k as f64 == given => Ok(u32::try_from(top_k.max(0)).ok()),
+        Ok(_) => {
+            warn(format!("{}: is {given}, but must be an integer; the default is 0", TOP_K.name));
+            Ok(None)
+        }
+        Err(refused) => {
+            warn(format!("{refused}; the default is 0"));
+            Ok(None)
+        }
+    }
 }
 
 fn value<T: DeserializeOwned>(config: &Map<String, Value>, key: &str) -> Result<Option<T>, Error> {
@@ -70,6 +100,8 @@ pub struct TextFiles {
     pub tokenizer: Option<Vec<u8>>,
     /// `tokenizer_config.json`.
     pub tokenizer_config: Option<Vec<u8>>,
+    /// `special_tokens_map.json`.
+    pub special_tokens_map: Option<Vec<u8>>,
     /// `chat_template.jinja`.
     pub chat_template: Option<Vec<u8>>,
     /// `generation_config.json`.
@@ -106,6 +138,7 @@ impl TextFiles {
         Ok(Self {
             tokenizer: checkpoint.read(Local::Tokenizer)?,
             tokenizer_config: checkpoint.read(Local::TokenizerConfig)?,
+            special_tokens_map: checkpoint.read(Local::SpecialTokensMap)?,
             chat_template: checkpoint.read(Local::ChatTemplate)?,
             generation_config: checkpoint.read(Local::GenerationConfig)?,
         })
@@ -127,6 +160,7 @@ impl TextFiles {
         if !skip_tokenizer_init {
             files.tokenizer = fetch(conductor, CheckpointFile::Tokenizer).await?;
             files.tokenizer_config = fetch(conductor, CheckpointFile::TokenizerConfig).await?;
+            files.special_tokens_map = fetch(conductor, CheckpointFile::SpecialTokensMap).await?;
             files.chat_template = fetch(conductor, CheckpointFile::ChatTemplate).await?;
         }
         Ok(files)
@@ -138,6 +172,12 @@ async fn fetch(conductor: &Member, file: CheckpointFile) -> Result<Option<Vec<u8
     match conductor.read_file(file).await {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        // A conductor of an earlier version does not know the file.
+        Err(error)
+            if error.kind() == ErrorKind::InvalidArgument && file == CheckpointFile::SpecialTokensMap =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
@@ -146,8 +186,10 @@ impl ServedText {
     /// Parses the tokenizer, the chat template and the sampling defaults.
     pub fn read(files: &TextFiles, skip_tokenizer_init: bool) -> Result<Self, Error> {
         let defaults = match &files.generation_config {
-            Some(bytes) => sampling_defaults(bytes)
-                .map_err(|e| Error::invalid("generation_config", format!("generation_config.json: {e}")))?,
+            Some(bytes) => {
+                sampling_defaults(bytes, &mut |problem| tracing::warn!("generation_config.json: {problem}"))
+                    .map_err(|e| Error::invalid("generation_config", format!("generation_config.json: {e}")))?
+            }
             None => Sampling::default(),
         };
         if skip_tokenizer_init {
@@ -158,12 +200,28 @@ impl ServedText {
                 "the checkpoint has no tokenizer.json; with skip_tokenizer_init it is served by token ids";
             return Err(Error::invalid("tokenizer", message));
         };
-        let template = ChatTemplate::read(files.tokenizer_config.as_deref(), files.chat_template.as_deref())?;
+        let config =
+            TokenizerFiles::read(files.tokenizer_config.as_deref(), files.special_tokens_map.as_deref())?;
+        let template = ChatTemplate::of(&config, files.chat_template.as_deref());
+        if let Err(error) = &template {
+            tracing::warn!(%error, "chats are refused: the checkpoint's chat template cannot be used");
+        }
         Ok(Self {
-            tokenizer: Some(Arc::new(Tokenizer::from_bytes(json)?)),
-            template: template.map(Arc::new),
+            tokenizer: Some(Arc::new(Tokenizer::of(json, &config)?)),
+            template: template.transpose().map(|template| template.map(Arc::new)),
             defaults,
         })
+    }
+
+    /// The chat template, or an error about the request's messages.
+    pub fn template(&self) -> Result<&ChatTemplate, Error> {
+        match &self.template {
+            Some(Ok(template)) => Ok(template),
+            Some(Err(error)) => {
+                Err(Error::invalid("messages", format!("cannot be used: {}", error.message())))
+            }
+            None => Err(Error::invalid("messages", "cannot be used: the checkpoint has no chat template")),
+        }
     }
 }
 
@@ -183,7 +241,12 @@ impl ServedModel {
     /// is no tokenizer.
     pub fn placeholder_text(&self, kind: MediaKind) -> Option<String> {
         let input = self.media_inputs().into_iter().find(|input| input.kind == kind)?;
-        Some(self.text.tokenizer.as_ref()?.token_string(input.placeholder))
+        Some(self.text.tokenizer.as_ref()?.added_text(input.placeholder))
+    }
+
+    /// The model's names for clients. Answers have the first.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        [&self.description.served_name].into_iter().chain(&self.description.aliases).map(String::as_str)
     }
 
     /// A token's string, for logprobs; `token_id:N` without a tokenizer.

@@ -71,14 +71,22 @@ pub enum CheckpointFile {
     Tokenizer,
     /// Special tokens and, in older checkpoints, the chat template.
     TokenizerConfig,
+    /// Special tokens of older checkpoints.
+    SpecialTokensMap,
     /// The chat template.
     ChatTemplate,
 }
 
 impl CheckpointFile {
     /// All files.
-    pub const ALL: [Self; 5] =
-        [Self::Config, Self::GenerationConfig, Self::Tokenizer, Self::TokenizerConfig, Self::ChatTemplate];
+    pub const ALL: [Self; 6] = [
+        Self::Config,
+        Self::GenerationConfig,
+        Self::Tokenizer,
+        Self::TokenizerConfig,
+        Self::SpecialTokensMap,
+        Self::ChatTemplate,
+    ];
 
     /// The file's name in the checkpoint's directory.
     pub fn name(self) -> &'static str {
@@ -87,6 +95,7 @@ impl CheckpointFile {
             Self::GenerationConfig => "generation_config.json",
             Self::Tokenizer => "tokenizer.json",
             Self::TokenizerConfig => "tokenizer_config.json",
+            Self::SpecialTokensMap => "special_tokens_map.json",
             Self::ChatTemplate => "chat_template.jinja",
         }
     }

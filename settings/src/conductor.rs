@@ -69,8 +69,12 @@ impl ConductorSettings {
             return Err(Invalid::new("kv_cache_memory", "is 0, but requests need some"));
         }
         self.engine.check_chunk_shapes()?;
-        if self.model.served_model_name.as_deref() == Some("") {
-            return Err(Invalid::new("served_model_name", "is empty"));
+        let names = self.model.served_names();
+        if names.iter().any(|name| name.is_empty()) {
+            return Err(Invalid::new(
+                "served_model_name",
+                "is empty, or has an empty name between its commas",
+            ));
         }
         let MembershipSettings { cluster_grpc, cluster_token_file, worker_listen, .. } = &self.membership;
         if cluster_grpc.is_some() && cluster_token_file.is_none() {

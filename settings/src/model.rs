@@ -8,8 +8,8 @@ settings! {
         "Model" => {
             /// Hugging Face checkpoint: a directory or a hub id
             model: Option<String> = None, unit "DIR|HUB_ID", default "the small model in this binary";
-            /// Name of the model in the API
-            served_model_name: Option<String> = None, unit "NAME", default "the hub id or the directory's name";
+            /// Name of the model in the API, or several with commas between them; answers have the first
+            served_model_name: Option<String> = None, unit "NAME[,NAME]...", default "the hub id or the directory's name";
             /// Limit of one request, prompt and output together
             max_model_len: Option<u32> = None, unit "TOKENS", default "the model's own limit", at least 1;
         }
@@ -49,5 +49,12 @@ choices! {
         None = "none",
         /// Eight bits per weight with a scale for each group of inputs. Activations are quantised to eight bits too.
         Int8 = "int8",
+    }
+}
+
+impl ModelSettings {
+    /// The names of `served_model_name`; none if it is not set.
+    pub fn served_names(&self) -> Vec<&str> {
+        self.served_model_name.iter().flat_map(|names| names.split(',').map(str::trim)).collect()
     }
 }

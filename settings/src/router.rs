@@ -26,7 +26,8 @@ settings! {
             /// Requests with a wrong key that one address may send in a minute. Further requests are refused before
             /// their key is looked at, unless the address has sent a right key in the last ten minutes.
             max_wrong_keys_per_minute: u32 = 60, unit "N", at least 1, changes live;
-            /// Origins (scheme, host and port) whose web pages may send requests although there are no API keys.
+            /// Origins (scheme, host and port) whose web pages may send requests although there are no API keys, and
+            /// read answers (CORS).
             allowed_origins: Vec<String> = Vec::new(), unit "ORIGIN";
             /// Choices of one priority class (urgent, normal, low) that wait for their first tokens.
             max_queued_choices: Option<u32> = None, unit "N", default "those that may be in progress", at least 1, changes live;

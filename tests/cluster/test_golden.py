@@ -4,6 +4,9 @@ Every logprob is within its bound of the reference, and all greedy tokens are eq
 step budget, whatever the chunks and the other requests of a step.
 """
 
+import json
+import shutil
+
 import pytest
 from golden import BOUND, MODELS, answers, bound, check_balance, greatest_deviation, mean_deviations
 from harness import GOLDENS
@@ -73,3 +76,25 @@ def test_bf16_weights_deviate_no_more_than_bf16_does(start, figure, model):
     figure(f"bf16/{model}: mean |logprob - f32 reference| {ours:.4f}, transformers' own in bf16 {theirs:.4f}")
     # The limit is twice the deviation of the reference's own bf16 run. A wrong operation would deviate far more.
     assert ours <= 2 * theirs
+
+
+def changed(directory, target, **keys):
+    """Copies a checkpoint, with other keys in its config."""
+    shutil.copytree(directory, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | keys))
+    return target
+
+
+def test_files_hold_against_the_config(start, tmp_path):
+    """Transformers keep an LM head that differs from the embedding, though the config ties the two. Tensors that the
+    model does not use are named in the log."""
+    directory = GOLDENS / "seed0/qwen3"
+    golden = load_file(directory / "goldens.safetensors")
+    cluster = serve(start, changed(directory, tmp_path / "tied", tie_word_embeddings=True), 64)
+    assert greatest_deviation(golden, answers(cluster, golden)) <= BOUND
+    assert "tie_word_embeddings" in cluster.log() and "does not use" not in cluster.log()
+    layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    cluster = serve(start, changed(directory, tmp_path / "short", num_hidden_layers=layers - 1), 64)
+    said = f"the files have {layers} layers, but config.json asks for {layers - 1}"
+    assert said in cluster.log()

@@ -221,6 +221,7 @@ fn ready_with(
     pb::Ready {
         model: Some(pb::ModelDescription {
             served_name: String::new(),
+            aliases: Vec::new(),
             vocab_size: limits.vocab_size as u32,
             max_context_tokens: limits.max_context_tokens as u32,
             eos_token_ids: limits.eos_token_ids.clone(),

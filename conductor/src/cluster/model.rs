@@ -96,7 +96,10 @@ fn complete(
     served: &Served,
     max_model_len: Option<u32>,
 ) -> Result<pb::ModelDescription, Error> {
-    description.served_name.clone_from(&served.name);
+    if let Some((name, aliases)) = served.names.split_first() {
+        description.served_name.clone_from(name);
+        description.aliases = aliases.to_vec();
+    }
     description.has_tokenizer = served.has_tokenizer;
     if let Some(asked) = max_model_len {
         let most = description.max_context_tokens;

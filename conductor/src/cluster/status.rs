@@ -30,7 +30,7 @@ impl Cluster {
             build: VERSION.to_owned(),
             started_us: self.started_us,
             draining: membership.draining,
-            model: membership.served.name.clone(),
+            model: membership.served.names.first().cloned().unwrap_or_default(),
         }
     }
 

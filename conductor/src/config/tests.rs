@@ -79,6 +79,7 @@ fn settings_that_cannot_serve_are_refused_by_name() {
         ("--threads=0", "threads"),
         ("--kv-cache-memory=0", "kv_cache_memory"),
         ("--served-model-name=", "served_model_name"),
+        ("--served-model-name=a,,b", "served_model_name"),
         ("--grpc=127.0.0.1:8000", "grpc"),
         ("--grpc=0.0.0.0:8000", "grpc"),
         ("--worker-listen=127.0.0.1:50051", "worker_listen"),

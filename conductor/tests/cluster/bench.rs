@@ -74,7 +74,7 @@ impl Bench {
         let (metrics, health) = (Metrics::default(), Health::default());
         let spawned_workers = limits.topology.spawned_workers();
         let settings = vec![SETTINGS.to_owned(); limits.topology.groups().len()];
-        let served = Served { name: "tiny".into(), has_tokenizer: true };
+        let served = Served { names: vec!["tiny".into()], has_tokenizer: true };
         let cluster = Arc::new(Cluster::new(limits, served, &metrics, health.clone()));
         let admission = Admission { spawned_workers, spawn_token: token(SPAWN_TOKEN), by_hand };
         let listener =

@@ -224,6 +224,9 @@ impl Parameter {
 
 const NO_GRAMMAR: &str = "the output is free text; constrained decoding is not available";
 const NO_TOOLS: &str = "tools are not available";
+const BEAMS: &str = "it belongs to beam search";
+/// Values by which clients ask for nothing.
+const NOTHING: &[&str] = &["[]", "{}", "\"\""];
 const ACCOUNTS: &str = "OpenAI's own accounting";
 
 static FIRST: &[Parameter] = &[
@@ -295,6 +298,8 @@ static REST: &[Parameter] = &[
     flag("stream", BOTH, false),
     parameter("stream_options", BOTH, Kind::Object).note("only with `stream`"),
     flag("include_usage", &[StreamOptions], false).note("the last chunk reports the usage"),
+    flag("continuous_usage_stats", &[StreamOptions], false)
+        .note("as in vLLM, with `include_usage`: every chunk reports the usage so far of its choice"),
     ignored("include_obfuscation", &[StreamOptions], "asks for padding, which is optional"),
     ignored("user", BOTH, ACCOUNTS),
     ignored("metadata", BOTH, ACCOUNTS),
@@ -302,11 +307,17 @@ static REST: &[Parameter] = &[
     ignored("service_tier", BOTH, ACCOUNTS),
     ignored("safety_identifier", BOTH, ACCOUNTS),
     ignored("prompt_cache_key", BOTH, ACCOUNTS),
-    refused("guided_json", BOTH, NO_GRAMMAR, &[]),
-    refused("guided_regex", BOTH, NO_GRAMMAR, &[]),
-    refused("guided_choice", BOTH, NO_GRAMMAR, &[]),
-    refused("guided_grammar", BOTH, NO_GRAMMAR, &[]),
-    refused("structured_outputs", BOTH, NO_GRAMMAR, &[]),
+    refused("guided_json", BOTH, NO_GRAMMAR, NOTHING),
+    refused("guided_regex", BOTH, NO_GRAMMAR, NOTHING),
+    refused("guided_choice", BOTH, NO_GRAMMAR, NOTHING),
+    refused("guided_grammar", BOTH, NO_GRAMMAR, NOTHING),
+    refused("structured_outputs", BOTH, NO_GRAMMAR, NOTHING),
+    refused("logits_processors", BOTH, "requests bring no code; use logit_bias", &["[]"]),
+    refused("bad_words", BOTH, "use logit_bias", &["[]"]),
+    refused("allowed_token_ids", BOTH, "use logit_bias", &["[]"]),
+    refused("length_penalty", BOTH, BEAMS, &["1", "1.0"]),
+    refused("early_stopping", BOTH, BEAMS, &["false"]),
+    refused("spaces_between_special_tokens", BOTH, "the tokenizer's own decoder decides", &["true"]),
     refused(
         "use_beam_search",
         BOTH,
@@ -344,12 +355,13 @@ static REST: &[Parameter] = &[
         .note("special tokens in them are [text](security.md#text-and-control-tokens)"),
     parameter("role", &[Message], Kind::Text).absent(Absent::Refused),
     parameter("content", &[Message], Kind::Content).absent(Absent::Refused).note(
-        "parts are `text`, which become lines, and `input_audio` where the [model takes it](topologies.md#encoders)",
+        "parts are `text`, which become lines unless the template reads parts, and `input_audio` where the [model takes \
+         it](topologies.md#encoders); an assistant's may be null",
     ),
     parameter("name", &[Message], Kind::Text),
-    refused("tool_calls", &[Message], NO_TOOLS, &["[]"]),
-    refused("tool_call_id", &[Message], NO_TOOLS, &["[]"]),
-    refused("function_call", &[Message], NO_TOOLS, &["[]"]),
+    refused("tool_calls", &[Message], NO_TOOLS, NOTHING),
+    refused("tool_call_id", &[Message], NO_TOOLS, NOTHING),
+    refused("function_call", &[Message], NO_TOOLS, NOTHING),
     refused(
         "audio",
         &[Message],
@@ -368,7 +380,7 @@ static REST: &[Parameter] = &[
     parameter("chat_template_kwargs", &[Chat], Kind::Object)
         .note(
             "further variables of the checkpoint's template, up to 64 KiB; none may have the name of a special token, \
-             such as `bos_token`",
+             such as `bos_token`, or of what the request itself sets, such as `messages`",
         ),
     flag("add_generation_prompt", &[Chat], true)
         .absent(Absent::Means("true, unless `continue_final_message` is set")),
@@ -376,12 +388,17 @@ static REST: &[Parameter] = &[
     flag("add_special_tokens", &[Chat], false)
         .note("tokens that the tokenizer puts around a text; templates write them"),
     refused("chat_template", &[Chat], "the checkpoint's own template is used", &[]),
-    refused("tools", &[Chat], NO_TOOLS, &["[]"]),
-    refused("functions", &[Chat], NO_TOOLS, &["[]"]),
+    refused("tools", &[Chat], NO_TOOLS, NOTHING),
+    refused("functions", &[Chat], NO_TOOLS, NOTHING),
+    refused("documents", &[Chat], "templates get no documents; put them into messages", NOTHING),
+    refused("echo", &[Chat], "a chat's prompt is the template's text; use /v1/completions", &["false"]),
+    refused("best_of", &[Chat], "all choices are returned, none is picked", &["1"]),
+    refused("suffix", &[Chat], "the model continues prompts and does not fill gaps", &["\"\""]),
+    refused("mm_processor_kwargs", &[Chat], "media are processed in one way", NOTHING),
     refused("tool_choice", &[Chat], NO_TOOLS, &["\"none\"", "\"auto\""]),
     refused("function_call", &[Chat], NO_TOOLS, &["\"none\"", "\"auto\""]),
-    refused("response_format", &[Chat], NO_GRAMMAR, &["{\"type\":\"text\"}"]),
-    refused("modalities", &[Chat], "the output is text", &["[\"text\"]"]),
+    refused("response_format", &[Chat], NO_GRAMMAR, &["{\"type\":\"text\"}", "{}"]),
+    refused("modalities", &[Chat], "the output is text", &["[\"text\"]", "[]"]),
     refused("audio", &[Chat], "the output is text", &[]),
     refused(
         "reasoning_effort",

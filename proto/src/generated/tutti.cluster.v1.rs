@@ -275,6 +275,9 @@ pub struct ModelDescription {
     /// The most tokens, prompt and output together, of one request that fits in the smallest worker's KV pool.
     #[prost(uint32, tag = "7")]
     pub max_request_tokens: u32,
+    /// Further names of the model for clients.
+    #[prost(string, repeated, tag = "8")]
+    pub aliases: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ModelDeclaration {
@@ -755,6 +758,7 @@ pub enum CheckpointFile {
     TokenizerConfig = 2,
     ChatTemplate = 3,
     GenerationConfig = 4,
+    SpecialTokensMap = 5,
 }
 impl CheckpointFile {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -768,6 +772,7 @@ impl CheckpointFile {
             Self::TokenizerConfig => "TOKENIZER_CONFIG",
             Self::ChatTemplate => "CHAT_TEMPLATE",
             Self::GenerationConfig => "GENERATION_CONFIG",
+            Self::SpecialTokensMap => "SPECIAL_TOKENS_MAP",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -778,6 +783,7 @@ impl CheckpointFile {
             "TOKENIZER_CONFIG" => Some(Self::TokenizerConfig),
             "CHAT_TEMPLATE" => Some(Self::ChatTemplate),
             "GENERATION_CONFIG" => Some(Self::GenerationConfig),
+            "SPECIAL_TOKENS_MAP" => Some(Self::SpecialTokensMap),
             _ => None,
         }
     }

@@ -26,8 +26,11 @@ impl Identity {
     /// both are equal.
     pub fn difference(&self, others: &Self) -> Option<String> {
         let (ours, theirs) = (&self.description, &others.description);
-        if ours.served_name != theirs.served_name {
-            return Some(format!("serves {:?}, the others {:?}", ours.served_name, theirs.served_name));
+        let names = |description: &ModelDescription| {
+            [std::slice::from_ref(&description.served_name), &description.aliases].concat().join(", ")
+        };
+        if names(ours) != names(theirs) {
+            return Some(format!("serves {:?}, the others {:?}", names(ours), names(theirs)));
         }
         if ours != theirs {
             return Some(format!(

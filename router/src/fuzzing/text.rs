@@ -38,7 +38,7 @@ pub fn stop_strings(outputs: &Outputs) {
     let special = SpecialTokens::included(flags & 4 != 0);
     let Ok(whole) = tokenizer.decode(ids, special) else { return };
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), special);
-    let mut streamed: String = ids.iter().map(|&id| detokenizer.push(id)).collect();
+    let mut streamed: String = ids.iter().map(|&id| detokenizer.push(id).text).collect();
     streamed.push_str(&detokenizer.flush());
     // See `text::detokenizer`: with byte fallback, the number of replacement characters may differ.
     if flags & 3 != 2 || !whole.contains('\u{fffd}') && !streamed.contains('\u{fffd}') {

@@ -95,7 +95,7 @@ pub struct ChoiceSettings {
     pub stops: Arc<[String]>,
     /// True if the stop string or stop token stays in the text.
     pub include_stop: bool,
-    /// The text of the first `min_tokens` output tokens is not searched for stop strings.
+    /// No stop string may end in the text of the first `min_tokens` output tokens.
     pub min_tokens: u32,
     /// Tokens that may end the output: the request's stop tokens, and the model's end-of-sequence tokens unless
     /// `ignore_eos` is set.
@@ -192,25 +192,23 @@ impl Choice {
     /// Turns a token into text, and appends the released text to `out`. Returns a reason if a stop string ended the
     /// choice.
     fn show(&mut self, mut token: OutputToken, out: &mut String) -> Option<Reason> {
-        token.offset = self.produced_chars;
-        let text = self.settings.detokenizer.as_mut().map(|d| d.push(token.id)).unwrap_or_default();
+        let piece = self.settings.detokenizer.as_mut().map(|d| d.push(token.id)).unwrap_or_default();
+        let text = piece.text;
+        token.offset = self.produced_chars + piece.earlier;
         self.produced += text.len();
         self.produced_chars += text.chars().count();
         self.held.push_back((token, self.produced));
-        // A stop string may end the output only after the first `min_tokens` tokens, so the text of those tokens is
-        // released without a search.
-        if self.generated <= self.settings.min_tokens {
-            self.released += text.len();
-            out.push_str(&text);
-            return None;
-        }
         self.search(&text, out)
     }
 
     /// Searches text for the stop strings, and appends the released text to `out`. Returns a reason if a stop string
-    /// ended the choice.
+    /// ended the choice. The first `min_tokens` tokens may begin a stop string, but not end one.
     fn search(&mut self, text: &str, out: &mut String) -> Option<Reason> {
-        match self.matcher.push(text) {
+        let progress = match self.generated <= self.settings.min_tokens {
+            true => Progress::Text(self.matcher.pass(text)),
+            false => self.matcher.push(text),
+        };
+        match progress {
             Progress::Text(text) => {
                 self.released += text.len();
                 out.push_str(&text);

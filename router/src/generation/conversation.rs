@@ -10,7 +10,7 @@ use crate::{
     text::{
         quoting::{QuotedText, Quoter, Quotes},
         special::Fragments,
-        template::{ChatTemplate, Message, RenderOptions},
+        template::{ChatTemplate, Content, ContentPart, Message, RenderOptions},
         tokenizer::Tokenizer,
     },
 };
@@ -29,14 +29,14 @@ pub struct Conversation {
 impl Conversation {
     /// Size of the messages in bytes.
     pub fn text_bytes(&self) -> usize {
-        self.messages.iter().map(|message| message.content.len()).sum()
+        self.messages.iter().flat_map(|message| message.content.texts()).map(str::len).sum()
     }
 }
 
 /// How the messages show where media are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placeholders {
-    /// By offsets, [`Message::media_at`]. The text of a placeholder in a message is text.
+    /// By parts, [`ContentPart::Media`]. The text of a placeholder in a message is text.
     #[default]
     Inserted,
     /// By the placeholders' texts, which the client has written into the messages.
@@ -54,11 +54,16 @@ pub fn render(
     max_bytes: usize,
 ) -> Result<QuotedText, Error> {
     let tokenizer = model.tokenizer("messages", "chat")?;
-    let Some(template) = &model.text.template else {
-        return Err(Error::invalid("messages", "cannot be used: the checkpoint has no chat template"));
-    };
+    let template = model.text.template()?;
     template.check_variables(&conversation.options)?;
     let Conversation { mut messages, mut options, placeholders } = conversation;
+    for message in &mut messages {
+        let role = template.role(&message.role);
+        if role != message.role {
+            message.role = role.to_owned();
+        }
+    }
+    template.check_messages(&messages)?;
     let quotes = match special_tokens {
         ChatSpecialTokens::Text => {
             let written = if placeholders == Placeholders::Written { written(model) } else { Vec::new() };
@@ -103,7 +108,7 @@ struct Quoting<'a> {
 impl Quoting<'_> {
     fn quote(&self, messages: &mut [Message], options: &mut RenderOptions) -> Result<Quotes, Error> {
         let of_messages = messages.iter().flat_map(|message| {
-            [message.role.as_str(), message.content.as_str()].into_iter().chain(message.name.as_deref())
+            message.content.texts().chain([message.role.as_str()]).chain(message.name.as_deref())
         });
         let of_variables =
             options.variables.iter().flat_map(|(name, value)| texts(value, vec![name.as_str()]));
@@ -120,7 +125,7 @@ impl Quoting<'_> {
                 quoter.quote(name, Fragments::All)?;
             }
             if !is_prefill {
-                self.quote_content(message, &mut quoter)?;
+                self.quote_content(&mut message.content, &mut quoter)?;
             }
         }
         for value in options.variables.values_mut() {
@@ -129,17 +134,14 @@ impl Quoting<'_> {
         Ok(quoter.finish())
     }
 
-    /// Quotes a message's content, piece by piece between its media.
-    fn quote_content(&self, message: &mut Message, quoter: &mut Quoter<'_>) -> Result<(), Error> {
-        let mut quoted = String::with_capacity(message.content.len());
-        let mut from = 0;
-        for (_, at) in &mut message.media_at {
-            self.quote_piece(&message.content[from..*at], quoter, &mut quoted)?;
-            from = std::mem::replace(at, quoted.len());
-        }
-        self.quote_piece(&message.content[from..], quoter, &mut quoted)?;
-        message.content = quoted;
-        Ok(())
+    /// Quotes a message's content, text by text.
+    fn quote_content(&self, content: &mut Content, quoter: &mut Quoter<'_>) -> Result<(), Error> {
+        content.texts_mut().try_for_each(|text| {
+            let mut quoted = String::with_capacity(text.len());
+            self.quote_piece(text, quoter, &mut quoted)?;
+            *text = quoted;
+            Ok(())
+        })
     }
 
     /// Quotes a text without media, except for written placeholders.
@@ -194,14 +196,16 @@ fn texts<'a>(value: &'a Value, mut found: Vec<&'a str>) -> Vec<&'a str> {
     found
 }
 
-/// Inserts the model's placeholders into a message, at the offsets of its media.
+/// Inserts the model's placeholders into a message, in the places of its media.
 fn with_placeholders(mut message: Message, model: &ServedModel) -> Result<Message, Error> {
-    for (kind, at) in message.media_at.drain(..).rev() {
-        let Some(placeholder) = model.placeholder_text(kind) else {
+    let Content::List(parts) = &mut message.content else { return Ok(message) };
+    for part in parts {
+        let ContentPart::Media { kind, placeholder } = part else { continue };
+        let Some(text) = model.placeholder_text(*kind) else {
             let kind = kind.as_str_name().to_lowercase();
             return Err(Error::invalid("messages", format!("hold {kind}, which the model does not take")));
         };
-        message.content.insert_str(at, &placeholder);
+        *placeholder = text;
     }
     Ok(message)
 }

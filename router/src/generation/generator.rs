@@ -33,7 +33,7 @@ use crate::{
     readers::Readers,
     served::ServedModel,
     text::{
-        detokenizer::Detokenizer,
+        detokenizer::{Detokenizer, Unfinished},
         pool::{Lane, TextPool, TextWork},
         tokenizer::SpecialTokens,
     },
@@ -102,10 +102,10 @@ impl Generator {
     /// The served model, or an error if a request names another model.
     pub fn model_named(&self, name: Option<&str>) -> Result<Arc<ServedModel>, Error> {
         let model = self.model()?;
-        let served = &model.description.served_name;
         match name {
-            Some(name) if name != served => {
-                let message = format!("{name:?} is not served here; the model is {served:?}");
+            Some(name) if !model.names().any(|served| served == name) => {
+                let served: Vec<String> = model.names().map(|served| format!("{served:?}")).collect();
+                let message = format!("{name:?} is not served here; the model is {}", served.join(" or "));
                 Err(Error::new(ErrorKind::NotFound, message).with_field("model"))
             }
             _ => Ok(model),
@@ -327,9 +327,13 @@ fn settings(
     let own = if stopping.ignore_eos { &[][..] } else { &model.description.eos_token_ids };
     let ending_tokens: Arc<[u32]> = stopping.stop_token_ids.iter().chain(own).copied().collect();
     let special_tokens = SpecialTokens::included(request.output.keep_special_tokens);
+    let unfinished = if request.output.echo { Unfinished::Shown } else { Unfinished::Hidden };
     let of_choice = |index: u32| ChoiceSettings {
         index,
-        detokenizer: model.text.tokenizer.clone().map(|t| Detokenizer::new(t, special_tokens)),
+        detokenizer: model.text.tokenizer.clone().map(|tokenizer| {
+            let prompt = &prompts[(index / n) as usize].ids;
+            Detokenizer::after(prompt, tokenizer, special_tokens, unfinished)
+        }),
         stops: stops.clone(),
         include_stop: stopping.include_stop,
         min_tokens: stopping.min_tokens,

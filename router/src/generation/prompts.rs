@@ -159,13 +159,13 @@ fn show(ids: &[u32], tokenizer: &Arc<Tokenizer>, echo: Echo) -> (String, Vec<usi
     let offsets = ids
         .iter()
         .map(|&id| {
-            let before = chars;
             let piece = detokenizer.push(id);
-            chars += piece.chars().count();
-            text.push_str(&piece);
+            let before = chars + piece.earlier;
+            chars += piece.text.chars().count();
+            text.push_str(&piece.text);
             before
         })
         .collect();
-    text.push_str(&detokenizer.flush());
+    // An incomplete character at the end is left to the output, which may complete it.
     (text, offsets)
 }

@@ -75,13 +75,8 @@ fn prompt(
             if chat.messages.is_empty() {
                 return Err(Error::invalid("chat.messages", "is empty"));
             }
-            let message = |m: pb::ChatMessage| Message {
-                role: m.role,
-                content: m.content,
-                name: None,
-                // Empty, because a gRPC client has already written the placeholders into the text.
-                media_at: Vec::new(),
-            };
+            // A gRPC client has already written the placeholders of media into the text.
+            let message = |m: pb::ChatMessage| Message::new(m.role, m.content);
             let messages = chat.messages.into_iter().map(message).collect();
             let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
             let placeholders = if has_media { Placeholders::Written } else { Placeholders::Inserted };

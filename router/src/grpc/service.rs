@@ -64,7 +64,7 @@ impl Inference for InferenceService {
             vocab_size: description.vocab_size,
             eos_token_ids: description.eos_token_ids.clone(),
             has_tokenizer: model.text.tokenizer.is_some(),
-            has_chat_template: model.text.template.is_some(),
+            has_chat_template: model.text.template().is_ok(),
         }))
     }
 }

@@ -19,7 +19,7 @@ use super::{
     response_id,
     sse::{self, Frame},
     unix_seconds,
-    usage::Usage,
+    usage::{StreamUsage, Usage},
 };
 use crate::{
     generation::{self, Delta, GenerationInfo, GenerationRequest, Output, Stopping},
@@ -172,7 +172,9 @@ struct Renderer {
     model: String,
     return_token_ids: bool,
     streams: bool,
-    include_usage: bool,
+    usage: StreamUsage,
+    /// For each choice, true if its first chunk is sent.
+    opened: Vec<bool>,
 }
 
 impl Renderer {
@@ -183,7 +185,8 @@ impl Renderer {
             model: info.model.description.served_name.clone(),
             return_token_ids,
             streams: stream.is_some(),
-            include_usage: stream.is_some_and(|options| options.include_usage),
+            usage: StreamUsage::new(stream, info.choice_count()),
+            opened: vec![false; info.choice_count()],
         }
     }
 
@@ -198,9 +201,33 @@ impl Renderer {
         Body { id, object, created: *created, model, choices, usage, prompt_token_ids }
     }
 
-    fn chunk(&self, choices: Vec<Choice>, prompt_token_ids: Option<Vec<u32>>) -> Frame {
-        let usage = self.include_usage.then_some(None);
-        Frame::json(&self.body("chat.completion.chunk", choices, usage, prompt_token_ids))
+    fn chunk(
+        &self,
+        choice: Choice,
+        usage: Option<Option<Usage>>,
+        prompt_token_ids: Option<Vec<u32>>,
+    ) -> Frame {
+        Frame::json(&self.body("chat.completion.chunk", vec![choice], usage, prompt_token_ids))
+    }
+
+    /// The first chunk of a choice, which has the role. It leaves with the choice's first token, so that clients that
+    /// measure the time to the first chunk measure the time to the first token. `None` if it is sent already.
+    fn opening(&mut self, info: &GenerationInfo, index: u32) -> Option<Frame> {
+        if std::mem::replace(self.opened.get_mut(index as usize)?, true) {
+            return None;
+        }
+        let choice = Choice {
+            index,
+            said: Said::Delta(Piece { role: Some(ROLE), content: Some(String::new()) }),
+            logprobs: None,
+            finish_reason: None,
+            stop_reason: None,
+            token_ids: None,
+        };
+        let prompt_token_ids =
+            self.prompt_token_ids(info).filter(|_| self.opened.iter().filter(|o| **o).count() == 1);
+        let usage = self.usage.of_chunk(info, &Delta { choice: index, ..Delta::default() });
+        Some(self.chunk(choice, usage, prompt_token_ids))
     }
 
     /// The prompt's token ids, if requested. All choices of a chat share one prompt.
@@ -227,34 +254,23 @@ impl Renderer {
 }
 
 impl sse::Render for Renderer {
-    /// Returns the first chunk of each choice, which has the role.
-    fn opening(&mut self, info: &GenerationInfo) -> Vec<Frame> {
-        let first = |index| {
-            let said = Said::Delta(Piece { role: Some(ROLE), content: Some(String::new()) });
-            let choice = Choice {
-                index,
-                said,
-                logprobs: None,
-                finish_reason: None,
-                stop_reason: None,
-                token_ids: None,
-            };
-            let prompt_token_ids = self.prompt_token_ids(info).filter(|_| index == 0);
-            self.chunk(vec![choice], prompt_token_ids)
-        };
-        (0..info.choice_count() as u32).map(first).collect()
-    }
-
     fn delta(&mut self, info: &GenerationInfo, delta: Delta) -> Option<Frame> {
+        let opening = self.opening(info, delta.choice);
+        let usage = self.usage.of_chunk(info, &delta);
         let shows_tokens = self.return_token_ids || info.output.logprobs.is_some();
         if delta.text.is_empty() && delta.finish.is_none() && !shows_tokens {
-            return None;
+            return opening;
         }
-        Some(self.chunk(vec![self.choice(info, delta)], None))
+        let choice = self.choice(info, delta);
+        let frame = self.chunk(choice, usage, None);
+        Some(match opening {
+            Some(opening) => opening.then(frame),
+            None => frame,
+        })
     }
 
     fn closing(&mut self, usage: generation::Usage) -> Vec<Frame> {
-        if !self.include_usage {
+        if !self.usage.at_the_end() {
             return Vec::new();
         }
         let usage = Some(Some(usage.into()));

@@ -21,7 +21,7 @@ use super::{
     response_id,
     sse::{self, Frame},
     unix_seconds,
-    usage::Usage,
+    usage::{StreamUsage, Usage},
 };
 use crate::{
     generation::{self, Delta, GenerationInfo, GenerationRequest, Output, Prompt, Stopping},
@@ -149,7 +149,7 @@ struct Renderer {
     created: u64,
     model: String,
     return_token_ids: bool,
-    include_usage: bool,
+    usage: StreamUsage,
     /// The JSON of the logprobs of each prompt that has several choices, by the prompt's index from 0.
     prompt_logprobs: HashMap<u32, Rendered>,
 }
@@ -161,7 +161,7 @@ impl Renderer {
             created: unix_seconds(),
             model: info.model.description.served_name.clone(),
             return_token_ids,
-            include_usage: stream.is_some_and(|options| options.include_usage),
+            usage: StreamUsage::new(stream, info.choice_count()),
             prompt_logprobs: HashMap::new(),
         }
     }
@@ -212,12 +212,8 @@ impl Renderer {
 }
 
 impl sse::Render for Renderer {
-    fn opening(&mut self, _: &GenerationInfo) -> Vec<Frame> {
-        Vec::new()
-    }
-
     fn delta(&mut self, info: &GenerationInfo, delta: Delta) -> Option<Frame> {
-        let usage = self.include_usage.then_some(None);
+        let usage = self.usage.of_chunk(info, &delta);
         let shows_tokens = self.return_token_ids || info.output.logprobs.is_some();
         if delta.text.is_empty() && delta.finish.is_none() && !delta.first && !shows_tokens {
             return None;
@@ -227,7 +223,7 @@ impl sse::Render for Renderer {
     }
 
     fn closing(&mut self, usage: generation::Usage) -> Vec<Frame> {
-        if !self.include_usage {
+        if !self.usage.at_the_end() {
             return Vec::new();
         }
         vec![Frame::json(&self.body(Vec::new(), Some(Some(usage.into()))))]

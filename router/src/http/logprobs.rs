@@ -41,16 +41,37 @@ impl Serialize for TopByToken {
 impl TopByToken {
     /// The likeliest tokens, and the sampled token if it is not among them.
     fn of(model: &ServedModel, id: u32, logprob: &TokenLogprob) -> Self {
-        let mut top: Vec<(String, f32)> = Vec::with_capacity(logprob.top.len() + 1);
         let own = (!logprob.top.iter().any(|t| t.token_id == id)).then_some((id, logprob.logprob));
-        for (id, value) in logprob.top.iter().map(|t| (t.token_id, t.logprob)).chain(own) {
-            let token = model.token_string(id);
-            // Two tokens may have the same string. JSON keys must be unique, so only the likelier token stays.
-            if !top.iter().any(|(seen, _)| *seen == token) {
-                top.push((token, finite(value)));
-            }
+        let mut names = Names::new(model, id);
+        let top = logprob.top.iter().map(|t| (t.token_id, t.logprob)).chain(own);
+        Self(top.map(|(id, value)| (names.of(id), finite(value))).collect())
+    }
+}
+
+/// Names the alternatives of one token. Two tokens may have the same string, such as a letter and its byte. Clients use
+/// the strings as keys, so of tokens with one string, all but the first are named by their ids. The sampled token keeps
+/// its string.
+struct Names<'a> {
+    model: &'a ServedModel,
+    own: u32,
+    taken: Vec<String>,
+}
+
+impl<'a> Names<'a> {
+    fn new(model: &'a ServedModel, own: u32) -> Self {
+        Self { model, own, taken: vec![model.token_string(own)] }
+    }
+
+    fn of(&mut self, id: u32) -> String {
+        let name = self.model.token_string(id);
+        if id == self.own {
+            return name;
         }
-        Self(top)
+        if self.taken.contains(&name) {
+            return format!("token_id:{id}");
+        }
+        self.taken.push(name.clone());
+        name
     }
 }
 
@@ -101,9 +122,9 @@ struct ChatTop {
 }
 
 impl ChatTop {
-    fn new(model: &ServedModel, id: u32, logprob: f32) -> Self {
-        let bytes = model.text.tokenizer.as_ref().map(|t| t.token_bytes(id));
-        Self { token: model.token_string(id), logprob: finite(logprob), bytes }
+    fn new(names: &mut Names<'_>, id: u32, logprob: f32) -> Self {
+        let bytes = names.model.text.tokenizer.as_ref().map(|t| t.token_bytes(id));
+        Self { token: names.of(id), logprob: finite(logprob), bytes }
     }
 }
 
@@ -112,8 +133,9 @@ impl ChatLogprobs {
     pub fn new(model: &ServedModel, tokens: &[OutputToken]) -> Self {
         let content = tokens.iter().filter_map(|token| {
             let logprob = token.logprob.as_ref()?;
-            let top = logprob.top.iter().map(|t| ChatTop::new(model, t.token_id, t.logprob)).collect();
-            Some(ChatToken { own: ChatTop::new(model, token.id, logprob.logprob), top_logprobs: top })
+            let names = &mut Names::new(model, token.id);
+            let top = logprob.top.iter().map(|t| ChatTop::new(names, t.token_id, t.logprob)).collect();
+            Some(ChatToken { own: ChatTop::new(names, token.id, logprob.logprob), top_logprobs: top })
         });
         Self { content: content.collect(), refusal: None }
     }
@@ -189,3 +211,6 @@ impl Serialize for ByTokenId<'_> {
         map.end()
     }
 }
+
+#[cfg(test)]
+mod tests;

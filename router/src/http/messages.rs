@@ -8,7 +8,7 @@ use tutti_runtime::Error;
 use super::fields::{self, Fields};
 use crate::{
     generation::{Conversation, Media, Placeholders, Prompt},
-    text::template::{Message, RenderOptions},
+    text::template::{Content, ContentPart, Message, RenderOptions},
 };
 
 /// Maximum number of messages per conversation, and of content parts per message.
@@ -63,51 +63,43 @@ fn variables(fields: &mut Fields<'_>) -> Result<serde_json::Map<String, serde_js
 
 fn message(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Message, Error> {
     let mut fields = Fields::of_object(path, value, Scope::Message)?;
-    let role = fields.require("role")?;
+    let role: String = fields.require("role")?;
     let name = fields.take("name")?;
     let content_name = fields.name("content");
-    let (content, media_at) = match fields.take_raw("content") {
+    let content = match fields.take_raw("content") {
+        // OpenAI's answers with tools have no text, and clients send them back.
+        None if role == "assistant" => Content::Text(String::new()),
         None => return Err(Error::invalid(content_name, "is required")),
-        Some(value) if value.get().starts_with('[') => parts(&content_name, value, media)?,
-        Some(value) => (fields::parse(&content_name, value)?, Vec::new()),
+        Some(value) if value.get().starts_with('[') => Content::List(parts(&content_name, value, media)?),
+        Some(value) => Content::Text(fields::parse(&content_name, value)?),
     };
     fields.finish()?;
-    Ok(Message { role, content, name, media_at })
+    Ok(Message { role, content, name })
 }
 
-/// Parses content parts. Returns the text, with adjacent text parts on separate lines, and the kind and byte offset of
-/// each media item.
-fn parts(
-    path: &str,
-    value: &RawValue,
-    media: &mut Vec<Media>,
-) -> Result<(String, Vec<(MediaKind, usize)>), Error> {
-    let parts: Vec<&RawValue> = fields::list(path, value, MAX_MESSAGES)?;
-    let (mut text, mut media_at, mut after_text) = (String::new(), Vec::new(), false);
-    for (i, part) in parts.into_iter().enumerate() {
+/// Parses content parts. Adds the media items to `media`, in order.
+fn parts(path: &str, value: &RawValue, media: &mut Vec<Media>) -> Result<Vec<ContentPart>, Error> {
+    let given: Vec<&RawValue> = fields::list(path, value, MAX_MESSAGES)?;
+    let mut parts = Vec::with_capacity(given.len());
+    for (i, part) in given.into_iter().enumerate() {
         let path = format!("{path}[{i}]");
         let mut fields = Fields::of_value(&path, part)?;
         let kind: String = fields.require("type")?;
         match kind.as_str() {
-            "text" => {
-                let line: String = fields.require("text")?;
-                text.push_str(if after_text { "\n" } else { "" });
-                text.push_str(&line);
-            }
+            "text" => parts.push(ContentPart::Text(fields.require("text")?)),
             "input_audio" => {
                 let value: &RawValue = fields.require("input_audio")?;
                 media.push(audio(&format!("{path}.input_audio"), value)?);
-                media_at.push((MediaKind::Audio, text.len()));
+                parts.push(ContentPart::Media { kind: MediaKind::Audio, placeholder: String::new() });
             }
             _ => {
                 let message = format!("{kind:?} is not supported: it must be one of text, input_audio");
                 return Err(Error::invalid(fields.name("type"), message));
             }
         }
-        after_text = kind == "text";
         fields.finish()?;
     }
-    Ok((text, media_at))
+    Ok(parts)
 }
 
 /// Parses OpenAI's `input_audio`: base64 data and a format.

@@ -25,9 +25,9 @@ pub struct Model {
     max_model_len: u32,
 }
 
-fn describe(api: &Api, model: &ServedModel) -> Model {
+fn describe(api: &Api, model: &ServedModel, name: &str) -> Model {
     Model {
-        id: model.description.served_name.clone(),
+        id: name.to_owned(),
         object: "model",
         created: api.since,
         owned_by: "tutti",
@@ -35,14 +35,17 @@ fn describe(api: &Api, model: &ServedModel) -> Model {
     }
 }
 
-/// Lists the served model.
+/// Lists the served model under each of its names.
 pub async fn list(State(api): State<Api>) -> Result<Json<ModelList>, ApiError> {
     let model = api.generator.model()?;
-    Ok(Json(ModelList { object: "list", data: vec![describe(&api, &model)] }))
+    Ok(Json(ModelList {
+        object: "list",
+        data: model.names().map(|name| describe(&api, &model, name)).collect(),
+    }))
 }
 
 /// Describes a model by its name, which may contain slashes.
 pub async fn get(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<Model>, ApiError> {
     let model = api.generator.model_named(Some(&name))?;
-    Ok(Json(describe(&api, &model)))
+    Ok(Json(describe(&api, &model, &name)))
 }

@@ -19,7 +19,7 @@ pub fn check(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<(), E
         return Ok(());
     }
     check_content_type(text(header::CONTENT_TYPE))?;
-    if origin.is_some_and(|origin| allowed.iter().any(|allowed| allowed.trim_end_matches('/') == origin)) {
+    if origin.is_some_and(|origin| is_allowed(origin, allowed)) {
         return Ok(());
     }
     // The host name of a foreign page may resolve to this machine (DNS rebinding). The browser then treats the page and
@@ -38,6 +38,11 @@ pub fn check(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<(), E
     }
     let from = origin.unwrap_or("another site");
     Err(refused(format!("a web page of {from:?} may not send requests here without API keys")))
+}
+
+/// True if an origin is one of the `allowed` ones.
+pub fn is_allowed(origin: &str, allowed: &[String]) -> bool {
+    allowed.iter().any(|allowed| allowed.trim_end_matches('/') == origin)
 }
 
 /// Refuses the content types that a browser sends to another origin without a CORS preflight request.

@@ -48,6 +48,8 @@ const MAX_LISTED: usize = 4096;
 pub struct StreamOptions {
     /// True if a last chunk reports the usage.
     pub include_usage: bool,
+    /// True if every chunk reports the usage so far. As in vLLM, only with `include_usage`.
+    pub continuous_usage_stats: bool,
 }
 
 /// Takes the shared parameters.
@@ -120,8 +122,9 @@ fn stream(fields: &mut Fields<'_>) -> Result<Option<StreamOptions>, Error> {
     let Some(options) = options else { return Ok(Some(StreamOptions::default())) };
     let mut options = Fields::of_object("stream_options", options, Scope::StreamOptions)?;
     let include_usage = options.take_or_default("include_usage")?;
+    let continuous_usage_stats = options.take_or_default("continuous_usage_stats")?;
     options.finish()?;
-    Ok(Some(StreamOptions { include_usage }))
+    Ok(Some(StreamOptions { include_usage, continuous_usage_stats }))
 }
 
 /// `logit_bias`: a JSON object that maps token ids, written as strings, to biases, such as `{"1234": -100}`.

@@ -22,8 +22,6 @@ const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("text/event-stream; c
 
 /// Writes the chunks of a streamed answer, in the format of one route.
 pub trait Render: Send + 'static {
-    /// Chunks sent before the first delta.
-    fn opening(&mut self, info: &GenerationInfo) -> Vec<Frame>;
     /// Chunk of a delta; `None` if the delta has nothing that the client requested.
     fn delta(&mut self, info: &GenerationInfo, delta: Delta) -> Option<Frame>;
     /// Chunks sent after all choices have finished.
@@ -43,6 +41,12 @@ impl Frame {
         }
         frame.extend_from_slice(b"\n\n");
         Self(frame)
+    }
+
+    /// This event and the next one, which are sent together.
+    pub fn then(mut self, next: Self) -> Self {
+        self.0.extend_from_slice(&next.0);
+        self
     }
 }
 
@@ -64,11 +68,10 @@ struct Running<R> {
 }
 
 /// Streams the generation as an answer. The stream ends with `[DONE]`, or with an error event after a failure.
-pub fn respond<R: Render>(generator: Arc<Generator>, generation: Generation, mut render: R) -> Response {
-    let opening: VecDeque<Bytes> = render.opening(&generation.info).into_iter().map(Bytes::from).collect();
+pub fn respond<R: Render>(generator: Arc<Generator>, generation: Generation, render: R) -> Response {
     let readers = generator.readers().clone();
     let running = Running { generation: Box::new(generation), render: Some(render), generator };
-    let frames = stream::unfold((Some(running), opening), |(mut state, mut ready)| async move {
+    let frames = stream::unfold((Some(running), VecDeque::new()), |(mut state, mut ready)| async move {
         loop {
             if let Some(bytes) = ready.pop_front() {
                 return Some((Ok::<_, io::Error>(bytes), (state, ready)));

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use crate::generation;
+use super::parameters::StreamOptions;
+use crate::generation::{self, Delta, GenerationInfo};
 
 /// Numbers of a request's prompt and output tokens.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -10,7 +11,9 @@ pub struct Usage {
     prompt_tokens: u32,
     completion_tokens: u32,
     total_tokens: u32,
-    prompt_tokens_details: PromptDetails,
+    /// Absent before the end of an answer, because only then the tokens from the prefix cache are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens_details: Option<PromptDetails>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -24,7 +27,44 @@ impl From<generation::Usage> for Usage {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
             total_tokens: usage.prompt_tokens + usage.completion_tokens,
-            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
+            prompt_tokens_details: Some(PromptDetails { cached_tokens: usage.cached_tokens }),
         }
+    }
+}
+
+/// The `usage` of the chunks of a stream.
+#[derive(Debug, Default)]
+pub struct StreamUsage {
+    options: StreamOptions,
+    /// Output tokens so far, by choice.
+    tokens: Vec<u32>,
+}
+
+impl StreamUsage {
+    /// Creates the counts of a stream; `None` as options if the answer is not streamed.
+    pub fn new(options: Option<StreamOptions>, choices: usize) -> Self {
+        Self { options: options.unwrap_or_default(), tokens: vec![0; choices] }
+    }
+
+    /// True if a last chunk reports the usage.
+    pub fn at_the_end(&self) -> bool {
+        self.options.include_usage
+    }
+
+    /// The `usage` of a chunk: absent unless the client requested it, and null unless it is to be in every chunk.
+    pub fn of_chunk(&mut self, info: &GenerationInfo, delta: &Delta) -> Option<Option<Usage>> {
+        if !self.options.include_usage {
+            return None;
+        }
+        let choice = delta.choice as usize;
+        let tokens = self.tokens.get_mut(choice)?;
+        *tokens += delta.tokens.len() as u32;
+        let prompt_tokens = info.prompt_of(delta.choice).ids.len() as u32;
+        Some(self.options.continuous_usage_stats.then_some(Usage {
+            prompt_tokens,
+            completion_tokens: *tokens,
+            total_tokens: prompt_tokens + *tokens,
+            prompt_tokens_details: None,
+        }))
     }
 }

@@ -13,11 +13,35 @@ use super::tokenizer::{SpecialTokens, Tokenizer};
 /// longest UTF-8 character has four bytes, and a decoder may look at a neighbouring token.
 const MAX_HELD: usize = 8;
 
+/// Bytes of the longest character.
+const MAX_CHARACTER_BYTES: usize = 4;
+
 /// Turns the tokens of one output into text.
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     special_tokens: SpecialTokens,
     state: State,
+    /// Set until the first token: what happens to a character that the prompt began and the output does not complete.
+    unfinished: Option<Unfinished>,
+}
+
+/// Treatment of an incomplete character at the end of a prompt, if the output does not complete it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfinished {
+    /// It is a part of the prompt, and the output does not show it.
+    Hidden,
+    /// The output begins with U+FFFD, because the prompt is echoed without it.
+    Shown,
+}
+
+/// Text that a token releases.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    /// Whole characters.
+    pub text: String,
+    /// Number of the leading characters that belong to earlier tokens alone: incomplete ones, which the token shows to
+    /// stay so.
+    pub earlier: usize,
 }
 
 enum State {
@@ -40,21 +64,56 @@ impl Detokenizer {
         } else {
             State::Window { tokens: Vec::new(), taken: 0 }
         };
-        Self { tokenizer, special_tokens, state }
+        Self { tokenizer, special_tokens, state, unfinished: None }
+    }
+
+    /// Creates the state of an output that continues a prompt: its first word keeps the space before it. Special tokens
+    /// of the prompt are before the output, too, whether they are shown or not.
+    pub fn after(
+        prompt: &[u32],
+        tokenizer: Arc<Tokenizer>,
+        special_tokens: SpecialTokens,
+        unfinished: Unfinished,
+    ) -> Self {
+        let mut from = prompt.len().saturating_sub(MAX_HELD);
+        // The text begins with a whole character: the bytes of a broken one would break those behind it.
+        for _ in 1..MAX_CHARACTER_BYTES {
+            from -= usize::from(
+                from > 0 && tokenizer.token_bytes(prompt[from]).first().is_some_and(is_continuation),
+            );
+        }
+        let mut detokenizer = Self::new(tokenizer, SpecialTokens::Include);
+        for &id in &prompt[from..] {
+            detokenizer.push(id);
+        }
+        Self { special_tokens, unfinished: Some(unfinished), ..detokenizer }
     }
 
     /// Adds a token. Returns the text that can no longer change.
-    pub fn push(&mut self, id: u32) -> String {
+    pub fn push(&mut self, id: u32) -> Piece {
         if self.special_tokens == SpecialTokens::Exclude && self.tokenizer.is_special(id) {
-            return String::new();
+            return Piece::default();
         }
+        let mut piece = self.add(id);
+        if self.unfinished.take() == Some(Unfinished::Hidden) && piece.earlier > 0 {
+            piece.text = piece.text.chars().skip(piece.earlier).collect();
+            piece.earlier = 0;
+        }
+        piece
+    }
+
+    fn add(&mut self, id: u32) -> Piece {
         match &mut self.state {
             State::Bytes { held } => {
+                let earlier = held.len();
                 held.extend(self.tokenizer.token_bytes(id));
-                take_whole_characters(held)
+                let broken = std::str::from_utf8(held).err().is_some_and(|error| {
+                    error.valid_up_to() == 0 && error.error_len().is_some_and(|length| length == earlier)
+                });
+                Piece { text: take_whole_characters(held), earlier: usize::from(broken) }
             }
             // An unknown id has no text, and the decoder does not see it.
-            State::Window { .. } if !self.tokenizer.is_known(id) => String::new(),
+            State::Window { .. } if !self.tokenizer.is_known(id) => Piece::default(),
             State::Window { tokens, taken } => {
                 tokens.push(id);
                 let (before, all) = window(&self.tokenizer, tokens, *taken);
@@ -65,20 +124,31 @@ impl Detokenizer {
                     if tokens.len() - *taken > MAX_HELD {
                         tokens.remove(*taken + 1);
                     }
-                    return String::new();
+                    return Piece::default();
                 }
-                let new = after(&all, &before);
+                let text = after(&all, &before);
+                let earlier = match tokens.len() - *taken {
+                    1 => 0,
+                    _ => {
+                        let (_, held) = window(&self.tokenizer, &tokens[..tokens.len() - 1], *taken);
+                        let held = after(&held, &before);
+                        if text.starts_with(&held) { held.chars().count() } else { 0 }
+                    }
+                };
                 // The tokens released now stay as the left neighbours of the next token. Older tokens no longer affect
                 // the text and are dropped.
                 tokens.drain(..*taken);
                 *taken = tokens.len();
-                new
+                Piece { text, earlier }
             }
         }
     }
 
     /// Releases the rest of the text, at the end of the output. An incomplete character becomes U+FFFD.
     pub fn flush(&mut self) -> String {
+        if self.unfinished.take() == Some(Unfinished::Hidden) {
+            return String::new();
+        }
         match &mut self.state {
             State::Bytes { held } => String::from_utf8_lossy(&std::mem::take(held)).into_owned(),
             State::Window { tokens, taken } => {
@@ -89,6 +159,11 @@ impl Detokenizer {
             }
         }
     }
+}
+
+/// True for a byte inside a character, behind its first.
+fn is_continuation(byte: &u8) -> bool {
+    byte & 0xc0 == 0x80
 }
 
 /// The text of the first `taken` tokens, and the text of all tokens in the window.

@@ -11,6 +11,8 @@ pub struct StopMatcher {
     stops: Arc<[String]>,
     /// Text held back because it is a proper prefix of a stop string.
     held: String,
+    /// Offset in `held` up to which no match may end.
+    passed: usize,
 }
 
 /// Result of one piece of text.
@@ -30,7 +32,7 @@ pub enum Progress {
 impl StopMatcher {
     /// Creates a matcher for these strings. None of them may be empty.
     pub fn new(stops: Arc<[String]>) -> Self {
-        Self { stops, held: String::new() }
+        Self { stops, held: String::new(), passed: 0 }
     }
 
     /// Takes the next piece of text.
@@ -44,9 +46,26 @@ impl StopMatcher {
             before.truncate(start);
             return Progress::Matched { before, stop };
         }
+        Progress::Text(self.release())
+    }
+
+    /// Takes the next piece of text, in which a stop string may begin but not end. Returns the released text.
+    pub fn pass(&mut self, piece: &str) -> String {
+        if self.stops.is_empty() {
+            return piece.to_owned();
+        }
+        self.held.push_str(piece);
+        self.passed = self.held.len();
+        self.release()
+    }
+
+    /// Releases the text that can no longer be part of a stop string.
+    fn release(&mut self) -> String {
         let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
-        Progress::Text(std::mem::replace(&mut self.held, rest))
+        let released = std::mem::replace(&mut self.held, rest);
+        self.passed = self.passed.saturating_sub(released.len());
+        released
     }
 
     /// Releases the text held back, at the end of the stream.
@@ -58,7 +77,12 @@ impl StopMatcher {
     fn first_match(&self) -> Option<(usize, usize)> {
         let matches = self.stops.iter().enumerate();
         matches
-            .filter_map(|(i, stop)| self.held.find(stop.as_str()).map(|start| (start + stop.len(), start, i)))
+            .filter_map(|(i, stop)| {
+                let from = (self.passed + 1).saturating_sub(stop.len());
+                let from = self.held.ceil_char_boundary(from);
+                let start = from + self.held.get(from..)?.find(stop.as_str())?;
+                Some((start + stop.len(), start, i))
+            })
             .min()
             .map(|(_, start, i)| (start, i))
     }

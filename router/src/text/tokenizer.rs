@@ -5,13 +5,14 @@ mod quoted;
 use std::{borrow::Cow, collections::HashSet};
 
 use rayon::prelude::*;
-use tokenizers::{DecoderWrapper, Encoding, Tokenizer as Inner};
+use tokenizers::{AddedToken, DecoderWrapper, Encoding, Tokenizer as Inner};
 use tutti_runtime::Error;
 
 use super::{
     quoting::{QuotedText, is_private},
     segments,
     special::SpecialTexts,
+    template::files::TokenizerFiles,
 };
 
 /// The treatment of special tokens by an encoding or a decoding.
@@ -73,10 +74,17 @@ pub fn max_text_bytes(tokens: u32) -> usize {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`.
+    /// Reads a `tokenizer.json` alone.
+    #[cfg(any(test, fuzzing))]
     pub fn from_bytes(json: &[u8]) -> Result<Self, Error> {
+        Self::of(json, &TokenizerFiles::default())
+    }
+
+    /// Reads a `tokenizer.json`, and adds the tokens that other files name and this one lacks.
+    pub fn of(json: &[u8], files: &TokenizerFiles) -> Result<Self, Error> {
         let invalid = |e: tokenizers::Error| Error::invalid("tokenizer", format!("tokenizer.json: {e}"));
         let mut inner = Inner::from_bytes(json).map_err(invalid)?;
+        add_tokens(&mut inner, files).map_err(invalid)?;
         // Turns off the file's truncation and padding, which are meant for training. A prompt is always encoded whole.
         inner.with_truncation(None).map_err(invalid)?;
         inner.with_padding(None);
@@ -95,7 +103,7 @@ impl Tokenizer {
             special: added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect(),
             added: added.keys().copied().collect(),
             cuttable: segments::allowed(&inner),
-            byte_level: matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))),
+            byte_level: inner.get_decoder().is_some_and(is_byte_level),
             inner,
         })
     }
@@ -181,19 +189,29 @@ impl Tokenizer {
         self.byte_level
     }
 
-    /// The bytes of a single token. They may be an incomplete character. An unknown id has no bytes.
+    /// The bytes of a single token inside a text, where a word keeps the space before it. They may be an incomplete
+    /// character. An unknown id has no bytes.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
         if self.byte_level {
             return byte_level_bytes(&token);
         }
-        if self.added.contains(&id) {
-            return token.into_bytes();
-        }
-        if let Some(byte) = fallback_byte(&token) {
+        if !self.added.contains(&id)
+            && let Some(byte) = fallback_byte(&token)
+        {
             return vec![byte];
         }
-        self.inner.decode(&[id], false).unwrap_or(token).into_bytes()
+        // A decoder may treat the first token of a text differently, so the token follows itself.
+        let decode = |ids: &[u32]| self.inner.decode(ids, false).ok();
+        let (Some(first), Some(both)) = (decode(&[id]), decode(&[id, id])) else { return token.into_bytes() };
+        let second = both.strip_prefix(first.as_str()).filter(|second| !second.is_empty());
+        second.map_or_else(|| first.as_bytes().to_vec(), |second| second.as_bytes().to_vec())
+    }
+
+    /// The text that is encoded into this token, if the token is an added one; else the token's string.
+    pub fn added_text(&self, id: u32) -> String {
+        let added = self.inner.id_to_token(id).filter(|_| self.added.contains(&id));
+        added.unwrap_or_else(|| self.token_string(id))
     }
 
     /// A token's string in logprobs: its text, or `bytes:\x..` as in OpenAI's API if its bytes are not valid UTF-8.
@@ -207,6 +225,21 @@ impl Tokenizer {
             }
         }
     }
+}
+
+/// Adds the tokens of other files that the tokenizer lacks, in the order of Hugging Face's transformers.
+fn add_tokens(tokenizer: &mut Inner, files: &TokenizerFiles) -> tokenizers::Result<()> {
+    let known: Vec<AddedToken> = tokenizer.get_added_tokens_decoder().into_values().collect();
+    let mut missing: Vec<AddedToken> =
+        files.added.iter().filter(|token| !known.contains(token)).cloned().collect();
+    let is_in = |tokens: &[AddedToken], text: &str| tokens.iter().any(|token| token.content == text);
+    for text in files.special() {
+        if !is_in(&known, text) && !is_in(&missing, text) {
+            missing.push(AddedToken::from(text, true));
+        }
+    }
+    tokenizer.add_tokens(missing)?;
+    Ok(())
 }
 
 /// Refuses a text with a run over [`MAX_RUN_BYTES`].
@@ -223,6 +256,19 @@ fn check_runs(text: &str) -> Result<(), Error> {
             Err(Error::invalid("prompt", message))
         }
         _ => Ok(()),
+    }
+}
+
+/// True if a decoder concatenates the tokens' bytes.
+fn is_byte_level(decoder: &DecoderWrapper) -> bool {
+    match decoder {
+        DecoderWrapper::ByteLevel(_) => true,
+        // Written by some checkpoints for one decoder.
+        DecoderWrapper::Sequence(parts) => match parts.get_decoders() {
+            [only] => is_byte_level(only),
+            _ => false,
+        },
+        _ => false,
     }
 }
 

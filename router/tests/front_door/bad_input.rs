@@ -83,7 +83,7 @@ async fn every_bad_member_is_named_and_the_next_request_is_served() {
         ("", json!({ "model": "gpt-9" }), "model"),
         ("", json!({ "model": 5 }), "model"),
         ("", json!({ "tempreature": 1 }), "tempreature"),
-        ("", json!({ "guided_json": {} }), "guided_json"),
+        ("", json!({ "guided_json": { "type": "object" } }), "guided_json"),
         ("", json!({ "ignore_eos": 1 }), "ignore_eos"),
         ("", json!({ "priority": 9 }), "priority"),
         ("", json!({ "priority": -9 }), "priority"),

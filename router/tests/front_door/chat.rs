@@ -1,7 +1,11 @@
 //! `/v1/chat/completions`.
 
+use std::{future::poll_fn, pin::Pin, task::Poll};
+
 use axum::http::StatusCode;
+use futures_util::Stream;
 use serde_json::{Value, json};
+use tower::ServiceExt;
 use tutti_proto::cluster::v1::{FinishReason, RequestEvent};
 use tutti_router::RouterSettings;
 use tutti_settings::ChatSpecialTokens;
@@ -71,7 +75,8 @@ async fn a_stream_opens_each_choice_with_its_role() {
     let setup = ready().await;
     let body = json!({ "messages": hello(), "stream": true, "n": 2, "max_completion_tokens": 4 });
     let events = setup.post("/v1/chat/completions", &body).await.events();
-    for (index, event) in events[..2].iter().enumerate() {
+    for index in 0..2 {
+        let event = events.iter().find(|event| event["choices"][0]["index"] == index).unwrap();
         let choice = json!({ "index": index, "delta": { "role": "assistant", "content": "" }, "logprobs": null,
             "finish_reason": null, "stop_reason": null });
         assert_eq!((&event["object"], &event["choices"][0]), (&json!("chat.completion.chunk"), &choice));
@@ -123,4 +128,42 @@ async fn a_final_message_is_continued() {
     assert_eq!(setup.post("/v1/chat/completions", &body).await.status, StatusCode::OK);
     let prompt = text_of(&setup.conductor.last().spec.unwrap().prompt);
     assert_eq!(prompt, "<|role|>user:a<|end|><|role|>assistant:hello");
+}
+
+#[tokio::test]
+async fn the_first_chunk_of_a_stream_leaves_with_the_first_token() {
+    let setup = ready().await;
+    // A conductor that never sends a token: the stream has no chunk, only its head.
+    setup.conductor.play(|_| vec![Step::Hang]);
+    let body = json!({ "messages": hello(), "stream": true }).to_string();
+    let response =
+        setup.front_door.http_routes().oneshot(support::post("/v1/chat/completions", body)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let mut chunks = response.into_body().into_data_stream();
+    let first =
+        poll_fn(|context| Poll::Ready(Pin::new(&mut chunks).poll_next(context).map(|chunk| chunk.is_some())));
+    assert_eq!(first.await, Poll::Pending, "a chunk left before the first token");
+}
+
+#[tokio::test]
+async fn every_chunk_reports_the_usage_so_far_if_it_is_asked_for() {
+    let setup = ready().await;
+    let options = json!({ "include_usage": true, "continuous_usage_stats": true });
+    let chat = json!({ "messages": hello(), "stream": true, "stream_options": options });
+    let completion = json!({ "prompt": "hello", "stream": true, "stream_options": options });
+    for (path, body) in [("/v1/chat/completions", chat), ("/v1/completions", completion)] {
+        let events = setup.post(path, &body).await.events();
+        let prompt = setup.conductor.last().spec.unwrap().prompt.len();
+        let (done, chunks) = events.split_last().unwrap();
+        assert_eq!(done, "[DONE]");
+        let counts: Vec<u64> =
+            chunks.iter().map(|e| e["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+        assert!(counts.is_sorted(), "{path}: {counts:?}");
+        assert_eq!(counts.last(), Some(&3), "{path}: {counts:?}");
+        assert!(chunks.iter().all(|e| e["usage"]["prompt_tokens"] == prompt), "{path}: {chunks:?}");
+        assert!(chunks.iter().all(|e| {
+            e["usage"]["total_tokens"].as_u64()
+                == e["usage"]["completion_tokens"].as_u64().map(|n| n + prompt as u64)
+        }));
+    }
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;
+mod browsers;
 mod chat;
 mod completions;
 mod grpc;

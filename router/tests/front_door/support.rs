@@ -60,6 +60,7 @@ pub struct FakeConductor {
     cancelled: mpsc::Sender<()>,
     files: Arc<BTreeMap<CheckpointFile, Vec<u8>>>,
     has_tokenizer: bool,
+    aliases: Arc<Mutex<Vec<String>>>,
 }
 
 impl FakeConductor {
@@ -155,6 +156,7 @@ impl Conductor for FakeConductor {
             has_tokenizer: self.has_tokenizer,
             declaration: None,
             max_request_tokens: CONTEXT,
+            aliases: self.aliases.lock().unwrap().clone(),
         };
         Ok(Response::new(DescribeResponse { model: Some(model), ready: true, reason: String::new() }))
     }
@@ -222,7 +224,17 @@ pub async fn ready() -> Setup {
 
 /// Starts a front door, with or without a tokenizer in the checkpoint, and waits until it is ready.
 pub async fn ready_with(config: RouterSettings, has_tokenizer: bool) -> Setup {
-    let setup = start(config, has_tokenizer).await;
+    follow(start(config, has_tokenizer).await).await
+}
+
+/// Starts a front door whose model has further names, and waits until it is ready.
+pub async fn ready_as(aliases: &[&str]) -> Setup {
+    let setup = start(RouterSettings::default(), true).await;
+    *setup.conductor.aliases.lock().unwrap() = aliases.iter().map(|name| (*name).to_owned()).collect();
+    follow(setup).await
+}
+
+async fn follow(setup: Setup) -> Setup {
     tokio::spawn(setup.front_door.clone().follow(setup.health.clone()));
     let mut state = setup.health.watch_ready();
     state.wait_for(|state| *state == State::Ok).await.unwrap();
@@ -250,6 +262,7 @@ pub async fn start_with(config: RouterSettings, has_tokenizer: bool, text: Optio
         cancelled: cancel,
         files: Arc::new(files),
         has_tokenizer,
+        aliases: Arc::default(),
     };
     let metrics = Metrics::default();
     let channel = connect(Routes::new(ConductorServer::new(conductor.clone())));

@@ -9,7 +9,10 @@ use std::{
 
 use axum::{BoxError, body::Body};
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, Version, header::CONNECTION};
+use http::{
+    HeaderValue, Request, Response, StatusCode, Version,
+    header::{CONNECTION, CONTENT_TYPE, HOST},
+};
 use http_body::{Frame, SizeHint};
 use tower::Service;
 
@@ -69,9 +72,12 @@ where
                 (request, unread.map(|unread| (unread, drains.clone())))
             }
         };
-        let answer = self.routes.call(request);
+        let answer = has_one_host(&request).then(|| self.routes.call(request));
         Box::pin(async move {
-            let mut response = answer.await?;
+            let mut response = match answer {
+                Some(answer) => answer.await?,
+                None => without_host(),
+            };
             if let Some((unread, drains)) = unread {
                 unread.settle(&mut response, &drains, &in_flight.standing).await;
             }
@@ -81,6 +87,19 @@ where
             Ok(response.map(|body| CountedBody { body, _in_flight: in_flight }))
         })
     }
+}
+
+/// False for an HTTP/1.1 request without a `Host` or with several, which a server must refuse (RFC 9112, 3.2).
+fn has_one_host<B>(request: &Request<B>) -> bool {
+    request.version() != Version::HTTP_11 || request.headers().get_all(HOST).iter().count() == 1
+}
+
+fn without_host() -> Response<Body> {
+    let body = r#"{"error":{"message":"an HTTP/1.1 request must have one Host","type":"invalid_request_error","param":null,"code":null}}"#;
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = StatusCode::BAD_REQUEST;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
 }
 
 /// A response's body. The request counts as in progress until the body is dropped.

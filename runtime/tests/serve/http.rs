@@ -308,3 +308,18 @@ async fn an_old_connection_is_told_that_its_answer_is_the_last() {
     client.closed().await;
     assert_eq!(served.closed_for("max_age"), 1);
 }
+
+#[tokio::test]
+async fn a_request_of_http_1_1_needs_one_host() {
+    let served = http(simple_routes(), patient()).await;
+    for (head, expected) in [
+        ("GET / HTTP/1.1\r\n\r\n", "HTTP/1.1 400 Bad Request"),
+        ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "HTTP/1.1 400 Bad Request"),
+        ("GET / HTTP/1.1\r\nhost: a\r\n\r\n", "HTTP/1.1 200 OK"),
+        ("GET / HTTP/1.0\r\n\r\n", "HTTP/1.0 200 OK"),
+    ] {
+        let mut client = RawClient::connect(served.address).await;
+        client.send(head).await;
+        assert_eq!(soon("the answer", client.status_line()).await, expected, "{head:?}");
+    }
+}

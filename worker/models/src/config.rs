@@ -4,6 +4,7 @@
 pub(crate) mod keys;
 pub(crate) mod ranges;
 pub(crate) mod text;
+mod tokenizer_end;
 
 #[cfg(test)]
 use std::{cell::RefCell, collections::BTreeMap};
@@ -125,27 +126,28 @@ pub(crate) enum TokenIds {
     Many(Vec<u32>),
 }
 
-impl TokenIds {
-    fn into_sorted(self) -> Vec<u32> {
-        let mut ids = match self {
-            Self::One(id) => vec![id],
-            Self::Many(ids) => ids,
-        };
-        ids.sort_unstable();
-        ids.dedup();
-        ids
-    }
-}
-
 /// Returns the token ids that end a sequence, ascending. As in transformers' `generate`, the ids in
-/// `dir/generation_config.json` take precedence over `from_config`.
-pub(crate) fn eos_token_ids(dir: &Path, from_config: Option<TokenIds>) -> Result<Vec<u32>, LoadError> {
+/// `dir/generation_config.json` take precedence over `from_config`. As in vLLM and SGLang, the tokenizer's own end
+/// token is one of them, if the vocabulary has it.
+pub(crate) fn eos_token_ids(
+    dir: &Path,
+    from_config: Option<TokenIds>,
+    vocab_size: usize,
+) -> Result<Vec<u32>, LoadError> {
     let generation = match ConfigFile::open(dir.join("generation_config.json")) {
         Ok(file) => file.keys().get(&ranges::EOS_TOKEN_ID)?,
         Err(LoadError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    Ok(generation.or(from_config).map(TokenIds::into_sorted).unwrap_or_default())
+    let mut ids = match generation.or(from_config) {
+        Some(TokenIds::One(id)) => vec![id],
+        Some(TokenIds::Many(ids)) => ids,
+        None => Vec::new(),
+    };
+    ids.extend(tokenizer_end::read(dir).filter(|&id| (id as usize) < vocab_size));
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
 }
 
 /// Parses the value of a config's `dtype` or `torch_dtype`, two spellings of one key.

@@ -110,20 +110,21 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         progress: Progress<'_>,
         layers: impl FnOnce(&mut Loader<'_, D>) -> Result<L, LoadError>,
     ) -> Result<Self, LoadError> {
-        let source = match options.load_format {
+        let mut source = match options.load_format {
             LoadFormat::Auto => Source::Files(SafetensorsDir::open(dir)?),
             LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: shape.dtype }),
         };
         let group_rank = device.group_rank();
         let (vocabulary, hidden_size, tokens) =
             (shape.limits.vocab_size, shape.hidden_size, options.max_step_tokens);
-        let ends = EndSpecs::new(&shape);
+        let ends = EndSpecs::new(&shape, &mut source);
         let mut all: Vec<&TensorSpec> = ends.all().collect();
         specs.for_each(|spec| all.push(spec));
         let mut loader = Loader::new(source, options.quantize, all.into_iter(), &mut device, progress)?;
         let weight_type = loader.dtype(&ends.embedding)?;
         let ends = ends.load(&mut loader, shape.norm_eps)?;
         let layers = layers(&mut loader)?;
+        loader.report_unused();
         let weight_bytes = loader.finish();
 
         let expert_counts = ExpertCounts::new(&shape.expert_layers);

@@ -119,6 +119,7 @@ pub(crate) fn load_file(
     let (text, audio) = (thinker::declaration(page_tokens, DIGEST_BYTES)?, audio::read(&keys)?);
     let held = audio.map_or(HeldNodes { thinker: true, encoder: false }, |_| HeldNodes::of(nodes));
     let text = if settings.state { with_state(&text)? } else { text };
+    let vocab_size = keys.need(&ranges::VOCAB_SIZE)?;
     let clock = SimClock::new(settings, rank);
     let meter = Arc::clone(clock.meter());
     let sim = Sim {
@@ -126,9 +127,9 @@ pub(crate) fn load_file(
         held,
         audio,
         limits: Limits {
-            vocab_size: keys.need(&ranges::VOCAB_SIZE)?,
+            vocab_size,
             max_context_tokens: keys.need(&ranges::MAX_POSITION_EMBEDDINGS)?,
-            eos_token_ids: eos_token_ids(dir, keys.get(&ranges::EOS_TOKEN_ID)?)?,
+            eos_token_ids: eos_token_ids(dir, keys.get(&ranges::EOS_TOKEN_ID)?, vocab_size)?,
             max_step_tokens,
             steps_in_flight: settings.steps_in_flight,
         },

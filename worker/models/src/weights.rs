@@ -9,6 +9,7 @@ mod loader;
 mod read_ahead;
 mod safetensors;
 mod shard;
+mod unused;
 
 pub(crate) use dummy::Dummy;
 pub(crate) use loader::{Loader, Progress, Source};

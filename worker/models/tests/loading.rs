@@ -356,6 +356,34 @@ fn dummy_weights_need_the_config_alone() {
     }
 }
 
+/// The right values are those of transformers 5.23, which keep an LM head of its own, and tie the two otherwise.
+#[test]
+fn the_files_say_whether_the_lm_head_is_the_embedding() {
+    let prompt: &[u32] = &[5, 90, 17, 3];
+    let run = |tie: bool, change: &dyn Fn(&mut BTreeMap<String, Tensor>)| {
+        let dir = checkpoint();
+        let mut tensors = tensors();
+        change(&mut tensors);
+        write_tensors(&dir.path().join("model.safetensors"), &tensors);
+        write_config(dir.path(), &config(&json!({"tie_word_embeddings": tie})));
+        generate(&mut *loaded(dir.path(), Auto), &[prompt], 8, 4)
+    };
+    let embedding = tensors()["model.embed_tokens.weight"].clone();
+    let untied = run(false, &|_| ());
+    let tied = run(true, &|tensors| drop(tensors.remove("lm_head.weight")));
+    assert_ne!(untied, tied);
+    assert_eq!(run(true, &|_| ()), untied);
+    let equal = |tensors: &mut BTreeMap<String, Tensor>| {
+        tensors.insert("lm_head.weight".into(), embedding.clone());
+    };
+    assert_eq!(run(true, &equal), tied);
+    let alone = |tensors: &mut BTreeMap<String, Tensor>| {
+        equal(&mut *tensors);
+        tensors.remove("model.embed_tokens.weight");
+    };
+    assert_eq!(run(true, &alone), tied);
+}
+
 const EXPERTS: usize = 4;
 /// Intermediate width per expert.
 const WIDTH: usize = 20;

@@ -62,6 +62,18 @@ fn play(choice: &mut Choice, ids: &[u32], sizes: &[usize], ending: Ending) -> (D
     (whole, deltas)
 }
 
+#[test]
+fn a_stop_string_may_begin_in_the_minimum_of_tokens() {
+    let ids = [97, 98, 97, 98];
+    let text = |stop: &str, min_tokens| {
+        play(&mut choice(&[stop.to_owned()], min_tokens), &ids, &[1; 4], Ending::WithLastTokens).0.text
+    };
+    assert_eq!(
+        (text("ab", 0), text("ab", 1), text("ab", 2), text("ba", 2)),
+        ("".into(), "".into(), "ab".into(), "a".into())
+    );
+}
+
 proptest! {
     #[test]
     fn the_cut_into_events_changes_nothing(

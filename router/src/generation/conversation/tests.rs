@@ -20,7 +20,8 @@ const TEMPLATE: &str = "<|begin|>{% for m in messages %}<|role|>{{ m.role }}|{{ 
 
 fn model(template: &str) -> ServedModel {
     let config = json!({ "chat_template": template, "eos_token": "<|end|>" }).to_string();
-    let template = ChatTemplate::read(Some(config.as_bytes()), None).unwrap().map(Arc::new);
+    let template =
+        ChatTemplate::read(Some(config.as_bytes()), None).unwrap().map(|template| Ok(Arc::new(template)));
     let text = ServedText { tokenizer: Some(tokenizer()), template, defaults: Default::default() };
     let input = pb::MediaInput {
         kind: MediaKind::Audio.into(),
@@ -36,7 +37,7 @@ fn model(template: &str) -> ServedModel {
 }
 
 fn message(role: &str, content: &str) -> Message {
-    Message { role: role.into(), content: content.into(), name: None, media_at: vec![] }
+    Message::new(role, content)
 }
 
 fn chat(messages: Vec<Message>) -> Conversation {
@@ -120,10 +121,9 @@ fn only_an_assistant_s_message_that_is_continued_keeps_its_control_tokens() {
 #[test]
 fn placeholders_are_tokens_where_they_stand_for_media() {
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
-    let inserted = Message {
-        media_at: vec![(MediaKind::Audio, 0), (MediaKind::Audio, 10)],
-        ..message("user", "<|begin|>x")
-    };
+    let audio = || ContentPart::Media { kind: MediaKind::Audio, placeholder: String::new() };
+    let parts = vec![audio(), ContentPart::Text("<|begin|>x".into()), audio()];
+    let inserted = Message { content: Content::List(parts), ..message("user", "") };
     let (ids, text) = encode(chat(vec![inserted]), template, ChatSpecialTokens::Text);
     assert_eq!(text, "<|begin|><|begin|>x<|begin|>");
     assert_eq!(ids.iter().filter(|&&id| id == BEGIN).count(), 2, "the client's text is none");

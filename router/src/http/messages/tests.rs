@@ -13,11 +13,12 @@ fn refused(body: &str) -> String {
 }
 
 #[test]
-fn text_parts_become_lines() {
+fn text_parts_are_kept() {
     let body = r#"{"messages": [{"role": "user", "content": [
         {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}"#;
     let (conversation, _) = conversation(body).unwrap();
-    assert_eq!(conversation.messages[0].content, "a\nb");
+    let parts = vec![ContentPart::Text("a".into()), ContentPart::Text("b".into())];
+    assert_eq!(conversation.messages[0].content, Content::List(parts));
     assert!(conversation.options.add_generation_prompt);
 }
 
@@ -27,8 +28,10 @@ fn audio_keeps_its_position_between_text_parts() {
         {"type": "text", "text": "é"}, {"type": "input_audio", "input_audio": {"data": "AQI=", "format": "wav"}},
         {"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}"#;
     let (conversation, media) = conversation(body).unwrap();
-    assert_eq!(conversation.messages[0].content, "éb\nc");
-    assert_eq!(conversation.messages[0].media_at, [(MediaKind::Audio, 2)]);
+    let text = |text: &str| ContentPart::Text(text.into());
+    let audio = ContentPart::Media { kind: MediaKind::Audio, placeholder: String::new() };
+    let parts = vec![text("é"), audio, text("b"), text("c")];
+    assert_eq!(conversation.messages[0].content, Content::List(parts));
     let path = "messages[0].content[1].input_audio".to_owned();
     let expected = Media { path, kind: MediaKind::Audio, format: "wav".into(), data: vec![1, 2] };
     assert_eq!(media, [expected]);
@@ -38,7 +41,16 @@ fn audio_keeps_its_position_between_text_parts() {
 fn an_assistant_message_from_the_openai_client_is_accepted() {
     let body = r#"{"messages": [{"role": "assistant", "content": "hi", "refusal": null, "annotations": null,
         "audio": null, "function_call": null, "tool_calls": null}]}"#;
-    assert_eq!(conversation(body).unwrap().0.messages[0].content, "hi");
+    assert_eq!(conversation(body).unwrap().0.messages[0].content, Content::Text("hi".into()));
+}
+
+#[test]
+fn an_assistant_message_may_have_no_content() {
+    for content in [r#", "content": null"#, ""] {
+        let body = format!(r#"{{"messages": [{{"role": "assistant"{content}}}]}}"#);
+        assert_eq!(conversation(&body).unwrap().0.messages[0].content, Content::Text(String::new()));
+    }
+    assert_eq!(refused(r#"{"messages": [{"role": "user", "content": null}]}"#), "messages[0].content");
 }
 
 #[test]

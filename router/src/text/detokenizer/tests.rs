@@ -5,7 +5,7 @@ use crate::test_support;
 
 fn streamed(tokenizer: &Arc<Tokenizer>, ids: &[u32], special_tokens: SpecialTokens) -> (Vec<String>, String) {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), special_tokens);
-    let mut pieces: Vec<String> = ids.iter().map(|&id| detokenizer.push(id)).collect();
+    let mut pieces: Vec<String> = ids.iter().map(|&id| detokenizer.push(id).text).collect();
     pieces.push(detokenizer.flush());
     let whole = pieces.concat();
     (pieces, whole)
@@ -44,17 +44,95 @@ fn tokens_without_text_do_not_push_out_the_start_of_the_text() {
 fn tokens_without_text_do_not_pile_up() {
     let tokenizer = test_support::metaspace_tokenizer();
     let mut detokenizer = Detokenizer::new(tokenizer, SpecialTokens::Exclude);
-    assert_eq!(detokenizer.push(0), "a");
+    assert_eq!(detokenizer.push(0).text, "a");
     // The vocabulary has no token 999, and token 7 is empty.
     for id in [999, 7].repeat(500) {
-        assert_eq!(detokenizer.push(id), "");
+        assert_eq!(detokenizer.push(id).text, "");
         let State::Window { tokens, .. } = &detokenizer.state else { panic!("a window") };
         assert!(tokens.len() <= 1 + MAX_HELD, "{}", tokens.len());
     }
-    assert_eq!((detokenizer.push(1), detokenizer.flush()), (" b".into(), String::new()));
+    assert_eq!((detokenizer.push(1).text, detokenizer.flush()), (" b".into(), String::new()));
+}
+
+/// The text of an output behind a prompt, and the offset of each of its tokens.
+fn continued(
+    tokenizer: &Arc<Tokenizer>,
+    ids: &[u32],
+    prompt: usize,
+    unfinished: Unfinished,
+) -> (String, Vec<usize>) {
+    let tokenizer = tokenizer.clone();
+    let mut detokenizer = Detokenizer::after(&ids[..prompt], tokenizer, SpecialTokens::Include, unfinished);
+    let (mut text, mut offsets) = (String::new(), Vec::new());
+    for &id in &ids[prompt..] {
+        let piece = detokenizer.push(id);
+        offsets.push(text.chars().count() + piece.earlier);
+        text.push_str(&piece.text);
+    }
+    (text + &detokenizer.flush(), offsets)
+}
+
+#[test]
+fn the_first_word_of_an_output_keeps_its_space() {
+    let tokenizer = test_support::byte_fallback_tokenizer();
+    let ids = tokenizer.encode("a a", SpecialTokens::Exclude).unwrap();
+    assert_eq!(ids, [259, 259]);
+    assert_eq!(continued(&tokenizer, &ids, 1, Unfinished::Hidden).0, " a");
+    let tokenizer = test_support::metaspace_tokenizer();
+    assert_eq!(continued(&tokenizer, &[0, 1, 2], 1, Unfinished::Hidden).0, " bc");
+}
+
+#[test]
+fn a_character_of_prompt_and_output_is_completed_and_broken_ones_have_offsets() {
+    let tokenizer = test_support::tokenizer();
+    let ids: Vec<u32> = "a🎻b".bytes().map(u32::from).collect();
+    for unfinished in [Unfinished::Hidden, Unfinished::Shown] {
+        assert_eq!(continued(&tokenizer, &ids, 3, unfinished), ("🎻b".into(), vec![0, 0, 1]));
+    }
+    let broken = [&ids[..3], &[98, 240, 99]].concat();
+    assert_eq!(continued(&tokenizer, &broken, 3, Unfinished::Hidden), ("b\u{fffd}c".into(), vec![0, 1, 2]));
+    assert_eq!(
+        continued(&tokenizer, &broken, 3, Unfinished::Shown),
+        ("\u{fffd}b\u{fffd}c".into(), vec![1, 2, 3])
+    );
+    assert_eq!(continued(&tokenizer, &ids[..3], 3, Unfinished::Hidden).0, "");
+    assert_eq!(continued(&tokenizer, &ids[..3], 3, Unfinished::Shown).0, "\u{fffd}");
+    let tokenizer = test_support::byte_fallback_tokenizer();
+    // An incomplete character of byte tokens, and the letter b.
+    assert_eq!(
+        continued(&tokenizer, &[257, 0xc3, 258], 1, Unfinished::Hidden),
+        ("\u{fffd}b".into(), vec![0, 1])
+    );
 }
 
 proptest! {
+    #[test]
+    fn prompt_and_output_add_up_to_the_whole_decode(
+        ids in prop::collection::vec(0u32..6, 1..20),
+        letters in "[a-c é日🎻]{1,12}",
+        at in 0usize..20,
+    ) {
+        let letters = |tokenizer: Arc<Tokenizer>| (tokenizer.encode(&letters, SpecialTokens::Exclude).unwrap(), tokenizer);
+        let all = [
+            (ids, test_support::metaspace_tokenizer()),
+            letters(test_support::tokenizer()),
+            letters(test_support::byte_fallback_tokenizer()),
+        ];
+        for (ids, tokenizer) in all {
+            let at = 1 + at % ids.len();
+            let mut prompt = Detokenizer::new(tokenizer.clone(), SpecialTokens::Include);
+            let echo: String = ids[..at].iter().map(|&id| prompt.push(id).text).collect();
+            let whole = tokenizer.decode(&ids, SpecialTokens::Include).unwrap();
+            prop_assert_eq!(echo + &continued(&tokenizer, &ids, at, Unfinished::Shown).0, whole);
+            // A token's own bytes are those of its place in a text, except for the first.
+            let text = continued(&tokenizer, &ids, 1, Unfinished::Hidden).0;
+            let bytes: Vec<u8> = ids[1..].iter().flat_map(|&id| tokenizer.token_bytes(id)).collect();
+            if String::from_utf8(bytes.clone()).is_ok() && tokenizer.decode(&ids[..1], SpecialTokens::Include).is_ok_and(|first| !first.ends_with('\u{fffd}')) {
+                prop_assert_eq!(text.as_bytes(), bytes);
+            }
+        }
+    }
+
     #[test]
     fn pieces_add_up_to_the_whole_decode(
         ids in prop::collection::vec(0..test_support::VOCAB, 0..40),

@@ -42,6 +42,19 @@ fn a_failed_match_keeps_a_later_beginning() {
     assert_eq!(run(&["aab"], &["a", "a", "a", "b"]), ("a".into(), Some(0)));
 }
 
+#[test]
+fn a_match_may_begin_but_not_end_in_passed_text() {
+    let mut stop = matcher(&["END", "aa"]);
+    assert_eq!(stop.pass("x END E"), "x END ");
+    assert_eq!(stop.push("ND y"), Progress::Matched { before: String::new(), stop: 0 });
+    let mut stop = matcher(&["aa"]);
+    assert_eq!((stop.pass("aa"), stop.pass("a")), ("a".into(), "a".into()));
+    assert_eq!(stop.push("a"), Progress::Matched { before: String::new(), stop: 0 });
+    let mut stop = matcher(&["éb"]);
+    assert_eq!((stop.pass("aé"), stop.push("c")), ("a".into(), Progress::Text("éc".into())));
+    assert_eq!((stop.pass("é"), stop.flush()), (String::new(), "é".into()));
+}
+
 /// The expected result, computed naively: the text so far is searched after each character.
 fn oracle(stops: &[String], text: &str) -> (String, Option<usize>) {
     for (at, c) in text.char_indices() {

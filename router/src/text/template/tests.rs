@@ -7,7 +7,7 @@ fn read(config: serde_json::Value) -> ChatTemplate {
 }
 
 fn user(content: &str) -> Vec<Message> {
-    vec![Message { role: "user".into(), content: content.into(), name: None, media_at: vec![] }]
+    vec![Message::new("user", content)]
 }
 
 /// Maximum size of a rendered text in bytes. Only the test of this limit reaches it.
@@ -88,7 +88,7 @@ fn a_final_message_is_continued() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}";
     let template = read(json!({ "chat_template": source }));
     let options = RenderOptions { continue_final_message: true, ..RenderOptions::default() };
-    assert_eq!(template.render(&user("The answer is "), &options, MAX).unwrap(), "<user>The answer is");
+    assert_eq!(template.render(&user("The answer is "), &options, MAX).unwrap(), "<user>The answer is ");
 }
 
 #[test]
@@ -108,4 +108,103 @@ fn a_text_that_grows_too_long_is_stopped() {
     let error = template.render(&many, &prompt(), MAX).unwrap_err();
     assert_eq!(error.field(), Some("messages"));
     assert!(template.render(&many[..8], &prompt(), MAX).is_ok());
+}
+
+/// The right values are those of transformers 5.23: tests/texts compares more.
+#[test]
+fn a_prompt_ends_at_the_end_of_its_last_message() {
+    let turns = "{% for m in messages %}<{{ m.role }}>{{ m.content CUT }}</>{% endfor %}";
+    let cases = [
+        ("", "ser", "<user>ser"),
+        ("", "", "<user>"),
+        ("", "a \n", "<user>a \n"),
+        ("|trim", " a ", "<user>a"),
+        ("|trim", "", "<user>"),
+        // The mark's own word in a client's text.
+        ("", "CONTINUE_FINAL_MESSAGE_TAG x", "<user>CONTINUE_FINAL_MESSAGE_TAG x"),
+        // A suffix that begins with a space is not told from the mark's own.
+        ("|trim ~ ' '", "a ", "<user>a "),
+    ];
+    let options = RenderOptions { continue_final_message: true, ..RenderOptions::default() };
+    for (cut, content, expected) in cases {
+        let template = read(json!({ "chat_template": turns.replace("CUT", cut) }));
+        assert_eq!(template.render(&user(content), &options, MAX).unwrap(), expected, "{cut} {content:?}");
+    }
+    for cut in ["[:3]", "|upper", "~ m.content"] {
+        let template = read(json!({ "chat_template": turns.replace("CUT", cut) }));
+        let error = template.render(&user("hello"), &options, MAX).unwrap_err();
+        assert_eq!(error.field(), Some("continue_final_message"), "{cut}");
+    }
+}
+
+fn parts(texts: &[&str]) -> Vec<Message> {
+    let parts = texts.iter().map(|text| ContentPart::Text((*text).into())).collect();
+    vec![Message { content: Content::List(parts), ..Message::new("user", "") }]
+}
+
+#[test]
+fn content_has_the_shape_that_the_template_reads() {
+    let shown = |source: &str, messages: &[Message]| {
+        let template = read(json!({ "chat_template": source }));
+        template.check_messages(messages).map_err(|e| e.message().to_owned())?;
+        template.render(messages, &prompt(), MAX).map_err(|e| e.message().to_owned())
+    };
+    let text = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
+    let looped = "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}<{{ p.text }}>{% endif %}{% endfor %}{% endfor %}";
+    let either = "{% for m in messages %}{% if m.content is string %}<{{ m.content }}>{% else %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}";
+    let first = "{% for m in messages %}<{{ m.content[0]['text'] }}>{% endfor %}";
+    let cases = [
+        (text, user("a"), "<a>"),
+        (text, parts(&["a", "b"]), "<a\nb>"),
+        (looped, user("a"), "<a>"),
+        (looped, parts(&["a", "b"]), "<a><b>"),
+        (either, user("a"), "<a>"),
+        (either, parts(&["a", "b"]), "[a][b]"),
+        (first, user("a"), "<a>"),
+        (first, parts(&["a", "b"]), "<a\nb>"),
+    ];
+    for (source, messages, expected) in cases {
+        assert_eq!(shown(source, &messages).as_deref(), Ok(expected), "{source}");
+    }
+    let lost = shown("{{ messages[0].role }}", &user("a")).unwrap_err();
+    assert!(lost.contains("shows none of their text"), "{lost}");
+    assert_eq!(shown("{{ messages[0].role }}", &user("")).as_deref(), Ok("user"));
+}
+
+#[test]
+fn a_role_that_the_template_loses_is_refused_and_one_that_it_refuses_says_so() {
+    let source = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}";
+    let template = read(json!({ "chat_template": source }));
+    assert!(template.check_messages(&[Message::new("system", "x")]).is_err());
+    assert!(template.check_messages(&user("x")).is_ok());
+    let source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.content }}{% endfor %}";
+    let template = read(json!({ "chat_template": source }));
+    let system = [Message::new("system", "x")];
+    assert!(template.check_messages(&system).is_ok());
+    assert!(template.render(&system, &prompt(), MAX).unwrap_err().message().contains("no system"));
+}
+
+#[test]
+fn a_developer_is_a_system_unless_the_template_names_it() {
+    let role = |source: &str| read(json!({ "chat_template": source })).role("developer").to_owned();
+    assert_eq!(role("{% if messages[0].role == 'system' %}{% endif %}"), "system");
+    assert_eq!(role("{% if messages[0].role == \"developer\" %}{% endif %}"), "developer");
+}
+
+#[test]
+fn what_marks_words_of_training_and_formats_texts_renders() {
+    let source = "{% set x = 1 %}{% for m in messages %}\n    {%- generation %}\n{% set x = 2 %}{{ '%s|%5.1f' % (m.content.ljust(3), 2) }}{{ x }}{% endgeneration -%}\n {% endfor %}{{ x }}";
+    let template = read(json!({ "chat_template": source }));
+    assert_eq!(template.render(&user("a"), &prompt(), MAX).unwrap(), "a  |  2.021");
+}
+
+#[test]
+fn variables_of_the_route_are_refused() {
+    let template = read(json!({ "chat_template": "{{ messages }}" }));
+    for name in ["messages", "tools", "add_generation_prompt", "continue_final_message"] {
+        let mut options = prompt();
+        options.variables.insert(name.into(), json!(false));
+        let error = template.check_variables(&options).unwrap_err();
+        assert_eq!(error.field(), Some(format!("chat_template_kwargs.{name}").as_str()));
+    }
 }

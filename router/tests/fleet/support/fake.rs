@@ -227,6 +227,7 @@ impl Conductor for Service {
             has_tokenizer: true,
             declaration: None,
             max_request_tokens: 4096,
+            aliases: Vec::new(),
         };
         let unready = self.0.unready.lock().unwrap().clone();
         let (ready, reason) = (unready.is_none(), unready.unwrap_or_default());

@@ -10,7 +10,7 @@ fn directory(generation: Option<&str>) -> tempfile::TempDir {
 
 #[test]
 fn generation_config_overrides_the_config_and_may_name_several_ids() {
-    let ids = |generation, config| eos_token_ids(directory(generation).path(), config).unwrap();
+    let ids = |generation, config| eos_token_ids(directory(generation).path(), config, 100).unwrap();
     assert_eq!(ids(Some(r#"{"eos_token_id": [9, 3, 9]}"#), Some(TokenIds::One(1))), [3, 9]);
     assert_eq!(ids(Some(r#"{"eos_token_id": 4}"#), None), [4]);
     assert_eq!(ids(Some(r#"{"eos_token_id": null}"#), Some(TokenIds::One(1))), [1]);
@@ -19,8 +19,32 @@ fn generation_config_overrides_the_config_and_may_name_several_ids() {
 }
 
 #[test]
+fn the_tokenizer_s_own_end_token_is_an_end() {
+    let ids = |files: &[(&str, &str)]| {
+        let dir = directory(Some(r#"{"eos_token_id": 4}"#));
+        files.iter().for_each(|(name, text)| std::fs::write(dir.path().join(name), text).unwrap());
+        eos_token_ids(dir.path(), None, 100).unwrap()
+    };
+    let config = ("tokenizer_config.json", r#"{"eos_token": "<|im_end|>"}"#);
+    let tokenizer = |id: u32| {
+        format!(
+            r#"{{"added_tokens": [{{"id": {id}, "content": "<|im_end|>"}}], "model": {{"vocab": {{"</s>": 7}}}}}}"#
+        )
+    };
+    assert_eq!(ids(&[config]), [4]);
+    assert_eq!(ids(&[config, ("tokenizer.json", tokenizer(9).as_str())]), [4, 9]);
+    assert_eq!(ids(&[config, ("tokenizer.json", tokenizer(100).as_str())]), [4], "beyond the vocabulary");
+    assert_eq!(ids(&[config, ("tokenizer.json", "{")]), [4]);
+    // As in transformers, the older file holds unless the newer one lists the tokens.
+    let map = ("special_tokens_map.json", r#"{"eos_token": {"content": "</s>"}}"#);
+    assert_eq!(ids(&[config, map, ("tokenizer.json", tokenizer(9).as_str())]), [4, 7]);
+    let listed = r#"{"eos_token": {"content": "</e>"}, "added_tokens_decoder": {"3": {"content": "</e>"}}}"#;
+    assert_eq!(ids(&[("tokenizer_config.json", listed), map]), [3, 4]);
+}
+
+#[test]
 fn a_damaged_generation_config_is_an_error_that_names_it() {
-    let error = eos_token_ids(directory(Some(r#"{"eos_token_id": "x"}"#)).path(), None).unwrap_err();
+    let error = eos_token_ids(directory(Some(r#"{"eos_token_id": "x"}"#)).path(), None, 100).unwrap_err();
     assert!(error.to_string().contains("generation_config.json"), "{error}");
 }
 

@@ -124,7 +124,7 @@ impl TextConfig {
         Ok(Limits {
             vocab_size: self.vocab_size,
             max_context_tokens: self.max_context,
-            eos_token_ids: eos_token_ids(dir, self.eos_token_id.clone())?,
+            eos_token_ids: eos_token_ids(dir, self.eos_token_id.clone(), self.vocab_size)?,
             max_step_tokens,
             steps_in_flight: 1,
         })

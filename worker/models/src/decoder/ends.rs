@@ -7,8 +7,11 @@ use tutti_kernels::{Device, Norm};
 use super::TextShape;
 use crate::{
     LoadError,
-    weights::{Cut, Loader, Role, TensorSpec},
+    weights::{Cut, Loader, Role, Source, TensorSpec},
 };
+
+/// Name of the LM head in all checkpoints.
+const LM_HEAD: &str = "lm_head.weight";
 
 /// The tensors of the embedding, the final norm and the LM head.
 pub(super) struct EndSpecs {
@@ -19,14 +22,31 @@ pub(super) struct EndSpecs {
 }
 
 impl EndSpecs {
-    pub fn new(shape: &TextShape) -> Self {
-        let TextShape { prefix, hidden_size: hidden, tied, .. } = *shape;
+    /// Declares the tensors. Files hold against a config that ties the LM head to the embedding, as in Hugging Face's
+    /// transformers: an LM head that differs from the embedding is kept, and an LM head alone is the embedding, too.
+    pub fn new(shape: &TextShape, source: &mut Source) -> Self {
+        let TextShape { prefix, hidden_size: hidden, mut tied, .. } = *shape;
         let vocabulary = shape.limits.vocab_size;
+        let mut embedding = format!("{prefix}embed_tokens.weight");
+        if let (Source::Files(files), true) = (source, tied) {
+            match files.are_equal(&embedding, LM_HEAD) {
+                Some(false) => {
+                    tied = false;
+                    tracing::warn!(
+                        "config.json says tie_word_embeddings, but the files have {LM_HEAD}, which differs from \
+                         {embedding}: the model uses both; tie_word_embeddings: false silences this"
+                    );
+                }
+                Some(true) => files.mark_used(LM_HEAD),
+                None if !files.has(&embedding) && files.has(LM_HEAD) => embedding = LM_HEAD.to_owned(),
+                None => {}
+            }
+        }
         let table =
             |name, role| TensorSpec::matrix(name, role, vocabulary, hidden).cut(Cut::Rows(vocabulary));
         Self {
-            embedding: table(format!("{prefix}embed_tokens.weight"), Role::Embedding),
-            lm_head: (!tied).then(|| table("lm_head.weight".to_owned(), Role::Projection)),
+            embedding: table(embedding, Role::Embedding),
+            lm_head: (!tied).then(|| table(LM_HEAD.to_owned(), Role::Projection)),
             final_norm: TensorSpec::vector(format!("{prefix}norm.weight"), Role::Norm, hidden)
                 .with_values(shape.norm_values),
         }

@@ -43,7 +43,7 @@ pub fn safetensors_index(dir: &Path, index: &Path, shape: &[usize; 2]) {
             assert_eq!(path.parent(), Some(dir), "a file outside of the directory");
         }
     }
-    let Ok(mut files) = SafetensorsDir::open(dir) else { return };
+    let Ok(files) = SafetensorsDir::open(dir) else { return };
     let names: Vec<String> = files.unused().map(str::to_owned).collect();
     for name in names {
         let [rows, columns] = *shape;

@@ -107,7 +107,7 @@ impl<'a, D: Device> Loader<'a, D> {
     /// checkpoint fails at once. Read-ahead follows the order of `specs`, which should be close to the order of
     /// loading.
     pub fn new<'s>(
-        source: Source,
+        mut source: Source,
         quantize: Quantize,
         specs: impl Iterator<Item = &'s TensorSpec>,
         device: &'a mut D,
@@ -117,6 +117,9 @@ impl<'a, D: Device> Loader<'a, D> {
         for spec in specs {
             let range = spec.shard_range(device.group_rank());
             total += (range.elements() * source.check(spec)?.bytes()) as u64;
+            if let Source::Files(files) = &mut source {
+                files.mark_used(&spec.name);
+            }
             if let (Source::Files(files), true) = (&source, device.reads_weights()) {
                 for window in range.all_windows() {
                     extents.push_back(files.extent(spec, &window)?);
@@ -272,14 +275,17 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(values)
     }
 
-    /// Logs the checkpoint's tensors that the model does not use. Returns the bytes of the loaded tensors on the
-    /// device.
-    pub fn finish(self) -> u64 {
-        if let Source::Files(files) = &self.source {
-            for tensor in files.unused() {
-                tracing::debug!(tensor, "the checkpoint has a tensor that the model does not use");
-            }
+    /// Warns of the checkpoint's tensors that the model does not use, once per group.
+    pub fn report_unused(&self) {
+        if let (Source::Files(files), true) = (&self.source, self.group_rank().is_leader())
+            && let Some(unused) = files.describe_unused(self.group_rank())
+        {
+            tracing::warn!("{unused}");
         }
+    }
+
+    /// Returns the bytes of the loaded tensors on the device.
+    pub fn finish(self) -> u64 {
         self.held
     }
 
@@ -292,7 +298,7 @@ impl<'a, D: Device> Loader<'a, D> {
     /// Releases these windows and adds their bytes, in the stored type, to the progress.
     fn advance(&mut self, windows: &[(&TensorSpec, Window)]) -> Result<(), LoadError> {
         for (spec, window) in windows {
-            if let Source::Files(files) = &mut self.source {
+            if let Source::Files(files) = &self.source {
                 files.release(spec, window)?;
             }
             self.state.done += (window.elements() * self.source.check(spec)?.bytes()) as u64;

@@ -10,9 +10,9 @@ use std::{
 use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
-use tutti_kernels::{HostMatrix, WeightType};
+use tutti_kernels::{HostMatrix, WeightType, collective::GroupRank};
 
-use super::{TensorSpec, Window, header::Header, read_ahead::Extent};
+use super::{TensorSpec, Window, header::Header, read_ahead::Extent, unused};
 use crate::{LoadError, config::read_json};
 
 const SINGLE: &str = "model.safetensors";
@@ -135,11 +135,26 @@ impl SafetensorsDir {
         })
     }
 
-    /// Releases the mapped pages of a window that the device has copied. The pages stay in the page cache.
-    pub fn release(&mut self, spec: &TensorSpec, window: &Window) -> Result<(), LoadError> {
-        if let Some(name) = self.name_in_files(&spec.name).map(str::to_owned) {
+    /// Notes that the model uses a tensor.
+    pub fn mark_used(&mut self, name: &str) {
+        if let Some(name) = self.name_in_files(name).map(str::to_owned) {
             self.unused.remove(&name);
         }
+    }
+
+    /// True if two tensors have the same type, shape and contents. `None` if the files lack one of them.
+    pub fn are_equal(&self, one: &str, other: &str) -> Option<bool> {
+        let find = |name: &str| {
+            let name = self.name_in_files(name)?;
+            let file = &self.files[self.file_of[name]];
+            Some((&file.header.tensors[name], &file.map[file.extent(name)]))
+        };
+        let ((one, one_bytes), (other, other_bytes)) = (find(one)?, find(other)?);
+        Some(one.dtype == other.dtype && one.shape == other.shape && one_bytes == other_bytes)
+    }
+
+    /// Releases the mapped pages of a window that the device has copied. The pages stay in the page cache.
+    pub fn release(&self, spec: &TensorSpec, window: &Window) -> Result<(), LoadError> {
         let Extent { map, bytes } = self.extent(spec, window)?;
         // SAFETY: the mapping of the file is shared, read-only and never written through. A later access to a dropped
         // page reads the same contents from the file again.
@@ -151,9 +166,19 @@ impl SafetensorsDir {
         Ok(())
     }
 
-    /// Returns the names of the tensors that were never released, sorted.
+    /// Returns the names of the tensors that are not marked, sorted.
+    #[cfg(fuzzing)]
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         self.unused.iter().map(String::as_str)
+    }
+
+    /// Says which tensors the model does not use; `None` if it uses all. In a group of several ranks, experts are used
+    /// by some rank.
+    pub fn describe_unused(&self, group_rank: GroupRank) -> Option<String> {
+        let of_ranks = |name: &&str| group_rank.is_alone() || !name.contains(".experts.");
+        let unused: Vec<&str> = self.unused.iter().map(String::as_str).filter(of_ranks).collect();
+        let used = self.file_of.keys().map(String::as_str).filter(|name| !self.unused.contains(*name));
+        unused::describe(&unused, used)
     }
 }
 

@@ -1,0 +1,131 @@
+//! The turns of a conversation, in the shapes that templates read.
+
+use minijinja::{Value, context};
+use tutti_proto::cluster::v1::MediaKind;
+
+/// One turn of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, or another role that the template knows.
+    pub role: String,
+    /// The text and the media.
+    pub content: Content,
+    /// Name of the speaker, for templates that show it.
+    pub name: Option<String>,
+}
+
+/// Content of a message, as the client gave it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// A text.
+    Text(String),
+    /// A list of parts.
+    List(Vec<ContentPart>),
+}
+
+/// A part of a message's content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContentPart {
+    /// A text.
+    Text(String),
+    /// A media item. `placeholder` is the text that stands for it; empty until the model's own is known.
+    Media { kind: MediaKind, placeholder: String },
+}
+
+/// A shape of content that templates read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One text. Adjacent text parts become lines.
+    Text,
+    /// A list of one text part, which has the lines of all.
+    OnePart,
+    /// A list of text parts.
+    List,
+}
+
+impl Message {
+    /// A message without a name.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: Content::Text(content.into()), name: None }
+    }
+
+    /// The message as a template reads it.
+    pub fn shaped(&self, shape: Shape) -> Value {
+        let part = |text: &str| context! { type => "text", text => text };
+        let content = match (shape, &self.content) {
+            (Shape::Text, content) => Value::from(content.joined()),
+            (Shape::OnePart, content) => Value::from(vec![part(&content.joined())]),
+            (Shape::List, Content::Text(text)) => Value::from(vec![part(text)]),
+            (Shape::List, Content::List(parts)) => {
+                parts.iter().map(|one| part(one.shown())).collect::<Value>()
+            }
+        };
+        match &self.name {
+            Some(name) => context! { role => self.role.as_str(), content, name },
+            None => context! { role => self.role.as_str(), content },
+        }
+    }
+}
+
+impl Content {
+    /// The texts, without placeholders.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        let (one, parts) = match self {
+            Self::Text(text) => (Some(text.as_str()), &[][..]),
+            Self::List(parts) => (None, parts.as_slice()),
+        };
+        one.into_iter().chain(parts.iter().filter_map(|part| match part {
+            ContentPart::Text(text) => Some(text.as_str()),
+            ContentPart::Media { .. } => None,
+        }))
+    }
+
+    /// The texts, without placeholders.
+    pub fn texts_mut(&mut self) -> impl Iterator<Item = &mut String> {
+        let (one, parts) = match self {
+            Self::Text(text) => (Some(text), &mut [][..]),
+            Self::List(parts) => (None, parts.as_mut_slice()),
+        };
+        one.into_iter().chain(parts.iter_mut().filter_map(|part| match part {
+            ContentPart::Text(text) => Some(text),
+            ContentPart::Media { .. } => None,
+        }))
+    }
+
+    /// The text at the end; `None` if the end is a media item, or nothing.
+    pub fn last_text_mut(&mut self) -> Option<&mut String> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::List(parts) => match parts.last_mut()? {
+                ContentPart::Text(text) => Some(text),
+                ContentPart::Media { .. } => None,
+            },
+        }
+    }
+
+    /// All parts as one text, with adjacent texts on separate lines.
+    fn joined(&self) -> String {
+        let parts = match self {
+            Self::Text(text) => return text.clone(),
+            Self::List(parts) => parts,
+        };
+        let (mut joined, mut after_text) = (String::new(), false);
+        for part in parts {
+            let is_text = matches!(part, ContentPart::Text(_));
+            joined.push_str(if is_text && after_text { "\n" } else { "" });
+            joined.push_str(part.shown());
+            after_text = is_text;
+        }
+        joined
+    }
+}
+
+impl ContentPart {
+    /// The text of the part, or the placeholder.
+    fn shown(&self) -> &str {
+        match self {
+            Self::Text(text) => text,
+            Self::Media { placeholder, .. } => placeholder,
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Finds out in which shape a template reads the content of messages, by rendering short conversations.
+//!
+//! vLLM and SGLang look for a loop over the content in the template's syntax tree. To render answers the same question,
+//! and finds a template that shows only the first part.
+
+use minijinja::Value;
+
+use super::message::{Content, ContentPart, Message, Shape};
+
+/// Texts whose line break distinguishes a text from Python's or JSON's writing of it.
+const ONE: &str = "the first\nprobe";
+const OTHER: &str = "the second\nprobe";
+
+/// The content that a template shows, of messages of one role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shapes {
+    /// Whether the template shows a text.
+    text: Shown,
+    /// Whether it shows a list of parts.
+    parts: Shown,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    /// All of it.
+    All,
+    /// The first part alone.
+    First,
+    /// Nothing, without an error.
+    Lost,
+    /// The template refuses it.
+    Refused,
+}
+
+impl Shapes {
+    /// Finds the shapes for a role. `render` renders messages, and returns `None` if the template refuses them.
+    pub fn find(role: &str, render: &dyn Fn(&[Value]) -> Option<String>) -> Self {
+        let parts = |role: &str, texts: &[&str]| {
+            let parts = texts.iter().map(|text| ContentPart::Text((*text).to_owned())).collect();
+            Message { content: Content::List(parts), ..Message::new(role, "") }
+        };
+        let shown = |probe: Message, shape: Shape| {
+            // The other messages have a shape of their own, because roles may be read in different ways.
+            let tries = [Shape::Text, Shape::List].map(|others| {
+                let other = |role: &str| Message::new(role, "other").shaped(others);
+                let conversation = match role {
+                    "system" => vec![probe.shaped(shape), other("user")],
+                    "assistant" => vec![other("user"), probe.shaped(shape), other("user")],
+                    _ => vec![probe.shaped(shape)],
+                };
+                match render(&conversation) {
+                    None => Shown::Refused,
+                    Some(text) if !text.contains(ONE) => Shown::Lost,
+                    Some(text) if shape == Shape::List && !text.contains(OTHER) => Shown::First,
+                    Some(_) => Shown::All,
+                }
+            });
+            let best = |wanted| tries.iter().copied().find(|shown| *shown == wanted);
+            best(Shown::All).or(best(Shown::First)).or(best(Shown::Lost)).unwrap_or(Shown::Refused)
+        };
+        Self {
+            text: shown(Message::new(role, ONE), Shape::Text),
+            parts: shown(parts(role, &[ONE, OTHER]), Shape::List),
+        }
+    }
+
+    /// The shape for a message's content. `None` if the template would lose it.
+    pub fn of(&self, content: &Content) -> Option<Shape> {
+        let parts = match self.parts {
+            Shown::All => Some(Shape::List),
+            Shown::First => Some(Shape::OnePart),
+            Shown::Lost | Shown::Refused => None,
+        };
+        let text = (self.text == Shown::All).then_some(Shape::Text);
+        let fits = match content {
+            Content::Text(_) => text.or(parts),
+            Content::List(_) => parts.or(text),
+        };
+        // A template that refuses a role, such as `system`, says so itself.
+        let is_refused = self.text == Shown::Refused;
+        fits.or(is_refused.then_some(Shape::Text))
+    }
+}
