@@ -30,6 +30,11 @@ impl Requests {
         self.by_id.get_mut(&id)
     }
 
+    /// All requests, the oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = (RequestId, &Request)> {
+        self.by_id.iter().map(|(id, request)| (*id, request))
+    }
+
     pub fn len(&self) -> usize {
         self.by_id.len()
     }

@@ -303,7 +303,7 @@ proptest! {
     #[test]
     fn deaths_lose_nothing_and_leave_nothing(
         shape in prop_oneof![Just(Shape::Colocated), Just(Shape::Disaggregated)],
-        events in proptest::collection::vec((0u8..20, 0u32..RANKS, any::<prop::sample::Index>()), 0..150),
+        events in proptest::collection::vec((0u8..21, 0u32..RANKS, any::<prop::sample::Index>()), 0..150),
     ) {
         let (cluster, mut world) = (cluster(shape), World::default());
         (0..RANKS).for_each(|rank| world.join(&cluster, rank));
@@ -329,6 +329,7 @@ proptest! {
                     // The client leaves, whether or not its request has ended.
                     world.clients.swap_remove(index.index(world.clients.len()));
                 }
+                19 => cluster.tick(Duration::ZERO),
                 _ => world.clients.iter_mut().for_each(Client::read),
             }
         }

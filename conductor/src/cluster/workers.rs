@@ -15,8 +15,10 @@ use tutti_proto::{
 use tutti_runtime::Error;
 
 use super::{
+    pace::Steps,
     placement::Placement,
     roles::{Duties, GroupRole},
+    slow::SetAside,
     topology::{Replica, Topology},
 };
 use crate::request::{GraphRole, Members, Request};
@@ -70,6 +72,14 @@ pub struct Worker {
     pub booked: Booking,
     /// Number of graphs launched on the worker so far.
     pub launched: u64,
+    /// The worker's last steps.
+    pub steps: Steps,
+    /// Cost of a block of tokens on this worker, in percent of its peers'.
+    pub cost_percent: u64,
+    /// Time for which the worker's steps have been far longer than its peers'.
+    pub slow_for: Duration,
+    /// Set while the worker gets no new requests because it is slow.
+    pub set_aside: Option<SetAside>,
 }
 
 impl Worker {
@@ -92,6 +102,10 @@ impl Worker {
             resting: 0,
             booked: Booking::default(),
             launched: 0,
+            steps: Steps::default(),
+            cost_percent: 100,
+            slow_for: Duration::ZERO,
+            set_aside: None,
         }
     }
 
@@ -115,6 +129,16 @@ impl Worker {
     /// True if the worker holds an active graph, so that the worker is expected to make steps.
     pub fn has_work(&self) -> bool {
         self.graphs.len() > self.resting
+    }
+
+    /// True if a graph has been in a step, or is not held.
+    pub fn has_begun(&self, key: GraphKey) -> bool {
+        self.graphs.get(&key).is_none_or(|held| held.begun)
+    }
+
+    /// Cost of computing a number of blocks.
+    pub fn cost_of(&self, blocks: u64) -> u64 {
+        blocks.saturating_mul(self.cost_percent)
     }
 
     fn activate(&mut self, key: GraphKey) {
@@ -215,6 +239,8 @@ pub enum Activity {
 struct Held {
     booking: Booking,
     activity: Activity,
+    /// True once the graph has been in a step.
+    begun: bool,
 }
 
 /// All joined workers.
@@ -259,6 +285,15 @@ impl Workers {
 
     pub fn remove(&mut self, id: WorkerId) -> Option<Worker> {
         self.by_id.remove(&id)
+    }
+
+    pub fn get(&self, id: WorkerId) -> Option<&Worker> {
+        self.by_id.get(&id)
+    }
+
+    /// Roles of a worker's group; none if the worker is gone.
+    pub fn duties_of(&self, id: WorkerId) -> Duties {
+        self.get(id).map(|worker| self.duties(worker.rank)).unwrap_or_default()
     }
 
     pub fn get_mut(&mut self, id: WorkerId) -> Option<&mut Worker> {
@@ -369,7 +404,7 @@ impl Workers {
         if let Some(worker) = self.by_id.get_mut(&id)
             && let Entry::Vacant(vacant) = worker.graphs.entry(key)
         {
-            vacant.insert(Held { booking, activity: Activity::Resting });
+            vacant.insert(Held { booking, activity: Activity::Resting, begun: false });
             worker.resting += 1;
             worker.booked.add(booking);
             worker.launched += 1;
@@ -386,10 +421,18 @@ impl Workers {
         }
     }
 
+    /// Records that a graph has been in a step.
+    pub fn begin(&mut self, id: WorkerId, key: GraphKey) {
+        if let Some(held) = self.by_id.get_mut(&id).and_then(|worker| worker.graphs.get_mut(&key)) {
+            held.begun = true;
+        }
+    }
+
     /// Books a graph as decoding: its prompt is computed, and prompt and output together take `blocks` blocks.
     pub fn set_decoding(&mut self, id: WorkerId, key: GraphKey, blocks: u64) {
         let Some(worker) = self.by_id.get_mut(&id) else { return };
         let Some(held) = worker.graphs.get_mut(&key) else { return };
+        held.begun = true;
         let booking = Booking { queued_blocks: 0, active_blocks: blocks, ..held.booking };
         worker.booked.subtract(std::mem::replace(&mut held.booking, booking));
         worker.booked.add(booking);

@@ -1,9 +1,9 @@
 //! Losses: the end of a try, and the start of the next one.
 
-use tutti_proto::{WorkerId, cluster::v1 as pb};
+use tutti_proto::{GraphKey, WorkerId, cluster::v1 as pb};
 use tutti_runtime::Error;
 
-use super::{Effects, Encoding, Phase, Request, Stage};
+use super::{Effects, Encoding, MAX_MOVES, Phase, Request, Stage};
 use crate::mailbox::Ending;
 
 impl Request {
@@ -49,6 +49,30 @@ impl Request {
         }
         self.in_vain = in_vain;
         self.replay(why)
+    }
+
+    /// The worker at which the request waits for its first step, if it may still go elsewhere, and the graph there.
+    /// Requests with media stay, because another worker may have encoded the media already.
+    pub fn waits_at(&self) -> Option<(WorkerId, GraphKey)> {
+        let Phase::Live { stage, .. } = &self.phase else { return None };
+        let run = match stage {
+            Stage::Running { run } | Stage::Reserving { decode: run } => run,
+            Stage::Prefilling { prefill, .. } => prefill,
+            Stage::Waiting => return None,
+        };
+        let may_move = self.moves < MAX_MOVES && self.encoders.is_empty();
+        let is_new = run.tokens_before == self.generated.len() && run.finished.is_none() && !run.is_over();
+        run.leader().filter(|_| may_move && is_new).map(|leader| (leader, run.key))
+    }
+
+    /// Starts the request over because another worker can begin it sooner. The try does not count as lost.
+    pub fn move_on(&mut self) -> Effects {
+        if self.waits_at().is_none() {
+            return Effects::default();
+        }
+        self.moves += 1;
+        self.spans.in_scope(|| tracing::debug!("moves before it begins"));
+        self.start_over()
     }
 
     /// Handles a failed transfer of planes or embeddings.
