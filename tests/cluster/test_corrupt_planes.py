@@ -23,8 +23,8 @@ STOPPED_S = 10
 
 
 def write_begins(pid, known, answer):
-    """Waits until the planes of a new hand-over to a worker have begun to be written: from then on the sender has what it
-    needs of the receiver. Returns their segment, or None if the answer came first."""
+    """Waits until the planes of a new hand-over to a worker have begun to be written: from then on the sender has what
+    it needs of the receiver. Returns their segment, or None if the answer came first."""
 
     def new():
         if answer.done():
@@ -47,8 +47,8 @@ def test_planes_that_change_in_shared_memory_are_sent_again(start, figure):
         return answer["choices"][0]["token_ids"] == sampled(prompt, seed, 1, 20)
 
     def change(answer):
-        """Changes a page that is written while the worker that decodes is stopped, so that it is read only afterwards. Does
-        nothing if it comes too late for that."""
+        """Changes a page that is written while the worker that decodes is stopped, so that it is read only afterwards.
+        Does nothing if it comes too late for that."""
         segment = write_begins(decodes, known, answer)
         if segment is None:
             return

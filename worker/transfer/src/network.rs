@@ -66,8 +66,8 @@ impl ServiceAddress {
 }
 
 impl Network {
-    /// The directory of the workers' sockets if a worker dials its conductor at `unix:PATH`: all workers are then on the
-    /// conductor's machine. `None` for any other URL.
+    /// The directory of the workers' sockets if a worker dials its conductor at `unix:PATH`: all workers are then on
+    /// the conductor's machine. `None` for any other URL.
     pub fn sockets_beside(conductor: &str) -> Option<PathBuf> {
         let socket = std::path::absolute(conductor.strip_prefix("unix:")?).ok()?;
         socket.parent().map(Path::to_path_buf)
