@@ -69,6 +69,9 @@ impl ConductorSettings {
             return Err(Invalid::new("kv_cache_memory", "is 0, but requests need some"));
         }
         self.engine.check_chunk_shapes()?;
+        if self.faults.slow_worker_ratio == 1 {
+            return Err(Invalid::new("slow_worker_ratio", "is 1, by which half of all workers are slow"));
+        }
         if self.model.served_model_name.as_deref() == Some("") {
             return Err(Invalid::new("served_model_name", "is empty"));
         }

@@ -1,65 +1,120 @@
 //! Pace: the time of a worker's steps beside the steps of its peers.
 //!
-//! A step is compared with peers' steps of the same walk that have at least as many tokens and at least as many pages of
-//! KV in use, both up to a factor of two: a peer that does more in less time shows that the worker is slow, whatever the
-//! requests are. Only steps of the last half minute are compared, so that a machine that is slower for all workers makes
-//! none of them slow.
+//! The time of a step is a sum of parts. Each part is constant, or grows in proportion to the tokens of the step, to
+//! the tokens that it samples, or to the tokens that it attends to. A step with at most `f` times as much of each as a
+//! peer's step therefore takes at most `f` times as long on an equal worker. Each step is compared with this bound, so
+//! that a worker does not look slow because its requests are more or longer. Only recent steps are compared, so that a
+//! machine that is slower for all its workers makes none of them slow.
+//!
+//! All times are the watchdog's: the sum of its ticks.
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tutti_proto::cluster::v1 as pb;
 use tutti_settings::FaultSettings;
 
-/// Age beyond which a step is not compared.
+/// Age beyond which a step is not compared, unless the step itself was long.
 const CURRENT: Duration = Duration::from_secs(30);
+/// Number of times that a step's own duration adds to the age up to which the step is compared. It is more than `FEW`,
+/// so that some steps are compared however long they are.
+const OWN_TIMES: u32 = 4;
 /// Time that every step counts at least, in microseconds: below it, differences are the scheduling of processes.
 const SHORTEST_US: u32 = 5_000;
 /// Time of steps that is enough to compare a worker whose steps are too long to be as many as the setting says.
 const LONG: Duration = Duration::from_secs(10);
 /// Number of steps below which no worker is compared.
-const FEW: usize = 8;
+const FEW: usize = 3;
 /// A step counts at most this many times `slow_worker_ratio`, so that one long pause does not make a worker slow.
 const MOST: f64 = 4.0;
 /// Paces below this one are equal to placement, because they depend on chance.
 const LIKE: f64 = 2.0;
-/// Number of a peer's steps of one size from which on their median counts.
+/// Number of a peer's steps of one class from which on their median counts.
 const ENOUGH: usize = 4;
 
-/// Size of a step, up to a factor of two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What a step computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size {
     walk: u32,
-    /// Binary logarithm of the number of tokens, padding included.
+    /// Number of tokens, padding included.
+    tokens: u64,
+    /// Number of rows that sample a token.
+    sampled: u64,
+    /// Sum over the tokens of the number of tokens that each attends to.
+    attended: u64,
+}
+
+/// Steps of one walk whose numbers are equal up to a factor of two: binary logarithms of the numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Class {
+    walk: u32,
     tokens: u32,
-    /// Binary logarithm of the number of KV pages in use.
-    pages: u32,
+    sampled: u32,
+    attended: u32,
+}
+
+impl Size {
+    fn of(walk: u32, work: &pb::StepWork) -> Self {
+        Self {
+            walk,
+            tokens: u64::from(work.tokens) + u64::from(work.padding_tokens),
+            sampled: u64::from(work.decode_rows) + u64::from(work.last_prefill_rows),
+            attended: work.attended_tokens,
+        }
+    }
+
+    fn class(self) -> Class {
+        let log = |number: u64| number.checked_ilog2().map_or(0, |log| log + 1);
+        let Self { walk, tokens, sampled, attended } = self;
+        Class { walk, tokens: log(tokens), sampled: log(sampled), attended: log(attended) }
+    }
+
+    /// The number of times that a step of this size takes as long as one of another size, at most.
+    fn times(self, other: Self) -> f64 {
+        let times = |own: u64, other: u64| own as f64 / other.max(1) as f64;
+        times(self.tokens, other.tokens)
+            .max(times(self.sampled, other.sampled))
+            .max(times(self.attended, other.attended))
+            .max(1.0)
+    }
+
+    /// The mean of the sizes of steps of one walk. `None` if there are no steps.
+    fn mean(steps: &[Step]) -> Option<Self> {
+        let count = steps.len() as u64;
+        let mean =
+            |number: fn(&Self) -> u64| steps.iter().map(|step| number(&step.size)).sum::<u64>() / count;
+        Some(Self {
+            walk: steps.first()?.size.walk,
+            tokens: mean(|size| size.tokens),
+            sampled: mean(|size| size.sampled),
+            attended: mean(|size| size.attended),
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Step {
     size: Size,
     us: u32,
-    at: Instant,
+    at: Duration,
 }
 
 /// The last steps of one worker.
 #[derive(Debug, Default)]
 pub struct Steps(VecDeque<Step>);
 
-/// Median times of a worker's current steps, by size, in microseconds.
+/// Median times of a worker's current steps in microseconds, by class, each with the mean size of the steps.
 #[derive(Debug, Default)]
-pub struct Medians(BTreeMap<Size, u32>);
+pub struct Medians(BTreeMap<Class, (Size, u32)>);
 
 impl Medians {
-    /// The shortest median of the sizes that are no smaller than this one.
-    fn of_at_least(&self, size: Size) -> Option<u32> {
-        let is_enough = |other: &Size| {
-            other.walk == size.walk && other.tokens >= size.tokens && other.pages >= size.pages
-        };
-        self.0.iter().filter(|(other, _)| is_enough(other)).map(|(_, us)| *us).min()
+    /// The shortest time that is enough for a step of this size on this worker, in microseconds. `None` if the worker
+    /// has had no steps of the same walk.
+    fn bound(&self, size: Size) -> Option<f64> {
+        let alike = self.0.values().filter(|(other, _)| other.walk == size.walk);
+        alike.map(|(other, us)| f64::from(*us) * size.times(*other)).min_by(f64::total_cmp)
     }
 }
 
@@ -85,17 +140,14 @@ impl Rule {
 }
 
 impl Steps {
-    /// Keeps a step that has been reported.
-    pub fn take(&mut self, report: &pb::StepReport, rule: &Rule, now: Instant) {
+    /// Keeps a step that is reported at `now`.
+    pub fn take(&mut self, report: &pb::StepReport, rule: &Rule, now: Duration) {
         let Some(work) = &report.work else { return };
         let us = work.plan_us.saturating_add(work.run_us).saturating_add(work.commit_us);
-        let log = |number: u32| number.checked_ilog2().map_or(0, |log| log + 1);
-        let pages = report.load.map_or(0, |load| load.kv_pages_used);
-        let tokens = work.tokens.saturating_add(work.padding_tokens);
-        let size = Size { walk: report.batch_walk, tokens: log(tokens), pages: log(pages) };
         if self.0.len() >= rule.steps {
             self.0.pop_front();
         }
+        let size = Size::of(report.batch_walk, work);
         self.0.push_back(Step { size, us: us.max(SHORTEST_US), at: now });
     }
 
@@ -104,47 +156,68 @@ impl Steps {
         self.0.clear();
     }
 
-    fn current(&self, now: Instant) -> impl Iterator<Item = &Step> {
-        self.0.iter().filter(move |step| now.saturating_duration_since(step.at) <= CURRENT)
+    /// Time at which the last step was reported.
+    pub fn newest(&self) -> Option<Duration> {
+        self.0.back().map(|step| step.at)
+    }
+
+    fn current(&self, now: Duration) -> impl Iterator<Item = &Step> {
+        self.0.iter().filter(move |step| {
+            let own = Duration::from_micros(step.us.into());
+            now.saturating_sub(step.at) <= CURRENT + OWN_TIMES * own
+        })
+    }
+
+    fn by_class(&self, now: Duration) -> BTreeMap<Class, Vec<Step>> {
+        let mut classes: BTreeMap<Class, Vec<Step>> = BTreeMap::new();
+        for step in self.current(now) {
+            classes.entry(step.size.class()).or_default().push(*step);
+        }
+        classes
     }
 
     /// Median times of the current steps.
-    pub fn medians(&self, now: Instant) -> Medians {
-        let mut times: BTreeMap<Size, Vec<u32>> = BTreeMap::new();
-        for step in self.current(now) {
-            times.entry(step.size).or_default().push(step.us);
-        }
-        let enough = times.into_iter().filter(|(_, times)| times.len() >= ENOUGH);
-        Medians(enough.map(|(size, mut times)| (size, lower_median(&mut times))).collect())
+    pub fn medians(&self, now: Duration) -> Medians {
+        let enough = self.by_class(now).into_iter().filter(|(_, steps)| steps.len() >= ENOUGH);
+        let median = |(class, steps): (Class, Vec<Step>)| {
+            let mut times: Vec<u32> = steps.iter().map(|step| step.us).collect();
+            Some((class, (Size::mean(&steps)?, lower_median(&mut times, u32::cmp)?)))
+        };
+        Medians(enough.filter_map(median).collect())
     }
 
-    /// Mean of the times of the current steps, each divided by the time of the peers' steps of its size or more. `None`
-    /// unless the steps are as many as `rule` compares, or took long, and for at least half of them a peer has such
-    /// steps.
+    /// Number of times that the current steps took as long as they would take on a peer, at least. `None` unless the
+    /// steps are as many as `rule` compares, or took long, and for at least half of them a peer had steps of the same
+    /// walk.
+    ///
+    /// The result is the mean over the steps. Of a few long steps it is the median, since one pause may be as long.
     pub fn pace<'a>(
         &self,
         peers: impl Iterator<Item = &'a Medians> + Clone,
         rule: &Rule,
-        now: Instant,
+        now: Duration,
     ) -> Option<f64> {
         let most = MOST * rule.ratio.unwrap_or(LIKE);
-        let mut usual: BTreeMap<Size, Option<u32>> = BTreeMap::new();
-        let (mut all, mut compared, mut sum, mut took) = (0, 0, 0.0, Duration::ZERO);
-        for step in self.current(now) {
-            all += 1;
-            took += Duration::from_micros(step.us.into());
-            let usual = usual.entry(step.size).or_insert_with(|| {
-                let mut times: Vec<u32> =
-                    peers.clone().filter_map(|peer| peer.of_at_least(step.size)).collect();
-                (!times.is_empty()).then(|| lower_median(&mut times))
-            });
-            if let Some(usual) = usual {
-                compared += 1;
-                sum += (f64::from(step.us) / f64::from(*usual)).min(most);
-            }
+        let (mut all, mut took) = (0, Duration::ZERO);
+        let mut ratios = Vec::new();
+        for steps in self.by_class(now).into_values() {
+            all += steps.len();
+            took += steps.iter().map(|step| Duration::from_micros(step.us.into())).sum::<Duration>();
+            let Some(size) = Size::mean(&steps) else { continue };
+            let mut bounds: Vec<f64> = peers.clone().filter_map(|peer| peer.bound(size)).collect();
+            let Some(bound) = lower_median(&mut bounds, f64::total_cmp) else { continue };
+            ratios.extend(steps.iter().map(|step| (f64::from(step.us) / bound).min(most)));
         }
-        let is_enough = all >= rule.steps || (all >= FEW && took >= LONG);
-        (is_enough && 2 * compared >= all).then(|| sum / f64::from(compared as u32))
+        let compared = ratios.len();
+        if 2 * compared < all {
+            None
+        } else if all >= rule.steps {
+            (compared > 0).then(|| ratios.iter().sum::<f64>() / compared as f64)
+        } else if all >= FEW && took >= LONG {
+            lower_median(&mut ratios, f64::total_cmp)
+        } else {
+            None
+        }
     }
 }
 
@@ -153,10 +226,10 @@ pub fn cost_percent(pace: Option<f64>) -> u64 {
     pace.filter(|pace| *pace >= LIKE).map_or(100, |pace| (100.0 * pace) as u64)
 }
 
-/// The median; of an even number of times the lower one, so that of two peers the faster one counts.
-fn lower_median(times: &mut [u32]) -> u32 {
-    let middle = times.len().saturating_sub(1) / 2;
-    *times.select_nth_unstable(middle).1
+/// The median; of an even number of values the lower one, so that of two peers the faster one counts.
+fn lower_median<T: Copy>(values: &mut [T], order: fn(&T, &T) -> std::cmp::Ordering) -> Option<T> {
+    let middle = values.len().checked_sub(1)? / 2;
+    Some(*values.select_nth_unstable_by(middle, order).1)
 }
 
 #[cfg(test)]

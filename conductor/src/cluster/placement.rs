@@ -58,7 +58,7 @@ pub struct Placement {
 /// comes first, then one that is not full, then cheaper blocks, then fewer requests, then fewer launches so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
-    slow: bool,
+    aside: bool,
     full: bool,
     /// Cost of the blocks, in percent of a block on a worker of the usual pace.
     blocks: u64,
@@ -69,7 +69,7 @@ struct Cost {
 impl Cost {
     fn new(query: &PlacementQuery<'_>, id: WorkerId, worker: &Worker) -> Self {
         Self {
-            slow: worker.set_aside.is_some(),
+            aside: !worker.record.takes(worker.booked.requests),
             full: worker.booked.requests >= worker.running_limit(query.most_requests) as u64,
             blocks: worker.cost_of(query.blocks.saturating_sub(query.cached.at(id)) + worker.booked.blocks()),
             requests: worker.booked.requests,
@@ -81,7 +81,7 @@ impl Cost {
     /// blocks, so the decode adds only the blocks that are booked on the decode's worker.
     fn with_decode(self, decode: &Candidate<'_>) -> Self {
         Self {
-            slow: self.slow || decode.cost.slow,
+            aside: self.aside || decode.cost.aside,
             full: self.full || decode.cost.full,
             blocks: self.blocks.saturating_add(decode.worker.cost_of(decode.worker.booked.blocks())),
             requests: decode.worker.booked.requests,

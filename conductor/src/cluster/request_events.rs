@@ -116,9 +116,10 @@ impl Cluster {
     /// Handles the report of one step of a worker.
     pub fn on_report(&self, from: WorkerId, report: pb::StepReport) {
         let state = &mut *self.state.lock();
+        let now = state.membership.workers.now();
         let Some(worker) = state.membership.workers.hear(from) else { return self.drop_late(report) };
         worker.stuck = Duration::ZERO;
-        worker.steps.take(&report, &Rule::of(&self.limits.faults), Instant::now());
+        worker.steps.take(&report, &Rule::of(&self.limits.faults), now);
         for row in &report.prefills {
             self.note_prefill(state, from, RequestId(row.request));
         }

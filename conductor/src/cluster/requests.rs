@@ -26,6 +26,10 @@ impl Requests {
         self.by_id.insert(id, request);
     }
 
+    pub fn get(&self, id: RequestId) -> Option<&Request> {
+        self.by_id.get(&id)
+    }
+
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Request> {
         self.by_id.get_mut(&id)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, VERSION, health::State as HealthState};
 
-use super::{Cluster, State, membership::Membership, ranks::RankRecord, roles::GroupRole, slow::SetAside};
+use super::{Cluster, State, membership::Membership, ranks::RankRecord, roles::GroupRole};
 
 impl Cluster {
     /// Returns the served model, and whether the cluster is ready for requests. Returns an error until the first worker
@@ -60,18 +60,20 @@ impl Membership {
     fn statuses(&self) -> Vec<pb::WorkerStatus> {
         let present = self.workers.iter().map(|(_, worker)| {
             let status = self.status_of(worker.rank);
-            let slow = worker.set_aside.as_ref().filter(|_| status.detail.is_empty());
+            let detail = match status.detail.as_str() {
+                "" => worker.record.describe(self.workers.now()),
+                detail => detail.to_owned(),
+            };
             pb::WorkerStatus {
                 phase: worker.phase.into(),
                 load: Some(worker.load),
                 pid: worker.pid,
                 device: worker.device.clone(),
                 silent_ms: Some(u32::try_from(worker.silent.as_millis()).unwrap_or(u32::MAX)),
-                detail: slow.map_or_else(|| status.detail.clone(), SetAside::describe),
+                detail,
                 ..status
             }
         });
-
         let missing = (0..self.spawned_workers()).map(Rank).filter(|r| self.workers.by_rank(*r).is_none());
         let missing = missing.map(|rank| {
             let status = self.status_of(rank);

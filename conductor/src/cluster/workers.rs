@@ -18,7 +18,7 @@ use super::{
     pace::Steps,
     placement::Placement,
     roles::{Duties, GroupRole},
-    slow::SetAside,
+    standing::Record,
     topology::{Replica, Topology},
 };
 use crate::request::{GraphRole, Members, Request};
@@ -76,10 +76,8 @@ pub struct Worker {
     pub steps: Steps,
     /// Cost of a block of tokens on this worker, in percent of its peers'.
     pub cost_percent: u64,
-    /// Time for which the worker's steps have been far longer than its peers'.
-    pub slow_for: Duration,
-    /// Set while the worker gets no new requests because it is slow.
-    pub set_aside: Option<SetAside>,
+    /// Whether the worker gets requests like its peers.
+    pub record: Record,
 }
 
 impl Worker {
@@ -104,8 +102,7 @@ impl Worker {
             launched: 0,
             steps: Steps::default(),
             cost_percent: 100,
-            slow_for: Duration::ZERO,
-            set_aside: None,
+            record: Record::default(),
         }
     }
 
@@ -134,6 +131,11 @@ impl Worker {
     /// True if a graph has been in a step, or is not held.
     pub fn has_begun(&self, key: GraphKey) -> bool {
         self.graphs.get(&key).is_none_or(|held| held.begun)
+    }
+
+    /// Number of graphs that have been in a step.
+    pub fn begun(&self) -> usize {
+        self.graphs.values().filter(|held| held.begun).count()
     }
 
     /// Cost of computing a number of blocks.
@@ -251,12 +253,34 @@ pub struct Workers {
     topology: Topology,
     /// Roles of each group; empty until a model is known.
     duties: Vec<Duties>,
+    /// The watchdog's clock: the sum of its ticks.
+    now: Duration,
 }
 
 impl Workers {
     /// Creates an empty set of workers, for the groups of this topology.
     pub fn new(topology: Topology) -> Self {
         Self { topology, ..Self::default() }
+    }
+
+    /// The time on the watchdog's clock, since the start.
+    pub fn now(&self) -> Duration {
+        self.now
+    }
+
+    /// Lets time pass on the watchdog's clock.
+    pub fn pass(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    /// Number of ranks of a rank's replica, joined or not.
+    pub fn ranks_of(&self, rank: Rank) -> u32 {
+        self.topology.replica_of(rank).map_or(1, |replica| replica.tp)
+    }
+
+    /// True if a graph has been in a step of its worker, or is not there.
+    pub fn has_begun(&self, id: WorkerId, key: GraphKey) -> bool {
+        self.get(id).is_none_or(|worker| worker.has_begun(key))
     }
 
     /// Sets the roles of each group.

@@ -33,7 +33,7 @@ use tutti_proto::{
 use tutti_runtime::{Error, prefix_index::PromptPieces, trace::TraceContext};
 
 use self::encoding::Encoding;
-pub use self::encoding::RoomFor;
+pub use self::{encoding::RoomFor, losses::Waiting};
 use super::{
     Deadline, Dropped, Effects, EndingKind, GraphRole, Members, RowOutcome, TextWalks, run::Run,
     trace::RequestTrace,

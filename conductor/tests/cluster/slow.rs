@@ -37,10 +37,14 @@ async fn steps(bench: &Bench, worker: &FakeWorker, rank: u32, ms: u32) {
     metric(bench, &name, before + u64::from(STEPS)).await;
 }
 
-/// Lets the conductor judge for as long as a worker must be slow.
-fn judge(bench: &Bench) {
-    bench.cluster.tick(Duration::from_secs(1));
-    bench.cluster.tick(Duration::from_secs(2));
+/// Reports steps of these times at these workers for as long as a worker must be slow.
+async fn judge(bench: &Bench, reports: &[(u32, &FakeWorker, u32)]) {
+    for _ in 0..4 {
+        for (rank, worker, ms) in reports {
+            steps(bench, worker, *rank, *ms).await;
+        }
+        bench.cluster.tick(Duration::from_secs(1));
+    }
 }
 
 fn slow(bench: &Bench, rank: u32) -> bool {
@@ -57,8 +61,11 @@ async fn a_worker_far_off_its_peers_gets_no_requests_until_it_is_tried_again() {
     let (mut first, mut second) = (bench.ready(0).await, bench.ready(1).await);
     steps(&bench, &first, 0, 200).await;
     steps(&bench, &second, 1, 10).await;
-    bench.cluster.tick(Duration::from_secs(2));
+    (0..8).for_each(|_| bench.cluster.tick(Duration::from_secs(1)));
     assert!(!slow(&bench, 0), "a burst is not enough");
+    // Nor is the time that passes without steps: only the next ones tell.
+    steps(&bench, &first, 0, 200).await;
+    steps(&bench, &second, 1, 10).await;
     bench.cluster.tick(Duration::from_secs(1));
     assert!(slow(&bench, 0) && !slow(&bench, 1));
     assert!(
@@ -74,14 +81,15 @@ async fn a_worker_far_off_its_peers_gets_no_requests_until_it_is_tried_again() {
     bench.cluster.tick(Duration::from_secs(1));
     assert!(slow(&bench, 0));
     bench.cluster.tick(Duration::from_secs(1));
-    assert!(!slow(&bench, 0) && detail(&bench, 0).is_empty());
-    let _more = bench.submit(1).unwrap();
-    first.launched().await;
-    // Its earlier steps do not count against it.
-    judge(&bench);
     assert!(!slow(&bench, 0));
-    steps(&bench, &first, 0, 200).await;
-    judge(&bench);
+    assert!(detail(&bench, 0).starts_with("was slow: gets one request at a time"), "{}", detail(&bench, 0));
+    let _more = [bench.submit(1).unwrap(), bench.submit(1).unwrap()];
+    first.launched().await;
+    second.launched().await;
+    // Its earlier steps do not count against it.
+    judge(&bench, &[(1, &second, 10)]).await;
+    assert!(!slow(&bench, 0) && detail(&bench, 0).is_empty());
+    judge(&bench, &[(0, &first, 200), (1, &second, 10)]).await;
     assert!(slow(&bench, 0));
     assert_eq!(bench.metric(r#"tutti_workers_slowed_total{worker="0"}"#), 2);
 }
@@ -90,11 +98,9 @@ async fn a_worker_far_off_its_peers_gets_no_requests_until_it_is_tried_again() {
 async fn workers_that_are_all_slow_serve_on() {
     let bench = Bench::new(limits_of(2, 8)).await;
     let (first, second) = (bench.ready(0).await, bench.ready(1).await);
-    steps(&bench, &first, 0, 2000).await;
-    judge(&bench);
+    judge(&bench, &[(0, &first, 2000)]).await;
     assert!(!slow(&bench, 0), "it has nothing to be compared with");
-    steps(&bench, &second, 1, 1900).await;
-    judge(&bench);
+    judge(&bench, &[(0, &first, 2000), (1, &second, 1900)]).await;
     assert!(!slow(&bench, 0) && !slow(&bench, 1));
 }
 
@@ -103,10 +109,7 @@ async fn slow_workers_are_the_last_resort() {
     let bench = Bench::new(limits_of(3, 8)).await;
     let (mut first, mut second) = (bench.ready(0).await, bench.ready(1).await);
     let mut third = bench.ready(2).await;
-    for (rank, worker, ms) in [(0, &first, 100), (1, &second, 300), (2, &third, 10)] {
-        steps(&bench, worker, rank, ms).await;
-    }
-    judge(&bench);
+    judge(&bench, &[(0, &first, 100), (1, &second, 300), (2, &third, 10)]).await;
     assert_eq!([0, 1, 2].map(|rank| slow(&bench, rank)), [true, true, false]);
     let mut submission = bench.submit(1).unwrap();
     third.launched().await;
@@ -119,12 +122,13 @@ async fn slow_workers_are_the_last_resort() {
     assert_eq!(again.0.key.unwrap().incarnation, 1);
     again.1.finish(again.0.key, &[0]).await;
     assert!(read(&mut submission).await.1.is_ok());
+    // The fastest of them is tried at once.
+    bench.cluster.tick(Duration::from_secs(1));
+    assert_eq!([0, 1].map(|rank| slow(&bench, rank)), [false, true]);
     // The last worker is not set aside, however slow it is.
     drop(second);
     metric(&bench, "tutti_workers_ready", 1).await;
-    bench.cluster.tick(Duration::from_secs(2));
-    steps(&bench, &first, 0, 5000).await;
-    judge(&bench);
+    judge(&bench, &[(0, &first, 5000)]).await;
     assert!(!slow(&bench, 0));
 }
 
@@ -134,9 +138,7 @@ async fn a_slower_worker_gets_fewer_requests() {
     limits.faults.slow_worker_ratio = 0;
     let bench = Bench::new(limits).await;
     let (mut first, mut second) = (bench.ready(0).await, bench.ready(1).await);
-    steps(&bench, &first, 0, 40).await;
-    steps(&bench, &second, 1, 10).await;
-    judge(&bench);
+    judge(&bench, &[(0, &first, 40), (1, &second, 10)]).await;
     assert!(!slow(&bench, 0), "no worker is slow by these settings");
     // A block costs four times as much at the first worker.
     let submissions: Vec<_> = (0..4).map(|_| bench.submit(1).unwrap()).collect();
@@ -177,6 +179,26 @@ async fn a_request_that_waits_moves_to_a_worker_that_becomes_free() {
 }
 
 #[tokio::test]
+async fn what_a_worker_is_about_to_begin_stays_there() {
+    let mut limits = limits_of(2, 1);
+    limits.faults.max_queued_requests = 8;
+    let bench = Bench::new(limits).await;
+    let (mut first, mut second) = (bench.ready(0).await, bench.ready(1).await);
+    let mut submissions: Vec<_> = (0..4).map(|_| bench.submit(1).unwrap()).collect();
+    let (_oldest, other, waiting) =
+        (first.launched().await, second.launched().await.key, first.launched().await.key);
+    let last = second.launched().await.key;
+    for (key, submission) in [(other, 1), (last, 3)] {
+        second.finish(key, &[0]).await;
+        assert!(read(&mut submissions[submission]).await.1.is_ok());
+    }
+    // No step of the first worker has been reported yet, but its older request is in one.
+    bench.cluster.tick(Duration::ZERO);
+    assert_eq!(first.cancelled().await, waiting);
+    assert_eq!(second.launched().await.key.unwrap().request, waiting.unwrap().request);
+}
+
+#[tokio::test]
 async fn what_has_begun_stays_at_a_slow_worker() {
     let bench = Bench::new(limits_of(2, 8)).await;
     let (mut first, mut second) = (bench.ready(0).await, bench.ready(1).await);
@@ -189,9 +211,7 @@ async fn what_has_begun_stays_at_a_slow_worker() {
     first.step(decoding, &[0], None).await;
     let row = pb::PrefillRow { request: prefilling.unwrap().request, tokens: 2 };
     first.say(ToConductor::StepReport(pb::StepReport { prefills: vec![row], ..Default::default() })).await;
-    steps(&bench, &first, 0, 500).await;
-    steps(&bench, &second, 1, 10).await;
-    judge(&bench);
+    judge(&bench, &[(0, &first, 500), (1, &second, 10)]).await;
     assert!(slow(&bench, 0));
     assert_eq!(first.cancelled().await, waiting);
     assert_eq!(second.launched().await.key.unwrap().request, waiting.unwrap().request);
