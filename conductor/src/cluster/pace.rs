@@ -27,8 +27,10 @@ const SHORTEST_US: u32 = 5_000;
 const LONG: Duration = Duration::from_secs(10);
 /// Number of steps below which no worker is compared.
 const FEW: usize = 3;
-/// A step counts at most this many times `slow_worker_ratio`, so that one long pause does not make a worker slow.
-const MOST: f64 = 4.0;
+/// Of this many steps, the slowest does not count, so that a long pause now and then does not make a worker slow.
+const PAUSES: usize = 16;
+/// A step counts at most this many times `slow_worker_ratio`.
+const MOST: f64 = 16.0;
 /// Paces below this one are equal to placement, because they depend on chance.
 const LIKE: f64 = 2.0;
 /// Number of a peer's steps of one class from which on their median counts.
@@ -190,7 +192,7 @@ impl Steps {
     /// steps are as many as `rule` compares, or took long, and for at least half of them a peer had steps of the same
     /// walk.
     ///
-    /// The result is the mean over the steps. Of a few long steps it is the median, since one pause may be as long.
+    /// The result is the mean over all steps but the slowest few. Of a few long steps it is the median.
     pub fn pace<'a>(
         &self,
         peers: impl Iterator<Item = &'a Medians> + Clone,
@@ -212,7 +214,9 @@ impl Steps {
         if 2 * compared < all {
             None
         } else if all >= rule.steps {
-            (compared > 0).then(|| ratios.iter().sum::<f64>() / compared as f64)
+            ratios.sort_by(f64::total_cmp);
+            ratios.truncate(compared - compared.div_ceil(PAUSES));
+            (!ratios.is_empty()).then(|| ratios.iter().sum::<f64>() / ratios.len() as f64)
         } else if all >= FEW && took >= LONG {
             lower_median(&mut ratios, f64::total_cmp)
         } else {

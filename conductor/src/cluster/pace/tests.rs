@@ -70,8 +70,21 @@ fn one_long_pause_is_not_slowness() {
     let mut times = [10 * MS; 8];
     times[3] = 5000 * MS;
     let paused = pace(&steps(now, &times), &[&steps(now, &[10 * MS; 8])], now).unwrap();
-    assert_eq!(paused, (7.0 + 4.0 * 4.0) / 8.0);
+    assert_eq!(paused, 1.0);
     assert!(!RULE.is_slow(paused));
+}
+
+#[test]
+fn a_worker_that_is_stopped_most_of_the_time_is_slow_though_most_of_its_steps_are_not() {
+    let now = NOW;
+    let mut times = [10 * MS; 64];
+    times.iter_mut().step_by(5).for_each(|us| *us = 300 * MS);
+    let rule = Rule { steps: 64, ..RULE };
+    let mut own = Steps::default();
+    times.iter().for_each(|us| own.take(&decodes(4, 1000, *us), &rule, now));
+    let peer = steps(now, &[10 * MS; 8]).medians(now);
+    let pace = own.pace(std::iter::once(&peer), &rule, now).unwrap();
+    assert!(rule.is_slow(pace), "{pace}");
 }
 
 #[test]
@@ -152,7 +165,7 @@ fn a_few_steps_and_old_steps_say_nothing() {
 fn steps_that_are_too_long_to_be_many_are_compared() {
     let rule = Rule { steps: 64, ..RULE };
     let peer = |now| steps(now, &[100 * MS; 8]).medians(now);
-    for seconds in [4, 20, 100] {
+    for (seconds, pace) in [(4, 40.0), (20, 64.0), (100, 64.0)] {
         let mut own = Steps::default();
         let mut now = NOW;
         let paces: Vec<Option<f64>> = (0..4)
@@ -162,7 +175,7 @@ fn steps_that_are_too_long_to_be_many_are_compared() {
                 own.pace(std::iter::once(&peer(now)), &rule, now)
             })
             .collect();
-        assert_eq!(paces, [None, None, Some(16.0), Some(16.0)], "{seconds} s");
+        assert_eq!(paces, [None, None, Some(pace), Some(pace)], "{seconds} s");
     }
 }
 

@@ -50,7 +50,7 @@ fn findings(groups: &[(u32, GroupRole, &str)]) -> Vec<Finding> {
 fn gpus_of_one_kind_are_compared() {
     let other = "cuda, GPU 3, NVIDIA H100, compute capability 9.0";
     let found = findings(&[(1, GroupRole::Whole, H100), (1, GroupRole::Whole, other)]);
-    assert_eq!(found, [Finding::Slow(16.0), Finding::Sound]);
+    assert_eq!(found, [Finding::Slow(20.0), Finding::Sound]);
 }
 
 #[test]
