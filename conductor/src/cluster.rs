@@ -182,6 +182,11 @@ impl Cluster {
         self.refresh_health(&mut state);
     }
 
+    /// True if no request is in flight.
+    pub fn is_idle(&self) -> bool {
+        *self.in_flight.borrow() == 0
+    }
+
     /// Completes once no request is in flight.
     pub async fn idle(&self) {
         // Waiting fails only if the sender is dropped, and `self` holds the sender.
