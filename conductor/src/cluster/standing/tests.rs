@@ -6,8 +6,8 @@ fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Compares once a second from `from` on, with a step before each comparison, until the worker is set aside. Returns the
-/// time of that and the pause.
+/// Compares once a second from `from` on, with a step before each comparison, until the worker is set aside. Returns
+/// the time of that and the pause.
 fn slow_from(record: &mut Record, from: u64) -> (u64, Duration) {
     for second in from..from + 10 {
         if let Some(pace) = record.note(Finding::Slow(9.0), Some(s(second)), s(second)) {
