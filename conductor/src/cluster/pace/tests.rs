@@ -191,7 +191,7 @@ fn a_long_pause_among_few_steps_is_not_slowness() {
 }
 
 #[test]
-fn placement_weighs_only_paces_far_from_the_usual() {
+fn paces_near_the_usual_are_equal_to_placement() {
     let percents = [None, Some(0.2), Some(1.9), Some(2.0), Some(7.5)].map(cost_percent);
     assert_eq!(percents, [100, 100, 100, 200, 750]);
 }
