@@ -22,7 +22,7 @@ use tutti_runtime::{
     Error,
     announce::Prompt,
     command_line::processes::{CONDUCTOR, WORKER},
-    exit,
+    exit, freed_memory,
     health::Health,
     process::{Background, Executable, Ports, Servers, Started},
     progress::LoadDisplay,
@@ -92,6 +92,8 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
     let model = options.served.names.join(", ");
     tracing::info!(%model, workers = layout.topology.spawned_workers(), "the workers load the model");
     let mut backend = Backend::start(options, &process.metrics, health.clone())?;
+    let cluster = backend.cluster().clone();
+    tokio::spawn(freed_memory::give_back(move || cluster.is_idle()));
     let text = tokio::select! {
         text = text => text,
         error = backend.failed() => return Err(error),

@@ -14,6 +14,8 @@ mod groups;
 mod launches;
 mod membership;
 mod model;
+mod moves;
+mod pace;
 mod placement;
 mod prefixes;
 mod ranks;
@@ -21,6 +23,8 @@ mod recent;
 mod request_events;
 mod requests;
 mod roles;
+mod slow;
+mod standing;
 mod status;
 mod topology;
 mod watchdog;
@@ -49,7 +53,10 @@ pub use self::{
     topology::{GroupSpec, Topology},
     workers::{Joining, Link},
 };
-use crate::{metrics::ConductorMetrics, request::media::Digest};
+use crate::{
+    metrics::ConductorMetrics,
+    request::{MAX_MOVES, media::Digest},
+};
 
 /// Time after which a client that was refused for load may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -70,12 +77,12 @@ pub struct Limits {
 
 impl Limits {
     /// Number of messages that a worker's link must hold so that the link never fills: one launch and one cancel for
-    /// each try of each request in flight. A request has one first try, and at most `max_replays` more for each of
-    /// three causes: lost workers, failed hand-overs, and reserved room that no ready worker can fill. A few further
-    /// messages are sent once. Unused capacity costs nothing.
+    /// each try of each request in flight. A request has one first try, one for each time that it moves before it
+    /// begins, and at most `max_replays` more for each of three causes: lost workers, failed hand-overs, and reserved
+    /// room that no ready worker can fill. A few further messages are sent once. Unused capacity costs nothing.
     pub fn link_capacity(&self) -> usize {
         let Self { engine, faults, .. } = self;
-        2 * (1 + 3 * faults.max_replays as usize)
+        2 * (1 + MAX_MOVES as usize + 3 * faults.max_replays as usize)
             * (engine.running_limit() * MAX_RANKS as usize + faults.max_queued_requests as usize)
             + 16
     }
@@ -173,6 +180,11 @@ impl Cluster {
         let mut state = self.state.lock();
         state.membership.draining = true;
         self.refresh_health(&mut state);
+    }
+
+    /// True if no request is in flight.
+    pub fn is_idle(&self) -> bool {
+        *self.in_flight.borrow() == 0
     }
 
     /// Completes once no request is in flight.

@@ -11,6 +11,6 @@ mod trace;
 
 pub use deadline::Deadline;
 pub use effects::{Dropped, Effects, EndingKind, RowOutcome};
-pub use machine::{NewRequest, Origin, Request, ReservedRoom, RoomFor};
+pub use machine::{MAX_MOVES, NewRequest, Origin, Request, ReservedRoom, RoomFor, Waiting};
 pub use plan::{GraphRole, TextWalks};
 pub use run::Members;

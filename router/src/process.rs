@@ -6,6 +6,7 @@ use tutti_runtime::{
     Error,
     announce::Prompt,
     command_line::processes::ROUTER,
+    freed_memory,
     health::Health,
     process::{Background, Drain, Executable, Ports, Servers, Started},
     telemetry::Sampling,
@@ -55,6 +56,8 @@ async fn serve(process: Started<RouterProcessSettings>) -> Result<(), Error> {
     let front_door =
         FrontDoor::before(conductors, fleet.clone(), process.live.router.clone(), &process.metrics)?;
     front_door.warn_if_open(&ports.of_clients());
+    let requests = front_door.clone();
+    tokio::spawn(freed_memory::give_back(move || requests.is_idle()));
     let health = Health::default();
     tokio::spawn(front_door.clone().follow(health.clone()));
     tokio::spawn(ports.announcement(Some(Prompt::of(router))).when_ready(health.clone()));

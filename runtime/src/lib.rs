@@ -8,6 +8,7 @@ pub mod config;
 pub mod descriptors;
 mod error;
 pub mod exit;
+pub mod freed_memory;
 pub mod grpc_health;
 pub mod health;
 pub mod listen;

@@ -148,6 +148,11 @@ impl Write for LineWriter<'_> {
     }
 }
 
+/// Number of lines of this process that were lost.
+pub(crate) fn lost() -> u64 {
+    OF_PROCESS.get().map_or(0, |queue| queue.0.lost.get())
+}
+
 /// Waits until stderr has all log lines of this process, for at most [`LAST_WAIT`].
 pub(crate) fn flush() {
     if let Some(queue) = OF_PROCESS.get() {

@@ -99,6 +99,11 @@ pub fn install(
     Ok(TelemetryGuard { export, filter: LogFilter(handle), lines })
 }
 
+/// Number of log lines of this process that were lost because the reader of stderr was too slow.
+pub fn log_lines_lost() -> u64 {
+    log_queue::lost()
+}
+
 fn format(format: LogFormat, lines: LogQueue) -> Box<dyn Layer<Registry> + Send + Sync> {
     let stderr = tracing_subscriber::fmt::layer().with_writer(lines);
     match format {

@@ -69,6 +69,9 @@ impl ConductorSettings {
             return Err(Invalid::new("kv_cache_memory", "is 0, but requests need some"));
         }
         self.engine.check_chunk_shapes()?;
+        if self.faults.slow_worker_ratio == 1 {
+            return Err(Invalid::new("slow_worker_ratio", "is 1, by which half of all workers are slow"));
+        }
         let names = self.model.served_names();
         if names.iter().any(|name| name.is_empty()) {
             return Err(Invalid::new(

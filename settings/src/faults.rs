@@ -22,6 +22,13 @@ settings! {
             heartbeat_timeout: u32 = 5, unit "SECONDS", at least 2;
             /// Time without a step after which a worker with work is killed; must exceed its longest step
             hang_timeout: u32 = 120, unit "SECONDS", at least 1;
+            /// A worker whose steps take this many times as long as those of its peers gets no new requests for a
+            /// while; 0 for never, else at least 2
+            slow_worker_ratio: u32 = 4, unit "TIMES", at most 1000;
+            /// Number of a worker's last steps that are compared with those of its peers
+            slow_worker_steps: u32 = 64, unit "STEPS", at least 8, at most 1024;
+            /// Time after which a slow worker is tried again; doubles each time that it is slow again, up to 16 times
+            slow_worker_pause: u32 = 60, unit "SECONDS", at least 1, at most 86_400;
         }
     }
 }
@@ -35,6 +42,11 @@ impl FaultSettings {
     /// `heartbeat_timeout` as a duration.
     pub fn heartbeat_timeout(&self) -> Duration {
         Duration::from_secs(self.heartbeat_timeout.into())
+    }
+
+    /// `slow_worker_pause` as a duration.
+    pub fn slow_worker_pause(&self) -> Duration {
+        Duration::from_secs(self.slow_worker_pause.into())
     }
 
     /// `hang_timeout` as a duration.

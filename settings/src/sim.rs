@@ -1,6 +1,8 @@
 //! The settings of the simulated device: the costs of a step, and faults. The device itself is
 //! `worker/models/src/sim_device.rs`.
 
+use std::path::PathBuf;
+
 use crate::{Invalid, Settings};
 
 settings! {
@@ -39,6 +41,9 @@ settings! {
             lose_after: Option<u64> = None, unit "STEPS";
             /// Number of steps after which a step never finishes.
             hang_after: Option<u64> = None, unit "STEPS";
+            /// File that slows workers while it exists: each line names a rank and the number of times that its steps
+            /// take as long. It is read before each step.
+            slow_file: Option<PathBuf> = None, unit "FILE";
         }
     }
 }

@@ -24,8 +24,9 @@ use tutti_proto::{
     },
 };
 use tutti_runtime::{
-    Error, ErrorKind, VERSION,
+    Error, ErrorKind, VERSION, freed_memory,
     shutdown::Shutdown,
+    telemetry,
     tls::{self, ClusterTransport, Dial, roles::Role},
     token::Token,
 };
@@ -162,8 +163,10 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     let (commands, inbox) = mpsc::channel(INBOX);
     let (load, load_seen) = watch::channel(pb::WorkerLoad::default());
     let forwards = Arc::<AtomicU64>::default();
+    let memory = freed_memory::give_back(rests(load_seen.clone()));
     let heartbeats = Heartbeats { outbox: outbox.clone(), load: load_seen, forwards: forwards.clone() };
-    let heartbeats = tokio::spawn(heartbeats.run(shutdown.clone()));
+    let heartbeats = heartbeats.run(shutdown.clone());
+    let heartbeats = tokio::spawn(async move { tokio::join!(heartbeats, memory) });
     let group = match await_group(&mut inbound, &settings, rank, &network, &outbox).await {
         Ok(GroupAssignment::Single) => None,
         Ok(GroupAssignment::Ranks(group)) => Some(*group),
@@ -198,6 +201,17 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
             }
             outcome
         }
+    }
+}
+
+/// Tells whether the engine has work: true if it has no request and has run no step since the last call.
+fn rests(load: watch::Receiver<pb::WorkerLoad>) -> impl FnMut() -> bool {
+    let mut steps = 0;
+    move || {
+        let load = *load.borrow();
+        // The ranks behind a leader report no requests, only steps.
+        let last = std::mem::replace(&mut steps, load.steps);
+        load.steps > 0 && load.steps == last && load.running + load.waiting == 0
     }
 }
 
@@ -328,7 +342,9 @@ impl Heartbeats {
                 }
             }
             let forwards = self.forwards.load(Ordering::Relaxed);
-            let beat = pb::Heartbeat { load: Some(*self.load.borrow()), forwards };
+            // The ranks that follow a leader send no other load.
+            let load = pb::WorkerLoad { log_lines_lost: telemetry::log_lines_lost(), ..*self.load.borrow() };
+            let beat = pb::Heartbeat { load: Some(load), forwards };
             let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
             // If the outbox is full, the heartbeat is dropped. The reports in the outbox also show that the worker is
             // alive.

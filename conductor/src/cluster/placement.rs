@@ -2,7 +2,8 @@
 //!
 //! `cost = uncached prompt blocks + active decode blocks + queued prompt blocks`: the request's own prefill on that
 //! worker, the decodes that share the worker's steps, and the prefills that are queued before the request's own. A
-//! cached prefix saves at most its own blocks, so a worker with enough load loses in spite of its cache.
+//! cached prefix saves at most its own blocks, so a worker with enough load loses in spite of its cache. A block costs
+//! more on a worker whose steps take longer than its peers', and a worker that is set aside as slow comes last.
 
 use tutti_proto::WorkerId;
 
@@ -53,11 +54,13 @@ pub struct Placement {
     pub cached: u64,
 }
 
-/// Cost of a request on a worker; the smallest cost wins. Fields are compared in order: a worker that is not full comes
-/// first, then fewer blocks, then fewer requests, then fewer launches so far.
+/// Cost of a request on a worker; the smallest cost wins. Fields are compared in order: a worker that is not set aside
+/// comes first, then one that is not full, then cheaper blocks, then fewer requests, then fewer launches so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
+    aside: bool,
     full: bool,
+    /// Cost of the blocks, in percent of a block on a worker of the usual pace.
     blocks: u64,
     requests: u64,
     launched: u64,
@@ -66,8 +69,9 @@ struct Cost {
 impl Cost {
     fn new(query: &PlacementQuery<'_>, id: WorkerId, worker: &Worker) -> Self {
         Self {
+            aside: !worker.record.takes(worker.booked.requests),
             full: worker.booked.requests >= worker.running_limit(query.most_requests) as u64,
-            blocks: query.blocks.saturating_sub(query.cached.at(id)) + worker.booked.blocks(),
+            blocks: worker.cost_of(query.blocks.saturating_sub(query.cached.at(id)) + worker.booked.blocks()),
             requests: worker.booked.requests,
             launched: worker.launched,
         }
@@ -77,8 +81,9 @@ impl Cost {
     /// blocks, so the decode adds only the blocks that are booked on the decode's worker.
     fn with_decode(self, decode: &Candidate<'_>) -> Self {
         Self {
+            aside: self.aside || decode.cost.aside,
             full: self.full || decode.cost.full,
-            blocks: self.blocks + decode.worker.booked.blocks(),
+            blocks: self.blocks.saturating_add(decode.worker.cost_of(decode.worker.booked.blocks())),
             requests: decode.worker.booked.requests,
             launched: decode.worker.launched,
         }

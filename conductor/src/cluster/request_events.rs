@@ -11,10 +11,10 @@ use tutti_proto::{
 };
 use tutti_runtime::Error;
 
-use super::{Cluster, State, prefixes};
+use super::{Cluster, State, pace::Rule, prefixes};
 use crate::{
     mailbox::{self, Ending},
-    request::{Deadline, Dropped, Effects, NewRequest, Origin, Request, media},
+    request::{Deadline, Dropped, Effects, GraphRole, NewRequest, Origin, Request, media},
     submission::Submission,
 };
 
@@ -116,8 +116,14 @@ impl Cluster {
     /// Handles the report of one step of a worker.
     pub fn on_report(&self, from: WorkerId, report: pb::StepReport) {
         let state = &mut *self.state.lock();
+        let now = state.membership.workers.now();
         let Some(worker) = state.membership.workers.hear(from) else { return self.drop_late(report) };
         worker.stuck = Duration::ZERO;
+        worker.steps.take(&report, &Rule::of(&self.limits.faults), now);
+        for row in &report.prefills {
+            self.note_prefill(state, from, RequestId(row.request));
+        }
+        let Some(worker) = state.membership.workers.get_mut(from) else { return };
         self.metrics.expert_loads(worker.rank, &report.expert_loads);
         if let Some(load) = report.load {
             worker.load = load;
@@ -134,6 +140,15 @@ impl Cluster {
         }
         for completion in report.completions {
             self.on_completion(state, from, completion);
+        }
+    }
+
+    /// Records that a request's prefill has been in a step of a worker.
+    fn note_prefill(&self, state: &mut State, from: WorkerId, id: RequestId) {
+        if let Some(request) = state.requests.get_mut(id) {
+            for role in [GraphRole::Whole, GraphRole::Prefill] {
+                state.membership.workers.begin(from, request.key(role));
+            }
         }
     }
 

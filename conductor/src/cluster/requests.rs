@@ -26,8 +26,17 @@ impl Requests {
         self.by_id.insert(id, request);
     }
 
+    pub fn get(&self, id: RequestId) -> Option<&Request> {
+        self.by_id.get(&id)
+    }
+
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Request> {
         self.by_id.get_mut(&id)
+    }
+
+    /// All requests, the oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = (RequestId, &Request)> {
+        self.by_id.iter().map(|(id, request)| (*id, request))
     }
 
     pub fn len(&self) -> usize {

@@ -58,13 +58,21 @@ impl Cluster {
 impl Membership {
     /// The status of every present worker and of every spawned worker that is missing, in order of rank.
     fn statuses(&self) -> Vec<pb::WorkerStatus> {
-        let present = self.workers.iter().map(|(_, worker)| pb::WorkerStatus {
-            phase: worker.phase.into(),
-            load: Some(worker.load),
-            pid: worker.pid,
-            device: worker.device.clone(),
-            silent_ms: Some(u32::try_from(worker.silent.as_millis()).unwrap_or(u32::MAX)),
-            ..self.status_of(worker.rank)
+        let present = self.workers.iter().map(|(_, worker)| {
+            let status = self.status_of(worker.rank);
+            let detail = match status.detail.as_str() {
+                "" => worker.record.describe(self.workers.now()),
+                detail => detail.to_owned(),
+            };
+            pb::WorkerStatus {
+                phase: worker.phase.into(),
+                load: Some(worker.load),
+                pid: worker.pid,
+                device: worker.device.clone(),
+                silent_ms: Some(u32::try_from(worker.silent.as_millis()).unwrap_or(u32::MAX)),
+                detail,
+                ..status
+            }
         });
         let missing = (0..self.spawned_workers()).map(Rank).filter(|r| self.workers.by_rank(*r).is_none());
         let missing = missing.map(|rank| {

@@ -283,6 +283,15 @@ impl World {
         }
     }
 
+    /// Takes a worker for slow until the next long tick.
+    fn set_aside(&self, cluster: &Cluster, rank: u32) {
+        if let Some(worker) = self.alive.get(&rank)
+            && let Some(worker) = cluster.state.lock().membership.workers.get_mut(worker.id)
+        {
+            worker.record.set_aside(9.0, Duration::from_secs(1), Duration::ZERO);
+        }
+    }
+
     fn lose(&mut self, cluster: &Cluster, rank: u32) {
         if let Some(worker) = self.alive.remove(&rank) {
             cluster.on_lost(worker.id, "killed");
@@ -303,7 +312,7 @@ proptest! {
     #[test]
     fn deaths_lose_nothing_and_leave_nothing(
         shape in prop_oneof![Just(Shape::Colocated), Just(Shape::Disaggregated)],
-        events in proptest::collection::vec((0u8..20, 0u32..RANKS, any::<prop::sample::Index>()), 0..150),
+        events in proptest::collection::vec((0u8..22, 0u32..RANKS, any::<prop::sample::Index>()), 0..150),
     ) {
         let (cluster, mut world) = (cluster(shape), World::default());
         (0..RANKS).for_each(|rank| world.join(&cluster, rank));
@@ -329,6 +338,8 @@ proptest! {
                     // The client leaves, whether or not its request has ended.
                     world.clients.swap_remove(index.index(world.clients.len()));
                 }
+                19 => cluster.tick(Duration::ZERO),
+                20 => world.set_aside(&cluster, rank),
                 _ => world.clients.iter_mut().for_each(Client::read),
             }
         }

@@ -8,7 +8,7 @@
 //! each one.
 //!
 //! Time is counted in the watchdog's own ticks. A conductor that was itself stopped for a while therefore does not take
-//! its workers for dead.
+//! its workers for dead. `slow` compares the workers that are alive at the same ticks.
 
 use std::time::Duration;
 
@@ -52,6 +52,8 @@ impl Cluster {
             self.metrics.fenced(silence.label());
             self.lose(&mut state, id, &silence.describe(&self.limits), Manner::Fenced);
         }
+        self.judge_paces(&mut state, time);
+        self.move_waiting(&mut state);
         let membership = &state.membership;
         let hopeless = membership.is_hopeless();
         if state.requests.any_waiting() && (hopeless || membership.is_hopeless_for(GroupRole::Encode)) {

@@ -15,8 +15,10 @@ use tutti_proto::{
 use tutti_runtime::Error;
 
 use super::{
+    pace::Steps,
     placement::Placement,
     roles::{Duties, GroupRole},
+    standing::Record,
     topology::{Replica, Topology},
 };
 use crate::request::{GraphRole, Members, Request};
@@ -70,6 +72,12 @@ pub struct Worker {
     pub booked: Booking,
     /// Number of graphs launched on the worker so far.
     pub launched: u64,
+    /// The worker's last steps.
+    pub steps: Steps,
+    /// Cost of a block of tokens on this worker, in percent of its peers'.
+    pub cost_percent: u64,
+    /// Whether the worker gets requests like its peers.
+    pub record: Record,
 }
 
 impl Worker {
@@ -92,6 +100,9 @@ impl Worker {
             resting: 0,
             booked: Booking::default(),
             launched: 0,
+            steps: Steps::default(),
+            cost_percent: 100,
+            record: Record::default(),
         }
     }
 
@@ -115,6 +126,21 @@ impl Worker {
     /// True if the worker holds an active graph, so that the worker is expected to make steps.
     pub fn has_work(&self) -> bool {
         self.graphs.len() > self.resting
+    }
+
+    /// True if a graph has been in a step, or is not held.
+    pub fn has_begun(&self, key: GraphKey) -> bool {
+        self.graphs.get(&key).is_none_or(|held| held.begun)
+    }
+
+    /// Number of graphs that have been in a step.
+    pub fn begun(&self) -> usize {
+        self.graphs.values().filter(|held| held.begun).count()
+    }
+
+    /// Cost of computing a number of blocks.
+    pub fn cost_of(&self, blocks: u64) -> u64 {
+        blocks.saturating_mul(self.cost_percent)
     }
 
     fn activate(&mut self, key: GraphKey) {
@@ -215,6 +241,8 @@ pub enum Activity {
 struct Held {
     booking: Booking,
     activity: Activity,
+    /// True once the graph has been in a step.
+    begun: bool,
 }
 
 /// All joined workers.
@@ -225,12 +253,34 @@ pub struct Workers {
     topology: Topology,
     /// Roles of each group; empty until a model is known.
     duties: Vec<Duties>,
+    /// The watchdog's clock: the sum of its ticks.
+    now: Duration,
 }
 
 impl Workers {
     /// Creates an empty set of workers, for the groups of this topology.
     pub fn new(topology: Topology) -> Self {
         Self { topology, ..Self::default() }
+    }
+
+    /// The time on the watchdog's clock, since the start.
+    pub fn now(&self) -> Duration {
+        self.now
+    }
+
+    /// Lets time pass on the watchdog's clock.
+    pub fn pass(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    /// Number of ranks of a rank's replica, joined or not.
+    pub fn ranks_of(&self, rank: Rank) -> u32 {
+        self.topology.replica_of(rank).map_or(1, |replica| replica.tp)
+    }
+
+    /// True if a graph has been in a step of its worker, or is not there.
+    pub fn has_begun(&self, id: WorkerId, key: GraphKey) -> bool {
+        self.get(id).is_none_or(|worker| worker.has_begun(key))
     }
 
     /// Sets the roles of each group.
@@ -259,6 +309,15 @@ impl Workers {
 
     pub fn remove(&mut self, id: WorkerId) -> Option<Worker> {
         self.by_id.remove(&id)
+    }
+
+    pub fn get(&self, id: WorkerId) -> Option<&Worker> {
+        self.by_id.get(&id)
+    }
+
+    /// Roles of a worker's group; none if the worker is gone.
+    pub fn duties_of(&self, id: WorkerId) -> Duties {
+        self.get(id).map(|worker| self.duties(worker.rank)).unwrap_or_default()
     }
 
     pub fn get_mut(&mut self, id: WorkerId) -> Option<&mut Worker> {
@@ -369,7 +428,7 @@ impl Workers {
         if let Some(worker) = self.by_id.get_mut(&id)
             && let Entry::Vacant(vacant) = worker.graphs.entry(key)
         {
-            vacant.insert(Held { booking, activity: Activity::Resting });
+            vacant.insert(Held { booking, activity: Activity::Resting, begun: false });
             worker.resting += 1;
             worker.booked.add(booking);
             worker.launched += 1;
@@ -386,10 +445,18 @@ impl Workers {
         }
     }
 
+    /// Records that a graph has been in a step.
+    pub fn begin(&mut self, id: WorkerId, key: GraphKey) {
+        if let Some(held) = self.by_id.get_mut(&id).and_then(|worker| worker.graphs.get_mut(&key)) {
+            held.begun = true;
+        }
+    }
+
     /// Books a graph as decoding: its prompt is computed, and prompt and output together take `blocks` blocks.
     pub fn set_decoding(&mut self, id: WorkerId, key: GraphKey, blocks: u64) {
         let Some(worker) = self.by_id.get_mut(&id) else { return };
         let Some(held) = worker.graphs.get_mut(&key) else { return };
+        held.begun = true;
         let booking = Booking { queued_blocks: 0, active_blocks: blocks, ..held.booking };
         worker.booked.subtract(std::mem::replace(&mut held.booking, booking));
         worker.booked.add(booking);

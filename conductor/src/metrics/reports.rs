@@ -20,7 +20,7 @@ struct Reported {
     value: fn(&pb::WorkerLoad) -> i64,
 }
 
-const REPORTED: [Reported; 14] = [
+const REPORTED: [Reported; 15] = [
     Reported {
         name: "kv_pages_used",
         help: "KV pages that requests hold",
@@ -70,6 +70,11 @@ const REPORTED: [Reported; 14] = [
         name: "trace_steps_lost",
         help: "Steps missing from the step trace of a worker's current process",
         value: |load| load.trace_steps_lost as i64,
+    },
+    Reported {
+        name: "worker_log_lines_lost",
+        help: "Log lines of a worker's current process that were lost because the reader of stderr was too slow",
+        value: |load| load.log_lines_lost as i64,
     },
     Reported {
         name: "worker_void_rows",

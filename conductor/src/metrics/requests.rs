@@ -35,6 +35,8 @@ declare_metrics! {
         tokens_dropped: Counter, "tokens_dropped",
             "Tokens dropped because they were of an earlier try, received before, or late after an ending";
         replays: Counter, "request_replays", "Tries of requests that were lost with their worker and repeated";
+        moved: Counter, "requests_moved",
+            "Requests that waited at a worker and moved to another one before they began";
         handovers: Counter, "request_handovers",
             "Requests whose prefill was handed over to another worker for the decode";
     }
@@ -75,6 +77,10 @@ impl ConductorMetrics {
 
     pub(crate) fn replayed(&self) {
         self.requests.replays.inc();
+    }
+
+    pub(crate) fn moved(&self) {
+        self.requests.moved.inc();
     }
 
     pub(crate) fn handed_over(&self) {

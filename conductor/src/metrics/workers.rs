@@ -1,5 +1,7 @@
 //! Metrics of the presence of workers, and of the memory that they use.
 
+use std::sync::atomic::AtomicU64;
+
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{
     declare_metrics,
@@ -10,7 +12,7 @@ use tutti_runtime::{
     },
 };
 
-use super::{ConductorMetrics, ReasonLabel, WorkerLabel};
+use super::{ConductorMetrics, PerWorker, ReasonLabel, WorkerLabel};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RoleLabel {
@@ -34,6 +36,12 @@ declare_metrics! {
         restarts: Family<WorkerLabel, Counter>, "worker_restarts", "Worker processes started again";
         fenced: Family<ReasonLabel, Counter>, "workers_fenced",
             "Workers taken for dead while their streams were open, by reason: stopped, hangs";
+        slow: PerWorker, "worker_slow",
+            "1 while the worker gets no new requests because its steps take far longer than its peers'";
+        slowed: Family<WorkerLabel, Counter>, "workers_slowed", "Times that a worker was drained because it was slow";
+        step_ratio: Family<WorkerLabel, Gauge<f64, AtomicU64>>, "worker_step_ratio",
+            "Time of the worker's steps divided by that of its peers' steps of like size, a factor of its cost in \
+             placement; 1 if it is below 2 or not known";
         memory: Family<MemoryLabel, Gauge>, "worker_memory_bytes",
             "Most bytes that a worker uses, estimated at its start, by kind: weights, kv, step (the largest step)";
     }
@@ -51,6 +59,8 @@ impl WorkerMetrics {
     }
 
     pub fn gone(&self, worker: Rank) {
+        self.slow.remove(&worker.into());
+        self.step_ratio.remove(&worker.into());
         for (kind, _) in memory_of(&Default::default()) {
             self.memory.remove(&MemoryLabel { worker: worker.0, kind });
         }
@@ -61,6 +71,7 @@ impl ConductorMetrics {
     /// Sets a worker's estimate of the memory that it uses. Also creates the worker's restart counter.
     pub(crate) fn memory(&self, worker: Rank, ready: &pb::Ready) {
         self.workers.restarts.get_or_create(&worker.into()).inc_by(0);
+        self.slow(worker, false);
         for (kind, bytes) in memory_of(ready) {
             self.workers.memory.get_or_create(&MemoryLabel { worker: worker.0, kind }).set(bytes as i64);
         }
@@ -75,6 +86,17 @@ impl ConductorMetrics {
     /// Sets the number of ready replicas of a role.
     pub(crate) fn groups_ready(&self, role: &'static str, groups: usize) {
         self.workers.groups_ready.get_or_create(&RoleLabel { role }).set(groups as i64);
+    }
+
+    /// Sets whether a worker is set aside as slow.
+    pub(crate) fn slow(&self, worker: Rank, is_slow: bool) {
+        self.workers.slow.get_or_create(&worker.into()).set(is_slow.into());
+        self.workers.slowed.get_or_create(&worker.into()).inc_by(is_slow.into());
+    }
+
+    /// Sets a worker's pace beside its peers'.
+    pub(crate) fn pace(&self, worker: Rank, ratio: f64) {
+        self.workers.step_ratio.get_or_create(&worker.into()).set(ratio);
     }
 
     pub(crate) fn fenced(&self, reason: &'static str) {

@@ -33,12 +33,15 @@ use tutti_proto::{
 use tutti_runtime::{Error, prefix_index::PromptPieces, trace::TraceContext};
 
 use self::encoding::Encoding;
-pub use self::encoding::RoomFor;
+pub use self::{encoding::RoomFor, losses::Waiting};
 use super::{
     Deadline, Dropped, Effects, EndingKind, GraphRole, Members, RowOutcome, TextWalks, run::Run,
     trace::RequestTrace,
 };
 use crate::mailbox::{self, Ending};
+
+/// Number of times that a request moves to another worker before it begins.
+pub const MAX_MOVES: u32 = 2;
 
 /// One request, from its acceptance until no worker holds data of the request.
 #[derive(Debug)]
@@ -63,6 +66,8 @@ pub struct Request {
     lost: u32,
     /// Number of tries that failed because planes or embeddings could not be transferred.
     failed_handovers: u32,
+    /// Number of times that the request has moved to another worker before it began.
+    moves: u32,
     /// True if the latest try that was lost with a worker had produced no token. This request may then be the cause of
     /// its workers' crashes.
     in_vain: bool,
@@ -196,6 +201,7 @@ impl Request {
             max_replays: new.max_replays,
             lost: 0,
             failed_handovers: 0,
+            moves: 0,
             in_vain: false,
             generated,
             next_scored: 1,

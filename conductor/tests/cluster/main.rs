@@ -8,5 +8,6 @@ mod disaggregated;
 mod groups;
 mod parameters;
 mod requests;
+mod slow;
 mod supervision;
 mod workers;

@@ -724,6 +724,9 @@ pub struct WorkerLoad {
     /// Rows that were computed after the end of their requests, since the worker's process began.
     #[prost(uint64, tag = "16")]
     pub void_rows: u64,
+    /// Log lines that were lost because the reader of stderr was too slow, since the worker's process began.
+    #[prost(uint64, tag = "17")]
+    pub log_lines_lost: u64,
 }
 /// Counters of the transfers to other workers, since the worker's process began.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2115,6 +2118,9 @@ pub struct StepWork {
     /// Tokens of padding that the device computed beside the step's own.
     #[prost(uint32, tag = "10")]
     pub padding_tokens: u32,
+    /// Sum over the step's tokens of the number of tokens that each attends to, itself included, in a model without windows.
+    #[prost(uint64, tag = "11")]
+    pub attended_tokens: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RowReport {

@@ -9,6 +9,7 @@ the same times. A JSON summary is written next to the log.
 import argparse
 import asyncio
 import dataclasses
+import itertools
 import json
 import pathlib
 import random
@@ -17,14 +18,16 @@ import sys
 import tempfile
 import time
 
-from chaos_faults import Disk, Faults, again
+from chaos_faults import LOCAL_KINDS, Disk, Faults, again
+from chaos_keys import KEPT, REVOKED, Keys
 from chaos_load import Client, bodies
 from chaos_log import Log
 from harness import GOLDENS, REPO, Server
 from hosts import EncryptedCluster, possible
+from log_reader import LogReader
 
 # Faults are so frequent here that a request may need more than the default number of replays.
-ALL = ("--max-replays", 50, "--heartbeat-timeout", 2)
+ALL = ("--max-replays", 50, "--heartbeat-timeout", 2, "--slow-worker-steps", 32, "--slow-worker-pause", 3)
 QWEN3 = ("--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1)
 TOPOLOGIES = REPO / "deploy/topology"
 # Number of different requests to clusters with a real model. Each request is run once without faults, to get the
@@ -68,11 +71,13 @@ async def disturb(clusters, disks, log, options):
     for name, cluster in clusters.items():
         shape, known = SHAPES[name], []
         if shape.computes:
-            undisturbed = Client(name, cluster, log, rng, known)
+            undisturbed = Client(name, cluster, log, rng, known, cluster.keys and KEPT)
             asked = list(bodies(rng, KNOWN))
             # All requests are sent at once, because concurrent requests do not change each other's answers.
             known = list(zip(asked, await asyncio.gather(*(undisturbed.ask(body, "stream") for body in asked))))
-        clients += [Client(name, cluster, log, random.Random(rng.random()), known) for _ in range(shape.clients)]
+        # Every third client has the key that is revoked.
+        keys = itertools.cycle((KEPT, KEPT, REVOKED) if cluster.keys else (None,))
+        clients += [Client(name, cluster, log, random.Random(rng.random()), known, next(keys)) for _ in range(shape.clients)]
         faults[name] = Faults(name, cluster, shape.workers, disks[name], log, random.Random(rng.random()))
     log.began = time.monotonic()
     asking = [asyncio.create_task(client.run(ended)) for client in clients]
@@ -100,11 +105,18 @@ def check_nothing_is_left(name, cluster, log):
         log.leak(name, problem)
 
 
-def cluster(shape, args, directory):
+def cluster(name, args, directory):
     """Starts a cluster of this shape."""
+    shape = SHAPES[name]
     if shape.encrypted:
-        return EncryptedCluster(args, shape.workers, directory)
-    return Server("conductor", args, directory)
+        started = EncryptedCluster(args, shape.workers, directory)
+        started.keys = None
+        return started
+    keys = Keys(directory, name)
+    started = Server("conductor", [*args, "--api-key-file", keys.file], directory, log_reader=LogReader())
+    started.keys, started.kinds = keys, LOCAL_KINDS
+    started.client.headers["authorization"] = f"Bearer {KEPT}"
+    return started
 
 
 def run(options, say=print):
@@ -116,7 +128,7 @@ def run(options, say=print):
     try:
         for name in options.shape or [name for name, shape in SHAPES.items() if not shape.encrypted or possible()]:
             disks[name] = disk = Disk(directory, name)
-            clusters[name] = cluster(SHAPES[name], [*SHAPES[name].args, *ALL, "--trace-steps", disk.trace], directory)
+            clusters[name] = cluster(name, [*SHAPES[name].args, *ALL, "--trace-steps", disk.trace], directory)
         for one in clusters.values():
             one.wait_until_ready()
         asyncio.run(disturb(clusters, disks, log, options))

@@ -13,9 +13,11 @@ from planes import flip, identity_of, segments, written
 
 RECOVERY_S = 90
 # The kinds of faults, and the number of each per round.
-KINDS = {"kill": 6, "stop": 2, "pause": 3, "flip bits": 2, "kill two": 2, "pause conductor": 1, "full disk": 2}
+KINDS = {"kill": 6, "stop": 2, "pause": 3, "slow": 2, "flip bits": 2, "kill two": 2, "pause conductor": 1, "full disk": 2}
+# Kinds that clusters of one machine have in addition.
+LOCAL_KINDS = {"stuck log": 2, "revoke key": 2}
 # Faults that cause no restart of a worker.
-UNHARMFUL = {"pause", "flip bits", "pause conductor", "renew certificates", "strangers"}
+UNHARMFUL = {"pause", "slow", "flip bits", "revoke key", "pause conductor", "renew certificates", "strangers"}
 DISK_BYTES = 1 << 20
 
 
@@ -103,6 +105,21 @@ class Faults:
                 self.signal(pid, signal.SIGSTOP)
                 await asyncio.sleep(seconds)
                 self.signal(pid, signal.SIGCONT)
+            case "slow":
+                # The worker is stopped for most of the time, and never for long enough to look dead.
+                for _ in range(20 + int(20 * seconds)):
+                    self.signal(pid, signal.SIGSTOP)
+                    await asyncio.sleep(0.25)
+                    self.signal(pid, signal.SIGCONT)
+                    await asyncio.sleep(0.02)
+            case "stuck log":
+                # Nobody reads what a death and a restart make all processes log.
+                self.cluster.log_reader.stop()
+                self.signal(pid, signal.SIGKILL)
+            case "revoke key":
+                self.cluster.keys.revoke(carelessly=seconds < 0.5)
+                await asyncio.sleep(1 + 2 * seconds)
+                self.cluster.keys.restore()
             case "flip bits":
                 await asyncio.to_thread(self.flip_bits, time.monotonic() + 0.5 + seconds)
             case "pause conductor":
@@ -125,6 +142,8 @@ class Faults:
                 await asyncio.to_thread(self.cluster.refuse_strangers)
         if kind not in UNHARMFUL:
             await self.recovered(began, restarts)
+        if kind == "stuck log":
+            self.cluster.log_reader.go_on()
         if kind == "full disk":
             lost = await self.seen("tutti_trace_steps_lost")
             self.log.clusters[self.name].trace_steps_lost += int(lost)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 
+from chaos_keys import REVOKED
 from harness import events
 from simulated import asked
 from streams import merge
@@ -35,8 +36,8 @@ def bodies(rng, count):
 class Client:
     """A client that sends one request after another until `ended` is set. It reads each answer in a random way."""
 
-    def __init__(self, name, cluster, log, rng, known):
-        self.name, self.cluster, self.log, self.rng, self.known = name, cluster, log, rng, known
+    def __init__(self, name, cluster, log, rng, known, key=None):
+        self.name, self.cluster, self.log, self.rng, self.known, self.key = name, cluster, log, rng, known, key
 
     async def run(self, ended):
         while not ended.is_set():
@@ -83,7 +84,8 @@ class Client:
         content = json.dumps(body)
         reader, writer = await self.connect(patient=how not in ("slow", "stall and leave"))
         try:
-            head = f"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+            head = f"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n"
+            head += f"authorization: Bearer {self.key}\r\n\r\n" if self.key else "\r\n"
             writer.write(f"{head}{content}".encode())
             status = int((await reader.readline()).split()[1])
             while (await reader.readline()).strip():
@@ -109,7 +111,8 @@ class Client:
             writer.transport.abort()
         if status != 200:
             # A text with "tried" means that the request was accepted and then failed.
-            raise (Refused if status in (429, 503) and "tried" not in text else Failure)(f"{status}: {text}")
+            is_refused = status in (429, 503) and "tried" not in text or status == 401 and self.key == REVOKED
+            raise (Refused if is_refused else Failure)(f"{status}: {text}")
         answer = {}
         for event in [json.loads(text)] if how == "whole" else events(text.split("\n")):
             if "error" in event:

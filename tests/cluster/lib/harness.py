@@ -89,21 +89,25 @@ def machine():
 class Process:
     """One of our executables, its log, and the processes that it spawns."""
 
-    def __init__(self, name, args, log_dir, env=None, under=()):
-        """`under` is a command that runs the executable, such as in a network namespace."""
+    def __init__(self, name, args, log_dir, env=None, under=(), log_reader=None):
+        """`under` is a command that runs the executable, such as in a network namespace. `log_reader` reads the log
+        from a pipe, and copies it to the file."""
         self.name, self.args, self.mark = name, [str(a) for a in args], uuid.uuid4().hex
         self.log_path = pathlib.Path(log_dir) / f"{name}-{self.mark[:8]}.log"
         # The developer's own settings must not reach the process.
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("TUTTI_", "HF_", "OTEL_"))}
-        self.log_file = self.log_path.open("wb")
+        self.log_file, self.log_reader = self.log_path.open("wb"), log_reader
+        output = log_reader.pipe_into(self.log_file) if log_reader else self.log_file
         self.child = subprocess.Popen(
             [*under, str(BINARIES / name), *self.args],
             env=clean | {MARK: self.mark} | (env or {}),
             stdin=subprocess.DEVNULL,
-            stdout=self.log_file,
-            stderr=self.log_file,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
+        if log_reader:
+            log_reader.handed_over()
         self.pid = self.child.pid
 
     def log(self):
@@ -168,13 +172,15 @@ class Process:
             except ProcessLookupError:
                 pass
         self.child.wait()
+        if self.log_reader:
+            self.log_reader.finish()
         self.log_file.close()
 
 
 class Server(Process):
     """A conductor or a router with its own HTTP and gRPC address."""
 
-    def __init__(self, name, args, log_dir, env=None, under=(), host="127.0.0.1"):
+    def __init__(self, name, args, log_dir, env=None, under=(), host="127.0.0.1", log_reader=None):
         """`under` is a command that runs the executable, on the host whose address is `host`."""
         ports = set()
         while len(ports) < 3:
@@ -191,7 +197,7 @@ class Server(Process):
             addresses += self.cluster_flags if "--cluster-grpc" not in args else []
         elif "--cluster-token-file" not in args:
             addresses += ["--cluster-token-file", token]
-        super().__init__(name, [*args, *addresses], log_dir, env, under)
+        super().__init__(name, [*args, *addresses], log_dir, env, under, log_reader)
         self.host, self.url = host, f"http://{host}:{self.http_port}"
         self.grpc = f"{host}:{self.grpc_port}"
         # TLS verification is off, because reading the system's certificates would take longer than the start of a

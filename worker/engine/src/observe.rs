@@ -128,7 +128,9 @@ pub(crate) fn work<'a>(
         ..Default::default()
     };
     for RowCommit { row, .. } in rows {
-        work.tokens += row.positions.len() as u32;
+        let Range { start, end } = row.positions.clone();
+        work.tokens += (end - start) as u32;
+        work.attended_tokens += ((start + 1 + end) * (end - start) / 2) as u64;
         match (is_decode(row.walk, model), row.is_terminal()) {
             (true, _) => work.decode_rows += 1,
             (false, true) => work.last_prefill_rows += 1,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tutti_kernels::TokenScore;
 use tutti_models::ExpertLoad;
 use tutti_proto::{Rank, cluster::v1 as pb};
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::{Error, ErrorKind, telemetry};
 use tutti_scheduler::{Ending, Finish, Load, Outcome, RowCommit, TransferError};
 
 use crate::batch::RowResult;
@@ -102,6 +102,7 @@ pub(crate) fn load(load: Load, oldest_waiting: Duration, trace_steps_lost: u64) 
         slots_total: load.slots_total as u32,
         snapshots: load.slots_cached as u32,
         void_rows: load.tally.void_rows,
+        log_lines_lost: telemetry::log_lines_lost(),
     }
 }
 

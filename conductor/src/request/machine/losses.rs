@@ -1,10 +1,21 @@
 //! Losses: the end of a try, and the start of the next one.
 
-use tutti_proto::{WorkerId, cluster::v1 as pb};
+use tutti_proto::{GraphKey, WorkerId, cluster::v1 as pb};
 use tutti_runtime::Error;
 
-use super::{Effects, Encoding, Phase, Request, Stage};
+use super::{Effects, Encoding, MAX_MOVES, Phase, Request, Stage};
 use crate::mailbox::Ending;
+
+/// Where a request waits for its first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The worker that runs the step.
+    pub leader: WorkerId,
+    /// The graph at that worker.
+    pub key: GraphKey,
+    /// The worker that has reserved room for the decode, if the step is the prefill of another worker.
+    pub decode: Option<WorkerId>,
+}
 
 impl Request {
     /// Handles the loss of a worker. A request that ran on the lost worker is tried again. After its last try the
@@ -49,6 +60,31 @@ impl Request {
         }
         self.in_vain = in_vain;
         self.replay(why)
+    }
+
+    /// Where the request waits for its first step. `None` if it does not wait or may not go elsewhere. Requests with
+    /// media stay, because a worker may have encoded the media already.
+    pub fn waiting(&self) -> Option<Waiting> {
+        let Phase::Live { stage, .. } = &self.phase else { return None };
+        let (run, decode) = match stage {
+            Stage::Running { run } | Stage::Reserving { decode: run } => (run, None),
+            Stage::Prefilling { prefill, decode, .. } => (prefill, decode.leader()),
+            Stage::Waiting => return None,
+        };
+        let may_move = self.moves < MAX_MOVES && self.encoders.is_empty();
+        let is_new = run.tokens_before == self.generated.len() && run.finished.is_none() && !run.is_over();
+        let leader = run.leader().filter(|_| may_move && is_new)?;
+        Some(Waiting { leader, key: run.key, decode })
+    }
+
+    /// Starts the request over because another worker can begin it sooner. The try does not count as lost.
+    pub fn move_on(&mut self) -> Effects {
+        if self.waiting().is_none() {
+            return Effects::default();
+        }
+        self.moves += 1;
+        self.spans.in_scope(|| tracing::debug!("moves before it begins"));
+        self.start_over()
     }
 
     /// Handles a failed transfer of planes or embeddings.

@@ -2,8 +2,8 @@
 //!
 //! Algorithms whose rows have the same bits form a class. The class that serves the most sizes is taken, and its first
 //! algorithm is the plan's anchor. For each bucket, the fastest algorithm of the class is chosen by timing. The choice
-//! may differ between starts. The bits do not: the class follows from what cuBLASLt proposes, and a chosen algorithm has
-//! given the anchor's bits for many numbers of rows.
+//! may differ between starts. The bits do not: the class follows from what cuBLASLt proposes, and a chosen algorithm
+//! has given the anchor's bits for many numbers of rows.
 
 use std::sync::Arc;
 

@@ -2,6 +2,8 @@
 //! later.
 
 use std::{
+    fs,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -40,6 +42,9 @@ pub struct SimClock {
     jitter_percent: u32,
     /// Time between a step's end and the moment at which the host can notice the end.
     late: Duration,
+    /// File that names slow ranks; see `SimSettings`.
+    slow_file: Option<PathBuf>,
+    rank: u32,
     /// State of the random numbers for the jitter.
     random: u64,
     /// End of the last enqueued step.
@@ -54,6 +59,8 @@ impl SimClock {
             costs: settings.costs(),
             jitter_percent: settings.jitter_percent,
             late: Duration::from_micros(settings.late_us.into()),
+            slow_file: settings.slow_file.clone(),
+            rank,
             random: digest::extend(settings.seed, rank),
             last_end: None,
             meter: Arc::default(),
@@ -68,7 +75,7 @@ impl SimClock {
     /// Enqueues a step of these rows, padded by `padding` tokens. Returns the time from which the host can notice the
     /// step's end.
     pub fn enqueue(&mut self, rows: &[RowInputs<'_>], padding: usize) -> Instant {
-        let (now, took) = (Instant::now(), self.step_time(rows, padding));
+        let (now, took) = (Instant::now(), self.step_time(rows, padding) * self.times_slower());
         let begin = self.last_end.map_or(now, |end| end.max(now));
         let idle = self.last_end.map_or(Duration::ZERO, |end| begin - end);
         self.last_end = Some(begin + took);
@@ -91,6 +98,17 @@ impl SimClock {
         // A random share of the maximum jitter, in 1/100,000 of the exact time.
         let share = self.random % 1001 * u64::from(self.jitter_percent);
         Duration::from_nanos(exact + (u128::from(exact) * u128::from(share) / 100_000) as u64)
+    }
+
+    /// Returns the number of times that a step now takes as long as it should. Lines that cannot be read count as
+    /// absent.
+    fn times_slower(&self) -> u32 {
+        let Some(lines) = self.slow_file.as_ref().and_then(|file| fs::read_to_string(file).ok()) else {
+            return 1;
+        };
+        let pairs = lines.lines().filter_map(|line| line.split_once(' '));
+        let mut own = pairs.filter(|(rank, _)| rank.parse() == Ok(self.rank));
+        own.find_map(|(_, times)| times.trim().parse().ok()).unwrap_or(1)
     }
 
     /// Returns the nanoseconds that a request's row adds to a step. A row of one token costs as much as a decode, even

@@ -160,6 +160,23 @@ fn steps_take_the_time_that_the_settings_say() {
 }
 
 #[test]
+fn a_file_slows_the_ranks_that_it_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("slow");
+    let settings = SimSettings { fixed_us: Some(1000), slow_file: Some(file.clone()), ..settings() };
+    let busy = |rank| {
+        let mut clock = SimClock::new(&settings, rank);
+        clock.enqueue(&[], 0);
+        clock.meter().busy()
+    };
+    assert_eq!([0, 1].map(busy), [Duration::from_millis(1); 2], "there is no file");
+    std::fs::write(&file, "10 3\nnonsense\n1 20\n").unwrap();
+    assert_eq!([0, 1, 10].map(busy), [1, 20, 3].map(Duration::from_millis));
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(busy(1), Duration::from_millis(1));
+}
+
+#[test]
 fn faults_come_where_they_are_asked_for() {
     let outcomes = |settings: &SimSettings| -> Vec<Option<DeviceError>> {
         let mut model = sim(settings);

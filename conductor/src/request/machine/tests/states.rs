@@ -146,6 +146,7 @@ const REQUEST: &[Transition] = &[
         case.request.on_completion(GRAPH[1], finish(case.graph, 9, 1, 1));
         case.request.on_completion(GRAPH[0], finish(case.graph, 9, 0, 2)).into()
     }),
+    on(PLACED, "another worker can begin sooner what has not begun", |case| case.request.move_on().into()),
     on(PLACED, "failed by a rank", |case| {
         let fault = Error::internal("a fault").into();
         complete(case, pb::completion::Outcome::Failed(fault))
