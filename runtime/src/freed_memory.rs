@@ -2,43 +2,41 @@
 //!
 //! glibc's allocator keeps what is freed, in an arena per thread, so that a process stays as large as its busiest
 //! moment made it. `malloc_trim` returns the pages that nothing uses. It takes milliseconds and holds each arena's lock
-//! in turn, so it runs only while no request does, and only after memory has grown.
+//! in turn, so it runs only while no request does. What ends later, such as connections that wait for more requests, is
+//! freed later, so it runs several times while a process stays idle, ever more seldom.
 
-use std::{fs, time::Duration};
+use std::time::Duration;
 
 use tokio::{task::spawn_blocking, time::sleep};
 
 /// Time between two looks at the process.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Growth of the process in bytes that is worth a search for free pages.
-const WORTHWHILE: usize = 1 << 20;
 
-/// Gives memory back whenever the process is idle and has grown since the last time. Never completes.
+/// Gives memory back while the process is idle. Never completes.
 pub async fn give_back(mut is_idle: impl FnMut() -> bool) {
-    let mut kept = 0;
+    let mut idleness = Idleness::default();
     loop {
         sleep(INTERVAL).await;
-        if is_idle() && resident() > kept + WORTHWHILE {
+        if idleness.look(is_idle()) {
             // A failure means that the runtime ends.
-            kept = spawn_blocking(trimmed).await.unwrap_or(usize::MAX - WORTHWHILE);
+            let _ = spawn_blocking(trim).await;
         }
     }
 }
 
-/// Returns free pages to the system, and the bytes that the process keeps.
-fn trimmed() -> usize {
-    trim();
-    resident()
+/// Number of looks for which a process has been idle.
+#[derive(Default)]
+struct Idleness(u32);
+
+impl Idleness {
+    /// Takes a look. Returns true after 1, 2, 4, 8 looks and so on at an idle process.
+    fn look(&mut self, is_idle: bool) -> bool {
+        self.0 = if is_idle { self.0.saturating_add(1) } else { 0 };
+        self.0.is_power_of_two()
+    }
 }
 
-/// Bytes of the process in memory. 0 if the system does not say.
-fn resident() -> usize {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
-    let kibibytes = line.trim().trim_end_matches(" kB").parse::<usize>().unwrap_or(0);
-    kibibytes * 1024
-}
-
+/// Returns free pages to the system.
 #[cfg(target_env = "gnu")]
 fn trim() {
     unsafe extern "C" {
