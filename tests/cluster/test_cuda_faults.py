@@ -27,8 +27,8 @@ FAULTS = (
     ("fail kernel=argmax", f"CUDA_ERROR_LAUNCH_FAILED, \"unspecified launch failure\"); {begun('argmax')}"),
     ("fail kernel=cublasLtMatmul at=3", "the kernel that began last is "),
     ("refuse kernel=embed_f32", "the launch of the kernel embed_f32: DriverError(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
-    ("break kernel=gated", "CUDA_ERROR_ECC_UNCORRECTABLE"),
-    ("hang kernel=gated", f"the GPU has not answered for {HANG_TIMEOUT_S // 2}."),
+    ("break kernel=gated_f32", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+    ("hang kernel=gated_f32", f"the GPU has not answered for {HANG_TIMEOUT_S // 2}."),
 )
 
 
@@ -66,7 +66,7 @@ def test_streams_survive_a_gpu_that_fails(start, undisturbed, tmp_path, fault, s
     assert len(before - set(cluster.workers())) == 1, "one worker is replaced"
     assert said in cluster.log(), cluster.explain(f"the log does not say: {said}")
     if fault.startswith("hang"):
-        assert begun("gated") in cluster.log()
+        assert begun("gated_f32") in cluster.log()
     cluster.wait_until_idle()
 
 
