@@ -102,7 +102,11 @@ impl<D: DecoderDevice> Head<D> {
         wanted: &LogitRequests<'_>,
     ) -> Result<(), DeviceError> {
         let nominates = self.candidates.is_some() || !self.group_rank.is_alone();
-        let rows = if nominates { wanted.rows_of_group() } else { wanted.rows() };
+        let mut rows = if nominates { wanted.rows_of_group() } else { wanted.rows() };
+        if self.group_rank.is_alone() {
+            // A nomination cannot count the token of a step in flight. Groups have one step in flight.
+            rows.nominated.retain(|(_, nomination)| nomination.adjustments.is_none());
+        }
         let tiles = self.tiles_of(&rows, logit_rows)?;
         let LogitRequests { mut sample, mut score } = *wanted;
         for tile in &tiles {
