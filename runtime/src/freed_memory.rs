@@ -2,8 +2,8 @@
 //!
 //! glibc's allocator keeps what is freed, in an arena per thread, so that a process stays as large as its busiest
 //! moment made it. `malloc_trim` returns the pages that nothing uses. It takes milliseconds and holds each arena's lock
-//! in turn, so it runs only while no request does. What ends later, such as connections that wait for more requests, is
-//! freed later, so it runs several times while a process stays idle, ever more seldom.
+//! in turn, so it runs only while no request does. Idle connections end later, and their memory is freed then, so it
+//! runs several times while a process stays idle, ever more seldom.
 
 use std::time::Duration;
 

@@ -37,7 +37,7 @@ def detail(cluster):
     return next(worker["detail"] for worker in conductor["workers"] if worker["worker"] == SLOW)
 
 
-def test_a_slow_worker_is_drained_named_and_tried_again(start, tmp_path, figure):
+def test_a_slow_worker_is_set_aside_named_and_tried_again(start, tmp_path, figure):
     slow_file = tmp_path / "slow"
     cluster = start(*ARGS, env={"TUTTI_SIM__FIXED_US": str(STEP_US), "TUTTI_SIM__SLOW_FILE": str(slow_file)})
     streams = Streams(cluster, "/v1/completions", [body(seed, TOKENS) for seed in range(12)])
@@ -70,5 +70,5 @@ def test_a_slow_worker_is_drained_named_and_tried_again(start, tmp_path, figure)
     wait_for("another try", lambda: not is_aside(), PATIENCE_S)
     wait_for("the usual standing", lambda: detail(cluster) == "", PATIENCE_S)
     assert cluster.metrics()["tutti_worker_restarts_total"] == 0
-    figure(f"a worker {TIMES} times slower than its peers is drained after {noticed:.1f} s")
+    figure(f"a worker {TIMES} times slower than its peers is set aside after {noticed:.1f} s")
     cluster.wait_until_idle()

@@ -204,7 +204,7 @@ pub async fn serve(joined: Joined, shutdown: &Shutdown) -> Result<(), Error> {
     }
 }
 
-/// Tells whether the engine has work: true if it has no request and has run no step since the last call.
+/// Returns a function that is true if the engine has no request and has run no step since the function's last call.
 fn rests(load: watch::Receiver<pb::WorkerLoad>) -> impl FnMut() -> bool {
     let mut steps = 0;
     move || {

@@ -7,6 +7,7 @@ use tutti_proto::{RequestId, WorkerId};
 use super::{
     Cluster, State,
     placement::{Placement, PlacementQuery},
+    standing::Turn,
     workers::Workers,
 };
 use crate::request::Waiting;
@@ -63,9 +64,15 @@ impl State {
     /// oldest come first.
     fn waiting_elsewhere(&self, limit: usize) -> Vec<RequestId> {
         let workers = &self.membership.workers;
-        let mut spared: BTreeMap<WorkerId, usize> =
-            workers.ready().filter_map(|(id, _)| Some((id, workers.spares(id, limit)?))).collect();
-        if !workers.any_free(limit) || (spared.is_empty() && !workers.any_aside()) {
+        if !workers.any_free(limit) {
+            return Vec::new();
+        }
+        let is_any_idle = workers.ready().any(|(_, other)| other.booked.requests == 0);
+        let mut spared: BTreeMap<WorkerId, usize> = workers
+            .ready()
+            .filter_map(|(id, _)| Some((id, workers.spares(id, limit, is_any_idle)?)))
+            .collect();
+        if spared.is_empty() && !workers.any_aside() {
             return Vec::new();
         }
         let mut waiting: Vec<(i32, RequestId, Waiting)> = self
@@ -95,12 +102,11 @@ impl Workers {
     /// Number of requests that have not begun and that a worker is nevertheless about to begin itself. `None` unless
     /// further requests wait there that others should begin: the worker is set aside, it holds more requests than it
     /// runs, or its oldest request has waited long beside an idle worker.
-    fn spares(&self, id: WorkerId, limit: usize) -> Option<usize> {
+    fn spares(&self, id: WorkerId, limit: usize, is_any_idle: bool) -> Option<usize> {
         let worker = self.get(id)?;
         let limit = worker.running_limit(limit);
         let is_over = worker.booked.requests > limit as u64;
-        let waits = worker.load.oldest_waiting_ms >= WAITED_MS
-            && self.ready().any(|(_, other)| other.booked.requests == 0);
+        let waits = worker.load.oldest_waiting_ms >= WAITED_MS && is_any_idle;
         let runs = match worker.record.is_aside() || waits {
             true => worker.load.running as usize,
             false if is_over => limit,
@@ -114,7 +120,7 @@ impl Workers {
         self.get(id).is_some_and(|worker| {
             let held = worker.booked.requests;
             let has_room = held < worker.running_limit(limit) as u64;
-            has_room && worker.record.takes(held) && worker.load.oldest_waiting_ms < WAITED_MS
+            has_room && worker.record.turn(held) == Turn::Usual && worker.load.oldest_waiting_ms < WAITED_MS
         })
     }
 

@@ -27,7 +27,7 @@ const SHORTEST_US: u32 = 5_000;
 const LONG: Duration = Duration::from_secs(10);
 /// Number of steps below which no worker is compared.
 const FEW: usize = 3;
-/// Of this many steps, the slowest does not count, so that a long pause now and then does not make a worker slow.
+/// One step in so many, the slowest, does not count, so that a long pause now and then does not make a worker slow.
 const PAUSES: usize = 16;
 /// A step counts at most this many times `slow_worker_ratio`.
 const MOST: f64 = 16.0;
@@ -36,7 +36,7 @@ const LIKE: f64 = 2.0;
 /// Number of a peer's steps of one class from which on their median counts.
 const ENOUGH: usize = 4;
 
-/// What a step computes.
+/// The amount of work in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size {
     walk: u32,
@@ -73,7 +73,7 @@ impl Size {
         Class { walk, tokens: log(tokens), sampled: log(sampled), attended: log(attended) }
     }
 
-    /// The number of times that a step of this size takes as long as one of another size, at most.
+    /// Upper bound of this step's time divided by the time of a step of the other size.
     fn times(self, other: Self) -> f64 {
         let times = |own: u64, other: u64| own as f64 / other.max(1) as f64;
         times(self.tokens, other.tokens)
@@ -84,9 +84,11 @@ impl Size {
 
     /// The mean of the sizes of steps of one walk. `None` if there are no steps.
     fn mean(steps: &[Step]) -> Option<Self> {
-        let count = steps.len() as u64;
-        let mean =
-            |number: fn(&Self) -> u64| steps.iter().map(|step| number(&step.size)).sum::<u64>() / count;
+        let mean = |number: fn(&Self) -> u64| {
+            // The numbers come from workers, so that a sum of them may not fit in 64 bits.
+            let sum: u128 = steps.iter().map(|step| u128::from(number(&step.size))).sum();
+            (sum / steps.len().max(1) as u128) as u64
+        };
         Some(Self {
             walk: steps.first()?.size.walk,
             tokens: mean(|size| size.tokens),
@@ -112,8 +114,8 @@ pub struct Steps(VecDeque<Step>);
 pub struct Medians(BTreeMap<Class, (Size, u32)>);
 
 impl Medians {
-    /// The shortest time that is enough for a step of this size on this worker, in microseconds. `None` if the worker
-    /// has had no steps of the same walk.
+    /// Upper bound of the time of a step of this size on this worker, in microseconds. `None` if the worker has had no
+    /// steps of the same walk.
     fn bound(&self, size: Size) -> Option<f64> {
         let alike = self.0.values().filter(|(other, _)| other.walk == size.walk);
         alike.map(|(other, us)| f64::from(*us) * size.times(*other)).min_by(f64::total_cmp)
@@ -188,11 +190,11 @@ impl Steps {
         Medians(enough.filter_map(median).collect())
     }
 
-    /// Number of times that the current steps took as long as they would take on a peer, at least. `None` unless the
+    /// Lower bound of the times of the current steps divided by those of a peer. `None` unless the
     /// steps are as many as `rule` compares, or took long, and for at least half of them a peer had steps of the same
     /// walk.
     ///
-    /// The result is the mean over all steps but the slowest few. Of a few long steps it is the median.
+    /// The result is the mean over all steps but the slowest few, or the median of a few long steps.
     pub fn pace<'a>(
         &self,
         peers: impl Iterator<Item = &'a Medians> + Clone,

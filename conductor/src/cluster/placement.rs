@@ -11,6 +11,7 @@ use super::{
     Limits,
     prefixes::Cached,
     roles::GroupRole,
+    standing::Turn,
     workers::{Worker, Workers},
 };
 use crate::request::{GraphRole, Members, Request};
@@ -54,11 +55,11 @@ pub struct Placement {
     pub cached: u64,
 }
 
-/// Cost of a request on a worker; the smallest cost wins. Fields are compared in order: a worker that is not set aside
+/// Cost of a request on a worker; the smallest cost wins. Fields are compared in order: a worker whose turn is earlier
 /// comes first, then one that is not full, then cheaper blocks, then fewer requests, then fewer launches so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
-    aside: bool,
+    turn: Turn,
     full: bool,
     /// Cost of the blocks, in percent of a block on a worker of the usual pace.
     blocks: u64,
@@ -69,7 +70,7 @@ struct Cost {
 impl Cost {
     fn new(query: &PlacementQuery<'_>, id: WorkerId, worker: &Worker) -> Self {
         Self {
-            aside: !worker.record.takes(worker.booked.requests),
+            turn: worker.record.turn(worker.booked.requests),
             full: worker.booked.requests >= worker.running_limit(query.most_requests) as u64,
             blocks: worker.cost_of(query.blocks.saturating_sub(query.cached.at(id)) + worker.booked.blocks()),
             requests: worker.booked.requests,
@@ -81,7 +82,7 @@ impl Cost {
     /// blocks, so the decode adds only the blocks that are booked on the decode's worker.
     fn with_decode(self, decode: &Candidate<'_>) -> Self {
         Self {
-            aside: self.aside || decode.cost.aside,
+            turn: self.turn.max(decode.cost.turn),
             full: self.full || decode.cost.full,
             blocks: self.blocks.saturating_add(decode.worker.cost_of(decode.worker.booked.blocks())),
             requests: decode.worker.booked.requests,

@@ -59,7 +59,7 @@ impl Cluster {
     fn try_again(&self, workers: &mut Workers, now: Duration) {
         let mut aside: Vec<(WorkerId, f64)> =
             workers.ready().filter_map(|(id, worker)| Some((id, worker.record.aside_at()?))).collect();
-        // Of several that a role cannot do without, the fastest goes first, and then the role can do without the
+        // If a role cannot do without several workers, the fastest goes first, and then the role can do without the
         // others.
         aside.sort_by(|(_, one), (_, other)| one.total_cmp(other));
         for (id, _) in aside {
@@ -75,7 +75,7 @@ impl Cluster {
     }
 }
 
-/// What workers have in common whose steps are compared.
+/// Properties that two workers share if their steps are compared.
 #[derive(PartialEq)]
 struct Kind<'a> {
     duties: Duties,

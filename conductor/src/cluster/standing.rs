@@ -25,6 +25,16 @@ enum Standing {
     Tried { since: Duration, until: Duration },
 }
 
+/// Order in which placement considers workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Turn {
+    Usual,
+    /// The worker is tried again, and has a request already.
+    AfterUsual,
+    /// The worker is set aside.
+    Last,
+}
+
 /// A worker's standing, and what decides on the next one.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -37,7 +47,7 @@ pub struct Record {
     tried_at: Duration,
 }
 
-/// What a comparison finds.
+/// The result of comparing a worker with its peers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Finding {
     /// The steps were too few, or no peer had such steps.
@@ -66,18 +76,18 @@ impl Record {
         }
     }
 
-    /// True if the worker gets a further request before a peer of usual standing is full. `held` is the number of
-    /// requests that it holds.
-    pub fn takes(&self, held: u64) -> bool {
+    /// The worker's turn for a further request. `held` is the number of requests that it holds.
+    pub fn turn(&self, held: u64) -> Turn {
         match self.standing {
-            Standing::Usual => true,
-            Standing::Aside { .. } => false,
-            Standing::Tried { .. } => held == 0,
+            Standing::Usual => Turn::Usual,
+            Standing::Tried { .. } if held == 0 => Turn::Usual,
+            Standing::Tried { .. } => Turn::AfterUsual,
+            Standing::Aside { .. } => Turn::Last,
         }
     }
 
-    /// Takes note of a comparison, when the worker's newest step is that of `newest`. Returns the pace for which the
-    /// worker is to be set aside.
+    /// Records a comparison. `newest` is the time of the worker's newest step. Returns the pace for which the worker is
+    /// to be set aside.
     ///
     /// Only steps prolong slowness: a worker that has been idle since a burst of slow steps is not slow for longer.
     pub fn note(&mut self, finding: Finding, newest: Option<Duration>, now: Duration) -> Option<f64> {
@@ -94,8 +104,8 @@ impl Record {
         (!self.is_aside() && newest >= since + SUSTAINED).then_some(pace)
     }
 
-    /// Sets the worker aside, for `pause` or longer if it was tried again not long ago. Returns for how long.
-    pub fn set_aside(&mut self, pace: f64, pause: Duration, now: Duration) -> Duration {
+    /// Sets the worker aside, for `pause` or longer if it was tried again not long ago.
+    pub fn set_aside(&mut self, pace: f64, pause: Duration, now: Duration) {
         let pause = match self.pause {
             Some(last) if now < self.tried_at + last => (2 * last).min(pause * (1 << DOUBLINGS)),
             _ => pause,
@@ -103,7 +113,6 @@ impl Record {
         self.pause = Some(pause);
         self.slow_since = None;
         self.standing = Standing::Aside { pace, until: now + pause };
-        pause
     }
 
     /// True if the worker's time aside is over.
@@ -129,7 +138,7 @@ impl Record {
                 )
             }
             Standing::Tried { .. } => {
-                "was slow: gets one request at a time until its steps are compared again".into()
+                "was slow: is tried with one request at a time while its peers can take the others".into()
             }
         }
     }

@@ -76,7 +76,7 @@ pub struct Worker {
     pub steps: Steps,
     /// Cost of a block of tokens on this worker, in percent of its peers'.
     pub cost_percent: u64,
-    /// Whether the worker gets requests like its peers.
+    /// Standing among the peers.
     pub record: Record,
 }
 

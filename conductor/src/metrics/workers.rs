@@ -38,7 +38,7 @@ declare_metrics! {
             "Workers taken for dead while their streams were open, by reason: stopped, hangs";
         slow: PerWorker, "worker_slow",
             "1 while the worker gets no new requests because its steps take far longer than its peers'";
-        slowed: Family<WorkerLabel, Counter>, "workers_slowed", "Times that a worker was drained because it was slow";
+        slowed: Family<WorkerLabel, Counter>, "workers_slowed", "Times that a worker was set aside because it was slow";
         step_ratio: Family<WorkerLabel, Gauge<f64, AtomicU64>>, "worker_step_ratio",
             "Time of the worker's steps divided by that of its peers' steps of like size, a factor of its cost in \
              placement; 1 if it is below 2 or not known";

@@ -51,6 +51,13 @@ fn a_pace_is_the_mean_ratio_to_the_peers_medians() {
 }
 
 #[test]
+fn numbers_of_any_size_are_compared() {
+    let huge = || reported(NOW, (0..8).map(|_| decodes(u32::MAX, u64::MAX, u32::MAX)));
+    assert_eq!(pace(&huge(), &[&huge()], NOW), Some(1.0));
+    assert!(pace(&huge(), &[&steps(NOW, &[10 * MS; 8])], NOW).is_some());
+}
+
+#[test]
 fn workers_that_are_equally_slow_are_not_slow() {
     let now = NOW;
     let all: Vec<Steps> = (0..3).map(|_| steps(now, &[900 * MS; 8])).collect();

@@ -12,7 +12,8 @@ fn slow_from(record: &mut Record, from: u64) -> (u64, Duration) {
     for second in from..from + 10 {
         if let Some(pace) = record.note(Finding::Slow(9.0), Some(s(second)), s(second)) {
             assert_eq!(pace, 9.0);
-            return (second, record.set_aside(pace, PAUSE, s(second)));
+            record.set_aside(pace, PAUSE, s(second));
+            return (second, record.pause.unwrap());
         }
     }
     panic!("the worker is not set aside")
@@ -21,9 +22,9 @@ fn slow_from(record: &mut Record, from: u64) -> (u64, Duration) {
 #[test]
 fn a_worker_is_set_aside_once_its_steps_have_been_slow_for_a_while() {
     let mut record = Record::default();
-    assert!(record.is_usual() && record.takes(9));
+    assert!(record.is_usual() && record.turn(9) == Turn::Usual);
     assert_eq!(slow_from(&mut record, 10), (13, PAUSE));
-    assert!(record.is_aside() && !record.takes(0));
+    assert!(record.is_aside() && record.turn(0) == Turn::Last);
     assert_eq!(record.aside_at(), Some(9.0));
     assert!(record.describe(s(20)).starts_with("slow: its steps take at least 9.0 times as long"));
     assert!(record.describe(s(20)).ends_with("tried again in 53 s"));
@@ -56,12 +57,12 @@ fn a_worker_that_is_tried_holds_one_request_until_it_proves_sound() {
     assert!(!record.is_due(s(72)) && record.is_due(s(73)));
     record.try_again(s(73));
     assert!(!record.is_aside() && !record.is_usual());
-    assert!(record.takes(0) && !record.takes(1));
+    assert!(record.turn(0) == Turn::Usual && record.turn(1) == Turn::AfterUsual);
     assert!(record.describe(s(74)).starts_with("was slow"));
     record.note(Finding::Sound, Some(s(75)), s(75));
     assert!(!record.is_usual(), "a moment proves nothing");
     record.note(Finding::Sound, Some(s(76)), s(76));
-    assert!(record.is_usual() && record.takes(9) && record.describe(s(76)).is_empty());
+    assert!(record.is_usual() && record.turn(9) == Turn::Usual && record.describe(s(76)).is_empty());
 }
 
 #[test]

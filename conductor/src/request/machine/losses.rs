@@ -68,7 +68,9 @@ impl Request {
         let Phase::Live { stage, .. } = &self.phase else { return None };
         let (run, decode) = match stage {
             Stage::Running { run } | Stage::Reserving { decode: run } => (run, None),
-            Stage::Prefilling { prefill, decode, .. } => (prefill, decode.leader()),
+            // A decode that generates already has the planes of the prefill, whose report is late.
+            Stage::Prefilling { prefill, decode, early } if early.is_empty() => (prefill, decode.leader()),
+            Stage::Prefilling { .. } => return None,
             Stage::Waiting => return None,
         };
         let may_move = self.moves < MAX_MOVES && self.encoders.is_empty();
