@@ -1,6 +1,6 @@
 """Writes what Hugging Face transformers say about texts into target/texts, for the router's tests: for each family of
 chat templates a folder with the files of a checkpoint and cases.json. The router must render the same text and find the
-same token ids (router/src/generation/reference/tests.rs).
+same token ids (router/src/http/reference.rs).
 
 Templates come from the packages that tests/texts/fetch unpacks. A family whose tokenizer no package has gets a
 stand-in: a small tokenizer with the special tokens that the template writes.
@@ -50,7 +50,7 @@ FAMILIES = {
     "qwen3_8": None,
     "qwen3_vl": None,
     "smolvlm": None,
-    # The same with marks of what is trained, `{% generation %}`.
+    # Templates that mark the text to be trained on, `{% generation %}`.
     "gemma_training": None,
     "llama3_training": None,
     "phi3_training": None,
@@ -214,7 +214,9 @@ def main():
     shutil.rmtree(root, ignore_errors=True)
 
     def package(name):
-        return PACKAGES / name if name and (not short or name in SHORT_TOKENIZERS) else None
+        # The package is missing if npm is.
+        is_wanted = name and (not short or name in SHORT_TOKENIZERS) and (PACKAGES / name / ".done").exists()
+        return PACKAGES / name if is_wanted else None
 
     for family, own in FAMILIES.items():
         template = (PACKAGES / f"trl/chat_templates/{family}.jinja").read_text()

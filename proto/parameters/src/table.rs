@@ -380,7 +380,7 @@ static REST: &[Parameter] = &[
     parameter("chat_template_kwargs", &[Chat], Kind::Object)
         .note(
             "further variables of the checkpoint's template, up to 64 KiB; none may have the name of a special token, \
-             such as `bos_token`, or of what the request itself sets, such as `messages`",
+             such as `bos_token`, or of a variable that the request's own parameters set, such as `messages`",
         ),
     flag("add_generation_prompt", &[Chat], true)
         .absent(Absent::Means("true, unless `continue_final_message` is set")),

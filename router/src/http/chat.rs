@@ -213,6 +213,7 @@ impl Renderer {
     /// The first chunk of a choice, which has the role. It leaves with the choice's first token, so that clients that
     /// measure the time to the first chunk measure the time to the first token. `None` if it is sent already.
     fn opening(&mut self, info: &GenerationInfo, index: u32) -> Option<Frame> {
+        let is_first = !self.opened.contains(&true);
         if std::mem::replace(self.opened.get_mut(index as usize)?, true) {
             return None;
         }
@@ -224,8 +225,7 @@ impl Renderer {
             stop_reason: None,
             token_ids: None,
         };
-        let prompt_token_ids =
-            self.prompt_token_ids(info).filter(|_| self.opened.iter().filter(|o| **o).count() == 1);
+        let prompt_token_ids = is_first.then(|| self.prompt_token_ids(info)).flatten();
         let usage = self.usage.of_chunk(info, &Delta { choice: index, ..Delta::default() });
         Some(self.chunk(choice, usage, prompt_token_ids))
     }

@@ -29,17 +29,21 @@ pub async fn answer(State(allowed): State<Arc<[String]>>, request: Request, next
     let origin = request.headers().get(header::ORIGIN).cloned();
     let origin =
         origin.filter(|origin| origin.to_str().is_ok_and(|origin| origin::is_allowed(origin, &allowed)));
-    let Some(origin) = origin else { return next.run(request).await };
     let asks = request.method() == Method::OPTIONS
         && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response = match asks {
-        true => leave(request.headers()),
-        false => next.run(request).await,
+    let mut response = match &origin {
+        Some(_) if asks => leave(request.headers()),
+        _ => next.run(request).await,
     };
     let headers = response.headers_mut();
-    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
-    headers.append(header::VARY, HeaderValue::from_static("origin"));
+    if let Some(origin) = origin {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+    }
+    // A cache must not give the answer for one origin to another.
+    if !allowed.is_empty() {
+        headers.append(header::VARY, HeaderValue::from_static("origin"));
+    }
     response
 }
 

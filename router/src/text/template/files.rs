@@ -19,7 +19,7 @@ pub const SPECIAL_TOKEN_NAMES: [&str; 8] = [
     "additional_special_tokens",
 ];
 
-/// What tokenizer_config.json and special_tokens_map.json say.
+/// The contents of tokenizer_config.json and special_tokens_map.json.
 #[derive(Debug, Default)]
 pub struct TokenizerFiles {
     /// The chat template in tokenizer_config.json.

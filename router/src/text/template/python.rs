@@ -329,11 +329,11 @@ impl Formatter for PythonJson {
         text: &str,
     ) -> std::io::Result<()> {
         if !self.ascii {
-            // Python escapes the character of deletion in neither mode, and all other characters as they are here.
+            // Python leaves U+007F as it is here, and escapes it with `ensure_ascii`.
             return out.write_all(text.as_bytes());
         }
         for c in text.chars() {
-            if c.is_ascii() {
+            if c.is_ascii() && c != '\x7f' {
                 out.write_all(&[c as u8])?;
             } else {
                 for unit in c.encode_utf16(&mut [0; 2]) {

@@ -14,9 +14,9 @@ const OTHER: &str = "the second\nprobe";
 /// The content that a template shows, of messages of one role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shapes {
-    /// Whether the template shows a text.
+    /// How the template shows a text.
     text: Shown,
-    /// Whether it shows a list of parts.
+    /// How it shows a list of parts.
     parts: Shown,
 }
 

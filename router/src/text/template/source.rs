@@ -3,6 +3,9 @@
 //! - `{% generation %}`, which marks an assistant's words for training, becomes `{% with %}`. Both open a scope.
 //! - `'%s' % value`, Python's formatting of texts, becomes `'%s'|format(value)`.
 
+/// Formattings inside the operands of others that are rewritten, at most. A template with more does not compile.
+const MOST_NESTED: usize = 32;
+
 /// Returns a template's source in minijinja's language.
 pub fn rewrite(source: &str) -> String {
     let mut output = String::with_capacity(source.len());
@@ -21,8 +24,8 @@ pub fn rewrite(source: &str) -> String {
                 output.push_str(&tag[..length]);
                 length
             }
-            None if tag.starts_with("{%") => copy_tag(tag, "%}", &mut output),
-            None => copy_tag(tag, "}}", &mut output),
+            None if tag.starts_with("{%") => copy_tag(tag, "%}", 0, &mut output),
+            None => copy_tag(tag, "}}", 0, &mut output),
         };
         rest = &tag[length..];
     }
@@ -51,8 +54,9 @@ fn raw_block(tag: &str) -> usize {
     tag.len()
 }
 
-/// Copies a tag up to `end`, rewritten. Returns the tag's length.
-fn copy_tag(tag: &str, end: &str, output: &mut String) -> usize {
+/// Copies a tag up to `end`, rewritten. Returns the tag's length. The tag is inside the operands of `nested`
+/// formattings.
+fn copy_tag(tag: &str, end: &str, nested: usize, output: &mut String) -> usize {
     let renamed = statement(tag).and_then(|(name, at)| match name {
         "generation" => Some(("with", at, name.len())),
         "endgeneration" => Some(("endwith", at, name.len())),
@@ -78,8 +82,8 @@ fn copy_tag(tag: &str, end: &str, output: &mut String) -> usize {
                 let literal = &tag[at..at + length];
                 output.push_str(literal);
                 at += length;
-                if let Some(operand) = formatted(&tag[at..]) {
-                    let written = rewrite_expression(operand.text);
+                if let Some(operand) = formatted(&tag[at..]).filter(|_| nested < MOST_NESTED) {
+                    let written = rewrite_expression(operand.text, nested + 1);
                     let spread = if literal.contains("%(") { "**" } else { "" };
                     output.push_str(&format!("|format({spread}{written})"));
                     at += operand.end;
@@ -97,10 +101,10 @@ fn copy_tag(tag: &str, end: &str, output: &mut String) -> usize {
 }
 
 /// Rewrites an expression that stands in no tag of its own.
-fn rewrite_expression(expression: &str) -> String {
+fn rewrite_expression(expression: &str, nested: usize) -> String {
     let tag = format!("{{{{{expression}}}}}");
     let mut output = String::new();
-    copy_tag(&tag, "}}", &mut output);
+    copy_tag(&tag, "}}", nested, &mut output);
     output.strip_prefix("{{").and_then(|text| text.strip_suffix("}}")).unwrap_or(expression).to_owned()
 }
 
@@ -120,7 +124,7 @@ fn string_length(text: &str) -> usize {
     text.len()
 }
 
-/// What follows a `%` behind a string literal.
+/// The operand of a `%` behind a string literal.
 struct Operand<'a> {
     /// The arguments of the formatting.
     text: &'a str,
@@ -136,8 +140,11 @@ fn formatted(text: &str) -> Option<Operand<'_>> {
     let length = operand_length(operand)?;
     let whole = &operand[..length];
     // A tuple's members become the arguments.
-    let is_tuple = whole.starts_with('(') && bracket_length(whole) == whole.len();
-    let text = if is_tuple { whole[1..whole.len() - 1].trim_end().trim_end_matches(',') } else { whole };
+    let members = whole.strip_prefix('(').and_then(|whole| whole.strip_suffix(')'));
+    let text = match members.filter(|_| bracket_length(whole) == whole.len()) {
+        Some(members) => members.trim_end().trim_end_matches(','),
+        None => whole,
+    };
     Some(Operand { text, end: start + length })
 }
 

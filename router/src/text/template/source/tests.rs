@@ -29,6 +29,17 @@ fn formatted_texts_become_filters() {
 }
 
 #[test]
+fn brackets_that_do_not_close_are_left_to_the_parser() {
+    for (source, expected) in [("{{ '%s' % (", "{{ '%s'|format(()"), ("{{ '%s' % (é", "{{ '%s'|format((é)")]
+    {
+        assert_eq!(rewrite(source), expected);
+    }
+    // The depth and the time are bounded.
+    let source = format!("{{{{ {}", "''%(".repeat(200_000));
+    assert!(rewrite(&source).len() > source.len());
+}
+
+#[test]
 fn everything_else_is_unchanged() {
     for source in ["", "{", "{{", "{%", "{{ {'a': {'b': '}}'}} }}%", "{% raw %}", "{# x", "é{{ 'é' }}{%"] {
         assert_eq!(rewrite(source), source);
