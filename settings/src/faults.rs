@@ -23,7 +23,7 @@ settings! {
             /// Time without a step after which a worker with work is killed; must exceed its longest step
             hang_timeout: u32 = 120, unit "SECONDS", at least 1;
             /// A worker whose steps take this many times as long as those of its peers gets no new requests for a
-            /// while; 0 for never, else at least 2
+            /// while; at least 2, or 0: then no worker is set aside, and only its cost in placement grows
             slow_worker_ratio: u32 = 4, unit "TIMES", at most 1000;
             /// Number of a worker's last steps that are compared with those of its peers
             slow_worker_steps: u32 = 64, unit "STEPS", at least 8, at most 1024;

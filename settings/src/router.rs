@@ -111,10 +111,27 @@ impl RouterSettings {
         Duration::from_secs(self.upload_timeout_s.into())
     }
 
-    /// Refuses values outside of their ranges.
+    /// Refuses values outside of their ranges, and origins that no browser sends.
     pub fn validate(&self) -> Result<(), Invalid> {
-        self.check_ranges()
+        self.check_ranges()?;
+        match self.allowed_origins.iter().find(|origin| !is_origin(origin)) {
+            Some(origin) => Err(Invalid::new(
+                "allowed_origins",
+                format!(
+                    "has {origin:?}, but an origin is like https://chat.example.com or http://localhost:3000: in lower \
+                     case, without a path, and none stands for all"
+                ),
+            )),
+            None => Ok(()),
+        }
     }
+}
+
+/// True if a browser may send such an origin (RFC 6454, section 6.1). A `/` at the end is allowed.
+fn is_origin(text: &str) -> bool {
+    let host = text.split_once("://").map_or("", |(_, host)| host.strip_suffix('/').unwrap_or(host));
+    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-._:[]".contains(c);
+    !host.is_empty() && host.chars().all(is_part) && !text.contains(|c: char| c.is_ascii_uppercase())
 }
 
 settings! {

@@ -13,3 +13,28 @@ fn the_defaults_are_valid_and_a_pace_of_zero_is_refused_by_name() {
     let error = FleetSettings { poll_ms: 0, ..FleetSettings::default() }.validate().unwrap_err();
     assert_eq!(error.field, "fleet.poll_ms");
 }
+
+#[test]
+fn an_origin_that_no_browser_sends_is_refused() {
+    let validate = |origin: &str| {
+        RouterSettings { allowed_origins: vec![origin.to_owned()], ..RouterSettings::default() }.validate()
+    };
+    for origin in
+        ["https://chat.example.com", "http://localhost:3000/", "http://[::1]:8080", "tauri://localhost"]
+    {
+        assert_eq!(validate(origin), Ok(()), "{origin}");
+    }
+    for origin in [
+        "*",
+        "",
+        "chat.example.com",
+        "https://",
+        "https://Chat.example.com",
+        "https://a.example/chat",
+        "null",
+    ] {
+        let error = validate(origin).unwrap_err();
+        assert_eq!(error.field, "allowed_origins");
+        assert!(error.to_string().contains(&format!("{origin:?}")), "{error}");
+    }
+}
