@@ -19,7 +19,7 @@ OPTIONS = {
 }  # fmt: skip
 # Folders whose sources declare flags of benches.
 BENCH_SOURCES = ("tests/measure/src", "tests/bench/support")
-# What scripts need that a fresh clone lacks, and the command that makes it.
+# Things that scripts need and a fresh clone lacks, each with the command that makes it.
 NEEDS = {"target/venv": "tests/tools/venv", "target/goldens": "tests/goldens/generate", "the executables": "cargo build"}
 # The section that tells how to make it.
 NEEDS_SECTION = "#what-do-the-scripts-need"
@@ -111,6 +111,11 @@ def script_text(path, depth=2):
     return text
 
 
+def names(flag, text):
+    """True if a text names a flag, and not only a longer one."""
+    return re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text)
+
+
 def script_problems(program, arguments):
     """Yields what is wrong with a script and its flags."""
     path = ROOT / program
@@ -118,7 +123,7 @@ def script_problems(program, arguments):
         yield f"{program} is not an executable file"
         return
     text = script_text(path)
-    yield from (f"{program} has no flag {flag}" for flag in arguments if flag.startswith("--") and flag.split("=")[0] not in text)
+    yield from (f"{program} has no flag {flag}" for flag in arguments if flag.startswith("--") and not names(flag.split("=")[0], text))
 
 
 def needs(program):

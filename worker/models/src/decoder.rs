@@ -117,7 +117,7 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         let group_rank = device.group_rank();
         let (vocabulary, hidden_size, tokens) =
             (shape.limits.vocab_size, shape.hidden_size, options.max_step_tokens);
-        let ends = EndSpecs::new(&shape, &mut source);
+        let ends = EndSpecs::new(&shape, &mut source, group_rank);
         let mut all: Vec<&TensorSpec> = ends.all().collect();
         specs.for_each(|spec| all.push(spec));
         let mut loader = Loader::new(source, options.quantize, all.into_iter(), &mut device, progress)?;

@@ -42,8 +42,10 @@ struct Class {
     buckets: usize,
 }
 
-/// Chooses the fastest algorithm of each bucket, in products with `matrix`. If there is only one algorithm, or too
-/// little memory for a trial, the plan keeps its anchor for all buckets.
+/// Chooses the fastest algorithm of each bucket, in products with `matrix`. If there is only one algorithm, or none
+/// that serves all numbers of rows, the plan keeps its anchor for all buckets.
+///
+/// Too little memory for the trial is an error: a worker without a trial could have other bits than its peers.
 pub(super) fn choose(gpu: &Arc<Gpu>, plan: &mut Plan, matrix: &Matrix) -> Result<(), DeviceError> {
     let most = (OUTPUT_BYTES / (plan.key.outputs * size_of::<f32>())).max(TOLD_APART[1] + 1);
     let mut least = 0;
@@ -56,10 +58,7 @@ pub(super) fn choose(gpu: &Arc<Gpu>, plan: &mut Plan, matrix: &Matrix) -> Result
     if buckets.iter().flat_map(|bucket| &bucket.algorithms).all(|algorithm| *algorithm == plan.anchor) {
         return Ok(());
     }
-    let trial = match Trial::new(gpu, plan, matrix, BUCKETS[BUCKETS.len() - 1].min(most)) {
-        Err(DeviceError::OutOfMemory { .. }) => return Ok(()),
-        trial => trial?,
-    };
+    let trial = Trial::new(gpu, plan, matrix, BUCKETS[BUCKETS.len() - 1].min(most))?;
     let Some(class) = trial.best_class(plan, &buckets)? else { return Ok(()) };
     let mut anchor = None;
     for algorithm in &class.algorithms {
@@ -171,7 +170,12 @@ impl<'a> Trial<'a> {
     ) -> Result<Rows, DeviceError> {
         let rows = COMPARED.into_iter().filter(|row| *row < self.operands.most());
         rows.map(|row| {
-            self.operands.run_alone(plan, algorithm, row, accumulate)?;
+            if !self.operands.run_alone(plan, algorithm, row, accumulate)? {
+                let key = plan.key;
+                return Err(DeviceError::Unsupported(format!(
+                    "cuBLASLt has no product of one row with {key}"
+                )));
+            }
             Ok((row, self.operands.read(0)?))
         })
         .collect()

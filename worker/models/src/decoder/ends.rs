@@ -2,7 +2,7 @@
 //!
 //! The ranks of a group divide the vocabulary of the embedding and of the LM head, as in Megatron (arXiv:1909.08053).
 
-use tutti_kernels::{Device, Norm};
+use tutti_kernels::{Device, Norm, collective::GroupRank};
 
 use super::TextShape;
 use crate::{
@@ -24,7 +24,7 @@ pub(super) struct EndSpecs {
 impl EndSpecs {
     /// Declares the tensors. Files hold against a config that ties the LM head to the embedding, as in Hugging Face's
     /// transformers: an LM head that differs from the embedding is kept, and an LM head alone is the embedding, too.
-    pub fn new(shape: &TextShape, source: &mut Source) -> Self {
+    pub fn new(shape: &TextShape, source: &mut Source, group_rank: GroupRank) -> Self {
         let TextShape { prefix, hidden_size: hidden, mut tied, .. } = *shape;
         let vocabulary = shape.limits.vocab_size;
         let mut embedding = format!("{prefix}embed_tokens.weight");
@@ -32,10 +32,12 @@ impl EndSpecs {
             match files.are_equal(&embedding, LM_HEAD) {
                 Some(false) => {
                     tied = false;
-                    tracing::warn!(
-                        "config.json says tie_word_embeddings, but the files have {LM_HEAD}, which differs from \
-                         {embedding}: the model uses both; tie_word_embeddings: false silences this"
-                    );
+                    if group_rank.is_leader() {
+                        tracing::warn!(
+                            "config.json says tie_word_embeddings, but the files have {LM_HEAD}, which differs from \
+                             {embedding}: the model uses both; tie_word_embeddings: false silences this"
+                        );
+                    }
                 }
                 Some(true) => files.mark_used(LM_HEAD),
                 None if !files.has(&embedding) && files.has(LM_HEAD) => embedding = LM_HEAD.to_owned(),

@@ -5,7 +5,7 @@
 //! token, every rank finds its best token, and the leader compares one candidate per rank. The largest logit wins.
 //! Among equal logits the lowest token id wins, as in a group of one rank.
 //!
-//! Some devices sample in this way in a group of one rank, too.
+//! Some devices sample in this way in a group of one rank, too, if the row has neither bias nor penalties.
 //!
 //! A row with a `top_k` of at most 256 or without temperature may have a [`Nomination`](tutti_kernels::Nomination),
 //! because its token depends only on the best tokens. Each rank applies bias, forbidden tokens and penalties to its own

@@ -53,8 +53,8 @@ impl<'a> TrialOperands<'a> {
         self.most
     }
 
-    /// Enqueues a product of the first `rows` rows into a cleared output; with [`Accumulate::Add`], adds it once more.
-    /// Returns false if cuBLASLt refuses the product.
+    /// Enqueues a product of the first `rows` rows into a cleared output; for [`Accumulate::Add`], enqueues another
+    /// one, which adds to the first. Returns false if cuBLASLt refuses the algorithm.
     pub(super) fn run(
         &self,
         plan: &Plan,
@@ -62,11 +62,36 @@ impl<'a> TrialOperands<'a> {
         rows: usize,
         accumulate: Accumulate,
     ) -> Result<bool, DeviceError> {
-        self.clear(rows)?;
-        self.enqueue(plan, algorithm, &self.x, rows, accumulate, 2)
+        self.run_on(&self.x, plan, algorithm, rows, accumulate)
     }
 
-    /// Like [`run`](Self::run), but without the clearing and with only one product.
+    /// Like [`run`](Self::run), for one row alone.
+    pub(super) fn run_alone(
+        &self,
+        plan: &Plan,
+        algorithm: &Algorithm,
+        row: usize,
+        accumulate: Accumulate,
+    ) -> Result<bool, DeviceError> {
+        let bytes = self.alone.bytes();
+        self.alone.copy_from(0, &self.x, row * bytes, bytes)?;
+        self.run_on(&self.alone, plan, algorithm, 1, accumulate)
+    }
+
+    fn run_on(
+        &self,
+        x: &DeviceBuffer,
+        plan: &Plan,
+        algorithm: &Algorithm,
+        rows: usize,
+        accumulate: Accumulate,
+    ) -> Result<bool, DeviceError> {
+        self.out.fill_zeros(0, rows * self.matrix.outputs * size_of::<f32>())?;
+        Ok(self.enqueue(x, plan, algorithm, rows, Accumulate::Set)?
+            && (accumulate == Accumulate::Set || self.enqueue(x, plan, algorithm, rows, accumulate)?))
+    }
+
+    /// Enqueues one product of the first `rows` rows. Returns false if cuBLASLt refuses the algorithm.
     pub(super) fn run_once(
         &self,
         plan: &Plan,
@@ -74,24 +99,7 @@ impl<'a> TrialOperands<'a> {
         rows: usize,
         accumulate: Accumulate,
     ) -> Result<bool, DeviceError> {
-        self.enqueue(plan, algorithm, &self.x, rows, accumulate, 1)
-    }
-
-    /// Enqueues a product of one row.
-    pub(super) fn run_alone(
-        &self,
-        plan: &Plan,
-        algorithm: &Algorithm,
-        row: usize,
-        accumulate: Accumulate,
-    ) -> Result<(), DeviceError> {
-        let bytes = self.alone.bytes();
-        self.alone.copy_from(0, &self.x, row * bytes, bytes)?;
-        self.clear(1)?;
-        if self.enqueue(plan, algorithm, &self.alone, 1, accumulate, 2)? {
-            return Ok(());
-        }
-        Err(DeviceError::Unsupported(format!("cuBLASLt has no product of one row with {}", plan.key)))
+        self.enqueue(&self.x, plan, algorithm, rows, accumulate)
     }
 
     /// Fills memory that is larger than the caches.
@@ -108,39 +116,25 @@ impl<'a> TrialOperands<'a> {
         Ok(pinned.bytes().to_vec())
     }
 
-    fn clear(&self, rows: usize) -> Result<(), DeviceError> {
-        self.out.fill_zeros(0, rows * self.matrix.outputs * size_of::<f32>())
-    }
-
-    /// Enqueues a product that sets the output and, with [`Accumulate::Add`], one that adds to it, `most` products at
-    /// most.
     fn enqueue(
         &self,
+        x: &DeviceBuffer,
         plan: &Plan,
         algorithm: &Algorithm,
-        x: &DeviceBuffer,
         rows: usize,
         accumulate: Accumulate,
-        most: usize,
     ) -> Result<bool, DeviceError> {
-        let both = [Accumulate::Set, Accumulate::Add];
-        let products = if accumulate == Accumulate::Set { &both[..1] } else { &both[2 - most..] };
-        for &accumulate in products {
-            let operands =
-                Operands { weight: self.matrix.at(), x: x.at(), rows, accumulate, out: self.out.at() };
-            // SAFETY: the input and the output have room for `rows` rows. Both live until the end of the trial, whose
-            // drop waits for the stream.
-            match unsafe { plan.run_with(self.gpu, operands, algorithm) } {
-                Ok(()) => {}
-                Err(CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => return Ok(false),
-                Err(error) => {
-                    let key = plan.key;
-                    let why = format!("a trial of a product with {key}, cublasLtMatmul: {error}");
-                    return Err(DeviceError::Lost(why));
-                }
+        let operands = Operands { weight: self.matrix.at(), x: x.at(), rows, accumulate, out: self.out.at() };
+        // SAFETY: the input and the output have room for `rows` rows. Both live until the end of the trial, whose drop
+        // waits for the stream.
+        match unsafe { plan.run_with(self.gpu, operands, algorithm) } {
+            Ok(()) => Ok(true),
+            Err(CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => Ok(false),
+            Err(error) => {
+                let key = plan.key;
+                Err(DeviceError::Lost(format!("a trial of a product with {key}, cublasLtMatmul: {error}")))
             }
         }
-        Ok(true)
     }
 }
 
