@@ -82,7 +82,9 @@ fn copy_tag(tag: &str, end: &str, nested: usize, output: &mut String) -> usize {
                 let literal = &tag[at..at + length];
                 output.push_str(literal);
                 at += length;
-                if let Some(operand) = formatted(&tag[at..]).filter(|_| nested < MOST_NESTED) {
+                // The search for the operand's end may read the whole rest, so the limit also bounds the time.
+                let operand = if nested < MOST_NESTED { formatted(&tag[at..]) } else { None };
+                if let Some(operand) = operand {
                     let written = rewrite_expression(operand.text, nested + 1);
                     let spread = if literal.contains("%(") { "**" } else { "" };
                     output.push_str(&format!("|format({spread}{written})"));
