@@ -83,13 +83,14 @@ async fn a_stream_that_was_read_to_its_end_cancels_nothing() {
 #[tokio::test]
 async fn a_deadline_passes_even_if_the_stream_is_not_read() {
     let (bench, mut worker) = one().await;
-    let mut submission = bench.cluster.submit(spec(3), Some(1)).unwrap();
+    let mut submission = bench.cluster.submit(spec(3), Some(200)).unwrap();
     let launch = worker.launched().await;
-    assert_eq!(launch.timeout_ms, Some(1), "the worker is told the deadline, but ignores it");
+    let told = launch.timeout_ms.expect("the worker is told the deadline, but ignores it");
+    assert!(told <= 200, "{told} ms are left");
     let key = launch.key;
     assert_eq!(worker.cancelled().await, key);
     let error = read(&mut submission).await.1.unwrap_err();
-    assert_eq!((error.kind(), error.message().contains("1 ms")), (ErrorKind::DeadlineExceeded, true));
+    assert_eq!((error.kind(), error.message().contains("200 ms")), (ErrorKind::DeadlineExceeded, true));
     worker.confirm_cancel(key).await;
     bench.idle().await;
     assert_eq!(bench.metric(r#"tutti_requests_total{outcome="deadline_exceeded"}"#), 1);
