@@ -76,7 +76,7 @@ COMMANDS = [
     (r"tests/hostile --seconds 20", "tests/cluster/test_hostile.py: for three seconds an attack"),
     (r"UPDATE_PAGE=1 cargo test -p tutti-(settings|parameters)", "tests/run: the test that compares the page"),
     (r"UPDATE_GENERATED=1 cargo test -p tutti-proto --test generated", "tests/run: the test that compares the code"),
-    (r"(GOLDEN_MODELS=\S+ )?cargo test -p \S+( --test \S+)?( -- --nocapture)?", "tests/run: all tests of the workspace"),
+    (r"(GOLDEN_MODELS=\S+ )?cargo test -p \S+( --test \S+)?( -- (int8 )?--nocapture)?", "tests/run: all tests of the workspace"),
     (r"cargo build --workspace --bins --examples --features tutti/media-test-model", "tests/run"),
     (r"(target/venv/bin/)?pytest tests/cluster/\S+\.py", "tests/run: all of tests/cluster"),
     (r"cargo fmt --all --check", "tests/run"),

@@ -5,11 +5,7 @@
 //! another position has the same logits, except for rounding. With a table of angles that is too short, all positions
 //! past its end would be equal. With a list of keys that is too short, the tokens past its end would be lost.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
-use common::{
+use crate::common::{
     PAGE_TOKENS,
     families::{checkpoint, families},
     prompt, try_load,

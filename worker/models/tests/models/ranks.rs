@@ -1,13 +1,9 @@
 //! Tests of a model divided among the ranks of a TP group. Tokens are equal for any number of ranks. With the same
 //! number of ranks, every run gives the same bits.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
 use std::{fs, path::PathBuf};
 
-use common::{
+use crate::common::{
     bits, config, device, generate,
     goldens::{Case, LENGTHS, bound},
     group::{Lone, of_ranks, of_ranks_as, of_ranks_with_whole_experts},

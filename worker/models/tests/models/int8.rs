@@ -1,16 +1,11 @@
 //! `--quantize int8` on a whole model: deviation of logprobs, memory, and batch invariance.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-#[path = "../common/mod.rs"]
-mod common;
-
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use common::{
+use crate::common::{
     bits, config, generate,
     goldens::{Case, LENGTHS},
     group::of_ranks_as,
@@ -60,7 +55,7 @@ fn report(what: &str, against: &str, count: usize, deviation: &Deviation) {
 #[test]
 fn the_shipped_model_strays_little() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/tutti-tiny/checkpoint");
-    let prompts: Vec<Vec<u32>> = serde_json::from_str(include_str!("oracle_ids.json")).unwrap();
+    let prompts: Vec<Vec<u32>> = serde_json::from_str(include_str!("int8/oracle_ids.json")).unwrap();
     let stored = logprobs(&mut *loaded_as(&dir, Auto, Quantize::None), &prompts);
     let int8 = logprobs(&mut *loaded_as(&dir, Auto, Quantize::Int8), &prompts);
     let deviation = Deviation::between(&int8, &stored);

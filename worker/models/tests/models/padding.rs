@@ -6,16 +6,12 @@
 //!
 //! If `GOLDEN_MODELS` is set (see tests/goldens), the comparison also runs on the checkpoints of tests/goldens.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
 
-use common::{
+use crate::common::{
     PAGE_TOKENS, PAGES, SLOTS, config, device,
     goldens::Case,
     group::{of_ranks, of_ranks_as, of_ranks_with_whole_experts},

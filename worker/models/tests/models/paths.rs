@@ -1,16 +1,10 @@
 //! Compares instruction paths on a whole model. Paths that round in the same way give equal bits, and others differ by
 //! at most a bound.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-#[path = "../../../kernels/tests/support/paths.rs"]
-mod cpu_paths;
-
 use std::io::Write;
 
-use common::{PAGES, bits, config, generate, prompt, try_load_as, write_config};
-use cpu_paths::testable;
+use crate::common::{PAGES, bits, config, generate, prompt, try_load_as, write_config};
+use crate::cpu_paths::testable;
 use serde_json::json;
 use tutti_kernels::TokenScore;
 use tutti_kernels::cpu::{CpuDevice, Isa};

@@ -1,10 +1,6 @@
 //! Tests of the loads of experts: which layers have loads, and how many tokens each load counts.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
-use common::{
+use crate::common::{
     MAX_STEP_TOKENS, config, generate, group::of_ranks_with_whole_experts, loaded, prompt, tensors,
     write_config, write_tensors,
 };

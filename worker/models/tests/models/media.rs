@@ -1,13 +1,9 @@
 //! Tests of the test model with an audio encoder. The embeddings and the results depend neither on the worker that
 //! encodes nor on the prompt's chunks.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
 use std::path::Path;
 
-use common::{MAX_STEP_TOKENS, PAGE_TOKENS, PAGES, config, device, write_config};
+use crate::common::{MAX_STEP_TOKENS, PAGE_TOKENS, PAGES, config, device, write_config};
 use serde_json::json;
 use tutti_kernels::{PageId, RowInputs, ScoreRow, SlotId, StepInputs};
 use tutti_models::{

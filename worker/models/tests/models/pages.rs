@@ -1,10 +1,6 @@
 //! Tests of the transfer of pages from one group of ranks to another group, which continues the request.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
-use common::{Request, bits, config, group::of_ranks, loaded, prompt, requests, step, write_config};
+use crate::common::{Request, bits, config, group::of_ranks, loaded, prompt, requests, step, write_config};
 use serde_json::json;
 use tutti_kernels::{DeviceError, PageId};
 use tutti_models::{LoadFormat::Dummy, Model, PlaneStorage};

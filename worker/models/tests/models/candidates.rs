@@ -1,16 +1,12 @@
 //! Tests that sampling in a TP group from the ranks' best tokens gives the same tokens as sampling from whole rows, and
 //! that the ranks send few bytes for any size of the vocabulary.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
 use std::{
     path::Path,
     sync::{Arc, atomic::Ordering},
 };
 
-use common::{
+use crate::common::{
     config,
     group::{Traffic, of_ranks, of_ranks_counted},
     tensors, write_config, write_tensors,

@@ -1,10 +1,6 @@
 //! Batch invariance of a whole model: chunks and other requests in the batch change no bit.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
-use common::{bits, config, generate, loaded_as, prompt, write_config};
+use crate::common::{bits, config, generate, loaded_as, prompt, write_config};
 use serde_json::json;
 use tutti_models::{LoadFormat::Dummy, Quantize};
 

@@ -1,12 +1,8 @@
 //! Tests of loading sound and damaged checkpoints.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
 use std::{collections::BTreeMap, fs, path::Path};
 
-use common::{
+use crate::common::{
     Tensor, config, generate, group::of_ranks_with_whole_experts, loaded, tensors, try_load, try_load_on,
     unscreened_device, write_config, write_tensors,
 };

@@ -1,11 +1,7 @@
 //! Tests of the models whose layers keep state in slots, alone and in a TP group. These change no bit of the results:
 //! chunks, other requests in the batch, padding, preemption, a restored prefix, and a hand-over to another worker.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
-use common::{
+use crate::common::{
     Bits, Request, bits, generate, group::of_ranks, loaded, prompt, requests, step, step_with, write_config,
 };
 use serde_json::json;

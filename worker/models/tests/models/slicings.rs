@@ -2,11 +2,7 @@
 //! gives the same bits as alone and in one step. Its pages and its state have the same bits, too, and no other memory
 //! changes.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
-use common::{
+use crate::common::{
     PAGE_TOKENS, PAGES, SLOTS,
     families::{checkpoint, families},
     loaded_as, prompt,
