@@ -44,12 +44,10 @@ impl Note {
         Ok(LeftNote { _directory: directory })
     }
 
-    /// The notes of all conductors of this user that run, in order of their addresses.
+    /// The notes of all conductors of this user that run with this process's temporary directory, in order of their
+    /// addresses.
     pub fn all() -> Vec<Self> {
-        let own = env::temp_dir();
-        let others = [PathBuf::from("/tmp")].into_iter().filter(|other| *other != own);
-        let mut notes: Vec<Self> =
-            [own.clone()].into_iter().chain(others).flat_map(|parent| Self::all_in(&parent)).collect();
+        let mut notes = Self::all_in(&env::temp_dir());
         notes.sort_by(|a, b| a.cluster.cmp(&b.cluster));
         notes
     }

@@ -1,8 +1,8 @@
 //! The id of each request, and its line in the log once it has ended: the access log.
 //!
-//! A record of the request is made when the request arrives. The parts of the program that work on the request share the
-//! record, and note facts in it. When the last of them drops it, nobody works on the request any more, and the line is
-//! written: after the last byte of a stream, or when the client has left.
+//! A record of the request is made when the request arrives. The parts of the program that work on the request share
+//! the record, and note facts in it. When the last of them drops it, nobody works on the request any more, and the line
+//! is written: after the last byte of a stream, or when the client has left.
 
 mod body;
 mod limiter;

@@ -25,8 +25,8 @@ pub fn code(error: &Error) -> u8 {
     }
 }
 
-/// Runs a process's `main`. An error is written to stderr as one line in the format of the log, and its kind becomes the
-/// exit code.
+/// Runs a process's `main`. An error is written to stderr as one line in the format of the log, and its kind becomes
+/// the exit code.
 pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     match main() {
         Ok(()) => ExitCode::SUCCESS,
@@ -68,8 +68,8 @@ pub fn command<S>(
     }
 }
 
-/// Returns a parsed command line. Bad usage is reported on stderr, in the format of the log, and ends the process `name`
-/// with `usage`. `--help` and `--version` end the process with 0.
+/// Returns a parsed command line. Bad usage is reported on stderr, in the format of the log, and ends the process
+/// `name` with `usage`. `--help` and `--version` end the process with 0.
 pub fn unless_parsed<T>(name: &str, parsed: Result<T, clap::Error>, usage: u8) -> T {
     let is_json = usage == USAGE && style::format() == LogFormat::Json;
     parsed.unwrap_or_else(|error| {

@@ -265,8 +265,9 @@ impl Serving {
     fn take(&mut self, command: Command) {
         match command {
             Command::Launch(graph) => {
-                if let Some(key) = graph.key {
-                    request_id::graph_launched(key.into(), &graph.request_id);
+                if let Some(key) = graph.key.map(GraphKey::from) {
+                    request_id::graph_launched(key, &graph.request_id);
+                    tracing::debug!(%key, "took a graph");
                 }
                 self.traces.launched(&graph, self.handle.declaration());
                 self.endpoint.launched(&graph, self.handle.units_to_send(&graph));

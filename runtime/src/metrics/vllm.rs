@@ -19,10 +19,11 @@ const fn by_worker(own: &'static str, name: &'static str) -> Alias {
     Alias { own, name, label: Some(("worker", "engine")), is_grown_gauge: true }
 }
 
-const ALIASES: [Alias; 11] = [
+const ALIASES: [Alias; 12] = [
     alias("tutti_conductor_requests_running", "vllm:num_requests_running"),
     alias("tutti_conductor_requests_waiting", "vllm:num_requests_waiting"),
     alias("tutti_conductor_kv_utilization", "vllm:kv_cache_usage_perc"),
+    by_worker("tutti_worker_preemptions", "vllm:num_preemptions"),
     by_worker("tutti_worker_prefill_tokens", "vllm:prefix_cache_queries"),
     by_worker("tutti_worker_cached_tokens", "vllm:prefix_cache_hits"),
     alias("tutti_router_time_to_first_token_seconds", "vllm:time_to_first_token_seconds"),
