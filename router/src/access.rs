@@ -77,6 +77,12 @@ impl Status {
             Self::Grpc(code) => code == tonic::Code::Ok,
         }
     }
+
+    /// True if the request met a fault of Tutti.
+    fn is_fault(self) -> bool {
+        use tonic::Code::{Internal, Unknown};
+        matches!(self, Self::Http(500) | Self::Grpc(Internal | Unknown))
+    }
 }
 
 impl fmt::Display for Status {
@@ -205,6 +211,7 @@ impl Facts {
             Some(end) if end.outcome != "finished" => end.outcome,
             // The generation may have finished before its client has read the answer.
             _ if left => "cancelled",
+            _ if status.is_fault() => "failed",
             _ if !status.is_success() => "refused",
             _ => "finished",
         };

@@ -23,6 +23,7 @@ fn the_outcome_tells_a_failure_a_refusal_and_a_client_that_left_from_success() {
         (facts(http(200), false, Some("finished")), "cancelled"),
         (facts(None, false, None), "cancelled"),
         (facts(http(401), true, None), "refused"),
+        (facts(http(500), true, None), "failed"),
         (facts(http(429), true, Some("refused")), "refused"),
         (facts(Some(Status::Grpc(tonic::Code::NotFound)), true, None), "refused"),
         (facts(Some(Status::Grpc(tonic::Code::Ok)), true, Some("finished")), "finished"),
