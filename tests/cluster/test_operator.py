@@ -51,7 +51,7 @@ def test_a_request_has_one_id_in_all_logs_and_a_line_when_it_ends(start, tmp_pat
     cluster = start(*SIM, "--workers", 1, "--no-router", *loud, env=SLOW | private)
     router = start("--conductor", f"http://{cluster.cluster}", "--api-key-file", keys, "--access-log", "all", *JSON, name="router")
     alice, bob = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
-    router.client.headers |= alice
+    router.client.headers.update(alice)
     body = dict(ASK, model=router.model, max_tokens=3)
 
     answer = router.client.post("/v1/completions", json=body, headers={"x-request-id": "client-1"})
@@ -108,7 +108,7 @@ def test_times_run_and_commands_find_the_only_conductor(start, tmp_path, private
     assert code == 2 and "no conductor of this user runs on this machine" in text and len(text.splitlines()) == 1, text
     cluster = start(*SIM, "--workers", 1, env=SLOW | private)
     assert "ready" in command("status")[1]
-    asked = dict(ASK, model=cluster.model, stream=True, max_tokens=5000)
+    asked = dict(ASK, model=cluster.model, stream=True, max_tokens=4000)
     with cluster.client.stream("POST", "/v1/completions", json=asked) as stream:
         events = stream.iter_lines()
         assert next(events).startswith("data: ")

@@ -128,7 +128,10 @@ fn unanswered(status: Status, url: &str) -> Error {
     if Error::is_carried_by(&status) {
         return status.into();
     }
-    let is_http = status.message().contains("HTTP status code");
+    // The words of the gRPC library for an answer that is not gRPC, without and with a body.
+    let message = status.message();
+    let is_http =
+        message.contains("HTTP status code") || message.contains("while receiving response with status");
     let what = match status.code() {
         _ if is_http => "it serves HTTP, as a port of --http or --operations",
         Code::Unimplemented => "it serves other calls, as a port of --grpc or --worker-listen",

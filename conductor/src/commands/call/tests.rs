@@ -8,6 +8,9 @@ fn an_answer_of_something_else_says_what_the_address_is_not() {
         http,
         "http://here:1 is not a conductor's --cluster-grpc: it serves HTTP, as a port of --http or --operations"
     );
+    let with_body = "protocol error: received message with invalid compression flag: 123 (valid flags are 0 and 1) while \
+                     receiving response with status: 404 Not Found";
+    assert_eq!(said(Status::internal(with_body)), http);
     assert!(said(Status::unimplemented("")).contains("as a port of --grpc or --worker-listen"));
     let broken = said(Status::unknown("transport error"));
     assert!(broken.contains("does not answer as a conductor's --cluster-grpc: transport error"), "{broken}");
