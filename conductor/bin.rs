@@ -9,13 +9,19 @@ mod backend;
 #[path = "bin/front.rs"]
 mod front;
 
-use std::{ffi::OsStr, path::Path, process::ExitCode, sync::Arc};
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
 
 use tutti_conductor::{
     Backend,
     commands::Command,
     config,
     listen::{Callers, ClusterListener},
+    running::Note,
     service::{ConductorService, cluster_routes},
 };
 use tutti_runtime::{
@@ -55,6 +61,11 @@ fn main() -> ExitCode {
     exit::run(CONDUCTOR.name, || conductor.run(arguments, serve))
 }
 
+/// The path of a file for processes in other directories.
+fn absolute(path: Option<&Path>) -> Option<PathBuf> {
+    path.and_then(|path| std::path::absolute(path).ok())
+}
+
 /// With an embedded router, the conductor takes clients' requests. Without an embedded router, its requests come from
 /// other routers.
 fn sampling(settings: &ConductorSettings) -> Sampling {
@@ -90,6 +101,7 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
     // Reading the tokenizer and loading the model both take time, so they run at the same time.
     let text = front::read_text(settings, &checkpoint);
     let model = options.served.names.join(", ");
+    process.metrics.serve_model(options.served.names.first().map_or("", String::as_str));
     tracing::info!(%model, workers = layout.topology.spawned_workers(), "the workers load the model");
     let mut backend = Backend::start(options, &process.metrics, health.clone())?;
     let cluster = backend.cluster().clone();
@@ -118,6 +130,14 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
     let prompt = (!no_router).then(|| Prompt::of(&settings.router));
     tokio::spawn(ports.announcement(prompt).when_ready(front.health.clone()));
     let mut servers = Servers::start(&process, ports, front)?;
+    // Commands find this process by the note. It needs nothing of it, so a note that cannot be left is no error.
+    let note = Note {
+        cluster: routers.local_url()?,
+        cluster_token_file: absolute(settings.membership.cluster_token_file.as_deref()),
+        model,
+        pid: std::process::id(),
+    };
+    let _note = note.leave().inspect_err(|error| tracing::warn!(%error, "commands need --conductor")).ok();
     let (routers, _routers_directory) = routers.into_parts();
     servers.serve_cluster(routers, cluster_routes, ROUTER_STREAMS);
     servers.run(&process.shutdown, backend).await

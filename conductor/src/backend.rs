@@ -112,7 +112,11 @@ impl Background for Backend {
         self.cluster.begin_drain();
         if timeout_at(deadline, self.cluster.idle()).await.is_err() {
             let left = self.cluster.status().requests_in_flight;
-            tracing::warn!(requests = left, after = ?patience, "ending requests that have not finished");
+            tracing::warn!(
+                requests = left,
+                after_s = patience.as_secs_f64(),
+                "ending requests that have not finished"
+            );
         }
         self.cluster.dismiss();
     }

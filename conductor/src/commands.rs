@@ -1,6 +1,7 @@
 //! `conductor status`, `conductor drain` and `conductor trace`: commands for operators that call a running conductor.
 //!
-//! The commands connect to the listener of routers and operators, with the same secret and certificate as a router.
+//! The commands connect to the listener of routers and operators, with the same secret and certificate as a router. A
+//! command that is given no address takes the only conductor of its user on this machine.
 
 mod call;
 mod drain;
@@ -16,9 +17,10 @@ use tutti_runtime::{
     command_line::{Process, processes},
     config, exit,
 };
-use tutti_settings::CommandSettings;
+use tutti_settings::{CallSettings, CommandSettings};
 
 use self::call::Calls;
+use crate::running::Note;
 
 /// A command that calls a running conductor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +64,12 @@ where
     S: CommandSettings + Serialize + DeserializeOwned,
 {
     let read = || {
-        let settings: S = config::load_command(process, iter::once(process.name.into()).chain(arguments))?;
+        let mut settings: S =
+            config::load_command(process, iter::once(process.name.into()).chain(arguments))?;
         settings.validate()?;
+        if settings.call().conductor.is_none() {
+            find(settings.call_mut())?;
+        }
         Ok(settings)
     };
     exit::command(process.name, read, |settings| {
@@ -79,4 +85,14 @@ where
             .write_all(text.as_bytes())
             .map_err(|e| Error::internal(format!("cannot print: {e}")))
     })
+}
+
+/// Finds the conductor of a command that names none.
+fn find(call: &mut CallSettings) -> Result<(), Error> {
+    let note = Note::only(Note::all())?;
+    call.conductor = Some(note.cluster);
+    if call.cluster_token_file.is_none() {
+        call.cluster_token_file = note.cluster_token_file;
+    }
+    Ok(())
 }

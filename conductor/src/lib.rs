@@ -16,6 +16,7 @@ pub mod mailbox;
 mod metrics;
 mod private_directory;
 pub mod request;
+pub mod running;
 pub mod service;
 mod submission;
 pub mod supervise;

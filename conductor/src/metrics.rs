@@ -8,6 +8,7 @@ mod requests;
 mod steps;
 mod totals;
 mod transfers;
+mod usage;
 mod workers;
 
 use tutti_proto::{Rank, cluster::v1 as pb};
@@ -19,7 +20,8 @@ use tutti_runtime::metrics::{
 
 use self::{
     experts::ExpertMetrics, prefixes::PrefixMetrics, reports::ReportMetrics, requests::RequestMetrics,
-    steps::StepMetrics, totals::Totals, transfers::TransferMetrics, workers::WorkerMetrics,
+    steps::StepMetrics, totals::Totals, transfers::TransferMetrics, usage::UsageMetrics,
+    workers::WorkerMetrics,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -51,6 +53,7 @@ pub struct ConductorMetrics {
     experts: ExpertMetrics,
     prefixes: PrefixMetrics,
     totals: Totals,
+    usage: UsageMetrics,
 }
 
 impl ConductorMetrics {
@@ -65,6 +68,7 @@ impl ConductorMetrics {
             experts: ExpertMetrics::register(registry),
             prefixes: PrefixMetrics::register(registry),
             totals: Totals::register(registry),
+            usage: UsageMetrics::register(registry),
         })
     }
 
@@ -89,5 +93,6 @@ impl ConductorMetrics {
         self.transfers.gone(worker);
         self.experts.gone(worker);
         self.workers.gone(worker);
+        self.usage.gone(worker);
     }
 }

@@ -1,13 +1,13 @@
-//! Directories for a conductor and its workers.
+//! Directories for a conductor and its workers, and those of the conductors that run.
 //!
 //! A killed conductor leaves its directories behind, and the next conductor removes them. The owner of each directory
 //! holds a lock that the kernel releases when the process ends.
 
 use std::{
     fs::{self, File, Permissions, TryLockError},
-    io,
+    io::{self, Read},
     os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use rustix::fs::OFlags;
@@ -16,6 +16,8 @@ use tempfile::TempDir;
 const PREFIX: &str = "tutti-conductor-";
 /// Name of the file, in each private directory, that the directory's owner keeps locked.
 const OWNER: &str = "owner";
+/// Maximum size of a file in a private directory that another process reads.
+const MAX_FILE_BYTES: u64 = 64 << 10;
 
 /// A directory that only this user can enter, removed when the value is dropped.
 #[derive(Debug)]
@@ -67,6 +69,27 @@ fn remove_abandoned(parent: &Path) {
             Ok(()) | Err(TryLockError::WouldBlock | TryLockError::Error(_)) => {}
         }
     }
+}
+
+/// The private directories of this user in `parent` whose owners run.
+pub fn running_in(parent: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(parent) else { return Vec::new() };
+    let private = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(PREFIX);
+    let paths = entries.flatten().filter(private).map(|entry| entry.path());
+    paths.filter(|path| is_own_directory(path) && is_owned(path)).collect()
+}
+
+/// True if the owner of a directory runs: it holds the lock of its file.
+fn is_owned(path: &Path) -> bool {
+    let owner = open_regular(&path.join(OWNER));
+    owner.is_some_and(|owner| matches!(owner.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+/// Reads a small regular file of a private directory.
+pub fn read(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    open_regular(path)?.take(MAX_FILE_BYTES).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// True for a directory that this user owns and no other user can write to. False for a symbolic link.

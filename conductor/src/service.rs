@@ -23,6 +23,7 @@ use tutti_runtime::{
     checkpoint::{Checkpoint, CheckpointFile},
     grpc_health,
     health::Health,
+    request_id::XRequestId,
     serve::Standing,
     shutdown::Shutdown,
     token::Token,
@@ -102,8 +103,10 @@ impl Conductor for ConductorService {
         &self,
         request: Request<pb::SubmitRequest>,
     ) -> Result<Response<Self::SubmitStream>, Status> {
-        let pb::SubmitRequest { spec, timeout_ms, generated, trace, share } = request.into_inner();
-        let origin = Origin { trace: TraceContext::received(trace), share };
+        let pb::SubmitRequest { spec, timeout_ms, generated, trace, share, request_id } =
+            request.into_inner();
+        let request_id = XRequestId::parse(&request_id);
+        let origin = Origin { trace: TraceContext::received(trace), share, request_id };
         let submission = self.cluster.resume(spec.unwrap_or_default(), timeout_ms, generated, origin)?;
         Ok(Response::new(Events(submission)))
     }

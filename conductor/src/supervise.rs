@@ -136,7 +136,12 @@ impl RankSupervisor {
             if !self.cluster.is_drained(self.rank) {
                 let usage = matches!(ended, ChildExit::Usage(_));
                 let (ChildExit::Usage(status) | ChildExit::Other(status)) = ended;
-                tracing::warn!(worker = %self.rank, status, restart_in = ?pause, "worker process ended");
+                tracing::warn!(
+                    worker = self.rank.0,
+                    status,
+                    restart_in_ms = pause.as_millis() as u64,
+                    "worker process ended"
+                );
                 let early_exits = backoff.early_exits();
                 self.cluster.on_exit(self.rank, &Exit { status, usage, early_exits });
                 tokio::select! {
@@ -175,7 +180,7 @@ impl RankSupervisor {
                     }
                     Presence::Left => return self.see_off(&mut child, "its stream has ended").await,
                     Presence::Awaited if born.elapsed() >= JOINING => {
-                        tracing::warn!(worker = %self.rank, pid = child.pid(), "killing a worker that does not join");
+                        tracing::warn!(worker = self.rank.0, pid = child.pid(), "killing a worker that does not join");
                         child.kill();
                         return child.wait().await;
                     }
@@ -194,7 +199,7 @@ impl RankSupervisor {
         if let Ok(status) = timeout(GRACE, child.wait()).await {
             return status;
         }
-        tracing::warn!(worker = %self.rank, pid = child.pid(), why, "killing a worker that does not leave");
+        tracing::warn!(worker = self.rank.0, pid = child.pid(), why, "killing a worker that does not leave");
         child.kill();
         child.wait().await
     }

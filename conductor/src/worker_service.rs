@@ -229,7 +229,7 @@ impl Reader {
             match inbound.message().await {
                 Ok(Some(pb::WorkerMessage { message: Some(message) })) => self.on_message(message),
                 Ok(Some(pb::WorkerMessage { message: None })) => {
-                    tracing::warn!(worker = %self.rank, "the worker sent a message of an unknown kind");
+                    tracing::warn!(worker = self.rank.0, "the worker sent a message of an unknown kind");
                 }
                 Ok(None) => break "it left".to_owned(),
                 Err(status) => break format!("its connection broke: {}", status.message()),
@@ -265,7 +265,7 @@ impl Reader {
             }
             FromWorker::Reserved(reserved) => self.cluster.on_reserved(self.worker, reserved),
             FromWorker::Leaving(_) => self.cluster.on_leaving(self.worker),
-            FromWorker::Hello(_) => tracing::warn!(worker = %self.rank, "the worker said Hello twice"),
+            FromWorker::Hello(_) => tracing::warn!(worker = self.rank.0, "the worker said Hello twice"),
         }
     }
 }

@@ -64,10 +64,8 @@ function stateOf(request) {
   return "prefill";
 }
 
-/** Milliseconds from the request's arrival to its end, or to its last transition. */
-function timeOf({ transitions }) {
-  return transitions.length ? (transitions.at(-1).at_us - transitions[0].at_us) / 1000 : 0;
-}
+/** Milliseconds from the request's arrival to its end, or to now on the conductor's clock. */
+const timeOf = ({ took_us: took }) => took / 1000;
 
 async function find(request) {
   shown = request;
@@ -84,10 +82,11 @@ async function find(request) {
 }
 
 /** Cuts a request's life into phases: where each begins and ends, in milliseconds since its arrival. */
-export function phases({ transitions }) {
+export function phases(request) {
+  const { transitions } = request;
   const begin = transitions[0]?.at_us ?? 0;
   const ms = (us) => (us - begin) / 1000;
-  const end = ms(transitions.at(-1)?.at_us ?? 0);
+  const end = timeOf(request);
   const found = [];
   let running = null;
   const open = (kind, name, from) => {

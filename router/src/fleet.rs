@@ -69,6 +69,8 @@ pub struct Fleet {
     /// Incremented whenever a member may have changed.
     changed: watch::Sender<u64>,
     metrics: FleetMetrics,
+    /// The metrics of the process, which name the served model.
+    of_process: Metrics,
 }
 
 /// The model that the fleet serves.
@@ -157,6 +159,7 @@ impl Fleet {
             holders: AtomicU64::new(0),
             changed: watch::Sender::new(0),
             metrics: metrics.register_of(ROUTER.name, FleetMetrics::register),
+            of_process: metrics.clone(),
         };
         let fixed = conductors.fixed.into_iter();
         let members = fixed.map(|(name, channel)| Arc::new(fleet.member(name, channel))).collect();

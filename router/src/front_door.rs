@@ -12,6 +12,7 @@ use tutti_runtime::{Error, health::Health, live::Live, metrics::Metrics, process
 use tutti_settings::{FleetSettings, RouterSettings};
 
 use crate::{
+    access::AccessLog,
     conductor_channel,
     fleet::{Access, Conductors, Fleet},
     generation::{Admission, Generator},
@@ -51,6 +52,7 @@ pub struct FrontDoor {
     keys: Arc<ApiKeys>,
     /// See [`RouterSettings::allowed_origins`].
     allowed_origins: Arc<[String]>,
+    access: AccessLog,
 }
 
 impl FrontDoor {
@@ -105,23 +107,24 @@ impl FrontDoor {
         let paced = live.clone();
         let uploads = Uploads::new(config.max_body_bytes, move || Pace::of(&paced.get()));
         let keys = ApiKeys::read(live.clone(), registry)?;
-        let admission = Admission::new(live.clone(), registry);
+        let (admission, access) = (Admission::new(live.clone(), registry), AccessLog::new(live.clone()));
         let generator = Generator::new(fleet, live, admission, readers, metrics)?;
         let allowed_origins = config.allowed_origins.clone().into();
-        Ok(Self { generator: Arc::new(generator), uploads, keys, allowed_origins })
+        Ok(Self { generator: Arc::new(generator), uploads, keys, allowed_origins, access })
     }
 
     /// The OpenAI routes. Unknown routes get an error in OpenAI's shape as well. The caller merges these routes with
     /// [`tutti_runtime::operations::routes`].
     pub fn http_routes(&self) -> axum::Router {
-        let Self { generator, uploads, keys, allowed_origins } = self.clone();
-        http::routes(generator, uploads, keys, allowed_origins)
+        let Self { generator, uploads, keys, allowed_origins, access } = self.clone();
+        http::routes(generator, uploads, keys, allowed_origins, access)
     }
 
     /// The gRPC services: `tutti.v1.Inference`, reflection, and `grpc.health.v1`, which reports the readiness in
     /// `health`. Must be called inside a Tokio runtime. The caller may add services.
     pub fn grpc_routes(&self, health: &Health) -> Result<tonic::service::Routes, Error> {
-        grpc::routes(self.generator.clone(), self.keys.clone(), self.uploads.limit(), health)
+        let (keys, access) = (self.keys.clone(), self.access.clone());
+        grpc::routes(self.generator.clone(), keys, access, self.uploads.limit(), health)
     }
 
     /// Follows the conductors for as long as the future is polled.
@@ -162,7 +165,7 @@ impl FrontDoor {
         let generator = self.generator.clone();
         Ok(Front {
             routes: self.http_routes(),
-            refusals: http::refusals(),
+            refusals: http::refusals(self.access.clone()),
             services: self.grpc_routes(&health)?,
             health,
             is_idle: Box::new(move || generator.is_idle()),

@@ -2,6 +2,7 @@
 //! each choice into a stream of deltas (new text and tokens).
 
 mod admission;
+mod arrival;
 mod attempts;
 mod choice;
 mod conversation;
@@ -18,6 +19,7 @@ mod stream;
 pub mod validate;
 
 pub use admission::Admission;
+pub use arrival::Arrival;
 pub use choice::{Delta, Finish, OutputToken, Reason};
 pub use conversation::{Conversation, Placeholders};
 pub use generator::Generator;

@@ -14,7 +14,7 @@ use tutti_proto::v1::{FILE_DESCRIPTOR_SET, inference_server::InferenceServer};
 use tutti_runtime::{Error, grpc_health, health::Health};
 
 use self::{guard::Guarded, service::InferenceService};
-use crate::{generation::Generator, keys::ApiKeys};
+use crate::{access::AccessLog, generation::Generator, keys::ApiKeys};
 
 /// Maximum size in bytes of a message to the reflection services. Such a message has only the name of a symbol or file.
 const REFLECTION_BYTES: usize = 4096;
@@ -24,6 +24,7 @@ const REFLECTION_BYTES: usize = 4096;
 pub fn routes(
     generator: Arc<Generator>,
     keys: Arc<ApiKeys>,
+    access: AccessLog,
     max_request_bytes: usize,
     health: &Health,
 ) -> Result<Routes, Error> {
@@ -37,7 +38,7 @@ pub fn routes(
     let inference =
         InferenceServer::new(InferenceService::new(generator)).max_decoding_message_size(max_request_bytes);
     let health = grpc_health::service::<InferenceServer<InferenceService>>(health.clone());
-    Ok(Routes::new(Guarded::new(inference, keys, metrics))
+    Ok(Routes::new(Guarded::new(inference, keys, metrics, access))
         .add_service(reflection().build_v1().map_err(broken)?.max_decoding_message_size(REFLECTION_BYTES))
         // v1alpha is the version that grpcio's reflection client and older tools use.
         .add_service(

@@ -38,10 +38,12 @@ use axum::{
 };
 use futures_util::future::BoxFuture;
 use http_body::Frame;
-use tutti_runtime::{Error, ErrorKind, serve::Standing};
+use tracing::Instrument;
+use tutti_runtime::{Error, ErrorKind, request_id::XRequestId, serve::Standing};
 
 use self::{body::BodyReader, error::ApiError};
 use crate::{
+    access::{AccessLog, CLIENT_LEFT, RecordedBody, RequestRecord, Status},
     generation::Generator,
     keys::{
         ApiKeys, Caller, Entry,
@@ -82,7 +84,9 @@ impl Api {
         if !self.keys.are_needed() {
             origin::check(request.uri(), headers, &self.allowed_origins)?;
         }
-        self.keys.caller(headers, request.extensions())
+        let caller = self.keys.caller(headers, request.extensions())?;
+        RequestRecord::of(request.extensions()).set_caller(&caller);
+        Ok(caller)
     }
 
     /// Reads a request's body and parses it with `parse`.
@@ -107,6 +111,7 @@ pub fn routes(
     uploads: Uploads,
     keys: Arc<ApiKeys>,
     allowed_origins: Arc<[String]>,
+    access: AccessLog,
 ) -> Router {
     let bodies = BodyReader::new(uploads);
     let cors = middleware::from_fn_with_state(allowed_origins.clone(), cors::answer);
@@ -134,13 +139,27 @@ pub fn routes(
         .merge(cluster)
         .layer(cors)
         .merge(page::routes())
+        .layer(middleware::from_fn_with_state(access, record))
 }
 
 /// The routes for clients that connect while the process drains. Every request is refused.
-pub fn refusals() -> Router {
+pub fn refusals(access: AccessLog) -> Router {
     let refuse =
         || async { ApiError(Error::unavailable("this process is draining and takes no more requests")) };
-    Router::new().fallback(refuse)
+    Router::new().fallback(refuse).layer(middleware::from_fn_with_state(access, record))
+}
+
+/// Middleware of all routes: gives the request its id and its record, and the answer the id.
+async fn record(State(access): State<AccessLog>, mut request: Request, next: Next) -> Response {
+    let record = access.begin(Some(request.method().clone()), request.headers(), request.extensions());
+    if let Some(path) = request.extensions().get::<MatchedPath>() {
+        record.set_route(path.as_str());
+    }
+    request.extensions_mut().insert(record.clone());
+    let answer = next.run(request).instrument(record.span()).await;
+    let (answer, error) = error::identify(answer, record.id());
+    record.answered(Status::Http(answer.status().as_u16()), error);
+    answer.map(|body| Body::new(RecordedBody::new(body, record)))
 }
 
 /// Middleware of the API's routes: admits or refuses a request, and counts the answer.
@@ -152,12 +171,13 @@ async fn let_in(State(api): State<Api>, path: MatchedPath, mut request: Request,
             if let Some(encoding) = encoding(&request) {
                 let message = format!("the body is encoded as {encoding:?}, but must be plain JSON");
                 let error = Error::new(ErrorKind::InvalidArgument, message);
-                return answered.with(error::respond(StatusCode::UNSUPPORTED_MEDIA_TYPE, &error));
+                return answered.with(error::respond(StatusCode::UNSUPPORTED_MEDIA_TYPE, error));
             }
             request.extensions_mut().insert(entry);
+            let record = RequestRecord::of(request.extensions());
             match api.keys.revoked(&caller) {
                 None => next.run(request).await,
-                Some(revoked) => run_unless_revoked(next.run(request), revoked).await,
+                Some(revoked) => run_unless_revoked(next.run(request), revoked, record.id()).await,
             }
         }
         Err(error) => ApiError(error).into_response(),
@@ -176,6 +196,7 @@ fn encoding(request: &Request) -> Option<String> {
 async fn run_unless_revoked(
     answer: impl Future<Output = Response>,
     mut revoked: BoxFuture<'static, ()>,
+    id: &XRequestId,
 ) -> Response {
     let response = tokio::select! {
         biased;
@@ -185,7 +206,7 @@ async fn run_unless_revoked(
     if !sse::is_stream(&response) {
         return response;
     }
-    let last = Frame::data(sse::error_event(&revocation::error()));
+    let last = Frame::data(sse::error_event(&revocation::error(), id));
     response.map(|body| Body::new(RevocableBody::new(body, revoked, last)))
 }
 
@@ -201,9 +222,6 @@ async fn let_look(State(api): State<Api>, path: MatchedPath, request: Request, n
     };
     answered.with(response)
 }
-
-/// Status, in the metrics, of a request whose client disconnects before the answer, as in nginx.
-const CLIENT_LEFT: &str = "499";
 
 /// Counts the answer to a request. A value that is dropped before there is an answer counts a disconnected client.
 struct Answered {
@@ -223,19 +241,24 @@ impl Answered {
 impl Drop for Answered {
     fn drop(&mut self) {
         if !self.done {
-            self.metrics.answered(self.path.as_str(), CLIENT_LEFT);
+            self.metrics.answered(self.path.as_str(), &CLIENT_LEFT.to_string());
         }
     }
 }
 
-async fn no_route(method: Method, uri: Uri) -> Response {
+/// The route, in metrics, of a request for which there is none.
+const NO_ROUTE: &str = "unknown";
+
+async fn no_route(State(api): State<Api>, method: Method, uri: Uri) -> Response {
+    let status = StatusCode::NOT_FOUND;
+    api.generator.metrics().answered(NO_ROUTE, status.as_str());
     let message = format!("there is no route {method} {}", uri.path());
-    error::respond(StatusCode::NOT_FOUND, &Error::new(ErrorKind::NotFound, message))
+    error::respond(status, Error::new(ErrorKind::NotFound, message))
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> Response {
     let message = format!("{} does not take {method}", uri.path());
-    error::respond(StatusCode::METHOD_NOT_ALLOWED, &Error::new(ErrorKind::InvalidArgument, message))
+    error::respond(StatusCode::METHOD_NOT_ALLOWED, Error::new(ErrorKind::InvalidArgument, message))
 }
 
 /// Seconds since the Unix epoch, the unit of OpenAI's `created`.

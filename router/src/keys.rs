@@ -334,6 +334,11 @@ impl KeyUsage {
 pub struct Caller(Option<Arc<ApiKey>>);
 
 impl Caller {
+    /// The name of the caller's key; `None` if no key is needed.
+    pub fn name(&self) -> Option<&str> {
+        self.0.as_ref().map(|key| key.line.name.as_str())
+    }
+
     /// Admits a request, or refuses it because a limit of the caller's key is reached.
     pub fn enter(&self) -> Result<Entry, Error> {
         match &self.0 {

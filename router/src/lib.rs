@@ -3,6 +3,7 @@
 //! The router is stateless. It tokenises, applies the chat template, submits each choice (one of the answers that a
 //! request asks for) to a conductor, turns tokens back into text, cuts at stop strings, and writes the response.
 
+mod access;
 mod bound;
 mod conductor_channel;
 mod fair_queue;

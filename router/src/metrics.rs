@@ -18,6 +18,7 @@ use tutti_runtime::{
         Metrics,
         metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     },
+    request_id::XRequestId,
     trace::{ClientSpan, TraceContext},
 };
 
@@ -26,6 +27,7 @@ use self::{
     span::RequestSpan,
 };
 use crate::{
+    access::{CLIENT_LEFT, GenerationEnd, RequestRecord},
     generation::{GenerationRequest, Prompt, Usage},
     served::ServedModel,
 };
@@ -92,6 +94,8 @@ declare_metrics! {
             "Requests answered, by route and status (HTTP status or gRPC code)";
         in_flight: Gauge, "requests_in_flight", "Generations now running";
         outcomes: Family<OutcomeLabel, Counter>, "generations", "Generations ended, by outcome";
+        choices: Family<ReasonLabel, Counter>, "choices_finished",
+            "Choices that have finished, by the reason that clients see: stop, length";
         refusals: Family<ReasonLabel, Counter>, "generations_refused",
             "Generations refused by the router or by a conductor, by reason";
         first_token: Histogram = Histogram::new(BUCKETS), "time_to_first_token_seconds",
@@ -120,6 +124,9 @@ impl RouterMetrics {
         for outcome in Outcome::ALL {
             own.outcomes.get_or_create(&OutcomeLabel { outcome: outcome.name() }).inc_by(0);
         }
+        for reason in ["stop", "length"] {
+            own.choices.get_or_create(&ReasonLabel { reason }).inc_by(0);
+        }
         for reason in ErrorKind::labels() {
             own.refusals.get_or_create(&ReasonLabel { reason }).inc_by(0);
         }
@@ -133,10 +140,22 @@ impl RouterMetrics {
     }
 }
 
+/// A request's name in logs, in its trace and at conductors.
+#[derive(Clone)]
+pub struct RequestName {
+    /// The id by which the client and all processes name the request.
+    pub id: XRequestId,
+    /// The span of the request's log lines.
+    pub log: Span,
+    /// The request's span, if its trace is sampled.
+    pub trace: Option<TraceContext>,
+}
+
 /// Measures one generation. Dropping the meter records the generation's end, so that every kind of end is counted.
 pub struct RequestMeter {
     metrics: RouterMetrics,
     span: RequestSpan,
+    record: RequestRecord,
     /// Name of the operation in OpenTelemetry's conventions: `chat` or `text_completion`.
     operation: &'static str,
     /// `None` if the served model is not known yet.
@@ -148,6 +167,8 @@ pub struct RequestMeter {
     first_and_latest: Option<(Instant, Instant)>,
     /// Number of tokens delivered.
     tokens: u64,
+    /// Token counts of the prompts and, once all choices have finished, of the output.
+    usage: Usage,
     outcome: Outcome,
     /// The kind of the error that ended the generation.
     error: Option<ErrorKind>,
@@ -159,6 +180,7 @@ impl RequestMeter {
     pub fn start(
         metrics: &RouterMetrics,
         client: Option<ClientSpan>,
+        record: RequestRecord,
         request: &GenerationRequest,
         model: Option<Arc<ServedModel>>,
     ) -> Self {
@@ -167,17 +189,20 @@ impl RequestMeter {
         let is_chat = matches!(request.prompts.first(), Some(Prompt::Chat { .. }));
         let operation = if is_chat { "chat" } else { "text_completion" };
         span.describe(operation, name(model.as_deref()), request);
+        span.name(record.id());
         // The outcome if no other outcome is recorded: the generation is dropped because its client disconnects.
         let outcome = Outcome::Cancelled;
         Self {
             metrics: metrics.clone(),
             span,
+            record,
             operation,
             model,
             arrived: Instant::now(),
             last: Vec::new(),
             first_and_latest: None,
             tokens: 0,
+            usage: Usage::default(),
             outcome,
             error: None,
         }
@@ -188,13 +213,15 @@ impl RequestMeter {
         self.span.log()
     }
 
-    /// The context of the generation's span, if its trace is sampled.
-    pub fn trace(&self) -> Option<&TraceContext> {
-        self.span.trace()
+    /// The generation's name.
+    pub fn name(&self) -> RequestName {
+        let (log, trace) = (self.span.log().clone(), self.span.trace().cloned());
+        RequestName { id: self.record.id().clone(), log, trace }
     }
 
     /// Records that the request was accepted with this many tokens in its prompts.
-    pub fn accepted(&self, prompt_tokens: u32) {
+    pub fn accepted(&mut self, prompt_tokens: u32) {
+        self.usage.prompt_tokens = prompt_tokens;
         self.metrics.own.prompt_tokens.inc_by(u64::from(prompt_tokens));
         self.span.log().record("prompt_tokens", prompt_tokens);
     }
@@ -215,12 +242,14 @@ impl RequestMeter {
 
     /// Records that a choice has ended. `reason` is the word of OpenAI's `finish_reason`.
     pub fn choice_ended(&mut self, reason: &'static str) {
+        self.metrics.own.choices.get_or_create(&ReasonLabel { reason }).inc();
         self.span.choice_ended(reason);
     }
 
     /// Records that all choices have finished.
     pub fn finished(&mut self, usage: Usage) {
         self.outcome = Outcome::Finished;
+        self.usage = usage;
         self.span.used(usage);
     }
 
@@ -277,9 +306,15 @@ impl Drop for RequestMeter {
         };
         let (times, model) = (self.times(whole), name(self.model.as_deref()));
         self.metrics.gen_ai.ended(self.operation, model, times, error, self.span.trace());
+        self.record.generation_ended(GenerationEnd {
+            outcome: self.outcome.name(),
+            error: self.error.map(ErrorKind::label),
+            first_token: self.first_and_latest.map(|(first, _)| self.record.until(first)),
+            usage: Usage { completion_tokens: u32::try_from(self.tokens).unwrap_or(u32::MAX), ..self.usage },
+        });
         self.span.end(self.outcome);
         if self.outcome == Outcome::Cancelled {
-            self.span.log().in_scope(|| tracing::debug!(status = 499, "the client left"));
+            self.span.log().in_scope(|| tracing::debug!(status = CLIENT_LEFT, "the client left"));
         }
     }
 }

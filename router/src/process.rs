@@ -72,7 +72,7 @@ struct RemoteConductors(FrontDoor);
 impl Background for RemoteConductors {
     async fn drain(&mut self, Drain { patience, .. }: Drain) {
         if !self.0.is_idle() {
-            tracing::warn!(after = ?patience, "ending with requests unfinished");
+            tracing::warn!(after_s = patience.as_secs_f64(), "ending with requests unfinished");
         }
     }
 }

@@ -24,6 +24,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
+use tracing::Span;
 use tutti_runtime::{
     Error,
     command_line::processes::ROUTER,
@@ -112,6 +113,7 @@ impl Readers {
             taken: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             inspected: Mutex::default(),
+            span: Span::current(),
         });
         let watched: Weak<Slot<S>> = Arc::downgrade(&slot);
         self.enter(watched);
@@ -193,6 +195,8 @@ struct Slot<S> {
     /// True once the reader is lost, until its stream has reported the loss.
     lost: AtomicBool,
     inspected: Mutex<Inspected>,
+    /// The span in which the stream began, for the log line about a lost reader.
+    span: Span,
 }
 
 /// Forwards a stream's wake-ups to its server, and records them.
@@ -252,6 +256,9 @@ trait Inspect: Send + Sync {
     /// Adds `interval` to the stream's waiting time if the stream has waited since the last inspection. Returns true if
     /// the reader is lost now.
     fn inspect(&self, interval: Duration, limits: &Shared) -> bool;
+
+    /// The span of the stream's request.
+    fn span(&self) -> &Span;
 }
 
 impl<S: Send> Inspect for Slot<S> {
@@ -270,6 +277,10 @@ impl<S: Send> Inspect for Slot<S> {
         let Some(mut stream) = self.stream.try_lock() else { return false };
         self.lost.store(true, Relaxed);
         stream.take().is_some()
+    }
+
+    fn span(&self) -> &Span {
+        &self.span
     }
 }
 
@@ -292,7 +303,9 @@ async fn inspect(shared: Weak<Shared>) {
         for stream in streams {
             if stream.inspect(interval, &shared) {
                 shared.metrics.lost.inc();
-                tracing::debug!("the reader of an answer takes nothing, or too little: its request ends");
+                stream.span().in_scope(|| {
+                    tracing::debug!("the reader of an answer takes nothing, or too little: its request ends");
+                });
             }
         }
     }

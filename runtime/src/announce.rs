@@ -1,7 +1,7 @@
 //! The log line of a process that has become ready, with its addresses, and on a terminal a command to try.
 
 use std::{
-    io::{IsTerminal, Write, stderr},
+    io::{Write, stderr},
     net::SocketAddr,
 };
 
@@ -10,6 +10,7 @@ use tutti_settings::RouterSettings;
 use crate::{
     health::{Health, State},
     listen::reachable,
+    telemetry::style,
 };
 
 /// The prompt in the command to try.
@@ -51,7 +52,7 @@ impl Announcement {
         }
         let (http, grpc) = (reachable(self.http), reachable(self.grpc));
         tracing::info!(http = %format!("{}://{http}", self.scheme()), grpc = %grpc, "ready for requests");
-        if let Some(command) = self.command().filter(|_| stderr().is_terminal()) {
+        if let Some(command) = self.command().filter(|_| style::is_for_people()) {
             // Errors are ignored, because the command is only a hint, and the terminal may be closed.
             let _ = writeln!(stderr(), "Try it:\n  {command}");
         }

@@ -89,7 +89,7 @@ where
     S: Settings + Serialize + DeserializeOwned,
 {
     let CommandLine { config, print_config, settings } =
-        exit::unless_parsed(command_line::parse::<S>(process, arguments), exit::USAGE);
+        exit::unless_parsed(process.name, command_line::parse::<S>(process, arguments), exit::USAGE);
     let layers = Layers::new(config, settings);
     Ok(Loaded { settings: layers.read()?, print: print_config, layers })
 }
@@ -101,7 +101,7 @@ where
     S: Settings + Serialize + DeserializeOwned,
 {
     let CommandLine { config, settings, .. } =
-        exit::unless_parsed(command_line::parse::<S>(process, arguments), exit::COMMAND_USAGE);
+        exit::unless_parsed(process.name, command_line::parse::<S>(process, arguments), exit::COMMAND_USAGE);
     merged(config.as_deref(), Env::prefixed(ENV_PREFIX).only(S::keys()), &settings)
 }
 

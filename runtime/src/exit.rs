@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
-use crate::{Error, ErrorKind, log_queue};
+use tutti_settings::LogFormat;
+
+use crate::{Error, ErrorKind, log_queue, telemetry::style};
 
 /// Exit code after bad usage, config or checkpoint. A restart without a change fails too.
 pub const USAGE: u8 = 64;
@@ -23,12 +25,13 @@ pub fn code(error: &Error) -> u8 {
     }
 }
 
-/// Runs a process's `main`. An error is written to stderr as one line, and its kind becomes the exit code.
+/// Runs a process's `main`. An error is written to stderr as one line in the format of the log, and its kind becomes
+/// the exit code.
 pub fn run(name: &str, main: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     match main() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log_queue::last_line(format!("{name}: {error}"));
+            log_queue::last_line(style::last_line(name, &error.to_string()));
             ExitCode::from(code(&error))
         }
     }
@@ -40,9 +43,9 @@ pub fn after_logs(code: u8) -> ! {
     std::process::exit(code.into())
 }
 
-/// Ends the process at once, with a last line on stderr. If nobody reads stderr, the line is lost.
-pub fn at_once(code: u8, line: String) -> ! {
-    log_queue::last_line(line);
+/// Ends the process `name` at once, with the reason as a last line on stderr. If nobody reads stderr, the line is lost.
+pub fn at_once(code: u8, name: &str, why: &str) -> ! {
+    log_queue::last_line(style::last_line(name, why));
     std::process::exit(code.into())
 }
 
@@ -65,12 +68,17 @@ pub fn command<S>(
     }
 }
 
-/// Returns a parsed command line. Bad usage is reported on stderr and ends the process with `usage`. `--help` and
-/// `--version` end the process with 0.
-pub fn unless_parsed<T>(parsed: Result<T, clap::Error>, usage: u8) -> T {
+/// Returns a parsed command line. Bad usage is reported on stderr, in the format of the log, and ends the process
+/// `name` with `usage`. `--help` and `--version` end the process with 0.
+pub fn unless_parsed<T>(name: &str, parsed: Result<T, clap::Error>, usage: u8) -> T {
+    let is_json = usage == USAGE && style::format() == LogFormat::Json;
     parsed.unwrap_or_else(|error| {
-        // A write error on stderr cannot be reported.
-        let _ = error.print();
+        if is_json && error.use_stderr() {
+            log_queue::last_line(style::last_line(name, &error.to_string()));
+        } else {
+            // A write error on stderr cannot be reported.
+            let _ = error.print();
+        }
         std::process::exit(if error.use_stderr() { usage.into() } else { 0 })
     })
 }

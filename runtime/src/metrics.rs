@@ -2,7 +2,9 @@
 
 mod declare;
 mod identity;
+mod process;
 mod readiness;
+mod vllm;
 
 use std::sync::{Arc, OnceLock};
 
@@ -32,13 +34,15 @@ pub struct Metrics {
     reloads: Arc<OnceLock<ReloadMetrics>>,
     /// Metrics whose names another project's conventions prescribe.
     conventional: Arc<RwLock<Registry>>,
+    /// The served model, once it is known, if metrics have the names of vLLM, too.
+    vllm: Option<Arc<RwLock<String>>>,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let prefixed = || Arc::new(RwLock::new(Registry::with_prefix("tutti")));
         let (reloads, conventional) = Default::default();
-        Self { registry: prefixed(), named: Some(prefixed()), reloads, conventional }
+        Self { registry: prefixed(), named: Some(prefixed()), reloads, conventional, vllm: None }
     }
 }
 
@@ -77,6 +81,19 @@ impl Metrics {
         add(&mut self.conventional.write())
     }
 
+    /// These metrics, some of them under the names of vLLM, too.
+    #[must_use]
+    pub fn with_names_of_vllm(self) -> Self {
+        Self { vllm: Some(Arc::default()), ..self }
+    }
+
+    /// Sets the name of the served model, the label of metrics with names of vLLM.
+    pub fn serve_model(&self, name: &str) {
+        if let Some(model) = &self.vllm {
+            name.clone_into(&mut model.write());
+        }
+    }
+
     /// The text of all metrics, without exemplars, which some readers refuse.
     pub fn encode(&self) -> String {
         let text = self.encode_with_exemplars();
@@ -96,12 +113,17 @@ impl Metrics {
     /// The text of all metrics, with the traces of sampled requests as exemplars.
     pub fn encode_with_exemplars(&self) -> String {
         let mut text = String::new();
-        let encode = |text: &mut String| {
+        let encode = |text: &mut String| -> Result<(), std::fmt::Error> {
             encode_registry(text, &self.registry.read())?;
             if let Some(named) = &self.named {
                 encode_registry(text, &named.read())?;
             }
-            encode_registry(text, &self.conventional.read())
+            encode_registry(text, &self.conventional.read())?;
+            if let Some(model) = &self.vllm {
+                let copies = vllm::copies(text, &model.read());
+                text.push_str(&copies);
+            }
+            Ok(())
         };
         // Writing to a String cannot fail, so an error comes from a collector. The text then ends at that collector and
         // lacks all later ones.

@@ -24,7 +24,10 @@ use crate::{
     reload::Reload,
     serve::ConnectionMetrics,
     shutdown::{Shutdown, outlive_hangups},
-    telemetry::{self, Sampling, TelemetryGuard},
+    telemetry::{
+        self, Sampling, TelemetryGuard,
+        style::{self, LogName},
+    },
 };
 
 /// An executable that serves clients.
@@ -58,7 +61,10 @@ impl<S: LiveGroups> Started<S> {
     /// A process with these settings, for tests. It writes no log, handles no signals, and does not read its settings
     /// again.
     pub fn silent(settings: S) -> Self {
-        let (metrics, live) = (Metrics::default(), LiveSettings::of(&settings));
+        let (mut metrics, live) = (Metrics::default(), LiveSettings::of(&settings));
+        if settings.metrics().vllm_metrics {
+            metrics = metrics.with_names_of_vllm();
+        }
         let counts = metrics.register(ConnectionMetrics::register);
         Self { settings, live, metrics, counts, shutdown: Shutdown::default(), _telemetry: None }
     }
@@ -80,6 +86,7 @@ where
     ) -> Result<(), Error> {
         outlive_hangups()?;
         let Loaded { settings, print, layers } = config::load::<S>(self.process, arguments)?;
+        style::set_style(settings.telemetry().log_format, LogName::of(self.process.name));
         (self.check)(&settings)?;
         if print {
             return writeln!(std::io::stdout(), "{}", config::print(&settings)?)
@@ -97,9 +104,11 @@ where
 
     fn start(self, settings: S, layers: Layers) -> Result<Started<S>, Error> {
         let name = self.process.name;
-        let telemetry = telemetry::install(settings.telemetry(), name, (self.sampling)(&settings))?;
+        let log_name = LogName::of(name);
+        let telemetry = telemetry::install(settings.telemetry(), log_name, (self.sampling)(&settings))?;
         let started = Started { shutdown: Shutdown::on_signals()?, ..Started::silent(settings) };
         started.metrics.register(|registry| telemetry.register(registry));
+        started.metrics.show_process();
         let reload = Reload {
             settings: started.settings.clone(),
             layers,

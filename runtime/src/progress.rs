@@ -3,13 +3,14 @@
 use std::{
     collections::HashMap,
     fmt::Display,
-    io::{IsTerminal, stderr},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use indicatif::{HumanBytes, HumanDuration, MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
+
+use crate::telemetry::style;
 
 /// Minimum time between two log lines of one load. The last line of a load is written without this wait.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -35,7 +36,7 @@ struct Load {
 
 impl Default for LoadDisplay {
     fn default() -> Self {
-        Self::new(stderr().is_terminal())
+        Self::new(style::is_for_people())
     }
 }
 
@@ -64,7 +65,7 @@ impl LoadDisplay {
         } else if done < total && now - load.last_line >= LINE_EVERY {
             load.last_line = now;
             let percent = done.saturating_mul(100) / total.max(1);
-            tracing::info!(load = name, percent, done = %HumanBytes(done), total = %HumanBytes(total), "loading");
+            tracing::info!(load = name, percent, done_bytes = done, total_bytes = total, "loading");
         }
         if done >= total {
             if let Some(bar) = &load.bar {
@@ -73,7 +74,7 @@ impl LoadDisplay {
             let took = now - load.started;
             loads.remove(&name);
             drop(shown);
-            tracing::info!(load = name, total = %HumanBytes(total), took = %HumanDuration(took), "loaded");
+            tracing::info!(load = name, total_bytes = total, took_ms = took.as_millis() as u64, "loaded");
         }
     }
 

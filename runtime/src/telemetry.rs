@@ -1,14 +1,26 @@
 //! Logs to stderr through a queue, and spans of sampled requests to an OpenTelemetry collector if one is configured.
 
+mod line;
+pub mod style;
+
 use std::{io::IsTerminal, time::Duration};
 
 use opentelemetry::trace::TracerProvider;
 use tracing::{Metadata, level_filters::LevelFilter};
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry, filter::FilterFn, layer::SubscriberExt, reload, util::SubscriberInitExt,
+    EnvFilter, Layer, Registry,
+    filter::FilterFn,
+    fmt::{MakeWriter, format::JsonFields},
+    layer::SubscriberExt,
+    reload,
+    util::SubscriberInitExt,
 };
 use tutti_settings::{LogFormat, TelemetrySettings};
 
+use self::{
+    line::{JsonLines, TextLines},
+    style::LogName,
+};
 use crate::{
     Error,
     log_queue::{self, LogQueue},
@@ -72,9 +84,11 @@ impl Drop for TelemetryGuard {
 /// Installs the subscriber of this process, and the export of spans if a collector is configured.
 pub fn install(
     settings: &TelemetrySettings,
-    process: &'static str,
+    name: LogName,
     sampling: Sampling,
 ) -> Result<TelemetryGuard, Error> {
+    style::set_style(settings.log_format, name);
+    let process = name.process;
     let (filter, handle) = reload::Layer::new(log_filter(settings)?);
     let lines = LogQueue::of_process()
         .map_err(|e| Error::internal(format!("cannot start the thread of the log: {e}")))?;
@@ -88,7 +102,7 @@ pub fn install(
             .with_filter(FilterFn::new(is_traced).with_max_level_hint(LevelFilter::INFO))
     });
     tracing_subscriber::registry()
-        .with(format(settings.log_format, lines.clone()).with_filter(filter))
+        .with(self::lines(settings.log_format, name, lines.clone()).with_filter(filter))
         .with(spans)
         .try_init()
         .map_err(|e| Error::internal(format!("logging was set up twice: {e}")))?;
@@ -104,11 +118,19 @@ pub fn log_lines_lost() -> u64 {
     log_queue::lost()
 }
 
-fn format(format: LogFormat, lines: LogQueue) -> Box<dyn Layer<Registry> + Send + Sync> {
-    let stderr = tracing_subscriber::fmt::layer().with_writer(lines);
+/// The layer that writes log lines.
+fn lines<W>(format: LogFormat, name: LogName, writer: W) -> Box<dyn Layer<Registry> + Send + Sync>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let layer = tracing_subscriber::fmt::layer().with_writer(writer);
     match format {
-        LogFormat::Text => stderr.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
-        LogFormat::Json => stderr.json().flatten_event(true).boxed(),
+        LogFormat::Text => {
+            layer.with_ansi(std::io::stderr().is_terminal()).event_format(TextLines::new(name)).boxed()
+        }
+        LogFormat::Json => {
+            layer.fmt_fields(JsonFields::new()).with_ansi(false).event_format(JsonLines { name }).boxed()
+        }
     }
 }
 

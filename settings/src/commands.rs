@@ -9,7 +9,7 @@ settings! {
     pub struct CallSettings {
         "Cluster" => {
             /// The conductor's --cluster-grpc, such as http://10.0.0.1:50052 or unix:/path
-            conductor: Option<String> = None, unit "URL";
+            conductor: Option<String> = None, unit "URL", default "that of this user on this machine, if there is one";
             /// File with the conductor's secret for routers and operators
             cluster_token_file: Option<PathBuf> = None, unit "FILE";
         }
@@ -96,6 +96,9 @@ pub trait CommandSettings: Settings {
     /// The conductor to call.
     fn call(&self) -> &CallSettings;
 
+    /// The conductor to call, for a command that finds it by itself.
+    fn call_mut(&mut self) -> &mut CallSettings;
+
     /// Encryption inside the cluster.
     fn cluster_tls(&self) -> &ClusterTlsSettings;
 
@@ -107,9 +110,6 @@ pub trait CommandSettings: Settings {
     /// Refuses settings with which the command cannot call a conductor.
     fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
-        if self.call().conductor.is_none() {
-            return Err(Invalid::new("conductor", "is missing: the URL of the conductor's --cluster-grpc"));
-        }
         self.cluster_tls().files()?;
         self.check()
     }
@@ -120,6 +120,10 @@ impl CommandSettings for StatusProcessSettings {
         &self.call
     }
 
+    fn call_mut(&mut self) -> &mut CallSettings {
+        &mut self.call
+    }
+
     fn cluster_tls(&self) -> &ClusterTlsSettings {
         &self.cluster_tls
     }
@@ -128,6 +132,10 @@ impl CommandSettings for StatusProcessSettings {
 impl CommandSettings for DrainProcessSettings {
     fn call(&self) -> &CallSettings {
         &self.call
+    }
+
+    fn call_mut(&mut self) -> &mut CallSettings {
+        &mut self.call
     }
 
     fn cluster_tls(&self) -> &ClusterTlsSettings {
@@ -146,6 +154,10 @@ impl CommandSettings for DrainProcessSettings {
 impl CommandSettings for TraceProcessSettings {
     fn call(&self) -> &CallSettings {
         &self.call
+    }
+
+    fn call_mut(&mut self) -> &mut CallSettings {
+        &mut self.call
     }
 
     fn cluster_tls(&self) -> &ClusterTlsSettings {

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use crate::{
     AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ClusterTlsSettings, ConnectionSettings,
-    DeviceSettings, DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings, ModelSettings,
-    RouterSettings, Settings, SimSettings, TelemetrySettings, TensorParallelSettings, TlsSettings,
-    TraceSettings, WeightSettings,
+    DeviceSettings, DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings,
+    MetricsSettings, ModelSettings, RouterSettings, Settings, SimSettings, TelemetrySettings,
+    TensorParallelSettings, TlsSettings, TraceSettings, WeightSettings,
 };
 
 process! {
@@ -40,6 +40,8 @@ process! {
         trace: TraceSettings,
         /// Logs and spans.
         telemetry: TelemetrySettings,
+        /// Names of metrics.
+        metrics: MetricsSettings,
         tables:
         /// Connections of each listener.
         connections: ConnectionSettings,

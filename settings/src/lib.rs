@@ -56,9 +56,9 @@ pub use invalid::Invalid;
 pub use kernels::{KernelSettings, KernelsProcessSettings};
 pub use live::LiveGroups;
 pub use model::{LoadFormat, ModelSettings, Quantize, WeightSettings};
-pub use output::{LogFormat, TelemetrySettings, TraceSettings};
+pub use output::{LogFormat, MetricsSettings, TelemetrySettings, TraceSettings};
 pub use router::{
-    ChatSpecialTokens, ConductorsSettings, FleetSettings, KeyFileGone, RevokedRequests,
+    AccessLog, ChatSpecialTokens, ConductorsSettings, FleetSettings, KeyFileGone, RevokedRequests,
     RouterProcessSettings, RouterSettings,
 };
 pub use sim::{SimCosts, SimProfile, SimSettings};

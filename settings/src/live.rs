@@ -1,8 +1,8 @@
 //! The groups with settings that change while a process runs.
 
 use crate::{
-    ConductorSettings, ConnectionSettings, DrainSettings, RouterProcessSettings, RouterSettings, Settings,
-    TelemetrySettings,
+    ConductorSettings, ConnectionSettings, DrainSettings, MetricsSettings, RouterProcessSettings,
+    RouterSettings, Settings, TelemetrySettings,
 };
 
 /// The settings of a process that can read its settings again while it runs. The methods return the groups with
@@ -12,6 +12,8 @@ pub trait LiveGroups: Settings {
     fn drain(&self) -> &DrainSettings;
     /// Logs and spans.
     fn telemetry(&self) -> &TelemetrySettings;
+    /// Names of metrics.
+    fn metrics(&self) -> &MetricsSettings;
     /// Connections of each listener.
     fn connections(&self) -> &ConnectionSettings;
     /// The router's limits, API keys and tokenizer threads.
@@ -27,6 +29,10 @@ macro_rules! live_groups {
 
             fn telemetry(&self) -> &TelemetrySettings {
                 &self.telemetry
+            }
+
+            fn metrics(&self) -> &MetricsSettings {
+                &self.metrics
             }
 
             fn connections(&self) -> &ConnectionSettings {

@@ -26,6 +26,16 @@ settings! {
     }
 }
 
+settings! {
+    /// The names of metrics.
+    pub struct MetricsSettings {
+        "Output" => {
+            /// Serve some metrics under the names of vLLM, too, for dashboards that exist
+            vllm_metrics: bool = false;
+        }
+    }
+}
+
 choices! {
     /// The format of log lines.
     pub enum LogFormat {

@@ -3,8 +3,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use crate::{
-    AddressSettings, ClusterTlsSettings, ConnectionSettings, DrainSettings, Invalid, Settings,
-    TelemetrySettings, TlsSettings,
+    AddressSettings, ClusterTlsSettings, ConnectionSettings, DrainSettings, Invalid, MetricsSettings,
+    Settings, TelemetrySettings, TlsSettings,
 };
 
 settings! {
@@ -29,6 +29,8 @@ settings! {
             /// Origins (scheme, host and port) whose web pages may send requests although there are no API keys, and
             /// read answers (CORS).
             allowed_origins: Vec<String> = Vec::new(), unit "ORIGIN";
+            /// Requests that get a line in the log when they end, with the caller's key, times and tokens
+            access_log: AccessLog = AccessLog::Errors, changes live, also a flag;
             /// Choices of one priority class (urgent, normal, low) that wait for their first tokens.
             max_queued_choices: Option<u32> = None, unit "N", default "those that may be in progress", at least 1, changes live;
             /// Tokens in the prompts of the choices that wait, estimated before a prompt is tokenised.
@@ -71,6 +73,18 @@ choices! {
         Deny = "deny",
         /// The keys stay as they were.
         Keep = "keep",
+    }
+}
+
+choices! {
+    /// The requests that get a line in the log when they end.
+    pub enum AccessLog {
+        /// Those that were refused, failed, or were left by their clients.
+        Errors = "errors",
+        /// All requests.
+        All = "all",
+        /// None.
+        Off = "off",
     }
 }
 
@@ -242,6 +256,8 @@ process! {
         drain: DrainSettings,
         /// Logs and spans.
         telemetry: TelemetrySettings,
+        /// Names of metrics.
+        metrics: MetricsSettings,
         tables:
         /// Connections of each listener.
         connections: ConnectionSettings,

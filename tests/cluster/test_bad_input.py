@@ -15,7 +15,7 @@ def check(cluster, response, status, param, *words):
     """Checks that an error has OpenAI's form, and that the cluster still serves."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
     assert error["param"] == param, error
     assert error["type"] == "invalid_request_error"
     for word in words:

@@ -142,7 +142,7 @@ def test_what_cannot_be_done_is_one_line(start, operate, tmp_path):
         "is not on this machine's loopback": run("status", "--conductor", "http://10.255.255.1:1"),
     }
     misuses = {
-        "conductor: is missing": run("status"),
+        "conductor: is missing": run("status", env={"TMPDIR": str(tmp_path)}),
         "worker: is missing": operate(cluster, "drain"),
         "all: contradicts": operate(cluster, "drain", "--all", "--worker", 0),
         "--nonsense": run("status", "--nonsense"),

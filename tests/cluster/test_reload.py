@@ -269,5 +269,5 @@ def test_the_time_to_drain(servers):
         assert 2 <= time.monotonic() - began < 15
         said = "ending requests that have not finished" if name == "conductor" else "ending with requests unfinished"
         (line,) = (line for line in reloaded.server.log().splitlines() if said in line)
-        assert "after=1s" in line, line
+        assert "after_s=1" in line, line
         streams[name].close()

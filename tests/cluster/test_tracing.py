@@ -161,11 +161,13 @@ def test_the_logs_of_all_processes_lead_to_the_trace(start, collector, poisoned)
         assert cluster.client.post("/v1/completions", json=body, headers={"traceparent": header}).status_code == 500
     whole_trace(collector, sampled, graphs=1)
     lines = [json.loads(line) for line in cluster.log().splitlines() if line.startswith("{")]
-    launched, failed = [line for line in lines if line.get("trace_id") == sampled and "key" in line]
+    traced = [line for line in lines if line.get("trace_id") == sampled]
+    launched, failed = [line for line in traced if line["process"] == "worker"]
+    assert any(line["process"] == "conductor" for line in traced)
     assert launched["role"] == "whole" and launched["key"] == failed["key"]
     assert failed["level"] == "WARN" and failed["outcome"] == "failed" and failed["error"]
     assert any(line.get("span", {}).get("trace_id") == sampled for line in lines)
-    assert not any(line.get("trace_id") == unsampled for line in lines)
+    assert not any(line.get("trace_id") == unsampled for line in lines if line["process"] == "worker")
 
 
 def test_a_sampler_that_takes_nothing_makes_no_connection(start):

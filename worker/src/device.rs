@@ -27,7 +27,7 @@ pub fn choose(settings: &WorkerSettings, rank: Rank) -> Result<Chosen, Error> {
     }
     let chosen = choose_among(settings, rank, gpus(settings))?;
     if settings.device.device == DeviceChoice::Auto {
-        tracing::info!(worker = %rank, device = ?chosen, "the device that --device auto stands for");
+        tracing::info!(worker = rank.0, device = ?chosen, "the device that --device auto stands for");
     }
     Ok(chosen)
 }
@@ -74,12 +74,12 @@ fn choose_among(
         DeviceChoice::Auto => match (unfit(settings), gpus()) {
             (None, Ok(count)) => Ok(gpu(count)),
             (Some(why), Ok(_)) => {
-                tracing::warn!(worker = %rank, why, "the GPU of this machine is not used");
+                tracing::warn!(worker = rank.0, why, "the GPU of this machine is not used");
                 Ok(Chosen::Cpu)
             }
             (_, Err(missing)) => {
                 if !missing.is_driver() {
-                    tracing::warn!(worker = %rank, %missing, "the NVIDIA driver of this machine is not used");
+                    tracing::warn!(worker = rank.0, %missing, "the NVIDIA driver of this machine is not used");
                 }
                 Ok(Chosen::Cpu)
             }

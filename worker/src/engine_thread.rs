@@ -27,7 +27,7 @@ use tutti_proto::{
     GraphKey, Rank,
     cluster::v1::{self as pb, worker_message::Message as ToConductor},
 };
-use tutti_runtime::{Error, exit};
+use tutti_runtime::{Error, exit, request_id};
 use tutti_settings::WorkerSettings;
 use tutti_transfer::{Endpoint, Hosts, Network};
 
@@ -235,6 +235,9 @@ impl Serving {
             self.traces.step(step, self.handle.declaration());
         }
         let mut report = self.handle.report(output);
+        for key in report.completions.iter().filter_map(|completion| completion.key) {
+            request_id::graph_ended(key.into());
+        }
         if !self.traces.is_empty() {
             self.traces.completed(&report.completions);
         }
@@ -262,6 +265,10 @@ impl Serving {
     fn take(&mut self, command: Command) {
         match command {
             Command::Launch(graph) => {
+                if let Some(key) = graph.key.map(GraphKey::from) {
+                    request_id::graph_launched(key, &graph.request_id);
+                    tracing::debug!(%key, "took a graph");
+                }
                 self.traces.launched(&graph, self.handle.declaration());
                 self.endpoint.launched(&graph, self.handle.units_to_send(&graph));
                 self.handle.launch(*graph);

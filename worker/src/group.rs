@@ -134,7 +134,13 @@ impl Formation {
         };
         let GroupRank { rank, world_size: size } = *group_rank;
         let group = group.map_err(|e| Error::internal(format!("cannot form a group of {size}: {e}")))?;
-        tracing::info!(rank, size, transport = group.transport(), what, "group formed");
+        tracing::info!(
+            group_rank = rank,
+            group_size = size,
+            transport = group.transport(),
+            what,
+            "group formed"
+        );
         Ok(group)
     }
 

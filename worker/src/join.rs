@@ -24,7 +24,7 @@ use tutti_proto::{
     },
 };
 use tutti_runtime::{
-    Error, ErrorKind, VERSION, freed_memory,
+    Error, ErrorKind, VERSION, freed_memory, process_usage,
     shutdown::Shutdown,
     telemetry,
     tls::{self, ClusterTransport, Dial, roles::Role},
@@ -92,7 +92,7 @@ pub async fn join(joining: &Joining) -> Result<Joined, Error> {
                 return Err(Error::invalid("rank", error.message()));
             }
             Err(error) if error.kind() == ErrorKind::Unavailable => {
-                tracing::info!(conductor = joining.conductor, %error, retry_in = ?pause, "cannot join yet");
+                tracing::info!(conductor = joining.conductor, %error, retry_in_ms = pause.as_millis() as u64, "cannot join yet");
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -140,7 +140,7 @@ async fn try_join(dial: &Dial, joining: &Joining) -> Result<Joined, Error> {
     let connections = settings.connections.clone();
     let sockets = Network::sockets_beside(&joining.conductor);
     let network = Network { host, sockets, transport: joining.transport.clone(), connections };
-    tracing::debug!(conductor = joining.conductor, rank = joining.rank.0, "joined");
+    tracing::debug!(conductor = joining.conductor, "joined");
     Ok(Joined { rank: joining.rank, inbound, outbox, settings, network })
 }
 
@@ -326,10 +326,10 @@ struct Heartbeats {
 
 impl Heartbeats {
     /// Sends the load at a fixed interval, and one `Leaving` when the worker is told to shut down.
-    async fn run(self, shutdown: Shutdown) {
+    async fn run(mut self, shutdown: Shutdown) {
         let mut pace = interval(HEARTBEAT_INTERVAL);
         pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut staying = true;
+        let (mut staying, mut reported) = (true, Instant::now());
         loop {
             tokio::select! {
                 _ = pace.tick() => {}
@@ -342,9 +342,19 @@ impl Heartbeats {
                 }
             }
             let forwards = self.forwards.load(Ordering::Relaxed);
+            if self.load.has_changed().unwrap_or(false) {
+                self.load.mark_unchanged();
+                reported = Instant::now();
+            }
             // The ranks that follow a leader send no other load.
-            let load = pb::WorkerLoad { log_lines_lost: telemetry::log_lines_lost(), ..*self.load.borrow() };
-            let beat = pb::Heartbeat { load: Some(load), forwards };
+            let mut load =
+                pb::WorkerLoad { log_lines_lost: telemetry::log_lines_lost(), ..*self.load.borrow() };
+            if load.oldest_waiting_ms > 0 {
+                // No step has ended since the load was reported, so what waited then still waits.
+                let on = u32::try_from(reported.elapsed().as_millis()).unwrap_or(u32::MAX);
+                load.oldest_waiting_ms = load.oldest_waiting_ms.saturating_add(on);
+            }
+            let beat = pb::Heartbeat { load: Some(load), forwards, usage: Some(process_usage::read()) };
             let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
             // If the outbox is full, the heartbeat is dropped. The reports in the outbox also show that the worker is
             // alive.

@@ -11,7 +11,7 @@ use std::{
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
-use tutti_runtime::{Error, exit};
+use tutti_runtime::{Error, command_line::processes::WORKER, exit};
 use tutti_settings::{ClusterTlsSettings, TelemetrySettings};
 
 /// The pipe's first line, as JSON.
@@ -55,5 +55,5 @@ impl Lifeline {
 fn watch(mut stdin: impl Read) {
     let mut ignored = [0; 64];
     while let Ok(1..) = stdin.read(&mut ignored) {}
-    exit::at_once(exit::INTERNAL, format!("worker {}: the conductor is gone", process::id()))
+    exit::at_once(exit::INTERNAL, WORKER.name, &format!("process {}: the conductor is gone", process::id()))
 }

@@ -59,7 +59,11 @@ pub fn load_worker(
         Some(group) => {
             let member = group.join(model, &settings.engine, share)?;
             if !group.leads() {
-                tracing::info!(worker = %rank, model = member.model().describe(), "loaded; follows its leader");
+                tracing::info!(
+                    worker = rank.0,
+                    model = member.model().describe(),
+                    "loaded; follows its leader"
+                );
                 return Ok(Loaded::Follower(Box::new(member)));
             }
             member.lead()
@@ -70,14 +74,14 @@ pub fn load_worker(
     engine.warm_up()?;
     let StepMemory { device, host } = step_memory(&engine, settings);
     tracing::info!(
-        worker = %rank,
+        worker = rank.0,
         model = engine.model().describe(),
         threads = threads(settings),
         kv_pages = engine.kv_pages_total(),
         step_device_bytes = device,
         step_host_bytes = host,
-        load = ?loaded.duration_since(began),
-        warm_up = ?cold.elapsed(),
+        load_ms = loaded.duration_since(began).as_millis() as u64,
+        warm_up_ms = cold.elapsed().as_millis() as u64,
         "loaded and warm"
     );
     Ok(Loaded::Engine(Box::new(engine)))
@@ -154,7 +158,7 @@ fn join_gpus(device: CudaDevice, group: &Formation) -> Result<CudaDevice, Error>
     let meeting = group.for_gpus()?;
     let GroupRank { rank, world_size: size } = meeting.group_rank;
     let device = device.join(&meeting).map_err(LoadError::from)?;
-    tracing::info!(rank, size, transport = "nccl", what = "data", "group formed");
+    tracing::info!(group_rank = rank, group_size = size, transport = "nccl", what = "data", "group formed");
     Ok(device)
 }
 
@@ -164,7 +168,7 @@ fn cuda_device(settings: &WorkerSettings, rank: Rank, ordinal: usize) -> Result<
     let limit = Duration::from_secs(settings.hang_timeout.into()) / 2;
     let cache = KernelCache::of_user().with_compiled(settings.device.compiled_kernels.clone());
     CudaDevice::open(ordinal, &cache)?
-        .with_watchdog(limit, move |hangs| tracing::error!(worker = %rank, "{hangs}"))
+        .with_watchdog(limit, move |hangs| tracing::error!(worker = rank.0, "{hangs}"))
 }
 
 /// Creates the CPU device. If threads are pinned, the rank selects the cores. Workers that a conductor spawns have the
@@ -174,7 +178,7 @@ fn cpu_device(settings: &WorkerSettings, rank: Rank, isa: Isa) -> Result<CpuDevi
         return CpuDevice::new(threads(settings), isa);
     }
     let cores = Cores::allowed()?.share(rank.0 as usize, threads(settings));
-    tracing::info!(worker = %rank, cores = ?cores.numbers(), "threads are pinned to cores");
+    tracing::info!(worker = rank.0, cores = ?cores.numbers(), "threads are pinned to cores");
     CpuDevice::on_cores(&cores, isa)
 }
 

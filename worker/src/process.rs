@@ -8,7 +8,10 @@ use tutti_runtime::{
     command_line::{self, processes::WORKER},
     config, descriptors, exit,
     shutdown::{Shutdown, outlive_hangups},
-    telemetry::{self, Sampling},
+    telemetry::{
+        self, Sampling,
+        style::{self, LogName},
+    },
     tls::ClusterTransport,
     token::Token,
     watched_files::ReloadMetrics,
@@ -27,15 +30,19 @@ const NAME: &str = WORKER.name;
 /// settings of the conductor.
 pub fn spawned(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let outlived = outlive_hangups();
-    let flags =
-        exit::unless_parsed(command_line::parse::<WorkerProcessSettings>(WORKER, arguments), exit::USAGE);
+    let flags = exit::unless_parsed(
+        NAME,
+        command_line::parse::<WorkerProcessSettings>(WORKER, arguments),
+        exit::USAGE,
+    );
     let ended = outlived.and_then(|()| Lifeline::take()).and_then(|lifeline| {
         let settings: WorkerProcessSettings = command_line::settings(flags)?;
         let (conductor, rank) = address(&settings.join)?;
+        style::set_style(lifeline.telemetry.log_format, log_name(rank));
         let join_token = Some(Token::new("join_token", &lifeline.join_token)?);
         let transport = ClusterTransport::read(&lifeline.cluster_tls)?;
         let joining = Joining { conductor, rank, join_token, transport };
-        run(&lifeline.telemetry, async |shutdown| {
+        run(&lifeline.telemetry, rank, async |shutdown| {
             tokio::spawn(joining.transport.clone().follow(ReloadMetrics::default()));
             join_once(&joining, shutdown).await
         })
@@ -60,9 +67,10 @@ pub fn by_hand(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         let WorkerProcessSettings { join, telemetry, cluster_tls } =
             config::load(WORKER, arguments)?.settings;
         let (conductor, rank) = address(&join)?;
+        style::set_style(telemetry.log_format, log_name(rank));
         let (join_token, transport) = (join_token(&join)?, ClusterTransport::read(&cluster_tls)?);
         let joining = Joining { conductor, rank, join_token, transport };
-        run(&telemetry, async |shutdown| {
+        run(&telemetry, rank, async |shutdown| {
             tokio::spawn(joining.transport.clone().follow(ReloadMetrics::default()));
             loop {
                 match join_once(&joining, shutdown).await? {
@@ -100,20 +108,26 @@ fn join_token(settings: &JoinSettings) -> Result<Option<Token>, Error> {
 /// Runs `life` on this thread alone. One thread suffices for one stream, and the other cores are left to the engine.
 fn run<T>(
     telemetry: &TelemetrySettings,
+    rank: Rank,
     life: impl AsyncFnOnce(&Shutdown) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    name_process();
-    descriptors::raise_limit();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
     runtime.block_on(async {
-        let _telemetry = telemetry::install(telemetry, NAME, Sampling::OfSampled)?;
+        let _telemetry = telemetry::install(telemetry, log_name(rank), Sampling::OfSampled)?;
+        // Both log what they cannot do, so logging comes first.
+        name_process();
+        descriptors::raise_limit();
         // The first process of a container ignores signals without a handler, so handlers are installed.
         let shutdown = Shutdown::on_signals()?;
         life(&shutdown).await
     })
+}
+
+fn log_name(rank: Rank) -> LogName {
+    LogName { process: NAME, rank: Some(rank.0) }
 }
 
 /// Sets the name that `ps` and `top` show, because the executable may have another name.

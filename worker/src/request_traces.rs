@@ -109,6 +109,9 @@ impl RequestTraces {
         span.set("tutti.graph.role", role);
         span.set("tutti.graph.key", key.to_string());
         span.set("tutti.worker.rank", i64::from(self.rank.0));
+        if !graph.request_id.is_empty() {
+            span.set("tutti.request_id", graph.request_id.clone());
+        }
         // Other log lines name only the graph's key. This line connects the key with the trace.
         tracing::debug!(%key, trace_id = context.trace_id(), role, "launched the graph of a sampled request");
         let awaited = match graph {

@@ -88,7 +88,7 @@ impl Membership {
             MeetingPoint::SharedMemory(path) => Meeting::SharedMemory(path),
             MeetingPoint::Leader(secret) => {
                 let Ok(port) = u16::try_from(port) else {
-                    tracing::error!(worker = %rank, port, "the leader of a group reports an invalid port");
+                    tracing::error!(worker = rank.0, port, "the leader of a group reports an invalid port");
                     return;
                 };
                 let address = SocketAddr::new(host, port).to_string();

@@ -104,7 +104,7 @@ impl Membership {
         }
         self.ranks.entry(rank).joined();
         let id = self.workers.join(Joining { rank, pid, host }, link);
-        tracing::debug!(worker = %rank, pid, %id, "joined");
+        tracing::debug!(worker = rank.0, pid, id = id.0, "joined");
         self.form_group(rank, group_secret);
         Ok(id)
     }
@@ -120,9 +120,9 @@ impl Membership {
         // A recorded fault was logged when it was recorded, so the worker's departure after the fault is not logged as
         // a second warning.
         if expected || (record.has_trouble() && manner == Manner::Left) {
-            tracing::debug!(worker = %rank, why, "worker left");
+            tracing::debug!(worker = rank.0, why, "worker left");
         } else {
-            tracing::warn!(worker = %rank, pid, why, "worker lost");
+            tracing::warn!(worker = rank.0, pid, why, "worker lost");
             record.observe_trouble(why.to_owned());
         }
         record.departure = Some(Departure { pid, manner });
@@ -157,7 +157,7 @@ impl Membership {
             let group = self.limits.topology.replica_of(rank);
             group.into_iter().flat_map(Replica::ranks).for_each(|rank| self.ranks.entry(rank).drained = true);
         }
-        tracing::info!(worker = %rank, "draining the worker");
+        tracing::info!(worker = rank.0, "draining the worker");
         let Some(id) = id else { return Ok(pb::WorkerPhase::Drained) };
         self.drain_group_of(id);
         Ok(pb::WorkerPhase::Draining)

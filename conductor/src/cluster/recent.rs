@@ -1,6 +1,6 @@
 //! The last steps and requests, for operators' pages.
 //!
-//! All lists are bounded. Steps are recorded only while a client asks for them. A request costs one allocation on
+//! All lists are bounded. Steps are recorded only while a client asks for them. A request costs two allocations on
 //! arrival, and a token costs none.
 
 use std::{
@@ -92,8 +92,8 @@ impl Recent {
         self.steps.remove(&worker);
     }
 
-    /// Records a new request. Its id must be one more than that of the previous request.
-    pub fn accepted(&mut self, id: RequestId, prompt_tokens: usize) {
+    /// Records a new request. Its id must be one more than that of the previous request. `request_id` is the client's.
+    pub fn accepted(&mut self, id: RequestId, prompt_tokens: usize, request_id: &str) {
         if self.requests.len() == REQUESTS {
             self.requests.pop_front();
         }
@@ -102,6 +102,7 @@ impl Recent {
             prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
             generated: 0,
             transitions: Vec::with_capacity(USUAL_TRANSITIONS),
+            request_id: request_id.to_owned(),
         });
         self.happened(id, Transition::Accepted(pb::Accepted {}));
     }
@@ -188,7 +189,7 @@ impl Cluster {
     pub fn recent_steps(&self, after: u64) -> pb::GetStepsResponse {
         let mut state = self.state.lock();
         state.recent.watch(Instant::now());
-        pb::GetStepsResponse { steps: state.recent.steps_after(after) }
+        pb::GetStepsResponse { steps: state.recent.steps_after(after), now_us: unix_us() }
     }
 
     /// The request with this id, if the request is still recorded. Without an id, the newest requests.
@@ -198,7 +199,7 @@ impl Cluster {
             Some(id) => state.recent.find(id).cloned().into_iter().collect(),
             None => state.recent.requests.iter().rev().take(ANSWERED).cloned().collect(),
         };
-        pb::GetRequestsResponse { requests }
+        pb::GetRequestsResponse { requests, now_us: unix_us() }
     }
 }
 

@@ -88,8 +88,8 @@ impl Cluster {
             output,
             origin,
         });
+        state.recent.accepted(id, prompt_tokens, request.request_id());
         state.requests.insert(id, request);
-        state.recent.accepted(id, prompt_tokens);
         self.metrics.accepted(prompt_tokens, state.requests.len());
         self.in_flight.send_replace(state.requests.len());
         self.launch(&mut state, id);

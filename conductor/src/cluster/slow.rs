@@ -39,7 +39,7 @@ impl Cluster {
             let newest = worker.steps.newest();
             slow.extend(worker.record.note(finding, newest, now).map(|pace| (id, pace)));
             if !was_usual && worker.record.is_usual() {
-                tracing::info!(worker = %worker.rank, "the worker gets requests like its peers again");
+                tracing::info!(worker = worker.rank.0, "the worker gets requests like its peers again");
             }
             self.metrics.pace(worker.rank, worker.cost_percent as f64 / 100.0);
         }
@@ -50,7 +50,7 @@ impl Cluster {
             {
                 worker.record.set_aside(pace, self.limits.faults.slow_worker_pause(), now);
                 let why = worker.record.describe(now);
-                tracing::warn!(worker = %worker.rank, why, "the worker gets no new requests");
+                tracing::warn!(worker = worker.rank.0, why, "the worker gets no new requests");
                 self.metrics.slow(worker.rank, true);
             }
         }
@@ -68,7 +68,7 @@ impl Cluster {
             {
                 worker.record.try_again(now);
                 worker.steps.clear();
-                tracing::info!(worker = %worker.rank, is_needed, "the slow worker is tried again");
+                tracing::info!(worker = worker.rank.0, is_needed, "the slow worker is tried again");
                 self.metrics.slow(worker.rank, false);
             }
         }

@@ -1,11 +1,11 @@
 //! The cluster's report of itself: the served model, readiness, and the workers.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, VERSION, health::State as HealthState};
 
-use super::{Cluster, State, membership::Membership, ranks::RankRecord, roles::GroupRole};
+use super::{Cluster, State, membership::Membership, ranks::RankRecord, recent, roles::GroupRole};
 
 impl Cluster {
     /// Returns the served model, and whether the cluster is ready for requests. Returns an error until the first worker
@@ -29,6 +29,7 @@ impl Cluster {
             requests_limit: membership.requests_limit().map_or(0, |limit| limit as u32),
             build: VERSION.to_owned(),
             started_us: self.started_us,
+            now_us: recent::unix_us(),
             draining: membership.draining,
             model: membership.served.names.first().cloned().unwrap_or_default(),
         }
@@ -55,6 +56,15 @@ impl Cluster {
     }
 }
 
+/// A worker's last load, `ago` after its report: what waited then has waited on.
+fn aged(mut load: pb::WorkerLoad, ago: Duration) -> pb::WorkerLoad {
+    if load.oldest_waiting_ms > 0 {
+        let ago = u32::try_from(ago.as_millis()).unwrap_or(u32::MAX);
+        load.oldest_waiting_ms = load.oldest_waiting_ms.saturating_add(ago);
+    }
+    load
+}
+
 impl Membership {
     /// The status of every present worker and of every spawned worker that is missing, in order of rank.
     fn statuses(&self) -> Vec<pb::WorkerStatus> {
@@ -66,7 +76,7 @@ impl Membership {
             };
             pb::WorkerStatus {
                 phase: worker.phase.into(),
-                load: Some(worker.load),
+                load: Some(aged(worker.load, worker.silent)),
                 pid: worker.pid,
                 device: worker.device.clone(),
                 silent_ms: Some(u32::try_from(worker.silent.as_millis()).unwrap_or(u32::MAX)),

@@ -42,7 +42,7 @@ impl Cluster {
                 self.metrics.load(rank, &worker.load);
                 let pb::Ready { weight_bytes, kv_bytes, step_bytes, .. } = ready;
                 let group = self.limits.topology.group_name_of(rank);
-                tracing::info!(worker = %rank, group, weight_bytes, kv_bytes, step_bytes, "worker is ready");
+                tracing::info!(worker = rank.0, group, weight_bytes, kv_bytes, step_bytes, "worker is ready");
                 state.membership.ranks.entry(rank).ready();
                 self.place_waiting(state);
             }
@@ -50,7 +50,7 @@ impl Cluster {
                 worker.turn_away(error.clone());
                 state.membership.ranks.entry(rank).report_trouble(error.to_string());
                 if !self.ends_start(state, rank, &error) {
-                    tracing::error!(worker = %rank, %error, "worker turned away");
+                    tracing::error!(worker = rank.0, %error, "worker turned away");
                 }
             }
         }
@@ -65,7 +65,7 @@ impl Cluster {
         let Some(rank) = state.membership.workers.hear(id).map(|worker| worker.rank) else { return };
         state.membership.ranks.entry(rank).report_trouble(error.to_string());
         if !self.ends_start(&state, rank, &error) {
-            tracing::error!(worker = %rank, %error, "worker could not load the model");
+            tracing::error!(worker = rank.0, %error, "worker could not load the model");
         }
         self.refresh_health(&mut state);
     }
@@ -75,7 +75,7 @@ impl Cluster {
     pub fn on_leaving(&self, id: WorkerId) {
         let mut state = self.state.lock();
         if let Some(worker) = state.membership.workers.hear(id) {
-            tracing::info!(worker = %worker.rank, "worker wants to leave");
+            tracing::info!(worker = worker.rank.0, "worker wants to leave");
             state.membership.drain_group_of(id);
             self.refresh_health(&mut state);
         }
@@ -161,6 +161,9 @@ impl Cluster {
         if let Some(worker) = self.state.lock().membership.workers.hear(id) {
             worker.take_heartbeat(beat);
             self.metrics.load(worker.rank, &worker.load);
+            if let Some(usage) = &beat.usage {
+                self.metrics.usage(worker.rank, usage);
+            }
         }
     }
 

@@ -492,7 +492,7 @@ impl Workers {
         let Some(link) = &worker.link else { return };
         if let Err(error) = link.try_send(Ok(pb::ConductorMessage { message: Some(message) })) {
             if matches!(error, mpsc::error::TrySendError::Full(_)) {
-                tracing::error!(worker = %worker.rank, "the worker takes no messages; turning it away");
+                tracing::error!(worker = worker.rank.0, "the worker takes no messages; turning it away");
             }
             worker.link = None;
         }

@@ -3,7 +3,7 @@
 use std::{io, iter, time::Duration};
 
 use tokio::time::timeout;
-use tonic::{Request, Response, Status, transport::Channel};
+use tonic::{Code, Request, Response, Status, transport::Channel};
 use tutti_proto::{
     MAX_MESSAGE_BYTES,
     cluster::v1::{self as pb, conductor_client::ConductorClient},
@@ -80,9 +80,9 @@ impl Calls {
 
     /// Asks for the request with this number, if the conductor still records the request. Without a number, asks for
     /// the newest requests.
-    pub async fn requests(&self, number: Option<u64>) -> Result<Vec<pb::RecentRequest>, Error> {
+    pub async fn requests(&self, number: Option<u64>) -> Result<pb::GetRequestsResponse, Error> {
         let request = self.request(pb::GetRequestsRequest { request: number });
-        Ok(self.answer(self.client.clone().get_requests(request)).await?.requests)
+        self.answer(self.client.clone().get_requests(request)).await
     }
 
     /// Asks for steps and drops the answer. For the next minute the conductor then records its workers' steps and their
@@ -114,13 +114,37 @@ impl Calls {
 
     async fn answer<T>(&self, answer: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Error> {
         match timeout(ANSWER, answer).await {
-            Ok(answer) => Ok(answer?.into_inner()),
+            Ok(answer) => Ok(answer.map_err(|status| unanswered(status, &self.url))?.into_inner()),
             Err(_) => {
                 let message = format!("the conductor at {} does not answer within {ANSWER:?}", self.url);
                 Err(Error::unavailable(message))
             }
         }
     }
+}
+
+/// The error of a call that a conductor has refused, or that something else has answered.
+fn unanswered(status: Status, url: &str) -> Error {
+    if Error::is_carried_by(&status) {
+        return status.into();
+    }
+    // The words of the gRPC library for an answer that is not gRPC, without and with a body.
+    let message = status.message();
+    let is_http =
+        message.contains("HTTP status code") || message.contains("while receiving response with status");
+    let what = match status.code() {
+        _ if is_http => "it serves HTTP, as a port of --http or --operations",
+        Code::Unimplemented => "it serves other calls, as a port of --grpc or --worker-listen",
+        Code::Unauthenticated | Code::PermissionDenied => return status.into(),
+        _ => {
+            let cause =
+                std::error::Error::source(&status).map_or_else(|| status.message().to_owned(), with_causes);
+            return Error::unavailable(format!(
+                "{url} does not answer as a conductor's --cluster-grpc: {cause}"
+            ));
+        }
+    };
+    Error::unavailable(format!("{url} is not a conductor's --cluster-grpc: {what}"))
 }
 
 /// True if the system found no listener at the address: a port is closed, or the file of a Unix socket is gone or
@@ -130,3 +154,6 @@ fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
         .filter_map(|cause| cause.downcast_ref::<io::Error>())
         .any(|error| matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound))
 }
+
+#[cfg(test)]
+mod tests;

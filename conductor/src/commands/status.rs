@@ -1,6 +1,6 @@
 //! `conductor status`: the workers and the queue of a running conductor.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::Serialize;
 use tutti_proto::cluster::v1 as pb;
@@ -21,8 +21,7 @@ pub(super) async fn run(calls: Calls, settings: StatusProcessSettings) -> Result
         Err(error) if error.kind() == ErrorKind::Unavailable => (false, error.message().to_owned()),
         Err(error) => return Err(error),
     };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let report = Report::new(cluster, ready, reason, now);
+    let report = Report::new(cluster, ready, reason);
     if settings.report.json {
         let text = serde_json::to_string_pretty(&report)
             .map_err(|e| Error::internal(format!("the report does not serialise: {e}")))?;
@@ -36,7 +35,7 @@ pub(super) async fn run(calls: Calls, settings: StatusProcessSettings) -> Result
 struct Report {
     model: String,
     build: String,
-    /// Seconds since the conductor's start, by this machine's clock.
+    /// Seconds since the conductor's start, by its own clock.
     up_s: u64,
     ready: bool,
     /// The reason why the cluster is not ready; empty if it is ready.
@@ -58,7 +57,7 @@ struct Queue {
 }
 
 impl Report {
-    fn new(cluster: pb::GetClusterResponse, ready: bool, reason: String, now: Duration) -> Self {
+    fn new(cluster: pb::GetClusterResponse, ready: bool, reason: String) -> Self {
         let loads = || cluster.workers.iter().filter_map(|worker| worker.load);
         let requests = Queue {
             in_flight: cluster.requests_in_flight,
@@ -69,7 +68,7 @@ impl Report {
         Self {
             model: cluster.model,
             build: cluster.build,
-            up_s: now.saturating_sub(Duration::from_micros(cluster.started_us)).as_secs(),
+            up_s: Duration::from_micros(cluster.now_us.saturating_sub(cluster.started_us)).as_secs(),
             ready,
             reason,
             draining: cluster.draining,

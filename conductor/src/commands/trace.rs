@@ -16,10 +16,10 @@ const BAR: u64 = 40;
 pub(super) async fn run(calls: Calls, settings: TraceProcessSettings) -> Result<String, Error> {
     calls.watch_steps().await?;
     let number = settings.traced.request.map(u64::from);
-    let requests = calls.requests(number).await?;
+    let pb::GetRequestsResponse { requests, now_us } = calls.requests(number).await?;
     match (number, requests.first()) {
-        (None, _) => Ok(list(&requests)),
-        (Some(_), Some(request)) => Ok(waterfall(request)),
+        (None, _) => Ok(list(&requests, now_us)),
+        (Some(_), Some(request)) => Ok(waterfall(request, now_us)),
         (Some(number), None) => {
             let message = format!("request {number} is not among the last requests of the conductor");
             Err(Error::new(ErrorKind::NotFound, message))
@@ -38,16 +38,14 @@ struct Phase {
 }
 
 /// Splits a request's transitions into phases, in the order in which the phases begin. A prefill chunk lies within its
-/// prefill.
-fn phases(transitions: &[pb::RequestTransition]) -> Vec<Phase> {
+/// prefill. A phase that goes on lasts until `now_us`, on the conductor's clock.
+fn phases(transitions: &[pb::RequestTransition], now_us: u64) -> Vec<Phase> {
     let Some(begin) = transitions.first().map(|it| it.at_us) else { return Vec::new() };
     let mut found = Vec::new();
     let mut running: Option<(String, u64)> = None;
-    let mut end = 0;
     for it in transitions {
         let Some(transition) = &it.transition else { continue };
         let at = it.at_us.saturating_sub(begin);
-        end = at;
         let next = match transition {
             Transition::Accepted(_) => Some("queue".to_owned()),
             Transition::Replayed(_) => Some("queue, starts over".to_owned()),
@@ -75,39 +73,44 @@ fn phases(transitions: &[pb::RequestTransition]) -> Vec<Phase> {
         running = next.map(|name| (name, at));
     }
     if let Some((name, from)) = running {
-        found.push(Phase { name, from, to: end, goes_on: true });
+        let to = now_us.saturating_sub(begin).max(from);
+        found.push(Phase { name, from, to, goes_on: true });
     }
     found.sort_by_key(|phase| (phase.from, u64::MAX - phase.to));
     found
 }
 
-/// The request's outcome, or "in progress" if it has not ended.
-fn outcome(request: &pb::RecentRequest) -> &str {
-    let ended = request.transitions.iter().find_map(|it| match &it.transition {
+/// The request's outcome; `None` if it has not ended.
+fn outcome(request: &pb::RecentRequest) -> Option<&str> {
+    request.transitions.iter().find_map(|it| match &it.transition {
         Some(Transition::Ended(pb::RequestEnded { outcome })) => Some(outcome.as_str()),
         _ => None,
-    });
-    ended.unwrap_or("in progress")
+    })
 }
 
-/// Time from the request's arrival to its last transition, in microseconds.
-fn lifetime(request: &pb::RecentRequest) -> u64 {
+const IN_PROGRESS: &str = "in progress";
+
+/// Time from the request's arrival to its end, or to `now_us` if it is in progress, in microseconds.
+fn lifetime(request: &pb::RecentRequest, now_us: u64) -> u64 {
     let times = || request.transitions.iter().map(|it| it.at_us);
-    times().max().unwrap_or_default().saturating_sub(times().next().unwrap_or_default())
+    let last = times().max().unwrap_or_default();
+    let end = if outcome(request).is_some() { last } else { last.max(now_us) };
+    times().next().map_or(0, |begin| end.saturating_sub(begin))
 }
 
-fn waterfall(request: &pb::RecentRequest) -> String {
-    let whole = lifetime(request);
+fn waterfall(request: &pb::RecentRequest, now_us: u64) -> String {
+    let whole = lifetime(request, now_us);
     let row = |phase: Phase| {
         let took = duration(phase.to - phase.from);
         let took = if phase.goes_on { format!("{took}+") } else { took };
         [phase.name.clone(), duration(phase.from), took, bar(phase.from, phase.to, whole)]
     };
-    let rows: Vec<_> = phases(&request.transitions).into_iter().map(row).collect();
-    let pb::RecentRequest { request: number, prompt_tokens, generated, .. } = request;
+    let rows: Vec<_> = phases(&request.transitions, now_us).into_iter().map(row).collect();
+    let pb::RecentRequest { request: number, prompt_tokens, generated, request_id, .. } = request;
+    let name = if request_id.is_empty() { String::new() } else { format!(", id {request_id}") };
     format!(
-        "request {number}: {}, {prompt_tokens} prompt tokens, {generated} output tokens, {}\n\n{}",
-        outcome(request),
+        "request {number}: {}, {prompt_tokens} prompt tokens, {generated} output tokens, {}{name}\n\n{}",
+        outcome(request).unwrap_or(IN_PROGRESS),
         duration(whole),
         table(["PHASE", "AFTER", "TOOK", ""], [false, true, true, false], &rows)
     )
@@ -126,18 +129,20 @@ fn bar(from: u64, to: u64, whole: u64) -> String {
     )
 }
 
-fn list(requests: &[pb::RecentRequest]) -> String {
+fn list(requests: &[pb::RecentRequest], now_us: u64) -> String {
     let row = |request: &pb::RecentRequest| {
         [
             request.request.to_string(),
-            outcome(request).to_owned(),
+            outcome(request).unwrap_or(IN_PROGRESS).to_owned(),
             request.prompt_tokens.to_string(),
             request.generated.to_string(),
-            duration(lifetime(request)),
+            duration(lifetime(request, now_us)),
+            request.request_id.clone(),
         ]
     };
     let rows: Vec<_> = requests.iter().map(row).collect();
-    table(["REQUEST", "OUTCOME", "PROMPT", "OUTPUT", "TIME"], [true, false, true, true, true], &rows)
+    let head = ["REQUEST", "OUTCOME", "PROMPT", "OUTPUT", "TIME", "ID"];
+    table(head, [true, false, true, true, true, false], &rows)
 }
 
 #[cfg(test)]

@@ -1,17 +1,16 @@
 //! Metrics that show the numbers of each worker's last report.
 
-use std::{array, sync::atomic::AtomicU64};
+use std::{array, collections::BTreeMap, fmt, sync::Arc, time::Instant};
 
+use parking_lot::Mutex;
 use tutti_proto::{Rank, cluster::v1 as pb};
-use tutti_runtime::{
-    declare_metrics,
-    metrics::{
-        Registry,
-        metrics::{family::Family, gauge::Gauge},
-    },
+use tutti_runtime::metrics::{
+    Collector, Registry,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, gauge::ConstGauge},
 };
 
-use super::{PerWorker, WorkerLabel};
+use super::{PerWorker, WorkerLabel, totals::QueueAge};
 
 /// The metric of one integer in a worker's report.
 struct Reported {
@@ -98,15 +97,23 @@ const REPORTED: [Reported; 15] = [
     },
 ];
 
-declare_metrics! {
-    #[derive(Debug)]
-    struct Ages {
-        oldest_waiting: Family<WorkerLabel, Gauge<f64, AtomicU64>>, "queue_age_seconds",
-            "Age in seconds of the oldest request that has not been part of a step";
+/// The age of each worker's queue, computed at each scrape, so that it grows while a worker reports nothing.
+#[derive(Clone, Debug, Default)]
+struct Ages(Arc<Mutex<BTreeMap<Rank, QueueAge>>>);
+
+impl Collector for Ages {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let help = "Age in seconds of the oldest request that has not been part of a step";
+        let mut family = encoder.encode_descriptor("queue_age_seconds", help, None, MetricType::Gauge)?;
+        let now = Instant::now();
+        for (rank, age) in self.0.lock().iter() {
+            ConstGauge::new(age.seconds(now)).encode(family.encode_family(&WorkerLabel::from(*rank))?)?;
+        }
+        Ok(())
     }
 }
 
-/// One gauge per worker for each of [`REPORTED`], in the same order, and one gauge in seconds.
+/// One gauge per worker for each of [`REPORTED`], in the same order, and the ages of the queues.
 #[derive(Debug)]
 pub(super) struct ReportMetrics {
     gauges: [PerWorker; REPORTED.len()],
@@ -119,21 +126,22 @@ impl ReportMetrics {
         for (Reported { name, help, .. }, gauge) in REPORTED.iter().zip(&gauges) {
             registry.register(*name, *help, gauge.clone());
         }
-        Self { gauges, ages: Ages::register(registry) }
+        let ages = Ages::default();
+        registry.register_collector(Box::new(ages.clone()));
+        Self { gauges, ages }
     }
 
     pub fn take(&self, worker: Rank, load: &pb::WorkerLoad) {
         for (Reported { value, .. }, gauge) in REPORTED.iter().zip(&self.gauges) {
             gauge.get_or_create(&worker.into()).set(value(load));
         }
-        let oldest = f64::from(load.oldest_waiting_ms) / 1e3;
-        self.ages.oldest_waiting.get_or_create(&worker.into()).set(oldest);
+        self.ages.0.lock().insert(worker, QueueAge::of(load));
     }
 
     pub fn gone(&self, worker: Rank) {
         for gauge in &self.gauges {
             gauge.remove(&worker.into());
         }
-        self.ages.oldest_waiting.remove(&worker.into());
+        self.ages.0.lock().remove(&worker);
     }
 }

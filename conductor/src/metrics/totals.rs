@@ -6,6 +6,7 @@ use std::{
     collections::BTreeMap,
     fmt::{Debug, Error},
     sync::Arc,
+    time::Instant,
 };
 
 use parking_lot::Mutex;
@@ -26,7 +27,29 @@ struct Load {
     waiting: u32,
     kv_pages_used: u32,
     kv_pages_total: u32,
+    age: QueueAge,
+}
+
+/// Age of the oldest request in a worker's queue, by the worker's last report.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueueAge {
     oldest_waiting_ms: u32,
+    reported: Instant,
+}
+
+impl QueueAge {
+    /// The age in a report that has just arrived.
+    pub fn of(load: &pb::WorkerLoad) -> Self {
+        Self { oldest_waiting_ms: load.oldest_waiting_ms, reported: Instant::now() }
+    }
+
+    /// The age at a later time, in seconds. What waited at the time of the report has waited on.
+    pub fn seconds(self, now: Instant) -> f64 {
+        match self.oldest_waiting_ms {
+            0 => 0.0,
+            ms => f64::from(ms) / 1e3 + now.saturating_duration_since(self.reported).as_secs_f64(),
+        }
+    }
 }
 
 /// Totals over the present workers. All clones share the same totals.
@@ -41,8 +64,8 @@ impl Totals {
     }
 
     pub fn take(&self, worker: Rank, load: &pb::WorkerLoad) {
-        let pb::WorkerLoad { running, waiting, kv_pages_used, kv_pages_total, oldest_waiting_ms, .. } = *load;
-        let load = Load { running, waiting, kv_pages_used, kv_pages_total, oldest_waiting_ms };
+        let pb::WorkerLoad { running, waiting, kv_pages_used, kv_pages_total, .. } = *load;
+        let load = Load { running, waiting, kv_pages_used, kv_pages_total, age: QueueAge::of(load) };
         self.0.lock().insert(worker, load);
     }
 
@@ -70,9 +93,10 @@ impl Collector for Totals {
         let (used, total) = (sum(|load| load.kv_pages_used), sum(|load| load.kv_pages_total));
         let help = "Share of all workers' KV pages that requests hold, from 0 to 1";
         gauge(&mut encoder, "kv_utilization", help, used as f64 / total.max(1) as f64)?;
-        let oldest = loads.iter().map(|load| load.oldest_waiting_ms).max().unwrap_or_default();
+        let now = Instant::now();
+        let oldest = loads.iter().map(|load| load.age.seconds(now)).fold(0.0, f64::max);
         let help = "Age in seconds of the oldest request of all workers that has not been part of a step";
-        gauge(&mut encoder, "queue_age_seconds", help, f64::from(oldest) / 1e3)
+        gauge(&mut encoder, "queue_age_seconds", help, oldest)
     }
 }
 

@@ -30,7 +30,7 @@ use std::{sync::Arc, time::Instant};
 use tutti_proto::{
     CheckedRequest, GraphKey, Incarnation, RequestId, WorkerId, cluster::v1 as pb, declaration::WalkId,
 };
-use tutti_runtime::{Error, prefix_index::PromptPieces, trace::TraceContext};
+use tutti_runtime::{Error, prefix_index::PromptPieces, request_id::XRequestId, trace::TraceContext};
 
 use self::encoding::Encoding;
 pub use self::{encoding::RoomFor, losses::Waiting};
@@ -119,6 +119,8 @@ pub struct Origin {
     pub trace: Option<TraceContext>,
     /// Id of the caller's share. Workers divide memory and steps among these shares. 0 for a caller without an API key.
     pub share: u64,
+    /// The id by which the client and all logs name the request.
+    pub request_id: Option<XRequestId>,
 }
 
 #[derive(Debug)]
@@ -186,14 +188,15 @@ impl Request {
     /// Creates a request, already validated, that waits for its first placement.
     pub fn accept(new: NewRequest) -> Self {
         let NewRequest { id, spec, deadline, walks, encoders, reservation, pieces, generated, .. } = new;
-        let spans = RequestTrace::begin(id, spec.prompt.len(), new.origin.trace.as_ref());
+        let share = new.origin.share;
+        let spans = RequestTrace::begin(id, spec.prompt.len(), new.origin);
         Self {
             id,
             spans,
             pieces,
             spec: Arc::new(spec),
             deadline,
-            share: new.origin.share,
+            share,
             walks,
             encoders,
             reservation,
@@ -209,6 +212,11 @@ impl Request {
             phase: Phase::Live { output: new.output, stage: Stage::Waiting, encoding: Encoding::Over },
             leaving: Vec::new(),
         }
+    }
+
+    /// The id by which the client and all logs name the request; empty if there is none.
+    pub fn request_id(&self) -> &str {
+        self.spans.request_id()
     }
 
     /// The client's specification.
@@ -337,6 +345,7 @@ impl Request {
             timeout_ms: self.deadline.map(|deadline| deadline.left_ms(now)),
             trace: self.spans.to_message(),
             share: self.share,
+            request_id: self.spans.request_id().to_owned(),
             ..Default::default()
         }
     }

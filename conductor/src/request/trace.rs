@@ -5,9 +5,12 @@ use std::time::SystemTime;
 
 use tracing::{Span, field};
 use tutti_proto::{GraphKey, RequestId, cluster::v1 as pb};
-use tutti_runtime::trace::{self, KeyValue, SpanKind, TraceContext, TraceSpan};
+use tutti_runtime::{
+    request_id::XRequestId,
+    trace::{self, KeyValue, SpanKind, TraceContext, TraceSpan},
+};
 
-use super::{GraphRole, Members};
+use super::{GraphRole, Members, Origin};
 use crate::mailbox::Ending;
 
 /// A request's span in logs, and its spans in a sampled trace. The log span lasts from the request's acceptance until
@@ -15,6 +18,7 @@ use crate::mailbox::Ending;
 #[derive(Debug)]
 pub(super) struct RequestTrace {
     log: Span,
+    request_id: Option<XRequestId>,
     /// Context of the request's trace; `None` if the trace is not sampled.
     trace: Option<TraceContext>,
     /// The span of the wait for a placement.
@@ -22,16 +26,24 @@ pub(super) struct RequestTrace {
 }
 
 impl RequestTrace {
-    /// Begins the spans of a request that was just accepted. `router` is the router's span.
-    pub fn begin(id: RequestId, prompt_tokens: usize, router: Option<&TraceContext>) -> Self {
+    /// Begins the spans of a request that was just accepted, with the router's span and the client's id.
+    pub fn begin(id: RequestId, prompt_tokens: usize, origin: Origin) -> Self {
+        let Origin { trace: router, request_id, .. } = origin;
+        let name = request_id.as_ref().map(XRequestId::as_str);
+        // The level lets the span name the request in lines of any level, whatever the log filter says.
         let (log, trace) = match router {
-            None => (tracing::info_span!("request", %id, prompt_tokens, ending = field::Empty), None),
+            None => {
+                let (id, ending) = (id.0, field::Empty);
+                let log = tracing::error_span!("request", id, request_id = name, prompt_tokens, ending);
+                (log, None)
+            }
             Some(router) => {
-                let log = tracing::info_span!(
+                let log = tracing::error_span!(
                     "request",
                     otel.kind = "server",
                     trace_id = field::Empty,
-                    %id,
+                    id = id.0,
+                    request_id = name,
                     prompt_tokens,
                     ending = field::Empty
                 );
@@ -39,9 +51,14 @@ impl RequestTrace {
                 (log, trace)
             }
         };
-        let mut spans = Self { log, trace, queue: None };
+        let mut spans = Self { log, request_id, trace, queue: None };
         spans.waits();
         spans
+    }
+
+    /// The id by which the client and all logs name the request; empty if there is none.
+    pub fn request_id(&self) -> &str {
+        self.request_id.as_ref().map_or("", XRequestId::as_str)
     }
 
     /// The context for a worker's spans.

@@ -40,7 +40,7 @@ impl Child {
             // An error is ignored: it means that the child has ended, and `wait` reports the end.
             let _ = lifeline.write_all(format!("{}\n", command.lifeline_line).as_bytes()).await;
         }
-        tracing::debug!(worker = %rank, pid, "spawned a worker");
+        tracing::debug!(worker = rank.0, pid, "spawned a worker");
         Ok(Self { process, pid, _lifeline: lifeline })
     }
 

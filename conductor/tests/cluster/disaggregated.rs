@@ -186,7 +186,9 @@ async fn a_decode_hangs_only_once_it_has_its_prefill() {
             for (worker, rank, forwards) in [(&prefill, 0, if prefills { beats } else { 0 }), (&decode, 1, 0)]
             {
                 let load = pb::WorkerLoad { trace_steps_lost: beats, ..Default::default() };
-                worker.say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load), forwards })).await;
+                worker
+                    .say(ToConductor::Heartbeat(pb::Heartbeat { load: Some(load), forwards, usage: None }))
+                    .await;
                 metric(&bench, &format!(r#"tutti_trace_steps_lost{{worker="{rank}"}}"#), beats).await;
             }
             bench.cluster.tick(Duration::from_secs(1));

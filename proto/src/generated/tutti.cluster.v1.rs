@@ -436,6 +436,9 @@ pub struct GetStepsRequest {
 pub struct GetStepsResponse {
     #[prost(message, repeated, tag = "1")]
     pub steps: ::prost::alloc::vec::Vec<RecentStep>,
+    /// The conductor's time of this answer, in microseconds since the Unix epoch by its own clock.
+    #[prost(uint64, tag = "2")]
+    pub now_us: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RecentStep {
@@ -477,6 +480,9 @@ pub struct GetRequestsRequest {
 pub struct GetRequestsResponse {
     #[prost(message, repeated, tag = "1")]
     pub requests: ::prost::alloc::vec::Vec<RecentRequest>,
+    /// The conductor's time of this answer, on the clock of its transitions. The time of a request in progress ends here.
+    #[prost(uint64, tag = "2")]
+    pub now_us: u64,
 }
 /// One of the last 512 requests.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -492,6 +498,9 @@ pub struct RecentRequest {
     /// In the order in which they happened. Without chunks of prefill after 64, and after 128 with the request's end only.
     #[prost(message, repeated, tag = "4")]
     pub transitions: ::prost::alloc::vec::Vec<RequestTransition>,
+    /// The id by which the client and all logs name the request. Empty if its router gave none.
+    #[prost(string, tag = "5")]
+    pub request_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RequestTransition {
@@ -578,6 +587,9 @@ pub struct SubmitRequest {
     /// caller's API key. 0 for all callers without a key.
     #[prost(fixed64, tag = "5")]
     pub share: u64,
+    /// The id by which the client, the router and all logs name the request. Empty if the caller gives none.
+    #[prost(string, tag = "6")]
+    pub request_id: ::prost::alloc::string::String,
 }
 /// The request's progress since the previous event. A slow reader gets fewer, larger events.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -651,6 +663,9 @@ pub struct GetClusterResponse {
     /// Name of the served model.
     #[prost(string, tag = "7")]
     pub model: ::prost::alloc::string::String,
+    /// The conductor's time of this answer, by the clock of `started_us`.
+    #[prost(uint64, tag = "8")]
+    pub now_us: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WorkerStatus {
@@ -1958,6 +1973,9 @@ pub struct LaunchGraph {
     /// Share of the caller, as in SubmitRequest.
     #[prost(fixed64, tag = "10")]
     pub share: u64,
+    /// The id by which the client and all logs name the request, as in SubmitRequest.
+    #[prost(string, tag = "11")]
+    pub request_id: ::prost::alloc::string::String,
 }
 /// Room for a request's planes on the worker that decodes, or for its media's embeddings on the worker that prefills.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2193,6 +2211,25 @@ pub struct Heartbeat {
     /// Number of forwards so far. It grows inside a long step too, which `load.steps` counts once.
     #[prost(uint64, tag = "2")]
     pub forwards: u64,
+    /// Resources of the worker's process.
+    #[prost(message, optional, tag = "3")]
+    pub usage: ::core::option::Option<ProcessUsage>,
+}
+/// Resources that a worker's process has. A number is absent if the system does not say.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProcessUsage {
+    #[prost(uint64, optional, tag = "1")]
+    pub resident_bytes: ::core::option::Option<u64>,
+    /// Time of processors, of all threads since the process began.
+    #[prost(uint64, optional, tag = "2")]
+    pub cpu_us: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "3")]
+    pub open_descriptors: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "4")]
+    pub max_descriptors: ::core::option::Option<u64>,
+    /// Microseconds since the Unix epoch.
+    #[prost(uint64, optional, tag = "5")]
+    pub started_us: ::core::option::Option<u64>,
 }
 /// Generated client implementations.
 pub mod worker_gate_client {

@@ -16,12 +16,13 @@ use tonic::Streaming;
 use tutti_proto::cluster::v1::{self as pb, FinishReason, Finished, RequestEvent, SubmitRequest};
 use tutti_runtime::{
     Error, ErrorKind,
-    trace::{SpanKind, TraceContext, TraceSpan},
+    trace::{SpanKind, TraceSpan},
 };
 
 use crate::{
     fleet::{Avoided, Failure, Fleet, Lease, Member, Need, PickRequest, PromptBlocks, Recovery},
     keys::Share,
+    metrics::RequestName,
     served::ServedModel,
 };
 
@@ -35,8 +36,8 @@ pub struct Wanted {
     pub spec: pb::RequestSpec,
     /// Time at which the client stops waiting.
     pub deadline: Option<Instant>,
-    /// The request's span, if its trace is sampled.
-    pub trace: Option<TraceContext>,
+    /// The request's name in logs, in its trace and at conductors.
+    pub name: RequestName,
     /// The caller's share, by which conductors divide waiting work fairly.
     pub share: Share,
 }
@@ -169,7 +170,10 @@ impl Attempts {
         self.avoid(lost.clone());
         self.fleet.count_leaving(&lost, recovery);
         let tokens = self.generated.len();
-        tracing::info!(conductor = %lost.name, tokens, error = %failure.error(), "a choice moves to another conductor");
+        // This runs in the client's stream, outside of the request's span.
+        self.wanted.name.log.in_scope(|| {
+            tracing::info!(conductor = %lost.name, tokens, error = %failure.error(), "a choice moves to another conductor");
+        });
         self.resend(failure).await?;
         Ok(None)
     }
@@ -226,6 +230,7 @@ impl Attempts {
             generated: self.generated.clone(),
             trace: span.as_ref().and_then(TraceSpan::context).map(|context| context.to_message()),
             share: self.wanted.share.number(),
+            request_id: self.wanted.name.id.as_str().to_owned(),
         };
         match lease.member().submit(request).await {
             Ok(events) => {
@@ -245,7 +250,7 @@ impl Attempts {
 
     /// Begins the span of an attempt at this conductor, if the trace is sampled.
     fn span(&self, conductor: &Member) -> Option<TraceSpan> {
-        let mut span = self.wanted.trace.as_ref()?.child("attempt", SpanKind::Client, SystemTime::now());
+        let mut span = self.wanted.name.trace.as_ref()?.child("attempt", SpanKind::Client, SystemTime::now());
         span.set("tutti.conductor", conductor.name.clone());
         span.set("tutti.attempt.number", i64::from(self.retries + self.replays));
         span.set("tutti.attempt.generated_tokens", self.generated.len() as i64);

@@ -6,17 +6,14 @@ use std::{
 };
 
 use futures_util::future::try_join_all;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 use tutti_proto::{RequestParts, cluster::v1 as pb};
-use tutti_runtime::{
-    Error, ErrorKind,
-    live::Live,
-    trace::{ClientSpan, SpanKind, TraceContext},
-};
+use tutti_runtime::{Error, ErrorKind, live::Live, trace::SpanKind};
 use tutti_settings::{ChatSpecialTokens, RouterSettings};
 
 use super::{
     admission::{Admission, QueueCost},
+    arrival::Arrival,
     attempts::{Attempts, Wanted, millis},
     choice::{Choice, ChoiceSettings},
     permits::{Permit, Permits},
@@ -29,7 +26,7 @@ use super::{
 use crate::{
     fleet::{Fleet, PromptBlocks},
     keys::{Entry, Share},
-    metrics::{RequestMeter, RouterMetrics},
+    metrics::{RequestMeter, RequestName, RouterMetrics},
     readers::Readers,
     served::ServedModel,
     text::{
@@ -123,20 +120,17 @@ impl Generator {
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
-        self.pool.run(work, closure).await
+        // The lines that the closure logs belong to the request.
+        let span = Span::current();
+        self.pool.run(work, move || span.in_scope(closure)).await
     }
 
-    /// Starts a request. `client` is the client's own trace span, if its headers name one. Returns when conductors have
-    /// accepted all of the request's choices.
-    pub async fn start(
-        &self,
-        request: GenerationRequest,
-        entry: Entry,
-        client: Option<ClientSpan>,
-    ) -> Result<Generation, Error> {
-        let mut meter = RequestMeter::start(&self.metrics, client, &request, self.fleet.served());
-        let (span, trace) = (meter.span().clone(), meter.trace().cloned());
-        match within(request.timeout, self.accept(request, &entry, trace)).instrument(span).await {
+    /// Starts a request. Returns when conductors have accepted all of the request's choices.
+    pub async fn start(&self, request: GenerationRequest, arrival: Arrival) -> Result<Generation, Error> {
+        let Arrival { entry, client, record } = arrival;
+        let mut meter = RequestMeter::start(&self.metrics, client, record, &request, self.fleet.served());
+        let (span, name) = (meter.span().clone(), meter.name());
+        match within(request.timeout, self.accept(request, &entry, name)).instrument(span).await {
             Ok(accepted) => Ok(Generation::new(accepted, entry, meter)),
             Err(error) => {
                 meter.refused(&error);
@@ -149,7 +143,7 @@ impl Generator {
         &self,
         mut request: GenerationRequest,
         entry: &Entry,
-        trace: Option<TraceContext>,
+        name: RequestName,
     ) -> Result<Accepted, Error> {
         let arrived = Instant::now();
         // The limits are read once, so that all checks of this request's logprobs use the same limits.
@@ -180,8 +174,10 @@ impl Generator {
             let special_tokens = limits.chat_special_tokens;
             let encode = move || prompts::encode(prompts, media, &model, echo, special_tokens);
             // Dropped at the end of this block, also if the client disconnects. The drop ends the span.
-            let _span =
-                trace.as_ref().map(|trace| trace.child("tokenize", SpanKind::Internal, SystemTime::now()));
+            let _span = name
+                .trace
+                .as_ref()
+                .map(|trace| trace.child("tokenize", SpanKind::Internal, SystemTime::now()));
             match lane {
                 Some(lane) => self.on_text(TextWork { lane, share: entry.share(), bytes }, encode).await??,
                 None => encode()?,
@@ -206,7 +202,7 @@ impl Generator {
         let share = entry.share();
         let unread = self.readers.output_room().enter(|_| ());
         let started = specs.into_iter().zip(settings).map(|((prompt, spec), settings)| {
-            let wanted = Wanted { model: model.clone(), prompt, spec, deadline, trace: trace.clone(), share };
+            let wanted = Wanted { model: model.clone(), prompt, spec, deadline, name: name.clone(), share };
             let (first, shared) = (settings.index % n == 0, shared[(settings.index / n) as usize].clone());
             let unread = unread.clone();
             async move {

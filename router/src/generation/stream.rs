@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     keys::{Entry, Share},
-    metrics::{Outcome, RequestMeter},
+    metrics::{Outcome, RequestMeter, RequestName},
     served::ServedModel,
     text::pool::{Lane, TextWork},
 };
@@ -143,7 +143,7 @@ pub(super) struct Accepted {
 }
 
 impl Generation {
-    pub(super) fn new(accepted: Accepted, entry: Entry, meter: RequestMeter) -> Self {
+    pub(super) fn new(accepted: Accepted, entry: Entry, mut meter: RequestMeter) -> Self {
         let Accepted { info, choices, permits, queued, unread } = accepted;
         let prompt_tokens = info.prompts.iter().map(|p| p.ids.len() as u32).sum();
         meter.accepted(prompt_tokens);
@@ -216,6 +216,11 @@ impl Generation {
             }
         }
         Some(Ok(delta))
+    }
+
+    /// The request's name in logs.
+    pub fn name(&self) -> RequestName {
+        self.meter.name()
     }
 
     /// Token counts so far. They are complete when [`Generation::next`] has returned `None`.

@@ -30,7 +30,8 @@ pub fn respond(
             let delta = match generation.next().await? {
                 Ok(delta) => delta,
                 Err(error) => {
-                    tracing::debug!(%error, "a stream ends with an error");
+                    let log = generation.name().log;
+                    log.in_scope(|| tracing::debug!(%error, "a stream ends with an error"));
                     return Some((Err(request::respell(error, kind).into()), (generation, None)));
                 }
             };

@@ -7,13 +7,15 @@ use std::{
 };
 
 use axum::http::{HeaderMap, Request, Response};
-use futures_util::future::{self, BoxFuture, Either, Ready};
+use futures_util::future::{self, BoxFuture, Either};
 use http_body::Frame;
-use tonic::{Status, body::Body, server::NamedService};
+use tonic::{Code, Status, body::Body, server::NamedService};
 use tower::Service;
-use tutti_runtime::{Error, serve::Standing};
+use tracing::Instrument;
+use tutti_runtime::{Error, request_id::XRequestId, serve::Standing};
 
 use crate::{
+    access::{self, AccessLog, RecordedBody, RequestRecord},
     keys::{
         ApiKeys, Caller, Entry,
         revocation::{self, RevocableBody},
@@ -27,16 +29,18 @@ pub struct Guarded<S> {
     inner: S,
     keys: Arc<ApiKeys>,
     metrics: RouterMetrics,
+    access: AccessLog,
 }
 
 impl<S> Guarded<S> {
     /// Guards a service.
-    pub fn new(inner: S, keys: Arc<ApiKeys>, metrics: RouterMetrics) -> Self {
-        Self { inner, keys, metrics }
+    pub fn new(inner: S, keys: Arc<ApiKeys>, metrics: RouterMetrics, access: AccessLog) -> Self {
+        Self { inner, keys, metrics, access }
     }
 
     fn let_in(&self, request: &Request<Body>) -> Result<(Caller, Entry), Error> {
         let caller = self.keys.caller(request.headers(), request.extensions())?;
+        RequestRecord::of(request.extensions()).set_caller(&caller);
         let entry = caller.enter()?;
         Ok((caller, entry))
     }
@@ -49,18 +53,25 @@ impl<S: NamedService> NamedService for Guarded<S> {
 impl<S> Service<Request<Body>> for Guarded<S>
 where
     S: Service<Request<Body>, Response = Response<Body>> + NamedService,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future =
-        Either<Either<S::Future, UnlessRevoked<S::Future>>, Ready<Result<Response<Body>, S::Error>>>;
+    type Future = BoxFuture<'static, Result<Response<Body>, S::Error>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        match self.let_in(&request) {
+        let record = self.access.begin(None, request.headers(), request.extensions());
+        record.set_route(route::<S>(request.uri().path()));
+        request.extensions_mut().insert(record.clone());
+        let span = record.span();
+        // What the service does before its first await belongs to the request, too.
+        let _entered = span.enter();
+        let answer = match self.let_in(&request) {
             Ok((caller, entry)) => {
                 Standing::vouch(request.extensions());
                 request.extensions_mut().insert(entry);
@@ -77,8 +88,32 @@ where
                 self.metrics.answered(S::NAME, &format!("{:?}", status.code()));
                 Either::Right(future::ready(Ok(status.into_http())))
             }
-        }
+        };
+        let answer = async move { Ok(identify(answer.await?, record)) };
+        Box::pin(answer.instrument(span.clone()))
     }
+}
+
+/// Maximum length of the name of a method in a record. A client may call methods that do not exist.
+const MAX_METHOD_BYTES: usize = 32;
+
+/// The route of a call, for its record.
+fn route<S: NamedService>(path: &str) -> String {
+    let method = path.rsplit('/').next().unwrap_or_default();
+    let is_name = method.len() <= MAX_METHOD_BYTES && method.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    format!("{}/{}", S::NAME, if is_name { method } else { "unknown" })
+}
+
+/// Adds the request's id to the metadata of an answer, and notes the answer in the record.
+fn identify(mut answer: Response<Body>, record: RequestRecord) -> Response<Body> {
+    // An answer without a message has its status in the headers, any other behind its body.
+    let status = answer.headers().get(Status::GRPC_STATUS);
+    let code = status.map_or(Code::Ok, |status| Code::from_bytes(status.as_bytes()));
+    record.answered(access::Status::Grpc(code), None);
+    if let Some(id) = record.id().to_header() {
+        answer.headers_mut().insert(XRequestId::HEADER, id);
+    }
+    answer.map(|body| Body::new(RecordedBody::new(body, record)))
 }
 
 /// A future that yields an answer. If the caller's key is revoked before the answer ends, the client gets an error.

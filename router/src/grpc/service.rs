@@ -7,10 +7,10 @@ use tonic::{Request, Response, Status};
 use tutti_proto::v1::{
     GenerateRequest, GenerateResponse, GetModelRequest, GetModelResponse, inference_server::Inference,
 };
-use tutti_runtime::{Error, trace::ClientSpan};
+use tutti_runtime::Error;
 
 use super::{generate, request};
-use crate::{generation::Generator, keys::Entry};
+use crate::generation::{Arrival, Generator};
 
 /// Implements `tutti.v1.Inference`.
 pub struct InferenceService {
@@ -36,8 +36,8 @@ impl InferenceService {
     ) -> Result<BoxStream<'static, Result<GenerateResponse, Status>>, Error> {
         let (metadata, extensions, message) = request.into_parts();
         let (wanted, kind) = request::read(message, &metadata)?;
-        let client = ClientSpan::of(metadata.as_ref());
-        let started = self.generator.start(wanted, Entry::of(&extensions), client).await;
+        let arrival = Arrival::of(metadata.as_ref(), &extensions);
+        let started = self.generator.start(wanted, arrival).await;
         let generation = started.map_err(|error| request::respell(error, kind))?;
         Ok(generate::respond(self.generator.clone(), generation, kind))
     }

@@ -6,7 +6,7 @@ use axum::{
 };
 use serde::Serialize;
 use tutti_proto::parameters::{Scope, TOP_LOGPROBS};
-use tutti_runtime::{Error, trace::ClientSpan};
+use tutti_runtime::Error;
 
 use super::{
     Api, answer,
@@ -21,10 +21,7 @@ use super::{
     unix_seconds,
     usage::{StreamUsage, Usage},
 };
-use crate::{
-    generation::{self, Delta, GenerationInfo, GenerationRequest, Output, Stopping},
-    keys::Entry,
-};
+use crate::generation::{self, Arrival, Delta, GenerationInfo, GenerationRequest, Output, Stopping};
 
 /// A parsed request, with the options of its answer.
 pub(super) struct Chat {
@@ -38,10 +35,10 @@ pub(super) struct Chat {
 
 /// Answers a chat request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
-    let (entry, client) = (Entry::of(request.extensions()), ClientSpan::of(request.headers()));
+    let arrival = Arrival::of(request.headers(), request.extensions());
     let Chat { request, return_token_ids, stream, max_tokens_name } = api.parse(request, parse).await?;
     let respell = |error| respell(error, max_tokens_name);
-    let mut generation = api.generator.start(request, entry, client).await.map_err(respell)?;
+    let mut generation = api.generator.start(request, arrival).await.map_err(respell)?;
     let render = Renderer::new(&generation.info, return_token_ids, stream);
     if stream.is_some() {
         return Ok(sse::respond(api.generator.clone(), generation, render));

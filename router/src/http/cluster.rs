@@ -35,6 +35,8 @@ struct ConductorState {
 
 #[derive(Serialize)]
 pub struct Steps {
+    /// Time of the answer by the conductor's clock, in microseconds since the Unix epoch.
+    now_us: u64,
     steps: Vec<Step>,
 }
 
@@ -60,12 +62,18 @@ struct Prefill {
 
 #[derive(Serialize)]
 pub struct Requests {
+    /// Time of the answer by the conductor's clock, in microseconds since the Unix epoch.
+    now_us: u64,
     requests: Vec<RequestState>,
 }
 
 #[derive(Serialize)]
 pub struct RequestState {
     request: u64,
+    /// The id by which the client and all logs name the request; empty if there is none.
+    request_id: String,
+    /// Microseconds from the request's arrival to its end, or to this answer if it is in progress.
+    took_us: u64,
     prompt_tokens: u32,
     generated: u32,
     transitions: Vec<TransitionState>,
@@ -106,7 +114,7 @@ pub async fn state(State(api): State<Api>) -> Json<ClusterState> {
 /// The newest steps of a conductor's workers, with sequence numbers above `after`.
 pub async fn steps(State(api): State<Api>, Query(which): Query<Which>) -> Result<Json<Steps>, ApiError> {
     let answer = find(&api, &which)?.steps(which.after).await?;
-    Ok(Json(Steps { steps: answer.steps.into_iter().map(step).collect() }))
+    Ok(Json(Steps { now_us: answer.now_us, steps: answer.steps.into_iter().map(step).collect() }))
 }
 
 /// The newest requests of a conductor.
@@ -114,8 +122,9 @@ pub async fn requests(
     State(api): State<Api>,
     Query(which): Query<Which>,
 ) -> Result<Json<Requests>, ApiError> {
-    let answer = find(&api, &which)?.requests(None).await?;
-    Ok(Json(Requests { requests: answer.requests.into_iter().map(request).collect() }))
+    let pb::GetRequestsResponse { requests, now_us } = find(&api, &which)?.requests(None).await?;
+    let requests = requests.into_iter().map(|it| request(it, now_us)).collect();
+    Ok(Json(Requests { now_us, requests }))
 }
 
 /// One request of a conductor. `id` is the conductor's number of the request.
@@ -128,7 +137,7 @@ pub async fn one_request(
     let found = answer.requests.pop().ok_or_else(|| {
         Error::new(ErrorKind::NotFound, format!("request {id} is not among the last ones of the conductor"))
     })?;
-    Ok(Json(request(found)))
+    Ok(Json(request(found, answer.now_us)))
 }
 
 fn find(api: &Api, which: &Which) -> Result<Arc<Member>, Error> {
@@ -170,13 +179,24 @@ fn step(step: pb::RecentStep) -> Step {
     }
 }
 
-fn request(request: pb::RecentRequest) -> RequestState {
+fn request(request: pb::RecentRequest, now_us: u64) -> RequestState {
+    let took_us = took_us(&request.transitions, now_us);
     RequestState {
         request: request.request,
+        request_id: request.request_id,
+        took_us,
         prompt_tokens: request.prompt_tokens,
         generated: request.generated,
         transitions: request.transitions.into_iter().filter_map(transition).collect(),
     }
+}
+
+/// Time from a request's first transition to its end, or to `now_us` if it has not ended.
+fn took_us(transitions: &[pb::RequestTransition], now_us: u64) -> u64 {
+    let (Some(first), Some(last)) = (transitions.first(), transitions.last()) else { return 0 };
+    let is_over = matches!(last.transition, Some(Transition::Ended(_)));
+    let end = if is_over { last.at_us } else { last.at_us.max(now_us) };
+    end.saturating_sub(first.at_us)
 }
 
 /// A transition; `None` if this build does not know its kind.
@@ -200,3 +220,6 @@ fn transition(given: pb::RequestTransition) -> Option<TransitionState> {
         Transition::Ended(it) => TransitionState { outcome: Some(it.outcome), ..of("ended") },
     })
 }
+
+#[cfg(test)]
+mod tests;

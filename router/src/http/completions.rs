@@ -9,7 +9,7 @@ use axum::{
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tutti_proto::parameters::{DEFAULT_MAX_TOKENS, LOGPROBS, PROMPT_LOGPROBS, Scope};
-use tutti_runtime::{Error, trace::ClientSpan};
+use tutti_runtime::Error;
 
 use super::{
     Api, answer,
@@ -23,10 +23,7 @@ use super::{
     unix_seconds,
     usage::{StreamUsage, Usage},
 };
-use crate::{
-    generation::{self, Delta, GenerationInfo, GenerationRequest, Output, Prompt, Stopping},
-    keys::Entry,
-};
+use crate::generation::{self, Arrival, Delta, GenerationInfo, GenerationRequest, Output, Prompt, Stopping};
 
 /// A parsed request, with the options of its answer.
 pub(super) struct Completion {
@@ -37,11 +34,11 @@ pub(super) struct Completion {
 
 /// Answers a completion request.
 pub async fn create(State(api): State<Api>, request: Request) -> Result<Response, ApiError> {
-    let (entry, client) = (Entry::of(request.extensions()), ClientSpan::of(request.headers()));
+    let arrival = Arrival::of(request.headers(), request.extensions());
     let max_prompts = api.generator.max_choices() as usize;
     let parse = move |body: &[u8]| parse(body, max_prompts);
     let Completion { request, return_token_ids, stream } = api.parse(request, parse).await?;
-    let mut generation = api.generator.start(request, entry, client).await?;
+    let mut generation = api.generator.start(request, arrival).await?;
     let mut render = Renderer::new(&generation.info, return_token_ids, stream);
     if stream.is_some() {
         return Ok(sse::respond(api.generator.clone(), generation, render));

@@ -16,7 +16,7 @@ use super::origin;
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, OPTIONS");
 /// Headers of answers that pages may read, besides the simple ones.
-const EXPOSED: HeaderValue = HeaderValue::from_static("retry-after, www-authenticate");
+const EXPOSED: HeaderValue = HeaderValue::from_static("retry-after, www-authenticate, x-request-id");
 /// Seconds for which a browser may keep the leave.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const TRUE: HeaderValue = HeaderValue::from_static("true");

@@ -1,4 +1,4 @@
-//! Errors in OpenAI's shape.
+//! Errors in OpenAI's shape. An answer gets its body in [`identify`], where the request's id is known.
 
 use axum::{
     Json,
@@ -6,7 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use tutti_runtime::{Error, ErrorKind};
+use tutti_runtime::{Error, ErrorKind, request_id::XRequestId};
 
 /// An error as an HTTP answer.
 #[derive(Debug)]
@@ -30,10 +30,13 @@ struct ErrorObject<'a> {
     r#type: &'static str,
     param: Option<&'a str>,
     code: Option<&'static str>,
+    /// The id by which all logs name the request.
+    request_id: &'a str,
 }
 
-impl<'a> From<&'a Error> for ErrorBody<'a> {
-    fn from(error: &'a Error) -> Self {
+impl<'a> ErrorBody<'a> {
+    /// The error of the request with this id.
+    pub fn new(error: &'a Error, id: &'a XRequestId) -> Self {
         let code = match (error.kind(), error.field()) {
             (ErrorKind::NotFound, Some("model")) => Some("model_not_found"),
             (ErrorKind::RateLimited, _) => Some("rate_limit_exceeded"),
@@ -44,22 +47,28 @@ impl<'a> From<&'a Error> for ErrorBody<'a> {
             _ => None,
         };
         let r#type = error.kind().openai_type();
-        Self { error: ErrorObject { message: error.to_string(), r#type, param: error.field(), code } }
+        let message = error.to_string();
+        let request_id = id.as_str();
+        Self { error: ErrorObject { message, r#type, param: error.field(), code, request_id } }
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        respond(self.0.kind().http(), &self.0)
+        respond(self.0.kind().http(), self.0)
     }
 }
 
+/// The error of an answer that has no body yet.
+#[derive(Clone)]
+struct Unwritten(Error);
+
 /// Turns an error into an answer with the given status. The status need not follow from the error's kind.
-pub fn respond(status: StatusCode, error: &Error) -> Response {
+pub fn respond(status: StatusCode, error: Error) -> Response {
     if error.kind() == ErrorKind::Internal {
         tracing::error!(%error, "answering with an internal error");
     }
-    let mut response = (status, Json(ErrorBody::from(error))).into_response();
+    let mut response = status.into_response();
     if error.kind() == ErrorKind::Unauthenticated {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
@@ -67,5 +76,22 @@ pub fn respond(status: StatusCode, error: &Error) -> Response {
         let seconds = error.retry_after().map_or(1, |after| after.as_secs().max(1));
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
+    response.extensions_mut().insert(Unwritten(error));
     response
+}
+
+/// Writes the body of an answer that is an error, and the request's id into the headers of any answer. Returns the
+/// kind of the error.
+pub fn identify(response: Response, id: &XRequestId) -> (Response, Option<&'static str>) {
+    let (mut parts, mut body) = response.into_parts();
+    let kind = parts.extensions.remove::<Unwritten>().map(|Unwritten(error)| {
+        let written = Json(ErrorBody::new(&error, id)).into_response();
+        parts.headers.extend(written.headers().clone());
+        body = written.into_body();
+        error.kind().label()
+    });
+    if let Some(id) = id.to_header() {
+        parts.headers.insert(XRequestId::HEADER, id);
+    }
+    (Response::from_parts(parts, body), kind)
 }

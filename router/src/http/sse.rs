@@ -9,7 +9,7 @@ use axum::{
 };
 use futures_util::stream;
 use serde::Serialize;
-use tutti_runtime::Error;
+use tutti_runtime::{Error, request_id::XRequestId};
 
 use super::{answer::LARGE_BYTES, error::ErrorBody};
 use crate::generation::{Delta, Generation, GenerationInfo, Generator, Usage};
@@ -103,12 +103,12 @@ impl<R: Render> Running<R> {
             Ok(Some(Ok(delta))) => match self.write(delta).await {
                 Ok(frame) => ready.extend(frame),
                 Err(error) => {
-                    ready.push_back(failed(&error).into());
+                    ready.push_back(self.failed(&error));
                     return true;
                 }
             },
             Ok(Some(Err(error))) => {
-                ready.push_back(failed(&error).into());
+                ready.push_back(self.failed(&error));
                 return true;
             }
             Ok(None) => {
@@ -119,6 +119,12 @@ impl<R: Render> Running<R> {
             }
         }
         false
+    }
+
+    /// The last event of a stream that fails. This runs in the client's stream, outside of the request's span.
+    fn failed(&self, error: &Error) -> Bytes {
+        let name = self.generation.name();
+        name.log.in_scope(|| error_event(error, &name.id))
     }
 
     /// Writes a delta. A large delta is written in the text pool, within the memory limit of large answers.
@@ -141,17 +147,12 @@ impl<R: Render> Running<R> {
     }
 }
 
-/// The last event of a stream that fails.
-fn failed(error: &Error) -> Frame {
-    // Clients cause many such errors by deadlines and disconnects. So metrics count the errors, and the log has them at
-    // debug level only.
+/// The last event of the stream of the request with this id, which fails.
+pub fn error_event(error: &Error, id: &XRequestId) -> Bytes {
+    // Clients cause many such errors by deadlines and disconnects. So metrics count the errors, the access log bounds
+    // its lines about them, and this line is at debug level only.
     tracing::debug!(%error, "a stream ends with an error");
-    Frame::json(&ErrorBody::from(error))
-}
-
-/// The last event of a stream that other code ends early, for example because the API key is revoked.
-pub fn error_event(error: &Error) -> Bytes {
-    failed(error).into()
+    Frame::json(&ErrorBody::new(error, id)).into()
 }
 
 /// True if an answer is a stream of events.

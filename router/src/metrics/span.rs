@@ -4,6 +4,7 @@
 use tracing::{Span, field::Empty};
 use tutti_runtime::{
     Error,
+    request_id::XRequestId,
     trace::{self, ClientSpan, TraceContext, Value, words},
 };
 
@@ -22,10 +23,11 @@ impl RequestSpan {
     /// Begins the span of a request that arrives now. `client` is the client's own trace span, if its headers name one.
     pub fn begin(client: Option<ClientSpan>) -> Self {
         if !trace::is_on() {
-            let log = tracing::info_span!("generation", prompt_tokens = Empty, outcome = Empty);
+            let log = tracing::error_span!("generation", prompt_tokens = Empty, outcome = Empty);
             return Self { log, trace: None, finish_reasons: Vec::new() };
         }
-        let log = tracing::info_span!(
+        // The level lets the span name the trace in lines of any level, whatever the log filter says.
+        let log = tracing::error_span!(
             "generation",
             otel.kind = "server",
             trace_id = Empty,
@@ -48,6 +50,13 @@ impl RequestSpan {
 
     fn set(&self, key: &'static str, value: impl Into<Value>) {
         trace::set(&self.log, key, value);
+    }
+
+    /// Names the request in the trace.
+    pub fn name(&self, id: &XRequestId) {
+        if self.trace.is_some() {
+            self.set("tutti.request_id", id.as_str().to_owned());
+        }
     }
 
     /// Describes the request for the trace. `model` is the served model's name; it is empty if no model is known yet.

@@ -19,7 +19,7 @@ fn param(answer: &support::Answer) -> Value {
     let mut body = answer.json();
     let error = body["error"].as_object_mut().unwrap_or_else(|| panic!("{}", answer.text));
     let keys: Vec<_> = error.keys().cloned().collect();
-    assert_eq!(keys, ["message", "type", "param", "code"]);
+    assert_eq!(keys, ["message", "type", "param", "code", "request_id"]);
     assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()));
     error["param"].take()
 }

@@ -12,5 +12,6 @@ mod life;
 mod limits;
 mod parameters;
 mod readers;
+mod request_ids;
 mod shares;
 mod support;

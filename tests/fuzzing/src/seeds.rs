@@ -26,7 +26,7 @@ pub fn write(directory: &Path) {
     let reserved = pb::Reserved { port: 9, layout_hash: 1, known_pages: 1, ..Default::default() };
     let listening = pb::GroupListening { port: 9, ..Default::default() };
     for (shape, message) in (0..).zip([
-        From::Heartbeat(pb::Heartbeat { load: Some(load), forwards: 9 }),
+        From::Heartbeat(pb::Heartbeat { load: Some(load), forwards: 9, usage: None }),
         From::LoadProgress(pb::LoadProgress { bytes_done: 5, bytes_total: 9 }),
         From::Reserved(reserved.clone()),
         From::Leaving(pb::Leaving {}),

@@ -60,8 +60,8 @@ fn a_request_has_its_transitions_in_order() {
     let mut recent = Recent::default();
     recent.watch(Instant::now());
     let (one, two) = (RequestId(1), RequestId(2));
-    recent.accepted(one, 12);
-    recent.accepted(two, 3);
+    recent.accepted(one, 12, "client-1");
+    recent.accepted(two, 3, "");
     recent.launched(one, GraphRole::Whole, Some(WORKER));
     recent.step(WORKER, 1, &work(), vec![pb::PrefillRow { request: 1, tokens: 5 }], Instant::now());
     recent.generated(one, 1);
@@ -82,7 +82,7 @@ fn a_request_has_its_transitions_in_order() {
 fn requests_and_their_transitions_are_bounded() {
     let mut recent = Recent::default();
     for id in 1..=REQUESTS as u64 + 5 {
-        recent.accepted(RequestId(id), 1);
+        recent.accepted(RequestId(id), 1, "");
     }
     assert_eq!(recent.requests.len(), REQUESTS);
     // Requests that are no longer recorded may still be running.

@@ -19,7 +19,7 @@ fn a_life_is_cut_where_the_request_moves() {
         at(6_700, Transition::HandedOver(pb::PrefillHandedOver {})),
         at(9_000, Transition::Ended(pb::RequestEnded { outcome: "finished".into() })),
     ];
-    let phases = phases(&life);
+    let phases = phases(&life, 20_000);
     let found: Vec<_> = phases.iter().map(|it| (it.name.trim(), it.from, it.to, it.goes_on)).collect();
     assert_eq!(
         found,
@@ -36,9 +36,31 @@ fn a_life_is_cut_where_the_request_moves() {
 #[test]
 fn a_request_in_progress_has_a_phase_that_goes_on() {
     let life = [at(5, Transition::Accepted(pb::Accepted {})), at(9, launched("whole", 1))];
-    let last = phases(&life).pop().expect("phases");
+    let last = phases(&life, 1_009).pop().expect("phases");
     assert!(last.goes_on && last.name.ends_with("worker 1"), "{last:?}");
-    assert!(phases(&[]).is_empty());
+    assert_eq!((last.from, last.to), (4, 1_004), "the phase lasts until now");
+    assert!(phases(&[], 9).is_empty());
+}
+
+#[test]
+fn the_time_of_a_request_runs_until_its_end() {
+    let mut request = pb::RecentRequest {
+        transitions: vec![
+            at(1_000, Transition::Accepted(pb::Accepted {})),
+            at(6_000, Transition::FirstToken(pb::FirstToken {})),
+        ],
+        request_id: "client-1".into(),
+        ..Default::default()
+    };
+    assert_eq!(lifetime(&request, 3_001_000), 3_000_000);
+    // A conductor's clock that was set back does not make the time negative.
+    assert_eq!(lifetime(&request, 5), 5_000);
+    let text = waterfall(&request, 3_001_000);
+    assert!(text.contains("in progress, 0 prompt tokens, 0 output tokens, 3.00 s, id client-1"), "{text}");
+    assert!(text.contains("3.00 s+"), "{text}");
+    request.transitions.push(at(8_000, Transition::Ended(pb::RequestEnded { outcome: "finished".into() })));
+    assert_eq!(lifetime(&request, 3_001_000), 7_000);
+    assert_eq!(lifetime(&pb::RecentRequest::default(), 9), 0);
 }
 
 #[test]

@@ -64,6 +64,7 @@ impl Fleet {
         let text = self.texts.read(offer).await?;
         let (tokenizer, template) = (text.tokenizer.is_some(), text.template.is_some());
         let name = &description.served_name;
+        self.of_process.serve_model(name);
         tracing::info!(%name, tokenizer, chat_template = template, "the front door has read the model's text files");
         let served = Arc::new(ServedModel { description, text });
         *self.agreed.write() = Some(Agreed { identity, served });
