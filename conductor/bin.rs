@@ -83,6 +83,13 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
     if !settings.membership.no_router {
         tutti_router::check_api_keys(&settings.router)?;
     }
+    let (source, display) = (backend::source(settings)?, LoadDisplay::default());
+    // A checkpoint on this machine is read before a port is bound. A download waits for the ports, so that a port in
+    // use is reported at once.
+    let local = match source.is_local() {
+        true => Some(backend::checkpoint(&source, settings, &layout, &display).await?),
+        false => None,
+    };
     let ports = Ports::bind(&settings.addresses, &settings.tls)?;
     let transport = ClusterTransport::read(&settings.cluster_tls)?;
     tokio::spawn(transport.clone().follow(process.metrics.reloads()));
@@ -90,9 +97,14 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
     let workers = ClusterListener::bind(Callers::Workers, worker_listen.as_ref(), &transport).await?;
     let routers = ClusterListener::bind(Callers::Routers, cluster_grpc.as_ref(), &transport).await?;
     let cluster_token = config::cluster_token(settings)?;
-    let display = LoadDisplay::default();
+    let found = async {
+        match local {
+            Some(checkpoint) => Ok(checkpoint),
+            None => backend::checkpoint(&source, settings, &layout, &display).await,
+        }
+    };
     let checkpoint = tokio::select! {
-        checkpoint = backend::checkpoint(settings, &layout, &display) => Arc::new(checkpoint?),
+        checkpoint = found => Arc::new(checkpoint?),
         () = process.shutdown.begun() => return Ok(()),
     };
 

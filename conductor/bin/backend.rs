@@ -1,6 +1,10 @@
 //! The inputs of a conductor's backend: the checkpoint, and the settings of the workers.
 
-use std::{path::PathBuf, process, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process,
+    time::Duration,
+};
 
 use tutti_conductor::{
     Backend, BackendOptions,
@@ -17,26 +21,44 @@ use tutti_runtime::{
     token::Token,
 };
 use tutti_settings::{ConductorSettings, DeviceChoice, LoadFormat};
-use tutti_worker::lifeline::Lifeline;
+use tutti_worker::{
+    fit::{self, WorkerGroup},
+    lifeline::Lifeline,
+};
 
 /// Path of the executable of this process, even if the file has been replaced since the start. Workers run the same
 /// executable, because they must be of the same build as the conductor.
 const WORKER_PROGRAM: &str = "/proc/self/exe";
 
-/// Finds the checkpoint on this machine or downloads it.
+/// Returns the source of the checkpoint that the settings name.
+pub fn source(settings: &ConductorSettings) -> Result<ModelSource, Error> {
+    ModelSource::parse(settings.model.model.as_deref())
+}
+
+/// Finds the checkpoint on this machine or downloads it, and checks that the workers can load it. Its config is checked
+/// before weights are downloaded.
 pub async fn checkpoint(
+    source: &ModelSource,
     settings: &ConductorSettings,
     layout: &Layout,
     display: &LoadDisplay,
 ) -> Result<Checkpoint, Error> {
-    let source = ModelSource::parse(settings.model.model.as_deref())?;
     // Simulated devices need no weights. If any device is simulated, all devices are.
     let simulated = layout.devices.contains(&DeviceChoice::Sim);
     let wanted = match settings.weights.load_format {
         LoadFormat::Auto if !simulated => Wanted::Everything,
         LoadFormat::Auto | LoadFormat::Dummy => Wanted::NoWeights,
     };
-    checkpoint::resolve(&source, wanted, &HubOptions::from_env(), display).await
+    let check =
+        |dir: &Path| config::worker_settings(settings, layout, dir)?.iter().try_for_each(fit::check_config);
+    let checkpoint = checkpoint::resolve(source, wanted, &HubOptions::from_env(), display, &check).await?;
+    let workers = config::worker_settings(settings, layout, &checkpoint.dir)?;
+    // Workers that join by hand load weights of their own machines.
+    let spawned = layout.topology.groups().iter().zip(&workers).filter(|(group, _)| group.spawned);
+    let spawned: Vec<_> =
+        spawned.map(|(group, settings)| WorkerGroup { settings, replicas: group.replicas }).collect();
+    fit::check_weights(&spawned)?;
+    Ok(checkpoint)
 }
 
 /// The backend's options. Workers dial `listener`.

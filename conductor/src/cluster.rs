@@ -49,7 +49,7 @@ use tutti_settings::{EngineSettings, FaultSettings, MAX_RANKS, ModelSettings};
 
 use self::{membership::Membership, prefixes::Prefixes, recent::Recent, requests::Requests};
 pub use self::{
-    membership::{Exit, Presence},
+    membership::{Cause, Exit, Presence},
     topology::{GroupSpec, Topology},
     workers::{Joining, Link},
 };

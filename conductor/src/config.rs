@@ -73,7 +73,7 @@ pub fn layout(settings: &ConductorSettings) -> Result<Layout, Error> {
     let device = settings.device.device;
     match &settings.membership.topology {
         Some(path) => Layout::read(path, device),
-        None => Ok(Layout::all_in_one(settings.cluster.workers, settings.tensor_parallel.tp, device)),
+        None => Ok(Layout::all_in_one(settings.workers(), settings.tensor_parallel.tp, device)),
     }
 }
 

@@ -9,8 +9,12 @@
 mod backoff;
 mod child;
 
-use std::{io, path::PathBuf, process::ExitStatus, sync::Arc, thread, time::Duration};
+use std::{
+    io, os::unix::process::ExitStatusExt, path::PathBuf, process::ExitStatus, sync::Arc, thread,
+    time::Duration,
+};
 
+use rustix::process::Signal;
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
@@ -23,7 +27,7 @@ use self::{
     backoff::{Backoff, WELL},
     child::Child,
 };
-use crate::cluster::{Cluster, Exit, Presence};
+use crate::cluster::{Cause, Cluster, Exit, Presence};
 
 /// Time within which a worker must leave after it was told to leave, or after its stream has ended.
 const GRACE: Duration = Duration::from_secs(5);
@@ -100,42 +104,59 @@ struct RankSupervisor {
 }
 
 /// The end of a child.
-enum ChildExit {
-    /// The child reported that its settings are unusable.
-    Usage(String),
-    /// The child ended in any other way, or could not be started or awaited.
-    Other(String),
+struct ChildExit {
+    /// The exit status in words.
+    status: String,
+    cause: Cause,
 }
 
-impl From<io::Result<ExitStatus>> for ChildExit {
-    fn from(status: io::Result<ExitStatus>) -> Self {
-        match status {
-            Ok(status) if status.code() == Some(exit::USAGE.into()) => Self::Usage(status.to_string()),
-            Ok(status) => Self::Other(status.to_string()),
-            Err(error) => Self::Other(format!("it cannot be waited for: {error}")),
-        }
+impl ChildExit {
+    fn new(status: io::Result<ExitStatus>, killer: Killer) -> Self {
+        let cause = match (&status, killer) {
+            (Ok(status), _) if status.code() == Some(exit::USAGE.into()) => Cause::Usage,
+            (Ok(status), Killer::Other) if status.signal() == Some(Signal::KILL.as_raw()) => Cause::Killed,
+            _ => Cause::Other,
+        };
+        let status = match status {
+            Ok(status) => status.to_string(),
+            Err(error) => format!("it cannot be waited for: {error}"),
+        };
+        Self { status, cause }
     }
+}
+
+/// The process that kills a child, if one does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Killer {
+    /// This supervisor.
+    Supervisor,
+    /// Another process, or the kernel.
+    Other,
 }
 
 impl RankSupervisor {
     async fn run(self, mut stopping: watch::Receiver<bool>) {
         let mut backoff = Backoff::default();
         loop {
-            if self.cluster.is_drained(self.rank) {
+            if self.cluster.is_drained(self.rank) || self.cluster.is_given_up(self.rank) {
                 return stopped(&mut stopping).await;
             }
             let born = Instant::now();
             let ended = match Child::spawn(&self.command, self.rank).await {
-                Ok(child) => self.supervise(child, born, &mut stopping).await.into(),
-                Err(error) => ChildExit::Other(format!("it cannot be started: {error}")),
+                Ok(mut child) => {
+                    let status = self.supervise(&mut child, born, &mut stopping).await;
+                    ChildExit::new(status, if child.is_killed() { Killer::Supervisor } else { Killer::Other })
+                }
+                Err(error) => {
+                    ChildExit { status: format!("it cannot be started: {error}"), cause: Cause::Other }
+                }
             };
             if *stopping.borrow() {
                 return;
             }
             let pause = backoff.after(born.elapsed());
             if !self.cluster.is_drained(self.rank) {
-                let usage = matches!(ended, ChildExit::Usage(_));
-                let (ChildExit::Usage(status) | ChildExit::Other(status)) = ended;
+                let ChildExit { status, cause } = ended;
                 tracing::warn!(
                     worker = self.rank.0,
                     status,
@@ -143,7 +164,10 @@ impl RankSupervisor {
                     "worker process ended"
                 );
                 let early_exits = backoff.early_exits();
-                self.cluster.on_exit(self.rank, &Exit { status, usage, early_exits });
+                self.cluster.on_exit(self.rank, &Exit { status, cause, early_exits });
+                if self.cluster.is_given_up(self.rank) {
+                    continue;
+                }
                 tokio::select! {
                     () = sleep(pause) => {}
                     () = stopped(&mut stopping) => return,
@@ -156,7 +180,7 @@ impl RankSupervisor {
     /// Waits for the child's end. Kills the child if it does not join in time, does not leave in time, or is fenced.
     async fn supervise(
         &self,
-        mut child: Child,
+        child: &mut Child,
         born: Instant,
         stopping: &mut watch::Receiver<bool>,
     ) -> io::Result<ExitStatus> {
@@ -170,7 +194,7 @@ impl RankSupervisor {
                         // which the conductor could tell it to leave.
                         child.kill();
                     }
-                    return self.see_off(&mut child, "the cluster ends").await;
+                    return self.see_off(child, "the cluster ends").await;
                 }
                 () = sleep(CHECK_EVERY) => match self.cluster.presence(self.rank, child.pid()) {
                     // A fenced process may be stopped (SIGSTOP), and only SIGKILL ends a stopped process.
@@ -178,7 +202,7 @@ impl RankSupervisor {
                         child.kill();
                         return child.wait().await;
                     }
-                    Presence::Left => return self.see_off(&mut child, "its stream has ended").await,
+                    Presence::Left => return self.see_off(child, "its stream has ended").await,
                     Presence::Awaited if born.elapsed() >= JOINING => {
                         tracing::warn!(worker = self.rank.0, pid = child.pid(), "killing a worker that does not join");
                         child.kill();

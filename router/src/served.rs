@@ -226,6 +226,12 @@ impl ServedText {
 }
 
 impl ServedModel {
+    /// Maximum number of tokens of a request, prompt and output together: the model's context, or less if the workers'
+    /// planes hold less.
+    pub fn max_model_len(&self) -> u32 {
+        self.description.request_limits().tokens.tokens
+    }
+
     /// Returns the tokenizer. If there is none, returns an error about the request's field `field`. The error says that
     /// `kind` (such as "text") needs a tokenizer.
     pub fn tokenizer(&self, field: &str, kind: &str) -> Result<&Arc<Tokenizer>, Error> {

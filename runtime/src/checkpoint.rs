@@ -1,5 +1,6 @@
 //! Sources of a checkpoint's files: a directory, a model hub, or the model shipped in this binary.
 
+pub mod contents;
 mod hub;
 mod shipped;
 
@@ -27,6 +28,11 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
+    /// True if the files are on this machine.
+    pub fn is_local(&self) -> bool {
+        matches!(self, Self::Shipped | Self::Directory(_))
+    }
+
     /// Parses a directory or a hub id. An existing directory takes precedence over a hub id, so that `org/name` can be
     /// a local copy.
     pub fn parse(model: Option<&str>) -> Result<Self, Error> {
@@ -36,8 +42,11 @@ impl ModelSource {
             return Ok(Self::Directory(path.to_owned()));
         }
         if path.exists() {
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            let known = if name.ends_with(".gguf") { contents::of_names([&*name].into_iter()) } else { None };
+            let known = known.map_or(String::new(), |known| format!(" ({known})"));
             let message =
-                format!("{model:?} is a file; a directory or a hub id like \"org/name\" is expected");
+                format!("{model:?} is a file; a directory or a hub id like \"org/name\" is expected{known}");
             return Err(Error::invalid("model", message));
         }
         if path.is_absolute() || model.starts_with(['.', '~']) {
@@ -115,7 +124,8 @@ impl Checkpoint {
     pub fn open(dir: &Path, name: impl Into<String>) -> Result<Self, Error> {
         let config = dir.join(CheckpointFile::Config.name());
         if !config.is_file() {
-            let message = format!("no {} in {}", CheckpointFile::Config.name(), dir.display());
+            let known = contents::of_folder(dir).map_or(String::new(), |known| format!("; {known}"));
+            let message = format!("no {} in {}{known}", CheckpointFile::Config.name(), dir.display());
             return Err(Error::invalid("model", message));
         }
         Ok(Self { dir: dir.to_owned(), name: name.into() })
@@ -125,16 +135,21 @@ impl Checkpoint {
     pub fn read(&self, file: CheckpointFile) -> Result<Option<Vec<u8>>, Error> {
         let path = self.dir.join(file.name());
         match fs::read(&path) {
-            Ok(bytes) => Ok(Some(bytes)),
+            Ok(bytes) => match contents::lfs_pointer(&bytes) {
+                None => Ok(Some(bytes)),
+                Some(problem) => Err(Error::invalid("model", format!("{} {problem}", path.display()))),
+            },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(Error::invalid("model", format!("cannot read {}: {error}", path.display()))),
         }
     }
 }
 
-/// Brings the source's files onto this machine. `display` shows the progress of downloads.
+/// Brings the source's files onto this machine. `display` shows the progress of downloads. `check` is called with the
+/// checkpoint's directory once the config is there, and before weights are downloaded.
 ///
 /// # Errors
+/// The error of `check`;
 /// `InvalidArgument` or `NotFound` if the source cannot be served as named, `Unavailable` if the hub cannot be reached.
 /// Each error names the source and a remedy.
 pub async fn resolve(
@@ -142,6 +157,21 @@ pub async fn resolve(
     wanted: Wanted,
     hub: &HubOptions,
     display: &LoadDisplay,
+    check: CheckConfig<'_>,
+) -> Result<Checkpoint, Error> {
+    let checkpoint = bring(source, wanted, hub, (display, check)).await?;
+    check(&checkpoint.dir)?;
+    Ok(checkpoint)
+}
+
+/// A check of the config in a checkpoint's directory.
+pub type CheckConfig<'a> = &'a (dyn Fn(&Path) -> Result<(), Error> + Sync);
+
+async fn bring(
+    source: &ModelSource,
+    wanted: Wanted,
+    hub: &HubOptions,
+    (display, check): (&LoadDisplay, CheckConfig<'_>),
 ) -> Result<Checkpoint, Error> {
     match source {
         ModelSource::Directory(dir) => {
@@ -152,7 +182,7 @@ pub async fn resolve(
         }
         ModelSource::Hub(id) => {
             check_cache()?;
-            let dir = hub::download(id, wanted, hub, display).await?;
+            let dir = hub::download(id, wanted, hub, (display, check)).await?;
             Checkpoint::open(&dir, id.to_string())
         }
         ModelSource::Shipped => {

@@ -1,11 +1,16 @@
 //! The command line of a process, made from the declarations of its settings.
 
+pub(crate) mod foreign;
 pub mod processes;
 
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{
-    Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser, parser::ValueSource, value_parser,
+    Arg, ArgAction, ArgMatches, Command,
+    builder::PossibleValuesParser,
+    error::{ContextKind, ContextValue, ErrorKind},
+    parser::ValueSource,
+    value_parser,
 };
 use serde_json::{Map, Value};
 use tutti_settings::{Kind, Setting, Settings};
@@ -25,6 +30,8 @@ pub struct Process {
     pub prints_config: bool,
     /// A setting that is given by its value alone, without a flag.
     pub positional: Option<&'static str>,
+    /// True if the executable takes a model, so that flags of other servers may be meant for it.
+    pub serves_models: bool,
 }
 
 /// The content of a parsed command line.
@@ -47,14 +54,38 @@ pub fn parse<S: Settings>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<CommandLine, clap::Error> {
     let mut command = command::<S>(process);
-    let matches = command.try_get_matches_from_mut(arguments)?;
-    let settings = given(&S::declared(), &matches)
-        .map_err(|error| command.error(clap::error::ErrorKind::InvalidUtf8, error))?;
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let matches = command
+        .try_get_matches_from_mut(&arguments)
+        .map_err(|error| if process.serves_models { hinted(error, &arguments) } else { error })?;
+    let settings =
+        given(&S::declared(), &matches).map_err(|error| command.error(ErrorKind::InvalidUtf8, error))?;
     Ok(CommandLine {
         config: matches.get_one(CONFIG).cloned(),
         print_config: process.prints_config && matches.get_flag(PRINT_CONFIG),
         settings,
     })
+}
+
+/// Adds a hint to the error of an argument that other servers have. The hint replaces the flag that clap finds similar.
+fn hinted(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return error;
+    }
+    let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else { return error };
+    let hint = if unknown.starts_with('-') {
+        foreign::of_flag(unknown).map(str::to_owned)
+    } else {
+        let mut after = arguments.iter().skip_while(|argument| *argument != unknown.as_str()).skip(1);
+        Some(foreign::of_value(unknown, after.next().and_then(|next| next.to_str())))
+    };
+    if let Some(hint) = hint {
+        error.remove(ContextKind::SuggestedArg);
+        // The usage is that of the similar flag.
+        error.remove(ContextKind::Usage);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+    }
+    error
 }
 
 /// The flags of a process: one for each setting that is declared as a flag, under the setting's heading.

@@ -7,6 +7,7 @@ use std::{
 
 use figment::{
     Figment,
+    error::Kind,
     providers::{Env, Format, Serialized, Toml, Yaml},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -16,8 +17,9 @@ use tutti_settings::Settings;
 
 use crate::{
     Error,
-    command_line::{self, CommandLine, Process},
+    command_line::{self, CommandLine, Process, foreign},
     exit,
+    nearest::nearest,
     watched_files::WatchedFiles,
 };
 
@@ -123,26 +125,59 @@ fn merge_file(layers: Figment, field: &str, path: &Path) -> Result<Figment, Erro
     }
 }
 
-/// Combines all problems into one error. For each problem, the message names the key, and the layer that gave the
-/// value.
+/// Combines all problems into one error. For each problem, the message names the file or the layer that gave the value,
+/// and the key.
 fn explain(field: &str, errors: &figment::Error) -> Error {
-    let first_key = errors.path.join(".");
+    let first = errors.path.join(".");
+    let first_file = file_of(errors);
     let lines: Vec<String> = errors
         .clone()
         .into_iter()
         .map(|error| {
-            let key = error.path.join(".");
-            let source = error.metadata.as_ref().map(|m| match &m.source {
-                Some(source) => format!(" in {} {source}", m.name),
-                None => format!(" in {}", m.name),
-            });
-            // The first key is left out: it becomes the error's field, which is shown before the message.
-            let at = if key.is_empty() || key == first_key { String::new() } else { format!("{key}: ") };
-            format!("{at}{}{}", error.kind, source.unwrap_or_default())
+            let (key, file) = (error.path.join("."), file_of(&error));
+            // The first file and key are left out: they become the error's field, which is shown before the message.
+            let at = if key.is_empty() || key == first { String::new() } else { format!("{key}: ") };
+            let file =
+                if file == first_file { String::new() } else { file.map_or(String::new(), |f| f + ": ") };
+            format!("{file}{at}{}{}", problem(&error), layer_of(&error))
         })
         .collect();
     let error = Error::invalid(field, lines.join("; "));
-    if first_key.is_empty() { error } else { error.with_field(first_key) }
+    match (first_file, first.is_empty()) {
+        (Some(file), true) => error.with_field(file),
+        (Some(file), false) => error.with_field(format!("{file}: {first}")),
+        (None, true) => error,
+        (None, false) => error.with_field(first),
+    }
+}
+
+/// The file that gave the value at fault.
+fn file_of(error: &figment::Error) -> Option<String> {
+    let path = error.metadata.as_ref()?.source.as_ref()?.file_path()?;
+    Some(path.display().to_string())
+}
+
+/// The layer that gave the value at fault, unless it is a file.
+fn layer_of(error: &figment::Error) -> String {
+    match &error.metadata {
+        Some(metadata) if file_of(error).is_none() => format!(" in {}", metadata.name),
+        _ => String::new(),
+    }
+}
+
+/// The problem in words. An unknown key gets the nearest that there are, or all if there are few.
+fn problem(error: &figment::Error) -> String {
+    const FEW: usize = 8;
+    let Kind::UnknownField(unknown, known) = &error.kind else { return error.kind.to_string() };
+    let near = nearest(unknown, known.iter().copied(), |key| key);
+    let quoted = |keys: &[&str]| keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    let hint = match (near.first(), foreign::of_flag(unknown)) {
+        (_, Some(hint)) => format!("; {hint}"),
+        (Some(near), None) => format!("; did you mean `{near}`?"),
+        (None, None) if known.len() <= FEW => format!("; there are {}", quoted(known)),
+        (None, None) => "; all are in docs/configuration.md".to_owned(),
+    };
+    format!("there is no such key{hint}")
 }
 
 /// The settings as JSON text, for `--print-config`.

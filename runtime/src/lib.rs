@@ -16,6 +16,7 @@ pub mod live;
 mod log_queue;
 pub mod memory;
 pub mod metrics;
+pub mod nearest;
 pub mod operations;
 pub mod output_room;
 pub mod prefix_index;

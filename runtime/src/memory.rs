@@ -1,33 +1,100 @@
-//! Free memory of this machine.
+//! Free memory: of this machine, and under the limits of this process's control groups.
 
-use std::fs;
+mod groups;
 
-/// Returns the bytes of memory that processes can still allocate: the minimum of the bytes left on the machine and the
-/// bytes left in this process's control group. `None` if the system does not say.
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+use self::groups::Group;
+
+/// Free memory, and the bound that leaves no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FreeMemory {
+    /// Number of bytes.
+    pub bytes: u64,
+    bound: Bound,
+}
+
+/// The bound of free memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Bound {
+    /// The machine has no more.
+    Machine,
+    /// The limit of a control group, in bytes.
+    Group { path: PathBuf, limit: u64 },
+}
+
+/// Says where the memory is free, to follow the number of bytes.
+impl fmt::Display for FreeMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let free = Size(self.bytes);
+        match &self.bound {
+            Bound::Machine => write!(f, "{free} are free on this machine"),
+            Bound::Group { path, limit } => {
+                let (limit, path) = (Size(*limit), path.display());
+                write!(f, "{free} are free under the limit of {limit} of the control group {path}")
+            }
+        }
+    }
+}
+
+/// A number of bytes in the largest unit that it has one of, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u64); 4] =
+            [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        match UNITS.iter().find(|(_, bytes)| self.0 >= *bytes) {
+            Some((unit, bytes)) => write!(f, "{:.1} {unit}", self.0 as f64 / *bytes as f64),
+            None => write!(f, "{} bytes", self.0),
+        }
+    }
+}
+
+/// The part of a control group's cached file contents that counts as free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cached {
+    /// Contents that no process has used lately.
+    Idle,
+    /// All contents: the kernel drops them before it kills a process.
+    All,
+}
+
+/// Returns the bytes of memory that processes can allocate without a loss: the minimum of the bytes left on the machine
+/// and the bytes left in each of this process's control groups. File contents that are in use are not free. `None` if
+/// the system does not say.
 pub fn available() -> Option<u64> {
-    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| machine_bytes(&text));
-    let group = || {
-        let read = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok();
-        let number = |name| read(name)?.trim().parse::<u64>().ok();
-        let (limit, used) = (number("max")?, number("current")?);
-        Some(
-            limit
-                .saturating_sub(used.saturating_sub(read("stat").map_or(0, |text| reclaimable_bytes(&text)))),
-        )
-    };
-    machine.into_iter().chain(group()).min()
+    free_under(Path::new("/"), Cached::Idle).map(|free| free.bytes)
+}
+
+/// Returns the memory that processes can allocate before the kernel kills one. `None` if the system does not say.
+pub fn allocatable() -> Option<FreeMemory> {
+    free_under(Path::new("/"), Cached::All)
+}
+
+/// Reads the files of the system whose root directory is `root`.
+fn free_under(root: &Path, cached: Cached) -> Option<FreeMemory> {
+    let meminfo = fs::read_to_string(root.join("proc/meminfo")).ok();
+    let machine = meminfo.and_then(|text| machine_bytes(&text));
+    let machine = machine.map(|bytes| FreeMemory { bytes, bound: Bound::Machine });
+    let groups = groups::of_process(root).into_iter().filter_map(|Group { path, version }| {
+        let (limit, used) = version.limit_and_use(&path)?;
+        let bytes = limit.saturating_sub(used.saturating_sub(version.cached_bytes(&path, cached)));
+        let path = Path::new("/").join(path.strip_prefix(root).unwrap_or(&path));
+        Some(FreeMemory { bytes, bound: Bound::Group { path, limit } })
+    });
+    // Of equal bounds, the first is the machine or the innermost group.
+    machine.into_iter().chain(groups).min_by_key(|free| free.bytes)
 }
 
 fn machine_bytes(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kibibytes.checked_mul(1024)
-}
-
-/// Bytes of a control group's memory that the kernel frees when memory is needed: cached contents of files.
-fn reclaimable_bytes(stat: &str) -> u64 {
-    let line = stat.lines().find_map(|line| line.strip_prefix("inactive_file "));
-    line.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

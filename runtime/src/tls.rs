@@ -23,7 +23,11 @@ use rustls::crypto::{CryptoProvider, ring};
 
 pub(crate) use self::server::RefusalLog;
 pub use self::{
-    blocking::BlockingTls, cluster::ClusterTransport, dial::Dial, public::PublicTls, server::ServerTls,
+    blocking::BlockingTls,
+    cluster::ClusterTransport,
+    dial::{Dial, check_url},
+    public::PublicTls,
+    server::ServerTls,
 };
 
 /// The only cryptography provider in the build. Downloads of checkpoints use it too.

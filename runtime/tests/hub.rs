@@ -88,7 +88,7 @@ fn options(endpoint: &str, cache: &Path) -> HubOptions {
 
 async fn get(options: &HubOptions, wanted: Wanted) -> Result<Checkpoint, tutti_runtime::Error> {
     let source = ModelSource::parse(Some(ID))?;
-    resolve(&source, wanted, options, &LoadDisplay::new(false)).await
+    resolve(&source, wanted, options, &LoadDisplay::new(false), &|_| Ok(())).await
 }
 
 fn files_of(checkpoint: &Checkpoint) -> HashSet<String> {
@@ -209,11 +209,42 @@ async fn an_unknown_model_and_one_without_safetensors_are_refused() {
     let home = tempfile::tempdir().unwrap();
     let options = options(&endpoint, home.path());
     let source = ModelSource::parse(Some("some-org/Other-Model")).unwrap();
-    let error = resolve(&source, Wanted::Everything, &options, &LoadDisplay::new(false)).await.unwrap_err();
+    let error = resolve(&source, Wanted::Everything, &options, &LoadDisplay::new(false), &|_| Ok(()))
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.message().contains("404") && error.message().contains(&endpoint), "{error}");
 
     let error = get(&options, Wanted::Everything).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.message().contains("no safetensors weights"), "{error}");
+}
+
+#[tokio::test]
+async fn the_config_is_checked_before_weights_are_downloaded() {
+    let files: [(&str, &[u8]); 3] =
+        [("config.json", b"{}"), ("model.safetensors", b"weights"), ("tokenizer.json", b"{}")];
+    let (endpoint, hub) = start(&files).await;
+    let home = tempfile::tempdir().unwrap();
+    let check = |dir: &Path| {
+        assert!(dir.join("config.json").is_file());
+        Err(tutti_runtime::Error::invalid("model", "of another family"))
+    };
+    let source = ModelSource::parse(Some(ID)).unwrap();
+    let options = options(&endpoint, home.path());
+    let error =
+        resolve(&source, Wanted::Everything, &options, &LoadDisplay::new(false), &check).await.unwrap_err();
+    assert_eq!(error.message(), "of another family");
+    assert!(!hub.lock().unwrap().fetched.contains(&"model.safetensors".to_owned()));
+}
+
+#[tokio::test]
+async fn weights_of_other_formats_on_a_hub_are_named() {
+    let (endpoint, _) = start(&[("config.json", b"{}"), ("pytorch_model.bin", b"weights")]).await;
+    let home = tempfile::tempdir().unwrap();
+    let error = get(&options(&endpoint, home.path()), Wanted::Everything).await.unwrap_err();
+    assert!(
+        error.message().contains("pytorch_model.bin") && error.message().contains("save_pretrained"),
+        "{error}"
+    );
 }

@@ -21,7 +21,7 @@ settings! {
     pub struct ClusterSettings {
         "Cluster" => {
             /// Worker processes to start; each holds the whole model unless --tp divides it
-            workers: u32 = 1, unit "N", at least 1, at most MAX_WORKERS as u64;
+            workers: Option<u32> = None, unit "N", default "T of --tp", at least 1, at most MAX_WORKERS as u64;
         }
     }
 }

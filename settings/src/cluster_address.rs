@@ -6,12 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Kind,
+    socket_address::{self, Written},
     value::{self, Value},
 };
 
 /// An address on which a conductor listens for processes of its cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "Written", into = "String")]
 pub enum ClusterAddress {
     /// `unix:/path`.
     Unix(PathBuf),
@@ -29,15 +30,17 @@ impl FromStr for ClusterAddress {
                 path => Ok(Self::Unix(path.into())),
             };
         }
-        text.parse().map(Self::Tcp).map_err(|_| format!("{text:?} is neither unix:/path nor ip:port"))
+        socket_address::parse(text)
+            .map(Self::Tcp)
+            .map_err(|why| format!("is neither unix:/path nor ip:port: {why}"))
     }
 }
 
-impl TryFrom<String> for ClusterAddress {
+impl TryFrom<Written> for ClusterAddress {
     type Error = String;
 
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
+    fn try_from(written: Written) -> Result<Self, String> {
+        written.text().parse()
     }
 }
 

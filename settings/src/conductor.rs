@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::{
     AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ClusterTlsSettings, ConnectionSettings,
-    DeviceSettings, DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings,
+    DeviceSettings, DrainSettings, EngineSettings, FaultSettings, Invalid, MAX_WORKERS, MembershipSettings,
     MetricsSettings, ModelSettings, RouterSettings, Settings, SimSettings, TelemetrySettings,
     TensorParallelSettings, TlsSettings, TraceSettings, WeightSettings,
 };
@@ -53,10 +53,18 @@ process! {
 }
 
 impl ConductorSettings {
+    /// Number of workers without a topology file: `workers`, or as many as one replica of `tp` ranks has.
+    pub fn workers(&self) -> u32 {
+        self.cluster.workers.unwrap_or(self.tensor_parallel.tp)
+    }
+
     /// Refuses settings that cannot work. Checks only the settings themselves, not files or devices.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
-        let (workers, tp) = (self.cluster.workers, self.tensor_parallel.tp);
+        let (workers, tp) = (self.workers(), self.tensor_parallel.tp);
+        if self.cluster.workers.is_none() && tp > MAX_WORKERS {
+            return Err(Invalid::new("tp", format!("is {tp}, the limit is {MAX_WORKERS}")));
+        }
         if !workers.is_multiple_of(tp) {
             return Err(Invalid::new("tp", format!("is {tp}, which does not divide the {workers} workers")));
         }
@@ -64,7 +72,8 @@ impl ConductorSettings {
             return Err(Invalid::new("ep", "divides experts among the ranks of a group, but tp is 1"));
         }
         if self.membership.topology.is_some() && (workers, tp) != (1, 1) {
-            let field = if workers == 1 { "tp" } else { "workers" };
+            let field =
+                if self.cluster.workers.is_none_or(|workers| workers == 1) { "tp" } else { "workers" };
             return Err(Invalid::new(field, "is for the topology file to say, where there is one"));
         }
         if self.engine.kv_cache_memory == Some(ByteSize(0)) {

@@ -31,6 +31,7 @@ mod output;
 pub mod page;
 mod router;
 mod sim;
+mod socket_address;
 mod tls;
 mod value;
 mod worker;

@@ -42,6 +42,11 @@ state. Without it, a worker takes what its requests can use, bounded by its shar
 - A worker whose weights leave less than that still takes 1/8 of what is free, at most 2GiB: weights that several workers
   map from `packed_weights` count for each of them, but are in memory once.
 
+Before a worker starts, the conductor compares the weights of all workers that it starts on this machine's CPU, and their
+smallest planes, with the memory that is free: of the machine, and under the limits of the conductor's own control group and
+of those around it (version 1 or 2). It ends with both figures if there is too little. Swap does not count, nor do weights
+that are mapped from `packed_weights`. A worker compares the memory of its GPU in the same way.
+
 The memory of a size that is given is taken at a CPU worker's start, so that no request waits while the system clears it.
 If less is free than that, and without a size, memory is taken when a page is first written. In a model with slots, each of
 `max_running_requests` has one. If that setting is not given, a worker runs as many requests as half of the budget has slots

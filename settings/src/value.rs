@@ -2,9 +2,12 @@
 
 use std::{net::SocketAddr, path::PathBuf, str::FromStr};
 
-use serde::{Deserialize, de::MapAccess};
+use serde::{
+    Deserialize,
+    de::{Error, MapAccess},
+};
 
-use crate::Kind;
+use crate::{Kind, socket_address};
 
 /// A type that a setting may have.
 pub trait Value: for<'de> Deserialize<'de> {
@@ -13,6 +16,11 @@ pub trait Value: for<'de> Deserialize<'de> {
 
     /// Reads the next value of `map`.
     fn read<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Self, A::Error> {
+        map.next_value()
+    }
+
+    /// Reads the next value of `map`, which may be absent.
+    fn read_option<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<Self>, A::Error> {
         map.next_value()
     }
 
@@ -81,7 +89,17 @@ impl Value for PathBuf {
 }
 
 impl Value for SocketAddr {
-    const KIND: Kind = Kind::Parsed(parse::<Self>);
+    const KIND: Kind = Kind::Parsed(|text| socket_address::parse(text).map(drop));
+
+    fn read<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Self, A::Error> {
+        let text: socket_address::Written = map.next_value()?;
+        socket_address::parse(&text.text()).map_err(A::Error::custom)
+    }
+
+    fn read_option<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<Self>, A::Error> {
+        let text: Option<socket_address::Written> = map.next_value()?;
+        text.map(|text| socket_address::parse(&text.text())).transpose().map_err(A::Error::custom)
+    }
 
     fn written(&self) -> Option<String> {
         Some(self.to_string())
@@ -109,6 +127,10 @@ impl Value for Vec<String> {
 
 impl<T: Value> Value for Option<T> {
     const KIND: Kind = T::KIND;
+
+    fn read<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Self, A::Error> {
+        T::read_option(map)
+    }
 
     fn written(&self) -> Option<String> {
         self.as_ref().and_then(T::written)

@@ -7,6 +7,7 @@
 
 mod device;
 mod engine_thread;
+pub mod fit;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod group;

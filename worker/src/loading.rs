@@ -17,6 +17,7 @@ use tutti_settings::{ByteSize, WorkerSettings};
 use crate::{
     device::{self, Chosen},
     engine_thread::PENDING_OUTPUTS,
+    fit,
     group::{Formation, Member},
     isa,
     join::OUTBOX,
@@ -87,13 +88,9 @@ pub fn load_worker(
     Ok(Loaded::Engine(Box::new(engine)))
 }
 
-fn load_model(
-    settings: &WorkerSettings,
-    rank: Rank,
-    group: Option<&Formation>,
-    mut on_progress: impl FnMut(pb::LoadProgress),
-) -> Result<Box<dyn Model>, Error> {
-    let options = LoadOptions {
+/// Returns the options with which a worker with these settings loads its model.
+pub(crate) fn load_options(settings: &WorkerSettings) -> LoadOptions {
+    LoadOptions {
         dir: settings.model_dir.clone(),
         load_format: settings.weights.load_format,
         quantize: settings.weights.quantize,
@@ -102,7 +99,16 @@ fn load_model(
         expert_parallel: settings.tensor_parallel.ep,
         nodes: settings.nodes.clone(),
         seed: DUMMY_SEED,
-    };
+    }
+}
+
+fn load_model(
+    settings: &WorkerSettings,
+    rank: Rank,
+    group: Option<&Formation>,
+    mut on_progress: impl FnMut(pb::LoadProgress),
+) -> Result<Box<dyn Model>, Error> {
+    let options = load_options(settings);
     let mut reported: Option<Instant> = None;
     let mut progress = |LoadProgress { done, total }: LoadProgress| {
         if done >= total || reported.is_none_or(|reported| reported.elapsed() >= PROGRESS_INTERVAL) {
@@ -116,6 +122,7 @@ fn load_model(
             if let Some(group) = group {
                 device = join_gpus(device, group)?;
             }
+            fit::check_rank(settings, &options, &device)?;
             load(&options, device, &mut progress)?
         }
         Chosen::Cpu => {
@@ -132,6 +139,7 @@ fn load_model(
             if let Some(group) = group {
                 device = device.with_group(group.for_cpus()?);
             }
+            fit::check_rank(settings, &options, &device)?;
             let packed = settings.weights.packed_weights.as_deref();
             let packed =
                 packed.map(|dir| packed::open(dir, settings, isa, device.group_rank())).transpose()?;

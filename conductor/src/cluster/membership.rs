@@ -40,10 +40,21 @@ pub enum Presence {
 pub struct Exit {
     /// The exit status in words.
     pub status: String,
-    /// True if the process ended because it found its settings unusable.
-    pub usage: bool,
+    /// The cause of the end.
+    pub cause: Cause,
     /// Number of consecutive processes of this rank that ended early, up to and including this one.
     pub early_exits: u32,
+}
+
+/// The cause of the end of a spawned process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The process found its settings unusable.
+    Usage,
+    /// A process other than the conductor, or the kernel, killed the process.
+    Killed,
+    /// Any other cause.
+    Other,
 }
 
 /// All workers, their ranks and groups, and the model that they serve.
@@ -165,6 +176,11 @@ impl Membership {
 
     pub fn is_drained(&self, rank: Rank) -> bool {
         self.ranks.get(rank).is_some_and(|record| record.drained)
+    }
+
+    /// True if this rank's processes are not started again, because loading the model kills them.
+    pub fn is_given_up(&self, rank: Rank) -> bool {
+        self.ranks.get(rank).is_some_and(|record| record.given_up)
     }
 
     /// State of the process `pid` that was spawned for this rank.

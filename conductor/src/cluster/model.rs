@@ -25,6 +25,8 @@ pub struct ServedModel {
     /// Layout hash of the planes, and the rank that first declared it. `None` while all loaded workers only encode,
     /// since such workers have no planes.
     layout: Option<(u64, Rank)>,
+    /// The last request limit below the context that was warned of.
+    pub warned_limit: Option<u32>,
 }
 
 /// The parts of the model that the validation of a new request needs.
@@ -66,7 +68,8 @@ impl Membership {
             self.workers.set_roles(roles::roles(&self.limits.topology, &declaration, walks)?);
             let layout = self.workers.duties(rank).thinks.map(|_| (ready.layout_hash, rank));
             let (declaration, shared) = (Arc::new(declaration), Arc::new(description.clone()));
-            self.model = Some(ServedModel { description: shared, declaration, walks, layout });
+            self.model =
+                Some(ServedModel { description: shared, declaration, walks, layout, warned_limit: None });
             return Ok(description);
         };
         if of_all_ranks(&first.description) != of_all_ranks(&description) {

@@ -4,8 +4,16 @@ use std::{collections::BTreeMap, fmt};
 
 use tutti_proto::Rank;
 
+use super::topology::Replica;
+
 /// Number of consecutive early exits that make a crash loop.
 const CRASH_LOOP: u32 = 3;
+/// Number of processes of a replica that are killed while they load the model before it is given up. A further one
+/// would be killed, too.
+const MOST_KILLED_LOADING: u32 = 3;
+
+/// The fault of a process that was killed before it was ready.
+const KILLED_LOADING: &str = "killed while loading the model (signal 9), likely for memory";
 
 /// A worker's latest fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +59,12 @@ pub struct RankRecord {
     unready_exits: u32,
     /// True if an operator has drained the rank for good.
     pub drained: bool,
+    /// True from the time that a process of the rank joins until it is ready.
+    is_loading: bool,
+    /// Number of consecutive processes that were killed while they loaded the model.
+    killed_loading: u32,
+    /// True if the rank's processes are not started again, because loading the model kills them.
+    pub given_up: bool,
 }
 
 impl RankRecord {
@@ -73,6 +87,7 @@ impl RankRecord {
     /// Records that a worker has joined. Keeps the last fault during a crash loop, since the fault may recur.
     pub fn joined(&mut self) {
         self.departure = None;
+        self.is_loading = true;
         if !self.is_crash_looping() {
             self.trouble = None;
         }
@@ -81,6 +96,17 @@ impl RankRecord {
     /// Records that the rank's worker is ready for requests.
     pub fn ready(&mut self) {
         self.unready_exits = 0;
+        (self.is_loading, self.killed_loading) = (false, 0);
+    }
+
+    /// Records that a process of the rank was killed. Returns true if it was loading the model, and names that.
+    pub fn killed(&mut self) -> bool {
+        if std::mem::take(&mut self.is_loading) {
+            self.killed_loading += 1;
+            self.trouble = Some(Trouble::Reported(KILLED_LOADING.into()));
+            return true;
+        }
+        false
     }
 
     /// Records that the process has run long enough to end a crash loop.
@@ -102,7 +128,7 @@ impl RankRecord {
 
     /// True if this rank is not expected to have a ready worker again.
     pub fn is_hopeless(&self) -> bool {
-        self.drained || self.unready_exits >= CRASH_LOOP
+        self.drained || self.given_up || self.unready_exits >= CRASH_LOOP
     }
 
     /// Description for operators; `None` if the rank has neither a fault nor a drain.
@@ -111,6 +137,9 @@ impl RankRecord {
             return Some("drained".into());
         }
         let trouble = self.trouble.as_ref().map(ToString::to_string);
+        if self.given_up {
+            return Some(format!("given up; {}", trouble.as_deref().unwrap_or(KILLED_LOADING)));
+        }
         if !self.is_crash_looping() {
             return trouble;
         }
@@ -130,6 +159,13 @@ impl Ranks {
 
     pub fn entry(&mut self, rank: Rank) -> &mut RankRecord {
         self.0.entry(rank).or_default()
+    }
+
+    /// True if so many processes of a replica in a row were killed while they loaded the model that another one is not
+    /// started. Each of the replica's ranks may be the one that the kernel kills.
+    pub fn are_killed_by_loading(&self, replica: Replica) -> bool {
+        let killed = |rank| self.get(rank).map_or(0, |record| record.killed_loading);
+        replica.ranks().map(killed).sum::<u32>() >= MOST_KILLED_LOADING
     }
 
     /// Description for operators; empty if the rank has neither a fault nor a drain.

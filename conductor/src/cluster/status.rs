@@ -111,13 +111,22 @@ impl Membership {
         }
     }
 
-    /// Sets the request limit of the served model to the smallest limit of all ready workers.
+    /// Sets the request limit of the served model to the smallest limit of all ready workers. Warns of a limit below
+    /// the model's context whenever it changes.
     fn lower_request_limit(&mut self) {
         let pools = self.workers.ready().filter_map(|(_, w)| w.model.as_ref()).map(|m| m.max_request_tokens);
-        if let (Some(smallest), Some(model)) = (pools.min(), &mut self.model)
-            && model.description.max_request_tokens != smallest
-        {
+        let (Some(smallest), Some(model)) = (pools.min(), &mut self.model) else { return };
+        if model.description.max_request_tokens != smallest {
             Arc::make_mut(&mut model.description).max_request_tokens = smallest;
+        }
+        let context = model.description.max_context_tokens;
+        if smallest < context && model.warned_limit.replace(smallest) != Some(smallest) {
+            tracing::warn!(
+                max_model_len = smallest,
+                context,
+                "the planes of a worker hold fewer tokens than the model's context: requests have at most as many \
+                 (kv_cache_memory)"
+            );
         }
     }
 

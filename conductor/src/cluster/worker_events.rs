@@ -1,9 +1,12 @@
 //! Events of workers, from joining to loss, with their consequences for requests and metrics.
 
 use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
-use tutti_runtime::{Error, ErrorKind, token::random_bytes};
+use tutti_runtime::{Error, ErrorKind, memory, token::random_bytes};
 
-use super::{Cluster, Exit, Joining, Link, Presence, State, membership::Removed, ranks::Manner};
+use super::{
+    Cause, Cluster, Exit, Joining, Link, Presence, State, membership::Removed, ranks::Manner,
+    topology::Replica,
+};
 
 impl Cluster {
     /// Adds a worker. Its `link` must hold [`super::Limits::link_capacity`] messages.
@@ -104,11 +107,49 @@ impl Cluster {
         let record = state.membership.ranks.entry(rank);
         record.observe_trouble(format!("its process ended: {}", exit.status));
         record.ended(exit.early_exits);
-        if exit.usage {
-            let message = format!("worker {rank} refused its settings ({})", exit.status);
-            self.ends_start(&state, rank, &Error::new(ErrorKind::InvalidArgument, message));
+        match exit.cause {
+            Cause::Usage => {
+                let message = format!("worker {rank} refused its settings ({})", exit.status);
+                self.ends_start(&state, rank, &Error::new(ErrorKind::InvalidArgument, message));
+            }
+            Cause::Killed => self.on_killed(&mut state, rank),
+            Cause::Other => {}
         }
         self.refresh_health(&mut state);
+    }
+
+    /// Handles a spawned process that was killed. If loading the model kills a rank's processes again and again, the
+    /// rank's replica is given up. At the cluster's start, and if nothing is left that could serve, the cluster ends.
+    fn on_killed(&self, state: &mut State, rank: Rank) {
+        let ranks = &mut state.membership.ranks;
+        if !ranks.entry(rank).killed() {
+            return;
+        }
+        let replica = self.limits.topology.replica_of(rank);
+        let gives_up = replica.is_some_and(|replica| ranks.are_killed_by_loading(replica));
+        let free = memory::allocatable().map_or(String::new(), |free| format!("; {free}"));
+        tracing::error!(worker = %rank, gives_up, "worker was killed while loading the model, likely for memory{free}");
+        if !gives_up {
+            return;
+        }
+        let of_replica = replica.into_iter().flat_map(Replica::ranks);
+        of_replica.for_each(|rank| state.membership.ranks.entry(rank).given_up = true);
+        for (_, id) in state.membership.workers.group_of(rank) {
+            self.lose(state, id, &format!("worker {rank} of its group is given up"), Manner::Fenced);
+        }
+        let message = format!(
+            "worker {rank} was killed while loading (signal 9), likely for memory, and so were all of its restarts{free}: \
+             take --quantize int8, fewer workers, a smaller --kv-cache-memory or more memory"
+        );
+        let error = Error::invalid("model", message);
+        if !self.ends_start(state, rank, &error) && state.membership.is_hopeless() {
+            self.fatal.send_if_modified(|fatal| fatal.is_none() && fatal.replace(error).is_none());
+        }
+    }
+
+    /// True if this rank's processes are not started again, because loading the model kills them.
+    pub fn is_given_up(&self, rank: Rank) -> bool {
+        self.state.lock().membership.is_given_up(rank)
     }
 
     /// Records that a spawned worker's process has run long enough to end a crash loop.

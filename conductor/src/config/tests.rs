@@ -27,7 +27,7 @@ fn no_flags_give_the_documented_defaults() {
     let config = load(&[]).unwrap();
     assert_eq!(config, ConductorSettings::default());
     assert_eq!(
-        (config.cluster.workers, config.addresses.http.port(), config.addresses.grpc.port()),
+        (config.workers(), config.addresses.http.port(), config.addresses.grpc.port()),
         (1, 8000, 50051)
     );
 }
@@ -47,7 +47,7 @@ fn flags_reach_their_settings() {
         "--drain-timeout=5",
     ])
     .unwrap();
-    assert_eq!((config.cluster.workers, config.device.device), (2, DeviceChoice::Cpu));
+    assert_eq!((config.workers(), config.device.device), (2, DeviceChoice::Cpu));
     assert!(config.router.skip_tokenizer_init && config.membership.no_router);
     assert_eq!(config.engine.kv_cache_memory, Some(ByteSize(512 << 20)));
     assert_eq!(config.membership.worker_listen, Some(ClusterAddress::Unix("/tmp/x".into())));
@@ -56,12 +56,21 @@ fn flags_reach_their_settings() {
 }
 
 #[test]
+fn tp_alone_starts_the_workers_of_one_replica() {
+    let config = load(&["--tp=2"]).unwrap();
+    assert_eq!(layout(&config).unwrap().topology.spawned_workers(), 2);
+    let config = load(&["--tp=2", "--workers=4"]).unwrap();
+    assert_eq!(layout(&config).unwrap().topology.spawned_workers(), 4);
+    assert_eq!(load(&["--tp=2", "--workers=3"]).unwrap_err().field(), Some("tp"));
+}
+
+#[test]
 fn settings_that_cannot_serve_are_refused_by_name() {
     for (flag, field) in [
         ("--workers=0", "workers"),
         ("--workers=257", "workers"),
         ("--tp=0", "tp"),
-        ("--tp=2", "tp"),
+        ("--tp=257", "tp"),
         ("--ep", "ep"),
         ("--topology=/no/such/file.toml", "topology"),
         ("--transfer-timeout=0", "transfer_timeout"),

@@ -19,6 +19,7 @@ use super::WorkerCommand;
 pub struct Child {
     process: tokio::process::Child,
     pid: u32,
+    is_killed: bool,
     /// The write end of the child's stdin, held open: the child exits when this end is closed.
     _lifeline: Option<ChildStdin>,
 }
@@ -41,12 +42,17 @@ impl Child {
             let _ = lifeline.write_all(format!("{}\n", command.lifeline_line).as_bytes()).await;
         }
         tracing::debug!(worker = rank.0, pid, "spawned a worker");
-        Ok(Self { process, pid, _lifeline: lifeline })
+        Ok(Self { process, pid, is_killed: false, _lifeline: lifeline })
     }
 
     /// The process id.
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// True once this process has killed the child.
+    pub fn is_killed(&self) -> bool {
+        self.is_killed
     }
 
     /// Completes when the process has ended. May be dropped and called again.
@@ -58,6 +64,7 @@ impl Child {
 
     /// Kills the process and its process group, which includes the processes that it has started.
     pub fn kill(&mut self) {
+        self.is_killed = true;
         let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let killed = group.map(|group| kill_process_group(group, Signal::KILL));
         if !matches!(killed, Some(Ok(()))) {

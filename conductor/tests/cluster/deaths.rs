@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tutti_conductor::cluster::{Exit, Presence};
+use tutti_conductor::cluster::{Cause, Exit, Presence};
 use tutti_proto::{
     Rank,
     cluster::v1::{self as pb, conductor_message::Message, worker_message::Message as ToConductor},
@@ -162,7 +162,9 @@ async fn a_crash_loop_ends_readiness_until_a_process_stays_up() {
         assert_eq!(bench.health.ready(), State::Ok);
         drop(worker);
         metric(&bench, "tutti_workers_ready", 0).await;
-        bench.cluster.on_exit(Rank(0), &Exit { status: "signal: 11".into(), usage: false, early_exits });
+        bench
+            .cluster
+            .on_exit(Rank(0), &Exit { status: "signal: 11".into(), cause: Cause::Other, early_exits });
         worker = bench.ready(0).await;
     }
     let State::Not(why) = bench.health.ready() else { panic!("ready for how long?") };
@@ -182,7 +184,9 @@ async fn a_request_fails_if_its_worker_never_comes_back() {
     for early_exits in 1..=3 {
         bench.cluster.tick(Duration::from_secs(1));
         assert_eq!(bench.metric("tutti_requests_in_flight"), 1, "it may come back");
-        bench.cluster.on_exit(Rank(0), &Exit { status: "signal: 9".into(), usage: false, early_exits });
+        bench
+            .cluster
+            .on_exit(Rank(0), &Exit { status: "signal: 9".into(), cause: Cause::Other, early_exits });
     }
     bench.cluster.tick(Duration::from_secs(1));
     let error = read(&mut submission).await.1.unwrap_err();
@@ -244,4 +248,59 @@ async fn while_the_conductor_drains_a_worker_that_died_is_still_needed() {
     bench.idle().await;
     bench.cluster.dismiss();
     assert!(bench.try_join(hello(1)).await.is_err());
+}
+
+/// A worker of this rank joins, and is killed before it is ready.
+async fn killed_while_loading(bench: &Bench, rank: u32, early_exits: u32) {
+    let worker = bench.join(rank).await;
+    drop(worker);
+    soon("the worker is lost", async {
+        let is_here = || bench.cluster.presence(Rank(rank), 1000 + rank) == Presence::Here;
+        while is_here() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    bench
+        .cluster
+        .on_exit(Rank(rank), &Exit { status: "signal: 9".into(), cause: Cause::Killed, early_exits });
+}
+
+#[tokio::test]
+async fn the_start_ends_after_three_kills_while_loading() {
+    let bench = Bench::new(limits(2)).await;
+    for early_exits in 1..=2 {
+        killed_while_loading(&bench, 0, early_exits).await;
+        assert!(!bench.cluster.is_given_up(Rank(0)));
+        let State::Not(why) = bench.health.ready() else { panic!("ready") };
+        assert!(why.contains("killed while loading") && why.contains("likely for memory"), "{why}");
+    }
+    killed_while_loading(&bench, 0, 3).await;
+    assert!(bench.cluster.is_given_up(Rank(0)) && !bench.cluster.is_given_up(Rank(1)));
+    let error = soon("the fatal error", bench.cluster.fatal()).await;
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(
+        error.message().contains("killed while loading") && error.message().contains("--quantize"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_cluster_that_serves_goes_on_without_a_rank_that_loading_kills() {
+    let (bench, first, mut second) = two().await;
+    drop(first);
+    metric(&bench, "tutti_workers_ready", 1).await;
+    // The process had loaded the model, so its own end does not count.
+    bench
+        .cluster
+        .on_exit(Rank(0), &Exit { status: "signal: 9".into(), cause: Cause::Killed, early_exits: 1 });
+    for early_exits in 2..=4 {
+        assert!(!bench.cluster.is_given_up(Rank(0)));
+        killed_while_loading(&bench, 0, early_exits).await;
+    }
+    assert!(bench.cluster.is_given_up(Rank(0)));
+    let detail = bench.cluster.status().workers[0].detail.clone();
+    assert!(detail.contains("given up") && detail.contains("likely for memory"), "{detail}");
+    let _submission = bench.submit(1).unwrap();
+    second.launched().await;
 }

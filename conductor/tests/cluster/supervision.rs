@@ -84,3 +84,20 @@ async fn a_worker_that_refuses_its_settings_ends_the_start() {
     assert!(error.message().contains("worker 0"), "{error}");
     soon("the supervisor stops", supervisor.stop()).await;
 }
+
+#[tokio::test]
+async fn a_worker_that_is_killed_before_it_joins_is_started_again() {
+    let (bench, directory) = (Bench::new(limits(1)).await, tempfile::tempdir().unwrap());
+    let supervisor = supervise(&bench, directory.path(), "kill -KILL $$");
+    soon("two restarts", async {
+        while bench.metric(r#"tutti_worker_restarts_total{worker="0"}"#) < 2 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(
+        !bench.cluster.is_given_up(tutti_proto::Rank(0)),
+        "only a process that loads is likely killed for memory"
+    );
+    soon("the supervisor stops", supervisor.stop()).await;
+}

@@ -6,7 +6,7 @@ use tonic::{body::Body, codegen::http::Request};
 use tower::ServiceExt;
 use tutti_runtime::{
     Error,
-    tls::{ClusterTransport, Dial, roles::Role},
+    tls::{self, ClusterTransport, Dial, roles::Role},
     token::Token,
 };
 
@@ -75,7 +75,7 @@ pub fn check(urls: &[String], discover: Option<&str>) -> Result<(), Error> {
     }
     let mut seen = BTreeSet::new();
     for url in urls {
-        check_url(url)?;
+        tls::check_url("conductor", url)?;
         if !seen.insert(url) {
             return Err(Error::invalid("conductor", format!("{url:?} is given twice")));
         }
@@ -120,19 +120,6 @@ pub fn connection(url: &str, access: &Access, settings: &FleetSettings) -> Resul
         request
     };
     Ok(conductor_channel::over(dial.connect_lazy().map_request(show_token)))
-}
-
-fn check_url(url: &str) -> Result<(), Error> {
-    let invalid = || {
-        Error::invalid(
-            "conductor",
-            format!("{url:?} is not a URL such as http://10.0.0.1:50052 or unix:/path"),
-        )
-    };
-    if !["http://", "https://", "unix:/"].iter().any(|scheme| url.starts_with(scheme)) {
-        return Err(invalid());
-    }
-    tonic::transport::Endpoint::from_shared(url.to_owned()).map(drop).map_err(|_| invalid())
 }
 
 #[cfg(test)]

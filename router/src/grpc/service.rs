@@ -60,7 +60,7 @@ impl Inference for InferenceService {
         let description = &model.description;
         Ok(Response::new(GetModelResponse {
             name: description.served_name.clone(),
-            max_context_tokens: description.max_context_tokens,
+            max_context_tokens: model.max_model_len(),
             vocab_size: description.vocab_size,
             eos_token_ids: description.eos_token_ids.clone(),
             has_tokenizer: model.text.tokenizer.is_some(),

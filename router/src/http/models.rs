@@ -21,7 +21,7 @@ pub struct Model {
     object: &'static str,
     created: u64,
     owned_by: &'static str,
-    /// Context length in tokens, under vLLM's name.
+    /// Most tokens of a request, prompt and output together, under vLLM's name.
     max_model_len: u32,
 }
 
@@ -31,7 +31,7 @@ fn describe(api: &Api, model: &ServedModel, name: &str) -> Model {
         object: "model",
         created: api.since,
         owned_by: "tutti",
-        max_model_len: model.description.max_context_tokens,
+        max_model_len: model.max_model_len(),
     }
 }
 

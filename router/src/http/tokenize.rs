@@ -76,7 +76,7 @@ pub async fn tokenize(State(api): State<Api>, request: Request) -> Result<Json<T
         let (tokens, _) = to_tokens(prompt, &model, Length::Any, special_tokens)?;
         let tokenizer = model.text.tokenizer.as_ref().filter(|_| return_token_strs);
         let token_strs = tokenizer.map(|tokenizer| tokenizer.spellings(&tokens));
-        let max_model_len = model.description.max_context_tokens;
+        let max_model_len = model.max_model_len();
         Ok::<_, Error>(Tokenized { count: tokens.len(), max_model_len, tokens, token_strs })
     };
     let tokenized = api.generator.on_text(work, encode).await??;

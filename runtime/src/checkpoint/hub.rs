@@ -21,7 +21,7 @@ use hf_hub::{
 };
 use serde::Deserialize;
 
-use super::{CheckpointFile, Wanted, cache_home, model_error};
+use super::{CheckConfig, CheckpointFile, Wanted, cache_home, contents, model_error};
 use crate::{Error, ErrorKind, progress::LoadDisplay};
 
 const SINGLE: &str = "model.safetensors";
@@ -123,7 +123,7 @@ pub(super) async fn download(
     id: &HubId,
     wanted: Wanted,
     options: &HubOptions,
-    display: &LoadDisplay,
+    (display, check): (&LoadDisplay, CheckConfig<'_>),
 ) -> Result<PathBuf, Error> {
     let cache = Cache::new(options.cache.clone());
     let main = repo(id, REVISION);
@@ -169,6 +169,7 @@ pub(super) async fn download(
         display,
     };
     download.text_files(&info).await?;
+    check(&download.commit_dir)?;
     if wanted == Wanted::Everything {
         download.weights(&info).await?;
     }
@@ -206,7 +207,10 @@ impl Download<'_> {
             return self.file(SINGLE).await;
         }
         if !lists(info, INDEX) {
-            let message = format!("{} has no safetensors weights: neither {SINGLE} nor {INDEX}", self.id);
+            let known = contents::of_names(info.siblings.iter().map(|file| file.rfilename.as_str()));
+            let known = known.map_or(String::new(), |known| format!("; {known}"));
+            let message =
+                format!("{} has no safetensors weights: neither {SINGLE} nor {INDEX}{known}", self.id);
             return Err(model_error(ErrorKind::InvalidArgument, message));
         }
         self.file(INDEX).await?;

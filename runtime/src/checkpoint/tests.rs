@@ -70,3 +70,29 @@ fn a_cache_below_the_temporary_directory_is_this_users_alone() {
     std::fs::write(&file, "").unwrap();
     assert!(make_private(&file).is_err(), "a file");
 }
+
+#[test]
+fn a_folder_without_a_config_says_what_it_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("model.Q4_K_M.gguf"), "GGUF").unwrap();
+    let error = Checkpoint::open(dir.path(), "x").unwrap_err();
+    assert!(
+        error.message().contains("no config.json") && error.message().contains("GGUF is not read"),
+        "{error}"
+    );
+    let file = ModelSource::parse(dir.path().join("model.Q4_K_M.gguf").to_str()).unwrap_err();
+    assert!(file.message().contains("is a file") && file.message().contains("GGUF is not read"), "{file}");
+}
+
+#[test]
+fn a_text_file_that_is_a_pointer_of_git_lfs_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("config.json"), "{}").unwrap();
+    fs::write(
+        dir.path().join("tokenizer.json"),
+        "version https://git-lfs.github.com/spec/v1\noid sha256:1\n",
+    )
+    .unwrap();
+    let error = Checkpoint::open(dir.path(), "x").unwrap().read(CheckpointFile::Tokenizer).unwrap_err();
+    assert!(error.message().contains("tokenizer.json is a pointer of git-lfs"), "{error}");
+}

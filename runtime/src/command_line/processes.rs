@@ -11,6 +11,7 @@ pub const CONDUCTOR: Process = Process {
     example: ("max_step_tokens", "256"),
     prints_config: true,
     positional: None,
+    serves_models: true,
 };
 
 /// The command of the conductor that compiles kernels.
@@ -20,6 +21,7 @@ pub const KERNELS: Process = Process {
     example: ("out", "\"kernels\""),
     prints_config: false,
     positional: None,
+    serves_models: false,
 };
 
 /// The command that reports on a running conductor.
@@ -29,6 +31,7 @@ pub const STATUS: Process = Process {
     example: ("conductor", "\"http://10.0.0.1:50052\""),
     prints_config: false,
     positional: None,
+    serves_models: false,
 };
 
 /// The command that drains a worker or a conductor.
@@ -38,6 +41,7 @@ pub const DRAIN: Process = Process {
     example: ("timeout", "60"),
     prints_config: false,
     positional: None,
+    serves_models: false,
 };
 
 /// The command that prints the life of a request.
@@ -48,6 +52,7 @@ pub const TRACE: Process = Process {
     example: ("conductor", "\"http://10.0.0.1:50052\""),
     prints_config: false,
     positional: Some("request"),
+    serves_models: false,
 };
 
 /// The router.
@@ -57,6 +62,7 @@ pub const ROUTER: Process = Process {
     example: ("drain_timeout", "60"),
     prints_config: true,
     positional: None,
+    serves_models: false,
 };
 
 /// A worker.
@@ -66,4 +72,5 @@ pub const WORKER: Process = Process {
     example: ("rank", "2"),
     prints_config: false,
     positional: None,
+    serves_models: false,
 };

@@ -8,6 +8,7 @@ const PROCESS: Process = Process {
     example: ("a", "1"),
     prints_config: true,
     positional: None,
+    serves_models: true,
 };
 
 fn given_in<S: Settings>(arguments: &[&str]) -> Value {
@@ -44,4 +45,38 @@ fn help_has_one_line_per_flag() {
             help.lines().find(|line| line.trim_end() == flag || line.starts_with(&(flag.clone() + " ")));
         assert!(line.is_some_and(|line| line.contains(&setting.help)), "{}: {line:?}", setting.name);
     }
+}
+
+fn refusal(arguments: &[&str]) -> String {
+    let arguments = ["process"].iter().chain(arguments).map(OsString::from);
+    parse::<ConductorSettings>(PROCESS, arguments).unwrap_err().to_string()
+}
+
+#[test]
+fn flags_of_other_servers_get_a_hint() {
+    for (arguments, hint) in [
+        (&["--tensor-parallel-size", "2"][..], "--tp T divides"),
+        (&["--tensor-parallel-size=2"], "--tp T divides"),
+        (&["--tp_size", "2"], "--tp T divides"),
+        (&["--port", "8000"], "--http IP:PORT"),
+        (&["--host", "0.0.0.0"], "--http 0.0.0.0:8000"),
+        (&["--dtype", "auto"], "the type that they are stored in"),
+        (&["--gpu-memory-utilization", "0.9"], "--kv-cache-memory SIZE"),
+        (&["--mem-fraction-static", "0.9"], "--kv-cache-memory SIZE"),
+        (&["--max-num-seqs", "8"], "--max-running-requests"),
+        (&["--api-key", "x"], "--api-key-file FILE"),
+        (&["serve", "some/model", "--tp", "2"], "--model some/model"),
+        (&["some/model"], "--model some/model"),
+        (&["--tp", "2", "status"], "conductor status"),
+    ] {
+        let said = refusal(arguments);
+        assert!(said.contains("tip: ") && said.contains(hint), "{said}");
+        assert!(!said.contains("similar argument"), "{said}");
+    }
+}
+
+#[test]
+fn misspelt_flags_keep_the_similar_one() {
+    assert!(refusal(&["--wrokers", "2"]).contains("'--workers'"));
+    assert!(refusal(&["--http", "nowhere"]).contains("IP:PORT"));
 }

@@ -54,7 +54,7 @@ fn an_unknown_key_is_refused_by_name() {
 fn a_wrong_type_names_the_key() {
     let file = file(".toml", "workers = \"many\"\n");
     let error = layered::<Sample>(Some(file.path()), &Flags { workers: None }).unwrap_err();
-    assert_eq!(error.field(), Some("workers"));
+    assert_eq!(error.field(), Some(format!("{}: workers", file.path().display()).as_str()));
 }
 
 #[test]
@@ -62,6 +62,42 @@ fn an_unknown_setting_is_refused_with_its_path_and_source() {
     let file = file(".toml", "[sim]\nfail_evry = 3\n");
     let flags = serde_json::Map::new();
     let error = layered::<tutti_settings::ConductorSettings>(Some(file.path()), &flags).unwrap_err();
-    assert_eq!(error.field(), Some("sim.fail_evry"));
-    assert!(error.message().contains("`fail_every`") && error.message().contains(".toml"), "{error}");
+    let path = file.path().display();
+    let said = format!("{path}: sim.fail_evry: there is no such key; did you mean `fail_every`?");
+    assert_eq!(error.to_string(), said);
+}
+
+#[test]
+fn an_unknown_key_gets_the_nearest_one_or_that_of_another_server() {
+    let flags = serde_json::Map::new();
+    let refused = |text: &str| {
+        let file = file(".toml", text);
+        let error = layered::<tutti_settings::ConductorSettings>(Some(file.path()), &flags).unwrap_err();
+        error.to_string().strip_prefix(&format!("{}: ", file.path().display())).unwrap().to_owned()
+    };
+    for (text, said) in [
+        ("wrokers = 2\n", "wrokers: there is no such key; did you mean `workers`?"),
+        (
+            "[router]\nmax_bdy_bytes = 2\n",
+            "router.max_bdy_bytes: there is no such key; did you mean `max_body_bytes`?",
+        ),
+        ("abacus = 2\n", "abacus: there is no such key; all are in docs/configuration.md"),
+    ] {
+        assert_eq!(refused(text), said);
+    }
+    assert!(refused("tensor_parallel_size = 2\n").contains("--tp T divides"));
+    assert!(refused("port = 2\n").contains("--http IP:PORT"));
+    // Several problems are each named with their key, and the file once.
+    let several = refused("wrokers = 2\nportt = 2\n");
+    assert!(several.len() < 200, "{several}");
+}
+
+#[test]
+fn a_key_of_a_variable_is_refused_like_that_of_a_file() {
+    let flags = serde_json::json!({ "wrokers": 2 });
+    let error = layered::<tutti_settings::ConductorSettings>(None, &flags).unwrap_err();
+    assert!(
+        error.to_string().starts_with("wrokers: there is no such key; did you mean `workers`? in "),
+        "{error}"
+    );
 }

@@ -15,7 +15,7 @@ use tutti_settings::ClusterTlsSettings;
 use super::{
     blocking::BlockingTls,
     certificate::{File, Identity, authorities, identity},
-    dial::Dial,
+    dial::{Dial, check_url},
     provider,
     public::GRPC,
     roles::{self, Role},
@@ -105,6 +105,7 @@ impl ClusterTransport {
     /// The last two mean the same, because this process's certificates alone decide whether a TCP connection is
     /// encrypted. `field` is the setting that an error names.
     pub fn dial(&self, field: &str, url: &str, to: Role) -> Result<Dial, Error> {
+        check_url(field, url)?;
         let Some((scheme, rest)) = url.split_once("://") else { return Dial::plain(field, url) };
         if scheme == "https" && !self.is_encrypted() {
             let message = format!("{url} needs --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca");

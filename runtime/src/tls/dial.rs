@@ -68,6 +68,22 @@ impl Dial {
     }
 }
 
+/// Refuses a text that is no URL of a process of the cluster.
+pub fn check_url(field: &str, url: &str) -> Result<(), Error> {
+    let is_url = match url.split_once(':') {
+        Some(("unix", path)) => !path.is_empty(),
+        Some(("http" | "https", _)) => {
+            url.parse::<Uri>().is_ok_and(|url| url.host().is_some_and(|host| !host.is_empty()))
+        }
+        _ => false,
+    };
+    if is_url {
+        return Ok(());
+    }
+    let message = format!("{url:?} is not a URL such as http://10.0.0.1:50052 or unix:/path");
+    Err(Error::invalid(field, message))
+}
+
 fn endpoint(field: &str, url: &str) -> Result<Endpoint, Error> {
     Endpoint::from_shared(url.to_owned())
         .map_err(|e| Error::invalid(field, format!("{url:?} is not an address: {e}")))
@@ -110,3 +126,6 @@ impl Encrypted {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

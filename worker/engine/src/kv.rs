@@ -115,6 +115,13 @@ pub fn kv_budget(model: &dyn Model, settings: &EngineSettings, share: Option<u64
     enough.min(default_bytes(share, taken, memory::available()))
 }
 
+/// Returns the bytes of the smallest planes that serve requests: two pages, and the slots that the settings ask for.
+pub fn least_bytes(page_bytes: u64, slot_bytes: u64, settings: &EngineSettings) -> u64 {
+    let running = settings.max_running_requests.map_or(1, |limit| limit.min(settings.max_step_tokens));
+    let slots = slot_bytes.saturating_mul(1 + running as u64);
+    page_bytes.saturating_mul(2).saturating_add(slots)
+}
+
 /// Returns the bytes for planes out of a worker's `share` of the machine. Weights and the largest step take `taken`
 /// bytes of the share. `available` bytes of the machine are free now.
 fn default_bytes(share: Option<u64>, taken: u64, available: Option<u64>) -> u64 {

@@ -57,7 +57,7 @@ mod warm_up;
 
 pub use engine::Engine;
 pub use engine_core::StepOutput;
-pub use kv::{DEFAULT_KV_BYTES, KvSize, kv_budget};
+pub use kv::{DEFAULT_KV_BYTES, KvSize, kv_budget, least_bytes};
 pub use observe::{RowRecord, StepObserver, StepRecord, StepTimes};
 pub use overlap::{DeviceLoop, EngineHandle, Waker};
 pub use profile::profile;

@@ -1,4 +1,4 @@
-//! The common steps of loading a text model, and [`Architecture`], which supplies the steps that differ.
+//! The common steps of checking and loading a text model, and [`Architecture`], which supplies the steps that differ.
 
 use std::path::Path;
 
@@ -9,7 +9,9 @@ use crate::{
     config::ConfigFile,
     decoder::{Decoder, Layers, TextShape},
     experts::{Division, ExpertLayout, ExpertShape, NO_EXPERTS},
-    weights::{Loader, Progress, TensorSpec},
+    footprint::Footprint,
+    thinker::HeldNodes,
+    weights::{Loader, Progress, Source, TensorSpec},
 };
 
 /// The checked config of a text model. It determines the model's weights and the loop over its layers. An
@@ -77,25 +79,90 @@ pub(crate) struct Checkpoint<'a> {
 pub(crate) fn load<A: Architecture, D: DecoderDevice>(
     mut config: A,
     architecture: &'static str,
-    Checkpoint { file, options }: Checkpoint<'_>,
+    checkpoint: Checkpoint<'_>,
     device: D,
     progress: Progress<'_>,
 ) -> Result<Decoder<D, A::Layers<D>>, LoadError> {
-    let invalid = |problem| file.invalid(problem);
-    if options.expert_parallel {
-        config.divide_whole_experts().map_err(invalid)?;
-    }
-    config.needs().check(file, architecture, &device)?;
-    let (dir, tokens, rank) = (&options.dir, options.max_step_tokens, device.group_rank());
-    let shard = config.shard(rank).map_err(invalid)?;
-    let layout = match config.module_with_experts() {
-        Some(module) => ExpertLayout::of(dir, options, &module)?,
-        None => ExpertLayout::Each,
-    };
-    let text = config.text(dir, tokens)?;
-    let specs: Vec<_> = (0..config.layers()).map(|layer| config.layer_specs(layer, layout, rank)).collect();
+    config.needs().check(checkpoint.file, architecture, &device)?;
+    divide(&mut config, checkpoint)?;
+    let RankParts { shard, text, specs } = RankParts::new(&config, checkpoint, device.group_rank())?;
+    let Checkpoint { options, .. } = checkpoint;
+    let (dir, tokens) = (&options.dir, options.max_step_tokens);
     let all = specs.iter().flat_map(A::tensors);
     Decoder::load(text, all, (dir, options), device, progress, |loader| shard.load(&specs, tokens, loader))
+}
+
+/// Makes the ranks of `config` hold whole experts, if the options say so.
+fn divide<A: Architecture>(
+    config: &mut A,
+    Checkpoint { file, options }: Checkpoint<'_>,
+) -> Result<(), LoadError> {
+    if options.expert_parallel {
+        config.divide_whole_experts().map_err(|problem| file.invalid(problem))?;
+    }
+    Ok(())
+}
+
+/// Refuses a config that cannot be divided among `ranks` ranks. Reads no weights.
+pub(crate) fn check<A: Architecture>(
+    mut config: A,
+    checkpoint: Checkpoint<'_>,
+    ranks: usize,
+) -> Result<(), LoadError> {
+    let Checkpoint { file, options } = checkpoint;
+    divide(&mut config, checkpoint)?;
+    for rank in 0..ranks {
+        config.shard(GroupRank { rank, world_size: ranks }).map_err(|problem| file.invalid(problem))?;
+    }
+    config.text(&options.dir, options.max_step_tokens).map(drop)
+}
+
+/// Computes the memory that each of `ranks` ranks takes. Reads the headers of the weights, and checks the presence, the
+/// type and the shape of each tensor.
+pub(crate) fn footprints<A: Architecture>(
+    mut config: A,
+    checkpoint: Checkpoint<'_>,
+    ranks: usize,
+) -> Result<Vec<Footprint>, LoadError> {
+    divide(&mut config, checkpoint)?;
+    let options = checkpoint.options;
+    if !HeldNodes::of(options.nodes.as_deref()).thinker {
+        return Ok(vec![Footprint::default(); ranks]);
+    }
+    let dtype = config.text(&options.dir, options.max_step_tokens)?.dtype;
+    let source = Source::open(&options.dir, options, dtype)?;
+    let of_rank = |rank| {
+        let group_rank = GroupRank { rank, world_size: ranks };
+        let RankParts { text, specs, .. } = RankParts::new(&config, checkpoint, group_rank)?;
+        Footprint::of(&text, specs.iter().flat_map(A::tensors), &source, options, group_rank)
+    };
+    (0..ranks).map(of_rank).collect()
+}
+
+/// The parts of a model that one rank loads, known from the config.
+struct RankParts<A: Architecture> {
+    /// The config of the rank's shard.
+    shard: A,
+    text: TextShape,
+    /// The tensors of each layer.
+    specs: Vec<A::LayerSpecs>,
+}
+
+impl<A: Architecture> RankParts<A> {
+    fn new(
+        config: &A,
+        Checkpoint { file, options }: Checkpoint<'_>,
+        rank: GroupRank,
+    ) -> Result<Self, LoadError> {
+        let shard = config.shard(rank).map_err(|problem| file.invalid(problem))?;
+        let layout = match config.module_with_experts() {
+            Some(module) => ExpertLayout::of(&options.dir, options, &module)?,
+            None => ExpertLayout::Each,
+        };
+        let text = config.text(&options.dir, options.max_step_tokens)?;
+        let specs = (0..config.layers()).map(|layer| config.layer_specs(layer, layout, rank)).collect();
+        Ok(Self { shard, text, specs })
+    }
 }
 
 /// Families of operations that an architecture's layers need in addition to those of a dense text model.

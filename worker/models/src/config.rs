@@ -10,13 +10,14 @@ mod tokenizer_end;
 use std::{cell::RefCell, collections::BTreeMap};
 use std::{
     fs::File,
-    io::{self, BufReader},
+    io::{self, BufRead, BufReader},
     path::{Path, PathBuf},
 };
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tutti_kernels::WeightType;
+use tutti_runtime::checkpoint::contents;
 
 use self::keys::Keys;
 #[cfg(test)]
@@ -162,8 +163,12 @@ pub(crate) fn parse_dtype(name: &str) -> Option<WeightType> {
 
 /// Reads a JSON file. An error names the key at fault, even if the value is a number too large for a float.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
-    let file = File::open(path).map_err(|source| LoadError::Read { path: path.into(), source })?;
-    let mut json = serde_json::Deserializer::from_reader(BufReader::new(file));
+    let unreadable = |source| LoadError::Read { path: path.into(), source };
+    let mut file = BufReader::new(File::open(path).map_err(unreadable)?);
+    if let Some(problem) = contents::lfs_pointer(file.fill_buf().map_err(unreadable)?) {
+        return Err(LoadError::Config { path: path.into(), problem: problem.into() });
+    }
+    let mut json = serde_json::Deserializer::from_reader(file);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let (key, problem) = (error.path().to_string(), error.into_inner());
         malformed(path, &if key == "." { problem.to_string() } else { format!("{key}: {problem}") })

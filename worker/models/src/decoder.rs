@@ -18,20 +18,17 @@ use tutti_kernels::{
 };
 use tutti_proto::declaration::ModelDeclaration;
 
-use self::{
-    ends::{EndSpecs, Ends},
-    logits::Head,
-    planes::RankPlanes,
-};
 pub(crate) use self::{
-    planes::{KvPlane, SlotPlane},
+    ends::EndSpecs,
+    planes::{KvPlane, RankPlanes, SlotPlane},
     step::LayerStep,
 };
+use self::{ends::Ends, logits::Head};
 use crate::{
-    DecoderDevice, LoadError, LoadFormat, LoadOptions, PageLayout, StepHook,
+    DecoderDevice, LoadError, LoadOptions, PageLayout, StepHook,
     expert_loads::{ExpertCounts, ExpertLoad},
     model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows},
-    weights::{Dummy, Loader, Progress, SafetensorsDir, Source, TensorSpec, Values, share},
+    weights::{Loader, Progress, Source, TensorSpec, Values, share},
 };
 
 /// The layers of a family, with their weights and buffers.
@@ -110,10 +107,7 @@ impl<D: DecoderDevice, L: Layers<D>> Decoder<D, L> {
         progress: Progress<'_>,
         layers: impl FnOnce(&mut Loader<'_, D>) -> Result<L, LoadError>,
     ) -> Result<Self, LoadError> {
-        let mut source = match options.load_format {
-            LoadFormat::Auto => Source::Files(SafetensorsDir::open(dir)?),
-            LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: shape.dtype }),
-        };
+        let mut source = Source::open(dir, options, shape.dtype)?;
         let group_rank = device.group_rank();
         let (vocabulary, hidden_size, tokens) =
             (shape.limits.vocab_size, shape.hidden_size, options.max_step_tokens);

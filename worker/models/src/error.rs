@@ -26,7 +26,7 @@ pub enum LoadError {
         problem: String,
     },
     /// The checkpoint is of a family that is not implemented.
-    #[error("{}: unsupported architecture: architectures {architectures:?}, model_type {model_type:?}; supported: {supported}", path.display())]
+    #[error("{}: unsupported architecture: architectures {architectures:?}, model_type {model_type:?}; {supported}", path.display())]
     Architecture {
         /// Path of the config file.
         path: PathBuf,
@@ -34,7 +34,7 @@ pub enum LoadError {
         architectures: Vec<String>,
         /// Value of the config's `model_type`.
         model_type: Option<String>,
-        /// The supported architectures.
+        /// The supported architectures in words: the nearest, or all of them.
         supported: String,
     },
     /// The device lacks operations that the architecture's layers need.

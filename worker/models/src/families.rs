@@ -6,6 +6,8 @@
 #[cfg(any(test, fuzzing))]
 pub(crate) mod sample;
 
+use tutti_runtime::nearest::nearest;
+
 use crate::{
     LoadError,
     config::{ConfigFile, Names},
@@ -133,11 +135,34 @@ impl Family {
         };
         FAMILIES.iter().find(named).ok_or_else(|| LoadError::Architecture {
             path: file.path().to_owned(),
-            supported: FAMILIES.iter().map(|family| family.architecture).collect::<Vec<_>>().join(", "),
+            supported: supported(&architectures, model_type.as_deref()),
             architectures: architectures.clone(),
             model_type: model_type.clone(),
         })
     }
+}
+
+/// Says which architectures this build has: the nearest to the names of a config, or all if none is near.
+fn supported(architectures: &[String], model_type: Option<&str>) -> String {
+    let all = || FAMILIES.iter().map(|family| family.architecture);
+    let near: Vec<&str> = match (architectures.first(), model_type) {
+        (Some(name), _) => nearest(name, all(), stem),
+        (None, Some(name)) => {
+            let types = nearest(name, FAMILIES.iter().map(|family| family.model_type), |name| name);
+            let named = |name: &&str| FAMILIES.iter().find(|family| family.model_type == *name);
+            types.iter().filter_map(named).map(|family| family.architecture).collect()
+        }
+        (None, None) => Vec::new(),
+    };
+    match &near[..] {
+        [] => format!("supported: {}", all().collect::<Vec<_>>().join(", ")),
+        near => format!("the nearest that are supported: {}", near.join(", ")),
+    }
+}
+
+/// The part of an architecture's name that names the family.
+fn stem(architecture: &str) -> &str {
+    architecture.split_once("For").map_or(architecture, |(family, _)| family)
 }
 
 #[cfg(test)]

@@ -11,10 +11,12 @@ mod error;
 mod expert_loads;
 mod experts;
 mod families;
+mod footprint;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 #[cfg(feature = "hybrid-test-model")]
 mod hybrid_test;
+mod inspect;
 mod llama;
 mod load;
 pub mod lockstep;
@@ -31,6 +33,8 @@ mod weights;
 
 pub use error::LoadError;
 pub use expert_loads::ExpertLoad;
+pub use footprint::Footprint;
+pub use inspect::{check_config, footprints};
 pub use load::{DecoderDevice, LoadFormat, LoadOptions, load};
 pub use model::{EmbeddedRows, Limits, LogitRequests, LogitResults, Model, WantedRows};
 pub use shares::GroupShares;

@@ -23,3 +23,37 @@ fn one_that_never_gets_ready_is_hopeless() {
     (1..=3).for_each(|exits| record.ended(exits));
     assert!(record.is_hopeless());
 }
+
+#[test]
+fn a_process_that_is_killed_while_it_loads_is_named_and_not_started_for_ever() {
+    let mut record = RankRecord::default();
+    for _ in 1..=2 {
+        record.joined();
+        assert!(record.killed());
+    }
+    let detail = record.detail().unwrap();
+    assert!(detail.contains("killed while loading") && detail.contains("likely for memory"), "{detail}");
+    record.joined();
+    record.ready();
+    assert!(!record.killed(), "it had loaded the model");
+    for _ in 1..=3 {
+        assert!(!record.killed(), "it had not joined");
+        record.joined();
+        assert!(record.killed());
+    }
+    record.given_up = true;
+    assert!(record.is_hopeless());
+    assert!(record.detail().unwrap().starts_with("given up; killed while loading"));
+}
+
+#[test]
+fn a_replica_is_given_up_after_three_kills_of_any_of_its_ranks() {
+    let replica = crate::cluster::Topology::all_in_one(4, 2).replica_of(Rank(2)).unwrap();
+    let mut ranks = Ranks::default();
+    for rank in [2, 3, 0, 0, 0, 2] {
+        assert!(!ranks.are_killed_by_loading(replica));
+        ranks.entry(Rank(rank)).joined();
+        assert!(ranks.entry(Rank(rank)).killed());
+    }
+    assert!(ranks.are_killed_by_loading(replica));
+}

@@ -19,6 +19,15 @@ pub(super) struct Reported<E> {
     has_failed: AtomicBool,
 }
 
+/// A change between two exports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// Spans no longer reach the collector.
+    Lost,
+    /// Spans reach the collector again.
+    Back,
+}
+
 impl<E> Reported<E> {
     /// An exporter to the collector at this address.
     pub fn new(exporter: E, collector: String) -> Self {
@@ -27,12 +36,22 @@ impl<E> Reported<E> {
 
     fn report(&self, result: &OTelSdkResult) {
         let collector = &self.collector;
-        match (result, self.has_failed.swap(result.is_err(), Ordering::Relaxed)) {
-            (Err(error), false) => {
+        match (self.change(result), result) {
+            (Some(Change::Lost), Err(error)) => {
                 tracing::warn!(collector, %error, "spans do not reach the collector and are lost");
             }
-            (Ok(()), true) => tracing::info!(collector, "spans reach the collector again"),
+            (Some(Change::Back), _) => tracing::info!(collector, "spans reach the collector again"),
             _ => {}
+        }
+    }
+
+    /// Records the outcome of an export. Returns the change from the outcome before it. The first export changes only
+    /// if it fails.
+    fn change(&self, result: &OTelSdkResult) -> Option<Change> {
+        match (result, self.has_failed.swap(result.is_err(), Ordering::Relaxed)) {
+            (Err(_), false) => Some(Change::Lost),
+            (Ok(()), true) => Some(Change::Back),
+            _ => None,
         }
     }
 }
@@ -56,3 +75,6 @@ impl<E: SpanExporter> SpanExporter for Reported<E> {
         self.exporter.set_resource(resource);
     }
 }
+
+#[cfg(test)]
+mod tests;

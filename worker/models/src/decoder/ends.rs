@@ -7,14 +7,14 @@ use tutti_kernels::{Device, Norm, collective::GroupRank};
 use super::TextShape;
 use crate::{
     LoadError,
-    weights::{Cut, Loader, Role, Source, TensorSpec},
+    weights::{Cut, Loader, Role, SafetensorsDir, Source, TensorSpec},
 };
 
 /// Name of the LM head in all checkpoints.
 const LM_HEAD: &str = "lm_head.weight";
 
 /// The tensors of the embedding, the final norm and the LM head.
-pub(super) struct EndSpecs {
+pub(crate) struct EndSpecs {
     pub embedding: TensorSpec,
     /// `None` if the embedding is also the LM head.
     lm_head: Option<TensorSpec>,
@@ -25,9 +25,8 @@ impl EndSpecs {
     /// Declares the tensors. Files hold against a config that ties the LM head to the embedding, as in Hugging Face's
     /// transformers: an LM head that differs from the embedding is kept, and an LM head alone is the embedding, too.
     pub fn new(shape: &TextShape, source: &mut Source, group_rank: GroupRank) -> Self {
-        let TextShape { prefix, hidden_size: hidden, mut tied, .. } = *shape;
-        let vocabulary = shape.limits.vocab_size;
-        let mut embedding = format!("{prefix}embed_tokens.weight");
+        let mut tied = shape.tied;
+        let mut embedding = Self::embedding_name(shape);
         if let (Source::Files(files), true) = (source, tied) {
             match files.are_equal(&embedding, LM_HEAD) {
                 Some(false) => {
@@ -44,6 +43,28 @@ impl EndSpecs {
                 None => {}
             }
         }
+        Self::named(shape, embedding, tied)
+    }
+
+    /// Declares the fewest tensors that the files may mean: an LM head beside a tied embedding is taken for equal.
+    /// Reads no tensor.
+    pub fn fewest(shape: &TextShape, source: &Source) -> Self {
+        let named = Self::embedding_name(shape);
+        let is_head = |files: &SafetensorsDir| shape.tied && !files.has(&named) && files.has(LM_HEAD);
+        let embedding = match source {
+            Source::Files(files) if is_head(files) => LM_HEAD.to_owned(),
+            Source::Files(_) | Source::Dummy(_) => named,
+        };
+        Self::named(shape, embedding, shape.tied)
+    }
+
+    fn embedding_name(shape: &TextShape) -> String {
+        format!("{}embed_tokens.weight", shape.prefix)
+    }
+
+    fn named(shape: &TextShape, embedding: String, tied: bool) -> Self {
+        let TextShape { prefix, hidden_size: hidden, .. } = *shape;
+        let vocabulary = shape.limits.vocab_size;
         let table =
             |name, role| TensorSpec::matrix(name, role, vocabulary, hidden).cut(Cut::Rows(vocabulary));
         Self {
@@ -59,7 +80,7 @@ impl EndSpecs {
         [Some(&self.embedding), self.lm_head.as_ref(), Some(&self.final_norm)].into_iter().flatten()
     }
 
-    pub fn load<D: Device>(&self, loader: &mut Loader<'_, D>, eps: f32) -> Result<Ends<D>, LoadError> {
+    pub(super) fn load<D: Device>(&self, loader: &mut Loader<'_, D>, eps: f32) -> Result<Ends<D>, LoadError> {
         let embedding = match self.lm_head {
             Some(_) => loader.table(&self.embedding)?,
             None => loader.tied(&self.embedding)?,

@@ -35,7 +35,7 @@ pub(crate) struct SlotPlane {
 }
 
 /// The planes of one rank.
-pub(super) struct RankPlanes {
+pub(crate) struct RankPlanes {
     kv: Option<KvPlane>,
     slots: Vec<SlotPlane>,
     page_tokens: usize,
@@ -62,7 +62,7 @@ impl RankPlanes {
     }
 
     /// Returns, for each plane, the bytes of a slot that this rank holds.
-    fn slot_bytes(&self) -> impl Iterator<Item = usize> {
+    pub fn slot_bytes(&self) -> impl Iterator<Item = usize> {
         let rank = self.group_rank;
         self.slots.iter().map(move |plane| plane.layers * share(plane.units, rank).len() * plane.unit_bytes)
     }

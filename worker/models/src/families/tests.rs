@@ -312,3 +312,23 @@ fn the_largest_published_shapes_are_within_the_limits() {
         examine(Family::of(&file).unwrap(), &file, dir.path()).unwrap();
     }
 }
+
+#[test]
+fn a_family_that_is_unknown_is_refused_with_the_nearest_ones() {
+    let refused = |config: Value| Family::of(&ConfigFile::of_value(config)).unwrap_err().to_string();
+    let near = refused(json!({ "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next" }));
+    assert!(
+        near.contains("\"Qwen3NextForCausalLM\"") && near.contains("the nearest that are supported: Qwen3"),
+        "{near}"
+    );
+    assert!(!near.contains("Mistral"), "{near}");
+    let near = refused(json!({ "architectures": ["MixtralForCausalLM"] }));
+    assert!(near.ends_with("the nearest that are supported: MistralForCausalLM"), "{near}");
+    let near = refused(json!({ "model_type": "qwen3_vl" }));
+    assert!(near.contains("the nearest that are supported: Qwen3ForCausalLM"), "{near}");
+    // A name that is near to none gets all.
+    for config in [json!({ "architectures": ["UnheardOfForCausalLM"] }), json!({})] {
+        let all = refused(config);
+        assert!(FAMILIES.iter().all(|family| all.contains(family.architecture)), "{all}");
+    }
+}

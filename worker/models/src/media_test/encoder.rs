@@ -3,10 +3,10 @@
 use tutti_kernels::{Dense, Device, DeviceError, Linear, Norm, Quantize};
 
 use crate::{
-    LoadError, LoadFormat, LoadOptions,
+    LoadError, LoadOptions,
     config::text::TextConfig,
     thinker::Audio,
-    weights::{Dummy, Loader, Role, SafetensorsDir, Source, TensorSpec},
+    weights::{Loader, Role, Source, TensorSpec},
 };
 
 /// Number of frames per call of the device's operations.
@@ -41,10 +41,7 @@ impl<D: Device> Encoder<D> {
         let linear = TensorSpec::matrix(name("frames_in.weight"), Role::Projection, width, samples);
         let bias = TensorSpec::vector(name("frames_in.bias"), Role::Bias, width);
         let norm = TensorSpec::vector(name("norm.weight"), Role::Norm, width);
-        let source = match options.load_format {
-            LoadFormat::Auto => Source::Files(SafetensorsDir::open(&options.dir)?),
-            LoadFormat::Dummy => Source::Dummy(Dummy { seed: options.seed, dtype: thinker.dtype }),
-        };
+        let source = Source::open(&options.dir, options, thinker.dtype)?;
         // The encoder is far smaller than the thinker, so its progress is not reported.
         let mut progress = |_| ();
         let specs = [&linear, &bias, &norm].into_iter();

@@ -1,6 +1,6 @@
 //! Loads tensors onto a device one by one, and reports progress.
 
-use std::{borrow::Cow, collections::VecDeque};
+use std::{borrow::Cow, collections::VecDeque, path::Path};
 
 use tutti_kernels::{Device, DeviceError, HostMatrix, Quantize, WeightType, collective::GroupRank};
 
@@ -9,7 +9,7 @@ use super::{
     convert::{self, widen},
     read_ahead::ReadAhead,
 };
-use crate::LoadError;
+use crate::{LoadError, LoadFormat, LoadOptions};
 
 /// Progress of loading weights onto a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,16 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    fn check(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
+    /// Opens the source that the options name. Dummy weights have the type `dtype`.
+    pub fn open(dir: &Path, options: &LoadOptions, dtype: WeightType) -> Result<Self, LoadError> {
+        Ok(match options.load_format {
+            LoadFormat::Auto => Self::Files(SafetensorsDir::open(dir)?),
+            LoadFormat::Dummy => Self::Dummy(Dummy { seed: options.seed, dtype }),
+        })
+    }
+
+    /// Returns the stored type of a tensor. Fails if the tensor is missing, has another shape, or an unsupported type.
+    pub fn check(&self, spec: &TensorSpec) -> Result<WeightType, LoadError> {
         match self {
             Self::Files(files) => files.check(spec),
             Self::Dummy(dummy) => Ok(dummy.dtype(spec)),

@@ -11,6 +11,7 @@ use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
 use tutti_kernels::{HostMatrix, WeightType, collective::GroupRank};
+use tutti_runtime::checkpoint::contents;
 
 use super::{TensorSpec, Window, header::Header, read_ahead::Extent, unused};
 use crate::{LoadError, config::read_json};
@@ -46,7 +47,8 @@ impl SafetensorsDir {
                 files.push(WeightFile::open(path)?);
             }
         } else {
-            let problem = format!("holds no weights: neither {SINGLE} nor {INDEX}");
+            let known = contents::of_folder(dir).map_or(String::new(), |known| format!("; {known}"));
+            let problem = format!("holds no weights: neither {SINGLE} nor {INDEX}{known}");
             return Err(LoadError::Weights { path: dir.into(), problem });
         }
 
@@ -190,6 +192,9 @@ impl WeightFile {
         // SIGBUS. If another process rewrites the file, the weights change. Every loader that maps files accepts this,
         // to avoid a copy.
         let map = unsafe { Mmap::map(&file) }.map_err(read)?;
+        if let Some(problem) = contents::lfs_pointer(&map) {
+            return Err(LoadError::Weights { path, problem: problem.into() });
+        }
         match Header::parse(&map) {
             Ok(header) => Ok(Self { path, map: Arc::new(map), header }),
             Err(error) => Err(match error.tensor {

@@ -3,15 +3,16 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use crate::common::{
-    Tensor, config, generate, group::of_ranks_with_whole_experts, loaded, tensors, try_load, try_load_on,
-    unscreened_device, write_config, write_tensors,
+    Tensor, config, generate, group::of_ranks_with_whole_experts, loaded, options, tensors, try_load,
+    try_load_on, unscreened_device, write_config, write_tensors,
 };
 use safetensors::tensor::Dtype;
 use serde_json::json;
 use tempfile::TempDir;
 use tutti_models::{
+    Footprint,
     LoadFormat::{Auto, Dummy},
-    Model, Quantize,
+    LoadOptions, Model, Quantize, check_config, footprints,
 };
 use tutti_runtime::{Error, ErrorKind};
 
@@ -460,4 +461,69 @@ fn damaged_experts_are_named() {
     let mut tensors = with_experts(true);
     tensors.remove("model.layers.1.mlp.experts.gate_up_proj").unwrap();
     refuses(moe_checkpoint(&tensors).path(), &["model.layers.1.mlp.experts.0.gate_proj.weight"]);
+}
+
+#[test]
+fn the_footprint_is_what_the_device_will_hold() {
+    let dir = checkpoint();
+    for (load_format, quantize) in [(Auto, Quantize::None), (Dummy, Quantize::None), (Auto, Quantize::Int8)] {
+        let model = common::try_load_as(unscreened_device(), dir.path(), load_format, quantize).unwrap();
+        let options = options(dir.path(), load_format, quantize);
+        let [whole] = footprints(&options, 1).unwrap()[..] else { panic!("one rank") };
+        assert_eq!(whole.page_bytes, model.page_bytes() as u64);
+        assert_eq!(whole.slot_bytes, model.declaration().slot_bytes());
+        if quantize == Quantize::None {
+            assert_eq!(whole.weight_bytes, model.weight_bytes());
+        } else {
+            // The device pads matrices, so a small one takes more than its elements and scales.
+            let (least, most) = (model.weight_bytes() * 3 / 4, model.weight_bytes());
+            assert!((least..=most).contains(&whole.weight_bytes), "{} of {most}", whole.weight_bytes);
+        }
+    }
+}
+
+#[test]
+fn the_footprint_of_ranks_is_divided_like_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), &config(&json!({ "vocab_size": 96 })));
+    for quantize in [Quantize::None, Quantize::Int8] {
+        let options = options(dir.path(), Dummy, quantize);
+        let [whole] = footprints(&options, 1).unwrap()[..] else { panic!("one rank") };
+        let ranks = footprints(&options, 2).unwrap();
+        let sum = ranks.iter().map(|rank: &Footprint| rank.weight_bytes).sum::<u64>();
+        // The ranks divide the matrices, and each holds all norms.
+        assert!((whole.weight_bytes..whole.weight_bytes * 5 / 4).contains(&sum), "{sum} and {whole:?}");
+        assert!(ranks.iter().all(|rank| rank.weight_bytes < whole.weight_bytes * 2 / 3), "{ranks:?}");
+        assert_eq!(2 * ranks[0].page_bytes, whole.page_bytes);
+    }
+}
+
+#[test]
+fn a_checkpoint_is_refused_before_it_is_loaded() {
+    let dir = checkpoint();
+    write_config(dir.path(), &config(&json!({ "vocab_size": 96 })));
+    let check = |ranks, expert_parallel| {
+        check_config(&LoadOptions { expert_parallel, ..options(dir.path(), Auto, Quantize::None) }, ranks)
+    };
+    check(2, false).unwrap();
+    let refused = check(3, false).unwrap_err().to_string();
+    assert!(refused.contains("config.json") && refused.contains("3"), "{refused}");
+    assert!(check(2, true).unwrap_err().to_string().contains("experts"));
+    fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+    check(2, false).unwrap();
+    let missing = footprints(&options(dir.path(), Auto, Quantize::None), 1).unwrap_err().to_string();
+    assert!(missing.contains("holds no weights"), "{missing}");
+    fs::write(dir.path().join("pytorch_model.bin"), "").unwrap();
+    let foreign = footprints(&options(dir.path(), Auto, Quantize::None), 1).unwrap_err().to_string();
+    assert!(foreign.contains("pytorch_model.bin") && foreign.contains("save_pretrained"), "{foreign}");
+}
+
+#[test]
+fn pointers_of_git_lfs_are_refused_as_such() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n";
+    for file in ["model.safetensors", "config.json"] {
+        let dir = checkpoint();
+        fs::write(dir.path().join(file), pointer).unwrap();
+        refuses(dir.path(), &[file, "is a pointer of git-lfs", "git lfs pull"]);
+    }
 }

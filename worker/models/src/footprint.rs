@@ -1,0 +1,71 @@
+//! The memory that a model will take, computed from its config and the headers of its weights before anything is
+//! loaded.
+
+use tutti_kernels::{Quantize, WeightType, collective::GroupRank};
+
+use crate::{
+    LoadError, LoadOptions,
+    decoder::{EndSpecs, RankPlanes, TextShape},
+    weights::{Precision, Source, TensorSpec},
+};
+
+/// Number of inputs that share a scale of four bytes in int8.
+const INT8_GROUP: usize = 128;
+
+/// The memory of one rank, as its device will hold it. The sizes are lower bounds: they count no padding, no screen of
+/// the LM head and no buffers of steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Bytes of the weights, in their stored or quantised form.
+    pub weight_bytes: u64,
+    /// Bytes per KV page, over all layers.
+    pub page_bytes: u64,
+    /// Bytes per slot of requests' state.
+    pub slot_bytes: u64,
+}
+
+impl Footprint {
+    /// Computes the memory of one rank. `layers` are the tensors of its layers. Checks every tensor.
+    pub(crate) fn of<'s>(
+        shape: &TextShape,
+        layers: impl Iterator<Item = &'s TensorSpec>,
+        source: &Source,
+        options: &LoadOptions,
+        rank: GroupRank,
+    ) -> Result<Self, LoadError> {
+        let ends = EndSpecs::fewest(shape, source);
+        let mut weight_bytes = 0u64;
+        let mut add = |spec: &TensorSpec| {
+            let bytes = held_bytes(spec, source.check(spec)?, options.quantize, rank);
+            weight_bytes = weight_bytes.saturating_add(bytes);
+            Ok::<_, LoadError>(())
+        };
+        ends.all().try_for_each(&mut add)?;
+        for spec in layers {
+            add(spec)?;
+        }
+        let dtype = source.check(&ends.embedding)?;
+        let planes = RankPlanes::new(shape, options.page_tokens, dtype, rank);
+        Ok(Self {
+            weight_bytes,
+            page_bytes: planes.page_bytes() as u64,
+            slot_bytes: planes.slot_bytes().map(|bytes| bytes as u64).sum(),
+        })
+    }
+}
+
+/// Returns the bytes of a rank's part of a tensor. `stored` is the type of its elements in the checkpoint.
+fn held_bytes(spec: &TensorSpec, stored: WeightType, quantize: Quantize, rank: GroupRank) -> u64 {
+    let range = spec.shard_range(rank);
+    let (elements, columns) = (range.elements() as u64, range.columns.len());
+    let is_matrix = spec.dims.columns > 1;
+    match (spec.precision, quantize) {
+        (Precision::Type(dtype), _) => elements.saturating_mul(dtype.bytes() as u64),
+        (Precision::Configured, Quantize::Int8) if is_matrix => {
+            let rows = elements / (columns.max(1) as u64);
+            let scales = rows.saturating_mul(4 * columns.div_ceil(INT8_GROUP) as u64);
+            elements.saturating_add(scales)
+        }
+        (Precision::Configured | Precision::Stored, _) => elements.saturating_mul(stored.bytes() as u64),
+    }
+}

@@ -1,0 +1,91 @@
+//! Checks of a checkpoint before it is loaded: can this build serve it on these ranks, and is there memory for it?
+//!
+//! A conductor checks the checkpoint before it binds a port or starts a worker, so that a fault is reported once, and
+//! at once. A worker checks the memory that it is about to take, because it may be on another machine, and because only
+//! the worker opens the GPU.
+
+mod need;
+
+use std::path::Path;
+
+use tutti_kernels::{Device, collective::GroupRank};
+use tutti_models::{LoadOptions, footprints};
+use tutti_runtime::{Error, memory};
+use tutti_settings::{DeviceChoice, WorkerSettings};
+
+use self::need::Need;
+use crate::loading::load_options;
+
+/// Files that only a machine with an NVIDIA driver has: on Linux, and on Linux inside Windows.
+const DRIVER_FILES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
+
+/// The workers of one group of a cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerGroup<'a> {
+    /// The settings that the conductor sends to each of them.
+    pub settings: &'a WorkerSettings,
+    /// Number of replicas of the model. Each has as many ranks as the settings say.
+    pub replicas: u32,
+}
+
+/// Refuses a config that this build cannot serve with these settings. Reads no weights. A simulated device serves any
+/// config.
+pub fn check_config(settings: &WorkerSettings) -> Result<(), Error> {
+    if settings.device.device == DeviceChoice::Sim {
+        return Ok(());
+    }
+    Ok(tutti_models::check_config(&load_options(settings), ranks(settings))?)
+}
+
+/// Checks the headers of the weights that these groups load on this machine. Refuses weights for which the CPU's memory
+/// has no room. A GPU's memory is checked by its worker.
+pub fn check_weights(groups: &[WorkerGroup<'_>]) -> Result<(), Error> {
+    let mut need = Need::default();
+    for WorkerGroup { settings, replicas } in groups {
+        let device = settings.device.device;
+        if device == DeviceChoice::Sim {
+            continue;
+        }
+        let ranks = footprints(&load_options(settings), ranks(settings))?;
+        if computes_on_cpu(device) {
+            ranks.iter().for_each(|rank| need.add(rank, settings, *replicas));
+        }
+    }
+    match memory::allocatable() {
+        Some(free) if need.bytes() > free.bytes => Err(need.refused(&free.to_string(), true)),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses to load a rank's weights if the memory of its device has no room for them.
+pub(crate) fn check_rank<D: Device>(
+    settings: &WorkerSettings,
+    options: &LoadOptions,
+    device: &D,
+) -> Result<(), Error> {
+    let GroupRank { rank, world_size } = device.group_rank();
+    let mut need = Need::default();
+    footprints(options, world_size)?.get(rank).into_iter().for_each(|rank| need.add(rank, settings, 1));
+    let (bytes, said, on_host) = match (device.free_bytes(), memory::allocatable()) {
+        (Some(bytes), _) => {
+            (bytes, format!("{} are free on {}", memory::Size(bytes), device.describe()), false)
+        }
+        (None, Some(free)) => (free.bytes, free.to_string(), true),
+        (None, None) => return Ok(()),
+    };
+    if need.bytes() > bytes { Err(need.refused(&said, on_host)) } else { Ok(()) }
+}
+
+/// Number of ranks of one replica.
+fn ranks(settings: &WorkerSettings) -> usize {
+    settings.tensor_parallel.tp as usize
+}
+
+/// True if workers of this choice of device compute on the CPU. False if `auto` may mean a GPU.
+fn computes_on_cpu(device: DeviceChoice) -> bool {
+    match device {
+        DeviceChoice::Cpu => true,
+        DeviceChoice::Auto => !DRIVER_FILES.iter().any(|file| Path::new(file).exists()),
+        DeviceChoice::Cuda | DeviceChoice::Sim => false,
+    }
+}
