@@ -61,7 +61,7 @@ async fn the_error_that_ends_a_stream_has_the_id() {
 async fn calls_over_grpc_have_it_as_metadata() {
     let setup = ready().await;
     let mut client = client(&setup);
-    let mut call = Call::new(GenerateRequest { ..text("hello") });
+    let mut call = Call::new(text("hello"));
     call.metadata_mut().insert("x-request-id", "client-4".parse().unwrap());
     let answer = client.generate(call).await.unwrap();
     assert_eq!(answer.metadata().get("x-request-id").unwrap(), "client-4");
