@@ -1,15 +1,17 @@
-// The last requests, and one of them as a waterfall of its phases.
+// One request as a waterfall of its phases.
 
 import { json } from "./api.js";
 import { byId, duration, element, number } from "./elements.js";
+import { causeOf, stateOf, timeOf } from "./request.js";
 
 let conductor = () => null;
 /** Number of the request shown. Each new list of requests updates its picture. */
 let shown = null;
-/** Requests by number, from the last list. */
+/** Requests by number, from the last list, and the conductor's time of it. */
 let known = new Map();
+let listed;
 
-/** Prepares the list. `which` returns the chosen conductor's name. */
+/** Prepares the form that asks for a number. `which` returns the chosen conductor's name. */
 export function start(which) {
   conductor = which;
   byId("find").addEventListener("submit", (event) => {
@@ -23,71 +25,38 @@ export function start(which) {
 export function forget() {
   shown = null;
   known = new Map();
-  byId("requests").replaceChildren();
   byId("waterfall").replaceChildren();
 }
 
-/** Shows the newest requests. A row is kept as long as its request is listed, so that it keeps the focus. */
-export function list(requests) {
+/** Takes the newest requests, and draws the one that is shown again. */
+export function take({ requests, now_us: now }) {
   known = new Map(requests.map((request) => [request.request, request]));
-  const body = byId("requests");
-  const rows = new Map([...body.children].map((row) => [Number(row.dataset.request), row]));
-  for (const [number, row] of rows) if (!known.has(number)) row.remove();
-  [...requests].reverse().forEach((request) => {
-    const row = rows.get(request.request) ?? addRow(body, request.request);
-    const [, state, prompt, output, time] = row.children;
-    state.textContent = stateOf(request);
-    prompt.textContent = number(request.prompt_tokens);
-    output.textContent = number(request.generated);
-    time.textContent = duration(timeOf(request));
-  });
-  byId("no-requests").hidden = requests.length > 0;
-  if (shown !== null && known.has(shown)) show(known.get(shown));
+  listed = now;
+  if (shown !== null && known.has(shown)) show(known.get(shown), listed);
 }
 
-function addRow(body, request) {
-  const open = element("button", { type: "button", class: "link", onclick: () => find(request) }, String(request));
-  const cells = [1, 2, 3, 4].map(() => element("td"));
-  const row = element("tr", { "data-request": request }, element("th", { scope: "row" }, open), ...cells);
-  body.prepend(row);
-  return row;
-}
-
-const at = (request, kind) => request.transitions.find((transition) => transition.kind === kind);
-
-function stateOf(request) {
-  const ended = at(request, "ended");
-  if (ended) return ended.outcome;
-  const { kind } = request.transitions.at(-1) ?? {};
-  if (kind === "accepted" || kind === "replayed") return "waits";
-  if (kind === "first_token") return "decodes";
-  return "prefill";
-}
-
-/** Milliseconds from the request's arrival to its end, or to its last transition. */
-function timeOf({ transitions }) {
-  return transitions.length ? (transitions.at(-1).at_us - transitions[0].at_us) / 1000 : 0;
-}
-
-async function find(request) {
+/** Shows a request by its number. */
+export async function find(request) {
   shown = request;
   byId("request-number").value = request;
   const own = known.get(request);
-  if (own) return show(own, true);
+  if (own) return show(own, listed, true);
   const name = conductor();
   try {
     const which = name === null ? "" : `?conductor=${encodeURIComponent(name)}`;
-    show(await json(`/cluster/requests/${request}${which}`), true);
+    const answer = await json(`/cluster/requests/${request}${which}`);
+    show(answer, answer.now_us, true);
   } catch (problem) {
     byId("waterfall").replaceChildren(element("p", { class: "error" }, problem.message));
   }
 }
 
 /** Cuts a request's life into phases: where each begins and ends, in milliseconds since its arrival. */
-export function phases({ transitions }) {
+export function phases(request, now) {
+  const { transitions } = request;
   const begin = transitions[0]?.at_us ?? 0;
   const ms = (us) => (us - begin) / 1000;
-  const end = ms(transitions.at(-1)?.at_us ?? 0);
+  const end = timeOf(request, now);
   const found = [];
   let running = null;
   const open = (kind, name, from) => {
@@ -114,8 +83,8 @@ export function phases({ transitions }) {
   return { found: found.sort((a, b) => a.from - b.from || b.to - a.to), end };
 }
 
-function show(request, focus = false) {
-  const { found, end } = phases(request);
+function show(request, now, focus = false) {
+  const { found, end } = phases(request, now);
   const place = byId("waterfall");
   const share = (ms) => `${(100 * ms) / Math.max(end, 0.001)}%`;
   const rows = found.map(({ kind, name, from, to, open }) => {
@@ -126,7 +95,13 @@ function show(request, focus = false) {
     return element("li", {}, element("p", {}, `${name}: ${time}`), element("div", { class: "track", "aria-hidden": "true" }, bar));
   });
   const title = element("h3", { tabindex: "-1" }, `Request ${request.request}: ${stateOf(request)}`);
-  const facts = `${number(request.prompt_tokens)} prompt tokens, ${number(request.generated)} output tokens, ${duration(timeOf(request))}`;
-  place.replaceChildren(title, element("p", { class: "quiet" }, facts), element("ol", {}, ...rows));
+  const facts = `${number(request.prompt_tokens)} prompt tokens, ${number(request.generated)} output tokens, ${duration(timeOf(request, now))}`;
+  const cause = causeOf(request);
+  place.replaceChildren(
+    title,
+    element("p", { class: "quiet" }, facts),
+    cause ? element("p", { class: "error" }, cause) : "",
+    element("ol", {}, ...rows),
+  );
   if (focus) title.focus();
 }

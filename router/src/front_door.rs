@@ -15,7 +15,9 @@ use crate::{
     conductor_channel,
     fleet::{Access, Conductors, Fleet},
     generation::{Admission, Generator},
-    grpc, http,
+    grpc,
+    history::History,
+    http,
     keys::ApiKeys,
     metrics::RouterMetrics,
     readers::Readers,
@@ -51,6 +53,7 @@ pub struct FrontDoor {
     keys: Arc<ApiKeys>,
     /// See [`RouterSettings::allowed_origins`].
     allowed_origins: Arc<[String]>,
+    history: Arc<History>,
 }
 
 impl FrontDoor {
@@ -106,16 +109,17 @@ impl FrontDoor {
         let uploads = Uploads::new(config.max_body_bytes, move || Pace::of(&paced.get()));
         let keys = ApiKeys::read(live.clone(), registry)?;
         let admission = Admission::new(live.clone(), registry);
+        let history = Arc::new(History::new(metrics.clone(), fleet.clone()));
         let generator = Generator::new(fleet, live, admission, readers, metrics)?;
         let allowed_origins = config.allowed_origins.clone().into();
-        Ok(Self { generator: Arc::new(generator), uploads, keys, allowed_origins })
+        Ok(Self { generator: Arc::new(generator), uploads, keys, allowed_origins, history })
     }
 
     /// The OpenAI routes. Unknown routes get an error in OpenAI's shape as well. The caller merges these routes with
     /// [`tutti_runtime::operations::routes`].
     pub fn http_routes(&self) -> axum::Router {
-        let Self { generator, uploads, keys, allowed_origins } = self.clone();
-        http::routes(generator, uploads, keys, allowed_origins)
+        let Self { generator, uploads, keys, allowed_origins, history } = self.clone();
+        http::routes(generator, uploads, keys, allowed_origins, history)
     }
 
     /// The gRPC services: `tutti.v1.Inference`, reflection, and `grpc.health.v1`, which reports the readiness in
@@ -130,7 +134,8 @@ impl FrontDoor {
     /// text changes. Nothing else may write the readiness in `health` meanwhile. "Ready" means that a request sent now
     /// would be served.
     pub async fn follow(self, health: Health) {
-        tokio::join!(self.generator.fleet().clone().follow(health), self.keys.follow());
+        let fleet = self.generator.fleet().clone();
+        tokio::join!(fleet.follow(health), self.keys.follow(), self.history.follow());
     }
 
     /// Logs a warning for each address that is not a loopback address, unless API keys are required. Other machines may

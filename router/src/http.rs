@@ -43,6 +43,7 @@ use tutti_runtime::{Error, ErrorKind, serve::Standing};
 use self::{body::BodyReader, error::ApiError};
 use crate::{
     generation::Generator,
+    history::History,
     keys::{
         ApiKeys, Caller, Entry,
         revocation::{self, RevocableBody},
@@ -64,6 +65,7 @@ struct Api {
     keys: Arc<ApiKeys>,
     /// Origins whose pages may send requests without a key.
     allowed_origins: Arc<[String]>,
+    history: Arc<History>,
     /// Unix time at which the process began to serve, for `/v1/models`.
     since: u64,
 }
@@ -107,10 +109,11 @@ pub fn routes(
     uploads: Uploads,
     keys: Arc<ApiKeys>,
     allowed_origins: Arc<[String]>,
+    history: Arc<History>,
 ) -> Router {
     let bodies = BodyReader::new(uploads);
     let cors = middleware::from_fn_with_state(allowed_origins.clone(), cors::answer);
-    let api = Api { generator, bodies, keys, allowed_origins, since: unix_seconds() };
+    let api = Api { generator, bodies, keys, allowed_origins, history, since: unix_seconds() };
     // Routes of the web page's data. They check the caller's key, but requests to them count against no limit of the
     // key.
     let cluster = Router::new()
@@ -118,6 +121,8 @@ pub fn routes(
         .route("/cluster/steps", get(cluster::steps))
         .route("/cluster/requests", get(cluster::requests))
         .route("/cluster/requests/{id}", get(cluster::one_request))
+        .route("/cluster/requests/{id}/cancel", post(cluster::cancel))
+        .route("/cluster/history", get(cluster::history))
         .route_layer(middleware::from_fn_with_state(api.clone(), let_look))
         .with_state(api.clone());
     Router::new()
@@ -190,11 +195,12 @@ async fn run_unless_revoked(
 }
 
 /// Middleware of the `/cluster` routes: identifies the caller, and counts the answer.
-async fn let_look(State(api): State<Api>, path: MatchedPath, request: Request, next: Next) -> Response {
+async fn let_look(State(api): State<Api>, path: MatchedPath, mut request: Request, next: Next) -> Response {
     let answered = Answered { metrics: api.generator.metrics().clone(), path, done: false };
     let response = match api.identify(&request) {
-        Ok(_) => {
+        Ok(caller) => {
             Standing::vouch(request.extensions());
+            request.extensions_mut().insert(caller);
             next.run(request).await
         }
         Err(error) => ApiError(error).into_response(),

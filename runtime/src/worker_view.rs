@@ -27,6 +27,7 @@ pub struct WorkerView {
     pub preemptions: u64,
     pub prefill_tokens: u64,
     pub cached_tokens: u64,
+    pub restarts: u64,
     /// The last problem of this rank; empty if there is none.
     pub detail: String,
 }
@@ -55,6 +56,7 @@ impl From<pb::WorkerStatus> for WorkerView {
             preemptions: load.preemptions,
             prefill_tokens: load.prefill_tokens,
             cached_tokens: load.cached_tokens,
+            restarts: status.restarts,
             detail: status.detail,
         }
     }

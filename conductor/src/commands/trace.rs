@@ -84,7 +84,7 @@ fn phases(transitions: &[pb::RequestTransition]) -> Vec<Phase> {
 /// The request's outcome, or "in progress" if it has not ended.
 fn outcome(request: &pb::RecentRequest) -> &str {
     let ended = request.transitions.iter().find_map(|it| match &it.transition {
-        Some(Transition::Ended(pb::RequestEnded { outcome })) => Some(outcome.as_str()),
+        Some(Transition::Ended(pb::RequestEnded { outcome, .. })) => Some(outcome.as_str()),
         _ => None,
     });
     ended.unwrap_or("in progress")

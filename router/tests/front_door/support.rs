@@ -24,11 +24,11 @@ use tonic::{
 };
 use tower::{ServiceExt, service_fn};
 use tutti_proto::cluster::v1::{
-    CheckpointFile, DescribeRequest, DescribeResponse, DrainConductorRequest, DrainConductorResponse,
-    DrainWorkerRequest, DrainWorkerResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
-    GetClusterResponse, GetRequestsRequest, GetRequestsResponse, GetStepsRequest, GetStepsResponse,
-    ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent, RequestSpec, SampledToken,
-    SubmitRequest, TokenLogprob, TopLogprob,
+    CancelRequestRequest, CancelRequestResponse, CheckpointFile, DescribeRequest, DescribeResponse,
+    DrainConductorRequest, DrainConductorResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
+    FinishReason, Finished, GetClusterRequest, GetClusterResponse, GetRequestsRequest, GetRequestsResponse,
+    GetStepsRequest, GetStepsResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest,
+    RequestEvent, RequestSpec, SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
     conductor_server::{Conductor, ConductorServer},
 };
 use tutti_router::{CheckedText, FrontDoor, RouterSettings};
@@ -183,6 +183,13 @@ impl Conductor for FakeConductor {
         &self,
         _: tonic::Request<GetRequestsRequest>,
     ) -> Result<Response<GetRequestsResponse>, Status> {
+        Err(Status::unimplemented("a fake keeps no requests"))
+    }
+
+    async fn cancel_request(
+        &self,
+        _: tonic::Request<CancelRequestRequest>,
+    ) -> Result<Response<CancelRequestResponse>, Status> {
         Err(Status::unimplemented("a fake keeps no requests"))
     }
 

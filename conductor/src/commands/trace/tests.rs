@@ -17,7 +17,7 @@ fn a_life_is_cut_where_the_request_moves() {
         at(6_000, chunk),
         at(6_500, Transition::FirstToken(pb::FirstToken {})),
         at(6_700, Transition::HandedOver(pb::PrefillHandedOver {})),
-        at(9_000, Transition::Ended(pb::RequestEnded { outcome: "finished".into() })),
+        at(9_000, Transition::Ended(pb::RequestEnded { outcome: "finished".into(), ..Default::default() })),
     ];
     let phases = phases(&life);
     let found: Vec<_> = phases.iter().map(|it| (it.name.trim(), it.from, it.to, it.goes_on)).collect();

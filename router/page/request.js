@@ -1,0 +1,35 @@
+// One request, as the conductor records it: its state, its cause of failure, its time.
+
+const at = (request, kind) => request.transitions.find((transition) => transition.kind === kind);
+
+/** The request's end; undefined while it runs. */
+export const endOf = (request) => at(request, "ended");
+
+/** A word for the state of a request: the outcome of one that has ended. */
+export function stateOf(request) {
+  const ended = endOf(request);
+  if (ended) return ended.outcome;
+  const { kind } = request.transitions.at(-1) ?? {};
+  if (kind === "accepted" || kind === "replayed") return "waits";
+  if (kind === "first_token") return "decodes";
+  return "prefill";
+}
+
+/** Milliseconds from the request's arrival to its end, or to now. `now` is the conductor's time of the answer, in
+    microseconds; without it, a running request's time ends with its last transition. */
+export function timeOf(request, now) {
+  const { transitions } = request;
+  if (!transitions.length) return 0;
+  const last = transitions.at(-1).at_us;
+  const end = endOf(request) ? last : Math.max(last, now ?? last);
+  return (end - transitions[0].at_us) / 1000;
+}
+
+/** The times that the request started over. */
+export const replaysOf = ({ transitions }) => transitions.filter(({ kind }) => kind === "replayed").length;
+
+/** The reason of a failure; empty without one. */
+export const causeOf = (request) => endOf(request)?.cause ?? "";
+
+/** Microseconds since the Unix epoch at which the conductor accepted the request. */
+export const acceptedOf = ({ transitions }) => transitions[0]?.at_us ?? 0;
