@@ -33,6 +33,7 @@ use tutti_proto::cluster::v1::{
 };
 use tutti_router::{CheckedText, FrontDoor, RouterSettings};
 use tutti_runtime::{
+    Error, ErrorKind,
     health::{Health, State},
     metrics::Metrics,
 };
@@ -186,11 +187,17 @@ impl Conductor for FakeConductor {
         Err(Status::unimplemented("a fake keeps no requests"))
     }
 
+    /// Cancels request 7, which was accepted at 70.
     async fn cancel_request(
         &self,
-        _: tonic::Request<CancelRequestRequest>,
+        request: tonic::Request<CancelRequestRequest>,
     ) -> Result<Response<CancelRequestResponse>, Status> {
-        Err(Status::unimplemented("a fake keeps no requests"))
+        match request.into_inner() {
+            CancelRequestRequest { request: 7, accepted_us: 0 | 70 } => {
+                Ok(Response::new(CancelRequestResponse {}))
+            }
+            _ => Err(Error::new(ErrorKind::NotFound, "the request is not in progress").into()),
+        }
     }
 
     async fn drain_worker(
