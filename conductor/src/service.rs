@@ -82,6 +82,13 @@ pub fn cluster_routes(
         .add_service(InterceptedService::new(conductor, check))
 }
 
+/// The memory of a process of this machine; `None` if the system does not say.
+fn resident_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
 /// A submission whose errors are gRPC statuses.
 pub struct Events(Submission);
 
@@ -151,6 +158,10 @@ impl Conductor for ConductorService {
         _: Request<pb::GetClusterRequest>,
     ) -> Result<Response<pb::GetClusterResponse>, Status> {
         let mut status = self.cluster.status();
+        let spawned = self.cluster.limits().topology.spawned_workers();
+        for worker in status.workers.iter_mut().filter(|worker| worker.worker < spawned && worker.pid > 0) {
+            worker.resident_bytes = resident_bytes(worker.pid);
+        }
         // The cluster's own flag is set late: during a drain, the cluster takes requests until the clients of an
         // embedded router have received their answers.
         status.draining |= self.shutdown.is_draining();

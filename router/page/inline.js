@@ -3,7 +3,7 @@
 import { element } from "./elements.js";
 
 /** Characters of a text above which it is shown as it is. A bound on the work for a text without line ends. */
-const MOST_PARSED = 20_000;
+const MOST_PARSED = 10_000;
 /** Characters of a link's address above which it is no link. */
 const LONGEST_ADDRESS = 2000;
 const PUNCTUATION = /[!-/:-@[-`{-~]/;

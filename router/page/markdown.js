@@ -30,7 +30,8 @@ export class Growing {
 
   /** Adds a text. It is drawn with the next frame. */
   append(text) {
-    this.rest += text;
+    // A line end of two characters may come in two pieces.
+    this.rest += text.replaceAll("\r", "");
     if (!this.drawn) return;
     this.drawn = false;
     requestAnimationFrame(() => this.draw());
@@ -40,10 +41,11 @@ export class Growing {
   draw() {
     if (this.drawn) return;
     this.drawn = true;
-    const lines = this.rest.replaceAll("\r\n", "\n").split("\n");
+    const lines = this.rest.split("\n");
     const blocks = [...cut(lines, 0)];
-    // The last line has not ended. A block that begins in it may become a part of the one before.
-    const open = blocks.at(-1)?.from === lines.length - 1 ? 2 : 1;
+    // The last line has not ended. A block that begins in it, or as a table in the line before, may become a part of the
+    // block before.
+    const open = blocks.at(-1)?.from >= lines.length - 2 ? 2 : 1;
     const last = blocks.splice(-open);
     this.tail.forEach((node) => node.remove());
     this.tail = last.map(({ make }) => make());
@@ -163,7 +165,7 @@ const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell
 
 function isTable(lines, at) {
   const under = lines[at + 1] ?? "";
-  if (!lines[at].includes("|") || !under.includes("-")) return false;
+  if (!lines[at].includes("|") || !under.includes("|")) return false;
   const marks = cells(under);
   return marks.length === cells(lines[at]).length && marks.every((mark) => /^:?-+:?$/.test(mark));
 }

@@ -15,15 +15,8 @@ export function stateOf(request) {
   return "prefill";
 }
 
-/** Milliseconds from the request's arrival to its end, or to now. `now` is the conductor's time of the answer, in
-    microseconds; without it, a running request's time ends with its last transition. */
-export function timeOf(request, now) {
-  const { transitions } = request;
-  if (!transitions.length) return 0;
-  const last = transitions.at(-1).at_us;
-  const end = endOf(request) ? last : Math.max(last, now ?? last);
-  return (end - transitions[0].at_us) / 1000;
-}
+/** Milliseconds from the request's arrival to its end, or to its last transition. */
+export const timeOf = ({ transitions }) => (transitions.length ? (transitions.at(-1).at_us - transitions[0].at_us) / 1000 : 0);
 
 /** The times that the request started over. */
 export const replaysOf = ({ transitions }) => transitions.filter(({ kind }) => kind === "replayed").length;

@@ -7,11 +7,11 @@ import * as waterfall from "./waterfall.js";
 
 /** Columns: the value that sorts them and their text. */
 const COLUMNS = [
-  { name: "Request", sort: ({ request }) => request },
+  { name: "Request", sort: (it) => it.request },
   { name: "State", sort: stateOf, text: stateOf },
   { name: "Prompt", sort: (it) => it.prompt_tokens, text: (it) => number(it.prompt_tokens) },
   { name: "Output", sort: (it) => it.generated, text: (it) => number(it.generated) },
-  { name: "Time", sort: (it) => timeOf(it, now), text: (it) => duration(timeOf(it, now)) },
+  { name: "Time", sort: timeOf, text: (it) => duration(timeOf(it)) },
   { name: "Replays", sort: replaysOf, text: (it) => number(replaysOf(it)) },
   { name: "Cause", sort: causeOf, text: causeOf },
 ];
@@ -25,9 +25,8 @@ const STATES = {
 };
 
 let conductor = () => null;
-/** The last list, and the conductor's time of it. */
+/** The last list. */
 let requests = [];
-let now;
 let order = { column: 0, descending: true };
 let mayCancel = false;
 
@@ -53,7 +52,7 @@ export function forget() {
 
 /** Shows requests. */
 export function list(answer, allowed) {
-  ({ requests, now_us: now } = answer);
+  requests = answer.requests;
   mayCancel = allowed;
   byId("cancel-column").hidden = !mayCancel;
   byId("cancel-note").hidden = mayCancel;
@@ -61,7 +60,8 @@ export function list(answer, allowed) {
 }
 
 function sort(column) {
-  order = { column, descending: order.column === column ? !order.descending : column !== 6 };
+  // The largest come first, and requests with a cause before those without one.
+  order = { column, descending: order.column !== column || !order.descending };
   showOrder();
   draw();
 }

@@ -7,9 +7,8 @@ import { causeOf, stateOf, timeOf } from "./request.js";
 let conductor = () => null;
 /** Number of the request shown. Each new list of requests updates its picture. */
 let shown = null;
-/** Requests by number, from the last list, and the conductor's time of it. */
+/** Requests by number, from the last list. */
 let known = new Map();
-let listed;
 
 /** Prepares the form that asks for a number. `which` returns the chosen conductor's name. */
 export function start(which) {
@@ -29,10 +28,9 @@ export function forget() {
 }
 
 /** Takes the newest requests, and draws the one that is shown again. */
-export function take({ requests, now_us: now }) {
+export function take({ requests }) {
   known = new Map(requests.map((request) => [request.request, request]));
-  listed = now;
-  if (shown !== null && known.has(shown)) show(known.get(shown), listed);
+  if (shown !== null && known.has(shown)) show(known.get(shown));
 }
 
 /** Shows a request by its number. */
@@ -40,23 +38,22 @@ export async function find(request) {
   shown = request;
   byId("request-number").value = request;
   const own = known.get(request);
-  if (own) return show(own, listed, true);
+  if (own) return show(own, true);
   const name = conductor();
   try {
     const which = name === null ? "" : `?conductor=${encodeURIComponent(name)}`;
-    const answer = await json(`/cluster/requests/${request}${which}`);
-    show(answer, answer.now_us, true);
+    show(await json(`/cluster/requests/${request}${which}`), true);
   } catch (problem) {
     byId("waterfall").replaceChildren(element("p", { class: "error" }, problem.message));
   }
 }
 
 /** Cuts a request's life into phases: where each begins and ends, in milliseconds since its arrival. */
-export function phases(request, now) {
+export function phases(request) {
   const { transitions } = request;
   const begin = transitions[0]?.at_us ?? 0;
   const ms = (us) => (us - begin) / 1000;
-  const end = timeOf(request, now);
+  const end = timeOf(request);
   const found = [];
   let running = null;
   const open = (kind, name, from) => {
@@ -83,8 +80,8 @@ export function phases(request, now) {
   return { found: found.sort((a, b) => a.from - b.from || b.to - a.to), end };
 }
 
-function show(request, now, focus = false) {
-  const { found, end } = phases(request, now);
+function show(request, focus = false) {
+  const { found, end } = phases(request);
   const place = byId("waterfall");
   const share = (ms) => `${(100 * ms) / Math.max(end, 0.001)}%`;
   const rows = found.map(({ kind, name, from, to, open }) => {
@@ -95,7 +92,7 @@ function show(request, now, focus = false) {
     return element("li", {}, element("p", {}, `${name}: ${time}`), element("div", { class: "track", "aria-hidden": "true" }, bar));
   });
   const title = element("h3", { tabindex: "-1" }, `Request ${request.request}: ${stateOf(request)}`);
-  const facts = `${number(request.prompt_tokens)} prompt tokens, ${number(request.generated)} output tokens, ${duration(timeOf(request, now))}`;
+  const facts = `${number(request.prompt_tokens)} prompt tokens, ${number(request.generated)} output tokens, ${duration(timeOf(request))}`;
   const cause = causeOf(request);
   place.replaceChildren(
     title,

@@ -28,6 +28,9 @@ pub struct WorkerView {
     pub prefill_tokens: u64,
     pub cached_tokens: u64,
     pub restarts: u64,
+    pub resident_bytes: Option<u64>,
+    pub device_used_bytes: Option<u64>,
+    pub device_total_bytes: Option<u64>,
     /// The last problem of this rank; empty if there is none.
     pub detail: String,
 }
@@ -57,6 +60,9 @@ impl From<pb::WorkerStatus> for WorkerView {
             prefill_tokens: load.prefill_tokens,
             cached_tokens: load.cached_tokens,
             restarts: status.restarts,
+            resident_bytes: status.resident_bytes,
+            device_used_bytes: status.device_used_bytes,
+            device_total_bytes: status.device_total_bytes,
             detail: status.detail,
         }
     }

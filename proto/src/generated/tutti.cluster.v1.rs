@@ -720,6 +720,14 @@ pub struct WorkerStatus {
     /// Times that the conductor has started the rank's process again.
     #[prost(uint64, tag = "10")]
     pub restarts: u64,
+    /// Memory of the worker's process. Absent if the conductor does not know it, as of a worker on another machine.
+    #[prost(uint64, optional, tag = "11")]
+    pub resident_bytes: ::core::option::Option<u64>,
+    /// Memory of the worker's device, that of other processes included. Absent for a CPU.
+    #[prost(uint64, optional, tag = "12")]
+    pub device_used_bytes: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "13")]
+    pub device_total_bytes: ::core::option::Option<u64>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WorkerLoad {

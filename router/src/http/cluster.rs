@@ -128,8 +128,8 @@ pub struct Which {
 #[derive(Deserialize)]
 pub struct Cancelled {
     conductor: Option<String>,
-    /// Time at which the request was accepted, in microseconds. The number of a request is used again after a restart of
-    /// its conductor, but the time is not. 0 if the number is enough.
+    /// Time at which the request was accepted, in microseconds. A conductor uses the numbers of requests again after a
+    /// restart, but not the time. 0 if the number is enough.
     #[serde(default)]
     accepted_us: u64,
 }
