@@ -214,3 +214,6 @@ impl Conductor for ConductorService {
         Ok(Response::new(pb::DrainConductorResponse {}))
     }
 }
+
+#[cfg(test)]
+mod tests;
