@@ -59,7 +59,7 @@ def test_cluster(cluster, visit, tmp_path):
     flags = ["--workers", 2, "--device", "sim", "--max-step-tokens", 512, "--no-prefix-cache", "--api-key-file", keys]
     server = cluster(*flags)
     headers = {"authorization": f"Bearer {key}"}
-    server.client.headers |= headers
+    server.client.headers.update(headers)
     page = visit(server, path="/#cluster", width=800, height=1180, expected=("Failed to load resource",))
     page.get_by_label("API key", exact=True).fill(key)
     page.keyboard.press("Enter")
@@ -80,9 +80,9 @@ def test_cluster(cluster, visit, tmp_path):
         return server.client.get("/cluster/history").json()["newest"]
 
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        # Waves of load for two minutes, so that the charts have a shape.
+        # Waves of load, so that the charts have a shape.
         for wave in range(4):
-            waited = samples() + 12
+            waited = samples() + 5
             while samples() < waited:
                 list(pool.map(lambda index: ask(8 + 40 * index, 20 + 5 * index), range(4 + 6 * (wave % 2))))
         server.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 0})
