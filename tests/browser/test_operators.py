@@ -1,5 +1,5 @@
-"""What an operator looks for: rates and latencies, facts of the cluster, the one request among many, its cause of failure,
-and a way to cancel it."""
+"""What an operator looks for: rates and latencies, facts of the cluster, the one request among many, its cause of
+failure, and a way to cancel it."""
 
 import concurrent.futures
 import hashlib
