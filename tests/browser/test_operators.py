@@ -34,15 +34,12 @@ REQUESTS = [
 ]
 
 
-def made_up(page, changes=None, requests=REQUESTS, **conductor):
+def made_up(page, server, changes=None, requests=REQUESTS, **conductor):
     """Answers the page's requests: the server's own answers, with changes."""
 
-    def state(route):
-        answer = route.fetch().json() | (changes or {})
-        answer["conductors"][0] |= conductor
-        route.fulfill(json=answer)
-
-    page.route("**/cluster/state", state)
+    answer = server.client.get("/cluster/state").json() | (changes or {})
+    answer["conductors"][0] |= conductor
+    page.route("**/cluster/state", lambda route: route.fulfill(json=answer))
     page.route("**/cluster/requests?*", lambda route: route.fulfill(json={"requests": requests}))
 
 
@@ -104,7 +101,7 @@ def test_percentiles_are_estimated_as_prometheus_does(tiny, visit):
 
 def test_requests_are_sorted_and_filtered(tiny, visit):
     page = visit(tiny, path="/#cluster")
-    made_up(page)
+    made_up(page, tiny)
     expect(page.locator("#requests tr")).to_have_count(5)
     assert rows(page) == [5, 4, 3, 2, 1]
     by_time = page.get_by_role("button", name="Time")
@@ -128,7 +125,7 @@ def test_requests_are_sorted_and_filtered(tiny, visit):
 
 def test_the_cause_of_a_failure_is_text_and_a_sorted_row_keeps_the_focus(tiny, visit):
     page = visit(tiny, path="/#cluster")
-    made_up(page)
+    made_up(page, tiny)
     row = page.locator('#requests tr[data-request="2"]')
     expect(row).to_contain_text("worker <b>1</b> was lost")
     expect(row.locator("td").nth(4)).to_have_text("2")
@@ -153,7 +150,7 @@ def test_facts_of_the_cluster_and_groups_that_miss_workers(tiny, visit, accessib
         {"name": "decode", "first_rank": 2, "ranks": 4, "joined": 1, "spawned": False},
         {"name": "encode", "first_rank": 6, "ranks": 1, "joined": 0, "spawned": True},
     ]
-    made_up(page, groups=groups, up_s=93_784, replays=7)
+    made_up(page, tiny, groups=groups, up_s=93_784, replays=7)
     figures = page.locator("#figures")
     for text in ("Up for1 d 2 h", "Replays7", "Restarts0", "Workers ready2 of 2"):
         expect(figures).to_contain_text(text)
@@ -228,7 +225,7 @@ def test_a_caller_sees_requests_and_cannot_cancel_them(keyed, visit):
 
 def test_a_cancellation_names_the_request_by_its_time_and_shows_the_refusal(tiny, visit):
     page = visit(tiny, path="/#cluster", expected=REFUSED)
-    made_up(page, {"may_cancel": True})
+    made_up(page, tiny, {"may_cancel": True})
     row = page.locator('#requests tr[data-request="5"]')
     row.get_by_role("button", name="Cancel request 5").click()
     with page.expect_request("**/cancel?*") as sent:
@@ -242,7 +239,7 @@ def test_a_cancellation_names_the_request_by_its_time_and_shows_the_refusal(tiny
 @pytest.mark.parametrize("width", [360, 1100])
 def test_the_operators_view_is_accessible(tiny, visit, accessible, width, scheme):
     page = visit(tiny, path="/#cluster", width=width, scheme=scheme)
-    made_up(page, {"may_cancel": True})
+    made_up(page, tiny, {"may_cancel": True})
     expect(page.locator("#requests tr")).to_have_count(5)
     page.locator('#requests tr[data-request="2"] button.link').click()
     accessible(page)
