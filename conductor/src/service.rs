@@ -175,6 +175,15 @@ impl Conductor for ConductorService {
         Ok(Response::new(self.cluster.recent_requests(id)))
     }
 
+    async fn cancel_request(
+        &self,
+        request: Request<pb::CancelRequestRequest>,
+    ) -> Result<Response<pb::CancelRequestResponse>, Status> {
+        let pb::CancelRequestRequest { request, accepted_us } = request.into_inner();
+        self.cluster.cancel_for_operator(RequestId(request), accepted_us)?;
+        Ok(Response::new(pb::CancelRequestResponse {}))
+    }
+
     async fn drain_worker(
         &self,
         request: Request<pb::DrainWorkerRequest>,

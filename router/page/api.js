@@ -46,6 +46,9 @@ export async function request(path, options = {}) {
 /** Fetches JSON. */
 export const json = async (path, options) => (await request(path, options)).json();
 
+/** Posts `body` as JSON. */
+export const post = (path, body) => request(path, { method: "POST", body: JSON.stringify(body) });
+
 /** Posts `body` and yields the JSON events of a stream that ends with [DONE]. */
 export async function* events(path, body, signal) {
   const response = await request(path, { method: "POST", body: JSON.stringify(body), signal });

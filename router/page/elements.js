@@ -34,7 +34,33 @@ export function number(value) {
 
 /** A duration, given in milliseconds, in a unit that suits it. */
 export function duration(ms) {
+  if (ms === 0) return "0 ms";
   if (ms < 1) return `${number(ms * 1000)} µs`;
   if (ms < 1000) return `${number(ms)} ms`;
   return `${number(ms / 1000)} s`;
+}
+
+/** A long duration, given in seconds, in its two largest units. */
+export function age(seconds) {
+  const units = [["d", 86_400], ["h", 3600], ["min", 60], ["s", 1]];
+  const index = Math.max(0, units.findIndex(([, size]) => seconds >= size));
+  const parts = [];
+  for (const [unit, size] of seconds < 1 ? [["s", 1]] : units.slice(index, index + 2)) {
+    parts.push(`${Math.floor(seconds / size)} ${unit}`);
+    seconds %= size;
+  }
+  return parts.join(" ");
+}
+
+/** A size in bytes, in a unit that suits it. */
+export function bytes(size) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const power = Math.min(units.length - 1, Math.floor(Math.log2(Math.max(size, 1)) / 10));
+  return `${number(size / 1024 ** power)} ${units[power]}`;
+}
+
+/** Fills a list of descriptions with names and values. A `null` value is left out. */
+export function facts(place, pairs) {
+  const shown = pairs.filter(([, value]) => value !== null);
+  place.replaceChildren(...shown.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }

@@ -51,7 +51,7 @@ async function readModel() {
   try {
     const { data } = await json("/v1/models");
     byId("model").textContent = data[0]?.id ?? "";
-    chat.serve(data[0]?.id ?? null);
+    chat.serve(data[0] ?? null);
   } catch (problem) {
     byId("model").textContent = problem.message;
     // Without a valid key there is no retry. The request is sent again when the user enters another key.

@@ -1,7 +1,8 @@
-// The last requests, and one of them as a waterfall of its phases.
+// One request as a waterfall of its phases.
 
 import { json } from "./api.js";
 import { byId, duration, element, number } from "./elements.js";
+import { causeOf, stateOf, timeOf } from "./request.js";
 
 let conductor = () => null;
 /** Number of the request shown. Each new list of requests updates its picture. */
@@ -9,7 +10,7 @@ let shown = null;
 /** Requests by number, from the last list. */
 let known = new Map();
 
-/** Prepares the list. `which` returns the chosen conductor's name. */
+/** Prepares the form that asks for a number. `which` returns the chosen conductor's name. */
 export function start(which) {
   conductor = which;
   byId("find").addEventListener("submit", (event) => {
@@ -23,51 +24,17 @@ export function start(which) {
 export function forget() {
   shown = null;
   known = new Map();
-  byId("requests").replaceChildren();
   byId("waterfall").replaceChildren();
 }
 
-/** Shows the newest requests. A row is kept as long as its request is listed, so that it keeps the focus. */
-export function list(requests) {
+/** Takes the newest requests, and draws the one that is shown again. */
+export function take({ requests }) {
   known = new Map(requests.map((request) => [request.request, request]));
-  const body = byId("requests");
-  const rows = new Map([...body.children].map((row) => [Number(row.dataset.request), row]));
-  for (const [number, row] of rows) if (!known.has(number)) row.remove();
-  [...requests].reverse().forEach((request) => {
-    const row = rows.get(request.request) ?? addRow(body, request.request);
-    const [, state, prompt, output, time] = row.children;
-    state.textContent = stateOf(request);
-    prompt.textContent = number(request.prompt_tokens);
-    output.textContent = number(request.generated);
-    time.textContent = duration(timeOf(request));
-  });
-  byId("no-requests").hidden = requests.length > 0;
   if (shown !== null && known.has(shown)) show(known.get(shown));
 }
 
-function addRow(body, request) {
-  const open = element("button", { type: "button", class: "link", onclick: () => find(request) }, String(request));
-  const cells = [1, 2, 3, 4].map(() => element("td"));
-  const row = element("tr", { "data-request": request }, element("th", { scope: "row" }, open), ...cells);
-  body.prepend(row);
-  return row;
-}
-
-const at = (request, kind) => request.transitions.find((transition) => transition.kind === kind);
-
-function stateOf(request) {
-  const ended = at(request, "ended");
-  if (ended) return ended.outcome;
-  const { kind } = request.transitions.at(-1) ?? {};
-  if (kind === "accepted" || kind === "replayed") return "waits";
-  if (kind === "first_token") return "decodes";
-  return "prefill";
-}
-
-/** Milliseconds from the request's arrival to its end, or to now on the conductor's clock. */
-const timeOf = ({ took_us: took }) => took / 1000;
-
-async function find(request) {
+/** Shows a request by its number. */
+export async function find(request) {
   shown = request;
   byId("request-number").value = request;
   const own = known.get(request);
@@ -126,6 +93,12 @@ function show(request, focus = false) {
   });
   const title = element("h3", { tabindex: "-1" }, `Request ${request.request}: ${stateOf(request)}`);
   const facts = `${number(request.prompt_tokens)} prompt tokens, ${number(request.generated)} output tokens, ${duration(timeOf(request))}`;
-  place.replaceChildren(title, element("p", { class: "quiet" }, facts), element("ol", {}, ...rows));
+  const cause = causeOf(request);
+  place.replaceChildren(
+    title,
+    element("p", { class: "quiet" }, facts),
+    cause ? element("p", { class: "error" }, cause) : "",
+    element("ol", {}, ...rows),
+  );
   if (focus) title.focus();
 }

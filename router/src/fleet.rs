@@ -36,6 +36,7 @@ pub use self::{
     address::{Access, Conductors, check as check_conductors, check_reach},
     failure::Failure,
     lease::Lease,
+    load::Queue,
     member::Member,
     prompt_blocks::PromptBlocks,
 };
@@ -180,6 +181,13 @@ impl Fleet {
     /// The conductors, in the order in which they joined.
     pub fn members(&self) -> Vec<Arc<Member>> {
         self.roster.read().members().to_vec()
+    }
+
+    /// The requests that wait on all conductors, as of their last reports.
+    pub fn queue(&self) -> Queue {
+        let roster = self.roster.read();
+        let reported = roster.members().iter().map(|member| member.standing.lock().reported.queue());
+        reported.fold(Queue::default(), Queue::and)
     }
 
     /// Polls every conductor now, without waiting for the end of its poll interval. Called when a conductor may have

@@ -16,7 +16,9 @@ use crate::{
     conductor_channel,
     fleet::{Access, Conductors, Fleet},
     generation::{Admission, Generator},
-    grpc, http,
+    grpc,
+    history::History,
+    http,
     keys::ApiKeys,
     metrics::RouterMetrics,
     readers::Readers,
@@ -53,6 +55,7 @@ pub struct FrontDoor {
     /// See [`RouterSettings::allowed_origins`].
     allowed_origins: Arc<[String]>,
     access: AccessLog,
+    history: Arc<History>,
 }
 
 impl FrontDoor {
@@ -108,16 +111,17 @@ impl FrontDoor {
         let uploads = Uploads::new(config.max_body_bytes, move || Pace::of(&paced.get()));
         let keys = ApiKeys::read(live.clone(), registry)?;
         let (admission, access) = (Admission::new(live.clone(), registry), AccessLog::new(live.clone()));
-        let generator = Generator::new(fleet, live, admission, readers, metrics)?;
+        let history = Arc::new(History::new(metrics.clone(), fleet.clone()));
+        let generator = Arc::new(Generator::new(fleet, live, admission, readers, metrics)?);
         let allowed_origins = config.allowed_origins.clone().into();
-        Ok(Self { generator: Arc::new(generator), uploads, keys, allowed_origins, access })
+        Ok(Self { generator, uploads, keys, allowed_origins, access, history })
     }
 
     /// The OpenAI routes. Unknown routes get an error in OpenAI's shape as well. The caller merges these routes with
     /// [`tutti_runtime::operations::routes`].
     pub fn http_routes(&self) -> axum::Router {
-        let Self { generator, uploads, keys, allowed_origins, access } = self.clone();
-        http::routes(generator, uploads, keys, allowed_origins, access)
+        let Self { generator, uploads, keys, allowed_origins, access, history } = self.clone();
+        http::routes(generator, uploads, keys, allowed_origins, access, history)
     }
 
     /// The gRPC services: `tutti.v1.Inference`, reflection, and `grpc.health.v1`, which reports the readiness in
@@ -133,7 +137,8 @@ impl FrontDoor {
     /// text changes. Nothing else may write the readiness in `health` meanwhile. "Ready" means that a request sent now
     /// would be served.
     pub async fn follow(self, health: Health) {
-        tokio::join!(self.generator.fleet().clone().follow(health), self.keys.follow());
+        let fleet = self.generator.fleet().clone();
+        tokio::join!(fleet.follow(health), self.keys.follow(), self.history.follow());
     }
 
     /// Logs a warning for each address that is not a loopback address, unless API keys are required. Other machines may

@@ -45,6 +45,7 @@ use self::{body::BodyReader, error::ApiError};
 use crate::{
     access::{AccessLog, CLIENT_LEFT, RecordedBody, RequestRecord, Status},
     generation::Generator,
+    history::History,
     keys::{
         ApiKeys, Caller, Entry,
         revocation::{self, RevocableBody},
@@ -66,6 +67,7 @@ struct Api {
     keys: Arc<ApiKeys>,
     /// Origins whose pages may send requests without a key.
     allowed_origins: Arc<[String]>,
+    history: Arc<History>,
     /// Unix time at which the process began to serve, for `/v1/models`.
     since: u64,
 }
@@ -112,10 +114,11 @@ pub fn routes(
     keys: Arc<ApiKeys>,
     allowed_origins: Arc<[String]>,
     access: AccessLog,
+    history: Arc<History>,
 ) -> Router {
     let bodies = BodyReader::new(uploads);
     let cors = middleware::from_fn_with_state(allowed_origins.clone(), cors::answer);
-    let api = Api { generator, bodies, keys, allowed_origins, since: unix_seconds() };
+    let api = Api { generator, bodies, keys, allowed_origins, history, since: unix_seconds() };
     // Routes of the web page's data. They check the caller's key, but requests to them count against no limit of the
     // key.
     let cluster = Router::new()
@@ -123,6 +126,8 @@ pub fn routes(
         .route("/cluster/steps", get(cluster::steps))
         .route("/cluster/requests", get(cluster::requests))
         .route("/cluster/requests/{id}", get(cluster::one_request))
+        .route("/cluster/requests/{id}/cancel", post(cluster::cancel))
+        .route("/cluster/history", get(cluster::history))
         .route_layer(middleware::from_fn_with_state(api.clone(), let_look))
         .with_state(api.clone());
     Router::new()
@@ -211,11 +216,12 @@ async fn run_unless_revoked(
 }
 
 /// Middleware of the `/cluster` routes: identifies the caller, and counts the answer.
-async fn let_look(State(api): State<Api>, path: MatchedPath, request: Request, next: Next) -> Response {
+async fn let_look(State(api): State<Api>, path: MatchedPath, mut request: Request, next: Next) -> Response {
     let answered = Answered { metrics: api.generator.metrics().clone(), path, done: false };
     let response = match api.identify(&request) {
-        Ok(_) => {
+        Ok(caller) => {
             Standing::vouch(request.extensions());
+            request.extensions_mut().insert(caller);
             next.run(request).await
         }
         Err(error) => ApiError(error).into_response(),

@@ -339,6 +339,11 @@ impl Caller {
         self.0.as_ref().map(|key| key.line.name.as_str())
     }
 
+    /// The name of the caller's key, if the key has the right of an operator.
+    pub fn operator(&self) -> Option<&str> {
+        self.0.as_ref().filter(|key| key.line.operator).map(|key| key.line.name.as_str())
+    }
+
     /// Admits a request, or refuses it because a limit of the caller's key is reached.
     pub fn enter(&self) -> Result<Entry, Error> {
         match &self.0 {

@@ -13,6 +13,7 @@ mod front_door;
 pub mod fuzzing;
 mod generation;
 mod grpc;
+mod history;
 mod http;
 mod keys;
 mod metrics;

@@ -1,7 +1,9 @@
 //! Metrics of the front door.
 
 mod gen_ai;
+mod latency;
 mod span;
+mod totals;
 
 use std::{
     sync::Arc,
@@ -22,8 +24,10 @@ use tutti_runtime::{
     trace::{ClientSpan, TraceContext},
 };
 
+pub use self::totals::Totals;
 use self::{
     gen_ai::{GenAiMetrics, Times},
+    latency::LatencyHistogram,
     span::RequestSpan,
 };
 use crate::{
@@ -33,7 +37,7 @@ use crate::{
 };
 
 /// Histogram buckets in seconds, from the time per token of a fast engine to the duration of a long request.
-const BUCKETS: [f64; 16] =
+pub const LATENCY_BOUNDS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -98,11 +102,11 @@ declare_metrics! {
             "Choices that have finished, by the reason that clients see: stop, length";
         refusals: Family<ReasonLabel, Counter>, "generations_refused",
             "Generations refused by the router or by a conductor, by reason";
-        first_token: Histogram = Histogram::new(BUCKETS), "time_to_first_token_seconds",
+        first_token: LatencyHistogram = LatencyHistogram::new(&LATENCY_BOUNDS), "time_to_first_token_seconds",
             "Seconds from a request's arrival to its first token";
-        between_tokens: Histogram = Histogram::new(BUCKETS), "inter_token_latency_seconds",
+        between_tokens: LatencyHistogram = LatencyHistogram::new(&LATENCY_BOUNDS), "inter_token_latency_seconds",
             "Seconds between two consecutive deliveries of a choice's tokens";
-        whole: Histogram = Histogram::new(BUCKETS), "request_seconds",
+        whole: Histogram = Histogram::new(LATENCY_BOUNDS), "request_seconds",
             "Seconds from a generation's arrival to its end, for every outcome";
         prompt_tokens: Counter, "prompt_tokens", "Prompt tokens of accepted requests";
         generated_tokens: Counter, "generated_tokens", "Tokens received from conductors";
@@ -264,7 +268,7 @@ impl RequestMeter {
             Some((_, latest)) => *latest = now,
             none => {
                 *none = Some((now, now));
-                self.metrics.own.first_token.observe((now - self.arrived).as_secs_f64());
+                self.metrics.own.first_token.observe(now - self.arrived);
                 self.span.first_token();
             }
         }
@@ -273,7 +277,7 @@ impl RequestMeter {
             self.last.resize(index + 1, None);
         }
         if let Some(last) = self.last[index].replace(now) {
-            self.metrics.own.between_tokens.observe((now - last).as_secs_f64());
+            self.metrics.own.between_tokens.observe(now - last);
         }
     }
 

@@ -27,6 +27,8 @@ pub struct WorkerView {
     pub preemptions: u64,
     pub prefill_tokens: u64,
     pub cached_tokens: u64,
+    pub restarts: u64,
+    pub resident_bytes: Option<u64>,
     /// The last problem of this rank; empty if there is none.
     pub detail: String,
 }
@@ -55,6 +57,8 @@ impl From<pb::WorkerStatus> for WorkerView {
             preemptions: load.preemptions,
             prefill_tokens: load.prefill_tokens,
             cached_tokens: load.cached_tokens,
+            restarts: status.restarts,
+            resident_bytes: status.resident_bytes,
             detail: status.detail,
         }
     }

@@ -28,8 +28,12 @@ const CHUNKS: usize = 64;
 const TRANSITIONS: usize = 2 * CHUNKS;
 /// Number of transitions, including the end, of a request that runs on one worker and is prefilled in one chunk.
 const USUAL_TRANSITIONS: usize = 4;
-/// Maximum number of requests in an answer of `GetRequests`.
+/// Maximum number of requests in an answer of `GetRequests` that are there because they are new.
 const ANSWERED: usize = 64;
+/// Maximum number of older requests in an answer of `GetRequests` that are there because they still run.
+const ANSWERED_RUNNING: usize = 64;
+/// Bytes of an error's message that are recorded.
+const CAUSE_BYTES: usize = 400;
 
 /// The last steps of each worker, and the last requests.
 #[derive(Debug, Default)]
@@ -144,14 +148,15 @@ impl Recent {
     }
 
     /// Notes a request's end.
-    pub fn ended(&mut self, id: RequestId, kind: EndingKind) {
+    pub fn ended(&mut self, id: RequestId, kind: EndingKind, cause: &str) {
         let outcome = match kind {
             EndingKind::Finished => "finished",
             EndingKind::Cancelled => "cancelled",
             EndingKind::Failed(kind) => kind.label(),
             EndingKind::Refused(_) => "refused",
         };
-        self.happened(id, Transition::Ended(pb::RequestEnded { outcome: outcome.into() }));
+        let cause = cause[..cause.floor_char_boundary(CAUSE_BYTES)].to_owned();
+        self.happened(id, Transition::Ended(pb::RequestEnded { outcome: outcome.into(), cause }));
     }
 
     fn happened(&mut self, id: RequestId, transition: Transition) {
@@ -172,6 +177,21 @@ impl Recent {
         let first = self.requests.front()?.request;
         let index = usize::try_from(id.0.checked_sub(first)?).ok()?;
         self.requests.get_mut(index)
+    }
+
+    /// The time at which a request was accepted, if the request is recorded.
+    pub fn accepted_us(&mut self, id: RequestId) -> Option<u64> {
+        Some(self.find(id)?.transitions.first()?.at_us)
+    }
+
+    /// The newest requests, and the oldest of the others that still run. The newest is first.
+    fn newest_and_running(&self) -> Vec<pb::RecentRequest> {
+        let older = self.requests.len().saturating_sub(ANSWERED);
+        let running = self.requests.range(..older).filter(|request| !has_ended(request));
+        let mut answer: Vec<_> = running.take(ANSWERED_RUNNING).cloned().collect();
+        answer.extend(self.requests.range(older..).cloned());
+        answer.reverse();
+        answer
     }
 
     /// The recorded steps with a sequence number above `after`, in order.
@@ -197,10 +217,17 @@ impl Cluster {
         let mut state = self.state.lock();
         let requests = match id {
             Some(id) => state.recent.find(id).cloned().into_iter().collect(),
-            None => state.recent.requests.iter().rev().take(ANSWERED).cloned().collect(),
+            None => state.recent.newest_and_running(),
         };
         pb::GetRequestsResponse { requests, now_us: unix_us() }
     }
+}
+
+fn has_ended(request: &pb::RecentRequest) -> bool {
+    matches!(
+        request.transitions.last(),
+        Some(pb::RequestTransition { transition: Some(Transition::Ended(_)), .. })
+    )
 }
 
 /// Time in microseconds since the Unix epoch.

@@ -9,7 +9,7 @@ use tutti_proto::{
     RequestId, WorkerId,
     cluster::v1::{self as pb, conductor_message::Message as ToWorker},
 };
-use tutti_runtime::Error;
+use tutti_runtime::{Error, ErrorKind};
 
 use super::{Cluster, State, pace::Rule, prefixes};
 use crate::{
@@ -99,6 +99,21 @@ impl Cluster {
     /// Cancels a request whose client has gone. Does nothing once the request has ended.
     pub fn cancel(&self, id: RequestId) {
         self.end_early(id, Ending::Cancelled);
+    }
+
+    /// Ends a request for an operator, with an error for the client. `accepted_us` is the time at which the request was
+    /// accepted; 0 ends any request of this id.
+    pub fn cancel_for_operator(&self, id: RequestId, accepted_us: u64) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        let is_meant = accepted_us == 0 || state.recent.accepted_us(id) == Some(accepted_us);
+        let Some(request) = state.requests.get_mut(id).filter(|request| is_meant && request.is_live()) else {
+            return Err(Error::new(ErrorKind::NotFound, format!("request {id} is not in progress")));
+        };
+        let error = Error::new(ErrorKind::Cancelled, "an operator has cancelled the request");
+        let effects = request.end_early(Ending::Failed(error));
+        self.apply(&mut state, id, effects);
+        tracing::info!(request = id.0, "an operator has cancelled the request");
+        Ok(())
     }
 
     /// Fails a request whose deadline has passed.
@@ -228,7 +243,7 @@ impl Cluster {
         }
         if let Some(kind) = effects.ended {
             self.metrics.ended(kind);
-            state.recent.ended(id, kind);
+            state.recent.ended(id, kind, &effects.cause);
             state.requests.stop_waiting(id);
         }
         if state.requests.remove_if_over(id) {

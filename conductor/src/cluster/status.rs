@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, VERSION, health::State as HealthState};
 
-use super::{Cluster, State, membership::Membership, ranks::RankRecord, recent, roles::GroupRole};
+use super::{
+    Cluster, State, membership::Membership, ranks::RankRecord, recent, roles::GroupRole, topology::GroupSpec,
+};
+use crate::metrics::ConductorMetrics;
 
 impl Cluster {
     /// Returns the served model, and whether the cluster is ready for requests. Returns an error until the first worker
@@ -24,7 +27,7 @@ impl Cluster {
         let state = self.state.lock();
         let membership = &state.membership;
         pb::GetClusterResponse {
-            workers: membership.statuses(),
+            workers: membership.statuses(&self.metrics),
             requests_in_flight: state.requests.len() as u32,
             requests_limit: membership.requests_limit().map_or(0, |limit| limit as u32),
             build: VERSION.to_owned(),
@@ -32,6 +35,8 @@ impl Cluster {
             now_us: recent::unix_us(),
             draining: membership.draining,
             model: membership.served.names.first().cloned().unwrap_or_default(),
+            replays: self.metrics.replays(),
+            groups: membership.group_statuses(),
         }
     }
 
@@ -67,7 +72,7 @@ fn aged(mut load: pb::WorkerLoad, ago: Duration) -> pb::WorkerLoad {
 
 impl Membership {
     /// The status of every present worker and of every spawned worker that is missing, in order of rank.
-    fn statuses(&self) -> Vec<pb::WorkerStatus> {
+    fn statuses(&self, metrics: &ConductorMetrics) -> Vec<pb::WorkerStatus> {
         let present = self.workers.iter().map(|(_, worker)| {
             let status = self.status_of(worker.rank);
             let detail = match status.detail.as_str() {
@@ -81,6 +86,7 @@ impl Membership {
                 device: worker.device.clone(),
                 silent_ms: Some(u32::try_from(worker.silent.as_millis()).unwrap_or(u32::MAX)),
                 detail,
+                resident_bytes: worker.resident_bytes,
                 ..status
             }
         });
@@ -94,9 +100,32 @@ impl Membership {
             };
             pb::WorkerStatus { phase: phase.into(), ..status }
         });
-        let mut workers: Vec<_> = present.chain(missing).collect();
+        let counted = |status: pb::WorkerStatus| pb::WorkerStatus {
+            restarts: metrics.restarts(Rank(status.worker)),
+            ..status
+        };
+        let mut workers: Vec<_> = present.chain(missing).map(counted).collect();
         workers.sort_by_key(|worker| worker.worker);
         workers
+    }
+
+    /// The groups of the topology, each with the number of its ranks that have a worker.
+    fn group_statuses(&self) -> Vec<pb::GroupStatus> {
+        let mut first_rank = 0;
+        let status = |group: &GroupSpec| {
+            let ranks = first_rank..first_rank + group.ranks();
+            let status = pb::GroupStatus {
+                name: group.name.clone(),
+                first_rank,
+                ranks: group.ranks(),
+                joined: self.workers.iter().filter(|(_, worker)| ranks.contains(&worker.rank.0)).count()
+                    as u32,
+                spawned: group.spawned,
+            };
+            first_rank = ranks.end;
+            status
+        };
+        self.limits.topology.groups().iter().map(status).collect()
     }
 
     /// The part of a worker's status that depends on the worker's rank alone.

@@ -128,7 +128,11 @@ impl Cluster {
         let replica = self.limits.topology.replica_of(rank);
         let gives_up = replica.is_some_and(|replica| ranks.are_killed_by_loading(replica));
         let free = memory::allocatable().map_or(String::new(), |free| format!("; {free}"));
-        tracing::error!(worker = rank.0, gives_up, "worker was killed while loading the model, likely for memory{free}");
+        tracing::error!(
+            worker = rank.0,
+            gives_up,
+            "worker was killed while loading the model, likely for memory{free}"
+        );
         if !gives_up {
             return;
         }
@@ -203,6 +207,7 @@ impl Cluster {
             worker.take_heartbeat(beat);
             self.metrics.load(worker.rank, &worker.load);
             if let Some(usage) = &beat.usage {
+                worker.resident_bytes = usage.resident_bytes;
                 self.metrics.usage(worker.rank, usage);
             }
         }

@@ -60,6 +60,8 @@ pub struct Worker {
     pub link: Option<Link>,
     /// Number of forward passes that the worker had run at its last heartbeat.
     forwards: u64,
+    /// Memory of the worker's process at its last heartbeat.
+    pub resident_bytes: Option<u64>,
     /// Time since the worker's last message.
     pub silent: Duration,
     /// Time for which the worker has had work without progress.
@@ -94,6 +96,7 @@ impl Worker {
             device: String::new(),
             link: Some(link),
             forwards: 0,
+            resident_bytes: None,
             silent: Duration::ZERO,
             stuck: Duration::ZERO,
             graphs: HashMap::new(),

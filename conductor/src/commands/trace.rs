@@ -83,7 +83,7 @@ fn phases(transitions: &[pb::RequestTransition], now_us: u64) -> Vec<Phase> {
 /// The request's outcome; `None` if it has not ended.
 fn outcome(request: &pb::RecentRequest) -> Option<&str> {
     request.transitions.iter().find_map(|it| match &it.transition {
-        Some(Transition::Ended(pb::RequestEnded { outcome })) => Some(outcome.as_str()),
+        Some(Transition::Ended(pb::RequestEnded { outcome, .. })) => Some(outcome.as_str()),
         _ => None,
     })
 }

@@ -79,6 +79,11 @@ impl ConductorMetrics {
         self.requests.replays.inc();
     }
 
+    /// Number of replays since the start.
+    pub(crate) fn replays(&self) -> u64 {
+        self.requests.replays.get()
+    }
+
     pub(crate) fn moved(&self) {
         self.requests.moved.inc();
     }
@@ -91,7 +96,7 @@ impl ConductorMetrics {
         let outcome = match kind {
             EndingKind::Refused(why) => return self.refused(why),
             EndingKind::Finished => "finished",
-            EndingKind::Cancelled => "cancelled",
+            EndingKind::Cancelled | EndingKind::Failed(ErrorKind::Cancelled) => "cancelled",
             EndingKind::Failed(ErrorKind::DeadlineExceeded) => "deadline_exceeded",
             EndingKind::Failed(ErrorKind::Unavailable) => "worker_lost",
             EndingKind::Failed(_) => "failed",

@@ -103,6 +103,11 @@ impl ConductorMetrics {
         self.workers.fenced.get_or_create(&ReasonLabel { reason }).inc();
     }
 
+    /// Number of times that a rank's process was started again.
+    pub(crate) fn restarts(&self, worker: Rank) -> u64 {
+        self.workers.restarts.get(&worker.into()).map_or(0, |restarts| restarts.get())
+    }
+
     pub(crate) fn restarted(&self, worker: Rank) {
         self.workers.restarts.get_or_create(&worker.into()).inc();
     }

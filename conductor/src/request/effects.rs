@@ -55,6 +55,8 @@ pub struct Effects {
     pub replayed: bool,
     /// The kind of the request's ending, if the client has received it through this event.
     pub ended: Option<EndingKind>,
+    /// The message of the error with which the request ended; empty without one.
+    pub cause: String,
     /// The reason, if the event's message was dropped.
     pub dropped: Option<Dropped>,
 }

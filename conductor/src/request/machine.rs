@@ -400,8 +400,12 @@ impl Request {
         };
         self.spans.in_scope(|| tracing::debug!(tokens = self.generated.len(), ?ending, "ended"));
         self.spans.ended(&ending);
+        let cause = match &ending {
+            Ending::Failed(error) | Ending::Refused(error) => error.to_string(),
+            Ending::Finished(_) | Ending::Cancelled => String::new(),
+        };
         let ended = Some(conclude(output, ending));
-        Effects { ended, cancel: self.leave(stage, encoding), ..Effects::default() }
+        Effects { ended, cause, cancel: self.leave(stage, encoding), ..Effects::default() }
     }
 
     /// Moves all current runs that are not over to the leaving runs. Returns the graphs to cancel, each with the worker

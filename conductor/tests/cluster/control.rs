@@ -47,6 +47,7 @@ async fn every_call_must_show_the_secret() {
             submit.unwrap_err(),
             read.map(drop).unwrap_err(),
             client.get_cluster(call(pb::GetClusterRequest {}, shown)).await.unwrap_err(),
+            client.cancel_request(call(pb::CancelRequestRequest::default(), shown)).await.unwrap_err(),
             client.describe(call(pb::DescribeRequest {}, shown)).await.unwrap_err(),
         ];
         for status in statuses {

@@ -263,6 +263,22 @@ async fn each_group_has_its_own_size() {
 }
 
 #[tokio::test]
+async fn a_group_says_how_many_of_its_ranks_have_joined() {
+    let by_hand = GroupSpec { spawned: false, replicas: 3, ..group("back", "thinker_decode", 2) };
+    let groups = vec![group("front", "prefill_text", 1), by_hand];
+    let bench = Bench::new(Limits { topology: Topology::new(groups), ..limits(0) }).await;
+    let _workers = (bench.ready(0).await, bench.try_join_with(hello(4), "").await.unwrap());
+    let group = |name: &str, first_rank, ranks, spawned| pb::GroupStatus {
+        name: name.into(),
+        first_rank,
+        ranks,
+        joined: 1,
+        spawned,
+    };
+    assert_eq!(bench.cluster.status().groups, [group("front", 0, 1, true), group("back", 1, 6, false)]);
+}
+
+#[tokio::test]
 async fn a_sender_learns_the_address_of_every_rank_of_its_receiver() {
     let groups = vec![group("front", "prefill_text", 1), group("back", "thinker_decode", 2)];
     let bench = Bench::new(Limits { topology: Topology::new(groups), ..limits(0) }).await;

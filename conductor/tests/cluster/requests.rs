@@ -69,6 +69,40 @@ async fn a_dropped_stream_cancels_once() {
 }
 
 #[tokio::test]
+async fn an_operator_ends_the_request_that_is_meant_and_no_other() {
+    let (bench, mut worker) = one().await;
+    let (mut client, _directory) = client(&bench).await;
+    let mut submission = bench.submit(3).unwrap();
+    let launch = worker.launched().await;
+    let id = submission.id();
+    let shown = || bench.cluster.recent_requests(Some(id)).requests.pop().unwrap();
+    let accepted_us = shown().transitions[0].at_us;
+    for (request, accepted_us) in [(id.0 + 1, 0), (0, 0), (id.0, accepted_us - 1)] {
+        let status =
+            client.cancel_request(pb::CancelRequestRequest { request, accepted_us }).await.unwrap_err();
+        let error = Error::from(status);
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.message().contains(&format!("request {request} ")), "{error}");
+    }
+    client.cancel_request(pb::CancelRequestRequest { request: id.0, accepted_us }).await.unwrap();
+    assert_eq!(worker.cancelled().await, launch.key);
+    let error = read(&mut submission).await.1.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.message()),
+        (ErrorKind::Cancelled, "an operator has cancelled the request")
+    );
+    let ended = shown().transitions.pop().unwrap().transition;
+    let Some(pb::request_transition::Transition::Ended(ended)) = ended else { panic!("{ended:?}") };
+    assert_eq!((ended.outcome.as_str(), ended.cause.as_str()), ("cancelled", error.message()));
+    // The worker still holds the request, but there is nothing left to cancel.
+    let again = client.cancel_request(pb::CancelRequestRequest { request: id.0, accepted_us: 0 }).await;
+    assert_eq!(Error::from(again.unwrap_err()).kind(), ErrorKind::NotFound);
+    worker.confirm_cancel(launch.key).await;
+    bench.idle().await;
+    assert_eq!(bench.metric(r#"tutti_requests_total{outcome="cancelled"}"#), 1);
+}
+
+#[tokio::test]
 async fn a_stream_that_was_read_to_its_end_cancels_nothing() {
     let (bench, mut worker) = one().await;
     let mut submission = bench.submit(1).unwrap();

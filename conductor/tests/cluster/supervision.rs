@@ -71,8 +71,9 @@ async fn a_worker_that_ends_is_started_again() {
         }
     })
     .await;
-    let detail = bench.cluster.status().workers[0].detail.clone();
-    assert!(detail.contains("exit status: 70"), "{detail}");
+    let status = bench.cluster.status().workers[0].clone();
+    assert!(status.detail.contains("exit status: 70"), "{}", status.detail);
+    assert!(status.restarts >= 2);
     soon("the supervisor stops", supervisor.stop()).await;
 }
 

@@ -475,7 +475,8 @@ pub struct GetRequestsRequest {
     #[prost(uint64, optional, tag = "1")]
     pub request: ::core::option::Option<u64>,
 }
-/// The request asked for, or none if it is no longer kept; else the newest ones first.
+/// The request asked for, or none if it is no longer kept; else the newest ones, and the oldest of those that still run.
+/// The newest comes first.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetRequestsResponse {
     #[prost(message, repeated, tag = "1")]
@@ -567,6 +568,9 @@ pub struct RequestEnded {
     /// finished, cancelled, refused, or the kind of the error.
     #[prost(string, tag = "1")]
     pub outcome: ::prost::alloc::string::String,
+    /// The message of the error; empty if the request finished or its client cancelled it.
+    #[prost(string, tag = "2")]
+    pub cause: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SubmitRequest {
@@ -625,6 +629,18 @@ pub struct FilePiece {
     pub data: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelRequestRequest {
+    /// The conductor's number of the request.
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    /// The time of its `Accepted` transition, in microseconds. Tells it from a request of an earlier process of the
+    /// conductor that had the same number. 0 if the number is enough.
+    #[prost(uint64, tag = "2")]
+    pub accepted_us: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelRequestResponse {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainWorkerRequest {
     /// The worker's rank. A request without it is refused: rank 0 must be named, too.
     #[prost(uint32, optional, tag = "1")]
@@ -666,6 +682,29 @@ pub struct GetClusterResponse {
     /// The conductor's time of this answer, by the clock of `started_us`.
     #[prost(uint64, tag = "8")]
     pub now_us: u64,
+    /// Tries of requests that were lost with their worker and repeated, since the conductor's start.
+    #[prost(uint64, tag = "9")]
+    pub replays: u64,
+    /// The groups of the topology, in order of rank.
+    #[prost(message, repeated, tag = "10")]
+    pub groups: ::prost::alloc::vec::Vec<GroupStatus>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GroupStatus {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// The lowest rank of the group.
+    #[prost(uint32, tag = "2")]
+    pub first_rank: u32,
+    /// Number of the group's ranks. More may join the last group of a cluster without a topology.
+    #[prost(uint32, tag = "3")]
+    pub ranks: u32,
+    /// Ranks among these that have a worker now.
+    #[prost(uint32, tag = "4")]
+    pub joined: u32,
+    /// True if the conductor starts the workers; otherwise they join by hand.
+    #[prost(bool, tag = "5")]
+    pub spawned: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WorkerStatus {
@@ -693,6 +732,12 @@ pub struct WorkerStatus {
     /// Time since the worker's last message, in milliseconds. Absent if there is no such worker now.
     #[prost(uint32, optional, tag = "9")]
     pub silent_ms: ::core::option::Option<u32>,
+    /// Times that the conductor has started the rank's process again.
+    #[prost(uint64, tag = "10")]
+    pub restarts: u64,
+    /// Memory of the worker's process. Absent before its first heartbeat.
+    #[prost(uint64, optional, tag = "11")]
+    pub resident_bytes: ::core::option::Option<u64>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WorkerLoad {
@@ -1131,6 +1176,31 @@ pub mod conductor_client {
                 .insert(GrpcMethod::new("tutti.cluster.v1.Conductor", "GetRequests"));
             self.inner.unary(req, path, codec).await
         }
+        /// Ends a request with an error for its client. NOT_FOUND if no such request is in flight.
+        pub async fn cancel_request(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CancelRequestRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelRequestResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tutti.cluster.v1.Conductor/CancelRequest",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tutti.cluster.v1.Conductor", "CancelRequest"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Removes a worker once its requests have ended. Returns at once; GetCluster shows when the worker is gone. A worker
         /// that the conductor has spawned is not started again.
         pub async fn drain_worker(
@@ -1254,6 +1324,14 @@ pub mod conductor_server {
             request: tonic::Request<super::GetRequestsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::GetRequestsResponse>,
+            tonic::Status,
+        >;
+        /// Ends a request with an error for its client. NOT_FOUND if no such request is in flight.
+        async fn cancel_request(
+            &self,
+            request: tonic::Request<super::CancelRequestRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelRequestResponse>,
             tonic::Status,
         >;
         /// Removes a worker once its requests have ended. Returns at once; GetCluster shows when the worker is gone. A worker
@@ -1610,6 +1688,51 @@ pub mod conductor_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetRequestsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tutti.cluster.v1.Conductor/CancelRequest" => {
+                    #[allow(non_camel_case_types)]
+                    struct CancelRequestSvc<T: Conductor>(pub Arc<T>);
+                    impl<
+                        T: Conductor,
+                    > tonic::server::UnaryService<super::CancelRequestRequest>
+                    for CancelRequestSvc<T> {
+                        type Response = super::CancelRequestResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CancelRequestRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Conductor>::cancel_request(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CancelRequestSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

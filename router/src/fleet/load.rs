@@ -6,6 +6,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
+use serde::Serialize;
 use tutti_proto::cluster::v1 as pb;
 
 use super::choice::Load;
@@ -29,6 +30,8 @@ pub struct Reported {
     pub running: u32,
     /// Waiting requests of all routers.
     pub waiting: u32,
+    /// Waiting time of the oldest waiting request, in milliseconds.
+    pub oldest_waiting_ms: u32,
     /// KV pages that the requests of all routers hold.
     pub kv_pages_used: u32,
     /// KV pages of all ready workers.
@@ -39,7 +42,31 @@ pub struct Reported {
     others_waiting: u64,
 }
 
+/// Requests of all routers that have been in no step of a worker yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Queue {
+    /// Their number.
+    pub waiting: u64,
+    /// Waiting time of the oldest of them, in milliseconds.
+    pub oldest_waiting_ms: u32,
+}
+
+impl Queue {
+    /// This queue and another one together.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            waiting: self.waiting + other.waiting,
+            oldest_waiting_ms: self.oldest_waiting_ms.max(other.oldest_waiting_ms),
+        }
+    }
+}
+
 impl Reported {
+    /// The requests that wait.
+    pub fn queue(&self) -> Queue {
+        Queue { waiting: u64::from(self.waiting), oldest_waiting_ms: self.oldest_waiting_ms }
+    }
+
     /// Sums the load of a conductor's ready workers.
     pub fn of(cluster: &pb::GetClusterResponse, own: &OwnLoad) -> Self {
         let mut sum = Self::default();
@@ -48,6 +75,7 @@ impl Reported {
             sum.workers += 1;
             sum.running = sum.running.saturating_add(load.running);
             sum.waiting = sum.waiting.saturating_add(load.waiting);
+            sum.oldest_waiting_ms = sum.oldest_waiting_ms.max(load.oldest_waiting_ms);
             sum.kv_pages_used = sum.kv_pages_used.saturating_add(load.kv_pages_used);
             sum.kv_pages_total = sum.kv_pages_total.saturating_add(load.kv_pages_total);
         }

@@ -17,9 +17,9 @@ use tonic::{Response, Status, Streaming};
 use tutti_proto::{
     MAX_MESSAGE_BYTES,
     cluster::v1::{
-        CheckpointFile, DescribeRequest, GetClusterRequest, GetClusterResponse, GetRequestsRequest,
-        GetRequestsResponse, GetStepsRequest, GetStepsResponse, ModelDescription, ReadCheckpointFileRequest,
-        RequestEvent, SubmitRequest, conductor_client::ConductorClient,
+        CancelRequestRequest, CheckpointFile, DescribeRequest, GetClusterRequest, GetClusterResponse,
+        GetRequestsRequest, GetRequestsResponse, GetStepsRequest, GetStepsResponse, ModelDescription,
+        ReadCheckpointFileRequest, RequestEvent, SubmitRequest, conductor_client::ConductorClient,
     },
 };
 use tutti_runtime::{Error, health::State, prefix_index::Holder};
@@ -187,6 +187,15 @@ impl Member {
         let mut client = self.client.clone();
         let answer = timeout(self.timeouts.answer, client.get_requests(GetRequestsRequest { request }));
         self.answered(answer.await)
+    }
+
+    /// Ends a request with an error for its client. `accepted_us` tells the request from one that had the same number
+    /// before a restart of the conductor; 0 ends any.
+    pub async fn cancel(&self, request: u64, accepted_us: u64) -> Result<(), Error> {
+        let mut client = self.client.clone();
+        let asked = CancelRequestRequest { request, accepted_us };
+        let answer = timeout(self.timeouts.answer, client.cancel_request(asked));
+        self.answered(answer.await).map(drop)
     }
 
     /// Fetches one of the checkpoint's text files.

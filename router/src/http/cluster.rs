@@ -1,13 +1,15 @@
 //! `/cluster/…`: data for the web page's view of the cluster.
 //!
 //! A caller with any valid API key may read this data. It has numbers, names of workers and times, but no text of
-//! prompts or answers. Reads count against no limit of the key, because the page reads once per second.
+//! prompts or answers. Reads count against no limit of the key, because the page reads once per second. Only an
+//! operator's key may cancel requests.
 
 use std::sync::Arc;
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, Query, State},
+    http::StatusCode,
 };
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
@@ -15,10 +17,12 @@ use tutti_proto::cluster::v1::{self as pb, request_transition::Transition};
 use tutti_runtime::{Error, ErrorKind, worker_view::WorkerView};
 
 use super::{Api, error::ApiError};
-use crate::fleet::Member;
+use crate::{fleet::Member, history::Samples, keys::Caller};
 
 #[derive(Serialize)]
 pub struct ClusterState {
+    /// True if the caller may cancel requests.
+    may_cancel: bool,
     conductors: Vec<ConductorState>,
 }
 
@@ -30,7 +34,25 @@ struct ConductorState {
     /// The reason that the conductor gets no requests, or the error of its last call.
     reason: Option<String>,
     requests_in_flight: u32,
+    /// Version of the conductor's build; empty if it does not answer.
+    build: String,
+    /// Seconds since the conductor's start; `null` if it does not answer.
+    up_s: Option<u64>,
+    /// Tries of requests that were lost with their worker and repeated.
+    replays: u64,
+    groups: Vec<GroupState>,
     workers: Vec<WorkerView>,
+}
+
+#[derive(Serialize)]
+struct GroupState {
+    name: String,
+    first_rank: u32,
+    /// Number of the group's ranks, and of those that have a worker.
+    ranks: u32,
+    joined: u32,
+    /// True if the conductor starts the workers.
+    spawned: bool,
 }
 
 #[derive(Serialize)]
@@ -93,6 +115,9 @@ struct TransitionState {
     took_us: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<String>,
+    /// Message of the error with which the request ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<String>,
 }
 
 /// Query parameters of a route about one conductor. The default is the first conductor.
@@ -104,16 +129,61 @@ pub struct Which {
     after: u64,
 }
 
+/// Query parameters of a cancellation.
+#[derive(Deserialize)]
+pub struct Cancelled {
+    conductor: Option<String>,
+    /// Time at which the request was accepted, in microseconds. A conductor uses the numbers of requests again after a
+    /// restart, but not the time. 0 if the number is enough.
+    #[serde(default)]
+    accepted_us: u64,
+}
+
+/// Query parameters of the history.
+#[derive(Deserialize)]
+pub struct After {
+    /// Sequence number of the newest sample that the caller already has.
+    #[serde(default)]
+    after: u64,
+}
+
 /// The conductors and their workers.
-pub async fn state(State(api): State<Api>) -> Json<ClusterState> {
+pub async fn state(State(api): State<Api>, Extension(caller): Extension<Caller>) -> Json<ClusterState> {
     let members = api.generator.fleet().members();
     let conductors = join_all(members.iter().map(|member| conductor(member))).await;
-    Json(ClusterState { conductors })
+    Json(ClusterState { may_cancel: caller.operator().is_some(), conductors })
+}
+
+/// The samples of this router's metrics with sequence numbers above `after`.
+pub async fn history(State(api): State<Api>, Query(After { after }): Query<After>) -> Json<Samples> {
+    Json(api.history.after(after))
+}
+
+/// Ends a request with an error for its client. `id` is the conductor's number of the request.
+pub async fn cancel(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<u64>,
+    Query(Cancelled { conductor, accepted_us }): Query<Cancelled>,
+) -> Result<StatusCode, ApiError> {
+    let Some(operator) = caller.operator() else {
+        let message = "only an API key whose line in the file of keys says `operator` may cancel requests";
+        return Err(Error::new(ErrorKind::Forbidden, message).into());
+    };
+    let member = find(&api, conductor.as_deref())?;
+    member.cancel(id, accepted_us).await?;
+    tracing::info!(
+        request = id,
+        conductor = member.name,
+        key = operator,
+        "an operator has cancelled a request"
+    );
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// The newest steps of a conductor's workers, with sequence numbers above `after`.
 pub async fn steps(State(api): State<Api>, Query(which): Query<Which>) -> Result<Json<Steps>, ApiError> {
-    let answer = find(&api, &which)?.steps(which.after).await?;
+    let answer = find(&api, which.conductor.as_deref())?.steps(which.after).await?;
     Ok(Json(Steps { now_us: answer.now_us, steps: answer.steps.into_iter().map(step).collect() }))
 }
 
@@ -122,7 +192,8 @@ pub async fn requests(
     State(api): State<Api>,
     Query(which): Query<Which>,
 ) -> Result<Json<Requests>, ApiError> {
-    let pb::GetRequestsResponse { requests, now_us } = find(&api, &which)?.requests(None).await?;
+    let pb::GetRequestsResponse { requests, now_us } =
+        find(&api, which.conductor.as_deref())?.requests(None).await?;
     let requests = requests.into_iter().map(|it| request(it, now_us)).collect();
     Ok(Json(Requests { now_us, requests }))
 }
@@ -133,17 +204,18 @@ pub async fn one_request(
     Path(id): Path<u64>,
     Query(which): Query<Which>,
 ) -> Result<Json<RequestState>, ApiError> {
-    let mut answer = find(&api, &which)?.requests(Some(id)).await?;
+    let mut answer = find(&api, which.conductor.as_deref())?.requests(Some(id)).await?;
     let found = answer.requests.pop().ok_or_else(|| {
         Error::new(ErrorKind::NotFound, format!("request {id} is not among the last ones of the conductor"))
     })?;
     Ok(Json(request(found, answer.now_us)))
 }
 
-fn find(api: &Api, which: &Which) -> Result<Arc<Member>, Error> {
-    let wanted = |member: &Arc<Member>| which.conductor.as_ref().is_none_or(|name| member.name == *name);
+/// The conductor of this name. Without a name, the first one.
+fn find(api: &Api, name: Option<&str>) -> Result<Arc<Member>, Error> {
+    let wanted = |member: &Arc<Member>| name.is_none_or(|name| member.name == name);
     api.generator.fleet().members().into_iter().find(wanted).ok_or_else(|| {
-        let name = which.conductor.as_deref().unwrap_or_default();
+        let name = name.unwrap_or_default();
         Error::new(ErrorKind::NotFound, format!("there is no conductor {name:?}"))
     })
 }
@@ -159,7 +231,21 @@ async fn conductor(member: &Member) -> ConductorState {
         ready: why_out.is_none() && silent.is_none(),
         reason: why_out.or(silent),
         requests_in_flight: cluster.requests_in_flight,
+        up_s: (cluster.started_us > 0).then(|| cluster.now_us.saturating_sub(cluster.started_us) / 1_000_000),
+        build: cluster.build,
+        replays: cluster.replays,
+        groups: cluster.groups.into_iter().map(group).collect(),
         workers: cluster.workers.into_iter().map(WorkerView::from).collect(),
+    }
+}
+
+fn group(group: pb::GroupStatus) -> GroupState {
+    GroupState {
+        name: group.name,
+        first_rank: group.first_rank,
+        ranks: group.ranks,
+        joined: group.joined,
+        spawned: group.spawned,
     }
 }
 
@@ -217,7 +303,10 @@ fn transition(given: pb::RequestTransition) -> Option<TransitionState> {
         Transition::FirstToken(_) => of("first_token"),
         Transition::HandedOver(_) => of("handed_over"),
         Transition::Replayed(_) => of("replayed"),
-        Transition::Ended(it) => TransitionState { outcome: Some(it.outcome), ..of("ended") },
+        Transition::Ended(it) => {
+            let cause = (!it.cause.is_empty()).then_some(it.cause);
+            TransitionState { outcome: Some(it.outcome), cause, ..of("ended") }
+        }
     })
 }
 

@@ -1,9 +1,10 @@
 //! The file of API keys: one line per key.
 //!
 //! ```text
-//! # name   SHA-256 of the key, in hexadecimal      limits
+//! # name   SHA-256 of the key, in hexadecimal      limits, and the right of an operator
 //! alice    2bd806c97f0e00af1a1fc3328fa763a9…      concurrent=8 requests-per-minute=60
 //! batch    fcde2b2edba56bf408601fb721fe9b5c…      tokens-per-minute=1000000
+//! oncall   9f86d081884c7d659a2feaa0c55ad015…      operator
 //! ```
 //!
 //! A name has letters, digits, `-`, `_` and `.`, and appears in logs and metrics. A limit that a line leaves out does
@@ -20,6 +21,9 @@ const MAX_KEYS: usize = 10_000;
 /// Maximum length of a name in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
+/// The word that gives a key the right of an operator.
+const OPERATOR: &str = "operator";
+
 /// One key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyLine {
@@ -35,6 +39,8 @@ pub struct KeyLine {
     pub tokens_per_minute: Option<u32>,
     /// The lowest, and so most urgent, `priority` that the key's requests may have.
     pub most_urgent: Option<i32>,
+    /// True if the key's holder may cancel requests of others.
+    pub operator: bool,
 }
 
 /// The keys of a file, and its lines with mistakes.
@@ -100,9 +106,18 @@ fn parse_key(name: &str, hash: &str, limits: &[&str]) -> Result<KeyLine, String>
         requests_per_minute: None,
         tokens_per_minute: None,
         most_urgent: None,
+        operator: false,
     };
     for limit in limits {
-        let (what, number) = limit.split_once('=').ok_or_else(|| format!("{limit:?} is not LIMIT=NUMBER"))?;
+        if *limit == OPERATOR {
+            if std::mem::replace(&mut key.operator, true) {
+                return Err(format!("{OPERATOR} must be given once"));
+            }
+            continue;
+        }
+        let (what, number) = limit
+            .split_once('=')
+            .ok_or_else(|| format!("{limit:?} is neither LIMIT=NUMBER nor {OPERATOR}"))?;
         if what == "most-urgent" {
             let priority = number.parse().ok().filter(|priority| PRIORITY.check(*priority).is_ok());
             let priority = priority.ok_or_else(|| {

@@ -10,6 +10,7 @@ mod completions;
 mod grpc;
 mod life;
 mod limits;
+mod operators;
 mod parameters;
 mod readers;
 mod request_ids;

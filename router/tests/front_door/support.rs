@@ -24,15 +24,16 @@ use tonic::{
 };
 use tower::{ServiceExt, service_fn};
 use tutti_proto::cluster::v1::{
-    CheckpointFile, DescribeRequest, DescribeResponse, DrainConductorRequest, DrainConductorResponse,
-    DrainWorkerRequest, DrainWorkerResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
-    GetClusterResponse, GetRequestsRequest, GetRequestsResponse, GetStepsRequest, GetStepsResponse,
-    ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent, RequestSpec, SampledToken,
-    SubmitRequest, TokenLogprob, TopLogprob,
+    CancelRequestRequest, CancelRequestResponse, CheckpointFile, DescribeRequest, DescribeResponse,
+    DrainConductorRequest, DrainConductorResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
+    FinishReason, Finished, GetClusterRequest, GetClusterResponse, GetRequestsRequest, GetRequestsResponse,
+    GetStepsRequest, GetStepsResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest,
+    RequestEvent, RequestSpec, SampledToken, SubmitRequest, TokenLogprob, TopLogprob,
     conductor_server::{Conductor, ConductorServer},
 };
 use tutti_router::{CheckedText, FrontDoor, RouterSettings};
 use tutti_runtime::{
+    Error, ErrorKind,
     health::{Health, State},
     metrics::Metrics,
 };
@@ -184,6 +185,19 @@ impl Conductor for FakeConductor {
         _: tonic::Request<GetRequestsRequest>,
     ) -> Result<Response<GetRequestsResponse>, Status> {
         Err(Status::unimplemented("a fake keeps no requests"))
+    }
+
+    /// Cancels request 7, which was accepted at 70.
+    async fn cancel_request(
+        &self,
+        request: tonic::Request<CancelRequestRequest>,
+    ) -> Result<Response<CancelRequestResponse>, Status> {
+        match request.into_inner() {
+            CancelRequestRequest { request: 7, accepted_us: 0 | 70 } => {
+                Ok(Response::new(CancelRequestResponse {}))
+            }
+            _ => Err(Error::new(ErrorKind::NotFound, "the request is not in progress").into()),
+        }
     }
 
     async fn drain_worker(

@@ -1,3 +1,5 @@
+use tutti_runtime::ErrorKind;
+
 use super::*;
 
 const WORKER: Rank = Rank(3);
@@ -69,7 +71,7 @@ fn a_request_has_its_transitions_in_order() {
     recent.replayed(one);
     recent.launched(one, GraphRole::Whole, Some(Rank(0)));
     recent.generated(one, 1);
-    recent.ended(one, EndingKind::Finished);
+    recent.ended(one, EndingKind::Finished, "");
     let expected = ["accepted", "launched", "chunk", "first", "replayed", "launched", "first", "ended"];
     assert_eq!(kinds(&mut recent, 1), expected);
     assert_eq!(kinds(&mut recent, 2), ["accepted"]);
@@ -87,7 +89,7 @@ fn requests_and_their_transitions_are_bounded() {
     assert_eq!(recent.requests.len(), REQUESTS);
     // Requests that are no longer recorded may still be running.
     recent.generated(RequestId(5), 1);
-    recent.ended(RequestId(0), EndingKind::Cancelled);
+    recent.ended(RequestId(0), EndingKind::Cancelled, "");
     assert!(recent.find(RequestId(5)).is_none());
     let last = RequestId(REQUESTS as u64 + 5);
     recent.watch(Instant::now());
@@ -106,7 +108,34 @@ fn requests_and_their_transitions_are_bounded() {
     for _ in 0..2 * TRANSITIONS {
         recent.replayed(last);
     }
-    recent.ended(last, EndingKind::Cancelled);
+    recent.ended(last, EndingKind::Cancelled, "");
     let kinds = kinds(&mut recent, last.0);
     assert_eq!((kinds.len(), kinds.last()), (TRANSITIONS + 1, Some(&"ended")));
+}
+
+#[test]
+fn an_answer_has_the_newest_requests_and_older_ones_that_run() {
+    let mut recent = Recent::default();
+    for id in 1..=3 * ANSWERED as u64 {
+        recent.accepted(RequestId(id), 1, "");
+        if id % 50 != 7 {
+            recent.ended(RequestId(id), EndingKind::Finished, "");
+        }
+    }
+    let ids: Vec<u64> = recent.newest_and_running().iter().map(|request| request.request).collect();
+    let newest = (2 * ANSWERED as u64 + 1..=3 * ANSWERED as u64).rev();
+    assert_eq!(ids, newest.chain([107, 57, 7]).collect::<Vec<_>>());
+    let mut running = Recent::default();
+    (1..=REQUESTS as u64).for_each(|id| running.accepted(RequestId(id), 1, ""));
+    assert_eq!(running.newest_and_running().len(), ANSWERED + ANSWERED_RUNNING);
+}
+
+#[test]
+fn the_cause_of_a_failure_is_kept_up_to_a_bound() {
+    let mut recent = Recent::default();
+    recent.accepted(RequestId(1), 1, "");
+    recent.ended(RequestId(1), EndingKind::Failed(ErrorKind::Internal), &"é".repeat(CAUSE_BYTES));
+    let request = recent.find(RequestId(1)).unwrap();
+    let Some(Transition::Ended(ended)) = &request.transitions.last().unwrap().transition else { panic!() };
+    assert_eq!((ended.outcome.as_str(), ended.cause.as_str()), ("internal", &*"é".repeat(CAUSE_BYTES / 2)));
 }

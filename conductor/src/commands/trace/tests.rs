@@ -17,7 +17,7 @@ fn a_life_is_cut_where_the_request_moves() {
         at(6_000, chunk),
         at(6_500, Transition::FirstToken(pb::FirstToken {})),
         at(6_700, Transition::HandedOver(pb::PrefillHandedOver {})),
-        at(9_000, Transition::Ended(pb::RequestEnded { outcome: "finished".into() })),
+        at(9_000, Transition::Ended(pb::RequestEnded { outcome: "finished".into(), ..Default::default() })),
     ];
     let phases = phases(&life, 20_000);
     let found: Vec<_> = phases.iter().map(|it| (it.name.trim(), it.from, it.to, it.goes_on)).collect();
@@ -58,7 +58,10 @@ fn the_time_of_a_request_runs_until_its_end() {
     let text = waterfall(&request, 3_001_000);
     assert!(text.contains("in progress, 0 prompt tokens, 0 output tokens, 3.00 s, id client-1"), "{text}");
     assert!(text.contains("3.00 s+"), "{text}");
-    request.transitions.push(at(8_000, Transition::Ended(pb::RequestEnded { outcome: "finished".into() })));
+    request.transitions.push(at(
+        8_000,
+        Transition::Ended(pb::RequestEnded { outcome: "finished".into(), ..Default::default() }),
+    ));
     assert_eq!(lifetime(&request, 3_001_000), 7_000);
     assert_eq!(lifetime(&pb::RecentRequest::default(), 9), 0);
 }

@@ -43,3 +43,19 @@ fn reported_load_beyond_our_own_belongs_to_other_routers() {
     assert_eq!(reported.load(&own, 10), expected);
     assert_eq!(Reported::of(&cluster(0, 0, 0), &own).load(&own, 10).active_blocks, 6);
 }
+
+#[test]
+fn queues_of_several_conductors_are_one_queue_with_the_oldest_request_of_all() {
+    let queue = |oldest_waiting_ms, waiting| {
+        let load = pb::WorkerLoad { waiting, oldest_waiting_ms, ..Default::default() };
+        let worker = |load| pb::WorkerStatus {
+            phase: pb::WorkerPhase::Ready.into(),
+            load: Some(load),
+            ..Default::default()
+        };
+        let workers = vec![worker(load), worker(pb::WorkerLoad::default())];
+        let cluster = pb::GetClusterResponse { workers, ..Default::default() };
+        Reported::of(&cluster, &OwnLoad::default()).queue()
+    };
+    assert_eq!(queue(70, 2).and(queue(30, 5)), Queue { waiting: 7, oldest_waiting_ms: 70 });
+}

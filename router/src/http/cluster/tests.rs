@@ -12,7 +12,10 @@ fn the_time_of_a_request_in_progress_runs() {
         request(found, 3_001_000).took_us
     };
     assert_eq!(shown(&life), 3_000_000);
-    life.push(at(8_000, Transition::Ended(pb::RequestEnded { outcome: "finished".into() })));
+    life.push(at(
+        8_000,
+        Transition::Ended(pb::RequestEnded { outcome: "finished".into(), ..Default::default() }),
+    ));
     assert_eq!(shown(&life), 7_000);
     assert_eq!(shown(&[]), 0);
 }

@@ -8,7 +8,10 @@ fn a_line_has_a_name_a_hash_and_limits() {
     assert!(mistakes.is_empty(), "{mistakes:?}");
     assert_eq!((keys.len(), keys[0].name.as_str(), keys[0].hash), (1, "alice", [0xab; 32]));
     assert_eq!((keys[0].concurrent, keys[0].tokens_per_minute), (Some(2), None));
-    assert_eq!(keys[0].most_urgent, Some(-3));
+    assert_eq!((keys[0].most_urgent, keys[0].operator), (Some(-3), false));
+    let KeyFile { keys, mistakes } = parse(format!("oncall {hash} concurrent=2 operator").as_bytes());
+    assert!(mistakes.is_empty(), "{mistakes:?}");
+    assert_eq!((keys[0].concurrent, keys[0].operator), (Some(2), true));
 }
 
 #[test]
@@ -24,6 +27,9 @@ fn a_wrong_line_is_named_and_left_out_and_no_key_is_repeated() {
         (format!("a {hash} concurrent=0"), "at least 1", 0),
         (format!("a {hash} concurrent=1 concurrent=2"), "once", 0),
         (format!("a {hash} concurrent=x"), "number", 0),
+        (format!("a {hash} operators"), "nor operator", 0),
+        (format!("a {hash} operator operator"), "once", 0),
+        (format!("a {hash} operator=1"), "no limit \"operator\"", 0),
         (format!("a {hash} most-urgent=-9"), "-8 to 8", 0),
         (format!("a {hash} most-urgent=x"), "-8 to 8", 0),
         (format!("a {hash} most-urgent=1 most-urgent=1"), "once", 0),

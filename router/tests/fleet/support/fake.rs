@@ -16,11 +16,11 @@ use tokio::{net::TcpListener, runtime::Runtime, sync::Semaphore};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 use tutti_proto::cluster::v1::{
-    CheckpointFile, DescribeRequest, DescribeResponse, DrainConductorRequest, DrainConductorResponse,
-    DrainWorkerRequest, DrainWorkerResponse, FilePiece, FinishReason, Finished, GetClusterRequest,
-    GetClusterResponse, GetRequestsRequest, GetRequestsResponse, GetStepsRequest, GetStepsResponse,
-    ModelDescription, PromptLogprobs, ReadCheckpointFileRequest, RequestEvent, SampledToken, SubmitRequest,
-    TokenLogprob, WorkerPhase, WorkerStatus,
+    CancelRequestRequest, CancelRequestResponse, CheckpointFile, DescribeRequest, DescribeResponse,
+    DrainConductorRequest, DrainConductorResponse, DrainWorkerRequest, DrainWorkerResponse, FilePiece,
+    FinishReason, Finished, GetClusterRequest, GetClusterResponse, GetRequestsRequest, GetRequestsResponse,
+    GetStepsRequest, GetStepsResponse, ModelDescription, PromptLogprobs, ReadCheckpointFileRequest,
+    RequestEvent, SampledToken, SubmitRequest, TokenLogprob, WorkerPhase, WorkerStatus,
     conductor_server::{Conductor, ConductorServer},
 };
 
@@ -257,6 +257,13 @@ impl Conductor for Service {
         &self,
         _: Request<GetRequestsRequest>,
     ) -> Result<Response<GetRequestsResponse>, Status> {
+        Err(Status::unimplemented("a fake keeps no requests"))
+    }
+
+    async fn cancel_request(
+        &self,
+        _: Request<CancelRequestRequest>,
+    ) -> Result<Response<CancelRequestResponse>, Status> {
         Err(Status::unimplemented("a fake keeps no requests"))
     }
 

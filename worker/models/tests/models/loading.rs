@@ -467,7 +467,8 @@ fn damaged_experts_are_named() {
 fn the_footprint_is_what_the_device_will_hold() {
     let dir = checkpoint();
     for (load_format, quantize) in [(Auto, Quantize::None), (Dummy, Quantize::None), (Auto, Quantize::Int8)] {
-        let model = crate::common::try_load_as(unscreened_device(), dir.path(), load_format, quantize).unwrap();
+        let model =
+            crate::common::try_load_as(unscreened_device(), dir.path(), load_format, quantize).unwrap();
         let options = options(dir.path(), load_format, quantize);
         let [whole] = footprints(&options, 1).unwrap()[..] else { panic!("one rank") };
         assert_eq!(whole.page_bytes, model.page_bytes() as u64);
