@@ -159,7 +159,7 @@ impl RankSupervisor {
                 let ChildExit { status, cause } = ended;
                 tracing::warn!(
                     worker = self.rank.0,
-                    status,
+                    exit_status = status,
                     restart_in_ms = pause.as_millis() as u64,
                     "worker process ended"
                 );

@@ -64,13 +64,13 @@ async function ask(mine) {
       showFigures(chosen);
       workers.show(chosen);
       const which = `conductor=${encodeURIComponent(conductor)}`;
-      const [last, recent, history] = await Promise.all([
+      const [last, recent] = await Promise.all([
         json(`/cluster/steps?${which}&after=${steps.newest()}`),
         json(`/cluster/requests?${which}`),
-        json(`/cluster/history?after=${rates.newest()}`),
+        // The router knows its own rates, also while the conductor does not answer.
+        json(`/cluster/history?${rates.known()}`).then((history) => mine === turn && rates.take(history)),
       ]);
       if (mine !== turn) return;
-      rates.take(history);
       steps.take(last.steps);
       workers.drawSteps();
       requests.list(recent, mayCancel);

@@ -138,6 +138,8 @@ class Scanner {
     }
     if (this.text[end] !== ")") return false;
     const address = this.text.slice(close + 2, end).trim().replace(/^<|>$/g, "").split(/\s/, 1)[0];
+    // Before the text is read, which may be long.
+    if (safeAddress(address) === null) return false;
     const name = this.text.slice(open + 1, close) || address;
     const made = link(address, emphasise(new Scanner(name, false).tokens()));
     return made !== null && this.put(made, end + 1);

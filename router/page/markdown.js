@@ -6,9 +6,11 @@ import { inline } from "./inline.js";
 
 /** Lists and quotes within one another above which their text is shown as it is. */
 const DEEPEST = 8;
+/** Most columns of a table. A wider one is shown as text. */
+const MOST_COLUMNS = 64;
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})(.*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/;
+const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/s;
 const RULE = /^ {0,3}(?:(?:- *){3,}|(?:\* *){3,}|(?:_ *){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?: +|$)/;
@@ -23,6 +25,8 @@ export class Growing {
   /** Elements of the last blocks. */
   tail = [];
   drawn = true;
+  /** Milliseconds that the last drawing took. */
+  took = 0;
 
   constructor(place) {
     this.place = place;
@@ -34,13 +38,15 @@ export class Growing {
     this.rest += text.replaceAll("\r", "");
     if (!this.drawn) return;
     this.drawn = false;
-    requestAnimationFrame(() => this.draw());
+    // Most of the time is left to the reader, who may select and press buttons in what is drawn again.
+    setTimeout(() => requestAnimationFrame(() => this.draw()), 4 * this.took);
   }
 
   /** Draws what has been added. */
   draw() {
     if (this.drawn) return;
     this.drawn = true;
+    const began = performance.now();
     const lines = this.rest.split("\n");
     const blocks = [...cut(lines, 0)];
     // The last line has not ended. A block that begins in it, or as a table in the line before, may become a part of the
@@ -51,6 +57,7 @@ export class Growing {
     this.tail = last.map(({ make }) => make());
     this.place.append(...blocks.map(({ make }) => make()), ...this.tail);
     if (blocks.length) this.rest = lines.slice(last[0].from).join("\n");
+    this.took = performance.now() - began;
   }
 }
 
@@ -138,7 +145,8 @@ function list(lines, at, depth) {
       let next = end;
       while (next < lines.length && isBlank(lines[next])) next += 1;
       if (next === lines.length || !(starts(lines[next]) || indent(lines[next]) >= base + 2)) break;
-      items.at(-1).lines.push("");
+      for (; end < next; end += 1) items.at(-1).lines.push("");
+      continue;
     } else if (indent(line) >= base + 2) {
       items.at(-1).lines.push(line.slice(Math.min(indent(line), base + items.at(-1).width)));
     } else if (!isBlank(lines[end - 1]) && !begins(lines, end)) {
@@ -167,15 +175,17 @@ function isTable(lines, at) {
   const under = lines[at + 1] ?? "";
   if (!lines[at].includes("|") || !under.includes("|")) return false;
   const marks = cells(under);
-  return marks.length === cells(lines[at]).length && marks.every((mark) => /^:?-+:?$/.test(mark));
+  return marks.length <= MOST_COLUMNS && marks.length === cells(lines[at]).length && marks.every((mark) => /^:?-+:?$/.test(mark));
 }
 
 function table(lines, at) {
   let end = at + 2;
   while (end < lines.length && !isBlank(lines[end]) && lines[end].includes("|")) end += 1;
   const sides = cells(lines[at + 1]).map((mark) => (mark.endsWith(":") ? (mark.startsWith(":") ? "center" : "right") : null));
-  const row = (line, name) =>
-    element("tr", {}, ...sides.map((side, index) => element(name, { class: side }, ...inline(cells(line)[index] ?? ""))));
+  const row = (line, name) => {
+    const given = cells(line);
+    return element("tr", {}, ...sides.map((side, index) => element(name, { class: side }, ...inline(given[index] ?? ""))));
+  };
   return {
     end,
     make: () => {

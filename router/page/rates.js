@@ -30,7 +30,10 @@ const charts = {
 };
 
 /** Sequence number of the newest known sample. */
-export const newest = () => samples.at(-1)?.sequence ?? 0;
+const newest = () => samples.at(-1)?.sequence ?? 0;
+
+/** The known samples, as the query of an address. */
+export const known = () => `process=${about.process ?? ""}&after=${newest()}`;
 
 /** Prepares the charts. */
 export function start() {
@@ -39,11 +42,11 @@ export function start() {
 
 /** Takes an answer with the samples after the known ones. */
 export function take({ samples: fresh, ...others }) {
+  // Another router, or the same one after a restart, has other samples.
+  if (others.process !== about.process) samples = [];
   about = others;
-  // Numbers that begin again are those of a new process.
-  if (about.newest < newest()) samples = [];
-  const known = newest();
-  samples.push(...fresh.filter(({ sequence }) => sequence > known));
+  const last = newest();
+  samples.push(...fresh.filter(({ sequence }) => sequence > last));
   const end = samples.at(-1)?.at_ms ?? 0;
   samples = samples.filter(({ at_ms: at }) => end - at < about.kept_s * 1000);
   draw();

@@ -76,7 +76,7 @@ function showOrder() {
 function chosen() {
   const isState = STATES[byId("request-state").value];
   const words = byId("request-filter").value.trim().toLowerCase();
-  const text = (it) => `${it.request} ${stateOf(it)} ${causeOf(it)}`.toLowerCase();
+  const text = (it) => `${it.request} ${it.request_id} ${stateOf(it)} ${causeOf(it)}`.toLowerCase();
   const found = requests.filter((it) => isState(it) && text(it).includes(words));
   const { sort } = COLUMNS[order.column];
   const compare = (a, b) => (sort(a) < sort(b) ? -1 : Number(sort(a) > sort(b))) || a.request - b.request;

@@ -22,6 +22,8 @@ pub use self::body::RecordedBody;
 use self::limiter::Limiter;
 use crate::{generation::Usage, keys::Caller};
 
+/// Longest method in a line. A client may send methods that do not exist, of any length.
+const MAX_METHOD_BYTES: usize = 16;
 /// The target of the lines, for filters such as `warn,tutti_router::access=info`.
 const TARGET: &str = "tutti_router::access";
 /// Status of a request whose client leaves before the answer, as in nginx.
@@ -153,6 +155,11 @@ impl RequestRecord {
         })
     }
 
+    /// True if the answer has no body, whatever the route gives.
+    fn is_head(&self) -> bool {
+        self.0.method == Some(Method::HEAD)
+    }
+
     /// The request's id.
     pub fn id(&self) -> &XRequestId {
         &self.0.id
@@ -203,11 +210,16 @@ impl RequestRecord {
 }
 
 impl Facts {
-    /// The status, whether the request succeeded, and its outcome in a word.
-    fn outcome(&self) -> (Status, bool, &'static str) {
-        let status = self.status.unwrap_or(Status::Http(CLIENT_LEFT));
+    /// The status, whether the request succeeded, and its outcome in a word. `unanswered` is the status of a request
+    /// whose client left before the answer.
+    fn outcome(&self, unanswered: Status) -> (Status, bool, &'static str) {
+        let status = self.status.unwrap_or(unanswered);
         let left = self.status.is_none() || self.answer.is_some_and(|answer| !answer.is_whole);
         let word = match &self.generation {
+            // A fault of ours may come before the generation is accepted.
+            Some(end) if end.outcome == "refused" && status.is_fault() => "failed",
+            // A request of a revoked key ends with an error, although its client is still there.
+            Some(end) if end.outcome == "cancelled" && !left && !status.is_success() => "refused",
             Some(end) if end.outcome != "finished" => end.outcome,
             // The generation may have finished before its client has read the answer.
             _ if left => "cancelled",
@@ -219,16 +231,26 @@ impl Facts {
     }
 }
 
+/// The method as a line has it.
+fn short(method: &Method) -> &str {
+    if method.as_str().len() <= MAX_METHOD_BYTES { method.as_str() } else { "unknown" }
+}
+
 impl Drop for Record {
     fn drop(&mut self) {
         let setting = self.log.0.settings.get().access_log;
         let facts = self.facts.get_mut();
-        let (status, is_success, outcome) = facts.outcome();
+        let unanswered = match self.method {
+            Some(_) => Status::Http(CLIENT_LEFT),
+            None => Status::Grpc(tonic::Code::Cancelled),
+        };
+        let (status, is_success, outcome) = facts.outcome(unanswered);
         if setting == Setting::Off || (setting == Setting::Errors && is_success) {
             return;
         }
         // Clients cause all ends but success, and may cause them by the thousand.
-        let more = if is_success { Some(0) } else { self.log.0.limiter.count(status, Instant::now()) };
+        let more =
+            if is_success { Some(0) } else { self.log.0.limiter.count(status, outcome, Instant::now()) };
         let Some(more) = more else { return };
         let (http_status, code) = match status {
             Status::Http(status) => (Some(status), None),
@@ -240,7 +262,7 @@ impl Drop for Record {
             target: TARGET,
             parent: None,
             request_id = self.id.as_str(),
-            method = self.method.as_ref().map(Method::as_str),
+            method = self.method.as_ref().map(short),
             route = facts.route.as_deref().unwrap_or("unknown"),
             status = http_status,
             code,

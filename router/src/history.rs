@@ -32,6 +32,8 @@ pub struct History {
 
 /// The kept samples, and the state at the last one.
 struct Ring {
+    /// A random name of this process.
+    process: String,
     began: Instant,
     sampled: Instant,
     totals: Totals,
@@ -69,7 +71,9 @@ pub struct Sample {
 pub struct Samples {
     /// Seconds for which a sample is kept.
     kept_s: u64,
-    /// Number of the newest sample. Less than a number that the caller knows if the router has been restarted.
+    /// A random name of the process that took the samples.
+    process: String,
+    /// Number of the newest sample.
     newest: u64,
     /// Upper bounds of the buckets of latencies, in seconds. A last bucket has no bound.
     bounds_s: &'static [f64],
@@ -96,16 +100,16 @@ impl History {
         }
     }
 
-    /// The samples with a number above `after`. All that are kept if no sample has that number yet, because `after` is
-    /// then a number of the process before.
-    pub fn after(&self, after: u64) -> Samples {
-        self.ring.lock().after(after)
+    /// The samples with a number above `after`, or all that are kept if the caller's samples are not of this process.
+    pub fn after(&self, process: &str, after: u64) -> Samples {
+        self.ring.lock().after(process, after)
     }
 }
 
 impl Ring {
     fn new(totals: Totals, now: Instant) -> Self {
-        Self { began: now, sampled: now, totals, samples: VecDeque::new(), newest: 0 }
+        let process = format!("{:016x}", fastrand::u64(..));
+        Self { process, began: now, sampled: now, totals, samples: VecDeque::new(), newest: 0 }
     }
 
     fn take(&mut self, totals: Totals, queue: Queue, now: Instant) {
@@ -134,10 +138,11 @@ impl Ring {
         }
     }
 
-    fn after(&self, after: u64) -> Samples {
-        let is_new = |sample: &&Sample| after > self.newest || sample.sequence > after;
+    fn after(&self, process: &str, after: u64) -> Samples {
+        let is_new = |sample: &&Sample| process != self.process || sample.sequence > after;
         Samples {
             kept_s: KEPT.as_secs(),
+            process: self.process.clone(),
             newest: self.newest,
             bounds_s: &LATENCY_BOUNDS,
             samples: self.samples.iter().filter(is_new).cloned().collect(),

@@ -57,7 +57,7 @@ pub enum Outcome {
     Failed,
     /// The request's deadline passed, or could not be met.
     DeadlineExceeded,
-    /// The client disconnected.
+    /// The client disconnected, or an operator cancelled the request.
     Cancelled,
 }
 
@@ -65,9 +65,13 @@ impl Outcome {
     const ALL: [Self; 5] =
         [Self::Finished, Self::Refused, Self::Failed, Self::DeadlineExceeded, Self::Cancelled];
 
-    /// The outcome for an error: `DeadlineExceeded` if the error says so, else `otherwise`.
+    /// The outcome for an error: `DeadlineExceeded` or `Cancelled` if the error says so, else `otherwise`.
     pub fn of(error: &Error, otherwise: Self) -> Self {
-        if error.kind() == ErrorKind::DeadlineExceeded { Self::DeadlineExceeded } else { otherwise }
+        match error.kind() {
+            ErrorKind::DeadlineExceeded => Self::DeadlineExceeded,
+            ErrorKind::Cancelled => Self::Cancelled,
+            _ => otherwise,
+        }
     }
 
     fn name(self) -> &'static str {
@@ -317,7 +321,7 @@ impl Drop for RequestMeter {
             usage: Usage { completion_tokens: u32::try_from(self.tokens).unwrap_or(u32::MAX), ..self.usage },
         });
         self.span.end(self.outcome);
-        if self.outcome == Outcome::Cancelled {
+        if self.outcome == Outcome::Cancelled && self.error.is_none() {
             self.span.log().in_scope(|| tracing::debug!(status = CLIENT_LEFT, "the client left"));
         }
     }

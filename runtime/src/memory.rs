@@ -14,6 +14,8 @@ use self::groups::Group;
 pub struct FreeMemory {
     /// Number of bytes.
     pub bytes: u64,
+    /// Number of bytes under the same bound, free or not.
+    pub total: u64,
     bound: Bound,
 }
 
@@ -79,20 +81,23 @@ pub fn allocatable() -> Option<FreeMemory> {
 /// Reads the files of the system whose root directory is `root`.
 fn free_under(root: &Path, cached: Cached) -> Option<FreeMemory> {
     let meminfo = fs::read_to_string(root.join("proc/meminfo")).ok();
-    let machine = meminfo.and_then(|text| machine_bytes(&text));
-    let machine = machine.map(|bytes| FreeMemory { bytes, bound: Bound::Machine });
+    let machine = meminfo.and_then(|text| {
+        let bytes = machine_bytes(&text, "MemAvailable:")?;
+        let total = machine_bytes(&text, "MemTotal:").unwrap_or(bytes);
+        Some(FreeMemory { bytes, total, bound: Bound::Machine })
+    });
     let groups = groups::of_process(root).into_iter().filter_map(|Group { path, version }| {
         let (limit, used) = version.limit_and_use(&path)?;
         let bytes = limit.saturating_sub(used.saturating_sub(version.cached_bytes(&path, cached)));
         let path = Path::new("/").join(path.strip_prefix(root).unwrap_or(&path));
-        Some(FreeMemory { bytes, bound: Bound::Group { path, limit } })
+        Some(FreeMemory { bytes, total: limit, bound: Bound::Group { path, limit } })
     });
     // Of equal bounds, the first is the machine or the innermost group.
     machine.into_iter().chain(groups).min_by_key(|free| free.bytes)
 }
 
-fn machine_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+fn machine_bytes(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kibibytes.checked_mul(1024)
 }

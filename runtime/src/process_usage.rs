@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    sync::OnceLock,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -13,6 +14,9 @@ use tutti_proto::cluster::v1 as pb;
 
 /// Ticks per second of the times in `/proc`, for programs of any architecture (`USER_HZ` in Linux).
 const TICKS_PER_SECOND: u64 = 100;
+
+/// The start, read once: two readings of the clocks would differ, and look like a restart.
+static STARTED_US: OnceLock<Option<u64>> = OnceLock::new();
 
 /// Reads the resources of this process. A number that the system does not say is absent.
 pub fn read() -> pb::ProcessUsage {
@@ -27,7 +31,7 @@ pub fn read() -> pb::ProcessUsage {
             .ok()
             .map(|open| open.count().saturating_sub(1) as u64),
         max_descriptors: getrlimit(Resource::Nofile).current,
-        started_us: started_us(),
+        started_us: *STARTED_US.get_or_init(started_us),
     }
 }
 

@@ -11,7 +11,7 @@ use std::{fmt, sync::Arc};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 pub(crate) use self::graphs::of_graph;
-pub use self::graphs::{graph_ended, graph_launched};
+pub use self::graphs::{forget_graphs, graph_ended, graph_launched};
 
 /// Maximum length of an id in bytes.
 const MAX_BYTES: usize = 128;

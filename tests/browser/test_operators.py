@@ -22,7 +22,7 @@ def request(number, *, took_ms, end=None, cause=None, replays=0):
     transitions[1] |= {"role": "whole", "worker": 0}
     if end:
         transitions.append({"kind": "ended", "at_us": begin + took_ms * 1000, "outcome": end, **({"cause": cause} if cause else {})})
-    return {"request": number, "prompt_tokens": 1000 - number, "generated": number * 3, "transitions": transitions}
+    return {"request": number, "request_id": "", "took_us": took_ms * 1000, "prompt_tokens": 1000 - number, "generated": number * 3, "transitions": transitions}
 
 
 REQUESTS = [
@@ -78,7 +78,9 @@ def test_the_rates_are_those_of_the_metrics(cluster, visit, accessible):
     expect(chart(page, "Tokens").locator("path.line.first").last).to_have_attribute("d", re.compile(r"^M[\d. ]+(L[\d. ]+)+"))
     expect(chart(page, "Time to first token").get_by_role("img")).to_have_attribute("aria-label", re.compile(r"at most .*(ms|µs)"))
     newest = history()["newest"]
-    assert server.client.get(f"/cluster/history?after={newest + 99}").json()["samples"], "all, as after a restart"
+    known = lambda process: server.client.get(f"/cluster/history?process={process}&after={newest}").json()["samples"]
+    assert known("another"), "all, as of another router"
+    assert all(sample["sequence"] > newest for sample in known(history()["process"]))
     accessible(page)
 
 

@@ -71,9 +71,9 @@ def ended(args, tmp_path, under=()):
         process.destroy()
 
 
-def available():
+def memory(name):
     with open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
 
 
 @pytest.fixture
@@ -94,20 +94,22 @@ def group():
 
 def test_weights_beyond_the_machines_memory_are_refused_before_a_port_is_bound(tmp_path):
     folder = model(tmp_path, "large")
-    layers = 4 * available() // (3 * 4096 * 8192 * 4)
-    size = sparse(folder, layers, hidden=4096, intermediate=8192)
-    assert size > available()
+    # Above the whole memory, free or not, and with few layers also on a large machine.
+    layers = max(8, 4 * memory("MemTotal:") // (3 * 4096 * 32768 * 4))
+    size = sparse(folder, layers, hidden=4096, intermediate=32768)
+    assert size > memory("MemTotal:")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         http = f"127.0.0.1:{taken.getsockname()[1]}"
         code, log = ended(["--model", folder, *GRPC, "--http", http], tmp_path)
     assert code == 64, log
-    assert f"model: the weights take {size / (1 << 30):.1f} GiB" in log, log
+    unit, name = (1 << 40, "TiB") if size >= 1 << 40 else (1 << 30, "GiB")
+    assert f"model: the weights take {size / unit:.1f} {name}" in log, log
     assert "are free" in log and "--quantize int8" in log and len(log.splitlines()) == 1, log
     # As many workers as do not fit together are refused, though each fits.
-    small = sparse(folder, max(1, layers // 8), hidden=4096, intermediate=8192)
-    assert small < available()
+    small = sparse(folder, layers // 8, hidden=4096, intermediate=32768)
+    assert small < memory("MemTotal:")
     code, log = ended(["--model", folder, *SKIP, "--workers", "16"], tmp_path)
     assert code == 64 and "the weights of 16 workers take" in log and "--workers" in log, log
 

@@ -190,6 +190,7 @@ async fn serve_handle(
     mut outputs: mpsc::Receiver<StepOutput>,
 ) {
     let _guard = ExitOnPanic;
+    request_id::forget_graphs();
     let EngineChannels { mut commands, outbox, load, network, .. } = channels;
     let waker = handle.waker();
     let (endpoint, connector) =

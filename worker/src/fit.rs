@@ -13,11 +13,19 @@ use tutti_models::{LoadOptions, footprints};
 use tutti_runtime::{Error, memory};
 use tutti_settings::{DeviceChoice, WorkerSettings};
 
-use self::need::Need;
+use self::need::{Need, Place};
 use crate::loading::load_options;
 
-/// Files that only a machine with an NVIDIA driver has: on Linux, and on Linux inside Windows.
-const DRIVER_FILES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
+/// Files that only a machine with an NVIDIA driver has: on Linux, also before the driver's first use and on Jetson, and on
+/// Linux inside Windows.
+const DRIVER_FILES: [&str; 6] = [
+    "/dev/nvidiactl",
+    "/proc/driver/nvidia",
+    "/sys/module/nvidia",
+    "/dev/nvhost-gpu",
+    "/dev/nvmap",
+    "/dev/dxg",
+];
 
 /// The workers of one group of a cluster.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +60,9 @@ pub fn check_weights(groups: &[WorkerGroup<'_>]) -> Result<(), Error> {
         }
     }
     match memory::allocatable() {
-        Some(free) if need.bytes() > free.bytes => Err(need.refused(&free.to_string(), true)),
+        Some(free) if need.bytes() > free.bytes => {
+            Err(need.refused(&free.to_string(), Place::Host { total: free.total }))
+        }
         _ => Ok(()),
     }
 }
@@ -66,14 +76,14 @@ pub(crate) fn check_rank<D: Device>(
     let GroupRank { rank, world_size } = device.group_rank();
     let mut need = Need::default();
     footprints(options, world_size)?.get(rank).into_iter().for_each(|rank| need.add(rank, settings, 1));
-    let (bytes, said, on_host) = match (device.free_bytes(), memory::allocatable()) {
+    let (bytes, said, place) = match (device.free_bytes(), memory::allocatable()) {
         (Some(bytes), _) => {
-            (bytes, format!("{} are free on {}", memory::Size(bytes), device.describe()), false)
+            (bytes, format!("{} are free on {}", memory::Size(bytes), device.describe()), Place::Device)
         }
-        (None, Some(free)) => (free.bytes, free.to_string(), true),
+        (None, Some(free)) => (free.bytes, free.to_string(), Place::Host { total: free.total }),
         (None, None) => return Ok(()),
     };
-    if need.bytes() > bytes { Err(need.refused(&said, on_host)) } else { Ok(()) }
+    if need.bytes() > bytes { Err(need.refused(&said, place)) } else { Ok(()) }
 }
 
 /// Number of ranks of one replica.

@@ -109,6 +109,10 @@ impl Membership {
         if self.dismissed {
             return Err(Error::unavailable("the conductor is shutting down"));
         }
+        // Its peers have ended, so the worker would wait for them for ever.
+        if self.is_given_up(rank) {
+            return Err(Error::unavailable(format!("rank {rank} is given up")).with_field("rank"));
+        }
         if let Some((_, worker)) = self.workers.by_rank(rank) {
             let message = format!("rank {rank} is taken by the worker with pid {}", worker.pid);
             return Err(Error::unavailable(message).with_field("rank"));

@@ -1,7 +1,11 @@
 //! Events of workers, from joining to loss, with their consequences for requests and metrics.
 
 use tutti_proto::{Rank, WorkerId, cluster::v1 as pb};
-use tutti_runtime::{Error, ErrorKind, memory, token::random_bytes};
+use tutti_runtime::{
+    Error, ErrorKind,
+    memory::{self, FreeMemory},
+    token::random_bytes,
+};
 
 use super::{
     Cause, Cluster, Exit, Joining, Link, Presence, State, membership::Removed, ranks::Manner,
@@ -100,6 +104,8 @@ impl Cluster {
 
     /// Handles the end of a spawned worker's process.
     pub fn on_exit(&self, rank: Rank, exit: &Exit) {
+        // Reads files, so not under the lock.
+        let free = (exit.cause == Cause::Killed).then(memory::allocatable).flatten();
         let mut state = self.state.lock();
         if state.membership.dismissed {
             return;
@@ -112,7 +118,7 @@ impl Cluster {
                 let message = format!("worker {rank} refused its settings ({})", exit.status);
                 self.ends_start(&state, rank, &Error::new(ErrorKind::InvalidArgument, message));
             }
-            Cause::Killed => self.on_killed(&mut state, rank),
+            Cause::Killed => self.on_killed(&mut state, rank, free.as_ref()),
             Cause::Other => {}
         }
         self.refresh_health(&mut state);
@@ -120,14 +126,14 @@ impl Cluster {
 
     /// Handles a spawned process that was killed. If loading the model kills a rank's processes again and again, the
     /// rank's replica is given up. At the cluster's start, and if nothing is left that could serve, the cluster ends.
-    fn on_killed(&self, state: &mut State, rank: Rank) {
+    fn on_killed(&self, state: &mut State, rank: Rank, free: Option<&FreeMemory>) {
         let ranks = &mut state.membership.ranks;
         if !ranks.entry(rank).killed() {
             return;
         }
         let replica = self.limits.topology.replica_of(rank);
         let gives_up = replica.is_some_and(|replica| ranks.are_killed_by_loading(replica));
-        let free = memory::allocatable().map_or(String::new(), |free| format!("; {free}"));
+        let free = free.map_or(String::new(), |free| format!("; now that it has ended, {free}"));
         tracing::error!(
             worker = rank.0,
             gives_up,
@@ -142,7 +148,7 @@ impl Cluster {
             self.lose(state, id, &format!("worker {rank} of its group is given up"), Manner::Fenced);
         }
         let message = format!(
-            "worker {rank} was killed while loading (signal 9), likely for memory, and so were all of its restarts{free}: \
+            "worker {rank} was killed while loading (signal 9), likely for memory, and so were the restarts of its replica{free}: \
              take --quantize int8, fewer workers, a smaller --kv-cache-memory or more memory"
         );
         let error = Error::invalid("model", message);

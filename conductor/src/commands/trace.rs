@@ -68,7 +68,8 @@ fn phases(transitions: &[pb::RequestTransition], now_us: u64) -> Vec<Phase> {
             }
         };
         if let Some((name, from)) = running.take() {
-            found.push(Phase { name, from, to: at, goes_on: false });
+            // The clock may have been set back.
+            found.push(Phase { name, from, to: at.max(from), goes_on: false });
         }
         running = next.map(|name| (name, at));
     }

@@ -22,7 +22,9 @@ pub struct RecordedBody<B: HttpBody> {
 impl<B: HttpBody> RecordedBody<B> {
     /// Wraps a body.
     pub fn new(body: B, record: RequestRecord) -> Self {
-        Self { body, record, bytes: 0, is_over: false }
+        // Nobody polls the body of an answer to a HEAD.
+        let is_over = record.is_head();
+        Self { body, record, bytes: 0, is_over }
     }
 }
 

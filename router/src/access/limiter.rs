@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 
 use super::Status;
 
-/// Lines per status and [`WINDOW`].
+/// Lines per status, outcome and [`WINDOW`].
 const LINES: u64 = 50;
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Counts lines by status. A flood of one status hides no other.
+/// Counts lines by status and outcome. A flood of one kind hides no other.
 #[derive(Default)]
-pub struct Limiter(Mutex<HashMap<u32, Window>>);
+pub struct Limiter(Mutex<HashMap<(u32, &'static str), Window>>);
 
 struct Window {
     began: Instant,
@@ -25,16 +25,16 @@ struct Window {
 }
 
 impl Limiter {
-    /// Counts a request. Returns the number of requests of its status that have no line and that its line reports, or
+    /// Counts a request. Returns the number of requests of its kind that have no line and that its line reports, or
     /// `None` if it has no line either.
-    pub fn count(&self, status: Status, now: Instant) -> Option<u64> {
-        let key = match status {
+    pub fn count(&self, status: Status, outcome: &'static str, now: Instant) -> Option<u64> {
+        let status = match status {
             Status::Http(status) => status.into(),
             // Above all statuses of HTTP.
             Status::Grpc(code) => u32::from(u16::MAX) + code as u32,
         };
         let mut windows = self.0.lock();
-        let window = windows.entry(key).or_insert(Window { began: now, lines: 0, left_out: 0 });
+        let window = windows.entry((status, outcome)).or_insert(Window { began: now, lines: 0, left_out: 0 });
         if now.saturating_duration_since(window.began) >= WINDOW {
             (window.began, window.lines) = (now, 0);
         }

@@ -25,11 +25,18 @@ fn the_outcome_tells_a_failure_a_refusal_and_a_client_that_left_from_success() {
         (facts(http(401), true, None), "refused"),
         (facts(http(500), true, None), "failed"),
         (facts(http(429), true, Some("refused")), "refused"),
+        // A fault before the generation was accepted.
+        (facts(http(500), true, Some("refused")), "failed"),
+        // A revoked key.
+        (facts(http(401), true, Some("cancelled")), "refused"),
         (facts(Some(Status::Grpc(tonic::Code::NotFound)), true, None), "refused"),
         (facts(Some(Status::Grpc(tonic::Code::Ok)), true, Some("finished")), "finished"),
     ] {
-        let (_, is_success, outcome) = facts.outcome();
+        let (_, is_success, outcome) = facts.outcome(Status::Http(CLIENT_LEFT));
         assert_eq!((outcome, is_success), (expected, expected == "finished"));
     }
-    assert_eq!(facts(None, false, None).outcome().0, Status::Http(CLIENT_LEFT));
+    assert_eq!(
+        facts(None, false, None).outcome(Status::Grpc(tonic::Code::Cancelled)).0,
+        Status::Grpc(tonic::Code::Cancelled)
+    );
 }

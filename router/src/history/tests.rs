@@ -17,7 +17,7 @@ fn a_sample_has_the_events_since_the_one_before_and_the_state_now() {
     let queue = Queue { waiting: 3, oldest_waiting_ms: 40 };
     ring.take(totals(25, 2), queue, start + EVERY);
     ring.take(totals(26, 2), Queue::default(), start + 2 * EVERY);
-    let samples = ring.after(0).samples;
+    let samples = ring.after("", 0).samples;
     let [first, second] = &samples[..] else { panic!("{samples:?}") };
     assert_eq!((first.sequence, first.at_ms, first.took_ms), (1, 2000, 2000));
     assert_eq!((first.generated_tokens, first.in_flight, first.queue), (20, 25, queue));
@@ -33,12 +33,14 @@ fn samples_are_bounded_and_each_is_answered_once() {
     for count in 1..=200 {
         ring.take(Totals::default(), Queue::default(), start + count * EVERY);
     }
-    let sequences =
-        |after| ring.after(after).samples.iter().map(|sample| sample.sequence).collect::<Vec<_>>();
-    assert_eq!(sequences(0), (51..=200).collect::<Vec<_>>());
-    assert_eq!(sequences(198), [199, 200]);
-    assert!(sequences(200).is_empty());
-    // The number is one of an earlier process.
-    assert_eq!(sequences(201).len(), 150);
-    assert_eq!(ring.after(201).newest, 200);
+    let own = ring.process.clone();
+    let sequences = |process: &str, after| {
+        ring.after(process, after).samples.iter().map(|sample| sample.sequence).collect::<Vec<_>>()
+    };
+    assert_eq!(sequences("", 0), (51..=200).collect::<Vec<_>>());
+    assert_eq!(sequences(&own, 198), [199, 200]);
+    assert!(sequences(&own, 200).is_empty());
+    // The caller has the samples of another process.
+    assert_eq!(sequences("another", 198).len(), 150);
+    assert_eq!(ring.after("", 0).newest, 200);
 }

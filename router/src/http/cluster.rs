@@ -141,8 +141,11 @@ pub struct Cancelled {
 
 /// Query parameters of the history.
 #[derive(Deserialize)]
-pub struct After {
-    /// Sequence number of the newest sample that the caller already has.
+pub struct Known {
+    /// Name of the process whose samples the caller has.
+    #[serde(default)]
+    process: String,
+    /// Sequence number of the newest of them.
     #[serde(default)]
     after: u64,
 }
@@ -154,9 +157,9 @@ pub async fn state(State(api): State<Api>, Extension(caller): Extension<Caller>)
     Json(ClusterState { may_cancel: caller.operator().is_some(), conductors })
 }
 
-/// The samples of this router's metrics with sequence numbers above `after`.
-pub async fn history(State(api): State<Api>, Query(After { after }): Query<After>) -> Json<Samples> {
-    Json(api.history.after(after))
+/// The samples of this router's metrics that the caller does not have.
+pub async fn history(State(api): State<Api>, Query(known): Query<Known>) -> Json<Samples> {
+    Json(api.history.after(&known.process, known.after))
 }
 
 /// Ends a request with an error for its client. `id` is the conductor's number of the request.

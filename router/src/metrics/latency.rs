@@ -52,7 +52,7 @@ impl LatencyHistogram {
 impl EncodeMetric for LatencyHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         let counts = self.counts();
-        let bounds = self.0.bounds.iter().copied().chain([f64::MAX]);
+        let bounds = self.0.bounds.iter().copied().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
         let sum = Duration::from_nanos(self.0.sum_ns.load(Relaxed)).as_secs_f64();
         encoder.encode_histogram::<NoLabelSet>(sum, counts.iter().sum(), &buckets, None)

@@ -56,7 +56,10 @@ impl Version {
         };
         match cached {
             Cached::Idle => of("inactive_file"),
-            Cached::All => of("inactive_file").saturating_add(of("active_file")),
+            // Version 1 does not say what of the kernel's own memory can be dropped.
+            Cached::All => {
+                of("inactive_file").saturating_add(of("active_file")).saturating_add(of("slab_reclaimable"))
+            }
         }
     }
 

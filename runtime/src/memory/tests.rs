@@ -55,7 +55,7 @@ impl System {
 
     /// The free bytes and the group whose limit they are under.
     fn group(&self) -> (u64, String) {
-        let FreeMemory { bytes, bound } = self.free();
+        let FreeMemory { bytes, bound, .. } = self.free();
         match bound {
             Bound::Machine => (bytes, "machine".into()),
             Bound::Group { path, .. } => (bytes, path.to_str().unwrap().into()),
@@ -65,10 +65,10 @@ impl System {
 
 #[test]
 fn free_memory_of_the_machine_is_read_in_bytes() {
-    assert_eq!(machine_bytes("MemTotal: 9 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
-    assert_eq!(machine_bytes("MemTotal: 9 kB\n"), None);
-    assert_eq!(machine_bytes("MemAvailable: 99999999999999999999 kB\n"), None);
-    assert_eq!(machine_bytes("MemAvailable: 18446744073709551615 kB\n"), None);
+    assert_eq!(machine_bytes("MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "MemAvailable:"), Some(2 << 20));
+    assert_eq!(machine_bytes("MemTotal: 9 kB\n", "MemAvailable:"), None);
+    assert_eq!(machine_bytes("MemAvailable: 99999999999999999999 kB\n", "MemAvailable:"), None);
+    assert_eq!(machine_bytes("MemAvailable: 18446744073709551615 kB\n", "MemAvailable:"), None);
 }
 
 #[test]

@@ -17,6 +17,11 @@ pub fn graph_launched(key: GraphKey, id: &str) {
     }
 }
 
+/// Forgets all graphs, whose conductor is gone. The next one numbers requests from 1 again.
+pub fn forget_graphs() {
+    RUNNING.lock().clear();
+}
+
 /// Notes that a graph has ended.
 pub fn graph_ended(key: GraphKey) {
     RUNNING.lock().remove(&key);

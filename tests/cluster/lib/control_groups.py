@@ -19,6 +19,10 @@ class ControlGroup:
         self.path.mkdir()
         try:
             (self.path / ("memory.limit_in_bytes" if self.is_v1 else "memory.max")).write_text(str(limit))
+            # With swap, a process would become slow instead of being killed.
+            swap = self.path / ("memory.swappiness" if self.is_v1 else "memory.swap.max")
+            if swap.exists():
+                swap.write_text("0")
         except OSError:
             self.path.rmdir()
             raise

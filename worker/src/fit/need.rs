@@ -2,7 +2,7 @@
 
 use tutti_engine::least_bytes;
 use tutti_models::Footprint;
-use tutti_runtime::{Error, memory::Size};
+use tutti_runtime::{Error, ErrorKind, memory::Size};
 use tutti_settings::{Quantize, WorkerSettings};
 
 /// The least memory of several workers.
@@ -13,6 +13,15 @@ pub(super) struct Need {
     plane_bytes: u64,
     /// True if some weights are not quantised yet.
     can_quantise: bool,
+}
+
+/// The memory that is too small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The memory of the host, of which this process may have `total` bytes, free or not.
+    Host { total: u64 },
+    /// The memory of a device of its own.
+    Device,
 }
 
 impl Need {
@@ -32,9 +41,10 @@ impl Need {
         self.weight_bytes.saturating_add(self.plane_bytes)
     }
 
-    /// The error that this much memory is not there. `free` says how much is. The memory is the host's, or that of a
-    /// device of its own.
-    pub fn refused(&self, free: &str, on_host: bool) -> Error {
+    /// The error that this much memory is not there. `free` says how much is. Memory that others hold may be free when
+    /// the process is started again, so only a need above the total is a fault of the settings.
+    pub fn refused(&self, free: &str, place: Place) -> Error {
+        let on_host = place != Place::Device;
         let (weights, planes) = (Size(self.weight_bytes), Size(self.plane_bytes));
         let of = match self.workers {
             1 => String::new(),
@@ -54,7 +64,10 @@ impl Need {
             "the weights{of} take {weights} and the smallest planes {planes}, but {free}: take {} or {last}",
             remedies.join(", ")
         );
-        Error::invalid("model", message)
+        match place {
+            Place::Host { total } if self.bytes() > total => Error::invalid("model", message),
+            _ => Error::new(ErrorKind::Internal, message).with_field("model"),
+        }
     }
 }
 

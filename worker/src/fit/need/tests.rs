@@ -46,21 +46,28 @@ fn mapped_weights_need_no_memory() {
 #[test]
 fn a_refusal_has_the_figures_and_what_helps() {
     let mut settings = settings(DeviceChoice::Cpu);
-    let refused = |settings: &WorkerSettings, workers, on_host| {
+    let error = |settings: &WorkerSettings, workers, place| {
         let mut need = Need::default();
         need.add(&rank(), settings, workers);
-        need.refused("6.0 GiB are free on this machine", on_host).to_string()
+        need.refused("6.0 GiB are free on this machine", place)
     };
+    let host = Place::Host { total: 7 << 30 };
+    let refused = |settings: &WorkerSettings, workers, place| error(settings, workers, place).to_string();
     assert_eq!(
-        refused(&settings, 1, true),
+        refused(&settings, 1, host),
         "model: the weights take 8.0 GiB and the smallest planes 2.0 MiB, but 6.0 GiB are free on this machine: take \
          --quantize int8, more memory or a smaller model"
     );
-    let several = refused(&settings, 2, true);
+    let several = refused(&settings, 2, host);
     assert!(several.contains("of 2 workers take 16.0 GiB") && several.contains("--workers"), "{several}");
     settings.weights.quantize = Quantize::Int8;
-    assert!(!refused(&settings, 1, true).contains("--quantize"));
+    assert!(!refused(&settings, 1, host).contains("--quantize"));
     settings.weights.quantize = Quantize::None;
-    let on_gpu = refused(&settings, 1, false);
+    let on_gpu = refused(&settings, 1, Place::Device);
     assert!(!on_gpu.contains("--quantize") && on_gpu.contains("--tp"), "{on_gpu}");
+    // Memory that others hold now may be free at the next start.
+    let kind = |place| error(&settings, 1, place).kind();
+    assert_eq!(kind(host), ErrorKind::InvalidArgument);
+    assert_eq!(kind(Place::Host { total: 12 << 30 }), ErrorKind::Internal);
+    assert_eq!(kind(Place::Device), ErrorKind::Internal);
 }
