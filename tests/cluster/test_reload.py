@@ -193,7 +193,7 @@ INVALID = {
     "workers_ = 1": "workers_",
     "lame_duck = 601": "lame_duck: is 601, the limit is 600",
     'log = "tutti=loud"': "log: ",
-    "log =": "config: TOML parse error",
+    "log =": ".toml: TOML parse error",
 }
 
 
