@@ -13,11 +13,11 @@ use tutti_models::{LoadOptions, footprints};
 use tutti_runtime::{Error, memory};
 use tutti_settings::{DeviceChoice, WorkerSettings};
 
-use self::need::{Need, Place};
+use self::need::{MemoryKind, Need};
 use crate::loading::load_options;
 
-/// Files that only a machine with an NVIDIA driver has: on Linux, also before the driver's first use and on Jetson, and on
-/// Linux inside Windows.
+/// Files that only a machine with an NVIDIA driver has: on Linux, also before the driver's first use and on Jetson, and
+/// on Linux inside Windows.
 const DRIVER_FILES: [&str; 6] = [
     "/dev/nvidiactl",
     "/proc/driver/nvidia",
@@ -61,7 +61,7 @@ pub fn check_weights(groups: &[WorkerGroup<'_>]) -> Result<(), Error> {
     }
     match memory::allocatable() {
         Some(free) if need.bytes() > free.bytes => {
-            Err(need.refused(&free.to_string(), Place::Host { total: free.total }))
+            Err(need.refused(&free.to_string(), MemoryKind::Host { total: free.total }))
         }
         _ => Ok(()),
     }
@@ -76,14 +76,14 @@ pub(crate) fn check_rank<D: Device>(
     let GroupRank { rank, world_size } = device.group_rank();
     let mut need = Need::default();
     footprints(options, world_size)?.get(rank).into_iter().for_each(|rank| need.add(rank, settings, 1));
-    let (bytes, said, place) = match (device.free_bytes(), memory::allocatable()) {
+    let (bytes, said, kind) = match (device.free_bytes(), memory::allocatable()) {
         (Some(bytes), _) => {
-            (bytes, format!("{} are free on {}", memory::Size(bytes), device.describe()), Place::Device)
+            (bytes, format!("{} are free on {}", memory::Size(bytes), device.describe()), MemoryKind::Device)
         }
-        (None, Some(free)) => (free.bytes, free.to_string(), Place::Host { total: free.total }),
+        (None, Some(free)) => (free.bytes, free.to_string(), MemoryKind::Host { total: free.total }),
         (None, None) => return Ok(()),
     };
-    if need.bytes() > bytes { Err(need.refused(&said, place)) } else { Ok(()) }
+    if need.bytes() > bytes { Err(need.refused(&said, kind)) } else { Ok(()) }
 }
 
 /// Number of ranks of one replica.

@@ -17,7 +17,7 @@ pub(super) struct Need {
 
 /// The memory that is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum MemoryKind {
     /// The memory of the host, of which this process may have `total` bytes, free or not.
     Host { total: u64 },
     /// The memory of a device of its own.
@@ -43,8 +43,8 @@ impl Need {
 
     /// The error that this much memory is not there. `free` says how much is. Memory that others hold may be free when
     /// the process is started again, so only a need above the total is a fault of the settings.
-    pub fn refused(&self, free: &str, place: Place) -> Error {
-        let on_host = place != Place::Device;
+    pub fn refused(&self, free: &str, kind: MemoryKind) -> Error {
+        let on_host = kind != MemoryKind::Device;
         let (weights, planes) = (Size(self.weight_bytes), Size(self.plane_bytes));
         let of = match self.workers {
             1 => String::new(),
@@ -64,8 +64,8 @@ impl Need {
             "the weights{of} take {weights} and the smallest planes {planes}, but {free}: take {} or {last}",
             remedies.join(", ")
         );
-        match place {
-            Place::Host { total } if self.bytes() > total => Error::invalid("model", message),
+        match kind {
+            MemoryKind::Host { total } if self.bytes() > total => Error::invalid("model", message),
             _ => Error::new(ErrorKind::Internal, message).with_field("model"),
         }
     }

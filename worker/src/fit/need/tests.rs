@@ -46,13 +46,13 @@ fn mapped_weights_need_no_memory() {
 #[test]
 fn a_refusal_has_the_figures_and_what_helps() {
     let mut settings = settings(DeviceChoice::Cpu);
-    let error = |settings: &WorkerSettings, workers, place| {
+    let error = |settings: &WorkerSettings, workers, memory| {
         let mut need = Need::default();
         need.add(&rank(), settings, workers);
-        need.refused("6.0 GiB are free on this machine", place)
+        need.refused("6.0 GiB are free on this machine", memory)
     };
-    let host = Place::Host { total: 7 << 30 };
-    let refused = |settings: &WorkerSettings, workers, place| error(settings, workers, place).to_string();
+    let host = MemoryKind::Host { total: 7 << 30 };
+    let refused = |settings: &WorkerSettings, workers, memory| error(settings, workers, memory).to_string();
     assert_eq!(
         refused(&settings, 1, host),
         "model: the weights take 8.0 GiB and the smallest planes 2.0 MiB, but 6.0 GiB are free on this machine: take \
@@ -63,11 +63,11 @@ fn a_refusal_has_the_figures_and_what_helps() {
     settings.weights.quantize = Quantize::Int8;
     assert!(!refused(&settings, 1, host).contains("--quantize"));
     settings.weights.quantize = Quantize::None;
-    let on_gpu = refused(&settings, 1, Place::Device);
+    let on_gpu = refused(&settings, 1, MemoryKind::Device);
     assert!(!on_gpu.contains("--quantize") && on_gpu.contains("--tp"), "{on_gpu}");
     // Memory that others hold now may be free at the next start.
-    let kind = |place| error(&settings, 1, place).kind();
+    let kind = |memory| error(&settings, 1, memory).kind();
     assert_eq!(kind(host), ErrorKind::InvalidArgument);
-    assert_eq!(kind(Place::Host { total: 12 << 30 }), ErrorKind::Internal);
-    assert_eq!(kind(Place::Device), ErrorKind::Internal);
+    assert_eq!(kind(MemoryKind::Host { total: 12 << 30 }), ErrorKind::Internal);
+    assert_eq!(kind(MemoryKind::Device), ErrorKind::Internal);
 }
