@@ -1,7 +1,7 @@
 // The chat: the conversation, its requests, and the buttons that stop an answer or ask for another one.
 
 import { ApiError, events } from "./api.js";
-import { byId, element } from "./elements.js";
+import { atEnd, byId, element, toEnd } from "./elements.js";
 import * as parameters from "./parameters.js";
 import { Reply } from "./reply.js";
 import * as welcome from "./welcome.js";
@@ -114,7 +114,7 @@ async function answer({ system, body }, focus) {
   status(reply.failed ? "The answer failed" : `Answer complete: ${figures}`);
   // An answer to an earlier conversation is not added.
   if (conversation !== messages) return;
-  shown.tools.append(again);
+  atEnd(() => shown.tools.append(again));
   const message = reply.message();
   if (message) messages.push(message);
 }
@@ -128,6 +128,6 @@ function show(kind, title) {
   const attributes = { class: kind, "aria-busy": isAnswer ? "true" : null, tabindex: isAnswer ? "-1" : null };
   const item = element("li", attributes, element("h2", {}, title), body, foot, isAnswer ? tools : null);
   byId("messages").append(item);
-  item.scrollIntoView({ block: "end" });
+  toEnd();
   return { item, body, foot, tools };
 }

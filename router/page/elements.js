@@ -64,3 +64,17 @@ export function facts(place, pairs) {
   const shown = pairs.filter(([, value]) => value !== null);
   place.replaceChildren(...shown.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }
+
+/** Scrolls to the end of the page. */
+export function toEnd() {
+  const page = document.documentElement;
+  page.scrollTop = page.scrollHeight;
+}
+
+/** Makes a change of the page. The end stays in view if it was, and a reader who has scrolled up stays there. */
+export function atEnd(change) {
+  const page = document.documentElement;
+  const follows = page.scrollHeight - page.scrollTop - page.clientHeight < 200;
+  change();
+  if (follows) toEnd();
+}

@@ -28,8 +28,10 @@ export class Growing {
   /** Milliseconds that the last drawing took. */
   took = 0;
 
-  constructor(place) {
+  /** `around` makes each change of the page, which it gets as a function. */
+  constructor(place, around = (change) => change()) {
     this.place = place;
+    this.around = around;
   }
 
   /** Adds a text. It is drawn with the next frame. */
@@ -53,9 +55,11 @@ export class Growing {
     // block before.
     const open = blocks.at(-1)?.from >= lines.length - 2 ? 2 : 1;
     const last = blocks.splice(-open);
-    this.tail.forEach((node) => node.remove());
-    this.tail = last.map(({ make }) => make());
-    this.place.append(...blocks.map(({ make }) => make()), ...this.tail);
+    this.around(() => {
+      this.tail.forEach((node) => node.remove());
+      this.tail = last.map(({ make }) => make());
+      this.place.append(...blocks.map(({ make }) => make()), ...this.tail);
+    });
     if (blocks.length) this.rest = lines.slice(last[0].from).join("\n");
     this.took = performance.now() - began;
   }

@@ -1,7 +1,7 @@
 // An answer in progress: its text, its tool calls, and figures about it.
 
 import { copyButton } from "./copy.js";
-import { duration, element, number } from "./elements.js";
+import { atEnd, duration, element, number } from "./elements.js";
 import { Growing } from "./markdown.js";
 
 export class Reply {
@@ -20,7 +20,7 @@ export class Reply {
     this.foot = foot;
     this.buttons = tools;
     this.content = element("div", { class: "text" });
-    this.shown = new Growing(this.content);
+    this.shown = new Growing(this.content, atEnd);
     this.tools = element("div");
     body.append(this.content, this.tools);
   }
@@ -40,10 +40,7 @@ export class Reply {
       this.text += content;
       this.shown.append(content);
     }
-    for (const call of calls ?? []) this.takeCall(call);
-    // If the user has scrolled up, the view stays where it is.
-    const end = document.documentElement;
-    if (end.scrollHeight - end.scrollTop - end.clientHeight < 200) this.item.scrollIntoView({ block: "end" });
+    for (const call of calls ?? []) atEnd(() => this.takeCall(call));
     return isFirst;
   }
 
@@ -70,9 +67,11 @@ export class Reply {
     this.shown.draw();
     this.item.setAttribute("aria-busy", "false");
     const figures = this.figures(how);
-    this.foot.textContent = figures;
-    // The text of an answer is copied as the model wrote it, with the marks of its Markdown.
-    if (this.text) this.buttons.prepend(copyButton("Copy", () => this.text));
+    atEnd(() => {
+      this.foot.textContent = figures;
+      // The text of an answer is copied as the model wrote it, with the marks of its Markdown.
+      if (this.text) this.buttons.prepend(copyButton("Copy", () => this.text));
+    });
     return figures;
   }
 

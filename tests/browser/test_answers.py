@@ -70,7 +70,9 @@ HOSTILE = [
 ]
 # Texts on which a careless parser takes quadratic time or more.
 LONG = ["**a " * 6000, "[" * 15000, "`" * 10000 + " " + "`a" * 4000, "> " * 8000, "- " * 8000 + "x", "[a](" * 4000, "*a_" * 6000,
-        "\n".join("- " * depth + "x" for depth in range(200)), "| " * 9000, "_" * 19000, "![" * 9000, "a\n" * 20000]
+        "\n".join("- " * depth + "x" for depth in range(200)), "| " * 9000, "_" * 19000, "![" * 9000, "a\n" * 20000,
+        "|a" * 1000 + "\n" + "|-" * 1000 + "\n" + "|\n" * 2000, "[" * 1600 + "](x)" * 1600, "- a\n" + "\n" * 8000 + "- b",
+        "#" + " " * 20000 + "\u2028"]
 
 
 def ask(page, text):
@@ -225,3 +227,14 @@ def test_answers_are_accessible(tiny, visit, accessible, width, scheme):
     ask(page, "Show all")
     expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
     accessible(page)
+
+
+def test_the_end_of_an_answer_stays_in_view(tiny, visit):
+    page = visit(tiny, height=500)
+    answers(page, "\n\n".join(f"Paragraph {number}." for number in range(60)))
+    ask(page, "Much")
+    again = page.get_by_role("button", name="Regenerate")
+    expect(again).to_be_visible()
+    # Not only inside the window: the field for the next message hides nothing.
+    page.wait_for_function("document.documentElement.scrollHeight - scrollY - innerHeight < 2")
+    again.click(trial=True)

@@ -109,6 +109,11 @@ impl RankRecord {
         false
     }
 
+    /// Records that a process of the rank ended in another way than by a kill, perhaps while it was loading.
+    pub fn ended_unkilled(&mut self) {
+        self.is_loading = false;
+    }
+
     /// Records that the process has run long enough to end a crash loop.
     pub fn well(&mut self) {
         (self.early_exits, self.unready_exits) = (0, 0);

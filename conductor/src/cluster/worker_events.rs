@@ -113,6 +113,9 @@ impl Cluster {
         let record = state.membership.ranks.entry(rank);
         record.observe_trouble(format!("its process ended: {}", exit.status));
         record.ended(exit.early_exits);
+        if exit.cause != Cause::Killed {
+            record.ended_unkilled();
+        }
         match exit.cause {
             Cause::Usage => {
                 let message = format!("worker {rank} refused its settings ({})", exit.status);

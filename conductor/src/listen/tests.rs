@@ -88,3 +88,19 @@ async fn an_address_that_others_reach_needs_certificates_or_the_flag() {
     assert!(ClusterListener::bind(Callers::Routers, Some(&everywhere), &allowing()).await.is_ok());
     assert!(bind_workers(Some(&"127.0.0.1:0".parse().unwrap())).await.is_ok());
 }
+
+#[tokio::test]
+async fn a_path_that_nobody_could_connect_to_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let inside = |bytes: usize| {
+        let rest = bytes - directory.path().as_os_str().len() - 1;
+        ClusterAddress::Unix(directory.path().join("s".repeat(rest)))
+    };
+    let ClusterListener::Unix { path, .. } = bind_workers(Some(&inside(MAX_SOCKET_PATH))).await.unwrap()
+    else {
+        panic!("not a Unix socket")
+    };
+    tokio::net::UnixStream::connect(&path).await.unwrap();
+    let error = bind_workers(Some(&inside(MAX_SOCKET_PATH + 1))).await.unwrap_err();
+    assert!(error.to_string().contains("has 108 bytes, the limit is 107"), "{error}");
+}

@@ -1,8 +1,8 @@
 //! `/cluster/…`: data for the web page's view of the cluster.
 //!
-//! A caller with any valid API key may read this data. It has numbers, names of workers and times, but no text of
-//! prompts or answers. Reads count against no limit of the key, because the page reads once per second. Only an
-//! operator's key may cancel requests.
+//! A caller with any valid API key may read this data. It has numbers, names of workers, times and the ids that clients
+//! gave to requests, but no text of prompts or answers. Reads count against no limit of the key, because the page reads
+//! once per second. Only an operator's key may cancel requests.
 
 use std::sync::Arc;
 

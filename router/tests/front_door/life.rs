@@ -90,12 +90,12 @@ async fn priority_and_deadline_go_to_the_conductor_from_both_routes() {
 #[tokio::test]
 async fn a_deadline_is_a_status_or_an_event_of_a_stream_that_has_begun() {
     let setup = ready().await;
-    let late = || Step::Fail(Status::deadline_exceeded("the request was not done within 70 ms"));
+    let late = || Step::Fail(Status::deadline_exceeded("the request was not done within 60000 ms"));
     setup.conductor.play(move |_| vec![tokens(0, &[97]), late()]);
-    let whole = setup.post(PATH, &json!({ "prompt": "a", "timeout_ms": 70 })).await;
+    let whole = setup.post(PATH, &json!({ "prompt": "a", "timeout_ms": 60_000 })).await;
     assert_eq!(whole.status, StatusCode::GATEWAY_TIMEOUT);
     assert_eq!(whole.json()["error"]["code"], "deadline_exceeded");
-    let streamed = setup.post(PATH, &json!({ "prompt": "a", "timeout_ms": 70, "stream": true })).await;
+    let streamed = setup.post(PATH, &json!({ "prompt": "a", "timeout_ms": 60_000, "stream": true })).await;
     assert_eq!(streamed.status, StatusCode::OK);
     assert_eq!(streamed.events().last().unwrap()["error"]["code"], "deadline_exceeded");
     // A timeout of 0 is refused with a status, even for a stream, since no stream has begun.

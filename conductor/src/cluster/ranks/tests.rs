@@ -36,6 +36,12 @@ fn a_process_that_is_killed_while_it_loads_is_named_and_not_started_for_ever() {
     record.joined();
     record.ready();
     assert!(!record.killed(), "it had loaded the model");
+    record.joined();
+    record.ended_unkilled();
+    assert!(
+        !record.killed(),
+        "the process that loaded the model was not killed, and the next one had not joined"
+    );
     for _ in 1..=3 {
         assert!(!record.killed(), "it had not joined");
         record.joined();
