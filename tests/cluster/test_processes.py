@@ -114,7 +114,8 @@ def test_a_killed_worker_is_replaced(start):
     wait_for("ready", lambda: cluster.metrics()["tutti_workers_ready"] == 2)
 
 
-def test_sockets_of_the_killed_are_removed(start, tmp_path):
+def test_old_sockets_go(start, tmp_path):
+    """The next conductor removes the socket of a killed one. The name of this test is short, as it is part of the path."""
     sockets = lambda: {path.parent.name for path in tmp_path.glob("tutti-*/workers.sock")}
     killed = start("--workers", 1, *QWEN3, env={"TMPDIR": str(tmp_path)})
     left = sockets()
