@@ -48,7 +48,7 @@ def references(models, tmp_path_factory):
     def reference(path, model):
         directory = tmp_path_factory.mktemp("reference")
         with Cluster([*models[model], "--cpu-isa", path, "--threads", 1, *WHOLE], directory) as cluster:
-            assert f"on cpu, {path}, 1 threads" in cluster.server.log()
+            assert cluster.server.says(f"on cpu, {path}, 1 threads")
             alone, batched = cluster.alone(), cluster.at_once()
         steps = cluster.steps()
         # This checks the test itself: prompts are computed whole, and share steps with other rows when sent at once.
@@ -70,7 +70,7 @@ def test_bits_depend_on_the_request_alone(models, references, tmp_path, path, mo
         case "two threads":
             with Cluster([*flags, "--threads", 2, *WHOLE], tmp_path) as cluster:
                 check(alone, cluster.at_once(), variant)
-            assert f"on cpu, {path}, 2 threads" in cluster.server.log()
+            assert cluster.server.says(f"on cpu, {path}, 2 threads")
         case "chunking off":
             with Cluster([*flags, "--chunking", "off", "--threads", 1], tmp_path) as cluster:
                 check(alone, cluster.at_once(), variant)

@@ -147,7 +147,7 @@ def references(tmp_path_factory):
     @functools.cache
     def reference(model):
         with Cluster([*on_gpu(model), *WHOLE], tmp_path_factory.mktemp("reference")) as cluster:
-            assert "on cuda, " in cluster.server.log()
+            assert cluster.server.says("on cuda, ")
             alone = cluster.alone()
             check(alone, cluster.at_once(), "batched")
         assert max(size for step in cluster.steps() for size in prefills(step)) == 701

@@ -97,4 +97,4 @@ def test_files_hold_against_the_config(start, tmp_path):
     layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
     cluster = serve(start, changed(directory, tmp_path / "short", num_hidden_layers=layers - 1), 64)
     said = f"the files have {layers} layers, but config.json asks for {layers - 1}"
-    assert said in cluster.log()
+    assert cluster.says(said)

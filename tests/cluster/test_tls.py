@@ -73,7 +73,7 @@ def test_clients_speak_https_and_grpc_over_tls_and_nothing_else(start, authority
     body = dict(model=model, prompt=[1, 2, 3], seed=7, temperature=1, max_tokens=5, ignore_eos=True, return_token_ids=True)
     assert client.post("/v1/completions", json=body).json()["choices"][0]["token_ids"] == sampled([1, 2, 3], 7, 1, 5)
     assert healthy(server, authority) == b"\x08\x01"
-    assert f"https://127.0.0.1:{server.http_port}" in server.log()
+    assert server.says(f"https://127.0.0.1:{server.http_port}")
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{server.http_port}/ready", timeout=ANSWER_S)
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError):
@@ -324,7 +324,7 @@ def test_ranks_of_a_group_over_tcp_are_encrypted_and_a_wrong_one_is_refused_by_n
     wait_for("one group", lambda: cluster.metrics().get("tutti_workers_ready") == 2, seconds=60)
     ranks = [rank(number)[1] for number in (3, 2)]
     workers_ready(cluster, 4)
-    assert all('transport="tcp"' in one.log() for one in ranks)
+    assert all(one.says('transport="tcp"') for one in ranks)
     assert [cluster.complete(**ask)["choices"] for _ in range(4)] == [in_memory] * 4
 
 

@@ -105,7 +105,7 @@ def test_a_stopped_rank_trips_the_watchdog_and_its_group_is_replaced(start, figu
     expected, before = tokens(cluster), cluster.workers_by_rank()
     ends, began = endings(cluster, before[1], signal.SIGSTOP)
     assert ends == [[("length", None)]] * 4, "the group's requests go on at the other one"
-    assert "rank 1 of 2 did not come to a collective" in cluster.log(), cluster.explain("the missing rank is not named")
+    assert cluster.says("rank 1 of 2 did not come to a collective")
     group_is_replaced(cluster, before, (0, 1))
     figure(f"tp 2, a rank stopped, a watchdog of 1 s: its group was back after {time.monotonic() - began:.1f} s at most")
     assert before[1] not in cluster.processes(), "the stopped process is gone"
@@ -124,7 +124,7 @@ def test_ranks_that_join_by_hand_meet_over_tcp_and_give_the_same_bits(start, spa
         for rank in (3, 2)
     ]
     wait_for("two groups", lambda: cluster.metrics().get("tutti_workers_ready") == 4)
-    assert all("transport=\"tcp\"" in worker.log() for worker in hand)
+    assert all(worker.says("transport=\"tcp\"") for worker in hand)
     # Idle groups take requests in turn.
     assert [cluster.complete(**ask)["choices"] for _ in range(4)] == [in_memory] * 4
     wait_for("steps of both groups", lambda: all(steps(cluster).get(rank, 0) > 0 for rank in range(4)))

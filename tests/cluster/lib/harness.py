@@ -113,6 +113,10 @@ class Process:
     def log(self):
         return self.log_path.read_text(errors="replace")
 
+    def says(self, text):
+        """Waits until the log has a text. A thread of its own writes the log, so a line may come after its cause."""
+        return wait_for(f"{text!r} in the log", lambda: text in self.log())
+
     def explain(self, problem):
         tail = "\n".join(self.log().splitlines()[-40:])
         return f"{self.name} {' '.join(self.args)}: {problem}\n--- its log ends:\n{tail}"
