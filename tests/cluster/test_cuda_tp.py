@@ -26,7 +26,7 @@ def serve(start, model, workers, tp, *args, env=None):
     directory = ["--model", GOLDENS / "seed0" / model, "--skip-tokenizer-init"]
     env = {"EMULATED_GPUS": str(workers)} | (env or {})
     cluster = start("--device", "cuda", "--workers", workers, "--tp", tp, *directory, *args, env=env)
-    assert cluster.log().count('transport="nccl"') == workers, cluster.explain("not all ranks have joined through NCCL")
+    assert cluster.says('transport="nccl"', workers)
     return cluster
 
 

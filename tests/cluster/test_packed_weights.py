@@ -26,7 +26,7 @@ def test_a_later_start_maps_the_file_of_an_earlier_one(start, tmp_path):
     assert len(list(tmp_path.glob("*.bin"))) == 2
     cluster = start("--workers", 2, *kept)
     assert {answer(cluster)["text"] for _ in range(4)} == {packed["text"]}
-    assert cluster.log().count("mapped from a file") == 2
+    assert cluster.says("mapped from a file", 2)
 
 
 def test_each_instruction_path_has_its_own_file(start, tmp_path):

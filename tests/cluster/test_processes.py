@@ -115,7 +115,7 @@ def test_a_killed_worker_is_replaced(start):
 
 
 def test_old_sockets_go(start, tmp_path):
-    """The next conductor removes the socket of a killed one. The name of this test is short, as it is part of the path."""
+    """The next conductor removes the socket of a killed one. This test's name is short, because the path has it."""
     sockets = lambda: {path.parent.name for path in tmp_path.glob("tutti-*/workers.sock")}
     killed = start("--workers", 1, *QWEN3, env={"TMPDIR": str(tmp_path)})
     left = sockets()

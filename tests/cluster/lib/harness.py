@@ -113,9 +113,9 @@ class Process:
     def log(self):
         return self.log_path.read_text(errors="replace")
 
-    def says(self, text):
+    def says(self, text, times=1):
         """Waits until the log has a text. A thread of its own writes the log, so a line may come after its cause."""
-        return wait_for(f"{text!r} in the log", lambda: text in self.log())
+        return wait_for(f"{text!r} in the log", lambda: self.log().count(text) >= times)
 
     def explain(self, problem):
         tail = "\n".join(self.log().splitlines()[-40:])
