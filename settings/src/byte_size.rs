@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{
     Kind,
-    value::{self, Value},
+    value::{self, Value, Written},
 };
 
 /// A number of bytes. It is read with or without a unit. It is printed in the first of the `UNITS` that divides the
@@ -64,16 +64,7 @@ impl Serialize for ByteSize {
 
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Written {
-            Number(u64),
-            Text(String),
-        }
-        match Written::deserialize(deserializer)? {
-            Written::Number(bytes) => Ok(Self(bytes)),
-            Written::Text(text) => text.parse().map_err(de::Error::custom),
-        }
+        Written::deserialize(deserializer)?.text().parse().map_err(de::Error::custom)
     }
 }
 

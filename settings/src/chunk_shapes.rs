@@ -79,7 +79,7 @@ impl Serialize for ChunkShapes {
 impl<'de> Deserialize<'de> for ChunkShapes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged)]
+        #[serde(untagged, expecting = "expected a whole number, a text or a list of whole numbers")]
         enum Written {
             Number(usize),
             Text(String),

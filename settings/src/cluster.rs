@@ -31,7 +31,7 @@ settings! {
     pub struct TensorParallelSettings {
         "Cluster" => {
             /// Workers that divide one model: N workers are N/T replicas of T ranks
-            tp: u32 = 1, unit "T", at least 1;
+            tp: u32 = 1, unit "T", at least 1, at most MAX_WORKERS as u64;
             /// Give each of the T ranks whole experts of a mixture of experts, not a share of every expert
             ep: bool = false;
         }

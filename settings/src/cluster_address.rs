@@ -5,9 +5,8 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Kind,
-    socket_address::{self, Written},
-    value::{self, Value},
+    Kind, socket_address,
+    value::{self, Value, Written},
 };
 
 /// An address on which a conductor listens for processes of its cluster.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::{
     AddressSettings, ByteSize, ClusterAddress, ClusterSettings, ClusterTlsSettings, ConnectionSettings,
-    DeviceSettings, DrainSettings, EngineSettings, FaultSettings, Invalid, MAX_WORKERS, MembershipSettings,
+    DeviceSettings, DrainSettings, EngineSettings, FaultSettings, Invalid, MembershipSettings,
     MetricsSettings, ModelSettings, RouterSettings, Settings, SimSettings, TelemetrySettings,
     TensorParallelSettings, TlsSettings, TraceSettings, WeightSettings,
 };
@@ -62,9 +62,6 @@ impl ConductorSettings {
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_ranges()?;
         let (workers, tp) = (self.workers(), self.tensor_parallel.tp);
-        if self.cluster.workers.is_none() && tp > MAX_WORKERS {
-            return Err(Invalid::new("tp", format!("is {tp}, the limit is {MAX_WORKERS}")));
-        }
         if !workers.is_multiple_of(tp) {
             return Err(Invalid::new("tp", format!("is {tp}, which does not divide the {workers} workers")));
         }

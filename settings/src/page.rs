@@ -44,8 +44,10 @@ state. Without it, a worker takes what its requests can use, bounded by its shar
 
 Before a worker starts, the conductor compares the weights of all workers that it starts on this machine's CPU, and their
 smallest planes, with the memory that is free: of the machine, and under the limits of the conductor's own control group and
-of those around it (version 1 or 2). It ends with both figures if there is too little. Swap does not count, nor do weights
-that are mapped from `packed_weights`. A worker compares the memory of its GPU in the same way.
+of those around it (version 1 or 2). If there is too little, it ends with both figures, and with [exit
+code](operations.md#how-do-i-stop-it) 64 if there could not be more, else 70. Swap does not count, nor do weights that are
+mapped from `packed_weights`. Each worker compares again before it loads, with the memory of its own device. Where
+`--device auto` may mean a GPU, only the worker does.
 
 The memory of a size that is given is taken at a CPU worker's start, so that no request waits while the system clears it.
 If less is free than that, and without a size, memory is taken when a page is first written. In a model with slots, each of

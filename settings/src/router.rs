@@ -17,7 +17,7 @@ settings! {
         "Router" => {
             /// Size of the largest HTTP body or gRPC message. A larger one is refused before it is read.
             max_body_bytes: usize = 32 << 20, unit "BYTES", at least 1;
-            /// File with the names, hashes and limits of API keys; without it, every caller is let in
+            /// File with the names, hashes, limits and rights of API keys; without it, every caller is let in
             api_key_file: Option<PathBuf> = None, unit "FILE", also a flag;
             /// Keys while api_key_file is gone or cannot be read
             api_key_file_gone: KeyFileGone = KeyFileGone::Deny;
@@ -79,7 +79,7 @@ choices! {
 choices! {
     /// The requests that get a line in the log when they end.
     pub enum AccessLog {
-        /// Those that were refused, failed, or were left by their clients.
+        /// Requests that were refused, failed, or were left by their clients.
         Errors = "errors",
         /// All requests.
         All = "all",
@@ -143,9 +143,15 @@ impl RouterSettings {
 
 /// True if a browser may send such an origin (RFC 6454, section 6.1). A `/` at the end is allowed.
 fn is_origin(text: &str) -> bool {
-    let host = text.split_once("://").map_or("", |(_, host)| host.strip_suffix('/').unwrap_or(host));
-    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-._:[]".contains(c);
-    !host.is_empty() && host.chars().all(is_part) && !text.contains(|c: char| c.is_ascii_uppercase())
+    let Some((scheme, host)) = text.split_once("://") else { return false };
+    let host = host.strip_suffix('/').unwrap_or(host);
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
+    let is_part = |c: char| is_plain(c) || "_:[]".contains(c);
+    // Browsers leave out the default port of a scheme.
+    let has_default_port =
+        (scheme == "http" && host.ends_with(":80")) || (scheme == "https" && host.ends_with(":443"));
+    let is_whole = !scheme.is_empty() && !host.is_empty();
+    is_whole && scheme.chars().all(is_plain) && host.chars().all(is_part) && !has_default_port
 }
 
 settings! {

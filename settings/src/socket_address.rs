@@ -1,26 +1,6 @@
 //! The addresses of listeners in the forms that users write: `127.0.0.1:8000`, `:8000`, `8000`, `localhost:8000`.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
-use serde::Deserialize;
-
-/// An address as a file, a variable or a flag gives it. A port alone may be a number.
-#[derive(Deserialize)]
-#[serde(untagged)]
-pub(crate) enum Written {
-    Port(u64),
-    Text(String),
-}
-
-impl Written {
-    /// The address as a text.
-    pub fn text(&self) -> String {
-        match self {
-            Self::Port(port) => port.to_string(),
-            Self::Text(text) => text.clone(),
-        }
-    }
-}
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Parses an address. A port alone is one of this machine alone, as the defaults are. As in other servers, a colon and
 /// a port are all addresses of IPv4. No name but `localhost` is looked up.
@@ -40,7 +20,7 @@ pub(crate) fn parse(text: &str) -> Result<SocketAddr, String> {
     if let Some((scheme, _)) = text.split_once("://") {
         return refused(&format!("has a scheme, {scheme}"));
     }
-    let without_port = |text: &str| text.parse::<IpAddr>().is_ok() || text.parse::<Ipv6Addr>().is_ok();
+    let without_port = |text: &str| text.parse::<IpAddr>().is_ok();
     if without_port(text.trim_start_matches('[').trim_end_matches(']')) {
         return refused("has no port");
     }

@@ -84,6 +84,24 @@ impl Value for String {
     }
 }
 
+/// A value that a file may give as a text or as a whole number, such as a port or a size.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a text or a whole number")]
+pub(crate) enum Written {
+    Number(u64),
+    Text(String),
+}
+
+impl Written {
+    /// The value as a text.
+    pub fn text(&self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Text(text) => text.clone(),
+        }
+    }
+}
+
 impl Value for PathBuf {
     const KIND: Kind = Kind::Path;
 }
@@ -92,13 +110,13 @@ impl Value for SocketAddr {
     const KIND: Kind = Kind::Parsed(|text| socket_address::parse(text).map(drop));
 
     fn read<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Self, A::Error> {
-        let text: socket_address::Written = map.next_value()?;
-        socket_address::parse(&text.text()).map_err(A::Error::custom)
+        let written: Written = map.next_value()?;
+        socket_address::parse(&written.text()).map_err(A::Error::custom)
     }
 
     fn read_option<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<Self>, A::Error> {
-        let text: Option<socket_address::Written> = map.next_value()?;
-        text.map(|text| socket_address::parse(&text.text())).transpose().map_err(A::Error::custom)
+        let written: Option<Written> = map.next_value()?;
+        written.map(|written| socket_address::parse(&written.text())).transpose().map_err(A::Error::custom)
     }
 
     fn written(&self) -> Option<String> {
@@ -113,7 +131,7 @@ impl Value for Vec<String> {
 
     fn read<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Self, A::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged)]
+        #[serde(untagged, expecting = "expected a text or a list of texts")]
         enum Urls {
             Text(String),
             List(Vec<String>),

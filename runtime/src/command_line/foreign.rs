@@ -1,6 +1,8 @@
 //! Flags of vLLM and SGLang that this build does not have, and what takes their place. docs/coming-from-vllm.md has
 //! them with those that both have; a test compares the two.
 
+use super::processes::{CONDUCTOR, DRAIN, KERNELS, STATUS, TRACE};
+
 /// Flags of other servers, without their leading hyphens, and a hint for those who type them.
 const FLAGS: &[(&[&str], &str)] = &[
     (
@@ -83,8 +85,12 @@ pub fn of_value(value: &str, follows: Option<&str>) -> String {
         let model = follows.filter(|next| !next.starts_with('-')).unwrap_or("MODEL");
         return format!("there is no command {value}: a model is given as --model {model}");
     }
-    if ["status", "drain", "trace", "kernels"].contains(&value) {
-        return format!("a command comes first, as in `conductor {value}`");
+    let command = format!("{} {value}", CONDUCTOR.name);
+    if [STATUS, DRAIN, TRACE, KERNELS].iter().any(|process| process.name == command) {
+        return format!("a command comes first, as in `{command}`");
+    }
+    if value.parse::<f64>().is_ok() || ["true", "false", "on", "off", "yes", "no"].contains(&value) {
+        return format!("{value} belongs to no flag: a switch takes no value, and any other flag takes one");
     }
     format!("a model is given as --model {value}")
 }

@@ -32,6 +32,9 @@ fn an_origin_that_no_browser_sends_is_refused() {
         "https://Chat.example.com",
         "https://a.example/chat",
         "null",
+        "://chat.example.com",
+        "https://chat.example.com:443",
+        "http://chat.example.com:80",
     ] {
         let error = validate(origin).unwrap_err();
         assert_eq!(error.field, "allowed_origins");

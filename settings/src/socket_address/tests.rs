@@ -52,6 +52,12 @@ fn files_and_variables_have_the_same_forms_as_flags() {
         let refused = read(text).unwrap_err().to_string();
         assert!(refused.contains(r#""nowhere" has no port"#), "{refused}");
     }
+    for text in
+        [r#"{ "http": true }"#, r#"{ "grpc": -1 }"#, r#"{ "operations": [] }"#, r#"{ "cluster_grpc": true }"#]
+    {
+        let refused = read(text).unwrap_err().to_string();
+        assert!(refused.contains("expected a text or a whole number"), "{refused}");
+    }
     let refused = read(r#"{ "http": 65536 }"#).unwrap_err().to_string();
     assert!(refused.contains(r#""65536" is no port"#), "{refused}");
     let router: RouterProcessSettings = serde_json::from_str(r#"{ "http": "localhost:81" }"#).unwrap();

@@ -58,5 +58,8 @@ fn values_without_a_flag_are_models() {
         of_value("serve", Some("--tp")),
         "there is no command serve: a model is given as --model MODEL"
     );
+    for value in ["true", "4", "0.5"] {
+        assert!(of_value(value, None).starts_with(&format!("{value} belongs to no flag")), "{value}");
+    }
     assert_eq!(of_value("status", None), "a command comes first, as in `conductor status`");
 }
