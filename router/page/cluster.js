@@ -59,6 +59,8 @@ async function ask(mine) {
     if (mine !== turn) return;
     showConductors(conductors);
     const chosen = conductors.find(({ name }) => name === conductor) ?? conductors[0];
+    // The router knows its own rates, also while no conductor answers.
+    const history = json(`/cluster/history?${rates.known()}`).then((fresh) => mine === turn && rates.take(fresh));
     if (chosen) {
       conductor = chosen.name;
       showFigures(chosen);
@@ -67,8 +69,6 @@ async function ask(mine) {
       const [last, recent] = await Promise.all([
         json(`/cluster/steps?${which}&after=${steps.newest()}`),
         json(`/cluster/requests?${which}`),
-        // The router knows its own rates, also while the conductor does not answer.
-        json(`/cluster/history?${rates.known()}`).then((history) => mine === turn && rates.take(history)),
       ]);
       if (mine !== turn) return;
       steps.take(last.steps);
@@ -76,6 +76,7 @@ async function ask(mine) {
       requests.list(recent, mayCancel);
       waterfall.take(recent);
     }
+    await history;
     trouble("");
   } catch (problem) {
     if (mine !== turn) return;

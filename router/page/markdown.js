@@ -51,8 +51,8 @@ export class Growing {
     const began = performance.now();
     const lines = this.rest.split("\n");
     const blocks = [...cut(lines, 0)];
-    // The last line has not ended. A block that begins in it, or as a table in the line before, may become a part of the
-    // block before.
+    // The last line has not ended. A block that begins in it, or as a table in the line before, may become a part of
+    // the block before.
     const open = blocks.at(-1)?.from >= lines.length - 2 ? 2 : 1;
     const last = blocks.splice(-open);
     this.around(() => {

@@ -18,11 +18,11 @@ const LATENCIES = [
 /** Samples, the oldest first. */
 let samples = [];
 /** The last answer without its samples. */
-let about = { kept_s: 300, bounds_s: [] };
+let about = {};
 
 const charts = {
   tokens: new Chart("Tokens", [{ name: "output", kind: "first" }, { name: "prompt", kind: "second" }], perSecond),
-  requests: new Chart("Requests", [{ name: "ended", kind: "first" }, { name: "failed", kind: "second" }, { name: "refused", kind: "third" }], perSecond),
+  requests: new Chart("Requests", [{ name: "finished", kind: "first" }, { name: "failed", kind: "second" }, { name: "refused", kind: "third" }], perSecond),
   firstToken: new Chart("Time to first token", LATENCIES, seconds),
   interToken: new Chart("Time between tokens", LATENCIES, seconds),
   queue: new Chart("Requests in progress", [{ name: "in progress", kind: "first" }, { name: "waiting", kind: "second" }], number),

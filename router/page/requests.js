@@ -99,8 +99,8 @@ function draw() {
     // A row that has moved has lost the focus.
     if (focused?.isConnected) focused.focus({ preventScroll: true });
   }
-  const isEmpty = requests.length === 0 ? "No request yet." : "No request is like that.";
-  byId("no-requests").textContent = isEmpty;
+  const message = requests.length === 0 ? "No request yet." : "No request is like that.";
+  byId("no-requests").textContent = message;
   byId("no-requests").hidden = shown.length > 0;
 }
 

@@ -92,7 +92,7 @@ function show(request, focus = false) {
     return element("li", {}, element("p", {}, `${name}: ${time}`), element("div", { class: "track", "aria-hidden": "true" }, bar));
   });
   const title = element("h3", { tabindex: "-1" }, `Request ${request.request}: ${stateOf(request)}`);
-  const facts = `${number(request.prompt_tokens)} prompt tokens, ${number(request.generated)} output tokens, ${duration(timeOf(request))}`;
+  const facts = `${number(request.prompt_tokens)} prompt tokens, ${number(request.generated)} output tokens, ${duration(timeOf(request))}${request.request_id && `, id ${request.request_id}`}`;
   const cause = causeOf(request);
   place.replaceChildren(
     title,

@@ -52,7 +52,7 @@ struct Record {
     facts: Mutex<Facts>,
 }
 
-/// What is known of a request when it ends.
+/// The facts of a request that its line in the log has.
 #[derive(Default)]
 struct Facts {
     route: Option<Arc<str>>,
@@ -78,6 +78,11 @@ impl Status {
             Self::Http(status) => status < 400,
             Self::Grpc(code) => code == tonic::Code::Ok,
         }
+    }
+
+    /// True if the request ends because its key is not accepted.
+    fn is_unauthenticated(self) -> bool {
+        matches!(self, Self::Http(401) | Self::Grpc(tonic::Code::Unauthenticated))
     }
 
     /// True if the request met a fault of Tutti.
@@ -190,7 +195,7 @@ impl RequestRecord {
     pub fn answered(&self, status: Status, error: Option<&'static str>) {
         let mut facts = self.0.facts.lock();
         facts.status = Some(status);
-        facts.error = error;
+        facts.error = error.or(facts.error);
     }
 
     /// Notes the code with which a call over gRPC ends.
@@ -218,8 +223,8 @@ impl Facts {
         let word = match &self.generation {
             // A fault of ours may come before the generation is accepted.
             Some(end) if end.outcome == "refused" && status.is_fault() => "failed",
-            // A request of a revoked key ends with an error, although its client is still there.
-            Some(end) if end.outcome == "cancelled" && !left && !status.is_success() => "refused",
+            // A revoked key ends a request with an error, although its client is still there.
+            Some(end) if end.outcome == "cancelled" && status.is_unauthenticated() => "refused",
             Some(end) if end.outcome != "finished" => end.outcome,
             // The generation may have finished before its client has read the answer.
             _ if left => "cancelled",

@@ -4,7 +4,7 @@
 //! token, and its size is bounded.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -51,17 +51,8 @@ pub struct Sample {
     at_ms: u64,
     /// Milliseconds since the sample before.
     took_ms: u64,
-    generated_tokens: u64,
-    prompt_tokens: u64,
-    finished: u64,
-    failed: u64,
-    cancelled: u64,
-    /// Generations refused, by reason. Reasons without a refusal are left out.
-    refused: BTreeMap<&'static str, u64>,
-    /// Times to first tokens, and between tokens: the number of observations per bucket.
-    first_token: Vec<u64>,
-    inter_token: Vec<u64>,
-    in_flight: u64,
+    #[serde(flatten)]
+    events: Totals,
     #[serde(flatten)]
     queue: Queue,
 }
@@ -115,22 +106,14 @@ impl Ring {
     fn take(&mut self, totals: Totals, queue: Queue, now: Instant) {
         self.newest += 1;
         let before = std::mem::replace(&mut self.totals, totals);
-        let between = self.totals.since(&before);
+        let events = self.totals.since(&before);
         let took = now.saturating_duration_since(self.sampled);
         self.sampled = now;
         self.samples.push_back(Sample {
             sequence: self.newest,
             at_ms: now.saturating_duration_since(self.began).as_millis() as u64,
             took_ms: (took.as_millis() as u64).max(1),
-            generated_tokens: between.generated_tokens,
-            prompt_tokens: between.prompt_tokens,
-            finished: between.finished,
-            failed: between.failed,
-            cancelled: between.cancelled,
-            refused: between.refused.into_iter().filter(|(_, count)| *count > 0).collect(),
-            first_token: between.first_token,
-            inter_token: between.inter_token,
-            in_flight: self.totals.in_flight,
+            events,
             queue,
         });
         if self.samples.len() > (KEPT.as_secs() / EVERY.as_secs()) as usize {

@@ -330,13 +330,19 @@ impl KeyUsage {
 }
 
 /// The caller of a request: the holder of a key, or anyone if no keys are needed.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Caller(Option<Arc<ApiKey>>);
 
 impl Caller {
     /// The name of the caller's key; `None` if no key is needed.
     pub fn name(&self) -> Option<&str> {
         self.0.as_ref().map(|key| key.line.name.as_str())
+    }
+
+    /// True if the caller may see the ids that others gave to their requests: an operator's key, or any caller if no
+    /// key is needed.
+    pub fn sees_request_ids(&self) -> bool {
+        self.0.as_ref().is_none_or(|key| key.line.operator)
     }
 
     /// The name of the caller's key, if the key has the right of an operator.

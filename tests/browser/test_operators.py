@@ -1,11 +1,12 @@
-"""What an operator looks for: rates and latencies, facts of the cluster, the one request among many, its cause of
-failure, and a way to cancel it."""
+"""The operator's view: rates and latencies, facts of the cluster, one request among many, its cause of failure, and a
+way to cancel it."""
 
 import concurrent.futures
-import hashlib
+import contextlib
 import re
 
 import pytest
+from api_keys import line
 from harness import wait_for
 from playwright.sync_api import expect
 
@@ -80,7 +81,8 @@ def test_the_rates_are_those_of_the_metrics(cluster, visit, accessible):
     newest = history()["newest"]
     known = lambda process: server.client.get(f"/cluster/history?process={process}&after={newest}").json()["samples"]
     assert known("another"), "all, as of another router"
-    assert all(sample["sequence"] > newest for sample in known(history()["process"]))
+    newer = wait_for("a newer sample", lambda: known(history()["process"]))
+    assert all(sample["sequence"] > newest for sample in newer)
     accessible(page)
 
 
@@ -173,9 +175,22 @@ def test_facts_of_the_cluster_and_groups_that_miss_workers(tiny, visit, accessib
 @pytest.fixture(scope="module")
 def keyed(cluster, tmp_path_factory):
     keys = tmp_path_factory.mktemp("keys") / "keys"
-    hashes = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in KEYS.items()}
-    keys.write_text(f"caller {hashes['caller']}\noncall {hashes['oncall']} operator\n")
-    return cluster("--workers", 1, "--device", "sim", "--api-key-file", keys)
+    keys.write_text(line("caller", KEYS["caller"]) + line("oncall", KEYS["oncall"], "operator"))
+    # A long request takes minutes, however slow the browser is.
+    return cluster("--workers", 1, "--device", "sim", "--api-key-file", keys, env={"TUTTI_SIM__FIXED_US": "50000"})
+
+
+@contextlib.contextmanager
+def long_request(server):
+    """Keeps a caller's request running, and gives its answer, which comes when somebody has cancelled it."""
+
+    def call():
+        body = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True}
+        headers = {"authorization": f"Bearer {KEYS['caller']}"}
+        return server.client.post("/v1/completions", json=body, headers=headers, timeout=300)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        yield pool.submit(call)
 
 
 def enter(page, name):
@@ -186,13 +201,7 @@ def enter(page, name):
 
 
 def test_an_operator_cancels_a_request_of_somebody_else(keyed, visit, accessible):
-    def call():
-        body = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True}
-        headers = {"authorization": f"Bearer {KEYS['caller']}"}
-        return keyed.client.post("/v1/completions", json=body, headers=headers, timeout=120)
-
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(call)
+    with long_request(keyed) as answer:
         page = visit(keyed, path="/#cluster", expected=REFUSED)
         enter(page, "oncall")
         row = page.locator("#requests tr").first
@@ -216,13 +225,18 @@ def test_an_operator_cancels_a_request_of_somebody_else(keyed, visit, accessible
 
 
 def test_a_caller_sees_requests_and_cannot_cancel_them(keyed, visit):
-    headers = {"authorization": f"Bearer {KEYS['caller']}"}
-    keyed.client.post("/v1/completions", json={"prompt": [5], "max_tokens": 1}, headers=headers).raise_for_status()
-    page = visit(keyed, path="/#cluster", expected=REFUSED)
-    enter(page, "caller")
-    expect(page.locator("#requests tr").first).to_be_visible()
-    expect(page.get_by_text("can cancel requests here")).to_be_visible()
-    expect(page.get_by_role("button", name="Cancel request")).to_have_count(0)
+    with long_request(keyed) as answer:
+        page = visit(keyed, path="/#cluster", expected=REFUSED)
+        enter(page, "caller")
+        running = page.locator("#requests tr").filter(has_text="decodes")
+        expect(running).to_be_visible()
+        expect(page.get_by_text("can cancel requests here")).to_be_visible()
+        expect(page.get_by_role("button", name="Cancel request")).to_have_count(0)
+        number = running.get_by_role("button").first.text_content()
+        cancel = lambda name: keyed.client.post(f"/cluster/requests/{number}/cancel", headers={"authorization": f"Bearer {KEYS[name]}"})
+        assert cancel("caller").status_code == 403
+        assert cancel("oncall").status_code == 204
+        assert answer.result().status_code == 499
 
 
 def test_a_cancellation_names_the_request_by_its_time_and_shows_the_refusal(tiny, visit):

@@ -25,8 +25,8 @@ struct Window {
 }
 
 impl Limiter {
-    /// Counts a request. Returns the number of requests of its kind that have no line and that its line reports, or
-    /// `None` if it has no line either.
+    /// Counts a request. Returns `None` if the request gets no line. Otherwise returns how many earlier requests of its
+    /// kind got none and are not reported yet.
     pub fn count(&self, status: Status, outcome: &'static str, now: Instant) -> Option<u64> {
         let status = match status {
             Status::Http(status) => status.into(),

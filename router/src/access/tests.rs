@@ -27,6 +27,9 @@ fn the_outcome_tells_a_failure_a_refusal_and_a_client_that_left_from_success() {
         (facts(http(429), true, Some("refused")), "refused"),
         // A fault before the generation was accepted.
         (facts(http(500), true, Some("refused")), "failed"),
+        // An operator has cancelled it before its answer.
+        (facts(http(499), true, Some("cancelled")), "cancelled"),
+        (facts(Some(Status::Grpc(tonic::Code::Cancelled)), true, Some("cancelled")), "cancelled"),
         // A revoked key.
         (facts(http(401), true, Some("cancelled")), "refused"),
         (facts(Some(Status::Grpc(tonic::Code::NotFound)), true, None), "refused"),

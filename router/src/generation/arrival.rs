@@ -1,4 +1,4 @@
-//! What a surface knows of a request besides its content.
+//! The facts of a request besides its content, which HTTP and gRPC collect on arrival.
 
 use axum::http::{Extensions, HeaderMap};
 use tutti_runtime::trace::ClientSpan;

@@ -69,7 +69,7 @@ where
         record.set_route(route::<S>(request.uri().path()));
         request.extensions_mut().insert(record.clone());
         let span = record.span();
-        // What the service does before its first await belongs to the request, too.
+        // Lines that the service logs before its first await name the request, too.
         let _entered = span.enter();
         let answer = match self.let_in(&request) {
             Ok((caller, entry)) => {
@@ -84,6 +84,7 @@ where
                 })
             }
             Err(error) => {
+                record.answered(access::Status::Grpc(Code::Ok), Some(error.kind().label()));
                 let status = Status::from(error);
                 self.metrics.answered(S::NAME, &format!("{:?}", status.code()));
                 Either::Right(future::ready(Ok(status.into_http())))
@@ -95,12 +96,13 @@ where
 }
 
 /// Maximum length of the name of a method in a record. A client may call methods that do not exist.
-const MAX_METHOD_BYTES: usize = 32;
+const MAX_RPC_NAME_BYTES: usize = 32;
 
 /// The route of a call, for its record.
 fn route<S: NamedService>(path: &str) -> String {
     let method = path.rsplit('/').next().unwrap_or_default();
-    let is_name = method.len() <= MAX_METHOD_BYTES && method.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let is_name =
+        method.len() <= MAX_RPC_NAME_BYTES && method.bytes().all(|byte| byte.is_ascii_alphanumeric());
     format!("{}/{}", S::NAME, if is_name { method } else { "unknown" })
 }
 

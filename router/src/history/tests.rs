@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use super::*;
 
 fn totals(generated_tokens: u64, overloaded: u64) -> Totals {
@@ -20,10 +22,10 @@ fn a_sample_has_the_events_since_the_one_before_and_the_state_now() {
     let samples = ring.after("", 0).samples;
     let [first, second] = &samples[..] else { panic!("{samples:?}") };
     assert_eq!((first.sequence, first.at_ms, first.took_ms), (1, 2000, 2000));
-    assert_eq!((first.generated_tokens, first.in_flight, first.queue), (20, 25, queue));
-    assert_eq!(first.refused, BTreeMap::from([("overloaded", 2)]));
-    assert_eq!(first.first_token, [20, 0]);
-    assert_eq!((second.generated_tokens, second.refused.len()), (1, 0));
+    assert_eq!((first.events.generated_tokens, first.events.in_flight, first.queue), (20, 25, queue));
+    assert_eq!(first.events.refused, BTreeMap::from([("overloaded", 2)]));
+    assert_eq!(first.events.first_token, [20, 0]);
+    assert_eq!((second.events.generated_tokens, second.events.refused.len()), (1, 0));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! `/cluster/…`: data for the web page's view of the cluster.
 //!
-//! A caller with any valid API key may read this data. It has numbers, names of workers, times and the ids that clients
-//! gave to requests, but no text of prompts or answers. Reads count against no limit of the key, because the page reads
-//! once per second. Only an operator's key may cancel requests.
+//! A caller with any valid API key may read this data. It has numbers, names of workers and times, but no text of
+//! prompts or answers. Only an operator's key, or a router without keys, shows the ids that clients gave to requests.
+//! Reads count against no limit of the key, because the page reads once per second. Only an operator's key may cancel
+//! requests.
 
 use std::sync::Arc;
 
@@ -92,7 +93,8 @@ pub struct Requests {
 #[derive(Serialize)]
 pub struct RequestState {
     request: u64,
-    /// The id by which the client and all logs name the request; empty if there is none.
+    /// The id by which the client and all logs name the request; empty if there is none, or if the caller may not
+    /// see it.
     request_id: String,
     /// Microseconds from the request's arrival to its end, or to this answer if it is in progress.
     took_us: u64,
@@ -193,17 +195,19 @@ pub async fn steps(State(api): State<Api>, Query(which): Query<Which>) -> Result
 /// The newest requests of a conductor.
 pub async fn requests(
     State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
     Query(which): Query<Which>,
 ) -> Result<Json<Requests>, ApiError> {
     let pb::GetRequestsResponse { requests, now_us } =
         find(&api, which.conductor.as_deref())?.requests(None).await?;
-    let requests = requests.into_iter().map(|it| request(it, now_us)).collect();
+    let requests = requests.into_iter().map(|it| request(it, now_us, &caller)).collect();
     Ok(Json(Requests { now_us, requests }))
 }
 
 /// One request of a conductor. `id` is the conductor's number of the request.
 pub async fn one_request(
     State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<u64>,
     Query(which): Query<Which>,
 ) -> Result<Json<RequestState>, ApiError> {
@@ -211,7 +215,7 @@ pub async fn one_request(
     let found = answer.requests.pop().ok_or_else(|| {
         Error::new(ErrorKind::NotFound, format!("request {id} is not among the last ones of the conductor"))
     })?;
-    Ok(Json(request(found, answer.now_us)))
+    Ok(Json(request(found, answer.now_us, &caller)))
 }
 
 /// The conductor of this name. Without a name, the first one.
@@ -268,11 +272,11 @@ fn step(step: pb::RecentStep) -> Step {
     }
 }
 
-fn request(request: pb::RecentRequest, now_us: u64) -> RequestState {
+fn request(request: pb::RecentRequest, now_us: u64, caller: &Caller) -> RequestState {
     let took_us = took_us(&request.transitions, now_us);
     RequestState {
         request: request.request,
-        request_id: request.request_id,
+        request_id: if caller.sees_request_ids() { request.request_id } else { String::new() },
         took_us,
         prompt_tokens: request.prompt_tokens,
         generated: request.generated,

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
 use tutti_runtime::ErrorKind;
 
 use super::{Outcome, OutcomeLabel, ReasonLabel, RouterMetrics};
 
 /// Totals since the process's start, and the number of generations that run now.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Totals {
     pub generated_tokens: u64,
     pub prompt_tokens: u64,
@@ -15,7 +16,7 @@ pub struct Totals {
     pub finished: u64,
     pub failed: u64,
     pub cancelled: u64,
-    /// Generations refused, by reason.
+    /// Generations refused, by reason. Differences have only the reasons that occurred.
     pub refused: BTreeMap<&'static str, u64>,
     /// Observations of latencies per bucket.
     pub first_token: Vec<u64>,
@@ -61,7 +62,7 @@ impl Totals {
             finished: self.finished.saturating_sub(before.finished),
             failed: self.failed.saturating_sub(before.failed),
             cancelled: self.cancelled.saturating_sub(before.cancelled),
-            refused: refused.collect(),
+            refused: refused.filter(|(_, count)| *count > 0).collect(),
             first_token: counts(&self.first_token, &before.first_token),
             inter_token: counts(&self.inter_token, &before.inter_token),
             in_flight: self.in_flight,

@@ -9,7 +9,7 @@ fn the_time_of_a_request_in_progress_runs() {
     ];
     let shown = |transitions: &[pb::RequestTransition]| {
         let found = pb::RecentRequest { transitions: transitions.to_vec(), ..Default::default() };
-        request(found, 3_001_000).took_us
+        request(found, 3_001_000, &Caller::default()).took_us
     };
     assert_eq!(shown(&life), 3_000_000);
     life.push(at(

@@ -3,7 +3,8 @@
 //! - `{% generation %}`, which marks an assistant's words for training, becomes `{% with %}`. Both open a scope.
 //! - `'%s' % value`, Python's formatting of texts, becomes `'%s'|format(value)`.
 
-/// Formattings inside the operands of others that are rewritten, at most. A template with more does not compile.
+/// Maximum depth of formattings inside the operands of formattings. Deeper ones are not rewritten, so their template
+/// does not compile.
 const MOST_NESTED: usize = 32;
 
 /// Returns a template's source in minijinja's language.
