@@ -9,12 +9,7 @@ mod backend;
 #[path = "bin/front.rs"]
 mod front;
 
-use std::{
-    ffi::OsStr,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    sync::Arc,
-};
+use std::{ffi::OsStr, path::Path, process::ExitCode, sync::Arc};
 
 use tutti_conductor::{
     Backend,
@@ -59,11 +54,6 @@ fn main() -> ExitCode {
     let (check, validate) = (config::validate, config::validate);
     let conductor = Executable { process: CONDUCTOR, check, validate, sampling };
     exit::run(CONDUCTOR.name, || conductor.run(arguments, serve))
-}
-
-/// The path of a file for processes in other directories.
-fn absolute(path: Option<&Path>) -> Option<PathBuf> {
-    path.and_then(|path| std::path::absolute(path).ok())
 }
 
 /// With an embedded router, the conductor takes clients' requests. Without an embedded router, its requests come from
@@ -142,10 +132,12 @@ async fn serve(process: Started<ConductorSettings>) -> Result<(), Error> {
     let prompt = (!no_router).then(|| Prompt::of(&settings.router));
     tokio::spawn(ports.announcement(prompt).when_ready(front.health.clone()));
     let mut servers = Servers::start(&process, ports, front)?;
-    // Commands find this process by the note. It needs nothing of it, so a note that cannot be left is no error.
+    let cluster = routers.local_url()?;
+    let token_file = settings.membership.cluster_token_file.as_deref();
+    // Commands find this process by the note. Without it they need --conductor, so a failure to leave it is no error.
     let note = Note {
-        cluster: routers.local_url()?,
-        cluster_token_file: absolute(settings.membership.cluster_token_file.as_deref()),
+        cluster,
+        cluster_token_file: config::absolute("cluster_token_file", token_file)?,
         model,
         pid: std::process::id(),
     };

@@ -145,8 +145,8 @@ fn max_waiting_requests(settings: &ConductorSettings) -> usize {
     settings.faults.max_queued_requests as usize + settings.engine.running_limit() * MAX_RANKS as usize
 }
 
-/// Makes a path absolute, since workers may have another working directory.
-fn absolute(field: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Error> {
+/// Makes a path absolute, since workers and commands may have another working directory.
+pub fn absolute(field: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Error> {
     path.map(std::path::absolute).transpose().map_err(|error| {
         Error::invalid(field, format!("is relative to a working directory that is gone: {error}"))
     })

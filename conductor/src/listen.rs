@@ -49,9 +49,6 @@ impl Callers {
     }
 }
 
-/// Longest path of a socket that processes can connect to, in bytes: `sun_path` with the byte that ends it (unix(7)).
-const MAX_SOCKET_PATH: usize = 107;
-
 /// A bound listener.
 #[derive(Debug)]
 pub enum ClusterListener {
@@ -133,15 +130,6 @@ impl ClusterListener {
 
 /// Binds a socket that only this user can connect to.
 fn bind_unix(field: &str, path: &Path) -> Result<UnixListener, Error> {
-    let bytes = path.as_os_str().len();
-    if bytes > MAX_SOCKET_PATH {
-        let message = format!(
-            "the path of the socket {} has {bytes} bytes, the limit is {MAX_SOCKET_PATH}: take a shorter directory, for \
-             the default one by TMPDIR",
-            path.display()
-        );
-        return Err(Error::invalid(field, message));
-    }
     listen::unix(path)
         .map_err(|e| Error::invalid(field, format!("cannot listen on unix:{}: {e}", path.display())))
 }

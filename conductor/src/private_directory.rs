@@ -1,4 +1,4 @@
-//! Directories for a conductor and its workers, and those of the conductors that run.
+//! Private directories of conductors: making one, removing those of killed conductors, and listing those in use.
 //!
 //! A killed conductor leaves its directories behind, and the next conductor removes them. The owner of each directory
 //! holds a lock that the kernel releases when the process ends.

@@ -31,6 +31,9 @@ use crate::cluster::{Cause, Cluster, Exit, Presence};
 
 /// Time within which a worker must leave after it was told to leave, or after its stream has ended.
 const GRACE: Duration = Duration::from_secs(5);
+/// Pause before another try of a replica whose processes are killed while they load the model. Memory that others held
+/// may be free then. A shorter one would take more of theirs.
+const GIVEN_UP: Duration = Duration::from_secs(600);
 /// Time within which a new child must join. Loading does not count, because a child joins before it loads the model.
 const JOINING: Duration = Duration::from_secs(60);
 /// Time between two checks of a child's presence in the cluster.
@@ -125,7 +128,7 @@ impl ChildExit {
     }
 }
 
-/// The process that kills a child, if one does.
+/// The sender of the signal that ended a child, if a signal did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Killer {
     /// This supervisor.
@@ -138,8 +141,16 @@ impl RankSupervisor {
     async fn run(self, mut stopping: watch::Receiver<bool>) {
         let mut backoff = Backoff::default();
         loop {
-            if self.cluster.is_drained(self.rank) || self.cluster.is_given_up(self.rank) {
+            if self.cluster.is_drained(self.rank) {
                 return stopped(&mut stopping).await;
+            }
+            if self.cluster.is_given_up(self.rank) {
+                tokio::select! {
+                    () = sleep(GIVEN_UP) => self.cluster.retry_given_up(self.rank),
+                    () = stopped(&mut stopping) => return,
+                }
+                // The rank may have been drained meanwhile.
+                continue;
             }
             let born = Instant::now();
             let ended = match Child::spawn(&self.command, self.rank).await {
@@ -172,7 +183,9 @@ impl RankSupervisor {
                     () = sleep(pause) => {}
                     () = stopped(&mut stopping) => return,
                 }
-                self.cluster.on_restart(self.rank);
+                if !self.cluster.is_drained(self.rank) && !self.cluster.is_given_up(self.rank) {
+                    self.cluster.on_restart(self.rank);
+                }
             }
         }
     }

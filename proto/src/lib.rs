@@ -5,6 +5,7 @@ mod cache_salt;
 pub mod declaration;
 mod ids;
 mod labels;
+mod load;
 pub mod probes;
 mod request;
 

@@ -159,7 +159,7 @@ pub async fn resolve(
     display: &LoadDisplay,
     check: CheckConfig<'_>,
 ) -> Result<Checkpoint, Error> {
-    let checkpoint = bring(source, wanted, hub, (display, check)).await?;
+    let checkpoint = bring(source, wanted, hub, display, check).await?;
     check(&checkpoint.dir)?;
     Ok(checkpoint)
 }
@@ -171,7 +171,8 @@ async fn bring(
     source: &ModelSource,
     wanted: Wanted,
     hub: &HubOptions,
-    (display, check): (&LoadDisplay, CheckConfig<'_>),
+    display: &LoadDisplay,
+    check: CheckConfig<'_>,
 ) -> Result<Checkpoint, Error> {
     match source {
         ModelSource::Directory(dir) => {
@@ -182,7 +183,7 @@ async fn bring(
         }
         ModelSource::Hub(id) => {
             check_cache()?;
-            let dir = hub::download(id, wanted, hub, (display, check)).await?;
+            let dir = hub::download(id, wanted, hub, display, check).await?;
             Checkpoint::open(&dir, id.to_string())
         }
         ModelSource::Shipped => {

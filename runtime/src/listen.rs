@@ -34,8 +34,25 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// Longest path of a socket that processes can connect to, in bytes: `sun_path` with the byte that ends it (unix(7)).
+pub const MAX_SOCKET_PATH: usize = 107;
+
+/// Refuses a path of a socket that no process could connect to.
+pub fn check_socket_path(path: &Path) -> io::Result<()> {
+    let bytes = path.as_os_str().len();
+    if bytes <= MAX_SOCKET_PATH {
+        return Ok(());
+    }
+    let why = format!(
+        "its path has {bytes} bytes, the limit is {MAX_SOCKET_PATH}: take a shorter directory, for the default one by \
+         TMPDIR"
+    );
+    Err(io::Error::new(io::ErrorKind::InvalidFilename, why))
+}
+
 /// Binds a Unix socket that only this user can connect to.
 pub fn unix(path: &Path) -> io::Result<UnixListener> {
+    check_socket_path(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // The socket file gets its mode from the socket, so the mode is set before the bind. Other users can therefore

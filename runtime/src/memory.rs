@@ -28,7 +28,7 @@ enum Bound {
     Group { path: PathBuf, limit: u64 },
 }
 
-/// Says where the memory is free, to follow the number of bytes.
+/// Says how much memory is free, and under which bound.
 impl fmt::Display for FreeMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let free = Size(self.bytes);
@@ -82,8 +82,8 @@ pub fn allocatable() -> Option<FreeMemory> {
 fn free_under(root: &Path, cached: Cached) -> Option<FreeMemory> {
     let meminfo = fs::read_to_string(root.join("proc/meminfo")).ok();
     let machine = meminfo.and_then(|text| {
-        let bytes = machine_bytes(&text, "MemAvailable:")?;
-        let total = machine_bytes(&text, "MemTotal:").unwrap_or(bytes);
+        let bytes = kibibytes(&text, "MemAvailable:")?;
+        let total = kibibytes(&text, "MemTotal:").unwrap_or(bytes);
         Some(FreeMemory { bytes, total, bound: Bound::Machine })
     });
     let groups = groups::of_process(root).into_iter().filter_map(|Group { path, version }| {
@@ -92,12 +92,13 @@ fn free_under(root: &Path, cached: Cached) -> Option<FreeMemory> {
         let path = Path::new("/").join(path.strip_prefix(root).unwrap_or(&path));
         Some(FreeMemory { bytes, total: limit, bound: Bound::Group { path, limit } })
     });
-    // Of equal bounds, the first is the machine or the innermost group.
+    // If two bounds are equal, the machine or the innermost group is named, which comes first.
     machine.into_iter().chain(groups).min_by_key(|free| free.bytes)
 }
 
-fn machine_bytes(meminfo: &str, name: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+/// The bytes in a line `NAME   N kB` of a file in `/proc`.
+pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kibibytes.checked_mul(1024)
 }

@@ -12,6 +12,8 @@ use rustix::{
 };
 use tutti_proto::cluster::v1 as pb;
 
+use crate::memory::kibibytes;
+
 /// Ticks per second of the times in `/proc`, for programs of any architecture (`USER_HZ` in Linux).
 const TICKS_PER_SECOND: u64 = 100;
 
@@ -24,7 +26,7 @@ pub fn read() -> pb::ProcessUsage {
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let cpu = Duration::new(cpu.tv_sec.unsigned_abs(), u32::try_from(cpu.tv_nsec).unwrap_or_default());
     pb::ProcessUsage {
-        resident_bytes: resident_bytes(&status),
+        resident_bytes: kibibytes(&status, "VmRSS:"),
         cpu_us: u64::try_from(cpu.as_micros()).ok(),
         // The directory that is read is open, too.
         open_descriptors: fs::read_dir("/proc/self/fd")
@@ -33,12 +35,6 @@ pub fn read() -> pb::ProcessUsage {
         max_descriptors: getrlimit(Resource::Nofile).current,
         started_us: *STARTED_US.get_or_init(started_us),
     }
-}
-
-fn resident_bytes(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kibibytes.checked_mul(1024)
 }
 
 /// Start of this process, in microseconds since the Unix epoch.

@@ -16,8 +16,8 @@ use tutti_settings::{DeviceChoice, WorkerSettings};
 use self::need::{MemoryKind, Need};
 use crate::loading::load_options;
 
-/// Files that only a machine with an NVIDIA driver has: on Linux, also before the driver's first use and on Jetson, and
-/// on Linux inside Windows.
+/// Files that exist only where there is an NVIDIA driver. The driver makes the first at its first use; the last three
+/// are those of Jetson and of Linux inside Windows.
 const DRIVER_FILES: [&str; 6] = [
     "/dev/nvidiactl",
     "/proc/driver/nvidia",

@@ -92,7 +92,12 @@ pub async fn join(joining: &Joining) -> Result<Joined, Error> {
                 return Err(Error::invalid("rank", error.message()));
             }
             Err(error) if error.kind() == ErrorKind::Unavailable => {
-                tracing::info!(conductor = joining.conductor, %error, retry_in_ms = pause.as_millis() as u64, "cannot join yet");
+                tracing::info!(
+                    conductor = joining.conductor,
+                    %error,
+                    retry_in_ms = pause.as_millis() as u64,
+                    "cannot join yet"
+                );
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -347,13 +352,9 @@ impl Heartbeats {
                 reported = Instant::now();
             }
             // The ranks that follow a leader send no other load.
-            let mut load =
-                pb::WorkerLoad { log_lines_lost: telemetry::log_lines_lost(), ..*self.load.borrow() };
-            if load.oldest_waiting_ms > 0 {
-                // No step has ended since the load was reported, so what waited then still waits.
-                let on = u32::try_from(reported.elapsed().as_millis()).unwrap_or(u32::MAX);
-                load.oldest_waiting_ms = load.oldest_waiting_ms.saturating_add(on);
-            }
+            // No step has ended since the load was reported, so what waited then still waits.
+            let load = self.load.borrow().aged(reported.elapsed());
+            let load = pb::WorkerLoad { log_lines_lost: telemetry::log_lines_lost(), ..load };
             let beat = pb::Heartbeat { load: Some(load), forwards, usage: Some(process_usage::read()) };
             let message = pb::WorkerMessage { message: Some(ToConductor::Heartbeat(beat)) };
             // If the outbox is full, the heartbeat is dropped. The reports in the outbox also show that the worker is

@@ -182,7 +182,7 @@ impl Membership {
         self.ranks.get(rank).is_some_and(|record| record.drained)
     }
 
-    /// True if this rank's processes are not started again, because loading the model kills them.
+    /// True if this rank's processes are not started now, because loading the model kills them.
     pub fn is_given_up(&self, rank: Rank) -> bool {
         self.ranks.get(rank).is_some_and(|record| record.given_up)
     }

@@ -8,8 +8,7 @@ use super::topology::Replica;
 
 /// Number of consecutive early exits that make a crash loop.
 const CRASH_LOOP: u32 = 3;
-/// Number of processes of a replica that are killed while they load the model before it is given up. A further one
-/// would be killed, too.
+/// Number of kills while loading after which a replica is given up.
 const MOST_KILLED_LOADING: u32 = 3;
 
 /// The fault of a process that was killed before it was ready.
@@ -61,9 +60,9 @@ pub struct RankRecord {
     pub drained: bool,
     /// True from the time that a process of the rank joins until it is ready.
     is_loading: bool,
-    /// Number of consecutive processes that were killed while they loaded the model.
+    /// Number of processes that were killed while they loaded the model, since one was last ready.
     killed_loading: u32,
-    /// True if the rank's processes are not started again, because loading the model kills them.
+    /// True if the rank's processes are not started now, because loading the model kills them.
     pub given_up: bool,
 }
 
@@ -166,8 +165,8 @@ impl Ranks {
         self.0.entry(rank).or_default()
     }
 
-    /// True if so many processes of a replica in a row were killed while they loaded the model that another one is not
-    /// started. Each of the replica's ranks may be the one that the kernel kills.
+    /// True if so many processes of a replica were killed while they loaded the model, since its ranks were last ready,
+    /// that another one is not started. Each of the replica's ranks may be the one that the kernel kills.
     pub fn are_killed_by_loading(&self, replica: Replica) -> bool {
         let killed = |rank| self.get(rank).map_or(0, |record| record.killed_loading);
         replica.ranks().map(killed).sum::<u32>() >= MOST_KILLED_LOADING

@@ -166,7 +166,8 @@ impl Recent {
             Transition::PrefillChunk(_) => CHUNKS,
             _ => TRANSITIONS,
         };
-        if request.transitions.len() >= most {
+        // A step may be reported after the request has ended.
+        if has_ended(request) || request.transitions.len() >= most {
             return;
         }
         let transition = pb::RequestTransition { at_us: unix_us(), transition: Some(transition) };
@@ -212,7 +213,8 @@ impl Cluster {
         pb::GetStepsResponse { steps: state.recent.steps_after(after), now_us: unix_us() }
     }
 
-    /// The request with this id, if the request is still recorded. Without an id, the newest requests.
+    /// The request with this id, if the request is still recorded. Without an id, the newest requests,
+    /// and older ones that still run.
     pub fn recent_requests(&self, id: Option<RequestId>) -> pb::GetRequestsResponse {
         let mut state = self.state.lock();
         let requests = match id {

@@ -1,7 +1,7 @@
 //! A worker's standing among its peers: it gets requests like them, is set aside because it is slow, or is tried again.
 //!
 //! A worker that is slow again soon after it was tried stays aside for twice as long as the last time. While it is
-//! tried, it holds one request at a time, so a worker that stays slow delays few requests.
+//! tried, its turn for a second request comes after its peers', so a worker that stays slow delays few requests.
 //!
 //! All times are the watchdog's.
 

@@ -1,6 +1,6 @@
 //! The cluster's report of itself: the served model, readiness, and the workers.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tutti_proto::{Rank, cluster::v1 as pb};
 use tutti_runtime::{Error, VERSION, health::State as HealthState};
@@ -61,15 +61,6 @@ impl Cluster {
     }
 }
 
-/// A worker's last load, `ago` after its report: what waited then has waited on.
-fn aged(mut load: pb::WorkerLoad, ago: Duration) -> pb::WorkerLoad {
-    if load.oldest_waiting_ms > 0 {
-        let ago = u32::try_from(ago.as_millis()).unwrap_or(u32::MAX);
-        load.oldest_waiting_ms = load.oldest_waiting_ms.saturating_add(ago);
-    }
-    load
-}
-
 impl Membership {
     /// The status of every present worker and of every spawned worker that is missing, in order of rank.
     fn statuses(&self, metrics: &ConductorMetrics) -> Vec<pb::WorkerStatus> {
@@ -81,7 +72,7 @@ impl Membership {
             };
             pb::WorkerStatus {
                 phase: worker.phase.into(),
-                load: Some(aged(worker.load, worker.silent)),
+                load: Some(worker.load.aged(worker.silent)),
                 pid: worker.pid,
                 device: worker.device.clone(),
                 silent_ms: Some(u32::try_from(worker.silent.as_millis()).unwrap_or(u32::MAX)),

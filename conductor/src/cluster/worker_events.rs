@@ -128,7 +128,7 @@ impl Cluster {
     }
 
     /// Handles a spawned process that was killed. If loading the model kills a rank's processes again and again, the
-    /// rank's replica is given up. At the cluster's start, and if nothing is left that could serve, the cluster ends.
+    /// rank's replica is given up for a long while. At its start the cluster ends.
     fn on_killed(&self, state: &mut State, rank: Rank, free: Option<&FreeMemory>) {
         let ranks = &mut state.membership.ranks;
         if !ranks.entry(rank).killed() {
@@ -151,16 +151,21 @@ impl Cluster {
             self.lose(state, id, &format!("worker {rank} of its group is given up"), Manner::Fenced);
         }
         let message = format!(
-            "worker {rank} was killed while loading (signal 9), likely for memory, and so were the restarts of its replica{free}: \
-             take --quantize int8, fewer workers, a smaller --kv-cache-memory or more memory"
+            "worker {rank} was killed while loading (signal 9), likely for memory, and so were the restarts of its \
+             replica{free}: take --quantize int8, fewer workers, a smaller --kv-cache-memory or more memory"
         );
-        let error = Error::invalid("model", message);
-        if !self.ends_start(state, rank, &error) && state.membership.is_hopeless() {
-            self.fatal.send_if_modified(|fatal| fatal.is_none() && fatal.replace(error).is_none());
-        }
+        self.ends_start(state, rank, &Error::invalid("model", message));
     }
 
-    /// True if this rank's processes are not started again, because loading the model kills them.
+    /// Lets a replica that was given up start once more. Another kill while loading gives it up again at once.
+    pub fn retry_given_up(&self, rank: Rank) {
+        let mut state = self.state.lock();
+        let of_replica = self.limits.topology.replica_of(rank).into_iter().flat_map(Replica::ranks);
+        of_replica.for_each(|rank| state.membership.ranks.entry(rank).given_up = false);
+        self.refresh_health(&mut state);
+    }
+
+    /// True if this rank's processes are not started now, because loading the model kills them.
     pub fn is_given_up(&self, rank: Rank) -> bool {
         self.state.lock().membership.is_given_up(rank)
     }

@@ -96,9 +96,9 @@ async fn a_path_that_nobody_could_connect_to_is_refused() {
         let rest = bytes - directory.path().as_os_str().len() - 1;
         ClusterAddress::Unix(directory.path().join("s".repeat(rest)))
     };
-    let longest = bind_workers(Some(&inside(MAX_SOCKET_PATH))).await.unwrap();
+    let longest = bind_workers(Some(&inside(listen::MAX_SOCKET_PATH))).await.unwrap();
     let ClusterListener::Unix { path, .. } = &longest else { panic!("not a Unix socket") };
     tokio::net::UnixStream::connect(path).await.unwrap();
-    let error = bind_workers(Some(&inside(MAX_SOCKET_PATH + 1))).await.unwrap_err();
+    let error = bind_workers(Some(&inside(listen::MAX_SOCKET_PATH + 1))).await.unwrap_err();
     assert!(error.to_string().contains("has 108 bytes, the limit is 107"), "{error}");
 }

@@ -33,22 +33,20 @@ struct Load {
 /// Age of the oldest request in a worker's queue, by the worker's last report.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueueAge {
-    oldest_waiting_ms: u32,
+    load: pb::WorkerLoad,
     reported: Instant,
 }
 
 impl QueueAge {
     /// The age in a report that has just arrived.
     pub fn of(load: &pb::WorkerLoad) -> Self {
-        Self { oldest_waiting_ms: load.oldest_waiting_ms, reported: Instant::now() }
+        Self { load: *load, reported: Instant::now() }
     }
 
-    /// The age at a later time, in seconds. What waited at the time of the report has waited on.
+    /// The age at a later time, in seconds.
     pub fn seconds(self, now: Instant) -> f64 {
-        match self.oldest_waiting_ms {
-            0 => 0.0,
-            ms => f64::from(ms) / 1e3 + now.saturating_duration_since(self.reported).as_secs_f64(),
-        }
+        let load = self.load.aged(now.saturating_duration_since(self.reported));
+        f64::from(load.oldest_waiting_ms) / 1e3
     }
 }
 

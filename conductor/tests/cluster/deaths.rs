@@ -303,4 +303,9 @@ async fn a_cluster_that_serves_goes_on_without_a_rank_that_loading_kills() {
     assert!(detail.contains("given up") && detail.contains("likely for memory"), "{detail}");
     let _submission = bench.submit(1).unwrap();
     second.launched().await;
+    // After a long pause it starts once more, and one more kill is enough.
+    bench.cluster.retry_given_up(Rank(0));
+    assert!(!bench.cluster.is_given_up(Rank(0)));
+    killed_while_loading(&bench, 0, 5).await;
+    assert!(bench.cluster.is_given_up(Rank(0)));
 }

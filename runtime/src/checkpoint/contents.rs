@@ -1,4 +1,4 @@
-//! What a folder or a hub's repository holds in place of a checkpoint that can be served.
+//! Recognises folders and repositories that hold something else than a checkpoint that can be served.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,8 @@ const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 /// Says that a file is a pointer of git-lfs, if it is one. `start` is at least the first line of the file.
 pub fn lfs_pointer(start: &[u8]) -> Option<&'static str> {
     start.starts_with(LFS_POINTER).then_some(
-        "is a pointer of git-lfs and not the file itself: run `git lfs pull` in its folder, or download the model again",
+        "is a pointer of git-lfs and not the file itself: run `git lfs pull` in its folder, or download the model \
+         again",
     )
 }
 

@@ -123,7 +123,8 @@ pub(super) async fn download(
     id: &HubId,
     wanted: Wanted,
     options: &HubOptions,
-    (display, check): (&LoadDisplay, CheckConfig<'_>),
+    display: &LoadDisplay,
+    check: CheckConfig<'_>,
 ) -> Result<PathBuf, Error> {
     let cache = Cache::new(options.cache.clone());
     let main = repo(id, REVISION);

@@ -65,10 +65,12 @@ impl System {
 
 #[test]
 fn free_memory_of_the_machine_is_read_in_bytes() {
-    assert_eq!(machine_bytes("MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "MemAvailable:"), Some(2 << 20));
-    assert_eq!(machine_bytes("MemTotal: 9 kB\n", "MemAvailable:"), None);
-    assert_eq!(machine_bytes("MemAvailable: 99999999999999999999 kB\n", "MemAvailable:"), None);
-    assert_eq!(machine_bytes("MemAvailable: 18446744073709551615 kB\n", "MemAvailable:"), None);
+    assert_eq!(kibibytes("MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "MemAvailable:"), Some(2 << 20));
+    assert_eq!(kibibytes("MemTotal: 9 kB\n", "MemAvailable:"), None);
+    assert_eq!(kibibytes("Name:\tx\nVmRSS:\t    2048 kB\n", "VmRSS:"), Some(2 << 20));
+    assert_eq!(kibibytes("VmRSS: many", "VmRSS:"), None);
+    assert_eq!(kibibytes("MemAvailable: 99999999999999999999 kB\n", "MemAvailable:"), None);
+    assert_eq!(kibibytes("MemAvailable: 18446744073709551615 kB\n", "MemAvailable:"), None);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! What all lines on stderr have alike: their format, and the name of their process. Lines that are written before
-//! logging is set up, or after its end, take the style from here.
+//! The style of all lines on stderr: their format, and the name of their process. Lines that are written before
+//! logging is set up, or after its end, have it, too.
 
 use std::{env, ffi::OsString, fmt, io::IsTerminal, sync::OnceLock};
 

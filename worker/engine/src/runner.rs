@@ -199,7 +199,12 @@ impl Runner {
                 Err(error @ DeviceError::Lost(_)) => return Err(error),
                 Err(error) => {
                     let (step, rows_of_forward) = (&job.step.number, chunks.len());
-                    tracing::warn!(step = step.0, rows = rows_of_forward, %error, "step refused; running its rows one by one");
+                    tracing::warn!(
+                        step = step.0,
+                        rows = rows_of_forward,
+                        %error,
+                        "step refused; running its rows one by one"
+                    );
                     for chunk in &chunks {
                         if !self.enqueue_alone(chunk, &mut copies, progress)? {
                             rows[chunk.row_index].next = chunk.row.positions.end;

@@ -127,6 +127,8 @@ fn new_socket(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
     // A socket refuses connections until it listens, and another worker would take it for one of a killed worker. So
     // the socket gets its final name only when it listens.
     let (unnamed, path) = (directory.join(format!("new-{name}")), directory.join(format!("{SOCKET}{name}")));
+    // The final name is the longer one.
+    listen::check_socket_path(&path)?;
     let listener = listen::unix(&unnamed)?;
     fs::rename(unnamed, &path)?;
     Ok((listener, path))

@@ -125,6 +125,9 @@ fn an_answer_has_the_newest_requests_and_older_ones_that_run() {
     let ids: Vec<u64> = recent.newest_and_running().iter().map(|request| request.request).collect();
     let newest = (2 * ANSWERED as u64 + 1..=3 * ANSWERED as u64).rev();
     assert_eq!(ids, newest.chain([107, 57, 7]).collect::<Vec<_>>());
+    // A late report does not bring an ended request back.
+    recent.happened(RequestId(1), Transition::PrefillChunk(pb::PrefillChunk::default()));
+    assert_eq!(recent.newest_and_running().len(), ANSWERED + 3);
     let mut running = Recent::default();
     (1..=REQUESTS as u64).for_each(|id| running.accepted(RequestId(id), 1, ""));
     assert_eq!(running.newest_and_running().len(), ANSWERED + ANSWERED_RUNNING);
