@@ -256,11 +256,9 @@ def test_workers_compute_on_the_requested_instruction_path(start, spawn, tmp_pat
     # A worker that joins by hand uses the same instruction path.
     by_hand = spawn("worker", "--conductor", f"http://{address}", "--rank", 2, "--join-token-file", secret)
     wait_for("three workers", lambda: cluster.metrics().get("tutti_workers_ready") == 3)
-    # Logs are written by a thread of their own, and may come later than readiness.
-    wait_for("both lines of spawned workers", lambda: cluster.log().count("on cpu, portable, ") == 2)
-    wait_for("the line of the worker by hand", lambda: "on cpu, portable, " in by_hand.log())
+    assert cluster.says("on cpu, portable, ", 2) and by_hand.says("on cpu, portable, ")
     best = start("--config", file, *QWEN3, env={"TUTTI_CPU_ISA": "auto"})
-    wait_for("the best path", lambda: f"on cpu, {cpu_paths()[-1]}, " in best.log())
+    assert best.says(f"on cpu, {cpu_paths()[-1]}, ")
 
 
 CORES = os.sched_getaffinity(0)

@@ -160,9 +160,11 @@ def test_the_logs_of_all_processes_lead_to_the_trace(start, collector, poisoned)
         body = ASK | dict(model=cluster.model, prompt=[5, POISON, 6], max_tokens=4)
         assert cluster.client.post("/v1/completions", json=body, headers={"traceparent": header}).status_code == 500
     whole_trace(collector, sampled, graphs=1)
-    lines = [json.loads(line) for line in cluster.log().splitlines() if line.startswith("{")]
-    traced = [line for line in lines if line.get("trace_id") == sampled]
-    launched, failed = [line for line in traced if line["process"] == "worker"]
+    lines = lambda: [json.loads(line) for line in cluster.log().split("\n")[:-1] if line.startswith("{")]
+    traced = lambda: [line for line in lines() if line.get("trace_id") == sampled]
+    of_worker = lambda: [line for line in traced() if line["process"] == "worker"]
+    launched, failed = wait_for("two lines", lambda: len(of_worker()) == 2 and of_worker())
+    lines, traced = lines(), traced()
     assert any(line["process"] == "conductor" for line in traced)
     assert launched["role"] == "whole" and launched["key"] == failed["key"]
     assert failed["level"] == "WARN" and failed["outcome"] == "failed" and failed["error"]

@@ -158,7 +158,7 @@ def main():
                     began = time.monotonic()
                     try:
                         is_right, report = judge(run(target), asked.requests)
-                    except (Failed, KeyError, OSError, subprocess.TimeoutExpired) as problem:
+                    except (Failed, LookupError, TypeError, ValueError, OSError, subprocess.TimeoutExpired) as problem:
                         is_right, report = False, f"{type(problem).__name__}: {problem}"
                     failed |= not is_right
                     verdict = "ok" if is_right else "FAILED"
