@@ -45,7 +45,7 @@ def expressions():
 
 class Load:
     """Continuous requests from a few threads. They repeat two prompts, under two API keys without a limit and one with
-    a limit."""
+    a limit. A fourth, unknown key comes so rarely that the alert about such keys stays silent."""
 
     def __init__(self, server):
         self.server, self.ended = server, threading.Event()
@@ -60,7 +60,7 @@ class Load:
             while not self.ended.is_set():
                 status = client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}).status_code
                 assert status in {"one": [200], "two": [200], "three": [200, 429], "none": [401]}[key], (key, status)
-                self.ended.wait(0.05)
+                self.ended.wait(4 if key == "none" else 0.05)
 
     def stop(self):
         self.ended.set()
