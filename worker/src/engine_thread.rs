@@ -151,6 +151,12 @@ pub(crate) fn run_engine(
 ) -> Result<(), Error> {
     let (sender, outputs) = mpsc::channel(PENDING_OUTPUTS);
     let serving = runtime.spawn(serve_handle(handle, rank, channels, outputs));
+    // A guard within the task would also end the process if another panic drops the runtime, as a failed test does.
+    let serving = runtime.spawn(async {
+        if serving.await.is_err_and(|error| error.is_panic()) {
+            exit::after_logs(exit::INTERNAL);
+        }
+    });
     let ended = step_until_done(&mut device_loop, &sender);
     drop(sender);
     // Ignored: waiting fails if the task has panicked, which has ended the process. Waiting also fails if the runtime
@@ -189,7 +195,6 @@ async fn serve_handle(
     channels: EngineChannels,
     mut outputs: mpsc::Receiver<StepOutput>,
 ) {
-    let _guard = ExitOnPanic;
     request_id::forget_graphs();
     let EngineChannels { mut commands, outbox, load, network, .. } = channels;
     let waker = handle.waker();

@@ -5,6 +5,7 @@ mod ranks;
 mod receiver;
 
 use std::{
+    hash::{DefaultHasher, Hash, Hasher},
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     sync::Arc,
@@ -31,7 +32,6 @@ use crate::engine_thread::{self, Command, EngineChannels};
 /// Time limit that no correct operation reaches.
 const WAIT: Duration = Duration::from_secs(120);
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-const SECRET: [u8; 16] = *b"opens the pages!";
 /// Number of tokens of the prompt. The prompt takes five pages of 16 tokens.
 const PROMPT: usize = 70;
 const PAGES: usize = 5;
@@ -95,7 +95,7 @@ impl Worker {
 
     /// Launches a decode, waits until the decode holds its pages, and returns the worker's `Reserved` message.
     async fn reserve(&mut self, request: u64, lease_ms: u32) -> pb::Reserved {
-        let receive = pb::PlaneReservation { secret: SECRET.into(), lease_ms };
+        let receive = pb::PlaneReservation { secret: secret().into(), lease_ms };
         let key = Some(key(request, 1).into());
         self.launch(pb::LaunchGraph { key, walks: vec![1], receive: Some(receive), ..whole(request) }).await;
         loop {
@@ -124,6 +124,14 @@ impl Worker {
     async fn load(&mut self, is: impl FnMut(&pb::WorkerLoad) -> bool) -> pb::WorkerLoad {
         *timeout(WAIT, self.load.wait_for(is)).await.expect("the load is other").unwrap()
     }
+}
+
+/// Secret of this test's transfers. Each test has its own, because numbers of open files come again: the path of a
+/// segment that is gone may name a segment of another test.
+fn secret() -> [u8; 16] {
+    let mut hasher = DefaultHasher::new();
+    thread::current().id().hash(&mut hasher);
+    u128::from(hasher.finish()).to_le_bytes()
 }
 
 fn shipped() -> PathBuf {
@@ -166,7 +174,7 @@ fn prefill(request: u64, reserved: &pb::Reserved) -> pb::LaunchGraph {
     let send_to = pb::PlaneDestination {
         key: reserved.key,
         address: format!("127.0.0.1:{}", reserved.port),
-        secret: SECRET.into(),
+        secret: secret().into(),
         lease_ms: 60_000,
         layout_hash: reserved.layout_hash,
         shared_memory: reserved.shared_memory.clone(),

@@ -40,7 +40,7 @@ fn encode(request: u64, reserved: &pb::Reserved) -> pb::LaunchGraph {
 
 impl Worker {
     async fn reserve_embeddings(&mut self, request: u64, lease_ms: u32) -> pb::Reserved {
-        let receive_media = Some(pb::PlaneReservation { secret: SECRET.into(), lease_ms });
+        let receive_media = Some(pb::PlaneReservation { secret: secret().into(), lease_ms });
         self.launch(pb::LaunchGraph { receive_media, ..with_media(request) }).await;
         loop {
             if let ToConductor::Reserved(reserved) = self.message().await {

@@ -308,7 +308,7 @@ async fn a_rank_takes_only_its_own_share_and_only_by_the_secret() {
     let refused = async |port, change: fn(&mut pb::TransferManifest)| {
         let mut manifest = manifest(&reserved);
         change(&mut manifest);
-        push(port, (reserved.key, SECRET), manifest, vec![page(0)]).await.unwrap_err().code()
+        push(port, (reserved.key, secret()), manifest, vec![page(0)]).await.unwrap_err().code()
     };
     let guessed = push(room.port, (reserved.key, [0; 16]), manifest(&reserved), vec![page(0)]).await;
     assert_eq!(guessed.unwrap_err().code(), Code::Unauthenticated);
@@ -332,7 +332,7 @@ async fn a_rank_takes_only_its_own_share_and_only_by_the_secret() {
 
     // The refused calls have not changed the request. A page that is sent twice is written twice.
     assert_eq!(
-        push(room.port, (reserved.key, SECRET), manifest(&reserved), vec![page(0), page(0)])
+        push(room.port, (reserved.key, secret()), manifest(&reserved), vec![page(0), page(0)])
             .await
             .unwrap_err()
             .code(),
@@ -349,7 +349,7 @@ async fn a_rank_takes_only_its_own_share_and_only_by_the_secret() {
     to.worker.commands.send(Command::Cancel(key(2, 1))).await.unwrap();
     assert!(matches!(to.worker.ends().await.1, Outcome::Cancelled(_)));
     let next = to.worker.reserve(3, 60_000).await;
-    let late = push(reserved.ranks[0].port, (reserved.key, SECRET), manifest(&reserved), vec![page(0)]).await;
+    let late = push(reserved.ranks[0].port, (reserved.key, secret()), manifest(&reserved), vec![page(0)]).await;
     assert_eq!(late.unwrap_err().code(), Code::NotFound);
     from.worker.launch(prefill(3, &next)).await;
     assert!(matches!(to.worker.ends().await.1, Outcome::Finished(_)));
@@ -384,7 +384,7 @@ async fn a_rank_that_cannot_report_takes_no_more_orders() {
     // Nothing listens at this port once the listener is dropped.
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let order = |order| pb::RankOrder { order: Some(order) };
-    let to = pb::ReportTo { port: gone.into(), secret: SECRET.into(), socket: String::new() };
+    let to = pb::ReportTo { port: gone.into(), secret: secret().into(), socket: String::new() };
     connector.order(order(Order::ReportTo(to))).unwrap();
     let why = timeout(WAIT, async {
         loop {

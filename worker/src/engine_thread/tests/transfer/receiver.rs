@@ -28,7 +28,7 @@ impl Sender {
         Self {
             client: PlaneTransferClient::connect(address).await.unwrap(),
             graph: Some(GraphKey::from(reserved.key.unwrap()).to_string()),
-            secret: SECRET.into(),
+            secret: secret().into(),
             manifest: pb::TransferManifest {
                 layout_hash: reserved.layout_hash,
                 counts: vec![PAGES as u32],
@@ -128,11 +128,11 @@ async fn only_the_reserved_push_is_accepted() {
     let mut to = Worker::start();
     let mut sender = Sender::of(&to.reserve(1, 60_000).await).await;
     // The metadata alone decides: no sender of this loop sends a message.
-    for secret in [vec![0; 16], SECRET[..15].to_vec(), vec![]] {
+    for secret in [vec![0; 16], secret()[..15].to_vec(), vec![]] {
         sender.secret = secret;
         assert_eq!(sender.says_nothing().await, Code::Unauthenticated);
     }
-    sender.secret = SECRET.into();
+    sender.secret = secret().into();
     let right = sender.graph.replace("1.1.1".into());
     assert_eq!(sender.says_nothing().await, Code::NotFound);
     for graph in [None, Some("1.1".to_owned())] {
@@ -248,9 +248,9 @@ async fn space_is_freed_when_its_sender_is_silent() {
     assert_eq!(code(sender.push(vec![pages(0, PAGES), hand_over_piece()]).await), Code::NotFound);
     // The path may already name another file.
     let opened = OpenOptions::new().read(true).write(true).open(&reserved.shared_memory);
-    let mut found = [0; SECRET.len()];
+    let mut found = [0; 16];
     let read = opened.and_then(|file| file.read_exact_at(&mut found, 0));
-    assert!(read.is_err() || found != SECRET, "its shared memory is gone");
+    assert!(read.is_err() || found != secret(), "its shared memory is gone");
 }
 
 #[tokio::test]
@@ -259,7 +259,7 @@ async fn a_request_without_pages_offers_none_until_some_are_free() {
     for request in 0..4 {
         to.reserve(request, 60_000).await;
     }
-    let receive = pb::PlaneReservation { secret: SECRET.into(), lease_ms: 60_000 };
+    let receive = pb::PlaneReservation { secret: secret().into(), lease_ms: 60_000 };
     let fifth =
         pb::LaunchGraph { key: Some(key(4, 1).into()), walks: vec![1], receive: Some(receive), ..whole(4) };
     to.launch(fifth).await;
