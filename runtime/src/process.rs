@@ -5,7 +5,7 @@ mod drain;
 mod ports;
 mod servers;
 
-use std::{ffi::OsString, io::Write};
+use std::{ffi::OsString, io::Write, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 use tutti_settings::LiveGroups;
@@ -28,7 +28,15 @@ use crate::{
         self, Sampling, TelemetryGuard,
         style::{self, LogName},
     },
+    watched_files::CHECKED_EVERY,
 };
+
+/// Time after which an idle thread for blocking calls ends. A thread that has encoded texts keeps a cache of words,
+/// several megabytes, until its end.
+const BLOCKING_THREAD_IDLE: Duration = Duration::from_secs(2);
+// Idle threads take turns with the check of watched files. So up to `BLOCKING_THREAD_IDLE / CHECKED_EVERY` of them never
+// end.
+const _: () = assert!(BLOCKING_THREAD_IDLE.as_millis() <= 2 * CHECKED_EVERY.as_millis());
 
 /// An executable that serves clients.
 pub struct Executable<S> {
@@ -95,6 +103,7 @@ where
         (self.validate)(&settings)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
+            .thread_keep_alive(BLOCKING_THREAD_IDLE)
             .build()
             .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
         let outcome = runtime.block_on(async { serve(self.start(settings, layers)?).await });

@@ -22,7 +22,7 @@ use tokio::{task::spawn_blocking, time::sleep};
 use crate::{Error, declare_metrics};
 
 /// Interval at which files are checked for changes.
-const CHECKED_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const CHECKED_EVERY: Duration = Duration::from_secs(1);
 
 /// Content of files that are read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -163,12 +163,14 @@ def expected_prefill(n, length):
 def measure(options):
     with tempfile.TemporaryDirectory() as directory:
         flags = ["--workers", 1, "--device", "sim", "--max-running-requests", options.running]
+        if options.target_itl_ms:
+            flags += ["--target-itl-ms", options.target_itl_ms]
         keyed = Server("conductor", [*flags, "--api-key-file", key_file(directory)], directory)
         open_to_all = Server("conductor", flags, directory)
         try:
             keyed.wait_until_ready()
             open_to_all.wait_until_ready()
-            found = {"machine": machine(), "device": "sim", "running": options.running}
+            found = {"machine": machine(), "device": "sim", "running": options.running, "target_itl_ms": options.target_itl_ms}
             found["shares"] = shares(keyed, options)
             found["choices"] = [
                 choices(open_to_all, n, options.choice_prompt, 64, seed)[0] for seed, n in enumerate((1, 16, 64, 128), 1)
@@ -187,6 +189,7 @@ def main():
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--choice-prompt", type=int, default=4000, help="tokens of a prompt with many choices")
     parser.add_argument("--running", type=int, default=64, help="requests that the worker runs at a time")
+    parser.add_argument("--target-itl-ms", type=int, help="the worker's setting: how long a step with decodes may take")
     parser.add_argument("--seed", type=int, default=37)
     parser.add_argument("--out", type=pathlib.Path, help="file for the figures as JSON")
     options = parser.parse_args()
