@@ -1,11 +1,10 @@
 //! Supervision of the worker processes that this conductor spawns, or takes over from the conductor before.
 //!
 //! Without a [state directory](crate::state_directory), a child must not outlive its conductor, however the conductor
-//! ends. Three mechanisms end the child: the *lifeline*
-//! (a pipe to the child's stdin: the child exits when the pipe closes), the parent-death signal (which also ends a
-//! stopped child), and the end of the child's stream to the conductor. Linux sends the parent-death signal when the
-//! *thread* that spawned the child ends, so children are spawned and awaited on one thread that runs as long as the
-//! process.
+//! ends. Three mechanisms end the child: the *lifeline* (a pipe to the child's stdin: the child exits when the pipe
+//! closes), the parent-death signal (which also ends a stopped child), and the end of the child's stream to the
+//! conductor. Linux sends the parent-death signal when the *thread* that spawned the child ends, so children are spawned
+//! and awaited on one thread that runs as long as the process.
 
 mod backoff;
 mod child;

@@ -7,11 +7,16 @@ import stat
 
 import pytest
 from fleets import PACE, QUICK, everyone_in, undisturbed_by
-from harness import GOLDENS, free_port, run_to_exit, wait_for
+from harness import GOLDENS, REPO, free_port, run_to_exit, wait_for
 from simulated import sampled
 
 SIM = ("--no-router", "--device", "sim")
 QWEN3 = ("--no-router", "--model", GOLDENS / "seed0/qwen3", "--skip-tokenizer-init", "--threads", 1)
+SHAPES = {
+    "two": ("--workers", 2),
+    "tp": ("--workers", 2, "--tp", 2, *QWEN3),
+    "disaggregated": ("--topology", REPO / "deploy/topology/disaggregated.toml"),
+}
 PROMPT = [7] * 512
 
 
@@ -43,7 +48,7 @@ def cached(router, **body):
     return usage["prompt_tokens_details"]["cached_tokens"]
 
 
-@pytest.mark.parametrize("shape", (("--workers", 2), ("--workers", 2, "--tp", 2, *QWEN3)), ids=("two", "tp"))
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_streams_survive_a_killed_conductor_and_its_workers_go_on_with_the_next(start, state, shape, figure):
     computes = "--model" in shape
     flags = (*shape, *state) if computes else (*SIM, *shape, *state)
@@ -73,7 +78,7 @@ def test_streams_survive_a_killed_conductor_and_its_workers_go_on_with_the_next(
     assert second.workers() == [] and second.metrics()["tutti_workers_ready"] == len(workers)
     assert second.metrics().get("tutti_worker_restarts_total", 0) == 0
     second.wait_until_idle()
-    if not computes:
+    if shape == SHAPES["two"]:
         tokens, hits = prefilled(second)
         figure(f"kill -9 of a conductor whose workers outlive it: {tokens:.0f} tokens prefilled in all, {hits:.0f} cached")
         assert hits >= 0.5 * (tokens - hits), "replays found few of their pages"

@@ -91,10 +91,9 @@ impl Membership {
         if is_whole {
             return met[0].is_empty();
         }
-        let survivors: Vec<_> = ids.into_iter().zip(met).filter(|(_, path)| !path.is_empty()).collect();
-        let survivors: Vec<_> = survivors.into_iter().map(|(id, _)| id).collect();
-        for worker in survivors {
-            if let Some(worker) = self.workers.get_mut(worker) {
+        let has_met: Vec<bool> = met.iter().map(|path| !path.is_empty()).collect();
+        for (id, _) in ids.into_iter().zip(has_met).filter(|(_, has_met)| *has_met) {
+            if let Some(worker) = self.workers.get_mut(id) {
                 worker.turn_away(Error::internal("a rank of its group was lost with the conductor"));
             }
         }

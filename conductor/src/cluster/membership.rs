@@ -116,7 +116,7 @@ impl Membership {
         if self.is_given_up(rank) {
             return Err(Error::unavailable(format!("rank {rank} is given up")).with_field("rank"));
         }
-        // It takes the end of its stream for the end of this conductor. Its supervisor is about to kill it.
+        // The process takes the end of its stream for the end of this conductor. The supervisor is about to kill it.
         let left = self.ranks.get(rank).and_then(|record| record.departure);
         let is_spawned = rank.0 < self.spawned_workers();
         if self.outlived && is_spawned && left.is_some_and(|left| left.pid == pid) {

@@ -105,6 +105,11 @@ impl Watched {
         self.id.pid
     }
 
+    /// True if the process has not ended.
+    pub fn is_running(&self) -> bool {
+        ProcessId::of(self.id.pid) == Some(self.id)
+    }
+
     /// Completes when the process has ended.
     pub async fn ended(&self) {
         // An error means that the runtime ends.

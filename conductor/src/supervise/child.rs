@@ -97,6 +97,10 @@ impl Child {
     /// Kills the process and its process group, which includes the processes that it has started.
     pub fn kill(&mut self) {
         self.is_killed = true;
+        // Only a parent keeps the pid of an ended process from being used again, by waiting for it later.
+        if matches!(&self.process, Process::Inherited(watched) if !watched.is_running()) {
+            return;
+        }
         let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let killed = group.map(|group| kill_process_group(group, Signal::KILL));
         if !matches!(killed, Some(Ok(()))) {
